@@ -10962,34 +10962,46 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
  * Values in and out are dense. Collectives need the shards in rank order; with fused segments (q,
  * k, v in one weight) they are not in that order in memory and are reordered. */
 
-/* An array's global sizes, seen as (outer, length, inner) around a dimension. */
-typedef struct tshi_span {
+/* A whole array, seen as (outer, length, inner) around the dimension that a layout cuts. */
+typedef struct tshi_cut {
     int64_t outer, length, inner;
-} tshi_span;
+    const tsh_layout *layout;
+    int size;     /* ranks */
+    size_t width; /* bytes of an element */
+} tshi_cut;
 
-static tshi_span tshi_redistribute_span(const tsh_tensor *t, int dim) {
-    tshi_span span;
-    span.outer = tshi_tensor_product(t->dim, dim);
-    span.length = t->dim[dim];
-    span.inner = tshi_tensor_product(t->dim + dim + 1, t->ndim - dim - 1);
-    return span;
+static tshi_cut tshi_redistribute_cut(const tsh_tensor *t, const tsh_layout *layout,
+                                      tsh_dtype dtype) {
+    const int dim = layout->dim;
+    tshi_cut cut;
+    cut.outer = tshi_tensor_product(t->dim, dim);
+    cut.length = t->dim[dim];
+    cut.inner = tshi_tensor_product(t->dim + dim + 1, t->ndim - dim - 1);
+    cut.layout = layout;
+    cut.size = t->ctx->tp.size;
+    cut.width = tsh_dtype_size(dtype);
+    return cut;
 }
 
-/* Copies rank's shard of a whole (outer, length, inner) array to `shard`, whose outer rows are
- * `pitch` bytes apart; from shard to the whole if to_shard is 0. width: bytes per element. */
-static void tshi_redistribute_shard(const tshi_span *span, const tsh_layout *layout, int size,
-                                    int rank, void *whole, void *shard, int64_t pitch, size_t width,
-                                    int to_shard) {
+/* The elements of a rank's shard in one outer row. */
+static int64_t tshi_redistribute_held(const tshi_cut *cut, int rank) {
+    return tsh_chunk(cut->layout, cut->length, cut->size, rank, NULL) * cut->inner;
+}
+
+/* Copies rank's shard of the whole array to `shard`, whose outer rows begin `pitch` elements apart;
+ * from shard to the whole if to_shard is 0. */
+static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, char *shard,
+                                    int64_t pitch, int to_shard) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t o;
     int s;
-    (void)tsh_chunk(layout, span->length, size, rank, range);
-    for (o = 0; o < span->outer; o++) {
-        char *at = (char *)shard + (size_t)(o * pitch);
-        for (s = 0; s < layout->segments; s++) {
-            size_t bytes = (size_t)(range[s].length * span->inner) * width;
-            char *from = (char *)whole +
-                         (size_t)((o * span->length + range[s].start) * span->inner) * width;
+    (void)tsh_chunk(cut->layout, cut->length, cut->size, rank, range);
+    for (o = 0; o < cut->outer; o++) {
+        char *at = shard + (size_t)(o * pitch) * cut->width;
+        for (s = 0; s < cut->layout->segments; s++) {
+            const int64_t first = (o * cut->length + range[s].start) * cut->inner;
+            const size_t bytes = (size_t)(range[s].length * cut->inner) * cut->width;
+            char *from = (char *)whole + (size_t)first * cut->width;
             if (to_shard)
                 memcpy(at, from, bytes);
             else
@@ -10999,31 +11011,16 @@ static void tshi_redistribute_shard(const tshi_span *span, const tsh_layout *lay
     }
 }
 
-/* The elements of every rank's shard in one outer row, an array in *block. NULL: no memory. */
-static int64_t *tshi_redistribute_counts(tsh_ctx *ctx, const tshi_span *span,
-                                         const tsh_layout *layout, tshi_block **block) {
-    int64_t *counts;
+/* Copies between a whole array and `shards`, which has those of all ranks in rank order: in each
+ * outer row (by_row 1), or one whole shard after the other. */
+static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shards, int by_row,
+                                    int to_shards) {
     int r;
-    *block = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)ctx->tp.size * sizeof *counts);
-    if (!*block) return NULL;
-    counts = (int64_t *)tshi_mem_data(*block);
-    for (r = 0; r < ctx->tp.size; r++)
-        counts[r] = tsh_chunk(layout, span->length, ctx->tp.size, r, NULL) * span->inner;
-    return counts;
-}
-
-/* Copies between a whole array and `ordered`, in which the shards lie in rank order in each outer
- * row. */
-static void tshi_redistribute_order(const tsh_ctx *ctx, const tshi_span *span,
-                                    const tsh_layout *layout, const int64_t *counts, void *whole,
-                                    void *ordered, size_t width, int to_ordered) {
-    int64_t row = span->length * span->inner, at = 0;
-    int r;
-    for (r = 0; r < ctx->tp.size; r++) {
-        tshi_redistribute_shard(span, layout, ctx->tp.size, r, whole,
-                                (char *)ordered + (size_t)at * width, row * (int64_t)width, width,
-                                to_ordered);
-        at += counts[r];
+    for (r = 0; r < cut->size; r++) {
+        const int64_t row = tshi_redistribute_held(cut, r);
+        const int64_t pitch = by_row ? cut->length * cut->inner : row;
+        tshi_redistribute_shard(cut, r, whole, shards, pitch, to_shards);
+        shards += (size_t)(by_row ? row : row * cut->outer) * cut->width;
     }
 }
 
@@ -11032,42 +11029,36 @@ static void tshi_redistribute_order(const tsh_ctx *ctx, const tshi_span *span,
 static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *layout, int gather, tsh_dtype dtype,
                                          const void *in, void *out) {
-    tshi_span span = tshi_redistribute_span(form, layout->dim);
-    size_t width = tsh_dtype_size(dtype);
-    size_t bytes = (size_t)(span.outer * span.length * span.inner) * width;
-    tshi_block *block, *scratch = NULL;
-    int64_t *counts = tshi_redistribute_counts(ctx, &span, layout, &block);
-    void *ordered = NULL;
-    if (!counts) return TSH_ERR_MEMORY;
-    if (layout->segments > 1) {
-        scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
-        if (scratch) ordered = tshi_mem_data(scratch);
-    } else {
-        ordered = gather ? out : tshi_kernel_read(in);
-    }
-    if (ordered && !gather && scratch)
-        tshi_redistribute_order(ctx, &span, layout, counts, tshi_kernel_read(in), ordered, width,
-                                1);
-    if (ordered && gather)
-        (void)tshi_error_comm(ctx, tsh_allgather(&ctx->tp, in, ordered, counts, span.outer, dtype),
+    const tshi_cut cut = tshi_redistribute_cut(form, layout, dtype);
+    const size_t counted = (size_t)cut.size * sizeof(int64_t);
+    const size_t bytes = layout->segments > 1 ? (size_t)tsh_numel(form) * cut.width : 0;
+    tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, counted + bytes);
+    int64_t *counts;
+    void *ordered = gather ? out : tshi_kernel_read(in);
+    int r;
+    if (!scratch) return TSH_ERR_MEMORY;
+    counts = (int64_t *)tshi_mem_data(scratch);
+    for (r = 0; r < cut.size; r++) counts[r] = tshi_redistribute_held(&cut, r);
+    if (bytes) ordered = counts + cut.size;
+    if (bytes && !gather)
+        tshi_redistribute_order(&cut, tshi_kernel_read(in), (char *)ordered, 1, 1);
+    if (gather)
+        (void)tshi_error_comm(ctx, tsh_allgather(&ctx->tp, in, ordered, counts, cut.outer, dtype),
                               "tsh_redistribute: all-gather");
-    if (ordered && !gather)
+    else
         (void)tshi_error_comm(
-            ctx, tsh_reduce_scatter(&ctx->tp, ordered, out, counts, span.outer, dtype, TSH_SUM),
+            ctx, tsh_reduce_scatter(&ctx->tp, ordered, out, counts, cut.outer, dtype, TSH_SUM),
             "tsh_redistribute: reduce-scatter");
-    if (ordered && gather && scratch)
-        tshi_redistribute_order(ctx, &span, layout, counts, out, ordered, width, 0);
+    if (bytes && gather) tshi_redistribute_order(&cut, out, (char *)ordered, 1, 0);
     tshi_mem_drop(ctx, scratch);
-    tshi_mem_drop(ctx, block);
     return ctx->error.code;
 }
 
-/* form with the size that rank's shard has along layout's dimension. */
-static tsh_tensor tshi_redistribute_local(const tsh_tensor *form, const tsh_layout *layout,
-                                          int rank) {
+/* form with the size that this rank's shard has along layout's dimension. */
+static tsh_tensor tshi_redistribute_local(const tsh_tensor *form, const tsh_layout *layout) {
+    const tsh_comm *tp = &form->ctx->tp;
     tsh_tensor local = *form;
-    local.dim[layout->dim] = tsh_chunk(layout, form->dim[layout->dim], form->ctx->tp.size, rank,
-                                       NULL);
+    local.dim[layout->dim] = tsh_chunk(layout, form->dim[layout->dim], tp->size, tp->rank, NULL);
     return local;
 }
 
@@ -11076,41 +11067,28 @@ static tsh_tensor tshi_redistribute_local(const tsh_tensor *form, const tsh_layo
 static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *from, const tsh_layout *to,
                                          tsh_dtype dtype, const void *in, void *out) {
-    size_t width = tsh_dtype_size(dtype), total = (size_t)tsh_numel(form);
-    tsh_tensor mine = tshi_redistribute_local(form, from, ctx->tp.rank);
-    tsh_tensor next = tshi_redistribute_local(form, to, ctx->tp.rank);
-    tshi_span cut = tshi_redistribute_span(&mine, to->dim),
-              join = tshi_redistribute_span(&next, from->dim);
-    tshi_block *counts_block = tshi_mem_take(ctx, TSH_MEM_STEP,
-                                             2 * (size_t)ctx->tp.size * sizeof(int64_t));
-    tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, 2 * total * width + 2 * TSHI_ALIGN);
-    int64_t *send, *recv, at = 0;
+    const tsh_tensor mine = tshi_redistribute_local(form, from);
+    const tsh_tensor next = tshi_redistribute_local(form, to);
+    const tshi_cut cut = tshi_redistribute_cut(&mine, to, dtype);
+    const tshi_cut join = tshi_redistribute_cut(&next, from, dtype);
+    const size_t counted = (size_t)cut.size * sizeof(int64_t);
+    const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* as many as there can be */
+    tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, 2 * counted + 2 * bytes);
+    int64_t *send, *recv;
     char *sent, *received;
     int r;
-    if (counts_block && scratch) {
-        send = (int64_t *)tshi_mem_data(counts_block);
-        recv = send + ctx->tp.size;
-        sent = (char *)tshi_mem_data(scratch);
-        received = sent + total * width;
-        for (r = 0; r < ctx->tp.size; r++) {
-            int64_t row = tsh_chunk(to, cut.length, ctx->tp.size, r, NULL) * cut.inner;
-            tshi_redistribute_shard(&cut, to, ctx->tp.size, r, tshi_kernel_read(in),
-                                    sent + (size_t)at * width, row * (int64_t)width, width, 1);
-            send[r] = row * cut.outer;
-            recv[r] = tsh_chunk(from, join.length, ctx->tp.size, r, NULL) * join.inner * join.outer;
-            at += send[r];
-        }
-        (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, received, recv, 1, dtype),
-                              "tsh_redistribute: all-to-all");
-        for (at = 0, r = 0; r < ctx->tp.size; r++) {
-            int64_t row = tsh_chunk(from, join.length, ctx->tp.size, r, NULL) * join.inner;
-            tshi_redistribute_shard(&join, from, ctx->tp.size, r, out,
-                                    received + (size_t)at * width, row * (int64_t)width, width, 0);
-            at += recv[r];
-        }
-    }
+    if (!scratch) return TSH_ERR_MEMORY;
+    send = (int64_t *)tshi_mem_data(scratch);
+    recv = send + cut.size;
+    sent = (char *)(recv + cut.size);
+    received = sent + bytes;
+    for (r = 0; r < cut.size; r++) send[r] = tshi_redistribute_held(&cut, r) * cut.outer;
+    for (r = 0; r < cut.size; r++) recv[r] = tshi_redistribute_held(&join, r) * join.outer;
+    tshi_redistribute_order(&cut, tshi_kernel_read(in), sent, 0, 1);
+    (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, received, recv, 1, dtype),
+                          "tsh_redistribute: all-to-all");
+    tshi_redistribute_order(&join, out, received, 0, 0);
     tshi_mem_drop(ctx, scratch);
-    tshi_mem_drop(ctx, counts_block);
     return ctx->error.code;
 }
 
@@ -11120,93 +11098,93 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
                                          const tsh_layout *to, tsh_dtype dtype, const void *in,
                                          void *out) {
     tsh_ctx *ctx = form->ctx;
-    size_t bytes = (size_t)tsh_numel(form) * tsh_dtype_size(dtype);
-    if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED &&
-        !tshi_layout_equal(from, to, form->dim, ctx->tp.size)) {
-        tsh_layout whole = tsh_replicated();
-        tshi_block *scratch;
-        if (from->dim != to->dim)
-            return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out);
-        /* the same dimension with other segments or units: gather and slice */
-        scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
-        if (scratch &&
-            tshi_redistribute_move(form, from, &whole, dtype, in, tshi_mem_data(scratch)) == TSH_OK)
-            (void)tshi_redistribute_move(form, &whole, to, dtype, tshi_mem_data(scratch), out);
+    const tsh_layout whole = tsh_replicated();
+    const size_t width = tsh_dtype_size(dtype), bytes = (size_t)tsh_numel(form) * width;
+    if (tshi_layout_equal(from, to, form->dim, ctx->tp.size)) {
+        memcpy(out, in, (size_t)tsh_local_numel(form) * width);
+    } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED && from->dim == to->dim) {
+        /* other segments or units: gather and slice */
+        tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
+        void *values = scratch ? tshi_mem_data(scratch) : NULL;
+        if (values && tshi_redistribute_move(form, from, &whole, dtype, in, values) == TSH_OK)
+            (void)tshi_redistribute_move(form, &whole, to, dtype, values, out);
         tshi_mem_drop(ctx, scratch);
-        return ctx->error.code;
-    }
-    if (from->kind == to->kind) {
-        memcpy(out, in, (size_t)tsh_local_numel(form) * tsh_dtype_size(dtype));
-        return TSH_OK;
-    }
-    if (from->kind == TSH_SHARDED)
+    } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED) {
+        return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out);
+    } else if (from->kind == TSH_SHARDED) {
         return tshi_redistribute_rows(ctx, form, from, 1, dtype, in, out);
-    if (from->kind == TSH_PARTIAL && to->kind == TSH_SHARDED)
+    } else if (from->kind == TSH_PARTIAL && to->kind == TSH_SHARDED) {
         return tshi_redistribute_rows(ctx, form, to, 0, dtype, in, out);
-    if (from->kind == TSH_REPLICATED && to->kind == TSH_SHARDED) {
-        tshi_span span = tshi_redistribute_span(form, to->dim);
-        int64_t row = tsh_chunk(to, span.length, ctx->tp.size, ctx->tp.rank, NULL) * span.inner;
-        tshi_redistribute_shard(&span, to, ctx->tp.size, ctx->tp.rank, tshi_kernel_read(in), out,
-                                row * (int64_t)tsh_dtype_size(dtype), tsh_dtype_size(dtype), 1);
-        return ctx->error.code;
-    }
-    if (to->kind == TSH_PARTIAL && ctx->tp.rank)
-        memset(out, 0, bytes);
-    else
+    } else if (to->kind == TSH_SHARDED) {
+        const tshi_cut cut = tshi_redistribute_cut(form, to, dtype);
+        tshi_redistribute_shard(&cut, ctx->tp.rank, tshi_kernel_read(in), (char *)out,
+                                tshi_redistribute_held(&cut, ctx->tp.rank), 1);
+    } else if (from->kind == TSH_PARTIAL) {
         memcpy(out, in, bytes);
-    if (from->kind == TSH_PARTIAL)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, out, tsh_numel(form), dtype, TSH_SUM),
                               "tsh_redistribute: all-reduce");
+    } else if (ctx->tp.rank) {
+        memset(out, 0, bytes);
+    } else {
+        memcpy(out, in, bytes);
+    }
     return ctx->error.code;
 }
 
-/* Adds the gradient g of layout `from` to that of input 0, as layout `to`, which is R or S. form
- * gives the global shape of both. */
-static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, const tsh_layout *from,
-                                   const tsh_layout *to, tsh_real *g) {
+/* Adds a gradient of the output, of layout `from`, to that of input 0, whose layout in the output's
+ * global shape is the op's parameter: R or S. */
+static void tshi_redistribute_back(tshi_node *node, const tsh_layout *from, tshi_block *g) {
+    const tsh_layout *to = (const tsh_layout *)node->params;
     tshi_block *scratch;
     tshi_dest dest;
     tsh_real *dx;
     if (!tshi_tape_dest(node, 0, &dest)) return;
     dx = tshi_map_dense_dest(node, &dest, &scratch);
-    if (dx && tshi_redistribute_move(form, from, to, TSH_REAL, g, dx) == TSH_OK)
+    if (dx && tshi_redistribute_move(node->out, from, to, TSH_REAL, tshi_mem_data(g), dx) == TSH_OK)
         tshi_map_accumulate(node, &dest, scratch);
     else
         tshi_mem_drop(node->out->ctx, scratch);
 }
 
-/* Backward to the layout `to`. An all-gather's op accepts partial gradients: a complete gradient is
- * sliced, a partial one reduce-scattered, which is cheaper than an all-reduce before. */
-static void tshi_redistribute_backward_to(tshi_node *node, const tsh_tensor *form,
-                                          const tsh_layout *to) {
-    tsh_tensor *out = node->out;
-    tsh_layout sum = tsh_partial(), whole = tsh_replicated();
-    tsh_layout from = out->layout.kind == TSH_SHARDED ? out->layout : whole;
-    if (out->gr.live)
-        tshi_redistribute_back(node, form, &from, to, (tsh_real *)tshi_mem_data(out->gr.block));
-    if (out->gp.live)
-        tshi_redistribute_back(node, form, &sum, to, (tsh_real *)tshi_mem_data(out->gp.block));
-}
-
+/* An all-gather's op accepts partial gradients: a complete gradient is sliced, a partial one
+ * reduce-scattered, which is cheaper than an all-reduce before. */
 static void tshi_redistribute_backward(tshi_node *node) {
-    tsh_tensor *x = node->in[0];
-    tsh_layout to = x->layout.kind == TSH_SHARDED ? x->layout : tsh_replicated();
-    tshi_redistribute_backward_to(node, x, &to);
+    const tsh_tensor *out = node->out;
+    const tsh_layout sum = tsh_partial(), whole = tsh_replicated();
+    const tsh_layout *from = out->layout.kind == TSH_SHARDED ? &out->layout : &whole;
+    if (out->gr.live) tshi_redistribute_back(node, from, out->gr.block);
+    if (out->gp.live) tshi_redistribute_back(node, &sum, out->gp.block);
 }
 
 static const tshi_op tshi_redistribute_op = {
     "tsh_redistribute", "x", NULL, tshi_redistribute_backward, TSHI_NONE, 0};
 static const tshi_op tshi_redistribute_all_gather_op = {
     "tsh_redistribute", "x", NULL, tshi_redistribute_backward, TSHI_NONE, TSHI_OP_ACCEPTS_PARTIAL};
+static const tshi_op tshi_redistribute_gather_op = {
+    "tsh_tp_gather", "x", NULL, tshi_redistribute_backward, TSHI_NONE, TSHI_OP_ACCEPTS_PARTIAL};
+
+/* Makes the output of a redistribution of x, whose layout in the output's global shape is `from`.
+ * Backward gives x a gradient that is sharded if `from` is, else replicated. */
+static tsh_tensor *tshi_redistribute_run(const tshi_op *op, tsh_tensor *x, const tsh_layout *from,
+                                         const tsh_shape *shape, const tsh_layout *layout) {
+    tsh_tensor *out = tshi_tensor_out(x->ctx, op->name, x->dtype, shape, layout);
+    const tsh_layout back = from->kind == TSH_SHARDED ? *from : tsh_replicated();
+    tshi_block *scratch;
+    void *values = out ? tshi_kernel_packed(x, &scratch) : NULL;
+    tsh_result result;
+    if (!values) return NULL;
+    result = tshi_redistribute_move(out, from, layout, x->dtype, values, tshi_tensor_at(out));
+    tshi_mem_drop(x->ctx, scratch);
+    if (result != TSH_OK) return NULL;
+    tshi_map_record(op, out, &x, 1, TSHI_NONE, &back, sizeof back, NULL);
+    return out;
+}
 
 TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
     const tshi_op *op = &tshi_redistribute_op;
     tsh_ctx *ctx;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     tsh_shape shape = tsh_shape_of(x);
-    tshi_block *scratch;
-    tsh_tensor *out;
-    void *values;
     if (x) tshi_error_tell(x->ctx); /* an earlier error: peers may wait in the collective */
     ctx = tshi_tensor_check("tsh_redistribute", &x, 1);
     if (!ctx) return NULL;
@@ -11216,21 +11194,13 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
                                tshi_tensor_text(x, a), tsh_layout_text(&layout, b, sizeof b));
     if (tshi_layout_alike(&x->layout, &layout)) return x;
     if (ctx->tp.size == 1 || tshi_layout_equal(&x->layout, &layout, x->dim, ctx->tp.size)) {
-        out = tshi_tensor_view(x);
+        tsh_tensor *out = tshi_tensor_view(x);
         if (out) out->layout = layout;
         return out;
     }
-    out = tshi_tensor_out(ctx, "tsh_redistribute", x->dtype, &shape, &layout);
-    values = out ? tshi_kernel_packed(x, &scratch) : NULL;
-    if (!values) return NULL;
-    (void)tshi_redistribute_move(x, &x->layout, &out->layout, x->dtype, values,
-                                 tshi_tensor_at(out));
-    tshi_mem_drop(ctx, scratch);
-    if (ctx->error.code != TSH_OK) return NULL;
     if (x->layout.kind == TSH_SHARDED && layout.kind == TSH_REPLICATED)
         op = &tshi_redistribute_all_gather_op;
-    (void)tshi_tape_record(op, out, &x, 1, TSHI_NONE, 0);
-    return out;
+    return tshi_redistribute_run(op, x, &x->layout, &shape, &layout);
 }
 
 TSH_API tsh_tensor *tsh_full(tsh_tensor *x) {
@@ -11339,7 +11309,7 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
 
 /* Checks input x of tsh_tp_...: it is replicated, or sharded or partial if these are 1. NULL and an
  * error if not. */
-static tsh_ctx *tshi_redistribute_held(const char *op, tsh_tensor *x, int sharded, int partial) {
+static tsh_ctx *tshi_redistribute_takes(const char *op, tsh_tensor *x, int sharded, int partial) {
     char text[TSHI_TEXT_SIZE];
     tsh_ctx *ctx;
     if (x) tshi_error_tell(x->ctx); /* an earlier error: peers may wait in the collective */
@@ -11398,7 +11368,7 @@ static const tshi_op tshi_redistribute_copy_op = {
     TSHI_NONE,     TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
 
 TSH_API tsh_tensor *tsh_tp_copy(tsh_tensor *x, tsh_redop op) {
-    tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_copy", x, 0, 0);
+    tsh_ctx *ctx = tshi_redistribute_takes("tsh_tp_copy", x, 0, 0);
     tsh_tensor *out;
     if (!ctx || !tshi_redistribute_redop("tsh_tp_copy", x, op)) return NULL;
     if (ctx->tp.size == 1 || !tshi_tape_records(ctx, &x, 1)) return x;
@@ -11412,7 +11382,7 @@ static const tshi_op tshi_redistribute_reduce_op = {"tsh_tp_reduce",        "x",
                                                     tshi_map_same_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op) {
-    tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_reduce", x, 0, 1);
+    tsh_ctx *ctx = tshi_redistribute_takes("tsh_tp_reduce", x, 0, 1);
     tsh_shape shape = tsh_shape_of(x);
     tsh_tensor *out;
     if (!ctx || !tshi_redistribute_redop("tsh_tp_reduce", x, op)) return NULL;
@@ -11429,28 +11399,17 @@ TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op) {
 }
 
 TSH_API tsh_tensor *tsh_tp_scatter(tsh_tensor *x, int dim) {
-    tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_scatter", x, 0, 0);
+    tsh_ctx *ctx = tshi_redistribute_takes("tsh_tp_scatter", x, 0, 0);
     int axis = ctx ? tshi_redistribute_dim("tsh_tp_scatter", x, dim) : -1;
     return axis < 0 ? NULL : tsh_redistribute(x, tsh_sharded(axis));
 }
 
-static void tshi_redistribute_gather_backward(tshi_node *node) {
-    tshi_redistribute_backward_to(node, node->out, (const tsh_layout *)node->params);
-}
-
-static const tshi_op tshi_redistribute_gather_op = {
-    "tsh_tp_gather",        "x", NULL, tshi_redistribute_gather_backward, TSHI_NONE,
-    TSHI_OP_ACCEPTS_PARTIAL};
-
 TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim) {
-    tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_gather", x, 1, 0);
+    tsh_ctx *ctx = tshi_redistribute_takes("tsh_tp_gather", x, 1, 0);
     int axis = ctx ? tshi_redistribute_dim("tsh_tp_gather", x, dim) : -1;
     tsh_layout whole = tsh_replicated(), shards = tsh_sharded(axis);
     char text[TSHI_TEXT_SIZE];
     tsh_shape shape = tsh_shape_of(x);
-    tsh_tensor *out;
-    tshi_block *scratch;
-    void *values;
     if (axis < 0) return NULL;
     if (x->layout.kind == TSH_SHARDED && x->layout.dim != axis)
         return tshi_error_null(ctx, TSH_ERR_LAYOUT,
@@ -11460,17 +11419,8 @@ TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim) {
     if (x->layout.kind == TSH_SHARDED) return tsh_redistribute(x, whole);
     if (ctx->tp.size == 1) return x;
     shape.dim[axis] *= ctx->tp.size;
-    out = tshi_tensor_out(ctx, "tsh_tp_gather", x->dtype, &shape, &whole);
-    values = out && tshi_layout_resolve(&shards, out->ndim, out->dim)
-                 ? tshi_kernel_packed(x, &scratch)
-                 : NULL;
-    if (!values) return NULL;
-    (void)tshi_redistribute_move(out, &shards, &whole, x->dtype, values, tshi_tensor_at(out));
-    tshi_mem_drop(ctx, scratch);
-    if (ctx->error.code != TSH_OK) return NULL;
-    tshi_map_record(&tshi_redistribute_gather_op, out, &x, 1, TSHI_NONE, &shards, sizeof shards,
-                    NULL);
-    return out;
+    (void)tshi_layout_resolve(&shards, shape.ndim, shape.dim);
+    return tshi_redistribute_run(&tshi_redistribute_gather_op, x, &shards, &shape, &whole);
 }
 
 TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
@@ -18067,7 +18017,7 @@ static int tshi_io_in_chunks(const tshi_io_item *item) {
 typedef struct tshi_io_runs {
     int64_t global, local, length; /* a run: its first element in the tensor, and in the shard */
     int64_t from, to;
-    int64_t row, width, inner; /* row begins with this element and has so many; see tshi_span */
+    int64_t row, width, inner; /* row begins with this element and has so many; see tshi_cut */
     int64_t held;              /* elements that the shard has before the next segment */
     tsh_range range[TSH_MAX_SEGMENTS];
     int s, segments; /* the next segment of the row */
@@ -18081,7 +18031,7 @@ static tshi_io_runs tshi_io_runs_of(const tsh_tensor *t, int rank, int64_t from,
     int64_t owned;
     memset(&run, 0, sizeof run);
     owned = tsh_chunk(layout, length, t->ctx->tp.size, rank, run.range);
-    run.inner = sharded ? tshi_redistribute_span(t, layout->dim).inner : 1;
+    run.inner = sharded ? tshi_redistribute_cut(t, layout, t->dtype).inner : 1;
     run.segments = sharded ? layout->segments : 1;
     run.width = length * run.inner;
     run.from = from;
