@@ -7204,6 +7204,16 @@ TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
     return result != TSH_OK ? result : tsh_wait(comm, req);
 }
 
+/* tsh_coll_make with the buffers, and the count of kinds that have one count. */
+static tsh_coll tshi_comm_coll(tsh_coll_kind kind, const void *send, void *recv, int64_t count,
+                               tsh_dtype dtype) {
+    tsh_coll coll = tsh_coll_make(kind, dtype);
+    coll.send = send;
+    coll.recv = recv;
+    coll.count = count;
+    return coll;
+}
+
 TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  tsh_redop op) {
     tsh_req req;
@@ -7214,9 +7224,7 @@ TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, ts
 
 TSH_API tsh_result tsh_allgather(tsh_comm *comm, const void *send, void *recv,
                                  const int64_t *counts, int64_t blocks, tsh_dtype dtype) {
-    tsh_coll coll = tsh_coll_make(TSH_ALLGATHER, dtype);
-    coll.send = send;
-    coll.recv = recv;
+    tsh_coll coll = tshi_comm_coll(TSH_ALLGATHER, send, recv, 0, dtype);
     coll.recv_counts = counts;
     coll.blocks = blocks;
     return tshi_comm_run(comm, &coll);
@@ -7225,9 +7233,7 @@ TSH_API tsh_result tsh_allgather(tsh_comm *comm, const void *send, void *recv,
 TSH_API tsh_result tsh_reduce_scatter(tsh_comm *comm, const void *send, void *recv,
                                       const int64_t *counts, int64_t blocks, tsh_dtype dtype,
                                       tsh_redop op) {
-    tsh_coll coll = tsh_coll_make(TSH_REDUCE_SCATTER, dtype);
-    coll.send = send;
-    coll.recv = recv;
+    tsh_coll coll = tshi_comm_coll(TSH_REDUCE_SCATTER, send, recv, 0, dtype);
     coll.recv_counts = counts;
     coll.blocks = blocks;
     coll.redop = op;
@@ -7236,9 +7242,7 @@ TSH_API tsh_result tsh_reduce_scatter(tsh_comm *comm, const void *send, void *re
 
 TSH_API tsh_result tsh_broadcast(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  int root) {
-    tsh_coll coll = tsh_coll_make(TSH_BROADCAST, dtype);
-    coll.recv = buffer;
-    coll.count = count;
+    tsh_coll coll = tshi_comm_coll(TSH_BROADCAST, NULL, buffer, count, dtype);
     coll.root = root;
     return tshi_comm_run(comm, &coll);
 }
@@ -7246,9 +7250,7 @@ TSH_API tsh_result tsh_broadcast(tsh_comm *comm, void *buffer, int64_t count, ts
 TSH_API tsh_result tsh_alltoall(tsh_comm *comm, const void *send, const int64_t *send_counts,
                                 void *recv, const int64_t *recv_counts, int64_t blocks,
                                 tsh_dtype dtype) {
-    tsh_coll coll = tsh_coll_make(TSH_ALLTOALL, dtype);
-    coll.send = send;
-    coll.recv = recv;
+    tsh_coll coll = tshi_comm_coll(TSH_ALLTOALL, send, recv, 0, dtype);
     coll.send_counts = send_counts;
     coll.recv_counts = recv_counts;
     coll.blocks = blocks;
@@ -7257,27 +7259,21 @@ TSH_API tsh_result tsh_alltoall(tsh_comm *comm, const void *send, const int64_t 
 
 TSH_API tsh_result tsh_send(tsh_comm *comm, const void *buffer, int64_t count, tsh_dtype dtype,
                             int to) {
-    tsh_coll coll = tsh_coll_make(TSH_SEND, dtype);
-    coll.send = buffer;
-    coll.count = count;
+    tsh_coll coll = tshi_comm_coll(TSH_SEND, buffer, NULL, count, dtype);
     coll.send_to = to;
     return tshi_comm_run(comm, &coll);
 }
 
 TSH_API tsh_result tsh_recv(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                             int from) {
-    tsh_coll coll = tsh_coll_make(TSH_RECV, dtype);
-    coll.recv = buffer;
-    coll.count = count;
+    tsh_coll coll = tshi_comm_coll(TSH_RECV, NULL, buffer, count, dtype);
     coll.recv_from = from;
     return tshi_comm_run(comm, &coll);
 }
 
 TSH_API tsh_result tsh_sendrecv(tsh_comm *comm, const void *send, int64_t send_count, int to,
                                 void *recv, int64_t recv_count, int from, tsh_dtype dtype) {
-    tsh_coll coll = tsh_coll_make(TSH_SENDRECV, dtype);
-    coll.send = send;
-    coll.recv = recv;
+    tsh_coll coll = tshi_comm_coll(TSH_SENDRECV, send, recv, 0, dtype);
     coll.send_counts = &send_count;
     coll.recv_counts = &recv_count;
     coll.send_to = to;
@@ -7349,9 +7345,7 @@ TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req) {
 
 TSH_API tsh_result tsh_allreduce_start(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                        tsh_redop op, tsh_req *req) {
-    tsh_coll coll = tsh_coll_make(TSH_ALLREDUCE, dtype);
-    coll.send = coll.recv = buffer;
-    coll.count = count;
+    tsh_coll coll = tshi_comm_coll(TSH_ALLREDUCE, buffer, buffer, count, dtype);
     coll.redop = op;
     return tsh_start(comm, &coll, req);
 }
@@ -10656,27 +10650,22 @@ TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
  * whole segments: no layout describes the ranks' shards of other parts. 0 if it is not. */
 static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t length) {
     tsh_layout *layout = &out->layout;
+    const tsh_segment *segment = layout->segment;
+    const int64_t end = start + length;
     tsh_range range[TSH_MAX_SEGMENTS];
-    int64_t at = 0, before = 0, local = 0;
-    int s, kept = 0, first = -1, ends = 0;
+    int64_t at = 0, local = 0;
+    int s, kept = 0;
     (void)tsh_chunk(layout, out->dim[d], out->ctx->tp.size, out->ctx->tp.rank, range);
-    for (s = 0; s < layout->segments; s++) {
-        int64_t end = at + layout->segment[s].length;
-        if (at == start) first = s;
-        if (at >= start && end <= start + length) {
-            layout->segment[kept++] = layout->segment[s];
-            local += range[s].length;
-        } else if (end <= start) {
-            before += range[s].length;
-        }
-        ends |= end == start + length;
-        at = end;
+    for (s = 0; s < layout->segments && at < start; at += segment[s++].length)
+        out->offset += range[s].length * out->stride[d];
+    if (at != start) return 0;
+    for (; s < layout->segments && at + segment[s].length <= end; at += segment[s++].length) {
+        layout->segment[kept++] = segment[s];
+        local += range[s].length;
     }
-    if (first < 0 || !ends || !kept) return 0;
     layout->segments = kept;
-    out->offset += before * out->stride[d];
     out->local[d] = local;
-    return 1;
+    return kept && at == end;
 }
 
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length) {
@@ -17607,12 +17596,17 @@ static const char *tshi_file_kind(const char *path) {
 #endif
 }
 
-/* fseek with 64 bits where the system has it; 0 if it fails. */
-static int tshi_file_seek(FILE *file, int64_t by, int from) {
+/* Goes to a position in a file; 0 if that fails. Steps fit a long; a system with 32-bit longs may
+ * still refuse files over 2 GiB. */
+static int tshi_file_seek(FILE *file, int64_t to) {
 #if defined(_WIN32)
-    return _fseeki64(file, by, from) == 0;
+    return _fseeki64(file, to, SEEK_SET) == 0;
 #else
-    return fseek(file, (long)by, from) == 0;
+    const int64_t max = LONG_MAX < INT64_MAX ? LONG_MAX : INT64_MAX;
+    int from = SEEK_SET;
+    for (; to > max; to -= max, from = SEEK_CUR)
+        if (fseek(file, LONG_MAX, from) != 0) return 0;
+    return fseek(file, (long)to, from) == 0;
 #endif
 }
 
@@ -17909,16 +17903,14 @@ static tsh_result tshi_io_take_error(tsh_ctx *ctx, int64_t found, const char *op
 static tsh_result tshi_io_agree(const tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     tsh_comm *world = &ctx->world;
-    tsh_coll coll = tsh_coll_make(TSH_ALLREDUCE, TSH_I64);
-    int64_t max[3];
+    int64_t max[3] = {0, 0, 0};
+    tsh_coll coll = tshi_comm_coll(TSH_ALLREDUCE, max, max, 3, TSH_I64);
     /* a slow disk writes 8 MiB per second; a file's header may claim any size */
     const int64_t seconds = tshi_base_min(io->bytes >> 23, 1000000);
     if (ctx->told) return ctx->error.code;
     max[0] = ctx->error.code != TSH_OK ? world->size - world->rank : 0;
     max[1] = (int64_t)(io->hash >> 1);
     max[2] = -max[1]; /* the maximum of -x is the minimum of x */
-    coll.send = coll.recv = max;
-    coll.count = 3;
     coll.redop = TSH_MAX;
     coll.timeout_ns = seconds > 300 ? seconds * 1000000000 : 0;
     if (tshi_error_comm(ctx, tshi_comm_run(world, &coll), io->op) != TSH_OK) return ctx->error.code;
@@ -18472,8 +18464,7 @@ static int tshi_io_write_hash(tshi_io *io) {
     int h, sealed, closed;
     for (h = 0; h < TSHI_IO_HASHES; h++) hash = tshi_coll_mix(hash, io->hashes[h]);
     (void)snprintf(digits, sizeof digits, "%016llx", (unsigned long long)hash);
-    sealed = tshi_file_seek(io->file, io->hash_at, SEEK_SET) &&
-             fwrite(digits, 1, 16, io->file) == 16;
+    sealed = tshi_file_seek(io->file, io->hash_at) && fwrite(digits, 1, 16, io->file) == 16;
     closed = fclose(io->file) == 0;
     io->file = NULL;
     return sealed && closed;
@@ -18805,23 +18796,13 @@ static int tshi_io_check_entries(tshi_io *io) {
 
 /* -- reading: bytes ----------------------------------------------------------- */
 
-/* Reads the bytes at position `at` of the file; 0 if it ends before. Seeks in steps that fit a
- * long; a system with 32-bit longs may still refuse files over 2 GiB. */
+/* Reads the bytes at position `at` of the file; 0 if it ends before. */
 static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
-    const int64_t max = LONG_MAX < INT64_MAX ? LONG_MAX : INT64_MAX;
     size_t got;
     errno = 0;
-    if (at < io->place) {
-        if (!tshi_file_seek(io->file, 0, SEEK_SET)) return 0;
-        io->place = 0;
-    }
-    while (io->place < at) {
-        const int64_t step = tshi_base_min(at - io->place, max);
-        if (!tshi_file_seek(io->file, step, SEEK_CUR)) return 0;
-        io->place += step;
-    }
+    if (at != io->place && !tshi_file_seek(io->file, at)) return 0;
     got = fread(to, 1, bytes, io->file);
-    io->place += (int64_t)got;
+    io->place = at + (int64_t)got;
     return got == bytes;
 }
 
@@ -18907,14 +18888,19 @@ static int tshi_io_read_header(tshi_io *io) {
 
 /* -- checking a file against the model ---------------------------------------- */
 
-/* Finds a text of the metadata by key, prefix + name; NULL if there is none. */
-static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, const char *name) {
+/* Finds prefix + name among n structs that are sorted by name; NULL if it is not there. */
+static void *tshi_load_find(const void *base, size_t n, size_t width, const char *prefix,
+                            const char *name) {
     char key[TSHI_IO_NAME];
     const char *wanted = key;
-    const tshi_io_pair *pair;
     (void)snprintf(key, sizeof key, "%s%s", prefix, name);
-    pair = (const tshi_io_pair *)bsearch(&wanted, io->pair, io->pairs, sizeof *io->pair,
-                                         tshi_io_by_name);
+    return bsearch(&wanted, base, n, width, tshi_io_by_name);
+}
+
+/* Finds a text of the metadata by key, prefix + name; NULL if there is none. */
+static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, const char *name) {
+    const tshi_io_pair *pair = (const tshi_io_pair *)tshi_load_find(
+        io->pair, io->pairs, sizeof *pair, prefix, name);
     return pair ? pair->text : NULL;
 }
 
@@ -18957,20 +18943,18 @@ static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
 /* Finds an item's entry; 0 and an error if its dtype or shape differs. */
 static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     const char *dtype = item->dtype->file;
-    char name[TSHI_IO_NAME], theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE];
-    const char *wanted = name;
+    char theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE];
     const tsh_tensor *t = item->param;
-    tshi_io_entry *e;
+    tshi_io_entry *e = (tshi_io_entry *)tshi_load_find(io->entry, io->entries, sizeof *e,
+                                                       item->prefix, t->path);
     int same;
-    (void)snprintf(name, sizeof name, "%s%s", item->prefix, t->path);
-    e = (tshi_io_entry *)bsearch(&wanted, io->entry, io->entries, sizeof *e, tshi_io_by_name);
     item->entry = e;
     if (!e) return 1;
     e->taken = 1;
     same = e->ndim == t->ndim && memcmp(e->dim, t->dim, sizeof t->dim[0] * (size_t)t->ndim) == 0;
     if (same && strcmp(tshi_io_types[e->type].name, dtype) == 0) return 1;
     (void)tsh_fail(io->ctx, same ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
-                   "%s: \"%s\" is %s %s in \"%.128s\", %s %s in the model", io->op, name,
+                   "%s: \"%s\" is %s %s in \"%.128s\", %s %s in the model", io->op, e->name,
                    tshi_io_types[e->type].name, tshi_tensor_sizes(e->dim, e->ndim, theirs),
                    io->path, dtype, tshi_tensor_sizes(t->dim, t->ndim, ours));
     return 0;
@@ -18978,15 +18962,15 @@ static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
 
 /* Checks that file and model have the same tensors, but for moments without an optimiser. */
 static int tshi_load_match_all(tshi_io *io) {
-    const char *lacks = NULL, *prefix = "", *strange = NULL;
+    const tshi_io_item *lacks = NULL;
+    const char *strange = NULL;
     char quote[TSHI_IO_QUOTE];
     int i, missing = 0;
     size_t e, more = 0;
     for (i = 0; i < io->items; i++) {
         if (!tshi_load_match(io, &io->item[i])) return 0;
         if (io->item[i].entry || !tshi_load_required(io, &io->item[i])) continue;
-        if (!missing++) prefix = io->item[i].prefix;
-        if (missing == 1) lacks = io->item[i].param->path;
+        if (!missing++) lacks = &io->item[i];
     }
     for (e = 0; e < io->entries; e++) {
         const char *name = io->entry[e].name;
@@ -19000,8 +18984,8 @@ static int tshi_load_match_all(tshi_io *io) {
     return tshi_io_fail(
         io, TSH_ERR_ARGUMENT,
         "lacks %d of the model's tensors%s%s%.96s%s and has %llu that the model lacks%s%s%s",
-        missing, lacks ? " (\"" : "", prefix, lacks ? lacks : "", lacks ? "\")" : "",
-        (unsigned long long)more, strange ? " (\"" : "",
+        missing, lacks ? " (\"" : "", lacks ? lacks->prefix : "", lacks ? lacks->param->path : "",
+        lacks ? "\")" : "", (unsigned long long)more, strange ? " (\"" : "",
         strange ? tshi_io_quote(strange, quote) : "", strange ? "\")" : "");
 }
 
