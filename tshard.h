@@ -17917,14 +17917,11 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
     if (max[0]) {
         (void)tshi_io_take_error(ctx, max[0], io->op);
     } else if (max[1] != -max[2]) {
-        if (io->data) /* reading */
-            (void)tshi_io_fail(io, TSH_ERR_IO,
-                               "is not the same file on every rank, or was saved anew while ranks "
-                               "opened it; if so, load it again");
-        else
-            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                           "%s: \"%.200s\": ranks hold different models or optimisers", io->op,
-                           io->path);
+        const int reading = io->data > 0;
+        (void)tshi_io_fail(io, reading ? TSH_ERR_IO : TSH_ERR_ARGUMENT, "%s",
+                           reading ? "is not the same file on every rank, or was saved anew while "
+                                     "ranks opened it; if so, load it again"
+                                   : "cannot be written: ranks hold different models or optimisers");
         ctx->error.rank = -1;
     }
     return ctx->error.code;
@@ -18183,7 +18180,7 @@ static void tshi_io_write(const tshi_io *io, const void *data, size_t bytes) {
 static uint64_t tshi_io_word(const char *at, size_t bytes) {
     const uint16_t one = 1;
     uint64_t word = 0;
-    memcpy(&word, at, bytes < 8 ? bytes : 8);
+    memcpy(&word, at, bytes);
     if (!*(const unsigned char *)&one) tshi_io_swap_bytes(&word, 1, sizeof word);
     return word;
 }
@@ -18204,20 +18201,19 @@ static int tshi_io_create(tshi_io *io) {
 #if TSHI_POSIX
     struct stat old;
     const int mode = stat(io->target, &old) == 0 ? 0600 : 0666;
-    int copy = -1;
+    int copy;
     errno = 0;
     io->lock = open(io->temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
-    if (io->lock < 0 && errno == EEXIST) return 0;
+    if (io->lock < 0) return errno != EEXIST;
     /* a program that this one starts must not inherit the lock */
-    if (io->lock >= 0) (void)fcntl(io->lock, F_SETFD, FD_CLOEXEC);
-    if (io->lock >= 0 && !tshi_file_lock(io->lock)) {
+    (void)fcntl(io->lock, F_SETFD, FD_CLOEXEC);
+    if (!tshi_file_lock(io->lock)) {
         tshi_io_close(io);
         return 0;
     }
-    if (io->lock >= 0) copy = dup(io->lock);
-    if (copy >= 0) (void)fcntl(copy, F_SETFD, FD_CLOEXEC);
-    if (copy >= 0) io->file = fdopen(copy, "wb");
-    if (copy >= 0 && !io->file) (void)close(copy);
+    if ((copy = dup(io->lock)) < 0) return 1;
+    (void)fcntl(copy, F_SETFD, FD_CLOEXEC);
+    if (!(io->file = fdopen(copy, "wb"))) (void)close(copy);
 #else
     errno = 0;
     io->file = fopen(io->temporary, "wb");
@@ -18285,12 +18281,14 @@ static void tshi_io_write_header(tshi_io *io) {
     unsigned char length[8];
     memset(&text, 0, sizeof text);
     tshi_io_put_header(io, &text);
-    if (text.used > TSHI_IO_HEADER) {
-        (void)tsh_fail(io->ctx, TSH_ERR_UNSUPPORTED,
-                       "%s: the header of %d tensors is %llu bytes, a file holds at most %d",
-                       io->op, io->items, (unsigned long long)text.used, (int)TSHI_IO_HEADER);
-        return;
-    }
+    if (text.used > TSHI_IO_HEADER)
+        (void)tshi_io_fail(io, TSH_ERR_UNSUPPORTED,
+                           "cannot be written: its header for %d tensors would be %llu bytes, of at "
+                           "most %d",
+                           io->items, (unsigned long long)text.used, (int)TSHI_IO_HEADER);
+    else if ((kind = tshi_file_kind(io->path)) != NULL)
+        (void)tshi_io_wrong_kind(io, kind);
+    if (io->ctx->error.code != TSH_OK) return;
     block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS, text.used + 1);
     if (!block) return;
     text.at = (char *)tshi_mem_data(block);
@@ -18300,9 +18298,7 @@ static void tshi_io_write_header(tshi_io *io) {
     tshi_module_store_word(length, 0, text.used);
     io->hash_at = 8 + (int64_t)(strstr(text.at, tshi_io_hash_key) - text.at) +
                   (int64_t)sizeof tshi_io_hash_key - 1;
-    if ((kind = tshi_file_kind(io->path)) != NULL)
-        (void)tshi_io_wrong_kind(io, kind);
-    else if (tshi_io_fits(io, 8 + (int64_t)text.used + io->bytes) && tshi_io_open_new(io)) {
+    if (tshi_io_fits(io, 8 + (int64_t)text.used + io->bytes) && tshi_io_open_new(io)) {
         tshi_io_write(io, length, sizeof length);
         tshi_io_write(io, text.at, text.used);
     }
@@ -18394,16 +18390,17 @@ static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, in
     return (int64_t)(done / width);
 }
 
-/* Sends the global elements [from, to) of a sharded tensor from their owners to rank 0 of tp. */
+/* Sends the global elements [from, to) of a tensor from their owners to rank 0 of tp. */
 static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t from, int64_t to) {
     tsh_comm *tp = &io->ctx->tp;
+    const int owners = t->layout.kind == TSH_SHARDED ? tp->size : 1;
     char *buffer = io->buffer, *message = buffer + TSHI_IO_BUFFER;
     const void *mine = tshi_tensor_at(t);
     tsh_result result = TSH_OK;
     int64_t n = tshi_io_copy_runs(t, tp->rank, from, to, mine, buffer, tp->rank ? NULL : buffer);
     int r;
     if (tp->rank > 0 && n) result = tsh_send(tp, buffer, n, t->dtype, 0);
-    for (r = 1; tp->rank == 0 && r < tp->size && result == TSH_OK; r++) {
+    for (r = 1; tp->rank == 0 && r < owners && result == TSH_OK; r++) {
         n = tshi_io_copy_runs(t, r, from, to, NULL, message, NULL);
         if (n) result = tsh_recv(tp, message, n, t->dtype, r);
         if (result == TSH_OK) (void)tshi_io_copy_runs(t, r, from, to, NULL, message, buffer);
@@ -18411,32 +18408,30 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
     return tshi_error_comm(io->ctx, result, io->op);
 }
 
-/* Writes one tensor, which `stage` holds, in buffers that the rank 0 of tp of that stage sends to
- * the writer. After a failed write, the writer still receives what the others send. */
-static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const tshi_dtype *row,
-                                       int stage) {
-    const tsh_dtype dtype = (tsh_dtype)(row - tshi_dtypes);
+/* Writes the tensor t of an item, in buffers that the rank 0 of tp of the stage that holds it sends
+ * to the writer. After a failed write, the writer still receives what the others send. */
+static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const tshi_io_item *item) {
+    const tsh_dtype dtype = (tsh_dtype)(item->dtype - tshi_dtypes);
+    const int stage = item->param->stage ? item->param->stage - 1 : 0;
     tsh_ctx *ctx = io->ctx;
-    const size_t width = (size_t)row->size;
+    const size_t width = (size_t)item->dtype->size;
     const int64_t n = tsh_numel(t), step = TSHI_IO_BUFFER / (int64_t)width;
-    const int writer = tshi_io_is_writer(ctx), sharded = t->layout.kind == TSH_SHARDED;
-    const int holds = ctx->pp.rank == stage, first = holds && ctx->tp.rank == 0;
+    const int writer = tshi_io_is_writer(ctx), holds = ctx->pp.rank == stage;
+    const int owns = holds && (ctx->tp.rank == 0 || t->layout.kind == TSH_SHARDED);
     char *buffer = io->buffer;
     int64_t from, to;
-    for (from = 0; from < n && (writer || first || (holds && sharded)); from = to) {
-        const size_t bytes = (size_t)(tshi_base_min(from + step, n) - from) * width;
+    for (from = 0; from < n && (writer || owns); from = to) {
         tsh_result result = TSH_OK;
         to = tshi_base_min(from + step, n);
-        if (holds && sharded && tshi_io_gather(io, t, from, to) != TSH_OK) return TSH_ERR_IO;
-        if (first && !sharded)
-            memcpy(buffer, (const char *)tshi_tensor_at(t) + (size_t)from * width, bytes);
-        if (first && !writer) result = tsh_send(&ctx->pp, buffer, to - from, dtype, 0);
-        if (writer && !first) result = tsh_recv(&ctx->pp, buffer, to - from, dtype, stage);
+        if (owns && tshi_io_gather(io, t, from, to) != TSH_OK) return TSH_ERR_IO;
+        if (owns && ctx->tp.rank == 0 && !writer)
+            result = tsh_send(&ctx->pp, buffer, to - from, dtype, 0);
+        if (writer && !holds) result = tsh_recv(&ctx->pp, buffer, to - from, dtype, stage);
         if (tshi_error_comm(ctx, result, io->op) != TSH_OK) return TSH_ERR_IO;
         if (!writer) continue;
         tshi_io_swap_bytes(buffer, to - from, width);
-        tshi_io_hash_values(io, buffer, bytes);
-        tshi_io_write(io, buffer, bytes);
+        tshi_io_hash_values(io, buffer, (size_t)(to - from) * width);
+        tshi_io_write(io, buffer, (size_t)(to - from) * width);
     }
     return TSH_OK;
 }
@@ -18444,7 +18439,6 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
 /* Gathers a chunked moment over dp, then writes the item from the first replica. */
 static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
-    const int stage = item->param->stage ? item->param->stage - 1 : 0;
     tsh_tensor whole;
     if (t && tshi_io_in_chunks(item)) {
         whole = *t;
@@ -18454,7 +18448,7 @@ static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
         t = &whole;
     }
     if (!item->there || io->ctx->dp.rank > 0) return TSH_OK;
-    return tshi_io_write_tensor(io, t ? t : item->param, item->dtype, stage);
+    return tshi_io_write_tensor(io, t ? t : item->param, item);
 }
 
 /* Writes the hash of all values into the header and closes the file; 0 if that fails. */
@@ -18471,23 +18465,18 @@ static int tshi_io_write_hash(tshi_io *io) {
 }
 
 /* On the writer: syncs the temporary file, which stays locked, and renames it over the old file. */
-static void tshi_io_finish(tshi_io *io) {
+static int tshi_io_finish(tshi_io *io) {
     char *name = io->temporary, *slash;
-    if (io->ctx->error.code != TSH_OK) return;
     errno = 0;
-    if (!tshi_io_write_hash(io) || !tshi_file_sync(name, 0)) {
-        (void)tshi_io_system_error(io, "cannot be written");
-        return;
-    }
+    if (!tshi_io_write_hash(io) || !tshi_file_sync(name, 0))
+        return tshi_io_system_error(io, "cannot be written");
     tshi_file_keep_owner(name, io->target);
-    if (!tshi_file_rename(name, io->target)) {
-        (void)tshi_io_system_error(io, "cannot be replaced");
-        return;
-    }
+    if (!tshi_file_rename(name, io->target)) return tshi_io_system_error(io, "cannot be replaced");
     io->temporary = NULL;
     slash = strrchr(name, '/');
     if (slash) slash[slash == name] = '\0';
     (void)tshi_file_sync(slash ? name : ".", 1); /* no error if it fails: the file is there */
+    return 1;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
@@ -18506,7 +18495,7 @@ TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
     if (tshi_io_agree(&io) == TSH_OK) {
         for (i = 0; i < io.items; i++)
             if (tshi_io_write_item(&io, &io.item[i]) != TSH_OK) break;
-        if (io.file) tshi_io_finish(&io);
+        if (io.file && ctx->error.code == TSH_OK) (void)tshi_io_finish(&io);
         tshi_io_close(&io);
         (void)tshi_io_agree(&io);
     }
