@@ -3547,29 +3547,58 @@ static tsh_real *tshi_tensor_values(const tsh_tensor *t) {
     return (tsh_real *)tshi_tensor_at(t);
 }
 
-/* Calls fn for every maximal run of elements of the local shard that are also neighbours in the
- * whole tensor, in row-major order. `global` and `local` are the flat indices of the run's first
- * element in the whole tensor and in the shard. */
+/* The runs of elements of a rank's shard that are also neighbours in the whole tensor, among its
+ * elements [from, to) in row-major order. */
+typedef struct tshi_runs {
+    int64_t global, local, length; /* a run: its first element in the tensor, and in the shard */
+    int64_t from, to;
+    int64_t row, width, inner; /* the row that begins with this element: its size, in all and per
+                                  index of the sharded dimension */
+    int64_t held;              /* elements that the shard has before the next segment */
+    tsh_range range[TSH_MAX_SEGMENTS];
+    int s, segments; /* the next segment of the row */
+} tshi_runs;
+
+static tshi_runs tshi_tensor_runs_of(const tsh_tensor *t, int rank, int64_t from, int64_t to) {
+    const tsh_layout *layout = &t->layout;
+    const int cut = layout->kind == TSH_SHARDED ? layout->dim : -1;
+    const int64_t length = cut < 0 ? tsh_numel(t) : t->dim[cut];
+    tshi_runs run;
+    int64_t owned;
+    memset(&run, 0, sizeof run);
+    owned = tsh_chunk(layout, length, t->ctx->tp.size, rank, run.range);
+    run.inner = cut < 0 ? 1 : tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1);
+    run.segments = cut < 0 ? 1 : layout->segments;
+    run.width = length * run.inner;
+    run.from = from;
+    run.to = owned && run.width ? to : from;
+    run.row = run.width ? from - from % run.width : from;
+    run.held = run.width ? from / run.width * owned * run.inner : 0;
+    return run;
+}
+
+/* Goes on to the next run, at first the first one; 0: there are no more. */
+static int tshi_tensor_next_run(tshi_runs *run) {
+    while (run->row < run->to) {
+        const tsh_range *range = &run->range[run->s];
+        const int64_t begin = run->row + range->start * run->inner;
+        const int64_t end = begin + range->length * run->inner;
+        run->global = begin > run->from ? begin : run->from;
+        run->local = run->held + run->global - begin;
+        run->length = tshi_base_min(end, run->to) - run->global;
+        run->held += end - begin;
+        run->s = (run->s + 1) % run->segments;
+        if (!run->s) run->row += run->width;
+        if (run->length > 0) return 1;
+    }
+    return 0;
+}
+
+/* Calls fn for every run of the local shard. */
 typedef void (*tshi_run_fn)(void *user, int64_t global, int64_t local, int64_t length);
 TSHI_OUTLINE void tshi_tensor_runs(const tsh_tensor *t, tshi_run_fn fn, void *user) {
-    const int cut = t->layout.dim;
-    tsh_range range[TSH_MAX_SEGMENTS];
-    int64_t rows, row, at = 0, inner, length;
-    int s;
-    if (t->layout.kind != TSH_SHARDED) {
-        if (tsh_local_numel(t)) fn(user, 0, 0, tsh_local_numel(t));
-        return;
-    }
-    (void)tsh_chunk(&t->layout, t->dim[cut], t->ctx->tp.size, t->ctx->tp.rank, range);
-    rows = tshi_tensor_product(t->dim, cut);
-    inner = tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1);
-    for (row = 0; row < rows; row++) {
-        for (s = 0; s < t->layout.segments; s++) {
-            length = range[s].length * inner;
-            if (length) fn(user, (row * t->dim[cut] + range[s].start) * inner, at, length);
-            at += length;
-        }
-    }
+    tshi_runs run = tshi_tensor_runs_of(t, t->ctx->tp.rank, 0, tsh_numel(t));
+    while (tshi_tensor_next_run(&run)) fn(user, run.global, run.local, run.length);
 }
 
 /* Returns the global index along `dim` of a local one. */
@@ -18002,51 +18031,6 @@ static int tshi_io_in_chunks(const tshi_io_item *item) {
     return item->moment && *item->moment && ((*item->moment)->flags & TSHI_CHUNKED);
 }
 
-/* The runs of consecutive elements that a shard has among the global elements [from, to). */
-typedef struct tshi_io_runs {
-    int64_t global, local, length; /* a run: its first element in the tensor, and in the shard */
-    int64_t from, to;
-    int64_t row, width, inner; /* row begins with this element and has so many; see tshi_cut */
-    int64_t held;              /* elements that the shard has before the next segment */
-    tsh_range range[TSH_MAX_SEGMENTS];
-    int s, segments; /* the next segment of the row */
-} tshi_io_runs;
-
-static tshi_io_runs tshi_io_runs_of(const tsh_tensor *t, int rank, int64_t from, int64_t to) {
-    const tsh_layout *layout = &t->layout;
-    const int sharded = layout->kind == TSH_SHARDED;
-    const int64_t length = sharded ? t->dim[layout->dim] : tsh_numel(t);
-    tshi_io_runs run;
-    int64_t owned;
-    memset(&run, 0, sizeof run);
-    owned = tsh_chunk(layout, length, t->ctx->tp.size, rank, run.range);
-    run.inner = sharded ? tshi_redistribute_cut(t, layout, t->dtype).inner : 1;
-    run.segments = sharded ? layout->segments : 1;
-    run.width = length * run.inner;
-    run.from = from;
-    run.to = owned && run.width ? to : from;
-    run.row = run.width ? from - from % run.width : from;
-    run.held = run.width ? from / run.width * owned * run.inner : 0;
-    return run;
-}
-
-/* Goes on to the next run, at first the first one; 0: there are no more. */
-static int tshi_io_next_run(tshi_io_runs *run) {
-    while (run->row < run->to) {
-        const tsh_range *range = &run->range[run->s];
-        const int64_t begin = run->row + range->start * run->inner;
-        const int64_t end = begin + range->length * run->inner;
-        run->global = begin > run->from ? begin : run->from;
-        run->local = run->held + run->global - begin;
-        run->length = tshi_base_min(end, run->to) - run->global;
-        run->held += end - begin;
-        run->s = (run->s + 1) % run->segments;
-        if (!run->s) run->row += run->width;
-        if (run->length > 0) return 1;
-    }
-    return 0;
-}
-
 /* Converts values between a file's little-endian and this machine's byte order, in place. */
 static void tshi_io_swap_bytes(void *values, int64_t count, size_t width) {
     const uint16_t one = 1;
@@ -18378,9 +18362,9 @@ static void tshi_io_begin_file(tshi_io *io) {
 static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to,
                                  const void *shard, char *message, char *whole) {
     const size_t width = tsh_dtype_size(t->dtype);
-    tshi_io_runs run = tshi_io_runs_of(t, rank, from, to);
+    tshi_runs run = tshi_tensor_runs_of(t, rank, from, to);
     size_t done = 0;
-    while (tshi_io_next_run(&run)) {
+    while (tshi_tensor_next_run(&run)) {
         const size_t bytes = (size_t)run.length * width;
         const char *in = shard ? (const char *)shard + (size_t)run.local * width : message + done;
         char *out = whole ? whole + (size_t)(run.global - from) * width : message + done;
@@ -19036,9 +19020,9 @@ static void tshi_load_count_nonfinite(const tshi_dtype *dtype, const char *value
 static void tshi_load_values(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t) {
     const tsh_ctx *ctx = io->ctx;
     const int64_t width = item->dtype->size, data = io->data + item->entry->begin;
-    tshi_io_runs run = tshi_io_runs_of(t, ctx->tp.rank, 0, tsh_numel(t));
+    tshi_runs run = tshi_tensor_runs_of(t, ctx->tp.rank, 0, tsh_numel(t));
     int64_t found[2] = {0, 0}, e, n;
-    while (tshi_io_next_run(&run)) {
+    while (tshi_tensor_next_run(&run)) {
         for (e = 0; e < run.length; e += n) {
             char *to = (char *)tshi_tensor_at(t) + (run.local + e) * width;
             /* not more than is still in the cache when it is checked */
