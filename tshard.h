@@ -7666,14 +7666,12 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
     tshi_error_tell(ctx); /* peers that wait for this rank's bucket must learn of its error */
     while (all->awaited) tshi_bucket_await(ctx);
     (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, all->weight_req), tshi_bucket_what);
-    all->weight_req = 0;
     for (tshi_bucket *b = all->first; b; b = b->next) {
         for (tshi_bucket_entry *p = b->first; p; p = p->next) p->leaf->boxed = 0;
         if (ctx->error.code == TSH_OK) tshi_bucket_copy_back(ctx, b);
         tshi_mem_drop(ctx, b->block);
         tshi_mem_drop(ctx, b->own);
     }
-    all->first = all->open[0] = all->open[1] = NULL;
 }
 
 /* ========================================================================== */
@@ -10777,16 +10775,14 @@ static const tshi_op tshi_view_concat_op = {
     "tsh_concat", NULL, tshi_rule_concat, tshi_view_concat_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
-    tsh_ctx *ctx = n > 0 && n < 31 && parts ? tshi_tensor_check("tsh_concat", parts, n) : NULL;
+    tsh_ctx *ctx = n > 0 && parts ? tshi_tensor_check("tsh_concat", parts, n) : NULL;
     const tshi_op *op = &tshi_view_concat_op;
     tshi_output output;
     tsh_tensor *out;
     int i, d;
     char *at;
-    if (!ctx && n > 30 && parts && parts[0])
-        return tshi_error_null(parts[0]->ctx, TSH_ERR_ARGUMENT, "tsh_concat: %d parts; at most 30",
-                               n);
     if (!ctx) return NULL;
+    if (n > 30) return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_concat: %d parts; at most 30", n);
     d = tshi_tensor_axis(parts[0], dim);
     if (d < 0)
         return tshi_error_null(ctx, TSH_ERR_SHAPE, "tsh_concat: no dimension %d among %d", dim,
@@ -10940,16 +10936,14 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
                                "tsh_reshape: %s has %lld elements, which the new shape of %d "
                                "dimensions does not",
                                tshi_tensor_text(x, from), (long long)tsh_numel(x), shape.ndim);
-    if (!tshi_view_layout(x, &shape, &layout)) {
-        form.ndim = shape.ndim;
-        memcpy(form.dim, shape.dim, sizeof form.dim);
+    if (!tshi_view_layout(x, &shape, &layout))
         return tshi_error_null(ctx, TSH_ERR_LAYOUT,
                                "tsh_reshape: from %s to %s would cut across the sharded dimension "
                                "or its units of %lld; "
                                "gather it first: tsh_redistribute(x, tsh_replicated())",
-                               tshi_tensor_text(x, from), tshi_tensor_text(&form, to),
+                               tshi_tensor_text(x, from),
+                               tshi_tensor_sizes(shape.dim, shape.ndim, to),
                                (long long)x->layout.segment[0].unit);
-    }
     if (tshi_tensor_form(&form, "tsh_reshape", &shape, &layout) != TSH_OK) return NULL;
     if (!tshi_view_strides(x, form.ndim, form.local, stride)) {
         x = tshi_map_copy("tsh_reshape", x);
@@ -11257,7 +11251,7 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
     const tsh_layout *cut = form->layout.kind == TSH_SHARDED ? &form->layout : &layout;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     tsh_tensor next = *form;
-    int64_t held = 0, owned = 0;
+    int64_t held, owned;
     int r, fits = 1, d = cut->dim < 0 ? cut->dim + form->ndim : cut->dim;
     if (cut->kind == TSH_SHARDED && (d < 0 || d >= form->ndim)) fits = d = 0;
     if (layout.kind == TSH_SHARDED && fits) {
@@ -11273,17 +11267,14 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
     if (cut->kind == TSH_SHARDED) {
         held = layout.kind == TSH_SHARDED ? form->dim[d]
                                           : tsh_chunk(cut, form->dim[d], ctx->tp.size, 0, NULL);
-        for (r = 0; r < ctx->tp.size; r++) {
-            owned = tsh_chunk(cut, next.dim[d], ctx->tp.size, r, NULL);
-            if (owned != held) break;
-        }
-        if (r < ctx->tp.size)
-            return tsh_fail(
-                ctx, TSH_ERR_LAYOUT,
-                "tsh_set_layout: %s cannot become %s: of dimension %d rank %d has %lld, "
-                "not %lld; all pieces must be of one length",
-                tshi_tensor_text(form, a), tsh_layout_text(&layout, b, sizeof b), d, r,
-                (long long)owned, (long long)held);
+        for (r = 0; r < ctx->tp.size; r++)
+            if ((owned = tsh_chunk(cut, next.dim[d], ctx->tp.size, r, NULL)) != held)
+                return tsh_fail(
+                    ctx, TSH_ERR_LAYOUT,
+                    "tsh_set_layout: %s cannot become %s: of dimension %d rank %d has %lld, "
+                    "not %lld; all pieces must be of one length",
+                    tshi_tensor_text(form, a), tsh_layout_text(&layout, b, sizeof b), d, r,
+                    (long long)owned, (long long)held);
         if (layout.kind != TSH_SHARDED) next.dim[d] = held;
     }
     next.layout = layout;
@@ -11298,6 +11289,7 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_set_layout", &t, 1);
     tsh_layout resolved = layout;
     tsh_tensor form, *out;
+    int in_place;
     if (!ctx) return NULL;
     form = *t;
     if (tshi_layout_resolve(&resolved, t->ndim, t->dim) &&
@@ -11310,17 +11302,13 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
         if (ctx->error.code != TSH_OK || tshi_redistribute_declare(&form, layout) != TSH_OK)
             return NULL;
     }
-    if ((t->flags & TSHI_OWNED) &&
-        !(t->flags & TSHI_PARAM)) { /* a parameter's layout is the plan's */
-        if (!tshi_redistribute_may_change(t)) return NULL;
-        out = t;
-    } else {
-        out = tshi_redistribute_window("tsh_set_layout", &t);
-    }
+    in_place = (t->flags & TSHI_OWNED) && !(t->flags & TSHI_PARAM); /* these have the plan's layout */
+    if (in_place && !tshi_redistribute_may_change(t)) return NULL;
+    out = in_place ? t : tshi_redistribute_window("tsh_set_layout", &t);
     if (!out) return NULL;
     memcpy(out->dim, form.dim, sizeof out->dim);
     out->layout = form.layout;
-    if (out != t)
+    if (!in_place)
         (void)tshi_tape_record(&tshi_redistribute_set_layout_op, out, &t, 1, TSHI_NONE, 0);
     return out;
 }
