@@ -10853,25 +10853,11 @@ static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, 
     }
 }
 
-/* Moves the sharding to dimension d, whose sizes are those of before times num / den. 0 if a unit
- * would be cut. */
-static int tshi_view_rescale(tsh_layout *layout, int d, int64_t num, int64_t den) {
-    int s;
-    layout->dim = d;
-    for (s = 0; s < layout->segments; s++) {
-        tsh_segment *segment = &layout->segment[s];
-        if (segment->length * num % den || segment->unit * num % den) return 0;
-        segment->length = segment->length * num / den;
-        segment->unit = segment->unit * num / den;
-    }
-    return 1;
-}
-
 /* The layout of x after a reshape. 0 if it cannot be sharded: its sharded dimension is not the
  * outermost of those that are merged, or a unit would be cut. */
 static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_layout *layout) {
     int a0 = 0, a1 = 0, b0 = 0, b1 = 0, d = x->layout.dim, e, s, same;
-    int64_t inner;
+    int64_t inner, divisor;
     *layout = x->layout;
     if (layout->kind != TSH_SHARDED) return 1;
     if (!tsh_numel(x)) return 0;
@@ -10892,8 +10878,15 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
         layout->segments = 1;
         b0++;
     }
-    return tshi_view_rescale(layout, b0, inner,
-                             tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1));
+    layout->dim = b0; /* whose sizes are those of d times inner / divisor */
+    divisor = tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1);
+    for (s = 0; s < layout->segments; s++) {
+        tsh_segment *segment = &layout->segment[s];
+        if (segment->length * inner % divisor || segment->unit * inner % divisor) return 0;
+        segment->length = segment->length * inner / divisor;
+        segment->unit = segment->unit * inner / divisor;
+    }
+    return 1;
 }
 
 /* Fills in the strides that give x's local values the local sizes `to`. 0 if none do: x must be
@@ -10974,7 +10967,7 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
  * Values in and out are dense. Collectives need the shards in rank order; with fused segments (q,
  * k, v in one weight) they are not in that order in memory and are reordered. */
 
-/* A whole array, seen as (outer, length, inner) around the dimension that a layout cuts. */
+/* An array, seen as (outer, length, inner) around the dimension that a layout cuts. */
 typedef struct tshi_cut {
     int64_t outer, length, inner;
     const tsh_layout *layout;
@@ -10982,15 +10975,21 @@ typedef struct tshi_cut {
     size_t width; /* bytes of an element */
 } tshi_cut;
 
-static tshi_cut tshi_redistribute_cut(const tsh_tensor *t, const tsh_layout *layout,
-                                      tsh_dtype dtype) {
+/* form gives the global shape. The array is whole, or this rank's shard by another layout. */
+static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *layout,
+                                      const tsh_layout *other, tsh_dtype dtype) {
+    const tsh_comm *tp = &form->ctx->tp;
     const int dim = layout->dim;
+    int64_t sizes[TSH_MAX_DIMS];
     tshi_cut cut;
-    cut.outer = tshi_tensor_product(t->dim, dim);
-    cut.length = t->dim[dim];
-    cut.inner = tshi_tensor_product(t->dim + dim + 1, t->ndim - dim - 1);
+    memcpy(sizes, form->dim, sizeof sizes);
+    if (other)
+        sizes[other->dim] = tsh_chunk(other, sizes[other->dim], tp->size, tp->rank, NULL);
+    cut.outer = tshi_tensor_product(sizes, dim);
+    cut.length = sizes[dim];
+    cut.inner = tshi_tensor_product(sizes + dim + 1, form->ndim - dim - 1);
     cut.layout = layout;
-    cut.size = t->ctx->tp.size;
+    cut.size = tp->size;
     cut.width = tsh_dtype_size(dtype);
     return cut;
 }
@@ -11041,7 +11040,7 @@ static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shar
 static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *layout, int gather, tsh_dtype dtype,
                                          const void *in, void *out) {
-    const tshi_cut cut = tshi_redistribute_cut(form, layout, dtype);
+    const tshi_cut cut = tshi_redistribute_cut(form, layout, NULL, dtype);
     const size_t counted = (size_t)cut.size * sizeof(int64_t);
     const size_t bytes = layout->segments > 1 ? (size_t)tsh_numel(form) * cut.width : 0;
     tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, counted + bytes);
@@ -11066,23 +11065,13 @@ static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
     return ctx->error.code;
 }
 
-/* form with the size that this rank's shard has along layout's dimension. */
-static tsh_tensor tshi_redistribute_local(const tsh_tensor *form, const tsh_layout *layout) {
-    const tsh_comm *tp = &form->ctx->tp;
-    tsh_tensor local = *form;
-    local.dim[layout->dim] = tsh_chunk(layout, form->dim[layout->dim], tp->size, tp->rank, NULL);
-    return local;
-}
-
 /* S(i) to S(j) by all-to-all: every rank cuts its shard along j, a part for each rank, and joins
  * the parts that it receives along i. */
 static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *from, const tsh_layout *to,
                                          tsh_dtype dtype, const void *in, void *out) {
-    const tsh_tensor mine = tshi_redistribute_local(form, from);
-    const tsh_tensor next = tshi_redistribute_local(form, to);
-    const tshi_cut cut = tshi_redistribute_cut(&mine, to, dtype);
-    const tshi_cut join = tshi_redistribute_cut(&next, from, dtype);
+    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);
+    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype);
     const size_t counted = (size_t)cut.size * sizeof(int64_t);
     const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* as many as there can be */
     tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, 2 * counted + 2 * bytes);
@@ -11128,7 +11117,7 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
     } else if (from->kind == TSH_PARTIAL && to->kind == TSH_SHARDED) {
         return tshi_redistribute_rows(ctx, form, to, 0, dtype, in, out);
     } else if (to->kind == TSH_SHARDED) {
-        const tshi_cut cut = tshi_redistribute_cut(form, to, dtype);
+        const tshi_cut cut = tshi_redistribute_cut(form, to, NULL, dtype);
         tshi_redistribute_shard(&cut, ctx->tp.rank, tshi_kernel_read(in), (char *)out,
                                 tshi_redistribute_held(&cut, ctx->tp.rank), 1);
     } else if (from->kind == TSH_PARTIAL) {
@@ -17936,9 +17925,9 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
     } else if (max[1] != -max[2]) {
         const int reading = io->data > 0;
         (void)tshi_io_fail(io, reading ? TSH_ERR_IO : TSH_ERR_ARGUMENT, "%s",
-                           reading ? "is not the same file on every rank, or was saved anew while "
-                                     "ranks opened it; if so, load it again"
-                                   : "cannot be written: ranks hold different models or optimisers");
+                           !reading ? "cannot be written: ranks hold different models or optimisers"
+                                    : "is not the same file on every rank, or was saved anew while "
+                                      "ranks opened it; if so, load it again");
         ctx->error.rank = -1;
     }
     return ctx->error.code;
@@ -18255,8 +18244,7 @@ static void tshi_io_write_header(tshi_io *io) {
     tshi_io_put_header(io, &text);
     if (text.used > TSHI_IO_HEADER)
         (void)tshi_io_fail(io, TSH_ERR_UNSUPPORTED,
-                           "cannot be written: its header for %d tensors would be %llu bytes, of at "
-                           "most %d",
+                           "cannot be written: its header of %d tensors has %llu bytes, of at most %d",
                            io->items, (unsigned long long)text.used, (int)TSHI_IO_HEADER);
     else if ((kind = tshi_file_kind(io->path)) != NULL)
         (void)tshi_io_wrong_kind(io, kind);
