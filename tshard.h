@@ -1776,8 +1776,9 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 #include <sys/stat.h>     /* stat, chmod */
 #include <sys/utsname.h>  /* uname */
 #include <unistd.h>       /* fsync, close, chown */
-#ifndef __cplusplus /* glibc hides these two under -std=c99, and never in C++ */
+#ifndef __cplusplus /* glibc hides these under -std=c99, and never in C++ */
 FILE *(fdopen)(int file, const char *mode);
+int (fileno)(FILE *file);
 ssize_t (readlink)(const char *path, char *to, size_t size);
 #endif
 #else
@@ -7127,6 +7128,16 @@ TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
     return result != TSH_OK ? result : tsh_wait(comm, req);
 }
 
+/* tsh_coll_make with the buffers, and the count of kinds that have one count. */
+static tsh_coll tshi_comm_coll(tsh_coll_kind kind, const void *send, void *recv, int64_t count,
+                               tsh_dtype dtype) {
+    tsh_coll coll = tsh_coll_make(kind, dtype);
+    coll.send = send;
+    coll.recv = recv;
+    coll.count = count;
+    return coll;
+}
+
 TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  tsh_redop op) {
     tsh_req req;
@@ -7137,9 +7148,7 @@ TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, ts
 
 TSH_API tsh_result tsh_allgather(tsh_comm *comm, const void *send, void *recv,
                                  const int64_t *counts, int64_t blocks, tsh_dtype dtype) {
-    tsh_coll coll = tsh_coll_make(TSH_ALLGATHER, dtype);
-    coll.send = send;
-    coll.recv = recv;
+    tsh_coll coll = tshi_comm_coll(TSH_ALLGATHER, send, recv, 0, dtype);
     coll.recv_counts = counts;
     coll.blocks = blocks;
     return tshi_comm_run(comm, &coll);
@@ -7148,9 +7157,7 @@ TSH_API tsh_result tsh_allgather(tsh_comm *comm, const void *send, void *recv,
 TSH_API tsh_result tsh_reduce_scatter(tsh_comm *comm, const void *send, void *recv,
                                       const int64_t *counts, int64_t blocks, tsh_dtype dtype,
                                       tsh_redop op) {
-    tsh_coll coll = tsh_coll_make(TSH_REDUCE_SCATTER, dtype);
-    coll.send = send;
-    coll.recv = recv;
+    tsh_coll coll = tshi_comm_coll(TSH_REDUCE_SCATTER, send, recv, 0, dtype);
     coll.recv_counts = counts;
     coll.blocks = blocks;
     coll.redop = op;
@@ -7159,9 +7166,7 @@ TSH_API tsh_result tsh_reduce_scatter(tsh_comm *comm, const void *send, void *re
 
 TSH_API tsh_result tsh_broadcast(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  int root) {
-    tsh_coll coll = tsh_coll_make(TSH_BROADCAST, dtype);
-    coll.recv = buffer;
-    coll.count = count;
+    tsh_coll coll = tshi_comm_coll(TSH_BROADCAST, NULL, buffer, count, dtype);
     coll.root = root;
     return tshi_comm_run(comm, &coll);
 }
@@ -7169,9 +7174,7 @@ TSH_API tsh_result tsh_broadcast(tsh_comm *comm, void *buffer, int64_t count, ts
 TSH_API tsh_result tsh_alltoall(tsh_comm *comm, const void *send, const int64_t *send_counts,
                                 void *recv, const int64_t *recv_counts, int64_t blocks,
                                 tsh_dtype dtype) {
-    tsh_coll coll = tsh_coll_make(TSH_ALLTOALL, dtype);
-    coll.send = send;
-    coll.recv = recv;
+    tsh_coll coll = tshi_comm_coll(TSH_ALLTOALL, send, recv, 0, dtype);
     coll.send_counts = send_counts;
     coll.recv_counts = recv_counts;
     coll.blocks = blocks;
@@ -7180,27 +7183,21 @@ TSH_API tsh_result tsh_alltoall(tsh_comm *comm, const void *send, const int64_t 
 
 TSH_API tsh_result tsh_send(tsh_comm *comm, const void *buffer, int64_t count, tsh_dtype dtype,
                             int to) {
-    tsh_coll coll = tsh_coll_make(TSH_SEND, dtype);
-    coll.send = buffer;
-    coll.count = count;
+    tsh_coll coll = tshi_comm_coll(TSH_SEND, buffer, NULL, count, dtype);
     coll.send_to = to;
     return tshi_comm_run(comm, &coll);
 }
 
 TSH_API tsh_result tsh_recv(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                             int from) {
-    tsh_coll coll = tsh_coll_make(TSH_RECV, dtype);
-    coll.recv = buffer;
-    coll.count = count;
+    tsh_coll coll = tshi_comm_coll(TSH_RECV, NULL, buffer, count, dtype);
     coll.recv_from = from;
     return tshi_comm_run(comm, &coll);
 }
 
 TSH_API tsh_result tsh_sendrecv(tsh_comm *comm, const void *send, int64_t send_count, int to,
                                 void *recv, int64_t recv_count, int from, tsh_dtype dtype) {
-    tsh_coll coll = tsh_coll_make(TSH_SENDRECV, dtype);
-    coll.send = send;
-    coll.recv = recv;
+    tsh_coll coll = tshi_comm_coll(TSH_SENDRECV, send, recv, 0, dtype);
     coll.send_counts = &send_count;
     coll.recv_counts = &recv_count;
     coll.send_to = to;
@@ -7272,9 +7269,7 @@ TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req) {
 
 TSH_API tsh_result tsh_allreduce_start(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                        tsh_redop op, tsh_req *req) {
-    tsh_coll coll = tsh_coll_make(TSH_ALLREDUCE, dtype);
-    coll.send = coll.recv = buffer;
-    coll.count = count;
+    tsh_coll coll = tshi_comm_coll(TSH_ALLREDUCE, buffer, buffer, count, dtype);
     coll.redop = op;
     return tsh_start(comm, &coll, req);
 }
@@ -7566,14 +7561,12 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
     tshi_error_tell(ctx); /* peers that wait for this rank's bucket must learn of its error */
     while (all->awaited) tshi_bucket_await(ctx);
     (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, all->weight_req), tshi_bucket_what);
-    all->weight_req = 0;
     for (tshi_bucket *b = all->first; b; b = b->next) {
         for (tshi_bucket_entry *p = b->first; p; p = p->next) p->leaf->boxed = 0;
         if (ctx->error.code == TSH_OK) tshi_bucket_copy_back(ctx, b);
         tshi_mem_drop(ctx, b->block);
         tshi_mem_drop(ctx, b->own);
     }
-    all->first = all->open[0] = all->open[1] = NULL;
 }
 
 /* ========================================================================== */
@@ -10227,27 +10220,22 @@ TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
  * whole segments: no layout describes the ranks' shards of other parts. 0 if it is not. */
 static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t length) {
     tsh_layout *layout = &out->layout;
+    const tsh_segment *segment = layout->segment;
+    const int64_t end = start + length;
     tsh_range range[TSH_MAX_SEGMENTS];
-    int64_t at = 0, before = 0, local = 0;
-    int s, kept = 0, first = -1, ends = 0;
+    int64_t at = 0, local = 0;
+    int s, kept = 0;
     (void)tsh_chunk(layout, out->dim[d], out->ctx->tp.size, out->ctx->tp.rank, range);
-    for (s = 0; s < layout->segments; s++) {
-        int64_t end = at + layout->segment[s].length;
-        if (at == start) first = s;
-        if (at >= start && end <= start + length) {
-            layout->segment[kept++] = layout->segment[s];
-            local += range[s].length;
-        } else if (end <= start) {
-            before += range[s].length;
-        }
-        ends |= end == start + length;
-        at = end;
+    for (s = 0; s < layout->segments && at < start; at += segment[s++].length)
+        out->offset += range[s].length * out->stride[d];
+    if (at != start) return 0;
+    for (; s < layout->segments && at + segment[s].length <= end; at += segment[s++].length) {
+        layout->segment[kept++] = segment[s];
+        local += range[s].length;
     }
-    if (first < 0 || !ends || !kept) return 0;
     layout->segments = kept;
-    out->offset += before * out->stride[d];
     out->local[d] = local;
-    return 1;
+    return kept && at == end;
 }
 
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length) {
@@ -10330,16 +10318,14 @@ static const tshi_op tshi_view_concat_op = {
     "tsh_concat", NULL, tshi_rule_concat, tshi_view_concat_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
-    tsh_ctx *ctx = n > 0 && n < 31 && parts ? tshi_tensor_check("tsh_concat", parts, n) : NULL;
+    tsh_ctx *ctx = n > 0 && parts ? tshi_tensor_check("tsh_concat", parts, n) : NULL;
     const tshi_op *op = &tshi_view_concat_op;
     tshi_output output;
     tsh_tensor *out;
     int i, d;
     char *at;
-    if (!ctx && n > 30 && parts && parts[0])
-        return tshi_error_null(parts[0]->ctx, TSH_ERR_ARGUMENT, "tsh_concat: %d parts; at most 30",
-                               n);
     if (!ctx) return NULL;
+    if (n > 30) return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_concat: %d parts; at most 30", n);
     d = tshi_tensor_axis(parts[0], dim);
     if (d < 0)
         return tshi_error_null(ctx, TSH_ERR_SHAPE, "tsh_concat: no dimension %d among %d", dim,
@@ -10410,25 +10396,11 @@ static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, 
     }
 }
 
-/* Moves the sharding to dimension d, whose sizes are those of before times num / den. 0 if a unit
- * would be cut. */
-static int tshi_view_rescale(tsh_layout *layout, int d, int64_t num, int64_t den) {
-    int s;
-    layout->dim = d;
-    for (s = 0; s < layout->segments; s++) {
-        tsh_segment *segment = &layout->segment[s];
-        if (segment->length * num % den || segment->unit * num % den) return 0;
-        segment->length = segment->length * num / den;
-        segment->unit = segment->unit * num / den;
-    }
-    return 1;
-}
-
 /* The layout of x after a reshape. 0 if it cannot be sharded: its sharded dimension is not the
  * outermost of those that are merged, or a unit would be cut. */
 static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_layout *layout) {
     int a0 = 0, a1 = 0, b0 = 0, b1 = 0, d = x->layout.dim, e, s, same;
-    int64_t inner;
+    int64_t inner, divisor;
     *layout = x->layout;
     if (layout->kind != TSH_SHARDED) return 1;
     if (!tsh_numel(x)) return 0;
@@ -10449,8 +10421,15 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
         layout->segments = 1;
         b0++;
     }
-    return tshi_view_rescale(layout, b0, inner,
-                             tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1));
+    layout->dim = b0; /* whose sizes are those of d times inner / divisor */
+    divisor = tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1);
+    for (s = 0; s < layout->segments; s++) {
+        tsh_segment *segment = &layout->segment[s];
+        if (segment->length * inner % divisor || segment->unit * inner % divisor) return 0;
+        segment->length = segment->length * inner / divisor;
+        segment->unit = segment->unit * inner / divisor;
+    }
+    return 1;
 }
 
 /* Fills in the strides that give x's local values the local sizes `to`. 0 if none do: x must be
@@ -10493,16 +10472,14 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
                                "tsh_reshape: %s has %lld elements, which the new shape of %d "
                                "dimensions does not",
                                tshi_tensor_text(x, from), (long long)tsh_numel(x), shape.ndim);
-    if (!tshi_view_layout(x, &shape, &layout)) {
-        form.ndim = shape.ndim;
-        memcpy(form.dim, shape.dim, sizeof form.dim);
+    if (!tshi_view_layout(x, &shape, &layout))
         return tshi_error_null(ctx, TSH_ERR_LAYOUT,
                                "tsh_reshape: from %s to %s would cut across the sharded dimension "
                                "or its units of %lld; "
                                "gather it first: tsh_redistribute(x, tsh_replicated())",
-                               tshi_tensor_text(x, from), tshi_tensor_text(&form, to),
+                               tshi_tensor_text(x, from),
+                               tshi_tensor_sizes(shape.dim, shape.ndim, to),
                                (long long)x->layout.segment[0].unit);
-    }
     if (tshi_tensor_form(&form, "tsh_reshape", &shape, &layout) != TSH_OK) return NULL;
     if (!tshi_view_strides(x, form.ndim, form.local, stride)) {
         x = tshi_map_copy("tsh_reshape", x);
@@ -10533,34 +10510,52 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
  * Values in and out are dense. Collectives need the shards in rank order; with fused segments (q,
  * k, v in one weight) they are not in that order in memory and are reordered. */
 
-/* An array's global sizes, seen as (outer, length, inner) around a dimension. */
-typedef struct tshi_span {
+/* An array, seen as (outer, length, inner) around the dimension that a layout cuts. */
+typedef struct tshi_cut {
     int64_t outer, length, inner;
-} tshi_span;
+    const tsh_layout *layout;
+    int size;     /* ranks */
+    size_t width; /* bytes of an element */
+} tshi_cut;
 
-static tshi_span tshi_redistribute_span(const tsh_tensor *t, int dim) {
-    tshi_span span;
-    span.outer = tshi_tensor_product(t->dim, dim);
-    span.length = t->dim[dim];
-    span.inner = tshi_tensor_product(t->dim + dim + 1, t->ndim - dim - 1);
-    return span;
+/* form gives the global shape. The array is whole, or this rank's shard by another layout. */
+static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *layout,
+                                      const tsh_layout *other, tsh_dtype dtype) {
+    const tsh_comm *tp = &form->ctx->tp;
+    const int dim = layout->dim;
+    int64_t sizes[TSH_MAX_DIMS];
+    tshi_cut cut;
+    memcpy(sizes, form->dim, sizeof sizes);
+    if (other)
+        sizes[other->dim] = tsh_chunk(other, sizes[other->dim], tp->size, tp->rank, NULL);
+    cut.outer = tshi_tensor_product(sizes, dim);
+    cut.length = sizes[dim];
+    cut.inner = tshi_tensor_product(sizes + dim + 1, form->ndim - dim - 1);
+    cut.layout = layout;
+    cut.size = tp->size;
+    cut.width = tsh_dtype_size(dtype);
+    return cut;
 }
 
-/* Copies rank's shard of a whole (outer, length, inner) array to `shard`, whose outer rows are
- * `pitch` bytes apart; from shard to the whole if to_shard is 0. width: bytes per element. */
-static void tshi_redistribute_shard(const tshi_span *span, const tsh_layout *layout, int size,
-                                    int rank, void *whole, void *shard, int64_t pitch, size_t width,
-                                    int to_shard) {
+/* The elements of a rank's shard in one outer row. */
+static int64_t tshi_redistribute_held(const tshi_cut *cut, int rank) {
+    return tsh_chunk(cut->layout, cut->length, cut->size, rank, NULL) * cut->inner;
+}
+
+/* Copies rank's shard of the whole array to `shard`, whose outer rows begin `pitch` elements apart;
+ * from shard to the whole if to_shard is 0. */
+static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, char *shard,
+                                    int64_t pitch, int to_shard) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t o;
     int s;
-    (void)tsh_chunk(layout, span->length, size, rank, range);
-    for (o = 0; o < span->outer; o++) {
-        char *at = (char *)shard + (size_t)(o * pitch);
-        for (s = 0; s < layout->segments; s++) {
-            size_t bytes = (size_t)(range[s].length * span->inner) * width;
-            char *from = (char *)whole +
-                         (size_t)((o * span->length + range[s].start) * span->inner) * width;
+    (void)tsh_chunk(cut->layout, cut->length, cut->size, rank, range);
+    for (o = 0; o < cut->outer; o++) {
+        char *at = shard + (size_t)(o * pitch) * cut->width;
+        for (s = 0; s < cut->layout->segments; s++) {
+            const int64_t first = (o * cut->length + range[s].start) * cut->inner;
+            const size_t bytes = (size_t)(range[s].length * cut->inner) * cut->width;
+            char *from = (char *)whole + (size_t)first * cut->width;
             if (to_shard)
                 memcpy(at, from, bytes);
             else
@@ -10570,31 +10565,16 @@ static void tshi_redistribute_shard(const tshi_span *span, const tsh_layout *lay
     }
 }
 
-/* The elements of every rank's shard in one outer row, an array in *block. NULL: no memory. */
-static int64_t *tshi_redistribute_counts(tsh_ctx *ctx, const tshi_span *span,
-                                         const tsh_layout *layout, tshi_block **block) {
-    int64_t *counts;
+/* Copies between a whole array and `shards`, which has those of all ranks in rank order: in each
+ * outer row (by_row 1), or one whole shard after the other. */
+static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shards, int by_row,
+                                    int to_shards) {
     int r;
-    *block = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)ctx->tp.size * sizeof *counts);
-    if (!*block) return NULL;
-    counts = (int64_t *)tshi_mem_data(*block);
-    for (r = 0; r < ctx->tp.size; r++)
-        counts[r] = tsh_chunk(layout, span->length, ctx->tp.size, r, NULL) * span->inner;
-    return counts;
-}
-
-/* Copies between a whole array and `ordered`, in which the shards lie in rank order in each outer
- * row. */
-static void tshi_redistribute_order(const tsh_ctx *ctx, const tshi_span *span,
-                                    const tsh_layout *layout, const int64_t *counts, void *whole,
-                                    void *ordered, size_t width, int to_ordered) {
-    int64_t row = span->length * span->inner, at = 0;
-    int r;
-    for (r = 0; r < ctx->tp.size; r++) {
-        tshi_redistribute_shard(span, layout, ctx->tp.size, r, whole,
-                                (char *)ordered + (size_t)at * width, row * (int64_t)width, width,
-                                to_ordered);
-        at += counts[r];
+    for (r = 0; r < cut->size; r++) {
+        const int64_t row = tshi_redistribute_held(cut, r);
+        const int64_t pitch = by_row ? cut->length * cut->inner : row;
+        tshi_redistribute_shard(cut, r, whole, shards, pitch, to_shards);
+        shards += (size_t)(by_row ? row : row * cut->outer) * cut->width;
     }
 }
 
@@ -10603,43 +10583,29 @@ static void tshi_redistribute_order(const tsh_ctx *ctx, const tshi_span *span,
 static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *layout, int gather, tsh_dtype dtype,
                                          const void *in, void *out) {
-    tshi_span span = tshi_redistribute_span(form, layout->dim);
-    size_t width = tsh_dtype_size(dtype);
-    size_t bytes = (size_t)(span.outer * span.length * span.inner) * width;
-    tshi_block *block, *scratch = NULL;
-    int64_t *counts = tshi_redistribute_counts(ctx, &span, layout, &block);
-    void *ordered = NULL;
-    if (!counts) return TSH_ERR_MEMORY;
-    if (layout->segments > 1) {
-        scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
-        if (scratch) ordered = tshi_mem_data(scratch);
-    } else {
-        ordered = gather ? out : tshi_kernel_read(in);
-    }
-    if (ordered && !gather && scratch)
-        tshi_redistribute_order(ctx, &span, layout, counts, tshi_kernel_read(in), ordered, width,
-                                1);
-    if (ordered && gather)
-        (void)tshi_error_comm(ctx, tsh_allgather(&ctx->tp, in, ordered, counts, span.outer, dtype),
+    const tshi_cut cut = tshi_redistribute_cut(form, layout, NULL, dtype);
+    const size_t counted = (size_t)cut.size * sizeof(int64_t);
+    const size_t bytes = layout->segments > 1 ? (size_t)tsh_numel(form) * cut.width : 0;
+    tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, counted + bytes);
+    int64_t *counts;
+    void *ordered = gather ? out : tshi_kernel_read(in);
+    int r;
+    if (!scratch) return TSH_ERR_MEMORY;
+    counts = (int64_t *)tshi_mem_data(scratch);
+    for (r = 0; r < cut.size; r++) counts[r] = tshi_redistribute_held(&cut, r);
+    if (bytes) ordered = counts + cut.size;
+    if (bytes && !gather)
+        tshi_redistribute_order(&cut, tshi_kernel_read(in), (char *)ordered, 1, 1);
+    if (gather)
+        (void)tshi_error_comm(ctx, tsh_allgather(&ctx->tp, in, ordered, counts, cut.outer, dtype),
                               "tsh_redistribute: all-gather");
-    if (ordered && !gather)
+    else
         (void)tshi_error_comm(
-            ctx, tsh_reduce_scatter(&ctx->tp, ordered, out, counts, span.outer, dtype, TSH_SUM),
+            ctx, tsh_reduce_scatter(&ctx->tp, ordered, out, counts, cut.outer, dtype, TSH_SUM),
             "tsh_redistribute: reduce-scatter");
-    if (ordered && gather && scratch)
-        tshi_redistribute_order(ctx, &span, layout, counts, out, ordered, width, 0);
+    if (bytes && gather) tshi_redistribute_order(&cut, out, (char *)ordered, 1, 0);
     tshi_mem_drop(ctx, scratch);
-    tshi_mem_drop(ctx, block);
     return ctx->error.code;
-}
-
-/* form with the size that rank's shard has along layout's dimension. */
-static tsh_tensor tshi_redistribute_local(const tsh_tensor *form, const tsh_layout *layout,
-                                          int rank) {
-    tsh_tensor local = *form;
-    local.dim[layout->dim] = tsh_chunk(layout, form->dim[layout->dim], form->ctx->tp.size, rank,
-                                       NULL);
-    return local;
 }
 
 /* S(i) to S(j) by all-to-all: every rank cuts its shard along j, a part for each rank, and joins
@@ -10647,41 +10613,26 @@ static tsh_tensor tshi_redistribute_local(const tsh_tensor *form, const tsh_layo
 static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *from, const tsh_layout *to,
                                          tsh_dtype dtype, const void *in, void *out) {
-    size_t width = tsh_dtype_size(dtype), total = (size_t)tsh_numel(form);
-    tsh_tensor mine = tshi_redistribute_local(form, from, ctx->tp.rank);
-    tsh_tensor next = tshi_redistribute_local(form, to, ctx->tp.rank);
-    tshi_span cut = tshi_redistribute_span(&mine, to->dim),
-              join = tshi_redistribute_span(&next, from->dim);
-    tshi_block *counts_block = tshi_mem_take(ctx, TSH_MEM_STEP,
-                                             2 * (size_t)ctx->tp.size * sizeof(int64_t));
-    tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, 2 * total * width + 2 * TSHI_ALIGN);
-    int64_t *send, *recv, at = 0;
+    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);
+    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype);
+    const size_t counted = (size_t)cut.size * sizeof(int64_t);
+    const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* as many as there can be */
+    tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, 2 * counted + 2 * bytes);
+    int64_t *send, *recv;
     char *sent, *received;
     int r;
-    if (counts_block && scratch) {
-        send = (int64_t *)tshi_mem_data(counts_block);
-        recv = send + ctx->tp.size;
-        sent = (char *)tshi_mem_data(scratch);
-        received = sent + total * width;
-        for (r = 0; r < ctx->tp.size; r++) {
-            int64_t row = tsh_chunk(to, cut.length, ctx->tp.size, r, NULL) * cut.inner;
-            tshi_redistribute_shard(&cut, to, ctx->tp.size, r, tshi_kernel_read(in),
-                                    sent + (size_t)at * width, row * (int64_t)width, width, 1);
-            send[r] = row * cut.outer;
-            recv[r] = tsh_chunk(from, join.length, ctx->tp.size, r, NULL) * join.inner * join.outer;
-            at += send[r];
-        }
-        (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, received, recv, 1, dtype),
-                              "tsh_redistribute: all-to-all");
-        for (at = 0, r = 0; r < ctx->tp.size; r++) {
-            int64_t row = tsh_chunk(from, join.length, ctx->tp.size, r, NULL) * join.inner;
-            tshi_redistribute_shard(&join, from, ctx->tp.size, r, out,
-                                    received + (size_t)at * width, row * (int64_t)width, width, 0);
-            at += recv[r];
-        }
-    }
+    if (!scratch) return TSH_ERR_MEMORY;
+    send = (int64_t *)tshi_mem_data(scratch);
+    recv = send + cut.size;
+    sent = (char *)(recv + cut.size);
+    received = sent + bytes;
+    for (r = 0; r < cut.size; r++) send[r] = tshi_redistribute_held(&cut, r) * cut.outer;
+    for (r = 0; r < cut.size; r++) recv[r] = tshi_redistribute_held(&join, r) * join.outer;
+    tshi_redistribute_order(&cut, tshi_kernel_read(in), sent, 0, 1);
+    (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, received, recv, 1, dtype),
+                          "tsh_redistribute: all-to-all");
+    tshi_redistribute_order(&join, out, received, 0, 0);
     tshi_mem_drop(ctx, scratch);
-    tshi_mem_drop(ctx, counts_block);
     return ctx->error.code;
 }
 
@@ -10691,43 +10642,36 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
                                          const tsh_layout *to, tsh_dtype dtype, const void *in,
                                          void *out) {
     tsh_ctx *ctx = form->ctx;
-    size_t bytes = (size_t)tsh_numel(form) * tsh_dtype_size(dtype);
-    if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED &&
-        !tshi_layout_equal(from, to, form->dim, ctx->tp.size)) {
-        tsh_layout whole = tsh_replicated();
-        tshi_block *scratch;
-        if (from->dim != to->dim)
-            return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out);
-        /* the same dimension with other segments or units: gather and slice */
-        scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
-        if (scratch &&
-            tshi_redistribute_move(form, from, &whole, dtype, in, tshi_mem_data(scratch)) == TSH_OK)
-            (void)tshi_redistribute_move(form, &whole, to, dtype, tshi_mem_data(scratch), out);
+    const tsh_layout whole = tsh_replicated();
+    const size_t width = tsh_dtype_size(dtype), bytes = (size_t)tsh_numel(form) * width;
+    if (tshi_layout_equal(from, to, form->dim, ctx->tp.size)) {
+        memcpy(out, in, (size_t)tsh_local_numel(form) * width);
+    } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED && from->dim == to->dim) {
+        /* other segments or units: gather and slice */
+        tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
+        void *values = scratch ? tshi_mem_data(scratch) : NULL;
+        if (values && tshi_redistribute_move(form, from, &whole, dtype, in, values) == TSH_OK)
+            (void)tshi_redistribute_move(form, &whole, to, dtype, values, out);
         tshi_mem_drop(ctx, scratch);
-        return ctx->error.code;
-    }
-    if (from->kind == to->kind) {
-        memcpy(out, in, (size_t)tsh_local_numel(form) * tsh_dtype_size(dtype));
-        return TSH_OK;
-    }
-    if (from->kind == TSH_SHARDED)
+    } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED) {
+        return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out);
+    } else if (from->kind == TSH_SHARDED) {
         return tshi_redistribute_rows(ctx, form, from, 1, dtype, in, out);
-    if (from->kind == TSH_PARTIAL && to->kind == TSH_SHARDED)
+    } else if (from->kind == TSH_PARTIAL && to->kind == TSH_SHARDED) {
         return tshi_redistribute_rows(ctx, form, to, 0, dtype, in, out);
-    if (from->kind == TSH_REPLICATED && to->kind == TSH_SHARDED) {
-        tshi_span span = tshi_redistribute_span(form, to->dim);
-        int64_t row = tsh_chunk(to, span.length, ctx->tp.size, ctx->tp.rank, NULL) * span.inner;
-        tshi_redistribute_shard(&span, to, ctx->tp.size, ctx->tp.rank, tshi_kernel_read(in), out,
-                                row * (int64_t)tsh_dtype_size(dtype), tsh_dtype_size(dtype), 1);
-        return ctx->error.code;
-    }
-    if (to->kind == TSH_PARTIAL && ctx->tp.rank)
-        memset(out, 0, bytes);
-    else
+    } else if (to->kind == TSH_SHARDED) {
+        const tshi_cut cut = tshi_redistribute_cut(form, to, NULL, dtype);
+        tshi_redistribute_shard(&cut, ctx->tp.rank, tshi_kernel_read(in), (char *)out,
+                                tshi_redistribute_held(&cut, ctx->tp.rank), 1);
+    } else if (from->kind == TSH_PARTIAL) {
         memcpy(out, in, bytes);
-    if (from->kind == TSH_PARTIAL)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, out, tsh_numel(form), dtype, TSH_SUM),
                               "tsh_redistribute: all-reduce");
+    } else if (ctx->tp.rank) {
+        memset(out, 0, bytes);
+    } else {
+        memcpy(out, in, bytes);
+    }
     return ctx->error.code;
 }
 
@@ -10746,38 +10690,48 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
         tshi_mem_drop(node->out->ctx, scratch);
 }
 
-/* Backward to the layout `to`. An all-gather's op accepts partial gradients: a complete gradient is
- * sliced, a partial one reduce-scattered, which is cheaper than an all-reduce before. */
-static void tshi_redistribute_backward_to(tshi_node *node, const tsh_tensor *form,
-                                          const tsh_layout *to) {
-    tsh_tensor *out = node->out;
-    tsh_layout sum = tsh_partial(), whole = tsh_replicated();
-    tsh_layout from = out->layout.kind == TSH_SHARDED ? out->layout : whole;
-    if (out->gr.live)
-        tshi_redistribute_back(node, form, &from, to, (tsh_real *)tshi_mem_data(out->gr.block));
-    if (out->gp.live)
-        tshi_redistribute_back(node, form, &sum, to, (tsh_real *)tshi_mem_data(out->gp.block));
-}
-
+/* An all-gather's op accepts partial gradients: a complete gradient is sliced, a partial one
+ * reduce-scattered, which is cheaper than an all-reduce before. */
 static void tshi_redistribute_backward(tshi_node *node) {
-    tsh_tensor *x = node->in[0];
-    tsh_layout to = x->layout.kind == TSH_SHARDED ? x->layout : tsh_replicated();
-    tshi_redistribute_backward_to(node, x, &to);
+    const tsh_tensor *out = node->out;
+    const tsh_layout sum = tsh_partial(), whole = tsh_replicated();
+    const tsh_layout *from = out->layout.kind == TSH_SHARDED ? &out->layout : &whole;
+    const tsh_layout *to = (const tsh_layout *)node->params; /* input 0 in the output's shape */
+    if (out->gr.live)
+        tshi_redistribute_back(node, out, from, to, (tsh_real *)tshi_mem_data(out->gr.block));
+    if (out->gp.live)
+        tshi_redistribute_back(node, out, &sum, to, (tsh_real *)tshi_mem_data(out->gp.block));
 }
 
 static const tshi_op tshi_redistribute_op = {
     "tsh_redistribute", "x", NULL, tshi_redistribute_backward, TSHI_NONE, 0};
 static const tshi_op tshi_redistribute_all_gather_op = {
     "tsh_redistribute", "x", NULL, tshi_redistribute_backward, TSHI_NONE, TSHI_OP_ACCEPTS_PARTIAL};
+static const tshi_op tshi_redistribute_gather_op = {
+    "tsh_tp_gather", "x", NULL, tshi_redistribute_backward, TSHI_NONE, TSHI_OP_ACCEPTS_PARTIAL};
+
+/* Makes the output of a redistribution of x, whose layout in the output's global shape is `from`.
+ * Backward gives x a gradient that is sharded if `from` is, else replicated. */
+static tsh_tensor *tshi_redistribute_run(const tshi_op *op, tsh_tensor *x, const tsh_layout *from,
+                                         const tsh_shape *shape, const tsh_layout *layout) {
+    tsh_tensor *out = tshi_tensor_out(x->ctx, op->name, x->dtype, shape, layout);
+    const tsh_layout back = from->kind == TSH_SHARDED ? *from : tsh_replicated();
+    tshi_block *scratch;
+    void *values = out ? tshi_kernel_packed(x, &scratch) : NULL;
+    tsh_result result;
+    if (!values) return NULL;
+    result = tshi_redistribute_move(out, from, layout, x->dtype, values, tshi_tensor_at(out));
+    tshi_mem_drop(x->ctx, scratch);
+    if (result != TSH_OK) return NULL;
+    tshi_map_record(op, out, &x, 1, TSHI_NONE, &back, sizeof back, NULL);
+    return out;
+}
 
 TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
     const tshi_op *op = &tshi_redistribute_op;
     tsh_ctx *ctx;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     tsh_shape shape = tsh_shape_of(x);
-    tshi_block *scratch;
-    tsh_tensor *out;
-    void *values;
     if (x) tshi_error_tell(x->ctx); /* an earlier error: peers may wait in the collective */
     ctx = tshi_tensor_check("tsh_redistribute", &x, 1);
     if (!ctx) return NULL;
@@ -10787,21 +10741,13 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
                                tshi_tensor_text(x, a), tsh_layout_text(&layout, b, sizeof b));
     if (tshi_layout_alike(&x->layout, &layout)) return x;
     if (ctx->tp.size == 1 || tshi_layout_equal(&x->layout, &layout, x->dim, ctx->tp.size)) {
-        out = tshi_tensor_view(x);
+        tsh_tensor *out = tshi_tensor_view(x);
         if (out) out->layout = layout;
         return out;
     }
-    out = tshi_tensor_out(ctx, "tsh_redistribute", x->dtype, &shape, &layout);
-    values = out ? tshi_kernel_packed(x, &scratch) : NULL;
-    if (!values) return NULL;
-    (void)tshi_redistribute_move(x, &x->layout, &out->layout, x->dtype, values,
-                                 tshi_tensor_at(out));
-    tshi_mem_drop(ctx, scratch);
-    if (ctx->error.code != TSH_OK) return NULL;
     if (x->layout.kind == TSH_SHARDED && layout.kind == TSH_REPLICATED)
         op = &tshi_redistribute_all_gather_op;
-    (void)tshi_tape_record(op, out, &x, 1, TSHI_NONE, 0);
-    return out;
+    return tshi_redistribute_run(op, x, &x->layout, &shape, &layout);
 }
 
 TSH_API tsh_tensor *tsh_full(tsh_tensor *x) {
@@ -10840,7 +10786,7 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
     const tsh_layout *cut = form->layout.kind == TSH_SHARDED ? &form->layout : &layout;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     tsh_tensor next = *form;
-    int64_t held = 0, owned = 0;
+    int64_t held, owned;
     int r, fits = 1, d = cut->dim < 0 ? cut->dim + form->ndim : cut->dim;
     if (cut->kind == TSH_SHARDED && (d < 0 || d >= form->ndim)) fits = d = 0;
     if (layout.kind == TSH_SHARDED && fits) {
@@ -10856,17 +10802,14 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
     if (cut->kind == TSH_SHARDED) {
         held = layout.kind == TSH_SHARDED ? form->dim[d]
                                           : tsh_chunk(cut, form->dim[d], ctx->tp.size, 0, NULL);
-        for (r = 0; r < ctx->tp.size; r++) {
-            owned = tsh_chunk(cut, next.dim[d], ctx->tp.size, r, NULL);
-            if (owned != held) break;
-        }
-        if (r < ctx->tp.size)
-            return tsh_fail(
-                ctx, TSH_ERR_LAYOUT,
-                "tsh_set_layout: %s cannot become %s: of dimension %d rank %d has %lld, "
-                "not %lld; all pieces must be of one length",
-                tshi_tensor_text(form, a), tsh_layout_text(&layout, b, sizeof b), d, r,
-                (long long)owned, (long long)held);
+        for (r = 0; r < ctx->tp.size; r++)
+            if ((owned = tsh_chunk(cut, next.dim[d], ctx->tp.size, r, NULL)) != held)
+                return tsh_fail(
+                    ctx, TSH_ERR_LAYOUT,
+                    "tsh_set_layout: %s cannot become %s: of dimension %d rank %d has %lld, "
+                    "not %lld; all pieces must be of one length",
+                    tshi_tensor_text(form, a), tsh_layout_text(&layout, b, sizeof b), d, r,
+                    (long long)owned, (long long)held);
         if (layout.kind != TSH_SHARDED) next.dim[d] = held;
     }
     next.layout = layout;
@@ -10881,6 +10824,7 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_set_layout", &t, 1);
     tsh_layout resolved = layout;
     tsh_tensor form, *out;
+    int in_place;
     if (!ctx) return NULL;
     form = *t;
     if (tshi_layout_resolve(&resolved, t->ndim, t->dim) &&
@@ -10893,24 +10837,20 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
         if (ctx->error.code != TSH_OK || tshi_redistribute_declare(&form, layout) != TSH_OK)
             return NULL;
     }
-    if ((t->flags & TSHI_OWNED) &&
-        !(t->flags & TSHI_PARAM)) { /* a parameter's layout is the plan's */
-        if (!tshi_redistribute_may_change(t)) return NULL;
-        out = t;
-    } else {
-        out = tshi_redistribute_window("tsh_set_layout", &t);
-    }
+    in_place = (t->flags & TSHI_OWNED) && !(t->flags & TSHI_PARAM); /* these have the plan's layout */
+    if (in_place && !tshi_redistribute_may_change(t)) return NULL;
+    out = in_place ? t : tshi_redistribute_window("tsh_set_layout", &t);
     if (!out) return NULL;
     memcpy(out->dim, form.dim, sizeof out->dim);
     out->layout = form.layout;
-    if (out != t)
+    if (!in_place)
         (void)tshi_tape_record(&tshi_redistribute_set_layout_op, out, &t, 1, TSHI_NONE, 0);
     return out;
 }
 
 /* Checks input x of tsh_tp_...: it is replicated, or sharded or partial if these are 1. NULL and an
  * error if not. */
-static tsh_ctx *tshi_redistribute_held(const char *op, tsh_tensor *x, int sharded, int partial) {
+static tsh_ctx *tshi_redistribute_takes(const char *op, tsh_tensor *x, int sharded, int partial) {
     char text[TSHI_TEXT_SIZE];
     tsh_ctx *ctx;
     if (x) tshi_error_tell(x->ctx); /* an earlier error: peers may wait in the collective */
@@ -10970,7 +10910,7 @@ static const tshi_op tshi_redistribute_copy_op = {
     TSHI_NONE,     TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
 
 TSH_API tsh_tensor *tsh_tp_copy(tsh_tensor *x, tsh_redop op) {
-    tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_copy", x, 0, 0);
+    tsh_ctx *ctx = tshi_redistribute_takes("tsh_tp_copy", x, 0, 0);
     tsh_tensor *out;
     if (!ctx || !tshi_redistribute_redop("tsh_tp_copy", x, op)) return NULL;
     if (ctx->tp.size == 1 || !tshi_tape_records(ctx, &x, 1)) return x;
@@ -10984,7 +10924,7 @@ static const tshi_op tshi_redistribute_reduce_op = {"tsh_tp_reduce",        "x",
                                                     tshi_map_same_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op) {
-    tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_reduce", x, 0, 1);
+    tsh_ctx *ctx = tshi_redistribute_takes("tsh_tp_reduce", x, 0, 1);
     tsh_shape shape = tsh_shape_of(x);
     tsh_tensor *out;
     if (!ctx || !tshi_redistribute_redop("tsh_tp_reduce", x, op)) return NULL;
@@ -11001,28 +10941,17 @@ TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op) {
 }
 
 TSH_API tsh_tensor *tsh_tp_scatter(tsh_tensor *x, int dim) {
-    tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_scatter", x, 0, 0);
+    tsh_ctx *ctx = tshi_redistribute_takes("tsh_tp_scatter", x, 0, 0);
     int axis = ctx ? tshi_redistribute_dim("tsh_tp_scatter", x, dim) : -1;
     return axis < 0 ? NULL : tsh_redistribute(x, tsh_sharded(axis));
 }
 
-static void tshi_redistribute_gather_backward(tshi_node *node) {
-    tshi_redistribute_backward_to(node, node->out, (const tsh_layout *)node->params);
-}
-
-static const tshi_op tshi_redistribute_gather_op = {
-    "tsh_tp_gather",        "x", NULL, tshi_redistribute_gather_backward, TSHI_NONE,
-    TSHI_OP_ACCEPTS_PARTIAL};
-
 TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim) {
-    tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_gather", x, 1, 0);
+    tsh_ctx *ctx = tshi_redistribute_takes("tsh_tp_gather", x, 1, 0);
     int axis = ctx ? tshi_redistribute_dim("tsh_tp_gather", x, dim) : -1;
     tsh_layout whole = tsh_replicated(), shards = tsh_sharded(axis);
     char text[TSHI_TEXT_SIZE];
     tsh_shape shape = tsh_shape_of(x);
-    tsh_tensor *out;
-    tshi_block *scratch;
-    void *values;
     if (axis < 0) return NULL;
     if (x->layout.kind == TSH_SHARDED && x->layout.dim != axis)
         return tshi_error_null(ctx, TSH_ERR_LAYOUT,
@@ -11032,17 +10961,8 @@ TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim) {
     if (x->layout.kind == TSH_SHARDED) return tsh_redistribute(x, whole);
     if (ctx->tp.size == 1) return x;
     shape.dim[axis] *= ctx->tp.size;
-    out = tshi_tensor_out(ctx, "tsh_tp_gather", x->dtype, &shape, &whole);
-    values = out && tshi_layout_resolve(&shards, out->ndim, out->dim)
-                 ? tshi_kernel_packed(x, &scratch)
-                 : NULL;
-    if (!values) return NULL;
-    (void)tshi_redistribute_move(out, &shards, &whole, x->dtype, values, tshi_tensor_at(out));
-    tshi_mem_drop(ctx, scratch);
-    if (ctx->error.code != TSH_OK) return NULL;
-    tshi_map_record(&tshi_redistribute_gather_op, out, &x, 1, TSHI_NONE, &shards, sizeof shards,
-                    NULL);
-    return out;
+    (void)tshi_layout_resolve(&shards, shape.ndim, shape.dim);
+    return tshi_redistribute_run(&tshi_redistribute_gather_op, x, &shards, &shape, &whole);
 }
 
 TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
@@ -16647,18 +16567,6 @@ TSH_API TSHI_COLD tsh_pipeline *tsh_pipeline_new(tsh_module *container,
 
 enum { TSHI_FILE_STALE = 3600 }; /* seconds; see tshi_file_sweep */
 
-#if TSHI_POSIX
-/* Names the kind of a file; NULL: a regular one. */
-static const char *tshi_file_kind_of(const struct stat *info) {
-    return S_ISREG(info->st_mode)    ? NULL
-           : S_ISDIR(info->st_mode)  ? "a folder"
-           : S_ISFIFO(info->st_mode) ? "a FIFO"
-           : S_ISCHR(info->st_mode)  ? "a device"
-           : S_ISBLK(info->st_mode)  ? "a device"
-                                     : "no regular file";
-}
-#endif
-
 /* Names the kind of what is at a path, symbolic links followed; NULL: a regular file, or nothing.
  * Does not open it, which could block (a FIFO) or rewind (a tape drive). */
 static const char *tshi_file_kind(const char *path) {
@@ -16667,19 +16575,28 @@ static const char *tshi_file_kind(const char *path) {
     return found != none && (found & folder) ? "a folder" : NULL;
 #elif TSHI_POSIX
     struct stat info;
-    return stat(path, &info) == 0 ? tshi_file_kind_of(&info) : NULL;
+    if (stat(path, &info) != 0 || S_ISREG(info.st_mode)) return NULL;
+    return S_ISDIR(info.st_mode)                            ? "a folder"
+           : S_ISFIFO(info.st_mode)                         ? "a FIFO"
+           : S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode) ? "a device"
+                                                            : "no regular file";
 #else
     (void)path;
     return NULL;
 #endif
 }
 
-/* fseek with 64 bits where the system has it; 0 if it fails. */
-static int tshi_file_seek(FILE *file, int64_t by, int from) {
+/* Goes to a position in a file; 0 if that fails. Steps fit a long; a system with 32-bit longs may
+ * still refuse files over 2 GiB. */
+static int tshi_file_seek(FILE *file, int64_t to) {
 #if defined(_WIN32)
-    return _fseeki64(file, by, from) == 0;
+    return _fseeki64(file, to, SEEK_SET) == 0;
 #else
-    return fseek(file, (long)by, from) == 0;
+    const int64_t max = LONG_MAX < INT64_MAX ? LONG_MAX : INT64_MAX;
+    int from = SEEK_SET;
+    for (; to > max; to -= max, from = SEEK_CUR)
+        if (fseek(file, LONG_MAX, from) != 0) return 0;
+    return fseek(file, (long)to, from) == 0;
 #endif
 }
 
@@ -16854,13 +16771,21 @@ typedef struct tshi_io_pair {
     const char *name, *text;
 } tshi_io_pair;
 
+/* A count of the model that the metadata holds: the state of generators and optimiser. */
+typedef struct tshi_io_count {
+    const char *prefix, *name; /* its key is both, joined */
+    uint64_t *value, read;     /* in the model, and from the file */
+    int optional;              /* a file without it means 0 */
+    int staged;                /* is 0 on stages that do not hold its module or parameter */
+} tshi_io_count;
+
 /* A tensor of the model: a parameter, or a moment of one. */
 typedef struct tshi_io_item {
     const char *prefix;          /* of its name in the file */
     tsh_tensor *param, **moment; /* moment NULL: the parameter itself */
+    const tshi_io_count *steps;  /* of a moment: the updates of its parameter */
     const tshi_dtype *dtype;     /* the parameter's; of moments that of tsh_real */
     int there;                   /* writing: it has values, here or on another stage */
-    int required;                /* reading: a file without it is an error */
     const tshi_io_entry *entry;  /* reading: its entry; NULL: the file has none */
 } tshi_io_item;
 
@@ -16874,7 +16799,8 @@ typedef struct tshi_io {
     uint64_t hash;    /* of the model, or the file: the same on all ranks */
     tshi_arena arena; /* of this save or load */
     tshi_io_item *item;
-    int items;
+    tshi_io_count *count; /* `generators` of the generators, then those of the optimiser */
+    int items, counts, generators;
     /* writing: */
     char *buffer;            /* the buffer for values; on rank 0 of tp a second one after it */
     int64_t *known;          /* see tshi_io_merge_stages */
@@ -16886,13 +16812,12 @@ typedef struct tshi_io {
     int64_t hash_at;         /* where the header holds the hash of all values */
     uint64_t hashes[TSHI_IO_HASHES]; /* that hash so far */
     /* reading: */
-    int descriptor;    /* of `file`; -1: not known */
     int64_t stamp;     /* of the file's last change, when it was opened */
     int64_t nonfinite; /* tensors with NaN or infinity */
     char *text, *at; /* the header, the next character to parse */
     tshi_io_entry *entry;
     tshi_io_pair *pair;
-    size_t entries, pairs, max_entries, max_pairs;
+    size_t entries, pairs;
     int64_t data, place; /* where values begin; the position of the next read */
 } tshi_io;
 
@@ -16906,7 +16831,7 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
     io->optim = optim;
     io->op = op;
     io->path = path ? path : "";
-    io->lock = io->descriptor = -1;
+    io->lock = -1;
     if (!*io->path) (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: there is no path", op);
     if (optim && optim->module->ctx != io->ctx)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: the optimiser belongs to another ctx", op);
@@ -16930,18 +16855,27 @@ static void tshi_io_end(tshi_io *io) {
     tshi_mem_close(io->ctx, TSH_MEM_BOOKS, io->arena.first);
 }
 
-/* Reports a failed system call: operation, path and strerror(errno). Returns 0. */
-static int tshi_io_system_error(const tshi_io *io, const char *what) {
-    (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" %s: %s", io->op, io->path, what,
-                   errno ? strerror(errno) : "the system gives no reason");
+/* Reports an error of this save or load: operation and path, then the rest as printf. Returns 0. */
+TSH_PRINTF(3, 4)
+static TSHI_COLD int tshi_io_fail(const tshi_io *io, tsh_result code, const char *format, ...) {
+    char text[TSH_MESSAGE_SIZE];
+    va_list list;
+    va_start(list, format);
+    (void)vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    (void)tsh_fail(io->ctx, code, "%s: \"%.200s\" %s", io->op, io->path, text);
     return 0;
+}
+
+/* Reports a failed system call with strerror(errno). Returns 0. */
+static int tshi_io_system_error(const tshi_io *io, const char *what) {
+    return tshi_io_fail(io, TSH_ERR_IO, "%s: %s", what,
+                        errno ? strerror(errno) : "the system gives no reason");
 }
 
 /* Reports a path that is not a safetensors file. Returns 0. */
 static int tshi_io_wrong_kind(const tshi_io *io, const char *what) {
-    (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" is %s; %s takes one safetensors file",
-                   io->op, io->path, what, io->op);
-    return 0;
+    return tshi_io_fail(io, TSH_ERR_IO, "is %s; %s takes one safetensors file", what, io->op);
 }
 
 /* Gives all ranks of the world the error of rank size - `found`. */
@@ -16959,31 +16893,25 @@ static tsh_result tshi_io_take_error(tsh_ctx *ctx, int64_t found, const char *op
 static tsh_result tshi_io_agree(const tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     tsh_comm *world = &ctx->world;
-    tsh_coll coll = tsh_coll_make(TSH_ALLREDUCE, TSH_I64);
-    int64_t max[3];
+    int64_t max[3] = {0, 0, 0};
+    tsh_coll coll = tshi_comm_coll(TSH_ALLREDUCE, max, max, 3, TSH_I64);
     /* a slow disk writes 8 MiB per second; a file's header may claim any size */
     const int64_t seconds = tshi_base_min(io->bytes >> 23, 1000000);
     if (ctx->told) return ctx->error.code;
     max[0] = ctx->error.code != TSH_OK ? world->size - world->rank : 0;
     max[1] = (int64_t)(io->hash >> 1);
     max[2] = -max[1]; /* the maximum of -x is the minimum of x */
-    coll.send = coll.recv = max;
-    coll.count = 3;
     coll.redop = TSH_MAX;
     coll.timeout_ns = seconds > 300 ? seconds * 1000000000 : 0;
     if (tshi_error_comm(ctx, tshi_comm_run(world, &coll), io->op) != TSH_OK) return ctx->error.code;
     if (max[0]) {
         (void)tshi_io_take_error(ctx, max[0], io->op);
     } else if (max[1] != -max[2]) {
-        if (io->data) /* reading */
-            (void)tsh_fail(ctx, TSH_ERR_IO,
-                           "%s: \"%.200s\" is not the same file on every rank, or was saved anew "
-                           "while ranks opened it; if so, load it again",
-                           io->op, io->path);
-        else
-            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                           "%s: \"%.200s\": ranks hold different models or optimisers", io->op,
-                           io->path);
+        const int reading = io->data > 0;
+        (void)tshi_io_fail(io, reading ? TSH_ERR_IO : TSH_ERR_ARGUMENT, "%s",
+                           !reading ? "cannot be written: ranks hold different models or optimisers"
+                                    : "is not the same file on every rank, or was saved anew while "
+                                      "ranks opened it; if so, load it again");
         ctx->error.rank = -1;
     }
     return ctx->error.code;
@@ -16991,39 +16919,68 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
 
 /* -- the tensors of a file --------------------------------------------------- */
 
-/* Counts an item or, once io->item has memory, lists it. */
-static void tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *param, tsh_tensor **moment) {
-    tshi_io_item *item = io->item ? io->item + io->items : NULL;
-    io->items++;
-    if (!item) return;
+static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *param,
+                                 tsh_tensor **moment) {
+    tshi_io_item *item = &io->item[io->items++];
     item->prefix = prefix;
     item->param = param;
     item->moment = moment;
     item->dtype = &tshi_dtypes[moment ? TSH_REAL : param->dtype];
+    return item;
 }
 
 static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
     (void)path;
-    tshi_io_add((tshi_io *)user, "", param, NULL);
+    (void)tshi_io_add((tshi_io *)user, "", param, NULL);
 }
 
-static void tshi_io_add_all(tshi_io *io) {
-    int i;
-    io->items = 0;
-    tshi_module_params(io->root, 1, tshi_io_add_param, io);
-    for (i = 0; io->optim && i < io->optim->count; i++)
-        tshi_io_add(io, tshi_io_first, io->optim->each[i].param, &io->optim->each[i].first);
-    for (i = 0; io->optim && i < io->optim->count; i++)
-        tshi_io_add(io, tshi_io_second, io->optim->each[i].param, &io->optim->each[i].second);
+/* `value` is an int64_t or uint64_t. `read` begins with it, for files that do not have the count. */
+static tshi_io_count *tshi_io_add_count(tshi_io *io, const char *prefix, const char *name,
+                                        const void *value) {
+    tshi_io_count *count = &io->count[io->counts++];
+    count->prefix = prefix;
+    count->name = name;
+    count->value = (uint64_t *)tshi_kernel_read(value);
+    count->read = *count->value;
+    return count;
 }
 
-/* Lists parameters, then moments, in the order of the file; 0 and an error without memory. */
+/* Lists tensors and counts in the order of the file; 0 and an error without memory. */
 static int tshi_io_list(tshi_io *io) {
-    tshi_io_add_all(io);
-    io->item = (tshi_io_item *)tshi_mem_book(io->ctx, &io->arena,
-                                             ((size_t)io->items + 1) * sizeof *io->item);
-    if (io->item) tshi_io_add_all(io);
-    return io->item != NULL;
+    tsh_ctx *ctx = io->ctx;
+    const tsh_optim *optim = io->optim;
+    const int updated = optim ? optim->count : 0;
+    const size_t modules = (size_t)tshi_module_count(ctx);
+    const size_t items = modules * TSHI_MODULE_PARAMS + 2 * (size_t)updated;
+    const size_t counts = modules + (size_t)updated + 5;
+    tsh_module *m;
+    int i;
+    io->item = (tshi_io_item *)tshi_mem_book(ctx, &io->arena, items * sizeof *io->item);
+    io->count = (tshi_io_count *)tshi_mem_book(ctx, &io->arena, counts * sizeof *io->count);
+    if (!io->item || !io->count) return 0;
+    (void)tshi_io_add_count(io, "tshard.", "seed", &ctx->seed);
+    (void)tshi_io_add_count(io, "tshard.", "randn_calls", &ctx->randn_calls);
+    (void)tshi_io_add_count(io, "tshard.", "dropout_calls", &ctx->dropout_calls);
+    for (m = io->root; m; m = tshi_module_next(io->root, m)) {
+        tshi_io_count *calls = tshi_io_add_count(io, "tshard.dropout_calls.", m->path,
+                                                 &m->dropout_calls);
+        calls->optional = calls->staged = 1;
+    }
+    io->generators = io->counts;
+    if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "steps", &optim->info.steps);
+    if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "skipped", &optim->info.skipped);
+    tshi_module_params(io->root, 1, tshi_io_add_param, io);
+    for (i = 0; i < updated; i++) {
+        tshi_moments *each = &optim->each[i];
+        tshi_io_count *steps = tshi_io_add_count(io, "tshard.optim.steps.", each->param->path,
+                                                 &each->steps);
+        steps->staged = 1;
+        tshi_io_add(io, tshi_io_first, each->param, &each->first)->steps = steps;
+    }
+    for (i = 0; i < updated; i++)
+        tshi_io_add(io, tshi_io_second, optim->each[i].param, &optim->each[i].second)->steps =
+            &io->count[io->generators + 2 + i];
+    return 1;
 }
 
 /* Returns an item's tensor; NULL: a moment that has not been made. */
@@ -17100,68 +17057,43 @@ static const char *tshi_io_escape(char c, char out[8]) {
     return out;
 }
 
-/* Appends prefix and name as one JSON string. */
+/* Appends a key, prefix and name in one, with the comma before it and the colon after it. */
 static void tshi_io_put_name(tshi_io_text *text, const char *prefix, const char *name) {
     char one[8];
-    tshi_io_put(text, "\"%s", prefix);
+    tshi_io_put(text, ",\"%s", prefix);
     for (; *name; name++) tshi_io_put(text, "%s", tshi_io_escape(*name, one));
-    tshi_io_put(text, "\"");
+    tshi_io_put(text, "\":");
 }
 
-/* Appends an entry of the metadata whose text is a number. */
-static void tshi_io_put_count(tshi_io_text *text, const char *prefix, const char *name,
-                              uint64_t count) {
-    tshi_io_put(text, ",");
-    tshi_io_put_name(text, prefix, name);
-    tshi_io_put(text, ":\"%llu\"", (unsigned long long)count);
-}
-
-static const char *tshi_io_kind(const tsh_optim *optim) {
+static const char *tshi_io_kind(const tshi_io *io) {
     static const char *const name[] = {"sgd", "adam", "adamw"};
-    return name[optim->desc.kind];
+    return name[io->optim->desc.kind];
 }
 
 /* The metadata's key for the hash of all values, 16 hexadecimal digits. They are written last, once
  * the hash is known. It does not depend on the degree of parallelism. */
 static const char tshi_io_hash_key[] = "\"tshard.hash\":\"";
 
-/* Writes the metadata: states of generators and optimiser. "format": "pt" is as PyTorch has it. */
-static void tshi_io_put_state(const tshi_io *io, tshi_io_text *text) {
-    const tsh_optim *optim = io->optim;
-    tsh_module *m;
-    int i;
-    tshi_io_put(text, "\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\",%s%016d\"",
-                tshi_io_hash_key, 0);
-    tshi_io_put_count(text, "tshard.", "seed", io->ctx->seed);
-    tshi_io_put_count(text, "tshard.", "randn_calls", io->ctx->randn_calls);
-    tshi_io_put_count(text, "tshard.", "dropout_calls", io->ctx->dropout_calls);
-    for (m = io->root; m; m = tshi_module_next(io->root, m))
-        if (m->dropout_calls)
-            tshi_io_put_count(text, "tshard.dropout_calls.", m->path, m->dropout_calls);
-    if (optim) {
-        tshi_io_put(text, ",\"tshard.optim\":\"%s\"", tshi_io_kind(optim));
-        tshi_io_put_count(text, "tshard.optim.", "steps", (uint64_t)optim->info.steps);
-        tshi_io_put_count(text, "tshard.optim.", "skipped", (uint64_t)optim->info.skipped);
-        for (i = 0; i < optim->count; i++)
-            tshi_io_put_count(text, "tshard.optim.steps.", optim->each[i].param->path,
-                              (uint64_t)optim->each[i].steps);
-    }
-    tshi_io_put(text, "}");
-}
-
-/* Writes the whole header. */
+/* Writes the whole header. "format": "pt" is as PyTorch has it. */
 static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     int64_t begin = 0, end;
     int i, d;
-    tshi_io_put(text, "{");
-    tshi_io_put_state(io, text);
+    tshi_io_put(text, "{\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\",%s%016d\"",
+                tshi_io_hash_key, 0);
+    for (i = 0; i < io->counts; i++) {
+        const tshi_io_count *count = &io->count[i];
+        if (i == io->generators) tshi_io_put(text, ",\"tshard.optim\":\"%s\"", tshi_io_kind(io));
+        if (count->optional && !*count->value) continue;
+        tshi_io_put_name(text, count->prefix, count->name);
+        tshi_io_put(text, "\"%llu\"", (unsigned long long)*count->value);
+    }
+    tshi_io_put(text, "}");
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].param; /* a moment has its form */
         if (!io->item[i].there) continue;
         end = begin + tsh_numel(t) * io->item[i].dtype->size;
-        tshi_io_put(text, ",");
-        tshi_io_put_name(text, io->item[i].prefix, io->item[i].param->path);
-        tshi_io_put(text, ":{\"dtype\":\"%s\",\"shape\":[", io->item[i].dtype->file);
+        tshi_io_put_name(text, io->item[i].prefix, t->path);
+        tshi_io_put(text, "{\"dtype\":\"%s\",\"shape\":[", io->item[i].dtype->file);
         for (d = 0; d < t->ndim; d++) tshi_io_put(text, d ? ",%lld" : "%lld", (long long)t->dim[d]);
         tshi_io_put(text, "],\"data_offsets\":[%lld,%lld]}", (long long)begin, (long long)end);
         begin = end;
@@ -17202,7 +17134,7 @@ static void tshi_io_write(const tshi_io *io, const void *data, size_t bytes) {
 static uint64_t tshi_io_word(const char *at, size_t bytes) {
     const uint16_t one = 1;
     uint64_t word = 0;
-    memcpy(&word, at, bytes < 8 ? bytes : 8);
+    memcpy(&word, at, bytes);
     if (!*(const unsigned char *)&one) tshi_io_swap_bytes(&word, 1, sizeof word);
     return word;
 }
@@ -17210,22 +17142,11 @@ static uint64_t tshi_io_word(const char *at, size_t bytes) {
 /* Adds bytes of the file to the hash of all values. Words go to four hashes in turn, whose
  * multiplications the processor overlaps. */
 static void tshi_io_hash_values(tshi_io *io, const char *values, size_t left) {
-    uint64_t a = io->hashes[0], b = io->hashes[1], c = io->hashes[2], d = io->hashes[3];
+    uint64_t *hash = io->hashes;
     size_t h;
-    for (; left >= 32; left -= 32, values += 32) {
-        a = tshi_coll_mix(a, tshi_io_word(values, 8));
-        b = tshi_coll_mix(b, tshi_io_word(values + 8, 8));
-        c = tshi_coll_mix(c, tshi_io_word(values + 16, 8));
-        d = tshi_coll_mix(d, tshi_io_word(values + 24, 8));
-    }
-    io->hashes[0] = a;
-    io->hashes[1] = b;
-    io->hashes[2] = c;
-    io->hashes[3] = d;
-    for (h = 0; left > 0; h++, values += 8) {
-        io->hashes[h] = tshi_coll_mix(io->hashes[h], tshi_io_word(values, left));
-        left -= left < 8 ? left : 8;
-    }
+    for (h = 0; left >= 8; h = (h + 1) % TSHI_IO_HASHES, values += 8, left -= 8)
+        hash[h] = tshi_coll_mix(hash[h], tshi_io_word(values, 8));
+    if (left) hash[h] = tshi_coll_mix(hash[h], tshi_io_word(values, left));
 }
 
 /* Creates and opens the file io->temporary; io->file stays NULL if that fails. 0: try another name.
@@ -17234,20 +17155,19 @@ static int tshi_io_create(tshi_io *io) {
 #if TSHI_POSIX
     struct stat old;
     const int mode = stat(io->target, &old) == 0 ? 0600 : 0666;
-    int copy = -1;
+    int copy;
     errno = 0;
     io->lock = open(io->temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
-    if (io->lock < 0 && errno == EEXIST) return 0;
+    if (io->lock < 0) return errno != EEXIST;
     /* a program that this one starts must not inherit the lock */
-    if (io->lock >= 0) (void)fcntl(io->lock, F_SETFD, FD_CLOEXEC);
-    if (io->lock >= 0 && !tshi_file_lock(io->lock)) {
+    (void)fcntl(io->lock, F_SETFD, FD_CLOEXEC);
+    if (!tshi_file_lock(io->lock)) {
         tshi_io_close(io);
         return 0;
     }
-    if (io->lock >= 0) copy = dup(io->lock);
-    if (copy >= 0) (void)fcntl(copy, F_SETFD, FD_CLOEXEC);
-    if (copy >= 0) io->file = fdopen(copy, "wb");
-    if (copy >= 0 && !io->file) (void)close(copy);
+    if ((copy = dup(io->lock)) < 0) return 1;
+    (void)fcntl(copy, F_SETFD, FD_CLOEXEC);
+    if (!(io->file = fdopen(copy, "wb"))) (void)close(copy);
 #else
     errno = 0;
     io->file = fopen(io->temporary, "wb");
@@ -17297,11 +17217,10 @@ static int tshi_io_fits(const tshi_io *io, int64_t bytes) {
     if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
         (uint64_t)limit.rlim_cur >= (uint64_t)bytes)
         return 1;
-    (void)tsh_fail(io->ctx, TSH_ERR_IO,
-                   "%s: \"%.200s\" cannot be written: it has %lld bytes, and files of this process "
-                   "may have %llu (RLIMIT_FSIZE, ulimit -f)",
-                   io->op, io->path, (long long)bytes, (unsigned long long)limit.rlim_cur);
-    return 0;
+    return tshi_io_fail(io, TSH_ERR_IO,
+                        "cannot be written: it has %lld bytes, and files of this process may have "
+                        "%llu (RLIMIT_FSIZE, ulimit -f)",
+                        (long long)bytes, (unsigned long long)limit.rlim_cur);
 #else
     (void)io, (void)bytes;
     return 1;
@@ -17316,12 +17235,13 @@ static void tshi_io_write_header(tshi_io *io) {
     unsigned char length[8];
     memset(&text, 0, sizeof text);
     tshi_io_put_header(io, &text);
-    if (text.used > TSHI_IO_HEADER) {
-        (void)tsh_fail(io->ctx, TSH_ERR_UNSUPPORTED,
-                       "%s: the header of %d tensors is %llu bytes, a file holds at most %d",
-                       io->op, io->items, (unsigned long long)text.used, (int)TSHI_IO_HEADER);
-        return;
-    }
+    if (text.used > TSHI_IO_HEADER)
+        (void)tshi_io_fail(io, TSH_ERR_UNSUPPORTED,
+                           "cannot be written: its header of %d tensors has %llu bytes, of at most %d",
+                           io->items, (unsigned long long)text.used, (int)TSHI_IO_HEADER);
+    else if ((kind = tshi_file_kind(io->path)) != NULL)
+        (void)tshi_io_wrong_kind(io, kind);
+    if (io->ctx->error.code != TSH_OK) return;
     block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS, text.used + 1);
     if (!block) return;
     text.at = (char *)tshi_mem_data(block);
@@ -17331,9 +17251,7 @@ static void tshi_io_write_header(tshi_io *io) {
     tshi_module_store_word(length, 0, text.used);
     io->hash_at = 8 + (int64_t)(strstr(text.at, tshi_io_hash_key) - text.at) +
                   (int64_t)sizeof tshi_io_hash_key - 1;
-    if ((kind = tshi_file_kind(io->path)) != NULL)
-        (void)tshi_io_wrong_kind(io, kind);
-    else if (tshi_io_fits(io, 8 + (int64_t)text.used + io->bytes) && tshi_io_open_new(io)) {
+    if (tshi_io_fits(io, 8 + (int64_t)text.used + io->bytes) && tshi_io_open_new(io)) {
         tshi_io_write(io, length, sizeof length);
         tshi_io_write(io, text.at, text.used);
     }
@@ -17347,7 +17265,6 @@ static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
 /* Lists and hashes what is to be written; allocates what the collectives need. */
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
-    tsh_module *m;
     int64_t whole = 0;
     int i;
     if (ctx->pp.size > 1 && !ctx->pipeline)
@@ -17357,8 +17274,8 @@ static void tshi_io_prepare(tshi_io *io) {
             "of a tsh_pipeline can be saved as one model",
             ctx->pp.size);
     if (tsh_materialize(io->root) != TSH_OK || !tshi_io_list(io)) return;
-    for (m = io->root; m; m = tshi_module_next(io->root, m))
-        if (m->dropout_calls && !tshi_io_check_name(io, m->path)) return;
+    for (i = 0; i < io->generators; i++)
+        if (*io->count[i].value && !tshi_io_check_name(io, io->count[i].name)) return;
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].param;
         io->item[i].there = !t->absent && tshi_io_values(&io->item[i]) != NULL;
@@ -17373,40 +17290,24 @@ static void tshi_io_prepare(tshi_io *io) {
         io->whole_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, tshi_dtype_reals(whole));
     if (ctx->pp.size > 1)
         io->known = (int64_t *)tshi_mem_book(
-            ctx, &io->arena,
-            (2 * (size_t)io->items + (size_t)tshi_module_count(ctx)) * sizeof *io->known);
+            ctx, &io->arena, (size_t)(io->items + io->counts) * sizeof *io->known);
 }
 
 /* Combines what the stages know, by one all-reduce (MAX): which moments exist, and the counts of
  * steps and dropout calls, which only the stages that hold a parameter or module count. */
 static void tshi_io_merge_stages(tshi_io *io) {
-    tsh_ctx *ctx = io->ctx;
-    const int steps = io->optim ? io->optim->count : 0;
-    int64_t *at = io->known;
-    tsh_module *m;
-    int i, back;
-    for (back = 0; back < 2; back++, at = io->known) {
-        for (i = 0; i < io->items; i++, at++)
-            if (back)
-                io->item[i].there = (int)*at;
-            else
-                *at = io->item[i].there;
-        for (i = 0; i < steps; i++, at++)
-            if (back)
-                io->optim->each[i].steps = *at;
-            else
-                *at = io->optim->each[i].steps;
-        for (m = ctx->root; m; m = tshi_module_next(ctx->root, m), at++)
-            if (back)
-                m->dropout_calls = (uint64_t)*at;
-            else
-                *at = (int64_t)m->dropout_calls;
-        if (!back &&
-            tshi_error_comm(
-                ctx, tsh_allreduce(&ctx->pp, io->known, at - io->known, TSH_I64, TSH_MAX),
-                io->op) != TSH_OK)
-            return;
-    }
+    int64_t *const there = io->known, *const counts = there + io->items;
+    int i;
+    for (i = 0; i < io->items; i++) there[i] = io->item[i].there;
+    for (i = 0; i < io->counts; i++) counts[i] = (int64_t)*io->count[i].value;
+    if (tshi_error_comm(
+            io->ctx,
+            tsh_allreduce(&io->ctx->pp, there, io->items + io->counts, TSH_I64, TSH_MAX),
+            io->op) != TSH_OK)
+        return;
+    for (i = 0; i < io->items; i++) io->item[i].there = (int)there[i];
+    for (i = 0; i < io->counts; i++)
+        if (io->count[i].staged) *io->count[i].value = (uint64_t)counts[i];
 }
 
 /* Does what can fail before values are sent: memory, the temporary file and its header. */
@@ -17424,82 +17325,66 @@ static void tshi_io_begin_file(tshi_io *io) {
     if (io->buffer && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
 }
 
-/* Copies runs of a shard: from the shard itself, or a message that holds its runs one after the
- * other, to such a message, or to the global elements from `start` on. */
-typedef struct tshi_io_copy {
-    size_t width; /* bytes of an element */
-    const char *from;
-    char *to; /* NULL: count elements only */
-    int from_message, to_message;
-    int64_t start, done;
-} tshi_io_copy;
-
-static void tshi_io_copy_run(void *user, int64_t global, int64_t local, int64_t length) {
-    tshi_io_copy *c = (tshi_io_copy *)user;
-    const int64_t from = c->from_message ? c->done : local;
-    const int64_t to = c->to_message ? c->done : global - c->start;
-    if (c->to)
-        memcpy(c->to + (size_t)to * c->width, c->from + (size_t)from * c->width,
-               (size_t)length * c->width);
-    c->done += length;
+/* Copies the runs of rank's shard among the global elements [from, to): from the shard, or if that
+ * is NULL from a message that holds them one after the other; to `whole`, which begins with element
+ * `from`, or if that is NULL to such a message. Returns the elements of all runs. */
+static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to,
+                                 const void *shard, char *message, char *whole) {
+    const size_t width = tsh_dtype_size(t->dtype);
+    tshi_runs run = tshi_tensor_runs(t, rank, from, to);
+    size_t done = 0;
+    while (tshi_tensor_next_run(&run)) {
+        const size_t bytes = (size_t)run.length * width;
+        const char *in = shard ? (const char *)shard + (size_t)run.local * width : message + done;
+        char *out = whole ? whole + (size_t)(run.global - from) * width : message + done;
+        if (in != out) memcpy(out, in, bytes);
+        done += bytes;
+    }
+    return (int64_t)(done / width);
 }
 
-/* Sends the global elements [from, to) of a sharded tensor from their owners to rank 0 of tp. */
+/* Sends the global elements [from, to) of a tensor from their owners to rank 0 of tp. */
 static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t from, int64_t to) {
     tsh_comm *tp = &io->ctx->tp;
+    const int owners = t->layout.kind == TSH_SHARDED ? tp->size : 1;
     char *buffer = io->buffer, *message = buffer + TSHI_IO_BUFFER;
+    const void *mine = tshi_tensor_at(t);
     tsh_result result = TSH_OK;
-    tshi_io_copy copy;
+    int64_t n = tshi_io_copy_runs(t, tp->rank, from, to, mine, buffer, tp->rank ? NULL : buffer);
     int r;
-    memset(&copy, 0, sizeof copy);
-    copy.width = tsh_dtype_size(t->dtype);
-    copy.start = from;
-    copy.from = (const char *)tshi_tensor_at(t);
-    copy.to = buffer;
-    copy.to_message = tp->rank > 0;
-    tshi_io_runs(t, tp->rank, from, to, tshi_io_copy_run, &copy);
-    if (tp->rank > 0 && copy.done) result = tsh_send(tp, buffer, copy.done, t->dtype, 0);
-    for (r = 1; tp->rank == 0 && r < tp->size && result == TSH_OK; r++) {
-        copy.to = NULL;
-        copy.done = 0;
-        tshi_io_runs(t, r, from, to, tshi_io_copy_run, &copy);
-        if (!copy.done) continue;
-        result = tsh_recv(tp, message, copy.done, t->dtype, r);
-        copy.from = message;
-        copy.from_message = 1;
-        copy.to = buffer;
-        copy.done = 0;
-        if (result == TSH_OK) tshi_io_runs(t, r, from, to, tshi_io_copy_run, &copy);
+    if (tp->rank > 0 && n) result = tsh_send(tp, buffer, n, t->dtype, 0);
+    for (r = 1; tp->rank == 0 && r < owners && result == TSH_OK; r++) {
+        n = tshi_io_copy_runs(t, r, from, to, NULL, message, NULL);
+        if (n) result = tsh_recv(tp, message, n, t->dtype, r);
+        if (result == TSH_OK) (void)tshi_io_copy_runs(t, r, from, to, NULL, message, buffer);
     }
     return tshi_error_comm(io->ctx, result, io->op);
 }
 
-/* Writes one tensor, which `stage` holds, in buffers that the rank 0 of tp of that stage sends to
- * the writer. After a failed write, the writer still receives what the others send. */
-static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const tshi_dtype *row,
-                                       int stage) {
-    const tsh_dtype dtype = (tsh_dtype)(row - tshi_dtypes);
+/* Writes the tensor t of an item, in buffers that the rank 0 of tp of the stage that holds it sends
+ * to the writer. After a failed write, the writer still receives what the others send. */
+static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const tshi_io_item *item) {
+    const tsh_dtype dtype = (tsh_dtype)(item->dtype - tshi_dtypes);
+    const int stage = item->param->stage ? item->param->stage - 1 : 0;
     tsh_ctx *ctx = io->ctx;
-    const size_t width = (size_t)row->size;
+    const size_t width = (size_t)item->dtype->size;
     const int64_t n = tsh_numel(t), step = TSHI_IO_BUFFER / (int64_t)width;
-    const int writer = tshi_io_is_writer(ctx), sharded = t->layout.kind == TSH_SHARDED;
-    const int holds = ctx->pp.rank == stage, first = holds && ctx->tp.rank == 0;
+    const int writer = tshi_io_is_writer(ctx), holds = ctx->pp.rank == stage;
+    const int owns = holds && (ctx->tp.rank == 0 || t->layout.kind == TSH_SHARDED);
     char *buffer = io->buffer;
     int64_t from, to;
-    for (from = 0; from < n && (writer || first || (holds && sharded)); from = to) {
-        const size_t bytes = (size_t)(tshi_base_min(from + step, n) - from) * width;
+    for (from = 0; from < n && (writer || owns); from = to) {
         tsh_result result = TSH_OK;
         to = tshi_base_min(from + step, n);
-        if (holds && sharded && tshi_io_gather(io, t, from, to) != TSH_OK) return TSH_ERR_IO;
-        if (first && !sharded)
-            memcpy(buffer, (const char *)tshi_tensor_at(t) + (size_t)from * width, bytes);
-        if (first && !writer) result = tsh_send(&ctx->pp, buffer, to - from, dtype, 0);
-        if (writer && !first) result = tsh_recv(&ctx->pp, buffer, to - from, dtype, stage);
+        if (owns && tshi_io_gather(io, t, from, to) != TSH_OK) return TSH_ERR_IO;
+        if (owns && ctx->tp.rank == 0 && !writer)
+            result = tsh_send(&ctx->pp, buffer, to - from, dtype, 0);
+        if (writer && !holds) result = tsh_recv(&ctx->pp, buffer, to - from, dtype, stage);
         if (tshi_error_comm(ctx, result, io->op) != TSH_OK) return TSH_ERR_IO;
         if (!writer) continue;
         tshi_io_swap_bytes(buffer, to - from, width);
-        tshi_io_hash_values(io, buffer, bytes);
-        tshi_io_write(io, buffer, bytes);
+        tshi_io_hash_values(io, buffer, (size_t)(to - from) * width);
+        tshi_io_write(io, buffer, (size_t)(to - from) * width);
     }
     return TSH_OK;
 }
@@ -17507,7 +17392,6 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
 /* Gathers a chunked moment over dp, then writes the item from the first replica. */
 static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
-    const int stage = item->param->stage ? item->param->stage - 1 : 0;
     tsh_tensor whole;
     if (t && tshi_io_in_chunks(item)) {
         whole = *t;
@@ -17517,7 +17401,7 @@ static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
         t = &whole;
     }
     if (!item->there || io->ctx->dp.rank > 0) return TSH_OK;
-    return tshi_io_write_tensor(io, t ? t : item->param, item->dtype, stage);
+    return tshi_io_write_tensor(io, t ? t : item->param, item);
 }
 
 /* Writes the hash of all values into the header and closes the file; 0 if that fails. */
@@ -17527,31 +17411,25 @@ static int tshi_io_write_hash(tshi_io *io) {
     int h, sealed, closed;
     for (h = 0; h < TSHI_IO_HASHES; h++) hash = tshi_coll_mix(hash, io->hashes[h]);
     (void)snprintf(digits, sizeof digits, "%016llx", (unsigned long long)hash);
-    sealed = tshi_file_seek(io->file, io->hash_at, SEEK_SET) &&
-             fwrite(digits, 1, 16, io->file) == 16;
+    sealed = tshi_file_seek(io->file, io->hash_at) && fwrite(digits, 1, 16, io->file) == 16;
     closed = fclose(io->file) == 0;
     io->file = NULL;
     return sealed && closed;
 }
 
 /* On the writer: syncs the temporary file, which stays locked, and renames it over the old file. */
-static void tshi_io_finish(tshi_io *io) {
+static int tshi_io_finish(tshi_io *io) {
     char *name = io->temporary, *slash;
-    if (io->ctx->error.code != TSH_OK) return;
     errno = 0;
-    if (!tshi_io_write_hash(io) || !tshi_file_sync(name, 0)) {
-        (void)tshi_io_system_error(io, "cannot be written");
-        return;
-    }
+    if (!tshi_io_write_hash(io) || !tshi_file_sync(name, 0))
+        return tshi_io_system_error(io, "cannot be written");
     tshi_file_keep_owner(name, io->target);
-    if (!tshi_file_rename(name, io->target)) {
-        (void)tshi_io_system_error(io, "cannot be replaced");
-        return;
-    }
+    if (!tshi_file_rename(name, io->target)) return tshi_io_system_error(io, "cannot be replaced");
     io->temporary = NULL;
     slash = strrchr(name, '/');
     if (slash) slash[slash == name] = '\0';
     (void)tshi_file_sync(slash ? name : ".", 1); /* no error if it fails: the file is there */
+    return 1;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
@@ -17570,7 +17448,7 @@ TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
     if (tshi_io_agree(&io) == TSH_OK) {
         for (i = 0; i < io.items; i++)
             if (tshi_io_write_item(&io, &io.item[i]) != TSH_OK) break;
-        if (io.file) tshi_io_finish(&io);
+        if (io.file && ctx->error.code == TSH_OK) (void)tshi_io_finish(&io);
         tshi_io_close(&io);
         (void)tshi_io_agree(&io);
     }
@@ -17580,14 +17458,13 @@ TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
 
 /* -- reading: JSON ------------------------------------------------------------
  * Parses only what a header may contain, in one pass without recursion. Strings are decoded in
- * place, since none gets longer. The text ends with a NUL, where every parser stops. */
+ * place, since none gets longer. The text ends with a NUL, where every parser stops. After an
+ * error, parsers return 0 or "", and loops over elements end. */
 
 /* Reports what is wrong with the header at io->at. Returns 0. */
 static int tshi_io_bad(const tshi_io *io, const char *what) {
-    (void)tsh_fail(io->ctx, TSH_ERR_IO,
-                   "%s: \"%.200s\" is no safetensors file: %s at byte %llu of its header", io->op,
-                   io->path, what, (unsigned long long)(io->at - io->text));
-    return 0;
+    return tshi_io_fail(io, TSH_ERR_IO, "is no safetensors file: %s at byte %llu of its header",
+                        what, (unsigned long long)(io->at - io->text));
 }
 
 /* Copies a name from the file for an error sentence: shortened, control characters as "?". */
@@ -17612,11 +17489,12 @@ static int tshi_io_skip_char(tshi_io *io, char c) {
     return 1;
 }
 
-/* Parses four hexadecimal digits; -1 if there are fewer. */
+/* Parses "u" and four hexadecimal digits; -1 if they are not there. */
 static long tshi_io_hex(tshi_io *io) {
     long value = 0;
     int i;
-    for (i = 0; i < 4; i++, io->at++) {
+    if (*io->at != 'u') return -1;
+    for (io->at++, i = 0; i < 4; i++, io->at++) {
         const char c = *io->at;
         const long digit = c >= '0' && c <= '9'   ? c - '0'
                            : c >= 'a' && c <= 'f' ? c - 'a' + 10
@@ -17628,15 +17506,15 @@ static long tshi_io_hex(tshi_io *io) {
     return value;
 }
 
-/* Parses what follows "\u" and writes the character as UTF-8; returns the end of that. NULL for
- * half a surrogate pair and for NUL. */
+/* Parses what follows the "\" of "\u0041" and writes the character as UTF-8; returns the end of
+ * that. NULL for another escape, for half a surrogate pair and for NUL. */
 static char *tshi_io_unicode(tshi_io *io, char *out) {
     long code = tshi_io_hex(io), low;
     int n, i;
     if (code <= 0 || (code >= 0xDC00 && code < 0xE000)) return NULL;
     if (code >= 0xD800 && code < 0xDC00) {
-        if (io->at[0] != '\\' || io->at[1] != 'u') return NULL;
-        io->at += 2;
+        if (*io->at != '\\') return NULL;
+        io->at++;
         low = tshi_io_hex(io);
         if (low < 0xDC00 || low >= 0xE000) return NULL;
         code = 0x10000 + (code - 0xD800) * 1024 + (low - 0xDC00);
@@ -17647,36 +17525,28 @@ static char *tshi_io_unicode(tshi_io *io, char *out) {
     return out + n;
 }
 
-/* Parses a string and returns it decoded; NULL and an error if there is none. */
+/* Parses a string and returns it decoded. */
 static const char *tshi_io_string(tshi_io *io) {
     static const char escape[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";
+    const char *found, *wrong = NULL;
     char *start, *out;
-    const char *found;
     int n;
-    if (!tshi_io_skip_char(io, '"')) {
-        (void)tshi_io_bad(io, "there is no string");
-        return NULL;
-    }
-    for (start = out = io->at; *io->at != '"';) {
+    if (!tshi_io_skip_char(io, '"')) wrong = "there is no string";
+    for (start = out = io->at; !wrong && *io->at != '"';) {
         n = tshi_io_utf8((const unsigned char *)io->at);
         if (!n || (unsigned char)*io->at < 0x20) {
-            (void)tshi_io_bad(io, "a string does not end, or is not UTF-8");
-            return NULL;
-        }
-        if (*io->at != '\\') {
+            wrong = "a string does not end, or is not UTF-8";
+        } else if (*io->at != '\\') {
             for (; n > 0; n--) *out++ = *io->at++;
-            continue;
-        }
-        io->at++;
-        found = *io->at ? strchr(escape, *io->at) : NULL;
-        if (found) {
+        } else if (*++io->at && (found = strchr(escape, *io->at)) != NULL) {
             *out++ = meaning[found - escape];
             io->at++;
-        } else if (*io->at++ != 'u' || !(out = tshi_io_unicode(io, out))) {
-            (void)tshi_io_bad(io, "an escape in a string is wrong");
-            return NULL;
+        } else if (!(out = tshi_io_unicode(io, out))) {
+            wrong = "an escape in a string is wrong";
         }
     }
+    if (wrong) (void)tshi_io_bad(io, wrong);
+    if (wrong) return "";
     io->at++;
     *out = '\0';
     return start;
@@ -17685,48 +17555,54 @@ static const char *tshi_io_string(tshi_io *io) {
 /* Parses a key of an object and its colon. */
 static const char *tshi_io_key(tshi_io *io) {
     const char *key = tshi_io_string(io);
-    if (key && !tshi_io_skip_char(io, ':')) {
-        (void)tshi_io_bad(io, "a colon is missing");
-        return NULL;
-    }
+    if (!tshi_io_skip_char(io, ':')) (void)tshi_io_bad(io, "a colon is missing");
     return key;
 }
 
-/* Parses what follows an element: 1 after a comma, 0 after `close`, else -1 and an error. */
+/* Parses the first of the two brackets and returns 1 if an element follows, 0 after the second one.
+ * `what` says that there is no such bracket. */
+static int tshi_io_open(tshi_io *io, const char *brackets, const char *what) {
+    if (!tshi_io_skip_char(io, brackets[0])) return tshi_io_bad(io, what);
+    return !tshi_io_skip_char(io, brackets[1]);
+}
+
+/* Parses what follows an element: returns 1 after a comma, 0 after the bracket `close`. */
 static int tshi_io_next(tshi_io *io, char close) {
-    if (tshi_io_skip_char(io, ',')) return 1;
-    if (tshi_io_skip_char(io, close)) return 0;
-    (void)tshi_io_bad(io, "a comma or a bracket is missing");
-    return -1;
+    if (io->ctx->error.code != TSH_OK || tshi_io_skip_char(io, close)) return 0;
+    return tshi_io_skip_char(io, ',') || tshi_io_bad(io, "a comma or a bracket is missing");
 }
 
-/* Parses a whole number, 0 to 2^62; 0 and an error if there is none. */
-static int tshi_io_whole(tshi_io *io, int64_t *out) {
-    const int64_t max = INT64_MAX / 2;
-    const char *start;
+/* Parses the digits at `at` and returns their end; NULL if the number is greater than max. */
+static const char *tshi_io_digits(const char *at, uint64_t max, uint64_t *out) {
+    for (*out = 0; *at >= '0' && *at <= '9'; at++) {
+        const uint64_t digit = (uint64_t)(*at - '0');
+        if (*out > (max - digit) / 10) return NULL;
+        *out = *out * 10 + digit;
+    }
+    return at;
+}
+
+/* Parses a whole number, 0 to 2^62. */
+static int64_t tshi_io_whole(tshi_io *io) {
+    const char *end;
+    uint64_t value;
     tshi_io_skip(io);
-    start = io->at;
-    for (*out = 0; *io->at >= '0' && *io->at <= '9'; io->at++) {
-        if (*out > (max - (*io->at - '0')) / 10) return tshi_io_bad(io, "a number is too large");
-        *out = *out * 10 + (*io->at - '0');
-    }
-    if (io->at == start || (*start == '0' && io->at > start + 1))
+    if (!(end = tshi_io_digits(io->at, INT64_MAX / 2, &value)))
+        return tshi_io_bad(io, "a number is too large");
+    if (end == io->at || (*io->at == '0' && end > io->at + 1))
         return tshi_io_bad(io, "there is no whole number");
-    return 1;
+    io->at += end - io->at;
+    return (int64_t)value;
 }
 
-/* Parses a list, "[1, 2]", of at most `max` whole numbers; 0 and an error if there is none. */
-static int tshi_io_numbers(tshi_io *io, int64_t *out, int max, int *count) {
-    int more = 1;
-    *count = 0;
-    if (!tshi_io_skip_char(io, '[')) return tshi_io_bad(io, "there is no list");
-    if (tshi_io_skip_char(io, ']')) return 1;
-    while (more > 0) {
-        if (*count == max) return tshi_io_bad(io, "a list is too long");
-        if (!tshi_io_whole(io, &out[(*count)++])) return 0;
-        more = tshi_io_next(io, ']');
+/* Parses a list, "[1, 2]", of at most `max` whole numbers; returns how many there are. */
+static int tshi_io_numbers(tshi_io *io, int64_t *out, int max) {
+    int count = 0, more = tshi_io_open(io, "[]", "there is no list");
+    for (; more; more = tshi_io_next(io, ']')) {
+        if (count == max) return tshi_io_bad(io, "a list is too long");
+        out[count++] = tshi_io_whole(io);
     }
-    return more == 0;
+    return count;
 }
 
 /* -- reading: the header ------------------------------------------------------ */
@@ -17742,87 +17618,68 @@ static const tshi_io_type tshi_io_types[] = {{"F32", 4}, {"F64", 8},     {"BOOL"
                                              {"U32", 4}, {"I64", 8},     {"U64", 8}};
 
 /* Parses a dtype's name to an index of tshi_io_types. */
-static int tshi_io_dtype(tshi_io *io, int *type) {
+static int tshi_io_dtype(tshi_io *io) {
     const char *name = tshi_io_string(io);
-    const int types = (int)(sizeof tshi_io_types / sizeof tshi_io_types[0]);
-    if (!name) return 0;
-    for (*type = 0; *type < types; ++*type)
-        if (strcmp(name, tshi_io_types[*type].name) == 0) return 1;
-    return tshi_io_bad(io, "a dtype is unknown");
+    int type = (int)(sizeof tshi_io_types / sizeof tshi_io_types[0]) - 1;
+    while (type >= 0 && strcmp(name, tshi_io_types[type].name) != 0) type--;
+    return type >= 0 ? type : tshi_io_bad(io, "a dtype is unknown");
 }
 
 /* Parses {"dtype": .., "shape": .., "data_offsets": ..}, each once, in any order. */
-static int tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
+static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
+    enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL = 7 };
     int64_t offset[2] = {0, 0};
-    int more = 1, seen[3] = {0, 0, 0}, n = 0;
-    const char *key;
-    if (!tshi_io_skip_char(io, '{')) return tshi_io_bad(io, "a tensor is no object");
-    while (more > 0) {
-        int good = 0, which;
-        if (!(key = tshi_io_key(io))) return 0;
-        which = strcmp(key, "dtype") == 0          ? 0
-                : strcmp(key, "shape") == 0        ? 1
-                : strcmp(key, "data_offsets") == 0 ? 2
-                                                   : 3;
-        if (which == 3 || seen[which]++) return tshi_io_bad(io, "a key is unknown or twice there");
-        if (which == 0) good = tshi_io_dtype(io, &entry->type);
-        if (which == 1) good = tshi_io_numbers(io, entry->dim, TSH_MAX_DIMS, &entry->ndim);
-        if (which == 2) good = tshi_io_numbers(io, offset, 2, &n);
-        if (!good) return 0;
-        more = tshi_io_next(io, '}');
-    }
-    if (more < 0) return 0;
-    if (!seen[0] || !seen[1] || n != 2)
-        return tshi_io_bad(io, "a tensor lacks its dtype, shape or two data_offsets");
+    int seen = 0, n = 0;
+    if (!tshi_io_skip_char(io, '{')) (void)tshi_io_bad(io, "a tensor is no object");
+    do {
+        const char *key = tshi_io_key(io);
+        const int which = strcmp(key, "dtype") == 0          ? DTYPE
+                          : strcmp(key, "shape") == 0        ? SHAPE
+                          : strcmp(key, "data_offsets") == 0 ? OFFSETS
+                                                             : 0;
+        if (!which || (seen & which)) (void)tshi_io_bad(io, "a key is unknown or twice there");
+        seen |= which;
+        if (which == DTYPE) entry->type = tshi_io_dtype(io);
+        if (which == SHAPE) entry->ndim = tshi_io_numbers(io, entry->dim, TSH_MAX_DIMS);
+        if (which == OFFSETS) n = tshi_io_numbers(io, offset, 2);
+    } while (tshi_io_next(io, '}'));
+    if (seen != ALL || n != 2)
+        (void)tshi_io_bad(io, "a tensor lacks its dtype, shape or two data_offsets");
     entry->begin = offset[0];
     entry->end = offset[1];
-    return 1;
 }
 
 /* Parses the metadata, {"key": "text", ..}. */
-static int tshi_io_read_pairs(tshi_io *io) {
-    int more = 1;
-    if (!tshi_io_skip_char(io, '{')) return tshi_io_bad(io, "__metadata__ is no object");
-    if (tshi_io_skip_char(io, '}')) return 1;
-    while (more > 0) {
-        tshi_io_pair *pair = &io->pair[io->pairs];
-        if (io->pairs == io->max_pairs) return tshi_io_bad(io, "__metadata__ is too long");
-        if (!(pair->name = tshi_io_key(io)) || !(pair->text = tshi_io_string(io))) return 0;
-        io->pairs++;
-        more = tshi_io_next(io, '}');
+static void tshi_io_read_pairs(tshi_io *io) {
+    int more = tshi_io_open(io, "{}", "__metadata__ is no object");
+    for (; more; more = tshi_io_next(io, '}')) {
+        tshi_io_pair *pair = &io->pair[io->pairs++];
+        pair->name = tshi_io_key(io);
+        pair->text = tshi_io_string(io);
     }
-    return more == 0;
 }
 
 /* Parses the whole header: n characters from io->at on, then a NUL. */
-static int tshi_io_read_entries(tshi_io *io, size_t n) {
-    int more = 1, metadata = 0;
+static void tshi_io_read_entries(tshi_io *io, size_t n) {
     const char *end = io->at + n, *name;
-    if (*io->at != '{') return tshi_io_bad(io, "there is no {");
-    io->at++;
-    if (tshi_io_skip_char(io, '}')) more = 0;
-    while (more > 0) {
-        if (!(name = tshi_io_key(io))) return 0;
-        if (strcmp(name, "__metadata__") == 0) {
-            if (metadata++) return tshi_io_bad(io, "__metadata__ is there twice");
-            if (!tshi_io_read_pairs(io)) return 0;
-        } else {
-            if (io->entries == io->max_entries)
-                return tshi_io_bad(io, "there are too many tensors");
-            memset(&io->entry[io->entries], 0, sizeof *io->entry);
+    int more, metadata = 0;
+    if (*io->at != '{') (void)tshi_io_bad(io, "there is no {"); /* nor may blanks precede it */
+    for (more = tshi_io_open(io, "{}", ""); more; more = tshi_io_next(io, '}')) {
+        name = tshi_io_key(io);
+        if (strcmp(name, "__metadata__") != 0) {
             io->entry[io->entries].name = name;
-            if (!tshi_io_read_entry(io, &io->entry[io->entries++])) return 0;
+            tshi_io_read_entry(io, &io->entry[io->entries++]);
+        } else if (metadata++) {
+            (void)tshi_io_bad(io, "__metadata__ is there twice");
+        } else {
+            tshi_io_read_pairs(io);
         }
-        more = tshi_io_next(io, '}');
     }
-    if (more < 0) return 0;
     tshi_io_skip(io);
-    return io->at == end ? 1 : tshi_io_bad(io, "something follows the last }");
+    if (io->at != end) (void)tshi_io_bad(io, "something follows the last }");
 }
 
 /* -- reading: order, gaps, names ---------------------------------------------- */
-
-typedef int (*tshi_io_order)(const void *a, const void *b);
 
 static int tshi_io_by_name(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
@@ -17834,37 +17691,23 @@ static int tshi_io_by_place(const void *a, const void *b) {
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
-static void tshi_io_swap(char *a, char *b, size_t width) {
-    for (; width > 0; width--, a++, b++) {
-        const char c = *a;
-        *a = *b;
-        *b = c;
-    }
-}
-
-/* Heapsort (Williams 1964): needs no memory, and takes n log n steps for any file. */
-static void tshi_io_sort(void *base, size_t n, size_t width, tshi_io_order order) {
-    char *a = (char *)base;
-    size_t left = n / 2, end = n, at, child;
-    while (end > 1) {
-        if (left > 0)
-            left--;
-        else
-            tshi_io_swap(a, a + --end * width, width);
-        for (at = left; (child = 2 * at + 1) < end; at = child) {
-            if (child + 1 < end && order(a + child * width, a + (child + 1) * width) < 0) child++;
-            if (order(a + at * width, a + child * width) >= 0) break;
-            tshi_io_swap(a + at * width, a + child * width, width);
-        }
-    }
-}
-
 /* Reports what is wrong with one tensor of the file. Returns 0. */
 static int tshi_io_bad_entry(const tshi_io *io, const char *name, const char *what) {
     char quote[TSHI_IO_QUOTE];
-    (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" is no safetensors file: \"%s\" %s", io->op,
-                   io->path, tshi_io_quote(name, quote), what);
-    return 0;
+    return tshi_io_fail(io, TSH_ERR_IO, "is no safetensors file: \"%s\" %s",
+                        tshi_io_quote(name, quote), what);
+}
+
+/* Sorts n structs whose first field is a name by it; 0 and an error if one is there twice. */
+static int tshi_io_sort_names(const tshi_io *io, void *base, size_t n, size_t width,
+                              const char *twice) {
+    const char *at = (const char *)base;
+    size_t i;
+    qsort(base, n, width, tshi_io_by_name);
+    for (i = 1; i < n; i++, at += width)
+        if (tshi_io_by_name(at, at + width) == 0)
+            return tshi_io_bad_entry(io, *(const char *const *)(const void *)at, twice);
+    return 1;
 }
 
 /* Checks that sizes fit shapes, that values have no gaps or overlaps, and that no name is there
@@ -17873,7 +17716,7 @@ static int tshi_io_check_entries(tshi_io *io) {
     int64_t at = 0, bytes;
     size_t i;
     int d;
-    tshi_io_sort(io->entry, io->entries, sizeof *io->entry, tshi_io_by_place);
+    qsort(io->entry, io->entries, sizeof *io->entry, tshi_io_by_place);
     for (i = 0; i < io->entries; i++) {
         const tshi_io_entry *e = &io->entry[i];
         for (bytes = tshi_io_types[e->type].size, d = 0; d < e->ndim; d++) {
@@ -17888,45 +17731,27 @@ static int tshi_io_check_entries(tshi_io *io) {
         at = e->end;
     }
     io->bytes = at;
-    tshi_io_sort(io->entry, io->entries, sizeof *io->entry, tshi_io_by_name);
-    tshi_io_sort(io->pair, io->pairs, sizeof *io->pair, tshi_io_by_name);
-    for (i = 1; i < io->entries; i++)
-        if (strcmp(io->entry[i - 1].name, io->entry[i].name) == 0)
-            return tshi_io_bad_entry(io, io->entry[i].name, "is there twice");
-    for (i = 1; i < io->pairs; i++)
-        if (strcmp(io->pair[i - 1].name, io->pair[i].name) == 0)
-            return tshi_io_bad_entry(io, io->pair[i].name, "is twice in __metadata__");
-    return 1;
+    return tshi_io_sort_names(io, io->entry, io->entries, sizeof *io->entry, "is there twice") &&
+           tshi_io_sort_names(io, io->pair, io->pairs, sizeof *io->pair,
+                              "is twice in __metadata__");
 }
 
 /* -- reading: bytes ----------------------------------------------------------- */
 
-/* Reads the bytes at position `at` of the file; 0 if it ends before. Seeks in steps that fit a
- * long; a system with 32-bit longs may still refuse files over 2 GiB. */
+/* Reads the bytes at position `at` of the file; 0 if it ends before. */
 static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
-    const int64_t max = LONG_MAX < INT64_MAX ? LONG_MAX : INT64_MAX;
     size_t got;
     errno = 0;
-    if (at < io->place) {
-        if (!tshi_file_seek(io->file, 0, SEEK_SET)) return 0;
-        io->place = 0;
-    }
-    while (io->place < at) {
-        const int64_t step = tshi_base_min(at - io->place, max);
-        if (!tshi_file_seek(io->file, step, SEEK_CUR)) return 0;
-        io->place += step;
-    }
+    if (at != io->place && !tshi_file_seek(io->file, at)) return 0;
     got = fread(to, 1, bytes, io->file);
-    io->place += (int64_t)got;
+    io->place = at + (int64_t)got;
     return got == bytes;
 }
 
 /* Reports a failed read: an error of the system, or the end of the file. Returns 0. */
 static int tshi_io_read_error(const tshi_io *io, const char *what) {
     if (ferror(io->file)) return tshi_io_system_error(io, "cannot be read");
-    (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" is no safetensors file: %s", io->op,
-                   io->path, what);
-    return 0;
+    return tshi_io_fail(io, TSH_ERR_IO, "is no safetensors file: %s", what);
 }
 
 /* Other formats: their first bytes, and what they are. */
@@ -17959,38 +17784,34 @@ static int tshi_io_foreign(tshi_io *io) {
     return letters == n && !tshi_io_wrong_kind(io, n ? "a text" : "an empty file");
 }
 
-/* Reads the header's length and allocates memory for it; 0 and an error if that fails. */
-static int tshi_io_read_length(tshi_io *io, size_t *n) {
-    unsigned char length[8], last;
-    uint64_t value = 0;
+/* Reads and checks the header, and that the file ends with its values; 0 and an error if not. */
+static int tshi_io_read_header(tshi_io *io) {
+    unsigned char length[8], byte;
     char what[TSHI_TEXT_SIZE];
+    uint64_t value;
+    size_t n, max_entries, max_pairs;
     if (!tshi_io_read(io, 0, length, sizeof length))
         return tshi_io_foreign(io) ? 0 : tshi_io_read_error(io, "it ends within the first 8 bytes");
     value = tshi_module_load_word(length, 0);
     (void)snprintf(what, sizeof what, "its header would have %llu bytes",
                    (unsigned long long)value);
-    if (value < 2 || value > TSHI_IO_HEADER || !tshi_io_read(io, 7 + (int64_t)value, &last, 1))
+    if (value < 2 || value > TSHI_IO_HEADER || !tshi_io_read(io, 7 + (int64_t)value, &byte, 1))
         return tshi_io_foreign(io) ? 0 : tshi_io_read_error(io, what);
-    *n = (size_t)value;
+    n = (size_t)value;
     io->data = 8 + (int64_t)value;
-    io->max_entries = *n / 49 + 1; /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */
-    io->max_pairs = *n / 6 + 1;    /* "":"", */
-    io->text = io->at = (char *)tshi_mem_book(io->ctx, &io->arena, *n + 1);
+    /* As many as fit into n bytes, and one in which parsing ends with an error. The shortest are
+     * "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} and, in the metadata, "":"", */
+    max_entries = n / 49 + 1;
+    max_pairs = n / 6 + 1;
+    io->text = io->at = (char *)tshi_mem_book(io->ctx, &io->arena, n + 1);
     io->entry = (tshi_io_entry *)tshi_mem_book(io->ctx, &io->arena,
-                                               io->max_entries * sizeof *io->entry);
-    io->pair = (tshi_io_pair *)tshi_mem_book(io->ctx, &io->arena,
-                                             io->max_pairs * sizeof *io->pair);
-    return io->ctx->error.code == TSH_OK;
-}
-
-/* Reads and checks the header, and that the file ends with its values; 0 and an error if not. */
-static int tshi_io_read_header(tshi_io *io) {
-    size_t n = 0;
-    char byte;
-    if (!tshi_io_read_length(io, &n)) return 0;
+                                               max_entries * sizeof *io->entry);
+    io->pair = (tshi_io_pair *)tshi_mem_book(io->ctx, &io->arena, max_pairs * sizeof *io->pair);
+    if (!io->text || !io->entry || !io->pair) return 0;
     if (!tshi_io_read(io, 8, io->text, n)) return tshi_io_read_error(io, "its header is cut off");
     io->hash = tshi_rng_hash(0, io->text, n); /* a NUL follows: the arena is zeroed */
-    if (!tshi_io_read_entries(io, n) || !tshi_io_check_entries(io)) return 0;
+    tshi_io_read_entries(io, n);
+    if (io->ctx->error.code != TSH_OK || !tshi_io_check_entries(io)) return 0;
     if (io->bytes && !tshi_io_read(io, io->data + io->bytes - 1, &byte, 1))
         return tshi_io_read_error(io, "its values are cut off");
     if (tshi_io_read(io, io->data + io->bytes, &byte, 1))
@@ -18009,113 +17830,73 @@ static int tshi_io_read_header(tshi_io *io) {
 
 /* -- checking a file against the model ---------------------------------------- */
 
-/* Finds a text of the metadata by key, prefix + name; NULL if there is none. */
-static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, const char *name) {
+/* Finds prefix + name among n structs that are sorted by name; NULL if it is not there. */
+static void *tshi_load_find(const void *base, size_t n, size_t width, const char *prefix,
+                            const char *name) {
     char key[TSHI_IO_NAME];
     const char *wanted = key;
-    const tshi_io_pair *pair;
     (void)snprintf(key, sizeof key, "%s%s", prefix, name);
-    pair = (const tshi_io_pair *)bsearch(&wanted, io->pair, io->pairs, sizeof *io->pair,
-                                         tshi_io_by_name);
+    return bsearch(&wanted, base, n, width, tshi_io_by_name);
+}
+
+/* Finds a text of the metadata by key, prefix + name; NULL if there is none. */
+static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, const char *name) {
+    const tshi_io_pair *pair = (const tshi_io_pair *)tshi_load_find(
+        io->pair, io->pairs, sizeof *pair, prefix, name);
     return pair ? pair->text : NULL;
 }
 
-/* Parses a count of the metadata into *out; 0 into it if it is neither there nor needed. Returns 0
- * and an error if that fails. */
-static int tshi_load_count(const tshi_io *io, const char *prefix, const char *name, int needed,
-                           uint64_t *out) {
-    const char *text = tshi_load_metadata(io, prefix, name), *at;
-    *out = 0;
-    if (!text && !needed) return 1;
-    for (at = text; at && *at >= '0' && *at <= '9'; at++) {
-        if (*out > (UINT64_MAX - (uint64_t)(*at - '0')) / 10) break;
-        *out = *out * 10 + (uint64_t)(*at - '0');
-    }
-    if (at && at > text && !*at) return 1;
-    (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.160s\" has no whole number as \"%s%.128s\"",
-                   io->op, io->path, prefix, name);
-    return 0;
+/* Parses a count of the metadata; 0 and an error if it is missing or wrong. */
+static int tshi_load_count(const tshi_io *io, tshi_io_count *count) {
+    const char *text = tshi_load_metadata(io, count->prefix, count->name);
+    const char *end = text ? tshi_io_digits(text, UINT64_MAX, &count->read) : NULL;
+    if (end && end > text && !*end) return 1;
+    count->read = 0;
+    if (!text && count->optional) return 1;
+    return tshi_io_fail(io, TSH_ERR_IO, "has no whole number as \"%s%.128s\"", count->prefix,
+                        count->name);
 }
 
-/* Checks the state of the generators and, with `set`, sets it; 0 and an error if it is wrong. Files
- * of other programs have none. */
-static int tshi_load_generators(const tshi_io *io, int set) {
-    tsh_ctx *ctx = io->ctx;
-    tsh_module *m;
-    uint64_t seed, randn, dropout, calls;
-    if (!tshi_load_metadata(io, "tshard.", "seed")) return 1;
-    if (!tshi_load_count(io, "tshard.", "seed", 1, &seed) ||
-        !tshi_load_count(io, "tshard.", "randn_calls", 1, &randn) ||
-        !tshi_load_count(io, "tshard.", "dropout_calls", 1, &dropout))
-        return 0;
-    for (m = io->root; m; m = tshi_module_next(io->root, m)) {
-        if (!tshi_load_count(io, "tshard.dropout_calls.", m->path, 0, &calls)) return 0;
-        if (set) m->dropout_calls = calls;
-    }
-    if (set) ctx->seed = seed;
-    if (set) ctx->randn_calls = randn;
-    if (set) ctx->dropout_calls = dropout;
-    return 1;
-}
-
-/* Checks the counts of an optimiser and, unless `set` is NULL, sets them; 0 and an error: wrong. */
-static int tshi_load_counts(const tshi_io *io, tsh_optim *set) {
+/* Parses the state of the generators, which files of other programs lack, and that of the
+ * optimiser, if there is one; 0 and an error if it is wrong. */
+static int tshi_load_counts(const tshi_io *io) {
     const char *kind = tshi_load_metadata(io, "tshard.", "optim");
-    uint64_t steps, skipped;
-    int i;
-    if (!kind || strcmp(kind, tshi_io_kind(io->optim)) != 0) {
-        (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
-                       "%s: \"%.160s\" holds %s%.32s%s, the optimiser is %s%s", io->op, io->path,
-                       kind ? "the state of \"" : "no optimiser's state", kind ? kind : "",
-                       kind ? "\"" : "", tshi_io_kind(io->optim),
-                       kind ? "" : "; NULL for it loads the parameters alone");
-        return 0;
-    }
-    if (!tshi_load_count(io, "tshard.optim.", "steps", 1, &steps) ||
-        !tshi_load_count(io, "tshard.optim.", "skipped", 1, &skipped))
-        return 0;
-    if (set) set->info.steps = (int64_t)(steps & INT64_MAX);
-    if (set) set->info.skipped = (int64_t)(skipped & INT64_MAX);
-    for (i = 0; i < io->optim->count; i++) {
-        if (!tshi_load_count(io, "tshard.optim.steps.", io->optim->each[i].param->path, 1, &steps))
-            return 0;
-        if (set) set->each[i].steps = (int64_t)(steps & INT64_MAX);
-    }
+    int i = tshi_load_metadata(io, "tshard.", "seed") ? 0 : io->generators;
+    if (io->optim && !kind)
+        return tshi_io_fail(io, TSH_ERR_ARGUMENT,
+                            "holds no optimiser's state, the optimiser is %s; NULL for it loads "
+                            "the parameters alone",
+                            tshi_io_kind(io));
+    if (io->optim && strcmp(kind, tshi_io_kind(io)) != 0)
+        return tshi_io_fail(io, TSH_ERR_ARGUMENT,
+                            "holds the state of \"%.32s\", the optimiser is %s", kind,
+                            tshi_io_kind(io));
+    for (; i < io->counts; i++)
+        if (!tshi_load_count(io, &io->count[i])) return 0;
     return 1;
 }
 
-/* Marks what the file must hold: parameters, and Adam's moments of every one that was updated. SGD
- * may have no momentum. 0 and an error if a count is wrong. */
-static int tshi_load_mark_required(const tshi_io *io) {
-    uint64_t steps;
-    int i;
-    for (i = 0; i < io->items; i++) {
-        tshi_io_item *item = &io->item[i];
-        item->required = !item->moment;
-        if (!item->moment || io->optim->desc.kind == TSH_SGD) continue;
-        if (!tshi_load_count(io, "tshard.optim.steps.", item->param->path, 1, &steps)) return 0;
-        item->required = steps > 0;
-    }
-    return 1;
+/* Returns 1 if the file must hold an item: a parameter, or a moment of Adam once it was updated.
+ * SGD may have no momentum. */
+static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
+    return !item->moment || (io->optim->desc.kind != TSH_SGD && item->steps->read > 0);
 }
 
 /* Finds an item's entry; 0 and an error if its dtype or shape differs. */
 static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     const char *dtype = item->dtype->file;
-    char name[TSHI_IO_NAME], theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE];
-    const char *wanted = name;
+    char theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE];
     const tsh_tensor *t = item->param;
-    tshi_io_entry *e;
+    tshi_io_entry *e = (tshi_io_entry *)tshi_load_find(io->entry, io->entries, sizeof *e,
+                                                       item->prefix, t->path);
     int same;
-    (void)snprintf(name, sizeof name, "%s%s", item->prefix, t->path);
-    e = (tshi_io_entry *)bsearch(&wanted, io->entry, io->entries, sizeof *e, tshi_io_by_name);
     item->entry = e;
     if (!e) return 1;
     e->taken = 1;
     same = e->ndim == t->ndim && memcmp(e->dim, t->dim, sizeof t->dim[0] * (size_t)t->ndim) == 0;
     if (same && strcmp(tshi_io_types[e->type].name, dtype) == 0) return 1;
     (void)tsh_fail(io->ctx, same ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
-                   "%s: \"%s\" is %s %s in \"%.128s\", %s %s in the model", io->op, name,
+                   "%s: \"%s\" is %s %s in \"%.128s\", %s %s in the model", io->op, e->name,
                    tshi_io_types[e->type].name, tshi_tensor_sizes(e->dim, e->ndim, theirs),
                    io->path, dtype, tshi_tensor_sizes(t->dim, t->ndim, ours));
     return 0;
@@ -18123,15 +17904,15 @@ static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
 
 /* Checks that file and model have the same tensors, but for moments without an optimiser. */
 static int tshi_load_match_all(tshi_io *io) {
-    const char *lacks = NULL, *prefix = "", *strange = NULL;
+    const tshi_io_item *lacks = NULL;
+    const char *strange = NULL;
     char quote[TSHI_IO_QUOTE];
     int i, missing = 0;
     size_t e, more = 0;
     for (i = 0; i < io->items; i++) {
         if (!tshi_load_match(io, &io->item[i])) return 0;
-        if (io->item[i].entry || !io->item[i].required) continue;
-        if (!missing++) prefix = io->item[i].prefix;
-        if (missing == 1) lacks = io->item[i].param->path;
+        if (io->item[i].entry || !tshi_load_required(io, &io->item[i])) continue;
+        if (!missing++) lacks = &io->item[i];
     }
     for (e = 0; e < io->entries; e++) {
         const char *name = io->entry[e].name;
@@ -18142,14 +17923,12 @@ static int tshi_load_match_all(tshi_io *io) {
         if (!more++) strange = name;
     }
     if (!lacks && !strange) return 1;
-    (void)tsh_fail(
-        io->ctx, TSH_ERR_ARGUMENT,
-        "%s: \"%.128s\" lacks %d of the model's tensors%s%s%.96s%s and has %llu that the "
-        "model lacks%s%s%s",
-        io->op, io->path, missing, lacks ? " (\"" : "", prefix, lacks ? lacks : "",
+    return tshi_io_fail(
+        io, TSH_ERR_ARGUMENT,
+        "lacks %d of the model's tensors%s%s%.96s%s and has %llu that the model lacks%s%s%s",
+        missing, lacks ? " (\"" : "", lacks ? lacks->prefix : "", lacks ? lacks->param->path : "",
         lacks ? "\")" : "", (unsigned long long)more, strange ? " (\"" : "",
         strange ? tshi_io_quote(strange, quote) : "", strange ? "\")" : "");
-    return 0;
 }
 
 /* Makes io->hash, the header's, tell different files apart: ranks compare it. A header of tsh_save
@@ -18180,83 +17959,65 @@ static int tshi_load_check(tshi_io *io) {
                        io->op);
     if (io->ctx->error.code != TSH_OK || !tshi_io_list(io) || !tshi_io_read_header(io)) return 0;
     format = tshi_load_metadata(io, "tshard.", "format");
-    if (format && strcmp(format, "1") != 0) {
-        (void)tsh_fail(io->ctx, TSH_ERR_UNSUPPORTED,
-                       "%s: \"%.160s\" is of tshard's format %.16s, this version reads 1", io->op,
-                       io->path, format);
-        return 0;
-    }
-    return tshi_load_generators(io, 0) && (!io->optim || tshi_load_counts(io, NULL)) &&
-           tshi_load_mark_required(io) && tshi_load_match_all(io) && tshi_load_sample(io);
+    if (format && strcmp(format, "1") != 0)
+        return tshi_io_fail(io, TSH_ERR_UNSUPPORTED,
+                            "is of tshard's format %.16s, this version reads 1", format);
+    return tshi_load_counts(io) && tshi_load_match_all(io) && tshi_load_sample(io);
 }
 
 /* -- values ------------------------------------------------------------------- */
 
-/* This rank's shard while it is read. */
-typedef struct tshi_load_slice {
-    tshi_io *io;
-    const tshi_dtype *dtype;
-    char *to;
-    int64_t data;           /* position of the tensor in the file */
-    int64_t nans, infinite; /* values so far */
-} tshi_load_slice;
-
-/* Counts values that are not finite: only for these is x - x not 0. */
-static void tshi_load_count_nonfinite(tshi_load_slice *s, const char *values, int64_t count) {
+/* Adds to found the NaN, found[0], and the infinite values, found[1]: only for these is x - x not
+ * 0. */
+static void tshi_load_count_nonfinite(const tshi_dtype *dtype, const char *values, int64_t count,
+                                      int64_t *found) {
     enum { BLOCK = 256 };
     tsh_real x[BLOCK];
     int64_t e, i, n;
-    for (e = 0; e < count && s->dtype->floating; e += n) {
-        int any = 0;
+    for (e = 0; e < count && dtype->floating; e += n) {
         n = tshi_base_min(BLOCK, count - e);
-        s->dtype->load(values + e * s->dtype->size, 1, n, x);
-        for (i = 0; i < n; i++) any |= !(x[i] - x[i] == 0);
-        for (i = 0; i < n && any; i++) {
-            s->nans += x[i] != x[i];
-            s->infinite += x[i] == x[i] && x[i] - x[i] != 0;
+        dtype->load(values + e * dtype->size, 1, n, x);
+        for (i = 0; i < n; i++) {
+            found[0] += x[i] != x[i];
+            found[1] += x[i] == x[i] && !(x[i] - x[i] == 0);
         }
     }
 }
 
-/* A tshi_run_fn: reads a run of elements. */
-static void tshi_load_slice_run(void *user, int64_t global, int64_t local, int64_t length) {
-    tshi_load_slice *s = (tshi_load_slice *)user;
-    const int64_t width = s->dtype->size, max = TSHI_IO_BUFFER / 4 / width;
-    while (length > 0 && s->io->ctx->error.code == TSH_OK) {
-        const int64_t n = tshi_base_min(length, max); /* still in the cache when it is checked */
-        char *to = s->to + local * width;
-        if (!tshi_io_read(s->io, s->data + global * width, to, (size_t)(n * width))) {
-            (void)tshi_io_read_error(s->io, "it became shorter while it was read");
-            return;
-        }
-        tshi_io_swap_bytes(to, n, (size_t)width);
-        tshi_load_count_nonfinite(s, to, n);
-        global += n;
-        local += n;
-        length -= n;
-    }
-}
-
-/* Logs a warning if values are not finite: rank 0 for a replicated tensor, every rank of tp for its
- * shard of another. */
-static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t,
-                           const tshi_load_slice *s) {
+/* Reads this rank's shard t of an item. Logs a warning if values are not finite: rank 0 for a
+ * replicated tensor, every rank of tp for its shard of another. */
+static void tshi_load_values(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t) {
     const tsh_ctx *ctx = io->ctx;
-    if (!s->nans && !s->infinite) return;
+    const int64_t width = item->dtype->size, data = io->data + item->entry->begin;
+    tshi_runs run = tshi_tensor_runs(t, ctx->tp.rank, 0, tsh_numel(t));
+    int64_t found[2] = {0, 0}, e, n;
+    while (tshi_tensor_next_run(&run)) {
+        for (e = 0; e < run.length; e += n) {
+            char *to = (char *)tshi_tensor_at(t) + (run.local + e) * width;
+            /* not more than is still in the cache when it is checked */
+            n = tshi_base_min(run.length - e, TSHI_IO_BUFFER / 4 / width);
+            if (!tshi_io_read(io, data + (run.global + e) * width, to, (size_t)(n * width))) {
+                (void)tshi_io_read_error(io, "it became shorter while it was read");
+                return;
+            }
+            tshi_io_swap_bytes(to, n, (size_t)width);
+            tshi_load_count_nonfinite(item->dtype, to, n, found);
+        }
+    }
+    if (!found[0] && !found[1]) return;
     if (ctx->dp.rank > 0 || (ctx->tp.rank > 0 && t->layout.kind != TSH_SHARDED)) return;
     if (io->nonfinite++ < TSHI_IO_NONFINITE)
         tsh_log_message(&ctx->logger,
                         "%s: \"%.128s\": \"%s%.96s\" holds %lld NaN and %lld infinite values "
                         "among the %lld that rank %d read",
-                        io->op, io->path, item->prefix, item->param->path, (long long)s->nans,
-                        (long long)s->infinite, (long long)tsh_local_numel(t), ctx->world.rank);
+                        io->op, io->path, item->prefix, item->param->path, (long long)found[0],
+                        (long long)found[1], (long long)tsh_local_numel(t), ctx->world.rank);
 }
 
 /* Reads this rank's shard of an item; allocates memory for it if it has none. */
 static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
     const size_t bytes = (size_t)(tsh_local_numel(t) * item->dtype->size);
-    tshi_load_slice slice;
     if (t->absent) return;
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment &&
@@ -18272,13 +18033,7 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     if (!t || !item->entry) return;
     if (!t->block) t->block = tshi_mem_take(io->ctx, TSH_MEM_PARAMETERS, bytes);
     if (!t->block) return;
-    memset(&slice, 0, sizeof slice);
-    slice.io = io;
-    slice.dtype = &tshi_dtypes[t->dtype];
-    slice.to = (char *)tshi_tensor_at(t);
-    slice.data = io->data + item->entry->begin;
-    tshi_io_runs(t, io->ctx->tp.rank, 0, tsh_numel(t), tshi_load_slice_run, &slice);
-    if (io->ctx->error.code == TSH_OK) tshi_load_warn(io, item, t, &slice);
+    tshi_load_values(io, item, t);
     if (tshi_io_in_chunks(item)) tshi_optim_keep_chunk(t);
 }
 
@@ -18287,7 +18042,7 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
 static int64_t tshi_load_stamp(const tshi_io *io) {
 #if TSHI_POSIX
     struct stat info;
-    if (io->descriptor < 0 || fstat(io->descriptor, &info) != 0) return 0;
+    if (fstat(fileno(io->file), &info) != 0) return 0;
 #if defined(__linux__) && defined(st_mtime) /* -std=c99 hides it: seconds must do */
     return (int64_t)info.st_mtime * 1000000000 + info.st_mtim.tv_nsec;
 #else
@@ -18303,26 +18058,17 @@ static int64_t tshi_load_stamp(const tshi_io *io) {
 static void tshi_load_open(tshi_io *io) {
     const char *kind = tshi_file_kind(io->path);
     errno = 0;
-#if TSHI_POSIX
-    if (!kind) io->descriptor = open(io->path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
-    if (io->descriptor >= 0) {
-        struct stat info; /* checked again: the path may lead to another file by now */
-        if (fstat(io->descriptor, &info) == 0) kind = tshi_file_kind_of(&info);
-        io->file = fdopen(io->descriptor, "rb");
-        if (!io->file) (void)close(io->descriptor);
-    }
-#else
     if (!kind) io->file = fopen(io->path, "rb");
-#endif
-    io->stamp = io->file ? tshi_load_stamp(io) : 0;
     if (kind)
         (void)tshi_io_wrong_kind(io, kind);
     else if (!io->file)
         (void)tshi_io_system_error(io, "cannot be opened");
+    else
+        io->stamp = tshi_load_stamp(io);
 }
 
 /* Loads from io->file, which is open unless ctx holds an error. */
-static tsh_result tshi_load_all(tshi_io *io, tsh_optim *optim) {
+static tsh_result tshi_load_all(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     int i;
     if (ctx->error.code == TSH_OK) (void)tshi_load_check(io);
@@ -18335,13 +18081,10 @@ static tsh_result tshi_load_all(tshi_io *io, tsh_optim *optim) {
                         io->op, io->path, (long long)io->nonfinite - TSHI_IO_NONFINITE,
                         ctx->world.rank);
     if (ctx->error.code == TSH_OK && tshi_load_stamp(io) != io->stamp)
-        (void)tsh_fail(ctx, TSH_ERR_IO,
-                       "%s: \"%.200s\" was written to while it was read; load it again", io->op,
-                       io->path);
+        (void)tshi_io_fail(io, TSH_ERR_IO, "was written to while it was read; load it again");
     if (tshi_io_agree(io) != TSH_OK) return ctx->error.code;
-    (void)tshi_load_generators(io, 1);
-    if (optim) (void)tshi_load_counts(io, optim);
-    return ctx->error.code;
+    for (i = 0; i < io->counts; i++) *io->count[i].value = io->count[i].read;
+    return TSH_OK;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim) {
@@ -18352,7 +18095,7 @@ TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_io_begin(&io, "tsh_load", module, path, optim);
     if (ctx->error.code == TSH_OK) tshi_load_open(&io);
-    (void)tshi_load_all(&io, optim);
+    (void)tshi_load_all(&io);
     tshi_io_end(&io);
     return ctx->error.code;
 }

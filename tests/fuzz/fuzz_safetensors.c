@@ -37,7 +37,7 @@ static tsh_result load(target t, const uint8_t *data, size_t size, tsh_optim *op
     tshi_io_begin(&io, "tsh_load", tsh_root(t.ctx), "input", optim);
     io.file = fmemopen(copy, size + !size, "rb");
     if (!io.file) abort();
-    result = tshi_load_all(&io, optim);
+    result = tshi_load_all(&io);
     tshi_io_end(&io);
     free(copy);
     if (result != tsh_last_error(t.ctx)->code) abort();
