@@ -437,10 +437,10 @@ typedef struct tshi_uv_buffer {
     size_t used, room;
 } tshi_uv_buffer;
 
-/* A cursor over bytes that are written or read. `bad`: they did not suffice. */
+/* A cursor over bytes that are written or read. `bad`: they do not suffice, or make no sense. */
 typedef struct tshi_uv_cursor {
     unsigned char *at, *end;
-    int bad, writes;
+    int writes, bad;
 } tshi_uv_cursor;
 
 enum { TSHI_UV_MESSAGE_HEAD = 5, TSHI_UV_PAYLOAD = 60000 }; /* bytes of a control message at most */
@@ -649,11 +649,9 @@ static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...)
 /* Needs: >>uv-types.                                                           */
 /* ========================================================================== */
 
-static tshi_uv_cursor tshi_uv_cursor_over(void *bytes, size_t size) {
-    tshi_uv_cursor c;
-    c.at = (unsigned char *)bytes;
-    c.end = c.at + size;
-    c.bad = c.writes = 0;
+static tshi_uv_cursor tshi_uv_cursor_over(void *bytes, size_t size, int writes) {
+    unsigned char *at = (unsigned char *)bytes;
+    tshi_uv_cursor c = {at, at + size, writes, 0};
     return c;
 }
 
@@ -668,50 +666,57 @@ static unsigned char *tshi_uv_take(tshi_uv_cursor *c, size_t n) {
     return at;
 }
 
-/* Little endian, n bytes of value. */
-static void tshi_uv_put(tshi_uv_cursor *c, uint64_t value, size_t n) {
+/* A field is written if the cursor writes, else read: what is below serves both ends. */
+
+/* A number of n bytes, little endian. Returns it; 0 where there are not so many. */
+static uint64_t tshi_uv_field(tshi_uv_cursor *c, uint64_t value, size_t n) {
     unsigned char *at = tshi_uv_take(c, n);
-    for (size_t i = 0; at && i < n; i++) at[i] = (unsigned char)(value >> 8 * i);
+    uint64_t there = 0;
+    for (size_t i = 0; at && i < n; i++) {
+        if (c->writes) at[i] = (unsigned char)(value >> 8 * i);
+        there |= (uint64_t)at[i] << 8 * i;
+    }
+    return there;
 }
 
-static uint64_t tshi_uv_get(tshi_uv_cursor *c, size_t n) {
-    const unsigned char *at = tshi_uv_take(c, n);
-    uint64_t value = 0;
-    for (size_t i = 0; at && i < n; i++) value |= (uint64_t)at[i] << 8 * i;
-    return value;
+static int tshi_uv_int_field(tshi_uv_cursor *c, int value) {
+    return (int)(int32_t)(uint32_t)tshi_uv_field(c, (uint64_t)value, 4);
 }
 
-static int64_t tshi_uv_get_i64(tshi_uv_cursor *c) {
-    return (int64_t)tshi_uv_get(c, 8);
+static int64_t tshi_uv_i64_field(tshi_uv_cursor *c, int64_t value) {
+    return (int64_t)tshi_uv_field(c, (uint64_t)value, 8);
 }
 
-static int tshi_uv_get_int(tshi_uv_cursor *c) {
-    return (int)(int32_t)(uint32_t)tshi_uv_get(c, 4);
-}
-
-static void tshi_uv_put_bytes(tshi_uv_cursor *c, const void *bytes, size_t n) {
+static void tshi_uv_bytes_field(tshi_uv_cursor *c, void *bytes, size_t n) {
     unsigned char *at = tshi_uv_take(c, n);
-    if (at && n) memcpy(at, bytes, n);
+    if (at) memcpy(c->writes ? at : bytes, c->writes ? bytes : at, n);
 }
 
-static void tshi_uv_get_bytes(tshi_uv_cursor *c, void *bytes, size_t n) {
-    const unsigned char *at = tshi_uv_take(c, n);
-    if (at && n) memcpy(bytes, at, n);
-}
-
-static void tshi_uv_put_text(tshi_uv_cursor *c, const char *text) {
-    size_t n = strlen(text);
-    tshi_uv_put(c, n, 2);
-    tshi_uv_put_bytes(c, text, n);
-}
-
-/* Cut to room; bytes that do not print become '?'. */
-static void tshi_uv_get_text(tshi_uv_cursor *c, char *text, size_t room) {
-    size_t n = (size_t)tshi_uv_get(c, 2), kept = 0;
-    const unsigned char *at = tshi_uv_take(c, n);
+/* Text that is read is cut to room; bytes that do not print become '?'. */
+static void tshi_uv_text_field(tshi_uv_cursor *c, char *text, size_t room) {
+    size_t n = (size_t)tshi_uv_field(c, c->writes ? strlen(text) : 0, 2), kept = 0;
+    unsigned char *at = tshi_uv_take(c, n);
+    if (c->writes) {
+        if (at) memcpy(at, text, n);
+        return;
+    }
     for (; at && kept < n && kept + 1 < room; kept++)
         text[kept] = (char)(at[kept] < 32 || at[kept] == 127 ? '?' : at[kept]);
     text[kept] = 0;
+}
+
+/* A rank of a world of `size`, or -1. */
+static int tshi_uv_rank_field(tshi_uv_cursor *c, int rank, int size) {
+    rank = tshi_uv_int_field(c, rank);
+    if (rank < -1 || rank >= size) c->bad = 1;
+    return rank;
+}
+
+/* How many follow, at most `most`; 0 if that is not so. */
+static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
+    count = tshi_uv_int_field(c, count);
+    if (count < 0 || count > most) c->bad = 1;
+    return c->bad ? 0 : count;
 }
 
 /* ---- the handshake ---- */
@@ -733,98 +738,103 @@ typedef enum tshi_uv_reply {
     TSHI_UV_UNKNOWN     /* no such group is being made */
 } tshi_uv_reply;
 
-static void tshi_uv_put_hello(tshi_uv_cursor *c, const tshi_uv_hello *hello) {
-    tshi_uv_put(c, (uint64_t)hello->client, 4);
-    tshi_uv_put(c, (uint64_t)hello->server, 4);
-    tshi_uv_put(c, (uint64_t)hello->size, 4);
-    tshi_uv_put(c, hello->purpose, 4);
-    tshi_uv_put(c, hello->group, 8);
-    tshi_uv_put(c, hello->job, 8);
+static void tshi_uv_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello) {
+    hello->client = tshi_uv_int_field(c, hello->client);
+    hello->server = tshi_uv_int_field(c, hello->server);
+    hello->size = tshi_uv_int_field(c, hello->size);
+    hello->purpose = (uint32_t)tshi_uv_field(c, hello->purpose, 4);
+    hello->group = tshi_uv_field(c, hello->group, 8);
+    hello->job = tshi_uv_field(c, hello->job, 8);
 }
 
 /* HMAC-SHA256 of 'C' or 'S', a status, and the whole hello (RFC 2104 by libsodium). */
 static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t status,
                           const tshi_uv_hello *hello, unsigned char proof[32]) {
     unsigned char bytes[5 + 4 * 5 + 16 + 64];
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, sizeof bytes);
-    tshi_uv_put(&c, (uint64_t)who, 1);
-    tshi_uv_put(&c, status, 4);
-    tshi_uv_put(&c, hello->version, 4);
-    tshi_uv_put_hello(&c, hello);
-    tshi_uv_put_bytes(&c, hello->client_nonce, 32);
-    tshi_uv_put_bytes(&c, hello->server_nonce, 32);
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, sizeof bytes, 1);
+    tshi_uv_hello all = *hello;
+    (void)tshi_uv_field(&c, (uint64_t)who, 1);
+    (void)tshi_uv_field(&c, status, 4);
+    (void)tshi_uv_field(&c, all.version, 4);
+    tshi_uv_hello_fields(&c, &all);
+    tshi_uv_bytes_field(&c, all.client_nonce, 32);
+    tshi_uv_bytes_field(&c, all.server_nonce, 32);
     (void)crypto_auth_hmacsha256(proof, bytes, sizeof bytes, secret);
 }
 
-static void tshi_uv_put_greeting(unsigned char bytes[TSHI_UV_GREETING],
-                                 const unsigned char nonce[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_GREETING);
-    tshi_uv_put_bytes(&c, "tshd", 4);
-    tshi_uv_put(&c, TSHI_UV_VERSION, 4);
-    tshi_uv_put_bytes(&c, nonce, 32);
+/* "tshd" or "TSHD", the version, and the nonce of whoever writes. 0: another word was read. */
+static int tshi_uv_greeting_fields(tshi_uv_cursor *c, const char *word, uint32_t *version,
+                                   unsigned char nonce[32]) {
+    char magic[4];
+    memcpy(magic, word, 4);
+    tshi_uv_bytes_field(c, magic, 4);
+    *version = (uint32_t)tshi_uv_field(c, *version, 4);
+    tshi_uv_bytes_field(c, nonce, 32);
+    return memcmp(magic, word, 4) == 0;
+}
+
+static void tshi_uv_put_greeting(unsigned char bytes[TSHI_UV_GREETING], unsigned char nonce[32]) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_GREETING, 1);
+    uint32_t version = TSHI_UV_VERSION;
+    (void)tshi_uv_greeting_fields(&c, "tshd", &version, nonce);
 }
 
 /* 0: not a greeting. */
 static int tshi_uv_get_greeting(unsigned char bytes[TSHI_UV_GREETING], uint32_t *version,
                                 unsigned char nonce[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_GREETING);
-    const unsigned char *magic = tshi_uv_take(&c, 4);
-    *version = (uint32_t)tshi_uv_get(&c, 4);
-    tshi_uv_get_bytes(&c, nonce, 32);
-    return memcmp(magic, "tshd", 4) == 0;
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_GREETING, 0);
+    return tshi_uv_greeting_fields(&c, "tshd", version, nonce);
+}
+
+static void tshi_uv_client_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello,
+                                        unsigned char proof[32]) {
+    (void)tshi_uv_greeting_fields(c, "TSHD", &hello->version, hello->client_nonce);
+    tshi_uv_hello_fields(c, hello);
+    tshi_uv_bytes_field(c, proof, 32);
 }
 
 static void tshi_uv_put_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO],
-                                     const tshi_uv_hello *hello, const unsigned char secret[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO);
+                                     tshi_uv_hello *hello, const unsigned char secret[32]) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO, 1);
     unsigned char proof[32];
-    tshi_uv_put_bytes(&c, "TSHD", 4);
-    tshi_uv_put(&c, hello->version, 4);
-    tshi_uv_put_bytes(&c, hello->client_nonce, 32);
-    tshi_uv_put_hello(&c, hello);
     tshi_uv_proof(secret, 'C', 0, hello, proof);
-    tshi_uv_put_bytes(&c, proof, 32);
+    tshi_uv_client_hello_fields(&c, hello, proof);
 }
 
 /* Fills all of hello but the server's nonce. The first four bytes were looked at as they came. */
 static void tshi_uv_get_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO],
                                      tshi_uv_hello *hello, unsigned char proof[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO);
-    (void)tshi_uv_take(&c, 4);
-    hello->version = (uint32_t)tshi_uv_get(&c, 4);
-    tshi_uv_get_bytes(&c, hello->client_nonce, 32);
-    hello->client = tshi_uv_get_int(&c);
-    hello->server = tshi_uv_get_int(&c);
-    hello->size = tshi_uv_get_int(&c);
-    hello->purpose = (uint32_t)tshi_uv_get(&c, 4);
-    hello->group = tshi_uv_get(&c, 8);
-    hello->job = tshi_uv_get(&c, 8);
-    tshi_uv_get_bytes(&c, proof, 32);
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO, 0);
+    tshi_uv_client_hello_fields(&c, hello, proof);
+}
+
+/* 1 if a reply of this status has a proof. */
+static int tshi_uv_is_proven(uint32_t status) {
+    return status != TSHI_UV_OTHER_KEY && status != TSHI_UV_OTHER_VERSION;
 }
 
 static void tshi_uv_put_reply(unsigned char bytes[TSHI_UV_REPLY], tshi_uv_reply status,
                               int64_t value, const tshi_uv_hello *hello,
                               const unsigned char secret[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY);
-    unsigned char proof[32];
-    int known = status != TSHI_UV_OTHER_KEY && status != TSHI_UV_OTHER_VERSION;
-    tshi_uv_put(&c, status, 4);
-    tshi_uv_put(&c, known ? (uint64_t)value : 0, 8);
-    memset(proof, 0, sizeof proof);
-    if (known) tshi_uv_proof(secret, 'S', status, hello, proof);
-    tshi_uv_put_bytes(&c, proof, 32);
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY, 1);
+    unsigned char proof[32] = {0};
+    int proven = tshi_uv_is_proven(status);
+    if (proven) tshi_uv_proof(secret, 'S', status, hello, proof);
+    (void)tshi_uv_field(&c, status, 4);
+    (void)tshi_uv_i64_field(&c, proven ? value : 0);
+    tshi_uv_bytes_field(&c, proof, 32);
 }
 
 /* 0: not a reply, or not from one who knows the secret. */
 static int tshi_uv_get_reply(unsigned char bytes[TSHI_UV_REPLY], const tshi_uv_hello *hello,
                              const unsigned char secret[32], uint32_t *status, int64_t *value) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY);
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY, 0);
     unsigned char proof[32], expected[32];
-    *status = (uint32_t)tshi_uv_get(&c, 4);
-    *value = tshi_uv_get_i64(&c);
-    tshi_uv_get_bytes(&c, proof, 32);
+    *status = (uint32_t)tshi_uv_field(&c, 0, 4);
+    *value = tshi_uv_i64_field(&c, 0);
+    tshi_uv_bytes_field(&c, proof, 32);
     if (*status > TSHI_UV_UNKNOWN) return 0;
-    if (*status == TSHI_UV_OTHER_KEY || *status == TSHI_UV_OTHER_VERSION) return 1;
+    if (!tshi_uv_is_proven(*status)) return 1;
     tshi_uv_proof(secret, 'S', *status, hello, expected);
     return sodium_memcmp(proof, expected, 32) == 0;
 }
@@ -849,44 +859,6 @@ typedef enum tshi_uv_type {
     TSHI_UV_AWAIT, /* to a peer whose bytes this rank waits for: how many have arrived */
     TSHI_UV_TYPES
 } tshi_uv_type;
-
-/* A field is written if the cursor writes, else read: what is below serves both ends. */
-
-/* A number of n bytes. Returns it. */
-static uint64_t tshi_uv_field(tshi_uv_cursor *c, uint64_t value, size_t n) {
-    if (!c->writes) return tshi_uv_get(c, n);
-    tshi_uv_put(c, value, n);
-    return value;
-}
-
-static int tshi_uv_int_field(tshi_uv_cursor *c, int value) {
-    return (int)(int32_t)(uint32_t)tshi_uv_field(c, (uint64_t)value, 4);
-}
-
-static int64_t tshi_uv_i64_field(tshi_uv_cursor *c, int64_t value) {
-    return (int64_t)tshi_uv_field(c, (uint64_t)value, 8);
-}
-
-static void tshi_uv_text_field(tshi_uv_cursor *c, char *text, size_t room) {
-    if (c->writes)
-        tshi_uv_put_text(c, text);
-    else
-        tshi_uv_get_text(c, text, room);
-}
-
-/* A rank of a world of `size`, or -1. */
-static int tshi_uv_rank_field(tshi_uv_cursor *c, int rank, int size) {
-    rank = tshi_uv_int_field(c, rank);
-    if (rank < -1 || rank >= size) c->bad = 1;
-    return rank;
-}
-
-/* How many follow, at most `most`; 0 if that is not so. */
-static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
-    count = tshi_uv_int_field(c, count);
-    if (count < 0 || count > most) c->bad = 1;
-    return c->bad ? 0 : count;
-}
 
 static void tshi_uv_error_fields(tshi_uv_cursor *c, tsh_error *error, int size) {
     unsigned code = (unsigned)tshi_uv_field(c, (uint64_t)error->code, 1);
@@ -1145,9 +1117,10 @@ typedef struct tshi_uv_family {
     const char *rank, *size;
 } tshi_uv_family;
 
-/* Rank and size. Which family they are of: 0 the desc, 1 TSHARD_*, 2 torchrun, 3 Slurm, 4 none; -1:
- * an error. */
-static int tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
+/* Rank and size, and of which family they are: 0 the desc, 1 TSHARD_*, 2 torchrun, 3 Slurm, 4
+ * none. */
+static tsh_result tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world, int *of,
+                                   tsh_error *error) {
     static const tshi_uv_family families[] = {
         {"TSHARD_RANK", "TSHARD_SIZE"}, {"RANK", "WORLD_SIZE"}, {"SLURM_PROCID", "SLURM_NTASKS"}};
     int family = 0, has_rank = 0, has_size = 0;
@@ -1155,26 +1128,25 @@ static int tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_er
     world->size = desc->size;
     for (; !desc->size && family < 3 && !has_rank && !has_size; family++) {
         has_size = tsh_env_int(families[family].size, 1, TSHI_UV_RANKS, &world->size, error);
-        if (has_size < 0) return -1;
+        if (has_size < 0) return error->code;
         has_rank = tsh_env_int(families[family].rank, 0, TSHI_UV_RANKS - 1, &world->rank, error);
-        if (has_rank < 0) return -1;
-        if (has_rank == has_size) continue;
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is set, but not %s",
-                            has_rank ? families[family].rank : families[family].size,
-                            has_rank ? families[family].size : families[family].rank);
-        return -1;
+        if (has_rank < 0) return error->code;
+        if (has_rank != has_size)
+            return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is set, but not %s",
+                                 has_rank ? families[family].rank : families[family].size,
+                                 has_rank ? families[family].size : families[family].rank);
     }
     if (!desc->size && !has_size) {
+        family = 4;
         world->rank = 0;
         world->size = 1;
-        return 4;
     }
-    if (world->size >= 1 && world->size <= TSHI_UV_RANKS && world->rank >= 0 &&
-        world->rank < world->size)
-        return family;
-    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "rank %d is not in a world of %d ranks",
-                        world->rank, world->size);
-    return -1;
+    *of = family;
+    if (world->size < 1 || world->size > TSHI_UV_RANKS || world->rank < 0 ||
+        world->rank >= world->size)
+        return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "rank %d is not in a world of %d ranks",
+                             world->rank, world->size);
+    return TSH_OK;
 }
 
 /* "node[03-07,9],b2" gives "node03", "a,b" gives "a". */
@@ -1198,9 +1170,9 @@ static int tshi_uv_text(const char *given, const char *variable, char *text, siz
     return -1;
 }
 
-/* The host of rank 0. 0: an error. */
-static int tshi_uv_set_host(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
-                            tsh_error *error) {
+/* The host of rank 0. */
+static tsh_result tshi_uv_set_host(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
+                                   tsh_error *error) {
     char *host = world->host, nodes[4096];
     size_t room = sizeof world->host;
     int has = tshi_uv_text(desc->host, "TSHARD_HOST", host, room, error);
@@ -1211,158 +1183,148 @@ static int tshi_uv_set_host(const tsh_uv_desc *desc, int family, tsh_uv_world *w
         if (has > 0) tshi_uv_first_host(nodes, host, room);
     }
     if (!has) (void)snprintf(host, room, "127.0.0.1");
-    return has >= 0;
+    return has < 0 ? error->code : TSH_OK;
 }
 
-/* The port of rank 0; 0 stays where none is known. 0: an error. */
-static int tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
-                                  tsh_error *error) {
+/* The port of rank 0; 0 stays where none is known. */
+static tsh_result tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
+                                         tsh_error *error) {
     int has, id = 0;
     char agent[64] = "";
     world->port = desc->port;
-    if (desc->port > 0 && desc->port < 65536) return 1;
-    if (desc->port) {
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%d is not a port", desc->port);
-        return 0;
-    }
+    if (desc->port < 0 || desc->port > 65535)
+        return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%d is not a port", desc->port);
+    if (desc->port) return TSH_OK;
     has = tsh_env_int("TSHARD_PORT", 1, 65535, &world->port, error);
     if (!has) {
         has = tsh_env_int("MASTER_PORT", 1, 65534, &world->port, error);
         if (has > 0 && tsh_env_text("TORCHELASTIC_USE_AGENT_STORE", agent, sizeof agent, error))
             has = strcmp(agent, "True") == 0 ? 2 : strcmp(agent, "False") == 0 ? 1 : -1;
         if (has < 0 && agent[0])
-            (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
-                                "TORCHELASTIC_USE_AGENT_STORE is \"%s\"; it takes True or False",
-                                agent);
+            return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                                 "TORCHELASTIC_USE_AGENT_STORE is \"%s\"; it takes True or False",
+                                 agent);
         world->port += has == 2;
     }
     if (!has && family == 3) {
         has = tsh_env_int("SLURM_JOB_ID", 0, INT_MAX, &id, error);
         if (has > 0) world->port = 20000 + id % 20000;
     }
-    return has >= 0;
+    return has < 0 ? error->code : TSH_OK;
 }
 
 enum { TSHI_UV_KEY_ROOM = 4096, TSHI_UV_KEY_LEAST = 16 };
 
-/* Hashes a key that was found at `where`. 0: it is too short. */
-static int tshi_uv_take_key(const void *key, size_t size, const char *where,
-                            unsigned char hash[32], tsh_error *error) {
+/* Hashes a key that was found at `where`. */
+static tsh_result tshi_uv_take_key(const void *key, size_t size, const char *where,
+                                   unsigned char hash[32], tsh_error *error) {
     (void)crypto_hash_sha256(hash, (const unsigned char *)key, size);
-    if (size >= TSHI_UV_KEY_LEAST) return 1;
-    (void)tsh_error_set(
-        error, TSH_ERR_ARGUMENT, -1,
-        "%.300s has a key of %d bytes, and less than %d can be guessed; `tshard-run "
-        "--new-key FILE` writes a good one into a new file, for TSHARD_KEY_FILE",
-        where, (int)size, TSHI_UV_KEY_LEAST);
-    return 0;
+    if (size >= TSHI_UV_KEY_LEAST) return TSH_OK;
+    return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                         "%.300s has a key of %d bytes, and less than %d can be guessed; "
+                         "`tshard-run --new-key FILE` writes a good one into a new file, for "
+                         "TSHARD_KEY_FILE",
+                         where, (int)size, TSHI_UV_KEY_LEAST);
 }
 
-/* Only the user of this process, or root, may have written a key file, and nobody else read it. */
-static int tshi_uv_check_key_file(int fd, const char *path, tsh_error *error) {
+/* Reads a key file: its bytes, how many, or an error. Only the user of this process, or root, may
+ * have written it, and nobody else read it. */
+static tsh_result tshi_uv_read_key(int fd, const char *path, unsigned char *bytes, size_t room,
+                                   size_t *size, tsh_error *error) {
     struct stat info;
-    if (fstat(fd, &info) != 0)
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s: %s", path,
-                            tshi_uv_why(errno));
-    else if (!S_ISREG(info.st_mode))
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
-                            "TSHARD_KEY_FILE: %.300s is not a regular file", path);
-    else if (info.st_uid != 0 && info.st_uid != geteuid())
-        (void)tsh_error_set(
-            error, TSH_ERR_ARGUMENT, -1,
-            "TSHARD_KEY_FILE: %.300s belongs to user %ld, who is neither root nor the "
-            "user of this process: chown %ld %.300s",
-            path, (long)info.st_uid, (long)geteuid(), path);
-    else if (info.st_mode & 077)
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
-                            "TSHARD_KEY_FILE: other users can read or write %.300s (mode %04o): "
-                            "chmod 600 %.300s",
-                            path, (unsigned)info.st_mode & 07777, path);
-    else
-        return 1;
-    return 0;
-}
-
-/* Reads a key file; its last line's end does not count. */
-static int tshi_uv_key_file(const char *path, unsigned char hash[32], tsh_error *error) {
-    unsigned char bytes[TSHI_UV_KEY_ROOM];
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), right; /* a FIFO does not block */
-    ssize_t n = 0, more = fd < 0 ? -1 : 1;
-    if (fd >= 0 && !tshi_uv_check_key_file(fd, path, error)) {
-        (void)close(fd);
-        return 0;
-    }
-    while (more > 0 && n < (ssize_t)sizeof bytes)
-        if ((more = read(fd, bytes + n, sizeof bytes - (size_t)n)) > 0) n += more;
+    ssize_t more = fd < 0 || fstat(fd, &info) != 0 ? -1 : 1;
+    if (more > 0 && !S_ISREG(info.st_mode))
+        return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                             "TSHARD_KEY_FILE: %.300s is not a regular file", path);
+    if (more > 0 && info.st_uid != 0 && info.st_uid != geteuid())
+        return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                             "TSHARD_KEY_FILE: %.300s belongs to user %ld, who is neither root nor "
+                             "the user of this process: chown %ld %.300s",
+                             path, (long)info.st_uid, (long)geteuid(), path);
+    if (more > 0 && info.st_mode & 077)
+        return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                             "TSHARD_KEY_FILE: other users can read or write %.300s (mode %04o): "
+                             "chmod 600 %.300s",
+                             path, (unsigned)info.st_mode & 07777, path);
+    for (*size = 0; more > 0 && *size < room; *size += more > 0 ? (size_t)more : 0)
+        more = read(fd, bytes + *size, room - *size);
     if (more < 0)
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s: %s", path,
-                            tshi_uv_why(errno));
-    else if (n == (ssize_t)sizeof bytes)
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
-                            "TSHARD_KEY_FILE: %.300s has %d bytes or more", path,
-                            (int)sizeof bytes);
-    if (fd >= 0) (void)close(fd);
-    right = more == 0;
-    while (n && (bytes[n - 1] == '\n' || bytes[n - 1] == '\r')) n--;
-    right = right && tshi_uv_take_key(bytes, (size_t)n, path, hash, error);
-    sodium_memzero(bytes, sizeof bytes);
-    return right;
+        return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s: %s", path,
+                             tshi_uv_why(errno));
+    if (more == 0) return TSH_OK;
+    return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                         "TSHARD_KEY_FILE: %.300s has %d bytes or more", path, (int)room);
 }
 
-/* The secret, the hash of the key; it stays all zero where there is none. 0: an error. */
-static int tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
+/* The key in a file; its last line's end does not count. */
+static tsh_result tshi_uv_key_file(const char *path, unsigned char hash[32], tsh_error *error) {
+    unsigned char bytes[TSHI_UV_KEY_ROOM];
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO does not block */
+    size_t n = 0;
+    tsh_result result = tshi_uv_read_key(fd, path, bytes, sizeof bytes, &n, error);
+    if (fd >= 0) (void)close(fd);
+    while (n && (bytes[n - 1] == '\n' || bytes[n - 1] == '\r')) n--;
+    if (result == TSH_OK) result = tshi_uv_take_key(bytes, n, path, hash, error);
+    sodium_memzero(bytes, sizeof bytes);
+    return result;
+}
+
+/* The secret, the hash of the key; it stays all zero where there is none. */
+static tsh_result tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
     char text[TSHI_UV_KEY_ROOM];
     int has;
+    tsh_result result;
     world->insecure = desc->insecure;
     if (!desc->insecure && tsh_env_int("TSHARD_INSECURE", 0, 1, &world->insecure, error) < 0)
-        return 0;
+        return error->code;
     world->keyed = 1;
     if (desc->key)
         return tshi_uv_take_key(desc->key, desc->key_size, "tsh_uv_desc.key", world->secret, error);
     has = tsh_env_text("TSHARD_KEY", text, sizeof text, error);
-    if (has > 0 && !tshi_uv_take_key(text, strlen(text), "TSHARD_KEY", world->secret, error))
-        has = -1;
-    sodium_memzero(text, sizeof text);
-    if (has) return has > 0;
-    has = tsh_env_text("TSHARD_KEY_FILE", text, sizeof text, error);
-    if (has) return has > 0 && tshi_uv_key_file(text, world->secret, error);
+    if (has > 0) {
+        result = tshi_uv_take_key(text, strlen(text), "TSHARD_KEY", world->secret, error);
+        sodium_memzero(text, sizeof text);
+        return result;
+    }
+    if (!has) has = tsh_env_text("TSHARD_KEY_FILE", text, sizeof text, error);
+    if (has > 0) return tshi_uv_key_file(text, world->secret, error);
     world->keyed = 0;
-    return 1;
+    return has < 0 ? error->code : TSH_OK;
 }
 
-/* Everything but sockets. 0: an error. */
-static int tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
+/* Everything but sockets. */
+static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
+                                   tsh_error *error) {
     unsigned char hash[32];
-    int family = tshi_uv_set_rank(desc, world, error);
-    if (family < 0 || !tshi_uv_set_host(desc, family, world, error) ||
-        !tshi_uv_set_rank0_port(desc, family, world, error) ||
+    int family;
+    size_t room = sizeof world->bind_host;
+    if (tshi_uv_set_rank(desc, world, &family, error) != TSH_OK ||
+        tshi_uv_set_host(desc, family, world, error) != TSH_OK ||
+        tshi_uv_set_rank0_port(desc, family, world, error) != TSH_OK ||
         !tsh_timeout(desc->timeout, "tsh_uv_desc.timeout", &world->timeout, error) ||
         !tsh_time_limit(desc->heartbeat, "tsh_uv_desc.heartbeat", "TSHARD_HEARTBEAT", 10,
                         &world->heartbeat, error) ||
-        tshi_uv_text(desc->bind, "TSHARD_BIND", world->bind_host, sizeof world->bind_host, error) <
-            0 ||
+        tshi_uv_text(desc->bind, "TSHARD_BIND", world->bind_host, room, error) < 0 ||
         tshi_uv_text(desc->job, "TSHARD_JOB", world->jobname, sizeof world->jobname, error) < 0 ||
-        !tshi_uv_set_key(desc, world, error))
-        return 0;
-    if (world->heartbeat < TSHI_UV_SECOND) {
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
-                            "a heartbeat of %.3f s (TSHARD_HEARTBEAT) is below 1 s, the least that "
-                            "a busy machine keeps",
-                            (double)world->heartbeat / 1e9);
-        return 0;
-    }
+        tshi_uv_set_key(desc, world, error) != TSH_OK)
+        return error->code;
+    if (world->heartbeat < TSHI_UV_SECOND)
+        return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
+                             "a heartbeat of %.3f s (TSHARD_HEARTBEAT) is below 1 s, the least "
+                             "that a busy machine keeps",
+                             (double)world->heartbeat / 1e9);
     (void)crypto_hash_sha256(hash, (const unsigned char *)world->jobname, strlen(world->jobname));
     memcpy(&world->job, hash, sizeof world->job);
     world->listener = desc->listener > 0 ? desc->listener : -1;
     if (world->listener < 0 && world->rank == 0 &&
         tsh_env_int("TSHARD_LISTENER", 1, INT_MAX, &world->listener, error) < 0)
-        return 0;
-    if (world->size == 1 || world->port || (world->rank == 0 && world->listener >= 0)) return 1;
-    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
-                        "rank %d does not know on which port rank 0 listens: set TSHARD_PORT, or "
-                        "start the ranks with tshard-run",
-                        world->rank);
-    return 0;
+        return error->code;
+    if (world->size == 1 || world->port || (world->rank == 0 && world->listener >= 0))
+        return TSH_OK;
+    return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                         "rank %d does not know on which port rank 0 listens: set TSHARD_PORT, or "
+                         "start the ranks with tshard-run",
+                         world->rank);
 }
 
 /* ========================================================================== */
@@ -1453,10 +1415,9 @@ enum { TSHI_UV_BACKLOG = 1 << 20 }; /* bytes that a peer may be behind on its co
 /* The control thread writes one outgoing at a time: this begins it, tshi_uv_post sends it. */
 static tshi_uv_cursor *tshi_uv_write(tsh_uv_world *world, tshi_uv_type type) {
     tshi_uv_outgoing *outgoing = &world->outgoing;
-    outgoing->c = tshi_uv_cursor_over(outgoing->bytes, sizeof outgoing->bytes);
-    tshi_uv_put(&outgoing->c, 0, 4); /* the length, when it is known */
-    tshi_uv_put(&outgoing->c, type, 1);
-    outgoing->c.writes = 1;
+    outgoing->c = tshi_uv_cursor_over(outgoing->bytes, sizeof outgoing->bytes, 1);
+    (void)tshi_uv_field(&outgoing->c, 0, 4); /* the length, when it is known */
+    (void)tshi_uv_field(&outgoing->c, type, 1);
     return &outgoing->c;
 }
 
@@ -1499,11 +1460,11 @@ static void tshi_uv_flush(tshi_uv_peer *peer) {
 static void tshi_uv_post(tshi_uv_peer *peer) {
     tshi_uv_outgoing *outgoing = &peer->world->outgoing;
     size_t n = (size_t)(outgoing->c.at - outgoing->bytes);
-    tshi_uv_cursor head = tshi_uv_cursor_over(outgoing->bytes, 4);
+    tshi_uv_cursor head = tshi_uv_cursor_over(outgoing->bytes, 4, 1);
     if (peer->fd < 0 || outgoing->c.bad || peer->out.used > TSHI_UV_BACKLOG ||
         !tshi_uv_reserve(&peer->out, n))
         return;
-    tshi_uv_put(&head, n - TSHI_UV_MESSAGE_HEAD, 4);
+    (void)tshi_uv_field(&head, n - TSHI_UV_MESSAGE_HEAD, 4);
     memcpy(peer->out.data + peer->out.used, outgoing->bytes, n);
     peer->out.used += n;
     tshi_uv_flush(peer);
@@ -1591,8 +1552,8 @@ static void tshi_uv_answer_for(tsh_uv_world *world, uint64_t id, uint64_t seq,
 static void tshi_uv_ask(tsh_uv_world *world) {
     tshi_uv_coordinator *j = &world->coordinator;
     tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_ASK);
-    tshi_uv_put(c, j->best.group, 8);
-    tshi_uv_put(c, j->best.seq, 8);
+    (void)tshi_uv_field(c, j->best.group, 8);
+    (void)tshi_uv_field(c, j->best.seq, 8);
     for (int r = 0; r < world->size; r++) {
         if (j->answer[r].told && (j->answer[r].started || !j->answer[r].member)) continue;
         if (r == world->rank)
@@ -1914,7 +1875,7 @@ static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
     do {
         j->confirming++;
         j->asked[at] = j->blocked[at].wait;
-        tshi_uv_put(tshi_uv_write(world, TSHI_UV_CONFIRM), j->blocked[at].wait, 8);
+        (void)tshi_uv_field(tshi_uv_write(world, TSHI_UV_CONFIRM), j->blocked[at].wait, 8);
         if (at != world->rank) tshi_uv_post(&world->peer[at]);
         at = j->search[at].next;
     } while (at != on);
@@ -2302,15 +2263,17 @@ static int tshi_uv_client_step(tshi_uv_conn *conn) {
 /* Needs: >>uv-connect.                                                         */
 /* ========================================================================== */
 
-static int tshi_uv_need_key(tsh_uv_world *world, const tshi_uv_address *address, tsh_error *error) {
+/* An error where an address needs a key, and there is none. */
+static tsh_result tshi_uv_need_key(tsh_uv_world *world, const tshi_uv_address *address,
+                                   tsh_error *error) {
     char host[64];
-    if (world->keyed || world->insecure || tshi_uv_loopback(address)) return 0;
+    if (world->keyed || world->insecure || tshi_uv_loopback(address)) return TSH_OK;
     tshi_uv_host_text(address, host, sizeof host);
-    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
-                        "rank %d: %s is not a loopback address: set TSHARD_KEY or TSHARD_KEY_FILE, "
-                        "the same on every rank (or TSHARD_INSECURE=1 to let anybody in)",
-                        world->rank, host);
-    return 1;
+    return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
+                         "rank %d: %s is not a loopback address: set TSHARD_KEY or "
+                         "TSHARD_KEY_FILE, the same on every rank (or TSHARD_INSECURE=1 to let "
+                         "anybody in)",
+                         world->rank, host);
 }
 
 static void tshi_uv_close_listener(tsh_uv_world *world) {
@@ -2358,7 +2321,7 @@ static void tshi_uv_joined(tsh_uv_world *world) {
         (void)tshi_uv_end_of(world->peer[0].fd, 0, &world->own);
         tshi_uv_set_port(&world->own, 0);
     }
-    if (tshi_uv_need_key(world, &world->own, &error)) {
+    if (tshi_uv_need_key(world, &world->own, &error) != TSH_OK) {
         tshi_uv_suspect(world, TSHI_UV_ABORT, error.code, error.rank, "%s", error.message);
         return;
     }
@@ -2374,8 +2337,8 @@ static void tshi_uv_joined(tsh_uv_world *world) {
     (void)tshi_uv_end_of(world->listener, 0, &world->own);
     (void)tshi_uv_end_of(world->peer[0].fd, 1, &world->peer[0].address);
     c = tshi_uv_write(world, TSHI_UV_HERE);
-    tshi_uv_put_text(c, host);
-    tshi_uv_put(c, (uint64_t)tshi_uv_port(&world->own), 2);
+    tshi_uv_text_field(c, host, sizeof host);
+    (void)tshi_uv_field(c, (uint64_t)tshi_uv_port(&world->own), 2);
     tshi_uv_post(&world->peer[0]);
 }
 
@@ -2385,8 +2348,8 @@ static void tshi_uv_on_here(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     const char *why;
     tshi_uv_address found[TSHI_UV_ADDRESSES];
     int port;
-    tshi_uv_get_text(c, host, sizeof host);
-    port = (int)tshi_uv_get(c, 2);
+    tshi_uv_text_field(c, host, sizeof host);
+    port = (int)tshi_uv_field(c, 0, 2);
     if (c->bad || peer->world->rank != 0) return;
     if (host[0] && tshi_uv_resolve(host, port, 1, found, &why))
         peer->address = found[0];
@@ -2406,7 +2369,7 @@ static void tshi_uv_list_absent(const tsh_uv_world *world, char *text, size_t ro
 static void tshi_uv_tell_absent(tsh_uv_world *world) {
     char text[256];
     tshi_uv_list_absent(world, text, sizeof text);
-    tshi_uv_put_text(tshi_uv_write(world, TSHI_UV_MISSING), text);
+    tshi_uv_text_field(tshi_uv_write(world, TSHI_UV_MISSING), text, sizeof text);
     tshi_uv_post_all(world);
 }
 
@@ -2421,11 +2384,11 @@ static void tshi_uv_send_table(tsh_uv_world *world) {
     char host[64];
     randombytes_buf(world->token, sizeof world->token);
     tshi_uv_set_mesh(world);
-    tshi_uv_put_bytes(c, world->token, sizeof world->token);
+    tshi_uv_bytes_field(c, world->token, sizeof world->token);
     for (int r = 1; r < world->size; r++) {
         tshi_uv_host_text(&world->peer[r].address, host, sizeof host);
-        tshi_uv_put_text(c, host);
-        tshi_uv_put(c, (uint64_t)tshi_uv_port(&world->peer[r].address), 2);
+        tshi_uv_text_field(c, host, sizeof host);
+        (void)tshi_uv_field(c, (uint64_t)tshi_uv_port(&world->peer[r].address), 2);
     }
     tshi_uv_post_all(world);
 }
@@ -2435,11 +2398,11 @@ static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
     char host[64];
     const char *why;
     if (world->tabled) return;
-    tshi_uv_get_bytes(c, world->token, sizeof world->token);
+    tshi_uv_bytes_field(c, world->token, sizeof world->token);
     for (int r = 1; r < world->size && !c->bad; r++) {
         int port;
-        tshi_uv_get_text(c, host, sizeof host);
-        port = (int)tshi_uv_get(c, 2);
+        tshi_uv_text_field(c, host, sizeof host);
+        port = (int)tshi_uv_field(c, 0, 2);
         if (!tshi_uv_resolve(host, port, 1, found, &why)) c->bad = 1;
         if (!c->bad) world->peer[r].address = found[0];
     }
@@ -2520,7 +2483,7 @@ static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) {
 
 static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_answer answer;
-    uint64_t group = tshi_uv_get(c, 8), seq = tshi_uv_get(c, 8);
+    uint64_t group = tshi_uv_field(c, 0, 8), seq = tshi_uv_field(c, 0, 8);
     tshi_uv_answer_for(peer->world, group, seq, &answer);
     tshi_uv_answer_fields(tshi_uv_write(peer->world, TSHI_UV_TELL), &group, &seq, &answer);
     tshi_uv_post(peer);
@@ -2551,16 +2514,16 @@ static void tshi_uv_on_blocked(tshi_uv_peer *peer, tshi_uv_cursor *c) {
 }
 
 static void tshi_uv_on_confirm(tshi_uv_peer *peer, tshi_uv_cursor *c) {
-    uint64_t wait = tshi_uv_get(c, 8);
+    uint64_t wait = tshi_uv_field(c, 0, 8);
     tshi_uv_cursor *out = tshi_uv_write(peer->world, TSHI_UV_STILL);
-    tshi_uv_put(out, wait, 8);
-    tshi_uv_put(out, (uint64_t)tshi_uv_still(peer->world, wait), 1);
+    (void)tshi_uv_field(out, wait, 8);
+    (void)tshi_uv_field(out, (uint64_t)tshi_uv_still(peer->world, wait), 1);
     tshi_uv_post(peer);
 }
 
 static void tshi_uv_on_still(tshi_uv_peer *peer, tshi_uv_cursor *c) {
-    uint64_t wait = tshi_uv_get(c, 8);
-    int still = (int)tshi_uv_get(c, 1);
+    uint64_t wait = tshi_uv_field(c, 0, 8);
+    int still = (int)tshi_uv_field(c, 0, 1);
     if (!c->bad && tshi_uv_confirmed(peer->world, peer->rank, wait, still))
         tshi_uv_follow(peer->world, -1);
 }
@@ -2626,8 +2589,8 @@ static void tshi_uv_suspect_link(tshi_uv_peer *peer, const tshi_uv_address ends[
  * where none are, and TCP_USER_TIMEOUT also ends a connection whose reader is only busy. */
 static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
-    uint64_t id = tshi_uv_get(c, 8), got = tshi_uv_get(c, 8);
-    uint32_t purpose = (uint32_t)tshi_uv_get(c, 1);
+    uint64_t id = tshi_uv_field(c, 0, 8), got = tshi_uv_field(c, 0, 8);
+    uint32_t purpose = (uint32_t)tshi_uv_field(c, 0, 1);
     int64_t now = tsh_now();
     tshi_uv_group *group;
     tshi_uv_link *link = NULL;
@@ -2658,7 +2621,7 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     switch (type) {
     case TSHI_UV_BEAT: break;
     case TSHI_UV_HERE: tshi_uv_on_here(peer, c); break;
-    case TSHI_UV_MISSING: tshi_uv_get_text(c, world->absent, sizeof world->absent); break;
+    case TSHI_UV_MISSING: tshi_uv_text_field(c, world->absent, sizeof world->absent); break;
     case TSHI_UV_TABLE: tshi_uv_on_table(world, c); break;
     case TSHI_UV_READY: peer->ready = 1; break;
     case TSHI_UV_GO:
@@ -2683,9 +2646,9 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
 
 /* The first whole message of in: 1 handled, 0 there is none, -1 it is none of ours. */
 static int tshi_uv_next_message(tshi_uv_peer *peer) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(peer->in.data, peer->in.used);
-    size_t n = (size_t)tshi_uv_get(&c, 4);
-    unsigned type = (unsigned)tshi_uv_get(&c, 1);
+    tshi_uv_cursor c = tshi_uv_cursor_over(peer->in.data, peer->in.used, 0);
+    size_t n = (size_t)tshi_uv_field(&c, 0, 4);
+    unsigned type = (unsigned)tshi_uv_field(&c, 0, 1);
     if (c.bad) return 0;
     if (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES) return -1;
     if (peer->in.used < n + TSHI_UV_MESSAGE_HEAD) return 0;
@@ -2987,9 +2950,9 @@ static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
             tshi_uv_look(peer);
             if (peer->mark && peer->marked < now) continue;
             c = tshi_uv_write(world, TSHI_UV_AWAIT);
-            tshi_uv_put(c, group->id, 8);
-            tshi_uv_put(c, TSHI_UV_GET(&link->got), 8);
-            tshi_uv_put(c, i < group->size ? TSHI_UV_DATA : TSHI_UV_MESSAGES, 1);
+            (void)tshi_uv_field(c, group->id, 8);
+            (void)tshi_uv_field(c, TSHI_UV_GET(&link->got), 8);
+            (void)tshi_uv_field(c, i < group->size ? TSHI_UV_DATA : TSHI_UV_MESSAGES, 1);
             tshi_uv_post(peer);
         }
     }
@@ -4694,96 +4657,87 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
 
 /* Also finds how many unauthenticated connections are held: half of the descriptors that are not
  * needed, so that the program keeps some. */
-static int tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *error) {
+static tsh_result tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *error) {
     struct rlimit limit;
     int need = tshi_uv_descriptors(world->size);
+    int64_t half;
     world->unproven_limit = TSHI_UV_UNPROVEN;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 1;
-    if (limit.rlim_cur >= (rlim_t)need) {
-        int64_t half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2;
-        world->unproven_limit = (int)tshi_uv_min(half, TSHI_UV_UNPROVEN);
-        if (world->unproven_limit < TSHI_UV_FEW) world->unproven_limit = TSHI_UV_FEW;
-        return 1;
-    }
-    (void)tsh_error_set(error, TSH_ERR_IO, world->rank,
-                        "rank %d may open %lu descriptors, but a world of %d ranks needs about %d "
-                        "(ulimit -n)",
-                        world->rank, (unsigned long)limit.rlim_cur, world->size, need);
-    return 0;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return TSH_OK;
+    if (limit.rlim_cur < (rlim_t)need)
+        return tsh_error_set(error, TSH_ERR_IO, world->rank,
+                             "rank %d may open %lu descriptors, but a world of %d ranks needs "
+                             "about %d (ulimit -n)",
+                             world->rank, (unsigned long)limit.rlim_cur, world->size, need);
+    half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2;
+    world->unproven_limit = (int)tshi_uv_min(half, TSHI_UV_UNPROVEN);
+    if (world->unproven_limit < TSHI_UV_FEW) world->unproven_limit = TSHI_UV_FEW;
+    return TSH_OK;
 }
 
 /* Rank 0 listens, on the first address that it can, or on the socket that it was given. */
-static int tshi_uv_rank0_listens(tsh_uv_world *world, tsh_error *error) {
+static tsh_result tshi_uv_rank0_listens(tsh_uv_world *world, tsh_error *error) {
     tshi_uv_address list[TSHI_UV_ADDRESSES];
-    const char *why, *bound = world->bind_host[0] ? world->bind_host : world->host;
-    int n, given = world->listener >= 0;
-    if (given) {
-        n = tshi_uv_prepare_fd(world->listener) && tshi_uv_end_of(world->listener, 0, &list[0]);
-        why = "is no listening socket";
-        if (n && tshi_uv_need_key(world, &list[0], error)) return 0;
-    } else {
-        n = tshi_uv_resolve(bound, world->port, 0, list, &why);
-    }
-    for (int i = 0; i < n && !given && world->listener < 0; i++) {
-        if (tshi_uv_need_key(world, &list[i], error)) return 0;
-        world->listener = tshi_uv_listen(&list[i]);
+    const char *why = "is no listening socket";
+    const char *bound = world->bind_host[0] ? world->bind_host : world->host;
+    int given = world->listener >= 0;
+    int n = !given ? tshi_uv_resolve(bound, world->port, 0, list, &why)
+                   : tshi_uv_prepare_fd(world->listener) &&
+                         tshi_uv_end_of(world->listener, 0, &list[0]);
+    for (int i = 0; i < n && (given || world->listener < 0); i++) {
+        if (tshi_uv_need_key(world, &list[i], error) != TSH_OK) return error->code;
+        if (!given) world->listener = tshi_uv_listen(&list[i]);
         if (world->listener < 0) why = tshi_uv_why(errno);
     }
     if (n && world->listener >= 0 && tshi_uv_end_of(world->listener, 0, &world->own)) {
         world->port = tshi_uv_port(&world->own);
-        return 1;
+        return TSH_OK;
     }
     if (given) world->listener = -1;
-    (void)tsh_error_set(error, TSH_ERR_IO, 0, "rank 0 cannot listen on %s port %d: %s; set %s",
-                        bound, world->port, why,
-                        given ? "TSHARD_LISTENER to a listening socket, or unset it"
-                              : "TSHARD_PORT to a free port, TSHARD_HOST (or TSHARD_BIND) to an "
-                                "address of this host");
-    return 0;
+    return tsh_error_set(error, TSH_ERR_IO, 0, "rank 0 cannot listen on %s port %d: %s; set %s",
+                         bound, world->port, why,
+                         given ? "TSHARD_LISTENER to a listening socket, or unset it"
+                               : "TSHARD_PORT to a free port, TSHARD_HOST (or TSHARD_BIND) to an "
+                                 "address of this host");
 }
 
 /* Sockets and addresses that are needed before the control thread runs. */
-static int tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
+static tsh_result tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
+    tshi_uv_address list[TSHI_UV_ADDRESSES];
     const char *why;
-    if (!tshi_uv_enough_descriptors(world, error)) return 0;
+    if (tshi_uv_enough_descriptors(world, error) != TSH_OK) return error->code;
     if (world->rank == 0) return tshi_uv_rank0_listens(world, error);
     world->listener = -1;
     world->addresses = tshi_uv_resolve(world->host, world->port, 0, world->address, &why);
-    if (!world->addresses) {
-        (void)tsh_error_set(error, TSH_ERR_IO, world->rank,
-                            "rank %d cannot find rank 0's host \"%.100s\": %s (TSHARD_HOST)",
-                            world->rank, world->host, why);
-        return 0;
-    }
+    if (!world->addresses)
+        return tsh_error_set(error, TSH_ERR_IO, world->rank,
+                             "rank %d cannot find rank 0's host \"%.100s\": %s (TSHARD_HOST)",
+                             world->rank, world->host, why);
     if (world->bind_host[0]) {
-        tshi_uv_address list[TSHI_UV_ADDRESSES];
-        if (!tshi_uv_resolve(world->bind_host, 0, 0, list, &why)) {
-            (void)tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
-                                "rank %d: TSHARD_BIND is \"%.100s\": %s", world->rank,
-                                world->bind_host, why);
-            return 0;
-        }
+        if (!tshi_uv_resolve(world->bind_host, 0, 0, list, &why))
+            return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
+                                 "rank %d: TSHARD_BIND is \"%.100s\": %s", world->rank,
+                                 world->bind_host, why);
         world->own = list[0];
     }
-    return !tshi_uv_need_key(world, &world->address[0], error);
+    return tshi_uv_need_key(world, &world->address[0], error);
 }
 
 /* The control thread sees no signals: those are the host program's. */
-static int tshi_uv_start_control(tsh_uv_world *world, tsh_error *error) {
+static tsh_result tshi_uv_start_control(tsh_uv_world *world, tsh_error *error) {
     sigset_t all, before;
     int failed;
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_BLOCK, &all, &before);
     failed = uv_thread_create(&world->thread, tshi_uv_main, world);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failed) (void)tsh_error_set(error, TSH_ERR_IO, world->rank, "the system refused a thread");
-    return !failed;
+    return failed ? tsh_error_set(error, TSH_ERR_IO, world->rank, "the system refused a thread")
+                  : TSH_OK;
 }
 
 enum { TSHI_UV_LOOPS_NEED = 64 << 10 }; /* bytes: more than libuv takes for two loops */
 
-/* Both loops with their handles, and the lock between them. 0: the system refused. */
-static int tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
+/* Both loops with their handles, and the lock between them. */
+static tsh_result tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
     int room = tshi_uv_has_memory(TSHI_UV_LOOPS_NEED);
     int locked = uv_mutex_init(&world->lock) == 0, noticed = uv_cond_init(&world->changed) == 0;
     int why = locked && noticed && room ? uv_loop_init(&world->loop) : UV_ENOMEM, opened = why == 0;
@@ -4792,10 +4746,9 @@ static int tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
         if (opened) (void)uv_loop_close(&world->loop);
         if (noticed) uv_cond_destroy(&world->changed);
         if (locked) uv_mutex_destroy(&world->lock);
-        (void)tsh_error_set(error, TSH_ERR_IO, world->rank,
-                            "rank %d has no event loop: %s (%d descriptors are needed: ulimit -n)",
-                            world->rank, uv_strerror(why), tshi_uv_descriptors(world->size));
-        return 0;
+        return tsh_error_set(error, TSH_ERR_IO, world->rank,
+                             "rank %d has no event loop: %s (%d descriptors are needed: ulimit -n)",
+                             world->rank, uv_strerror(why), tshi_uv_descriptors(world->size));
     }
     (void)uv_timer_init(&world->loop, &world->timer);
     (void)uv_async_init(&world->loop, &world->wake_caller, NULL);
@@ -4804,7 +4757,7 @@ static int tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
     (void)uv_async_init(&world->control, &world->wake_control, tshi_uv_on_request);
     world->turn.data = world->wake_control.data = world;
     (void)uv_prepare_start(&world->turn, tshi_uv_on_turn);
-    return 1;
+    return TSH_OK;
 }
 
 /* Ranks of this host that outnumber its cores had better not spin. */
@@ -4829,16 +4782,16 @@ static tsh_result tshi_uv_await_world(tsh_uv_world *world, tsh_error *error) {
 }
 
 static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *error) {
-    int opened = 0;
+    int opened;
     tsh_result result;
     world->forming = 1;
     world->due = tsh_now() + world->timeout;
-    if (tshi_uv_world_alloc(world))
-        opened = tshi_uv_find_rank0(world, error) && tshi_uv_open_loops(world, error);
-    else
-        (void)tsh_error_set(error, TSH_ERR_MEMORY, world->rank, "rank %d: no memory for its world",
-                            world->rank);
-    if (!opened || !tshi_uv_start_control(world, error)) {
+    result = tshi_uv_world_alloc(world)
+                 ? tshi_uv_find_rank0(world, error)
+                 : tsh_error_set(error, TSH_ERR_MEMORY, world->rank,
+                                 "rank %d: no memory for its world", world->rank);
+    opened = result == TSH_OK && tshi_uv_open_loops(world, error) == TSH_OK;
+    if (!opened || tshi_uv_start_control(world, error) != TSH_OK) {
         tshi_uv_group_free(world->world_group);
         tshi_uv_close_fd(&world->listener);
         if (opened)
@@ -4867,7 +4820,7 @@ static tsh_result tshi_uv_open(const tsh_uv_desc *desc, tsh_comm *out, tsh_error
     world->logger = desc->logger;
     if (sodium_init() < 0)
         (void)tsh_error_set(error, TSH_ERR_IO, -1, "libsodium finds no random numbers");
-    else if (tshi_uv_settings(desc, world, error) && world->size > 1)
+    else if (tshi_uv_settings(desc, world, error) == TSH_OK && world->size > 1)
         return tshi_uv_join(world, out, error);
     tshi_uv_world_free(world);
     if (error->code == TSH_OK) out->size = 1;
