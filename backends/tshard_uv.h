@@ -298,7 +298,10 @@ typedef enum tshi_uv_algorithm {
     TSHI_UV_MESSAGE /* SEND, RECV, SENDRECV */
 } tshi_uv_algorithm;
 
+typedef struct tshi_uv_group tshi_uv_group;
+
 typedef struct tshi_uv_op {
+    tshi_uv_group *group;
     tsh_coll coll;
     tshi_uv_algorithm algorithm;
     tshi_uv_head head;
@@ -308,11 +311,9 @@ typedef struct tshi_uv_op {
     int64_t ready;                  /* bytes of a ring's incoming stream that may go on */
     tshi_uv_stream *in, *out;       /* by peer */
     tshi_uv_stream clear;           /* RECV: tells the sender that its message may come */
-    int64_t send_count, recv_count; /* of a message */
-    uint64_t send_number, recv_number;
-    char *scratch; /* kept from call to call */
+    uint64_t number[2];             /* of the message that it sends, and of that it receives */
+    char *scratch;                  /* kept from call to call */
     size_t scratch_size;
-    const void *ticket; /* split: what each sends to each */
 } tshi_uv_op;
 
 /* Operations in the order in which they use one direction of a connection. */
@@ -320,8 +321,6 @@ typedef struct tshi_uv_fifo {
     unsigned char op[TSHI_UV_OPS];
     unsigned first, used;
 } tshi_uv_fifo;
-
-typedef struct tshi_uv_group tshi_uv_group;
 
 /* A data connection. Collectives and messages have one each, so that neither blocks the other. A
  * message's bytes go only where its receiver has announced itself ("clear"), so that whatever else
@@ -1296,7 +1295,7 @@ static tsh_result tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, 
 static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
                                    tsh_error *error) {
     unsigned char hash[32];
-    int family;
+    int family = 0;
     size_t room = sizeof world->bind_host;
     if (tshi_uv_set_rank(desc, world, &family, error) != TSH_OK ||
         tshi_uv_set_host(desc, family, world, error) != TSH_OK ||
@@ -3239,6 +3238,7 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
         return NULL;
     }
     for (size_t i = 0; i < TSHI_UV_OPS; i++) {
+        group->op[i].group = group;
         group->op[i].in = group->streams + 2 * i * n;
         group->op[i].out = group->op[i].in + n;
     }
@@ -3256,8 +3256,8 @@ static int tshi_uv_prev(const tshi_uv_group *group) {
 
 /* ---- queues ---- */
 
-static void tshi_uv_push(tshi_uv_fifo *fifo, int op) {
-    fifo->op[(fifo->first + fifo->used) % TSHI_UV_OPS] = (unsigned char)op;
+static void tshi_uv_push(tshi_uv_fifo *fifo, const tshi_uv_op *op) {
+    fifo->op[(fifo->first + fifo->used) % TSHI_UV_OPS] = (unsigned char)(op - op->group->op);
     fifo->used++;
 }
 
@@ -3268,10 +3268,6 @@ static void tshi_uv_pop(tshi_uv_fifo *fifo) {
 
 static tshi_uv_op *tshi_uv_first(tshi_uv_group *group, const tshi_uv_fifo *fifo) {
     return &group->op[fifo->op[fifo->first]];
-}
-
-static int tshi_uv_index(const tshi_uv_group *group, const tshi_uv_op *op) {
-    return (int)(op - group->op);
 }
 
 /* ========================================================================== */
@@ -3297,19 +3293,20 @@ static int64_t tshi_uv_width(const tshi_uv_op *op) {
 }
 
 /* Bytes of chunk k. */
-static int64_t tshi_uv_length(const tshi_uv_group *group, const tshi_uv_op *op, int k) {
+static int64_t tshi_uv_length(const tshi_uv_op *op, int k) {
     const tsh_coll *coll = &op->coll;
+    const int size = op->group->size;
     if (coll->kind == TSH_ALLREDUCE)
-        return (tsh_coll_chunk(coll->count, group->size, k + 1) -
-                tsh_coll_chunk(coll->count, group->size, k)) *
+        return (tsh_coll_chunk(coll->count, size, k + 1) - tsh_coll_chunk(coll->count, size, k)) *
                tshi_uv_width(op);
     return coll->recv_counts[k] * coll->blocks * tshi_uv_width(op);
 }
 
 /* `blocks` rows of counts: the place of byte `offset` of rank k's piece. */
-static tshi_uv_span tshi_uv_in_rows(void *base, const int64_t *counts, int size, int k,
-                                    int64_t width, int64_t offset) {
-    int64_t row = counts[k] * width, whole = tsh_coll_before(counts, size) * width;
+static tshi_uv_span tshi_uv_in_rows(const tshi_uv_op *op, void *base, const int64_t *counts, int k,
+                                    int64_t offset) {
+    int64_t width = tshi_uv_width(op), row = counts[k] * width;
+    int64_t whole = tsh_coll_before(counts, op->group->size) * width;
     int64_t b = row ? offset / row : 0, within = row ? offset % row : 0;
     tshi_uv_span span;
     span.at = (char *)base + b * whole + tsh_coll_before(counts, k) * width + within;
@@ -3318,16 +3315,19 @@ static tshi_uv_span tshi_uv_in_rows(void *base, const int64_t *counts, int size,
 }
 
 /* The place of byte `offset` of chunk k in a buffer that holds all chunks. */
-static tshi_uv_span tshi_uv_in_whole(const tshi_uv_group *group, const tshi_uv_op *op, void *base,
-                                     int k, int64_t offset) {
+static tshi_uv_span tshi_uv_in_whole(const tshi_uv_op *op, void *base, int k, int64_t offset) {
     const tsh_coll *coll = &op->coll;
-    int64_t width = tshi_uv_width(op);
+    int64_t chunk;
     tshi_uv_span span;
-    if (coll->kind != TSH_ALLREDUCE)
-        return tshi_uv_in_rows(base, coll->recv_counts, group->size, k, width, offset);
-    span.at = (char *)base + tsh_coll_chunk(coll->count, group->size, k) * width + offset;
-    span.size = tshi_uv_length(group, op, k) - offset;
+    if (coll->kind != TSH_ALLREDUCE) return tshi_uv_in_rows(op, base, coll->recv_counts, k, offset);
+    chunk = tsh_coll_chunk(coll->count, op->group->size, k);
+    span.at = (char *)base + chunk * tshi_uv_width(op) + offset;
+    span.size = tshi_uv_length(op, k) - offset;
     return span;
+}
+
+static void *tshi_uv_send_buffer(const tshi_uv_op *op) {
+    return (void *)(uintptr_t)op->coll.send; /* only read */
 }
 
 static int tshi_uv_sums(const tshi_uv_op *op) {
@@ -3335,21 +3335,21 @@ static int tshi_uv_sums(const tshi_uv_op *op) {
 }
 
 /* The chunk that a ring's outgoing stream starts with, and the incoming one. */
-static int tshi_uv_first_out(const tshi_uv_group *group, const tshi_uv_op *op) {
-    return tshi_uv_sums(op) ? tshi_uv_prev(group) : group->rank;
+static int tshi_uv_first_out(const tshi_uv_op *op) {
+    return tshi_uv_sums(op) ? tshi_uv_prev(op->group) : op->group->rank;
 }
 
-static int tshi_uv_first_in(const tshi_uv_group *group, const tshi_uv_op *op) {
-    return (tshi_uv_first_out(group, op) + group->size - 1) % group->size;
+static int tshi_uv_first_in(const tshi_uv_op *op) {
+    return (tshi_uv_first_out(op) + op->group->size - 1) % op->group->size;
 }
 
-static int tshi_uv_steps(const tshi_uv_group *group, const tshi_uv_op *op) {
-    return (op->coll.kind == TSH_ALLREDUCE ? 2 : 1) * (group->size - 1);
+static int tshi_uv_steps(const tshi_uv_op *op) {
+    return (op->coll.kind == TSH_ALLREDUCE ? 2 : 1) * (op->group->size - 1);
 }
 
 /* The steps whose incoming bytes are summed. */
-static int tshi_uv_summed(const tshi_uv_group *group, const tshi_uv_op *op) {
-    return tshi_uv_sums(op) ? group->size - 1 : 0;
+static int tshi_uv_summed(const tshi_uv_op *op) {
+    return tshi_uv_sums(op) ? op->group->size - 1 : 0;
 }
 
 /* Where a ring's stream is. */
@@ -3360,56 +3360,53 @@ typedef struct tshi_uv_at {
     int64_t offset;     /* in the chunk */
 } tshi_uv_at;
 
-static int tshi_uv_chunk_of(const tshi_uv_group *group, int first, int step) {
-    return (first + 2 * group->size - step) % group->size;
+static int tshi_uv_chunk_of(const tshi_uv_op *op, int first, int step) {
+    return (first + 2 * op->group->size - step) % op->group->size;
 }
 
 /* Bytes of a stream before a row of segments. */
-static int64_t tshi_uv_before_row(const tshi_uv_group *group, const tshi_uv_op *op, int first,
-                                  int64_t row) {
+static int64_t tshi_uv_before_row(const tshi_uv_op *op, int first, int64_t row) {
     int64_t total = 0;
-    for (int t = 0; t < tshi_uv_steps(group, op); t++)
-        total += tshi_uv_min(tshi_uv_length(group, op, tshi_uv_chunk_of(group, first, t)),
+    for (int t = 0; t < tshi_uv_steps(op); t++)
+        total += tshi_uv_min(tshi_uv_length(op, tshi_uv_chunk_of(op, first, t)),
                              row * TSHI_UV_SEGMENT);
     return total;
 }
 
 /* Bytes of chunk k in a row. */
-static int64_t tshi_uv_segment(const tshi_uv_group *group, const tshi_uv_op *op, int k,
-                               int64_t row) {
-    int64_t left = tshi_uv_length(group, op, k) - row * TSHI_UV_SEGMENT;
+static int64_t tshi_uv_segment(const tshi_uv_op *op, int k, int64_t row) {
+    int64_t left = tshi_uv_length(op, k) - row * TSHI_UV_SEGMENT;
     return left < 0 ? 0 : tshi_uv_min(left, TSHI_UV_SEGMENT);
 }
 
 /* Bytes of a stream before `done` bytes of a step. */
-static int64_t tshi_uv_position(const tshi_uv_group *group, const tshi_uv_op *op, int first,
-                                int64_t row, int step, int64_t done) {
-    int64_t total = tshi_uv_before_row(group, op, first, row) + done;
+static int64_t tshi_uv_position(const tshi_uv_op *op, int first, int64_t row, int step,
+                                int64_t done) {
+    int64_t total = tshi_uv_before_row(op, first, row) + done;
     for (int t = 0; t < step; t++)
-        total += tshi_uv_segment(group, op, tshi_uv_chunk_of(group, first, t), row);
+        total += tshi_uv_segment(op, tshi_uv_chunk_of(op, first, t), row);
     return total;
 }
 
 /* The place of byte `at` of a stream, which is longer. Rows are full but for the last ones, so the
  * first guess is mostly right. */
-static tshi_uv_at tshi_uv_locate(const tshi_uv_group *group, const tshi_uv_op *op, int first,
-                                 int64_t at) {
+static tshi_uv_at tshi_uv_locate(const tshi_uv_op *op, int first, int64_t at) {
     tshi_uv_at place;
-    int64_t low = at / (TSHI_UV_SEGMENT * (int64_t)tshi_uv_steps(group, op)), high = low + 1;
-    while (tshi_uv_before_row(group, op, first, high) <= at) high = low + 2 * (high - low);
+    int64_t low = at / (TSHI_UV_SEGMENT * (int64_t)tshi_uv_steps(op)), high = low + 1;
+    while (tshi_uv_before_row(op, first, high) <= at) high = low + 2 * (high - low);
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
-        if (tshi_uv_before_row(group, op, first, middle) <= at)
+        if (tshi_uv_before_row(op, first, middle) <= at)
             low = middle;
         else
             high = middle;
     }
-    at -= tshi_uv_before_row(group, op, first, low);
+    at -= tshi_uv_before_row(op, first, low);
     place.row = low;
     for (place.step = 0;; place.step++) {
         int64_t n;
-        place.chunk = tshi_uv_chunk_of(group, first, place.step);
-        n = tshi_uv_segment(group, op, place.chunk, low);
+        place.chunk = tshi_uv_chunk_of(op, first, place.step);
+        n = tshi_uv_segment(op, place.chunk, low);
         place.done = at;
         place.left = n - at;
         place.offset = low * TSHI_UV_SEGMENT + at;
@@ -3429,54 +3426,49 @@ static tshi_uv_span tshi_uv_window(const tshi_uv_op *op, int64_t at) {
 
 /* Bytes of the outgoing stream that are ready: each step's follow from the incoming step before,
  * the first step's from nothing. */
-static int64_t tshi_uv_ring_ready(const tshi_uv_group *group, const tshi_uv_op *op, int64_t total) {
+static int64_t tshi_uv_ring_ready(const tshi_uv_op *op, int64_t total) {
     tshi_uv_at in;
-    int first = tshi_uv_first_out(group, op);
-    if (op->ready >= op->in[tshi_uv_prev(group)].total) return total;
-    in = tshi_uv_locate(group, op, tshi_uv_first_in(group, op), op->ready);
-    if (in.step + 1 < tshi_uv_steps(group, op))
-        return tshi_uv_position(group, op, first, in.row, in.step + 1, in.done);
-    return tshi_uv_position(group, op, first, in.row + 1, 1, 0);
+    int first = tshi_uv_first_out(op);
+    if (op->ready >= op->in[tshi_uv_prev(op->group)].total) return total;
+    in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready);
+    if (in.step + 1 < tshi_uv_steps(op))
+        return tshi_uv_position(op, first, in.row, in.step + 1, in.done);
+    return tshi_uv_position(op, first, in.row + 1, 1, 0);
 }
 
 /* Bytes of a reduce-scatter's incoming stream that are not needed in the window any more. */
-static int64_t tshi_uv_sent_on(const tshi_uv_group *group, const tshi_uv_op *op) {
-    const tshi_uv_stream *s = &op->out[tshi_uv_next(group)];
-    int first = tshi_uv_first_in(group, op);
+static int64_t tshi_uv_sent_on(const tshi_uv_op *op) {
+    const tshi_uv_stream *s = &op->out[tshi_uv_next(op->group)];
+    int first = tshi_uv_first_in(op);
     tshi_uv_at out;
     if (s->done == s->total) return op->ready;
-    out = tshi_uv_locate(group, op, tshi_uv_first_out(group, op), s->done);
-    if (out.step == 0) return tshi_uv_min(op->ready, tshi_uv_before_row(group, op, first, out.row));
-    return tshi_uv_min(op->ready,
-                       tshi_uv_position(group, op, first, out.row, out.step - 1, out.done));
+    out = tshi_uv_locate(op, tshi_uv_first_out(op), s->done);
+    if (out.step == 0) return tshi_uv_min(op->ready, tshi_uv_before_row(op, first, out.row));
+    return tshi_uv_min(op->ready, tshi_uv_position(op, first, out.row, out.step - 1, out.done));
 }
 
-static tshi_uv_span tshi_uv_ring_out(const tshi_uv_group *group, const tshi_uv_op *op, int64_t at) {
-    tshi_uv_at out = tshi_uv_locate(group, op, tshi_uv_first_out(group, op), at);
-    void *send = (void *)(uintptr_t)op->coll.send; /* only read */
-    tshi_uv_span span;
-    if (out.step == 0 && !tshi_uv_sums(op)) {
-        span.at = (char *)send + out.offset;
-        span.size = out.left;
-    } else if (out.step > 0 && op->coll.kind == TSH_REDUCE_SCATTER) {
-        span = tshi_uv_window(op, tshi_uv_position(group, op, tshi_uv_first_in(group, op), out.row,
-                                                   out.step - 1, out.done));
-    } else {
-        span = tshi_uv_in_whole(group, op, out.step ? op->coll.recv : send, out.chunk, out.offset);
-    }
+static tshi_uv_span tshi_uv_ring_out(const tshi_uv_op *op, int64_t at) {
+    tshi_uv_at out = tshi_uv_locate(op, tshi_uv_first_out(op), at);
+    char *send = (char *)tshi_uv_send_buffer(op);
+    tshi_uv_span span = {send + out.offset, out.left};
+    if (out.step > 0 && op->coll.kind == TSH_REDUCE_SCATTER)
+        span = tshi_uv_window(
+            op, tshi_uv_position(op, tshi_uv_first_in(op), out.row, out.step - 1, out.done));
+    else if (out.step > 0 || tshi_uv_sums(op))
+        span = tshi_uv_in_whole(op, out.step ? op->coll.recv : send, out.chunk, out.offset);
     span.size = tshi_uv_min(span.size, out.left);
     return span;
 }
 
 /* Where the incoming bytes from `at` go; size 0: there is no room yet. */
-static tshi_uv_span tshi_uv_ring_in(const tshi_uv_group *group, const tshi_uv_op *op, int64_t at) {
-    tshi_uv_at in = tshi_uv_locate(group, op, tshi_uv_first_in(group, op), at);
+static tshi_uv_span tshi_uv_ring_in(const tshi_uv_op *op, int64_t at) {
+    tshi_uv_at in = tshi_uv_locate(op, tshi_uv_first_in(op), at);
     int64_t used = op->ready;
     tshi_uv_span span;
-    if (in.step >= tshi_uv_summed(group, op)) {
-        span = tshi_uv_in_whole(group, op, op->coll.recv, in.chunk, in.offset);
+    if (in.step >= tshi_uv_summed(op)) {
+        span = tshi_uv_in_whole(op, op->coll.recv, in.chunk, in.offset);
     } else {
-        if (op->coll.kind == TSH_REDUCE_SCATTER) used = tshi_uv_sent_on(group, op);
+        if (op->coll.kind == TSH_REDUCE_SCATTER) used = tshi_uv_sent_on(op);
         span = tshi_uv_window(op, at);
         span.size = tshi_uv_min(span.size, used + TSHI_UV_WINDOW - at);
     }
@@ -3485,30 +3477,29 @@ static tshi_uv_span tshi_uv_ring_in(const tshi_uv_group *group, const tshi_uv_op
 }
 
 /* Sums what has come of a step, in whole elements; returns the bytes that are done. */
-static int64_t tshi_uv_fold_step(const tshi_uv_group *group, tshi_uv_op *op, tshi_uv_at in,
-                                 int64_t come) {
+static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
     const tsh_coll *coll = &op->coll;
-    tshi_uv_span left = tshi_uv_window(op, op->ready), right, out = left;
-    int64_t width = tshi_uv_width(op), n;
-    int last = in.step == group->size - 2;
-    right = tshi_uv_in_whole(group, op, (void *)(uintptr_t)coll->send, in.chunk, in.offset);
-    n = tshi_uv_min(tshi_uv_min(left.size, right.size), tshi_uv_min(come, in.left)) / width;
+    tshi_uv_span left = tshi_uv_window(op, op->ready), out = left;
+    tshi_uv_span right = tshi_uv_in_whole(op, tshi_uv_send_buffer(op), in.chunk, in.offset);
+    int64_t width = tshi_uv_width(op), most = tshi_uv_min(left.size, right.size);
+    int64_t n = tshi_uv_min(most, tshi_uv_min(come, in.left)) / width;
+    int last = in.step == op->group->size - 2;
     if (coll->kind == TSH_ALLREDUCE)
-        out = tshi_uv_in_whole(group, op, coll->recv, in.chunk, in.offset);
+        out = tshi_uv_in_whole(op, coll->recv, in.chunk, in.offset);
     else if (last)
         out.at = (char *)coll->recv + in.offset;
     tsh_coll_fold(out.at, left.at, right.at, n, coll->dtype, coll->redop);
-    if (last) tsh_coll_finish(out.at, n, coll->dtype, coll->redop, group->size);
+    if (last) tsh_coll_finish(out.at, n, coll->dtype, coll->redop, op->group->size);
     return n * width;
 }
 
 /* Makes ready what has come of a ring's stream. */
-static void tshi_uv_ring_fold(const tshi_uv_group *group, tshi_uv_op *op) {
-    int64_t come = op->in[tshi_uv_prev(group)].done, n = 1;
+static void tshi_uv_ring_fold(tshi_uv_op *op) {
+    int64_t come = op->in[tshi_uv_prev(op->group)].done, n = 1;
     while (op->ready < come && n) {
-        tshi_uv_at in = tshi_uv_locate(group, op, tshi_uv_first_in(group, op), op->ready);
-        n = in.step < tshi_uv_summed(group, op) ? tshi_uv_fold_step(group, op, in, come - op->ready)
-                                                : tshi_uv_min(in.left, come - op->ready);
+        tshi_uv_at in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready);
+        n = in.step < tshi_uv_summed(op) ? tshi_uv_fold_step(op, in, come - op->ready)
+                                         : tshi_uv_min(in.left, come - op->ready);
         op->ready += n;
     }
 }
@@ -3516,55 +3507,44 @@ static void tshi_uv_ring_fold(const tshi_uv_group *group, tshi_uv_op *op) {
 /* ---- each to each ---- */
 
 /* What `from` sends to `to`, in bytes. */
-static int64_t tshi_uv_direct_size(const tshi_uv_group *group, const tshi_uv_op *op, int from,
-                                   int to) {
+static int64_t tshi_uv_direct_size(const tshi_uv_op *op, int from, int to) {
     const tsh_coll *coll = &op->coll;
     switch (coll->kind) {
     case TSH_ALLREDUCE: return coll->count * tshi_uv_width(op);
-    case TSH_ALLGATHER: return tshi_uv_length(group, op, from);
-    case TSH_REDUCE_SCATTER: return tshi_uv_length(group, op, to);
+    case TSH_ALLGATHER: return tshi_uv_length(op, from);
+    case TSH_REDUCE_SCATTER: return tshi_uv_length(op, to);
     case TSH_ALLTOALL:
-        return (from == group->rank ? coll->send_counts[to] : coll->recv_counts[from]) *
+        return (from == op->group->rank ? coll->send_counts[to] : coll->recv_counts[from]) *
                coll->blocks * tshi_uv_width(op);
     case TSH_SPLIT: return coll->count;
     default: return 0;
     }
 }
 
-/* Reductions keep what comes in rows of scratch, by rank. */
-static char *tshi_uv_row(const tshi_uv_group *group, const tshi_uv_op *op, int from) {
-    return op->scratch + tshi_uv_direct_size(group, op, from, group->rank) * from;
+/* Reductions keep what comes in rows of scratch, by rank; the tickets of a split have their rows
+ * in recv. */
+static char *tshi_uv_row(const tshi_uv_op *op, int from) {
+    char *rows = op->coll.kind == TSH_SPLIT ? (char *)op->coll.recv : op->scratch;
+    return rows + tshi_uv_direct_size(op, from, op->group->rank) * from;
 }
 
-static tshi_uv_span tshi_uv_direct_out(const tshi_uv_group *group, const tshi_uv_op *op, int to,
-                                       int64_t offset) {
+/* The place of byte `offset` of what goes to a peer (out), or comes from it. */
+static tshi_uv_span tshi_uv_direct_at(const tshi_uv_op *op, int peer, int64_t offset, int out) {
     const tsh_coll *coll = &op->coll;
-    void *send = (void *)(uintptr_t)(coll->kind == TSH_SPLIT ? op->ticket : coll->send);
+    void *base = out ? tshi_uv_send_buffer(op) : coll->recv;
+    int own = op->group->rank;
     tshi_uv_span span;
-    if (coll->kind == TSH_REDUCE_SCATTER) return tshi_uv_in_whole(group, op, send, to, offset);
     if (coll->kind == TSH_ALLTOALL)
-        return tshi_uv_in_rows(send, coll->send_counts, group->size, to, tshi_uv_width(op), offset);
-    span.at = (char *)send + offset;
-    span.size = tshi_uv_direct_size(group, op, group->rank, to) - offset;
-    return span;
-}
-
-static tshi_uv_span tshi_uv_direct_in(const tshi_uv_group *group, const tshi_uv_op *op, int from,
-                                      int64_t offset) {
-    const tsh_coll *coll = &op->coll;
-    tshi_uv_span span;
-    if (coll->kind == TSH_ALLGATHER) return tshi_uv_in_whole(group, op, coll->recv, from, offset);
-    if (coll->kind == TSH_ALLTOALL)
-        return tshi_uv_in_rows(coll->recv, coll->recv_counts, group->size, from, tshi_uv_width(op),
-                               offset);
-    span.at = tshi_uv_row(group, op, from) + offset;
-    span.size = tshi_uv_direct_size(group, op, from, group->rank) - offset;
+        return tshi_uv_in_rows(op, base, out ? coll->send_counts : coll->recv_counts, peer, offset);
+    if (coll->kind == (out ? TSH_REDUCE_SCATTER : TSH_ALLGATHER))
+        return tshi_uv_in_whole(op, base, peer, offset);
+    span.at = (out ? (char *)base : tshi_uv_row(op, peer)) + offset;
+    span.size = tshi_uv_direct_size(op, out ? own : peer, out ? peer : own) - offset;
     return span;
 }
 
 /* n elements that every rank has sent, `at` bytes into its message; this rank's own are there. */
 typedef struct tshi_uv_parts {
-    const tshi_uv_group *group;
     const tshi_uv_op *op;
     const char *own;
     int64_t at;
@@ -3572,89 +3552,63 @@ typedef struct tshi_uv_parts {
 
 static const void *tshi_uv_message_of(const void *user, int r) {
     const tshi_uv_parts *p = (const tshi_uv_parts *)user;
-    return r == p->group->rank ? p->own : tshi_uv_row(p->group, p->op, r) + p->at;
+    return r == p->op->group->rank ? p->own : tshi_uv_row(p->op, r) + p->at;
 }
 
-/* All is sent and received. `out` may be `own`: the sum goes through a tile. */
-static void tshi_uv_direct_sums(const tshi_uv_group *group, const tshi_uv_op *op) {
+/* All is sent and received. `recv` may be `send`: the sum goes through a tile. */
+static void tshi_uv_direct_sums(const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
+    const tshi_uv_group *group = op->group;
     int64_t width = tshi_uv_width(op), n;
     double tile[512]; /* aligned for every dtype */
-    tshi_uv_parts parts;
     int reduces = coll->kind == TSH_ALLREDUCE, k = reduces ? 0 : group->rank;
-    parts.group = group;
-    parts.op = op;
     for (; k < (reduces ? group->size : group->rank + 1); k++) {
-        int64_t size = tshi_uv_length(group, op, k);
+        int64_t size = tshi_uv_length(op, k);
+        int64_t base = reduces ? tsh_coll_chunk(coll->count, group->size, k) * width : 0;
         for (int64_t at = 0; at < size; at += n * width) {
-            tshi_uv_span own = tshi_uv_in_whole(group, op, (void *)(uintptr_t)coll->send, k, at),
-                         to;
-            int64_t base = reduces ? tsh_coll_chunk(coll->count, group->size, k) * width : 0;
+            tshi_uv_span own = tshi_uv_in_whole(op, tshi_uv_send_buffer(op), k, at);
+            tshi_uv_parts parts = {op, own.at, base + at};
             n = tshi_uv_min(own.size, (int64_t)sizeof tile) / width;
-            to.at = (char *)coll->recv + base + at;
-            parts.own = own.at;
-            parts.at = base + at;
             tsh_coll_sum(tile, n, coll, group->size, k, tshi_uv_message_of, &parts);
-            memcpy(to.at, tile, (size_t)(n * width));
+            memcpy((char *)coll->recv + base + at, tile, (size_t)(n * width));
         }
     }
 }
 
 /* n bytes of what this rank gives itself go into their place. */
-static void tshi_uv_own_piece(const tshi_uv_group *group, const tshi_uv_op *op, int64_t offset,
-                              int64_t n) {
-    const tsh_coll *coll = &op->coll;
+static void tshi_uv_own_piece(const tshi_uv_op *op, int64_t offset, int64_t n) {
+    const int rank = op->group->rank;
     for (int64_t end = offset + n; offset < end;) {
-        tshi_uv_span to = tshi_uv_in_rows(coll->recv, coll->recv_counts, group->size, group->rank,
-                                          tshi_uv_width(op), offset);
-        const char *from = (const char *)coll->send + offset;
-        if (coll->kind == TSH_ALLTOALL)
-            from = tshi_uv_in_rows((void *)(uintptr_t)coll->send, coll->send_counts, group->size,
-                                   group->rank, tshi_uv_width(op), offset)
-                       .at;
+        tshi_uv_span from = tshi_uv_direct_at(op, rank, offset, 1);
+        tshi_uv_span to = tshi_uv_direct_at(op, rank, offset, 0);
         to.size = tshi_uv_min(to.size, end - offset);
-        if (to.at != from) memmove(to.at, from, (size_t)to.size);
+        if (to.at != from.at) memmove(to.at, from.at, (size_t)to.size);
         offset += to.size;
     }
 }
 
 /* ---- any algorithm ---- */
 
-/* Where the next bytes for `peer` are; size 0: none are ready. */
-static tshi_uv_span tshi_uv_out_at(const tshi_uv_group *group, const tshi_uv_op *op, int peer,
-                                   int64_t offset, int64_t total) {
+/* Where the next bytes for `peer` are (out), or those that come from it go; size 0: none are
+ * ready, or there is no room. */
+static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t offset, int64_t total,
+                                     int out) {
     tshi_uv_span span = {NULL, 0};
     int64_t ready = total;
-    if (op->algorithm == TSHI_UV_RING) ready = tshi_uv_ring_ready(group, op, total);
-    if (op->algorithm == TSHI_UV_CHAIN && group->rank != op->coll.root)
-        ready = op->in[tshi_uv_prev(group)].done;
+    if (out && op->algorithm == TSHI_UV_RING) ready = tshi_uv_ring_ready(op, total);
+    if (out && op->algorithm == TSHI_UV_CHAIN && op->group->rank != op->coll.root)
+        ready = op->in[tshi_uv_prev(op->group)].done;
     if (offset >= ready) return span;
     if (op->algorithm == TSHI_UV_RING) {
-        span = tshi_uv_ring_out(group, op, offset);
+        span = out ? tshi_uv_ring_out(op, offset) : tshi_uv_ring_in(op, offset);
     } else if (op->algorithm == TSHI_UV_DIRECT) {
-        span = tshi_uv_direct_out(group, op, peer, offset);
+        span = tshi_uv_direct_at(op, peer, offset, out);
     } else {
-        const void *from = op->algorithm == TSHI_UV_MESSAGE ? op->coll.send : op->coll.recv;
-        span.at = (char *)(uintptr_t)from + offset;
+        int sends = out && op->algorithm == TSHI_UV_MESSAGE;
+        span.at = (char *)(sends ? tshi_uv_send_buffer(op) : op->coll.recv) + offset;
         span.size = total - offset;
     }
     span.size = tshi_uv_min(span.size, ready - offset);
-    return span;
-}
-
-static tshi_uv_span tshi_uv_in_at(const tshi_uv_group *group, const tshi_uv_op *op, int peer,
-                                  int64_t offset, int64_t total) {
-    tshi_uv_span span = {NULL, 0};
-    if (offset >= total) return span;
-    if (op->algorithm == TSHI_UV_RING) {
-        span = tshi_uv_ring_in(group, op, offset);
-    } else if (op->algorithm == TSHI_UV_DIRECT) {
-        span = tshi_uv_direct_in(group, op, peer, offset);
-    } else {
-        span.at = (char *)op->coll.recv + offset;
-        span.size = total - offset;
-    }
-    span.size = tshi_uv_min(span.size, total - offset);
     return span;
 }
 
@@ -3701,9 +3655,8 @@ static void tshi_uv_differ(tshi_uv_link *link, const tshi_uv_op *op) {
     int a = group->ranks[link->peer], b = group->world->rank;
     tshi_uv_report_error(
         group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tsh_blamed(a, b),
-        "rank %d and rank %d called different collectives (collective %llu of group "
-        "%llu)",
-        a, b, (unsigned long long)seq, (unsigned long long)group->id);
+        "rank %d and rank %d called different collectives (collective %llu of group %llu)", a, b,
+        (unsigned long long)seq, (unsigned long long)group->id);
 }
 
 /* A message and its receive do not fit. */
@@ -3730,25 +3683,24 @@ static int tshi_uv_fits(const tshi_uv_head *sent, const tshi_uv_head *wanted) {
            sent->tag == wanted->tag && sent->seq == wanted->seq;
 }
 
-static tshi_uv_head tshi_uv_message_head(const tshi_uv_group *group, const tshi_uv_op *op,
-                                         int receives) {
+static tshi_uv_head tshi_uv_message_head(const tshi_uv_op *op, int receives) {
     tshi_uv_head head;
     memset(&head, 0, sizeof head);
-    head.group = group->id;
+    head.group = op->group->id;
     head.kind = receives ? TSH_RECV : TSH_SEND;
     head.dtype = (uint8_t)op->coll.dtype;
     head.tag = op->coll.tag;
-    head.seq = receives ? op->recv_number : op->send_number;
-    head.count = receives ? op->recv_count : op->send_count;
-    if (!receives) head.bytes = (uint64_t)(op->send_count * tshi_uv_width(op));
+    head.seq = op->number[receives];
+    head.count = tsh_coll_half(&op->coll, receives).count;
+    if (!receives) head.bytes = (uint64_t)(head.count * tshi_uv_width(op));
     return head;
 }
 
 /* One frame of op is done; the last one completes it. */
-static void tshi_uv_frame_done(tshi_uv_group *group, tshi_uv_op *op, tshi_uv_fifo *fifo) {
+static void tshi_uv_frame_done(tshi_uv_op *op, tshi_uv_fifo *fifo) {
     tshi_uv_pop(fifo);
     if (--op->pending == 0 && op->algorithm == TSHI_UV_DIRECT && tshi_uv_sums(op))
-        tshi_uv_direct_sums(group, op);
+        tshi_uv_direct_sums(op);
 }
 
 /* The header of a frame is here. 1: go on; 0: the world ends. */
@@ -3770,65 +3722,56 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
         return 1;
     }
     if (op && head->kind == TSH_SEND && head->bytes == (uint64_t)op->in[link->peer].total) {
-        tshi_uv_head wanted = tshi_uv_message_head(group, op, 1);
+        tshi_uv_head wanted = tshi_uv_message_head(op, 1);
         if (tshi_uv_fits(head, &wanted)) return 1;
     }
     tshi_uv_broke(link, tshi_uv_in_use(link), "sent what nobody asked for");
     return 0;
 }
 
-/* The pieces of memory for a system call: what is left of a header, then payload. */
-typedef struct tshi_uv_pieces {
+/* Moves, in one system call, `left` bytes of a header, then payload of op (NULL: none). Returns
+ * the bytes that moved; link->want has the event to wait for where some did not. */
+static size_t tshi_uv_transfer(tshi_uv_link *link, const tshi_uv_fifo *fifo, void *head,
+                               size_t left, const tshi_uv_op *op, int out) {
     struct iovec iov[TSHI_UV_IO_SPANS];
-    int count;
-    size_t bytes;
-} tshi_uv_pieces;
-
-static void tshi_uv_piece(tshi_uv_pieces *pieces, void *at, size_t size) {
-    pieces->iov[pieces->count].iov_base = at;
-    pieces->iov[pieces->count].iov_len = size;
-    pieces->count++;
-    pieces->bytes += size;
-}
-
-static void tshi_uv_payload(tshi_uv_pieces *pieces, const tshi_uv_link *link, const tshi_uv_op *op,
-                            int out) {
-    const tshi_uv_stream *s = out ? &op->out[link->peer] : &op->in[link->peer];
-    int64_t offset = s->done, left = TSHI_UV_IO_BYTES;
-    while (pieces->count < TSHI_UV_IO_SPANS && left > 0) {
-        tshi_uv_span span = out ? tshi_uv_out_at(link->group, op, link->peer, offset, s->total)
-                                : tshi_uv_in_at(link->group, op, link->peer, offset, s->total);
-        if (span.size <= 0) return;
-        span.size = tshi_uv_min(span.size, left);
-        tshi_uv_piece(pieces, span.at, (size_t)span.size);
-        offset += span.size;
-        left -= span.size;
-    }
-}
-
-/* One system call: bytes moved; -1: none (errno). */
-static ssize_t tshi_uv_transfer(int fd, tshi_uv_pieces *pieces, int out) {
     struct msghdr message;
+    const tshi_uv_stream *s = !op ? NULL : out ? &op->out[link->peer] : &op->in[link->peer];
+    uint64_t *count = out ? &link->wrote : &link->got;
+    int64_t payload = 0;
+    int used = left != 0;
+    ssize_t n;
+    iov[0].iov_base = head;
+    iov[0].iov_len = left;
+    while (op && used < TSHI_UV_IO_SPANS && payload < TSHI_UV_IO_BYTES) {
+        tshi_uv_span span = tshi_uv_bytes_at(op, link->peer, s->done + payload, s->total, out);
+        if (span.size <= 0) break;
+        span.size = tshi_uv_min(span.size, TSHI_UV_IO_BYTES - payload);
+        iov[used].iov_base = span.at;
+        iov[used++].iov_len = (size_t)span.size;
+        payload += span.size;
+    }
+    if (!used) return 0;
     memset(&message, 0, sizeof message);
-    message.msg_iov = pieces->iov;
-    message.msg_iovlen = (size_t)pieces->count;
-    return out ? sendmsg(fd, &message, TSHI_UV_NOSIGNAL) : recvmsg(fd, &message, 0);
-}
-
-static void tshi_uv_payload_came(const tshi_uv_group *group, tshi_uv_op *op, tshi_uv_stream *s,
-                                 size_t n) {
-    s->done += (int64_t)n;
-    if (op->algorithm == TSHI_UV_RING) tshi_uv_ring_fold(group, op);
+    message.msg_iov = iov;
+    message.msg_iovlen = (size_t)used;
+    n = out ? sendmsg(link->fd, &message, TSHI_UV_NOSIGNAL) : recvmsg(link->fd, &message, 0);
+    if ((n < 0 && !tshi_uv_later()) || (n == 0 && !out)) {
+        tshi_uv_broke(link, fifo, n < 0 ? "lost its connection" : "closed its connection");
+        return 0;
+    }
+    if (n < 0) n = 0;
+    TSHI_UV_PUT(count, *count + (uint64_t)n);
+    if ((size_t)n < left + (size_t)payload) link->want |= out ? UV_WRITABLE : UV_READABLE;
+    return (size_t)n;
 }
 
 /* Payload has gone. A ring's own piece is put in its place as it goes, while it is in the cache. */
-static void tshi_uv_payload_went(const tshi_uv_group *group, const tshi_uv_op *op,
-                                 tshi_uv_stream *s, size_t n) {
+static void tshi_uv_payload_went(const tshi_uv_op *op, tshi_uv_stream *s, size_t n) {
     int64_t end = s->done + (int64_t)n;
     while (op->algorithm == TSHI_UV_RING && op->coll.kind == TSH_ALLGATHER && s->done < end) {
-        tshi_uv_at at = tshi_uv_locate(group, op, tshi_uv_first_out(group, op), s->done);
+        tshi_uv_at at = tshi_uv_locate(op, tshi_uv_first_out(op), s->done);
         int64_t now = tshi_uv_min(at.left, end - s->done);
-        if (at.step == 0) tshi_uv_own_piece(group, op, at.offset, now);
+        if (at.step == 0) tshi_uv_own_piece(op, at.offset, now);
         s->done += now;
     }
     s->done = end;
@@ -3837,119 +3780,82 @@ static void tshi_uv_payload_went(const tshi_uv_group *group, const tshi_uv_op *o
 /* Reads once. 2: all that there was room for came, so more may be there; 1: less came; 0: nothing,
  * or there is no room. */
 static int tshi_uv_read_once(tshi_uv_link *link) {
-    tshi_uv_group *group = link->group;
-    tshi_uv_op *op = link->in.used ? tshi_uv_first(group, &link->in) : NULL;
+    tshi_uv_op *op = link->in.used ? tshi_uv_first(link->group, &link->in) : NULL;
     tshi_uv_stream *s = op ? &op->in[link->peer] : NULL;
-    tshi_uv_pieces pieces;
-    size_t head = sizeof link->heard - link->heard_done, n;
-    ssize_t got;
-    pieces.count = 0;
-    pieces.bytes = 0;
-    if (head) tshi_uv_piece(&pieces, (char *)&link->heard + link->heard_done, head);
-    if (op && (!head || !tshi_uv_for_messages(link))) tshi_uv_payload(&pieces, link, op, 0);
-    if (!pieces.count) return 0;
-    got = tshi_uv_transfer(link->fd, &pieces, 0);
-    if (got < 0 && tshi_uv_later()) {
-        link->want |= UV_READABLE;
-        return 0;
-    }
-    if (got <= 0) {
-        tshi_uv_broke(link, tshi_uv_in_use(link),
-                      got == 0 ? "closed its connection" : "lost its connection");
-        return 0;
-    }
-    n = (size_t)got < head ? (size_t)got : head;
-    TSHI_UV_PUT(&link->got, link->got + (uint64_t)got);
+    size_t head = sizeof link->heard - link->heard_done, n, got;
+    got = tshi_uv_transfer(link, tshi_uv_in_use(link), (char *)&link->heard + link->heard_done,
+                           head, !head || !tshi_uv_for_messages(link) ? op : NULL, 0);
+    if (!got) return 0;
+    n = got < head ? got : head;
     link->heard_done += n;
     if (head && n == head && !tshi_uv_check_head(link)) return 0;
     if (op && link->heard_done == sizeof link->heard) {
-        tshi_uv_payload_came(group, op, s, (size_t)got - n);
+        s->done += (int64_t)(got - n);
+        if (op->algorithm == TSHI_UV_RING) tshi_uv_ring_fold(op);
         if (s->done == s->total) {
             link->heard_done = 0;
-            tshi_uv_frame_done(group, op, &link->in);
+            tshi_uv_frame_done(op, &link->in);
         }
     }
-    if ((size_t)got < pieces.bytes) link->want |= UV_READABLE;
-    return (size_t)got == pieces.bytes ? 2 : 1;
+    return link->want & UV_READABLE ? 1 : 2;
 }
 
 /* The queue whose first frame is to be written; NULL: none may go. */
 static tshi_uv_fifo *tshi_uv_choose(tshi_uv_link *link) {
-    const tshi_uv_op *op;
+    const tshi_uv_head *wanted = &link->clear[link->sent % TSHI_UV_OPS];
     tshi_uv_head sent;
     if (link->writing) return link->writing;
     if (!tshi_uv_for_messages(link)) return link->out.used ? &link->out : NULL;
     if (link->clears.used) return &link->clears;
     if (!link->out.used || link->cleared == link->sent) return NULL;
-    op = tshi_uv_first(link->group, &link->out);
-    sent = tshi_uv_message_head(link->group, op, 0);
-    if (tshi_uv_fits(&sent, &link->clear[link->sent % TSHI_UV_OPS])) {
+    sent = tshi_uv_message_head(tshi_uv_first(link->group, &link->out), 0);
+    if (tshi_uv_fits(&sent, wanted)) {
         link->sent++;
         return &link->out;
     }
-    tshi_uv_unfit(link, &sent, &link->clear[link->sent % TSHI_UV_OPS], link->group->rank,
-                  link->peer);
+    tshi_uv_unfit(link, &sent, wanted, link->group->rank, link->peer);
     return NULL;
 }
 
 /* Writes once. 0: nothing could go. */
 static int tshi_uv_write_once(tshi_uv_link *link) {
-    tshi_uv_group *group = link->group;
     tshi_uv_fifo *fifo = link->writing = tshi_uv_choose(link);
-    tshi_uv_op *op = fifo ? tshi_uv_first(group, fifo) : NULL;
+    tshi_uv_op *op = fifo ? tshi_uv_first(link->group, fifo) : NULL;
     tshi_uv_stream *s;
-    tshi_uv_pieces pieces;
     tshi_uv_head head;
-    size_t left, n;
-    ssize_t put;
+    size_t left, n, put;
     if (!op) return 0;
     s = fifo == &link->clears ? &op->clear : &op->out[link->peer];
-    head = tshi_uv_for_messages(link) ? tshi_uv_message_head(group, op, fifo == &link->clears)
-                                      : op->head;
+    head = tshi_uv_for_messages(link) ? tshi_uv_message_head(op, fifo == &link->clears) : op->head;
     head.bytes = (uint64_t)s->total;
     left = sizeof head - s->head;
-    pieces.count = 0;
-    pieces.bytes = 0;
-    if (left) tshi_uv_piece(&pieces, (char *)&head + s->head, left);
-    if (s->total) tshi_uv_payload(&pieces, link, op, 1);
-    if (!pieces.count) return 0;
-    put = tshi_uv_transfer(link->fd, &pieces, 1);
-    if (put < 0 && tshi_uv_later()) {
-        link->want |= UV_WRITABLE;
-        return 0;
-    }
-    if (put < 0) {
-        tshi_uv_broke(link, fifo, "lost its connection");
-        return 0;
-    }
-    TSHI_UV_PUT(&link->wrote, link->wrote + (uint64_t)put);
-    n = (size_t)put < left ? (size_t)put : left;
+    put = tshi_uv_transfer(link, fifo, (char *)&head + s->head, left, s->total ? op : NULL, 1);
+    if (!put) return 0;
+    n = put < left ? put : left;
     s->head += n;
-    tshi_uv_payload_went(group, op, s, (size_t)put - n);
-    if ((size_t)put < pieces.bytes) link->want |= UV_WRITABLE;
+    tshi_uv_payload_went(op, s, put - n);
     if (s->head == sizeof head && s->done == s->total) {
         link->writing = NULL;
-        tshi_uv_frame_done(group, op, fifo);
+        tshi_uv_frame_done(op, fifo);
     }
     return 1;
 }
 
 /* Messages of a rank to itself. */
 static int tshi_uv_meet(tshi_uv_link *link) {
-    tshi_uv_group *group = link->group;
     int moved = 0;
     for (; link->in.used && link->out.used; moved = 1) {
-        tshi_uv_op *to = tshi_uv_first(group, &link->in);
-        tshi_uv_op *from = tshi_uv_first(group, &link->out);
-        tshi_uv_head sent = tshi_uv_message_head(group, from, 0);
-        tshi_uv_head wanted = tshi_uv_message_head(group, to, 1);
+        tshi_uv_op *to = tshi_uv_first(link->group, &link->in);
+        tshi_uv_op *from = tshi_uv_first(link->group, &link->out);
+        tshi_uv_head sent = tshi_uv_message_head(from, 0);
+        tshi_uv_head wanted = tshi_uv_message_head(to, 1);
         if (!tshi_uv_fits(&sent, &wanted)) {
             tshi_uv_unfit(link, &sent, &wanted, link->peer, link->peer);
             return 0;
         }
         if (sent.bytes) memmove(to->coll.recv, from->coll.send, (size_t)sent.bytes);
-        tshi_uv_frame_done(group, to, &link->in);
-        tshi_uv_frame_done(group, from, &link->out);
+        tshi_uv_frame_done(to, &link->in);
+        tshi_uv_frame_done(from, &link->out);
     }
     return moved;
 }
@@ -3992,43 +3898,37 @@ static int tshi_uv_advance(tsh_uv_world *world) {
  * sends. */
 enum { TSHI_UV_DIRECT_MOST = 96 << 10, TSHI_UV_STAR_MOST = 32 << 10 };
 
-static void tshi_uv_queue(tshi_uv_group *group, tshi_uv_op *op, tshi_uv_fifo *fifo,
-                          tshi_uv_stream *s, int64_t total) {
+static void tshi_uv_queue(tshi_uv_op *op, tshi_uv_fifo *fifo, tshi_uv_stream *s, int64_t total) {
     memset(s, 0, sizeof *s);
     s->total = total;
     op->pending++;
-    tshi_uv_push(fifo, tshi_uv_index(group, op));
+    tshi_uv_push(fifo, op);
 }
 
-static void tshi_uv_expect(tshi_uv_group *group, tshi_uv_op *op, int peer, int64_t total) {
-    tshi_uv_link *link = tshi_uv_link_to(group, peer, op->algorithm == TSHI_UV_MESSAGE);
-    tshi_uv_queue(group, op, &link->in, &op->in[peer], total);
+/* `total` bytes come from a peer, */
+static void tshi_uv_expect(tshi_uv_op *op, int peer, int64_t total) {
+    tshi_uv_link *link = tshi_uv_link_to(op->group, peer, op->algorithm == TSHI_UV_MESSAGE);
+    tshi_uv_queue(op, &link->in, &op->in[peer], total);
 }
 
-static void tshi_uv_promise(tshi_uv_group *group, tshi_uv_op *op, int peer, int64_t total) {
-    tshi_uv_link *link = tshi_uv_link_to(group, peer, op->algorithm == TSHI_UV_MESSAGE);
-    tshi_uv_queue(group, op, &link->out, &op->out[peer], total);
-}
-
-/* Bytes of the whole of what is summed or gathered. */
-static int64_t tshi_uv_whole(const tshi_uv_group *group, const tshi_uv_op *op) {
-    int64_t total = 0;
-    for (int k = 0; k < group->size; k++) total += tshi_uv_length(group, op, k);
-    return total;
+/* or go to it. */
+static void tshi_uv_promise(tshi_uv_op *op, int peer, int64_t total) {
+    tshi_uv_link *link = tshi_uv_link_to(op->group, peer, op->algorithm == TSHI_UV_MESSAGE);
+    tshi_uv_queue(op, &link->out, &op->out[peer], total);
 }
 
 /* By size alone, so that all ranks choose alike. */
-static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_group *group,
-                                                  const tshi_uv_op *op) {
+static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
-    int64_t sent;
+    const int size = op->group->size;
+    int64_t sent = 0;
     switch (coll->kind) {
     case TSH_ALLREDUCE:
     case TSH_ALLGATHER:
     case TSH_REDUCE_SCATTER:
-        sent = tshi_uv_whole(group, op);
-        if (coll->kind == TSH_ALLREDUCE) sent *= group->size - 1;
-        return group->size == 1 || sent <= TSHI_UV_DIRECT_MOST ? TSHI_UV_DIRECT : TSHI_UV_RING;
+        for (int k = 0; k < size; k++) sent += tshi_uv_length(op, k);
+        if (coll->kind == TSH_ALLREDUCE) sent *= size - 1;
+        return size == 1 || sent <= TSHI_UV_DIRECT_MOST ? TSHI_UV_DIRECT : TSHI_UV_RING;
     case TSH_BROADCAST:
         return coll->count * tshi_uv_width(op) <= TSHI_UV_STAR_MOST ? TSHI_UV_STAR : TSHI_UV_CHAIN;
     case TSH_SEND:
@@ -4038,60 +3938,60 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_group *group,
     }
 }
 
-static void tshi_uv_plan_direct(tshi_uv_group *group, tshi_uv_op *op) {
-    int64_t own = tshi_uv_direct_size(group, op, group->rank, group->rank);
-    if (op->coll.kind == TSH_ALLGATHER || op->coll.kind == TSH_ALLTOALL)
-        tshi_uv_own_piece(group, op, 0, own);
-    for (int j = 1; j < group->size; j++) {
-        int to = (group->rank + j) % group->size;
-        tshi_uv_promise(group, op, to, tshi_uv_direct_size(group, op, group->rank, to));
-        tshi_uv_expect(group, op, to, tshi_uv_direct_size(group, op, to, group->rank));
+static void tshi_uv_plan_direct(tshi_uv_op *op) {
+    const tsh_coll *coll = &op->coll;
+    const int rank = op->group->rank, size = op->group->size;
+    if (coll->kind == TSH_ALLGATHER || /* other counts are an error, which tshi_uv_start reports */
+        (coll->kind == TSH_ALLTOALL && coll->send_counts[rank] == coll->recv_counts[rank]))
+        tshi_uv_own_piece(op, 0, tshi_uv_direct_size(op, rank, rank));
+    for (int j = 1; j < size; j++) {
+        int to = (rank + j) % size;
+        tshi_uv_promise(op, to, tshi_uv_direct_size(op, rank, to));
+        tshi_uv_expect(op, to, tshi_uv_direct_size(op, to, rank));
     }
 }
 
-static void tshi_uv_plan_ring(tshi_uv_group *group, tshi_uv_op *op) {
+static void tshi_uv_plan_ring(tshi_uv_op *op) {
     const int64_t rows = INT64_MAX / TSHI_UV_SEGMENT; /* all that there are */
-    tshi_uv_promise(group, op, tshi_uv_next(group),
-                    tshi_uv_before_row(group, op, tshi_uv_first_out(group, op), rows));
-    tshi_uv_expect(group, op, tshi_uv_prev(group),
-                   tshi_uv_before_row(group, op, tshi_uv_first_in(group, op), rows));
+    const tshi_uv_group *group = op->group;
+    tshi_uv_promise(op, tshi_uv_next(group), tshi_uv_before_row(op, tshi_uv_first_out(op), rows));
+    tshi_uv_expect(op, tshi_uv_prev(group), tshi_uv_before_row(op, tshi_uv_first_in(op), rows));
 }
 
 /* Beside the bytes, each rank's header goes to the next one, so that all are checked. */
-static void tshi_uv_plan_broadcast(tshi_uv_group *group, tshi_uv_op *op) {
+static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
+    const tshi_uv_group *group = op->group;
     int next = tshi_uv_next(group), prev = tshi_uv_prev(group), root = op->coll.root;
     int64_t bytes = op->coll.count * tshi_uv_width(op);
     int star = op->algorithm == TSHI_UV_STAR, is_root = group->rank == root;
     if (group->size == 1) return;
     if (star && is_root)
         for (int j = 1; j < group->size; j++)
-            tshi_uv_promise(group, op, (root + j) % group->size, bytes);
+            tshi_uv_promise(op, (root + j) % group->size, bytes);
     else
-        tshi_uv_promise(group, op, next, star || next == root ? 0 : bytes);
-    if (is_root || (star && prev != root)) tshi_uv_expect(group, op, prev, 0);
-    if (!is_root) tshi_uv_expect(group, op, star ? root : prev, bytes);
+        tshi_uv_promise(op, next, star || next == root ? 0 : bytes);
+    if (is_root || (star && prev != root)) tshi_uv_expect(op, prev, 0);
+    if (!is_root) tshi_uv_expect(op, star ? root : prev, bytes);
 }
 
-static void tshi_uv_plan_message(tshi_uv_group *group, tshi_uv_op *op) {
+static void tshi_uv_plan_message(tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
-    int both = coll->kind == TSH_SENDRECV;
+    int64_t width = tshi_uv_width(op);
     if (coll->kind != TSH_SEND) {
-        tshi_uv_link *link = tshi_uv_link_to(group, coll->recv_from, 1);
-        op->recv_count = both ? coll->recv_counts[0] : coll->count;
-        op->recv_number = link->receives++;
-        tshi_uv_expect(group, op, coll->recv_from, op->recv_count * tshi_uv_width(op));
-        if (coll->recv_from != group->rank) tshi_uv_queue(group, op, &link->clears, &op->clear, 0);
+        tshi_uv_link *link = tshi_uv_link_to(op->group, coll->recv_from, 1);
+        op->number[1] = link->receives++;
+        tshi_uv_expect(op, coll->recv_from, tsh_coll_half(coll, 1).count * width);
+        if (link->peer != op->group->rank) tshi_uv_queue(op, &link->clears, &op->clear, 0);
     }
     if (coll->kind != TSH_RECV) {
-        tshi_uv_link *link = tshi_uv_link_to(group, coll->send_to, 1);
-        op->send_count = both ? coll->send_counts[0] : coll->count;
-        op->send_number = link->sends++;
-        tshi_uv_promise(group, op, coll->send_to, op->send_count * tshi_uv_width(op));
+        op->number[0] = tshi_uv_link_to(op->group, coll->send_to, 1)->sends++;
+        tshi_uv_promise(op, coll->send_to, tsh_coll_half(coll, 0).count * width);
     }
 }
 
 /* What the coordinator may ask for later. */
-static void tshi_uv_remember(tshi_uv_group *group, const tshi_uv_op *op) {
+static void tshi_uv_remember(const tshi_uv_op *op) {
+    tshi_uv_group *group = op->group;
     tshi_uv_record *record = &group->record[op->head.seq % TSHI_UV_RECORDS];
     const tsh_coll *coll = &op->coll;
     int counts = coll->recv_counts ? (int)tshi_uv_min(group->size, TSHI_UV_COUNTS) : 0;
@@ -4108,12 +4008,12 @@ static void tshi_uv_remember(tshi_uv_group *group, const tshi_uv_op *op) {
     uv_mutex_unlock(&group->world->lock);
 }
 
-static size_t tshi_uv_scratch(const tshi_uv_group *group, const tshi_uv_op *op) {
-    if (op->algorithm == TSHI_UV_RING) return tshi_uv_sums(op) ? TSHI_UV_WINDOW : 0;
-    if (group->size == 1) return 0;
-    if (op->algorithm != TSHI_UV_DIRECT || !(tshi_uv_sums(op) || op->coll.kind == TSH_SPLIT))
-        return 0;
-    return (size_t)(tshi_uv_direct_size(group, op, group->rank, group->rank) * group->size);
+/* Bytes of scratch that op needs: only sums do. */
+static size_t tshi_uv_scratch(const tshi_uv_op *op) {
+    const tshi_uv_group *group = op->group;
+    if (!tshi_uv_sums(op) || group->size == 1) return 0;
+    if (op->algorithm == TSHI_UV_RING) return TSHI_UV_WINDOW;
+    return (size_t)(tshi_uv_direct_size(op, group->rank, group->rank) * group->size);
 }
 
 /* There is no memory for a collective. */
@@ -4125,39 +4025,30 @@ static tsh_result tshi_uv_no_scratch(const tshi_uv_group *group, const tsh_coll 
     return tshi_uv_cannot(group->world, TSH_ERR_MEMORY, text, "no memory");
 }
 
-/* A free operation, described by coll; NULL: *why. */
-static tshi_uv_op *tshi_uv_prepare_op(tshi_uv_group *group, const tsh_coll *coll, tsh_result *why) {
+/* Queues the frames of an operation that is described by coll, and writes as much as the sockets
+ * take now. */
+static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tshi_uv_op **out) {
     tshi_uv_op *op = group->op;
     size_t need;
-    *why = TSH_ERR_STATE;
     while (op < group->op + TSHI_UV_OPS && op->used) op++;
-    if (op == group->op + TSHI_UV_OPS) return NULL;
+    if (op == group->op + TSHI_UV_OPS) return TSH_ERR_STATE;
+    *out = op;
     op->coll = *coll;
     op->pending = 0;
     op->ready = 0;
-    op->ticket = NULL;
-    op->algorithm = tshi_uv_choose_algorithm(group, op);
-    need = tshi_uv_scratch(group, op);
+    op->algorithm = tshi_uv_choose_algorithm(op);
+    need = tshi_uv_scratch(op);
     if (need > op->scratch_size) {
         free(op->scratch);
         op->scratch = (char *)malloc(need);
         op->scratch_size = op->scratch ? need : 0;
-        if (!op->scratch) {
-            *why = tshi_uv_no_scratch(group, coll);
-            return NULL;
-        }
+        if (!op->scratch) return tshi_uv_no_scratch(group, coll);
     }
     op->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout);
-    return op;
-}
-
-/* Queues op's frames and writes as much as the sockets take now. */
-static void tshi_uv_launch(tshi_uv_group *group, tshi_uv_op *op) {
-    const tsh_coll *coll = &op->coll;
     op->used = 1;
     group->active++;
     if (op->algorithm == TSHI_UV_MESSAGE) {
-        tshi_uv_plan_message(group, op);
+        tshi_uv_plan_message(op);
     } else {
         memset(&op->head, 0, sizeof op->head);
         op->head.group = group->id;
@@ -4165,15 +4056,16 @@ static void tshi_uv_launch(tshi_uv_group *group, tshi_uv_op *op) {
         op->head.digest = tsh_coll_digest(coll, group->size);
         op->head.count = coll->count;
         op->head.kind = (uint8_t)coll->kind;
-        tshi_uv_remember(group, op);
+        tshi_uv_remember(op);
         op->pending = 1; /* until all frames are in the queues */
-        if (op->algorithm == TSHI_UV_DIRECT) tshi_uv_plan_direct(group, op);
-        if (op->algorithm == TSHI_UV_RING) tshi_uv_plan_ring(group, op);
+        if (op->algorithm == TSHI_UV_DIRECT) tshi_uv_plan_direct(op);
+        if (op->algorithm == TSHI_UV_RING) tshi_uv_plan_ring(op);
         if (op->algorithm == TSHI_UV_STAR || op->algorithm == TSHI_UV_CHAIN)
-            tshi_uv_plan_broadcast(group, op);
-        if (--op->pending == 0 && tshi_uv_sums(op)) tshi_uv_direct_sums(group, op);
+            tshi_uv_plan_broadcast(op);
+        if (--op->pending == 0 && tshi_uv_sums(op)) tshi_uv_direct_sums(op);
     }
     (void)tshi_uv_advance(group->world);
+    return TSH_OK;
 }
 
 /* ========================================================================== */
@@ -4215,7 +4107,7 @@ static int tshi_uv_awaited(const tshi_uv_op *op, uint64_t *number, int *sends) {
     *sends = coll->kind == TSH_SEND ||
              (coll->kind == TSH_SENDRECV && op->out[coll->send_to].done == 0 &&
               op->out[coll->send_to].head == 0);
-    *number = *sends ? op->send_number : op->recv_number;
+    *number = op->number[!*sends];
     return *sends ? coll->send_to : coll->recv_from;
 }
 
@@ -4258,7 +4150,8 @@ static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_blocked *s) 
 }
 
 /* Records what this rank is blocked on, for the control thread to read. */
-static void tshi_uv_note_blocked(const tshi_uv_group *group, const tshi_uv_op *op) {
+static void tshi_uv_note_blocked(const tshi_uv_op *op) {
+    const tshi_uv_group *group = op->group;
     tsh_uv_world *world = group->world;
     tshi_uv_blocked *s = world->blocked;
     int peer = -1;
@@ -4323,7 +4216,7 @@ static void tshi_uv_nap(tshi_uv_waiting *wait) {
         int64_t note = wait->begun + TSHI_UV_BLOCKED_MS * TSHI_UV_MS;
         wait->noted = now >= note;
         if (wait->noted)
-            tshi_uv_note_blocked(wait->group, wait->op);
+            tshi_uv_note_blocked(wait->op);
         else
             until = tshi_uv_min(until, note);
     }
@@ -4334,18 +4227,15 @@ static void tshi_uv_nap(tshi_uv_waiting *wait) {
     if (!tshi_uv_over(wait)) (void)uv_run(&world->loop, UV_RUN_ONCE);
 }
 
-static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op, int64_t deadline) {
+static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
-    tshi_uv_waiting wait;
+    tshi_uv_waiting wait = {group, op, 0, 0, 0};
     int spins = 0, turns = 0;
-    memset(&wait, 0, sizeof wait);
-    wait.group = group;
-    wait.op = op;
-    wait.deadline = deadline;
+    wait.deadline = op ? op->deadline : tsh_deadline(0, world->timeout);
     for (;;) {
         int moved = tshi_uv_advance(world);
         if (tshi_uv_over(&wait)) break;
-        if (++turns % 64 == 0 && tsh_now() >= deadline) tshi_uv_late(group, op);
+        if (++turns % 64 == 0 && tsh_now() >= wait.deadline) tshi_uv_late(group, op);
         if (moved) {
             spins = 0;
         } else if (spins++ < world->spins) {
@@ -4372,20 +4262,21 @@ static tshi_uv_op *tshi_uv_op_of(tshi_uv_group *group, tsh_req req) {
     return &group->op[(req - 1) % TSHI_UV_OPS];
 }
 
-static void tshi_uv_release(tshi_uv_group *group, tshi_uv_op *op) {
+/* Waits for an operation and releases it. */
+static tsh_result tshi_uv_finish(tshi_uv_op *op) {
+    tsh_result result = tshi_uv_wait_for(op->group, op);
     op->used = 0;
-    group->active--;
+    op->group->active--;
+    return result;
 }
 
 static tsh_result tshi_uv_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
     tshi_uv_group *group = tshi_uv_group_of(comm);
     tsh_result result = tshi_uv_failed(group->world);
-    tshi_uv_op *op;
+    tshi_uv_op *op = NULL;
     *req = 0;
+    if (result == TSH_OK) result = tshi_uv_launch(group, coll, &op);
     if (result != TSH_OK) return result;
-    op = tshi_uv_prepare_op(group, coll, &result);
-    if (!op) return result;
-    tshi_uv_launch(group, op);
     if (coll->kind == TSH_ALLTOALL &&
         coll->send_counts[group->rank] != coll->recv_counts[group->rank])
         tshi_uv_report_error(
@@ -4395,16 +4286,12 @@ static tsh_result tshi_uv_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *r
             "= %lld",
             group->world->rank, group->rank, (long long)coll->send_counts[group->rank], group->rank,
             (long long)coll->recv_counts[group->rank]);
-    *req = (tsh_req)tshi_uv_index(group, op) + 1;
+    *req = (tsh_req)(op - group->op) + 1;
     return TSH_OK;
 }
 
 static tsh_result tshi_uv_wait(tsh_comm *comm, tsh_req req) {
-    tshi_uv_group *group = tshi_uv_group_of(comm);
-    tshi_uv_op *op = tshi_uv_op_of(group, req);
-    tsh_result result = tshi_uv_wait_for(group, op, op->deadline);
-    tshi_uv_release(group, op);
-    return result;
+    return tshi_uv_finish(tshi_uv_op_of(tshi_uv_group_of(comm), req));
 }
 
 static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) {
@@ -4482,18 +4369,12 @@ static void tshi_uv_add_group(tshi_uv_group *group, const tsh_comm_ops *ops, tsh
 static tsh_result tshi_uv_trade(tshi_uv_group *group, tshi_uv_ticket *tickets) {
     tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
     tsh_result result;
-    tshi_uv_op *op;
+    tshi_uv_op *op = NULL;
     coll.count = (int64_t)sizeof *tickets;
-    op = tshi_uv_prepare_op(group, &coll, &result);
-    if (!op) return result;
-    op->ticket = &tickets[group->rank];
-    tshi_uv_launch(group, op);
-    result = tshi_uv_wait_for(group, op, op->deadline);
-    for (int r = 0; r < group->size; r++)
-        if (r != group->rank)
-            memcpy(&tickets[r], op->scratch + (size_t)r * sizeof *tickets, sizeof *tickets);
-    tshi_uv_release(group, op);
-    return result;
+    coll.send = &tickets[group->rank];
+    coll.recv = tickets;
+    result = tshi_uv_launch(group, &coll, &op);
+    return result == TSH_OK ? tshi_uv_finish(op) : result;
 }
 
 /* Connects a new group; the control thread does the work. */
@@ -4509,7 +4390,7 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     world->requested = group;
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
-    return tshi_uv_wait_for(group, NULL, tsh_deadline(0, world->timeout));
+    return tshi_uv_wait_for(group, NULL);
 }
 
 static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
