@@ -472,6 +472,10 @@ typedef struct tshi_uv_peer {
     tshi_uv_address address; /* where it listens */
     int placed, ready;       /* that is known; rank 0: it has all its connections */
     char name[80];           /* host:port of the control connection */
+    /* What the coordinator knows of it: */
+    tshi_uv_answer answer;
+    tshi_uv_blocked blocked;
+    uint64_t asked; /* it is on the cycle, and to confirm this wait */
 } tshi_uv_peer;
 
 /* What a connection is for. */
@@ -522,11 +526,8 @@ typedef struct tshi_uv_conn {
 typedef struct tshi_uv_coordinator {
     int64_t since; /* 0: no error report */
     tshi_uv_report best;
-    tshi_uv_answer *answer; /* by rank */
-    tshi_uv_blocked *blocked; /* by rank: where the coordinator knows it waits */
-    tsh_coll_search *search;  /* by rank: the search for a cycle of blocked ranks */
-    uint64_t *asked;         /* by rank: it is on the cycle, and to confirm this wait */
-    int confirming;         /* ranks that have not */
+    tsh_coll_search *search; /* by rank: the search for a cycle of blocked ranks */
+    int confirming;          /* ranks on a cycle that have not confirmed their wait */
 } tshi_uv_coordinator;
 
 /* Messages of one kind, of which the logger gets one a second. */
@@ -563,7 +564,7 @@ struct tsh_uv_world {
     tshi_uv_group *groups;
     tshi_uv_report reported; /* the caller's, to be taken */
     tshi_uv_report held;     /* the control thread's, until a decision comes */
-    tshi_uv_blocked *blocked;
+    tshi_uv_blocked blocked;
     uint64_t last; /* the group of the latest collective */
     int blocked_new, leaving; /* atomic */
     int complete;
@@ -582,7 +583,8 @@ struct tsh_uv_world {
     tshi_uv_address own;                        /* where this rank listens */
     tshi_uv_address address[TSHI_UV_ADDRESSES]; /* of rank 0 */
     int addresses;
-    tshi_uv_peer *peer;
+    tshi_uv_peer *peer; /* by rank */
+    int *members;       /* room of all tshi_uv_blocked.member */
     tshi_uv_conn *conns;
     /* connections that have not proved the key: how many there are, and may be */
     int unproven, unproven_limit;
@@ -1547,18 +1549,24 @@ static void tshi_uv_answer_for(tsh_uv_world *world, uint64_t id, uint64_t seq,
     uv_mutex_unlock(&world->lock);
 }
 
-/* Asks the ranks that have not told what they started. */
+/* 1 if a rank has told what it started, or that it is not concerned. */
+static int tshi_uv_has_told(const tshi_uv_answer *answer) {
+    return answer->told && (answer->started || !answer->member);
+}
+
+/* Asks the ranks that have not. */
 static void tshi_uv_ask(tsh_uv_world *world) {
     tshi_uv_coordinator *j = &world->coordinator;
     tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_ASK);
     (void)tshi_uv_field(c, j->best.group, 8);
     (void)tshi_uv_field(c, j->best.seq, 8);
     for (int r = 0; r < world->size; r++) {
-        if (j->answer[r].told && (j->answer[r].started || !j->answer[r].member)) continue;
+        tshi_uv_peer *peer = &world->peer[r];
+        if (tshi_uv_has_told(&peer->answer)) continue;
         if (r == world->rank)
-            tshi_uv_answer_for(world, j->best.group, j->best.seq, &j->answer[r]);
+            tshi_uv_answer_for(world, j->best.group, j->best.seq, &peer->answer);
         else
-            tshi_uv_post(&world->peer[r]);
+            tshi_uv_post(peer);
     }
 }
 
@@ -1569,7 +1577,7 @@ static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_report *e) {
     if (e->kind < j->best.kind || (e->kind == j->best.kind && e->error.rank >= j->best.error.rank))
         return;
     j->best = *e;
-    memset(j->answer, 0, (size_t)world->size * sizeof *j->answer);
+    for (int r = 0; r < world->size; r++) world->peer[r].answer.told = 0;
     if (e->group) tshi_uv_ask(world);
 }
 
@@ -1715,9 +1723,10 @@ static void tshi_uv_suspect_cut(tsh_uv_world *world) {
 
 /* The world rank of a group's rank among those that started; -1: it did not. */
 static int tshi_uv_started_as(const tsh_uv_world *world, int rank) {
-    const tshi_uv_answer *answer = world->coordinator.answer;
-    for (int r = 0; r < world->size; r++)
-        if (answer[r].member && answer[r].started && answer[r].rank == rank) return r;
+    for (int r = 0; r < world->size; r++) {
+        const tshi_uv_answer *answer = &world->peer[r].answer;
+        if (answer->told && answer->started && answer->rank == rank) return r;
+    }
     return -1;
 }
 
@@ -1725,7 +1734,7 @@ static int tshi_uv_started_as(const tsh_uv_world *world, int rank) {
 static int tshi_uv_called(const void *user, int rank, tsh_call *out) {
     const tsh_uv_world *world = (const tsh_uv_world *)user;
     const int r = tshi_uv_started_as(world, rank);
-    const tshi_uv_record *record = &world->coordinator.answer[r < 0 ? 0 : r].record;
+    const tshi_uv_record *record = &world->peer[r < 0 ? 0 : r].answer.record;
     out->coll = record->coll;
     out->coll.send_counts = record->send_counts;
     out->coll.recv_counts = record->recv_counts;
@@ -1748,11 +1757,11 @@ static int tshi_uv_belongs(tsh_uv_world *world, int r) {
 
 /* Time is up: who has not come? */
 static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
-    const tshi_uv_answer *answer = world->coordinator.answer;
     int first = -1;
     for (int r = 0; r < world->size; r++) {
-        int member = answer[r].told ? answer[r].member : tshi_uv_belongs(world, r);
-        if (!member || answer[r].started) continue;
+        const tshi_uv_answer *answer = &world->peer[r].answer;
+        int member = answer->told ? answer->member : tshi_uv_belongs(world, r);
+        if (!member || (answer->told && answer->started)) continue;
         tsh_text_add(error->message, sizeof error->message, "%s %d",
                      first < 0 ? "; absent ranks:" : "", r);
         if (first < 0) first = r;
@@ -1763,10 +1772,10 @@ static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
 }
 
 static int tshi_uv_answered(const tsh_uv_world *world) {
-    const tshi_uv_answer *answer = world->coordinator.answer;
     for (int r = 0; r < world->size; r++)
-        if (!answer[r].told || (answer[r].member && !answer[r].started))
-            if (r == world->rank || world->peer[r].state == TSHI_UV_THERE) return 0;
+        if ((r == world->rank || world->peer[r].state == TSHI_UV_THERE) &&
+            !tshi_uv_has_told(&world->peer[r].answer))
+            return 0;
     return 1;
 }
 
@@ -1811,23 +1820,26 @@ static uint64_t tshi_uv_blocked_messages(const tshi_uv_blocked *s, uint64_t grou
 
 /* The i-th rank that blocked rank r waits for, if that is blocked too; else -1. */
 static int tshi_uv_awaits(const void *user, int r, int i) {
-    const tshi_uv_blocked *all = (const tshi_uv_blocked *)user, *s = &all[r];
+    const tshi_uv_peer *all = (const tshi_uv_peer *)user;
+    const tshi_uv_blocked *s = &all[r].blocked, *other;
     uint64_t started;
     int m;
     if (!s->wait || i >= (s->peer >= 0 ? 1 : s->members)) return -1;
     m = s->peer >= 0 ? s->peer : s->member[i];
-    if (m == r || !all[m].wait) return -1;
-    started = s->peer >= 0 ? tshi_uv_blocked_messages(&all[m], s->group, r, s->sends)
-                           : tshi_uv_blocked_started(&all[m], s->group);
+    other = &all[m].blocked;
+    if (m == r || !other->wait) return -1;
+    started = s->peer >= 0 ? tshi_uv_blocked_messages(other, s->group, r, s->sends)
+                           : tshi_uv_blocked_started(other, s->group);
     return started <= s->seq ? m : -1;
 }
 
 /* How many of the ranks that rank r waits with are blocked there. */
 static int tshi_uv_together(const void *user, int r) {
-    const tshi_uv_blocked *all = (const tshi_uv_blocked *)user, *s = &all[r];
+    const tshi_uv_peer *all = (const tshi_uv_peer *)user;
+    const tshi_uv_blocked *s = &all[r].blocked;
     int count = 0;
     for (int i = 0; s->peer < 0 && i < s->members; i++) {
-        const tshi_uv_blocked *m = &all[s->member[i]];
+        const tshi_uv_blocked *m = &all[s->member[i]].blocked;
         count += m->wait && m->group == s->group && m->seq == s->seq && m->peer < 0;
     }
     return count;
@@ -1835,18 +1847,18 @@ static int tshi_uv_together(const void *user, int r) {
 
 /* r is on a cycle, all confirmed. */
 static void tshi_uv_report_cycle(tsh_uv_world *world, int r) {
-    const tshi_uv_blocked *all = world->coordinator.blocked;
+    const tshi_uv_peer *all = world->peer;
     int waits, blamed = tsh_coll_blame(world->coordinator.search, r, tshi_uv_together, all, &waits);
     tshi_uv_suspect(world, TSHI_UV_CROSSED, TSH_ERR_MISMATCH, blamed,
                     "rank %d waits in %s while rank %d waits for it in %s", blamed,
-                    all[blamed].text, waits, all[waits].text);
+                    all[blamed].blocked.text, waits, all[waits].blocked.text);
 }
 
 /* 1 if this rank is still in that wait. */
 static int tshi_uv_still(tsh_uv_world *world, uint64_t wait) {
     int still;
     uv_mutex_lock(&world->lock);
-    still = wait && world->blocked->wait == wait;
+    still = wait && world->blocked.wait == wait;
     uv_mutex_unlock(&world->lock);
     return still;
 }
@@ -1854,13 +1866,14 @@ static int tshi_uv_still(tsh_uv_world *world, uint64_t wait) {
 /* One of the cycle has answered; 1 if that was no cycle. */
 static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int still) {
     tshi_uv_coordinator *j = &world->coordinator;
-    if (!j->confirming || j->asked[r] != wait) return 0;
-    j->asked[r] = 0;
-    if (still && j->blocked[r].wait == wait) {
+    tshi_uv_peer *peer = &world->peer[r];
+    if (!j->confirming || peer->asked != wait) return 0;
+    peer->asked = 0;
+    if (still && peer->blocked.wait == wait) {
         if (--j->confirming == 0) tshi_uv_report_cycle(world, r);
         return 0;
     }
-    if (j->blocked[r].wait == wait) j->blocked[r].wait = 0;
+    if (peer->blocked.wait == wait) peer->blocked.wait = 0;
     j->confirming = 0;
     return 1;
 }
@@ -1872,13 +1885,14 @@ static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
     uint64_t mine;
     int at = on;
     do {
+        tshi_uv_peer *peer = &world->peer[at];
         j->confirming++;
-        j->asked[at] = j->blocked[at].wait;
-        (void)tshi_uv_field(tshi_uv_write(world, TSHI_UV_CONFIRM), j->blocked[at].wait, 8);
-        if (at != world->rank) tshi_uv_post(&world->peer[at]);
+        peer->asked = peer->blocked.wait;
+        (void)tshi_uv_field(tshi_uv_write(world, TSHI_UV_CONFIRM), peer->asked, 8);
+        if (at != world->rank) tshi_uv_post(peer);
         at = j->search[at].next;
     } while (at != on);
-    mine = j->asked[world->rank];
+    mine = world->peer[world->rank].asked;
     return mine && tshi_uv_confirmed(world, world->rank, mine, tshi_uv_still(world, mine));
 }
 
@@ -1892,35 +1906,28 @@ static void tshi_uv_follow(tsh_uv_world *world, int r) {
     do {
         int end = r < 0 ? world->size : r + 1;
         memset(j->search, 0, (size_t)world->size * sizeof *j->search);
-        memset(j->asked, 0, (size_t)world->size * sizeof *j->asked);
+        for (at = 0; at < world->size; at++) world->peer[at].asked = 0;
         for (on = -1, at = r < 0 ? 0 : r; on < 0 && at < end; at++)
-            on = tsh_coll_cycle(j->search, world->size, at, tshi_uv_awaits, j->blocked);
+            on = tsh_coll_cycle(j->search, world->size, at, tshi_uv_awaits, world->peer);
         r = -1;
     } while (on >= 0 && tshi_uv_ask_cycle(world, on));
 }
 
-/* Copies src over dst, whose member array stays its own. */
-static void tshi_uv_copy_blocked(tshi_uv_blocked *dst, const tshi_uv_blocked *src) {
-    int *member = dst->member;
-    *dst = *src;
-    dst->member = member;
-    memcpy(member, src->member, (size_t)src->members * sizeof *member);
-}
-
-/* Takes this rank's report to the coordinator. */
+/* Takes this rank's report to the coordinator, which may be itself: then it reads what it wrote. */
 static void tshi_uv_send_blocked(tsh_uv_world *world) {
     int to = tshi_uv_coordinator_of(world);
+    tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_BLOCKED), own = *c;
     uv_mutex_lock(&world->lock);
     TSHI_UV_PUT(&world->blocked_new, 0);
-    if (to == world->rank)
-        tshi_uv_copy_blocked(&world->coordinator.blocked[to], world->blocked);
-    else
-        tshi_uv_blocked_fields(tshi_uv_write(world, TSHI_UV_BLOCKED), world->blocked, world->size);
+    tshi_uv_blocked_fields(c, &world->blocked, world->size);
     uv_mutex_unlock(&world->lock);
-    if (to == world->rank)
+    own.writes = 0;
+    if (to == world->rank) {
+        tshi_uv_blocked_fields(&own, &world->peer[to].blocked, world->size);
         tshi_uv_follow(world, to);
-    else
+    } else {
         tshi_uv_post(&world->peer[to]);
+    }
 }
 
 /* ========================================================================== */
@@ -2477,7 +2484,7 @@ static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     memset(&answer, 0, sizeof answer);
     answer.record.coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
     tshi_uv_answer_fields(c, &group, &seq, &answer);
-    if (!c->bad && group == j->best.group && seq == j->best.seq) j->answer[peer->rank] = answer;
+    if (!c->bad && group == j->best.group && seq == j->best.seq) peer->answer = answer;
 }
 
 static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
@@ -2507,9 +2514,8 @@ static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
 }
 
 static void tshi_uv_on_blocked(tshi_uv_peer *peer, tshi_uv_cursor *c) {
-    tsh_uv_world *world = peer->world;
-    tshi_uv_blocked_fields(c, &world->coordinator.blocked[peer->rank], world->size);
-    if (!c->bad) tshi_uv_follow(world, peer->rank);
+    tshi_uv_blocked_fields(c, &peer->blocked, peer->world->size);
+    if (!c->bad) tshi_uv_follow(peer->world, peer->rank);
 }
 
 static void tshi_uv_on_confirm(tshi_uv_peer *peer, tshi_uv_cursor *c) {
@@ -2545,7 +2551,7 @@ static void tshi_uv_on_bye(tshi_uv_peer *peer) {
                         "rank %d at %s left while its connections were made", peer->rank,
                         peer->name);
     uv_mutex_lock(&world->lock);
-    TSHI_UV_PUT(&world->blocked_new, world->blocked->wait != 0);
+    TSHI_UV_PUT(&world->blocked_new, world->blocked.wait != 0);
     uv_mutex_unlock(&world->lock);
 }
 
@@ -2941,7 +2947,7 @@ static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
     world->await_at = now + TSHI_UV_AWAIT_MS * TSHI_UV_MS;
     uv_mutex_lock(&world->lock);
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
-        for (int i = 0; world->blocked->wait && i < 2 * group->size; i++) {
+        for (int i = 0; world->blocked.wait && i < 2 * group->size; i++) {
             tshi_uv_link *link = &group->link[i];
             tshi_uv_peer *peer = &world->peer[group->ranks[link->peer]];
             tshi_uv_cursor *c;
@@ -4153,7 +4159,7 @@ static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_blocked *s) 
 static void tshi_uv_note_blocked(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     tsh_uv_world *world = group->world;
-    tshi_uv_blocked *s = world->blocked;
+    tshi_uv_blocked *s = &world->blocked;
     int peer = -1;
     uv_mutex_lock(&world->lock);
     s->wait = ++world->waits;
@@ -4173,7 +4179,7 @@ static void tshi_uv_note_blocked(const tshi_uv_op *op) {
 
 static void tshi_uv_unblock(tsh_uv_world *world) {
     uv_mutex_lock(&world->lock);
-    world->blocked->wait = 0;
+    world->blocked.wait = 0;
     TSHI_UV_PUT(&world->blocked_new, 0);
     uv_mutex_unlock(&world->lock);
 }
@@ -4433,14 +4439,8 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
 static void tshi_uv_world_free(tsh_uv_world *world) {
     if (!world) return;
     free(world->peer);
-    free(world->coordinator.answer);
+    free(world->members);
     free(world->coordinator.search);
-    free(world->coordinator.asked);
-    for (int r = 0; world->coordinator.blocked && r < world->size; r++)
-        free(world->coordinator.blocked[r].member);
-    free(world->coordinator.blocked);
-    if (world->blocked) free(world->blocked->member);
-    free(world->blocked);
     sodium_memzero(world->secret, sizeof world->secret);
     sodium_memzero(world->mesh, sizeof world->mesh);
     free(world);
@@ -4510,30 +4510,21 @@ static const tsh_comm_ops tshi_uv_ops = TSH_COMM_OPS(tshi_uv, "uv",
 /* Allocates the arrays with one entry per rank. 0: out of memory. */
 static int tshi_uv_world_alloc(tsh_uv_world *world) {
     size_t n = (size_t)world->size;
-    int *ranks = (int *)calloc(n, sizeof *ranks);
     world->peer = (tshi_uv_peer *)calloc(n, sizeof *world->peer);
-    world->coordinator.answer = (tshi_uv_answer *)calloc(n, sizeof *world->coordinator.answer);
+    world->members = (int *)calloc((n + 1) * n, sizeof *world->members);
     world->coordinator.search = (tsh_coll_search *)calloc(n, sizeof *world->coordinator.search);
-    world->coordinator.asked = (uint64_t *)calloc(n, sizeof *world->coordinator.asked);
-    world->coordinator.blocked = (tshi_uv_blocked *)calloc(n, sizeof *world->coordinator.blocked);
-    world->blocked = (tshi_uv_blocked *)calloc(1, sizeof *world->blocked);
-    if (world->blocked) world->blocked->member = (int *)calloc(n, sizeof(int));
-    for (int r = 0; r < world->size && ranks; r++) ranks[r] = r;
-    if (ranks && world->coordinator.blocked)
-        world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size, ranks);
-    free(ranks);
-    if (!world->peer || !world->coordinator.answer || !world->coordinator.search ||
-        !world->coordinator.asked || !world->world_group || !world->blocked ||
-        !world->blocked->member)
-        return 0;
+    if (!world->peer || !world->members || !world->coordinator.search) return 0;
     for (int r = 0; r < world->size; r++) {
-        world->coordinator.blocked[r].member = (int *)calloc(n, sizeof(int));
-        if (!world->coordinator.blocked[r].member) return 0;
         world->peer[r].world = world;
         world->peer[r].rank = r;
         world->peer[r].fd = -1;
+        world->peer[r].blocked.member = world->members + (size_t)r * n;
+        world->members[n * n + (size_t)r] = r;
     }
-    return 1;
+    world->blocked.member = world->members + n * n; /* all ranks: so far, those of the world */
+    world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size,
+                                           world->blocked.member);
+    return world->world_group != NULL;
 }
 
 /* Also finds how many unauthenticated connections are held: half of the descriptors that are not

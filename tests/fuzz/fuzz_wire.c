@@ -433,7 +433,7 @@ static void happens_blocked(wire *w) {
     if (!op || w->world->forming) return;
     if (!(at & 1))
         tshi_uv_note_blocked(op);
-    else if (w->world->blocked->wait)
+    else if (w->world->blocked.wait)
         tshi_uv_unblock(w->world);
 }
 
