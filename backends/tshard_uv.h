@@ -359,7 +359,7 @@ struct tshi_uv_group {
     tshi_uv_record record[TSHI_UV_RECORDS]; /* under the lock */
     /* While it is made, the control thread's, which it is handed to under the lock: */
     int listener, missing; /* a listening socket; connections to come */
-    int *ports;            /* of the members' listening sockets */
+    int *ports;            /* of the members' listening sockets; 0: the world's */
     int linked;            /* atomic: complete, and the caller's from here on */
 };
 
@@ -522,14 +522,6 @@ typedef struct tshi_uv_conn {
     char name[80];
 } tshi_uv_conn;
 
-/* Of the world, in the control thread. */
-typedef struct tshi_uv_coordinator {
-    int64_t since; /* 0: no error report */
-    tshi_uv_report best;
-    tsh_coll_search *search; /* by rank: the search for a cycle of blocked ranks */
-    int confirming;          /* ranks on a cycle that have not confirmed their wait */
-} tshi_uv_coordinator;
-
 /* Messages of one kind, of which the logger gets one a second. */
 typedef struct tshi_uv_log_count {
     int64_t told; /* when it got the last one; 0: none yet */
@@ -567,7 +559,7 @@ struct tsh_uv_world {
     tshi_uv_blocked blocked;
     uint64_t last; /* the group of the latest collective */
     int blocked_new, leaving; /* atomic */
-    int complete;
+    int forming;              /* written under the lock, by the control thread */
     tshi_uv_group *requested; /* a group that is to be made */
     tshi_uv_group *ended;     /* the caller's: closed after the world failed */
 
@@ -578,7 +570,7 @@ struct tsh_uv_world {
     uv_timer_t tick;   /* which this ends */
     uv_async_t wake_control;
     uv_poll_t *listening;
-    int listener, forming, tabled, told_ready, insecure, keyed;
+    int listener, tabled, told_ready, insecure, keyed;
     char bind_host[256];
     tshi_uv_address own;                        /* where this rank listens */
     tshi_uv_address address[TSHI_UV_ADDRESSES]; /* of rank 0 */
@@ -591,7 +583,8 @@ struct tsh_uv_world {
     tshi_uv_log_count tally[TSHI_UV_TALLIES];
     tshi_uv_dial *dials;
     tshi_uv_group *world_group, *making;
-    tshi_uv_coordinator coordinator;
+    tsh_coll_search *search; /* by rank: the coordinator's for a cycle of blocked ranks */
+    int confirming;          /* ranks on a cycle that have not confirmed their wait */
     tshi_uv_outgoing outgoing;
     int64_t due;             /* when the world is to have formed, */
     int64_t beat, accept_at; /* the next beat goes, accepting is tried again, */
@@ -600,6 +593,8 @@ struct tsh_uv_world {
     int64_t ticked;          /* this thread was to wake, */
     int64_t parting;         /* since when this rank shuts down; 0: it does not */
     int64_t held_since;
+    int64_t considered_at; /* since when this rank, as coordinator, collects reports; 0: it does
+                              not */
     int reported_to;    /* the coordinator that knows what is held */
     tsh_error offer;    /* a decision of a rank that is not this rank's coordinator, */
     int offered_by;     /* that rank, */
@@ -1114,28 +1109,23 @@ static int tshi_uv_descriptors(int size) {
 /* Needs: >>uv-socket.                                                          */
 /* ========================================================================== */
 
-typedef struct tshi_uv_family {
-    const char *rank, *size;
-} tshi_uv_family;
-
 /* Rank and size, and of which family they are: 0 the desc, 1 TSHARD_*, 2 torchrun, 3 Slurm, 4
  * none. */
 static tsh_result tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world, int *of,
                                    tsh_error *error) {
-    static const tshi_uv_family families[] = {
-        {"TSHARD_RANK", "TSHARD_SIZE"}, {"RANK", "WORLD_SIZE"}, {"SLURM_PROCID", "SLURM_NTASKS"}};
+    static const char *const ranks[] = {"TSHARD_RANK", "RANK", "SLURM_PROCID"};
+    static const char *const sizes[] = {"TSHARD_SIZE", "WORLD_SIZE", "SLURM_NTASKS"};
     int family = 0, has_rank = 0, has_size = 0;
     world->rank = desc->rank;
     world->size = desc->size;
-    for (; !desc->size && family < 3 && !has_rank && !has_size; family++) {
-        has_size = tsh_env_int(families[family].size, 1, TSHI_UV_RANKS, &world->size, error);
-        if (has_size < 0) return error->code;
-        has_rank = tsh_env_int(families[family].rank, 0, TSHI_UV_RANKS - 1, &world->rank, error);
-        if (has_rank < 0) return error->code;
+    for (; !desc->size && family < 3 && !has_size; family++) {
+        const char *rank = ranks[family], *size = sizes[family];
+        has_size = tsh_env_int(size, 1, TSHI_UV_RANKS, &world->size, error);
+        if (has_size >= 0) has_rank = tsh_env_int(rank, 0, TSHI_UV_RANKS - 1, &world->rank, error);
+        if (has_size < 0 || has_rank < 0) return error->code;
         if (has_rank != has_size)
             return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is set, but not %s",
-                                 has_rank ? families[family].rank : families[family].size,
-                                 has_rank ? families[family].size : families[family].rank);
+                                 has_rank ? rank : size, has_rank ? size : rank);
     }
     if (!desc->size && !has_size) {
         family = 4;
@@ -1556,29 +1546,17 @@ static int tshi_uv_has_told(const tshi_uv_answer *answer) {
 
 /* Asks the ranks that have not. */
 static void tshi_uv_ask(tsh_uv_world *world) {
-    tshi_uv_coordinator *j = &world->coordinator;
     tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_ASK);
-    (void)tshi_uv_field(c, j->best.group, 8);
-    (void)tshi_uv_field(c, j->best.seq, 8);
+    (void)tshi_uv_field(c, world->held.group, 8);
+    (void)tshi_uv_field(c, world->held.seq, 8);
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer *peer = &world->peer[r];
         if (tshi_uv_has_told(&peer->answer)) continue;
         if (r == world->rank)
-            tshi_uv_answer_for(world, j->best.group, j->best.seq, &peer->answer);
+            tshi_uv_answer_for(world, world->held.group, world->held.seq, &peer->answer);
         else
             tshi_uv_post(peer);
     }
-}
-
-/* This rank is the coordinator. */
-static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_report *e) {
-    tshi_uv_coordinator *j = &world->coordinator;
-    if (!j->since) j->since = tsh_now();
-    if (e->kind < j->best.kind || (e->kind == j->best.kind && e->error.rank >= j->best.error.rank))
-        return;
-    j->best = *e;
-    for (int r = 0; r < world->size; r++) world->peer[r].answer.told = 0;
-    if (e->group) tshi_uv_ask(world);
 }
 
 /* This rank holds an error report, and waits for a decision. */
@@ -1586,20 +1564,23 @@ static int tshi_uv_has_reported(const tsh_uv_world *world) {
     return world->held.kind != TSHI_UV_NOTHING && tshi_uv_failed(world) == TSH_OK;
 }
 
-/* Sends the coordinator what this rank holds, once to each that is one. */
+/* Sends the coordinator what this rank holds, once to each that is one. If it is that itself, it
+ * considers the report: others may follow, and it may have to ask. */
 static void tshi_uv_send_report(tsh_uv_world *world) {
     int to = tshi_uv_coordinator_of(world);
     if (!tshi_uv_has_reported(world) || to == world->reported_to) return;
     world->reported_to = to;
-    if (to == world->rank) {
-        tshi_uv_consider(world, &world->held);
+    if (to != world->rank) {
+        tshi_uv_report_fields(tshi_uv_write(world, TSHI_UV_REPORT), &world->held, world->size);
+        tshi_uv_post(&world->peer[to]);
         return;
     }
-    tshi_uv_report_fields(tshi_uv_write(world, TSHI_UV_REPORT), &world->held, world->size);
-    tshi_uv_post(&world->peer[to]);
+    if (!world->considered_at) world->considered_at = tsh_now();
+    for (int r = 0; r < world->size; r++) world->peer[r].answer.told = 0;
+    if (world->held.group) tshi_uv_ask(world);
 }
 
-/* Keeps this rank's own error report; a graver one replaces it. */
+/* Keeps an error report, of this rank or to it; a graver one replaces it. */
 static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_report *e) {
     if (tshi_uv_failed(world) != TSH_OK || e->kind < world->held.kind ||
         (e->kind == world->held.kind && e->error.rank >= world->held.error.rank))
@@ -1721,27 +1702,22 @@ static void tshi_uv_suspect_cut(tsh_uv_world *world) {
                     first ? ours : theirs, first ? theirs : ours, (double)world->heartbeat / 1e9);
 }
 
-/* The world rank of a group's rank among those that started; -1: it did not. */
-static int tshi_uv_started_as(const tsh_uv_world *world, int rank) {
-    for (int r = 0; r < world->size; r++) {
-        const tshi_uv_answer *answer = &world->peer[r].answer;
-        if (answer->told && answer->started && answer->rank == rank) return r;
-    }
-    return -1;
-}
-
 /* What the rank of the group that is asked about has called; `user` is the world. */
 static int tshi_uv_called(const void *user, int rank, tsh_call *out) {
     const tsh_uv_world *world = (const tsh_uv_world *)user;
-    const int r = tshi_uv_started_as(world, rank);
-    const tshi_uv_record *record = &world->peer[r < 0 ? 0 : r].answer.record;
-    out->coll = record->coll;
-    out->coll.send_counts = record->send_counts;
-    out->coll.recv_counts = record->recv_counts;
-    out->digest = record->digest;
-    out->rank = r;
-    out->counts = record->counts;
-    return r >= 0;
+    for (int r = 0; r < world->size; r++) {
+        const tshi_uv_answer *answer = &world->peer[r].answer;
+        const tshi_uv_record *record = &answer->record;
+        if (!answer->told || !answer->started || answer->rank != rank) continue;
+        out->coll = record->coll;
+        out->coll.send_counts = record->send_counts;
+        out->coll.recv_counts = record->recv_counts;
+        out->digest = record->digest;
+        out->rank = r;
+        out->counts = record->counts;
+        return 1;
+    }
+    return 0;
 }
 
 /* 1 if rank r is known to belong to the group that is asked about. */
@@ -1749,7 +1725,7 @@ static int tshi_uv_belongs(tsh_uv_world *world, int r) {
     const tshi_uv_group *group;
     int belongs;
     uv_mutex_lock(&world->lock);
-    group = tshi_uv_find_group(world, world->coordinator.best.group);
+    group = tshi_uv_find_group(world, world->held.group);
     belongs = group && tshi_uv_member(group, r) >= 0;
     uv_mutex_unlock(&world->lock);
     return belongs;
@@ -1779,20 +1755,25 @@ static int tshi_uv_answered(const tsh_uv_world *world) {
     return 1;
 }
 
+/* The coordinator decides, once it has collected reports for a while, and answers where it asked.
+ * A rank that has heard no decision for long decides alone. */
 static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
-    tshi_uv_coordinator *j = &world->coordinator;
-    int64_t waited = now - j->since;
-    if (!j->since || tshi_uv_failed(world) != TSH_OK || waited < TSHI_UV_COLLECT_MS * TSHI_UV_MS)
-        return;
-    if (j->best.group && !tshi_uv_answered(world) && waited < TSHI_UV_ASK_MS * TSHI_UV_MS) {
-        tshi_uv_ask(world);
+    tshi_uv_report *e = &world->held;
+    int64_t waited = now - world->considered_at;
+    if (!tshi_uv_has_reported(world)) return;
+    if (world->considered_at && waited >= TSHI_UV_COLLECT_MS * TSHI_UV_MS) {
+        if (e->group && !tshi_uv_answered(world) && waited < TSHI_UV_ASK_MS * TSHI_UV_MS) {
+            tshi_uv_ask(world);
+            return;
+        }
+        if (e->group && e->kind == TSHI_UV_MISMATCH)
+            (void)tsh_call_mismatch(tshi_uv_called, world, world->size, e->seq, e->group,
+                                    &e->error);
+        if (e->group && e->kind == TSHI_UV_LATE) tshi_uv_find_absent(world, &e->error);
+    } else if (now - world->held_since < TSHI_UV_ALONE_MS * TSHI_UV_MS) {
         return;
     }
-    if (j->best.group && j->best.kind == TSHI_UV_MISMATCH)
-        (void)tsh_call_mismatch(tshi_uv_called, world, world->size, j->best.seq, j->best.group,
-                                &j->best.error);
-    if (j->best.group && j->best.kind == TSHI_UV_LATE) tshi_uv_find_absent(world, &j->best.error);
-    tshi_uv_send_decision(world, &j->best.error);
+    tshi_uv_send_decision(world, &e->error);
 }
 
 /* ========================================================================== */
@@ -1848,7 +1829,7 @@ static int tshi_uv_together(const void *user, int r) {
 /* r is on a cycle, all confirmed. */
 static void tshi_uv_report_cycle(tsh_uv_world *world, int r) {
     const tshi_uv_peer *all = world->peer;
-    int waits, blamed = tsh_coll_blame(world->coordinator.search, r, tshi_uv_together, all, &waits);
+    int waits, blamed = tsh_coll_blame(world->search, r, tshi_uv_together, all, &waits);
     tshi_uv_suspect(world, TSHI_UV_CROSSED, TSH_ERR_MISMATCH, blamed,
                     "rank %d waits in %s while rank %d waits for it in %s", blamed,
                     all[blamed].blocked.text, waits, all[waits].blocked.text);
@@ -1865,32 +1846,30 @@ static int tshi_uv_still(tsh_uv_world *world, uint64_t wait) {
 
 /* One of the cycle has answered; 1 if that was no cycle. */
 static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int still) {
-    tshi_uv_coordinator *j = &world->coordinator;
     tshi_uv_peer *peer = &world->peer[r];
-    if (!j->confirming || peer->asked != wait) return 0;
+    if (!world->confirming || peer->asked != wait) return 0;
     peer->asked = 0;
     if (still && peer->blocked.wait == wait) {
-        if (--j->confirming == 0) tshi_uv_report_cycle(world, r);
+        if (--world->confirming == 0) tshi_uv_report_cycle(world, r);
         return 0;
     }
     if (peer->blocked.wait == wait) peer->blocked.wait = 0;
-    j->confirming = 0;
+    world->confirming = 0;
     return 1;
 }
 
 /* Asks the others on a cycle, of which `on` is one, whether they still wait; 1 if this rank is on
  * it and does not. */
 static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
-    tshi_uv_coordinator *j = &world->coordinator;
     uint64_t mine;
     int at = on;
     do {
         tshi_uv_peer *peer = &world->peer[at];
-        j->confirming++;
+        world->confirming++;
         peer->asked = peer->blocked.wait;
         (void)tshi_uv_field(tshi_uv_write(world, TSHI_UV_CONFIRM), peer->asked, 8);
         if (at != world->rank) tshi_uv_post(peer);
-        at = j->search[at].next;
+        at = world->search[at].next;
     } while (at != on);
     mine = world->peer[world->rank].asked;
     return mine && tshi_uv_confirmed(world, world->rank, mine, tshi_uv_still(world, mine));
@@ -1900,15 +1879,14 @@ static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
  * freed by those it waits for: if all on a cycle still are in the waits that they reported, the
  * cycle is real. */
 static void tshi_uv_follow(tsh_uv_world *world, int r) {
-    tshi_uv_coordinator *j = &world->coordinator;
     int on, at;
-    if (j->confirming || tshi_uv_failed(world) != TSH_OK) return;
+    if (world->confirming || tshi_uv_failed(world) != TSH_OK) return;
     do {
         int end = r < 0 ? world->size : r + 1;
-        memset(j->search, 0, (size_t)world->size * sizeof *j->search);
+        memset(world->search, 0, (size_t)world->size * sizeof *world->search);
         for (at = 0; at < world->size; at++) world->peer[at].asked = 0;
         for (on = -1, at = r < 0 ? 0 : r; on < 0 && at < end; at++)
-            on = tsh_coll_cycle(j->search, world->size, at, tshi_uv_awaits, world->peer);
+            on = tsh_coll_cycle(world->search, world->size, at, tshi_uv_awaits, world->peer);
         r = -1;
     } while (on >= 0 && tshi_uv_ask_cycle(world, on));
 }
@@ -2214,19 +2192,13 @@ static int tshi_uv_conn_read(tshi_uv_conn *conn) {
     return conn->in_used == conn->in_need;
 }
 
-/* 1 if the first bytes are not those of a hello. */
-static int tshi_uv_foreign(const tshi_uv_conn *conn) {
-    size_t n = conn->in_used < 4 ? conn->in_used : 4;
-    return memcmp(conn->in, "TSHD", n) != 0;
-}
-
 /* A step of the handshake: 1 when the connection is proven, 0 later, -1 when it is to end. */
 static int tshi_uv_server_step(tshi_uv_conn *conn) {
     int done = tshi_uv_conn_write(conn);
     if (done < 0) return -1;
     if (conn->phase == TSHI_UV_AWAITS_HELLO) {
         done = tshi_uv_conn_read(conn);
-        if (tshi_uv_foreign(conn)) done = -1;
+        if (memcmp(conn->in, "TSHD", conn->in_used < 4 ? conn->in_used : 4) != 0) done = -1;
         if (done < 0)
             tshi_uv_note(conn->world, TSHI_UV_OF_UNPROVEN, "rank %d refused %s: it %s",
                          conn->world->rank, conn->name,
@@ -2289,16 +2261,13 @@ static void tshi_uv_close_listener(tsh_uv_world *world) {
 
 static int tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint64_t group, int rank,
                             const tshi_uv_address *address) {
-    tshi_uv_dial *dial = (tshi_uv_dial *)calloc(1, sizeof *dial);
+    tshi_uv_dial all = {world->dials, purpose, group, rank, 0, 0, 0, *address};
+    tshi_uv_dial *dial = (tshi_uv_dial *)malloc(sizeof *dial);
     if (!dial) {
         tshi_uv_lacks_memory(world, rank);
         return 0;
     }
-    dial->purpose = purpose;
-    dial->group = group;
-    dial->rank = rank;
-    dial->address = *address;
-    dial->next = world->dials;
+    *dial = all;
     world->dials = dial;
     return 1;
 }
@@ -2308,7 +2277,7 @@ static void tshi_uv_dial_group(tsh_uv_world *world, const tshi_uv_group *group) 
     for (int r = 0; r < group->rank; r++) {
         int rank = group->ranks[r];
         tshi_uv_address address = world->peer[rank].address;
-        if (group->ports) tshi_uv_set_port(&address, group->ports[r]);
+        if (group->ports[r]) tshi_uv_set_port(&address, group->ports[r]);
         if (!tshi_uv_add_dial(world, TSHI_UV_DATA, group->id, rank, &address) ||
             !tshi_uv_add_dial(world, TSHI_UV_MESSAGES, group->id, rank, &address))
             return;
@@ -2421,10 +2390,9 @@ static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
 
 static void tshi_uv_completed(tsh_uv_world *world) {
     tshi_uv_log_counted(world, INT64_MAX);
-    world->forming = 0;
     tshi_uv_close_listener(world);
     uv_mutex_lock(&world->lock);
-    world->complete = 1;
+    world->forming = 0;
     uv_cond_broadcast(&world->changed);
     uv_mutex_unlock(&world->lock);
 }
@@ -2478,13 +2446,13 @@ static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) {
 }
 
 static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) {
-    tshi_uv_coordinator *j = &peer->world->coordinator;
+    const tshi_uv_report *held = &peer->world->held;
     tshi_uv_answer answer;
     uint64_t group = 0, seq = 0;
     memset(&answer, 0, sizeof answer);
     answer.record.coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
     tshi_uv_answer_fields(c, &group, &seq, &answer);
-    if (!c->bad && group == j->best.group && seq == j->best.seq) peer->answer = answer;
+    if (!c->bad && group == held->group && seq == held->seq) peer->answer = answer;
 }
 
 static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
@@ -2495,8 +2463,8 @@ static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_post(peer);
 }
 
-/* A peer takes this rank for its coordinator and sends an error report. If this rank has a
- * coordinator itself, it forwards the report, unless it has reported a graver one, and later the
+/* A peer takes this rank for its coordinator and sends an error report. This rank keeps it, unless
+ * it has a graver one. If it has a coordinator itself, it forwards the report, and later the
  * decision to the peer. */
 static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
@@ -2507,8 +2475,6 @@ static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     peer->reported = 1;
     if (tshi_uv_failed(world) != TSH_OK)
         tshi_uv_pass_on(world);
-    else if (tshi_uv_coordinator_of(world) == world->rank)
-        tshi_uv_consider(world, &e);
     else
         tshi_uv_hold(world, &e);
 }
@@ -2555,8 +2521,8 @@ static void tshi_uv_on_bye(tshi_uv_peer *peer) {
     uv_mutex_unlock(&world->lock);
 }
 
-/* "; rank 0 last called barrier, collective 3 of group 1" */
-static void tshi_uv_last_call(tsh_uv_world *world, char *text, size_t room) {
+/* "; rank 0 last called barrier, collective 3 of group 1". Returns text. */
+static const char *tshi_uv_last_call(tsh_uv_world *world, char *text, size_t room) {
     const tshi_uv_group *group;
     tshi_uv_record record;
     uint64_t id = 0, seq = 0;
@@ -2569,9 +2535,9 @@ static void tshi_uv_last_call(tsh_uv_world *world, char *text, size_t room) {
     }
     uv_mutex_unlock(&world->lock);
     text[0] = 0;
-    if (!id) return;
-    (void)snprintf(text, room, "; rank %d last called ", world->rank);
-    tsh_coll_where(&record.coll, 0, seq, id, text, room);
+    if (id) tsh_text_add(text, room, "; rank %d last called ", world->rank);
+    if (id) tsh_coll_where(&record.coll, 0, seq, id, text, room);
+    return text;
 }
 
 /* The network forgot a data connection: what this rank wrote does not reach a peer that waits. */
@@ -2579,13 +2545,12 @@ static void tshi_uv_suspect_link(tshi_uv_peer *peer, const tshi_uv_address ends[
     tsh_uv_world *world = peer->world;
     char texts[2][80], last[240];
     for (int i = 0; i < 2; i++) tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
-    tshi_uv_last_call(world, last, sizeof last);
     tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, tsh_blamed(world->rank, peer->rank),
                     "the data connection of rank %d (%s) and rank %d (%s) is dead: for %.1f s "
                     "(TSHARD_HEARTBEAT) no byte has come through, though both ranks answer; has a "
                     "firewall or NAT between them dropped it?%s",
                     world->rank, texts[0], peer->rank, texts[1], (double)world->heartbeat / 1e9,
-                    last);
+                    tshi_uv_last_call(world, last, sizeof last));
 }
 
 /* A peer waits on a data connection and says how many bytes have come. Where this rank has written
@@ -2668,14 +2633,13 @@ static void tshi_uv_peer_gone(tshi_uv_peer *peer, const char *how) {
     tsh_uv_world *world = peer->world;
     char last[240];
     tshi_uv_peer_end(peer, TSHI_UV_LOST);
-    if (!world->parting && tshi_uv_is_cut(peer)) {
+    if (world->parting) return;
+    if (tshi_uv_is_cut(peer))
         tshi_uv_suspect_cut(world);
-        return;
-    }
-    tshi_uv_last_call(world, last, sizeof last);
-    if (!world->parting)
+    else
         tshi_uv_suspect(world, TSHI_UV_GONE, TSH_ERR_LOST, peer->rank,
-                        "rank %d at %s is gone: %s%s", peer->rank, peer->name, how, last);
+                        "rank %d at %s is gone: %s%s", peer->rank, peer->name, how,
+                        tshi_uv_last_call(world, last, sizeof last));
 }
 
 static void tshi_uv_read_peer(tshi_uv_peer *peer) {
@@ -2748,18 +2712,14 @@ static int tshi_uv_is_local(int fd) {
     return tshi_uv_loopback(&ends[0]) || strcmp(text[0], text[1]) == 0;
 }
 
-/* Between ranks of one host bytes are best taken over while they are still in a cache. */
-static void tshi_uv_keep_near(int fd) {
-    int bytes = TSHI_UV_NEAR;
-    if (tshi_uv_is_local(fd)) (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
-}
-
-/* A data connection of the group that is being made. 0: it has no place. */
+/* A data connection of the group that is being made. Between ranks of one host bytes are best taken
+ * over while they are still in a cache. 0: it has no place. */
 static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, int rank, int fd) {
     tshi_uv_group *group = tshi_uv_forming_group(world, hello->group);
     tshi_uv_link *link = group ? tshi_uv_link_for(group, hello->purpose, rank) : NULL;
+    int near = TSHI_UV_NEAR;
     if (!link || link->fd >= 0) return 0;
-    tshi_uv_keep_near(fd);
+    if (tshi_uv_is_local(fd)) (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &near, sizeof near);
     link->fd = fd;
     group->missing--;
     return 1;
@@ -2985,14 +2945,13 @@ static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
             continue;
         }
         peer->state = TSHI_UV_MUTE;
-        if (cut) {
+        if (cut)
             tshi_uv_suspect_cut(world);
-            continue;
-        }
-        tshi_uv_last_call(world, last, sizeof last);
-        tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, r,
-                        "rank %d at %s has been silent for %.1f s (TSHARD_HEARTBEAT)%s", r,
-                        peer->name, (double)(now - peer->heard.last) / 1e9, last);
+        else
+            tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, r,
+                            "rank %d at %s has been silent for %.1f s (TSHARD_HEARTBEAT)%s", r,
+                            peer->name, (double)(now - peer->heard.last) / 1e9,
+                            tshi_uv_last_call(world, last, sizeof last));
     }
 }
 
@@ -3083,8 +3042,6 @@ static void tshi_uv_tick(tsh_uv_world *world) {
     if (tshi_uv_failed(world) == TSH_OK) tshi_uv_reach_out(world, now);
     if (TSHI_UV_GET(&world->blocked_new)) tshi_uv_send_blocked(world);
     tshi_uv_decide(world, now);
-    if (tshi_uv_has_reported(world) && now - world->held_since >= TSHI_UV_ALONE_MS * TSHI_UV_MS)
-        tshi_uv_send_decision(world, &world->held.error);
 }
 
 /* 1 if all peers know that this rank shuts down, and have gone too or were given their time. */
@@ -3138,8 +3095,7 @@ static void tshi_uv_on_turn(uv_prepare_t *turn) {
     tshi_uv_watch_peers(world);
     next = tshi_uv_min(world->silent_at, world->beat);
     wait = world->forming || world->making || world->conns || leaving ||
-                   tshi_uv_has_reported(world) ||
-                   (!ended && (world->coordinator.since || world->offered_at))
+                   tshi_uv_has_reported(world) || (!ended && world->offered_at)
                ? 5
                : (int)tshi_uv_min(100, (next - tsh_now()) / TSHI_UV_MS + 1);
     if (wait < 1) wait = 1;
@@ -3215,13 +3171,11 @@ static void tshi_uv_group_free(tshi_uv_group *group) {
     free(group->link);
     free(group->streams);
     free(group->ranks);
-    free(group->ports);
     free(group);
 }
 
-/* ranks: of the world. Not yet known to others. */
-static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int rank, int size,
-                                        const int *ranks) {
+/* Not yet known to others. Its ranks and ports are to be filled in. */
+static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int rank, int size) {
     size_t n = (size_t)size;
     tshi_uv_group *group = (tshi_uv_group *)calloc(1, sizeof *group);
     if (!group) return NULL;
@@ -3233,7 +3187,7 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     group->missing = 2 * (size - 1);
     group->link = (tshi_uv_link *)calloc(2 * n, sizeof *group->link);
     group->streams = (tshi_uv_stream *)calloc(2 * n * TSHI_UV_OPS, sizeof *group->streams);
-    group->ranks = (int *)calloc(n, sizeof *group->ranks);
+    group->ranks = (int *)calloc(2 * n, sizeof *group->ranks);
     for (int i = 0; group->link && i < 2 * size; i++) {
         group->link[i].group = group;
         group->link[i].fd = -1;
@@ -3243,12 +3197,12 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
         tshi_uv_group_free(group);
         return NULL;
     }
+    group->ports = group->ranks + n;
     for (size_t i = 0; i < TSHI_UV_OPS; i++) {
         group->op[i].group = group;
         group->op[i].in = group->streams + 2 * i * n;
         group->op[i].out = group->op[i].in + n;
     }
-    memcpy(group->ranks, ranks, n * sizeof *ranks);
     return group;
 }
 
@@ -3654,17 +3608,6 @@ static void tshi_uv_broke(tshi_uv_link *link, const tshi_uv_fifo *fifo, const ch
                          world->peer[peer].name, how, world->rank, text);
 }
 
-/* The peer's descriptor is not this rank's: the coordinator asks all of them. */
-static void tshi_uv_differ(tshi_uv_link *link, const tshi_uv_op *op) {
-    tshi_uv_group *group = link->group;
-    uint64_t seq = link->heard.seq < op->head.seq ? link->heard.seq : op->head.seq;
-    int a = group->ranks[link->peer], b = group->world->rank;
-    tshi_uv_report_error(
-        group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tsh_blamed(a, b),
-        "rank %d and rank %d called different collectives (collective %llu of group %llu)", a, b,
-        (unsigned long long)seq, (unsigned long long)group->id);
-}
-
 /* A message and its receive do not fit. */
 static void tshi_uv_unfit(tshi_uv_link *link, const tshi_uv_head *sent, const tshi_uv_head *wanted,
                           int from, int to) {
@@ -3690,15 +3633,16 @@ static int tshi_uv_fits(const tshi_uv_head *sent, const tshi_uv_head *wanted) {
 }
 
 static tshi_uv_head tshi_uv_message_head(const tshi_uv_op *op, int receives) {
+    const tsh_coll half = tsh_coll_half(&op->coll, receives);
     tshi_uv_head head;
     memset(&head, 0, sizeof head);
     head.group = op->group->id;
-    head.kind = receives ? TSH_RECV : TSH_SEND;
-    head.dtype = (uint8_t)op->coll.dtype;
-    head.tag = op->coll.tag;
+    head.kind = (uint8_t)half.kind;
+    head.dtype = (uint8_t)half.dtype;
+    head.tag = half.tag;
     head.seq = op->number[receives];
-    head.count = tsh_coll_half(&op->coll, receives).count;
-    if (!receives) head.bytes = (uint64_t)(head.count * tshi_uv_width(op));
+    head.count = half.count;
+    if (!receives) head.bytes = (uint64_t)(half.count * tshi_uv_width(op));
     return head;
 }
 
@@ -3709,17 +3653,22 @@ static void tshi_uv_frame_done(tshi_uv_op *op, tshi_uv_fifo *fifo) {
         tshi_uv_direct_sums(op);
 }
 
-/* The header of a frame is here. 1: go on; 0: the world ends. */
+/* The header of a frame is here. 1: go on; 0: the world ends. Where a peer's collective is not this
+ * rank's, the coordinator asks all ranks. */
 static int tshi_uv_check_head(tshi_uv_link *link) {
     tshi_uv_group *group = link->group;
     const tshi_uv_head *head = &link->heard;
     const tshi_uv_op *op = link->in.used ? tshi_uv_first(group, &link->in) : NULL;
     if (!tshi_uv_for_messages(link)) {
-        int64_t total = op->in[link->peer].total;
+        uint64_t seq = head->seq < op->head.seq ? head->seq : op->head.seq;
+        int a = group->ranks[link->peer], b = group->world->rank;
         if (head->seq == op->head.seq && head->digest == op->head.digest &&
-            head->group == group->id && head->bytes == (uint64_t)total)
+            head->group == group->id && head->bytes == (uint64_t)op->in[link->peer].total)
             return 1;
-        tshi_uv_differ(link, op);
+        tshi_uv_report_error(
+            group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tsh_blamed(a, b),
+            "rank %d and rank %d called different collectives (collective %llu of group %llu)", a,
+            b, (unsigned long long)seq, (unsigned long long)group->id);
         return 0;
     }
     if (head->kind == TSH_RECV && link->cleared - link->sent < TSHI_UV_OPS) {
@@ -4120,28 +4069,25 @@ static int tshi_uv_awaited(const tshi_uv_op *op, uint64_t *number, int *sends) {
 /* Time is up: the coordinator finds out who is absent from a collective. */
 static void tshi_uv_late(const tshi_uv_group *group, const tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
-    char text[200];
-    uint64_t number;
-    int sends, peer;
+    char text[240];
+    uint64_t id = op ? group->id : 0, seq = op ? op->head.seq : 0;
+    int sends, peer = -1;
     if (TSHI_UV_GET(&world->halted)) return;
     tshi_uv_op_text(group, op, text, sizeof text);
     if (op && op->algorithm == TSHI_UV_MESSAGE) {
-        peer = group->ranks[tshi_uv_awaited(op, &number, &sends)];
-        tshi_uv_report_error(world, TSHI_UV_LATE, 0, 0, TSH_ERR_TIMEOUT, peer,
-                             "rank %d ran out of time in %s; absent ranks: %d", world->rank, text,
-                             peer);
-    } else {
-        tshi_uv_report_error(world, TSHI_UV_LATE, op ? group->id : 0, op ? op->head.seq : 0,
-                             TSH_ERR_TIMEOUT, -1, "rank %d ran out of time in %s", world->rank,
-                             text);
+        peer = group->ranks[tshi_uv_awaited(op, &seq, &sends)];
+        id = seq = 0;
+        tsh_text_add(text, sizeof text, "; absent ranks: %d", peer);
     }
+    tshi_uv_report_error(world, TSHI_UV_LATE, id, seq, TSH_ERR_TIMEOUT, peer,
+                         "rank %d ran out of time in %s", world->rank, text);
 }
 
 /* Under the lock: what this rank had started when it got blocked. */
 static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_blocked *s) {
+    const tshi_uv_group *g = world->groups;
     s->groups = s->pairs = 0;
-    for (const tshi_uv_group *g = world->groups; g && s->groups < TSHI_UV_BLOCKED_GROUPS;
-         g = g->next) {
+    for (; g && s->groups < TSHI_UV_BLOCKED_GROUPS; g = g->next) {
         s->groups_of[s->groups].id = g->id;
         s->groups_of[s->groups++].started = g->started;
         for (int i = g->size; i < 2 * g->size && s->pairs < TSHI_UV_BLOCKED_PAIRS; i++) {
@@ -4336,27 +4282,20 @@ typedef struct tshi_uv_ticket {
     uint64_t id; /* for the new group, if this rank is its color's first */
 } tshi_uv_ticket;
 
-/* The group of this rank's color; its members' ports are kept until the connections are made. */
+/* The group of this rank's color. */
 static tshi_uv_group *tshi_uv_color_group(tshi_uv_group *parent, const tshi_uv_ticket *tickets) {
-    int color = tickets[parent->rank].color, n, rank = 0;
-    int *order = (int *)calloc(2 * (size_t)parent->size, sizeof *order);
-    int *ranks, leader = 0;
+    int color = tickets[parent->rank].color, n, leader = 0;
+    int *order = (int *)calloc((size_t)parent->size, sizeof *order);
     tshi_uv_group *group;
     if (!order) return NULL;
-    ranks = order + parent->size;
     n = tsh_split_order(tickets, sizeof *tickets, parent->size, color, order);
     while (tickets[leader].color != color) leader++;
-    for (int i = 0; i < n; i++) {
-        ranks[i] = parent->ranks[order[i]];
-        if (order[i] == parent->rank) rank = i;
+    group = tshi_uv_group_new(parent->world, tickets[leader].id, 0, n);
+    for (int i = 0; group && i < n; i++) {
+        group->ranks[i] = parent->ranks[order[i]];
+        group->ports[i] = tickets[order[i]].port;
+        if (order[i] == parent->rank) group->rank = i;
     }
-    group = tshi_uv_group_new(parent->world, tickets[leader].id, rank, n, ranks);
-    if (group) group->ports = (int *)calloc((size_t)n, sizeof *group->ports);
-    if (group && !group->ports) {
-        tshi_uv_group_free(group);
-        group = NULL;
-    }
-    for (int i = 0; group && i < n; i++) group->ports[i] = tickets[order[i]].port;
     free(order);
     return group;
 }
@@ -4440,7 +4379,7 @@ static void tshi_uv_world_free(tsh_uv_world *world) {
     if (!world) return;
     free(world->peer);
     free(world->members);
-    free(world->coordinator.search);
+    free(world->search);
     sodium_memzero(world->secret, sizeof world->secret);
     sodium_memzero(world->mesh, sizeof world->mesh);
     free(world);
@@ -4512,19 +4451,18 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
     size_t n = (size_t)world->size;
     world->peer = (tshi_uv_peer *)calloc(n, sizeof *world->peer);
     world->members = (int *)calloc((n + 1) * n, sizeof *world->members);
-    world->coordinator.search = (tsh_coll_search *)calloc(n, sizeof *world->coordinator.search);
-    if (!world->peer || !world->members || !world->coordinator.search) return 0;
+    world->search = (tsh_coll_search *)calloc(n, sizeof *world->search);
+    world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size);
+    if (!world->peer || !world->members || !world->search || !world->world_group) return 0;
     for (int r = 0; r < world->size; r++) {
         world->peer[r].world = world;
         world->peer[r].rank = r;
         world->peer[r].fd = -1;
         world->peer[r].blocked.member = world->members + (size_t)r * n;
-        world->members[n * n + (size_t)r] = r;
+        world->world_group->ranks[r] = r;
     }
-    world->blocked.member = world->members + n * n; /* all ranks: so far, those of the world */
-    world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size,
-                                           world->blocked.member);
-    return world->world_group != NULL;
+    world->blocked.member = world->members + n * n;
+    return 1;
 }
 
 /* Also finds how many unauthenticated connections are held: half of the descriptors that are not
@@ -4645,7 +4583,7 @@ static void tshi_uv_count_local(tsh_uv_world *world) {
 static tsh_result tshi_uv_await_world(tsh_uv_world *world, tsh_error *error) {
     tsh_result failed;
     uv_mutex_lock(&world->lock);
-    while (!world->complete && tshi_uv_failed(world) == TSH_OK)
+    while (world->forming && tshi_uv_failed(world) == TSH_OK)
         uv_cond_wait(&world->changed, &world->lock);
     failed = tshi_uv_failed(world);
     if (failed != TSH_OK) *error = world->error;

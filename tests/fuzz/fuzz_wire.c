@@ -116,7 +116,7 @@ static void wire_begin(wire *w, unsigned how) {
     if (complete || tabled) tshi_uv_set_mesh(world);
     wire_attach(w, complete ? ~0u : how >> 4);
     if (complete) world->world_group->missing = 0;
-    world->complete = world->told_ready = complete;
+    world->told_ready = complete;
     if (!complete && (world->rank == 0 || world->peer[0].state != TSHI_UV_ABSENT))
         world->listener = tshi_uv_listen(&world->own);
     if (!complete && world->rank && world->peer[0].state == TSHI_UV_ABSENT)
@@ -461,7 +461,7 @@ static void wire_run(wire *w, const uint8_t *data, size_t size) {
     happens_test(w);
     wire_turn(w);
     wire_count(w);
-    w->complete = w->world->complete;
+    w->complete = !w->world->forming;
     if (w->world->obstacle[0]) (void)snprintf(w->heard, sizeof w->heard, "%s", w->world->obstacle);
     if (tsh_comm_error(&w->comm, &w->error) != TSH_OK)
         must(w->error.rank >= -1 && w->error.rank < RANKS);
