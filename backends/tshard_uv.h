@@ -1446,8 +1446,8 @@ static void tshi_uv_flush(tshi_uv_peer *peer) {
     }
 }
 
-/* Sends the outgoing. A peer that does not read is soon silent, so what would be too much for it is
- * not kept. */
+/* Sends the outgoing, if the peer is there and is not this rank. One that does not read is soon
+ * silent, so what would be too much for it is not kept. */
 static void tshi_uv_post(tshi_uv_peer *peer) {
     tshi_uv_outgoing *outgoing = &peer->world->outgoing;
     size_t n = (size_t)(outgoing->c.at - outgoing->bytes);
@@ -1462,8 +1462,7 @@ static void tshi_uv_post(tshi_uv_peer *peer) {
 }
 
 static void tshi_uv_post_all(tsh_uv_world *world) {
-    for (int r = 0; r < world->size; r++)
-        if (r != world->rank) tshi_uv_post(&world->peer[r]);
+    for (int r = 0; r < world->size; r++) tshi_uv_post(&world->peer[r]);
 }
 
 /* ========================================================================== */
@@ -1552,10 +1551,9 @@ static void tshi_uv_ask(tsh_uv_world *world) {
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer *peer = &world->peer[r];
         if (tshi_uv_has_told(&peer->answer)) continue;
+        tshi_uv_post(peer);
         if (r == world->rank)
             tshi_uv_answer_for(world, world->held.group, world->held.seq, &peer->answer);
-        else
-            tshi_uv_post(peer);
     }
 }
 
@@ -1868,7 +1866,7 @@ static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
         world->confirming++;
         peer->asked = peer->blocked.wait;
         (void)tshi_uv_field(tshi_uv_write(world, TSHI_UV_CONFIRM), peer->asked, 8);
-        if (at != world->rank) tshi_uv_post(peer);
+        tshi_uv_post(peer);
         at = world->search[at].next;
     } while (at != on);
     mine = world->peer[world->rank].asked;
@@ -2156,16 +2154,13 @@ static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) 
 
 /* 1: both ends are proven. */
 static int tshi_uv_accept_reply(tshi_uv_conn *conn) {
+    const unsigned char *secret = tshi_uv_secret(conn->world, conn->hello.purpose);
     uint32_t status;
     int64_t value;
-    if (!tshi_uv_get_reply(conn->in, &conn->hello, tshi_uv_secret(conn->world, conn->hello.purpose),
-                           &status, &value)) {
-        tshi_uv_refused(conn, TSHI_UV_OTHER_KEY, 0);
-        return 0;
-    }
-    if (status == TSHI_UV_WELCOME) return 1;
-    tshi_uv_refused(conn, status, value);
-    return 0;
+    if (!tshi_uv_get_reply(conn->in, &conn->hello, secret, &status, &value))
+        status = TSHI_UV_OTHER_KEY;
+    if (status != TSHI_UV_WELCOME) tshi_uv_refused(conn, status, value);
+    return status == TSHI_UV_WELCOME;
 }
 
 /* ---- bytes ---- */
@@ -2259,17 +2254,17 @@ static void tshi_uv_close_listener(tsh_uv_world *world) {
     tshi_uv_close_fd(&world->listener);
 }
 
-static int tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint64_t group, int rank,
-                            const tshi_uv_address *address) {
+/* A connection that is to be made; lack of memory ends the world. */
+static void tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint64_t group, int rank,
+                             const tshi_uv_address *address) {
     tshi_uv_dial all = {world->dials, purpose, group, rank, 0, 0, 0, *address};
     tshi_uv_dial *dial = (tshi_uv_dial *)malloc(sizeof *dial);
-    if (!dial) {
+    if (dial) {
+        *dial = all;
+        world->dials = dial;
+    } else {
         tshi_uv_lacks_memory(world, rank);
-        return 0;
     }
-    *dial = all;
-    world->dials = dial;
-    return 1;
 }
 
 /* The data connections to the members before this one; those after it dial themselves. */
@@ -2278,9 +2273,8 @@ static void tshi_uv_dial_group(tsh_uv_world *world, const tshi_uv_group *group) 
         int rank = group->ranks[r];
         tshi_uv_address address = world->peer[rank].address;
         if (group->ports[r]) tshi_uv_set_port(&address, group->ports[r]);
-        if (!tshi_uv_add_dial(world, TSHI_UV_DATA, group->id, rank, &address) ||
-            !tshi_uv_add_dial(world, TSHI_UV_MESSAGES, group->id, rank, &address))
-            return;
+        tshi_uv_add_dial(world, TSHI_UV_DATA, group->id, rank, &address);
+        tshi_uv_add_dial(world, TSHI_UV_MESSAGES, group->id, rank, &address);
     }
 }
 
@@ -2384,7 +2378,7 @@ static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
     if (c->bad) return;
     tshi_uv_set_mesh(world);
     for (int r = 1; r < world->rank; r++)
-        if (!tshi_uv_add_dial(world, TSHI_UV_CONTROL, 0, r, &world->peer[r].address)) return;
+        tshi_uv_add_dial(world, TSHI_UV_CONTROL, 0, r, &world->peer[r].address);
     tshi_uv_dial_group(world, world->world_group);
 }
 
@@ -2423,7 +2417,7 @@ static void tshi_uv_form(tsh_uv_world *world) {
         world->world_group->missing == 0) {
         world->told_ready = 1;
         (void)tshi_uv_write(world, TSHI_UV_READY);
-        if (world->rank) tshi_uv_post(&world->peer[0]);
+        tshi_uv_post(&world->peer[0]);
     }
     if (world->rank == 0 && world->told_ready && tshi_uv_all(world, 0, 1)) {
         (void)tshi_uv_write(world, TSHI_UV_GO);
@@ -2477,11 +2471,6 @@ static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
         tshi_uv_pass_on(world);
     else
         tshi_uv_hold(world, &e);
-}
-
-static void tshi_uv_on_blocked(tshi_uv_peer *peer, tshi_uv_cursor *c) {
-    tshi_uv_blocked_fields(c, &peer->blocked, peer->world->size);
-    if (!c->bad) tshi_uv_follow(peer->world, peer->rank);
 }
 
 static void tshi_uv_on_confirm(tshi_uv_peer *peer, tshi_uv_cursor *c) {
@@ -2600,7 +2589,10 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     case TSHI_UV_REPORT: tshi_uv_on_report(peer, c); break;
     case TSHI_UV_ASK: tshi_uv_on_ask(peer, c); break;
     case TSHI_UV_TELL: tshi_uv_on_tell(peer, c); break;
-    case TSHI_UV_BLOCKED: tshi_uv_on_blocked(peer, c); break;
+    case TSHI_UV_BLOCKED:
+        tshi_uv_blocked_fields(c, &peer->blocked, world->size);
+        if (!c->bad) tshi_uv_follow(world, peer->rank);
+        break;
     case TSHI_UV_CONFIRM: tshi_uv_on_confirm(peer, c); break;
     case TSHI_UV_STILL: tshi_uv_on_still(peer, c); break;
     case TSHI_UV_DECISION:
@@ -2895,7 +2887,7 @@ static void tshi_uv_beat(tsh_uv_world *world, int64_t now) {
         if (world->peer[r].fd >= 0) tshi_uv_look(&world->peer[r]);
     (void)tshi_uv_write(world, TSHI_UV_BEAT);
     for (int r = 0; r < world->size; r++)
-        if (r != world->rank && !world->peer[r].out.used) tshi_uv_post(&world->peer[r]);
+        if (!world->peer[r].out.used) tshi_uv_post(&world->peer[r]);
     world->beat = now + TSHI_UV_BEAT_MS * TSHI_UV_MS;
 }
 
@@ -3141,7 +3133,7 @@ static void tshi_uv_on_request(uv_async_t *async) {
 /* The whole life of the control thread. */
 static void tshi_uv_main(void *argument) {
     tsh_uv_world *world = (tsh_uv_world *)argument;
-    if (world->rank) (void)tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]);
+    if (world->rank) tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]);
     (void)uv_run(&world->control, UV_RUN_DEFAULT);
     while (world->conns) tshi_uv_conn_end(world, world->conns, 0);
     while (world->dials) tshi_uv_dial_done(world, world->dials);
@@ -3896,8 +3888,14 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
 static void tshi_uv_plan_direct(tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
     const int rank = op->group->rank, size = op->group->size;
-    if (coll->kind == TSH_ALLGATHER || /* other counts are an error, which tshi_uv_start reports */
-        (coll->kind == TSH_ALLTOALL && coll->send_counts[rank] == coll->recv_counts[rank]))
+    if (coll->kind == TSH_ALLTOALL && coll->send_counts[rank] != coll->recv_counts[rank])
+        tshi_uv_report_error(
+            op->group->world, TSHI_UV_MISMATCH, op->group->id, op->head.seq, TSH_ERR_MISMATCH,
+            op->group->world->rank,
+            "rank %d called all-to-all with send_counts[%d] = %lld and recv_counts[%d] = %lld",
+            op->group->world->rank, rank, (long long)coll->send_counts[rank], rank,
+            (long long)coll->recv_counts[rank]);
+    else if (coll->kind == TSH_ALLTOALL || coll->kind == TSH_ALLGATHER)
         tshi_uv_own_piece(op, 0, tshi_uv_direct_size(op, rank, rank));
     for (int j = 1; j < size; j++) {
         int to = (rank + j) % size;
@@ -4139,16 +4137,15 @@ static void tshi_uv_watch_links(tsh_uv_world *world) {
             int want = still || !group->active ? 0 : link->want;
             TSHI_UV_PUT(&link->awaits, want & UV_READABLE);
             if (want == link->polled || link->fd < 0) continue;
-            if (!link->poll) {
+            if (!link->poll)
                 link->poll = tshi_uv_watch(&world->loop, link->fd, want, NULL, tshi_uv_poll_event);
-                if (!link->poll)
-                    tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_MEMORY, world->rank,
-                                         "rank %d: no memory to watch a connection", world->rank);
-            } else if (want) {
+            else if (want)
                 (void)uv_poll_start(link->poll, want, tshi_uv_poll_event);
-            } else {
+            else
                 (void)uv_poll_stop(link->poll);
-            }
+            if (!link->poll)
+                tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_MEMORY, world->rank,
+                                     "rank %d: no memory to watch a connection", world->rank);
             link->polled = link->poll ? want : 0;
         }
     }
@@ -4228,18 +4225,8 @@ static tsh_result tshi_uv_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *r
     tshi_uv_op *op = NULL;
     *req = 0;
     if (result == TSH_OK) result = tshi_uv_launch(group, coll, &op);
-    if (result != TSH_OK) return result;
-    if (coll->kind == TSH_ALLTOALL &&
-        coll->send_counts[group->rank] != coll->recv_counts[group->rank])
-        tshi_uv_report_error(
-            group->world, TSHI_UV_MISMATCH, group->id, op->head.seq, TSH_ERR_MISMATCH,
-            group->world->rank,
-            "rank %d called all-to-all with send_counts[%d] = %lld and recv_counts[%d] "
-            "= %lld",
-            group->world->rank, group->rank, (long long)coll->send_counts[group->rank], group->rank,
-            (long long)coll->recv_counts[group->rank]);
-    *req = (tsh_req)(op - group->op) + 1;
-    return TSH_OK;
+    if (result == TSH_OK) *req = (tsh_req)(op - group->op) + 1;
+    return result;
 }
 
 static tsh_result tshi_uv_wait(tsh_comm *comm, tsh_req req) {
@@ -4258,8 +4245,7 @@ static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) {
 }
 
 static void tshi_uv_progress(tsh_comm *comm) {
-    tsh_uv_world *world = tshi_uv_group_of(comm)->world;
-    if (tshi_uv_failed(world) == TSH_OK) (void)tshi_uv_advance(world);
+    (void)tshi_uv_advance(tshi_uv_group_of(comm)->world);
 }
 
 static tsh_result tshi_uv_status(tsh_comm *comm, tsh_error *error) {
@@ -4325,9 +4311,8 @@ static tsh_result tshi_uv_trade(tshi_uv_group *group, tshi_uv_ticket *tickets) {
 /* Connects a new group; the control thread does the work. */
 static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     tsh_uv_world *world = group->world;
-    group->linked = group->size == 1;
     group->listener = listener;
-    if (group->linked) {
+    if (group->size == 1) {
         tshi_uv_close_fd(&group->listener);
         return TSH_OK;
     }
@@ -4342,7 +4327,7 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
     tshi_uv_group *parent = tshi_uv_group_of(comm), *group = NULL;
     tsh_uv_world *world = parent->world;
     tsh_result result = tshi_uv_failed(world);
-    tshi_uv_ticket *tickets, *mine;
+    tshi_uv_ticket *tickets;
     tshi_uv_address at = world->own;
     int alone = color < 0 || parent->size == 1, listener = -1;
     if (result != TSH_OK) return result;
@@ -4352,11 +4337,9 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
         return tshi_uv_cannot(world, TSH_ERR_IO, "join a group", tshi_uv_why(errno));
     tickets = (tshi_uv_ticket *)calloc((size_t)parent->size, sizeof *tickets);
     if (tickets) {
-        mine = &tickets[parent->rank];
-        mine->color = color;
-        mine->key = key;
-        mine->id = 2 + world->ids++ * (uint64_t)world->size + (uint64_t)world->rank;
-        mine->port = alone ? 0 : tshi_uv_port(&at);
+        uint64_t id = 2 + world->ids++ * (uint64_t)world->size + (uint64_t)world->rank;
+        tshi_uv_ticket mine = {color, key, alone ? 0 : tshi_uv_port(&at), id};
+        tickets[parent->rank] = mine;
         result = tshi_uv_trade(parent, tickets);
         if (result == TSH_OK && color >= 0) group = tshi_uv_color_group(parent, tickets);
     }
@@ -4392,30 +4375,19 @@ static void tshi_uv_close_handle(uv_handle_t *handle, void *unused) {
 
 /* Closes both loops, once no control thread runs, and frees the world. */
 static void tshi_uv_world_end(tsh_uv_world *world) {
-    uv_walk(&world->control, tshi_uv_close_handle, NULL);
-    (void)uv_run(&world->control, UV_RUN_DEFAULT);
-    (void)uv_loop_close(&world->control);
-    uv_walk(&world->loop, tshi_uv_close_handle, NULL);
-    (void)uv_run(&world->loop, UV_RUN_DEFAULT);
-    (void)uv_loop_close(&world->loop);
+    for (int i = 0; i < 2; i++) {
+        uv_loop_t *loop = i ? &world->loop : &world->control;
+        uv_walk(loop, tshi_uv_close_handle, NULL);
+        (void)uv_run(loop, UV_RUN_DEFAULT);
+        (void)uv_loop_close(loop);
+    }
     uv_cond_destroy(&world->changed);
     uv_mutex_destroy(&world->lock);
     tshi_uv_world_free(world);
 }
 
-/* Shuts down in good order: tells the peers, and ends the control thread. */
-static void tshi_uv_world_close(tsh_uv_world *world) {
-    TSHI_UV_PUT(&world->leaving, 1);
-    (void)uv_async_send(&world->wake_control);
-    (void)uv_thread_join(&world->thread);
-    while (world->ended) {
-        tshi_uv_group *group = world->ended;
-        world->ended = group->next;
-        tshi_uv_group_free(group);
-    }
-    tshi_uv_world_end(world);
-}
-
+/* The last group to be closed shuts down in good order: it tells the peers, and ends the control
+ * thread. */
 static void tshi_uv_close(tsh_comm *comm) {
     tshi_uv_group *group = tshi_uv_group_of(comm), **at;
     tsh_uv_world *world = group->world;
@@ -4434,7 +4406,15 @@ static void tshi_uv_close(tsh_comm *comm) {
         world->ended = group;
     }
     comm->impl = NULL;
-    if (--world->open == 0) tshi_uv_world_close(world);
+    if (--world->open) return;
+    TSHI_UV_PUT(&world->leaving, 1);
+    (void)uv_async_send(&world->wake_control);
+    (void)uv_thread_join(&world->thread);
+    while ((group = world->ended) != NULL) {
+        world->ended = group->next;
+        tshi_uv_group_free(group);
+    }
+    tshi_uv_world_end(world);
 }
 
 static const tsh_comm_ops tshi_uv_ops = TSH_COMM_OPS(tshi_uv, "uv",

@@ -120,7 +120,7 @@ static void wire_begin(wire *w, unsigned how) {
     if (!complete && (world->rank == 0 || world->peer[0].state != TSHI_UV_ABSENT))
         world->listener = tshi_uv_listen(&world->own);
     if (!complete && world->rank && world->peer[0].state == TSHI_UV_ABSENT)
-        must(tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]));
+        tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]);
     if (!complete && tabled && world->rank) tshi_uv_dial_group(world, world->world_group);
 }
 
