@@ -1569,6 +1569,7 @@ static void tshi_uv_send_report(tsh_uv_world *world) {
     if (!tshi_uv_has_reported(world) || to == world->reported_to) return;
     world->reported_to = to;
     if (to != world->rank) {
+        TSHI_UV_PUT(&world->halted, 1);
         tshi_uv_report_fields(tshi_uv_write(world, TSHI_UV_REPORT), &world->held, world->size);
         tshi_uv_post(&world->peer[to]);
         return;
@@ -1578,14 +1579,14 @@ static void tshi_uv_send_report(tsh_uv_world *world) {
     if (world->held.group) tshi_uv_ask(world);
 }
 
-/* Keeps an error report, of this rank or to it; a graver one replaces it. */
+/* Keeps an error report, of this rank or to it; a graver one replaces it. A coordinator that only
+ * hears of an error still moves data: peers may be about to finish what they are in. */
 static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_report *e) {
     if (tshi_uv_failed(world) != TSH_OK || e->kind < world->held.kind ||
         (e->kind == world->held.kind && e->error.rank >= world->held.error.rank))
         return;
     world->held = *e;
     if (!world->held_since) world->held_since = tsh_now();
-    TSHI_UV_PUT(&world->halted, 1);
     world->reported_to = -1;
     tshi_uv_send_report(world);
 }
@@ -1598,6 +1599,7 @@ static void tshi_uv_suspect(tsh_uv_world *world, tshi_uv_error_kind kind, tsh_re
     va_start(list, format);
     tshi_uv_fill_report(&e, kind, code, rank, format, list);
     va_end(list);
+    TSHI_UV_PUT(&world->halted, 1);
     tshi_uv_hold(world, &e);
 }
 
