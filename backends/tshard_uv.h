@@ -298,7 +298,10 @@ typedef enum tshi_uv_algorithm {
     TSHI_UV_MESSAGE /* SEND, RECV, SENDRECV */
 } tshi_uv_algorithm;
 
+typedef struct tshi_uv_group tshi_uv_group;
+
 typedef struct tshi_uv_op {
+    tshi_uv_group *group;
     tsh_coll coll;
     tshi_uv_algorithm algorithm;
     tshi_uv_head head;
@@ -308,11 +311,9 @@ typedef struct tshi_uv_op {
     int64_t ready;                  /* bytes of a ring's incoming stream that may go on */
     tshi_uv_stream *in, *out;       /* by peer */
     tshi_uv_stream clear;           /* RECV: tells the sender that its message may come */
-    int64_t send_count, recv_count; /* of a message */
-    uint64_t send_number, recv_number;
-    char *scratch; /* kept from call to call */
+    uint64_t number[2];             /* of the message that it sends, and of that it receives */
+    char *scratch;                  /* kept from call to call */
     size_t scratch_size;
-    const void *ticket; /* split: what each sends to each */
 } tshi_uv_op;
 
 /* Operations in the order in which they use one direction of a connection. */
@@ -320,8 +321,6 @@ typedef struct tshi_uv_fifo {
     unsigned char op[TSHI_UV_OPS];
     unsigned first, used;
 } tshi_uv_fifo;
-
-typedef struct tshi_uv_group tshi_uv_group;
 
 /* A data connection. Collectives and messages have one each, so that neither blocks the other. A
  * message's bytes go only where its receiver has announced itself ("clear"), so that whatever else
@@ -360,7 +359,7 @@ struct tshi_uv_group {
     tshi_uv_record record[TSHI_UV_RECORDS]; /* under the lock */
     /* While it is made, the control thread's, which it is handed to under the lock: */
     int listener, missing; /* a listening socket; connections to come */
-    int *ports;            /* of the members' listening sockets */
+    int *ports;            /* of the members' listening sockets; 0: the world's */
     int linked;            /* atomic: complete, and the caller's from here on */
 };
 
@@ -437,10 +436,10 @@ typedef struct tshi_uv_buffer {
     size_t used, room;
 } tshi_uv_buffer;
 
-/* A cursor over bytes that are written or read. `bad`: they did not suffice. */
+/* A cursor over bytes that are written or read. `bad`: they do not suffice, or make no sense. */
 typedef struct tshi_uv_cursor {
     unsigned char *at, *end;
-    int bad, writes;
+    int writes, bad;
 } tshi_uv_cursor;
 
 enum { TSHI_UV_MESSAGE_HEAD = 5, TSHI_UV_PAYLOAD = 60000 }; /* bytes of a control message at most */
@@ -473,6 +472,10 @@ typedef struct tshi_uv_peer {
     tshi_uv_address address; /* where it listens */
     int placed, ready;       /* that is known; rank 0: it has all its connections */
     char name[80];           /* host:port of the control connection */
+    /* What the coordinator knows of it: */
+    tshi_uv_answer answer;
+    tshi_uv_blocked blocked;
+    uint64_t asked; /* it is on the cycle, and to confirm this wait */
 } tshi_uv_peer;
 
 /* What a connection is for. */
@@ -519,17 +522,6 @@ typedef struct tshi_uv_conn {
     char name[80];
 } tshi_uv_conn;
 
-/* Of the world, in the control thread. */
-typedef struct tshi_uv_coordinator {
-    int64_t since; /* 0: no error report */
-    tshi_uv_report best;
-    tshi_uv_answer *answer; /* by rank */
-    tshi_uv_blocked *blocked; /* by rank: where the coordinator knows it waits */
-    tsh_coll_search *search;  /* by rank: the search for a cycle of blocked ranks */
-    uint64_t *asked;         /* by rank: it is on the cycle, and to confirm this wait */
-    int confirming;         /* ranks that have not */
-} tshi_uv_coordinator;
-
 /* Messages of one kind, of which the logger gets one a second. */
 typedef struct tshi_uv_log_count {
     int64_t told; /* when it got the last one; 0: none yet */
@@ -564,10 +556,10 @@ struct tsh_uv_world {
     tshi_uv_group *groups;
     tshi_uv_report reported; /* the caller's, to be taken */
     tshi_uv_report held;     /* the control thread's, until a decision comes */
-    tshi_uv_blocked *blocked;
+    tshi_uv_blocked blocked;
     uint64_t last; /* the group of the latest collective */
     int blocked_new, leaving; /* atomic */
-    int complete;
+    int forming;              /* written under the lock, by the control thread */
     tshi_uv_group *requested; /* a group that is to be made */
     tshi_uv_group *ended;     /* the caller's: closed after the world failed */
 
@@ -578,19 +570,21 @@ struct tsh_uv_world {
     uv_timer_t tick;   /* which this ends */
     uv_async_t wake_control;
     uv_poll_t *listening;
-    int listener, forming, tabled, told_ready, insecure, keyed;
+    int listener, tabled, told_ready, insecure, keyed;
     char bind_host[256];
     tshi_uv_address own;                        /* where this rank listens */
     tshi_uv_address address[TSHI_UV_ADDRESSES]; /* of rank 0 */
     int addresses;
-    tshi_uv_peer *peer;
+    tshi_uv_peer *peer; /* by rank */
+    int *members;       /* room of all tshi_uv_blocked.member */
     tshi_uv_conn *conns;
     /* connections that have not proved the key: how many there are, and may be */
     int unproven, unproven_limit;
     tshi_uv_log_count tally[TSHI_UV_TALLIES];
     tshi_uv_dial *dials;
     tshi_uv_group *world_group, *making;
-    tshi_uv_coordinator coordinator;
+    tsh_coll_search *search; /* by rank: the coordinator's for a cycle of blocked ranks */
+    int confirming;          /* ranks on a cycle that have not confirmed their wait */
     tshi_uv_outgoing outgoing;
     int64_t due;             /* when the world is to have formed, */
     int64_t beat, accept_at; /* the next beat goes, accepting is tried again, */
@@ -599,6 +593,8 @@ struct tsh_uv_world {
     int64_t ticked;          /* this thread was to wake, */
     int64_t parting;         /* since when this rank shuts down; 0: it does not */
     int64_t held_since;
+    int64_t considered_at; /* since when this rank, as coordinator, collects reports; 0: it does
+                              not */
     int reported_to;    /* the coordinator that knows what is held */
     tsh_error offer;    /* a decision of a rank that is not this rank's coordinator, */
     int offered_by;     /* that rank, */
@@ -649,11 +645,9 @@ static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...)
 /* Needs: >>uv-types.                                                           */
 /* ========================================================================== */
 
-static tshi_uv_cursor tshi_uv_cursor_over(void *bytes, size_t size) {
-    tshi_uv_cursor c;
-    c.at = (unsigned char *)bytes;
-    c.end = c.at + size;
-    c.bad = c.writes = 0;
+static tshi_uv_cursor tshi_uv_cursor_over(void *bytes, size_t size, int writes) {
+    unsigned char *at = (unsigned char *)bytes;
+    tshi_uv_cursor c = {at, at + size, writes, 0};
     return c;
 }
 
@@ -668,50 +662,57 @@ static unsigned char *tshi_uv_take(tshi_uv_cursor *c, size_t n) {
     return at;
 }
 
-/* Little endian, n bytes of value. */
-static void tshi_uv_put(tshi_uv_cursor *c, uint64_t value, size_t n) {
+/* A field is written if the cursor writes, else read: what is below serves both ends. */
+
+/* A number of n bytes, little endian. Returns it; 0 where there are not so many. */
+static uint64_t tshi_uv_field(tshi_uv_cursor *c, uint64_t value, size_t n) {
     unsigned char *at = tshi_uv_take(c, n);
-    for (size_t i = 0; at && i < n; i++) at[i] = (unsigned char)(value >> 8 * i);
+    uint64_t there = 0;
+    for (size_t i = 0; at && i < n; i++) {
+        if (c->writes) at[i] = (unsigned char)(value >> 8 * i);
+        there |= (uint64_t)at[i] << 8 * i;
+    }
+    return there;
 }
 
-static uint64_t tshi_uv_get(tshi_uv_cursor *c, size_t n) {
-    const unsigned char *at = tshi_uv_take(c, n);
-    uint64_t value = 0;
-    for (size_t i = 0; at && i < n; i++) value |= (uint64_t)at[i] << 8 * i;
-    return value;
+static int tshi_uv_int_field(tshi_uv_cursor *c, int value) {
+    return (int)(int32_t)(uint32_t)tshi_uv_field(c, (uint64_t)value, 4);
 }
 
-static int64_t tshi_uv_get_i64(tshi_uv_cursor *c) {
-    return (int64_t)tshi_uv_get(c, 8);
+static int64_t tshi_uv_i64_field(tshi_uv_cursor *c, int64_t value) {
+    return (int64_t)tshi_uv_field(c, (uint64_t)value, 8);
 }
 
-static int tshi_uv_get_int(tshi_uv_cursor *c) {
-    return (int)(int32_t)(uint32_t)tshi_uv_get(c, 4);
-}
-
-static void tshi_uv_put_bytes(tshi_uv_cursor *c, const void *bytes, size_t n) {
+static void tshi_uv_bytes_field(tshi_uv_cursor *c, void *bytes, size_t n) {
     unsigned char *at = tshi_uv_take(c, n);
-    if (at && n) memcpy(at, bytes, n);
+    if (at) memcpy(c->writes ? at : bytes, c->writes ? bytes : at, n);
 }
 
-static void tshi_uv_get_bytes(tshi_uv_cursor *c, void *bytes, size_t n) {
-    const unsigned char *at = tshi_uv_take(c, n);
-    if (at && n) memcpy(bytes, at, n);
-}
-
-static void tshi_uv_put_text(tshi_uv_cursor *c, const char *text) {
-    size_t n = strlen(text);
-    tshi_uv_put(c, n, 2);
-    tshi_uv_put_bytes(c, text, n);
-}
-
-/* Cut to room; bytes that do not print become '?'. */
-static void tshi_uv_get_text(tshi_uv_cursor *c, char *text, size_t room) {
-    size_t n = (size_t)tshi_uv_get(c, 2), kept = 0;
-    const unsigned char *at = tshi_uv_take(c, n);
+/* Text that is read is cut to room; bytes that do not print become '?'. */
+static void tshi_uv_text_field(tshi_uv_cursor *c, char *text, size_t room) {
+    size_t n = (size_t)tshi_uv_field(c, c->writes ? strlen(text) : 0, 2), kept = 0;
+    unsigned char *at = tshi_uv_take(c, n);
+    if (c->writes) {
+        if (at) memcpy(at, text, n);
+        return;
+    }
     for (; at && kept < n && kept + 1 < room; kept++)
         text[kept] = (char)(at[kept] < 32 || at[kept] == 127 ? '?' : at[kept]);
     text[kept] = 0;
+}
+
+/* A rank of a world of `size`, or -1. */
+static int tshi_uv_rank_field(tshi_uv_cursor *c, int rank, int size) {
+    rank = tshi_uv_int_field(c, rank);
+    if (rank < -1 || rank >= size) c->bad = 1;
+    return rank;
+}
+
+/* How many follow, at most `most`; 0 if that is not so. */
+static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
+    count = tshi_uv_int_field(c, count);
+    if (count < 0 || count > most) c->bad = 1;
+    return c->bad ? 0 : count;
 }
 
 /* ---- the handshake ---- */
@@ -733,98 +734,103 @@ typedef enum tshi_uv_reply {
     TSHI_UV_UNKNOWN     /* no such group is being made */
 } tshi_uv_reply;
 
-static void tshi_uv_put_hello(tshi_uv_cursor *c, const tshi_uv_hello *hello) {
-    tshi_uv_put(c, (uint64_t)hello->client, 4);
-    tshi_uv_put(c, (uint64_t)hello->server, 4);
-    tshi_uv_put(c, (uint64_t)hello->size, 4);
-    tshi_uv_put(c, hello->purpose, 4);
-    tshi_uv_put(c, hello->group, 8);
-    tshi_uv_put(c, hello->job, 8);
+static void tshi_uv_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello) {
+    hello->client = tshi_uv_int_field(c, hello->client);
+    hello->server = tshi_uv_int_field(c, hello->server);
+    hello->size = tshi_uv_int_field(c, hello->size);
+    hello->purpose = (uint32_t)tshi_uv_field(c, hello->purpose, 4);
+    hello->group = tshi_uv_field(c, hello->group, 8);
+    hello->job = tshi_uv_field(c, hello->job, 8);
 }
 
 /* HMAC-SHA256 of 'C' or 'S', a status, and the whole hello (RFC 2104 by libsodium). */
 static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t status,
                           const tshi_uv_hello *hello, unsigned char proof[32]) {
     unsigned char bytes[5 + 4 * 5 + 16 + 64];
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, sizeof bytes);
-    tshi_uv_put(&c, (uint64_t)who, 1);
-    tshi_uv_put(&c, status, 4);
-    tshi_uv_put(&c, hello->version, 4);
-    tshi_uv_put_hello(&c, hello);
-    tshi_uv_put_bytes(&c, hello->client_nonce, 32);
-    tshi_uv_put_bytes(&c, hello->server_nonce, 32);
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, sizeof bytes, 1);
+    tshi_uv_hello all = *hello;
+    (void)tshi_uv_field(&c, (uint64_t)who, 1);
+    (void)tshi_uv_field(&c, status, 4);
+    (void)tshi_uv_field(&c, all.version, 4);
+    tshi_uv_hello_fields(&c, &all);
+    tshi_uv_bytes_field(&c, all.client_nonce, 32);
+    tshi_uv_bytes_field(&c, all.server_nonce, 32);
     (void)crypto_auth_hmacsha256(proof, bytes, sizeof bytes, secret);
 }
 
-static void tshi_uv_put_greeting(unsigned char bytes[TSHI_UV_GREETING],
-                                 const unsigned char nonce[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_GREETING);
-    tshi_uv_put_bytes(&c, "tshd", 4);
-    tshi_uv_put(&c, TSHI_UV_VERSION, 4);
-    tshi_uv_put_bytes(&c, nonce, 32);
+/* "tshd" or "TSHD", the version, and the nonce of whoever writes. 0: another word was read. */
+static int tshi_uv_greeting_fields(tshi_uv_cursor *c, const char *word, uint32_t *version,
+                                   unsigned char nonce[32]) {
+    char magic[4];
+    memcpy(magic, word, 4);
+    tshi_uv_bytes_field(c, magic, 4);
+    *version = (uint32_t)tshi_uv_field(c, *version, 4);
+    tshi_uv_bytes_field(c, nonce, 32);
+    return memcmp(magic, word, 4) == 0;
+}
+
+static void tshi_uv_put_greeting(unsigned char bytes[TSHI_UV_GREETING], unsigned char nonce[32]) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_GREETING, 1);
+    uint32_t version = TSHI_UV_VERSION;
+    (void)tshi_uv_greeting_fields(&c, "tshd", &version, nonce);
 }
 
 /* 0: not a greeting. */
 static int tshi_uv_get_greeting(unsigned char bytes[TSHI_UV_GREETING], uint32_t *version,
                                 unsigned char nonce[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_GREETING);
-    const unsigned char *magic = tshi_uv_take(&c, 4);
-    *version = (uint32_t)tshi_uv_get(&c, 4);
-    tshi_uv_get_bytes(&c, nonce, 32);
-    return memcmp(magic, "tshd", 4) == 0;
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_GREETING, 0);
+    return tshi_uv_greeting_fields(&c, "tshd", version, nonce);
+}
+
+static void tshi_uv_client_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello,
+                                        unsigned char proof[32]) {
+    (void)tshi_uv_greeting_fields(c, "TSHD", &hello->version, hello->client_nonce);
+    tshi_uv_hello_fields(c, hello);
+    tshi_uv_bytes_field(c, proof, 32);
 }
 
 static void tshi_uv_put_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO],
-                                     const tshi_uv_hello *hello, const unsigned char secret[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO);
+                                     tshi_uv_hello *hello, const unsigned char secret[32]) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO, 1);
     unsigned char proof[32];
-    tshi_uv_put_bytes(&c, "TSHD", 4);
-    tshi_uv_put(&c, hello->version, 4);
-    tshi_uv_put_bytes(&c, hello->client_nonce, 32);
-    tshi_uv_put_hello(&c, hello);
     tshi_uv_proof(secret, 'C', 0, hello, proof);
-    tshi_uv_put_bytes(&c, proof, 32);
+    tshi_uv_client_hello_fields(&c, hello, proof);
 }
 
 /* Fills all of hello but the server's nonce. The first four bytes were looked at as they came. */
 static void tshi_uv_get_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO],
                                      tshi_uv_hello *hello, unsigned char proof[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO);
-    (void)tshi_uv_take(&c, 4);
-    hello->version = (uint32_t)tshi_uv_get(&c, 4);
-    tshi_uv_get_bytes(&c, hello->client_nonce, 32);
-    hello->client = tshi_uv_get_int(&c);
-    hello->server = tshi_uv_get_int(&c);
-    hello->size = tshi_uv_get_int(&c);
-    hello->purpose = (uint32_t)tshi_uv_get(&c, 4);
-    hello->group = tshi_uv_get(&c, 8);
-    hello->job = tshi_uv_get(&c, 8);
-    tshi_uv_get_bytes(&c, proof, 32);
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO, 0);
+    tshi_uv_client_hello_fields(&c, hello, proof);
+}
+
+/* 1 if a reply of this status has a proof. */
+static int tshi_uv_is_proven(uint32_t status) {
+    return status != TSHI_UV_OTHER_KEY && status != TSHI_UV_OTHER_VERSION;
 }
 
 static void tshi_uv_put_reply(unsigned char bytes[TSHI_UV_REPLY], tshi_uv_reply status,
                               int64_t value, const tshi_uv_hello *hello,
                               const unsigned char secret[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY);
-    unsigned char proof[32];
-    int known = status != TSHI_UV_OTHER_KEY && status != TSHI_UV_OTHER_VERSION;
-    tshi_uv_put(&c, status, 4);
-    tshi_uv_put(&c, known ? (uint64_t)value : 0, 8);
-    memset(proof, 0, sizeof proof);
-    if (known) tshi_uv_proof(secret, 'S', status, hello, proof);
-    tshi_uv_put_bytes(&c, proof, 32);
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY, 1);
+    unsigned char proof[32] = {0};
+    int proven = tshi_uv_is_proven(status);
+    if (proven) tshi_uv_proof(secret, 'S', status, hello, proof);
+    (void)tshi_uv_field(&c, status, 4);
+    (void)tshi_uv_i64_field(&c, proven ? value : 0);
+    tshi_uv_bytes_field(&c, proof, 32);
 }
 
 /* 0: not a reply, or not from one who knows the secret. */
 static int tshi_uv_get_reply(unsigned char bytes[TSHI_UV_REPLY], const tshi_uv_hello *hello,
                              const unsigned char secret[32], uint32_t *status, int64_t *value) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY);
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY, 0);
     unsigned char proof[32], expected[32];
-    *status = (uint32_t)tshi_uv_get(&c, 4);
-    *value = tshi_uv_get_i64(&c);
-    tshi_uv_get_bytes(&c, proof, 32);
+    *status = (uint32_t)tshi_uv_field(&c, 0, 4);
+    *value = tshi_uv_i64_field(&c, 0);
+    tshi_uv_bytes_field(&c, proof, 32);
     if (*status > TSHI_UV_UNKNOWN) return 0;
-    if (*status == TSHI_UV_OTHER_KEY || *status == TSHI_UV_OTHER_VERSION) return 1;
+    if (!tshi_uv_is_proven(*status)) return 1;
     tshi_uv_proof(secret, 'S', *status, hello, expected);
     return sodium_memcmp(proof, expected, 32) == 0;
 }
@@ -849,44 +855,6 @@ typedef enum tshi_uv_type {
     TSHI_UV_AWAIT, /* to a peer whose bytes this rank waits for: how many have arrived */
     TSHI_UV_TYPES
 } tshi_uv_type;
-
-/* A field is written if the cursor writes, else read: what is below serves both ends. */
-
-/* A number of n bytes. Returns it. */
-static uint64_t tshi_uv_field(tshi_uv_cursor *c, uint64_t value, size_t n) {
-    if (!c->writes) return tshi_uv_get(c, n);
-    tshi_uv_put(c, value, n);
-    return value;
-}
-
-static int tshi_uv_int_field(tshi_uv_cursor *c, int value) {
-    return (int)(int32_t)(uint32_t)tshi_uv_field(c, (uint64_t)value, 4);
-}
-
-static int64_t tshi_uv_i64_field(tshi_uv_cursor *c, int64_t value) {
-    return (int64_t)tshi_uv_field(c, (uint64_t)value, 8);
-}
-
-static void tshi_uv_text_field(tshi_uv_cursor *c, char *text, size_t room) {
-    if (c->writes)
-        tshi_uv_put_text(c, text);
-    else
-        tshi_uv_get_text(c, text, room);
-}
-
-/* A rank of a world of `size`, or -1. */
-static int tshi_uv_rank_field(tshi_uv_cursor *c, int rank, int size) {
-    rank = tshi_uv_int_field(c, rank);
-    if (rank < -1 || rank >= size) c->bad = 1;
-    return rank;
-}
-
-/* How many follow, at most `most`; 0 if that is not so. */
-static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
-    count = tshi_uv_int_field(c, count);
-    if (count < 0 || count > most) c->bad = 1;
-    return c->bad ? 0 : count;
-}
 
 static void tshi_uv_error_fields(tshi_uv_cursor *c, tsh_error *error, int size) {
     unsigned code = (unsigned)tshi_uv_field(c, (uint64_t)error->code, 1);
@@ -1141,40 +1109,35 @@ static int tshi_uv_descriptors(int size) {
 /* Needs: >>uv-socket.                                                          */
 /* ========================================================================== */
 
-typedef struct tshi_uv_family {
-    const char *rank, *size;
-} tshi_uv_family;
-
-/* Rank and size. Which family they are of: 0 the desc, 1 TSHARD_*, 2 torchrun, 3 Slurm, 4 none; -1:
- * an error. */
-static int tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
-    static const tshi_uv_family families[] = {
-        {"TSHARD_RANK", "TSHARD_SIZE"}, {"RANK", "WORLD_SIZE"}, {"SLURM_PROCID", "SLURM_NTASKS"}};
+/* Rank and size, and of which family they are: 0 the desc, 1 TSHARD_*, 2 torchrun, 3 Slurm, 4
+ * none. */
+static tsh_result tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world, int *of,
+                                   tsh_error *error) {
+    static const char *const ranks[] = {"TSHARD_RANK", "RANK", "SLURM_PROCID"};
+    static const char *const sizes[] = {"TSHARD_SIZE", "WORLD_SIZE", "SLURM_NTASKS"};
     int family = 0, has_rank = 0, has_size = 0;
     world->rank = desc->rank;
     world->size = desc->size;
-    for (; !desc->size && family < 3 && !has_rank && !has_size; family++) {
-        has_size = tsh_env_int(families[family].size, 1, TSHI_UV_RANKS, &world->size, error);
-        if (has_size < 0) return -1;
-        has_rank = tsh_env_int(families[family].rank, 0, TSHI_UV_RANKS - 1, &world->rank, error);
-        if (has_rank < 0) return -1;
-        if (has_rank == has_size) continue;
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is set, but not %s",
-                            has_rank ? families[family].rank : families[family].size,
-                            has_rank ? families[family].size : families[family].rank);
-        return -1;
+    for (; !desc->size && family < 3 && !has_size; family++) {
+        const char *rank = ranks[family], *size = sizes[family];
+        has_size = tsh_env_int(size, 1, TSHI_UV_RANKS, &world->size, error);
+        if (has_size >= 0) has_rank = tsh_env_int(rank, 0, TSHI_UV_RANKS - 1, &world->rank, error);
+        if (has_size < 0 || has_rank < 0) return error->code;
+        if (has_rank != has_size)
+            return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is set, but not %s",
+                                 has_rank ? rank : size, has_rank ? size : rank);
     }
     if (!desc->size && !has_size) {
+        family = 4;
         world->rank = 0;
         world->size = 1;
-        return 4;
     }
-    if (world->size >= 1 && world->size <= TSHI_UV_RANKS && world->rank >= 0 &&
-        world->rank < world->size)
-        return family;
-    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "rank %d is not in a world of %d ranks",
-                        world->rank, world->size);
-    return -1;
+    *of = family;
+    if (world->size < 1 || world->size > TSHI_UV_RANKS || world->rank < 0 ||
+        world->rank >= world->size)
+        return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "rank %d is not in a world of %d ranks",
+                             world->rank, world->size);
+    return TSH_OK;
 }
 
 /* "node[03-07,9],b2" gives "node03", "a,b" gives "a". */
@@ -1198,9 +1161,9 @@ static int tshi_uv_text(const char *given, const char *variable, char *text, siz
     return -1;
 }
 
-/* The host of rank 0. 0: an error. */
-static int tshi_uv_set_host(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
-                            tsh_error *error) {
+/* The host of rank 0. */
+static tsh_result tshi_uv_set_host(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
+                                   tsh_error *error) {
     char *host = world->host, nodes[4096];
     size_t room = sizeof world->host;
     int has = tshi_uv_text(desc->host, "TSHARD_HOST", host, room, error);
@@ -1211,158 +1174,148 @@ static int tshi_uv_set_host(const tsh_uv_desc *desc, int family, tsh_uv_world *w
         if (has > 0) tshi_uv_first_host(nodes, host, room);
     }
     if (!has) (void)snprintf(host, room, "127.0.0.1");
-    return has >= 0;
+    return has < 0 ? error->code : TSH_OK;
 }
 
-/* The port of rank 0; 0 stays where none is known. 0: an error. */
-static int tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
-                                  tsh_error *error) {
+/* The port of rank 0; 0 stays where none is known. */
+static tsh_result tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
+                                         tsh_error *error) {
     int has, id = 0;
     char agent[64] = "";
     world->port = desc->port;
-    if (desc->port > 0 && desc->port < 65536) return 1;
-    if (desc->port) {
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%d is not a port", desc->port);
-        return 0;
-    }
+    if (desc->port < 0 || desc->port > 65535)
+        return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%d is not a port", desc->port);
+    if (desc->port) return TSH_OK;
     has = tsh_env_int("TSHARD_PORT", 1, 65535, &world->port, error);
     if (!has) {
         has = tsh_env_int("MASTER_PORT", 1, 65534, &world->port, error);
         if (has > 0 && tsh_env_text("TORCHELASTIC_USE_AGENT_STORE", agent, sizeof agent, error))
             has = strcmp(agent, "True") == 0 ? 2 : strcmp(agent, "False") == 0 ? 1 : -1;
         if (has < 0 && agent[0])
-            (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
-                                "TORCHELASTIC_USE_AGENT_STORE is \"%s\"; it takes True or False",
-                                agent);
+            return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                                 "TORCHELASTIC_USE_AGENT_STORE is \"%s\"; it takes True or False",
+                                 agent);
         world->port += has == 2;
     }
     if (!has && family == 3) {
         has = tsh_env_int("SLURM_JOB_ID", 0, INT_MAX, &id, error);
         if (has > 0) world->port = 20000 + id % 20000;
     }
-    return has >= 0;
+    return has < 0 ? error->code : TSH_OK;
 }
 
 enum { TSHI_UV_KEY_ROOM = 4096, TSHI_UV_KEY_LEAST = 16 };
 
-/* Hashes a key that was found at `where`. 0: it is too short. */
-static int tshi_uv_take_key(const void *key, size_t size, const char *where,
-                            unsigned char hash[32], tsh_error *error) {
+/* Hashes a key that was found at `where`. */
+static tsh_result tshi_uv_take_key(const void *key, size_t size, const char *where,
+                                   unsigned char hash[32], tsh_error *error) {
     (void)crypto_hash_sha256(hash, (const unsigned char *)key, size);
-    if (size >= TSHI_UV_KEY_LEAST) return 1;
-    (void)tsh_error_set(
-        error, TSH_ERR_ARGUMENT, -1,
-        "%.300s has a key of %d bytes, and less than %d can be guessed; `tshard-run "
-        "--new-key FILE` writes a good one into a new file, for TSHARD_KEY_FILE",
-        where, (int)size, TSHI_UV_KEY_LEAST);
-    return 0;
+    if (size >= TSHI_UV_KEY_LEAST) return TSH_OK;
+    return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                         "%.300s has a key of %d bytes, and less than %d can be guessed; "
+                         "`tshard-run --new-key FILE` writes a good one into a new file, for "
+                         "TSHARD_KEY_FILE",
+                         where, (int)size, TSHI_UV_KEY_LEAST);
 }
 
-/* Only the user of this process, or root, may have written a key file, and nobody else read it. */
-static int tshi_uv_check_key_file(int fd, const char *path, tsh_error *error) {
+/* Reads a key file: its bytes, how many, or an error. Only the user of this process, or root, may
+ * have written it, and nobody else read it. */
+static tsh_result tshi_uv_read_key(int fd, const char *path, unsigned char *bytes, size_t room,
+                                   size_t *size, tsh_error *error) {
     struct stat info;
-    if (fstat(fd, &info) != 0)
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s: %s", path,
-                            tshi_uv_why(errno));
-    else if (!S_ISREG(info.st_mode))
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
-                            "TSHARD_KEY_FILE: %.300s is not a regular file", path);
-    else if (info.st_uid != 0 && info.st_uid != geteuid())
-        (void)tsh_error_set(
-            error, TSH_ERR_ARGUMENT, -1,
-            "TSHARD_KEY_FILE: %.300s belongs to user %ld, who is neither root nor the "
-            "user of this process: chown %ld %.300s",
-            path, (long)info.st_uid, (long)geteuid(), path);
-    else if (info.st_mode & 077)
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
-                            "TSHARD_KEY_FILE: other users can read or write %.300s (mode %04o): "
-                            "chmod 600 %.300s",
-                            path, (unsigned)info.st_mode & 07777, path);
-    else
-        return 1;
-    return 0;
-}
-
-/* Reads a key file; its last line's end does not count. */
-static int tshi_uv_key_file(const char *path, unsigned char hash[32], tsh_error *error) {
-    unsigned char bytes[TSHI_UV_KEY_ROOM];
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), right; /* a FIFO does not block */
-    ssize_t n = 0, more = fd < 0 ? -1 : 1;
-    if (fd >= 0 && !tshi_uv_check_key_file(fd, path, error)) {
-        (void)close(fd);
-        return 0;
-    }
-    while (more > 0 && n < (ssize_t)sizeof bytes)
-        if ((more = read(fd, bytes + n, sizeof bytes - (size_t)n)) > 0) n += more;
+    ssize_t more = fd < 0 || fstat(fd, &info) != 0 ? -1 : 1;
+    if (more > 0 && !S_ISREG(info.st_mode))
+        return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                             "TSHARD_KEY_FILE: %.300s is not a regular file", path);
+    if (more > 0 && info.st_uid != 0 && info.st_uid != geteuid())
+        return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                             "TSHARD_KEY_FILE: %.300s belongs to user %ld, who is neither root nor "
+                             "the user of this process: chown %ld %.300s",
+                             path, (long)info.st_uid, (long)geteuid(), path);
+    if (more > 0 && info.st_mode & 077)
+        return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                             "TSHARD_KEY_FILE: other users can read or write %.300s (mode %04o): "
+                             "chmod 600 %.300s",
+                             path, (unsigned)info.st_mode & 07777, path);
+    for (*size = 0; more > 0 && *size < room; *size += more > 0 ? (size_t)more : 0)
+        more = read(fd, bytes + *size, room - *size);
     if (more < 0)
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s: %s", path,
-                            tshi_uv_why(errno));
-    else if (n == (ssize_t)sizeof bytes)
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
-                            "TSHARD_KEY_FILE: %.300s has %d bytes or more", path,
-                            (int)sizeof bytes);
-    if (fd >= 0) (void)close(fd);
-    right = more == 0;
-    while (n && (bytes[n - 1] == '\n' || bytes[n - 1] == '\r')) n--;
-    right = right && tshi_uv_take_key(bytes, (size_t)n, path, hash, error);
-    sodium_memzero(bytes, sizeof bytes);
-    return right;
+        return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s: %s", path,
+                             tshi_uv_why(errno));
+    if (more == 0) return TSH_OK;
+    return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                         "TSHARD_KEY_FILE: %.300s has %d bytes or more", path, (int)room);
 }
 
-/* The secret, the hash of the key; it stays all zero where there is none. 0: an error. */
-static int tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
+/* The key in a file; its last line's end does not count. */
+static tsh_result tshi_uv_key_file(const char *path, unsigned char hash[32], tsh_error *error) {
+    unsigned char bytes[TSHI_UV_KEY_ROOM];
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO does not block */
+    size_t n = 0;
+    tsh_result result = tshi_uv_read_key(fd, path, bytes, sizeof bytes, &n, error);
+    if (fd >= 0) (void)close(fd);
+    while (n && (bytes[n - 1] == '\n' || bytes[n - 1] == '\r')) n--;
+    if (result == TSH_OK) result = tshi_uv_take_key(bytes, n, path, hash, error);
+    sodium_memzero(bytes, sizeof bytes);
+    return result;
+}
+
+/* The secret, the hash of the key; it stays all zero where there is none. */
+static tsh_result tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
     char text[TSHI_UV_KEY_ROOM];
     int has;
+    tsh_result result;
     world->insecure = desc->insecure;
     if (!desc->insecure && tsh_env_int("TSHARD_INSECURE", 0, 1, &world->insecure, error) < 0)
-        return 0;
+        return error->code;
     world->keyed = 1;
     if (desc->key)
         return tshi_uv_take_key(desc->key, desc->key_size, "tsh_uv_desc.key", world->secret, error);
     has = tsh_env_text("TSHARD_KEY", text, sizeof text, error);
-    if (has > 0 && !tshi_uv_take_key(text, strlen(text), "TSHARD_KEY", world->secret, error))
-        has = -1;
-    sodium_memzero(text, sizeof text);
-    if (has) return has > 0;
-    has = tsh_env_text("TSHARD_KEY_FILE", text, sizeof text, error);
-    if (has) return has > 0 && tshi_uv_key_file(text, world->secret, error);
+    if (has > 0) {
+        result = tshi_uv_take_key(text, strlen(text), "TSHARD_KEY", world->secret, error);
+        sodium_memzero(text, sizeof text);
+        return result;
+    }
+    if (!has) has = tsh_env_text("TSHARD_KEY_FILE", text, sizeof text, error);
+    if (has > 0) return tshi_uv_key_file(text, world->secret, error);
     world->keyed = 0;
-    return 1;
+    return has < 0 ? error->code : TSH_OK;
 }
 
-/* Everything but sockets. 0: an error. */
-static int tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
+/* Everything but sockets. */
+static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
+                                   tsh_error *error) {
     unsigned char hash[32];
-    int family = tshi_uv_set_rank(desc, world, error);
-    if (family < 0 || !tshi_uv_set_host(desc, family, world, error) ||
-        !tshi_uv_set_rank0_port(desc, family, world, error) ||
+    int family = 0;
+    size_t room = sizeof world->bind_host;
+    if (tshi_uv_set_rank(desc, world, &family, error) != TSH_OK ||
+        tshi_uv_set_host(desc, family, world, error) != TSH_OK ||
+        tshi_uv_set_rank0_port(desc, family, world, error) != TSH_OK ||
         !tsh_timeout(desc->timeout, "tsh_uv_desc.timeout", &world->timeout, error) ||
         !tsh_time_limit(desc->heartbeat, "tsh_uv_desc.heartbeat", "TSHARD_HEARTBEAT", 10,
                         &world->heartbeat, error) ||
-        tshi_uv_text(desc->bind, "TSHARD_BIND", world->bind_host, sizeof world->bind_host, error) <
-            0 ||
+        tshi_uv_text(desc->bind, "TSHARD_BIND", world->bind_host, room, error) < 0 ||
         tshi_uv_text(desc->job, "TSHARD_JOB", world->jobname, sizeof world->jobname, error) < 0 ||
-        !tshi_uv_set_key(desc, world, error))
-        return 0;
-    if (world->heartbeat < TSHI_UV_SECOND) {
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
-                            "a heartbeat of %.3f s (TSHARD_HEARTBEAT) is below 1 s, the least that "
-                            "a busy machine keeps",
-                            (double)world->heartbeat / 1e9);
-        return 0;
-    }
+        tshi_uv_set_key(desc, world, error) != TSH_OK)
+        return error->code;
+    if (world->heartbeat < TSHI_UV_SECOND)
+        return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
+                             "a heartbeat of %.3f s (TSHARD_HEARTBEAT) is below 1 s, the least "
+                             "that a busy machine keeps",
+                             (double)world->heartbeat / 1e9);
     (void)crypto_hash_sha256(hash, (const unsigned char *)world->jobname, strlen(world->jobname));
     memcpy(&world->job, hash, sizeof world->job);
     world->listener = desc->listener > 0 ? desc->listener : -1;
     if (world->listener < 0 && world->rank == 0 &&
         tsh_env_int("TSHARD_LISTENER", 1, INT_MAX, &world->listener, error) < 0)
-        return 0;
-    if (world->size == 1 || world->port || (world->rank == 0 && world->listener >= 0)) return 1;
-    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
-                        "rank %d does not know on which port rank 0 listens: set TSHARD_PORT, or "
-                        "start the ranks with tshard-run",
-                        world->rank);
-    return 0;
+        return error->code;
+    if (world->size == 1 || world->port || (world->rank == 0 && world->listener >= 0))
+        return TSH_OK;
+    return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                         "rank %d does not know on which port rank 0 listens: set TSHARD_PORT, or "
+                         "start the ranks with tshard-run",
+                         world->rank);
 }
 
 /* ========================================================================== */
@@ -1453,10 +1406,9 @@ enum { TSHI_UV_BACKLOG = 1 << 20 }; /* bytes that a peer may be behind on its co
 /* The control thread writes one outgoing at a time: this begins it, tshi_uv_post sends it. */
 static tshi_uv_cursor *tshi_uv_write(tsh_uv_world *world, tshi_uv_type type) {
     tshi_uv_outgoing *outgoing = &world->outgoing;
-    outgoing->c = tshi_uv_cursor_over(outgoing->bytes, sizeof outgoing->bytes);
-    tshi_uv_put(&outgoing->c, 0, 4); /* the length, when it is known */
-    tshi_uv_put(&outgoing->c, type, 1);
-    outgoing->c.writes = 1;
+    outgoing->c = tshi_uv_cursor_over(outgoing->bytes, sizeof outgoing->bytes, 1);
+    (void)tshi_uv_field(&outgoing->c, 0, 4); /* the length, when it is known */
+    (void)tshi_uv_field(&outgoing->c, type, 1);
     return &outgoing->c;
 }
 
@@ -1494,24 +1446,23 @@ static void tshi_uv_flush(tshi_uv_peer *peer) {
     }
 }
 
-/* Sends the outgoing. A peer that does not read is soon silent, so what would be too much for it is
- * not kept. */
+/* Sends the outgoing, if the peer is there and is not this rank. One that does not read is soon
+ * silent, so what would be too much for it is not kept. */
 static void tshi_uv_post(tshi_uv_peer *peer) {
     tshi_uv_outgoing *outgoing = &peer->world->outgoing;
     size_t n = (size_t)(outgoing->c.at - outgoing->bytes);
-    tshi_uv_cursor head = tshi_uv_cursor_over(outgoing->bytes, 4);
+    tshi_uv_cursor head = tshi_uv_cursor_over(outgoing->bytes, 4, 1);
     if (peer->fd < 0 || outgoing->c.bad || peer->out.used > TSHI_UV_BACKLOG ||
         !tshi_uv_reserve(&peer->out, n))
         return;
-    tshi_uv_put(&head, n - TSHI_UV_MESSAGE_HEAD, 4);
+    (void)tshi_uv_field(&head, n - TSHI_UV_MESSAGE_HEAD, 4);
     memcpy(peer->out.data + peer->out.used, outgoing->bytes, n);
     peer->out.used += n;
     tshi_uv_flush(peer);
 }
 
 static void tshi_uv_post_all(tsh_uv_world *world) {
-    for (int r = 0; r < world->size; r++)
-        if (r != world->rank) tshi_uv_post(&world->peer[r]);
+    for (int r = 0; r < world->size; r++) tshi_uv_post(&world->peer[r]);
 }
 
 /* ========================================================================== */
@@ -1587,30 +1538,23 @@ static void tshi_uv_answer_for(tsh_uv_world *world, uint64_t id, uint64_t seq,
     uv_mutex_unlock(&world->lock);
 }
 
-/* Asks the ranks that have not told what they started. */
-static void tshi_uv_ask(tsh_uv_world *world) {
-    tshi_uv_coordinator *j = &world->coordinator;
-    tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_ASK);
-    tshi_uv_put(c, j->best.group, 8);
-    tshi_uv_put(c, j->best.seq, 8);
-    for (int r = 0; r < world->size; r++) {
-        if (j->answer[r].told && (j->answer[r].started || !j->answer[r].member)) continue;
-        if (r == world->rank)
-            tshi_uv_answer_for(world, j->best.group, j->best.seq, &j->answer[r]);
-        else
-            tshi_uv_post(&world->peer[r]);
-    }
+/* 1 if a rank has told what it started, or that it is not concerned. */
+static int tshi_uv_has_told(const tshi_uv_answer *answer) {
+    return answer->told && (answer->started || !answer->member);
 }
 
-/* This rank is the coordinator. */
-static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_report *e) {
-    tshi_uv_coordinator *j = &world->coordinator;
-    if (!j->since) j->since = tsh_now();
-    if (e->kind < j->best.kind || (e->kind == j->best.kind && e->error.rank >= j->best.error.rank))
-        return;
-    j->best = *e;
-    memset(j->answer, 0, (size_t)world->size * sizeof *j->answer);
-    if (e->group) tshi_uv_ask(world);
+/* Asks the ranks that have not. */
+static void tshi_uv_ask(tsh_uv_world *world) {
+    tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_ASK);
+    (void)tshi_uv_field(c, world->held.group, 8);
+    (void)tshi_uv_field(c, world->held.seq, 8);
+    for (int r = 0; r < world->size; r++) {
+        tshi_uv_peer *peer = &world->peer[r];
+        if (tshi_uv_has_told(&peer->answer)) continue;
+        tshi_uv_post(peer);
+        if (r == world->rank)
+            tshi_uv_answer_for(world, world->held.group, world->held.seq, &peer->answer);
+    }
 }
 
 /* This rank holds an error report, and waits for a decision. */
@@ -1618,27 +1562,31 @@ static int tshi_uv_has_reported(const tsh_uv_world *world) {
     return world->held.kind != TSHI_UV_NOTHING && tshi_uv_failed(world) == TSH_OK;
 }
 
-/* Sends the coordinator what this rank holds, once to each that is one. */
+/* Sends the coordinator what this rank holds, once to each that is one. If it is that itself, it
+ * considers the report: others may follow, and it may have to ask. */
 static void tshi_uv_send_report(tsh_uv_world *world) {
     int to = tshi_uv_coordinator_of(world);
     if (!tshi_uv_has_reported(world) || to == world->reported_to) return;
     world->reported_to = to;
-    if (to == world->rank) {
-        tshi_uv_consider(world, &world->held);
+    if (to != world->rank) {
+        TSHI_UV_PUT(&world->halted, 1);
+        tshi_uv_report_fields(tshi_uv_write(world, TSHI_UV_REPORT), &world->held, world->size);
+        tshi_uv_post(&world->peer[to]);
         return;
     }
-    tshi_uv_report_fields(tshi_uv_write(world, TSHI_UV_REPORT), &world->held, world->size);
-    tshi_uv_post(&world->peer[to]);
+    if (!world->considered_at) world->considered_at = tsh_now();
+    for (int r = 0; r < world->size; r++) world->peer[r].answer.told = 0;
+    if (world->held.group) tshi_uv_ask(world);
 }
 
-/* Keeps this rank's own error report; a graver one replaces it. */
+/* Keeps an error report, of this rank or to it; a graver one replaces it. A coordinator that only
+ * hears of an error still moves data: peers may be about to finish what they are in. */
 static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_report *e) {
     if (tshi_uv_failed(world) != TSH_OK || e->kind < world->held.kind ||
         (e->kind == world->held.kind && e->error.rank >= world->held.error.rank))
         return;
     world->held = *e;
     if (!world->held_since) world->held_since = tsh_now();
-    TSHI_UV_PUT(&world->halted, 1);
     world->reported_to = -1;
     tshi_uv_send_report(world);
 }
@@ -1651,6 +1599,7 @@ static void tshi_uv_suspect(tsh_uv_world *world, tshi_uv_error_kind kind, tsh_re
     va_start(list, format);
     tshi_uv_fill_report(&e, kind, code, rank, format, list);
     va_end(list);
+    TSHI_UV_PUT(&world->halted, 1);
     tshi_uv_hold(world, &e);
 }
 
@@ -1753,26 +1702,22 @@ static void tshi_uv_suspect_cut(tsh_uv_world *world) {
                     first ? ours : theirs, first ? theirs : ours, (double)world->heartbeat / 1e9);
 }
 
-/* The world rank of a group's rank among those that started; -1: it did not. */
-static int tshi_uv_started_as(const tsh_uv_world *world, int rank) {
-    const tshi_uv_answer *answer = world->coordinator.answer;
-    for (int r = 0; r < world->size; r++)
-        if (answer[r].member && answer[r].started && answer[r].rank == rank) return r;
-    return -1;
-}
-
 /* What the rank of the group that is asked about has called; `user` is the world. */
 static int tshi_uv_called(const void *user, int rank, tsh_call *out) {
     const tsh_uv_world *world = (const tsh_uv_world *)user;
-    const int r = tshi_uv_started_as(world, rank);
-    const tshi_uv_record *record = &world->coordinator.answer[r < 0 ? 0 : r].record;
-    out->coll = record->coll;
-    out->coll.send_counts = record->send_counts;
-    out->coll.recv_counts = record->recv_counts;
-    out->digest = record->digest;
-    out->rank = r;
-    out->counts = record->counts;
-    return r >= 0;
+    for (int r = 0; r < world->size; r++) {
+        const tshi_uv_answer *answer = &world->peer[r].answer;
+        const tshi_uv_record *record = &answer->record;
+        if (!answer->told || !answer->started || answer->rank != rank) continue;
+        out->coll = record->coll;
+        out->coll.send_counts = record->send_counts;
+        out->coll.recv_counts = record->recv_counts;
+        out->digest = record->digest;
+        out->rank = r;
+        out->counts = record->counts;
+        return 1;
+    }
+    return 0;
 }
 
 /* 1 if rank r is known to belong to the group that is asked about. */
@@ -1780,7 +1725,7 @@ static int tshi_uv_belongs(tsh_uv_world *world, int r) {
     const tshi_uv_group *group;
     int belongs;
     uv_mutex_lock(&world->lock);
-    group = tshi_uv_find_group(world, world->coordinator.best.group);
+    group = tshi_uv_find_group(world, world->held.group);
     belongs = group && tshi_uv_member(group, r) >= 0;
     uv_mutex_unlock(&world->lock);
     return belongs;
@@ -1788,11 +1733,11 @@ static int tshi_uv_belongs(tsh_uv_world *world, int r) {
 
 /* Time is up: who has not come? */
 static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
-    const tshi_uv_answer *answer = world->coordinator.answer;
     int first = -1;
     for (int r = 0; r < world->size; r++) {
-        int member = answer[r].told ? answer[r].member : tshi_uv_belongs(world, r);
-        if (!member || answer[r].started) continue;
+        const tshi_uv_answer *answer = &world->peer[r].answer;
+        int member = answer->told ? answer->member : tshi_uv_belongs(world, r);
+        if (!member || (answer->told && answer->started)) continue;
         tsh_text_add(error->message, sizeof error->message, "%s %d",
                      first < 0 ? "; absent ranks:" : "", r);
         if (first < 0) first = r;
@@ -1803,27 +1748,32 @@ static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
 }
 
 static int tshi_uv_answered(const tsh_uv_world *world) {
-    const tshi_uv_answer *answer = world->coordinator.answer;
     for (int r = 0; r < world->size; r++)
-        if (!answer[r].told || (answer[r].member && !answer[r].started))
-            if (r == world->rank || world->peer[r].state == TSHI_UV_THERE) return 0;
+        if ((r == world->rank || world->peer[r].state == TSHI_UV_THERE) &&
+            !tshi_uv_has_told(&world->peer[r].answer))
+            return 0;
     return 1;
 }
 
+/* The coordinator decides, once it has collected reports for a while, and answers where it asked.
+ * A rank that has heard no decision for long decides alone. */
 static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
-    tshi_uv_coordinator *j = &world->coordinator;
-    int64_t waited = now - j->since;
-    if (!j->since || tshi_uv_failed(world) != TSH_OK || waited < TSHI_UV_COLLECT_MS * TSHI_UV_MS)
-        return;
-    if (j->best.group && !tshi_uv_answered(world) && waited < TSHI_UV_ASK_MS * TSHI_UV_MS) {
-        tshi_uv_ask(world);
+    tshi_uv_report *e = &world->held;
+    int64_t waited = now - world->considered_at;
+    if (!tshi_uv_has_reported(world)) return;
+    if (world->considered_at && waited >= TSHI_UV_COLLECT_MS * TSHI_UV_MS) {
+        if (e->group && !tshi_uv_answered(world) && waited < TSHI_UV_ASK_MS * TSHI_UV_MS) {
+            tshi_uv_ask(world);
+            return;
+        }
+        if (e->group && e->kind == TSHI_UV_MISMATCH)
+            (void)tsh_call_mismatch(tshi_uv_called, world, world->size, e->seq, e->group,
+                                    &e->error);
+        if (e->group && e->kind == TSHI_UV_LATE) tshi_uv_find_absent(world, &e->error);
+    } else if (now - world->held_since < TSHI_UV_ALONE_MS * TSHI_UV_MS) {
         return;
     }
-    if (j->best.group && j->best.kind == TSHI_UV_MISMATCH)
-        (void)tsh_call_mismatch(tshi_uv_called, world, world->size, j->best.seq, j->best.group,
-                                &j->best.error);
-    if (j->best.group && j->best.kind == TSHI_UV_LATE) tshi_uv_find_absent(world, &j->best.error);
-    tshi_uv_send_decision(world, &j->best.error);
+    tshi_uv_send_decision(world, &e->error);
 }
 
 /* ========================================================================== */
@@ -1851,23 +1801,26 @@ static uint64_t tshi_uv_blocked_messages(const tshi_uv_blocked *s, uint64_t grou
 
 /* The i-th rank that blocked rank r waits for, if that is blocked too; else -1. */
 static int tshi_uv_awaits(const void *user, int r, int i) {
-    const tshi_uv_blocked *all = (const tshi_uv_blocked *)user, *s = &all[r];
+    const tshi_uv_peer *all = (const tshi_uv_peer *)user;
+    const tshi_uv_blocked *s = &all[r].blocked, *other;
     uint64_t started;
     int m;
     if (!s->wait || i >= (s->peer >= 0 ? 1 : s->members)) return -1;
     m = s->peer >= 0 ? s->peer : s->member[i];
-    if (m == r || !all[m].wait) return -1;
-    started = s->peer >= 0 ? tshi_uv_blocked_messages(&all[m], s->group, r, s->sends)
-                           : tshi_uv_blocked_started(&all[m], s->group);
+    other = &all[m].blocked;
+    if (m == r || !other->wait) return -1;
+    started = s->peer >= 0 ? tshi_uv_blocked_messages(other, s->group, r, s->sends)
+                           : tshi_uv_blocked_started(other, s->group);
     return started <= s->seq ? m : -1;
 }
 
 /* How many of the ranks that rank r waits with are blocked there. */
 static int tshi_uv_together(const void *user, int r) {
-    const tshi_uv_blocked *all = (const tshi_uv_blocked *)user, *s = &all[r];
+    const tshi_uv_peer *all = (const tshi_uv_peer *)user;
+    const tshi_uv_blocked *s = &all[r].blocked;
     int count = 0;
     for (int i = 0; s->peer < 0 && i < s->members; i++) {
-        const tshi_uv_blocked *m = &all[s->member[i]];
+        const tshi_uv_blocked *m = &all[s->member[i]].blocked;
         count += m->wait && m->group == s->group && m->seq == s->seq && m->peer < 0;
     }
     return count;
@@ -1875,50 +1828,50 @@ static int tshi_uv_together(const void *user, int r) {
 
 /* r is on a cycle, all confirmed. */
 static void tshi_uv_report_cycle(tsh_uv_world *world, int r) {
-    const tshi_uv_blocked *all = world->coordinator.blocked;
-    int waits, blamed = tsh_coll_blame(world->coordinator.search, r, tshi_uv_together, all, &waits);
+    const tshi_uv_peer *all = world->peer;
+    int waits, blamed = tsh_coll_blame(world->search, r, tshi_uv_together, all, &waits);
     tshi_uv_suspect(world, TSHI_UV_CROSSED, TSH_ERR_MISMATCH, blamed,
                     "rank %d waits in %s while rank %d waits for it in %s", blamed,
-                    all[blamed].text, waits, all[waits].text);
+                    all[blamed].blocked.text, waits, all[waits].blocked.text);
 }
 
 /* 1 if this rank is still in that wait. */
 static int tshi_uv_still(tsh_uv_world *world, uint64_t wait) {
     int still;
     uv_mutex_lock(&world->lock);
-    still = wait && world->blocked->wait == wait;
+    still = wait && world->blocked.wait == wait;
     uv_mutex_unlock(&world->lock);
     return still;
 }
 
 /* One of the cycle has answered; 1 if that was no cycle. */
 static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int still) {
-    tshi_uv_coordinator *j = &world->coordinator;
-    if (!j->confirming || j->asked[r] != wait) return 0;
-    j->asked[r] = 0;
-    if (still && j->blocked[r].wait == wait) {
-        if (--j->confirming == 0) tshi_uv_report_cycle(world, r);
+    tshi_uv_peer *peer = &world->peer[r];
+    if (!world->confirming || peer->asked != wait) return 0;
+    peer->asked = 0;
+    if (still && peer->blocked.wait == wait) {
+        if (--world->confirming == 0) tshi_uv_report_cycle(world, r);
         return 0;
     }
-    if (j->blocked[r].wait == wait) j->blocked[r].wait = 0;
-    j->confirming = 0;
+    if (peer->blocked.wait == wait) peer->blocked.wait = 0;
+    world->confirming = 0;
     return 1;
 }
 
 /* Asks the others on a cycle, of which `on` is one, whether they still wait; 1 if this rank is on
  * it and does not. */
 static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
-    tshi_uv_coordinator *j = &world->coordinator;
     uint64_t mine;
     int at = on;
     do {
-        j->confirming++;
-        j->asked[at] = j->blocked[at].wait;
-        tshi_uv_put(tshi_uv_write(world, TSHI_UV_CONFIRM), j->blocked[at].wait, 8);
-        if (at != world->rank) tshi_uv_post(&world->peer[at]);
-        at = j->search[at].next;
+        tshi_uv_peer *peer = &world->peer[at];
+        world->confirming++;
+        peer->asked = peer->blocked.wait;
+        (void)tshi_uv_field(tshi_uv_write(world, TSHI_UV_CONFIRM), peer->asked, 8);
+        tshi_uv_post(peer);
+        at = world->search[at].next;
     } while (at != on);
-    mine = j->asked[world->rank];
+    mine = world->peer[world->rank].asked;
     return mine && tshi_uv_confirmed(world, world->rank, mine, tshi_uv_still(world, mine));
 }
 
@@ -1926,41 +1879,33 @@ static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
  * freed by those it waits for: if all on a cycle still are in the waits that they reported, the
  * cycle is real. */
 static void tshi_uv_follow(tsh_uv_world *world, int r) {
-    tshi_uv_coordinator *j = &world->coordinator;
     int on, at;
-    if (j->confirming || tshi_uv_failed(world) != TSH_OK) return;
+    if (world->confirming || tshi_uv_failed(world) != TSH_OK) return;
     do {
         int end = r < 0 ? world->size : r + 1;
-        memset(j->search, 0, (size_t)world->size * sizeof *j->search);
-        memset(j->asked, 0, (size_t)world->size * sizeof *j->asked);
+        memset(world->search, 0, (size_t)world->size * sizeof *world->search);
+        for (at = 0; at < world->size; at++) world->peer[at].asked = 0;
         for (on = -1, at = r < 0 ? 0 : r; on < 0 && at < end; at++)
-            on = tsh_coll_cycle(j->search, world->size, at, tshi_uv_awaits, j->blocked);
+            on = tsh_coll_cycle(world->search, world->size, at, tshi_uv_awaits, world->peer);
         r = -1;
     } while (on >= 0 && tshi_uv_ask_cycle(world, on));
 }
 
-/* Copies src over dst, whose member array stays its own. */
-static void tshi_uv_copy_blocked(tshi_uv_blocked *dst, const tshi_uv_blocked *src) {
-    int *member = dst->member;
-    *dst = *src;
-    dst->member = member;
-    memcpy(member, src->member, (size_t)src->members * sizeof *member);
-}
-
-/* Takes this rank's report to the coordinator. */
+/* Takes this rank's report to the coordinator, which may be itself: then it reads what it wrote. */
 static void tshi_uv_send_blocked(tsh_uv_world *world) {
     int to = tshi_uv_coordinator_of(world);
+    tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_BLOCKED), own = *c;
     uv_mutex_lock(&world->lock);
     TSHI_UV_PUT(&world->blocked_new, 0);
-    if (to == world->rank)
-        tshi_uv_copy_blocked(&world->coordinator.blocked[to], world->blocked);
-    else
-        tshi_uv_blocked_fields(tshi_uv_write(world, TSHI_UV_BLOCKED), world->blocked, world->size);
+    tshi_uv_blocked_fields(c, &world->blocked, world->size);
     uv_mutex_unlock(&world->lock);
-    if (to == world->rank)
+    own.writes = 0;
+    if (to == world->rank) {
+        tshi_uv_blocked_fields(&own, &world->peer[to].blocked, world->size);
         tshi_uv_follow(world, to);
-    else
+    } else {
         tshi_uv_post(&world->peer[to]);
+    }
 }
 
 /* ========================================================================== */
@@ -2211,16 +2156,13 @@ static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) 
 
 /* 1: both ends are proven. */
 static int tshi_uv_accept_reply(tshi_uv_conn *conn) {
+    const unsigned char *secret = tshi_uv_secret(conn->world, conn->hello.purpose);
     uint32_t status;
     int64_t value;
-    if (!tshi_uv_get_reply(conn->in, &conn->hello, tshi_uv_secret(conn->world, conn->hello.purpose),
-                           &status, &value)) {
-        tshi_uv_refused(conn, TSHI_UV_OTHER_KEY, 0);
-        return 0;
-    }
-    if (status == TSHI_UV_WELCOME) return 1;
-    tshi_uv_refused(conn, status, value);
-    return 0;
+    if (!tshi_uv_get_reply(conn->in, &conn->hello, secret, &status, &value))
+        status = TSHI_UV_OTHER_KEY;
+    if (status != TSHI_UV_WELCOME) tshi_uv_refused(conn, status, value);
+    return status == TSHI_UV_WELCOME;
 }
 
 /* ---- bytes ---- */
@@ -2247,19 +2189,13 @@ static int tshi_uv_conn_read(tshi_uv_conn *conn) {
     return conn->in_used == conn->in_need;
 }
 
-/* 1 if the first bytes are not those of a hello. */
-static int tshi_uv_foreign(const tshi_uv_conn *conn) {
-    size_t n = conn->in_used < 4 ? conn->in_used : 4;
-    return memcmp(conn->in, "TSHD", n) != 0;
-}
-
 /* A step of the handshake: 1 when the connection is proven, 0 later, -1 when it is to end. */
 static int tshi_uv_server_step(tshi_uv_conn *conn) {
     int done = tshi_uv_conn_write(conn);
     if (done < 0) return -1;
     if (conn->phase == TSHI_UV_AWAITS_HELLO) {
         done = tshi_uv_conn_read(conn);
-        if (tshi_uv_foreign(conn)) done = -1;
+        if (memcmp(conn->in, "TSHD", conn->in_used < 4 ? conn->in_used : 4) != 0) done = -1;
         if (done < 0)
             tshi_uv_note(conn->world, TSHI_UV_OF_UNPROVEN, "rank %d refused %s: it %s",
                          conn->world->rank, conn->name,
@@ -2302,15 +2238,17 @@ static int tshi_uv_client_step(tshi_uv_conn *conn) {
 /* Needs: >>uv-connect.                                                         */
 /* ========================================================================== */
 
-static int tshi_uv_need_key(tsh_uv_world *world, const tshi_uv_address *address, tsh_error *error) {
+/* An error where an address needs a key, and there is none. */
+static tsh_result tshi_uv_need_key(tsh_uv_world *world, const tshi_uv_address *address,
+                                   tsh_error *error) {
     char host[64];
-    if (world->keyed || world->insecure || tshi_uv_loopback(address)) return 0;
+    if (world->keyed || world->insecure || tshi_uv_loopback(address)) return TSH_OK;
     tshi_uv_host_text(address, host, sizeof host);
-    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
-                        "rank %d: %s is not a loopback address: set TSHARD_KEY or TSHARD_KEY_FILE, "
-                        "the same on every rank (or TSHARD_INSECURE=1 to let anybody in)",
-                        world->rank, host);
-    return 1;
+    return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
+                         "rank %d: %s is not a loopback address: set TSHARD_KEY or "
+                         "TSHARD_KEY_FILE, the same on every rank (or TSHARD_INSECURE=1 to let "
+                         "anybody in)",
+                         world->rank, host);
 }
 
 static void tshi_uv_close_listener(tsh_uv_world *world) {
@@ -2318,20 +2256,17 @@ static void tshi_uv_close_listener(tsh_uv_world *world) {
     tshi_uv_close_fd(&world->listener);
 }
 
-static int tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint64_t group, int rank,
-                            const tshi_uv_address *address) {
-    tshi_uv_dial *dial = (tshi_uv_dial *)calloc(1, sizeof *dial);
-    if (!dial) {
+/* A connection that is to be made; lack of memory ends the world. */
+static void tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint64_t group, int rank,
+                             const tshi_uv_address *address) {
+    tshi_uv_dial all = {world->dials, purpose, group, rank, 0, 0, 0, *address};
+    tshi_uv_dial *dial = (tshi_uv_dial *)malloc(sizeof *dial);
+    if (dial) {
+        *dial = all;
+        world->dials = dial;
+    } else {
         tshi_uv_lacks_memory(world, rank);
-        return 0;
     }
-    dial->purpose = purpose;
-    dial->group = group;
-    dial->rank = rank;
-    dial->address = *address;
-    dial->next = world->dials;
-    world->dials = dial;
-    return 1;
 }
 
 /* The data connections to the members before this one; those after it dial themselves. */
@@ -2339,10 +2274,9 @@ static void tshi_uv_dial_group(tsh_uv_world *world, const tshi_uv_group *group) 
     for (int r = 0; r < group->rank; r++) {
         int rank = group->ranks[r];
         tshi_uv_address address = world->peer[rank].address;
-        if (group->ports) tshi_uv_set_port(&address, group->ports[r]);
-        if (!tshi_uv_add_dial(world, TSHI_UV_DATA, group->id, rank, &address) ||
-            !tshi_uv_add_dial(world, TSHI_UV_MESSAGES, group->id, rank, &address))
-            return;
+        if (group->ports[r]) tshi_uv_set_port(&address, group->ports[r]);
+        tshi_uv_add_dial(world, TSHI_UV_DATA, group->id, rank, &address);
+        tshi_uv_add_dial(world, TSHI_UV_MESSAGES, group->id, rank, &address);
     }
 }
 
@@ -2358,7 +2292,7 @@ static void tshi_uv_joined(tsh_uv_world *world) {
         (void)tshi_uv_end_of(world->peer[0].fd, 0, &world->own);
         tshi_uv_set_port(&world->own, 0);
     }
-    if (tshi_uv_need_key(world, &world->own, &error)) {
+    if (tshi_uv_need_key(world, &world->own, &error) != TSH_OK) {
         tshi_uv_suspect(world, TSHI_UV_ABORT, error.code, error.rank, "%s", error.message);
         return;
     }
@@ -2374,8 +2308,8 @@ static void tshi_uv_joined(tsh_uv_world *world) {
     (void)tshi_uv_end_of(world->listener, 0, &world->own);
     (void)tshi_uv_end_of(world->peer[0].fd, 1, &world->peer[0].address);
     c = tshi_uv_write(world, TSHI_UV_HERE);
-    tshi_uv_put_text(c, host);
-    tshi_uv_put(c, (uint64_t)tshi_uv_port(&world->own), 2);
+    tshi_uv_text_field(c, host, sizeof host);
+    (void)tshi_uv_field(c, (uint64_t)tshi_uv_port(&world->own), 2);
     tshi_uv_post(&world->peer[0]);
 }
 
@@ -2385,8 +2319,8 @@ static void tshi_uv_on_here(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     const char *why;
     tshi_uv_address found[TSHI_UV_ADDRESSES];
     int port;
-    tshi_uv_get_text(c, host, sizeof host);
-    port = (int)tshi_uv_get(c, 2);
+    tshi_uv_text_field(c, host, sizeof host);
+    port = (int)tshi_uv_field(c, 0, 2);
     if (c->bad || peer->world->rank != 0) return;
     if (host[0] && tshi_uv_resolve(host, port, 1, found, &why))
         peer->address = found[0];
@@ -2406,7 +2340,7 @@ static void tshi_uv_list_absent(const tsh_uv_world *world, char *text, size_t ro
 static void tshi_uv_tell_absent(tsh_uv_world *world) {
     char text[256];
     tshi_uv_list_absent(world, text, sizeof text);
-    tshi_uv_put_text(tshi_uv_write(world, TSHI_UV_MISSING), text);
+    tshi_uv_text_field(tshi_uv_write(world, TSHI_UV_MISSING), text, sizeof text);
     tshi_uv_post_all(world);
 }
 
@@ -2421,11 +2355,11 @@ static void tshi_uv_send_table(tsh_uv_world *world) {
     char host[64];
     randombytes_buf(world->token, sizeof world->token);
     tshi_uv_set_mesh(world);
-    tshi_uv_put_bytes(c, world->token, sizeof world->token);
+    tshi_uv_bytes_field(c, world->token, sizeof world->token);
     for (int r = 1; r < world->size; r++) {
         tshi_uv_host_text(&world->peer[r].address, host, sizeof host);
-        tshi_uv_put_text(c, host);
-        tshi_uv_put(c, (uint64_t)tshi_uv_port(&world->peer[r].address), 2);
+        tshi_uv_text_field(c, host, sizeof host);
+        (void)tshi_uv_field(c, (uint64_t)tshi_uv_port(&world->peer[r].address), 2);
     }
     tshi_uv_post_all(world);
 }
@@ -2435,27 +2369,26 @@ static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
     char host[64];
     const char *why;
     if (world->tabled) return;
-    tshi_uv_get_bytes(c, world->token, sizeof world->token);
+    tshi_uv_bytes_field(c, world->token, sizeof world->token);
     for (int r = 1; r < world->size && !c->bad; r++) {
         int port;
-        tshi_uv_get_text(c, host, sizeof host);
-        port = (int)tshi_uv_get(c, 2);
+        tshi_uv_text_field(c, host, sizeof host);
+        port = (int)tshi_uv_field(c, 0, 2);
         if (!tshi_uv_resolve(host, port, 1, found, &why)) c->bad = 1;
         if (!c->bad) world->peer[r].address = found[0];
     }
     if (c->bad) return;
     tshi_uv_set_mesh(world);
     for (int r = 1; r < world->rank; r++)
-        if (!tshi_uv_add_dial(world, TSHI_UV_CONTROL, 0, r, &world->peer[r].address)) return;
+        tshi_uv_add_dial(world, TSHI_UV_CONTROL, 0, r, &world->peer[r].address);
     tshi_uv_dial_group(world, world->world_group);
 }
 
 static void tshi_uv_completed(tsh_uv_world *world) {
     tshi_uv_log_counted(world, INT64_MAX);
-    world->forming = 0;
     tshi_uv_close_listener(world);
     uv_mutex_lock(&world->lock);
-    world->complete = 1;
+    world->forming = 0;
     uv_cond_broadcast(&world->changed);
     uv_mutex_unlock(&world->lock);
 }
@@ -2486,7 +2419,7 @@ static void tshi_uv_form(tsh_uv_world *world) {
         world->world_group->missing == 0) {
         world->told_ready = 1;
         (void)tshi_uv_write(world, TSHI_UV_READY);
-        if (world->rank) tshi_uv_post(&world->peer[0]);
+        tshi_uv_post(&world->peer[0]);
     }
     if (world->rank == 0 && world->told_ready && tshi_uv_all(world, 0, 1)) {
         (void)tshi_uv_write(world, TSHI_UV_GO);
@@ -2509,25 +2442,25 @@ static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) {
 }
 
 static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) {
-    tshi_uv_coordinator *j = &peer->world->coordinator;
+    const tshi_uv_report *held = &peer->world->held;
     tshi_uv_answer answer;
     uint64_t group = 0, seq = 0;
     memset(&answer, 0, sizeof answer);
     answer.record.coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
     tshi_uv_answer_fields(c, &group, &seq, &answer);
-    if (!c->bad && group == j->best.group && seq == j->best.seq) j->answer[peer->rank] = answer;
+    if (!c->bad && group == held->group && seq == held->seq) peer->answer = answer;
 }
 
 static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_answer answer;
-    uint64_t group = tshi_uv_get(c, 8), seq = tshi_uv_get(c, 8);
+    uint64_t group = tshi_uv_field(c, 0, 8), seq = tshi_uv_field(c, 0, 8);
     tshi_uv_answer_for(peer->world, group, seq, &answer);
     tshi_uv_answer_fields(tshi_uv_write(peer->world, TSHI_UV_TELL), &group, &seq, &answer);
     tshi_uv_post(peer);
 }
 
-/* A peer takes this rank for its coordinator and sends an error report. If this rank has a
- * coordinator itself, it forwards the report, unless it has reported a graver one, and later the
+/* A peer takes this rank for its coordinator and sends an error report. This rank keeps it, unless
+ * it has a graver one. If it has a coordinator itself, it forwards the report, and later the
  * decision to the peer. */
 static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
@@ -2538,29 +2471,21 @@ static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     peer->reported = 1;
     if (tshi_uv_failed(world) != TSH_OK)
         tshi_uv_pass_on(world);
-    else if (tshi_uv_coordinator_of(world) == world->rank)
-        tshi_uv_consider(world, &e);
     else
         tshi_uv_hold(world, &e);
 }
 
-static void tshi_uv_on_blocked(tshi_uv_peer *peer, tshi_uv_cursor *c) {
-    tsh_uv_world *world = peer->world;
-    tshi_uv_blocked_fields(c, &world->coordinator.blocked[peer->rank], world->size);
-    if (!c->bad) tshi_uv_follow(world, peer->rank);
-}
-
 static void tshi_uv_on_confirm(tshi_uv_peer *peer, tshi_uv_cursor *c) {
-    uint64_t wait = tshi_uv_get(c, 8);
+    uint64_t wait = tshi_uv_field(c, 0, 8);
     tshi_uv_cursor *out = tshi_uv_write(peer->world, TSHI_UV_STILL);
-    tshi_uv_put(out, wait, 8);
-    tshi_uv_put(out, (uint64_t)tshi_uv_still(peer->world, wait), 1);
+    (void)tshi_uv_field(out, wait, 8);
+    (void)tshi_uv_field(out, (uint64_t)tshi_uv_still(peer->world, wait), 1);
     tshi_uv_post(peer);
 }
 
 static void tshi_uv_on_still(tshi_uv_peer *peer, tshi_uv_cursor *c) {
-    uint64_t wait = tshi_uv_get(c, 8);
-    int still = (int)tshi_uv_get(c, 1);
+    uint64_t wait = tshi_uv_field(c, 0, 8);
+    int still = (int)tshi_uv_field(c, 0, 1);
     if (!c->bad && tshi_uv_confirmed(peer->world, peer->rank, wait, still))
         tshi_uv_follow(peer->world, -1);
 }
@@ -2583,12 +2508,12 @@ static void tshi_uv_on_bye(tshi_uv_peer *peer) {
                         "rank %d at %s left while its connections were made", peer->rank,
                         peer->name);
     uv_mutex_lock(&world->lock);
-    TSHI_UV_PUT(&world->blocked_new, world->blocked->wait != 0);
+    TSHI_UV_PUT(&world->blocked_new, world->blocked.wait != 0);
     uv_mutex_unlock(&world->lock);
 }
 
-/* "; rank 0 last called barrier, collective 3 of group 1" */
-static void tshi_uv_last_call(tsh_uv_world *world, char *text, size_t room) {
+/* "; rank 0 last called barrier, collective 3 of group 1". Returns text. */
+static const char *tshi_uv_last_call(tsh_uv_world *world, char *text, size_t room) {
     const tshi_uv_group *group;
     tshi_uv_record record;
     uint64_t id = 0, seq = 0;
@@ -2601,9 +2526,9 @@ static void tshi_uv_last_call(tsh_uv_world *world, char *text, size_t room) {
     }
     uv_mutex_unlock(&world->lock);
     text[0] = 0;
-    if (!id) return;
-    (void)snprintf(text, room, "; rank %d last called ", world->rank);
-    tsh_coll_where(&record.coll, 0, seq, id, text, room);
+    if (id) tsh_text_add(text, room, "; rank %d last called ", world->rank);
+    if (id) tsh_coll_where(&record.coll, 0, seq, id, text, room);
+    return text;
 }
 
 /* The network forgot a data connection: what this rank wrote does not reach a peer that waits. */
@@ -2611,13 +2536,12 @@ static void tshi_uv_suspect_link(tshi_uv_peer *peer, const tshi_uv_address ends[
     tsh_uv_world *world = peer->world;
     char texts[2][80], last[240];
     for (int i = 0; i < 2; i++) tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
-    tshi_uv_last_call(world, last, sizeof last);
     tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, tsh_blamed(world->rank, peer->rank),
                     "the data connection of rank %d (%s) and rank %d (%s) is dead: for %.1f s "
                     "(TSHARD_HEARTBEAT) no byte has come through, though both ranks answer; has a "
                     "firewall or NAT between them dropped it?%s",
                     world->rank, texts[0], peer->rank, texts[1], (double)world->heartbeat / 1e9,
-                    last);
+                    tshi_uv_last_call(world, last, sizeof last));
 }
 
 /* A peer waits on a data connection and says how many bytes have come. Where this rank has written
@@ -2626,8 +2550,8 @@ static void tshi_uv_suspect_link(tshi_uv_peer *peer, const tshi_uv_address ends[
  * where none are, and TCP_USER_TIMEOUT also ends a connection whose reader is only busy. */
 static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
-    uint64_t id = tshi_uv_get(c, 8), got = tshi_uv_get(c, 8);
-    uint32_t purpose = (uint32_t)tshi_uv_get(c, 1);
+    uint64_t id = tshi_uv_field(c, 0, 8), got = tshi_uv_field(c, 0, 8);
+    uint32_t purpose = (uint32_t)tshi_uv_field(c, 0, 1);
     int64_t now = tsh_now();
     tshi_uv_group *group;
     tshi_uv_link *link = NULL;
@@ -2658,7 +2582,7 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     switch (type) {
     case TSHI_UV_BEAT: break;
     case TSHI_UV_HERE: tshi_uv_on_here(peer, c); break;
-    case TSHI_UV_MISSING: tshi_uv_get_text(c, world->absent, sizeof world->absent); break;
+    case TSHI_UV_MISSING: tshi_uv_text_field(c, world->absent, sizeof world->absent); break;
     case TSHI_UV_TABLE: tshi_uv_on_table(world, c); break;
     case TSHI_UV_READY: peer->ready = 1; break;
     case TSHI_UV_GO:
@@ -2667,7 +2591,10 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     case TSHI_UV_REPORT: tshi_uv_on_report(peer, c); break;
     case TSHI_UV_ASK: tshi_uv_on_ask(peer, c); break;
     case TSHI_UV_TELL: tshi_uv_on_tell(peer, c); break;
-    case TSHI_UV_BLOCKED: tshi_uv_on_blocked(peer, c); break;
+    case TSHI_UV_BLOCKED:
+        tshi_uv_blocked_fields(c, &peer->blocked, world->size);
+        if (!c->bad) tshi_uv_follow(world, peer->rank);
+        break;
     case TSHI_UV_CONFIRM: tshi_uv_on_confirm(peer, c); break;
     case TSHI_UV_STILL: tshi_uv_on_still(peer, c); break;
     case TSHI_UV_DECISION:
@@ -2683,9 +2610,9 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
 
 /* The first whole message of in: 1 handled, 0 there is none, -1 it is none of ours. */
 static int tshi_uv_next_message(tshi_uv_peer *peer) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(peer->in.data, peer->in.used);
-    size_t n = (size_t)tshi_uv_get(&c, 4);
-    unsigned type = (unsigned)tshi_uv_get(&c, 1);
+    tshi_uv_cursor c = tshi_uv_cursor_over(peer->in.data, peer->in.used, 0);
+    size_t n = (size_t)tshi_uv_field(&c, 0, 4);
+    unsigned type = (unsigned)tshi_uv_field(&c, 0, 1);
     if (c.bad) return 0;
     if (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES) return -1;
     if (peer->in.used < n + TSHI_UV_MESSAGE_HEAD) return 0;
@@ -2700,14 +2627,13 @@ static void tshi_uv_peer_gone(tshi_uv_peer *peer, const char *how) {
     tsh_uv_world *world = peer->world;
     char last[240];
     tshi_uv_peer_end(peer, TSHI_UV_LOST);
-    if (!world->parting && tshi_uv_is_cut(peer)) {
+    if (world->parting) return;
+    if (tshi_uv_is_cut(peer))
         tshi_uv_suspect_cut(world);
-        return;
-    }
-    tshi_uv_last_call(world, last, sizeof last);
-    if (!world->parting)
+    else
         tshi_uv_suspect(world, TSHI_UV_GONE, TSH_ERR_LOST, peer->rank,
-                        "rank %d at %s is gone: %s%s", peer->rank, peer->name, how, last);
+                        "rank %d at %s is gone: %s%s", peer->rank, peer->name, how,
+                        tshi_uv_last_call(world, last, sizeof last));
 }
 
 static void tshi_uv_read_peer(tshi_uv_peer *peer) {
@@ -2780,18 +2706,14 @@ static int tshi_uv_is_local(int fd) {
     return tshi_uv_loopback(&ends[0]) || strcmp(text[0], text[1]) == 0;
 }
 
-/* Between ranks of one host bytes are best taken over while they are still in a cache. */
-static void tshi_uv_keep_near(int fd) {
-    int bytes = TSHI_UV_NEAR;
-    if (tshi_uv_is_local(fd)) (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
-}
-
-/* A data connection of the group that is being made. 0: it has no place. */
+/* A data connection of the group that is being made. Between ranks of one host bytes are best taken
+ * over while they are still in a cache. 0: it has no place. */
 static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, int rank, int fd) {
     tshi_uv_group *group = tshi_uv_forming_group(world, hello->group);
     tshi_uv_link *link = group ? tshi_uv_link_for(group, hello->purpose, rank) : NULL;
+    int near = TSHI_UV_NEAR;
     if (!link || link->fd >= 0) return 0;
-    tshi_uv_keep_near(fd);
+    if (tshi_uv_is_local(fd)) (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &near, sizeof near);
     link->fd = fd;
     group->missing--;
     return 1;
@@ -2967,7 +2889,7 @@ static void tshi_uv_beat(tsh_uv_world *world, int64_t now) {
         if (world->peer[r].fd >= 0) tshi_uv_look(&world->peer[r]);
     (void)tshi_uv_write(world, TSHI_UV_BEAT);
     for (int r = 0; r < world->size; r++)
-        if (r != world->rank && !world->peer[r].out.used) tshi_uv_post(&world->peer[r]);
+        if (!world->peer[r].out.used) tshi_uv_post(&world->peer[r]);
     world->beat = now + TSHI_UV_BEAT_MS * TSHI_UV_MS;
 }
 
@@ -2979,7 +2901,7 @@ static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
     world->await_at = now + TSHI_UV_AWAIT_MS * TSHI_UV_MS;
     uv_mutex_lock(&world->lock);
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
-        for (int i = 0; world->blocked->wait && i < 2 * group->size; i++) {
+        for (int i = 0; world->blocked.wait && i < 2 * group->size; i++) {
             tshi_uv_link *link = &group->link[i];
             tshi_uv_peer *peer = &world->peer[group->ranks[link->peer]];
             tshi_uv_cursor *c;
@@ -2987,9 +2909,9 @@ static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
             tshi_uv_look(peer);
             if (peer->mark && peer->marked < now) continue;
             c = tshi_uv_write(world, TSHI_UV_AWAIT);
-            tshi_uv_put(c, group->id, 8);
-            tshi_uv_put(c, TSHI_UV_GET(&link->got), 8);
-            tshi_uv_put(c, i < group->size ? TSHI_UV_DATA : TSHI_UV_MESSAGES, 1);
+            (void)tshi_uv_field(c, group->id, 8);
+            (void)tshi_uv_field(c, TSHI_UV_GET(&link->got), 8);
+            (void)tshi_uv_field(c, i < group->size ? TSHI_UV_DATA : TSHI_UV_MESSAGES, 1);
             tshi_uv_post(peer);
         }
     }
@@ -3017,14 +2939,13 @@ static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
             continue;
         }
         peer->state = TSHI_UV_MUTE;
-        if (cut) {
+        if (cut)
             tshi_uv_suspect_cut(world);
-            continue;
-        }
-        tshi_uv_last_call(world, last, sizeof last);
-        tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, r,
-                        "rank %d at %s has been silent for %.1f s (TSHARD_HEARTBEAT)%s", r,
-                        peer->name, (double)(now - peer->heard.last) / 1e9, last);
+        else
+            tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, r,
+                            "rank %d at %s has been silent for %.1f s (TSHARD_HEARTBEAT)%s", r,
+                            peer->name, (double)(now - peer->heard.last) / 1e9,
+                            tshi_uv_last_call(world, last, sizeof last));
     }
 }
 
@@ -3115,8 +3036,6 @@ static void tshi_uv_tick(tsh_uv_world *world) {
     if (tshi_uv_failed(world) == TSH_OK) tshi_uv_reach_out(world, now);
     if (TSHI_UV_GET(&world->blocked_new)) tshi_uv_send_blocked(world);
     tshi_uv_decide(world, now);
-    if (tshi_uv_has_reported(world) && now - world->held_since >= TSHI_UV_ALONE_MS * TSHI_UV_MS)
-        tshi_uv_send_decision(world, &world->held.error);
 }
 
 /* 1 if all peers know that this rank shuts down, and have gone too or were given their time. */
@@ -3170,8 +3089,7 @@ static void tshi_uv_on_turn(uv_prepare_t *turn) {
     tshi_uv_watch_peers(world);
     next = tshi_uv_min(world->silent_at, world->beat);
     wait = world->forming || world->making || world->conns || leaving ||
-                   tshi_uv_has_reported(world) ||
-                   (!ended && (world->coordinator.since || world->offered_at))
+                   tshi_uv_has_reported(world) || (!ended && world->offered_at)
                ? 5
                : (int)tshi_uv_min(100, (next - tsh_now()) / TSHI_UV_MS + 1);
     if (wait < 1) wait = 1;
@@ -3217,7 +3135,7 @@ static void tshi_uv_on_request(uv_async_t *async) {
 /* The whole life of the control thread. */
 static void tshi_uv_main(void *argument) {
     tsh_uv_world *world = (tsh_uv_world *)argument;
-    if (world->rank) (void)tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]);
+    if (world->rank) tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]);
     (void)uv_run(&world->control, UV_RUN_DEFAULT);
     while (world->conns) tshi_uv_conn_end(world, world->conns, 0);
     while (world->dials) tshi_uv_dial_done(world, world->dials);
@@ -3247,13 +3165,11 @@ static void tshi_uv_group_free(tshi_uv_group *group) {
     free(group->link);
     free(group->streams);
     free(group->ranks);
-    free(group->ports);
     free(group);
 }
 
-/* ranks: of the world. Not yet known to others. */
-static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int rank, int size,
-                                        const int *ranks) {
+/* Not yet known to others. Its ranks and ports are to be filled in. */
+static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int rank, int size) {
     size_t n = (size_t)size;
     tshi_uv_group *group = (tshi_uv_group *)calloc(1, sizeof *group);
     if (!group) return NULL;
@@ -3265,7 +3181,7 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     group->missing = 2 * (size - 1);
     group->link = (tshi_uv_link *)calloc(2 * n, sizeof *group->link);
     group->streams = (tshi_uv_stream *)calloc(2 * n * TSHI_UV_OPS, sizeof *group->streams);
-    group->ranks = (int *)calloc(n, sizeof *group->ranks);
+    group->ranks = (int *)calloc(2 * n, sizeof *group->ranks);
     for (int i = 0; group->link && i < 2 * size; i++) {
         group->link[i].group = group;
         group->link[i].fd = -1;
@@ -3275,11 +3191,12 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
         tshi_uv_group_free(group);
         return NULL;
     }
+    group->ports = group->ranks + n;
     for (size_t i = 0; i < TSHI_UV_OPS; i++) {
+        group->op[i].group = group;
         group->op[i].in = group->streams + 2 * i * n;
         group->op[i].out = group->op[i].in + n;
     }
-    memcpy(group->ranks, ranks, n * sizeof *ranks);
     return group;
 }
 
@@ -3293,8 +3210,8 @@ static int tshi_uv_prev(const tshi_uv_group *group) {
 
 /* ---- queues ---- */
 
-static void tshi_uv_push(tshi_uv_fifo *fifo, int op) {
-    fifo->op[(fifo->first + fifo->used) % TSHI_UV_OPS] = (unsigned char)op;
+static void tshi_uv_push(tshi_uv_fifo *fifo, const tshi_uv_op *op) {
+    fifo->op[(fifo->first + fifo->used) % TSHI_UV_OPS] = (unsigned char)(op - op->group->op);
     fifo->used++;
 }
 
@@ -3305,10 +3222,6 @@ static void tshi_uv_pop(tshi_uv_fifo *fifo) {
 
 static tshi_uv_op *tshi_uv_first(tshi_uv_group *group, const tshi_uv_fifo *fifo) {
     return &group->op[fifo->op[fifo->first]];
-}
-
-static int tshi_uv_index(const tshi_uv_group *group, const tshi_uv_op *op) {
-    return (int)(op - group->op);
 }
 
 /* ========================================================================== */
@@ -3334,19 +3247,20 @@ static int64_t tshi_uv_width(const tshi_uv_op *op) {
 }
 
 /* Bytes of chunk k. */
-static int64_t tshi_uv_length(const tshi_uv_group *group, const tshi_uv_op *op, int k) {
+static int64_t tshi_uv_length(const tshi_uv_op *op, int k) {
     const tsh_coll *coll = &op->coll;
+    const int size = op->group->size;
     if (coll->kind == TSH_ALLREDUCE)
-        return (tsh_coll_chunk(coll->count, group->size, k + 1) -
-                tsh_coll_chunk(coll->count, group->size, k)) *
+        return (tsh_coll_chunk(coll->count, size, k + 1) - tsh_coll_chunk(coll->count, size, k)) *
                tshi_uv_width(op);
     return coll->recv_counts[k] * coll->blocks * tshi_uv_width(op);
 }
 
 /* `blocks` rows of counts: the place of byte `offset` of rank k's piece. */
-static tshi_uv_span tshi_uv_in_rows(void *base, const int64_t *counts, int size, int k,
-                                    int64_t width, int64_t offset) {
-    int64_t row = counts[k] * width, whole = tsh_coll_before(counts, size) * width;
+static tshi_uv_span tshi_uv_in_rows(const tshi_uv_op *op, void *base, const int64_t *counts, int k,
+                                    int64_t offset) {
+    int64_t width = tshi_uv_width(op), row = counts[k] * width;
+    int64_t whole = tsh_coll_before(counts, op->group->size) * width;
     int64_t b = row ? offset / row : 0, within = row ? offset % row : 0;
     tshi_uv_span span;
     span.at = (char *)base + b * whole + tsh_coll_before(counts, k) * width + within;
@@ -3355,16 +3269,19 @@ static tshi_uv_span tshi_uv_in_rows(void *base, const int64_t *counts, int size,
 }
 
 /* The place of byte `offset` of chunk k in a buffer that holds all chunks. */
-static tshi_uv_span tshi_uv_in_whole(const tshi_uv_group *group, const tshi_uv_op *op, void *base,
-                                     int k, int64_t offset) {
+static tshi_uv_span tshi_uv_in_whole(const tshi_uv_op *op, void *base, int k, int64_t offset) {
     const tsh_coll *coll = &op->coll;
-    int64_t width = tshi_uv_width(op);
+    int64_t chunk;
     tshi_uv_span span;
-    if (coll->kind != TSH_ALLREDUCE)
-        return tshi_uv_in_rows(base, coll->recv_counts, group->size, k, width, offset);
-    span.at = (char *)base + tsh_coll_chunk(coll->count, group->size, k) * width + offset;
-    span.size = tshi_uv_length(group, op, k) - offset;
+    if (coll->kind != TSH_ALLREDUCE) return tshi_uv_in_rows(op, base, coll->recv_counts, k, offset);
+    chunk = tsh_coll_chunk(coll->count, op->group->size, k);
+    span.at = (char *)base + chunk * tshi_uv_width(op) + offset;
+    span.size = tshi_uv_length(op, k) - offset;
     return span;
+}
+
+static void *tshi_uv_send_buffer(const tshi_uv_op *op) {
+    return (void *)(uintptr_t)op->coll.send; /* only read */
 }
 
 static int tshi_uv_sums(const tshi_uv_op *op) {
@@ -3372,21 +3289,21 @@ static int tshi_uv_sums(const tshi_uv_op *op) {
 }
 
 /* The chunk that a ring's outgoing stream starts with, and the incoming one. */
-static int tshi_uv_first_out(const tshi_uv_group *group, const tshi_uv_op *op) {
-    return tshi_uv_sums(op) ? tshi_uv_prev(group) : group->rank;
+static int tshi_uv_first_out(const tshi_uv_op *op) {
+    return tshi_uv_sums(op) ? tshi_uv_prev(op->group) : op->group->rank;
 }
 
-static int tshi_uv_first_in(const tshi_uv_group *group, const tshi_uv_op *op) {
-    return (tshi_uv_first_out(group, op) + group->size - 1) % group->size;
+static int tshi_uv_first_in(const tshi_uv_op *op) {
+    return (tshi_uv_first_out(op) + op->group->size - 1) % op->group->size;
 }
 
-static int tshi_uv_steps(const tshi_uv_group *group, const tshi_uv_op *op) {
-    return (op->coll.kind == TSH_ALLREDUCE ? 2 : 1) * (group->size - 1);
+static int tshi_uv_steps(const tshi_uv_op *op) {
+    return (op->coll.kind == TSH_ALLREDUCE ? 2 : 1) * (op->group->size - 1);
 }
 
 /* The steps whose incoming bytes are summed. */
-static int tshi_uv_summed(const tshi_uv_group *group, const tshi_uv_op *op) {
-    return tshi_uv_sums(op) ? group->size - 1 : 0;
+static int tshi_uv_summed(const tshi_uv_op *op) {
+    return tshi_uv_sums(op) ? op->group->size - 1 : 0;
 }
 
 /* Where a ring's stream is. */
@@ -3397,56 +3314,53 @@ typedef struct tshi_uv_at {
     int64_t offset;     /* in the chunk */
 } tshi_uv_at;
 
-static int tshi_uv_chunk_of(const tshi_uv_group *group, int first, int step) {
-    return (first + 2 * group->size - step) % group->size;
+static int tshi_uv_chunk_of(const tshi_uv_op *op, int first, int step) {
+    return (first + 2 * op->group->size - step) % op->group->size;
 }
 
 /* Bytes of a stream before a row of segments. */
-static int64_t tshi_uv_before_row(const tshi_uv_group *group, const tshi_uv_op *op, int first,
-                                  int64_t row) {
+static int64_t tshi_uv_before_row(const tshi_uv_op *op, int first, int64_t row) {
     int64_t total = 0;
-    for (int t = 0; t < tshi_uv_steps(group, op); t++)
-        total += tshi_uv_min(tshi_uv_length(group, op, tshi_uv_chunk_of(group, first, t)),
+    for (int t = 0; t < tshi_uv_steps(op); t++)
+        total += tshi_uv_min(tshi_uv_length(op, tshi_uv_chunk_of(op, first, t)),
                              row * TSHI_UV_SEGMENT);
     return total;
 }
 
 /* Bytes of chunk k in a row. */
-static int64_t tshi_uv_segment(const tshi_uv_group *group, const tshi_uv_op *op, int k,
-                               int64_t row) {
-    int64_t left = tshi_uv_length(group, op, k) - row * TSHI_UV_SEGMENT;
+static int64_t tshi_uv_segment(const tshi_uv_op *op, int k, int64_t row) {
+    int64_t left = tshi_uv_length(op, k) - row * TSHI_UV_SEGMENT;
     return left < 0 ? 0 : tshi_uv_min(left, TSHI_UV_SEGMENT);
 }
 
 /* Bytes of a stream before `done` bytes of a step. */
-static int64_t tshi_uv_position(const tshi_uv_group *group, const tshi_uv_op *op, int first,
-                                int64_t row, int step, int64_t done) {
-    int64_t total = tshi_uv_before_row(group, op, first, row) + done;
+static int64_t tshi_uv_position(const tshi_uv_op *op, int first, int64_t row, int step,
+                                int64_t done) {
+    int64_t total = tshi_uv_before_row(op, first, row) + done;
     for (int t = 0; t < step; t++)
-        total += tshi_uv_segment(group, op, tshi_uv_chunk_of(group, first, t), row);
+        total += tshi_uv_segment(op, tshi_uv_chunk_of(op, first, t), row);
     return total;
 }
 
 /* The place of byte `at` of a stream, which is longer. Rows are full but for the last ones, so the
  * first guess is mostly right. */
-static tshi_uv_at tshi_uv_locate(const tshi_uv_group *group, const tshi_uv_op *op, int first,
-                                 int64_t at) {
+static tshi_uv_at tshi_uv_locate(const tshi_uv_op *op, int first, int64_t at) {
     tshi_uv_at place;
-    int64_t low = at / (TSHI_UV_SEGMENT * (int64_t)tshi_uv_steps(group, op)), high = low + 1;
-    while (tshi_uv_before_row(group, op, first, high) <= at) high = low + 2 * (high - low);
+    int64_t low = at / (TSHI_UV_SEGMENT * (int64_t)tshi_uv_steps(op)), high = low + 1;
+    while (tshi_uv_before_row(op, first, high) <= at) high = low + 2 * (high - low);
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
-        if (tshi_uv_before_row(group, op, first, middle) <= at)
+        if (tshi_uv_before_row(op, first, middle) <= at)
             low = middle;
         else
             high = middle;
     }
-    at -= tshi_uv_before_row(group, op, first, low);
+    at -= tshi_uv_before_row(op, first, low);
     place.row = low;
     for (place.step = 0;; place.step++) {
         int64_t n;
-        place.chunk = tshi_uv_chunk_of(group, first, place.step);
-        n = tshi_uv_segment(group, op, place.chunk, low);
+        place.chunk = tshi_uv_chunk_of(op, first, place.step);
+        n = tshi_uv_segment(op, place.chunk, low);
         place.done = at;
         place.left = n - at;
         place.offset = low * TSHI_UV_SEGMENT + at;
@@ -3466,54 +3380,49 @@ static tshi_uv_span tshi_uv_window(const tshi_uv_op *op, int64_t at) {
 
 /* Bytes of the outgoing stream that are ready: each step's follow from the incoming step before,
  * the first step's from nothing. */
-static int64_t tshi_uv_ring_ready(const tshi_uv_group *group, const tshi_uv_op *op, int64_t total) {
+static int64_t tshi_uv_ring_ready(const tshi_uv_op *op, int64_t total) {
     tshi_uv_at in;
-    int first = tshi_uv_first_out(group, op);
-    if (op->ready >= op->in[tshi_uv_prev(group)].total) return total;
-    in = tshi_uv_locate(group, op, tshi_uv_first_in(group, op), op->ready);
-    if (in.step + 1 < tshi_uv_steps(group, op))
-        return tshi_uv_position(group, op, first, in.row, in.step + 1, in.done);
-    return tshi_uv_position(group, op, first, in.row + 1, 1, 0);
+    int first = tshi_uv_first_out(op);
+    if (op->ready >= op->in[tshi_uv_prev(op->group)].total) return total;
+    in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready);
+    if (in.step + 1 < tshi_uv_steps(op))
+        return tshi_uv_position(op, first, in.row, in.step + 1, in.done);
+    return tshi_uv_position(op, first, in.row + 1, 1, 0);
 }
 
 /* Bytes of a reduce-scatter's incoming stream that are not needed in the window any more. */
-static int64_t tshi_uv_sent_on(const tshi_uv_group *group, const tshi_uv_op *op) {
-    const tshi_uv_stream *s = &op->out[tshi_uv_next(group)];
-    int first = tshi_uv_first_in(group, op);
+static int64_t tshi_uv_sent_on(const tshi_uv_op *op) {
+    const tshi_uv_stream *s = &op->out[tshi_uv_next(op->group)];
+    int first = tshi_uv_first_in(op);
     tshi_uv_at out;
     if (s->done == s->total) return op->ready;
-    out = tshi_uv_locate(group, op, tshi_uv_first_out(group, op), s->done);
-    if (out.step == 0) return tshi_uv_min(op->ready, tshi_uv_before_row(group, op, first, out.row));
-    return tshi_uv_min(op->ready,
-                       tshi_uv_position(group, op, first, out.row, out.step - 1, out.done));
+    out = tshi_uv_locate(op, tshi_uv_first_out(op), s->done);
+    if (out.step == 0) return tshi_uv_min(op->ready, tshi_uv_before_row(op, first, out.row));
+    return tshi_uv_min(op->ready, tshi_uv_position(op, first, out.row, out.step - 1, out.done));
 }
 
-static tshi_uv_span tshi_uv_ring_out(const tshi_uv_group *group, const tshi_uv_op *op, int64_t at) {
-    tshi_uv_at out = tshi_uv_locate(group, op, tshi_uv_first_out(group, op), at);
-    void *send = (void *)(uintptr_t)op->coll.send; /* only read */
-    tshi_uv_span span;
-    if (out.step == 0 && !tshi_uv_sums(op)) {
-        span.at = (char *)send + out.offset;
-        span.size = out.left;
-    } else if (out.step > 0 && op->coll.kind == TSH_REDUCE_SCATTER) {
-        span = tshi_uv_window(op, tshi_uv_position(group, op, tshi_uv_first_in(group, op), out.row,
-                                                   out.step - 1, out.done));
-    } else {
-        span = tshi_uv_in_whole(group, op, out.step ? op->coll.recv : send, out.chunk, out.offset);
-    }
+static tshi_uv_span tshi_uv_ring_out(const tshi_uv_op *op, int64_t at) {
+    tshi_uv_at out = tshi_uv_locate(op, tshi_uv_first_out(op), at);
+    char *send = (char *)tshi_uv_send_buffer(op);
+    tshi_uv_span span = {send + out.offset, out.left};
+    if (out.step > 0 && op->coll.kind == TSH_REDUCE_SCATTER)
+        span = tshi_uv_window(
+            op, tshi_uv_position(op, tshi_uv_first_in(op), out.row, out.step - 1, out.done));
+    else if (out.step > 0 || tshi_uv_sums(op))
+        span = tshi_uv_in_whole(op, out.step ? op->coll.recv : send, out.chunk, out.offset);
     span.size = tshi_uv_min(span.size, out.left);
     return span;
 }
 
 /* Where the incoming bytes from `at` go; size 0: there is no room yet. */
-static tshi_uv_span tshi_uv_ring_in(const tshi_uv_group *group, const tshi_uv_op *op, int64_t at) {
-    tshi_uv_at in = tshi_uv_locate(group, op, tshi_uv_first_in(group, op), at);
+static tshi_uv_span tshi_uv_ring_in(const tshi_uv_op *op, int64_t at) {
+    tshi_uv_at in = tshi_uv_locate(op, tshi_uv_first_in(op), at);
     int64_t used = op->ready;
     tshi_uv_span span;
-    if (in.step >= tshi_uv_summed(group, op)) {
-        span = tshi_uv_in_whole(group, op, op->coll.recv, in.chunk, in.offset);
+    if (in.step >= tshi_uv_summed(op)) {
+        span = tshi_uv_in_whole(op, op->coll.recv, in.chunk, in.offset);
     } else {
-        if (op->coll.kind == TSH_REDUCE_SCATTER) used = tshi_uv_sent_on(group, op);
+        if (op->coll.kind == TSH_REDUCE_SCATTER) used = tshi_uv_sent_on(op);
         span = tshi_uv_window(op, at);
         span.size = tshi_uv_min(span.size, used + TSHI_UV_WINDOW - at);
     }
@@ -3522,30 +3431,29 @@ static tshi_uv_span tshi_uv_ring_in(const tshi_uv_group *group, const tshi_uv_op
 }
 
 /* Sums what has come of a step, in whole elements; returns the bytes that are done. */
-static int64_t tshi_uv_fold_step(const tshi_uv_group *group, tshi_uv_op *op, tshi_uv_at in,
-                                 int64_t come) {
+static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
     const tsh_coll *coll = &op->coll;
-    tshi_uv_span left = tshi_uv_window(op, op->ready), right, out = left;
-    int64_t width = tshi_uv_width(op), n;
-    int last = in.step == group->size - 2;
-    right = tshi_uv_in_whole(group, op, (void *)(uintptr_t)coll->send, in.chunk, in.offset);
-    n = tshi_uv_min(tshi_uv_min(left.size, right.size), tshi_uv_min(come, in.left)) / width;
+    tshi_uv_span left = tshi_uv_window(op, op->ready), out = left;
+    tshi_uv_span right = tshi_uv_in_whole(op, tshi_uv_send_buffer(op), in.chunk, in.offset);
+    int64_t width = tshi_uv_width(op), most = tshi_uv_min(left.size, right.size);
+    int64_t n = tshi_uv_min(most, tshi_uv_min(come, in.left)) / width;
+    int last = in.step == op->group->size - 2;
     if (coll->kind == TSH_ALLREDUCE)
-        out = tshi_uv_in_whole(group, op, coll->recv, in.chunk, in.offset);
+        out = tshi_uv_in_whole(op, coll->recv, in.chunk, in.offset);
     else if (last)
         out.at = (char *)coll->recv + in.offset;
     tsh_coll_fold(out.at, left.at, right.at, n, coll->dtype, coll->redop);
-    if (last) tsh_coll_finish(out.at, n, coll->dtype, coll->redop, group->size);
+    if (last) tsh_coll_finish(out.at, n, coll->dtype, coll->redop, op->group->size);
     return n * width;
 }
 
 /* Makes ready what has come of a ring's stream. */
-static void tshi_uv_ring_fold(const tshi_uv_group *group, tshi_uv_op *op) {
-    int64_t come = op->in[tshi_uv_prev(group)].done, n = 1;
+static void tshi_uv_ring_fold(tshi_uv_op *op) {
+    int64_t come = op->in[tshi_uv_prev(op->group)].done, n = 1;
     while (op->ready < come && n) {
-        tshi_uv_at in = tshi_uv_locate(group, op, tshi_uv_first_in(group, op), op->ready);
-        n = in.step < tshi_uv_summed(group, op) ? tshi_uv_fold_step(group, op, in, come - op->ready)
-                                                : tshi_uv_min(in.left, come - op->ready);
+        tshi_uv_at in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready);
+        n = in.step < tshi_uv_summed(op) ? tshi_uv_fold_step(op, in, come - op->ready)
+                                         : tshi_uv_min(in.left, come - op->ready);
         op->ready += n;
     }
 }
@@ -3553,55 +3461,44 @@ static void tshi_uv_ring_fold(const tshi_uv_group *group, tshi_uv_op *op) {
 /* ---- each to each ---- */
 
 /* What `from` sends to `to`, in bytes. */
-static int64_t tshi_uv_direct_size(const tshi_uv_group *group, const tshi_uv_op *op, int from,
-                                   int to) {
+static int64_t tshi_uv_direct_size(const tshi_uv_op *op, int from, int to) {
     const tsh_coll *coll = &op->coll;
     switch (coll->kind) {
     case TSH_ALLREDUCE: return coll->count * tshi_uv_width(op);
-    case TSH_ALLGATHER: return tshi_uv_length(group, op, from);
-    case TSH_REDUCE_SCATTER: return tshi_uv_length(group, op, to);
+    case TSH_ALLGATHER: return tshi_uv_length(op, from);
+    case TSH_REDUCE_SCATTER: return tshi_uv_length(op, to);
     case TSH_ALLTOALL:
-        return (from == group->rank ? coll->send_counts[to] : coll->recv_counts[from]) *
+        return (from == op->group->rank ? coll->send_counts[to] : coll->recv_counts[from]) *
                coll->blocks * tshi_uv_width(op);
     case TSH_SPLIT: return coll->count;
     default: return 0;
     }
 }
 
-/* Reductions keep what comes in rows of scratch, by rank. */
-static char *tshi_uv_row(const tshi_uv_group *group, const tshi_uv_op *op, int from) {
-    return op->scratch + tshi_uv_direct_size(group, op, from, group->rank) * from;
+/* Reductions keep what comes in rows of scratch, by rank; the tickets of a split have their rows
+ * in recv. */
+static char *tshi_uv_row(const tshi_uv_op *op, int from) {
+    char *rows = op->coll.kind == TSH_SPLIT ? (char *)op->coll.recv : op->scratch;
+    return rows + tshi_uv_direct_size(op, from, op->group->rank) * from;
 }
 
-static tshi_uv_span tshi_uv_direct_out(const tshi_uv_group *group, const tshi_uv_op *op, int to,
-                                       int64_t offset) {
+/* The place of byte `offset` of what goes to a peer (out), or comes from it. */
+static tshi_uv_span tshi_uv_direct_at(const tshi_uv_op *op, int peer, int64_t offset, int out) {
     const tsh_coll *coll = &op->coll;
-    void *send = (void *)(uintptr_t)(coll->kind == TSH_SPLIT ? op->ticket : coll->send);
+    void *base = out ? tshi_uv_send_buffer(op) : coll->recv;
+    int own = op->group->rank;
     tshi_uv_span span;
-    if (coll->kind == TSH_REDUCE_SCATTER) return tshi_uv_in_whole(group, op, send, to, offset);
     if (coll->kind == TSH_ALLTOALL)
-        return tshi_uv_in_rows(send, coll->send_counts, group->size, to, tshi_uv_width(op), offset);
-    span.at = (char *)send + offset;
-    span.size = tshi_uv_direct_size(group, op, group->rank, to) - offset;
-    return span;
-}
-
-static tshi_uv_span tshi_uv_direct_in(const tshi_uv_group *group, const tshi_uv_op *op, int from,
-                                      int64_t offset) {
-    const tsh_coll *coll = &op->coll;
-    tshi_uv_span span;
-    if (coll->kind == TSH_ALLGATHER) return tshi_uv_in_whole(group, op, coll->recv, from, offset);
-    if (coll->kind == TSH_ALLTOALL)
-        return tshi_uv_in_rows(coll->recv, coll->recv_counts, group->size, from, tshi_uv_width(op),
-                               offset);
-    span.at = tshi_uv_row(group, op, from) + offset;
-    span.size = tshi_uv_direct_size(group, op, from, group->rank) - offset;
+        return tshi_uv_in_rows(op, base, out ? coll->send_counts : coll->recv_counts, peer, offset);
+    if (coll->kind == (out ? TSH_REDUCE_SCATTER : TSH_ALLGATHER))
+        return tshi_uv_in_whole(op, base, peer, offset);
+    span.at = (out ? (char *)base : tshi_uv_row(op, peer)) + offset;
+    span.size = tshi_uv_direct_size(op, out ? own : peer, out ? peer : own) - offset;
     return span;
 }
 
 /* n elements that every rank has sent, `at` bytes into its message; this rank's own are there. */
 typedef struct tshi_uv_parts {
-    const tshi_uv_group *group;
     const tshi_uv_op *op;
     const char *own;
     int64_t at;
@@ -3609,89 +3506,63 @@ typedef struct tshi_uv_parts {
 
 static const void *tshi_uv_message_of(const void *user, int r) {
     const tshi_uv_parts *p = (const tshi_uv_parts *)user;
-    return r == p->group->rank ? p->own : tshi_uv_row(p->group, p->op, r) + p->at;
+    return r == p->op->group->rank ? p->own : tshi_uv_row(p->op, r) + p->at;
 }
 
-/* All is sent and received. `out` may be `own`: the sum goes through a tile. */
-static void tshi_uv_direct_sums(const tshi_uv_group *group, const tshi_uv_op *op) {
+/* All is sent and received. `recv` may be `send`: the sum goes through a tile. */
+static void tshi_uv_direct_sums(const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
+    const tshi_uv_group *group = op->group;
     int64_t width = tshi_uv_width(op), n;
     double tile[512]; /* aligned for every dtype */
-    tshi_uv_parts parts;
     int reduces = coll->kind == TSH_ALLREDUCE, k = reduces ? 0 : group->rank;
-    parts.group = group;
-    parts.op = op;
     for (; k < (reduces ? group->size : group->rank + 1); k++) {
-        int64_t size = tshi_uv_length(group, op, k);
+        int64_t size = tshi_uv_length(op, k);
+        int64_t base = reduces ? tsh_coll_chunk(coll->count, group->size, k) * width : 0;
         for (int64_t at = 0; at < size; at += n * width) {
-            tshi_uv_span own = tshi_uv_in_whole(group, op, (void *)(uintptr_t)coll->send, k, at),
-                         to;
-            int64_t base = reduces ? tsh_coll_chunk(coll->count, group->size, k) * width : 0;
+            tshi_uv_span own = tshi_uv_in_whole(op, tshi_uv_send_buffer(op), k, at);
+            tshi_uv_parts parts = {op, own.at, base + at};
             n = tshi_uv_min(own.size, (int64_t)sizeof tile) / width;
-            to.at = (char *)coll->recv + base + at;
-            parts.own = own.at;
-            parts.at = base + at;
             tsh_coll_sum(tile, n, coll, group->size, k, tshi_uv_message_of, &parts);
-            memcpy(to.at, tile, (size_t)(n * width));
+            memcpy((char *)coll->recv + base + at, tile, (size_t)(n * width));
         }
     }
 }
 
 /* n bytes of what this rank gives itself go into their place. */
-static void tshi_uv_own_piece(const tshi_uv_group *group, const tshi_uv_op *op, int64_t offset,
-                              int64_t n) {
-    const tsh_coll *coll = &op->coll;
+static void tshi_uv_own_piece(const tshi_uv_op *op, int64_t offset, int64_t n) {
+    const int rank = op->group->rank;
     for (int64_t end = offset + n; offset < end;) {
-        tshi_uv_span to = tshi_uv_in_rows(coll->recv, coll->recv_counts, group->size, group->rank,
-                                          tshi_uv_width(op), offset);
-        const char *from = (const char *)coll->send + offset;
-        if (coll->kind == TSH_ALLTOALL)
-            from = tshi_uv_in_rows((void *)(uintptr_t)coll->send, coll->send_counts, group->size,
-                                   group->rank, tshi_uv_width(op), offset)
-                       .at;
+        tshi_uv_span from = tshi_uv_direct_at(op, rank, offset, 1);
+        tshi_uv_span to = tshi_uv_direct_at(op, rank, offset, 0);
         to.size = tshi_uv_min(to.size, end - offset);
-        if (to.at != from) memmove(to.at, from, (size_t)to.size);
+        if (to.at != from.at) memmove(to.at, from.at, (size_t)to.size);
         offset += to.size;
     }
 }
 
 /* ---- any algorithm ---- */
 
-/* Where the next bytes for `peer` are; size 0: none are ready. */
-static tshi_uv_span tshi_uv_out_at(const tshi_uv_group *group, const tshi_uv_op *op, int peer,
-                                   int64_t offset, int64_t total) {
+/* Where the next bytes for `peer` are (out), or those that come from it go; size 0: none are
+ * ready, or there is no room. */
+static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t offset, int64_t total,
+                                     int out) {
     tshi_uv_span span = {NULL, 0};
     int64_t ready = total;
-    if (op->algorithm == TSHI_UV_RING) ready = tshi_uv_ring_ready(group, op, total);
-    if (op->algorithm == TSHI_UV_CHAIN && group->rank != op->coll.root)
-        ready = op->in[tshi_uv_prev(group)].done;
+    if (out && op->algorithm == TSHI_UV_RING) ready = tshi_uv_ring_ready(op, total);
+    if (out && op->algorithm == TSHI_UV_CHAIN && op->group->rank != op->coll.root)
+        ready = op->in[tshi_uv_prev(op->group)].done;
     if (offset >= ready) return span;
     if (op->algorithm == TSHI_UV_RING) {
-        span = tshi_uv_ring_out(group, op, offset);
+        span = out ? tshi_uv_ring_out(op, offset) : tshi_uv_ring_in(op, offset);
     } else if (op->algorithm == TSHI_UV_DIRECT) {
-        span = tshi_uv_direct_out(group, op, peer, offset);
+        span = tshi_uv_direct_at(op, peer, offset, out);
     } else {
-        const void *from = op->algorithm == TSHI_UV_MESSAGE ? op->coll.send : op->coll.recv;
-        span.at = (char *)(uintptr_t)from + offset;
+        int sends = out && op->algorithm == TSHI_UV_MESSAGE;
+        span.at = (char *)(sends ? tshi_uv_send_buffer(op) : op->coll.recv) + offset;
         span.size = total - offset;
     }
     span.size = tshi_uv_min(span.size, ready - offset);
-    return span;
-}
-
-static tshi_uv_span tshi_uv_in_at(const tshi_uv_group *group, const tshi_uv_op *op, int peer,
-                                  int64_t offset, int64_t total) {
-    tshi_uv_span span = {NULL, 0};
-    if (offset >= total) return span;
-    if (op->algorithm == TSHI_UV_RING) {
-        span = tshi_uv_ring_in(group, op, offset);
-    } else if (op->algorithm == TSHI_UV_DIRECT) {
-        span = tshi_uv_direct_in(group, op, peer, offset);
-    } else {
-        span.at = (char *)op->coll.recv + offset;
-        span.size = total - offset;
-    }
-    span.size = tshi_uv_min(span.size, total - offset);
     return span;
 }
 
@@ -3731,18 +3602,6 @@ static void tshi_uv_broke(tshi_uv_link *link, const tshi_uv_fifo *fifo, const ch
                          world->peer[peer].name, how, world->rank, text);
 }
 
-/* The peer's descriptor is not this rank's: the coordinator asks all of them. */
-static void tshi_uv_differ(tshi_uv_link *link, const tshi_uv_op *op) {
-    tshi_uv_group *group = link->group;
-    uint64_t seq = link->heard.seq < op->head.seq ? link->heard.seq : op->head.seq;
-    int a = group->ranks[link->peer], b = group->world->rank;
-    tshi_uv_report_error(
-        group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tsh_blamed(a, b),
-        "rank %d and rank %d called different collectives (collective %llu of group "
-        "%llu)",
-        a, b, (unsigned long long)seq, (unsigned long long)group->id);
-}
-
 /* A message and its receive do not fit. */
 static void tshi_uv_unfit(tshi_uv_link *link, const tshi_uv_head *sent, const tshi_uv_head *wanted,
                           int from, int to) {
@@ -3767,38 +3626,43 @@ static int tshi_uv_fits(const tshi_uv_head *sent, const tshi_uv_head *wanted) {
            sent->tag == wanted->tag && sent->seq == wanted->seq;
 }
 
-static tshi_uv_head tshi_uv_message_head(const tshi_uv_group *group, const tshi_uv_op *op,
-                                         int receives) {
+static tshi_uv_head tshi_uv_message_head(const tshi_uv_op *op, int receives) {
+    const tsh_coll half = tsh_coll_half(&op->coll, receives);
     tshi_uv_head head;
     memset(&head, 0, sizeof head);
-    head.group = group->id;
-    head.kind = receives ? TSH_RECV : TSH_SEND;
-    head.dtype = (uint8_t)op->coll.dtype;
-    head.tag = op->coll.tag;
-    head.seq = receives ? op->recv_number : op->send_number;
-    head.count = receives ? op->recv_count : op->send_count;
-    if (!receives) head.bytes = (uint64_t)(op->send_count * tshi_uv_width(op));
+    head.group = op->group->id;
+    head.kind = (uint8_t)half.kind;
+    head.dtype = (uint8_t)half.dtype;
+    head.tag = half.tag;
+    head.seq = op->number[receives];
+    head.count = half.count;
+    if (!receives) head.bytes = (uint64_t)(half.count * tshi_uv_width(op));
     return head;
 }
 
 /* One frame of op is done; the last one completes it. */
-static void tshi_uv_frame_done(tshi_uv_group *group, tshi_uv_op *op, tshi_uv_fifo *fifo) {
+static void tshi_uv_frame_done(tshi_uv_op *op, tshi_uv_fifo *fifo) {
     tshi_uv_pop(fifo);
     if (--op->pending == 0 && op->algorithm == TSHI_UV_DIRECT && tshi_uv_sums(op))
-        tshi_uv_direct_sums(group, op);
+        tshi_uv_direct_sums(op);
 }
 
-/* The header of a frame is here. 1: go on; 0: the world ends. */
+/* The header of a frame is here. 1: go on; 0: the world ends. Where a peer's collective is not this
+ * rank's, the coordinator asks all ranks. */
 static int tshi_uv_check_head(tshi_uv_link *link) {
     tshi_uv_group *group = link->group;
     const tshi_uv_head *head = &link->heard;
     const tshi_uv_op *op = link->in.used ? tshi_uv_first(group, &link->in) : NULL;
     if (!tshi_uv_for_messages(link)) {
-        int64_t total = op->in[link->peer].total;
+        uint64_t seq = head->seq < op->head.seq ? head->seq : op->head.seq;
+        int a = group->ranks[link->peer], b = group->world->rank;
         if (head->seq == op->head.seq && head->digest == op->head.digest &&
-            head->group == group->id && head->bytes == (uint64_t)total)
+            head->group == group->id && head->bytes == (uint64_t)op->in[link->peer].total)
             return 1;
-        tshi_uv_differ(link, op);
+        tshi_uv_report_error(
+            group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tsh_blamed(a, b),
+            "rank %d and rank %d called different collectives (collective %llu of group %llu)", a,
+            b, (unsigned long long)seq, (unsigned long long)group->id);
         return 0;
     }
     if (head->kind == TSH_RECV && link->cleared - link->sent < TSHI_UV_OPS) {
@@ -3807,65 +3671,56 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
         return 1;
     }
     if (op && head->kind == TSH_SEND && head->bytes == (uint64_t)op->in[link->peer].total) {
-        tshi_uv_head wanted = tshi_uv_message_head(group, op, 1);
+        tshi_uv_head wanted = tshi_uv_message_head(op, 1);
         if (tshi_uv_fits(head, &wanted)) return 1;
     }
     tshi_uv_broke(link, tshi_uv_in_use(link), "sent what nobody asked for");
     return 0;
 }
 
-/* The pieces of memory for a system call: what is left of a header, then payload. */
-typedef struct tshi_uv_pieces {
+/* Moves, in one system call, `left` bytes of a header, then payload of op (NULL: none). Returns
+ * the bytes that moved; link->want has the event to wait for where some did not. */
+static size_t tshi_uv_transfer(tshi_uv_link *link, const tshi_uv_fifo *fifo, void *head,
+                               size_t left, const tshi_uv_op *op, int out) {
     struct iovec iov[TSHI_UV_IO_SPANS];
-    int count;
-    size_t bytes;
-} tshi_uv_pieces;
-
-static void tshi_uv_piece(tshi_uv_pieces *pieces, void *at, size_t size) {
-    pieces->iov[pieces->count].iov_base = at;
-    pieces->iov[pieces->count].iov_len = size;
-    pieces->count++;
-    pieces->bytes += size;
-}
-
-static void tshi_uv_payload(tshi_uv_pieces *pieces, const tshi_uv_link *link, const tshi_uv_op *op,
-                            int out) {
-    const tshi_uv_stream *s = out ? &op->out[link->peer] : &op->in[link->peer];
-    int64_t offset = s->done, left = TSHI_UV_IO_BYTES;
-    while (pieces->count < TSHI_UV_IO_SPANS && left > 0) {
-        tshi_uv_span span = out ? tshi_uv_out_at(link->group, op, link->peer, offset, s->total)
-                                : tshi_uv_in_at(link->group, op, link->peer, offset, s->total);
-        if (span.size <= 0) return;
-        span.size = tshi_uv_min(span.size, left);
-        tshi_uv_piece(pieces, span.at, (size_t)span.size);
-        offset += span.size;
-        left -= span.size;
-    }
-}
-
-/* One system call: bytes moved; -1: none (errno). */
-static ssize_t tshi_uv_transfer(int fd, tshi_uv_pieces *pieces, int out) {
     struct msghdr message;
+    const tshi_uv_stream *s = !op ? NULL : out ? &op->out[link->peer] : &op->in[link->peer];
+    uint64_t *count = out ? &link->wrote : &link->got;
+    int64_t payload = 0;
+    int used = left != 0;
+    ssize_t n;
+    iov[0].iov_base = head;
+    iov[0].iov_len = left;
+    while (op && used < TSHI_UV_IO_SPANS && payload < TSHI_UV_IO_BYTES) {
+        tshi_uv_span span = tshi_uv_bytes_at(op, link->peer, s->done + payload, s->total, out);
+        if (span.size <= 0) break;
+        span.size = tshi_uv_min(span.size, TSHI_UV_IO_BYTES - payload);
+        iov[used].iov_base = span.at;
+        iov[used++].iov_len = (size_t)span.size;
+        payload += span.size;
+    }
+    if (!used) return 0;
     memset(&message, 0, sizeof message);
-    message.msg_iov = pieces->iov;
-    message.msg_iovlen = (size_t)pieces->count;
-    return out ? sendmsg(fd, &message, TSHI_UV_NOSIGNAL) : recvmsg(fd, &message, 0);
-}
-
-static void tshi_uv_payload_came(const tshi_uv_group *group, tshi_uv_op *op, tshi_uv_stream *s,
-                                 size_t n) {
-    s->done += (int64_t)n;
-    if (op->algorithm == TSHI_UV_RING) tshi_uv_ring_fold(group, op);
+    message.msg_iov = iov;
+    message.msg_iovlen = (size_t)used;
+    n = out ? sendmsg(link->fd, &message, TSHI_UV_NOSIGNAL) : recvmsg(link->fd, &message, 0);
+    if ((n < 0 && !tshi_uv_later()) || (n == 0 && !out)) {
+        tshi_uv_broke(link, fifo, n < 0 ? "lost its connection" : "closed its connection");
+        return 0;
+    }
+    if (n < 0) n = 0;
+    TSHI_UV_PUT(count, *count + (uint64_t)n);
+    if ((size_t)n < left + (size_t)payload) link->want |= out ? UV_WRITABLE : UV_READABLE;
+    return (size_t)n;
 }
 
 /* Payload has gone. A ring's own piece is put in its place as it goes, while it is in the cache. */
-static void tshi_uv_payload_went(const tshi_uv_group *group, const tshi_uv_op *op,
-                                 tshi_uv_stream *s, size_t n) {
+static void tshi_uv_payload_went(const tshi_uv_op *op, tshi_uv_stream *s, size_t n) {
     int64_t end = s->done + (int64_t)n;
     while (op->algorithm == TSHI_UV_RING && op->coll.kind == TSH_ALLGATHER && s->done < end) {
-        tshi_uv_at at = tshi_uv_locate(group, op, tshi_uv_first_out(group, op), s->done);
+        tshi_uv_at at = tshi_uv_locate(op, tshi_uv_first_out(op), s->done);
         int64_t now = tshi_uv_min(at.left, end - s->done);
-        if (at.step == 0) tshi_uv_own_piece(group, op, at.offset, now);
+        if (at.step == 0) tshi_uv_own_piece(op, at.offset, now);
         s->done += now;
     }
     s->done = end;
@@ -3874,119 +3729,82 @@ static void tshi_uv_payload_went(const tshi_uv_group *group, const tshi_uv_op *o
 /* Reads once. 2: all that there was room for came, so more may be there; 1: less came; 0: nothing,
  * or there is no room. */
 static int tshi_uv_read_once(tshi_uv_link *link) {
-    tshi_uv_group *group = link->group;
-    tshi_uv_op *op = link->in.used ? tshi_uv_first(group, &link->in) : NULL;
+    tshi_uv_op *op = link->in.used ? tshi_uv_first(link->group, &link->in) : NULL;
     tshi_uv_stream *s = op ? &op->in[link->peer] : NULL;
-    tshi_uv_pieces pieces;
-    size_t head = sizeof link->heard - link->heard_done, n;
-    ssize_t got;
-    pieces.count = 0;
-    pieces.bytes = 0;
-    if (head) tshi_uv_piece(&pieces, (char *)&link->heard + link->heard_done, head);
-    if (op && (!head || !tshi_uv_for_messages(link))) tshi_uv_payload(&pieces, link, op, 0);
-    if (!pieces.count) return 0;
-    got = tshi_uv_transfer(link->fd, &pieces, 0);
-    if (got < 0 && tshi_uv_later()) {
-        link->want |= UV_READABLE;
-        return 0;
-    }
-    if (got <= 0) {
-        tshi_uv_broke(link, tshi_uv_in_use(link),
-                      got == 0 ? "closed its connection" : "lost its connection");
-        return 0;
-    }
-    n = (size_t)got < head ? (size_t)got : head;
-    TSHI_UV_PUT(&link->got, link->got + (uint64_t)got);
+    size_t head = sizeof link->heard - link->heard_done, n, got;
+    got = tshi_uv_transfer(link, tshi_uv_in_use(link), (char *)&link->heard + link->heard_done,
+                           head, !head || !tshi_uv_for_messages(link) ? op : NULL, 0);
+    if (!got) return 0;
+    n = got < head ? got : head;
     link->heard_done += n;
     if (head && n == head && !tshi_uv_check_head(link)) return 0;
     if (op && link->heard_done == sizeof link->heard) {
-        tshi_uv_payload_came(group, op, s, (size_t)got - n);
+        s->done += (int64_t)(got - n);
+        if (op->algorithm == TSHI_UV_RING) tshi_uv_ring_fold(op);
         if (s->done == s->total) {
             link->heard_done = 0;
-            tshi_uv_frame_done(group, op, &link->in);
+            tshi_uv_frame_done(op, &link->in);
         }
     }
-    if ((size_t)got < pieces.bytes) link->want |= UV_READABLE;
-    return (size_t)got == pieces.bytes ? 2 : 1;
+    return link->want & UV_READABLE ? 1 : 2;
 }
 
 /* The queue whose first frame is to be written; NULL: none may go. */
 static tshi_uv_fifo *tshi_uv_choose(tshi_uv_link *link) {
-    const tshi_uv_op *op;
+    const tshi_uv_head *wanted = &link->clear[link->sent % TSHI_UV_OPS];
     tshi_uv_head sent;
     if (link->writing) return link->writing;
     if (!tshi_uv_for_messages(link)) return link->out.used ? &link->out : NULL;
     if (link->clears.used) return &link->clears;
     if (!link->out.used || link->cleared == link->sent) return NULL;
-    op = tshi_uv_first(link->group, &link->out);
-    sent = tshi_uv_message_head(link->group, op, 0);
-    if (tshi_uv_fits(&sent, &link->clear[link->sent % TSHI_UV_OPS])) {
+    sent = tshi_uv_message_head(tshi_uv_first(link->group, &link->out), 0);
+    if (tshi_uv_fits(&sent, wanted)) {
         link->sent++;
         return &link->out;
     }
-    tshi_uv_unfit(link, &sent, &link->clear[link->sent % TSHI_UV_OPS], link->group->rank,
-                  link->peer);
+    tshi_uv_unfit(link, &sent, wanted, link->group->rank, link->peer);
     return NULL;
 }
 
 /* Writes once. 0: nothing could go. */
 static int tshi_uv_write_once(tshi_uv_link *link) {
-    tshi_uv_group *group = link->group;
     tshi_uv_fifo *fifo = link->writing = tshi_uv_choose(link);
-    tshi_uv_op *op = fifo ? tshi_uv_first(group, fifo) : NULL;
+    tshi_uv_op *op = fifo ? tshi_uv_first(link->group, fifo) : NULL;
     tshi_uv_stream *s;
-    tshi_uv_pieces pieces;
     tshi_uv_head head;
-    size_t left, n;
-    ssize_t put;
+    size_t left, n, put;
     if (!op) return 0;
     s = fifo == &link->clears ? &op->clear : &op->out[link->peer];
-    head = tshi_uv_for_messages(link) ? tshi_uv_message_head(group, op, fifo == &link->clears)
-                                      : op->head;
+    head = tshi_uv_for_messages(link) ? tshi_uv_message_head(op, fifo == &link->clears) : op->head;
     head.bytes = (uint64_t)s->total;
     left = sizeof head - s->head;
-    pieces.count = 0;
-    pieces.bytes = 0;
-    if (left) tshi_uv_piece(&pieces, (char *)&head + s->head, left);
-    if (s->total) tshi_uv_payload(&pieces, link, op, 1);
-    if (!pieces.count) return 0;
-    put = tshi_uv_transfer(link->fd, &pieces, 1);
-    if (put < 0 && tshi_uv_later()) {
-        link->want |= UV_WRITABLE;
-        return 0;
-    }
-    if (put < 0) {
-        tshi_uv_broke(link, fifo, "lost its connection");
-        return 0;
-    }
-    TSHI_UV_PUT(&link->wrote, link->wrote + (uint64_t)put);
-    n = (size_t)put < left ? (size_t)put : left;
+    put = tshi_uv_transfer(link, fifo, (char *)&head + s->head, left, s->total ? op : NULL, 1);
+    if (!put) return 0;
+    n = put < left ? put : left;
     s->head += n;
-    tshi_uv_payload_went(group, op, s, (size_t)put - n);
-    if ((size_t)put < pieces.bytes) link->want |= UV_WRITABLE;
+    tshi_uv_payload_went(op, s, put - n);
     if (s->head == sizeof head && s->done == s->total) {
         link->writing = NULL;
-        tshi_uv_frame_done(group, op, fifo);
+        tshi_uv_frame_done(op, fifo);
     }
     return 1;
 }
 
 /* Messages of a rank to itself. */
 static int tshi_uv_meet(tshi_uv_link *link) {
-    tshi_uv_group *group = link->group;
     int moved = 0;
     for (; link->in.used && link->out.used; moved = 1) {
-        tshi_uv_op *to = tshi_uv_first(group, &link->in);
-        tshi_uv_op *from = tshi_uv_first(group, &link->out);
-        tshi_uv_head sent = tshi_uv_message_head(group, from, 0);
-        tshi_uv_head wanted = tshi_uv_message_head(group, to, 1);
+        tshi_uv_op *to = tshi_uv_first(link->group, &link->in);
+        tshi_uv_op *from = tshi_uv_first(link->group, &link->out);
+        tshi_uv_head sent = tshi_uv_message_head(from, 0);
+        tshi_uv_head wanted = tshi_uv_message_head(to, 1);
         if (!tshi_uv_fits(&sent, &wanted)) {
             tshi_uv_unfit(link, &sent, &wanted, link->peer, link->peer);
             return 0;
         }
         if (sent.bytes) memmove(to->coll.recv, from->coll.send, (size_t)sent.bytes);
-        tshi_uv_frame_done(group, to, &link->in);
-        tshi_uv_frame_done(group, from, &link->out);
+        tshi_uv_frame_done(to, &link->in);
+        tshi_uv_frame_done(from, &link->out);
     }
     return moved;
 }
@@ -4029,43 +3847,37 @@ static int tshi_uv_advance(tsh_uv_world *world) {
  * sends. */
 enum { TSHI_UV_DIRECT_MOST = 96 << 10, TSHI_UV_STAR_MOST = 32 << 10 };
 
-static void tshi_uv_queue(tshi_uv_group *group, tshi_uv_op *op, tshi_uv_fifo *fifo,
-                          tshi_uv_stream *s, int64_t total) {
+static void tshi_uv_queue(tshi_uv_op *op, tshi_uv_fifo *fifo, tshi_uv_stream *s, int64_t total) {
     memset(s, 0, sizeof *s);
     s->total = total;
     op->pending++;
-    tshi_uv_push(fifo, tshi_uv_index(group, op));
+    tshi_uv_push(fifo, op);
 }
 
-static void tshi_uv_expect(tshi_uv_group *group, tshi_uv_op *op, int peer, int64_t total) {
-    tshi_uv_link *link = tshi_uv_link_to(group, peer, op->algorithm == TSHI_UV_MESSAGE);
-    tshi_uv_queue(group, op, &link->in, &op->in[peer], total);
+/* `total` bytes come from a peer, */
+static void tshi_uv_expect(tshi_uv_op *op, int peer, int64_t total) {
+    tshi_uv_link *link = tshi_uv_link_to(op->group, peer, op->algorithm == TSHI_UV_MESSAGE);
+    tshi_uv_queue(op, &link->in, &op->in[peer], total);
 }
 
-static void tshi_uv_promise(tshi_uv_group *group, tshi_uv_op *op, int peer, int64_t total) {
-    tshi_uv_link *link = tshi_uv_link_to(group, peer, op->algorithm == TSHI_UV_MESSAGE);
-    tshi_uv_queue(group, op, &link->out, &op->out[peer], total);
-}
-
-/* Bytes of the whole of what is summed or gathered. */
-static int64_t tshi_uv_whole(const tshi_uv_group *group, const tshi_uv_op *op) {
-    int64_t total = 0;
-    for (int k = 0; k < group->size; k++) total += tshi_uv_length(group, op, k);
-    return total;
+/* or go to it. */
+static void tshi_uv_promise(tshi_uv_op *op, int peer, int64_t total) {
+    tshi_uv_link *link = tshi_uv_link_to(op->group, peer, op->algorithm == TSHI_UV_MESSAGE);
+    tshi_uv_queue(op, &link->out, &op->out[peer], total);
 }
 
 /* By size alone, so that all ranks choose alike. */
-static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_group *group,
-                                                  const tshi_uv_op *op) {
+static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
-    int64_t sent;
+    const int size = op->group->size;
+    int64_t sent = 0;
     switch (coll->kind) {
     case TSH_ALLREDUCE:
     case TSH_ALLGATHER:
     case TSH_REDUCE_SCATTER:
-        sent = tshi_uv_whole(group, op);
-        if (coll->kind == TSH_ALLREDUCE) sent *= group->size - 1;
-        return group->size == 1 || sent <= TSHI_UV_DIRECT_MOST ? TSHI_UV_DIRECT : TSHI_UV_RING;
+        for (int k = 0; k < size; k++) sent += tshi_uv_length(op, k);
+        if (coll->kind == TSH_ALLREDUCE) sent *= size - 1;
+        return size == 1 || sent <= TSHI_UV_DIRECT_MOST ? TSHI_UV_DIRECT : TSHI_UV_RING;
     case TSH_BROADCAST:
         return coll->count * tshi_uv_width(op) <= TSHI_UV_STAR_MOST ? TSHI_UV_STAR : TSHI_UV_CHAIN;
     case TSH_SEND:
@@ -4075,60 +3887,66 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_group *group,
     }
 }
 
-static void tshi_uv_plan_direct(tshi_uv_group *group, tshi_uv_op *op) {
-    int64_t own = tshi_uv_direct_size(group, op, group->rank, group->rank);
-    if (op->coll.kind == TSH_ALLGATHER || op->coll.kind == TSH_ALLTOALL)
-        tshi_uv_own_piece(group, op, 0, own);
-    for (int j = 1; j < group->size; j++) {
-        int to = (group->rank + j) % group->size;
-        tshi_uv_promise(group, op, to, tshi_uv_direct_size(group, op, group->rank, to));
-        tshi_uv_expect(group, op, to, tshi_uv_direct_size(group, op, to, group->rank));
+static void tshi_uv_plan_direct(tshi_uv_op *op) {
+    const tsh_coll *coll = &op->coll;
+    const int rank = op->group->rank, size = op->group->size;
+    if (coll->kind == TSH_ALLTOALL && coll->send_counts[rank] != coll->recv_counts[rank])
+        tshi_uv_report_error(
+            op->group->world, TSHI_UV_MISMATCH, op->group->id, op->head.seq, TSH_ERR_MISMATCH,
+            op->group->world->rank,
+            "rank %d called all-to-all with send_counts[%d] = %lld and recv_counts[%d] = %lld",
+            op->group->world->rank, rank, (long long)coll->send_counts[rank], rank,
+            (long long)coll->recv_counts[rank]);
+    else if (coll->kind == TSH_ALLTOALL || coll->kind == TSH_ALLGATHER)
+        tshi_uv_own_piece(op, 0, tshi_uv_direct_size(op, rank, rank));
+    for (int j = 1; j < size; j++) {
+        int to = (rank + j) % size;
+        tshi_uv_promise(op, to, tshi_uv_direct_size(op, rank, to));
+        tshi_uv_expect(op, to, tshi_uv_direct_size(op, to, rank));
     }
 }
 
-static void tshi_uv_plan_ring(tshi_uv_group *group, tshi_uv_op *op) {
+static void tshi_uv_plan_ring(tshi_uv_op *op) {
     const int64_t rows = INT64_MAX / TSHI_UV_SEGMENT; /* all that there are */
-    tshi_uv_promise(group, op, tshi_uv_next(group),
-                    tshi_uv_before_row(group, op, tshi_uv_first_out(group, op), rows));
-    tshi_uv_expect(group, op, tshi_uv_prev(group),
-                   tshi_uv_before_row(group, op, tshi_uv_first_in(group, op), rows));
+    const tshi_uv_group *group = op->group;
+    tshi_uv_promise(op, tshi_uv_next(group), tshi_uv_before_row(op, tshi_uv_first_out(op), rows));
+    tshi_uv_expect(op, tshi_uv_prev(group), tshi_uv_before_row(op, tshi_uv_first_in(op), rows));
 }
 
 /* Beside the bytes, each rank's header goes to the next one, so that all are checked. */
-static void tshi_uv_plan_broadcast(tshi_uv_group *group, tshi_uv_op *op) {
+static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
+    const tshi_uv_group *group = op->group;
     int next = tshi_uv_next(group), prev = tshi_uv_prev(group), root = op->coll.root;
     int64_t bytes = op->coll.count * tshi_uv_width(op);
     int star = op->algorithm == TSHI_UV_STAR, is_root = group->rank == root;
     if (group->size == 1) return;
     if (star && is_root)
         for (int j = 1; j < group->size; j++)
-            tshi_uv_promise(group, op, (root + j) % group->size, bytes);
+            tshi_uv_promise(op, (root + j) % group->size, bytes);
     else
-        tshi_uv_promise(group, op, next, star || next == root ? 0 : bytes);
-    if (is_root || (star && prev != root)) tshi_uv_expect(group, op, prev, 0);
-    if (!is_root) tshi_uv_expect(group, op, star ? root : prev, bytes);
+        tshi_uv_promise(op, next, star || next == root ? 0 : bytes);
+    if (is_root || (star && prev != root)) tshi_uv_expect(op, prev, 0);
+    if (!is_root) tshi_uv_expect(op, star ? root : prev, bytes);
 }
 
-static void tshi_uv_plan_message(tshi_uv_group *group, tshi_uv_op *op) {
+static void tshi_uv_plan_message(tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
-    int both = coll->kind == TSH_SENDRECV;
+    int64_t width = tshi_uv_width(op);
     if (coll->kind != TSH_SEND) {
-        tshi_uv_link *link = tshi_uv_link_to(group, coll->recv_from, 1);
-        op->recv_count = both ? coll->recv_counts[0] : coll->count;
-        op->recv_number = link->receives++;
-        tshi_uv_expect(group, op, coll->recv_from, op->recv_count * tshi_uv_width(op));
-        if (coll->recv_from != group->rank) tshi_uv_queue(group, op, &link->clears, &op->clear, 0);
+        tshi_uv_link *link = tshi_uv_link_to(op->group, coll->recv_from, 1);
+        op->number[1] = link->receives++;
+        tshi_uv_expect(op, coll->recv_from, tsh_coll_half(coll, 1).count * width);
+        if (link->peer != op->group->rank) tshi_uv_queue(op, &link->clears, &op->clear, 0);
     }
     if (coll->kind != TSH_RECV) {
-        tshi_uv_link *link = tshi_uv_link_to(group, coll->send_to, 1);
-        op->send_count = both ? coll->send_counts[0] : coll->count;
-        op->send_number = link->sends++;
-        tshi_uv_promise(group, op, coll->send_to, op->send_count * tshi_uv_width(op));
+        op->number[0] = tshi_uv_link_to(op->group, coll->send_to, 1)->sends++;
+        tshi_uv_promise(op, coll->send_to, tsh_coll_half(coll, 0).count * width);
     }
 }
 
 /* What the coordinator may ask for later. */
-static void tshi_uv_remember(tshi_uv_group *group, const tshi_uv_op *op) {
+static void tshi_uv_remember(const tshi_uv_op *op) {
+    tshi_uv_group *group = op->group;
     tshi_uv_record *record = &group->record[op->head.seq % TSHI_UV_RECORDS];
     const tsh_coll *coll = &op->coll;
     int counts = coll->recv_counts ? (int)tshi_uv_min(group->size, TSHI_UV_COUNTS) : 0;
@@ -4145,12 +3963,12 @@ static void tshi_uv_remember(tshi_uv_group *group, const tshi_uv_op *op) {
     uv_mutex_unlock(&group->world->lock);
 }
 
-static size_t tshi_uv_scratch(const tshi_uv_group *group, const tshi_uv_op *op) {
-    if (op->algorithm == TSHI_UV_RING) return tshi_uv_sums(op) ? TSHI_UV_WINDOW : 0;
-    if (group->size == 1) return 0;
-    if (op->algorithm != TSHI_UV_DIRECT || !(tshi_uv_sums(op) || op->coll.kind == TSH_SPLIT))
-        return 0;
-    return (size_t)(tshi_uv_direct_size(group, op, group->rank, group->rank) * group->size);
+/* Bytes of scratch that op needs: only sums do. */
+static size_t tshi_uv_scratch(const tshi_uv_op *op) {
+    const tshi_uv_group *group = op->group;
+    if (!tshi_uv_sums(op) || group->size == 1) return 0;
+    if (op->algorithm == TSHI_UV_RING) return TSHI_UV_WINDOW;
+    return (size_t)(tshi_uv_direct_size(op, group->rank, group->rank) * group->size);
 }
 
 /* There is no memory for a collective. */
@@ -4162,39 +3980,30 @@ static tsh_result tshi_uv_no_scratch(const tshi_uv_group *group, const tsh_coll 
     return tshi_uv_cannot(group->world, TSH_ERR_MEMORY, text, "no memory");
 }
 
-/* A free operation, described by coll; NULL: *why. */
-static tshi_uv_op *tshi_uv_prepare_op(tshi_uv_group *group, const tsh_coll *coll, tsh_result *why) {
+/* Queues the frames of an operation that is described by coll, and writes as much as the sockets
+ * take now. */
+static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tshi_uv_op **out) {
     tshi_uv_op *op = group->op;
     size_t need;
-    *why = TSH_ERR_STATE;
     while (op < group->op + TSHI_UV_OPS && op->used) op++;
-    if (op == group->op + TSHI_UV_OPS) return NULL;
+    if (op == group->op + TSHI_UV_OPS) return TSH_ERR_STATE;
+    *out = op;
     op->coll = *coll;
     op->pending = 0;
     op->ready = 0;
-    op->ticket = NULL;
-    op->algorithm = tshi_uv_choose_algorithm(group, op);
-    need = tshi_uv_scratch(group, op);
+    op->algorithm = tshi_uv_choose_algorithm(op);
+    need = tshi_uv_scratch(op);
     if (need > op->scratch_size) {
         free(op->scratch);
         op->scratch = (char *)malloc(need);
         op->scratch_size = op->scratch ? need : 0;
-        if (!op->scratch) {
-            *why = tshi_uv_no_scratch(group, coll);
-            return NULL;
-        }
+        if (!op->scratch) return tshi_uv_no_scratch(group, coll);
     }
     op->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout);
-    return op;
-}
-
-/* Queues op's frames and writes as much as the sockets take now. */
-static void tshi_uv_launch(tshi_uv_group *group, tshi_uv_op *op) {
-    const tsh_coll *coll = &op->coll;
     op->used = 1;
     group->active++;
     if (op->algorithm == TSHI_UV_MESSAGE) {
-        tshi_uv_plan_message(group, op);
+        tshi_uv_plan_message(op);
     } else {
         memset(&op->head, 0, sizeof op->head);
         op->head.group = group->id;
@@ -4202,15 +4011,16 @@ static void tshi_uv_launch(tshi_uv_group *group, tshi_uv_op *op) {
         op->head.digest = tsh_coll_digest(coll, group->size);
         op->head.count = coll->count;
         op->head.kind = (uint8_t)coll->kind;
-        tshi_uv_remember(group, op);
+        tshi_uv_remember(op);
         op->pending = 1; /* until all frames are in the queues */
-        if (op->algorithm == TSHI_UV_DIRECT) tshi_uv_plan_direct(group, op);
-        if (op->algorithm == TSHI_UV_RING) tshi_uv_plan_ring(group, op);
+        if (op->algorithm == TSHI_UV_DIRECT) tshi_uv_plan_direct(op);
+        if (op->algorithm == TSHI_UV_RING) tshi_uv_plan_ring(op);
         if (op->algorithm == TSHI_UV_STAR || op->algorithm == TSHI_UV_CHAIN)
-            tshi_uv_plan_broadcast(group, op);
-        if (--op->pending == 0 && tshi_uv_sums(op)) tshi_uv_direct_sums(group, op);
+            tshi_uv_plan_broadcast(op);
+        if (--op->pending == 0 && tshi_uv_sums(op)) tshi_uv_direct_sums(op);
     }
     (void)tshi_uv_advance(group->world);
+    return TSH_OK;
 }
 
 /* ========================================================================== */
@@ -4252,35 +4062,32 @@ static int tshi_uv_awaited(const tshi_uv_op *op, uint64_t *number, int *sends) {
     *sends = coll->kind == TSH_SEND ||
              (coll->kind == TSH_SENDRECV && op->out[coll->send_to].done == 0 &&
               op->out[coll->send_to].head == 0);
-    *number = *sends ? op->send_number : op->recv_number;
+    *number = op->number[!*sends];
     return *sends ? coll->send_to : coll->recv_from;
 }
 
 /* Time is up: the coordinator finds out who is absent from a collective. */
 static void tshi_uv_late(const tshi_uv_group *group, const tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
-    char text[200];
-    uint64_t number;
-    int sends, peer;
+    char text[240];
+    uint64_t id = op ? group->id : 0, seq = op ? op->head.seq : 0;
+    int sends, peer = -1;
     if (TSHI_UV_GET(&world->halted)) return;
     tshi_uv_op_text(group, op, text, sizeof text);
     if (op && op->algorithm == TSHI_UV_MESSAGE) {
-        peer = group->ranks[tshi_uv_awaited(op, &number, &sends)];
-        tshi_uv_report_error(world, TSHI_UV_LATE, 0, 0, TSH_ERR_TIMEOUT, peer,
-                             "rank %d ran out of time in %s; absent ranks: %d", world->rank, text,
-                             peer);
-    } else {
-        tshi_uv_report_error(world, TSHI_UV_LATE, op ? group->id : 0, op ? op->head.seq : 0,
-                             TSH_ERR_TIMEOUT, -1, "rank %d ran out of time in %s", world->rank,
-                             text);
+        peer = group->ranks[tshi_uv_awaited(op, &seq, &sends)];
+        id = seq = 0;
+        tsh_text_add(text, sizeof text, "; absent ranks: %d", peer);
     }
+    tshi_uv_report_error(world, TSHI_UV_LATE, id, seq, TSH_ERR_TIMEOUT, peer,
+                         "rank %d ran out of time in %s", world->rank, text);
 }
 
 /* Under the lock: what this rank had started when it got blocked. */
 static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_blocked *s) {
+    const tshi_uv_group *g = world->groups;
     s->groups = s->pairs = 0;
-    for (const tshi_uv_group *g = world->groups; g && s->groups < TSHI_UV_BLOCKED_GROUPS;
-         g = g->next) {
+    for (; g && s->groups < TSHI_UV_BLOCKED_GROUPS; g = g->next) {
         s->groups_of[s->groups].id = g->id;
         s->groups_of[s->groups++].started = g->started;
         for (int i = g->size; i < 2 * g->size && s->pairs < TSHI_UV_BLOCKED_PAIRS; i++) {
@@ -4295,9 +4102,10 @@ static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_blocked *s) 
 }
 
 /* Records what this rank is blocked on, for the control thread to read. */
-static void tshi_uv_note_blocked(const tshi_uv_group *group, const tshi_uv_op *op) {
+static void tshi_uv_note_blocked(const tshi_uv_op *op) {
+    const tshi_uv_group *group = op->group;
     tsh_uv_world *world = group->world;
-    tshi_uv_blocked *s = world->blocked;
+    tshi_uv_blocked *s = &world->blocked;
     int peer = -1;
     uv_mutex_lock(&world->lock);
     s->wait = ++world->waits;
@@ -4317,7 +4125,7 @@ static void tshi_uv_note_blocked(const tshi_uv_group *group, const tshi_uv_op *o
 
 static void tshi_uv_unblock(tsh_uv_world *world) {
     uv_mutex_lock(&world->lock);
-    world->blocked->wait = 0;
+    world->blocked.wait = 0;
     TSHI_UV_PUT(&world->blocked_new, 0);
     uv_mutex_unlock(&world->lock);
 }
@@ -4331,16 +4139,15 @@ static void tshi_uv_watch_links(tsh_uv_world *world) {
             int want = still || !group->active ? 0 : link->want;
             TSHI_UV_PUT(&link->awaits, want & UV_READABLE);
             if (want == link->polled || link->fd < 0) continue;
-            if (!link->poll) {
+            if (!link->poll)
                 link->poll = tshi_uv_watch(&world->loop, link->fd, want, NULL, tshi_uv_poll_event);
-                if (!link->poll)
-                    tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_MEMORY, world->rank,
-                                         "rank %d: no memory to watch a connection", world->rank);
-            } else if (want) {
+            else if (want)
                 (void)uv_poll_start(link->poll, want, tshi_uv_poll_event);
-            } else {
+            else
                 (void)uv_poll_stop(link->poll);
-            }
+            if (!link->poll)
+                tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_MEMORY, world->rank,
+                                     "rank %d: no memory to watch a connection", world->rank);
             link->polled = link->poll ? want : 0;
         }
     }
@@ -4360,7 +4167,7 @@ static void tshi_uv_nap(tshi_uv_waiting *wait) {
         int64_t note = wait->begun + TSHI_UV_BLOCKED_MS * TSHI_UV_MS;
         wait->noted = now >= note;
         if (wait->noted)
-            tshi_uv_note_blocked(wait->group, wait->op);
+            tshi_uv_note_blocked(wait->op);
         else
             until = tshi_uv_min(until, note);
     }
@@ -4371,18 +4178,15 @@ static void tshi_uv_nap(tshi_uv_waiting *wait) {
     if (!tshi_uv_over(wait)) (void)uv_run(&world->loop, UV_RUN_ONCE);
 }
 
-static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op, int64_t deadline) {
+static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
-    tshi_uv_waiting wait;
+    tshi_uv_waiting wait = {group, op, 0, 0, 0};
     int spins = 0, turns = 0;
-    memset(&wait, 0, sizeof wait);
-    wait.group = group;
-    wait.op = op;
-    wait.deadline = deadline;
+    wait.deadline = op ? op->deadline : tsh_deadline(0, world->timeout);
     for (;;) {
         int moved = tshi_uv_advance(world);
         if (tshi_uv_over(&wait)) break;
-        if (++turns % 64 == 0 && tsh_now() >= deadline) tshi_uv_late(group, op);
+        if (++turns % 64 == 0 && tsh_now() >= wait.deadline) tshi_uv_late(group, op);
         if (moved) {
             spins = 0;
         } else if (spins++ < world->spins) {
@@ -4409,39 +4213,26 @@ static tshi_uv_op *tshi_uv_op_of(tshi_uv_group *group, tsh_req req) {
     return &group->op[(req - 1) % TSHI_UV_OPS];
 }
 
-static void tshi_uv_release(tshi_uv_group *group, tshi_uv_op *op) {
+/* Waits for an operation and releases it. */
+static tsh_result tshi_uv_finish(tshi_uv_op *op) {
+    tsh_result result = tshi_uv_wait_for(op->group, op);
     op->used = 0;
-    group->active--;
+    op->group->active--;
+    return result;
 }
 
 static tsh_result tshi_uv_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
     tshi_uv_group *group = tshi_uv_group_of(comm);
     tsh_result result = tshi_uv_failed(group->world);
-    tshi_uv_op *op;
+    tshi_uv_op *op = NULL;
     *req = 0;
-    if (result != TSH_OK) return result;
-    op = tshi_uv_prepare_op(group, coll, &result);
-    if (!op) return result;
-    tshi_uv_launch(group, op);
-    if (coll->kind == TSH_ALLTOALL &&
-        coll->send_counts[group->rank] != coll->recv_counts[group->rank])
-        tshi_uv_report_error(
-            group->world, TSHI_UV_MISMATCH, group->id, op->head.seq, TSH_ERR_MISMATCH,
-            group->world->rank,
-            "rank %d called all-to-all with send_counts[%d] = %lld and recv_counts[%d] "
-            "= %lld",
-            group->world->rank, group->rank, (long long)coll->send_counts[group->rank], group->rank,
-            (long long)coll->recv_counts[group->rank]);
-    *req = (tsh_req)tshi_uv_index(group, op) + 1;
-    return TSH_OK;
+    if (result == TSH_OK) result = tshi_uv_launch(group, coll, &op);
+    if (result == TSH_OK) *req = (tsh_req)(op - group->op) + 1;
+    return result;
 }
 
 static tsh_result tshi_uv_wait(tsh_comm *comm, tsh_req req) {
-    tshi_uv_group *group = tshi_uv_group_of(comm);
-    tshi_uv_op *op = tshi_uv_op_of(group, req);
-    tsh_result result = tshi_uv_wait_for(group, op, op->deadline);
-    tshi_uv_release(group, op);
-    return result;
+    return tshi_uv_finish(tshi_uv_op_of(tshi_uv_group_of(comm), req));
 }
 
 static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) {
@@ -4456,8 +4247,7 @@ static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) {
 }
 
 static void tshi_uv_progress(tsh_comm *comm) {
-    tsh_uv_world *world = tshi_uv_group_of(comm)->world;
-    if (tshi_uv_failed(world) == TSH_OK) (void)tshi_uv_advance(world);
+    (void)tshi_uv_advance(tshi_uv_group_of(comm)->world);
 }
 
 static tsh_result tshi_uv_status(tsh_comm *comm, tsh_error *error) {
@@ -4480,27 +4270,20 @@ typedef struct tshi_uv_ticket {
     uint64_t id; /* for the new group, if this rank is its color's first */
 } tshi_uv_ticket;
 
-/* The group of this rank's color; its members' ports are kept until the connections are made. */
+/* The group of this rank's color. */
 static tshi_uv_group *tshi_uv_color_group(tshi_uv_group *parent, const tshi_uv_ticket *tickets) {
-    int color = tickets[parent->rank].color, n, rank = 0;
-    int *order = (int *)calloc(2 * (size_t)parent->size, sizeof *order);
-    int *ranks, leader = 0;
+    int color = tickets[parent->rank].color, n, leader = 0;
+    int *order = (int *)calloc((size_t)parent->size, sizeof *order);
     tshi_uv_group *group;
     if (!order) return NULL;
-    ranks = order + parent->size;
     n = tsh_split_order(tickets, sizeof *tickets, parent->size, color, order);
     while (tickets[leader].color != color) leader++;
-    for (int i = 0; i < n; i++) {
-        ranks[i] = parent->ranks[order[i]];
-        if (order[i] == parent->rank) rank = i;
+    group = tshi_uv_group_new(parent->world, tickets[leader].id, 0, n);
+    for (int i = 0; group && i < n; i++) {
+        group->ranks[i] = parent->ranks[order[i]];
+        group->ports[i] = tickets[order[i]].port;
+        if (order[i] == parent->rank) group->rank = i;
     }
-    group = tshi_uv_group_new(parent->world, tickets[leader].id, rank, n, ranks);
-    if (group) group->ports = (int *)calloc((size_t)n, sizeof *group->ports);
-    if (group && !group->ports) {
-        tshi_uv_group_free(group);
-        group = NULL;
-    }
-    for (int i = 0; group && i < n; i++) group->ports[i] = tickets[order[i]].port;
     free(order);
     return group;
 }
@@ -4519,26 +4302,19 @@ static void tshi_uv_add_group(tshi_uv_group *group, const tsh_comm_ops *ops, tsh
 static tsh_result tshi_uv_trade(tshi_uv_group *group, tshi_uv_ticket *tickets) {
     tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
     tsh_result result;
-    tshi_uv_op *op;
+    tshi_uv_op *op = NULL;
     coll.count = (int64_t)sizeof *tickets;
-    op = tshi_uv_prepare_op(group, &coll, &result);
-    if (!op) return result;
-    op->ticket = &tickets[group->rank];
-    tshi_uv_launch(group, op);
-    result = tshi_uv_wait_for(group, op, op->deadline);
-    for (int r = 0; r < group->size; r++)
-        if (r != group->rank)
-            memcpy(&tickets[r], op->scratch + (size_t)r * sizeof *tickets, sizeof *tickets);
-    tshi_uv_release(group, op);
-    return result;
+    coll.send = &tickets[group->rank];
+    coll.recv = tickets;
+    result = tshi_uv_launch(group, &coll, &op);
+    return result == TSH_OK ? tshi_uv_finish(op) : result;
 }
 
 /* Connects a new group; the control thread does the work. */
 static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     tsh_uv_world *world = group->world;
-    group->linked = group->size == 1;
     group->listener = listener;
-    if (group->linked) {
+    if (group->size == 1) {
         tshi_uv_close_fd(&group->listener);
         return TSH_OK;
     }
@@ -4546,14 +4322,14 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     world->requested = group;
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
-    return tshi_uv_wait_for(group, NULL, tsh_deadline(0, world->timeout));
+    return tshi_uv_wait_for(group, NULL);
 }
 
 static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     tshi_uv_group *parent = tshi_uv_group_of(comm), *group = NULL;
     tsh_uv_world *world = parent->world;
     tsh_result result = tshi_uv_failed(world);
-    tshi_uv_ticket *tickets, *mine;
+    tshi_uv_ticket *tickets;
     tshi_uv_address at = world->own;
     int alone = color < 0 || parent->size == 1, listener = -1;
     if (result != TSH_OK) return result;
@@ -4563,11 +4339,9 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
         return tshi_uv_cannot(world, TSH_ERR_IO, "join a group", tshi_uv_why(errno));
     tickets = (tshi_uv_ticket *)calloc((size_t)parent->size, sizeof *tickets);
     if (tickets) {
-        mine = &tickets[parent->rank];
-        mine->color = color;
-        mine->key = key;
-        mine->id = 2 + world->ids++ * (uint64_t)world->size + (uint64_t)world->rank;
-        mine->port = alone ? 0 : tshi_uv_port(&at);
+        uint64_t id = 2 + world->ids++ * (uint64_t)world->size + (uint64_t)world->rank;
+        tshi_uv_ticket mine = {color, key, alone ? 0 : tshi_uv_port(&at), id};
+        tickets[parent->rank] = mine;
         result = tshi_uv_trade(parent, tickets);
         if (result == TSH_OK && color >= 0) group = tshi_uv_color_group(parent, tickets);
     }
@@ -4589,14 +4363,8 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
 static void tshi_uv_world_free(tsh_uv_world *world) {
     if (!world) return;
     free(world->peer);
-    free(world->coordinator.answer);
-    free(world->coordinator.search);
-    free(world->coordinator.asked);
-    for (int r = 0; world->coordinator.blocked && r < world->size; r++)
-        free(world->coordinator.blocked[r].member);
-    free(world->coordinator.blocked);
-    if (world->blocked) free(world->blocked->member);
-    free(world->blocked);
+    free(world->members);
+    free(world->search);
     sodium_memzero(world->secret, sizeof world->secret);
     sodium_memzero(world->mesh, sizeof world->mesh);
     free(world);
@@ -4609,30 +4377,19 @@ static void tshi_uv_close_handle(uv_handle_t *handle, void *unused) {
 
 /* Closes both loops, once no control thread runs, and frees the world. */
 static void tshi_uv_world_end(tsh_uv_world *world) {
-    uv_walk(&world->control, tshi_uv_close_handle, NULL);
-    (void)uv_run(&world->control, UV_RUN_DEFAULT);
-    (void)uv_loop_close(&world->control);
-    uv_walk(&world->loop, tshi_uv_close_handle, NULL);
-    (void)uv_run(&world->loop, UV_RUN_DEFAULT);
-    (void)uv_loop_close(&world->loop);
+    for (int i = 0; i < 2; i++) {
+        uv_loop_t *loop = i ? &world->loop : &world->control;
+        uv_walk(loop, tshi_uv_close_handle, NULL);
+        (void)uv_run(loop, UV_RUN_DEFAULT);
+        (void)uv_loop_close(loop);
+    }
     uv_cond_destroy(&world->changed);
     uv_mutex_destroy(&world->lock);
     tshi_uv_world_free(world);
 }
 
-/* Shuts down in good order: tells the peers, and ends the control thread. */
-static void tshi_uv_world_close(tsh_uv_world *world) {
-    TSHI_UV_PUT(&world->leaving, 1);
-    (void)uv_async_send(&world->wake_control);
-    (void)uv_thread_join(&world->thread);
-    while (world->ended) {
-        tshi_uv_group *group = world->ended;
-        world->ended = group->next;
-        tshi_uv_group_free(group);
-    }
-    tshi_uv_world_end(world);
-}
-
+/* The last group to be closed shuts down in good order: it tells the peers, and ends the control
+ * thread. */
 static void tshi_uv_close(tsh_comm *comm) {
     tshi_uv_group *group = tshi_uv_group_of(comm), **at;
     tsh_uv_world *world = group->world;
@@ -4651,7 +4408,15 @@ static void tshi_uv_close(tsh_comm *comm) {
         world->ended = group;
     }
     comm->impl = NULL;
-    if (--world->open == 0) tshi_uv_world_close(world);
+    if (--world->open) return;
+    TSHI_UV_PUT(&world->leaving, 1);
+    (void)uv_async_send(&world->wake_control);
+    (void)uv_thread_join(&world->thread);
+    while ((group = world->ended) != NULL) {
+        world->ended = group->next;
+        tshi_uv_group_free(group);
+    }
+    tshi_uv_world_end(world);
 }
 
 static const tsh_comm_ops tshi_uv_ops = TSH_COMM_OPS(tshi_uv, "uv",
@@ -4666,124 +4431,105 @@ static const tsh_comm_ops tshi_uv_ops = TSH_COMM_OPS(tshi_uv, "uv",
 /* Allocates the arrays with one entry per rank. 0: out of memory. */
 static int tshi_uv_world_alloc(tsh_uv_world *world) {
     size_t n = (size_t)world->size;
-    int *ranks = (int *)calloc(n, sizeof *ranks);
     world->peer = (tshi_uv_peer *)calloc(n, sizeof *world->peer);
-    world->coordinator.answer = (tshi_uv_answer *)calloc(n, sizeof *world->coordinator.answer);
-    world->coordinator.search = (tsh_coll_search *)calloc(n, sizeof *world->coordinator.search);
-    world->coordinator.asked = (uint64_t *)calloc(n, sizeof *world->coordinator.asked);
-    world->coordinator.blocked = (tshi_uv_blocked *)calloc(n, sizeof *world->coordinator.blocked);
-    world->blocked = (tshi_uv_blocked *)calloc(1, sizeof *world->blocked);
-    if (world->blocked) world->blocked->member = (int *)calloc(n, sizeof(int));
-    for (int r = 0; r < world->size && ranks; r++) ranks[r] = r;
-    if (ranks && world->coordinator.blocked)
-        world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size, ranks);
-    free(ranks);
-    if (!world->peer || !world->coordinator.answer || !world->coordinator.search ||
-        !world->coordinator.asked || !world->world_group || !world->blocked ||
-        !world->blocked->member)
-        return 0;
+    world->members = (int *)calloc((n + 1) * n, sizeof *world->members);
+    world->search = (tsh_coll_search *)calloc(n, sizeof *world->search);
+    world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size);
+    if (!world->peer || !world->members || !world->search || !world->world_group) return 0;
     for (int r = 0; r < world->size; r++) {
-        world->coordinator.blocked[r].member = (int *)calloc(n, sizeof(int));
-        if (!world->coordinator.blocked[r].member) return 0;
         world->peer[r].world = world;
         world->peer[r].rank = r;
         world->peer[r].fd = -1;
+        world->peer[r].blocked.member = world->members + (size_t)r * n;
+        world->world_group->ranks[r] = r;
     }
+    world->blocked.member = world->members + n * n;
     return 1;
 }
 
 /* Also finds how many unauthenticated connections are held: half of the descriptors that are not
  * needed, so that the program keeps some. */
-static int tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *error) {
+static tsh_result tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *error) {
     struct rlimit limit;
     int need = tshi_uv_descriptors(world->size);
+    int64_t half;
     world->unproven_limit = TSHI_UV_UNPROVEN;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 1;
-    if (limit.rlim_cur >= (rlim_t)need) {
-        int64_t half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2;
-        world->unproven_limit = (int)tshi_uv_min(half, TSHI_UV_UNPROVEN);
-        if (world->unproven_limit < TSHI_UV_FEW) world->unproven_limit = TSHI_UV_FEW;
-        return 1;
-    }
-    (void)tsh_error_set(error, TSH_ERR_IO, world->rank,
-                        "rank %d may open %lu descriptors, but a world of %d ranks needs about %d "
-                        "(ulimit -n)",
-                        world->rank, (unsigned long)limit.rlim_cur, world->size, need);
-    return 0;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return TSH_OK;
+    if (limit.rlim_cur < (rlim_t)need)
+        return tsh_error_set(error, TSH_ERR_IO, world->rank,
+                             "rank %d may open %lu descriptors, but a world of %d ranks needs "
+                             "about %d (ulimit -n)",
+                             world->rank, (unsigned long)limit.rlim_cur, world->size, need);
+    half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2;
+    world->unproven_limit = (int)tshi_uv_min(half, TSHI_UV_UNPROVEN);
+    if (world->unproven_limit < TSHI_UV_FEW) world->unproven_limit = TSHI_UV_FEW;
+    return TSH_OK;
 }
 
 /* Rank 0 listens, on the first address that it can, or on the socket that it was given. */
-static int tshi_uv_rank0_listens(tsh_uv_world *world, tsh_error *error) {
+static tsh_result tshi_uv_rank0_listens(tsh_uv_world *world, tsh_error *error) {
     tshi_uv_address list[TSHI_UV_ADDRESSES];
-    const char *why, *bound = world->bind_host[0] ? world->bind_host : world->host;
-    int n, given = world->listener >= 0;
-    if (given) {
-        n = tshi_uv_prepare_fd(world->listener) && tshi_uv_end_of(world->listener, 0, &list[0]);
-        why = "is no listening socket";
-        if (n && tshi_uv_need_key(world, &list[0], error)) return 0;
-    } else {
-        n = tshi_uv_resolve(bound, world->port, 0, list, &why);
-    }
-    for (int i = 0; i < n && !given && world->listener < 0; i++) {
-        if (tshi_uv_need_key(world, &list[i], error)) return 0;
-        world->listener = tshi_uv_listen(&list[i]);
+    const char *why = "is no listening socket";
+    const char *bound = world->bind_host[0] ? world->bind_host : world->host;
+    int given = world->listener >= 0;
+    int n = !given ? tshi_uv_resolve(bound, world->port, 0, list, &why)
+                   : tshi_uv_prepare_fd(world->listener) &&
+                         tshi_uv_end_of(world->listener, 0, &list[0]);
+    for (int i = 0; i < n && (given || world->listener < 0); i++) {
+        if (tshi_uv_need_key(world, &list[i], error) != TSH_OK) return error->code;
+        if (!given) world->listener = tshi_uv_listen(&list[i]);
         if (world->listener < 0) why = tshi_uv_why(errno);
     }
     if (n && world->listener >= 0 && tshi_uv_end_of(world->listener, 0, &world->own)) {
         world->port = tshi_uv_port(&world->own);
-        return 1;
+        return TSH_OK;
     }
     if (given) world->listener = -1;
-    (void)tsh_error_set(error, TSH_ERR_IO, 0, "rank 0 cannot listen on %s port %d: %s; set %s",
-                        bound, world->port, why,
-                        given ? "TSHARD_LISTENER to a listening socket, or unset it"
-                              : "TSHARD_PORT to a free port, TSHARD_HOST (or TSHARD_BIND) to an "
-                                "address of this host");
-    return 0;
+    return tsh_error_set(error, TSH_ERR_IO, 0, "rank 0 cannot listen on %s port %d: %s; set %s",
+                         bound, world->port, why,
+                         given ? "TSHARD_LISTENER to a listening socket, or unset it"
+                               : "TSHARD_PORT to a free port, TSHARD_HOST (or TSHARD_BIND) to an "
+                                 "address of this host");
 }
 
 /* Sockets and addresses that are needed before the control thread runs. */
-static int tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
+static tsh_result tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
+    tshi_uv_address list[TSHI_UV_ADDRESSES];
     const char *why;
-    if (!tshi_uv_enough_descriptors(world, error)) return 0;
+    if (tshi_uv_enough_descriptors(world, error) != TSH_OK) return error->code;
     if (world->rank == 0) return tshi_uv_rank0_listens(world, error);
     world->listener = -1;
     world->addresses = tshi_uv_resolve(world->host, world->port, 0, world->address, &why);
-    if (!world->addresses) {
-        (void)tsh_error_set(error, TSH_ERR_IO, world->rank,
-                            "rank %d cannot find rank 0's host \"%.100s\": %s (TSHARD_HOST)",
-                            world->rank, world->host, why);
-        return 0;
-    }
+    if (!world->addresses)
+        return tsh_error_set(error, TSH_ERR_IO, world->rank,
+                             "rank %d cannot find rank 0's host \"%.100s\": %s (TSHARD_HOST)",
+                             world->rank, world->host, why);
     if (world->bind_host[0]) {
-        tshi_uv_address list[TSHI_UV_ADDRESSES];
-        if (!tshi_uv_resolve(world->bind_host, 0, 0, list, &why)) {
-            (void)tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
-                                "rank %d: TSHARD_BIND is \"%.100s\": %s", world->rank,
-                                world->bind_host, why);
-            return 0;
-        }
+        if (!tshi_uv_resolve(world->bind_host, 0, 0, list, &why))
+            return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
+                                 "rank %d: TSHARD_BIND is \"%.100s\": %s", world->rank,
+                                 world->bind_host, why);
         world->own = list[0];
     }
-    return !tshi_uv_need_key(world, &world->address[0], error);
+    return tshi_uv_need_key(world, &world->address[0], error);
 }
 
 /* The control thread sees no signals: those are the host program's. */
-static int tshi_uv_start_control(tsh_uv_world *world, tsh_error *error) {
+static tsh_result tshi_uv_start_control(tsh_uv_world *world, tsh_error *error) {
     sigset_t all, before;
     int failed;
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_BLOCK, &all, &before);
     failed = uv_thread_create(&world->thread, tshi_uv_main, world);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failed) (void)tsh_error_set(error, TSH_ERR_IO, world->rank, "the system refused a thread");
-    return !failed;
+    return failed ? tsh_error_set(error, TSH_ERR_IO, world->rank, "the system refused a thread")
+                  : TSH_OK;
 }
 
 enum { TSHI_UV_LOOPS_NEED = 64 << 10 }; /* bytes: more than libuv takes for two loops */
 
-/* Both loops with their handles, and the lock between them. 0: the system refused. */
-static int tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
+/* Both loops with their handles, and the lock between them. */
+static tsh_result tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
     int room = tshi_uv_has_memory(TSHI_UV_LOOPS_NEED);
     int locked = uv_mutex_init(&world->lock) == 0, noticed = uv_cond_init(&world->changed) == 0;
     int why = locked && noticed && room ? uv_loop_init(&world->loop) : UV_ENOMEM, opened = why == 0;
@@ -4792,10 +4538,9 @@ static int tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
         if (opened) (void)uv_loop_close(&world->loop);
         if (noticed) uv_cond_destroy(&world->changed);
         if (locked) uv_mutex_destroy(&world->lock);
-        (void)tsh_error_set(error, TSH_ERR_IO, world->rank,
-                            "rank %d has no event loop: %s (%d descriptors are needed: ulimit -n)",
-                            world->rank, uv_strerror(why), tshi_uv_descriptors(world->size));
-        return 0;
+        return tsh_error_set(error, TSH_ERR_IO, world->rank,
+                             "rank %d has no event loop: %s (%d descriptors are needed: ulimit -n)",
+                             world->rank, uv_strerror(why), tshi_uv_descriptors(world->size));
     }
     (void)uv_timer_init(&world->loop, &world->timer);
     (void)uv_async_init(&world->loop, &world->wake_caller, NULL);
@@ -4804,7 +4549,7 @@ static int tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
     (void)uv_async_init(&world->control, &world->wake_control, tshi_uv_on_request);
     world->turn.data = world->wake_control.data = world;
     (void)uv_prepare_start(&world->turn, tshi_uv_on_turn);
-    return 1;
+    return TSH_OK;
 }
 
 /* Ranks of this host that outnumber its cores had better not spin. */
@@ -4820,7 +4565,7 @@ static void tshi_uv_count_local(tsh_uv_world *world) {
 static tsh_result tshi_uv_await_world(tsh_uv_world *world, tsh_error *error) {
     tsh_result failed;
     uv_mutex_lock(&world->lock);
-    while (!world->complete && tshi_uv_failed(world) == TSH_OK)
+    while (world->forming && tshi_uv_failed(world) == TSH_OK)
         uv_cond_wait(&world->changed, &world->lock);
     failed = tshi_uv_failed(world);
     if (failed != TSH_OK) *error = world->error;
@@ -4829,16 +4574,16 @@ static tsh_result tshi_uv_await_world(tsh_uv_world *world, tsh_error *error) {
 }
 
 static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *error) {
-    int opened = 0;
+    int opened;
     tsh_result result;
     world->forming = 1;
     world->due = tsh_now() + world->timeout;
-    if (tshi_uv_world_alloc(world))
-        opened = tshi_uv_find_rank0(world, error) && tshi_uv_open_loops(world, error);
-    else
-        (void)tsh_error_set(error, TSH_ERR_MEMORY, world->rank, "rank %d: no memory for its world",
-                            world->rank);
-    if (!opened || !tshi_uv_start_control(world, error)) {
+    result = tshi_uv_world_alloc(world)
+                 ? tshi_uv_find_rank0(world, error)
+                 : tsh_error_set(error, TSH_ERR_MEMORY, world->rank,
+                                 "rank %d: no memory for its world", world->rank);
+    opened = result == TSH_OK && tshi_uv_open_loops(world, error) == TSH_OK;
+    if (!opened || tshi_uv_start_control(world, error) != TSH_OK) {
         tshi_uv_group_free(world->world_group);
         tshi_uv_close_fd(&world->listener);
         if (opened)
@@ -4867,7 +4612,7 @@ static tsh_result tshi_uv_open(const tsh_uv_desc *desc, tsh_comm *out, tsh_error
     world->logger = desc->logger;
     if (sodium_init() < 0)
         (void)tsh_error_set(error, TSH_ERR_IO, -1, "libsodium finds no random numbers");
-    else if (tshi_uv_settings(desc, world, error) && world->size > 1)
+    else if (tshi_uv_settings(desc, world, error) == TSH_OK && world->size > 1)
         return tshi_uv_join(world, out, error);
     tshi_uv_world_free(world);
     if (error->code == TSH_OK) out->size = 1;

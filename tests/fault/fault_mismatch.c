@@ -96,6 +96,7 @@ static void cost_rank(job *j) {
         CHECK(tsh_allreduce(&j->comm, x, 262144, TSH_F32, TSH_SUM) == TSH_OK);
     }
     j->ms = (now_ms() - begin) / SUMS;
+    op.group = group;
     op.coll = tsh_coll_make(TSH_ALLREDUCE, TSH_F32);
     op.coll.count = 262144;
     op.head.seq = group->started - 1;
@@ -103,7 +104,7 @@ static void cost_rank(job *j) {
     for (int i = 0; i < CHECKS; i++) {
         tshi_uv_head heard = op.head;
         op.head.digest = tsh_coll_digest(&op.coll, j->ranks);
-        tshi_uv_remember(group, &op);
+        tshi_uv_remember(&op);
         wrong += i && (heard.seq != op.head.seq || heard.digest != op.head.digest);
     }
     j->figure[0] = (uint64_t)((now_ms() - begin) * 1e6 / CHECKS * 1e3);

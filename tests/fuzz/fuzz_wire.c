@@ -116,11 +116,11 @@ static void wire_begin(wire *w, unsigned how) {
     if (complete || tabled) tshi_uv_set_mesh(world);
     wire_attach(w, complete ? ~0u : how >> 4);
     if (complete) world->world_group->missing = 0;
-    world->complete = world->told_ready = complete;
+    world->told_ready = complete;
     if (!complete && (world->rank == 0 || world->peer[0].state != TSHI_UV_ABSENT))
         world->listener = tshi_uv_listen(&world->own);
     if (!complete && world->rank && world->peer[0].state == TSHI_UV_ABSENT)
-        must(tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]));
+        tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]);
     if (!complete && tabled && world->rank) tshi_uv_dial_group(world, world->world_group);
 }
 
@@ -160,7 +160,7 @@ static void wire_open(wire *w, unsigned how) {
     wire_address(&world->own);
     world->addresses = 1;
     world->unproven_limit = 64;
-    must(tshi_uv_world_alloc(world) && tshi_uv_open_loops(world, &error));
+    must(tshi_uv_world_alloc(world) && tshi_uv_open_loops(world, &error) == TSH_OK);
     for (int r = 0; r < RANKS; r++) wire_address(&world->peer[r].address);
     world->due = tsh_now() + world->timeout;
     tshi_uv_add_group(world->world_group, &tshi_uv_ops, &w->comm);
@@ -223,10 +223,10 @@ static void happens_message(wire *w) {
     unsigned type = take(w) % (TSHI_UV_TYPES + 1);
     size_t n = take2(w), left = (size_t)(w->end - w->at);
     unsigned char head[5];
-    tshi_uv_cursor c = tshi_uv_cursor_over(head, sizeof head);
+    tshi_uv_cursor c = tshi_uv_cursor_over(head, sizeof head, 1);
     n = n < left ? n : left;
-    tshi_uv_put(&c, n, 4);
-    tshi_uv_put(&c, type, 1);
+    (void)tshi_uv_field(&c, n, 4);
+    (void)tshi_uv_field(&c, type, 1);
     pretend_say(which, head, sizeof head);
     pretend_say(which, w->at, n);
     w->at += n;
@@ -355,7 +355,7 @@ static void happens_data(wire *w) {
     if (fifo->used) {
         const tshi_uv_op *op = tshi_uv_first(link->group, fifo);
         int receives = fifo == &link->in;
-        head = i < RANKS ? op->head : tshi_uv_message_head(link->group, op, receives);
+        head = i < RANKS ? op->head : tshi_uv_message_head(op, receives);
         if (i >= RANKS) head.kind = receives ? TSH_SEND : TSH_RECV;
         head.bytes = receives ? (uint64_t)op->in[link->peer].total : 0;
     }
@@ -432,8 +432,8 @@ static void happens_blocked(wire *w) {
         if (group->op[i].used) op = &group->op[i];
     if (!op || w->world->forming) return;
     if (!(at & 1))
-        tshi_uv_note_blocked(group, op);
-    else if (w->world->blocked->wait)
+        tshi_uv_note_blocked(op);
+    else if (w->world->blocked.wait)
         tshi_uv_unblock(w->world);
 }
 
@@ -461,7 +461,7 @@ static void wire_run(wire *w, const uint8_t *data, size_t size) {
     happens_test(w);
     wire_turn(w);
     wire_count(w);
-    w->complete = w->world->complete;
+    w->complete = !w->world->forming;
     if (w->world->obstacle[0]) (void)snprintf(w->heard, sizeof w->heard, "%s", w->world->obstacle);
     if (tsh_comm_error(&w->comm, &w->error) != TSH_OK)
         must(w->error.rank >= -1 && w->error.rank < RANKS);
