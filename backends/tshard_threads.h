@@ -462,12 +462,6 @@ static int tshi_threads_posted(const tshi_threads_group *group, int m, uint64_t 
     return TSHI_THREADS_GET(&tshi_threads_slot_of(&group->member[m], number)->stamp) > number;
 }
 
-/* The rank that comes i places after rank r. */
-static int tshi_threads_turn(const tshi_threads_group *group, int r, int i) {
-    int at = r + i;
-    return at >= group->size ? at - group->size : at;
-}
-
 /* ========================================================================== */
 /* >>threads-sleep                             MARK: - threads-sleep (private) */
 /* A rank that spun in vain sleeps; who completes a barrier wakes the others.  */
@@ -622,7 +616,7 @@ static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k
         bytes = (size_t)n * width;
         tsh_coll_sum(tile.bytes, n, coll, group->size, k, tshi_threads_part, &parts);
         for (int j = 1; j <= group->size && !to; j++) {
-            int r = tshi_threads_turn(group, member->rank, j);
+            int r = (member->rank + j) % group->size;
             memcpy(tshi_threads_slot_of(&group->member[r], number)->recv + parts.offset, tile.bytes,
                    bytes);
         }
@@ -683,7 +677,7 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
     if (all_to_all && tshi_threads_unequal(member, number, coll) && tshi_threads_mismatch(member))
         return;
     for (int j = 0; j < group->size; j++) {
-        int from = tshi_threads_turn(group, member->rank, j);
+        int from = (member->rank + j) % group->size;
         const tsh_coll *peer = &tshi_threads_call_of(&group->member[from], number)->coll;
         int64_t n = coll->recv_counts[from], step = n, at = 0;
         const char *send;
