@@ -1363,48 +1363,38 @@ static void *tshi_threads_main(void *argument) {
     return NULL;
 }
 
-/* If a thread cannot be had, its rank is the error of the ranks that run, and the logger's. */
-static int tshi_threads_launch(tshi_threads_job *jobs, int nranks) {
-    int started = 0, result = 0;
-    while (started < nranks &&
-           tshi_threads_start_thread(&jobs[started].thread, tshi_threads_main, &jobs[started]))
-        started++;
-    if (started < nranks) {
-        tsh_error error;
-        (void)tsh_error_set(&error, TSH_ERR_IO, started,
-                            "rank %d of %d has no thread: the system refused it", started, nranks);
-        if (jobs->desc)
-            tsh_log_message(&jobs->desc->logger, "tsh_threads_run: %s (TSH_ERR_IO)", error.message);
-        tshi_threads_raise(jobs->world, &error);
-    }
-    for (int r = 0; r < started; r++) tshi_threads_join_thread(&jobs[r].thread);
-    for (int r = 0; r < nranks && result == 0; r++) result = r < started ? jobs[r].result : 1;
-    return result;
-}
-
 TSH_API int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                             void *user) {
     tsh_threads_world *world = NULL;
     tshi_threads_job *jobs = NULL;
     tsh_error error;
-    int result = 1;
+    int started = 0, result;
     (void)tsh_error_set(&error, TSH_ERR_ARGUMENT, -1, "fn is NULL");
     if (fn && tshi_threads_world_make(nranks, &world, &error) == TSH_OK) {
         jobs = (tshi_threads_job *)calloc((size_t)nranks, sizeof *jobs);
         (void)tsh_error_set(&error, TSH_ERR_MEMORY, -1, "no memory for %d threads", nranks);
     }
-    for (int r = 0; jobs && r < nranks; r++) {
-        jobs[r].world = world;
-        jobs[r].desc = desc;
-        jobs[r].fn = fn;
-        jobs[r].user = user;
-        jobs[r].rank = r;
+    for (; jobs && started < nranks; started++) {
+        tshi_threads_job *job = &jobs[started];
+        job->world = world;
+        job->desc = desc;
+        job->fn = fn;
+        job->user = user;
+        job->rank = started;
+        if (!tshi_threads_start_thread(&job->thread, tshi_threads_main, job)) break;
     }
-    if (jobs)
-        result = tshi_threads_launch(jobs, nranks);
-    else if (desc)
+    if (jobs && started < nranks) { /* an error for the ranks that run, too */
+        (void)tsh_error_set(&error, TSH_ERR_IO, started,
+                            "rank %d of %d has no thread: the system refused it", started, nranks);
+        tshi_threads_raise(world, &error);
+    }
+    if (desc && (!jobs || started < nranks))
         tsh_log_message(&desc->logger, "tsh_threads_run: %s (%s)", error.message,
                         tsh_result_name(error.code));
+    result = !jobs;
+    for (int r = 0; r < started; r++) tshi_threads_join_thread(&jobs[r].thread);
+    for (int r = 0; jobs && r < nranks && result == 0; r++)
+        result = r < started ? jobs[r].result : 1;
     free(jobs);
     tsh_threads_world_free(world);
     return result;
