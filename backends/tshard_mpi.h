@@ -225,7 +225,7 @@ typedef struct tshi_mpi_stage {
 
 /* A collective, or one half of a message, that was started and not yet waited for. */
 typedef struct tshi_mpi_op {
-    struct tshi_mpi_op *next; /* the one that was started after it */
+    struct tshi_mpi_op *next;  /* the one that was started after it */
     struct tshi_mpi_op *other; /* the other half of a SENDRECV */
     const struct tshi_mpi_group *group;
     tsh_coll coll;
@@ -235,7 +235,7 @@ typedef struct tshi_mpi_op {
     int sends;         /* this rank gives what is sent: a message, a broadcast */
     int64_t deadline;
     tshi_mpi_state state;
-    int last; /* has given MPI its last part: the next collective may begin */
+    int last;              /* has given MPI its last part: the next collective may begin */
     MPI_Request req[2];    /* the second: of the other greeting */
     int64_t at, step;      /* elements of each piece: done, of a segment */
     int64_t longest;       /* elements of the longest piece */
@@ -255,11 +255,11 @@ typedef struct tshi_mpi_group {
     MPI_Comm comm;
     uint64_t id;
     int rank, size;
-    int closing, broken;        /* closed by this rank; by an error */
-    int *ranks;                 /* of the world, by rank of the group */
-    uint64_t started, ids;      /* collectives; all operations */
-    uint64_t *sends, *recvs;    /* messages started, by peer */
-    tshi_mpi_op *first;         /* in the order in which they were started */
+    int closing, broken;     /* closed by this rank; by an error */
+    int *ranks;              /* of the world, by rank of the group */
+    uint64_t started, ids;   /* collectives; all operations */
+    uint64_t *sends, *recvs; /* messages started, by peer */
+    tshi_mpi_op *first;      /* in the order in which they were started */
 } tshi_mpi_group;
 
 /* A control message under way; its bytes follow. */
