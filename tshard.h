@@ -6975,9 +6975,8 @@ TSH_API tsh_result tsh_comm_compose(const tsh_comm *messages, tsh_comm *out, tsh
     tshi_compose_world *world = (tshi_compose_world *)calloc(
         1, sizeof *world + (n + 1) * report + n * (sizeof *world->report + sizeof *world->search));
     tshi_compose_group *group = tshi_compose_group_new(world, messages->size);
+    if (!world || !group) (void)tsh_error_set(error, TSH_ERR_MEMORY, -1, "no memory for a world");
     if (!world || !group || !tsh_timeout(0, "", &world->timeout, error)) {
-        if (!world || !group)
-            (void)tsh_error_set(error, TSH_ERR_MEMORY, -1, "no memory for a world");
         free(world);
         free(group);
         return error->code;

@@ -225,7 +225,7 @@ typedef struct tshi_mpi_stage {
 
 /* A collective, or one half of a message, that was started and not yet waited for. */
 typedef struct tshi_mpi_op {
-    struct tshi_mpi_op *next; /* the one that was started after it */
+    struct tshi_mpi_op *next;  /* the one that was started after it */
     struct tshi_mpi_op *other; /* the other half of a SENDRECV */
     const struct tshi_mpi_group *group;
     tsh_coll coll;
@@ -235,7 +235,7 @@ typedef struct tshi_mpi_op {
     int sends;         /* this rank gives what is sent: a message, a broadcast */
     int64_t deadline;
     tshi_mpi_state state;
-    int last; /* has given MPI its last part: the next collective may begin */
+    int last;              /* has given MPI its last part: the next collective may begin */
     MPI_Request req[2];    /* the second: of the other greeting */
     int64_t at, step;      /* elements of each piece: done, of a segment */
     int64_t longest;       /* elements of the longest piece */
@@ -255,11 +255,11 @@ typedef struct tshi_mpi_group {
     MPI_Comm comm;
     uint64_t id;
     int rank, size;
-    int closing, broken;        /* closed by this rank; by an error */
-    int *ranks;                 /* of the world, by rank of the group */
-    uint64_t started, ids;      /* collectives; all operations */
-    uint64_t *sends, *recvs;    /* messages started, by peer */
-    tshi_mpi_op *first;         /* in the order in which they were started */
+    int closing, broken;     /* closed by this rank; by an error */
+    int *ranks;              /* of the world, by rank of the group */
+    uint64_t started, ids;   /* collectives; all operations */
+    uint64_t *sends, *recvs; /* messages started, by peer */
+    tshi_mpi_op *first;      /* in the order in which they were started */
 } tshi_mpi_group;
 
 /* A control message under way; its bytes follow. */
@@ -285,7 +285,7 @@ struct tshi_mpi_world {
     tsh_error wish;
     /* while it opens; MPI may write here even after an error: */
     int mine[2], least[2]; /* has memory, rank 0's choice of sums: this rank's, the least of all */
-    int *hosts;            /* a number of this rank's host, then those of all */
+    char *hosts;           /* the name of this rank's host, then those of all */
     tshi_mpi_group *groups;
     tshi_mpi_post *posts;
     tshi_mpi_stage *stages; /* for the next collective */
@@ -1492,16 +1492,6 @@ static tsh_result tshi_mpi_init(int wanted, int *argc, char ***argv, int *ours, 
     return result;
 }
 
-/* A number made of the host's name. */
-static int tshi_mpi_host(void) {
-    char name[MPI_MAX_PROCESSOR_NAME + 1];
-    unsigned hash = 5381;
-    int length = 0;
-    (void)MPI_Get_processor_name(name, &length);
-    for (int i = 0; i < length; i++) hash = hash * 33 + (unsigned char)name[i];
-    return (int)(hash >> 1);
-}
-
 /* Waits for a step of opening, which MPI has begun with this code. */
 static tsh_result tshi_mpi_opened(const tshi_mpi_world *world, int code, MPI_Request *request,
                                   tsh_error *error) {
@@ -1527,7 +1517,8 @@ static tsh_result tshi_mpi_form(tshi_mpi_world *world, MPI_Comm base, tsh_comm *
     MPI_Request request;
     tshi_mpi_group *group;
     size_t n;
-    int code = MPI_Comm_idup(base, &world->control, &request), here = 0;
+    const int room = MPI_MAX_PROCESSOR_NAME;
+    int code = MPI_Comm_idup(base, &world->control, &request), here = 0, length;
     tsh_result result = tshi_mpi_opened(world, code, &request, error);
     if (result != TSH_OK) return result;
     (void)MPI_Comm_set_errhandler(world->control, MPI_ERRORS_RETURN);
@@ -1537,7 +1528,7 @@ static tsh_result tshi_mpi_form(tshi_mpi_world *world, MPI_Comm base, tsh_comm *
     group = tshi_mpi_group_new(world, world->size);
     world->report = (tsh_wait_report **)calloc(n, sizeof *world->report);
     world->search = (tsh_coll_search *)calloc(n, sizeof *world->search);
-    world->hosts = (int *)calloc(n + 1, sizeof *world->hosts);
+    world->hosts = (char *)calloc(n + 1, (size_t)room);
     world->mine[0] = group && world->report && world->search && world->hosts;
     world->mine[1] = world->rank == 0 ? world->native : 1;
     code = MPI_Iallreduce(world->mine, world->least, 2, MPI_INT, MPI_MIN, world->control, &request);
@@ -1547,12 +1538,13 @@ static tsh_result tshi_mpi_form(tshi_mpi_world *world, MPI_Comm base, tsh_comm *
         free(group);
         return tsh_error_set(error, TSH_ERR_MEMORY, -1, "tsh_mpi_open: no memory on some rank");
     }
-    world->hosts[0] = tshi_mpi_host();
-    code = MPI_Iallgather(world->hosts, 1, MPI_INT, world->hosts + 1, 1, MPI_INT, world->control,
-                          &request);
+    (void)MPI_Get_processor_name(world->hosts, &length);
+    code = MPI_Iallgather(world->hosts, room, MPI_CHAR, world->hosts + room, room, MPI_CHAR,
+                          world->control, &request);
     result = tshi_mpi_opened(world, code, &request, error);
     if (result != TSH_OK) return result;
-    for (int r = 1; r <= world->size; r++) here += world->hosts[r] == world->hosts[0];
+    for (int r = 1; r <= world->size; r++)
+        here += strncmp(world->hosts + (size_t)r * (size_t)room, world->hosts, (size_t)room) == 0;
     world->crowded = here > sysconf(_SC_NPROCESSORS_ONLN);
     world->native = world->least[1];
     if (world->native) world->ops.caps &= ~(uint64_t)TSH_CAP_ORDERED;

@@ -462,12 +462,6 @@ static int tshi_threads_posted(const tshi_threads_group *group, int m, uint64_t 
     return TSHI_THREADS_GET(&tshi_threads_slot_of(&group->member[m], number)->stamp) > number;
 }
 
-/* The rank that comes i places after rank r. */
-static int tshi_threads_turn(const tshi_threads_group *group, int r, int i) {
-    int at = r + i;
-    return at >= group->size ? at - group->size : at;
-}
-
 /* ========================================================================== */
 /* >>threads-sleep                             MARK: - threads-sleep (private) */
 /* A rank that spun in vain sleeps; who completes a barrier wakes the others.  */
@@ -622,7 +616,7 @@ static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k
         bytes = (size_t)n * width;
         tsh_coll_sum(tile.bytes, n, coll, group->size, k, tshi_threads_part, &parts);
         for (int j = 1; j <= group->size && !to; j++) {
-            int r = tshi_threads_turn(group, member->rank, j);
+            int r = (member->rank + j) % group->size;
             memcpy(tshi_threads_slot_of(&group->member[r], number)->recv + parts.offset, tile.bytes,
                    bytes);
         }
@@ -683,7 +677,7 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
     if (all_to_all && tshi_threads_unequal(member, number, coll) && tshi_threads_mismatch(member))
         return;
     for (int j = 0; j < group->size; j++) {
-        int from = tshi_threads_turn(group, member->rank, j);
+        int from = (member->rank + j) % group->size;
         const tsh_coll *peer = &tshi_threads_call_of(&group->member[from], number)->coll;
         int64_t n = coll->recv_counts[from], step = n, at = 0;
         const char *send;
@@ -1369,48 +1363,38 @@ static void *tshi_threads_main(void *argument) {
     return NULL;
 }
 
-/* If a thread cannot be had, its rank is the error of the ranks that run, and the logger's. */
-static int tshi_threads_launch(tshi_threads_job *jobs, int nranks) {
-    int started = 0, result = 0;
-    while (started < nranks &&
-           tshi_threads_start_thread(&jobs[started].thread, tshi_threads_main, &jobs[started]))
-        started++;
-    if (started < nranks) {
-        tsh_error error;
-        (void)tsh_error_set(&error, TSH_ERR_IO, started,
-                            "rank %d of %d has no thread: the system refused it", started, nranks);
-        if (jobs->desc)
-            tsh_log_message(&jobs->desc->logger, "tsh_threads_run: %s (TSH_ERR_IO)", error.message);
-        tshi_threads_raise(jobs->world, &error);
-    }
-    for (int r = 0; r < started; r++) tshi_threads_join_thread(&jobs[r].thread);
-    for (int r = 0; r < nranks && result == 0; r++) result = r < started ? jobs[r].result : 1;
-    return result;
-}
-
 TSH_API int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                             void *user) {
     tsh_threads_world *world = NULL;
     tshi_threads_job *jobs = NULL;
     tsh_error error;
-    int result = 1;
+    int started = 0, result;
     (void)tsh_error_set(&error, TSH_ERR_ARGUMENT, -1, "fn is NULL");
     if (fn && tshi_threads_world_make(nranks, &world, &error) == TSH_OK) {
         jobs = (tshi_threads_job *)calloc((size_t)nranks, sizeof *jobs);
         (void)tsh_error_set(&error, TSH_ERR_MEMORY, -1, "no memory for %d threads", nranks);
     }
-    for (int r = 0; jobs && r < nranks; r++) {
-        jobs[r].world = world;
-        jobs[r].desc = desc;
-        jobs[r].fn = fn;
-        jobs[r].user = user;
-        jobs[r].rank = r;
+    for (; jobs && started < nranks; started++) {
+        tshi_threads_job *job = &jobs[started];
+        job->world = world;
+        job->desc = desc;
+        job->fn = fn;
+        job->user = user;
+        job->rank = started;
+        if (!tshi_threads_start_thread(&job->thread, tshi_threads_main, job)) break;
     }
-    if (jobs)
-        result = tshi_threads_launch(jobs, nranks);
-    else if (desc)
+    if (jobs && started < nranks) { /* an error for the ranks that run, too */
+        (void)tsh_error_set(&error, TSH_ERR_IO, started,
+                            "rank %d of %d has no thread: the system refused it", started, nranks);
+        tshi_threads_raise(world, &error);
+    }
+    if (desc && (!jobs || started < nranks))
         tsh_log_message(&desc->logger, "tsh_threads_run: %s (%s)", error.message,
                         tsh_result_name(error.code));
+    result = !jobs;
+    for (int r = 0; r < started; r++) tshi_threads_join_thread(&jobs[r].thread);
+    for (int r = 0; jobs && r < nranks && result == 0; r++)
+        result = r < started ? jobs[r].result : 1;
     free(jobs);
     tsh_threads_world_free(world);
     return result;

@@ -537,6 +537,22 @@ static void unequal_counts_of_an_alltoall_are_blamed_on_most(void **state) {
                         "recv_counts[2] = 2 (collective 5 of group 2)");
 }
 
+static void a_rank_that_closes_the_group_is_lost(void **state) {
+    tsh_call calls[CALLERS];
+    tsh_coll coll = taken(TSH_BARRIER), closes = coll;
+    tsh_error error;
+    (void)state;
+    closes.kind = TSH_COLL_KINDS;
+    all_call(calls, closes);
+    assert_int_equal(mismatch_of(calls, &error), 0);
+    one_calls(&calls[1], coll);
+    one_calls(&calls[2], coll);
+    assert_int_equal(mismatch_of(calls, &error), 1);
+    assert_true(error.code == TSH_ERR_LOST && error.rank == 10);
+    assert_string_equal(error.message, "rank 10 left while rank 11 waits for it in barrier, "
+                                       "collective 5 of group 2");
+}
+
 static void messages_that_do_not_fit(void **state) {
     static const int64_t three = 3, four = 4;
     tsh_coll both = taken(TSH_SENDRECV), sent, wanted;
@@ -776,6 +792,7 @@ int main(void) {
         cmocka_unit_test(a_rank_that_is_gone_is_the_error_of_what_waits_for_it),
         cmocka_unit_test(the_smaller_part_is_blamed),
         cmocka_unit_test(unequal_counts_of_an_alltoall_are_blamed_on_most),
+        cmocka_unit_test(a_rank_that_closes_the_group_is_lost),
         cmocka_unit_test(messages_that_do_not_fit),
         cmocka_unit_test(reports_tell_of_cycles_and_absent_ranks),
         cmocka_unit_test(ranks_of_a_color_are_sorted_by_key),
