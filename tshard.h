@@ -1738,7 +1738,7 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #include <limits.h> /* INT_MAX, LONG_MAX */
 #include <math.h>   /* expf, sqrt, ... */
 #include <stdarg.h> /* tsh_fail */
-#include <stdlib.h> /* malloc, free, bsearch, getenv */
+#include <stdlib.h> /* malloc, free, bsearch, qsort, getenv */
 #include <string.h> /* memcpy, memset */
 #include <time.h>   /* time, clock: names of temporary files */
 
