@@ -1738,7 +1738,7 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #include <limits.h> /* INT_MAX, LONG_MAX */
 #include <math.h>   /* expf, sqrt, ... */
 #include <stdarg.h> /* tsh_fail */
-#include <stdlib.h> /* malloc, free, bsearch, getenv */
+#include <stdlib.h> /* malloc, free, bsearch, qsort, getenv */
 #include <string.h> /* memcpy, memset */
 #include <time.h>   /* time, clock: names of temporary files */
 
@@ -10324,7 +10324,8 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
     int i, d;
     char *at;
     if (!ctx) return NULL;
-    if (n > 30) return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_concat: %d parts; at most 30", n);
+    if (n > 30)
+        return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_concat: %d parts; at most 30", n);
     d = tshi_tensor_axis(parts[0], dim);
     if (d < 0)
         return tshi_error_null(ctx, TSH_ERR_SHAPE, "tsh_concat: no dimension %d among %d", dim,
@@ -10525,8 +10526,7 @@ static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *
     int64_t sizes[TSH_MAX_DIMS];
     tshi_cut cut;
     memcpy(sizes, form->dim, sizeof sizes);
-    if (other)
-        sizes[other->dim] = tsh_chunk(other, sizes[other->dim], tp->size, tp->rank, NULL);
+    if (other) sizes[other->dim] = tsh_chunk(other, sizes[other->dim], tp->size, tp->rank, NULL);
     cut.outer = tshi_tensor_product(sizes, dim);
     cut.length = sizes[dim];
     cut.inner = tshi_tensor_product(sizes + dim + 1, form->ndim - dim - 1);
@@ -10836,7 +10836,8 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
         if (ctx->error.code != TSH_OK || tshi_redistribute_declare(&form, layout) != TSH_OK)
             return NULL;
     }
-    in_place = (t->flags & TSHI_OWNED) && !(t->flags & TSHI_PARAM); /* these have the plan's layout */
+    /* a parameter's layout is the plan's */
+    in_place = (t->flags & TSHI_OWNED) && !(t->flags & TSHI_PARAM);
     if (in_place && !tshi_redistribute_may_change(t)) return NULL;
     out = in_place ? t : tshi_redistribute_window("tsh_set_layout", &t);
     if (!out) return NULL;
@@ -16908,9 +16909,10 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
     } else if (max[1] != -max[2]) {
         const int reading = io->data > 0;
         (void)tshi_io_fail(io, reading ? TSH_ERR_IO : TSH_ERR_ARGUMENT, "%s",
-                           !reading ? "cannot be written: ranks hold different models or optimisers"
-                                    : "is not the same file on every rank, or was saved anew while "
-                                      "ranks opened it; if so, load it again");
+                           reading
+                               ? "is not the same file on every rank, or was saved anew while "
+                                 "ranks opened it; if so, load it again"
+                               : "cannot be written: ranks hold different models or optimisers");
         ctx->error.rank = -1;
     }
     return ctx->error.code;
@@ -16933,7 +16935,7 @@ static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
     (void)tshi_io_add((tshi_io *)user, "", param, NULL);
 }
 
-/* `value` is an int64_t or uint64_t. `read` begins with it, for files that do not have the count. */
+/* `value` is an int64_t or uint64_t. `read` begins with it, for files without the count. */
 static tshi_io_count *tshi_io_add_count(tshi_io *io, const char *prefix, const char *name,
                                         const void *value) {
     tshi_io_count *count = &io->count[io->counts++];
@@ -17235,9 +17237,10 @@ static void tshi_io_write_header(tshi_io *io) {
     memset(&text, 0, sizeof text);
     tshi_io_put_header(io, &text);
     if (text.used > TSHI_IO_HEADER)
-        (void)tshi_io_fail(io, TSH_ERR_UNSUPPORTED,
-                           "cannot be written: its header of %d tensors has %llu bytes, of at most %d",
-                           io->items, (unsigned long long)text.used, (int)TSHI_IO_HEADER);
+        (void)tshi_io_fail(
+            io, TSH_ERR_UNSUPPORTED,
+            "cannot be written: its header of %d tensors has %llu bytes, of at most %d", io->items,
+            (unsigned long long)text.used, (int)TSHI_IO_HEADER);
     else if ((kind = tshi_file_kind(io->path)) != NULL)
         (void)tshi_io_wrong_kind(io, kind);
     if (io->ctx->error.code != TSH_OK) return;
@@ -17288,8 +17291,8 @@ static void tshi_io_prepare(tshi_io *io) {
     if (whole)
         io->whole_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, tshi_dtype_reals(whole));
     if (ctx->pp.size > 1)
-        io->known = (int64_t *)tshi_mem_book(
-            ctx, &io->arena, (size_t)(io->items + io->counts) * sizeof *io->known);
+        io->known = (int64_t *)tshi_mem_book(ctx, &io->arena,
+                                             (size_t)(io->items + io->counts) * sizeof *io->known);
 }
 
 /* Combines what the stages know, by one all-reduce (MAX): which moments exist, and the counts of
@@ -17300,8 +17303,7 @@ static void tshi_io_merge_stages(tshi_io *io) {
     for (i = 0; i < io->items; i++) there[i] = io->item[i].there;
     for (i = 0; i < io->counts; i++) counts[i] = (int64_t)*io->count[i].value;
     if (tshi_error_comm(
-            io->ctx,
-            tsh_allreduce(&io->ctx->pp, there, io->items + io->counts, TSH_I64, TSH_MAX),
+            io->ctx, tsh_allreduce(&io->ctx->pp, there, io->items + io->counts, TSH_I64, TSH_MAX),
             io->op) != TSH_OK)
         return;
     for (i = 0; i < io->items; i++) io->item[i].there = (int)there[i];
@@ -17840,8 +17842,8 @@ static void *tshi_load_find(const void *base, size_t n, size_t width, const char
 
 /* Finds a text of the metadata by key, prefix + name; NULL if there is none. */
 static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, const char *name) {
-    const tshi_io_pair *pair = (const tshi_io_pair *)tshi_load_find(
-        io->pair, io->pairs, sizeof *pair, prefix, name);
+    const tshi_io_pair *pair = (const tshi_io_pair *)tshi_load_find(io->pair, io->pairs,
+                                                                    sizeof *pair, prefix, name);
     return pair ? pair->text : NULL;
 }
 
