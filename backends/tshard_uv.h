@@ -486,18 +486,9 @@ typedef enum tshi_uv_purpose {
     TSHI_UV_MESSAGES
 } tshi_uv_purpose;
 
-/* A connection to be made. */
-typedef struct tshi_uv_dial {
-    struct tshi_uv_dial *next;
-    tshi_uv_purpose purpose;
-    uint64_t group;
-    int rank, attempts, under_way; /* rank: of the world */
-    int64_t at;                    /* next attempt */
-    tshi_uv_address address;
-} tshi_uv_dial;
-
 /* A step of the handshake. The client's, then the server's. */
 typedef enum tshi_uv_phase {
+    TSHI_UV_WAITS, /* to be dialled */
     TSHI_UV_CONNECTS,
     TSHI_UV_AWAITS_GREETING,
     TSHI_UV_AWAITS_REPLY,
@@ -506,15 +497,16 @@ typedef enum tshi_uv_phase {
     TSHI_UV_REPLIES
 } tshi_uv_phase;
 
-/* A connection before it is trusted. */
+/* A connection before it is trusted: one that is to be made, or one that came to us. */
 typedef struct tshi_uv_conn {
     tsh_uv_world *world;
     struct tshi_uv_conn *next;
-    tshi_uv_dial *dial; /* NULL: it came to us */
+    int dialled, attempts;   /* dialled: by this rank, again and again */
+    tshi_uv_address address; /* where it calls */
     int fd;
     tshi_uv_phase phase;
     uv_poll_t *poll;
-    int64_t until; /* it is dropped then */
+    int64_t until; /* it is dropped then, or dialled */
     tshi_uv_hello hello;
     unsigned char in[128], out[128];
     size_t in_used, in_need, out_used;
@@ -581,7 +573,6 @@ struct tsh_uv_world {
     /* connections that have not proved the key: how many there are, and may be */
     int unproven, unproven_limit;
     tshi_uv_log_count tally[TSHI_UV_TALLIES];
-    tshi_uv_dial *dials;
     tshi_uv_group *world_group, *making;
     tsh_coll_search *search; /* by rank: the coordinator's for a cycle of blocked ranks */
     int confirming;          /* ranks on a cycle that have not confirmed their wait */
@@ -1949,33 +1940,44 @@ static void tshi_uv_unwatch(uv_poll_t **poll) {
     *poll = NULL;
 }
 
-/* The next attempt of a dial: soon, later each time, never in step with others. */
-static void tshi_uv_redial(tshi_uv_dial *dial) {
-    int shift = dial->attempts < 5 ? dial->attempts : 5;
-    int64_t step = TSHI_UV_MS * 5 << shift;
-    dial->under_way = 0;
-    dial->attempts++;
-    dial->at = tsh_now() + step / 2 + (int64_t)randombytes_uniform((uint32_t)step);
+/* A connection that came to us, or is to be dialled. NULL: no memory. */
+static tshi_uv_conn *tshi_uv_conn_new(tsh_uv_world *world, int dialled) {
+    tshi_uv_conn *conn = (tshi_uv_conn *)calloc(1, sizeof *conn);
+    if (!conn) return NULL;
+    conn->world = world;
+    conn->fd = -1;
+    conn->dialled = dialled;
+    conn->next = world->conns;
+    world->conns = conn;
+    world->unproven += !dialled;
+    return conn;
 }
 
-static void tshi_uv_dial_done(tsh_uv_world *world, tshi_uv_dial *dial) {
-    tshi_uv_dial **at = &world->dials;
-    while (*at != dial) at = &(*at)->next;
-    *at = dial->next;
-    free(dial);
-}
-
-/* Forgets a connection; its socket too, unless it has found its place. */
-static void tshi_uv_conn_end(tsh_uv_world *world, tshi_uv_conn *conn, int keep) {
-    tshi_uv_conn **at = &world->conns;
+static void tshi_uv_conn_free(tshi_uv_conn *conn) {
+    tshi_uv_conn **at = &conn->world->conns;
     while (*at != conn) at = &(*at)->next;
     *at = conn->next;
-    world->unproven -= !conn->dial;
+    conn->world->unproven -= !conn->dialled;
     tshi_uv_unwatch(&conn->poll);
-    if (!keep) tshi_uv_close_fd(&conn->fd);
-    if (conn->dial && keep) tshi_uv_dial_done(world, conn->dial);
-    if (conn->dial && !keep) tshi_uv_redial(conn->dial);
+    tshi_uv_close_fd(&conn->fd);
     free(conn);
+}
+
+/* Forgets a connection that has not found its place; one that is dialled tries again: soon, later
+ * each time, never in step with others. */
+static void tshi_uv_conn_end(tshi_uv_conn *conn) {
+    int shift = conn->attempts < 5 ? conn->attempts : 5;
+    int64_t step = TSHI_UV_MS * 5 << shift;
+    if (!conn->dialled) {
+        tshi_uv_conn_free(conn);
+        return;
+    }
+    tshi_uv_unwatch(&conn->poll);
+    tshi_uv_close_fd(&conn->fd);
+    conn->in_used = conn->out_used = 0;
+    conn->phase = TSHI_UV_WAITS;
+    conn->attempts++;
+    conn->until = tsh_now() + step / 2 + (int64_t)randombytes_uniform((uint32_t)step);
 }
 
 /* Notes why a connection could not be made, for the error after a timeout. */
@@ -2086,7 +2088,7 @@ static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
     tshi_uv_hindered(world,
                      "%s, where rank %d was expected, refuses without a proof that it has the key: "
                      "%s",
-                     conn->name, conn->dial->rank, why);
+                     conn->name, conn->hello.server, why);
     tshi_uv_note(world, TSHI_UV_OF_SERVERS, "rank %d tries again: %s", world->rank,
                  world->obstacle);
 }
@@ -2105,10 +2107,7 @@ static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     }
     hello->version = TSHI_UV_VERSION;
     hello->client = world->rank;
-    hello->server = conn->dial->rank;
     hello->size = world->size;
-    hello->purpose = conn->dial->purpose;
-    hello->group = conn->dial->group;
     hello->job = world->job;
     randombytes_buf(hello->client_nonce, sizeof hello->client_nonce);
     tshi_uv_put_client_hello(conn->out, hello, tshi_uv_secret(world, hello->purpose));
@@ -2123,7 +2122,7 @@ static int tshi_uv_make_hello(tshi_uv_conn *conn) {
 /* A proven refusal that trying again will not change ends the world. */
 static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) {
     tsh_uv_world *world = conn->world;
-    int to = conn->dial->rank;
+    int to = conn->hello.server;
     switch (status) {
     case TSHI_UV_OTHER_VERSION:
         tshi_uv_unproven(conn, "it speaks another version of the protocol");
@@ -2259,14 +2258,15 @@ static void tshi_uv_close_listener(tsh_uv_world *world) {
 /* A connection that is to be made; lack of memory ends the world. */
 static void tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint64_t group, int rank,
                              const tshi_uv_address *address) {
-    tshi_uv_dial all = {world->dials, purpose, group, rank, 0, 0, 0, *address};
-    tshi_uv_dial *dial = (tshi_uv_dial *)malloc(sizeof *dial);
-    if (dial) {
-        *dial = all;
-        world->dials = dial;
-    } else {
+    tshi_uv_conn *conn = tshi_uv_conn_new(world, 1);
+    if (!conn) {
         tshi_uv_lacks_memory(world, rank);
+        return;
     }
+    conn->hello.purpose = purpose;
+    conn->hello.group = group;
+    conn->hello.server = rank;
+    conn->address = *address;
 }
 
 /* The data connections to the members before this one; those after it dial themselves. */
@@ -2722,7 +2722,7 @@ static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, i
 /* A proven connection finds its place. */
 static void tshi_uv_proven(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
-    int rank = conn->dial ? conn->dial->rank : conn->hello.client, kept;
+    int rank = conn->dialled ? conn->hello.server : conn->hello.client, kept;
     tshi_uv_unwatch(&conn->poll);
     if (conn->hello.purpose <= TSHI_UV_CONTROL) {
         kept = tshi_uv_attach(world, rank, conn->fd, conn->name);
@@ -2731,16 +2731,21 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
     } else {
         kept = tshi_uv_place_link(world, &conn->hello, rank, conn->fd);
     }
-    tshi_uv_conn_end(conn->world, conn, kept);
+    if (!kept) {
+        tshi_uv_conn_end(conn);
+        return;
+    }
+    conn->fd = -1;
+    tshi_uv_conn_free(conn);
 }
 
 static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
     tshi_uv_conn *conn = (tshi_uv_conn *)poll->data;
-    int done = conn->dial ? tshi_uv_client_step(conn) : tshi_uv_server_step(conn);
+    int done = conn->dialled ? tshi_uv_client_step(conn) : tshi_uv_server_step(conn);
     (void)status;
     (void)events;
     if (done < 0) {
-        tshi_uv_conn_end(conn->world, conn, 0);
+        tshi_uv_conn_end(conn);
     } else if (done) {
         tshi_uv_proven(conn);
     } else if (conn->phase == TSHI_UV_HAS_HELLO) {
@@ -2751,37 +2756,24 @@ static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
     }
 }
 
-/* A connection begins its handshake. */
-static void tshi_uv_open_conn(tsh_uv_world *world, int fd, tshi_uv_dial *dial, const char *name) {
-    tshi_uv_conn *conn = (tshi_uv_conn *)calloc(1, sizeof *conn);
-    int patience = dial ? TSHI_UV_DIAL_S : TSHI_UV_PATIENCE_S;
-    if (conn)
-        conn->poll = tshi_uv_watch(&world->control, fd, UV_READABLE | (dial ? UV_WRITABLE : 0),
-                                   conn, tshi_uv_conn_event);
-    if (!conn || !conn->poll) {
-        free(conn);
-        (void)close(fd);
-        if (dial) tshi_uv_redial(dial);
-        return;
-    }
-    conn->world = world;
+/* A connection begins its handshake, of which the server writes first. */
+static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address *peer) {
+    int events = UV_READABLE | (conn->dialled ? UV_WRITABLE : 0);
+    int patience = conn->dialled ? TSHI_UV_DIAL_S : TSHI_UV_PATIENCE_S;
     conn->fd = fd;
-    conn->dial = dial;
+    conn->phase = conn->dialled ? TSHI_UV_CONNECTS : TSHI_UV_AWAITS_HELLO;
     conn->until = tsh_now() + patience * TSHI_UV_SECOND;
-    (void)snprintf(conn->name, sizeof conn->name, "%s", name);
-    conn->next = world->conns;
-    world->conns = conn;
-    world->unproven += !dial;
-    if (dial) {
-        dial->under_way = 1;
-        return;
+    tshi_uv_address_text(peer, conn->name, sizeof conn->name);
+    conn->poll = tshi_uv_watch(&conn->world->control, fd, events, conn, tshi_uv_conn_event);
+    if (!conn->poll) {
+        tshi_uv_conn_end(conn);
+    } else if (!conn->dialled) {
+        randombytes_buf(conn->hello.server_nonce, 32);
+        tshi_uv_put_greeting(conn->out, conn->hello.server_nonce);
+        conn->out_used = TSHI_UV_GREETING;
+        conn->in_need = TSHI_UV_CLIENT_HELLO;
+        tshi_uv_conn_event(conn->poll, 0, 0);
     }
-    randombytes_buf(conn->hello.server_nonce, 32);
-    tshi_uv_put_greeting(conn->out, conn->hello.server_nonce);
-    conn->out_used = TSHI_UV_GREETING;
-    conn->in_need = TSHI_UV_CLIENT_HELLO;
-    conn->phase = TSHI_UV_AWAITS_HELLO;
-    tshi_uv_conn_event(conn->poll, 0, 0);
 }
 
 /* Drops an unauthenticated connection at random. Were it the oldest, nobody whose round trip takes
@@ -2793,11 +2785,11 @@ static int tshi_uv_drop_unproven(tsh_uv_world *world) {
     int skip;
     if (!world->unproven) return 0;
     skip = (int)randombytes_uniform((uint32_t)world->unproven);
-    while (conn->dial || skip--) conn = conn->next;
+    while (conn->dialled || skip--) conn = conn->next;
     tshi_uv_note(world, TSHI_UV_OF_UNPROVEN,
                  "rank %d refused %s: %d connections wait for their proof", world->rank, conn->name,
                  world->unproven);
-    tshi_uv_conn_end(world, conn, 0);
+    tshi_uv_conn_end(conn);
     return 1;
 }
 
@@ -2819,8 +2811,8 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
     (void)status;
     (void)events;
     for (int i = 0; i < TSHI_UV_ACCEPTS && world->listener >= 0; i++) {
-        char name[80];
         tshi_uv_address from;
+        tshi_uv_conn *conn;
         int fd;
         from.size = (socklen_t)sizeof from.storage;
         fd = accept(world->listener, (struct sockaddr *)&from.storage, &from.size);
@@ -2832,46 +2824,34 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
             world->accept_at = tsh_now() + 100 * TSHI_UV_MS;
             return;
         }
-        if (!tshi_uv_prepare_fd(fd)) {
-            (void)close(fd);
-            continue;
-        }
         if (world->unproven >= world->unproven_limit) (void)tshi_uv_drop_unproven(world);
-        tshi_uv_address_text(&from, name, sizeof name);
-        tshi_uv_open_conn(world, fd, NULL, name);
+        conn = tshi_uv_prepare_fd(fd) ? tshi_uv_conn_new(world, 0) : NULL;
+        if (conn)
+            tshi_uv_conn_begin(conn, fd, &from);
+        else
+            (void)close(fd);
     }
 }
 
-static void tshi_uv_try_dial(tsh_uv_world *world, tshi_uv_dial *dial) {
-    const tshi_uv_address *address = &dial->address;
+static void tshi_uv_dial(tshi_uv_conn *conn) {
+    tsh_uv_world *world = conn->world;
+    const tshi_uv_address *address = &conn->address;
     char name[80];
     int fd, why;
-    if (dial->purpose == TSHI_UV_JOIN) address = &world->address[dial->attempts % world->addresses];
-    tshi_uv_address_text(address, name, sizeof name);
+    if (conn->hello.purpose == TSHI_UV_JOIN)
+        address = &world->address[conn->attempts % world->addresses];
     fd = tshi_uv_connect(address);
+    why = errno;
     if (fd >= 0) {
-        tshi_uv_open_conn(world, fd, dial, name);
+        tshi_uv_conn_begin(conn, fd, address);
         return;
     }
-    why = errno;
+    tshi_uv_address_text(address, name, sizeof name);
     if (tshi_uv_out_of_descriptors(why))
         tshi_uv_too_few(world);
     else
         tshi_uv_hindered(world, "%s: %s", name, tshi_uv_why(why));
-    tshi_uv_redial(dial);
-}
-
-/* Answers the handshakes that had to wait for rank 0's address table. */
-static void tshi_uv_catch_up(const tsh_uv_world *world) {
-    tshi_uv_conn *conn = world->conns;
-    while (conn && world->tabled) {
-        if (conn->phase == TSHI_UV_HAS_HELLO) {
-            tshi_uv_conn_event(conn->poll, 0, 0);
-            conn = world->conns; /* the list has changed */
-        } else {
-            conn = conn->next;
-        }
-    }
+    tshi_uv_conn_end(conn);
 }
 
 /* ========================================================================== */
@@ -2949,17 +2929,27 @@ static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
     }
 }
 
-static void tshi_uv_expire(tsh_uv_world *world, int64_t now) {
+/* Answers the handshakes that had to wait for rank 0's address table, dials, and drops what takes
+ * too long. */
+static void tshi_uv_tend(tsh_uv_world *world, int64_t now) {
     tshi_uv_conn *conn = world->conns, *next;
     for (; conn; conn = next) {
         next = conn->next;
+        if (conn->phase == TSHI_UV_HAS_HELLO && world->tabled) {
+            tshi_uv_conn_event(conn->poll, 0, 0);
+            continue;
+        }
         if (now < conn->until) continue;
-        if (conn->dial)
+        if (conn->phase == TSHI_UV_WAITS) {
+            if (tshi_uv_failed(world) == TSH_OK) tshi_uv_dial(conn);
+            continue;
+        }
+        if (conn->dialled)
             tshi_uv_hindered(world, "%s does not answer", conn->name);
         else
             tshi_uv_note(world, TSHI_UV_OF_UNPROVEN, "rank %d refused %s: no proof within %d s",
                          world->rank, conn->name, TSHI_UV_PATIENCE_S);
-        tshi_uv_conn_end(conn->world, conn, 0);
+        tshi_uv_conn_end(conn);
     }
 }
 
@@ -3010,18 +3000,6 @@ static void tshi_uv_not_formed(tsh_uv_world *world) {
                         obstacle, hint);
 }
 
-/* Dials and listens, as long as that is needed. */
-static void tshi_uv_reach_out(tsh_uv_world *world, int64_t now) {
-    for (tshi_uv_dial *dial = world->dials, *next; dial; dial = next) {
-        next = dial->next;
-        if (!dial->under_way && now >= dial->at) tshi_uv_try_dial(world, dial);
-    }
-    if (world->listener >= 0 && !world->listening && now >= world->accept_at)
-        world->listening = tshi_uv_watch(&world->control, world->listener, UV_READABLE, world,
-                                         tshi_uv_accept);
-    if (world->forming && now >= world->due) tshi_uv_not_formed(world);
-}
-
 static void tshi_uv_tick(tsh_uv_world *world) {
     int64_t now = tsh_now();
     tshi_uv_beat(world, now);
@@ -3030,10 +3008,14 @@ static void tshi_uv_tick(tsh_uv_world *world) {
     tshi_uv_take_offer(world, now); /* the coordinator may be another now */
     tshi_uv_send_report(world);
     tshi_uv_form(world);
-    tshi_uv_catch_up(world);
-    tshi_uv_expire(world, now);
+    tshi_uv_tend(world, now);
     tshi_uv_log_counted(world, now);
-    if (tshi_uv_failed(world) == TSH_OK) tshi_uv_reach_out(world, now);
+    if (tshi_uv_failed(world) == TSH_OK && world->listener >= 0 && !world->listening &&
+        now >= world->accept_at)
+        world->listening = tshi_uv_watch(&world->control, world->listener, UV_READABLE, world,
+                                         tshi_uv_accept);
+    if (tshi_uv_failed(world) == TSH_OK && world->forming && now >= world->due)
+        tshi_uv_not_formed(world);
     if (TSHI_UV_GET(&world->blocked_new)) tshi_uv_send_blocked(world);
     tshi_uv_decide(world, now);
 }
@@ -3137,8 +3119,7 @@ static void tshi_uv_main(void *argument) {
     tsh_uv_world *world = (tsh_uv_world *)argument;
     if (world->rank) tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]);
     (void)uv_run(&world->control, UV_RUN_DEFAULT);
-    while (world->conns) tshi_uv_conn_end(world, world->conns, 0);
-    while (world->dials) tshi_uv_dial_done(world, world->dials);
+    while (world->conns) tshi_uv_conn_free(world->conns);
     tshi_uv_log_counted(world, INT64_MAX);
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer_end(&world->peer[r], TSHI_UV_LEFT);

@@ -177,8 +177,7 @@ static void wire_count(wire *w) {
 /* As tshi_uv_main ends, and tshi_uv_world_close. */
 static void wire_close(wire *w) {
     tsh_uv_world *world = w->world;
-    while (world->conns) tshi_uv_conn_end(world, world->conns, 0);
-    while (world->dials) tshi_uv_dial_done(world, world->dials);
+    while (world->conns) tshi_uv_conn_free(world->conns);
     for (int r = 0; r < RANKS; r++) {
         tshi_uv_peer_end(&world->peer[r], TSHI_UV_LEFT);
         free(world->peer[r].in.data);
