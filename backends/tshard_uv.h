@@ -231,7 +231,7 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
 #include <sys/resource.h> /* getrlimit */
 #include <sys/socket.h>
 #include <sys/stat.h> /* fstat: who can read a key file */
-#include <sys/uio.h> /* struct iovec */
+#include <sys/uio.h>  /* struct iovec */
 #include <unistd.h>
 
 #ifndef SIG_BLOCK
@@ -307,12 +307,12 @@ typedef struct tshi_uv_op {
     tshi_uv_head head;
     int64_t deadline;
     int used;
-    int pending;                    /* frames that are not done */
-    int64_t ready;                  /* bytes of a ring's incoming stream that may go on */
-    tshi_uv_stream *in, *out;       /* by peer */
-    tshi_uv_stream clear;           /* RECV: tells the sender that its message may come */
-    uint64_t number[2];             /* of the message that it sends, and of that it receives */
-    char *scratch;                  /* kept from call to call */
+    int pending;              /* frames that are not done */
+    int64_t ready;            /* bytes of a ring's incoming stream that may go on */
+    tshi_uv_stream *in, *out; /* by peer */
+    tshi_uv_stream clear;     /* RECV: tells the sender that its message may come */
+    uint64_t number[2];       /* of the message that it sends, and of that it receives */
+    char *scratch;            /* kept from call to call */
     size_t scratch_size;
 } tshi_uv_op;
 
@@ -542,14 +542,14 @@ struct tsh_uv_world {
     /* Between the threads. */
     uv_mutex_t lock;
     uv_cond_t changed;
-    int failed;  /* atomic, a tsh_result; error is valid once it is set */
-    int halted;  /* atomic: an error was reported, no data moves */
+    int failed; /* atomic, a tsh_result; error is valid once it is set */
+    int halted; /* atomic: an error was reported, no data moves */
     tsh_error error;
     tshi_uv_group *groups;
     tshi_uv_report reported; /* the caller's, to be taken */
     tshi_uv_report held;     /* the control thread's, until a decision comes */
     tshi_uv_blocked blocked;
-    uint64_t last; /* the group of the latest collective */
+    uint64_t last;            /* the group of the latest collective */
     int blocked_new, leaving; /* atomic */
     int forming;              /* written under the lock, by the control thread */
     tshi_uv_group *requested; /* a group that is to be made */
@@ -586,12 +586,12 @@ struct tsh_uv_world {
     int64_t held_since;
     int64_t considered_at; /* since when this rank, as coordinator, collects reports; 0: it does
                               not */
-    int reported_to;    /* the coordinator that knows what is held */
-    tsh_error offer;    /* a decision of a rank that is not this rank's coordinator, */
-    int offered_by;     /* that rank, */
-    int64_t offered_at; /* and when; 0: none */
-    char absent[256];   /* as rank 0 says */
-    char obstacle[300]; /* what last hindered a connection */
+    int reported_to;       /* the coordinator that knows what is held */
+    tsh_error offer;       /* a decision of a rank that is not this rank's coordinator, */
+    int offered_by;        /* that rank, */
+    int64_t offered_at;    /* and when; 0: none */
+    char absent[256];      /* as rank 0 says */
+    char obstacle[300];    /* what last hindered a connection */
 };
 
 static const char *tshi_uv_why(int error) {
@@ -1209,8 +1209,8 @@ static tsh_result tshi_uv_take_key(const void *key, size_t size, const char *whe
                          where, (int)size, TSHI_UV_KEY_LEAST);
 }
 
-/* Reads a key file: its bytes, how many, or an error. Only the user of this process, or root, may
- * have written it, and nobody else read it. */
+/* Reads a key file; *size is 0 before, and its length afterwards. Only the user of this process, or
+ * root, may have written it, and nobody else read it. */
 static tsh_result tshi_uv_read_key(int fd, const char *path, unsigned char *bytes, size_t room,
                                    size_t *size, tsh_error *error) {
     struct stat info;
@@ -1228,8 +1228,8 @@ static tsh_result tshi_uv_read_key(int fd, const char *path, unsigned char *byte
                              "TSHARD_KEY_FILE: other users can read or write %.300s (mode %04o): "
                              "chmod 600 %.300s",
                              path, (unsigned)info.st_mode & 07777, path);
-    for (*size = 0; more > 0 && *size < room; *size += more > 0 ? (size_t)more : 0)
-        more = read(fd, bytes + *size, room - *size);
+    while (more > 0 && *size < room)
+        if ((more = read(fd, bytes + *size, room - *size)) > 0) *size += (size_t)more;
     if (more < 0)
         return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s: %s", path,
                              tshi_uv_why(errno));
@@ -1275,8 +1275,7 @@ static tsh_result tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, 
 }
 
 /* Everything but sockets. */
-static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
-                                   tsh_error *error) {
+static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
     unsigned char hash[32];
     int family = 0;
     size_t room = sizeof world->bind_host;
@@ -1711,28 +1710,22 @@ static int tshi_uv_called(const void *user, int rank, tsh_call *out) {
     return 0;
 }
 
-/* 1 if rank r is known to belong to the group that is asked about. */
-static int tshi_uv_belongs(tsh_uv_world *world, int r) {
+/* Time is up: who has not come? Ranks that have not answered belong to the group if this rank knows
+ * it, and that. */
+static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
     const tshi_uv_group *group;
-    int belongs;
+    int first = -1;
     uv_mutex_lock(&world->lock);
     group = tshi_uv_find_group(world, world->held.group);
-    belongs = group && tshi_uv_member(group, r) >= 0;
-    uv_mutex_unlock(&world->lock);
-    return belongs;
-}
-
-/* Time is up: who has not come? */
-static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
-    int first = -1;
     for (int r = 0; r < world->size; r++) {
         const tshi_uv_answer *answer = &world->peer[r].answer;
-        int member = answer->told ? answer->member : tshi_uv_belongs(world, r);
-        if (!member || (answer->told && answer->started)) continue;
+        int known = group && tshi_uv_member(group, r) >= 0;
+        if (answer->told ? !answer->member || answer->started : !known) continue;
         tsh_text_add(error->message, sizeof error->message, "%s %d",
                      first < 0 ? "; absent ranks:" : "", r);
         if (first < 0) first = r;
     }
+    uv_mutex_unlock(&world->lock);
     if (first < 0)
         tsh_text_add(error->message, sizeof error->message, "; every rank has started it");
     error->rank = first;
@@ -1992,12 +1985,6 @@ static const unsigned char *tshi_uv_secret(const tsh_uv_world *world, uint32_t p
     return purpose == TSHI_UV_JOIN ? world->secret : world->mesh;
 }
 
-/* The group whose connections are being made. */
-static tshi_uv_group *tshi_uv_forming_group(const tsh_uv_world *world, uint64_t id) {
-    tshi_uv_group *group = world->forming ? world->world_group : world->making;
-    return group && group->id == id ? group : NULL;
-}
-
 static tshi_uv_link *tshi_uv_link_to(tshi_uv_group *group, int peer, int messages) {
     return &group->link[(messages ? group->size : 0) + peer];
 }
@@ -2009,12 +1996,20 @@ static tshi_uv_link *tshi_uv_link_for(tshi_uv_group *group, uint32_t purpose, in
                                      : tshi_uv_link_to(group, r, purpose == TSHI_UV_MESSAGES);
 }
 
+/* The connection to a rank that a hello means, of the group whose connections are being made; NULL:
+ * none. */
+static tshi_uv_link *tshi_uv_meant(const tsh_uv_world *world, const tshi_uv_hello *hello,
+                                   int rank) {
+    tshi_uv_group *group = world->forming ? world->world_group : world->making;
+    if (!group || group->id != hello->group) return NULL;
+    return tshi_uv_link_for(group, hello->purpose, rank);
+}
+
 /* ---- the server's side ---- */
 
 /* The reply to a hello whose proof is right; *value: ours, where it differs. */
 static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_uv_hello *hello,
                                          int64_t *value) {
-    tshi_uv_group *group;
     const tshi_uv_link *link;
     *value = 0;
     if (hello->job != world->job) return TSHI_UV_OTHER_JOB;
@@ -2030,8 +2025,7 @@ static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_u
         if (world->peer[hello->client].state != TSHI_UV_ABSENT) return TSHI_UV_TAKEN;
         return world->forming ? TSHI_UV_WELCOME : TSHI_UV_UNKNOWN;
     }
-    group = tshi_uv_forming_group(world, hello->group);
-    link = group ? tshi_uv_link_for(group, hello->purpose, hello->client) : NULL;
+    link = tshi_uv_meant(world, hello, hello->client);
     if (!link) return TSHI_UV_UNKNOWN;
     return link->fd < 0 ? TSHI_UV_WELCOME : TSHI_UV_TAKEN;
 }
@@ -2413,8 +2407,7 @@ static void tshi_uv_form(tsh_uv_world *world) {
         (void)uv_async_send(&world->wake_caller);
     }
     if (!world->forming) return;
-    if (world->rank == 0 && !world->tabled && tshi_uv_all(world, 1, 0))
-        tshi_uv_send_table(world);
+    if (world->rank == 0 && !world->tabled && tshi_uv_all(world, 1, 0)) tshi_uv_send_table(world);
     if (!world->told_ready && world->tabled && tshi_uv_all(world, 0, 0) &&
         world->world_group->missing == 0) {
         world->told_ready = 1;
@@ -2709,13 +2702,12 @@ static int tshi_uv_is_local(int fd) {
 /* A data connection of the group that is being made. Between ranks of one host bytes are best taken
  * over while they are still in a cache. 0: it has no place. */
 static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, int rank, int fd) {
-    tshi_uv_group *group = tshi_uv_forming_group(world, hello->group);
-    tshi_uv_link *link = group ? tshi_uv_link_for(group, hello->purpose, rank) : NULL;
+    tshi_uv_link *link = tshi_uv_meant(world, hello, rank);
     int near = TSHI_UV_NEAR;
     if (!link || link->fd >= 0) return 0;
     if (tshi_uv_is_local(fd)) (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &near, sizeof near);
     link->fd = fd;
-    group->missing--;
+    link->group->missing--;
     return 1;
 }
 
@@ -2731,12 +2723,12 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
     } else {
         kept = tshi_uv_place_link(world, &conn->hello, rank, conn->fd);
     }
-    if (!kept) {
+    if (kept) {
+        conn->fd = -1;
+        tshi_uv_conn_free(conn);
+    } else {
         tshi_uv_conn_end(conn);
-        return;
     }
-    conn->fd = -1;
-    tshi_uv_conn_free(conn);
 }
 
 static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
@@ -3902,8 +3894,7 @@ static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
     int star = op->algorithm == TSHI_UV_STAR, is_root = group->rank == root;
     if (group->size == 1) return;
     if (star && is_root)
-        for (int j = 1; j < group->size; j++)
-            tshi_uv_promise(op, (root + j) % group->size, bytes);
+        for (int j = 1; j < group->size; j++) tshi_uv_promise(op, (root + j) % group->size, bytes);
     else
         tshi_uv_promise(op, next, star || next == root ? 0 : bytes);
     if (is_root || (star && prev != root)) tshi_uv_expect(op, prev, 0);
