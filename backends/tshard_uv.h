@@ -760,39 +760,21 @@ static int tshi_uv_greeting_fields(tshi_uv_cursor *c, const char *word, uint32_t
     return memcmp(magic, word, 4) == 0;
 }
 
-static void tshi_uv_put_greeting(unsigned char bytes[TSHI_UV_GREETING], unsigned char nonce[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_GREETING, 1);
-    uint32_t version = TSHI_UV_VERSION;
-    (void)tshi_uv_greeting_fields(&c, "tshd", &version, nonce);
-}
-
-/* 0: not a greeting. */
-static int tshi_uv_get_greeting(unsigned char bytes[TSHI_UV_GREETING], uint32_t *version,
-                                unsigned char nonce[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_GREETING, 0);
+/* Writes the server's greeting, or reads it. 0: not a greeting. */
+static int tshi_uv_greeting(unsigned char bytes[TSHI_UV_GREETING], int writes, uint32_t *version,
+                            unsigned char nonce[32]) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_GREETING, writes);
     return tshi_uv_greeting_fields(&c, "tshd", version, nonce);
 }
 
-static void tshi_uv_client_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello,
-                                        unsigned char proof[32]) {
-    (void)tshi_uv_greeting_fields(c, "TSHD", &hello->version, hello->client_nonce);
-    tshi_uv_hello_fields(c, hello);
-    tshi_uv_bytes_field(c, proof, 32);
-}
-
-static void tshi_uv_put_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO],
-                                     tshi_uv_hello *hello, const unsigned char secret[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO, 1);
-    unsigned char proof[32];
-    tshi_uv_proof(secret, 'C', 0, hello, proof);
-    tshi_uv_client_hello_fields(&c, hello, proof);
-}
-
-/* Fills all of hello but the server's nonce. The first four bytes were looked at as they came. */
-static void tshi_uv_get_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO],
-                                     tshi_uv_hello *hello, unsigned char proof[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO, 0);
-    tshi_uv_client_hello_fields(&c, hello, proof);
+/* Writes the client's hello, or reads it: all but the server's nonce. The first four bytes are
+ * looked at as they come. */
+static void tshi_uv_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO], int writes,
+                                 tshi_uv_hello *hello, unsigned char proof[32]) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO, writes);
+    (void)tshi_uv_greeting_fields(&c, "TSHD", &hello->version, hello->client_nonce);
+    tshi_uv_hello_fields(&c, hello);
+    tshi_uv_bytes_field(&c, proof, 32);
 }
 
 /* 1 if a reply of this status has a proof. */
@@ -2049,7 +2031,7 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
     unsigned char proof[32], expected[32];
     tshi_uv_reply status;
     int64_t value = 0;
-    tshi_uv_get_client_hello(conn->in, hello, proof);
+    tshi_uv_client_hello(conn->in, 0, hello, proof);
     if (hello->purpose != TSHI_UV_JOIN && world->forming && !world->tabled) return 0;
     if (hello->version != TSHI_UV_VERSION) {
         status = TSHI_UV_OTHER_VERSION;
@@ -2090,21 +2072,21 @@ static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
 static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
-    uint32_t version;
-    if (!tshi_uv_get_greeting(conn->in, &version, hello->server_nonce)) {
+    unsigned char proof[32];
+    if (!tshi_uv_greeting(conn->in, 0, &hello->version, hello->server_nonce)) {
         tshi_uv_hindered(world, "something else than tshard answers at %s", conn->name);
         return 0;
     }
-    if (version != TSHI_UV_VERSION) {
+    if (hello->version != TSHI_UV_VERSION) {
         tshi_uv_unproven(conn, "it speaks another version of the protocol");
         return 0;
     }
-    hello->version = TSHI_UV_VERSION;
     hello->client = world->rank;
     hello->size = world->size;
     hello->job = world->job;
     randombytes_buf(hello->client_nonce, sizeof hello->client_nonce);
-    tshi_uv_put_client_hello(conn->out, hello, tshi_uv_secret(world, hello->purpose));
+    tshi_uv_proof(tshi_uv_secret(world, hello->purpose), 'C', 0, hello, proof);
+    tshi_uv_client_hello(conn->out, 1, hello, proof);
     conn->out_used = TSHI_UV_CLIENT_HELLO;
     conn->in_used = 0;
     conn->in_need = TSHI_UV_REPLY;
@@ -2307,21 +2289,26 @@ static void tshi_uv_joined(tsh_uv_world *world) {
     tshi_uv_post(&world->peer[0]);
 }
 
-/* Rank 0 learns where a rank listens: as it says, else where it comes from. */
-static void tshi_uv_on_here(tshi_uv_peer *peer, tshi_uv_cursor *c) {
-    char host[64];
-    const char *why;
+/* Reads where a rank listens. 0: no host was told; only the port in *address is set. */
+static int tshi_uv_read_place(tshi_uv_cursor *c, tshi_uv_address *address) {
     tshi_uv_address found[TSHI_UV_ADDRESSES];
-    int port;
+    const char *why;
+    char host[64];
+    int port, told;
     tshi_uv_text_field(c, host, sizeof host);
     port = (int)tshi_uv_field(c, 0, 2);
-    if (c->bad || peer->world->rank != 0) return;
-    if (host[0] && tshi_uv_resolve(host, port, 1, found, &why))
-        peer->address = found[0];
-    else
-        (void)tshi_uv_end_of(peer->fd, 1, &peer->address);
-    tshi_uv_set_port(&peer->address, port);
-    peer->placed = 1;
+    told = !c->bad && host[0] && tshi_uv_resolve(host, port, 1, found, &why);
+    if (told) *address = found[0];
+    tshi_uv_set_port(address, port);
+    return told;
+}
+
+/* Rank 0 learns where a rank listens: as it says, else where it comes from. */
+static void tshi_uv_on_here(tshi_uv_peer *peer, tshi_uv_cursor *c) {
+    if (peer->world->rank != 0) return;
+    (void)tshi_uv_end_of(peer->fd, 1, &peer->address);
+    (void)tshi_uv_read_place(c, &peer->address);
+    peer->placed = !c->bad;
 }
 
 static void tshi_uv_list_absent(const tsh_uv_world *world, char *text, size_t room) {
@@ -2359,18 +2346,10 @@ static void tshi_uv_send_table(tsh_uv_world *world) {
 }
 
 static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
-    tshi_uv_address found[TSHI_UV_ADDRESSES];
-    char host[64];
-    const char *why;
     if (world->tabled) return;
     tshi_uv_bytes_field(c, world->token, sizeof world->token);
-    for (int r = 1; r < world->size && !c->bad; r++) {
-        int port;
-        tshi_uv_text_field(c, host, sizeof host);
-        port = (int)tshi_uv_field(c, 0, 2);
-        if (!tshi_uv_resolve(host, port, 1, found, &why)) c->bad = 1;
-        if (!c->bad) world->peer[r].address = found[0];
-    }
+    for (int r = 1; r < world->size && !c->bad; r++)
+        if (!tshi_uv_read_place(c, &world->peer[r].address)) c->bad = 1;
     if (c->bad) return;
     tshi_uv_set_mesh(world);
     for (int r = 1; r < world->rank; r++)
@@ -2760,8 +2739,9 @@ static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address
     if (!conn->poll) {
         tshi_uv_conn_end(conn);
     } else if (!conn->dialled) {
+        uint32_t version = TSHI_UV_VERSION;
         randombytes_buf(conn->hello.server_nonce, 32);
-        tshi_uv_put_greeting(conn->out, conn->hello.server_nonce);
+        (void)tshi_uv_greeting(conn->out, 1, &version, conn->hello.server_nonce);
         conn->out_used = TSHI_UV_GREETING;
         conn->in_need = TSHI_UV_CLIENT_HELLO;
         tshi_uv_conn_event(conn->poll, 0, 0);
