@@ -231,7 +231,7 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
 #include <sys/resource.h> /* getrlimit */
 #include <sys/socket.h>
 #include <sys/stat.h> /* fstat: who can read a key file */
-#include <sys/uio.h> /* struct iovec */
+#include <sys/uio.h>  /* struct iovec */
 #include <unistd.h>
 
 #ifndef SIG_BLOCK
@@ -307,12 +307,12 @@ typedef struct tshi_uv_op {
     tshi_uv_head head;
     int64_t deadline;
     int used;
-    int pending;                    /* frames that are not done */
-    int64_t ready;                  /* bytes of a ring's incoming stream that may go on */
-    tshi_uv_stream *in, *out;       /* by peer */
-    tshi_uv_stream clear;           /* RECV: tells the sender that its message may come */
-    uint64_t number[2];             /* of the message that it sends, and of that it receives */
-    char *scratch;                  /* kept from call to call */
+    int pending;              /* frames that are not done */
+    int64_t ready;            /* bytes of a ring's incoming stream that may go on */
+    tshi_uv_stream *in, *out; /* by peer */
+    tshi_uv_stream clear;     /* RECV: tells the sender that its message may come */
+    uint64_t number[2];       /* of the message that it sends, and of that it receives */
+    char *scratch;            /* kept from call to call */
     size_t scratch_size;
 } tshi_uv_op;
 
@@ -486,18 +486,9 @@ typedef enum tshi_uv_purpose {
     TSHI_UV_MESSAGES
 } tshi_uv_purpose;
 
-/* A connection to be made. */
-typedef struct tshi_uv_dial {
-    struct tshi_uv_dial *next;
-    tshi_uv_purpose purpose;
-    uint64_t group;
-    int rank, attempts, under_way; /* rank: of the world */
-    int64_t at;                    /* next attempt */
-    tshi_uv_address address;
-} tshi_uv_dial;
-
 /* A step of the handshake. The client's, then the server's. */
 typedef enum tshi_uv_phase {
+    TSHI_UV_WAITS, /* to be dialled */
     TSHI_UV_CONNECTS,
     TSHI_UV_AWAITS_GREETING,
     TSHI_UV_AWAITS_REPLY,
@@ -506,15 +497,16 @@ typedef enum tshi_uv_phase {
     TSHI_UV_REPLIES
 } tshi_uv_phase;
 
-/* A connection before it is trusted. */
+/* A connection before it is trusted: one that is to be made, or one that came to us. */
 typedef struct tshi_uv_conn {
     tsh_uv_world *world;
     struct tshi_uv_conn *next;
-    tshi_uv_dial *dial; /* NULL: it came to us */
+    int dialled, attempts;   /* dialled: by this rank, again and again */
+    tshi_uv_address address; /* where it calls */
     int fd;
     tshi_uv_phase phase;
     uv_poll_t *poll;
-    int64_t until; /* it is dropped then */
+    int64_t until; /* it is dropped then, or dialled */
     tshi_uv_hello hello;
     unsigned char in[128], out[128];
     size_t in_used, in_need, out_used;
@@ -550,14 +542,14 @@ struct tsh_uv_world {
     /* Between the threads. */
     uv_mutex_t lock;
     uv_cond_t changed;
-    int failed;  /* atomic, a tsh_result; error is valid once it is set */
-    int halted;  /* atomic: an error was reported, no data moves */
+    int failed; /* atomic, a tsh_result; error is valid once it is set */
+    int halted; /* atomic: an error was reported, no data moves */
     tsh_error error;
     tshi_uv_group *groups;
     tshi_uv_report reported; /* the caller's, to be taken */
     tshi_uv_report held;     /* the control thread's, until a decision comes */
     tshi_uv_blocked blocked;
-    uint64_t last; /* the group of the latest collective */
+    uint64_t last;            /* the group of the latest collective */
     int blocked_new, leaving; /* atomic */
     int forming;              /* written under the lock, by the control thread */
     tshi_uv_group *requested; /* a group that is to be made */
@@ -581,7 +573,6 @@ struct tsh_uv_world {
     /* connections that have not proved the key: how many there are, and may be */
     int unproven, unproven_limit;
     tshi_uv_log_count tally[TSHI_UV_TALLIES];
-    tshi_uv_dial *dials;
     tshi_uv_group *world_group, *making;
     tsh_coll_search *search; /* by rank: the coordinator's for a cycle of blocked ranks */
     int confirming;          /* ranks on a cycle that have not confirmed their wait */
@@ -595,12 +586,12 @@ struct tsh_uv_world {
     int64_t held_since;
     int64_t considered_at; /* since when this rank, as coordinator, collects reports; 0: it does
                               not */
-    int reported_to;    /* the coordinator that knows what is held */
-    tsh_error offer;    /* a decision of a rank that is not this rank's coordinator, */
-    int offered_by;     /* that rank, */
-    int64_t offered_at; /* and when; 0: none */
-    char absent[256];   /* as rank 0 says */
-    char obstacle[300]; /* what last hindered a connection */
+    int reported_to;       /* the coordinator that knows what is held */
+    tsh_error offer;       /* a decision of a rank that is not this rank's coordinator, */
+    int offered_by;        /* that rank, */
+    int64_t offered_at;    /* and when; 0: none */
+    char absent[256];      /* as rank 0 says */
+    char obstacle[300];    /* what last hindered a connection */
 };
 
 static const char *tshi_uv_why(int error) {
@@ -769,39 +760,21 @@ static int tshi_uv_greeting_fields(tshi_uv_cursor *c, const char *word, uint32_t
     return memcmp(magic, word, 4) == 0;
 }
 
-static void tshi_uv_put_greeting(unsigned char bytes[TSHI_UV_GREETING], unsigned char nonce[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_GREETING, 1);
-    uint32_t version = TSHI_UV_VERSION;
-    (void)tshi_uv_greeting_fields(&c, "tshd", &version, nonce);
-}
-
-/* 0: not a greeting. */
-static int tshi_uv_get_greeting(unsigned char bytes[TSHI_UV_GREETING], uint32_t *version,
-                                unsigned char nonce[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_GREETING, 0);
+/* Writes the server's greeting, or reads it. 0: not a greeting. */
+static int tshi_uv_greeting(unsigned char bytes[TSHI_UV_GREETING], int writes, uint32_t *version,
+                            unsigned char nonce[32]) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_GREETING, writes);
     return tshi_uv_greeting_fields(&c, "tshd", version, nonce);
 }
 
-static void tshi_uv_client_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello,
-                                        unsigned char proof[32]) {
-    (void)tshi_uv_greeting_fields(c, "TSHD", &hello->version, hello->client_nonce);
-    tshi_uv_hello_fields(c, hello);
-    tshi_uv_bytes_field(c, proof, 32);
-}
-
-static void tshi_uv_put_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO],
-                                     tshi_uv_hello *hello, const unsigned char secret[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO, 1);
-    unsigned char proof[32];
-    tshi_uv_proof(secret, 'C', 0, hello, proof);
-    tshi_uv_client_hello_fields(&c, hello, proof);
-}
-
-/* Fills all of hello but the server's nonce. The first four bytes were looked at as they came. */
-static void tshi_uv_get_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO],
-                                     tshi_uv_hello *hello, unsigned char proof[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO, 0);
-    tshi_uv_client_hello_fields(&c, hello, proof);
+/* Writes the client's hello, or reads it: all but the server's nonce. The first four bytes are
+ * looked at as they come. */
+static void tshi_uv_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO], int writes,
+                                 tshi_uv_hello *hello, unsigned char proof[32]) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO, writes);
+    (void)tshi_uv_greeting_fields(&c, "TSHD", &hello->version, hello->client_nonce);
+    tshi_uv_hello_fields(&c, hello);
+    tshi_uv_bytes_field(&c, proof, 32);
 }
 
 /* 1 if a reply of this status has a proof. */
@@ -1218,8 +1191,8 @@ static tsh_result tshi_uv_take_key(const void *key, size_t size, const char *whe
                          where, (int)size, TSHI_UV_KEY_LEAST);
 }
 
-/* Reads a key file: its bytes, how many, or an error. Only the user of this process, or root, may
- * have written it, and nobody else read it. */
+/* Reads a key file; *size is 0 before, and its length afterwards. Only the user of this process, or
+ * root, may have written it, and nobody else read it. */
 static tsh_result tshi_uv_read_key(int fd, const char *path, unsigned char *bytes, size_t room,
                                    size_t *size, tsh_error *error) {
     struct stat info;
@@ -1237,8 +1210,8 @@ static tsh_result tshi_uv_read_key(int fd, const char *path, unsigned char *byte
                              "TSHARD_KEY_FILE: other users can read or write %.300s (mode %04o): "
                              "chmod 600 %.300s",
                              path, (unsigned)info.st_mode & 07777, path);
-    for (*size = 0; more > 0 && *size < room; *size += more > 0 ? (size_t)more : 0)
-        more = read(fd, bytes + *size, room - *size);
+    while (more > 0 && *size < room)
+        if ((more = read(fd, bytes + *size, room - *size)) > 0) *size += (size_t)more;
     if (more < 0)
         return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s: %s", path,
                              tshi_uv_why(errno));
@@ -1284,8 +1257,7 @@ static tsh_result tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, 
 }
 
 /* Everything but sockets. */
-static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
-                                   tsh_error *error) {
+static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
     unsigned char hash[32];
     int family = 0;
     size_t room = sizeof world->bind_host;
@@ -1720,28 +1692,22 @@ static int tshi_uv_called(const void *user, int rank, tsh_call *out) {
     return 0;
 }
 
-/* 1 if rank r is known to belong to the group that is asked about. */
-static int tshi_uv_belongs(tsh_uv_world *world, int r) {
+/* Time is up: who has not come? Ranks that have not answered belong to the group if this rank knows
+ * it, and that. */
+static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
     const tshi_uv_group *group;
-    int belongs;
+    int first = -1;
     uv_mutex_lock(&world->lock);
     group = tshi_uv_find_group(world, world->held.group);
-    belongs = group && tshi_uv_member(group, r) >= 0;
-    uv_mutex_unlock(&world->lock);
-    return belongs;
-}
-
-/* Time is up: who has not come? */
-static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
-    int first = -1;
     for (int r = 0; r < world->size; r++) {
         const tshi_uv_answer *answer = &world->peer[r].answer;
-        int member = answer->told ? answer->member : tshi_uv_belongs(world, r);
-        if (!member || (answer->told && answer->started)) continue;
+        int known = group && tshi_uv_member(group, r) >= 0;
+        if (answer->told ? !answer->member || answer->started : !known) continue;
         tsh_text_add(error->message, sizeof error->message, "%s %d",
                      first < 0 ? "; absent ranks:" : "", r);
         if (first < 0) first = r;
     }
+    uv_mutex_unlock(&world->lock);
     if (first < 0)
         tsh_text_add(error->message, sizeof error->message, "; every rank has started it");
     error->rank = first;
@@ -1949,33 +1915,44 @@ static void tshi_uv_unwatch(uv_poll_t **poll) {
     *poll = NULL;
 }
 
-/* The next attempt of a dial: soon, later each time, never in step with others. */
-static void tshi_uv_redial(tshi_uv_dial *dial) {
-    int shift = dial->attempts < 5 ? dial->attempts : 5;
-    int64_t step = TSHI_UV_MS * 5 << shift;
-    dial->under_way = 0;
-    dial->attempts++;
-    dial->at = tsh_now() + step / 2 + (int64_t)randombytes_uniform((uint32_t)step);
+/* A connection that came to us, or is to be dialled. NULL: no memory. */
+static tshi_uv_conn *tshi_uv_conn_new(tsh_uv_world *world, int dialled) {
+    tshi_uv_conn *conn = (tshi_uv_conn *)calloc(1, sizeof *conn);
+    if (!conn) return NULL;
+    conn->world = world;
+    conn->fd = -1;
+    conn->dialled = dialled;
+    conn->next = world->conns;
+    world->conns = conn;
+    world->unproven += !dialled;
+    return conn;
 }
 
-static void tshi_uv_dial_done(tsh_uv_world *world, tshi_uv_dial *dial) {
-    tshi_uv_dial **at = &world->dials;
-    while (*at != dial) at = &(*at)->next;
-    *at = dial->next;
-    free(dial);
-}
-
-/* Forgets a connection; its socket too, unless it has found its place. */
-static void tshi_uv_conn_end(tsh_uv_world *world, tshi_uv_conn *conn, int keep) {
-    tshi_uv_conn **at = &world->conns;
+static void tshi_uv_conn_free(tshi_uv_conn *conn) {
+    tshi_uv_conn **at = &conn->world->conns;
     while (*at != conn) at = &(*at)->next;
     *at = conn->next;
-    world->unproven -= !conn->dial;
+    conn->world->unproven -= !conn->dialled;
     tshi_uv_unwatch(&conn->poll);
-    if (!keep) tshi_uv_close_fd(&conn->fd);
-    if (conn->dial && keep) tshi_uv_dial_done(world, conn->dial);
-    if (conn->dial && !keep) tshi_uv_redial(conn->dial);
+    tshi_uv_close_fd(&conn->fd);
     free(conn);
+}
+
+/* Forgets a connection that has not found its place; one that is dialled tries again: soon, later
+ * each time, never in step with others. */
+static void tshi_uv_conn_end(tshi_uv_conn *conn) {
+    int shift = conn->attempts < 5 ? conn->attempts : 5;
+    int64_t step = TSHI_UV_MS * 5 << shift;
+    if (!conn->dialled) {
+        tshi_uv_conn_free(conn);
+        return;
+    }
+    tshi_uv_unwatch(&conn->poll);
+    tshi_uv_close_fd(&conn->fd);
+    conn->in_used = conn->out_used = 0;
+    conn->phase = TSHI_UV_WAITS;
+    conn->attempts++;
+    conn->until = tsh_now() + step / 2 + (int64_t)randombytes_uniform((uint32_t)step);
 }
 
 /* Notes why a connection could not be made, for the error after a timeout. */
@@ -1990,12 +1967,6 @@ static const unsigned char *tshi_uv_secret(const tsh_uv_world *world, uint32_t p
     return purpose == TSHI_UV_JOIN ? world->secret : world->mesh;
 }
 
-/* The group whose connections are being made. */
-static tshi_uv_group *tshi_uv_forming_group(const tsh_uv_world *world, uint64_t id) {
-    tshi_uv_group *group = world->forming ? world->world_group : world->making;
-    return group && group->id == id ? group : NULL;
-}
-
 static tshi_uv_link *tshi_uv_link_to(tshi_uv_group *group, int peer, int messages) {
     return &group->link[(messages ? group->size : 0) + peer];
 }
@@ -2007,12 +1978,20 @@ static tshi_uv_link *tshi_uv_link_for(tshi_uv_group *group, uint32_t purpose, in
                                      : tshi_uv_link_to(group, r, purpose == TSHI_UV_MESSAGES);
 }
 
+/* The connection to a rank that a hello means, of the group whose connections are being made; NULL:
+ * none. */
+static tshi_uv_link *tshi_uv_meant(const tsh_uv_world *world, const tshi_uv_hello *hello,
+                                   int rank) {
+    tshi_uv_group *group = world->forming ? world->world_group : world->making;
+    if (!group || group->id != hello->group) return NULL;
+    return tshi_uv_link_for(group, hello->purpose, rank);
+}
+
 /* ---- the server's side ---- */
 
 /* The reply to a hello whose proof is right; *value: ours, where it differs. */
 static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_uv_hello *hello,
                                          int64_t *value) {
-    tshi_uv_group *group;
     const tshi_uv_link *link;
     *value = 0;
     if (hello->job != world->job) return TSHI_UV_OTHER_JOB;
@@ -2028,8 +2007,7 @@ static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_u
         if (world->peer[hello->client].state != TSHI_UV_ABSENT) return TSHI_UV_TAKEN;
         return world->forming ? TSHI_UV_WELCOME : TSHI_UV_UNKNOWN;
     }
-    group = tshi_uv_forming_group(world, hello->group);
-    link = group ? tshi_uv_link_for(group, hello->purpose, hello->client) : NULL;
+    link = tshi_uv_meant(world, hello, hello->client);
     if (!link) return TSHI_UV_UNKNOWN;
     return link->fd < 0 ? TSHI_UV_WELCOME : TSHI_UV_TAKEN;
 }
@@ -2053,7 +2031,7 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
     unsigned char proof[32], expected[32];
     tshi_uv_reply status;
     int64_t value = 0;
-    tshi_uv_get_client_hello(conn->in, hello, proof);
+    tshi_uv_client_hello(conn->in, 0, hello, proof);
     if (hello->purpose != TSHI_UV_JOIN && world->forming && !world->tabled) return 0;
     if (hello->version != TSHI_UV_VERSION) {
         status = TSHI_UV_OTHER_VERSION;
@@ -2086,7 +2064,7 @@ static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
     tshi_uv_hindered(world,
                      "%s, where rank %d was expected, refuses without a proof that it has the key: "
                      "%s",
-                     conn->name, conn->dial->rank, why);
+                     conn->name, conn->hello.server, why);
     tshi_uv_note(world, TSHI_UV_OF_SERVERS, "rank %d tries again: %s", world->rank,
                  world->obstacle);
 }
@@ -2094,24 +2072,21 @@ static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
 static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
-    uint32_t version;
-    if (!tshi_uv_get_greeting(conn->in, &version, hello->server_nonce)) {
+    unsigned char proof[32];
+    if (!tshi_uv_greeting(conn->in, 0, &hello->version, hello->server_nonce)) {
         tshi_uv_hindered(world, "something else than tshard answers at %s", conn->name);
         return 0;
     }
-    if (version != TSHI_UV_VERSION) {
+    if (hello->version != TSHI_UV_VERSION) {
         tshi_uv_unproven(conn, "it speaks another version of the protocol");
         return 0;
     }
-    hello->version = TSHI_UV_VERSION;
     hello->client = world->rank;
-    hello->server = conn->dial->rank;
     hello->size = world->size;
-    hello->purpose = conn->dial->purpose;
-    hello->group = conn->dial->group;
     hello->job = world->job;
     randombytes_buf(hello->client_nonce, sizeof hello->client_nonce);
-    tshi_uv_put_client_hello(conn->out, hello, tshi_uv_secret(world, hello->purpose));
+    tshi_uv_proof(tshi_uv_secret(world, hello->purpose), 'C', 0, hello, proof);
+    tshi_uv_client_hello(conn->out, 1, hello, proof);
     conn->out_used = TSHI_UV_CLIENT_HELLO;
     conn->in_used = 0;
     conn->in_need = TSHI_UV_REPLY;
@@ -2123,7 +2098,7 @@ static int tshi_uv_make_hello(tshi_uv_conn *conn) {
 /* A proven refusal that trying again will not change ends the world. */
 static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) {
     tsh_uv_world *world = conn->world;
-    int to = conn->dial->rank;
+    int to = conn->hello.server;
     switch (status) {
     case TSHI_UV_OTHER_VERSION:
         tshi_uv_unproven(conn, "it speaks another version of the protocol");
@@ -2259,14 +2234,15 @@ static void tshi_uv_close_listener(tsh_uv_world *world) {
 /* A connection that is to be made; lack of memory ends the world. */
 static void tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint64_t group, int rank,
                              const tshi_uv_address *address) {
-    tshi_uv_dial all = {world->dials, purpose, group, rank, 0, 0, 0, *address};
-    tshi_uv_dial *dial = (tshi_uv_dial *)malloc(sizeof *dial);
-    if (dial) {
-        *dial = all;
-        world->dials = dial;
-    } else {
+    tshi_uv_conn *conn = tshi_uv_conn_new(world, 1);
+    if (!conn) {
         tshi_uv_lacks_memory(world, rank);
+        return;
     }
+    conn->hello.purpose = purpose;
+    conn->hello.group = group;
+    conn->hello.server = rank;
+    conn->address = *address;
 }
 
 /* The data connections to the members before this one; those after it dial themselves. */
@@ -2313,21 +2289,26 @@ static void tshi_uv_joined(tsh_uv_world *world) {
     tshi_uv_post(&world->peer[0]);
 }
 
-/* Rank 0 learns where a rank listens: as it says, else where it comes from. */
-static void tshi_uv_on_here(tshi_uv_peer *peer, tshi_uv_cursor *c) {
-    char host[64];
-    const char *why;
+/* Reads where a rank listens. 0: no host was told; only the port in *address is set. */
+static int tshi_uv_read_place(tshi_uv_cursor *c, tshi_uv_address *address) {
     tshi_uv_address found[TSHI_UV_ADDRESSES];
-    int port;
+    const char *why;
+    char host[64];
+    int port, told;
     tshi_uv_text_field(c, host, sizeof host);
     port = (int)tshi_uv_field(c, 0, 2);
-    if (c->bad || peer->world->rank != 0) return;
-    if (host[0] && tshi_uv_resolve(host, port, 1, found, &why))
-        peer->address = found[0];
-    else
-        (void)tshi_uv_end_of(peer->fd, 1, &peer->address);
-    tshi_uv_set_port(&peer->address, port);
-    peer->placed = 1;
+    told = !c->bad && host[0] && tshi_uv_resolve(host, port, 1, found, &why);
+    if (told) *address = found[0];
+    tshi_uv_set_port(address, port);
+    return told;
+}
+
+/* Rank 0 learns where a rank listens: as it says, else where it comes from. */
+static void tshi_uv_on_here(tshi_uv_peer *peer, tshi_uv_cursor *c) {
+    if (peer->world->rank != 0) return;
+    (void)tshi_uv_end_of(peer->fd, 1, &peer->address);
+    (void)tshi_uv_read_place(c, &peer->address);
+    peer->placed = !c->bad;
 }
 
 static void tshi_uv_list_absent(const tsh_uv_world *world, char *text, size_t room) {
@@ -2365,18 +2346,10 @@ static void tshi_uv_send_table(tsh_uv_world *world) {
 }
 
 static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
-    tshi_uv_address found[TSHI_UV_ADDRESSES];
-    char host[64];
-    const char *why;
     if (world->tabled) return;
     tshi_uv_bytes_field(c, world->token, sizeof world->token);
-    for (int r = 1; r < world->size && !c->bad; r++) {
-        int port;
-        tshi_uv_text_field(c, host, sizeof host);
-        port = (int)tshi_uv_field(c, 0, 2);
-        if (!tshi_uv_resolve(host, port, 1, found, &why)) c->bad = 1;
-        if (!c->bad) world->peer[r].address = found[0];
-    }
+    for (int r = 1; r < world->size && !c->bad; r++)
+        if (!tshi_uv_read_place(c, &world->peer[r].address)) c->bad = 1;
     if (c->bad) return;
     tshi_uv_set_mesh(world);
     for (int r = 1; r < world->rank; r++)
@@ -2413,8 +2386,7 @@ static void tshi_uv_form(tsh_uv_world *world) {
         (void)uv_async_send(&world->wake_caller);
     }
     if (!world->forming) return;
-    if (world->rank == 0 && !world->tabled && tshi_uv_all(world, 1, 0))
-        tshi_uv_send_table(world);
+    if (world->rank == 0 && !world->tabled && tshi_uv_all(world, 1, 0)) tshi_uv_send_table(world);
     if (!world->told_ready && world->tabled && tshi_uv_all(world, 0, 0) &&
         world->world_group->missing == 0) {
         world->told_ready = 1;
@@ -2709,20 +2681,19 @@ static int tshi_uv_is_local(int fd) {
 /* A data connection of the group that is being made. Between ranks of one host bytes are best taken
  * over while they are still in a cache. 0: it has no place. */
 static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, int rank, int fd) {
-    tshi_uv_group *group = tshi_uv_forming_group(world, hello->group);
-    tshi_uv_link *link = group ? tshi_uv_link_for(group, hello->purpose, rank) : NULL;
+    tshi_uv_link *link = tshi_uv_meant(world, hello, rank);
     int near = TSHI_UV_NEAR;
     if (!link || link->fd >= 0) return 0;
     if (tshi_uv_is_local(fd)) (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &near, sizeof near);
     link->fd = fd;
-    group->missing--;
+    link->group->missing--;
     return 1;
 }
 
 /* A proven connection finds its place. */
 static void tshi_uv_proven(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
-    int rank = conn->dial ? conn->dial->rank : conn->hello.client, kept;
+    int rank = conn->dialled ? conn->hello.server : conn->hello.client, kept;
     tshi_uv_unwatch(&conn->poll);
     if (conn->hello.purpose <= TSHI_UV_CONTROL) {
         kept = tshi_uv_attach(world, rank, conn->fd, conn->name);
@@ -2731,16 +2702,21 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
     } else {
         kept = tshi_uv_place_link(world, &conn->hello, rank, conn->fd);
     }
-    tshi_uv_conn_end(conn->world, conn, kept);
+    if (kept) {
+        conn->fd = -1;
+        tshi_uv_conn_free(conn);
+    } else {
+        tshi_uv_conn_end(conn);
+    }
 }
 
 static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
     tshi_uv_conn *conn = (tshi_uv_conn *)poll->data;
-    int done = conn->dial ? tshi_uv_client_step(conn) : tshi_uv_server_step(conn);
+    int done = conn->dialled ? tshi_uv_client_step(conn) : tshi_uv_server_step(conn);
     (void)status;
     (void)events;
     if (done < 0) {
-        tshi_uv_conn_end(conn->world, conn, 0);
+        tshi_uv_conn_end(conn);
     } else if (done) {
         tshi_uv_proven(conn);
     } else if (conn->phase == TSHI_UV_HAS_HELLO) {
@@ -2751,37 +2727,25 @@ static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
     }
 }
 
-/* A connection begins its handshake. */
-static void tshi_uv_open_conn(tsh_uv_world *world, int fd, tshi_uv_dial *dial, const char *name) {
-    tshi_uv_conn *conn = (tshi_uv_conn *)calloc(1, sizeof *conn);
-    int patience = dial ? TSHI_UV_DIAL_S : TSHI_UV_PATIENCE_S;
-    if (conn)
-        conn->poll = tshi_uv_watch(&world->control, fd, UV_READABLE | (dial ? UV_WRITABLE : 0),
-                                   conn, tshi_uv_conn_event);
-    if (!conn || !conn->poll) {
-        free(conn);
-        (void)close(fd);
-        if (dial) tshi_uv_redial(dial);
-        return;
-    }
-    conn->world = world;
+/* A connection begins its handshake, of which the server writes first. */
+static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address *peer) {
+    int events = UV_READABLE | (conn->dialled ? UV_WRITABLE : 0);
+    int patience = conn->dialled ? TSHI_UV_DIAL_S : TSHI_UV_PATIENCE_S;
     conn->fd = fd;
-    conn->dial = dial;
+    conn->phase = conn->dialled ? TSHI_UV_CONNECTS : TSHI_UV_AWAITS_HELLO;
     conn->until = tsh_now() + patience * TSHI_UV_SECOND;
-    (void)snprintf(conn->name, sizeof conn->name, "%s", name);
-    conn->next = world->conns;
-    world->conns = conn;
-    world->unproven += !dial;
-    if (dial) {
-        dial->under_way = 1;
-        return;
+    tshi_uv_address_text(peer, conn->name, sizeof conn->name);
+    conn->poll = tshi_uv_watch(&conn->world->control, fd, events, conn, tshi_uv_conn_event);
+    if (!conn->poll) {
+        tshi_uv_conn_end(conn);
+    } else if (!conn->dialled) {
+        uint32_t version = TSHI_UV_VERSION;
+        randombytes_buf(conn->hello.server_nonce, 32);
+        (void)tshi_uv_greeting(conn->out, 1, &version, conn->hello.server_nonce);
+        conn->out_used = TSHI_UV_GREETING;
+        conn->in_need = TSHI_UV_CLIENT_HELLO;
+        tshi_uv_conn_event(conn->poll, 0, 0);
     }
-    randombytes_buf(conn->hello.server_nonce, 32);
-    tshi_uv_put_greeting(conn->out, conn->hello.server_nonce);
-    conn->out_used = TSHI_UV_GREETING;
-    conn->in_need = TSHI_UV_CLIENT_HELLO;
-    conn->phase = TSHI_UV_AWAITS_HELLO;
-    tshi_uv_conn_event(conn->poll, 0, 0);
 }
 
 /* Drops an unauthenticated connection at random. Were it the oldest, nobody whose round trip takes
@@ -2793,11 +2757,11 @@ static int tshi_uv_drop_unproven(tsh_uv_world *world) {
     int skip;
     if (!world->unproven) return 0;
     skip = (int)randombytes_uniform((uint32_t)world->unproven);
-    while (conn->dial || skip--) conn = conn->next;
+    while (conn->dialled || skip--) conn = conn->next;
     tshi_uv_note(world, TSHI_UV_OF_UNPROVEN,
                  "rank %d refused %s: %d connections wait for their proof", world->rank, conn->name,
                  world->unproven);
-    tshi_uv_conn_end(world, conn, 0);
+    tshi_uv_conn_end(conn);
     return 1;
 }
 
@@ -2819,8 +2783,8 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
     (void)status;
     (void)events;
     for (int i = 0; i < TSHI_UV_ACCEPTS && world->listener >= 0; i++) {
-        char name[80];
         tshi_uv_address from;
+        tshi_uv_conn *conn;
         int fd;
         from.size = (socklen_t)sizeof from.storage;
         fd = accept(world->listener, (struct sockaddr *)&from.storage, &from.size);
@@ -2832,46 +2796,34 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
             world->accept_at = tsh_now() + 100 * TSHI_UV_MS;
             return;
         }
-        if (!tshi_uv_prepare_fd(fd)) {
-            (void)close(fd);
-            continue;
-        }
         if (world->unproven >= world->unproven_limit) (void)tshi_uv_drop_unproven(world);
-        tshi_uv_address_text(&from, name, sizeof name);
-        tshi_uv_open_conn(world, fd, NULL, name);
+        conn = tshi_uv_prepare_fd(fd) ? tshi_uv_conn_new(world, 0) : NULL;
+        if (conn)
+            tshi_uv_conn_begin(conn, fd, &from);
+        else
+            (void)close(fd);
     }
 }
 
-static void tshi_uv_try_dial(tsh_uv_world *world, tshi_uv_dial *dial) {
-    const tshi_uv_address *address = &dial->address;
+static void tshi_uv_dial(tshi_uv_conn *conn) {
+    tsh_uv_world *world = conn->world;
+    const tshi_uv_address *address = &conn->address;
     char name[80];
     int fd, why;
-    if (dial->purpose == TSHI_UV_JOIN) address = &world->address[dial->attempts % world->addresses];
-    tshi_uv_address_text(address, name, sizeof name);
+    if (conn->hello.purpose == TSHI_UV_JOIN)
+        address = &world->address[conn->attempts % world->addresses];
     fd = tshi_uv_connect(address);
+    why = errno;
     if (fd >= 0) {
-        tshi_uv_open_conn(world, fd, dial, name);
+        tshi_uv_conn_begin(conn, fd, address);
         return;
     }
-    why = errno;
+    tshi_uv_address_text(address, name, sizeof name);
     if (tshi_uv_out_of_descriptors(why))
         tshi_uv_too_few(world);
     else
         tshi_uv_hindered(world, "%s: %s", name, tshi_uv_why(why));
-    tshi_uv_redial(dial);
-}
-
-/* Answers the handshakes that had to wait for rank 0's address table. */
-static void tshi_uv_catch_up(const tsh_uv_world *world) {
-    tshi_uv_conn *conn = world->conns;
-    while (conn && world->tabled) {
-        if (conn->phase == TSHI_UV_HAS_HELLO) {
-            tshi_uv_conn_event(conn->poll, 0, 0);
-            conn = world->conns; /* the list has changed */
-        } else {
-            conn = conn->next;
-        }
-    }
+    tshi_uv_conn_end(conn);
 }
 
 /* ========================================================================== */
@@ -2949,17 +2901,27 @@ static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
     }
 }
 
-static void tshi_uv_expire(tsh_uv_world *world, int64_t now) {
+/* Answers the handshakes that had to wait for rank 0's address table, dials, and drops what takes
+ * too long. */
+static void tshi_uv_tend(tsh_uv_world *world, int64_t now) {
     tshi_uv_conn *conn = world->conns, *next;
     for (; conn; conn = next) {
         next = conn->next;
+        if (conn->phase == TSHI_UV_HAS_HELLO && world->tabled) {
+            tshi_uv_conn_event(conn->poll, 0, 0);
+            continue;
+        }
         if (now < conn->until) continue;
-        if (conn->dial)
+        if (conn->phase == TSHI_UV_WAITS) {
+            if (tshi_uv_failed(world) == TSH_OK) tshi_uv_dial(conn);
+            continue;
+        }
+        if (conn->dialled)
             tshi_uv_hindered(world, "%s does not answer", conn->name);
         else
             tshi_uv_note(world, TSHI_UV_OF_UNPROVEN, "rank %d refused %s: no proof within %d s",
                          world->rank, conn->name, TSHI_UV_PATIENCE_S);
-        tshi_uv_conn_end(conn->world, conn, 0);
+        tshi_uv_conn_end(conn);
     }
 }
 
@@ -3010,18 +2972,6 @@ static void tshi_uv_not_formed(tsh_uv_world *world) {
                         obstacle, hint);
 }
 
-/* Dials and listens, as long as that is needed. */
-static void tshi_uv_reach_out(tsh_uv_world *world, int64_t now) {
-    for (tshi_uv_dial *dial = world->dials, *next; dial; dial = next) {
-        next = dial->next;
-        if (!dial->under_way && now >= dial->at) tshi_uv_try_dial(world, dial);
-    }
-    if (world->listener >= 0 && !world->listening && now >= world->accept_at)
-        world->listening = tshi_uv_watch(&world->control, world->listener, UV_READABLE, world,
-                                         tshi_uv_accept);
-    if (world->forming && now >= world->due) tshi_uv_not_formed(world);
-}
-
 static void tshi_uv_tick(tsh_uv_world *world) {
     int64_t now = tsh_now();
     tshi_uv_beat(world, now);
@@ -3030,10 +2980,14 @@ static void tshi_uv_tick(tsh_uv_world *world) {
     tshi_uv_take_offer(world, now); /* the coordinator may be another now */
     tshi_uv_send_report(world);
     tshi_uv_form(world);
-    tshi_uv_catch_up(world);
-    tshi_uv_expire(world, now);
+    tshi_uv_tend(world, now);
     tshi_uv_log_counted(world, now);
-    if (tshi_uv_failed(world) == TSH_OK) tshi_uv_reach_out(world, now);
+    if (tshi_uv_failed(world) == TSH_OK && world->listener >= 0 && !world->listening &&
+        now >= world->accept_at)
+        world->listening = tshi_uv_watch(&world->control, world->listener, UV_READABLE, world,
+                                         tshi_uv_accept);
+    if (tshi_uv_failed(world) == TSH_OK && world->forming && now >= world->due)
+        tshi_uv_not_formed(world);
     if (TSHI_UV_GET(&world->blocked_new)) tshi_uv_send_blocked(world);
     tshi_uv_decide(world, now);
 }
@@ -3137,8 +3091,7 @@ static void tshi_uv_main(void *argument) {
     tsh_uv_world *world = (tsh_uv_world *)argument;
     if (world->rank) tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]);
     (void)uv_run(&world->control, UV_RUN_DEFAULT);
-    while (world->conns) tshi_uv_conn_end(world, world->conns, 0);
-    while (world->dials) tshi_uv_dial_done(world, world->dials);
+    while (world->conns) tshi_uv_conn_free(world->conns);
     tshi_uv_log_counted(world, INT64_MAX);
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer_end(&world->peer[r], TSHI_UV_LEFT);
@@ -3921,8 +3874,7 @@ static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
     int star = op->algorithm == TSHI_UV_STAR, is_root = group->rank == root;
     if (group->size == 1) return;
     if (star && is_root)
-        for (int j = 1; j < group->size; j++)
-            tshi_uv_promise(op, (root + j) % group->size, bytes);
+        for (int j = 1; j < group->size; j++) tshi_uv_promise(op, (root + j) % group->size, bytes);
     else
         tshi_uv_promise(op, next, star || next == root ? 0 : bytes);
     if (is_root || (star && prev != root)) tshi_uv_expect(op, prev, 0);

@@ -177,8 +177,7 @@ static void wire_count(wire *w) {
 /* As tshi_uv_main ends, and tshi_uv_world_close. */
 static void wire_close(wire *w) {
     tsh_uv_world *world = w->world;
-    while (world->conns) tshi_uv_conn_end(world, world->conns, 0);
-    while (world->dials) tshi_uv_dial_done(world, world->dials);
+    while (world->conns) tshi_uv_conn_free(world->conns);
     for (int r = 0; r < RANKS; r++) {
         tshi_uv_peer_end(&world->peer[r], TSHI_UV_LEFT);
         free(world->peer[r].in.data);
@@ -267,7 +266,7 @@ static int take_proof(wire *w, const tshi_uv_hello *hello, char who, uint32_t st
 /* A stranger claims to be a rank. */
 static void happens_claim(wire *w) {
     int which = take_connection(w);
-    unsigned char greeting[TSHI_UV_GREETING], bytes[TSHI_UV_CLIENT_HELLO];
+    unsigned char greeting[TSHI_UV_GREETING], bytes[TSHI_UV_CLIENT_HELLO], proof[32] = {0};
     tshi_uv_hello hello;
     uint32_t version;
     memset(&hello, 0, sizeof hello);
@@ -279,11 +278,11 @@ static void happens_claim(wire *w) {
     hello.group = hello.purpose <= TSHI_UV_CONTROL ? 0 : w->world->forming ? 1 : GROUP;
     hello.job = w->world->job;
     if (pretend_hear(which, greeting, sizeof greeting))
-        (void)tshi_uv_get_greeting(greeting, &version, w->nonce[which]);
+        (void)tshi_uv_greeting(greeting, 0, &version, w->nonce[which]);
     memcpy(hello.server_nonce, w->nonce[which], sizeof hello.server_nonce);
-    tshi_uv_put_client_hello(bytes, &hello, w->world->secret);
+    tshi_uv_client_hello(bytes, 1, &hello, proof);
     tamper(w, bytes, TSHI_UV_CLIENT_HELLO - 32);
-    tshi_uv_get_client_hello(bytes, &hello, bytes + TSHI_UV_CLIENT_HELLO - 32);
+    tshi_uv_client_hello(bytes, 0, &hello, proof);
     w->proofs += take_proof(w, &hello, 'C', 0, bytes + TSHI_UV_CLIENT_HELLO - 32);
     pretend_say(which, bytes, sizeof bytes);
 }
@@ -292,12 +291,12 @@ static void happens_claim(wire *w) {
 static void happens_greeting(wire *w) {
     unsigned char bytes[TSHI_UV_GREETING], nonce[32];
     int which = take_connection(w);
-    uint32_t version;
+    uint32_t version = 0x74730001;
     memset(nonce, 'n', sizeof nonce);
-    tshi_uv_put_greeting(bytes, nonce);
+    (void)tshi_uv_greeting(bytes, 1, &version, nonce);
     tamper(w, bytes, sizeof bytes);
     if (!pretend.socket[which].called) return;
-    (void)tshi_uv_get_greeting(bytes, &version, w->nonce[which]);
+    (void)tshi_uv_greeting(bytes, 0, &version, w->nonce[which]);
     pretend_say(which, bytes, sizeof bytes);
 }
 
@@ -308,7 +307,7 @@ static void happens_answer(wire *w) {
     unsigned status = take(w) % (TSHI_UV_UNKNOWN + 2);
     tshi_uv_hello hello;
     if (!pretend.socket[which].called || !pretend_hear(which, claim, sizeof claim)) return;
-    tshi_uv_get_client_hello(claim, &hello, proof);
+    tshi_uv_client_hello(claim, 0, &hello, proof);
     memcpy(hello.server_nonce, w->nonce[which], sizeof hello.server_nonce);
     tshi_uv_put_reply(bytes, (tshi_uv_reply)status, take(w), &hello, w->world->secret);
     w->proofs += take_proof(w, &hello, 'S', status, proof);
