@@ -9105,33 +9105,31 @@ static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
     const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* q S(1) */
     const int grouped = heads && tshi_rule_is_sharded(k, 1);
+    const int fits = !tshi_rule_first(call, TSH_PARTIAL) && q->layout.dim < 2 &&
+                     k->layout.dim < 2 && tshi_layout_equal(&k->layout, &v->layout, k->dim, size);
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
-    int i, fits = tshi_layout_equal(&k->layout, &v->layout, k->dim, size);
-    for (i = 0; i < 3; i++)
-        fits = fits && call->in[i]->layout.kind != TSH_PARTIAL && call->in[i]->layout.dim < 2;
-    if (fits && heads && k->layout.kind == TSH_REPLICATED)
+    if (fits && heads && k->layout.kind == TSH_REPLICATED) {
         output->partial = TSHI_K | TSHI_V;
-    else if (fits && !(grouped ? tshi_rule_groups(q, k)
-                               : tshi_layout_equal(&q->layout, &k->layout, k->dim, size)))
-        fits = grouped ? -1 : 0;
-    if (fits > 0) return 1;
+        return 1;
+    }
+    if (fits && (grouped ? tshi_rule_groups(q, k)
+                         : tshi_layout_equal(&q->layout, &k->layout, k->dim, size)))
+        return 1;
     (void)tshi_tensor_text(q, tq);
     (void)tshi_tensor_text(k, tk);
     (void)tshi_tensor_text(v, tv);
-    if (fits)
-        (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
-                       "%s: q %s, k %s, v %s: a rank's query heads must use its own "
-                       "heads of k and v; cut q in whole groups: tsh_redistribute(q, "
-                       "tsh_shard_units(1, %lld)), or replicate k and v",
-                       call->op->name, tq, tk, tv,
-                       (long long)(q->dim[1] / k->dim[1] * k->layout.segment[0].unit));
-    else
-        (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
-                       "%s: q %s, k %s, v %s must all be replicated, or sharded alike "
-                       "by batch or by heads (k and v may be replicated then): "
-                       "tsh_redistribute(k, tsh_layout_of(q))",
-                       call->op->name, tq, tk, tv);
-    return 0;
+    if (fits && grouped)
+        return tsh_fail(q->ctx, TSH_ERR_LAYOUT,
+                        "%s: q %s, k %s, v %s: a rank's query heads must use its own heads of k "
+                        "and v; cut q in whole groups: tsh_redistribute(q, tsh_shard_units(1, "
+                        "%lld)), or replicate k and v",
+                        call->op->name, tq, tk, tv,
+                        (long long)(q->dim[1] / k->dim[1] * k->layout.segment[0].unit)) == TSH_OK;
+    return tsh_fail(q->ctx, TSH_ERR_LAYOUT,
+                    "%s: q %s, k %s, v %s must all be replicated, or sharded alike by batch or by "
+                    "heads (k and v may be replicated then): tsh_redistribute(k, "
+                    "tsh_layout_of(q))",
+                    call->op->name, tq, tk, tv) == TSH_OK;
 }
 
 /* -- cross-entropy ---------------------------------------------------------------- */
@@ -13783,18 +13781,14 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc) {
     const tshi_op *op = &tshi_loss_op;
     tsh_cross_entropy_desc usual;
-    tsh_tensor *in[3], *out;
-    tsh_ctx *ctx;
+    tsh_tensor *in[3] = {logits, target, desc ? desc->weight : NULL}, *out;
+    tsh_ctx *ctx = tshi_tensor_check(op->name, in, in[2] ? 3 : 2);
     tshi_output output;
     tshi_block *aux, *sums;
     tshi_loss loss;
     int64_t scratch;
     memset(&usual, 0, sizeof usual);
     if (!desc) desc = &usual;
-    in[0] = logits;
-    in[1] = target;
-    in[2] = desc->weight;
-    ctx = tshi_tensor_check(op->name, in, in[2] ? 3 : 2);
     if (!ctx || !tshi_tensor_check_floating(op->name, in, 1) ||
         !tshi_loss_options(ctx, desc, tshi_dtypes[target->dtype].floating) ||
         !tshi_loss_shapes(in) || !tshi_rule_run(op, in, 3, &desc->reduction, &output) ||
