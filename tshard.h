@@ -8807,9 +8807,9 @@ static TSHI_COLD int tshi_rule_refuse_input(const tshi_call *call, const char *w
     const tsh_tensor *x = call->in[0];
     char text[TSHI_TEXT_SIZE];
     return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
-                    "%s: input %s over %d ranks %s; complete it first: "
+                    "%s: input %s; x is %s on %d ranks; complete it first: "
                     "tsh_redistribute(x, tsh_replicated())",
-                    call->op->name, tshi_tensor_text(x, text), x->ctx->tp.size, why) == TSH_OK;
+                    call->op->name, why, tshi_tensor_text(x, text), x->ctx->tp.size) == TSH_OK;
 }
 
 /* The output has the layout of the first input. */
