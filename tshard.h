@@ -11737,15 +11737,15 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
 static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw) {
     tsh_tensor *x = node->in[0], *w = node->in[1];
     const tsh_layout sum = tsh_partial();
-    tshi_block *whole = x->base->requires_grad
-                            ? tshi_mem_take(x->ctx, TSH_MEM_STEP,
-                                            tshi_dtype_reals(rows * w->local[1]))
-                            : NULL;
-    tsh_real *dx = whole ? (tsh_real *)tshi_mem_data(whole) : NULL;
-    if (!dx) return;
-    tshi_matmul_gemm(x->ctx, rows, w->local[1], w->local[0], 1, dy, mw, 0,
-                     tshi_gemm_matrix(dx, w->local[1], 1));
-    tshi_redistribute_back(node, x, &sum, &x->layout, dx);
+    const int64_t outs = w->local[0], ins = w->local[1];
+    tshi_block *whole;
+    if (!x->base->requires_grad) return;
+    whole = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
+    if (whole) {
+        tsh_real *dx = (tsh_real *)tshi_mem_data(whole);
+        tshi_matmul_gemm(x->ctx, rows, ins, outs, 1, dy, mw, 0, tshi_gemm_matrix(dx, ins, 1));
+        tshi_redistribute_back(node, x, &sum, &x->layout, dx);
+    }
     tshi_mem_drop(x->ctx, whole);
 }
 
