@@ -8694,9 +8694,9 @@ static TSHI_COLD int tshi_rule_refuse_input(const tshi_call *call, const char *w
     const tsh_tensor *x = call->in[0];
     char text[TSHI_TEXT_SIZE];
     return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
-                    "%s: input %s over %d ranks %s; complete it first: "
+                    "%s: input %s; x is %s on %d ranks; complete it first: "
                     "tsh_redistribute(x, tsh_replicated())",
-                    call->op->name, tshi_tensor_text(x, text), x->ctx->tp.size, why) == TSH_OK;
+                    call->op->name, why, tshi_tensor_text(x, text), x->ctx->tp.size) == TSH_OK;
 }
 
 /* The output has the layout of the first input. */
@@ -8992,33 +8992,31 @@ static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
     const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* q S(1) */
     const int grouped = heads && tshi_rule_is_sharded(k, 1);
+    const int fits = !tshi_rule_first(call, TSH_PARTIAL) && q->layout.dim < 2 &&
+                     k->layout.dim < 2 && tshi_layout_equal(&k->layout, &v->layout, k->dim, size);
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
-    int i, fits = tshi_layout_equal(&k->layout, &v->layout, k->dim, size);
-    for (i = 0; i < 3; i++)
-        fits = fits && call->in[i]->layout.kind != TSH_PARTIAL && call->in[i]->layout.dim < 2;
-    if (fits && heads && k->layout.kind == TSH_REPLICATED)
+    if (fits && heads && k->layout.kind == TSH_REPLICATED) {
         output->partial = TSHI_K | TSHI_V;
-    else if (fits && !(grouped ? tshi_rule_groups(q, k)
-                               : tshi_layout_equal(&q->layout, &k->layout, k->dim, size)))
-        fits = grouped ? -1 : 0;
-    if (fits > 0) return 1;
+        return 1;
+    }
+    if (fits && (grouped ? tshi_rule_groups(q, k)
+                         : tshi_layout_equal(&q->layout, &k->layout, k->dim, size)))
+        return 1;
     (void)tshi_tensor_text(q, tq);
     (void)tshi_tensor_text(k, tk);
     (void)tshi_tensor_text(v, tv);
-    if (fits)
-        (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
-                       "%s: q %s, k %s, v %s: a rank's query heads must use its own "
-                       "heads of k and v; cut q in whole groups: tsh_redistribute(q, "
-                       "tsh_shard_units(1, %lld)), or replicate k and v",
-                       call->op->name, tq, tk, tv,
-                       (long long)(q->dim[1] / k->dim[1] * k->layout.segment[0].unit));
-    else
-        (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
-                       "%s: q %s, k %s, v %s must all be replicated, or sharded alike "
-                       "by batch or by heads (k and v may be replicated then): "
-                       "tsh_redistribute(k, tsh_layout_of(q))",
-                       call->op->name, tq, tk, tv);
-    return 0;
+    if (fits && grouped)
+        return tsh_fail(q->ctx, TSH_ERR_LAYOUT,
+                        "%s: q %s, k %s, v %s: a rank's query heads must use its own heads of k "
+                        "and v; cut q in whole groups: tsh_redistribute(q, tsh_shard_units(1, "
+                        "%lld)), or replicate k and v",
+                        call->op->name, tq, tk, tv,
+                        (long long)(q->dim[1] / k->dim[1] * k->layout.segment[0].unit)) == TSH_OK;
+    return tsh_fail(q->ctx, TSH_ERR_LAYOUT,
+                    "%s: q %s, k %s, v %s must all be replicated, or sharded alike by batch or by "
+                    "heads (k and v may be replicated then): tsh_redistribute(k, "
+                    "tsh_layout_of(q))",
+                    call->op->name, tq, tk, tv) == TSH_OK;
 }
 
 /* -- cross-entropy ---------------------------------------------------------------- */
@@ -11330,15 +11328,15 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
 static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw) {
     tsh_tensor *x = node->in[0], *w = node->in[1];
     const tsh_layout sum = tsh_partial();
-    tshi_block *whole = x->base->requires_grad
-                            ? tshi_mem_take(x->ctx, TSH_MEM_STEP,
-                                            tshi_dtype_reals(rows * w->local[1]))
-                            : NULL;
-    tsh_real *dx = whole ? (tsh_real *)tshi_mem_data(whole) : NULL;
-    if (!dx) return;
-    tshi_matmul_gemm(x->ctx, rows, w->local[1], w->local[0], 1, dy, mw, 0,
-                     tshi_gemm_matrix(dx, w->local[1], 1));
-    tshi_redistribute_back(node, x, &sum, &x->layout, dx);
+    const int64_t outs = w->local[0], ins = w->local[1];
+    tshi_block *whole;
+    if (!x->base->requires_grad) return;
+    whole = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
+    if (whole) {
+        tsh_real *dx = (tsh_real *)tshi_mem_data(whole);
+        tshi_matmul_gemm(x->ctx, rows, ins, outs, 1, dy, mw, 0, tshi_gemm_matrix(dx, ins, 1));
+        tshi_redistribute_back(node, x, &sum, &x->layout, dx);
+    }
     tshi_mem_drop(x->ctx, whole);
 }
 
@@ -13297,18 +13295,14 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc) {
     const tshi_op *op = &tshi_loss_op;
     tsh_cross_entropy_desc usual;
-    tsh_tensor *in[3], *out;
-    tsh_ctx *ctx;
+    tsh_tensor *in[3] = {logits, target, desc ? desc->weight : NULL}, *out;
+    tsh_ctx *ctx = tshi_tensor_check(op->name, in, in[2] ? 3 : 2);
     tshi_output output;
     tshi_block *aux, *sums;
     tshi_loss loss;
     int64_t scratch;
     memset(&usual, 0, sizeof usual);
     if (!desc) desc = &usual;
-    in[0] = logits;
-    in[1] = target;
-    in[2] = desc->weight;
-    ctx = tshi_tensor_check(op->name, in, in[2] ? 3 : 2);
     if (!ctx || !tshi_tensor_check_floating(op->name, in, 1) ||
         !tshi_loss_options(ctx, desc, tshi_dtypes[target->dtype].floating) ||
         !tshi_loss_shapes(in) || !tshi_rule_run(op, in, 3, &desc->reduction, &output) ||
