@@ -8536,7 +8536,7 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->isa = tshi_kernel_isa();
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
-    const size_t bytes = desc->bucket_bytes ? desc->bucket_bytes : TSHI_BUCKET_BYTES;
+    const size_t bytes = desc->bucket_bytes ? desc->bucket_bytes : (size_t)TSHI_BUCKET_BYTES;
     ctx->buckets.limit = (int64_t)((bytes - 1) / tshi_dtype_reals(1) + 1);
     ctx->buckets.hold = desc->no_overlap;
     ctx->world = desc->comm;
