@@ -2979,8 +2979,8 @@ TSHI_INLINE void tshi_rng_round(uint32_t *c, uint32_t k0, uint32_t k1) {
     c[3] = (uint32_t)a;
 }
 
-/* Computes the four random words c of a position. The rounds are written out: a loop of rounds would
- * keep the caller's loop over positions from being vectorised. */
+/* Computes the four random words of a position in c. The rounds are written out: a loop of rounds
+ * would keep the caller's loop over positions from being vectorised. */
 TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t position, uint32_t *c) {
     const uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     c[0] = (uint32_t)position;
