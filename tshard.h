@@ -2539,7 +2539,6 @@ static void tshi_mem_drop(tsh_ctx *ctx, tshi_block *block) {
 /* Allocates zeroed memory from an arena; NULL and an error: no memory. */
 static void *tshi_mem_book(tsh_ctx *ctx, tshi_arena *arena, size_t bytes) {
     tshi_page *page = arena->now;
-    char *place;
     bytes = (bytes + 15) / 16 * 16;
     while (page && page->used + bytes > page->bytes) page = page->next;
     if (!page) {
@@ -2549,7 +2548,7 @@ static void *tshi_mem_book(tsh_ctx *ctx, tshi_arena *arena, size_t bytes) {
         if (!page) return NULL;
     }
     arena->now = page;
-    place = (char *)page + page->used;
+    char *place = (char *)page + page->used;
     page->used += bytes;
     memset(place, 0, bytes);
     return place;
@@ -2989,8 +2988,8 @@ TSHI_INLINE void tshi_rng_round(uint32_t *c, uint32_t k0, uint32_t k1) {
     c[3] = (uint32_t)a;
 }
 
-/* Computes the four random words c of a position. The rounds are written out: a loop of rounds would
- * keep the caller's loop over positions from being vectorised. */
+/* Computes the four random words of a position in c. The rounds are written out: a loop of rounds
+ * would keep the caller's loop over positions from being vectorised. */
 TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t position, uint32_t *c) {
     const uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     c[0] = (uint32_t)position;
@@ -3548,7 +3547,6 @@ static double tshi_tensor_element(const tshi_tensor_filling *f, int64_t e) {
     const tsh_init *init = &f->init;
     const uint64_t at = (uint64_t)e;
     const int64_t row = f->cols ? e / f->cols : 0, col = f->cols ? e % f->cols : 0;
-    double u, x;
     switch (init->kind) {
     case TSH_INIT_CONSTANT: return init->a;
     case TSH_INIT_UNIFORM:
@@ -3560,8 +3558,8 @@ static double tshi_tensor_element(const tshi_tensor_filling *f, int64_t e) {
         return init->gain * f->whole[f->rows >= f->cols ? col * f->rows + row : e];
     default: break; /* TRUNC_NORMAL */
     }
-    u = ((double)tshi_rng_bits(f->key, f->stream, at) + 0.5) / 4294967296.0;
-    x = init->a + init->b * tshi_rng_quantile(f->from + u * (f->to - f->from));
+    double u = ((double)tshi_rng_bits(f->key, f->stream, at) + 0.5) / 4294967296.0;
+    double x = init->a + init->b * tshi_rng_quantile(f->from + u * (f->to - f->from));
     return x < init->low ? init->low : x > init->high ? init->high : x;
 }
 
@@ -8485,17 +8483,17 @@ TSH_API TSHI_COLD tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file) {
  * the group of an axis. What a new field of tsh_ctx owns, tsh_close must release. */
 
 /* Reports degrees that do not divide the world, and lists those of tp (or pp) that would, given the
- * other one. */
-static void tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
+ * other one. Returns 0. */
+static int tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
     const int world = ctx->world.size, tp_fits = tp > 0 && world % tp == 0;
     const int pp_fits = pp > 0 && world % pp == 0;
     const int whole = pp_fits ? world / pp : tp_fits ? world / tp : world;
     char list[TSH_MESSAGE_SIZE / 2] = "1";
     for (int d = 2; d <= whole; d++)
         if (whole % d == 0) tsh_text_add(list, sizeof list, "%s%d", d < whole ? ", " : " or ", d);
-    (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                   "tsh_open: %d ranks do not divide into tp %d times pp %d; %s may be %s", world,
-                   tp, pp, pp_fits ? "tp" : "pp", list);
+    return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
+                           "tsh_open: %d ranks do not divide into tp %d times pp %d; %s may be %s",
+                           world, tp, pp, pp_fits ? "tp" : "pp", list);
 }
 
 /* Fills, for the axes in desc->order, the degree size[i] and the letter axis[i]: 't', 'p' or 'd'.
@@ -8503,10 +8501,8 @@ static void tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
 static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], char axis[3]) {
     const char *at = desc->order ? desc->order : "tp-pp-dp";
     int world = ctx->world.size, pp = desc->pp ? desc->pp : 1, tp = desc->tp, i, j;
-    if (pp < 1 || tp < 0 || (!tp && world % pp) || (tp && world % ((int64_t)tp * pp))) {
-        tshi_context_refuse(ctx, tp, pp);
-        return 0;
-    }
+    if (pp < 1 || tp < 0 || (!tp && world % pp) || (tp && world % ((int64_t)tp * pp)))
+        return tshi_context_refuse(ctx, tp, pp);
     if (!tp) tp = world / pp;
     for (i = 0; i < 3; i++, at += 3) {
         int fits = *at && strchr("tpd", *at) && at[1] == 'p' && at[2] == (i < 2 ? '-' : '\0');
@@ -8554,9 +8550,8 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->isa = tshi_kernel_isa();
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
-    ctx->buckets.limit = TSHI_BUCKET_BYTES / (int64_t)tshi_dtype_reals(1);
-    if (desc->bucket_bytes)
-        ctx->buckets.limit = (int64_t)((desc->bucket_bytes - 1) / tshi_dtype_reals(1) + 1);
+    const size_t bytes = desc->bucket_bytes ? desc->bucket_bytes : (size_t)TSHI_BUCKET_BYTES;
+    ctx->buckets.limit = (int64_t)((bytes - 1) / tshi_dtype_reals(1) + 1);
     ctx->buckets.hold = desc->no_overlap;
     ctx->world = desc->comm;
     if (!ctx->world.ops) ctx->world.size = 1; /* desc.comm is empty */
@@ -18290,11 +18285,10 @@ typedef struct tshi_gradcheck {
 /* Returns the loss after *at += by, and restores *at. NULL: another rank has the element. */
 static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) {
     tsh_real before = at ? *at : 0;
-    double value;
     if (at) *at = TSHI_R((double)before + by);
     tsh_no_grad_begin(c->ctx);
     tsh_scope_begin(c->ctx);
-    value = tsh_item(c->ctx, c->fn(c->ctx, c->in, c->n, c->user));
+    double value = tsh_item(c->ctx, c->fn(c->ctx, c->in, c->n, c->user));
     tsh_scope_end(c->ctx);
     tsh_no_grad_end(c->ctx);
     if (at) *at = before;
