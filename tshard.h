@@ -4112,9 +4112,9 @@ TSHI_INIT_FUNCTION(dirac, DIRAC, 0, 0)
 /* ========================================================================== */
 
 /* An elementwise op adds its operands to a tshi_loop (tshi_kernel_space, tshi_kernel_tensor) and
- * calls tshi_kernel_run; an op that works on rows fills in a tshi_rows and calls
- * tshi_kernel_run_rows. Either calls a kernel, which loads, computes and stores blocks of TSHI_BLOCK
- * values: see tshi_kernel_add_body for the shortest one. */
+ * calls tshi_kernel_run; an op that works on rows sets the operands of a tshi_rows and calls
+ * tshi_kernel_run_rows. Either calls a kernel, which loads, computes and stores blocks of
+ * TSHI_BLOCK values: see tshi_kernel_add_body for the shortest one. */
 #if TSHI_X86
 #include <immintrin.h> /* _mm512_fmadd_ps, _mm512_permutex2var_ps, _mm256_loadu_ps */
 #endif
@@ -9990,7 +9990,7 @@ typedef struct tshi_reduce_params {
  * bits do not depend on the number of threads. */
 typedef struct tshi_reduction {
     int64_t outer, inner;
-    int64_t length; /* n on all ranks */
+    int64_t length;  /* n on all ranks */
     tsh_shape shape; /* of the result */
     tsh_layout layout;
     tshi_reduce_params params;
@@ -10024,7 +10024,7 @@ static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepd
 
 /* -- sum, mean: y = c sum x; dx = c dy --------------------------------------- */
 
-/* y = c sum x for rows of p->n adjacent values: sums of 4096 values each, which are added in double.
+/* y = c sum x for rows of p->n adjacent values: sums of 4096 values each, added in double.
  * Operands: y, x. */
 TSHI_INLINE void tshi_reduce_sum_body(int64_t rows, const tshi_operand *operand,
                                       const tshi_reduce_params *p) {
@@ -10220,6 +10220,7 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     tshi_rows rows;
     tsh_tensor *out, xs;
     tsh_real *max = NULL;
+    void *place;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
@@ -10228,12 +10229,13 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     rows = tshi_reduce_job(tshi_reduce_place, x, &r.params);
     out = tshi_tensor_out(ctx, op->name, argmax ? TSH_I64 : x->dtype, &r.shape, &r.layout);
     if (!out) return NULL;
+    place = tshi_tensor_at(out);
     if (!argmax) {
         aux = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)rows.count * sizeof(int64_t));
+        place = aux ? tshi_mem_data(aux) : NULL;
         max = tshi_kernel_output(out, &unrounded);
     }
-    rows.x[0] = tshi_kernel_operand(argmax ? tshi_tensor_at(out) : aux ? tshi_mem_data(aux) : NULL,
-                                    1, TSH_I64);
+    rows.x[0] = tshi_kernel_operand(place, 1, TSH_I64);
     rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&xs, &scratch), r.params.n);
     rows.x[2] = tshi_kernel_reals(max, 1);
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, r.params.n);
