@@ -9543,9 +9543,11 @@ TSHI_INLINE tsh_real tshi_map_silu_derivative(tsh_real x, int fused) {
     return s * (TSHI_R(1) + x * (TSHI_R(1) - s));
 }
 
-static tsh_tensor *tshi_map_unary(tsh_tensor *x, const tshi_map_row *row, double c) {
-    tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, &x, 1);
-    return ctx ? tshi_map_run(&row->op, &x, 1, x->dtype, row->forward[ctx->isa], c) : NULL;
+/* Runs a row's op on its n inputs. */
+static tsh_tensor *tshi_map_apply(const tshi_map_row *row, tsh_tensor *const *in, int n, double c) {
+    tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, in, n);
+    if (!ctx) return NULL;
+    return tshi_map_run(&row->op, in, n, tshi_tensor_promote(in, n), row->forward[ctx->isa], c);
 }
 
 /* Name, layout rule, which values backward reads as v (NONE, the input X or the output OUT), y of
@@ -9562,12 +9564,12 @@ static tsh_tensor *tshi_map_unary(tsh_tensor *x, const tshi_map_row *row, double
 #define TSHI_UNARY(name, ...)                                                                      \
     TSHI_UNARY_ROW("tsh_" #name, name, __VA_ARGS__)                                                \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x) {                                                \
-        return tshi_map_unary(x, &tshi_map_##name##_row, 0);                                       \
+        return tshi_map_apply(&tshi_map_##name##_row, &x, 1, 0);                                   \
     }
 #define TSHI_SCALAR(name, ...)                                                                     \
     TSHI_UNARY_ROW("tsh_" #name, name, __VA_ARGS__)                                                \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, double c) {                                      \
-        return tshi_map_unary(x, &tshi_map_##name##_row, c);                                       \
+        return tshi_map_apply(&tshi_map_##name##_row, &x, 1, c);                                   \
     }
 
 TSHI_UNARY(neg, keep, NONE, -x, -g)
@@ -9577,7 +9579,8 @@ TSHI_UNARY_ROW("tsh_pow_scalar", square, nonlinear, X, x *x, g *(v + v))
 TSHI_UNARY_ROW("tsh_pow_scalar", pow_scalar, nonlinear, X, tshi_kernel_pow(x, c),
                g *tshi_map_power_derivative(v, c))
 TSH_API tsh_tensor *tsh_pow_scalar(tsh_tensor *x, double c) {
-    return tshi_map_unary(x, c >= 2 && c <= 2 ? &tshi_map_square_row : &tshi_map_pow_scalar_row, c);
+    const int square = c >= 2 && c <= 2;
+    return tshi_map_apply(square ? &tshi_map_square_row : &tshi_map_pow_scalar_row, &x, 1, c);
 }
 TSHI_UNARY(exp, nonlinear, OUT, tshi_kernel_exp(x, fused), g *v)
 TSHI_UNARY(log, nonlinear, X, tshi_kernel_log(x, fused), g / v)
@@ -9603,13 +9606,6 @@ TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) 
     return !(a < 0) && !(a > 0) && b >= 0 && a == a ? TSHI_R(0) : db;
 }
 
-static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_map_row *row) {
-    tsh_tensor *in[] = {a, b};
-    tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, in, 2);
-    if (!ctx) return NULL;
-    return tshi_map_run(&row->op, in, 2, tshi_tensor_promote(in, 2), row->forward[ctx->isa], 0);
-}
-
 /* Name, layout rule, inputs that backward reads, inputs whose gradient is g, y of (a, b), da and db
  * of (g, a, b). */
 #define TSHI_BINARY(name, rule, save, pass, F, DA, DB)                                             \
@@ -9622,7 +9618,8 @@ static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_map_
         tshi_map_##name##_forward,                                                                 \
         {tshi_map_##name##_da, tshi_map_##name##_db}};                                             \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *a, tsh_tensor *b) {                                 \
-        return tshi_map_binary(a, b, &tshi_map_##name##_row);                                      \
+        tsh_tensor *in[] = {a, b};                                                                 \
+        return tshi_map_apply(&tshi_map_##name##_row, in, 2, 0);                                   \
     }
 
 TSHI_BINARY(add, add, TSHI_NONE, TSHI_A | TSHI_B, a + b, g, g)
