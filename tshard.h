@@ -3999,9 +3999,9 @@ TSHI_INIT_FUNCTION(dirac, DIRAC, 0, 0)
 /* ========================================================================== */
 
 /* An elementwise op adds its operands to a tshi_loop (tshi_kernel_space, tshi_kernel_tensor) and
- * calls tshi_kernel_run; an op that works on rows fills in a tshi_rows and calls
- * tshi_kernel_run_rows. Either calls a kernel, which loads, computes and stores blocks of TSHI_BLOCK
- * values: see tshi_kernel_add_body for the shortest one. */
+ * calls tshi_kernel_run; an op that works on rows sets the operands of a tshi_rows and calls
+ * tshi_kernel_run_rows. Either calls a kernel, which loads, computes and stores blocks of
+ * TSHI_BLOCK values: see tshi_kernel_add_body for the shortest one. */
 #if TSHI_X86
 #include <immintrin.h> /* _mm512_fmadd_ps, _mm512_permutex2var_ps, _mm256_loadu_ps */
 #endif
@@ -9333,9 +9333,11 @@ TSHI_INLINE tsh_real tshi_map_silu_derivative(tsh_real x, int fused) {
     return s * (TSHI_R(1) + x * (TSHI_R(1) - s));
 }
 
-static tsh_tensor *tshi_map_unary(tsh_tensor *x, const tshi_map_row *row, double c) {
-    tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, &x, 1);
-    return ctx ? tshi_map_run(&row->op, &x, 1, x->dtype, row->forward[ctx->isa], c) : NULL;
+/* Runs a row's op on its n inputs. */
+static tsh_tensor *tshi_map_apply(const tshi_map_row *row, tsh_tensor *const *in, int n, double c) {
+    tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, in, n);
+    if (!ctx) return NULL;
+    return tshi_map_run(&row->op, in, n, tshi_tensor_promote(in, n), row->forward[ctx->isa], c);
 }
 
 /* Name, layout rule, which values backward reads as v (NONE, the input X or the output OUT), y of
@@ -9352,12 +9354,12 @@ static tsh_tensor *tshi_map_unary(tsh_tensor *x, const tshi_map_row *row, double
 #define TSHI_UNARY(name, ...)                                                                      \
     TSHI_UNARY_ROW("tsh_" #name, name, __VA_ARGS__)                                                \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x) {                                                \
-        return tshi_map_unary(x, &tshi_map_##name##_row, 0);                                       \
+        return tshi_map_apply(&tshi_map_##name##_row, &x, 1, 0);                                   \
     }
 #define TSHI_SCALAR(name, ...)                                                                     \
     TSHI_UNARY_ROW("tsh_" #name, name, __VA_ARGS__)                                                \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, double c) {                                      \
-        return tshi_map_unary(x, &tshi_map_##name##_row, c);                                       \
+        return tshi_map_apply(&tshi_map_##name##_row, &x, 1, c);                                   \
     }
 
 TSHI_UNARY(neg, keep, NONE, -x, -g)
@@ -9367,7 +9369,8 @@ TSHI_UNARY_ROW("tsh_pow_scalar", square, nonlinear, X, x *x, g *(v + v))
 TSHI_UNARY_ROW("tsh_pow_scalar", pow_scalar, nonlinear, X, tshi_kernel_pow(x, c),
                g *tshi_map_power_derivative(v, c))
 TSH_API tsh_tensor *tsh_pow_scalar(tsh_tensor *x, double c) {
-    return tshi_map_unary(x, c >= 2 && c <= 2 ? &tshi_map_square_row : &tshi_map_pow_scalar_row, c);
+    const int square = c >= 2 && c <= 2;
+    return tshi_map_apply(square ? &tshi_map_square_row : &tshi_map_pow_scalar_row, &x, 1, c);
 }
 TSHI_UNARY(exp, nonlinear, OUT, tshi_kernel_exp(x, fused), g *v)
 TSHI_UNARY(log, nonlinear, X, tshi_kernel_log(x, fused), g / v)
@@ -9393,13 +9396,6 @@ TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) 
     return !(a < 0) && !(a > 0) && b >= 0 && a == a ? TSHI_R(0) : db;
 }
 
-static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_map_row *row) {
-    tsh_tensor *in[] = {a, b};
-    tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, in, 2);
-    if (!ctx) return NULL;
-    return tshi_map_run(&row->op, in, 2, tshi_tensor_promote(in, 2), row->forward[ctx->isa], 0);
-}
-
 /* Name, layout rule, inputs that backward reads, inputs whose gradient is g, y of (a, b), da and db
  * of (g, a, b). */
 #define TSHI_BINARY(name, rule, save, pass, F, DA, DB)                                             \
@@ -9412,7 +9408,8 @@ static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_map_
         tshi_map_##name##_forward,                                                                 \
         {tshi_map_##name##_da, tshi_map_##name##_db}};                                             \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *a, tsh_tensor *b) {                                 \
-        return tshi_map_binary(a, b, &tshi_map_##name##_row);                                      \
+        tsh_tensor *in[] = {a, b};                                                                 \
+        return tshi_map_apply(&tshi_map_##name##_row, in, 2, 0);                                   \
     }
 
 TSHI_BINARY(add, add, TSHI_NONE, TSHI_A | TSHI_B, a + b, g, g)
@@ -9787,7 +9784,7 @@ typedef struct tshi_reduce_params {
  * bits do not depend on the number of threads. */
 typedef struct tshi_reduction {
     int64_t outer, inner;
-    int64_t length; /* n on all ranks */
+    int64_t length;  /* n on all ranks */
     tsh_shape shape; /* of the result */
     tsh_layout layout;
     tshi_reduce_params params;
@@ -9821,7 +9818,7 @@ static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepd
 
 /* -- sum, mean: y = c sum x; dx = c dy --------------------------------------- */
 
-/* y = c sum x for rows of p->n adjacent values: sums of 4096 values each, which are added in double.
+/* y = c sum x for rows of p->n adjacent values: sums of 4096 values each, added in double.
  * Operands: y, x. */
 TSHI_INLINE void tshi_reduce_sum_body(int64_t rows, const tshi_operand *operand,
                                       const tshi_reduce_params *p) {
@@ -10017,6 +10014,7 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     tshi_rows rows;
     tsh_tensor *out, xs;
     tsh_real *max = NULL;
+    void *place;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
@@ -10025,12 +10023,13 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     rows = tshi_reduce_job(tshi_reduce_place, x, &r.params);
     out = tshi_tensor_out(ctx, op->name, argmax ? TSH_I64 : x->dtype, &r.shape, &r.layout);
     if (!out) return NULL;
+    place = tshi_tensor_at(out);
     if (!argmax) {
         aux = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)rows.count * sizeof(int64_t));
+        place = aux ? tshi_mem_data(aux) : NULL;
         max = tshi_kernel_output(out, &unrounded);
     }
-    rows.x[0] = tshi_kernel_operand(argmax ? tshi_tensor_at(out) : aux ? tshi_mem_data(aux) : NULL,
-                                    1, TSH_I64);
+    rows.x[0] = tshi_kernel_operand(place, 1, TSH_I64);
     rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&xs, &scratch), r.params.n);
     rows.x[2] = tshi_kernel_reals(max, 1);
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, r.params.n);
