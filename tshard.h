@@ -14635,8 +14635,8 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     tshi_line line;
     uint64_t hash = 0;
     tsh_result result;
-    int i, same;
-    for (i = 0; tshi_module_line(ctx, i, &line); i++)
+    int same;
+    for (int i = 0; tshi_module_line(ctx, i, &line); i++)
         hash = tshi_rng_hash(hash, &line.hash, sizeof line.hash);
     comm->trace = NULL;
     result = tshi_module_same(comm, hash, &same);
