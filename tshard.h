@@ -13443,9 +13443,10 @@ TSHI_OUTLINE tsh_module *tshi_module_next(const tsh_module *root, tsh_module *mo
     return module == root ? NULL : module->next;
 }
 
-/* A walk over the parameters below a module, in pre-order: now at module->param[slot]. Begins, and
- * ends, as {NULL, 0}. */
+/* A walk over the parameters below a module, in pre-order: now at param, module->param[slot].
+ * Begins, and ends, as {NULL, NULL, 0}. */
 typedef struct tshi_walk {
+    tsh_tensor *param;
     tsh_module *module;
     int slot;
 } tshi_walk;
@@ -13459,22 +13460,21 @@ TSHI_OUTLINE tsh_tensor *tshi_module_step(tsh_module *root, tshi_walk *at) {
         at->module = root;
     for (; at->module; at->module = tshi_module_next(root, at->module), at->slot = 0)
         for (; at->slot < TSHI_MODULE_PARAMS; at->slot++)
-            if (at->module->param[at->slot]) return at->module->param[at->slot];
-    return NULL;
+            if ((at->param = at->module->param[at->slot]) != NULL) return at->param;
+    return at->param = NULL;
 }
 
 /* Returns 1 if the walk meets its parameter for the first time, not for a tied one again. */
 static int tshi_module_first(tsh_module *root, const tshi_walk *at) {
-    tshi_walk before = {NULL, 0};
-    while (tshi_module_step(root, &before) != at->module->param[at->slot]) continue;
+    tshi_walk before = {NULL, NULL, 0};
+    while (tshi_module_step(root, &before) != at->param) continue;
     return before.module == at->module && before.slot == at->slot;
 }
 
 /* tshi_module_step that passes over a tied parameter that came before. */
 static tsh_tensor *tshi_module_step_once(tsh_module *root, tshi_walk *at) {
-    tsh_tensor *param = tshi_module_step(root, at);
-    while (param && !tshi_module_first(root, at)) param = tshi_module_step(root, at);
-    return param;
+    while (tshi_module_step(root, at) && !tshi_module_first(root, at)) continue;
+    return at->param;
 }
 
 /* Runs a module's forward. Inputs and output are redistributed as the rules of its plan say. */
@@ -13542,14 +13542,6 @@ static void tshi_module_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *coun
         m->dropout_calls = counts->each[i].module == m ? counts->each[i++].dropout_calls : 0;
 }
 
-/* Makes a tensor of the saved values of input i. Its base is the input's own, so gradients that the
- * recomputed ops compute are accumulated into that one. */
-static tsh_tensor *tshi_module_input(const tshi_node *node, int i) {
-    tsh_tensor *in = node->in[i], *x = in ? tshi_tensor_window(in, node->saved[i]) : NULL;
-    if (x) x->base = in->base;
-    return x;
-}
-
 /* Checks that recomputed ops read no outer tensor with a gradient, other than the checkpoint's
  * inputs: the all-reduce of its gradient might have been started already. An error if so. */
 static tsh_result tshi_module_check_inputs(const tshi_node *node) {
@@ -13603,7 +13595,9 @@ static tsh_tensor *tshi_module_run_checked(tsh_module *module, tsh_tensor **in, 
     return y && tshi_tensor_check("tsh_checkpoint", &y, 1) ? y : NULL;
 }
 
-/* Backward of the checkpoint's node: recomputes the module, on a tape that holds nothing else. */
+/* Backward of the checkpoint's node: recomputes the module, on a tape that holds nothing else. Its
+ * inputs are tensors of the saved values; their bases are the inputs' own, so gradients that the
+ * recomputed ops compute are accumulated into those. */
 static void tshi_module_recompute(tshi_node *node) {
     const tshi_rng_counts *before = (const tshi_rng_counts *)node->params, *now;
     tsh_ctx *ctx = node->out->ctx;
@@ -13616,7 +13610,11 @@ static void tshi_module_recompute(tshi_node *node) {
     ctx->tape.newest = NULL;
     ctx->tape.no_grad = 0;
     tsh_scope_begin(ctx);
-    for (i = 0; i < node->n; i++) x[i] = tshi_module_input(node, i);
+    for (i = 0; i < node->n; i++) {
+        tsh_tensor *in = node->in[i];
+        x[i] = in ? tshi_tensor_window(in, node->saved[i]) : NULL;
+        if (x[i]) x[i]->base = in->base;
+    }
     if (ctx->error.code == TSH_OK) y = tshi_module_run_checked(before->module, x, node->n);
     tshi_module_restore_counts(ctx, now);
     if (y && tshi_module_check_inputs(node) == TSH_OK) tshi_module_backward(node, y);
@@ -13650,12 +13648,11 @@ static tsh_tensor *tshi_module_run_no_grad(tsh_module *module, tsh_tensor **in, 
 /* Counts the parameters below that require a gradient, a tied one once per module that has it; also
  * writes them to `list` unless that is NULL. */
 static int tshi_module_trainable(tsh_module *module, tsh_tensor **list) {
-    tshi_walk at = {NULL, 0};
-    tsh_tensor *param;
+    tshi_walk at = {NULL, NULL, 0};
     int n = 0;
-    while ((param = tshi_module_step(module, &at)) != NULL) {
-        if (list && param->requires_grad) list[n] = param;
-        n += param->requires_grad;
+    while (tshi_module_step(module, &at)) {
+        if (list && at.param->requires_grad) list[n] = at.param;
+        n += at.param->requires_grad;
     }
     return n;
 }
@@ -13847,8 +13844,8 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     tshi_line line;
     uint64_t hash = 0;
     tsh_result result;
-    int i, same;
-    for (i = 0; tshi_module_line(ctx, i, &line); i++)
+    int same;
+    for (int i = 0; tshi_module_line(ctx, i, &line); i++)
         hash = tshi_rng_hash(hash, &line.hash, sizeof line.hash);
     comm->trace = NULL;
     result = tshi_module_same(comm, hash, &same);
@@ -14089,10 +14086,9 @@ TSH_API TSHI_COLD tsh_tensor *tsh_param(tsh_module *module, const char *path) {
 static void tshi_module_params(tsh_module *module, int all,
                                void (*fn)(const char *path, tsh_tensor *param, void *user),
                                void *user) {
-    tshi_walk at = {NULL, 0};
-    tsh_tensor *param;
-    while ((param = tshi_module_step_once(module, &at)) != NULL)
-        if (all || !param->absent) fn(param->path, param, user);
+    tshi_walk at = {NULL, NULL, 0};
+    while (tshi_module_step_once(module, &at))
+        if (all || !at.param->absent) fn(at.param->path, at.param, user);
 }
 
 TSH_API TSHI_COLD void tsh_each_param(tsh_module *module,
@@ -14114,8 +14110,7 @@ TSH_API tsh_module *tsh_child(const tsh_module *module, int index) {
 TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source) {
     tsh_tensor *old = module ? tsh_param(module, name) : NULL;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
-    tsh_tensor *param;
-    tshi_walk at = {NULL, 0};
+    tshi_walk at = {NULL, NULL, 0};
     if (!old) return module ? module->ctx->error.code : TSH_ERR_ARGUMENT;
     if (!source || !(source->flags & TSHI_PARAM) || source->ctx != module->ctx)
         return tsh_fail(module->ctx, TSH_ERR_ARGUMENT,
@@ -14126,33 +14121,31 @@ TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_t
                         tshi_tensor_text(source, b));
     if (old == source) return TSH_OK;
     tshi_module_changed(module->ctx);
-    while ((param = tshi_module_step(module->ctx->root, &at)) != NULL)
-        if (param == old) at.module->param[at.slot] = source;
+    while (tshi_module_step(module->ctx->root, &at))
+        if (at.param == old) at.module->param[at.slot] = source;
     tshi_tensor_end(old);
     return TSH_OK;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_materialize(tsh_module *module) {
-    tshi_walk at = {NULL, 0};
-    tsh_tensor *param;
+    tshi_walk at = {NULL, NULL, 0};
     if (!module) return TSH_ERR_ARGUMENT;
-    while ((param = tshi_module_step(module, &at)) != NULL)
-        if (!param->absent) (void)tshi_tensor_materialize(param);
+    while (tshi_module_step(module, &at))
+        if (!at.param->absent) (void)tshi_tensor_materialize(at.param);
     return module->ctx->error.code;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_reset_parameters(tsh_module *module) {
-    tshi_walk at = {NULL, 0};
-    tsh_tensor *param;
+    tshi_walk at = {NULL, NULL, 0};
     if (!module) return TSH_ERR_ARGUMENT;
     if (module->ctx->tape.newest)
         return tsh_fail(module->ctx, TSH_ERR_STATE,
                         "tsh_reset_parameters: ops are recorded that use the old values; end the "
                         "step first: tsh_step_end");
-    while ((param = tshi_module_step_once(module, &at)) != NULL) {
-        if (param->absent || module->ctx->error.code != TSH_OK) continue;
-        tsh_zero_grad(param);
-        (void)tshi_tensor_begin(param);
+    while (tshi_module_step_once(module, &at)) {
+        if (at.param->absent || module->ctx->error.code != TSH_OK) continue;
+        tsh_zero_grad(at.param);
+        (void)tshi_tensor_begin(at.param);
     }
     return module->ctx->error.code;
 }
@@ -14170,9 +14163,8 @@ TSH_API int tsh_training(const tsh_module *module) {
 }
 
 TSH_API void tsh_zero_grads(tsh_module *module) {
-    tshi_walk at = {NULL, 0};
-    tsh_tensor *param;
-    while ((param = tshi_module_step(module, &at)) != NULL) tsh_zero_grad(param);
+    tshi_walk at = {NULL, NULL, 0};
+    while (tshi_module_step(module, &at)) tsh_zero_grad(at.param);
 }
 
 /* -- the generator's state -------------------------------------------------- */
@@ -14716,8 +14708,8 @@ TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_
 }
 
 /* Writes one parameter's line. Returns 1 if this rank holds it, not tied to an earlier one. */
-static int tshi_parallel_line(tsh_module *root, const tshi_walk *at, const tsh_tensor *t,
-                              FILE *file) {
+static int tshi_parallel_line(tsh_module *root, const tshi_walk *at, FILE *file) {
+    const tsh_tensor *t = at->param;
     char path[TSH_PATH_SIZE], global[TSHI_TEXT_SIZE], local[TSHI_TEXT_SIZE], lay[TSHI_TEXT_SIZE];
     const char *below = tshi_module_below(root, at->module->path);
     const int first = tshi_module_first(root, at);
@@ -14740,16 +14732,15 @@ static int tshi_parallel_line(tsh_module *root, const tshi_walk *at, const tsh_t
 TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
     int64_t total = 0, local = 0;
     unsigned long long bytes = 0;
-    tshi_walk at = {NULL, 0};
-    const tsh_tensor *param;
+    tshi_walk at = {NULL, NULL, 0};
     if (!module || !file) return TSH_ERR_ARGUMENT;
     (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s %s\n", "parameter", "kind", "global shape",
                   "layout", "local shape", "bytes");
-    while ((param = tshi_module_step(module, &at)) != NULL) {
-        if (!tshi_parallel_line(module, &at, param, file)) continue;
-        total += tsh_numel(param);
-        local += tsh_local_numel(param);
-        bytes += (unsigned long long)tsh_local_numel(param) * tsh_dtype_size(param->dtype);
+    while (tshi_module_step(module, &at)) {
+        if (!tshi_parallel_line(module, &at, file)) continue;
+        total += tsh_numel(at.param);
+        local += tsh_local_numel(at.param);
+        bytes += (unsigned long long)tsh_local_numel(at.param) * tsh_dtype_size(at.param->dtype);
     }
     (void)fprintf(file, "%lld parameters; rank %d of %d holds %lld, %llu bytes\n", (long long)total,
                   module->ctx->tp.rank, module->ctx->tp.size, (long long)local, bytes);
@@ -15512,18 +15503,17 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     const int64_t begin = tshi_trace_now(ctx->trace);
     const size_t bytes = (size_t)ctx->dp.size * sizeof(double);
     tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
-    tshi_walk at = {NULL, 0};
-    tsh_tensor *param;
+    tshi_walk at = {NULL, NULL, 0};
     double *sums, sum = 0;
     int k, chunked = 0;
     *norm = 0;
     if (!scratch) return ctx->error.code;
     sums = (double *)tshi_mem_data(scratch);
     memset(sums, 0, bytes);
-    while ((param = tshi_module_step(module, &at)) != NULL)
-        chunked |= !param->absent && (param->flags & TSHI_CHUNKED);
-    while ((param = tshi_module_step_once(module, &at)) != NULL)
-        if (!param->absent) tshi_optim_add_squares(param, chunked, sums);
+    while (tshi_module_step(module, &at))
+        chunked |= !at.param->absent && (at.param->flags & TSHI_CHUNKED);
+    while (tshi_module_step_once(module, &at))
+        if (!at.param->absent) tshi_optim_add_squares(at.param, chunked, sums);
     if (tsh_ok(ctx) && chunked) /* sums[k] is rank k's, and 0 on the others */
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, sums, ctx->dp.size, TSH_F64, TSH_SUM),
                               "norm of gradients");
@@ -15546,8 +15536,7 @@ static double tshi_optim_clip_factor(double norm, double max) {
 }
 
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm) {
-    tshi_walk at = {NULL, 0};
-    tsh_tensor *param;
+    tshi_walk at = {NULL, NULL, 0};
     tshi_operand x[2];
     double before, factor;
     if (norm) *norm = 0;
@@ -15555,10 +15544,10 @@ TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, doubl
     if (tshi_optim_norm(module, &before) != TSH_OK) return module->ctx->error.code;
     if (norm) *norm = before;
     factor = tshi_optim_clip_factor(before, max_norm);
-    while (factor < 1 && (param = tshi_module_step_once(module, &at)) != NULL) {
-        if (!param->gr.live) continue;
-        x[0] = x[1] = tshi_kernel_reals((tsh_real *)tshi_mem_data(param->gr.block), 1);
-        tshi_map_scale_forward[param->ctx->isa](tsh_local_numel(param), x, &factor);
+    while (factor < 1 && tshi_module_step_once(module, &at)) {
+        if (!at.param->gr.live) continue;
+        x[0] = x[1] = tshi_kernel_reals((tsh_real *)tshi_mem_data(at.param->gr.block), 1);
+        tshi_map_scale_forward[at.param->ctx->isa](tsh_local_numel(at.param), x, &factor);
     }
     return TSH_OK;
 }
@@ -15808,9 +15797,8 @@ static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
 
 TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc) {
     tsh_ctx *ctx = module ? module->ctx : NULL;
-    tshi_walk at = {NULL, 0};
+    tshi_walk at = {NULL, NULL, 0};
     tsh_optim *optim;
-    tsh_tensor *param;
     size_t slots = 0;
     if (!ctx || ctx->error.code != TSH_OK || (desc && tshi_optim_check(ctx, desc) != TSH_OK))
         return NULL;
@@ -15826,12 +15814,12 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     optim->each = (tshi_moments *)tshi_mem_book(ctx, &ctx->books,
                                                 (slots + 1) * sizeof *optim->each);
     if (!optim->each) return NULL;
-    while ((param = tshi_module_step_once(module, &at)) != NULL) {
+    while (tshi_module_step_once(module, &at)) {
         tshi_moments *each = &optim->each[optim->count++];
-        each->param = param;
+        each->param = at.param;
         each->lr_scale = 1;
         each->weight_decay = optim->desc.weight_decay;
-        if (optim->desc.zero && ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
+        if (optim->desc.zero && ctx->dp.size > 1) at.param->flags |= TSHI_CHUNKED;
     }
     optim->older = ctx->optims;
     ctx->optims = optim;
@@ -16425,12 +16413,11 @@ static void tshi_pipeline_assign_modules(tsh_pipeline *p) {
 static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
     tsh_ctx *ctx = p->ctx;
     tshi_tie *tie = (tshi_tie *)tshi_mem_book(ctx, &ctx->books, sizeof *tie);
-    tshi_walk at = {NULL, 0};
-    const tsh_tensor *t;
+    tshi_walk at = {NULL, NULL, 0};
     if (tie) tie->holds = (unsigned char *)tshi_mem_book(ctx, &ctx->books, (size_t)p->last + 1);
     if (!tie || !tie->holds) return;
-    while ((t = tshi_module_step(ctx->root, &at)) != NULL)
-        if (t == param && at.module->stage) tie->holds[at.module->stage - 1] = 1;
+    while (tshi_module_step(ctx->root, &at))
+        if (at.param == param && at.module->stage) tie->holds[at.module->stage - 1] = 1;
     for (int s = p->last; s >= 0; s--) {
         if (!tie->holds[s]) continue;
         param->stage = 1 + s;
@@ -16509,8 +16496,7 @@ static void tshi_pipeline_make(tsh_pipeline *p, tsh_module *container,
     tsh_ctx *ctx = container->ctx;
     const tsh_pipeline *before = ctx->pipeline;
     const size_t bytes = (size_t)ctx->pp.size * sizeof *p->counts;
-    tshi_walk at = {NULL, 0};
-    tsh_tensor *param;
+    tshi_walk at = {NULL, NULL, 0};
     p->ctx = ctx;
     p->container = container;
     p->desc = *desc;
@@ -16529,8 +16515,8 @@ static void tshi_pipeline_make(tsh_pipeline *p, tsh_module *container,
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_assign_modules(p);
     if (before) return;
-    while ((param = tshi_module_step_once(ctx->root, &at)) != NULL)
-        tshi_pipeline_assign_param(p, param);
+    while (tshi_module_step_once(ctx->root, &at))
+        tshi_pipeline_assign_param(p, at.param);
     ctx->pipeline = p;
 }
 
