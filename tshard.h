@@ -20,7 +20,7 @@
 
 /* ========================================================================== */
 /* >>contents                                                 MARK: - contents */
-/* The rooms of this file, in reading order; search for ">>name".              */
+/* The sections of this file, in reading order; search for ">>name".              */
 /* Needs: nothing.                                                              */
 /* ==========================================================================
  *
@@ -33,15 +33,18 @@
  *     >>comm-api      the contract of a backend; collectives
  *     >>api           every other public function
  *   -- end of header: stop here if you only want the API --
- *     >>base          macros, and the structures all rooms share
- *     >>error         the first error is kept, told, learnt
+ *     >>base          macros, and the structures all sections share
+ *     >>error         the first error is kept, reported, received
  *     >>mem           allocator, counted blocks, step pool, arenas
  *     >>dtype         what a dtype is, a row each: conversion, sums of collectives
  *     >>trace         what ran when, noted while it is asked for
  *     >>team          the threads of one rank
  *     >>rng           Philox, keyed by position
  *     >>layout        the ownership function
- *     >>tensor        handles, lifetimes, shapes, values in and out
+ *     >>tensor        handles, lifetimes, shapes, runs of a shard
+ *     >>init          initial values
+ *     >>tensor-api    checks of inputs; making tensors, asking about them
+ *     >>math          exp, log, tanh, erf, pow of floats, vectorised
  *     >>kernel        strided loops, kernels per instruction set
  *     >>gemm          the built-in matrix product
  *     >>coll          what backends share: sums, comparing calls, settings
@@ -55,7 +58,8 @@
  *     >>op-map        elementwise ops, dropout, copies
  *     >>op-reduce     sum, mean, max, softmax
  *     >>op-view       reshape, permute, slice, concat
- *     >>redistribute  from one layout to another; reading and writing
+ *     >>redistribute  from one layout to another
+ *     >>values        reading and writing; tensors as text
  *     >>op-matmul     matmul
  *     >>op-linear     linear: plain, column- and row-parallel
  *     >>op-embedding  rows by index
@@ -64,7 +68,9 @@
  *     >>op-attention  softmax(Q K^T) V in tiles
  *     >>op-loss       cross-entropy, also over a sharded vocabulary
  *     >>op-custom     an op of one's own
- *     >>module        the tree of layers and its parameters
+ *     >>module        walking the tree of modules, running one
+ *     >>recompute     activation checkpoints
+ *     >>module-api    the tree and its parameters; the same model on every rank
  *     >>nn            linear, embedding, layer norm, dropout as layers
  *     >>parallel      plans that shard a tree
  *     >>policy        plans for families of models
@@ -807,7 +813,7 @@ TSH_API int tsh_env_text(const char *name, char *text, size_t room, tsh_error *e
 
 /* ========================================================================== */
 /* >>api                                                           MARK: - api */
-/* Every public function, in the order of the rooms that define them.          */
+/* Every public function, in the order of the sections that define them.          */
 /* Needs: >>types >>layout-api >>comm-api.                                      */
 /* ========================================================================== */
 
@@ -3522,7 +3528,11 @@ static int64_t tshi_tensor_integer(const tsh_tensor *t, const void *values, int6
     return value;
 }
 
-/* -- initial values --------------------------------------------------------- */
+/* ========================================================================== */
+/* >>init                                              MARK: - init (private) */
+/* Initial values of parameters and tensors: constant, random, orthogonal.    */
+/* Needs: >>tensor >>rng.                                                     */
+/* ========================================================================== */
 
 typedef struct tshi_tensor_filling {
     uint64_t key, stream;
@@ -3533,7 +3543,7 @@ typedef struct tshi_tensor_filling {
     const double *whole; /* ORTHOGONAL: all values, (cols, rows) if rows >= cols, or (rows, cols) */
 } tshi_tensor_filling;
 
-static tsh_init tshi_tensor_init_of(tsh_init_kind kind, double a, double b) {
+static tsh_init tshi_init_make(tsh_init_kind kind, double a, double b) {
     tsh_init init;
     memset(&init, 0, sizeof init);
     init.kind = kind;
@@ -3543,7 +3553,7 @@ static tsh_init tshi_tensor_init_of(tsh_init_kind kind, double a, double b) {
 }
 
 /* Returns element e of the whole tensor. */
-static double tshi_tensor_element(const tshi_tensor_filling *f, int64_t e) {
+static double tshi_init_element(const tshi_tensor_filling *f, int64_t e) {
     const tsh_init *init = &f->init;
     const uint64_t at = (uint64_t)e;
     const int64_t row = f->cols ? e / f->cols : 0, col = f->cols ? e % f->cols : 0;
@@ -3565,7 +3575,7 @@ static double tshi_tensor_element(const tshi_tensor_filling *f, int64_t e) {
 
 /* Kaiming and Xavier initialisation are a uniform or normal distribution whose width depends on the
  * fan: replaces init by that one. */
-static tsh_result tshi_tensor_fans(const tsh_tensor *t, const char *op, tsh_init *init) {
+static tsh_result tshi_init_fans(const tsh_tensor *t, const char *op, tsh_init *init) {
     int kaiming = init->kind == TSH_INIT_KAIMING_UNIFORM || init->kind == TSH_INIT_KAIMING_NORMAL;
     int normal = init->kind == TSH_INIT_KAIMING_NORMAL || init->kind == TSH_INIT_XAVIER_NORMAL;
     double rest = t->ndim > 2 ? (double)tshi_tensor_product(t->dim + 2, t->ndim - 2) : 1;
@@ -3582,14 +3592,14 @@ static tsh_result tshi_tensor_fans(const tsh_tensor *t, const char *op, tsh_init
     }
     fan = kaiming ? (init->fan_out ? out : in) * (1 + init->a * init->a) : in + out;
     size = init->gain * sqrt((normal ? 2.0 : 6.0) / (fan > 0 ? fan : 1));
-    *init = tshi_tensor_init_of(normal ? TSH_INIT_NORMAL : TSH_INIT_UNIFORM, normal ? 0 : -size,
+    *init = tshi_init_make(normal ? TSH_INIT_NORMAL : TSH_INIT_UNIFORM, normal ? 0 : -size,
                                 size);
     return TSH_OK;
 }
 
 /* Prepares TRUNC_NORMAL: the distribution function at low and high. If both lie above the mean,
  * mirrors the distribution: near 0 the function is more exact than near 1. */
-static tsh_result tshi_tensor_truncate(const tsh_tensor *t, const char *op,
+static tsh_result tshi_init_truncate(const tsh_tensor *t, const char *op,
                                        tshi_tensor_filling *f) {
     tsh_init *init = &f->init;
     if (init->low == 0 && init->high == 0) {
@@ -3609,7 +3619,7 @@ static tsh_result tshi_tensor_truncate(const tsh_tensor *t, const char *op,
 }
 
 /* v -= (q . v) q, of length n; 8 partial sums. */
-static void tshi_tensor_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRICT q, int64_t n) {
+static void tshi_init_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRICT q, int64_t n) {
     double lane[8] = {0};
     int64_t i;
     for (i = 0; i + 8 <= n; i += 8)
@@ -3622,7 +3632,7 @@ static void tshi_tensor_project(double *TSHI_RESTRICT v, const double *TSHI_REST
 
 /* Computes f->whole: Q of the QR decomposition of a normal matrix, by modified Gram-Schmidt, twice
  * for each vector (Giraud et al. 2005). R's diagonal is positive, which makes Q unique. */
-static tshi_block *tshi_tensor_orthogonal(const tsh_tensor *t, tshi_tensor_filling *f) {
+static tshi_block *tshi_init_orthogonal(const tsh_tensor *t, tshi_tensor_filling *f) {
     int tall = f->rows >= f->cols, pass;
     int64_t count = tall ? f->cols : f->rows, length = tall ? f->rows : f->cols, i, j, k;
     tshi_block *block =
@@ -3635,7 +3645,7 @@ static tshi_block *tshi_tensor_orthogonal(const tsh_tensor *t, tshi_tensor_filli
             v[i] = tshi_rng_normal(f->key, f->stream,
                                    (uint64_t)(tall ? i * f->cols + j : j * f->cols + i));
         for (pass = 0; pass < 2; pass++)
-            for (k = 0; k < j; k++) tshi_tensor_project(v, q + k * length, length);
+            for (k = 0; k < j; k++) tshi_init_project(v, q + k * length, length);
         for (i = 0; i < length; i++) norm += v[i] * v[i];
         for (norm = sqrt(norm), i = 0; i < length; i++) v[i] /= norm;
     }
@@ -3643,19 +3653,19 @@ static tshi_block *tshi_tensor_orthogonal(const tsh_tensor *t, tshi_tensor_filli
 }
 
 /* Resolves f->init to one of the six kinds, and computes what that needs of the whole tensor. */
-static tsh_result tshi_tensor_resolve(const tsh_tensor *t, const char *op, tshi_tensor_filling *f) {
+static tsh_result tshi_init_resolve(const tsh_tensor *t, const char *op, tshi_tensor_filling *f) {
     tsh_init *init = &f->init;
     char text[TSHI_TEXT_SIZE];
     int d;
     if (init->gain == 0) init->gain = 1;
     if (init->kind == TSH_INIT_ZEROS || init->kind == TSH_INIT_ONES)
-        *init = tshi_tensor_init_of(TSH_INIT_CONSTANT, init->kind == TSH_INIT_ONES, 0);
+        *init = tshi_init_make(TSH_INIT_CONSTANT, init->kind == TSH_INIT_ONES, 0);
     switch (init->kind) {
     case TSH_INIT_KAIMING_UNIFORM:
     case TSH_INIT_KAIMING_NORMAL:
     case TSH_INIT_XAVIER_UNIFORM:
-    case TSH_INIT_XAVIER_NORMAL: return tshi_tensor_fans(t, op, init);
-    case TSH_INIT_TRUNC_NORMAL: return tshi_tensor_truncate(t, op, f);
+    case TSH_INIT_XAVIER_NORMAL: return tshi_init_fans(t, op, init);
+    case TSH_INIT_TRUNC_NORMAL: return tshi_init_truncate(t, op, f);
     case TSH_INIT_ORTHOGONAL:
     case TSH_INIT_DIRAC:
         if (t->ndim < 2)
@@ -3673,7 +3683,7 @@ static tsh_result tshi_tensor_resolve(const tsh_tensor *t, const char *op, tshi_
 
 /* Fills a dense tensor. An element's value depends on its global index, not on the degree of tp. op
  * is named in errors. */
-static tsh_result tshi_tensor_fill(tsh_tensor *t, const char *op, tsh_init init, uint64_t stream) {
+static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, uint64_t stream) {
     enum { BLOCK = 256 };
     const tshi_dtype *dtype = &tshi_dtypes[t->dtype];
     tshi_tensor_filling f = TSHI_ZERO;
@@ -3683,15 +3693,15 @@ static tsh_result tshi_tensor_fill(tsh_tensor *t, const char *op, tsh_init init,
     f.key = t->ctx->seed;
     f.stream = stream;
     f.init = init;
-    if (tshi_tensor_resolve(t, op, &f) != TSH_OK) return t->ctx->error.code;
-    if (f.init.kind == TSH_INIT_ORTHOGONAL && !(block = tshi_tensor_orthogonal(t, &f)))
+    if (tshi_init_resolve(t, op, &f) != TSH_OK) return t->ctx->error.code;
+    if (f.init.kind == TSH_INIT_ORTHOGONAL && !(block = tshi_init_orthogonal(t, &f)))
         return TSH_ERR_MEMORY;
     while (tshi_tensor_next_run(&run))
         for (int64_t e = 0, n; e < run.length; e += n) {
             const int filled = e > 0 && f.init.kind == TSH_INIT_CONSTANT;
             n = tshi_base_min(BLOCK, run.length - e);
             for (int64_t i = 0; i < n && !filled; i++)
-                value[i] = TSHI_R(tshi_tensor_element(&f, run.global + e + i));
+                value[i] = TSHI_R(tshi_init_element(&f, run.global + e + i));
             dtype->store((char *)tshi_tensor_at(t) + (run.local + e) * dtype->size, 1, n, value);
         }
     tshi_mem_drop(t->ctx, block);
@@ -3699,13 +3709,13 @@ static tsh_result tshi_tensor_fill(tsh_tensor *t, const char *op, tsh_init init,
 }
 
 /* Fills a parameter, and allocates it if need be; an error leaves it as it was. */
-static tsh_result tshi_tensor_fill_param(tsh_tensor *t, const char *op, tsh_init init) {
+static tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, tsh_init init) {
     int had = t->block != NULL;
     if (!had)
         t->block = tshi_mem_take(t->ctx, TSH_MEM_PARAMETERS,
                                  tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
     if (!t->block) return TSH_ERR_MEMORY;
-    if (tshi_tensor_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) != TSH_OK &&
+    if (tshi_init_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) != TSH_OK &&
         !had) {
         tshi_mem_drop(t->ctx, t->block);
         t->block = NULL;
@@ -3714,8 +3724,8 @@ static tsh_result tshi_tensor_fill_param(tsh_tensor *t, const char *op, tsh_init
 }
 
 /* Sets a parameter to its own initial values: t->init, and zeros in row zero_row - 1. */
-static tsh_result tshi_tensor_begin(tsh_tensor *t) {
-    const tsh_result result = tshi_tensor_fill_param(t, t->path, t->init);
+static tsh_result tshi_init_apply(tsh_tensor *t) {
+    const tsh_result result = tshi_init_fill_param(t, t->path, t->init);
     const int64_t row = t->zero_row ? tshi_tensor_local(t, 0, t->zero_row - 1) : -1;
     if (result != TSH_OK || row < 0) return result;
     const int64_t width = tshi_tensor_product(t->local + 1, t->ndim - 1);
@@ -3725,13 +3735,20 @@ static tsh_result tshi_tensor_begin(tsh_tensor *t) {
 }
 
 /* Allocates and initialises a parameter that is used for the first time. */
-static tsh_result tshi_tensor_materialize(tsh_tensor *t) {
+static tsh_result tshi_init_materialize(tsh_tensor *t) {
     if (t->absent)
         return tsh_fail(t->ctx, TSH_ERR_STATE,
                         "\"%s\" is held by stage %d of the pipeline; this rank is of stage %d",
                         t->path, t->stage - 1, t->ctx->pp.rank);
-    return t->block || !(t->flags & TSHI_PARAM) ? TSH_OK : tshi_tensor_begin(t);
+    return t->block || !(t->flags & TSHI_PARAM) ? TSH_OK : tshi_init_apply(t);
 }
+
+/* ========================================================================== */
+/* >>tensor-api                                  MARK: - tensor-api (private) */
+/* What every op checks of its inputs; making tensors, and asking about       */
+/* them.                                                                      */
+/* Needs: >>tensor >>init.                                                    */
+/* ========================================================================== */
 
 /* Returns 1 if node or an older one used t: as input, as a view, or inside a checkpoint. */
 static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
@@ -3779,7 +3796,7 @@ static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) 
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d %s", op, i + 1,
                            in[i] ? "belongs to another ctx" : "is NULL");
         else if (!in[i]->block)
-            (void)tshi_tensor_materialize(in[i]);
+            (void)tshi_init_materialize(in[i]);
         if (ctx->error.code == TSH_OK && (in[i]->flags & TSHI_STALE))
             (void)tsh_fail(
                 ctx, TSH_ERR_STALE,
@@ -3850,7 +3867,7 @@ TSH_API void tsh_tensor_free(tsh_tensor *t) {
 TSH_API tsh_tensor *tsh_filled(tsh_ctx *ctx, tsh_shape shape, double value) {
     tsh_tensor *t = tshi_tensor_out(ctx, "tsh_filled", TSH_REAL, &shape, NULL);
     if (t)
-        (void)tshi_tensor_fill(t, "tsh_filled", tshi_tensor_init_of(TSH_INIT_CONSTANT, value, 0),
+        (void)tshi_init_fill(t, "tsh_filled", tshi_init_make(TSH_INIT_CONSTANT, value, 0),
                                0);
     return t;
 }
@@ -3866,7 +3883,7 @@ TSH_API tsh_tensor *tsh_ones(tsh_ctx *ctx, tsh_shape shape) {
 TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape) {
     tsh_tensor *t = tshi_tensor_out(ctx, "tsh_randn", TSH_REAL, &shape, NULL);
     if (t)
-        (void)tshi_tensor_fill(t, "tsh_randn", tshi_tensor_init_of(TSH_INIT_NORMAL, 0, 1),
+        (void)tshi_init_fill(t, "tsh_randn", tshi_init_make(TSH_INIT_NORMAL, 0, 1),
                                tshi_rng_hash(ctx->randn_calls++, "randn", 5));
     return t;
 }
@@ -3968,15 +3985,15 @@ TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const ts
                         tshi_tensor_text(t, text));
     if (t->absent) return TSH_OK;
     if (!tshi_tensor_may_change(op, t)) return ctx->error.code;
-    if (t->flags & TSHI_PARAM) return tshi_tensor_fill_param(t, op, init);
-    return tshi_tensor_fill(t, op, init, tshi_rng_hash(ctx->randn_calls++, "init", 4));
+    if (t->flags & TSHI_PARAM) return tshi_init_fill_param(t, op, init);
+    return tshi_init_fill(t, op, init, tshi_rng_hash(ctx->randn_calls++, "init", 4));
 }
 
 /* Name, kind, a and b as torch.nn.init has them by default. */
 #define TSHI_INIT_FUNCTION(name, kind, a, b)                                                       \
     TSH_API tsh_result tsh_init_##name(tsh_tensor *t, const tsh_init *desc) {                      \
         return tshi_tensor_init("tsh_init_" #name, t, desc,                                        \
-                                tshi_tensor_init_of(TSH_INIT_##kind, a, b));                       \
+                                tshi_init_make(TSH_INIT_##kind, a, b));                       \
     }
 TSHI_INIT_FUNCTION(uniform, UNIFORM, 0, 1)
 TSHI_INIT_FUNCTION(normal, NORMAL, 0, 1)
@@ -3991,6 +4008,255 @@ TSHI_INIT_FUNCTION(xavier_normal, XAVIER_NORMAL, 0, 0)
 TSHI_INIT_FUNCTION(orthogonal, ORTHOGONAL, 0, 0)
 TSHI_INIT_FUNCTION(dirac, DIRAC, 0, 0)
 #undef TSHI_INIT_FUNCTION
+
+/* ========================================================================== */
+/* >>math                                              MARK: - math (private) */
+/* Functions of one float that vectorise: exp, log, tanh, erf, pow and what   */
+/* is made of them.                                                           */
+/* Needs: >>base >>dtype.                                                     */
+/* ========================================================================== */
+
+/* Functions of one float without calls or branches, so that loops that call them vectorise. (For
+ * double they call libm.) Coefficients of polynomials are minimax (Remez algorithm), for the
+ * relative error of the whole function, unless a source is named. `fused` is a constant after
+ * inlining; fused multiply-adds are faster and a little more exact. The largest errors in ulps over
+ * all floats: exp 0.99 (fused: 0.91), tanh 1.50, log 0.87 (0.86), erf 2.00 (1.81), gelu 2.35
+ * (2.01); over samples: pow 0.6. */
+
+/* Returns a b + c. */
+TSHI_INLINE float tshi_math_fma(float a, float b, float c, int fused) {
+#if defined(__GNUC__)
+    return fused ? __builtin_fmaf(a, b, c) : (float)(a * b + c);
+#else
+    return (void)fused, a * b + c;
+#endif
+}
+
+/* Returns (((p x + a) x + b) x + c) x + d: four steps of Horner's rule. */
+TSHI_INLINE float tshi_math_steps(float p, float x, float a, float b, float c, float d,
+                                    int fused) {
+    p = tshi_math_fma(p, x, a, fused);
+    p = tshi_math_fma(p, x, b, fused);
+    p = tshi_math_fma(p, x, c, fused);
+    return tshi_math_fma(p, x, d, fused);
+}
+
+/* Rounds x to float. Where floats are computed in a wider format (x87), a compiler may keep more
+ * digits of x, unless it follows C99 strictly (gcc: -std=c99). */
+TSHI_INLINE float tshi_math_round(float x) {
+#if defined(FLT_EVAL_METHOD) && (FLT_EVAL_METHOD == 1 || FLT_EVAL_METHOD == 2)
+    const volatile float stored = x;
+    return stored;
+#else
+    return x;
+#endif
+}
+
+/* The bits of a float. Choices are made by comparing bits, as integers: a comparison of floats may
+ * trap, so compilers keep it as a branch. */
+TSHI_INLINE uint32_t tshi_math_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+TSHI_INLINE float tshi_math_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* Returns yes ? a : b, by masking instead of a branch. yes is 0 or 1. */
+TSHI_INLINE uint32_t tshi_math_pick(int yes, uint32_t a, uint32_t b) {
+    return b ^ ((a ^ b) & (0u - (uint32_t)yes));
+}
+
+/* Reduces x for e^x = 2^n e^r, n = round(x / ln 2). Returns r = x - n ln 2, with ln 2 in two parts,
+ * so that the first product is exact (Cody & Waite 1980). *n becomes n + 0x4B400000; shifting it
+ * left by 23 leaves n alone, in a float's exponent. */
+TSHI_INLINE float tshi_math_exp_rest(float x, uint32_t *n, int fused) {
+    /* adding 1.5 * 2^23 leaves the rounded integer in the low bits */
+    const float shifted = tshi_math_round(tshi_math_fma(x, 1.44269504f, 12582912.0f, fused));
+    const float whole = shifted - 12582912.0f;
+    *n = tshi_math_bits(shifted);
+    x = tshi_math_fma(whole, -0.693359375f, x, fused);
+    return tshi_math_fma(whole, 2.12194440e-4f, x, fused);
+}
+
+/* Returns (e^r - 1 - r) / r^2 for |r| < 0.35. */
+TSHI_INLINE float tshi_math_exp_tail(float r, int fused) {
+    return tshi_math_steps(1.3814465e-3f, r, 8.3687805e-3f, 4.1668394e-2f, 1.6666520e-1f,
+                             4.9999993e-1f, fused);
+}
+
+TSHI_INLINE float tshi_math_exp_less_one(float r, int fused) {
+    return tshi_math_fma(tshi_math_exp_tail(r, fused), r * r, r, fused);
+}
+
+/* Returns e^r. 1 + r (1 + r p) is the more exact form if fused, 1 + (r + r^2 p) if not. */
+TSHI_INLINE float tshi_math_exp_whole(float r, int fused) {
+    if (!fused) return tshi_math_exp_less_one(r, fused) + 1.0f;
+    return tshi_math_fma(tshi_math_fma(tshi_math_exp_tail(r, fused), r, 1.0f, fused), r, 1.0f,
+                           fused);
+}
+
+/* Returns e^x for x <= 0 (or just above); 0 for x < -87; any value for NaN. Adding n to the
+ * exponent multiplies by 2^n. */
+TSHI_INLINE tsh_real tshi_math_exp_below(tsh_real v, int fused) {
+    const uint32_t bits = tshi_math_bits((float)v);
+    uint32_t x = bits < 0xC2AE0000u ? bits : 0xC2AE0000u, n;
+    float y;
+    if (TSHI_DOUBLE) return TSHI_R(exp((double)v));
+    y = tshi_math_exp_whole(tshi_math_exp_rest(tshi_math_float(x), &n, fused), fused);
+    x = tshi_math_bits(y) + (n << 23);
+    return TSHI_R(tshi_math_float(tshi_math_pick(bits <= 0xC2AE0000u, x, 0u)));
+}
+
+/* Returns e^x. 2^n is multiplied in as two halves, so that neither overflows or underflows before
+ * the product does. */
+TSHI_INLINE tsh_real tshi_math_exp(tsh_real v, int fused) {
+    const uint32_t bits = tshi_math_bits((float)v);
+    int32_t order = (int32_t)bits;
+    uint32_t x, n, half;
+    float y;
+    if (TSHI_DOUBLE) return TSHI_R(exp((double)v));
+    /* clamp x to [-104, 89]: as signed integers, then, for negative floats, as unsigned ones */
+    order = order < 0x42B20000 ? order : 0x42B20000;
+    x = (uint32_t)order;
+    x = x < 0xC2D00000u ? x : 0xC2D00000u;
+    y = tshi_math_exp_whole(tshi_math_exp_rest(tshi_math_float(x), &n, fused), fused);
+    n -= 0x4B400000u - 254u; /* n plus twice the bias of the exponent */
+    half = n >> 1;
+    y = y * tshi_math_float(half << 23) * tshi_math_float((n - half) << 23);
+    return TSHI_R(
+        tshi_math_float(tshi_math_pick(bits << 1 > 0xFF000000u, bits, tshi_math_bits(y))));
+}
+
+TSHI_INLINE tsh_real tshi_math_sigmoid(tsh_real x, int fused) {
+    return TSHI_R(1) / (TSHI_R(1) + tshi_math_exp(-x, fused));
+}
+
+/* Returns tanh x: for |x| < 0.625 an odd polynomial (as in Cephes), else q / (q + 2) with x's sign
+ * and q = e^2|x| - 1 = 2^n (e^r - 1) + 2^n - 1; 1 from 9.02 on. */
+TSHI_INLINE tsh_real tshi_math_tanh(tsh_real v, int fused) {
+    const float x = (float)v, z = x * x;
+    const uint32_t sign = tshi_math_bits(x) & 0x80000000u;
+    const uint32_t a = tshi_math_bits(x) & 0x7FFFFFFFu;
+    uint32_t n;
+    float q, power, mid;
+    if (TSHI_DOUBLE) return TSHI_R(tanh((double)v));
+    mid = tshi_math_steps(-5.7049874e-3f, z, 2.0639088e-2f, -5.3739715e-2f, 1.3331442e-1f,
+                            -3.3333282e-1f, fused);
+    mid = tshi_math_fma(mid * z, x, x, fused);
+    q = 2.0f * tshi_math_float(a < 0x41200000u ? a : 0x41200000u); /* at most 10 */
+    q = tshi_math_exp_less_one(tshi_math_exp_rest(q, &n, fused), fused);
+    power = tshi_math_float((n << 23) + 0x3F800000u);
+    q = tshi_math_fma(power, q, power - 1.0f, fused);
+    q = q / (q + 2.0f);
+    return TSHI_R(tshi_math_float(tshi_math_pick(a - 0x3F200000u <= 0x40600000u,
+                                                     tshi_math_bits(q), tshi_math_bits(mid)) |
+                                    sign));
+}
+
+/* Returns log x = e log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), and
+ * log(1 + f) = f - f^2 / 2 + f^3 P(f) (as in Cephes). The larger part of e log 2 is exact; the
+ * rounding error of its sum with f is added last. e is in units of 2^-23: bits, not shifted. */
+TSHI_INLINE tsh_real tshi_math_log(tsh_real v, int fused) {
+    float x = (float)v, e, f, p, whole, sum, rest;
+    uint32_t bits = tshi_math_bits(x), tiny = 0u - (uint32_t)(bits < 0x00800000u), k, m, special;
+    if (TSHI_DOUBLE) return TSHI_R(log((double)v));
+    m = bits ^ ((bits ^ tshi_math_bits(x * 8388608.0f)) & tiny);
+    k = (m - 0x3F3504F3u) & 0xFF800000u; /* 0 from sqrt 1/2 to sqrt 2 */
+    f = tshi_math_float(m - k) - 1.0f;
+    e = (float)(int32_t)(k - (0x0B800000u & tiny));
+    p = tshi_math_steps(6.7466066e-2f, f, -1.1679658e-1f, 1.1890323e-1f, -1.2405135e-1f,
+                          1.4219224e-1f, fused);
+    p = tshi_math_steps(p, f, -1.6668007e-1f, 2.0002134e-1f, -2.5000010e-1f, 3.3333312e-1f,
+                          fused);
+    p = tshi_math_fma(p, f, -0.5f, fused);
+    whole = e * (0.693359375f / 8388608.0f);
+    sum = whole + f;
+    rest = tshi_math_fma(e, -2.12194440e-4f / 8388608.0f, whole - sum + f, fused);
+    sum = sum + tshi_math_fma(p, f * f, rest, fused);
+    /* log 0 is -infinity, log infinity is infinity, all else that is special is NaN */
+    special = tshi_math_pick(bits << 1 == 0u, 0xFF800000u, 0x7FC00000u);
+    special = tshi_math_pick(bits == 0x7F800000u, bits, special);
+    return TSHI_R(tshi_math_float(
+        tshi_math_pick(bits - 1u < 0x7F7FFFFFu, tshi_math_bits(sum), special)));
+}
+
+TSHI_INLINE tsh_real tshi_math_sqrt(tsh_real x) {
+    return TSHI_DOUBLE ? TSHI_R(sqrt((double)x)) : TSHI_R(sqrtf((float)x));
+}
+
+TSHI_INLINE uint64_t tshi_math_bits8(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+TSHI_INLINE double tshi_math_double(uint64_t bits) {
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* Rounds x to double; see tshi_math_round. */
+TSHI_INLINE double tshi_math_round8(double x) {
+#if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD == 2
+    const volatile double stored = x;
+    return stored;
+#else
+    return x;
+#endif
+}
+
+/* Returns x^y = 2^(y log2 x) for x > 0, computed in double. The mantissa m is in
+ * [sqrt 1/2, sqrt 2); log2 m = s P(s^2) with s = (m - 1) / (m + 1). */
+TSHI_INLINE float tshi_math_power(float x, float y) {
+    uint64_t bits = tshi_math_bits8((double)x);
+    uint64_t k = (bits - 0x3FE6A09E667F3BCDu + 0x3FF0000000000000u) >> 52;
+    double m = tshi_math_double(bits - (k << 52) + 0x3FF0000000000000u), s, z, t, p;
+    s = (m - 1.0) / (m + 1.0);
+    z = s * s;
+    p = (3.4073010658534e-1 * z + 4.1167271899778e-1) * z + 5.7708358496515e-1;
+    p = (p * z + 9.6179667334180e-1) * z + 2.8853900817901;
+    /* converts k to double and subtracts the bias of the exponent */
+    t = tshi_math_double(k + 0x4330000000000000u) - 4503599627371519.0 + p * s;
+    t = t * (double)y;
+    t = t < 200 ? t : 200; /* 2^t and 2^-t are out of a float's range */
+    t = t > -200 ? t : -200;
+    /* adding 1.5 * 2^52 rounds t to an integer, which is left in the low bits of s */
+    s = tshi_math_round8(t + 6755399441055744.0);
+    t = t - (s - 6755399441055744.0);
+    p = (1.5353351392569e-4 * t + 1.3398887281849e-3) * t + 9.6184374823696e-3;
+    p = (p * t + 5.5503324404768e-2) * t + 2.4022647911954e-1;
+    p = (p * t + 6.9314720286791e-1) * t + 1.0;
+    return (float)tshi_math_double(tshi_math_bits8(p) + (tshi_math_bits8(s) << 52));
+}
+
+/* Returns x^y as C's pow: |x|^y, then x's sign for odd y, then zeros, infinities and NaN. */
+TSHI_INLINE tsh_real tshi_math_pow(tsh_real v, tsh_real w) {
+    const uint32_t x = tshi_math_bits((float)v), y = tshi_math_bits((float)w);
+    const uint32_t a = x & 0x7FFFFFFFu, b = y & 0x7FFFFFFFu, infinity = 0x7F800000u;
+    uint32_t out, even, whole, odd;
+    int32_t integer;
+    if (TSHI_DOUBLE) return TSHI_R(pow((double)v, (double)w));
+    out = tshi_math_bits(tshi_math_power(tshi_math_float(a), (float)w));
+    even = b >= 0x4B800000u; /* |y| >= 2^24, infinity too, is an even integer */
+    integer = (int32_t)tshi_math_float(tshi_math_pick((int)even, 0u, y));
+    whole = even | (uint32_t)(tshi_math_bits((float)integer) == y);
+    odd = whole & (uint32_t)integer & 1u;
+    out = tshi_math_pick((a == 0u) | (a == infinity),
+                           tshi_math_pick((uint32_t)(a == 0u) == y >> 31, infinity, 0u), out);
+    out |= x & odd << 31;
+    out = tshi_math_pick((a > infinity) | (b > infinity) |
+                               (int)((x >> 31) & (whole ^ 1u) & (uint32_t)(a - 1u < infinity - 1u)),
+                           0x7FC00000u, out);
+    out = tshi_math_pick((b == 0u) | (x == 0x3F800000u) | ((a == 0x3F800000u) & (b == infinity)),
+                           0x3F800000u, out);
+    return TSHI_R(tshi_math_float(out));
+}
 
 /* ========================================================================== */
 /* >>kernel                                            MARK: - kernel (private) */
@@ -4064,249 +4330,6 @@ static int tshi_kernel_isa(void) {
     TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, x, (const type *)params, TSHI_X86)                   \
     TSHI_KERNEL_ISA(name, avx512, TSHI_AVX512, n, x, (const type *)params, TSHI_X86)               \
     TSHI_KERNEL_TABLE(name)
-
-/* -- vector maths -----------------------------------------------------------
- * Functions of one float without calls or branches, so that loops that call them vectorise. (For
- * double they call libm.) Coefficients of polynomials are minimax (Remez algorithm), for the
- * relative error of the whole function, unless a source is named. `fused` is a constant after
- * inlining; fused multiply-adds are faster and a little more exact. The largest errors in ulps over
- * all floats: exp 0.99 (fused: 0.91), tanh 1.50, log 0.87 (0.86), erf 2.00 (1.81), gelu 2.35
- * (2.01); over samples: pow 0.6. */
-
-/* Returns a b + c. */
-TSHI_INLINE float tshi_kernel_fma(float a, float b, float c, int fused) {
-#if defined(__GNUC__)
-    return fused ? __builtin_fmaf(a, b, c) : (float)(a * b + c);
-#else
-    return (void)fused, a * b + c;
-#endif
-}
-
-/* Returns (((p x + a) x + b) x + c) x + d: four steps of Horner's rule. */
-TSHI_INLINE float tshi_kernel_steps(float p, float x, float a, float b, float c, float d,
-                                    int fused) {
-    p = tshi_kernel_fma(p, x, a, fused);
-    p = tshi_kernel_fma(p, x, b, fused);
-    p = tshi_kernel_fma(p, x, c, fused);
-    return tshi_kernel_fma(p, x, d, fused);
-}
-
-/* Rounds x to float. Where floats are computed in a wider format (x87), a compiler may keep more
- * digits of x, unless it follows C99 strictly (gcc: -std=c99). */
-TSHI_INLINE float tshi_kernel_round(float x) {
-#if defined(FLT_EVAL_METHOD) && (FLT_EVAL_METHOD == 1 || FLT_EVAL_METHOD == 2)
-    const volatile float stored = x;
-    return stored;
-#else
-    return x;
-#endif
-}
-
-/* The bits of a float. Choices are made by comparing bits, as integers: a comparison of floats may
- * trap, so compilers keep it as a branch. */
-TSHI_INLINE uint32_t tshi_kernel_bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-TSHI_INLINE float tshi_kernel_float(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-/* Returns yes ? a : b, by masking instead of a branch. yes is 0 or 1. */
-TSHI_INLINE uint32_t tshi_kernel_pick(int yes, uint32_t a, uint32_t b) {
-    return b ^ ((a ^ b) & (0u - (uint32_t)yes));
-}
-
-/* Reduces x for e^x = 2^n e^r, n = round(x / ln 2). Returns r = x - n ln 2, with ln 2 in two parts,
- * so that the first product is exact (Cody & Waite 1980). *n becomes n + 0x4B400000; shifting it
- * left by 23 leaves n alone, in a float's exponent. */
-TSHI_INLINE float tshi_kernel_exp_rest(float x, uint32_t *n, int fused) {
-    /* adding 1.5 * 2^23 leaves the rounded integer in the low bits */
-    const float shifted = tshi_kernel_round(tshi_kernel_fma(x, 1.44269504f, 12582912.0f, fused));
-    const float whole = shifted - 12582912.0f;
-    *n = tshi_kernel_bits(shifted);
-    x = tshi_kernel_fma(whole, -0.693359375f, x, fused);
-    return tshi_kernel_fma(whole, 2.12194440e-4f, x, fused);
-}
-
-/* Returns (e^r - 1 - r) / r^2 for |r| < 0.35. */
-TSHI_INLINE float tshi_kernel_exp_tail(float r, int fused) {
-    return tshi_kernel_steps(1.3814465e-3f, r, 8.3687805e-3f, 4.1668394e-2f, 1.6666520e-1f,
-                             4.9999993e-1f, fused);
-}
-
-TSHI_INLINE float tshi_kernel_exp_less_one(float r, int fused) {
-    return tshi_kernel_fma(tshi_kernel_exp_tail(r, fused), r * r, r, fused);
-}
-
-/* Returns e^r. 1 + r (1 + r p) is the more exact form if fused, 1 + (r + r^2 p) if not. */
-TSHI_INLINE float tshi_kernel_exp_whole(float r, int fused) {
-    if (!fused) return tshi_kernel_exp_less_one(r, fused) + 1.0f;
-    return tshi_kernel_fma(tshi_kernel_fma(tshi_kernel_exp_tail(r, fused), r, 1.0f, fused), r, 1.0f,
-                           fused);
-}
-
-/* Returns e^x for x <= 0 (or just above); 0 for x < -87; any value for NaN. Adding n to the
- * exponent multiplies by 2^n. */
-TSHI_INLINE tsh_real tshi_kernel_exp_below(tsh_real v, int fused) {
-    const uint32_t bits = tshi_kernel_bits((float)v);
-    uint32_t x = bits < 0xC2AE0000u ? bits : 0xC2AE0000u, n;
-    float y;
-    if (TSHI_DOUBLE) return TSHI_R(exp((double)v));
-    y = tshi_kernel_exp_whole(tshi_kernel_exp_rest(tshi_kernel_float(x), &n, fused), fused);
-    x = tshi_kernel_bits(y) + (n << 23);
-    return TSHI_R(tshi_kernel_float(tshi_kernel_pick(bits <= 0xC2AE0000u, x, 0u)));
-}
-
-/* Returns e^x. 2^n is multiplied in as two halves, so that neither overflows or underflows before
- * the product does. */
-TSHI_INLINE tsh_real tshi_kernel_exp(tsh_real v, int fused) {
-    const uint32_t bits = tshi_kernel_bits((float)v);
-    int32_t order = (int32_t)bits;
-    uint32_t x, n, half;
-    float y;
-    if (TSHI_DOUBLE) return TSHI_R(exp((double)v));
-    /* clamp x to [-104, 89]: as signed integers, then, for negative floats, as unsigned ones */
-    order = order < 0x42B20000 ? order : 0x42B20000;
-    x = (uint32_t)order;
-    x = x < 0xC2D00000u ? x : 0xC2D00000u;
-    y = tshi_kernel_exp_whole(tshi_kernel_exp_rest(tshi_kernel_float(x), &n, fused), fused);
-    n -= 0x4B400000u - 254u; /* n plus twice the bias of the exponent */
-    half = n >> 1;
-    y = y * tshi_kernel_float(half << 23) * tshi_kernel_float((n - half) << 23);
-    return TSHI_R(
-        tshi_kernel_float(tshi_kernel_pick(bits << 1 > 0xFF000000u, bits, tshi_kernel_bits(y))));
-}
-
-TSHI_INLINE tsh_real tshi_kernel_sigmoid(tsh_real x, int fused) {
-    return TSHI_R(1) / (TSHI_R(1) + tshi_kernel_exp(-x, fused));
-}
-
-/* Returns tanh x: for |x| < 0.625 an odd polynomial (as in Cephes), else q / (q + 2) with x's sign
- * and q = e^2|x| - 1 = 2^n (e^r - 1) + 2^n - 1; 1 from 9.02 on. */
-TSHI_INLINE tsh_real tshi_kernel_tanh(tsh_real v, int fused) {
-    const float x = (float)v, z = x * x;
-    const uint32_t sign = tshi_kernel_bits(x) & 0x80000000u;
-    const uint32_t a = tshi_kernel_bits(x) & 0x7FFFFFFFu;
-    uint32_t n;
-    float q, power, mid;
-    if (TSHI_DOUBLE) return TSHI_R(tanh((double)v));
-    mid = tshi_kernel_steps(-5.7049874e-3f, z, 2.0639088e-2f, -5.3739715e-2f, 1.3331442e-1f,
-                            -3.3333282e-1f, fused);
-    mid = tshi_kernel_fma(mid * z, x, x, fused);
-    q = 2.0f * tshi_kernel_float(a < 0x41200000u ? a : 0x41200000u); /* at most 10 */
-    q = tshi_kernel_exp_less_one(tshi_kernel_exp_rest(q, &n, fused), fused);
-    power = tshi_kernel_float((n << 23) + 0x3F800000u);
-    q = tshi_kernel_fma(power, q, power - 1.0f, fused);
-    q = q / (q + 2.0f);
-    return TSHI_R(tshi_kernel_float(tshi_kernel_pick(a - 0x3F200000u <= 0x40600000u,
-                                                     tshi_kernel_bits(q), tshi_kernel_bits(mid)) |
-                                    sign));
-}
-
-/* Returns log x = e log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), and
- * log(1 + f) = f - f^2 / 2 + f^3 P(f) (as in Cephes). The larger part of e log 2 is exact; the
- * rounding error of its sum with f is added last. e is in units of 2^-23: bits, not shifted. */
-TSHI_INLINE tsh_real tshi_kernel_log(tsh_real v, int fused) {
-    float x = (float)v, e, f, p, whole, sum, rest;
-    uint32_t bits = tshi_kernel_bits(x), tiny = 0u - (uint32_t)(bits < 0x00800000u), k, m, special;
-    if (TSHI_DOUBLE) return TSHI_R(log((double)v));
-    m = bits ^ ((bits ^ tshi_kernel_bits(x * 8388608.0f)) & tiny);
-    k = (m - 0x3F3504F3u) & 0xFF800000u; /* 0 from sqrt 1/2 to sqrt 2 */
-    f = tshi_kernel_float(m - k) - 1.0f;
-    e = (float)(int32_t)(k - (0x0B800000u & tiny));
-    p = tshi_kernel_steps(6.7466066e-2f, f, -1.1679658e-1f, 1.1890323e-1f, -1.2405135e-1f,
-                          1.4219224e-1f, fused);
-    p = tshi_kernel_steps(p, f, -1.6668007e-1f, 2.0002134e-1f, -2.5000010e-1f, 3.3333312e-1f,
-                          fused);
-    p = tshi_kernel_fma(p, f, -0.5f, fused);
-    whole = e * (0.693359375f / 8388608.0f);
-    sum = whole + f;
-    rest = tshi_kernel_fma(e, -2.12194440e-4f / 8388608.0f, whole - sum + f, fused);
-    sum = sum + tshi_kernel_fma(p, f * f, rest, fused);
-    /* log 0 is -infinity, log infinity is infinity, all else that is special is NaN */
-    special = tshi_kernel_pick(bits << 1 == 0u, 0xFF800000u, 0x7FC00000u);
-    special = tshi_kernel_pick(bits == 0x7F800000u, bits, special);
-    return TSHI_R(tshi_kernel_float(
-        tshi_kernel_pick(bits - 1u < 0x7F7FFFFFu, tshi_kernel_bits(sum), special)));
-}
-
-TSHI_INLINE tsh_real tshi_kernel_sqrt(tsh_real x) {
-    return TSHI_DOUBLE ? TSHI_R(sqrt((double)x)) : TSHI_R(sqrtf((float)x));
-}
-
-TSHI_INLINE uint64_t tshi_kernel_bits8(double x) {
-    uint64_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-TSHI_INLINE double tshi_kernel_double(uint64_t bits) {
-    double x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-/* Rounds x to double; see tshi_kernel_round. */
-TSHI_INLINE double tshi_kernel_round8(double x) {
-#if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD == 2
-    const volatile double stored = x;
-    return stored;
-#else
-    return x;
-#endif
-}
-
-/* Returns x^y = 2^(y log2 x) for x > 0, computed in double. The mantissa m is in
- * [sqrt 1/2, sqrt 2); log2 m = s P(s^2) with s = (m - 1) / (m + 1). */
-TSHI_INLINE float tshi_kernel_power(float x, float y) {
-    uint64_t bits = tshi_kernel_bits8((double)x);
-    uint64_t k = (bits - 0x3FE6A09E667F3BCDu + 0x3FF0000000000000u) >> 52;
-    double m = tshi_kernel_double(bits - (k << 52) + 0x3FF0000000000000u), s, z, t, p;
-    s = (m - 1.0) / (m + 1.0);
-    z = s * s;
-    p = (3.4073010658534e-1 * z + 4.1167271899778e-1) * z + 5.7708358496515e-1;
-    p = (p * z + 9.6179667334180e-1) * z + 2.8853900817901;
-    /* converts k to double and subtracts the bias of the exponent */
-    t = tshi_kernel_double(k + 0x4330000000000000u) - 4503599627371519.0 + p * s;
-    t = t * (double)y;
-    t = t < 200 ? t : 200; /* 2^t and 2^-t are out of a float's range */
-    t = t > -200 ? t : -200;
-    /* adding 1.5 * 2^52 rounds t to an integer, which is left in the low bits of s */
-    s = tshi_kernel_round8(t + 6755399441055744.0);
-    t = t - (s - 6755399441055744.0);
-    p = (1.5353351392569e-4 * t + 1.3398887281849e-3) * t + 9.6184374823696e-3;
-    p = (p * t + 5.5503324404768e-2) * t + 2.4022647911954e-1;
-    p = (p * t + 6.9314720286791e-1) * t + 1.0;
-    return (float)tshi_kernel_double(tshi_kernel_bits8(p) + (tshi_kernel_bits8(s) << 52));
-}
-
-/* Returns x^y as C's pow: |x|^y, then x's sign for odd y, then zeros, infinities and NaN. */
-TSHI_INLINE tsh_real tshi_kernel_pow(tsh_real v, tsh_real w) {
-    const uint32_t x = tshi_kernel_bits((float)v), y = tshi_kernel_bits((float)w);
-    const uint32_t a = x & 0x7FFFFFFFu, b = y & 0x7FFFFFFFu, infinity = 0x7F800000u;
-    uint32_t out, even, whole, odd;
-    int32_t integer;
-    if (TSHI_DOUBLE) return TSHI_R(pow((double)v, (double)w));
-    out = tshi_kernel_bits(tshi_kernel_power(tshi_kernel_float(a), (float)w));
-    even = b >= 0x4B800000u; /* |y| >= 2^24, infinity too, is an even integer */
-    integer = (int32_t)tshi_kernel_float(tshi_kernel_pick((int)even, 0u, y));
-    whole = even | (uint32_t)(tshi_kernel_bits((float)integer) == y);
-    odd = whole & (uint32_t)integer & 1u;
-    out = tshi_kernel_pick((a == 0u) | (a == infinity),
-                           tshi_kernel_pick((uint32_t)(a == 0u) == y >> 31, infinity, 0u), out);
-    out |= x & odd << 31;
-    out = tshi_kernel_pick((a > infinity) | (b > infinity) |
-                               (int)((x >> 31) & (whole ^ 1u) & (uint32_t)(a - 1u < infinity - 1u)),
-                           0x7FC00000u, out);
-    out = tshi_kernel_pick((b == 0u) | (x == 0x3F800000u) | ((a == 0x3F800000u) & (b == infinity)),
-                           0x3F800000u, out);
-    return TSHI_R(tshi_kernel_float(out));
-}
 
 /* -- blocks -----------------------------------------------------------------
  * Elementwise kernels take blocks of TSHI_BLOCK values. The last values of a run, and strided ones,
@@ -4493,7 +4516,7 @@ TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
     for (i = 1; i < TSHI_BLOCK && TSHI_DOUBLE; i++) most = tshi_kernel_larger(lane[i], most);
     if (TSHI_DOUBLE) return most;
     for (i = 0; i < TSHI_BLOCK; i++) {
-        const uint32_t bits = tshi_kernel_bits((float)lane[i]);
+        const uint32_t bits = tshi_math_bits((float)lane[i]);
         const uint32_t order = bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu);
         /* all ones if NaN: its magnitude is above that of infinity; arithmetic, to be vectorised */
         const uint32_t nan = 0u - ((0x7F800000u - (bits & 0x7FFFFFFFu)) >> 31);
@@ -4501,7 +4524,7 @@ TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
         best = best > rank ? best : rank;
     }
     return TSHI_R(
-        tshi_kernel_float((uint32_t)best ^ ((0u - ((uint32_t)best >> 31)) & 0x7FFFFFFFu)));
+        tshi_math_float((uint32_t)best ^ ((0u - ((uint32_t)best >> 31)) & 0x7FFFFFFFu)));
 }
 
 /* Returns the largest of n > 0 values, NaN if any is NaN; 0 may be of either sign. */
@@ -4522,7 +4545,7 @@ TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
 TSHI_INLINE void tshi_kernel_exps_step(tsh_real *lane, const tsh_real *x, tsh_real max, tsh_real *y,
                                        int fused) {
     int i;
-    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = tshi_kernel_exp_below(x[i] - max, fused);
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = tshi_math_exp_below(x[i] - max, fused);
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] += y[i];
 }
 
@@ -9207,7 +9230,7 @@ static void tshi_map_backward(tshi_node *node) {
 
 /* d a^b / da = b a^(b - 1); 0 if b is 0, also at a = 0. */
 TSHI_INLINE tsh_real tshi_map_power_derivative(tsh_real a, tsh_real b) {
-    return b < 0 || b > 0 ? b * tshi_kernel_pow(a, b - TSHI_R(1)) : b * TSHI_R(0);
+    return b < 0 || b > 0 ? b * tshi_math_pow(a, b - TSHI_R(1)) : b * TSHI_R(0);
 }
 
 /* The normal distribution Phi, with a = |x|, z = a^2: Phi(-a) = e^(-z / 2) R(a), where R is the
@@ -9216,18 +9239,18 @@ TSHI_INLINE tsh_real tshi_map_power_derivative(tsh_real a, tsh_real b) {
 
 /* S(z), up to a = 0.6875. */
 TSHI_INLINE float tshi_map_normal(float z, int fused) {
-    return tshi_kernel_steps(1.32573507e-4f, z, -1.20952074e-3f, 9.98079125e-3f, -6.64911047e-2f,
+    return tshi_math_steps(1.32573507e-4f, z, -1.20952074e-3f, 9.98079125e-3f, -6.64911047e-2f,
                              3.98942292e-1f, fused);
 }
 
 /* R(a), with the absolute error that 1 - Phi(-a) can bear. */
 TSHI_INLINE float tshi_map_mills(float a, int fused) {
     const float g = a / (a + 2.5f);
-    float r = tshi_kernel_steps(1.66279189e-2f, g, 2.21382603e-2f, -5.62647432e-2f, -9.86833498e-2f,
+    float r = tshi_math_steps(1.66279189e-2f, g, 2.21382603e-2f, -5.62647432e-2f, -9.86833498e-2f,
                                 4.93170805e-2f, fused);
-    r = tshi_kernel_fma(r, g, 5.65180779e-1f, fused);
-    r = tshi_kernel_fma(r, g, -9.97356653e-1f, fused);
-    return tshi_kernel_fma(r, g, 0.5f, fused);
+    r = tshi_math_fma(r, g, 5.65180779e-1f, fused);
+    r = tshi_math_fma(r, g, -9.97356653e-1f, fused);
+    return tshi_math_fma(r, g, 0.5f, fused);
 }
 
 /* y - a Phi(-a) for a from 0.6875 to 14.4, where a Phi(-a) rounds to 0. Its relative error is
@@ -9236,24 +9259,24 @@ TSHI_INLINE float tshi_map_mills(float a, int fused) {
  * product is rounded only once. */
 TSHI_INLINE float tshi_map_minus_tail(float y, float a, int fused) {
     const float u = (a - 1.5625f) / (a + 3.03125f); /* small where M is steep */
-    const float cut = tshi_kernel_float(tshi_kernel_bits(a) & 0xFFFFF000u);
+    const float cut = tshi_math_float(tshi_math_bits(a) & 0xFFFFF000u);
     const float z = fused ? (float)(a * a) : (float)(cut * cut);
-    const float low = fused ? tshi_kernel_fma(a, a, -z, 1) : (float)((a - cut) * (a + cut));
-    const float shifted = tshi_kernel_round(tshi_kernel_fma(z, -0.72134752f, 12582912.0f, fused));
+    const float low = fused ? tshi_math_fma(a, a, -z, 1) : (float)((a - cut) * (a + cut));
+    const float shifted = tshi_math_round(tshi_math_fma(z, -0.72134752f, 12582912.0f, fused));
     const float n = shifted - 12582912.0f;
     float r, p, m;
-    m = tshi_kernel_steps(-2.96510150e-10f, u, 5.05886832e-10f, 8.87562024e-10f, -1.91779503e-9f,
+    m = tshi_math_steps(-2.96510150e-10f, u, 5.05886832e-10f, 8.87562024e-10f, -1.91779503e-9f,
                           -4.12072465e-9f, fused);
-    m = tshi_kernel_steps(m, u, 1.74520522e-8f, -2.54221497e-8f, 1.80368893e-8f, 1.86518925e-8f,
+    m = tshi_math_steps(m, u, 1.74520522e-8f, -2.54221497e-8f, 1.80368893e-8f, 1.86518925e-8f,
                           fused);
-    r = tshi_kernel_fma(n, -1.38671875f, -z, fused);
-    r = tshi_kernel_fma(n, 4.2438888e-4f, r, fused) - low;
-    p = tshi_kernel_steps(2.1585102e-5f, r, 2.6152439e-4f, 2.6042746e-3f, 2.0833150e-2f,
+    r = tshi_math_fma(n, -1.38671875f, -z, fused);
+    r = tshi_math_fma(n, 4.2438888e-4f, r, fused) - low;
+    p = tshi_math_steps(2.1585102e-5f, r, 2.6152439e-4f, 2.6042746e-3f, 2.0833150e-2f,
                           1.2499998e-1f, fused);
-    p = tshi_kernel_fma(p, r, 0.5f, fused);
-    m = tshi_kernel_fma(m * r, p, m, fused);
-    p = tshi_kernel_float((tshi_kernel_bits(shifted) << 23) + 0x4B800000u);
-    return tshi_kernel_fma(-m, p, y, fused);
+    p = tshi_math_fma(p, r, 0.5f, fused);
+    m = tshi_math_fma(m * r, p, m, fused);
+    p = tshi_math_float((tshi_math_bits(shifted) << 23) + 0x4B800000u);
+    return tshi_math_fma(-m, p, y, fused);
 }
 
 /* gelu(x) = x Phi(x): x / 2 + x^2 S(x^2) near 0, else max(x, 0) - a Phi(-a). Infinities and NaN
@@ -9261,60 +9284,60 @@ TSHI_INLINE float tshi_map_minus_tail(float y, float a, int fused) {
  * would lack it. */
 TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
     const float x = (float)v;
-    const uint32_t bits = tshi_kernel_bits(x) & 0x7FFFFFFFu;
-    const int32_t order = (int32_t)tshi_kernel_bits(x);
-    const float a = tshi_kernel_float(bits < 0x41666666u ? bits : 0x41666666u);
+    const uint32_t bits = tshi_math_bits(x) & 0x7FFFFFFFu;
+    const int32_t order = (int32_t)tshi_math_bits(x);
+    const float a = tshi_math_float(bits < 0x41666666u ? bits : 0x41666666u);
     float mid, ends;
     if (TSHI_DOUBLE)
         return TSHI_R(0.5 * (double)v * erfc((double)v * -0.70710678118654752));
-    mid = tshi_kernel_fma(tshi_map_normal(a * a, fused) * x, x, 0.5f * x, fused);
-    ends = tshi_map_minus_tail(tshi_kernel_float((uint32_t)(order > 0 ? order : 0)), a, fused);
+    mid = tshi_math_fma(tshi_map_normal(a * a, fused) * x, x, 0.5f * x, fused);
+    ends = tshi_map_minus_tail(tshi_math_float((uint32_t)(order > 0 ? order : 0)), a, fused);
     return TSHI_R(
-        tshi_kernel_float(tshi_kernel_pick(bits - 0x3F300000u < 0x40500000u, tshi_kernel_bits(ends),
-                                           tshi_kernel_bits(mid)) |
+        tshi_math_float(tshi_math_pick(bits - 0x3F300000u < 0x40500000u, tshi_math_bits(ends),
+                                           tshi_math_bits(mid)) |
                           ((uint32_t)order ^ bits)));
 }
 
 /* gelu'(x) = Phi(x) + x phi(x), with phi = Phi'. gelu'(-a) = e^(-a^2 / 2) (R(a) - a / sqrt(2 pi)),
  * and gelu'(a) = 1 - gelu'(-a). */
 TSHI_INLINE tsh_real tshi_map_gelu_derivative(tsh_real v, int fused) {
-    const uint32_t x = tshi_kernel_bits((float)v), bits = x & 0x7FFFFFFFu;
-    const float a = tshi_kernel_float(bits < 0x41600000u ? bits : 0x41600000u);
+    const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
+    const float a = tshi_math_float(bits < 0x41600000u ? bits : 0x41600000u);
     float y;
     if (TSHI_DOUBLE) {
         const double bell = 0.39894228040143268 * exp(-0.5 * (double)v * (double)v);
         return TSHI_R(0.5 * erfc((double)v * -0.70710678118654752) + (double)v * bell);
     }
-    y = tshi_kernel_fma(-0.39894228f, a, tshi_map_mills(a, fused), fused);
-    y = y * (float)tshi_kernel_exp_below(TSHI_R(-0.5f * a * a), fused);
-    y = tshi_kernel_float(
-        tshi_kernel_pick((int)(x >> 31), tshi_kernel_bits(y), tshi_kernel_bits(1.0f - y)));
+    y = tshi_math_fma(-0.39894228f, a, tshi_map_mills(a, fused), fused);
+    y = y * (float)tshi_math_exp_below(TSHI_R(-0.5f * a * a), fused);
+    y = tshi_math_float(
+        tshi_math_pick((int)(x >> 31), tshi_math_bits(y), tshi_math_bits(1.0f - y)));
     return TSHI_R(y + ((float)v - (float)v)); /* NaN unless v is finite */
 }
 
 /* erf(a) = 1 - e^-P with P = a + a Q(a), a = |x| up to 3.95 (from 3.88 on it rounds to 1), computed
  * as 1 - 2^n - 2^n (e^r - 1) with -P = n ln 2 + r. The sign is x's. */
 TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
-    const uint32_t x = tshi_kernel_bits((float)v), bits = x & 0x7FFFFFFFu;
-    const float a = tshi_kernel_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu);
+    const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
+    const float a = tshi_math_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu);
     uint32_t n;
     float q, power;
     if (TSHI_DOUBLE) return TSHI_R(erf((double)v));
-    q = tshi_kernel_steps(-9.25656514e-6f, a, 1.17644027e-4f, -6.32846961e-4f, 1.66704645e-3f,
+    q = tshi_math_steps(-9.25656514e-6f, a, 1.17644027e-4f, -6.32846961e-4f, 1.66704645e-3f,
                           -1.60415613e-4f, fused);
-    q = tshi_kernel_steps(q, a, -1.91530529e-2f, 1.02777824e-1f, 6.36619389e-1f, 1.28379166e-1f,
+    q = tshi_math_steps(q, a, -1.91530529e-2f, 1.02777824e-1f, 6.36619389e-1f, 1.28379166e-1f,
                           fused);
-    q = tshi_kernel_exp_rest(-tshi_kernel_fma(q, a, a, fused), &n, fused);
-    q = tshi_kernel_exp_less_one(q, fused);
-    power = tshi_kernel_float((n << 23) + 0x3F800000u);
-    q = tshi_kernel_fma(-power, q, 1.0f - power, fused);
-    return TSHI_R(tshi_kernel_float(
-        tshi_kernel_pick(bits > 0x7F800000u, x, tshi_kernel_bits(q) | (x ^ bits))));
+    q = tshi_math_exp_rest(-tshi_math_fma(q, a, a, fused), &n, fused);
+    q = tshi_math_exp_less_one(q, fused);
+    power = tshi_math_float((n << 23) + 0x3F800000u);
+    q = tshi_math_fma(-power, q, 1.0f - power, fused);
+    return TSHI_R(tshi_math_float(
+        tshi_math_pick(bits > 0x7F800000u, x, tshi_math_bits(q) | (x ^ bits))));
 }
 
 /* e^-2u with u = sqrt(2 / pi) (x + 0.044715 x^3): 0.5 x (1 + tanh u) is x / (1 + e^-2u). */
 TSHI_INLINE tsh_real tshi_map_gelu_power(tsh_real x, int fused) {
-    return tshi_kernel_exp(-x * (TSHI_R(1.5957691216057308) + TSHI_R(0.071354816272600) * x * x),
+    return tshi_math_exp(-x * (TSHI_R(1.5957691216057308) + TSHI_R(0.071354816272600) * x * x),
                            fused);
 }
 
@@ -9325,11 +9348,11 @@ TSHI_INLINE tsh_real tshi_map_gelu_tanh_derivative(tsh_real x, int fused) {
 }
 
 TSHI_INLINE tsh_real tshi_map_silu(tsh_real x, int fused) {
-    return x / (TSHI_R(1) + tshi_kernel_exp(-x, fused));
+    return x / (TSHI_R(1) + tshi_math_exp(-x, fused));
 }
 
 TSHI_INLINE tsh_real tshi_map_silu_derivative(tsh_real x, int fused) {
-    tsh_real s = tshi_kernel_sigmoid(x, fused);
+    tsh_real s = tshi_math_sigmoid(x, fused);
     return s * (TSHI_R(1) + x * (TSHI_R(1) - s));
 }
 
@@ -9366,20 +9389,20 @@ TSHI_UNARY(neg, keep, NONE, -x, -g)
 TSHI_SCALAR(scale, keep, NONE, x *c, g *c)
 TSHI_SCALAR(add_scalar, nonlinear, NONE, x + c, g)
 TSHI_UNARY_ROW("tsh_pow_scalar", square, nonlinear, X, x *x, g *(v + v))
-TSHI_UNARY_ROW("tsh_pow_scalar", pow_scalar, nonlinear, X, tshi_kernel_pow(x, c),
+TSHI_UNARY_ROW("tsh_pow_scalar", pow_scalar, nonlinear, X, tshi_math_pow(x, c),
                g *tshi_map_power_derivative(v, c))
 TSH_API tsh_tensor *tsh_pow_scalar(tsh_tensor *x, double c) {
     const int square = c >= 2 && c <= 2;
     return tshi_map_apply(square ? &tshi_map_square_row : &tshi_map_pow_scalar_row, &x, 1, c);
 }
-TSHI_UNARY(exp, nonlinear, OUT, tshi_kernel_exp(x, fused), g *v)
-TSHI_UNARY(log, nonlinear, X, tshi_kernel_log(x, fused), g / v)
-TSHI_UNARY(sqrt, nonlinear, OUT, tshi_kernel_sqrt(x), g *TSHI_R(0.5) / v)
-TSHI_UNARY(sigmoid, nonlinear, OUT, tshi_kernel_sigmoid(x, fused), g *v *(TSHI_R(1) - v))
-TSHI_UNARY(tanh, nonlinear, OUT, tshi_kernel_tanh(x, fused), g *(TSHI_R(1) - v * v))
+TSHI_UNARY(exp, nonlinear, OUT, tshi_math_exp(x, fused), g *v)
+TSHI_UNARY(log, nonlinear, X, tshi_math_log(x, fused), g / v)
+TSHI_UNARY(sqrt, nonlinear, OUT, tshi_math_sqrt(x), g *TSHI_R(0.5) / v)
+TSHI_UNARY(sigmoid, nonlinear, OUT, tshi_math_sigmoid(x, fused), g *v *(TSHI_R(1) - v))
+TSHI_UNARY(tanh, nonlinear, OUT, tshi_math_tanh(x, fused), g *(TSHI_R(1) - v * v))
 TSHI_UNARY(relu, nonlinear, OUT, x <= 0 ? TSHI_R(0) : x, v <= 0 ? TSHI_R(0) : g)
 TSHI_UNARY(erf, nonlinear, X, tshi_map_erf(x, fused), /* erf'(x) = 2 / sqrt(pi) e^(-x^2) */
-           g *(TSHI_R(1.1283791670955126) * tshi_kernel_exp(-v * v, fused)))
+           g *(TSHI_R(1.1283791670955126) * tshi_math_exp(-v * v, fused)))
 TSHI_UNARY(gelu, nonlinear, X, tshi_map_gelu(x, fused), g *tshi_map_gelu_derivative(v, fused))
 TSHI_UNARY(gelu_tanh, nonlinear, X, x / (TSHI_R(1) + tshi_map_gelu_power(x, fused)),
            g *tshi_map_gelu_tanh_derivative(v, fused))
@@ -9392,7 +9415,7 @@ TSHI_UNARY(silu, nonlinear, X, tshi_map_silu(x, fused), g *tshi_map_silu_derivat
 
 /* d a^b / db = a^b ln a; 0 at a = 0 with b >= 0, as in PyTorch. */
 TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) {
-    const tsh_real db = tshi_kernel_pow(a, b) * tshi_kernel_log(a, fused);
+    const tsh_real db = tshi_math_pow(a, b) * tshi_math_log(a, fused);
     return !(a < 0) && !(a > 0) && b >= 0 && a == a ? TSHI_R(0) : db;
 }
 
@@ -9416,7 +9439,7 @@ TSHI_BINARY(add, add, TSHI_NONE, TSHI_A | TSHI_B, a + b, g, g)
 TSHI_BINARY(sub, add, TSHI_NONE, TSHI_A, a - b, g, -g)
 TSHI_BINARY(mul, multiply, TSHI_A | TSHI_B, TSHI_NONE, a *b, g *b, g *a)
 TSHI_BINARY(div, divide, TSHI_A | TSHI_B, TSHI_NONE, a / b, g / b, -g *a / (b * b))
-TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_pow(a, b),
+TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
             g *tshi_map_power_derivative(a, b), g *tshi_map_pow_derivative(a, b, fused))
 #undef TSHI_BINARY
 
@@ -10063,7 +10086,7 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t rows, const tshi_operand *oper
     for (; rows > 0; rows--, x += n, y += n) {
         const tsh_real max = tshi_kernel_max(x, n);
         const tsh_real sum = tshi_kernel_exps(x, n, max, log ? NULL : y, fused); /* y = e^(x-m) */
-        const tsh_real c = log ? tshi_kernel_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
+        const tsh_real c = log ? tshi_math_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
         for (e = 0; e < n; e += TSHI_BLOCK) {
             in = tshi_kernel_get(log ? x : y, 1, e, n, pad);
             if (log) /* x - (max + c) would lose digits of c if max is large */
@@ -10092,7 +10115,7 @@ TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand 
             gs = tshi_kernel_get(dy, 1, e, n, pad[1]);
             if (p->is_log)
                 TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
-                    out[i] = gs[i] - tshi_kernel_exp(ys[i], fused) * sum;
+                    out[i] = gs[i] - tshi_math_exp(ys[i], fused) * sum;
             else
                 TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = ys[i] * (gs[i] - sum);
             tshi_kernel_put(dx, 1, e, n, out, 0);
@@ -10973,10 +10996,14 @@ TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
                            "tsh_broadcast_batch");
 }
 
-/* -- values in and out ------------------------------------------------------ */
+/* ========================================================================== */
+/* >>values                                          MARK: - values (private) */
+/* Reading and writing the values of tensors; tensors as text.                */
+/* Needs: >>redistribute.                                                     */
+/* ========================================================================== */
 
 /* Checks the arguments of tsh_read and tsh_write: t is of ctx, and data has its size. */
-static tsh_ctx *tshi_redistribute_io(const char *op, tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent,
+static tsh_ctx *tshi_values_io(const char *op, tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent,
                                      const void *data, size_t bytes) {
     int64_t n = extent == TSH_LOCAL ? tsh_local_numel(t) : tsh_numel(t);
     size_t need = (size_t)n * tsh_dtype_size(tsh_dtype_of(t));
@@ -10996,7 +11023,7 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
     void *values;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (extent == TSH_GLOBAL) tshi_error_tell(ctx);
-    if (!tshi_redistribute_io("tsh_read", ctx, t, extent, out, bytes)) return ctx->error.code;
+    if (!tshi_values_io("tsh_read", ctx, t, extent, out, bytes)) return ctx->error.code;
     if (!tsh_numel(t)) return TSH_OK;
     if (extent == TSH_LOCAL || t->layout.kind == TSH_REPLICATED || ctx->tp.size == 1) {
         tshi_kernel_dense(t, out, t->dtype, 0);
@@ -11013,7 +11040,7 @@ TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, con
     tsh_layout whole = tsh_replicated();
     tshi_block *scratch;
     if (!ctx) return TSH_ERR_ARGUMENT;
-    if (!tshi_redistribute_io("tsh_write", ctx, t, extent, in, bytes)) return ctx->error.code;
+    if (!tshi_values_io("tsh_write", ctx, t, extent, in, bytes)) return ctx->error.code;
     if (!(t->base->flags & TSHI_OWNED))
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_write: takes an owned tensor; tsh_keep makes one");
@@ -11804,7 +11831,7 @@ TSHI_INLINE void tshi_norm_rows_body(int64_t n, const tshi_operand *operand, con
     int64_t r;
     for (r = 0; r < n; r++, x += from->step, y += to->step, stats += 2) {
         tshi_norm_moments(x, p->d, !p->about_zero, stats);
-        stats[1] = TSHI_R(1) / tshi_kernel_sqrt(stats[1] + TSHI_R(p->eps));
+        stats[1] = TSHI_R(1) / tshi_math_sqrt(stats[1] + TSHI_R(p->eps));
         tshi_norm_row(y, x, w, b, stats, p->d);
     }
 }
@@ -12329,7 +12356,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *opera
             continue;
         }
         if (l[r] > 0 && old < m[r]) {
-            const tsh_real shrink = tshi_kernel_exp_below(old - m[r], fused);
+            const tsh_real shrink = tshi_math_exp_below(old - m[r], fused);
             l[r] *= shrink;
             tshi_attention_scale(o, o, d, shrink);
         }
@@ -12352,7 +12379,7 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
             const tsh_real sum = l[e + i] == 0 ? TSHI_R(1) : l[e + i];
             max[i] = l[e + i] == 0 ? -TSHI_R(INFINITY) : m[e + i];
             back[i] = TSHI_R(1) / sum;
-            log_sum[i] = tshi_kernel_log(sum, fused);
+            log_sum[i] = tshi_math_log(sum, fused);
         }
         tshi_kernel_put(h->max + tile->i, 1, e, n, max, 0);
         tshi_kernel_put(h->log_sum + tile->i, 1, e, n, log_sum, 0);
@@ -12446,7 +12473,7 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
         for (int64_t e = 0; e < tile->n; e += TSHI_BLOCK) {
             const int left = visible - (int)e;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
-                y[i] = tshi_kernel_exp_below(x[e + i] - max - log_sum, fused) + nan;
+                y[i] = tshi_math_exp_below(x[e + i] - max - log_sum, fused) + nan;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) dy[i] = y[i] * (dx[e + i] - dot) * scale;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) x[e + i] = i < left ? y[i] : 0;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) dx[e + i] = i < left ? dy[i] : 0;
@@ -12861,7 +12888,7 @@ TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m,
         const int64_t part = tshi_base_min(PART, n);
         const tsh_real here = tshi_kernel_max(x, part);
         if (!(here <= max) && max == max) {
-            const tsh_real scale = tshi_loss_padding(max) ? 0 : tshi_kernel_exp(max - here, fused);
+            const tsh_real scale = tshi_loss_padding(max) ? 0 : tshi_math_exp(max - here, fused);
             for (int i = 0; i < TSHI_BLOCK; i++) lane[i] *= scale;
             max = here;
         }
@@ -12933,7 +12960,7 @@ TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         x = tshi_kernel_load(&operand[1], e, n, pad);
         TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++)
-            dx[i] = g * tshi_kernel_exp_below(x[i] - max - log_sum, fused);
+            dx[i] = g * tshi_math_exp_below(x[i] - max - log_sum, fused);
         tshi_kernel_store(&operand[0], e, n, dx, row->add);
     }
 }
@@ -13192,7 +13219,7 @@ static void tshi_loss_combine(const tshi_loss *loss, const tsh_real *sums, tsh_r
     const tsh_real *all = at[TSHI_LOSS_W] ? sums + loss->rows * at[TSHI_LOSS_W] : v;
     const tsh_real keep = TSHI_R(1 - loss->desc.label_smoothing), z = TSHI_R(loss->desc.z_loss);
     for (int64_t i = 0; i < loss->rows; i++) {
-        tsh_real log_sum = tshi_kernel_log(sums[i], TSHI_FUSED), a, b = sums[loss->rows + i];
+        tsh_real log_sum = tshi_math_log(sums[i], TSHI_FUSED), a, b = sums[loss->rows + i];
         tsh_real lse = loss->max[i] + log_sum;
         if (at[TSHI_LOSS_A]) loss->own[i] = own[i];
         loss->log_sum[i] = log_sum;
@@ -13492,7 +13519,17 @@ static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
     return y && module->result ? tsh_redistribute(y, *module->result) : y;
 }
 
-/* -- activation checkpoints: modules that backward computes again ------------- */
+static uint64_t tshi_module_count(tsh_ctx *ctx) {
+    uint64_t n = 0;
+    for (tsh_module *m = tsh_root(ctx); m; m = tshi_module_next(ctx->root, m)) n++;
+    return n;
+}
+
+/* ========================================================================== */
+/* >>recompute                                    MARK: - recompute (private) */
+/* Activation checkpoints: modules that backward computes again.              */
+/* Needs: >>module >>tape >>redistribute.                                     */
+/* ========================================================================== */
 
 /* Chen et al. 2016: of a checkpointed module's forward, the tape keeps one node with the inputs and
  * the counts that random numbers are keyed by. Backward computes the module again on a tape of its
@@ -13508,14 +13545,8 @@ typedef struct tshi_rng_counts {
     tshi_module_calls *each;             /* of all modules, in pre-order; then zeros */
 } tshi_rng_counts;
 
-static uint64_t tshi_module_count(tsh_ctx *ctx) {
-    uint64_t n = 0;
-    for (tsh_module *m = tsh_root(ctx); m; m = tshi_module_next(ctx->root, m)) n++;
-    return n;
-}
-
 /* Copies the counts into the tape's memory; NULL and an error: there is none. */
-static tshi_rng_counts *tshi_module_save_counts(tsh_module *module) {
+static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     tsh_ctx *ctx = module->ctx;
     const size_t n = (size_t)tshi_module_count(ctx) + 1;
     tshi_rng_counts *counts = (tshi_rng_counts *)tshi_mem_book(
@@ -13534,7 +13565,7 @@ static tshi_rng_counts *tshi_module_save_counts(tsh_module *module) {
 }
 
 /* Sets the counts back; modules added since then had a count of 0. */
-static void tshi_module_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *counts) {
+static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *counts) {
     size_t i = 0;
     ctx->randn_calls = counts->randn_calls;
     ctx->dropout_calls = counts->dropout_calls;
@@ -13544,7 +13575,7 @@ static void tshi_module_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *coun
 
 /* Checks that recomputed ops read no outer tensor with a gradient, other than the checkpoint's
  * inputs: the all-reduce of its gradient might have been started already. An error if so. */
-static tsh_result tshi_module_check_inputs(const tshi_node *node) {
+static tsh_result tshi_recompute_check_inputs(const tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     const tshi_node *inner;
     int k;
@@ -13565,7 +13596,7 @@ static tsh_result tshi_module_check_inputs(const tshi_node *node) {
 /* Backward of a checkpoint: gives the recomputed output y the gradient of the checkpoint's output
  * and runs backward through the recomputed ops. A partial gradient is all-reduced first, unless y
  * is a leaf, was made outside the checkpoint, or its op accepts partial gradients. */
-static void tshi_module_backward(tshi_node *node, tsh_tensor *y) {
+static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
     tsh_ctx *ctx = y->ctx;
     tsh_tensor *out = node->out, *base = y->base;
     const int as_it_is = !base->node || tshi_tape_accepts_partial(base->node) ||
@@ -13590,7 +13621,7 @@ static void tshi_module_backward(tshi_node *node, tsh_tensor *y) {
 }
 
 /* Runs the module's forward; NULL and an error if its output is not a tensor of values. */
-static tsh_tensor *tshi_module_run_checked(tsh_module *module, tsh_tensor **in, int n) {
+static tsh_tensor *tshi_recompute_run_checked(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *y = tshi_module_run(module, in, n);
     return y && tshi_tensor_check("tsh_checkpoint", &y, 1) ? y : NULL;
 }
@@ -13598,15 +13629,15 @@ static tsh_tensor *tshi_module_run_checked(tsh_module *module, tsh_tensor **in, 
 /* Backward of the checkpoint's node: recomputes the module, on a tape that holds nothing else. Its
  * inputs are tensors of the saved values; their bases are the inputs' own, so gradients that the
  * recomputed ops compute are accumulated into those. */
-static void tshi_module_recompute(tshi_node *node) {
+static void tshi_recompute_replay(tshi_node *node) {
     const tshi_rng_counts *before = (const tshi_rng_counts *)node->params, *now;
     tsh_ctx *ctx = node->out->ctx;
     tshi_node *outer = ctx->tape.newest;
     tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL;
     int i, no_grad = ctx->tape.no_grad;
-    now = tshi_module_save_counts(before->module);
+    now = tshi_recompute_save_counts(before->module);
     if (!now) return;
-    tshi_module_restore_counts(ctx, before);
+    tshi_recompute_restore_counts(ctx, before);
     ctx->tape.newest = NULL;
     ctx->tape.no_grad = 0;
     tsh_scope_begin(ctx);
@@ -13615,9 +13646,9 @@ static void tshi_module_recompute(tshi_node *node) {
         x[i] = in ? tshi_tensor_window(in, node->saved[i]) : NULL;
         if (x[i]) x[i]->base = in->base;
     }
-    if (ctx->error.code == TSH_OK) y = tshi_module_run_checked(before->module, x, node->n);
-    tshi_module_restore_counts(ctx, now);
-    if (y && tshi_module_check_inputs(node) == TSH_OK) tshi_module_backward(node, y);
+    if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);
+    tshi_recompute_restore_counts(ctx, now);
+    if (y && tshi_recompute_check_inputs(node) == TSH_OK) tshi_recompute_backward(node, y);
     tshi_tape_walk(ctx); /* after an error: releases the nodes that are left */
     tsh_scope_end(ctx);
     ctx->tape.no_grad = no_grad;
@@ -13625,13 +13656,13 @@ static void tshi_module_recompute(tshi_node *node) {
 }
 
 /* Runs the forward without recording, in a scope that frees every tensor but the output. */
-static tsh_tensor *tshi_module_run_no_grad(tsh_module *module, tsh_tensor **in, int n) {
+static tsh_tensor *tshi_recompute_run_no_grad(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
     tsh_tensor *y, form;
     tshi_block *block = NULL;
     tsh_scope_begin(ctx);
     tsh_no_grad_begin(ctx);
-    y = tshi_module_run_checked(module, in, n);
+    y = tshi_recompute_run_checked(module, in, n);
     if (y && !tshi_tensor_is_dense(y)) y = tshi_map_copy("tsh_checkpoint", y);
     tsh_no_grad_end(ctx);
     if (y) {
@@ -13647,7 +13678,7 @@ static tsh_tensor *tshi_module_run_no_grad(tsh_module *module, tsh_tensor **in, 
 
 /* Counts the parameters below that require a gradient, a tied one once per module that has it; also
  * writes them to `list` unless that is NULL. */
-static int tshi_module_trainable(tsh_module *module, tsh_tensor **list) {
+static int tshi_recompute_trainable(tsh_module *module, tsh_tensor **list) {
     tshi_walk at = {NULL, NULL, 0};
     int n = 0;
     while (tshi_module_step(module, &at)) {
@@ -13661,12 +13692,12 @@ static const tshi_op tshi_module_checkpoint_op = {
     "tsh_checkpoint",
     NULL,
     NULL,
-    tshi_module_recompute,
+    tshi_recompute_replay,
     (1u << TSHI_MODULE_INPUTS) - 1, /* all inputs */
     TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
 
 /* Runs a checkpointed module's forward and records one node for all of it. */
-static tsh_tensor *tshi_module_checkpoint(tsh_module *module, tsh_tensor **in, int n) {
+static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
     tshi_rng_counts *counts;
     tsh_tensor *y;
@@ -13678,19 +13709,27 @@ static tsh_tensor *tshi_module_checkpoint(tsh_module *module, tsh_tensor **in, i
                                TSHI_MODULE_INPUTS, n);
     for (int i = 0; i < n; i++)
         if (in[i] && !tshi_tensor_check("tsh_checkpoint", &in[i], 1)) return NULL;
-    counts = tshi_module_save_counts(module);
-    y = counts ? tshi_module_run_no_grad(module, in, n) : NULL;
-    leaves = y ? tshi_module_trainable(module, NULL) : 0;
+    counts = tshi_recompute_save_counts(module);
+    y = counts ? tshi_recompute_run_no_grad(module, in, n) : NULL;
+    leaves = y ? tshi_recompute_trainable(module, NULL) : 0;
     if (!y || (!tshi_tape_records(ctx, in, n) && !leaves)) return y;
     /* all inputs marked: only the recomputation knows whose gradients are partial */
     node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
                          (size_t)leaves * sizeof *node->leaves);
     if (!node) return NULL;
     node->leaves = (tsh_tensor **)node->params;
-    node->leaf_count = tshi_module_trainable(module, node->leaves);
+    node->leaf_count = tshi_recompute_trainable(module, node->leaves);
     node->params = counts;
     return y;
 }
+
+/* ========================================================================== */
+/* >>module-api                                  MARK: - module-api (private) */
+/* The tree of modules and its parameters; the same model on every rank.      */
+/* Needs: >>module >>recompute >>init.                                        */
+/* ========================================================================== */
+
+/* -- calling ---------------------------------------------------------------- */
 
 /* Calls a module, checkpointed or not, as ctx->module: errors and traces name its path. */
 static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
@@ -13700,8 +13739,8 @@ static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) 
     tsh_tensor *y;
     ctx->module = module;
     y = !module->checkpoint ? tshi_module_run(module, in, n)
-        : ctx->tape.no_grad ? tshi_module_run_no_grad(module, in, n)
-                            : tshi_module_checkpoint(module, in, n);
+        : ctx->tape.no_grad ? tshi_recompute_run_no_grad(module, in, n)
+                            : tshi_recompute_checkpoint(module, in, n);
     ctx->module = outer;
     if (ctx->trace)
         (void)tshi_trace_add(ctx->trace, TSHI_TRACE_MODULE, module->path[0] ? module->path : "root",
@@ -14131,7 +14170,7 @@ TSH_API TSHI_COLD tsh_result tsh_materialize(tsh_module *module) {
     tshi_walk at = {NULL, NULL, 0};
     if (!module) return TSH_ERR_ARGUMENT;
     while (tshi_module_step(module, &at))
-        if (!at.param->absent) (void)tshi_tensor_materialize(at.param);
+        if (!at.param->absent) (void)tshi_init_materialize(at.param);
     return module->ctx->error.code;
 }
 
@@ -14145,7 +14184,7 @@ TSH_API TSHI_COLD tsh_result tsh_reset_parameters(tsh_module *module) {
     while (tshi_module_step_once(module, &at)) {
         if (at.param->absent || module->ctx->error.code != TSH_OK) continue;
         tsh_zero_grad(at.param);
-        (void)tshi_tensor_begin(at.param);
+        (void)tshi_init_apply(at.param);
     }
     return module->ctx->error.code;
 }
@@ -14239,7 +14278,7 @@ TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, 
 
 /* Returns the initial values given in a description, or the layer's own. */
 static tsh_init tshi_nn_init(tsh_init given, tsh_init_kind kind, double a, double b) {
-    return given.kind == TSH_INIT_DEFAULT ? tshi_tensor_init_of(kind, a, b) : given;
+    return given.kind == TSH_INIT_DEFAULT ? tshi_init_make(kind, a, b) : given;
 }
 
 /* Adds a layer under parent; NULL and an error if it has no description. */
@@ -14374,10 +14413,10 @@ static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, 
 static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int no_bias) {
     module->number = eps;
     tshi_module_param(module, 0, "weight", tsh_shape1(dim),
-                      tshi_tensor_init_of(TSH_INIT_ONES, 0, 0), 0);
+                      tshi_init_make(TSH_INIT_ONES, 0, 0), 0);
     if (!no_bias)
         tshi_module_param(module, 1, "bias", tsh_shape1(dim),
-                          tshi_tensor_init_of(TSH_INIT_ZEROS, 0, 0), 0);
+                          tshi_init_make(TSH_INIT_ZEROS, 0, 0), 0);
     return tshi_module_finish(module);
 }
 
@@ -15577,7 +15616,7 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand, co
             const tsh_real g = gs[i] * clip + decay * xs[i];
             m[i] = b1 * ms[i] + c1 * g;
             v[i] = b2 * vs[i] + c2 * g * g;
-            x[i] = xs[i] * keep - step * m[i] / (tshi_kernel_sqrt(v[i]) * root + eps);
+            x[i] = xs[i] * keep - step * m[i] / (tshi_math_sqrt(v[i]) * root + eps);
         }
         tshi_kernel_store(&operand[TSHI_OPTIM_X], e, n, x, 0);
         tshi_kernel_store(&operand[TSHI_OPTIM_FIRST], e, n, m, 0);
@@ -16965,15 +17004,6 @@ static tsh_tensor *tshi_io_values(const tshi_io_item *item) {
 
 static int tshi_io_in_chunks(const tshi_io_item *item) {
     return item->moment && *item->moment && ((*item->moment)->flags & TSHI_CHUNKED);
-}
-
-/* Calls fn for every run of consecutive elements that `rank`'s shard has among the global elements
- * [from, to), as tshi_tensor_runs. */
-typedef void (*tshi_run_fn)(void *user, int64_t global, int64_t local, int64_t length);
-static void tshi_io_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to, tshi_run_fn fn,
-                         void *user) {
-    tshi_runs run = tshi_tensor_runs(t, rank, from, to);
-    while (tshi_tensor_next_run(&run)) fn(user, run.global, run.local, run.length);
 }
 
 /* Converts values between a file's little-endian and this machine's byte order, in place. */

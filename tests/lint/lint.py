@@ -43,7 +43,7 @@ def report(path, line, what):
 class Room:
     def __init__(self, name, line):
         self.name, self.line, self.end = name, line, line
-        self.prefix = "tshi_%s_" % re.sub(r"^op-", "", name).replace("-", "_")
+        self.prefix = "tshi_%s_" % re.sub(r"^op-|-api$", "", name).replace("-", "_")
 
 
 class Source:
