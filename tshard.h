@@ -695,8 +695,8 @@ TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise);
 /* Fills *error. Returns code. */
 TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
                                  ...) TSH_PRINTF(4, 5);
-/* Appends to text, which has `room` bytes; cuts what does not fit. */
-TSH_API void tsh_text_add(char *text, size_t room, const char *format, ...) TSH_PRINTF(3, 4);
+/* Appends to text, which has `capacity` bytes; cuts what does not fit. */
+TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) TSH_PRINTF(3, 4);
 
 /* Rule 5's operation on n elements: out = left op right (AVG adds). out may be left or right, but
  * not overlap them otherwise. */
@@ -716,15 +716,15 @@ TSH_API int64_t tsh_coll_chunk(int64_t n, int size, int k);
  * chance of 2^-64). A SEND fits the RECV of its dtype, count and tag; of a SENDRECV, describe the
  * halves. An ALLTOALL's counts are not in it: they are to be compared pair by pair. */
 TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size);
-/* Writes "all-reduce of 7 f32 (sum)" into text, cut to `room` bytes; of counts that differ from
+/* Writes "all-reduce of 7 f32 (sum)" into text, cut to `capacity` bytes; of counts that differ from
  * other's (may be NULL), the first of `size`. Any values will do, and counts may be NULL: coll may
  * come from a broken peer. Returns text. */
 TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
-                            size_t room);
+                            size_t capacity);
 
 /* Appends "all-reduce of 7 f32 (sum), collective 3 of group 1"; messages have no number. */
 TSH_API void tsh_coll_where(const tsh_coll *coll, int size, uint64_t seq, uint64_t group,
-                            char *text, size_t room);
+                            char *text, size_t capacity);
 /* The SEND or the RECV that a message is, or that a SENDRECV has: its count is in .count. */
 TSH_API tsh_coll tsh_coll_half(const tsh_coll *coll, int receives);
 
@@ -807,9 +807,9 @@ TSH_API void tsh_wait_absent(tsh_wait_report *const *report, int r, tsh_error *e
 TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_error *error);
 /* Reads a time in seconds with an optional fraction ("30", "0.5"), at most 1e9, as nanoseconds. */
 TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error);
-/* Copies the variable's text into text, of room bytes with the final 0. The error does not repeat
+/* Copies the variable's text into text, `capacity` bytes with the final 0. The error does not repeat
  * it, as it may be a secret. */
-TSH_API int tsh_env_text(const char *name, char *text, size_t room, tsh_error *error);
+TSH_API int tsh_env_text(const char *name, char *text, size_t capacity, tsh_error *error);
 
 /* ========================================================================== */
 /* >>api                                                           MARK: - api */
@@ -1933,9 +1933,9 @@ struct tsh_tensor {
     int requires_grad;
     tshi_node *node;         /* the op that made it; NULL: a leaf */
     tshi_accumulator gr, gp; /* gradients in the tensor's own layout, and partial sums */
-    int expected;            /* partial gradients still to be added in this backward */
-    int users;               /* of a leaf: gradients of either kind still to be added */
-    int boxed;               /* of a leaf: it waits in a bucket that was not sent yet */
+    int partial_contributions; /* partial gradients still to be added in this backward */
+    int contributions;         /* leaf: gradients of either kind still to be added */
+    int in_bucket;             /* leaf: 1 while its gradient waits in a bucket to be sent */
     int reducing;            /* the all-reduce of gp (request req) was started */
     tsh_req req;
     int sparse;        /* rows of gr and gp that are not marked are 0 */
@@ -2026,7 +2026,7 @@ struct tshi_node {
     struct {
         int reached;      /* the loss depends on the output */
         unsigned partial; /* as above, plus input 0 if a partial gradient is passed on to it */
-        unsigned given;   /* inputs whose gradient is complete */
+        unsigned done;    /* inputs whose gradient is complete */
     } progress;           /* of the backward that runs */
 };
 
@@ -2077,7 +2077,7 @@ typedef struct tshi_trace tshi_trace;
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp;
     tsh_error error;
-    int told;   /* the error was reported to the world, or came from it */
+    int reported; /* the error was reported to the world, or came from it */
     int logged; /* the logger got the error */
     tsh_allocator allocator;
     tsh_logger logger;
@@ -2132,8 +2132,8 @@ struct tsh_module {
     int skip_bias_add, reversed, regather;
     int stage; /* 1 + its pipeline stage; 0: none */
     /* Layouts that the rules of a plan (tsh_parallelize) ask for; NULL: no rule does. */
-    const tsh_layout *takes, *gives; /* of the input as it arrives, of the output */
-    const tsh_layout **prepare;      /* that the `prepared` first inputs are redistributed to */
+    const tsh_layout *input_layout, *output_layout; /* that the plan declares; NULL: any */
+    const tsh_layout **input_layouts; /* that the `prepared` first inputs are redistributed to */
     const tsh_layout *result;        /* that the output is redistributed to */
     int prepared;
 };
@@ -2195,7 +2195,7 @@ TSH_API int64_t tsh_now(void) {
 /* ========================================================================== */
 
 /* tsh_fail records an error on this rank only. Where the program next waits for others, or asks
- * tsh_ok, tshi_error_tell aborts the world with it; peers see it as the world's status. */
+ * tsh_ok, tshi_error_report aborts the world with it; peers see it as the world's status. */
 
 TSH_API const char *tsh_version(void) {
     return TSHARD_VERSION;
@@ -2249,12 +2249,12 @@ static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int received) {
 
 /* Aborts the world with a local error, if there is one: peers in a collective get it, with this
  * rank named. Only now is it logged: until here tsh_clear_error could undo it. */
-static TSHI_COLD void tshi_error_tell(tsh_ctx *ctx) {
+static TSHI_COLD void tshi_error_report(tsh_ctx *ctx) {
     tsh_error report;
     if (ctx->error.code == TSH_OK) return;
     tshi_error_log(ctx, 0);
-    if (ctx->told || !ctx->world.ops) return;
-    ctx->told = 1;
+    if (ctx->reported || !ctx->world.ops) return;
+    ctx->reported = 1;
     (void)tsh_error_set(&report, ctx->error.code, ctx->error.rank, "rank %d: %s", ctx->world.rank,
                         ctx->error.message);
     ctx->world.ops->abort(&ctx->world, &report);
@@ -2266,7 +2266,7 @@ TSHI_OUTLINE tsh_result tshi_error_receive(tsh_ctx *ctx) {
     if (ctx->error.code == TSH_OK && ctx->world.ops &&
         ctx->world.ops->status(&ctx->world, &error) != TSH_OK) {
         ctx->error = error;
-        ctx->told = 1;
+        ctx->reported = 1;
         tshi_error_log(ctx, 1);
     }
     return ctx->error.code;
@@ -2313,7 +2313,7 @@ TSHI_OUTLINE tsh_result tshi_error_comm(tsh_ctx *ctx, tsh_result result, const c
 
 TSH_API int tsh_ok(tsh_ctx *ctx) {
     if (!ctx) return 0;
-    tshi_error_tell(ctx);
+    tshi_error_report(ctx);
     return tshi_error_receive(ctx) == TSH_OK;
 }
 
@@ -2323,7 +2323,7 @@ TSH_API const tsh_error *tsh_last_error(const tsh_ctx *ctx) {
 }
 
 TSH_API void tsh_clear_error(tsh_ctx *ctx) {
-    if (!ctx || ctx->told) return;
+    if (!ctx || ctx->reported) return;
     memset(&ctx->error, 0, sizeof ctx->error);
     ctx->logged = 0;
 }
@@ -2335,10 +2335,11 @@ TSH_API void tsh_clear_error(tsh_ctx *ctx) {
 /* Needs: >>base >>error.                                                       */
 /* ========================================================================== */
 
-/* tshi_mem_take returns a block with one reference, tshi_mem_drop releases one; tshi_mem_book
- * allocates from an arena. Blocks of step memory come from the pool: best fit among free blocks,
- * split on use, joined with free neighbours on release. The pool grows by pages and keeps them
- * until the ctx is destroyed, so that a training loop allocates nothing once it has warmed up. */
+/* tshi_mem_alloc returns a block with one reference, tshi_mem_release releases one reference;
+ * tshi_mem_arena_alloc allocates from an arena. Blocks of step memory come from the pool: best fit
+ * among free blocks, split on use, joined with free neighbours on release. The pool grows by pages
+ * and keeps them until the ctx is destroyed, so that a training loop allocates nothing once it has
+ * warmed up. */
 
 /* The default allocator: malloc. The pointer that malloc returned stands just before the block. */
 static void *tshi_mem_libc(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
@@ -2487,7 +2488,7 @@ static tshi_block *tshi_mem_split(tshi_pool *pool, tshi_block *whole, size_t siz
 }
 
 /* Takes a block from the pool, which grows if need be. */
-static tshi_block *tshi_mem_step(tsh_ctx *ctx, size_t size) {
+static tshi_block *tshi_mem_from_pool(tsh_ctx *ctx, size_t size) {
     tshi_block *block = tshi_mem_fit(&ctx->pool, size);
     if (!block) block = tshi_mem_grow(ctx, size);
     if (!block) return NULL;
@@ -2498,12 +2499,12 @@ static tshi_block *tshi_mem_step(tsh_ctx *ctx, size_t size) {
 }
 
 /* Allocates a block of at least `bytes` bytes, with one reference. NULL and an error: no memory. */
-TSHI_OUTLINE tshi_block *tshi_mem_take(tsh_ctx *ctx, int kind, size_t bytes) {
+TSHI_OUTLINE tshi_block *tshi_mem_alloc(tsh_ctx *ctx, int kind, size_t bytes) {
     size_t size = bytes < SIZE_MAX / 4 ? bytes ? bytes : 1 : SIZE_MAX / 4;
     tshi_block *block;
     size = (size + TSHI_ALIGN - 1) / TSHI_ALIGN * TSHI_ALIGN;
     if (kind == TSH_MEM_STEP)
-        block = tshi_mem_step(ctx, size);
+        block = tshi_mem_from_pool(ctx, size);
     else
         block = (tshi_block *)tshi_mem_call(ctx, kind, NULL, 0, size + sizeof *block);
     if (!block) return NULL;
@@ -2514,7 +2515,7 @@ TSHI_OUTLINE tshi_block *tshi_mem_take(tsh_ctx *ctx, int kind, size_t bytes) {
 }
 
 /* Gives a block back to the pool, joined with its free neighbours. */
-static void tshi_mem_release(tsh_ctx *ctx, tshi_block *block) {
+static void tshi_mem_to_pool(tsh_ctx *ctx, tshi_block *block) {
     tshi_block *other;
     ctx->mem.step_live -= block->size + sizeof *block;
     if (!block->last && !(other = tshi_mem_right(block))->refs) {
@@ -2534,16 +2535,16 @@ static void tshi_mem_release(tsh_ctx *ctx, tshi_block *block) {
 }
 
 /* Releases one reference; NULL is fine. */
-static void tshi_mem_drop(tsh_ctx *ctx, tshi_block *block) {
+static void tshi_mem_release(tsh_ctx *ctx, tshi_block *block) {
     if (!block || --block->refs > 0) return;
     if (block->kind == TSH_MEM_STEP)
-        tshi_mem_release(ctx, block);
+        tshi_mem_to_pool(ctx, block);
     else
         (void)tshi_mem_call(ctx, block->kind, block, block->size + sizeof *block, 0);
 }
 
 /* Allocates zeroed memory from an arena; NULL and an error: no memory. */
-static void *tshi_mem_book(tsh_ctx *ctx, tshi_arena *arena, size_t bytes) {
+static void *tshi_mem_arena_alloc(tsh_ctx *ctx, tshi_arena *arena, size_t bytes) {
     tshi_page *page = arena->now;
     bytes = (bytes + 15) / 16 * 16;
     while (page && page->used + bytes > page->bytes) page = page->next;
@@ -2857,7 +2858,7 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
                                         int64_t begin, int64_t bytes) {
     tshi_event *event = NULL;
     if (trace->count < trace->desc.limit)
-        event = (tshi_event *)tshi_mem_book(trace->ctx, &trace->arena, sizeof *event);
+        event = (tshi_event *)tshi_mem_arena_alloc(trace->ctx, &trace->arena, sizeof *event);
     if (!event) {
         trace->lost++;
         return NULL;
@@ -2942,7 +2943,7 @@ static void tshi_trace_drop(tsh_ctx *ctx) {
 typedef void (*tshi_team_fn)(void *job, int piece, int64_t from, int64_t to);
 
 /* Returns how many pieces to cut n units into: one per thread, each of at least `min` units. */
-static int tshi_team_pieces(const tsh_ctx *ctx, int64_t n, int64_t min) {
+static int tshi_team_parts(const tsh_ctx *ctx, int64_t n, int64_t min) {
 #if defined(_OPENMP)
     const int64_t max = n / (min > 0 ? min : 1);
     return max < 2 ? 1 : (int)tshi_base_min(max, ctx->threads);
@@ -3178,8 +3179,8 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
 }
 
 /* Returns 1 if two resolved sharded layouts give every rank the same part of a dimension. */
-static int tshi_layout_same_cut(const tsh_layout *a, const tsh_layout *b, int64_t length,
-                                int size) {
+static int tshi_layout_same_shards(const tsh_layout *a, const tsh_layout *b, int64_t length,
+                                   int size) {
     tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS];
     if (a->segments != b->segments) return 0;
     for (int rank = 0; rank < size; rank++) {
@@ -3197,11 +3198,11 @@ TSHI_OUTLINE int tshi_layout_equal(const tsh_layout *a, const tsh_layout *b, con
                              int size) {
     if (a->kind != b->kind) return 0;
     if (a->kind != TSH_SHARDED) return 1;
-    return a->dim == b->dim && tshi_layout_same_cut(a, b, dim[a->dim], size);
+    return a->dim == b->dim && tshi_layout_same_shards(a, b, dim[a->dim], size);
 }
 
 /* Returns 1 if two resolved layouts have the same fields; stricter than tshi_layout_equal. */
-static int tshi_layout_alike(const tsh_layout *a, const tsh_layout *b) {
+static int tshi_layout_identical(const tsh_layout *a, const tsh_layout *b) {
     return a->kind == b->kind && a->dim == b->dim && a->segments == b->segments &&
            memcmp(a->segment, b->segment, sizeof a->segment) == 0;
 }
@@ -3288,7 +3289,7 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
         h->free--;
         memset(t, 0, sizeof *t);
     } else {
-        t = (tsh_tensor *)tshi_mem_book(ctx, &ctx->books, sizeof *t);
+        t = (tsh_tensor *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *t);
         if (!t) return NULL;
     }
     t->ctx = ctx;
@@ -3301,10 +3302,10 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
 
 /* Releases a tensor's values and gradients. */
 static void tshi_tensor_drop_values(tsh_tensor *t) {
-    tshi_mem_drop(t->ctx, t->block);
-    tshi_mem_drop(t->ctx, t->gr.block);
-    tshi_mem_drop(t->ctx, t->gp.block);
-    tshi_mem_drop(t->ctx, t->marks);
+    tshi_mem_release(t->ctx, t->block);
+    tshi_mem_release(t->ctx, t->gr.block);
+    tshi_mem_release(t->ctx, t->gp.block);
+    tshi_mem_release(t->ctx, t->marks);
     t->block = t->marks = NULL;
     memset(&t->gr, 0, sizeof t->gr);
     memset(&t->gp, 0, sizeof t->gp);
@@ -3312,7 +3313,7 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
 }
 
 /* Releases a tensor: its values, and its handle for reuse. */
-static void tshi_tensor_end(tsh_tensor *t) {
+static void tshi_tensor_release(tsh_tensor *t) {
     tshi_handles *h = &t->ctx->handles;
     tshi_tensor_drop_values(t);
     t->flags |= TSHI_STALE | TSHI_DEAD;
@@ -3359,8 +3360,8 @@ static int tshi_tensor_axis(const tsh_tensor *t, int dim) {
 
 /* Sets shape, resolved layout, local sizes and strides. The number of elements, empty dimensions
  * counted as 1, is at most a 16th of SIZE_MAX and INT64_MAX, so that sizes in bytes fit, too. */
-static tsh_result tshi_tensor_form(tsh_tensor *t, const char *op, const tsh_shape *shape,
-                                   const tsh_layout *layout) {
+static tsh_result tshi_tensor_set_shape(tsh_tensor *t, const char *op, const tsh_shape *shape,
+                                        const tsh_layout *layout) {
     tsh_ctx *ctx = t->ctx;
     const int64_t max = SIZE_MAX < INT64_MAX ? (int64_t)(SIZE_MAX / 16) : INT64_MAX / 16;
     int64_t total = 1;
@@ -3401,10 +3402,10 @@ static tsh_tensor *tshi_tensor_make(tsh_ctx *ctx, const char *op, unsigned flags
     tsh_tensor *t = tshi_tensor_handle(ctx, flags);
     if (!t) return NULL;
     t->dtype = dtype;
-    if (tshi_tensor_form(t, op, shape, layout ? layout : &replicated) == TSH_OK)
-        t->block = tshi_mem_take(ctx, kind, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
+    if (tshi_tensor_set_shape(t, op, shape, layout ? layout : &replicated) == TSH_OK)
+        t->block = tshi_mem_alloc(ctx, kind, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
     if (t->block) return t;
-    tshi_tensor_end(t);
+    tshi_tensor_release(t);
     return NULL;
 }
 
@@ -3416,7 +3417,7 @@ static tsh_tensor *tshi_tensor_out(tsh_ctx *ctx, const char *op, tsh_dtype dtype
 
 /* Returns a step tensor of x's shape and strides with its values in `block`; it is its own base, so
  * gradients do not flow to x. */
-static tsh_tensor *tshi_tensor_window(const tsh_tensor *x, tshi_block *block) {
+static tsh_tensor *tshi_tensor_detached(const tsh_tensor *x, tshi_block *block) {
     tsh_tensor *t = tshi_tensor_handle(x->ctx, 0);
     if (!t) return NULL;
     t->dtype = x->dtype;
@@ -3433,7 +3434,7 @@ static tsh_tensor *tshi_tensor_window(const tsh_tensor *x, tshi_block *block) {
 
 /* Returns a view of x, which shares values and gradients; the caller sets shape and strides. */
 static tsh_tensor *tshi_tensor_view(tsh_tensor *x) {
-    tsh_tensor *t = tshi_tensor_window(x, x->block);
+    tsh_tensor *t = tshi_tensor_detached(x, x->block);
     if (t) t->base = x->base;
     return t;
 }
@@ -3635,8 +3636,8 @@ static void tshi_init_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRI
 static tshi_block *tshi_init_orthogonal(const tsh_tensor *t, tshi_tensor_filling *f) {
     int tall = f->rows >= f->cols, pass;
     int64_t count = tall ? f->cols : f->rows, length = tall ? f->rows : f->cols, i, j, k;
-    tshi_block *block =
-        tshi_mem_take(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(TSH_F64, count * length));
+    tshi_block *block = tshi_mem_alloc(t->ctx, TSH_MEM_STEP,
+                                       tshi_dtype_bytes(TSH_F64, count * length));
     double *q = block ? (double *)tshi_mem_data(block) : NULL;
     f->whole = q;
     for (j = 0; j < count && q; j++) {
@@ -3704,7 +3705,7 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
                 value[i] = TSHI_R(tshi_init_element(&f, run.global + e + i));
             dtype->store((char *)tshi_tensor_at(t) + (run.local + e) * dtype->size, 1, n, value);
         }
-    tshi_mem_drop(t->ctx, block);
+    tshi_mem_release(t->ctx, block);
     return TSH_OK;
 }
 
@@ -3712,12 +3713,12 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
 static tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, tsh_init init) {
     int had = t->block != NULL;
     if (!had)
-        t->block = tshi_mem_take(t->ctx, TSH_MEM_PARAMETERS,
-                                 tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
+        t->block = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS,
+                                  tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
     if (!t->block) return TSH_ERR_MEMORY;
     if (tshi_init_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) != TSH_OK &&
         !had) {
-        tshi_mem_drop(t->ctx, t->block);
+        tshi_mem_release(t->ctx, t->block);
         t->block = NULL;
     }
     return t->ctx->error.code;
@@ -3853,7 +3854,7 @@ TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape sha
     tsh_tensor *t = tshi_tensor_make(ctx, "tsh_tensor_from", TSHI_OWNED, TSH_MEM_TENSORS, dtype,
                                      &shape, layout);
     if (t && !data && tsh_local_numel(t)) {
-        tshi_tensor_end(t);
+        tshi_tensor_release(t);
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_tensor_from: data is NULL");
     }
     if (t && data) memcpy(tshi_tensor_at(t), data, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
@@ -3861,7 +3862,8 @@ TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape sha
 }
 
 TSH_API void tsh_tensor_free(tsh_tensor *t) {
-    if (t && (t->flags & TSHI_OWNED) && !(t->flags & (TSHI_DEAD | TSHI_PARAM))) tshi_tensor_end(t);
+    if (t && (t->flags & TSHI_OWNED) && !(t->flags & (TSHI_DEAD | TSHI_PARAM)))
+        tshi_tensor_release(t);
 }
 
 TSH_API tsh_tensor *tsh_filled(tsh_ctx *ctx, tsh_shape shape, double value) {
@@ -4371,8 +4373,8 @@ TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const 
 
 /* Returns the block of values e, e + 1, ... of n: in place, or copied to pad. With step 0 pad is
  * filled for e = 0 only. */
-TSHI_INLINE const tsh_real *tshi_kernel_get(const tsh_real *x, int64_t step, int64_t e, int64_t n,
-                                            tsh_real *pad) {
+TSHI_INLINE const tsh_real *tshi_kernel_load_block(const tsh_real *x, int64_t step, int64_t e,
+                                                   int64_t n, tsh_real *pad) {
     const tsh_real *first = x + e * step;
     int i;
     if (step == 1 && n - e >= TSHI_BLOCK) return first;
@@ -4386,8 +4388,8 @@ TSHI_INLINE const tsh_real *tshi_kernel_get(const tsh_real *x, int64_t step, int
 }
 
 /* Stores a block as values e, e + 1, ... of the n of y; add: accumulates. */
-TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n,
-                                 const tsh_real *block, int add) {
+TSHI_INLINE void tshi_kernel_store_block(tsh_real *y, int64_t step, int64_t e, int64_t n,
+                                         const tsh_real *block, int add) {
     int i;
     if (step != 1 || n - e < TSHI_BLOCK) {
         tshi_kernel_scatter(y + e * step, step, n - e, block, add);
@@ -4412,7 +4414,8 @@ TSHI_APART void tshi_kernel_convert(const tshi_operand *x, int64_t e, int64_t n,
  * contiguous tsh_real, else in pad, which repeats the first one after the last. */
 TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, int64_t n,
                                              tsh_real *pad) {
-    if (x->dtype == TSH_REAL) return tshi_kernel_get((const tsh_real *)x->data, x->step, e, n, pad);
+    if (x->dtype == TSH_REAL)
+        return tshi_kernel_load_block((const tsh_real *)x->data, x->step, e, n, pad);
     tshi_kernel_convert(x, e, n, pad);
     return pad;
 }
@@ -4435,7 +4438,7 @@ TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n
 TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
                                    const tsh_real *block, int add) {
     if (y->dtype == TSH_REAL)
-        tshi_kernel_put((tsh_real *)y->data, y->step, e, n, block, add);
+        tshi_kernel_store_block((tsh_real *)y->data, y->step, e, n, block, add);
     else
         tshi_kernel_round_to(y, e, n, block, add);
 }
@@ -4452,7 +4455,7 @@ TSHI_INLINE const int64_t *tshi_kernel_load_integers(const tshi_operand *x, int6
 }
 
 /* Copies the last n values of a row to a pad, followed by `rest`. */
-TSHI_APART void tshi_kernel_end(const tsh_real *x, int64_t n, tsh_real rest, tsh_real *pad) {
+TSHI_APART void tshi_kernel_pad(const tsh_real *x, int64_t n, tsh_real rest, tsh_real *pad) {
     int64_t i;
     for (i = 0; i < TSHI_BLOCK; i++) pad[i] = rest;
     for (i = 0; i < n; i++) pad[i] = x[i];
@@ -4472,7 +4475,7 @@ TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_sum_step(lane, x + e);
     if (e < n) {
-        tshi_kernel_end(x + e, n - e, 0, pad);
+        tshi_kernel_pad(x + e, n - e, 0, pad);
         tshi_kernel_sum_step(lane, pad);
     }
     return tshi_kernel_fold(lane);
@@ -4490,8 +4493,8 @@ TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_dot_step(lane, x + e, y + e);
     if (e < n) {
-        tshi_kernel_end(x + e, n - e, 0, pad[0]);
-        tshi_kernel_end(y + e, n - e, 0, pad[1]);
+        tshi_kernel_pad(x + e, n - e, 0, pad[0]);
+        tshi_kernel_pad(y + e, n - e, 0, pad[1]);
         tshi_kernel_dot_step(lane, pad[0], pad[1]);
     }
     return tshi_kernel_fold(lane);
@@ -4535,47 +4538,47 @@ TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_max_step(lane, x + e);
     if (e < n) {
-        tshi_kernel_end(x + e, n - e, x[0], pad);
+        tshi_kernel_pad(x + e, n - e, x[0], pad);
         tshi_kernel_max_step(lane, pad);
     }
     return tshi_kernel_max_fold(lane);
 }
 
 /* y = e^(x - max) for a block of values x <= max; adds y to lane. */
-TSHI_INLINE void tshi_kernel_exps_step(tsh_real *lane, const tsh_real *x, tsh_real max, tsh_real *y,
-                                       int fused) {
+TSHI_INLINE void tshi_kernel_exps_block(tsh_real *lane, const tsh_real *x, tsh_real max,
+                                        tsh_real *y, int fused) {
     int i;
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = tshi_math_exp_below(x[i] - max, fused);
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] += y[i];
 }
 
 /* Adds e^(x - max) of n values x <= max to lane, and stores them in y unless that is NULL. */
-TSHI_INLINE void tshi_kernel_exps_more(tsh_real *lane, const tsh_real *x, int64_t n, tsh_real max,
-                                       tsh_real *y, int fused) {
+TSHI_INLINE void tshi_kernel_add_exps(tsh_real *lane, const tsh_real *x, int64_t n, tsh_real max,
+                                      tsh_real *y, int fused) {
     tsh_real pad[TSHI_BLOCK], out[TSHI_BLOCK];
     int64_t e;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_exps_step(lane, x + e, max, out, fused);
-        if (y) tshi_kernel_put(y, 1, e, n, out, 0);
+        tshi_kernel_exps_block(lane, x + e, max, out, fused);
+        if (y) tshi_kernel_store_block(y, 1, e, n, out, 0);
     }
     if (e < n) {
-        tshi_kernel_end(x + e, n - e, -TSHI_R(INFINITY), pad); /* e^-infinity adds 0 */
-        tshi_kernel_exps_step(lane, pad, max, out, fused);
-        if (y) tshi_kernel_put(y, 1, e, n, out, 0);
+        tshi_kernel_pad(x + e, n - e, -TSHI_R(INFINITY), pad); /* e^-infinity adds 0 */
+        tshi_kernel_exps_block(lane, pad, max, out, fused);
+        if (y) tshi_kernel_store_block(y, 1, e, n, out, 0);
     }
 }
 
 /* Returns the sum of e^(x - max) of a row; NaN if max is not finite. */
-TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real max, tsh_real *y,
-                                      int fused) {
+TSHI_INLINE tsh_real tshi_kernel_sum_exps(const tsh_real *x, int64_t n, tsh_real max, tsh_real *y,
+                                          int fused) {
     tsh_real lane[TSHI_BLOCK];
     memset(lane, 0, sizeof lane);
-    tshi_kernel_exps_more(lane, x, n, max, y, fused);
+    tshi_kernel_add_exps(lane, x, n, max, y, fused);
     return tshi_kernel_fold(lane) + (max - max);
 }
 
 /* Casts const away, without a warning: tshi_operand has no const, also for what is only read. */
-static void *tshi_kernel_read(const void *data) {
+static void *tshi_kernel_unconst(const void *data) {
     union {
         const void *from;
         void *to;
@@ -4585,7 +4588,7 @@ static void *tshi_kernel_read(const void *data) {
 }
 
 static tshi_operand tshi_kernel_operand(const void *data, int64_t step, tsh_dtype dtype) {
-    const tshi_operand x = {tshi_kernel_read(data), step, dtype};
+    const tshi_operand x = {tshi_kernel_unconst(data), step, dtype};
     return x;
 }
 
@@ -4692,7 +4695,7 @@ TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const 
     tshi_kernel_join(loop);
     loop->kernel = kernel;
     loop->params = params;
-    pieces = tshi_team_pieces(loop->ctx, count, MIN_ELEMENTS);
+    pieces = tshi_team_parts(loop->ctx, count, MIN_ELEMENTS);
     for (d = 0; d < loop->ndim && (!loop->stride[0][d] || loop->dim[d] < pieces); d++) continue;
     loop->cut = d;
     if (pieces == 1 || d == loop->ndim)
@@ -4733,14 +4736,14 @@ static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) 
 }
 
 /* Returns how many pieces to cut `rows` rows of `length` elements into. */
-static int tshi_kernel_pieces(const tsh_ctx *ctx, int64_t rows, int64_t length) {
+static int tshi_kernel_parts(const tsh_ctx *ctx, int64_t rows, int64_t length) {
     enum { MIN_ELEMENTS = 1 << 14 }; /* per thread */
-    return tshi_team_pieces(ctx, rows, tshi_base_ceil(MIN_ELEMENTS, length > 0 ? length : 1));
+    return tshi_team_parts(ctx, rows, tshi_base_ceil(MIN_ELEMENTS, length > 0 ? length : 1));
 }
 
 /* Runs a job, of rows of `length` elements, on the threads. */
 static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t length) {
-    tshi_team_run(tshi_kernel_pieces(ctx, rows->count, length), rows->count, 1, tshi_kernel_do_rows,
+    tshi_team_run(tshi_kernel_parts(ctx, rows->count, length), rows->count, 1, tshi_kernel_do_rows,
                   rows);
 }
 
@@ -4832,7 +4835,7 @@ static void tshi_kernel_dense(const tsh_tensor *t, void *dense, tsh_dtype dtype,
 static void *tshi_kernel_packed_as(const tsh_tensor *t, tsh_dtype dtype, tshi_block **scratch) {
     *scratch = NULL;
     if (t->dtype == dtype && tshi_tensor_is_dense(t)) return tshi_tensor_at(t);
-    *scratch = tshi_mem_take(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
+    *scratch = tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
     if (!*scratch) return NULL;
     tshi_kernel_dense(t, tshi_mem_data(*scratch), dtype, 0);
     return tshi_mem_data(*scratch);
@@ -4861,14 +4864,14 @@ static tsh_real *tshi_kernel_reals_of(const tsh_tensor *t, int64_t *stride, tshi
 static tsh_real *tshi_kernel_output(tsh_tensor *out, tshi_block **scratch) {
     *scratch = NULL;
     if (out->dtype == TSH_REAL) return tshi_tensor_values(out);
-    *scratch = tshi_mem_take(out->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(out)));
+    *scratch = tshi_mem_alloc(out->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(out)));
     return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
 static void tshi_kernel_output_done(tsh_tensor *out, tshi_block *scratch) {
     if (!scratch) return;
     tshi_kernel_dense(out, tshi_mem_data(scratch), TSH_REAL, 1);
-    tshi_mem_drop(out->ctx, scratch);
+    tshi_mem_release(out->ctx, scratch);
 }
 
 /* Views a tensor (.., N) as a matrix (*rows, N) whose rows are *stride elements apart. Returns 0 if
@@ -5388,7 +5391,7 @@ TSHI_OUTLINE void tshi_gemm_pack(tsh_real *TSHI_RESTRICT dst, int width, int val
 #endif
 
 /* Packs `valid` rows of m, k columns long, as a sliver of width `width`, converted to tsh_real. */
-static void tshi_gemm_pack_of(tsh_real *dst, int width, int valid, int64_t k, tshi_matrix m) {
+static void tshi_gemm_pack_matrix(tsh_real *dst, int width, int valid, int64_t k, tshi_matrix m) {
     const tshi_dtype *dtype = &tshi_dtypes[m.dtype];
     if (m.dtype == TSH_REAL) {
         tshi_gemm_pack(dst, width, valid, k, (const tsh_real *)m.data, m.row, m.column);
@@ -5503,8 +5506,8 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     tshi_gemm_walk walk;
     tshi_gemm_tile t;
     for (int64_t i = 0; pack_a && i < job->m; i += mr)
-        tshi_gemm_pack_of(job->pack_a + i * job->k, mr, (int)tshi_base_min(mr, job->m - i), job->k,
-                          tshi_gemm_from(job->a, i, 0));
+        tshi_gemm_pack_matrix(job->pack_a + i * job->k, mr, (int)tshi_base_min(mr, job->m - i),
+                              job->k, tshi_gemm_from(job->a, i, 0));
     t.walk = &walk;
     t.k = job->k;
     t.alpha = job->alpha;
@@ -5533,7 +5536,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
         if (pack_b || cols < width) {
             tsh_real *sliver = job->pack_b + (only ? 0 : j * job->k);
             const tshi_matrix columns = tshi_gemm_transposed(tshi_gemm_from(job->b, 0, j));
-            if (first) tshi_gemm_pack_of(sliver, width, cols, job->k, columns);
+            if (first) tshi_gemm_pack_matrix(sliver, width, cols, job->k, columns);
             t.b = sliver;
             t.rsb = width;
             t.csb = 1;
@@ -5692,11 +5695,11 @@ TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, co
     return code;
 }
 
-TSH_API void tsh_text_add(char *text, size_t room, const char *format, ...) {
+TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) {
     size_t used = strlen(text);
     va_list list;
     va_start(list, format);
-    if (used + 1 < room) (void)vsnprintf(text + used, room - used, format, list);
+    if (used + 1 < capacity) (void)vsnprintf(text + used, capacity - used, format, list);
     va_end(list);
 }
 
@@ -5762,57 +5765,57 @@ TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size) {
 }
 
 /* Appends names[value]; of a value that is not below n: `what` and the number, "kind 77". */
-static void tshi_coll_name(char *text, size_t room, const char *const *names, unsigned n,
+static void tshi_coll_name(char *text, size_t capacity, const char *const *names, unsigned n,
                            const char *what, unsigned value) {
     if (value < n)
-        tsh_text_add(text, room, "%s", names[value]);
+        tsh_text_add(text, capacity, "%s", names[value]);
     else
-        tsh_text_add(text, room, "%s %d", what, (int)value);
+        tsh_text_add(text, capacity, "%s %d", what, (int)value);
 }
 
 TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
-                            size_t room) {
+                            size_t capacity) {
     static const char *const redops[] = {"sum", "product", "min", "max", "average"};
     unsigned kind = (unsigned)coll->kind;
     const int64_t *mine = coll->recv_counts, *theirs = NULL; /* theirs: to compare with mine */
     if (tshi_coll_rows(coll->kind) && kind != TSH_ALLTOALL && other && other->kind == coll->kind)
         theirs = other->recv_counts;
-    if (!room) return text; /* not even for the final 0 */
+    if (!capacity) return text; /* not even for the final 0 */
     text[0] = '\0';
-    tshi_coll_name(text, room, tshi_coll_kinds, TSH_COLL_KINDS, "kind", kind);
+    tshi_coll_name(text, capacity, tshi_coll_kinds, TSH_COLL_KINDS, "kind", kind);
     if (kind >= TSH_BARRIER) return text;
-    tsh_text_add(text, room, " of ");
+    tsh_text_add(text, capacity, " of ");
     if (!tshi_coll_rows(coll->kind) && kind != TSH_SENDRECV)
-        tsh_text_add(text, room, "%lld ", (long long)coll->count);
+        tsh_text_add(text, capacity, "%lld ", (long long)coll->count);
     if ((unsigned)coll->dtype < (unsigned)TSHI_DTYPES)
-        tsh_text_add(text, room, "%s", tshi_dtypes[coll->dtype].name);
+        tsh_text_add(text, capacity, "%s", tshi_dtypes[coll->dtype].name);
     else
-        tsh_text_add(text, room, "dtype %d", (int)coll->dtype);
+        tsh_text_add(text, capacity, "dtype %d", (int)coll->dtype);
     if (tshi_coll_reduces(coll->kind)) {
-        tsh_text_add(text, room, " (");
-        tshi_coll_name(text, room, redops, TSH_AVG + 1, "reduction", (unsigned)coll->redop);
-        tsh_text_add(text, room, ")");
+        tsh_text_add(text, capacity, " (");
+        tshi_coll_name(text, capacity, redops, TSH_AVG + 1, "reduction", (unsigned)coll->redop);
+        tsh_text_add(text, capacity, ")");
     }
-    if (coll->blocks > 1) tsh_text_add(text, room, " in %lld blocks", (long long)coll->blocks);
-    if (kind == TSH_BROADCAST) tsh_text_add(text, room, " from rank %d", coll->root);
-    if (coll->send_to >= 0) tsh_text_add(text, room, " to rank %d", coll->send_to);
-    if (coll->recv_from >= 0) tsh_text_add(text, room, " from rank %d", coll->recv_from);
-    if (coll->tag >= 0) tsh_text_add(text, room, " with tag %d", coll->tag);
+    if (coll->blocks > 1) tsh_text_add(text, capacity, " in %lld blocks", (long long)coll->blocks);
+    if (kind == TSH_BROADCAST) tsh_text_add(text, capacity, " from rank %d", coll->root);
+    if (coll->send_to >= 0) tsh_text_add(text, capacity, " to rank %d", coll->send_to);
+    if (coll->recv_from >= 0) tsh_text_add(text, capacity, " from rank %d", coll->recv_from);
+    if (coll->tag >= 0) tsh_text_add(text, capacity, " with tag %d", coll->tag);
     for (int r = 0; mine && theirs && r < size; r++) {
         if (mine[r] == theirs[r]) continue;
-        tsh_text_add(text, room, " with counts[%d] = %lld", r, (long long)mine[r]);
+        tsh_text_add(text, capacity, " with counts[%d] = %lld", r, (long long)mine[r]);
         break;
     }
     return text;
 }
 
 TSH_API void tsh_coll_where(const tsh_coll *coll, int size, uint64_t seq, uint64_t group,
-                            char *text, size_t room) {
+                            char *text, size_t capacity) {
     size_t used = strlen(text);
-    (void)tsh_coll_text(coll, NULL, size, text + used, room - used);
+    (void)tsh_coll_text(coll, NULL, size, text + used, capacity - used);
     if (!tshi_coll_pairwise(coll->kind))
-        tsh_text_add(text, room, ", collective %llu", (unsigned long long)seq);
-    tsh_text_add(text, room, " of group %llu", (unsigned long long)group);
+        tsh_text_add(text, capacity, ", collective %llu", (unsigned long long)seq);
+    tsh_text_add(text, capacity, " of group %llu", (unsigned long long)group);
 }
 
 TSH_API tsh_coll tsh_coll_half(const tsh_coll *coll, int receives) {
@@ -6193,15 +6196,15 @@ TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise) {
     return wait > INT64_MAX - now ? INT64_MAX : now + wait; /* no overflow */
 }
 
-TSH_API int tsh_env_text(const char *name, char *text, size_t room, tsh_error *error) {
+TSH_API int tsh_env_text(const char *name, char *text, size_t capacity, tsh_error *error) {
     const char *value = tshi_coll_env(name);
     if (!value) return 0;
-    if (strlen(value) < room) {
+    if (strlen(value) < capacity) {
         memcpy(text, value, strlen(value) + 1);
         return 1;
     }
     (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s has %lu bytes; it takes at most %lu", name,
-                        (unsigned long)strlen(value), (unsigned long)room - 1);
+                        (unsigned long)strlen(value), (unsigned long)capacity - 1);
     return -1;
 }
 
@@ -7433,17 +7436,18 @@ static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
     tsh_tensor *only = b->first->next ? NULL : b->first->leaf;
     int k;
     if (b->kind != TSH_ALLREDUCE) {
-        b->counts = (int64_t *)tshi_mem_book(ctx, &ctx->buckets.arena,
-                                             (size_t)size * sizeof *b->counts);
+        b->counts = (int64_t *)tshi_mem_arena_alloc(ctx, &ctx->buckets.arena,
+                                                    (size_t)size * sizeof *b->counts);
         if (!b->counts) return 0;
         for (k = 0; k < size; k++) b->counts[k] = only ? tshi_bucket_chunk_size(only, k) : b->width;
     }
     if (b->kind == TSH_REDUCE_SCATTER) {
-        b->own = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(b->counts[rank]));
+        b->own = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(b->counts[rank]));
         if (!b->own) return 0;
     }
     if (!only) {
-        b->block = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(tshi_bucket_elements(ctx, b)));
+        b->block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                                  tshi_dtype_reals(tshi_bucket_elements(ctx, b)));
         for (k = gathers ? rank : 0; b->block && k < (gathers ? rank + 1 : size); k++)
             tshi_bucket_copy(b, k, tshi_bucket_row(b, k), 0);
     } else if (gathers) {
@@ -7462,7 +7466,7 @@ static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
     tsh_coll coll = tsh_coll_make(b->kind, TSH_REAL);
     if (b->block || ctx->error.code != TSH_OK || !tshi_bucket_load(ctx, b)) return;
     for (tshi_bucket_entry *p = b->first; p; p = p->next) {
-        p->leaf->boxed = 0;
+        p->leaf->in_bucket = 0;
         if (b->kind != TSH_ALLGATHER) p->leaf->gr.live = 0;
     }
     coll.send = coll.recv = tshi_mem_data(b->block);
@@ -7494,9 +7498,9 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     const int64_t n = tsh_local_numel(leaf);
     tshi_bucket **open = &all->open[kind != TSH_ALLREDUCE], *b = n < all->limit ? *open : NULL;
     tshi_bucket_entry *p;
-    if (leaf->boxed || ctx->error.code != TSH_OK) return; /* boxed: in a bucket already */
-    p = (tshi_bucket_entry *)tshi_mem_book(ctx, &all->arena, sizeof *p);
-    if (p && !b) b = (tshi_bucket *)tshi_mem_book(ctx, &all->arena, sizeof *b);
+    if (leaf->in_bucket || ctx->error.code != TSH_OK) return; /* boxed: in a bucket already */
+    p = (tshi_bucket_entry *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *p);
+    if (p && !b) b = (tshi_bucket *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *b);
     if (!p || !b) return;
     if (!b->first) b->last = &b->first;
     p->leaf = leaf;
@@ -7505,7 +7509,7 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     b->kind = kind;
     b->count += n;
     b->width += tshi_bucket_chunk_size(leaf, 0);
-    leaf->boxed = 1;
+    leaf->in_bucket = 1;
     if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* full: none is open */
     if (b->count >= all->limit) tshi_bucket_close(ctx, b);
 }
@@ -7564,7 +7568,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     for (const tshi_bucket_entry *p = b->first; p && !gathers; p = p->next) {
         tshi_block **grad = &p->leaf->gr.block;
         const size_t bytes = tshi_dtype_reals(tsh_local_numel(p->leaf));
-        if (!*grad && !(*grad = tshi_mem_take(ctx, TSH_MEM_GRADIENTS, bytes))) return;
+        if (!*grad && !(*grad = tshi_mem_alloc(ctx, TSH_MEM_GRADIENTS, bytes))) return;
     }
     for (k = 0; k < ctx->dp.size; k++)
         if (scatters ? k == rank : !in_place && !(gathers && k == rank))
@@ -7578,14 +7582,14 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
     if (all->open[0]) tshi_bucket_close(ctx, all->open[0]);
     if (all->open[1]) tshi_bucket_close(ctx, all->open[1]);
     for (tshi_bucket *b = all->first; b; b = b->next) tshi_bucket_send(ctx, b);
-    tshi_error_tell(ctx); /* peers that wait for this rank's bucket must learn of its error */
+    tshi_error_report(ctx); /* peers that wait for this rank's bucket must learn of its error */
     while (all->awaited) tshi_bucket_await(ctx);
     (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, all->weight_req), tshi_bucket_what);
     for (tshi_bucket *b = all->first; b; b = b->next) {
-        for (tshi_bucket_entry *p = b->first; p; p = p->next) p->leaf->boxed = 0;
+        for (tshi_bucket_entry *p = b->first; p; p = p->next) p->leaf->in_bucket = 0;
         if (ctx->error.code == TSH_OK) tshi_bucket_copy_back(ctx, b);
-        tshi_mem_drop(ctx, b->block);
-        tshi_mem_drop(ctx, b->own);
+        tshi_mem_release(ctx, b->block);
+        tshi_mem_release(ctx, b->own);
     }
 }
 
@@ -7603,8 +7607,8 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
  * tsh_backward: tshi_tape_mark finds the nodes that the loss depends on and counts what each tensor
  * will receive; tshi_tape_walk runs their backward and releases them; tshi_tape_sync completes the
  * gradients of leaves over tp and dp. Collectives run while backward goes on: a partial gradient's
- * all-reduce starts with its last contribution (tshi_tape_give), a leaf's bucket when it is full
- * (tshi_tape_deliver). */
+ * all-reduce starts with its last contribution (tshi_tape_input_done), a leaf's bucket when it is
+ * full (tshi_tape_deliver). */
 
 /* 1 if a call with these inputs is recorded. */
 static int tshi_tape_records(const tsh_ctx *ctx, tsh_tensor *const *in, int n) {
@@ -7622,7 +7626,7 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     const size_t inputs = (size_t)n * sizeof(tsh_tensor *);
     const size_t saved = ((size_t)n + 1) * sizeof(tshi_block *);
     const size_t head = (sizeof(tshi_node) + inputs + saved + 15) / 16 * 16; /* aligns params */
-    tshi_node *node = (tshi_node *)tshi_mem_book(ctx, &ctx->tape.arena, head + params);
+    tshi_node *node = (tshi_node *)tshi_mem_arena_alloc(ctx, &ctx->tape.arena, head + params);
     if (!node) return NULL;
     node->in = (tsh_tensor **)(void *)(node + 1); /* in, saved, params follow the node */
     node->saved = (tshi_block **)(void *)((char *)node->in + inputs);
@@ -7747,7 +7751,7 @@ typedef struct tshi_dest {
 static int tshi_tape_allocate(tsh_tensor *base, tshi_accumulator *acc) {
     int kind = base->flags & TSHI_OWNED ? TSH_MEM_GRADIENTS : TSH_MEM_STEP;
     if (!acc->block)
-        acc->block = tshi_mem_take(base->ctx, kind, tshi_dtype_reals(tsh_local_numel(base)));
+        acc->block = tshi_mem_alloc(base->ctx, kind, tshi_dtype_reals(tsh_local_numel(base)));
     return acc->block != NULL;
 }
 
@@ -7759,7 +7763,7 @@ static void tshi_tape_zero(const tsh_tensor *base, tshi_accumulator *acc) {
 
 /* Fills dest: where in acc, an accumulator of t's base, a contribution to t goes. 0: no memory, or
  * the user has freed the base. */
-static int tshi_tape_open(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest) {
+static int tshi_tape_dest_in(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest) {
     tsh_tensor *base = t->base;
     if ((base->flags & TSHI_DEAD) || !tshi_tape_allocate(base, acc)) return 0;
     dest->data = (tsh_real *)tshi_mem_data(acc->block) + (t->offset - base->offset);
@@ -7801,7 +7805,7 @@ static int tshi_tape_is_whole(const tsh_tensor *t) {
 TSHI_OUTLINE int tshi_tape_dest(tshi_node *node, int i, tshi_dest *dest) {
     tsh_tensor *t = node->in[i];
     if (!t || !t->base->requires_grad) return 0;
-    return tshi_tape_open(t, tshi_tape_accumulator(node, i), dest);
+    return tshi_tape_dest_in(t, tshi_tape_accumulator(node, i), dest);
 }
 
 /* tshi_tape_dest for an op that reads each saved value of input i before it writes the gradient of
@@ -7837,10 +7841,10 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
     if (t != base || base->node || !base->requires_grad || (base->flags & TSHI_DEAD))
         return tshi_tape_dest_zeroed(node, i, dest);
     if (base->marks && base->marks->size < size) {
-        tshi_mem_drop(base->ctx, base->marks);
+        tshi_mem_release(base->ctx, base->marks);
         base->marks = NULL;
     }
-    if (!base->marks) base->marks = tshi_mem_take(base->ctx, TSH_MEM_GRADIENTS, size);
+    if (!base->marks) base->marks = tshi_mem_alloc(base->ctx, TSH_MEM_GRADIENTS, size);
     if (!base->marks || !tshi_tape_allocate(base, acc)) return 0;
     if (!base->gr.live && !base->gp.live) {
         memset(tshi_mem_data(base->marks), 0, size);
@@ -7859,7 +7863,7 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
  * over dp. Partial and row-sparse gradients wait for tshi_tape_sync: they are first completed over
  * tp, and with the rows of other ranks. */
 static void tshi_tape_deliver(tsh_tensor *leaf) {
-    if (--leaf->users > 0 || !leaf->ctx->tape.syncing || !(leaf->flags & TSHI_AVERAGED) ||
+    if (--leaf->contributions > 0 || !leaf->ctx->tape.syncing || !(leaf->flags & TSHI_AVERAGED) ||
         !leaf->gr.live || leaf->gp.live || leaf->sparse)
         return;
     tshi_bucket_add_grad(leaf);
@@ -7900,17 +7904,17 @@ static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
 /* Marks the node's gradient of input i as done. The last partial contribution to a tensor starts
  * its all-reduce, which runs while backward goes on. An op that has more to do calls this early;
  * the walk does so for all inputs that are left. */
-static void tshi_tape_give(tshi_node *node, int i) {
+static void tshi_tape_input_done(tshi_node *node, int i) {
     tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
     tsh_ctx *ctx = node->out->ctx;
-    if (!base || !base->requires_grad || (node->progress.given >> i & 1u)) return;
-    node->progress.given |= 1u << i;
+    if (!base || !base->requires_grad || (node->progress.done >> i & 1u)) return;
+    node->progress.done |= 1u << i;
     if (ctx->anomalies && !tshi_tape_check_input(node, i)) return;
     if (!base->node) {
         tshi_tape_deliver(base);
         return;
     }
-    if (!tshi_tape_is_partial(node, i) || --base->expected > 0) return;
+    if (!tshi_tape_is_partial(node, i) || --base->partial_contributions > 0) return;
     if (tshi_tape_accepts_partial(base->node) || !base->gp.live || ctx->error.code != TSH_OK)
         return;
     (void)tshi_error_comm(ctx,
@@ -7985,7 +7989,7 @@ static void tshi_tape_accumulate(const tsh_tensor *t, const tshi_dest *dest, con
 
 /* Backward of an op whose gradient of input i equals that of the output. The input shares the
  * output's memory if it has no accumulator yet, and no later input has the same base. */
-static void tshi_tape_pass(tshi_node *node, int i) {
+static void tshi_tape_identity(tshi_node *node, int i) {
     tsh_tensor *t = node->in[i], *base = t->base, *out = node->out;
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
     tshi_dest dest;
@@ -8011,7 +8015,7 @@ static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
         if (!node->progress.reached) continue;
         node->progress.partial = node->partial;
         if ((node->op->flags & TSHI_OP_PASSES_PARTIAL) && tshi_tape_accepts_partial(node) &&
-            node->out->expected)
+            node->out->partial_contributions)
             node->progress.partial |= TSHI_X;
         for (int i = 0; i < node->n; i++) {
             tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
@@ -8019,38 +8023,38 @@ static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
             if (base->node)
                 base->node->progress.reached = 1;
             else
-                base->users++;
-            if (tshi_tape_is_partial(node, i)) base->expected++;
+                base->contributions++;
+            if (tshi_tape_is_partial(node, i)) base->partial_contributions++;
         }
-        for (int i = 0; i < node->leaf_count; i++) node->leaves[i]->users++;
+        for (int i = 0; i < node->leaf_count; i++) node->leaves[i]->contributions++;
     }
 }
 
 /* Step tensors of this scope depth or deeper release their values, except the loss and retained
  * ones. What backward needs, the nodes have saved. */
-static void tshi_tape_let_go(tsh_ctx *ctx, const tsh_tensor *loss, int depth) {
+static void tshi_tape_release_values(tsh_ctx *ctx, const tsh_tensor *loss, int depth) {
     tsh_tensor *t, *head = &ctx->handles.step;
     for (t = head->next; t != head; t = t->next) {
         if (t == loss || t->depth < depth || (t->flags & (TSHI_RETAIN | TSHI_STALE))) continue;
-        tshi_mem_drop(ctx, t->block);
+        tshi_mem_release(ctx, t->block);
         t->block = NULL;
         t->flags |= TSHI_STALE;
     }
 }
 
 /* Releases what a node holds, and the gradient of its output unless that is retained. */
-static void tshi_tape_drop_node(tshi_node *node) {
+static void tshi_tape_release_node(tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     tsh_tensor *out = node->out;
     if (out->reducing) (void)tsh_wait(&ctx->tp, out->req);
-    out->reducing = out->expected = 0;
-    for (int i = 0; i <= node->n; i++) tshi_mem_drop(ctx, node->saved[i]);
-    tshi_mem_drop(ctx, node->aux);
+    out->reducing = out->partial_contributions = 0;
+    for (int i = 0; i <= node->n; i++) tshi_mem_release(ctx, node->saved[i]);
+    tshi_mem_release(ctx, node->aux);
     out->node = NULL;
     out->requires_grad = 0;
     if (out->flags & TSHI_RETAIN) return;
-    tshi_mem_drop(ctx, out->gr.block);
-    tshi_mem_drop(ctx, out->gp.block);
+    tshi_mem_release(ctx, out->gr.block);
+    tshi_mem_release(ctx, out->gp.block);
     memset(&out->gr, 0, sizeof out->gr);
     memset(&out->gp, 0, sizeof out->gp);
 }
@@ -8074,13 +8078,13 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
         if (node->progress.reached && ctx->error.code == TSH_OK && tshi_tape_complete_out(node)) {
             const int64_t begin = tshi_trace_now(ctx->trace);
             node->op->backward(node);
-            for (int i = 0; i < node->n; i++) tshi_tape_give(node, i);
+            for (int i = 0; i < node->n; i++) tshi_tape_input_done(node, i);
             for (int i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
             if (ctx->trace)
                 (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->op->name, begin, 0);
             tshi_tape_progress(ctx);
         }
-        tshi_tape_drop_node(node);
+        tshi_tape_release_node(node);
     }
     ctx->module = outer;
     ctx->tape.newest = NULL;
@@ -8094,7 +8098,7 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     tsh_real *data;
     for (t = head->next; t != head; t = t->next)
         if (t->gp.live) total += tsh_local_numel(t);
-    if (!total || !(flat = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(total))))
+    if (!total || !(flat = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(total))))
         return ctx->error.code;
     data = (tsh_real *)tshi_mem_data(flat);
     for (t = head->next; t != head; t = t->next) {
@@ -8111,7 +8115,7 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
         tshi_tape_merge_rows(t, &ctx->tp);
         tshi_tape_merge(t);
     }
-    tshi_mem_drop(ctx, flat);
+    tshi_mem_release(ctx, flat);
     return ctx->error.code;
 }
 
@@ -8188,7 +8192,7 @@ static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
     tsh_tensor *t, *head = &ctx->handles.owned;
     int live = 0, chunked = 0; /* some leaf has a gradient; a chunk of one */
     for (t = head->next; t != head; t = t->next) {
-        t->expected = t->users = 0;
+        t->partial_contributions = t->contributions = 0;
         live |= t->gr.live | t->gp.live;
         chunked |= t->gr.live && (t->flags & TSHI_CHUNKED);
     }
@@ -8222,18 +8226,18 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
     if (ctx->error.code == TSH_OK)
         (void)tshi_tape_begin(ctx, desc && desc->summed, desc ? desc->weight : 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
-    if (!tshi_tape_open(loss, &loss->base->gr, &dest)) return ctx->error.code;
+    if (!tshi_tape_dest_in(loss, &loss->base->gr, &dest)) return ctx->error.code;
     dest.data[0] = dest.add ? TSHI_R(dest.data[0] + TSHI_R(1)) : TSHI_R(1);
     if (!defer) tshi_tape_sync_begin(ctx); /* buckets are sent during the walk */
     tshi_tape_mark(ctx, loss);
-    tshi_tape_let_go(ctx, loss, 0);
+    tshi_tape_release_values(ctx, loss, 0);
     tshi_tape_walk(ctx);
     tshi_mem_reset(&ctx->tape.arena);
     if (defer)
         ctx->tape.pending = 1; /* until tsh_sync_grads */
     else
         (void)tshi_tape_sync(ctx);
-    tshi_error_tell(ctx);
+    tshi_error_report(ctx);
     return ctx->error.code;
 }
 
@@ -8306,7 +8310,7 @@ TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
             t->ctx, TSH_ERR_STATE,
             "tsh_grad: each rank of dp has a chunk of the gradient of \"%s\", as "
             "its optimiser's .zero wants it", base->path);
-    grad = tshi_tensor_window(t, base->gr.block);
+    grad = tshi_tensor_detached(t, base->gr.block);
     if (!grad) return NULL;
     grad->dtype = TSH_REAL;
     grad->offset = t->offset - base->offset;
@@ -8336,11 +8340,11 @@ TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     tsh_tensor *head;
     if (!ctx) return TSH_ERR_ARGUMENT;
     for (; ctx->tape.newest; ctx->tape.newest = ctx->tape.newest->older)
-        tshi_tape_drop_node(ctx->tape.newest);
+        tshi_tape_release_node(ctx->tape.newest);
     tshi_mem_reset(&ctx->tape.arena);
     head = &ctx->handles.step;
     for (ctx->handles.ended = 0; head->next != head; ctx->handles.ended++)
-        tshi_tensor_end(head->next);
+        tshi_tensor_release(head->next);
     return tsh_ok(ctx) ? TSH_OK : ctx->error.code;
 }
 
@@ -8358,7 +8362,8 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx) {
             "tsh_scope_end: %s was recorded inside the scope; scopes are for work without "
             "gradients (tsh_no_grad_begin)", ctx->tape.newest->op->name);
     else
-        while (head->prev != head && head->prev->depth >= ctx->depth) tshi_tensor_end(head->prev);
+        while (head->prev != head && head->prev->depth >= ctx->depth)
+            tshi_tensor_release(head->prev);
     ctx->depth--;
 }
 
@@ -8608,17 +8613,18 @@ TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
     tsh_ctx *ctx = *out = tshi_context_make(desc);
     if (!ctx) return tshi_context_no_memory(desc);
     tshi_context_groups(ctx, desc);
-    tshi_error_tell(ctx);
+    tshi_error_report(ctx);
     return ctx->error.code;
 }
 
 TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     if (!ctx) return;
-    tshi_error_tell(ctx);
+    tshi_error_report(ctx);
     (void)tsh_step_end(ctx); /* releases the tape and step tensors */
-    while (ctx->handles.owned.next != &ctx->handles.owned) tshi_tensor_end(ctx->handles.owned.next);
+    while (ctx->handles.owned.next != &ctx->handles.owned)
+        tshi_tensor_release(ctx->handles.owned.next);
     tshi_trace_drop(ctx);
-    tshi_mem_drop(ctx, ctx->gemm_scratch);
+    tshi_mem_release(ctx, ctx->gemm_scratch);
     tshi_mem_close(ctx, TSH_MEM_STEP, ctx->pool.pages);
     for (tshi_micro *micro = ctx->micros; micro; micro = micro->next)
         tshi_mem_close(ctx, TSH_MEM_BOOKS, micro->arena.first);
@@ -8636,7 +8642,7 @@ TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
 /* Defines tsh_<group>. The group of a NULL ctx is one that callers must not write to. */
 #define TSHI_CONTEXT_GROUP(group)                                                                  \
     TSH_API tsh_comm *tsh_##group(tsh_ctx *ctx) {                                                  \
-        return ctx ? &ctx->group : (tsh_comm *)tshi_kernel_read(&tshi_comm_none);                  \
+        return ctx ? &ctx->group : (tsh_comm *)tshi_kernel_unconst(&tshi_comm_none);               \
     }
 TSHI_CONTEXT_GROUP(world)
 TSHI_CONTEXT_GROUP(tp)
@@ -8766,7 +8772,7 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
         const int64_t length = own >= 0 ? x->dim[own] : 1;
         if (whole ? length != 1
                   : x->layout.dim != own || length != output->shape.dim[d] ||
-                        !tshi_layout_same_cut(&cut->layout, &x->layout, length, x->ctx->tp.size))
+                        !tshi_layout_same_shards(&cut->layout, &x->layout, length, x->ctx->tp.size))
             return tshi_rule_refuse(
                 call, cut, x,
                 whole ? "make them alike: tsh_redistribute(b, tsh_layout_of(a)), or gather: "
@@ -8869,7 +8875,7 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
     tsh_layout *out = &output->layout;
     const int nd = output->shape.ndim, da = la->dim + nd - a->ndim, db = lb->dim + nd - b->ndim;
     const int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED;
-    const int same = sa && sb && tshi_layout_same_cut(la, lb, a->dim[la->dim], a->ctx->tp.size);
+    const int same = sa && sb && tshi_layout_same_shards(la, lb, a->dim[la->dim], a->ctx->tp.size);
     if (la->kind == TSH_REPLICATED && lb->kind == TSH_REPLICATED) return 1;
     output->partial = la->kind == TSH_REPLICATED ? TSHI_A : TSHI_B; /* the one that is R, if any */
     if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) {       /* P R, R P */
@@ -8922,7 +8928,7 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     else if (column && x->layout.kind != TSH_REPLICATED && !(sequence->regather && cut && !along))
         hint = "a column-parallel weight takes a replicated input: "
                "tsh_redistribute(x, tsh_replicated())";
-    else if (row && !(along && tshi_layout_same_cut(&x->layout, &w->layout, w->dim[1], size)))
+    else if (row && !(along && tshi_layout_same_shards(&x->layout, &w->layout, w->dim[1], size)))
         hint = "a row-parallel weight takes an input that is replicated, or sharded along features "
                "by the same units: tsh_redistribute(x, tsh_replicated())";
     else if (along && !row)
@@ -9001,7 +9007,7 @@ static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
         cut.segment[s].length *= group;
         cut.segment[s].unit *= group;
     }
-    return tshi_layout_same_cut(&q->layout, &cut, q->dim[1], q->ctx->tp.size);
+    return tshi_layout_same_shards(&q->layout, &cut, q->dim[1], q->ctx->tp.size);
 }
 
 /* q (B, heads, T, D), k and v (B, k heads, S, D). All R, all S(0), or all S(1) in whole groups of
@@ -9065,7 +9071,7 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
                                          "tsh_redistribute(target, tsh_replicated())");
     if (weight && weight->layout.kind != TSH_REPLICATED &&
         !(cut && weight->layout.kind == TSH_SHARDED &&
-          tshi_layout_same_cut(&x->layout, &weight->layout, x->dim[last], size)))
+          tshi_layout_same_shards(&x->layout, &weight->layout, x->dim[last], size)))
         return tshi_rule_refuse(call, x, weight,
                                 "the weight is replicated, or cut as the classes: "
                                 "tsh_redistribute(weight, tsh_replicated())");
@@ -9116,7 +9122,7 @@ static void tshi_map_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *cons
                             unsigned partial, const void *params, size_t bytes, tshi_block *aux) {
     tshi_node *node = tshi_tape_record(op, out, in, n, partial, bytes);
     if (!node) {
-        tshi_mem_drop(out->ctx, aux);
+        tshi_mem_release(out->ctx, aux);
         return;
     }
     if (bytes) memcpy(node->params, params, bytes);
@@ -9196,7 +9202,7 @@ static void tshi_map_backward(tshi_node *node) {
         const tsh_tensor *t = node->in[i];
         const int same = t->ndim == out->ndim && tsh_local_numel(t) == tsh_local_numel(out);
         if (same && (row->pass >> i & 1u))
-            tshi_tape_pass(node, i);
+            tshi_tape_identity(node, i);
         else
             tshi_map_input_backward(node, i, row->backward[i]);
     }
@@ -9530,7 +9536,7 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
 /* Backward of ops whose output has the values of input 0: dx = dy. (Gradients are tsh_real,
  * whatever the dtypes are.) */
 static void tshi_map_same_backward(tshi_node *node) {
-    tshi_tape_pass(node, 0);
+    tshi_tape_identity(node, 0);
 }
 
 static const tshi_op tshi_map_cast_op = {
@@ -9560,7 +9566,7 @@ static tsh_real *tshi_map_dense_dest(const tsh_tensor *x, const tshi_dest *dest,
     for (d = 0; d < x->ndim; d++) direct &= x->local[d] == 1 || stride[d] == dest->stride[d];
     *scratch = NULL;
     if (direct) return dest->data;
-    *scratch = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(x)));
+    *scratch = tshi_mem_alloc(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(x)));
     return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
@@ -9570,7 +9576,7 @@ static void tshi_map_accumulate(tsh_tensor *x, const tshi_dest *dest, tshi_block
     if (!scratch) return;
     tshi_tensor_strides(x->local, x->ndim, stride);
     tshi_tape_accumulate(x, dest, (const tsh_real *)tshi_mem_data(scratch), stride);
-    tshi_mem_drop(x->ctx, scratch);
+    tshi_mem_release(x->ctx, scratch);
 }
 
 /* -- dropout ----------------------------------------------------------------
@@ -9732,7 +9738,7 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     run.y = tshi_kernel_output(out, &unrounded);
     run.x = tshi_kernel_packed_reals(x, &scratch);
     if (run.x && run.y) tshi_map_mask_all(&run, out);
-    tshi_mem_drop(ctx, scratch);
+    tshi_mem_release(ctx, scratch);
     tshi_kernel_output_done(out, unrounded);
     tshi_map_record(&tshi_map_dropout_op, out, &x, 1, TSHI_NONE, &mask, sizeof mask, NULL);
     return ctx->error.code == TSH_OK ? out : NULL;
@@ -9748,9 +9754,9 @@ static void tshi_map_copy_backward(tshi_node *node) {
     tshi_dest dest;
     int i;
     for (i = 0; i < 2 && base->requires_grad; i++)
-        if (from[i]->live && tshi_tape_open(node->in[0], to[i], &dest))
-            tshi_tape_accumulate(node->in[0], &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
-                                 out->stride);
+        if (from[i]->live && tshi_tape_dest_in(node->in[0], to[i], &dest))
+            tshi_tape_accumulate(node->in[0], &dest,
+                                 (const tsh_real *)tshi_mem_data(from[i]->block), out->stride);
 }
 
 static const tshi_op tshi_map_clone_op = {
@@ -9773,14 +9779,14 @@ TSH_API tsh_tensor *tsh_clone(tsh_tensor *x) {
 }
 
 TSH_API tsh_tensor *tsh_detach(tsh_tensor *x) {
-    return tshi_tensor_check("tsh_detach", &x, 1) ? tshi_tensor_window(x, x->block) : NULL;
+    return tshi_tensor_check("tsh_detach", &x, 1) ? tshi_tensor_detached(x, x->block) : NULL;
 }
 
 TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t) {
     tsh_tensor *x, *out;
     tsh_shape shape = tsh_shape_of(t);
     if (!t) return NULL;
-    x = (tsh_tensor *)tshi_kernel_read(t);
+    x = (tsh_tensor *)tshi_kernel_unconst(t);
     if (!tshi_tensor_check("tsh_keep", &x, 1)) return NULL;
     out = tshi_tensor_make(t->ctx, "tsh_keep", TSHI_OWNED, TSH_MEM_TENSORS, t->dtype, &shape,
                            &t->layout);
@@ -9882,7 +9888,7 @@ static void tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_re
         rows.x[0] = tshi_kernel_reals(sums, 1);
         rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(x, &scratch), n);
         if (rows.x[1].data) tshi_kernel_run_rows(x->ctx, &rows, n);
-        tshi_mem_drop(x->ctx, scratch);
+        tshi_mem_release(x->ctx, scratch);
         return;
     }
     memset(sums, 0, tshi_dtype_reals(count));
@@ -9967,7 +9973,7 @@ static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
 /* As tshi_kernel_output, row-major in whatever order out is. */
 static tsh_real *tshi_reduce_output(tsh_tensor *out, tshi_block **scratch) {
     if (tshi_tensor_is_dense(out)) return tshi_kernel_output(out, scratch);
-    *scratch = tshi_mem_take(out->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(out)));
+    *scratch = tshi_mem_alloc(out->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(out)));
     return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
@@ -10048,7 +10054,7 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     if (!out) return NULL;
     place = tshi_tensor_at(out);
     if (!argmax) {
-        aux = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)rows.count * sizeof(int64_t));
+        aux = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)rows.count * sizeof(int64_t));
         place = aux ? tshi_mem_data(aux) : NULL;
         max = tshi_kernel_output(out, &unrounded);
     }
@@ -10056,7 +10062,7 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&xs, &scratch), r.params.n);
     rows.x[2] = tshi_kernel_reals(max, 1);
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, r.params.n);
-    tshi_mem_drop(ctx, scratch);
+    tshi_mem_release(ctx, scratch);
     tshi_kernel_output_done(out, unrounded);
     tshi_map_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, aux);
     return ctx->error.code == TSH_OK ? out : NULL;
@@ -10085,15 +10091,16 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t rows, const tshi_operand *oper
     int i;
     for (; rows > 0; rows--, x += n, y += n) {
         const tsh_real max = tshi_kernel_max(x, n);
-        const tsh_real sum = tshi_kernel_exps(x, n, max, log ? NULL : y, fused); /* y = e^(x-m) */
+        const tsh_real sum = tshi_kernel_sum_exps(x, n, max, log ? NULL : y,
+                                                  fused); /* y = e^(x-m) */
         const tsh_real c = log ? tshi_math_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
         for (e = 0; e < n; e += TSHI_BLOCK) {
-            in = tshi_kernel_get(log ? x : y, 1, e, n, pad);
+            in = tshi_kernel_load_block(log ? x : y, 1, e, n, pad);
             if (log) /* x - (max + c) would lose digits of c if max is large */
                 TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - max - c;
             else
                 TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * c;
-            tshi_kernel_put(y, 1, e, n, out, 0);
+            tshi_kernel_store_block(y, 1, e, n, out, 0);
         }
     }
 }
@@ -10111,14 +10118,14 @@ TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand 
     for (; rows > 0; rows--, dx += n, y += n, dy += n) {
         const tsh_real sum = p->is_log ? tshi_kernel_sum(dy, n) : tshi_kernel_dot(dy, y, n);
         for (e = 0; e < n; e += TSHI_BLOCK) {
-            ys = tshi_kernel_get(y, 1, e, n, pad[0]);
-            gs = tshi_kernel_get(dy, 1, e, n, pad[1]);
+            ys = tshi_kernel_load_block(y, 1, e, n, pad[0]);
+            gs = tshi_kernel_load_block(dy, 1, e, n, pad[1]);
             if (p->is_log)
                 TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
                     out[i] = gs[i] - tshi_math_exp(ys[i], fused) * sum;
             else
                 TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = ys[i] * (gs[i] - sum);
-            tshi_kernel_put(dx, 1, e, n, out, 0);
+            tshi_kernel_store_block(dx, 1, e, n, out, 0);
         }
     }
 }
@@ -10142,8 +10149,8 @@ static void tshi_reduce_softmax_backward(tshi_node *node) {
     rows.x[2] = tshi_kernel_reals(tshi_kernel_packed_reals(&dy, &scratch[2]), params->n);
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, params->n);
     tshi_map_accumulate(&dx, &dest, scratch[0]);
-    tshi_mem_drop(ctx, scratch[1]);
-    tshi_mem_drop(ctx, scratch[2]);
+    tshi_mem_release(ctx, scratch[1]);
+    tshi_mem_release(ctx, scratch[2]);
 }
 
 static const tshi_op tshi_reduce_softmax_op = {
@@ -10169,7 +10176,7 @@ static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int d
     rows.x[0] = tshi_kernel_reals(tshi_reduce_output(&ys, &unrounded), r.params.n);
     rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&xs, &scratch), r.params.n);
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, r.params.n);
-    tshi_mem_drop(ctx, scratch);
+    tshi_mem_release(ctx, scratch);
     tshi_kernel_output_done(&ys, unrounded);
     tshi_map_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, NULL);
     return ctx->error.code == TSH_OK ? out : NULL;
@@ -10495,7 +10502,7 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
                                tshi_tensor_text(x, from),
                                tshi_tensor_sizes(shape.dim, shape.ndim, to),
                                (long long)x->layout.segment[0].unit);
-    if (tshi_tensor_form(&form, "tsh_reshape", &shape, &layout) != TSH_OK) return NULL;
+    if (tshi_tensor_set_shape(&form, "tsh_reshape", &shape, &layout) != TSH_OK) return NULL;
     if (!tshi_view_strides(x, form.ndim, form.local, stride)) {
         x = tshi_map_copy("tsh_reshape", x);
         if (!x || !tshi_view_strides(x, form.ndim, form.local, stride)) return NULL;
@@ -10600,16 +10607,16 @@ static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
     const tshi_cut cut = tshi_redistribute_cut(form, layout, NULL, dtype);
     const size_t counted = (size_t)cut.size * sizeof(int64_t);
     const size_t bytes = layout->segments > 1 ? (size_t)tsh_numel(form) * cut.width : 0;
-    tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, counted + bytes);
+    tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
     int64_t *counts;
-    void *ordered = gather ? out : tshi_kernel_read(in);
+    void *ordered = gather ? out : tshi_kernel_unconst(in);
     int r;
     if (!scratch) return TSH_ERR_MEMORY;
     counts = (int64_t *)tshi_mem_data(scratch);
     for (r = 0; r < cut.size; r++) counts[r] = tshi_redistribute_held(&cut, r);
     if (bytes) ordered = counts + cut.size;
     if (bytes && !gather)
-        tshi_redistribute_order(&cut, tshi_kernel_read(in), (char *)ordered, 1, 1);
+        tshi_redistribute_order(&cut, tshi_kernel_unconst(in), (char *)ordered, 1, 1);
     if (gather)
         (void)tshi_error_comm(ctx, tsh_allgather(&ctx->tp, in, ordered, counts, cut.outer, dtype),
                               "tsh_redistribute: all-gather");
@@ -10618,7 +10625,7 @@ static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
             ctx, tsh_reduce_scatter(&ctx->tp, ordered, out, counts, cut.outer, dtype, TSH_SUM),
             "tsh_redistribute: reduce-scatter");
     if (bytes && gather) tshi_redistribute_order(&cut, out, (char *)ordered, 1, 0);
-    tshi_mem_drop(ctx, scratch);
+    tshi_mem_release(ctx, scratch);
     return ctx->error.code;
 }
 
@@ -10631,7 +10638,7 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
     const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype);
     const size_t counted = (size_t)cut.size * sizeof(int64_t);
     const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* as many as there can be */
-    tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, 2 * counted + 2 * bytes);
+    tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * counted + 2 * bytes);
     int64_t *send, *recv;
     char *sent, *received;
     int r;
@@ -10642,11 +10649,11 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
     received = sent + bytes;
     for (r = 0; r < cut.size; r++) send[r] = tshi_redistribute_held(&cut, r) * cut.outer;
     for (r = 0; r < cut.size; r++) recv[r] = tshi_redistribute_held(&join, r) * join.outer;
-    tshi_redistribute_order(&cut, tshi_kernel_read(in), sent, 0, 1);
+    tshi_redistribute_order(&cut, tshi_kernel_unconst(in), sent, 0, 1);
     (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, received, recv, 1, dtype),
                           "tsh_redistribute: all-to-all");
     tshi_redistribute_order(&join, out, received, 0, 0);
-    tshi_mem_drop(ctx, scratch);
+    tshi_mem_release(ctx, scratch);
     return ctx->error.code;
 }
 
@@ -10662,11 +10669,11 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
         memcpy(out, in, (size_t)tsh_local_numel(form) * width);
     } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED && from->dim == to->dim) {
         /* other segments or units: gather and slice */
-        tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
+        tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
         void *values = scratch ? tshi_mem_data(scratch) : NULL;
         if (values && tshi_redistribute_move(form, from, &whole, dtype, in, values) == TSH_OK)
             (void)tshi_redistribute_move(form, &whole, to, dtype, values, out);
-        tshi_mem_drop(ctx, scratch);
+        tshi_mem_release(ctx, scratch);
     } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED) {
         return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out);
     } else if (from->kind == TSH_SHARDED) {
@@ -10675,7 +10682,7 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
         return tshi_redistribute_rows(ctx, form, to, 0, dtype, in, out);
     } else if (to->kind == TSH_SHARDED) {
         const tshi_cut cut = tshi_redistribute_cut(form, to, NULL, dtype);
-        tshi_redistribute_shard(&cut, ctx->tp.rank, tshi_kernel_read(in), (char *)out,
+        tshi_redistribute_shard(&cut, ctx->tp.rank, tshi_kernel_unconst(in), (char *)out,
                                 tshi_redistribute_held(&cut, ctx->tp.rank), 1);
     } else if (from->kind == TSH_PARTIAL) {
         memcpy(out, in, bytes);
@@ -10701,7 +10708,7 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
     if (dx && tshi_redistribute_move(form, from, to, TSH_REAL, g, dx) == TSH_OK)
         tshi_map_accumulate(node->in[0], &dest, scratch);
     else
-        tshi_mem_drop(node->out->ctx, scratch);
+        tshi_mem_release(node->out->ctx, scratch);
 }
 
 /* An all-gather's op accepts partial gradients: a complete gradient is sliced, a partial one
@@ -10735,7 +10742,7 @@ static tsh_tensor *tshi_redistribute_run(const tshi_op *op, tsh_tensor *x, const
     tsh_result result;
     if (!values) return NULL;
     result = tshi_redistribute_move(out, from, layout, x->dtype, values, tshi_tensor_at(out));
-    tshi_mem_drop(x->ctx, scratch);
+    tshi_mem_release(x->ctx, scratch);
     if (result != TSH_OK) return NULL;
     tshi_map_record(op, out, &x, 1, TSHI_NONE, &back, sizeof back, NULL);
     return out;
@@ -10746,14 +10753,14 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
     tsh_ctx *ctx;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     tsh_shape shape = tsh_shape_of(x);
-    if (x) tshi_error_tell(x->ctx); /* an earlier error: peers may wait in the collective */
+    if (x) tshi_error_report(x->ctx); /* an earlier error: peers may wait in the collective */
     ctx = tshi_tensor_check("tsh_redistribute", &x, 1);
     if (!ctx) return NULL;
     if (!tshi_layout_resolve(&layout, x->ndim, x->dim) ||
         (x->layout.kind == TSH_SHARDED && layout.kind == TSH_PARTIAL))
         return tshi_error_null(ctx, TSH_ERR_LAYOUT, "tsh_redistribute: %s cannot become %s",
                                tshi_tensor_text(x, a), tsh_layout_text(&layout, b, sizeof b));
-    if (tshi_layout_alike(&x->layout, &layout)) return x;
+    if (tshi_layout_identical(&x->layout, &layout)) return x;
     if (ctx->tp.size == 1 || tshi_layout_equal(&x->layout, &layout, x->dim, ctx->tp.size)) {
         tsh_tensor *out = tshi_tensor_view(x);
         if (out) out->layout = layout;
@@ -10774,7 +10781,7 @@ TSH_API tsh_tensor *tsh_full(tsh_tensor *x) {
  * dense copy if it is not dense, as gradients have the strides of their tensor. */
 static tsh_tensor *tshi_redistribute_window(const char *op, tsh_tensor **x) {
     if (!tshi_tensor_is_dense(*x)) *x = tshi_map_copy(op, *x);
-    return *x ? tshi_tensor_window(*x, (*x)->block) : NULL;
+    return *x ? tshi_tensor_detached(*x, (*x)->block) : NULL;
 }
 
 /* Reports, and returns 0, if a recorded op, a view or a gradient depends on t's current layout. */
@@ -10843,7 +10850,7 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     form = *t;
     if (tshi_layout_resolve(&resolved, t->ndim, t->dim) &&
         tshi_layout_equal(&t->layout, &resolved, t->dim, ctx->tp.size)) {
-        if (tshi_layout_alike(&t->layout, &resolved)) return t;
+        if (tshi_layout_identical(&t->layout, &resolved)) return t;
         form.layout = resolved; /* the same shards in other units */
     } else {
         if (t->layout.kind != TSH_REPLICATED && layout.kind != TSH_REPLICATED)
@@ -10868,7 +10875,7 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
 static tsh_ctx *tshi_redistribute_takes(const char *op, tsh_tensor *x, int sharded, int partial) {
     char text[TSHI_TEXT_SIZE];
     tsh_ctx *ctx;
-    if (x) tshi_error_tell(x->ctx); /* an earlier error: peers may wait in the collective */
+    if (x) tshi_error_report(x->ctx); /* an earlier error: peers may wait in the collective */
     ctx = tshi_tensor_check(op, &x, 1);
     if (!ctx || x->layout.kind == TSH_REPLICATED || (sharded && x->layout.kind == TSH_SHARDED) ||
         (partial && x->layout.kind == TSH_PARTIAL))
@@ -10906,7 +10913,7 @@ static void tshi_redistribute_copy_backward(tshi_node *node) {
     tsh_redop op = *(const tsh_redop *)node->params;
     const tsh_real *g = tshi_tape_complete(out);
     size_t bytes = (size_t)tsh_local_numel(out) * sizeof *g;
-    tshi_block *scratch = g ? tshi_mem_take(out->ctx, TSH_MEM_STEP, bytes) : NULL;
+    tshi_block *scratch = g ? tshi_mem_alloc(out->ctx, TSH_MEM_STEP, bytes) : NULL;
     tshi_dest dest;
     if (!scratch) return;
     memcpy(tshi_mem_data(scratch), g, bytes);
@@ -10917,7 +10924,7 @@ static void tshi_redistribute_copy_backward(tshi_node *node) {
         tshi_tape_dest(node, 0, &dest))
         tshi_tape_accumulate(node->in[0], &dest, (const tsh_real *)tshi_mem_data(scratch),
                              out->stride);
-    tshi_mem_drop(out->ctx, scratch);
+    tshi_mem_release(out->ctx, scratch);
 }
 
 static const tshi_op tshi_redistribute_copy_op = {
@@ -10983,7 +10990,7 @@ TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim) {
 TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
     tsh_ctx *ctx;
     char text[TSHI_TEXT_SIZE];
-    if (t) tshi_error_tell(t->ctx);
+    if (t) tshi_error_report(t->ctx);
     ctx = tshi_tensor_check("tsh_broadcast_batch", &t, 1);
     if (!ctx) return t ? t->ctx->error.code : TSH_ERR_ARGUMENT;
     if (!(t->flags & TSHI_OWNED) || t->layout.kind != TSH_REPLICATED)
@@ -11022,7 +11029,7 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
     tshi_block *scratch;
     void *values;
     if (!ctx) return TSH_ERR_ARGUMENT;
-    if (extent == TSH_GLOBAL) tshi_error_tell(ctx);
+    if (extent == TSH_GLOBAL) tshi_error_report(ctx);
     if (!tshi_values_io("tsh_read", ctx, t, extent, out, bytes)) return ctx->error.code;
     if (!tsh_numel(t)) return TSH_OK;
     if (extent == TSH_LOCAL || t->layout.kind == TSH_REPLICATED || ctx->tp.size == 1) {
@@ -11031,7 +11038,7 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
     }
     if (!(values = tshi_kernel_packed(t, &scratch))) return ctx->error.code;
     (void)tshi_redistribute_move(t, &t->layout, &whole, t->dtype, values, out);
-    tshi_mem_drop(ctx, scratch);
+    tshi_mem_release(ctx, scratch);
     return ctx->error.code;
 }
 
@@ -11050,15 +11057,15 @@ TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, con
     if (!tshi_tensor_may_change("tsh_write", t->base)) return ctx->error.code;
     if (!tsh_numel(t)) return TSH_OK;
     if (extent == TSH_LOCAL || t->layout.kind == TSH_REPLICATED || ctx->tp.size == 1) {
-        tshi_kernel_dense(t, tshi_kernel_read(in), t->dtype, 1);
+        tshi_kernel_dense(t, tshi_kernel_unconst(in), t->dtype, 1);
         return TSH_OK;
     }
-    scratch = tshi_mem_take(ctx, TSH_MEM_STEP,
-                            (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
+    scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                             (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
     if (!scratch) return ctx->error.code;
     (void)tshi_redistribute_move(t, &whole, &t->layout, t->dtype, in, tshi_mem_data(scratch));
     tshi_kernel_dense(t, tshi_mem_data(scratch), t->dtype, 1);
-    tshi_mem_drop(ctx, scratch);
+    tshi_mem_release(ctx, scratch);
     return ctx->error.code;
 }
 
@@ -11079,7 +11086,7 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
             if (e % (run *= t->local[d]) == 0) tsh_text_add(text, size, " /");
         tsh_text_add(text, size, " %.6g", tshi_dtype_get(t->dtype, values, e));
     }
-    tshi_mem_drop(t->ctx, scratch);
+    tshi_mem_release(t->ctx, scratch);
     return text;
 }
 
@@ -11096,8 +11103,8 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
  * needed. NULL: no memory. */
 static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
     if (!ctx->gemm_scratch || ctx->gemm_scratch->size < bytes) {
-        tshi_mem_drop(ctx, ctx->gemm_scratch);
-        ctx->gemm_scratch = tshi_mem_take(ctx, TSH_MEM_BOOKS, bytes);
+        tshi_mem_release(ctx, ctx->gemm_scratch);
+        ctx->gemm_scratch = tshi_mem_alloc(ctx, TSH_MEM_BOOKS, bytes);
     }
     return ctx->gemm_scratch ? (char *)tshi_mem_data(ctx->gemm_scratch) : NULL;
 }
@@ -11157,7 +11164,7 @@ static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t ro
     tsh_real *data;
     *block = NULL;
     if (m.dtype == TSH_REAL || !ctx->gemm.fn) return m;
-    *block = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * columns));
+    *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * columns));
     if (!*block) return m;
     data = (tsh_real *)tshi_mem_data(*block);
     for (int64_t i = 0; i < rows; i++) {
@@ -11182,7 +11189,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     };
     const int transposed = tshi_gemm_transposes(m, n, c.row, c.column, ctx->gemm_kernel->nr);
     const int64_t side = m >= n ? m : n, unit = (m >= n) != transposed ? ROWS : COLUMNS;
-    const int pieces = (int)tshi_base_min(tshi_team_pieces(ctx, m * n * k, MIN_WORK),
+    const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, m * n * k, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
     const tshi_gemm_progress progress = {tshi_tape_progress, ctx};
     const size_t each = (tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) + 63) / 64 *
@@ -11195,8 +11202,8 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
         {ctx, m, n, k, alpha, beta, ra, rb, d, c, &progress}, scratch, each, m >= n};
     if (side && scratch && ctx->error.code == TSH_OK)
         tshi_team_run(pieces, side, unit, tshi_matmul_piece, &all);
-    tshi_mem_drop(ctx, converted[0]);
-    tshi_mem_drop(ctx, converted[1]);
+    tshi_mem_release(ctx, converted[0]);
+    tshi_mem_release(ctx, converted[1]);
 }
 
 /* C = alpha A B + beta C. */
@@ -11261,7 +11268,7 @@ static void tshi_matmul_backward(tshi_node *node) {
         ds = tshi_matmul_batches(a, dest.data, TSH_REAL, dest.stride, out);
         tshi_matmul_batched(out, m, k, n, &gs, &bs, 1, &ds);
     }
-    tshi_tape_give(node, 0); /* dA may be all-reduced while dB is computed */
+    tshi_tape_input_done(node, 0); /* dA may be all-reduced while dB is computed */
     if (tshi_tape_dest_zeroed(node, 1, &dest)) {
         ds = tshi_matmul_batches(b, dest.data, TSH_REAL, dest.stride, out);
         tshi_matmul_batched(out, k, n, m, &as, &gs, 1, &ds);
@@ -11334,7 +11341,7 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
                                     int64_t *rows, tshi_block **block) {
     const tsh_layout whole = tsh_replicated();
     int64_t step = 0, last = t->ndim - 1;
-    *block = gather ? tshi_mem_take(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_numel(t)))
+    *block = gather ? tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_numel(t)))
                     : NULL;
     if (*block) {
         *rows = tshi_tensor_product(t->dim, t->ndim - 1);
@@ -11352,13 +11359,13 @@ static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, t
     const int64_t outs = w->local[0], ins = w->local[1];
     tshi_block *whole;
     if (!x->base->requires_grad) return;
-    whole = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
+    whole = tshi_mem_alloc(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
     if (whole) {
         tsh_real *dx = (tsh_real *)tshi_mem_data(whole);
         tshi_matmul_gemm(x->ctx, rows, ins, outs, 1, dy, mw, 0, tshi_gemm_matrix(dx, ins, 1));
         tshi_redistribute_back(node, x, &sum, &x->layout, dx);
     }
-    tshi_mem_drop(x->ctx, whole);
+    tshi_mem_release(x->ctx, whole);
 }
 
 static void tshi_linear_backward(tshi_node *node) {
@@ -11379,7 +11386,7 @@ static void tshi_linear_backward(tshi_node *node) {
     else if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
         tshi_matmul_gemm(out->ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, mx.row, mx.column));
-    tshi_tape_give(node, 0); /* dX is all-reduced while dW is computed */
+    tshi_tape_input_done(node, 0); /* dX is all-reduced while dW is computed */
     if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 1, &dest))
         tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_gemm_transposed(dy), mx,
                          TSHI_R(dest.add),
@@ -11391,8 +11398,8 @@ static void tshi_linear_backward(tshi_node *node) {
         tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
         tshi_kernel_run(&loop, tshi_kernel_add[out->ctx->isa], NULL);
     }
-    tshi_mem_drop(out->ctx, whole_x);
-    tshi_mem_drop(out->ctx, whole_y);
+    tshi_mem_release(out->ctx, whole_x);
+    tshi_mem_release(out->ctx, whole_y);
 }
 
 /* Checks the shapes of x, w and b (may be NULL). */
@@ -11429,7 +11436,7 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     tsh_real *result = tshi_kernel_output(out, &unrounded), *y = result;
     mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, how->regather, &rows, &whole);
     mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]);
-    if (how->scatter) product = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * outs));
+    if (how->scatter) product = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * outs));
     if (product) y = (tsh_real *)tshi_mem_data(product);
     my = mb = tshi_gemm_matrix(y, outs, 1);
     if (b && !late) {
@@ -11452,9 +11459,9 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tshi_kernel_tensor(&loop, b);
         tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
     }
-    tshi_mem_drop(ctx, product);
-    tshi_mem_drop(ctx, whole);
-    tshi_mem_drop(ctx, bias);
+    tshi_mem_release(ctx, product);
+    tshi_mem_release(ctx, whole);
+    tshi_mem_release(ctx, bias);
     tshi_kernel_output_done(out, unrounded);
 }
 
@@ -11551,7 +11558,7 @@ static void tshi_embedding_backward(tshi_node *node) {
     for (i = 0; i < lookup->count && marks; i++)
         if (row[i] >= 0) marks[row[i]] = 1;
     work.node = node;
-    tshi_team_run(tshi_kernel_pieces(node->out->ctx, lookup->width, lookup->count), lookup->width,
+    tshi_team_run(tshi_kernel_parts(node->out->ctx, lookup->width, lookup->count), lookup->width,
                   16, tshi_embedding_columns, &work);
 }
 
@@ -11614,7 +11621,7 @@ static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_look
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, counts, w->local[0], TSH_I64, TSH_MAX),
                               "tsh_embedding: all-reduce of the rows looked up");
     for (r = 0; r < w->local[0]; r++) n += counts[r] > 0;
-    block = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)n * sizeof *norm);
+    block = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)n * sizeof *norm);
     if (!block) return;
     norm = (double *)tshi_mem_data(block);
     for (n = r = 0; r < w->local[0]; r++)
@@ -11635,7 +11642,7 @@ static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_look
             tshi_dtype_put(w->dtype, values, at, (double)x);
         }
     }
-    tshi_mem_drop(ctx, block);
+    tshi_mem_release(ctx, block);
 }
 
 /* Before the lookup: counts the ids, for scale_grad_by_freq after the rows in `row`, and shortens
@@ -11646,7 +11653,7 @@ static void tshi_embedding_prepare(const tsh_tensor *ids, tsh_tensor *w,
     int64_t i, *counts, count = tsh_local_numel(ids);
     tshi_block *block;
     if (!desc->scale_grad_by_freq && !(desc->max_norm > 0)) return;
-    block = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)w->local[0] * sizeof *counts);
+    block = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)w->local[0] * sizeof *counts);
     if (!block) return;
     counts = (int64_t *)tshi_mem_data(block);
     memset(counts, 0, (size_t)w->local[0] * sizeof *counts);
@@ -11658,7 +11665,7 @@ static void tshi_embedding_prepare(const tsh_tensor *ids, tsh_tensor *w,
     for (i = 0; i < count && desc->scale_grad_by_freq; i++)
         row[count + i] = row[i] < 0 ? 1 : counts[row[i]];
     if (desc->max_norm > 0) tshi_embedding_renorm(w, counts, desc);
-    tshi_mem_drop(ctx, block);
+    tshi_mem_release(ctx, block);
 }
 
 static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *lookup,
@@ -11708,7 +11715,7 @@ static void tshi_embedding_run(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_
     }
     for (i = 0; i < lookup->count && desc->padding; i++)
         if (tshi_tensor_integer(ids, values, i) == padding) row[i] = -1;
-    tshi_mem_drop(w->ctx, scratch);
+    tshi_mem_release(w->ctx, scratch);
 }
 
 static const tshi_op tshi_embedding_op = {
@@ -11733,8 +11740,8 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
     lookup.by_count = desc->scale_grad_by_freq != 0;
     lookup.sparse = desc->sparse != 0;
     out = tshi_tensor_out(ctx, "tsh_embedding", w->dtype, &output.shape, &output.layout);
-    aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
-                              (size_t)(lookup.count * (lookup.by_count ? 2 : 1)) * sizeof(int64_t))
+    aux = out ? tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                               (size_t)(lookup.count * (lookup.by_count ? 2 : 1)) * sizeof(int64_t))
               : NULL;
     if (!aux) return NULL;
     tshi_embedding_run(ids, w, desc, &lookup, (int64_t *)tshi_mem_data(aux), out);
@@ -11776,13 +11783,13 @@ TSHI_INLINE void tshi_norm_moments(const tsh_real *x, int64_t n, int centred, ts
     tsh_real lane[2 * TSHI_BLOCK], pad[TSHI_BLOCK], c = 0, shift, square;
     int64_t e;
     int pass;
-    tshi_kernel_end(x, first, 0, pad);
+    tshi_kernel_pad(x, first, 0, pad);
     if (centred) c = tshi_kernel_fold(pad) / TSHI_R(first);
     for (pass = 0; pass < 2; pass++) {
         memset(lane, 0, sizeof lane);
         for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_norm_moments_step(lane, x + e, c);
         if (e < n) {
-            tshi_kernel_end(x + e, n - e, c, pad);
+            tshi_kernel_pad(x + e, n - e, c, pad);
             tshi_norm_moments_step(lane, pad, c);
         }
         shift = centred ? tshi_kernel_fold(lane) / TSHI_R(n) : 0;
@@ -11801,15 +11808,15 @@ TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w
     int64_t e;
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
-        xs = tshi_kernel_get(x, 1, e, n, pad[0]);
-        ws = tshi_kernel_get(w, 1, e, n, pad[1]);
-        bs = b ? tshi_kernel_get(b, 1, e, n, pad[2]) : NULL;
+        xs = tshi_kernel_load_block(x, 1, e, n, pad[0]);
+        ws = tshi_kernel_load_block(w, 1, e, n, pad[1]);
+        bs = b ? tshi_kernel_load_block(b, 1, e, n, pad[2]) : NULL;
         if (b)
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
                 out[i] = (xs[i] - mean) * rstd * ws[i] + bs[i];
         else
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = (xs[i] - mean) * rstd * ws[i];
-        tshi_kernel_put(y, 1, e, n, out, 0);
+        tshi_kernel_store_block(y, 1, e, n, out, 0);
     }
 }
 
@@ -11870,12 +11877,12 @@ TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_r
     int64_t e;
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
-        xs = tshi_kernel_get(x, 1, e, n, pad[0]);
-        ws = tshi_kernel_get(w, 1, e, n, pad[1]);
-        gs = tshi_kernel_get(dy, 1, e, n, pad[2]);
+        xs = tshi_kernel_load_block(x, 1, e, n, pad[0]);
+        ws = tshi_kernel_load_block(w, 1, e, n, pad[1]);
+        gs = tshi_kernel_load_block(dy, 1, e, n, pad[2]);
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
             out[i] = (gs[i] * ws[i] - a - (xs[i] - mean) * rstd * b) * rstd;
-        tshi_kernel_put(dx, 1, e, n, out, add);
+        tshi_kernel_store_block(dx, 1, e, n, out, add);
     }
 }
 
@@ -11901,9 +11908,9 @@ TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, con
             for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK)
                 tshi_norm_step(lane, x + e, w + e, dy + e, stats);
             if (e < d) {
-                tshi_kernel_end(x + e, d - e, stats[0], pad[0]);
-                tshi_kernel_end(w + e, d - e, 0, pad[1]);
-                tshi_kernel_end(dy + e, d - e, 0, pad[2]);
+                tshi_kernel_pad(x + e, d - e, stats[0], pad[0]);
+                tshi_kernel_pad(w + e, d - e, 0, pad[1]);
+                tshi_kernel_pad(dy + e, d - e, 0, pad[2]);
                 tshi_norm_step(lane, pad[0], pad[1], pad[2], stats);
             }
             if (!p->about_zero) means[0] = tshi_kernel_fold(lane) / TSHI_R(d);
@@ -11954,8 +11961,8 @@ static void tshi_norm_backward(tshi_node *node) {
     tshi_norm p = *(const tshi_norm *)node->params;
     const int64_t d = p.d, one = 1;
     int64_t rows, step, stride[TSH_MAX_DIMS];
-    int i, needed[3], pieces = tshi_kernel_pieces(ctx, d ? tsh_local_numel(x) / d : 0, d);
-    tshi_block *two = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * d)), *saved[2];
+    int i, needed[3], pieces = tshi_kernel_parts(ctx, d ? tsh_local_numel(x) / d : 0, d);
+    tshi_block *two = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * d)), *saved[2];
     tsh_real *dw, *values[2];
     tshi_dest dest[3];
     tshi_rows work;
@@ -11977,9 +11984,9 @@ static void tshi_norm_backward(tshi_node *node) {
     if (values[0] && values[1]) tshi_norm_grads(&work, d, pieces);
     for (i = 1; i < 3; i++)
         if (needed[i]) tshi_tape_accumulate(node->in[i], &dest[i], i == 1 ? dw : dw + d, &one);
-    tshi_mem_drop(ctx, saved[0]);
-    tshi_mem_drop(ctx, saved[1]);
-    tshi_mem_drop(ctx, two);
+    tshi_mem_release(ctx, saved[0]);
+    tshi_mem_release(ctx, saved[1]);
+    tshi_mem_release(ctx, two);
 }
 
 /* Checks the shapes of x, w and b (may be NULL). */
@@ -12025,7 +12032,7 @@ static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor 
     p.d = x->dim[x->ndim - 1];
     (void)tshi_kernel_rows(in[0], &rows, &step);
     out = tshi_tensor_out(ctx, op->name, x->dtype, &output.shape, &output.layout);
-    stats = out ? tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * rows)) : NULL;
+    stats = out ? tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * rows)) : NULL;
     if (!stats) return NULL;
     y = tshi_kernel_output(out, &unrounded);
     for (i = 0; i < 3; i++)
@@ -12037,7 +12044,7 @@ static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor 
     work.x[TSHI_NORM_B] = tshi_kernel_reals(values[2], 0);
     work.x[TSHI_NORM_STATS] = tshi_kernel_reals((tsh_real *)tshi_mem_data(stats), 2);
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &work, p.d);
-    for (i = 0; i < 3; i++) tshi_mem_drop(ctx, scratch[i]);
+    for (i = 0; i < 3; i++) tshi_mem_release(ctx, scratch[i]);
     tshi_kernel_output_done(out, unrounded);
     tshi_map_record(op, out, in, 3, output.partial, &p, sizeof p, stats);
     return ctx->error.code == TSH_OK ? out : NULL;
@@ -12141,8 +12148,7 @@ static void tshi_rope_backward(tshi_node *node) {
 /* Computes the cosines and sines of every local position. NULL: no memory. */
 static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, double base, int64_t start) {
     int64_t i, t, rows = x->local[x->ndim - 2];
-    tshi_block *block = tshi_mem_take(x->ctx, TSH_MEM_STEP,
-                                      tshi_dtype_reals(2 * pairs * rows));
+    tshi_block *block = tshi_mem_alloc(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * pairs * rows));
     tsh_real *table = block ? (tsh_real *)tshi_mem_data(block) : NULL;
     for (i = 0; i < pairs && block; i++) {
         double speed = pow(base, -(double)i / (double)pairs);
@@ -12200,7 +12206,7 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     values = tshi_kernel_reals_of(x, stride, &scratch);
     y = tshi_kernel_output(out, &unrounded);
     if (values && y) tshi_rope_rotate(x, &rope, table, values, stride, y, out->stride);
-    tshi_mem_drop(ctx, scratch);
+    tshi_mem_release(ctx, scratch);
     tshi_kernel_output_done(out, unrounded);
     tshi_map_record(op, out, &x, 1, output.partial, &rope, sizeof rope, table);
     return ctx->error.code == TSH_OK ? out : NULL;
@@ -12360,7 +12366,8 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *opera
             l[r] *= shrink;
             tshi_attention_scale(o, o, d, shrink);
         }
-        l[r] += tshi_kernel_exps(x, wide, m[r], x, fused); /* NaN where a score is NaN or +inf */
+        l[r] += tshi_kernel_sum_exps(x, wide, m[r], x,
+                                     fused); /* NaN where a score is NaN or +inf */
     }
 }
 TSHI_KERNEL_FUSED(tshi_attention_online, tshi_tile);
@@ -12381,8 +12388,8 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
             back[i] = TSHI_R(1) / sum;
             log_sum[i] = tshi_math_log(sum, fused);
         }
-        tshi_kernel_put(h->max + tile->i, 1, e, n, max, 0);
-        tshi_kernel_put(h->log_sum + tile->i, 1, e, n, log_sum, 0);
+        tshi_kernel_store_block(h->max + tile->i, 1, e, n, max, 0);
+        tshi_kernel_store_block(h->log_sum + tile->i, 1, e, n, log_sum, 0);
         for (int64_t r = e; r < n && r < e + TSHI_BLOCK; r++)
             tshi_attention_scale(to + r * step, o + r * d, d, back[r - e]);
     }
@@ -12580,7 +12587,7 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     h->d = q->dim[3];
     if (heads) all->first = tshi_attention_kv(q, k, 0);
     if (heads) all->groups = tshi_attention_kv(q, k, heads - 1) - all->first + 1;
-    all->pieces = tshi_team_pieces(q->ctx, q->local[0] * heads * h->tq * h->tk * h->d, MIN_WORK);
+    all->pieces = tshi_team_parts(q->ctx, q->local[0] * heads * h->tq * h->tk * h->d, MIN_WORK);
     all->pieces = (int)tshi_base_min(all->pieces, q->local[0] * all->groups);
     if (all->pieces < 1 || !tshi_attention_apart(q, k) || !tshi_attention_apart(q, in[2]))
         all->pieces = 1;
@@ -12589,8 +12596,7 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     all->each_product = tshi_gemm_scratch(q->ctx->gemm_kernel, wide, wide, wide, wide, 1);
     all->each_product = (all->each_product + 63) / 64 * 64;
     h->scratch = tshi_matmul_scratch(q->ctx, all->each_product * (size_t)all->pieces);
-    all->block = tshi_mem_take(q->ctx, TSH_MEM_STEP,
-                               all->each * tshi_dtype_reals(all->pieces));
+    all->block = tshi_mem_alloc(q->ctx, TSH_MEM_STEP, all->each * tshi_dtype_reals(all->pieces));
     if (!all->block) return;
     all->scratch = (tsh_real *)tshi_mem_data(all->block);
     /* kernels also compute what is after a short row, in its last block */
@@ -12645,8 +12651,8 @@ static void tshi_attention_run(tshi_heads *all) {
     if (all->head.ctx->error.code == TSH_OK)
         tshi_team_run(all->pieces, all->in[0]->local[0] * all->groups, 1, tshi_attention_piece,
                       all);
-    for (int i = 0; i < 4; i++) tshi_mem_drop(all->head.ctx, all->converted[i]);
-    tshi_mem_drop(all->head.ctx, all->block);
+    for (int i = 0; i < 4; i++) tshi_mem_release(all->head.ctx, all->converted[i]);
+    tshi_mem_release(all->head.ctx, all->block);
 }
 
 static void tshi_attention_backward(tshi_node *node) {
@@ -12801,8 +12807,8 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     if (desc && desc->cache_v) in[2] = tshi_attention_append(v, desc->cache_v, desc->past);
     if (!in[1] || !in[2]) return NULL;
     out = tshi_tensor_out(ctx, "tsh_attention", q->dtype, &output.shape, &output.layout);
-    aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
-                              tshi_dtype_reals(2 * q->local[0] * q->local[1] * q->dim[2]))
+    aux = out ? tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                               tshi_dtype_reals(2 * q->local[0] * q->local[1] * q->dim[2]))
               : NULL;
     if (!aux) return NULL;
     tshi_attention_begin(&all, in, out, &more);
@@ -12892,7 +12898,7 @@ TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m,
             for (int i = 0; i < TSHI_BLOCK; i++) lane[i] *= scale;
             max = here;
         }
-        if (!tshi_loss_padding(max)) tshi_kernel_exps_more(lane, x, part, max, NULL, fused);
+        if (!tshi_loss_padding(max)) tshi_kernel_add_exps(lane, x, part, max, NULL, fused);
     }
     *m = max;
     return tshi_kernel_fold(lane) + (max - max);
@@ -12908,7 +12914,7 @@ TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
         if (work->which == TSHI_LOSS_BOTH)
             sum[i] = tshi_loss_online(x, work->classes, m + i, fused);
         else if (work->which == TSHI_LOSS_S)
-            sum[i] = tshi_kernel_exps(x, work->classes, m[i], NULL, fused);
+            sum[i] = tshi_kernel_sum_exps(x, work->classes, m[i], NULL, fused);
         else
             m[i] = work->classes ? tshi_kernel_max(x, work->classes) : -TSHI_R(INFINITY);
     }
@@ -13046,9 +13052,9 @@ static void tshi_loss_backward(tshi_node *node) {
     if (node->saved[2]) work.w = tshi_tape_saved_reals(node, 2, stride, &scratch[2]);
     if (ctx->error.code == TSH_OK && (once ? tshi_tape_dest_over(node, 0, &work.dest)
                                            : tshi_tape_dest(node, 0, &work.dest)))
-        tshi_team_run(tshi_kernel_pieces(ctx, loss->rows, loss->classes), loss->rows, 1,
+        tshi_team_run(tshi_kernel_parts(ctx, loss->rows, loss->classes), loss->rows, 1,
                       tshi_loss_backward_rows, &work);
-    for (int i = 0; i < 3; i++) tshi_mem_drop(ctx, scratch[i]);
+    for (int i = 0; i < 3; i++) tshi_mem_release(ctx, scratch[i]);
 }
 
 /* -- checks ----------------------------------------------------------------- */
@@ -13179,7 +13185,7 @@ static void tshi_loss_targets(tsh_tensor *const *in, const tshi_loss *loss) {
         else if (loss->local[i] >= 0)
             loss->own[i] = tshi_tensor_values(w)[loss->local[i]];
     }
-    tshi_mem_drop(x->ctx, scratch);
+    tshi_mem_release(x->ctx, scratch);
 }
 
 /* Runs a kernel over all rows by the rank's threads; it computes `which`. */
@@ -13303,7 +13309,7 @@ static void tshi_loss_forward(tsh_tensor *const *in, tshi_loss *loss, tsh_real *
     if (!loss->probs) tshi_loss_targets(in, loss);
     if (ctx->error.code == TSH_OK && tshi_loss_inputs(in, loss, x, converted))
         tshi_loss_rows(ctx, loss, x, sums, losses);
-    for (int i = 0; i < 3; i++) tshi_mem_drop(ctx, converted[i]);
+    for (int i = 0; i < 3; i++) tshi_mem_release(ctx, converted[i]);
     if (ctx->error.code == TSH_OK && reduced) tshi_loss_reduce(in[0], loss, losses, out);
 }
 
@@ -13332,13 +13338,13 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     output.shape = tsh_shape_of(logits);
     output.shape.ndim = desc->reduction == TSH_REDUCE_NONE ? logits->ndim - 1 : 0;
     out = tshi_tensor_out(ctx, "tsh_cross_entropy", TSH_REAL, &output.shape, &output.layout);
-    aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
-                              tshi_dtype_reals(TSHI_LOSS_KEPT * loss.rows) +
-                                  (size_t)loss.rows * sizeof *loss.local)
+    aux = out ? tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                               tshi_dtype_reals(TSHI_LOSS_KEPT * loss.rows) +
+                                   (size_t)loss.rows * sizeof *loss.local)
               : NULL;
-    scratch = tshi_kernel_pieces(ctx, loss.rows, loss.classes) * loss.classes;
-    sums = aux ? tshi_mem_take(ctx, TSH_MEM_STEP,
-                               tshi_dtype_reals((TSHI_LOSS_SUMS + 1) * loss.rows + scratch))
+    scratch = tshi_kernel_parts(ctx, loss.rows, loss.classes) * loss.classes;
+    sums = aux ? tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                                tshi_dtype_reals((TSHI_LOSS_SUMS + 1) * loss.rows + scratch))
                : NULL;
     if (sums) {
         loss.local = (int64_t *)tshi_mem_data(aux);
@@ -13352,8 +13358,8 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     if (ctx->error.code == TSH_OK)
         tshi_map_record(op, out, in, 3, output.partial, &loss, sizeof loss, aux);
     else
-        tshi_mem_drop(ctx, aux);
-    tshi_mem_drop(ctx, sums);
+        tshi_mem_release(ctx, aux);
+    tshi_mem_release(ctx, sums);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
@@ -13384,9 +13390,9 @@ static void tshi_custom_backward(tshi_node *node) {
     int64_t stride[TSH_MAX_DIMS];
     for (int i = 0; i < node->n; i++) {
         size_t bytes = tshi_dtype_reals(tsh_local_numel(node->in[i]));
-        kept[i] = tshi_tensor_window(node->in[i], node->saved[i]);
+        kept[i] = tshi_tensor_detached(node->in[i], node->saved[i]);
         scratch[i] = kept[i] && tshi_tape_dest(node, i, &dest[i])
-                         ? tshi_mem_take(ctx, TSH_MEM_STEP, bytes)
+                         ? tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes)
                          : NULL;
         grad[i] = scratch[i] ? (tsh_real *)tshi_mem_data(scratch[i]) : NULL;
         if (grad[i]) memset(grad[i], 0, bytes);
@@ -13398,7 +13404,7 @@ static void tshi_custom_backward(tshi_node *node) {
         if (!scratch[i]) continue;
         tshi_tensor_strides(node->in[i]->local, node->in[i]->ndim, stride);
         tshi_tape_accumulate(node->in[i], &dest[i], grad[i], stride);
-        tshi_mem_drop(ctx, scratch[i]);
+        tshi_mem_release(ctx, scratch[i]);
     }
 }
 
@@ -13456,7 +13462,7 @@ enum { TSHI_MODULE_INPUTS = 16 }; /* max inputs of a checkpoint and of a PREPARE
 /* Joins two names to "a.b", or copies the one that is not empty; the text lives with the ctx. */
 static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) {
     size_t n = strlen(a) + strlen(b) + 2;
-    char *text = (char *)tshi_mem_book(ctx, &ctx->books, n);
+    char *text = (char *)tshi_mem_arena_alloc(ctx, &ctx->books, n);
     if (text) (void)snprintf(text, n, *a && *b ? "%s.%s" : "%s%s", a, b);
     return text;
 }
@@ -13512,10 +13518,11 @@ static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
                                "tsh_forward: got %d inputs, the plan prepares %d", n,
                                module->prepared);
     for (int i = 0; i < module->prepared; i++)
-        ready[i] = in[i] && module->prepare[i] ? tsh_redistribute(in[i], *module->prepare[i])
-                                               : in[i];
+        ready[i] = in[i] && module->input_layouts[i]
+                       ? tsh_redistribute(in[i], *module->input_layouts[i])
+                       : in[i];
     y = module->kind->forward(module, module->prepared ? ready : in, n);
-    if (y && module->gives) y = tsh_redistribute(y, *module->gives);
+    if (y && module->output_layout) y = tsh_redistribute(y, *module->output_layout);
     return y && module->result ? tsh_redistribute(y, *module->result) : y;
 }
 
@@ -13549,7 +13556,7 @@ typedef struct tshi_rng_counts {
 static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     tsh_ctx *ctx = module->ctx;
     const size_t n = (size_t)tshi_module_count(ctx) + 1;
-    tshi_rng_counts *counts = (tshi_rng_counts *)tshi_mem_book(
+    tshi_rng_counts *counts = (tshi_rng_counts *)tshi_mem_arena_alloc(
         ctx, &ctx->tape.arena, sizeof *counts + n * sizeof *counts->each);
     size_t i = 0;
     if (!counts) return NULL;
@@ -13611,12 +13618,12 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
                                             tsh_local_numel(out), TSH_REAL, TSH_SUM),
                               "tsh_backward: all-reduce of the gradient of a checkpoint's output");
     for (int i = 0; i < 2 && ctx->error.code == TSH_OK; i++)
-        if (from[i]->live && tshi_tape_open(y, to[i], &dest))
+        if (from[i]->live && tshi_tape_dest_in(y, to[i], &dest))
             tshi_tape_accumulate(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
                                  out->stride);
-    if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->expected = 1;
+    if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->partial_contributions = 1;
     tshi_tape_mark(ctx, y);
-    tshi_tape_let_go(ctx, y, ctx->depth);
+    tshi_tape_release_values(ctx, y, ctx->depth);
     tshi_tape_walk(ctx);
 }
 
@@ -13643,7 +13650,7 @@ static void tshi_recompute_replay(tshi_node *node) {
     tsh_scope_begin(ctx);
     for (i = 0; i < node->n; i++) {
         tsh_tensor *in = node->in[i];
-        x[i] = in ? tshi_tensor_window(in, node->saved[i]) : NULL;
+        x[i] = in ? tshi_tensor_detached(in, node->saved[i]) : NULL;
         if (x[i]) x[i]->base = in->base;
     }
     if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);
@@ -13671,8 +13678,8 @@ static tsh_tensor *tshi_recompute_run_no_grad(tsh_module *module, tsh_tensor **i
         block->refs++;
     }
     tsh_scope_end(ctx);
-    if (y) y = tshi_tensor_window(&form, block);
-    tshi_mem_drop(ctx, block);
+    if (y) y = tshi_tensor_detached(&form, block);
+    tshi_mem_release(ctx, block);
     return y;
 }
 
@@ -13847,13 +13854,13 @@ static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, const ts
 static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     const int size = comm->size;
     const size_t bytes = (size_t)size * (sizeof(int64_t) + sizeof(tshi_line));
-    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
     int64_t *counts;        /* (size) */
     tshi_line line, *lines; /* this rank's, all ranks' (size) */
     tsh_result result = TSH_OK;
     int r, i = 0, usual = 0, blamed = 0, more;
     if (!block) {
-        tshi_error_tell(ctx);
+        tshi_error_report(ctx);
         return TSH_ERR_MEMORY;
     }
     counts = (int64_t *)tshi_mem_data(block);
@@ -13871,8 +13878,8 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
         tshi_module_report_diff(comm, ctx, &lines[blamed], &lines[usual]);
         result = TSH_ERR_MISMATCH;
     }
-    tshi_mem_drop(ctx, block);
-    tshi_error_tell(ctx);
+    tshi_mem_release(ctx, block);
+    tshi_error_report(ctx);
     return result;
 }
 
@@ -13909,7 +13916,7 @@ static const tshi_kind tshi_module_container = {"module", tshi_module_forward, 0
 
 TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
     if (!ctx || ctx->root) return ctx ? ctx->root : NULL;
-    ctx->root = (tsh_module *)tshi_mem_book(ctx, &ctx->books, sizeof *ctx->root);
+    ctx->root = (tsh_module *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *ctx->root);
     if (!ctx->root) return NULL;
     ctx->root->ctx = ctx;
     ctx->root->name = ctx->root->path = "";
@@ -13935,7 +13942,7 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_add_%s: \"%s\" has a child \"%s\" already",
                            kind->name, parent->path, name);
     if (ctx->error.code != TSH_OK) return NULL;
-    module = (tsh_module *)tshi_mem_book(ctx, &ctx->books, sizeof *module);
+    module = (tsh_module *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *module);
     if (!module) return NULL;
     module->ctx = ctx;
     module->kind = kind;
@@ -13960,7 +13967,7 @@ static tsh_module *tshi_module_finish(tsh_module *module) {
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) /* frees its own parameters, not a shared weight */
         if (module->param[i] && strncmp(module->param[i]->path, module->path, n) == 0 &&
             module->param[i]->path[n] == '.')
-            tshi_tensor_end(module->param[i]);
+            tshi_tensor_release(module->param[i]);
     for (parent->last = NULL; *link != module; link = &(*link)->next) parent->last = *link;
     *link = NULL;
     return NULL;
@@ -13979,7 +13986,7 @@ static void tshi_module_param(tsh_module *module, int slot, const char *name, ts
     t->init = init;
     t->fan_in = fan_in;
     t->path = tshi_module_text(ctx, module->path, name);
-    if (!t->path || tshi_tensor_form(t, module->path, &shape, &layout) != TSH_OK) return;
+    if (!t->path || tshi_tensor_set_shape(t, module->path, &shape, &layout) != TSH_OK) return;
     module->param[slot] = t;
     module->param_name[slot] = name;
 }
@@ -14001,13 +14008,13 @@ static void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
                        t->path);
         return;
     }
-    if (tshi_tensor_form(t, "a new layout", &shape, layout) != TSH_OK || !t->block) return;
-    block = tshi_mem_take(t->ctx, t->block->kind, tshi_dtype_reals(tsh_local_numel(t)));
+    if (tshi_tensor_set_shape(t, "a new layout", &shape, layout) != TSH_OK || !t->block) return;
+    block = tshi_mem_alloc(t->ctx, t->block->kind, tshi_dtype_reals(tsh_local_numel(t)));
     if (!block ||
         tshi_redistribute_move(&before, &before.layout, &t->layout, t->dtype,
                                tshi_mem_data(before.block), tshi_mem_data(block)) != TSH_OK) {
         *t = before;
-        tshi_mem_drop(t->ctx, block);
+        tshi_mem_release(t->ctx, block);
         return;
     }
     tshi_tensor_drop_values(t);
@@ -14162,7 +14169,7 @@ TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_t
     tshi_module_changed(module->ctx);
     while (tshi_module_step(module->ctx->root, &at))
         if (at.param == old) at.module->param[at.slot] = source;
-    tshi_tensor_end(old);
+    tshi_tensor_release(old);
     return TSH_OK;
 }
 
@@ -14294,21 +14301,21 @@ static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_
  * rule's input. NULL and an error if it has not the layout that the plan declared. */
 static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
     char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE];
-    tsh_layout takes = module->takes ? *module->takes : tsh_sharded(1);
+    tsh_layout takes = module->input_layout ? *module->input_layout : tsh_sharded(1);
     tsh_tensor *x = in[0];
     if (n != 1 || !x)
         return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
                                "tsh_forward: takes one input, not %d%s", n,
                                n == 1 ? " that is NULL" : "");
     if (module->style == TSH_SEQUENCE) return tsh_redistribute(x, takes);
-    if (!module->takes || (tshi_layout_resolve(&takes, x->ndim, x->dim) &&
-                           tshi_layout_equal(&takes, &x->layout, x->dim, x->ctx->tp.size)))
+    if (!module->input_layout || (tshi_layout_resolve(&takes, x->ndim, x->dim) &&
+                                  tshi_layout_equal(&takes, &x->layout, x->dim, x->ctx->tp.size)))
         return x;
     return tshi_error_null(module->ctx, TSH_ERR_LAYOUT,
                            "tsh_forward: the input %s is not laid out as the plan declared, %s: "
                            "tsh_redistribute(x, declared)",
                            tshi_tensor_text(x, tx),
-                           tsh_layout_text(module->takes, want, sizeof want));
+                           tsh_layout_text(module->input_layout, want, sizeof want));
 }
 
 /* Returns S(dim), with the segments and units of a rule. */
@@ -14356,7 +14363,7 @@ static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
  * x is R, or S(seq) and gathered; along in, row-parallel: x is sharded along its features. */
 static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n), *w = module->param[0], *b = module->param[1];
-    const tsh_layout *gives = module->gives;
+    const tsh_layout *gives = module->output_layout;
     int column, regather;
     if (!x) return NULL;
     if (module->style == TSH_AUTO) tshi_nn_decide_auto(module, x);
@@ -14364,7 +14371,7 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
     if (!w) return NULL;
     column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0; /* w (out, in) */
     regather = module->regather && column && x->layout.kind == TSH_SHARDED;
-    if (column && module->takes && !regather) x = tsh_redistribute(x, tsh_replicated());
+    if (column && module->input_layout && !regather) x = tsh_redistribute(x, tsh_replicated());
     if (column || w->layout.kind != TSH_SHARDED || (gives && gives->kind != TSH_SHARDED) ||
         (gives && tshi_tensor_axis(x, gives->dim) == x->ndim - 1))
         gives = NULL; /* the op itself only reduce-scatters rows of a row-parallel product */
@@ -14377,7 +14384,7 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
 static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *ids = tshi_nn_input(module, in, n), *w = module->param[0];
     tsh_tensor *y = ids ? tsh_embedding(ids, w, &module->lookup) : NULL;
-    if (module->gives || !y || w->layout.kind != TSH_SHARDED) return y;
+    if (module->output_layout || !y || w->layout.kind != TSH_SHARDED) return y;
     return tsh_redistribute(y, tsh_replicated());
 }
 
@@ -14644,7 +14651,7 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
             (void)tsh_fail(root->ctx, TSH_ERR_ARGUMENT, "tsh_parallelize: rule %d, \"%.96s\", %s",
                            i, rules[i].path ? rules[i].path : "", tshi_parallel_flaw(&rules[i]));
     for (*n = 0, m = root; m; m = tshi_module_next(root, m)) (*n)++;
-    block = tshi_mem_take(root->ctx, TSH_MEM_STEP, (size_t)*n * sizeof *choices);
+    block = tshi_mem_alloc(root->ctx, TSH_MEM_STEP, (size_t)*n * sizeof *choices);
     if (!block || error->code != TSH_OK) return block;
     choices = (tshi_choice *)tshi_mem_data(block);
     for (i = 0, m = root; m; m = tshi_module_next(root, m), i++)
@@ -14662,7 +14669,8 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
 
 /* Copies a layout to memory that lives with the ctx; NULL for NULL. */
 static const tsh_layout *tshi_parallel_copy(tsh_ctx *ctx, const tsh_layout *layout) {
-    tsh_layout *copy = layout ? (tsh_layout *)tshi_mem_book(ctx, &ctx->books, sizeof *copy) : NULL;
+    tsh_layout *copy = layout ? (tsh_layout *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *copy)
+                              : NULL;
     if (copy) *copy = *layout;
     return copy;
 }
@@ -14670,11 +14678,12 @@ static const tsh_layout *tshi_parallel_copy(tsh_ctx *ctx, const tsh_layout *layo
 /* Gives a module the input layouts of a PREPARE_INPUT rule. */
 static void tshi_parallel_prepare(tsh_module *m, const tsh_plan_rule *rule) {
     int i, n = rule->inputs ? rule->input_count : 1;
-    m->prepare = (const tsh_layout **)tshi_mem_book(m->ctx, &m->ctx->books,
-                                                    (size_t)n * sizeof *m->prepare);
-    if (!m->prepare) return;
+    m->input_layouts = (const tsh_layout **)tshi_mem_arena_alloc(
+        m->ctx, &m->ctx->books, (size_t)n * sizeof *m->input_layouts);
+    if (!m->input_layouts) return;
     for (i = 0; i < n; i++)
-        m->prepare[i] = tshi_parallel_copy(m->ctx, rule->inputs ? rule->inputs[i] : rule->input);
+        m->input_layouts[i] = tshi_parallel_copy(m->ctx,
+                                                 rule->inputs ? rule->inputs[i] : rule->input);
     m->prepared = n;
 }
 
@@ -14691,8 +14700,8 @@ static void tshi_parallel_apply(const tshi_choice *choice) {
         if (m->param[i]) tshi_module_relayout(m->param[i], &choice->layout[i]);
     m->style = rule->style;
     m->regather = rule->regather;
-    m->takes = tshi_parallel_copy(m->ctx, rule->input);
-    m->gives = tshi_parallel_copy(m->ctx, rule->gather_output ? &whole : rule->output);
+    m->input_layout = tshi_parallel_copy(m->ctx, rule->input);
+    m->output_layout = tshi_parallel_copy(m->ctx, rule->gather_output ? &whole : rule->output);
 }
 
 TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules,
@@ -14704,7 +14713,7 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_
     block = tshi_parallel_plan(module, rules, count, &n);
     for (i = 0; i < n && module->ctx->error.code == TSH_OK; i++)
         tshi_parallel_apply((const tshi_choice *)tshi_mem_data(block) + i);
-    tshi_mem_drop(module->ctx, block);
+    tshi_mem_release(module->ctx, block);
     tshi_module_changed(module->ctx);
     return module->ctx->error.code;
 }
@@ -14742,7 +14751,7 @@ TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_
                 (void)fprintf(file, " %s", tshi_module_below(module, choices[c].module->path));
         (void)fprintf(file, "\n");
     }
-    tshi_mem_drop(module->ctx, block);
+    tshi_mem_release(module->ctx, block);
     return tshi_parallel_written(module->ctx, "tsh_plan_report", file);
 }
 
@@ -14959,8 +14968,8 @@ TSH_API TSHI_COLD tsh_result tsh_set_argument(tsh_module *module, const char *na
             module->path, name ? name : "", (long long)value);
     argument = tshi_policy_named(module, name);
     if (!argument) {
-        argument = (tshi_argument *)tshi_mem_book(module->ctx, &module->ctx->books,
-                                                  sizeof *argument);
+        argument = (tshi_argument *)tshi_mem_arena_alloc(module->ctx, &module->ctx->books,
+                                                         sizeof *argument);
         if (argument) argument->name = tshi_module_text(module->ctx, name, "");
         if (!argument || !argument->name) return module->ctx->error.code;
         argument->next = module->arguments;
@@ -15419,7 +15428,7 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
                         policy->name ? policy->name : "", blocks, root->path, similar);
     }
     capacity = (size_t)pass.count;
-    block = tshi_mem_take(ctx, TSH_MEM_STEP, capacity * (rule + cut) + 1);
+    block = tshi_mem_alloc(ctx, TSH_MEM_STEP, capacity * (rule + cut) + 1);
     if (!block) return ctx->error.code;
     pass.rules = (tsh_plan_rule *)tshi_mem_data(block);
     pass.segments = (tsh_segment(*)[TSH_MAX_SEGMENTS])(void *)(pass.rules + capacity);
@@ -15429,7 +15438,7 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
         pass.divide = 1;
         (void)tshi_policy_blocks(&pass, policy);
     }
-    tshi_mem_drop(ctx, block);
+    tshi_mem_release(ctx, block);
     return ctx->error.code;
 }
 
@@ -15509,12 +15518,12 @@ static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
     tshi_block *scratch;
     double sum = 0;
     if (!n) return 0;
-    scratch = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)blocks * sizeof(double));
+    scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)blocks * sizeof(double));
     if (!scratch) return 0;
     all.sums = (double *)tshi_mem_data(scratch);
-    tshi_team_run(tshi_team_pieces(ctx, blocks, 1), blocks, 1, tshi_optim_sum_part, &all);
+    tshi_team_run(tshi_team_parts(ctx, blocks, 1), blocks, 1, tshi_optim_sum_part, &all);
     for (int64_t i = 0; i < blocks; i++) sum += all.sums[i];
-    tshi_mem_drop(ctx, scratch);
+    tshi_mem_release(ctx, scratch);
     return sum;
 }
 
@@ -15541,7 +15550,7 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_now(ctx->trace);
     const size_t bytes = (size_t)ctx->dp.size * sizeof(double);
-    tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
+    tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
     tshi_walk at = {NULL, NULL, 0};
     double *sums, sum = 0;
     int k, chunked = 0;
@@ -15557,7 +15566,7 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, sums, ctx->dp.size, TSH_F64, TSH_SUM),
                               "norm of gradients");
     for (k = 0; k < ctx->dp.size; k++) sum += sums[k];
-    tshi_mem_drop(ctx, scratch);
+    tshi_mem_release(ctx, scratch);
     if (!tsh_ok(ctx)) return ctx->error.code;
     if (tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &sum, 1, TSH_F64, TSH_SUM),
                         "norm of gradients") == TSH_OK)
@@ -15671,7 +15680,7 @@ static int64_t tshi_optim_count(const tsh_tensor *x) {
 /* Gathers all chunks of a moment into values, which hold as many elements as its parameter. */
 static tsh_result tshi_optim_gather(const tsh_tensor *moment, tsh_real *values, const char *what) {
     tsh_ctx *ctx = moment->ctx;
-    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)ctx->dp.size * sizeof(int64_t));
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)ctx->dp.size * sizeof(int64_t));
     tsh_real *own = values + tshi_optim_first(moment);
     tsh_result result;
     int64_t *counts;
@@ -15680,15 +15689,15 @@ static tsh_result tshi_optim_gather(const tsh_tensor *moment, tsh_real *values, 
     for (int k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(moment, k);
     memcpy(own, tshi_mem_data(moment->block), (size_t)counts[ctx->dp.rank] * sizeof *own);
     result = tshi_error_comm(ctx, tsh_allgather(&ctx->dp, own, values, counts, 1, TSH_REAL), what);
-    tshi_mem_drop(ctx, block);
+    tshi_mem_release(ctx, block);
     return result;
 }
 
 /* Gives a moment a new block of n elements, not filled; 0 and an error without memory. */
 static int tshi_optim_allocate(tsh_tensor *moment, int64_t n) {
-    tshi_block *block = tshi_mem_take(moment->ctx, TSH_MEM_OPTIMISER, tshi_dtype_reals(n));
+    tshi_block *block = tshi_mem_alloc(moment->ctx, TSH_MEM_OPTIMISER, tshi_dtype_reals(n));
     if (!block) return 0;
-    tshi_mem_drop(moment->ctx, moment->block);
+    tshi_mem_release(moment->ctx, moment->block);
     moment->block = block;
     return 1;
 }
@@ -15701,7 +15710,7 @@ static void tshi_optim_keep_chunk(tsh_tensor *moment) {
     if (tshi_optim_allocate(moment, n))
         memcpy(tshi_mem_data(moment->block),
                (tsh_real *)tshi_mem_data(whole) + tshi_optim_first(moment), tshi_dtype_reals(n));
-    tshi_mem_drop(moment->ctx, whole);
+    tshi_mem_release(moment->ctx, whole);
 }
 
 /* Gives a moment its parameter's new layout; chunks are gathered for that, and cut out again. */
@@ -15720,7 +15729,7 @@ static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
             tshi_module_relayout(moment, layout);
         tshi_optim_keep_chunk(moment);
     }
-    tshi_mem_drop(ctx, part.block);
+    tshi_mem_release(ctx, part.block);
 }
 
 /* Returns a moment with param's layout, zeros at its first use; NULL after an error. */
@@ -15735,9 +15744,9 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     m = tshi_tensor_handle(ctx, TSHI_OWNED | (param->flags & TSHI_CHUNKED));
     if (!m) return NULL;
     m->dtype = TSH_REAL;
-    if (tshi_tensor_form(m, "tsh_optim_step", &shape, &param->layout) != TSH_OK ||
+    if (tshi_tensor_set_shape(m, "tsh_optim_step", &shape, &param->layout) != TSH_OK ||
         !tshi_optim_allocate(m, tshi_optim_count(m))) {
-        tshi_tensor_end(m);
+        tshi_tensor_release(m);
         return NULL;
     }
     memset(tshi_mem_data(m->block), 0, tshi_dtype_reals(tshi_optim_count(m)));
@@ -15779,7 +15788,7 @@ static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tsh
     tshi_optim_work work = {kernel, x, params, marks, 1};
     if (!count) return;
     work.width = count / rows;
-    tshi_team_run(tshi_kernel_pieces(t->ctx, rows, work.width), rows, marks ? 1 : 16,
+    tshi_team_run(tshi_kernel_parts(t->ctx, rows, work.width), rows, marks ? 1 : 16,
                   tshi_optim_update_part, &work);
 }
 
@@ -15841,7 +15850,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     size_t slots = 0;
     if (!ctx || ctx->error.code != TSH_OK || (desc && tshi_optim_check(ctx, desc) != TSH_OK))
         return NULL;
-    optim = (tsh_optim *)tshi_mem_book(ctx, &ctx->books, sizeof *optim);
+    optim = (tsh_optim *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *optim);
     if (!optim) return NULL;
     if (desc) optim->desc = *desc;
     optim->module = module;
@@ -15850,8 +15859,8 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     optim->desc.beta2 = tshi_base_option(optim->desc.beta2, 0.999);
     optim->desc.eps = tshi_base_option(optim->desc.eps, 1e-8);
     while (tshi_module_step_once(module, &at)) slots++;
-    optim->each = (tshi_moments *)tshi_mem_book(ctx, &ctx->books,
-                                                (slots + 1) * sizeof *optim->each);
+    optim->each = (tshi_moments *)tshi_mem_arena_alloc(ctx, &ctx->books,
+                                                       (slots + 1) * sizeof *optim->each);
     if (!optim->each) return NULL;
     while (tshi_module_step_once(module, &at)) {
         tshi_moments *each = &optim->each[optim->count++];
@@ -16012,7 +16021,7 @@ struct tsh_pipeline {
 static void tshi_pipeline_wait_send(tsh_pipeline *p, tshi_send_queue *queue) {
     const int i = queue->first;
     (void)tshi_error_comm(p->ctx, tsh_wait(&p->ctx->pp, queue->req[i]), "tsh_pipeline: send");
-    tshi_mem_drop(p->ctx, queue->block[i]);
+    tshi_mem_release(p->ctx, queue->block[i]);
     queue->first = (i + 1) % TSHI_PIPELINE_SENDS;
     queue->count--;
 }
@@ -16042,7 +16051,7 @@ static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const
     if (!block || p->ctx->error.code != TSH_OK ||
         tshi_error_comm(p->ctx, tsh_start(&p->ctx->pp, &coll, &req), "tsh_pipeline: send") !=
             TSH_OK) {
-        tshi_mem_drop(p->ctx, block);
+        tshi_mem_release(p->ctx, block);
         return;
     }
     queue->req[(queue->first + queue->count) % TSHI_PIPELINE_SENDS] = req;
@@ -16063,7 +16072,7 @@ static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
     tsh_ctx *ctx = p->ctx;
     tshi_message head = {y->dtype, !ctx->tape.no_grad && y->base->requires_grad, y->ndim,
                          y->layout.kind, y->layout.dim, y->layout.segments, {0}, {{0, 0}}};
-    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, sizeof head), *packed;
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, sizeof head), *packed;
     void *data;
     if (!block) return;
     memcpy(head.dim, y->dim, (size_t)y->ndim * sizeof *y->dim);
@@ -16084,7 +16093,7 @@ static void tshi_pipeline_send_grad(tshi_micro *micro, tshi_block *block) {
     tsh_pipeline *p = micro->pipeline;
     const int64_t n = tsh_local_numel(micro->input);
     if (!block) {
-        block = tshi_mem_take(p->ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
+        block = tshi_mem_alloc(p->ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
         if (block) memset(tshi_mem_data(block), 0, tshi_dtype_reals(n));
     }
     if (block) tshi_pipeline_send(p, p->stage - 1, block, tshi_mem_data(block), n, TSH_REAL);
@@ -16175,7 +16184,7 @@ static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tens
         t->prev->next = t->next;
         t->next->prev = t->prev;
         tshi_tensor_insert(&micro->handles, t);
-        tshi_mem_drop(ctx, t->block);
+        tshi_mem_release(ctx, t->block);
         t->block = NULL;
         t->flags |= TSHI_STALE;
     }
@@ -16214,7 +16223,7 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     tsh_ctx *ctx = p->ctx;
     const int64_t n = tsh_local_numel(y);
     int64_t stride[TSH_MAX_DIMS];
-    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
     tsh_real *grad;
     tshi_dest dest;
     if (!block) return;
@@ -16224,16 +16233,17 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     else
         (void)tshi_pipeline_receive(p, p->stage + 1, grad, n, TSH_REAL);
     tshi_tensor_strides(y->local, y->ndim, stride);
-    if (ctx->error.code == TSH_OK && tshi_tape_open(y, &y->base->gr, &dest))
+    if (ctx->error.code == TSH_OK && tshi_tape_dest_in(y, &y->base->gr, &dest))
         tshi_tape_accumulate(y, &dest, grad, stride);
-    tshi_mem_drop(ctx, block);
+    tshi_mem_release(ctx, block);
 }
 
 /* Ends a micro-batch: releases its tensors, and nodes that an error left on its tape. */
 static void tshi_pipeline_end(tshi_micro *micro) {
-    for (; micro->newest; micro->newest = micro->newest->older) tshi_tape_drop_node(micro->newest);
+    for (; micro->newest; micro->newest = micro->newest->older)
+        tshi_tape_release_node(micro->newest);
     tshi_mem_reset(&micro->arena);
-    while (micro->handles.next != &micro->handles) tshi_tensor_end(micro->handles.next);
+    while (micro->handles.next != &micro->handles) tshi_tensor_release(micro->handles.next);
     micro->out = micro->input = NULL;
 }
 
@@ -16292,8 +16302,8 @@ static void tshi_pipeline_sum_tied(tsh_pipeline *p, const tshi_tie *tie) {
     tsh_tensor *t = tie->param;
     const int64_t n = tsh_local_numel(t);
     const size_t bytes = tshi_dtype_reals(n);
-    tshi_block *sum = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
-    tshi_block *part = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
+    tshi_block *sum = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
+    tshi_block *part = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
     int s, terms = 0, at_once = tie->holders <= TSHI_PIPELINE_SENDS;
     if (part && sum && tshi_tape_complete(t)) {
         if (at_once) tshi_pipeline_send_tied(p, tie);
@@ -16313,8 +16323,8 @@ static void tshi_pipeline_sum_tied(tsh_pipeline *p, const tshi_tie *tie) {
         memcpy(tshi_mem_data(t->gr.block), tshi_mem_data(sum), bytes);
         t->sparse = t->gr.clean = 0;
     }
-    tshi_mem_drop(ctx, sum);
-    tshi_mem_drop(ctx, part);
+    tshi_mem_release(ctx, sum);
+    tshi_mem_release(ctx, part);
 }
 
 /* Broadcasts the totals from the last stage. */
@@ -16331,7 +16341,7 @@ static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss) {
     if (p->desc.weight && ctx->error.code == TSH_OK)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, p->total, 2, TSH_F64, TSH_SUM),
                               "tsh_pipeline: sum of the losses over dp");
-    tshi_error_tell(ctx);
+    tshi_error_report(ctx);
     if (loss && ctx->error.code == TSH_OK)
         *loss = p->total[1] > 0 ? p->total[0] / p->total[1] : p->total[0];
     return ctx->error.code;
@@ -16343,7 +16353,7 @@ static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss) {
 static void tshi_pipeline_begin_tied(tsh_pipeline *p) {
     for (const tshi_tie *tie = p->ctx->pipeline->ties; tie; tie = tie->next) {
         if (!p->ctx->tape.pending && tie->param->stage != 1 + p->stage) tsh_zero_grad(tie->param);
-        tie->param->users = 1;
+        tie->param->contributions = 1;
     }
 }
 
@@ -16362,7 +16372,7 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_pipeline_begin_tied(pipeline);
     tshi_pipeline_run(pipeline);
-    tshi_error_tell(ctx); /* a peer may wait for what this rank will not send */
+    tshi_error_report(ctx); /* a peer may wait for what this rank will not send */
     tshi_pipeline_end_sends(pipeline, 1);
     for (int i = 0; i < pipeline->slots; i++) tshi_pipeline_end(&pipeline->micro[i]);
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
@@ -16395,7 +16405,7 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
         tsh_scope_end(ctx);
     }
     tsh_no_grad_end(ctx);
-    tshi_error_tell(ctx);
+    tshi_error_report(ctx);
     tshi_pipeline_end_sends(pipeline, 1);
     tshi_pipeline_broadcast_totals(pipeline);
     return tshi_pipeline_mean_loss(pipeline, loss);
@@ -16451,9 +16461,10 @@ static void tshi_pipeline_assign_modules(tsh_pipeline *p) {
 /* Finds the stages whose modules have a parameter; the other stages release its memory. */
 static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
     tsh_ctx *ctx = p->ctx;
-    tshi_tie *tie = (tshi_tie *)tshi_mem_book(ctx, &ctx->books, sizeof *tie);
+    tshi_tie *tie = (tshi_tie *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *tie);
     tshi_walk at = {NULL, NULL, 0};
-    if (tie) tie->holds = (unsigned char *)tshi_mem_book(ctx, &ctx->books, (size_t)p->last + 1);
+    if (tie)
+        tie->holds = (unsigned char *)tshi_mem_arena_alloc(ctx, &ctx->books, (size_t)p->last + 1);
     if (!tie || !tie->holds) return;
     while (tshi_module_step(ctx->root, &at))
         if (at.param == param && at.module->stage) tie->holds[at.module->stage - 1] = 1;
@@ -16519,7 +16530,8 @@ static int tshi_pipeline_slots(tsh_pipeline *p) {
     p->warmup = p->desc.schedule == TSH_PIPELINE_GPIPE ? m : p->last - p->stage;
     if (p->warmup > m) p->warmup = m;
     p->slots = p->warmup < m ? p->warmup + 1 : m;
-    p->micro = (tshi_micro *)tshi_mem_book(ctx, &ctx->books, (size_t)p->slots * sizeof *p->micro);
+    p->micro = (tshi_micro *)tshi_mem_arena_alloc(ctx, &ctx->books,
+                                                  (size_t)p->slots * sizeof *p->micro);
     for (int i = 0; i < p->slots && p->micro; i++) {
         tshi_tensor_ring(&p->micro[i].handles);
         p->micro[i].pipeline = p;
@@ -16541,7 +16553,7 @@ static void tshi_pipeline_make(tsh_pipeline *p, tsh_module *container,
     p->desc = *desc;
     p->stage = ctx->pp.rank;
     p->last = ctx->pp.size - 1;
-    p->counts = (int *)tshi_mem_book(ctx, &ctx->books, bytes);
+    p->counts = (int *)tshi_mem_arena_alloc(ctx, &ctx->books, bytes);
     if (!p->counts || tshi_pipeline_partition(p) != TSH_OK || !tshi_pipeline_slots(p)) return;
     if (before && (before->container != p->container || memcmp(before->counts, p->counts, bytes)))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
@@ -16564,7 +16576,7 @@ TSH_API TSHI_COLD tsh_pipeline *tsh_pipeline_new(tsh_module *container,
     tsh_ctx *ctx = container ? container->ctx : NULL;
     tsh_pipeline *p;
     if (!ctx || ctx->error.code != TSH_OK || !tshi_pipeline_check(container, desc)) return NULL;
-    p = (tsh_pipeline *)tshi_mem_book(ctx, &ctx->books, sizeof *p);
+    p = (tsh_pipeline *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *p);
     if (p) tshi_pipeline_make(p, container, desc);
     return tsh_ok(ctx) ? p : NULL;
 }
@@ -16864,7 +16876,7 @@ static void tshi_io_close(tshi_io *io) {
 
 static void tshi_io_end(tshi_io *io) {
     tshi_io_close(io);
-    tshi_mem_drop(io->ctx, io->whole_block);
+    tshi_mem_release(io->ctx, io->whole_block);
     tshi_mem_close(io->ctx, TSH_MEM_BOOKS, io->arena.first);
 }
 
@@ -16910,7 +16922,7 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
     tsh_coll coll = tshi_comm_coll(TSH_ALLREDUCE, max, max, 3, TSH_I64);
     /* a slow disk writes 8 MiB per second; a file's header may claim any size */
     const int64_t seconds = tshi_base_min(io->bytes >> 23, 1000000);
-    if (ctx->told) return ctx->error.code;
+    if (ctx->reported) return ctx->error.code;
     max[0] = ctx->error.code != TSH_OK ? world->size - world->rank : 0;
     max[1] = (int64_t)(io->hash >> 1);
     max[2] = -max[1]; /* the maximum of -x is the minimum of x */
@@ -16954,7 +16966,7 @@ static tshi_io_count *tshi_io_add_count(tshi_io *io, const char *prefix, const c
     tshi_io_count *count = &io->count[io->counts++];
     count->prefix = prefix;
     count->name = name;
-    count->value = (uint64_t *)tshi_kernel_read(value);
+    count->value = (uint64_t *)tshi_kernel_unconst(value);
     count->read = *count->value;
     return count;
 }
@@ -16969,8 +16981,8 @@ static int tshi_io_list(tshi_io *io) {
     const size_t counts = modules + (size_t)updated + 5;
     tsh_module *m;
     int i;
-    io->item = (tshi_io_item *)tshi_mem_book(ctx, &io->arena, items * sizeof *io->item);
-    io->count = (tshi_io_count *)tshi_mem_book(ctx, &io->arena, counts * sizeof *io->count);
+    io->item = (tshi_io_item *)tshi_mem_arena_alloc(ctx, &io->arena, items * sizeof *io->item);
+    io->count = (tshi_io_count *)tshi_mem_arena_alloc(ctx, &io->arena, counts * sizeof *io->count);
     if (!io->item || !io->count) return 0;
     (void)tshi_io_add_count(io, "tshard.", "seed", &ctx->seed);
     (void)tshi_io_add_count(io, "tshard.", "randn_calls", &ctx->randn_calls);
@@ -17187,7 +17199,7 @@ static int tshi_io_open_new(tshi_io *io) {
     uint64_t salt[4], host = 0;
     char *name;
     int made = 0;
-    io->target = (char *)tshi_mem_book(io->ctx, &io->arena, 3 * size);
+    io->target = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, 3 * size);
     if (!io->target) return 0;
     name = io->target + 2 * size;
     if (!tshi_file_follow(io->path, io->target, io->target + size, size))
@@ -17248,7 +17260,7 @@ static void tshi_io_write_header(tshi_io *io) {
     else if ((kind = tshi_file_kind(io->path)) != NULL)
         (void)tshi_io_wrong_kind(io, kind);
     if (io->ctx->error.code != TSH_OK) return;
-    block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS, text.used + 1);
+    block = tshi_mem_alloc(io->ctx, TSH_MEM_BOOKS, text.used + 1);
     if (!block) return;
     text.at = (char *)tshi_mem_data(block);
     text.size = text.used + 1;
@@ -17261,7 +17273,7 @@ static void tshi_io_write_header(tshi_io *io) {
         tshi_io_write(io, length, sizeof length);
         tshi_io_write(io, text.at, text.used);
     }
-    tshi_mem_drop(io->ctx, block);
+    tshi_mem_release(io->ctx, block);
 }
 
 static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
@@ -17292,11 +17304,10 @@ static void tshi_io_prepare(tshi_io *io) {
         tshi_io_hash(io, t->path, strlen(t->path));
         tshi_io_hash(io, t->dim, sizeof t->dim[0] * (size_t)t->ndim);
     }
-    if (whole)
-        io->whole_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, tshi_dtype_reals(whole));
+    if (whole) io->whole_block = tshi_mem_alloc(ctx, TSH_MEM_BOOKS, tshi_dtype_reals(whole));
     if (ctx->pp.size > 1)
-        io->known = (int64_t *)tshi_mem_book(ctx, &io->arena,
-                                             (size_t)(io->items + io->counts) * sizeof *io->known);
+        io->known = (int64_t *)tshi_mem_arena_alloc(
+            ctx, &io->arena, (size_t)(io->items + io->counts) * sizeof *io->known);
 }
 
 /* Combines what the stages know, by one all-reduce (MAX): which moments exist, and the counts of
@@ -17326,7 +17337,7 @@ static void tshi_io_begin_file(tshi_io *io) {
         tshi_io_hash(io, &io->item[i].there, sizeof io->item[i].there);
     }
     if (ctx->dp.rank > 0) return;
-    io->buffer = (char *)tshi_mem_book(ctx, &io->arena, buffers * TSHI_IO_BUFFER);
+    io->buffer = (char *)tshi_mem_arena_alloc(ctx, &io->arena, buffers * TSHI_IO_BUFFER);
     if (io->buffer && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
 }
 
@@ -17808,10 +17819,11 @@ static int tshi_io_read_header(tshi_io *io) {
      * "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} and, in the metadata, "":"", */
     max_entries = n / 49 + 1;
     max_pairs = n / 6 + 1;
-    io->text = io->at = (char *)tshi_mem_book(io->ctx, &io->arena, n + 1);
-    io->entry = (tshi_io_entry *)tshi_mem_book(io->ctx, &io->arena,
-                                               max_entries * sizeof *io->entry);
-    io->pair = (tshi_io_pair *)tshi_mem_book(io->ctx, &io->arena, max_pairs * sizeof *io->pair);
+    io->text = io->at = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, n + 1);
+    io->entry = (tshi_io_entry *)tshi_mem_arena_alloc(io->ctx, &io->arena,
+                                                      max_entries * sizeof *io->entry);
+    io->pair = (tshi_io_pair *)tshi_mem_arena_alloc(io->ctx, &io->arena,
+                                                    max_pairs * sizeof *io->pair);
     if (!io->text || !io->entry || !io->pair) return 0;
     if (!tshi_io_read(io, 8, io->text, n)) return tshi_io_read_error(io, "its header is cut off");
     io->hash = tshi_rng_hash(0, io->text, n); /* a NUL follows: the arena is zeroed */
@@ -18027,7 +18039,7 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment &&
             !tshi_layout_equal(&(*item->moment)->layout, &t->layout, t->dim, io->ctx->tp.size)) {
-            tshi_tensor_end(*item->moment);
+            tshi_tensor_release(*item->moment);
             *item->moment = NULL;
         }
         t = tshi_optim_moment(t, item->moment);
@@ -18036,7 +18048,7 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
         if (t && !item->entry && tshi_io_in_chunks(item)) tshi_optim_keep_chunk(t);
     }
     if (!t || !item->entry) return;
-    if (!t->block) t->block = tshi_mem_take(io->ctx, TSH_MEM_PARAMETERS, bytes);
+    if (!t->block) t->block = tshi_mem_alloc(io->ctx, TSH_MEM_PARAMETERS, bytes);
     if (!t->block) return;
     tshi_load_values(io, item, t);
     if (tshi_io_in_chunks(item)) tshi_optim_keep_chunk(t);
@@ -18130,7 +18142,7 @@ static uint64_t tshi_check_part(const tsh_tensor *t) {
     uint64_t sum = 0;
     while (values && tshi_tensor_next_run(&run))
         sum += tshi_check_sum(values + (size_t)run.local * width, width, run.global, run.length);
-    tshi_mem_drop(t->ctx, scratch);
+    tshi_mem_release(t->ctx, scratch);
     return sum;
 }
 
@@ -18207,12 +18219,12 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
                             const tshi_replicas *all) {
     const int n = all->count, size = comm->size;
     const size_t words = (size_t)n * (size_t)(size + 1) + (size_t)size;
-    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, words * sizeof(int64_t));
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, words * sizeof(int64_t));
     char list[TSH_MESSAGE_SIZE / 4] = "";
     int64_t *mine, *theirs, *counts; /* hashes (n), of all ranks (size, n); counts (size) */
     int i, r, usual, differ = 0;
     if (!block) {
-        tshi_error_tell(ctx); /* the others wait for this rank */
+        tshi_error_report(ctx); /* the others wait for this rank */
         return;
     }
     mine = (int64_t *)tshi_mem_data(block);
@@ -18240,7 +18252,7 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
                            differ > 1 ? "ranks" : "rank", list, differ > 1 ? "differ" : "differs");
         if (differ) ctx->error.rank = -1;
     }
-    tshi_mem_drop(ctx, block);
+    tshi_mem_release(ctx, block);
 }
 
 /* Gives all ranks the error of the lowest rank that has one, before any can fail the world. */
@@ -18248,7 +18260,7 @@ static void tshi_check_agree(tsh_ctx *ctx) {
     static const char op[] = "tsh_check_replicas";
     tsh_comm *world = &ctx->world;
     int64_t found = ctx->error.code != TSH_OK ? world->size - world->rank : 0;
-    if (!ctx->told &&
+    if (!ctx->reported &&
         tshi_error_comm(ctx, tsh_allreduce(world, &found, 1, TSH_I64, TSH_MAX), op) == TSH_OK &&
         found && tshi_io_take_error(ctx, found, op) == TSH_OK)
         (void)tsh_barrier(world);
@@ -18260,9 +18272,9 @@ static void tshi_check_axes(tsh_module *module, int tied) {
     tshi_replicas all = {NULL, 0, tied};
     tshi_block *block;
     tshi_module_params(module, tied, tshi_check_param, &all);
-    block = tshi_mem_take(ctx, TSH_MEM_STEP, ((size_t)all.count + 1) * sizeof *all.each);
+    block = tshi_mem_alloc(ctx, TSH_MEM_STEP, ((size_t)all.count + 1) * sizeof *all.each);
     if (!block) {
-        tshi_error_tell(ctx);
+        tshi_error_report(ctx);
         return;
     }
     all.each = (tshi_replica *)tshi_mem_data(block);
@@ -18274,7 +18286,7 @@ static void tshi_check_axes(tsh_module *module, int tied) {
         tshi_check_over(ctx, &ctx->tp, "tp", &all);
         tshi_check_over(ctx, &ctx->dp, "dp", &all);
     }
-    tshi_mem_drop(ctx, block);
+    tshi_mem_release(ctx, block);
 }
 
 TSH_API TSHI_COLD int tsh_check_replicas(tsh_module *module) {
@@ -18471,7 +18483,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc 
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_trace_begin: the library was compiled without a clock; give desc.now, "
                         "or compile it with -D_POSIX_C_SOURCE=200809L or as C11");
-    tshi_trace *trace = (tshi_trace *)tshi_mem_book(ctx, &arena, sizeof *trace);
+    tshi_trace *trace = (tshi_trace *)tshi_mem_arena_alloc(ctx, &arena, sizeof *trace);
     if (!trace) return ctx->error.code;
     trace->ctx = ctx;
     trace->desc = *desc;
@@ -18583,6 +18595,6 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_PAIR
 #undef TSHI_GEMM_GROUP
 #undef TSHI_GEMM_DOT
-#undef TSHI_BINARY_SLOPE
+#undef TSHI_BINARY_GRAD
 #endif /* TSHARD_IMPLEMENTED */
 #endif /* TSHARD_IMPLEMENTATION */

@@ -334,7 +334,7 @@ static double limit(bench *b, const row *r) {
     memcpy(at, b->plain, sizeof at);
     for (i = 0; r->at && r->at[i]; i++)
         if (r->at[i] == '.') {
-            step[i] = tshi_mem_take(b->ctx, TSH_MEM_STEP, (size_t)n * sizeof(float));
+            step[i] = tshi_mem_alloc(b->ctx, TSH_MEM_STEP, (size_t)n * sizeof(float));
             if (step[i]) at[i] = (float *)tshi_mem_data(step[i]);
         } else if (r->at[i] != '-') {
             at[i] = operand(b, r->at[i]);
@@ -343,7 +343,7 @@ static double limit(bench *b, const row *r) {
     r->limit->of[b->ctx->isa](n, at);
     if (r->then) r->then->of[b->ctx->isa](n, at);
     end = now();
-    while (i-- > 0) tshi_mem_drop(b->ctx, step[i]);
+    while (i-- > 0) tshi_mem_release(b->ctx, step[i]);
     return end - start;
 }
 

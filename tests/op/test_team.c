@@ -280,13 +280,13 @@ static void every_unit_is_done_once(void **state) {
 static void small_work_stays_on_one_thread(void **state) {
     tsh_ctx *ctx = open_with(4);
     (void)state;
-    assert_int_equal(tshi_team_pieces(ctx, 199, 100), 1);
-    assert_int_equal(tshi_team_pieces(ctx, 0, 100), 1);
+    assert_int_equal(tshi_team_parts(ctx, 199, 100), 1);
+    assert_int_equal(tshi_team_parts(ctx, 0, 100), 1);
 #if defined(_OPENMP)
-    assert_int_equal(tshi_team_pieces(ctx, 200, 100), 2);
-    assert_int_equal(tshi_team_pieces(ctx, 100000, 100), 4);
+    assert_int_equal(tshi_team_parts(ctx, 200, 100), 2);
+    assert_int_equal(tshi_team_parts(ctx, 100000, 100), 4);
 #else
-    assert_int_equal(tshi_team_pieces(ctx, 100000, 100), 1);
+    assert_int_equal(tshi_team_parts(ctx, 100000, 100), 1);
 #endif
     unit_close(ctx);
 }

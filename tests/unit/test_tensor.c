@@ -791,18 +791,18 @@ static void the_pool_s_books_are_right(void **state) {
         if (slot[at]) {
             const unsigned char *data = (const unsigned char *)tshi_mem_data(slot[at]);
             for (b = 0; b < slot[at]->size; b += 61) assert_int_equal(data[b], at);
-            tshi_mem_drop(ctx, slot[at]);
+            tshi_mem_release(ctx, slot[at]);
             slot[at] = NULL;
         } else {
             size_t bytes = tshi_rng_bits(3, 4, draw++) % (i % 50 ? 3000u : 400000u);
-            slot[at] = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
+            slot[at] = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
             assert_true(slot[at]->size >= bytes &&
                         slot[at]->size < bytes + 64 + 2 * TSHI_ALIGN + 64);
             memset(tshi_mem_data(slot[at]), at, slot[at]->size);
         }
         if (i % 100 == 0) check_pool(ctx);
     }
-    for (at = 0; at < SLOTS; at++) tshi_mem_drop(ctx, slot[at]);
+    for (at = 0; at < SLOTS; at++) tshi_mem_release(ctx, slot[at]);
     check_pool(ctx);
     assert_int_equal(tsh_mem_stats(ctx).step_live, 0);
     /* all joined again: one free piece per chunk */
