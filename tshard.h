@@ -807,7 +807,7 @@ TSH_API void tsh_wait_absent(tsh_wait_report *const *report, int r, tsh_error *e
 TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_error *error);
 /* Reads a time in seconds with an optional fraction ("30", "0.5"), at most 1e9, as nanoseconds. */
 TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error);
-/* Copies the variable's text into text, `capacity` bytes with the final 0. The error does not repeat
+/* Copies the variable into text, `capacity` bytes with its final 0. The error does not repeat
  * it, as it may be a secret. */
 TSH_API int tsh_env_text(const char *name, char *text, size_t capacity, tsh_error *error);
 

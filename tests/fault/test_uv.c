@@ -705,7 +705,7 @@ static tsh_error open_with(const char *name, const char *value) {
 static void expect_variable(const variable *v, const char *value) {
     char part[200];
     tsh_error error = open_with(v->name, value);
-    (void)snprintf(part, sizeof part, "%s is \"%s\"; it takes %s", v->name, value, v->input_layout);
+    (void)snprintf(part, sizeof part, "%s is \"%s\"; it takes %s", v->name, value, v->takes);
     if (strcmp(error.message, part) != 0 || error.code != TSH_ERR_ARGUMENT)
         fail_msg("%s \"%s\", not \"%s\"", tsh_result_name(error.code), error.message, part);
 }

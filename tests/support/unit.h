@@ -87,7 +87,7 @@ UNIT_UNUSED static void *unit_allocate(void *user, void *ptr, size_t old_size, s
         old = header.raw;
     }
     if (new_size) {
-        if (++memory->input_layout == memory->fail_at) return NULL;
+        if (++memory->takes == memory->fail_at) return NULL;
         raw = malloc(2 * align + new_size); /* at least `align` bytes before the block */
         if (!raw) return NULL;
         block = (char *)raw + align;

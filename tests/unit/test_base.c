@@ -536,7 +536,7 @@ static void any_refused_allocation_is_an_error_and_no_leak(void **state) {
         tsh_result result = tsh_open(&desc, &ctx);
         assert_true(at > 1 ? ctx != NULL : ctx == NULL);
         if (result == TSH_OK) result = work(ctx);
-        done = memory.input_layout < at;
+        done = memory.takes < at;
         assert_int_equal(result, done ? TSH_OK : TSH_ERR_MEMORY);
         if (!done && ctx)
             assert_non_null(strstr(tsh_last_error(ctx)->message, "the allocator refused "));
