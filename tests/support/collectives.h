@@ -379,9 +379,21 @@ UNUSED static void soak_rank(job *j) {
 
 /* ------------------------------------------------------------------- faults */
 
-typedef enum fault { KIND, COUNT, DTYPE, REDOP, ROOT, BLOCKS, COUNTS, SPLIT, PIECES, FAULTS } fault;
+typedef enum fault {
+    KIND,
+    COUNT,
+    DTYPE,
+    REDOP,
+    ROOT,
+    BLOCKS,
+    COUNTS,
+    SPLIT,
+    PIECES,
+    OWN,
+    FAULTS
+} fault;
 UNUSED static const char *const fault_names[] = {"kind",   "count",  "dtype", "reduction", "root",
-                                                 "blocks", "counts", "split", "pieces"};
+                                                 "blocks", "counts", "split", "pieces",    "own"};
 typedef struct odd_one {
     fault what;
     int odd;
@@ -411,6 +423,10 @@ static tsh_result faulty_call(job *j, fault what, int odd) {
     case PIECES:
         counts[j->ranks - 1] = 2;
         for (int r = 0; odd && r < j->ranks; r++) counts[r] = 1;
+        return tsh_alltoall(&j->comm, mine, counts, mine + 256, other, 1, TSH_F32);
+    case OWN: /* what the rank sends to itself and what it expects from itself differ */
+        counts[j->ranks - 1] = 2;
+        if (odd) other[j->rank] = 0;
         return tsh_alltoall(&j->comm, mine, counts, mine + 256, other, 1, TSH_F32);
     case FAULTS: break;
     }
