@@ -1739,6 +1739,11 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 /* Needs: >>types >>layout-api >>comm-api.                                      */
 /* ========================================================================== */
 
+/* A ctx owns all tensors, modules, optimisers and nodes of the tape made with it. Their memory is
+ * from the ctx's allocator: values and gradients are in reference-counted blocks (tshi_block), the
+ * small structures in arenas (tshi_arena). One thread uses a ctx and all that the ctx owns; only in
+ * tshi_team_run do other threads of the rank read and write values, too. */
+
 #include <errno.h>  /* why a file cannot be opened */
 #include <float.h>  /* FLT_MAX, DBL_MAX */
 #include <limits.h> /* INT_MAX, LONG_MAX */
@@ -1748,10 +1753,12 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #include <string.h> /* memcpy, memset */
 #include <time.h>   /* time, clock: names of temporary files */
 
-/* Needed beyond C99: resolve a link, flush a file to disk and rename it over another, a clock. */
+/* System calls that C99 lacks: to resolve a link, to flush a file to disk and rename it over
+ * another, to read a clock. TSHI_POSIX: 1 if the system offers them as POSIX does. */
 #if defined(_WIN32)
 #define TSHI_POSIX 0
-/* Declared as in windows.h, which is not included: it makes macros of words such as `near`. */
+/* The same declarations as in windows.h. That header is not included, because it defines ordinary
+ * words such as `near` as macros. */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -1791,17 +1798,19 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_POSIX 0
 #endif
 
-/* Initialises with zeros a structure that does not begin with an enum. {0} draws warnings from
- * compilers of C++. */
+/* Initialiser that sets all of a structure to zero, if the first field is no enum. C++ compilers
+ * warn about {0}. */
 #ifdef __cplusplus
 #define TSHI_ZERO {}
 #else
 #define TSHI_ZERO {0}
 #endif
-#define TSHI_R(x) ((tsh_real)(x))
+#define TSHI_R(x) ((tsh_real)(x)) /* converts x to the type of all values */
 /* 1 if tsh_real is double; a constant expression. */
 #define TSHI_DOUBLE (sizeof(tsh_real) == 8)
-/* TSHI_OUTLINE: has many callers and gains nothing from inlining; saves compile time.
+/* Attributes of functions:
+ * TSHI_INLINE: is always inlined, so that the caller's loop over its calls can be vectorised.
+ * TSHI_OUTLINE: has many callers and gains nothing from inlining; saves compile time.
  * TSHI_COLD: runs once or rarely (models, files, checks, errors); gcc optimises it for size.
  * TSHI_APART: is called by AVX kernels. gcc must not look into it (noipa): if it sees that the
  * function leaves some registers alone, it omits vzeroupper before the call, and every change
@@ -1817,8 +1826,8 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_APART          static __attribute__((TSHI_ALONE))
 #define TSHI_OUTLINE        static __attribute__((noinline))
 #define TSHI_COLD           __attribute__((cold))
-#define TSHI_PREFETCH(p)    __builtin_prefetch(p)
-#define TSHI_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2)
+#define TSHI_PREFETCH(p)    __builtin_prefetch(p)       /* into all caches */
+#define TSHI_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2) /* to read; into the L2 cache, not L1 */
 #else
 #define TSHI_RESTRICT
 #define TSHI_INLINE         static
@@ -1828,8 +1837,9 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_PREFETCH(p)    ((void)(p))
 #define TSHI_PREFETCH_L2(p) ((void)(p))
 #endif
-/* Before a loop over a block whose operands are distinct or the same: vectorise it without checks
- * for overlap. (clang would unroll it first and then find no vectors.) */
+/* Stands before a loop over a block of elements. It promises that any two arrays of the loop are
+ * the same or do not overlap, so that the compiler vectorises without checks for overlap. (clang
+ * would unroll the loop first and then fail to vectorise it.) */
 #if defined(__clang__)
 #define TSHI_LANES _Pragma("clang loop unroll(disable)")
 #elif defined(__GNUC__)
@@ -1837,15 +1847,15 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #else
 #define TSHI_LANES
 #endif
-/* The same before a loop of any length: gcc then omits the second version, for operands that
- * overlap. (clang relies on TSHI_RESTRICT.) */
+/* The same promise before a loop of any length: gcc then omits its second version of the loop, the
+ * one for arrays that overlap. (clang relies on TSHI_RESTRICT.) */
 #if defined(__GNUC__) && !defined(__clang__)
 #define TSHI_EACH TSHI_LANES
 #else
 #define TSHI_EACH
 #endif
 
-/* TSHI_VECTORS: GNU C's vector types are available. TSHI_X86: so are AVX intrinsics. */
+/* TSHI_VECTORS: 1 if GNU C's vector types are available. TSHI_X86: 1 if AVX intrinsics are, too. */
 #if defined(__GNUC__) && !defined(TSHARD_NO_SIMD)
 #define TSHI_VECTORS 1
 #else
@@ -1858,98 +1868,100 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_X86 0
 #endif
 
-enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 * 2^58 bytes exceed a size_t */
+/* TSHI_ALIGN: all blocks are aligned to so many bytes. TSHI_SIZE_CLASSES: class c has the blocks of
+ * 2^c to 2^(c+1) - 1 times 64 bytes. 58 classes suffice: 64 * 2^58 bytes exceed a size_t. */
+enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 };
 
-/* Header of a reference-counted block of memory; its data follows, aligned to 64 bytes. Blocks of
- * the step pool lie side by side in a page: `before` is the size of the left neighbour (0: none),
- * `last` marks the page's last block. */
+/* Header of a reference-counted block of memory. Its data follows, aligned to 64 bytes because the
+ * header is padded to 64. Blocks of the step pool lie side by side in a page. */
 typedef struct tshi_block tshi_block;
 struct tshi_block {
-    size_t size; /* bytes of data, a multiple of 64 */
-    size_t before;
-    tshi_block *next, *prev; /* in the list of free blocks of its size class */
-    int refs;                /* 0: free */
-    int kind, last;          /* kind: TSH_MEM_... */
+    size_t size;             /* bytes of data, a multiple of 64 */
+    size_t before;           /* step pool: size of the left neighbour; 0: first block of the page */
+    tshi_block *next, *prev; /* of a free block: neighbours in the free list of its size class */
+    int refs;                /* number of references; 0: the block is free */
+    int kind, last;          /* kind: TSH_MEM_...; last: 1 for the last block of a pool page */
     char padding[TSHI_ALIGN - 2 * sizeof(size_t) - 2 * sizeof(void *) - 3 * sizeof(int)];
 };
 
 /* Memory from the allocator that a pool or an arena hands out in parts. */
 typedef struct tshi_page {
-    struct tshi_page *next;
-    size_t bytes, used; /* used: of an arena only */
+    struct tshi_page *next; /* in the list of the pool's or the arena's pages */
+    size_t bytes, used;     /* this header included; used: bytes handed out, by arenas only */
 } tshi_page;
 
 /* The offset of the first block in a pool page, a multiple of 64. A load that follows a store waits
- * if the low 12 bits of the addresses agree ("4K aliasing"), so a result slightly ahead of an
- * operand, modulo 4096, is slow. With pages aligned to 4096, the pool's data begins 256 bytes
- * before the data of a block allocated alone. */
+ * if the low 12 bits of the addresses agree ("4K aliasing"). So an op is slow if its output lies at
+ * a slightly higher address than an input, modulo 4096. With pages aligned to 4096, this offset
+ * puts the pool's data (outputs) 256 bytes before the data of a block allocated alone (inputs). */
 enum { TSHI_POOL_OFFSET = 3840 };
 
 /* Step memory: blocks that are reused. */
 typedef struct tshi_pool {
-    tshi_page *pages;
-    tshi_block *free[TSHI_SIZE_CLASSES]; /* free blocks of [2^c, 2^(c+1)) times 64 bytes */
-    uint64_t filled;                     /* bit c: free[c] is not empty */
+    tshi_page *pages;                    /* all pages, the newest first */
+    tshi_block *free[TSHI_SIZE_CLASSES]; /* by size class: list of free blocks; NULL: none */
+    uint64_t filled;                     /* bit c: free[c] is not NULL */
 } tshi_pool;
 
-/* Small allocations, released all at once: those of the tape, or of the ctx. Pages fill up from the
- * front. */
+/* Small allocations, released all at once: those of the tape, or of the ctx. */
 typedef struct tshi_arena {
-    tshi_page *first, *now;
+    tshi_page *first, *now; /* first: list of all pages; now: the page that is being filled */
 } tshi_arena;
 
 typedef struct tshi_node tshi_node;
 typedef struct tshi_op tshi_op;
 
-enum {
+enum { /* bits of tsh_tensor.flags */
     TSHI_OWNED = 1,     /* lives until freed; others until the step or scope ends */
     TSHI_PARAM = 2,     /* a module's parameter */
     TSHI_LEAF = 4,      /* backward leaves its gradient for the user */
     TSHI_RETAIN = 8,    /* keeps values and gradient through backward */
-    TSHI_STALE = 16,    /* its values were released */
-    TSHI_DEAD = 32,     /* the handle itself was released */
+    TSHI_STALE = 16,    /* its values were released; to use them is TSH_ERR_STALE */
+    TSHI_DEAD = 32,     /* the handle itself was released, and may be reused later */
     TSHI_CHUNKED = 64,  /* each rank of dp holds a chunk of its gradient (a moment: its values) */
     TSHI_AVERAGED = 128 /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
 typedef struct tshi_accumulator {
-    tshi_block *block;
-    int live, clean; /* clean: not live, and the block contains zeros */
+    tshi_block *block; /* tsh_real per local element of the tensor; NULL: not allocated yet */
+    int live, clean;   /* live 1: the block has a gradient; clean 1: live is 0, block is all 0 */
 } tshi_accumulator;
 
 struct tsh_tensor {
     tsh_ctx *ctx;
-    tsh_tensor *next, *prev; /* owned, step, or free handles */
+    tsh_tensor *next, *prev; /* in a list of tshi_handles: of owned, step or free handles */
     tsh_dtype dtype;
-    unsigned flags;
+    unsigned flags;  /* TSHI_OWNED, ... */
     int ndim, depth; /* depth: how many scopes were open when it was created */
+    /* dim: the global shape; local: the shape of this rank's shard; stride: its, in elements */
     int64_t dim[TSH_MAX_DIMS], local[TSH_MAX_DIMS], stride[TSH_MAX_DIMS];
     tsh_layout layout; /* resolved: dim >= 0, segments >= 1, every length and unit given */
-    tshi_block *block; /* NULL: a parameter that is not allocated yet, or stale */
-    int64_t offset;    /* of the first element, in elements */
+    tshi_block *block; /* the values; NULL: a parameter that is not allocated yet, or stale */
+    int64_t offset;    /* in elements, from the block's data to the tensor's first element */
     tsh_tensor *base;  /* the tensor that this one is a view of; itself if it is no view */
-    /* of a base only: */
-    int requires_grad;
+    /* The fields from here to marks are used in a base only; its views share them. */
+    int requires_grad;       /* 1: backward computes its gradient */
     tshi_node *node;         /* the op that made it; NULL: a leaf */
-    tshi_accumulator gr, gp; /* gradients in the tensor's own layout, and partial sums */
+    tshi_accumulator gr, gp; /* gr: gradient in the tensor's layout; gp: sum of partial gradients */
     int partial_contributions; /* partial gradients still to be added in this backward */
     int contributions;         /* leaf: gradients of either kind still to be added */
     int in_bucket;             /* leaf: 1 while its gradient waits in a bucket to be sent */
-    int reducing;            /* the all-reduce of gp (request req) was started */
-    tsh_req req;
-    int sparse;        /* rows of gr and gp that are not marked are 0 */
+    int reducing;      /* 1: the all-reduce of gp was started and not waited for yet */
+    tsh_req req;       /* the request of that all-reduce */
+    int sparse;        /* 1: the gradient is row-sparse: 0 in every row r with marks[r] == 0 */
     tshi_block *marks; /* int32_t per local row; NULL: never had a row-sparse gradient */
-    /* of a parameter only: */
-    const char *path;
-    tsh_init init;
-    int64_t fan_in, zero_row; /* zero_row: 1 + the row whose initial values are 0; 0: none */
+    /* The fields from here on are used in a parameter only. */
+    const char *path; /* its module's path and its own name: "h.3.mlp.c_fc.weight" */
+    tsh_init init;    /* how its initial values are computed */
+    int64_t fan_in, zero_row; /* fan_in: for init; 0: take it from the shape;
+                               * zero_row: 1 + the row whose initial values are 0; 0: none */
     int stage;  /* 1 + the first pipeline stage that holds it; 0: there is no pipeline */
-    int absent; /* other stages hold it, this rank's does not */
+    int absent; /* 1: other pipeline stages hold the parameter, this rank's stage does not */
 };
 
-/* Sets of an op's inputs, and its output, as bits: the values that it saves; the inputs whose
- * gradients are partial sums. Bit i is input i. */
+/* Bit masks over an op's inputs (bit i: input i) and its output (TSHI_OUT). They say which values
+ * the op saves for backward, and which inputs have a gradient that is a partial sum. */
 enum {
     TSHI_NONE = 0,
     TSHI_X = 1, /* unary ops, linear, norms: (x, weight, bias) */
@@ -1972,38 +1984,39 @@ enum {
 
 /* Describes an op's output before it is made: the op sets the shape, its layout rule the rest. */
 typedef struct tshi_output {
-    tsh_shape shape;
-    tsh_layout layout;
-    unsigned partial; /* inputs whose gradient is a partial sum */
+    tsh_shape shape;   /* global */
+    tsh_layout layout; /* when the rule is called: that of the first input */
+    unsigned partial;  /* bit mask of the inputs whose gradient is a partial sum */
 } tshi_output;
 
-/* An op and its inputs. params: what else its layout rule depends on, or NULL. */
+/* What a layout rule gets: an op, its inputs, its options. */
 typedef struct tshi_call {
     const tshi_op *op;
-    tsh_tensor *const *in;
-    int n;
-    const void *params;
+    tsh_tensor *const *in; /* the inputs; an optional one may be NULL */
+    int n;                 /* number of inputs */
+    const void *params;    /* a struct of the op: what else its rule depends on; or NULL */
 } tshi_call;
 
-/* An op's layout rule: derives the output's layout from the inputs'. Returns 0 and records an error
- * if these do not fit. */
+/* An op's layout rule: sets output->layout and output->partial from the layouts of the inputs.
+ * Returns 1; or 0, with an error recorded, if the layouts do not fit each other. */
 typedef int (*tshi_rule_fn)(const tshi_call *call, tshi_output *output);
 
-enum {
-    /* Backward reads both accumulators, gr and gp, of its output. (For other ops gp is all-reduced
-     * into gr first; also if the output is retained, because the user may read its gradient.) */
+enum { /* bits of tshi_op.flags */
+    /* The op's backward reads both accumulators, gr and gp, of its output. (Before the backward of
+     * other ops gp is all-reduced into gr; also if the output is retained, because the user may
+     * read the gradient.) */
     TSHI_OP_ACCEPTS_PARTIAL = 1,
-    TSHI_OP_ACCEPTS_RETAINED = 2, /* reads both even if the output is retained */
-    TSHI_OP_PASSES_PARTIAL = 4    /* adds gp of its output to gp of input 0 */
+    TSHI_OP_ACCEPTS_RETAINED = 2, /* backward reads gr and gp even if the output is retained */
+    TSHI_OP_PASSES_PARTIAL = 4    /* backward adds gp of the output to gp of input 0 */
 };
 
 /* An op, described once for all its calls. */
 struct tshi_op {
-    const char *name;                  /* of the public function */
+    const char *name;                  /* of the public function: "tsh_linear" */
     const char *inputs;                /* names of the inputs, separated by blanks, or NULL */
     tshi_rule_fn rule;                 /* NULL: the layout is an argument of the call */
     void (*backward)(tshi_node *node); /* adds to the inputs' gradients; NULL: there are none */
-    unsigned saves;                    /* values that backward reads: bits of inputs, TSHI_OUT */
+    unsigned saves;                    /* bit mask of the values that backward reads: TSHI_X, ... */
     unsigned flags;                    /* TSHI_OP_... */
 };
 
@@ -2013,132 +2026,135 @@ struct tshi_op {
  * the last expected partial gradient is added. */
 struct tshi_node {
     const tshi_op *op;
-    tshi_node *older;
+    tshi_node *older;         /* the node recorded just before this one; NULL: none */
     const tsh_module *module; /* the innermost one whose forward made the call; NULL: none */
-    tsh_tensor *out, **in;
-    int n, depth;
-    unsigned partial;    /* inputs whose gradient is a partial sum */
+    tsh_tensor *out, **in;    /* the output; the n inputs */
+    int n, depth;             /* n: number of inputs; depth: number of scopes open at the call */
+    unsigned partial;    /* bit mask of the inputs whose gradient is a partial sum */
     tshi_block **saved;  /* n + 1: values of each input and of out that backward reads, or NULL */
     tshi_block *aux;     /* what else backward reads; released with the node */
     void *params;        /* the op's own options, in the tape's arena */
     tsh_tensor **leaves; /* tensors besides the inputs that backward adds gradients to */
-    int leaf_count;
+    int leaf_count;      /* length of leaves */
     struct {
-        int reached;      /* the loss depends on the output */
+        int reached;      /* 1: the loss depends on the output */
         unsigned partial; /* as above, plus input 0 if a partial gradient is passed on to it */
-        unsigned done;    /* inputs whose gradient is complete */
-    } progress;           /* of the backward that runs */
+        unsigned done;    /* bit mask of the inputs whose gradient is complete */
+    } progress;           /* of the backward pass in progress */
 };
 
+/* All tensor handles of a ctx (see tshi_tensor_handle). */
 typedef struct tshi_handles {
-    tsh_tensor owned, step;      /* heads of circular lists */
-    tsh_tensor *oldest, *newest; /* free handles, reused oldest first */
-    int64_t free, ended;         /* how many are free; how many of them the last step released */
+    tsh_tensor owned, step;      /* heads of circular lists: of owned and of step tensors */
+    tsh_tensor *oldest, *newest; /* the two ends of the list of free handles */
+    int64_t free, ended;         /* number of free handles; number that the last step released */
 } tshi_handles;
 
 typedef struct tshi_tape {
-    tshi_node *newest;
-    tshi_arena arena;
-    int no_grad;
-    int pending;   /* leaves hold gradients that .defer left unsynchronised */
-    int summed;    /* losses are sums of terms, not means: */
-    double weight; /* the number of terms on this rank */
-    int syncing;   /* gradients of leaves are sent as they become ready */
+    tshi_node *newest; /* the last recorded call; NULL: the tape is empty */
+    tshi_arena arena;  /* holds the nodes and their params */
+    int no_grad;       /* how many tsh_no_grad_begin are open; 0: calls are recorded */
+    int pending;       /* 1: leaves have gradients that tsh_sync_grads must still sum over dp */
+    int summed;        /* 1: losses are sums of terms; 0: losses are means */
+    double weight;     /* if summed: the number of terms in this rank's losses */
+    int syncing;       /* 1: gradients of leaves are sent as they become ready */
 } tshi_tape;
 
 typedef struct tshi_bucket tshi_bucket;
 
+/* The buckets of the backward pass in progress: leaf gradients to be summed over dp. */
 typedef struct tshi_buckets {
     tshi_arena arena;           /* for all buckets of one backward */
-    tshi_bucket *first, **last; /* list of full ones, oldest first, and its end */
-    tshi_bucket *awaited;       /* the oldest one whose collective may still run */
-    tshi_bucket *open[2];       /* not full yet: whole gradients, gradients kept in chunks */
-    int64_t limit;              /* elements that make one full */
-    int hold;                   /* none is sent before backward ends */
-    int summed;
-    double weight; /* number of terms of summed losses: this rank's, then over dp */
-    tsh_req weight_req;
+    tshi_bucket *first, **last; /* list of full buckets, oldest first; where to link the next one */
+    tshi_bucket *awaited;       /* the oldest bucket whose collective may still run; NULL: none */
+    tshi_bucket *open[2];       /* buckets not full yet: [0] to all-reduce, [1] to reduce-scatter */
+    int64_t limit;              /* elements that make a bucket full */
+    int hold;                   /* 1: no bucket is sent before backward ends */
+    int summed;                 /* as tshi_tape.summed */
+    double weight;      /* terms of this rank's summed losses; once weight_req is done: over dp */
+    tsh_req weight_req; /* the all-reduce of weight */
 } tshi_buckets;
 
 /* What a pipeline keeps of a micro-batch between its forward and its backward. */
 typedef struct tshi_micro {
     struct tshi_micro *next; /* in the ctx's list */
-    tshi_node *newest;       /* of its tape */
-    tshi_arena arena;
+    tshi_node *newest;       /* of the micro-batch's tape */
+    tshi_arena arena;        /* of the micro-batch's tape */
     tsh_pipeline *pipeline;
-    tsh_tensor handles; /* head of a circular list: tensors that its forward made */
-    tsh_tensor *out;    /* sent to the next stage, or the loss */
-    tsh_tensor *input;   /* received from the stage before, which waits for its gradient; or NULL */
+    tsh_tensor handles; /* head of a circular list: the step tensors that the forward made */
+    tsh_tensor *out;    /* the output, sent to the next stage; on the last stage: the loss */
+    tsh_tensor *input;  /* received from the previous stage, which waits for the gradient; NULL:
+                         * no gradient is to be sent, or it was */
 } tshi_micro;
 
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
 typedef struct tshi_trace tshi_trace;
 
 struct tsh_ctx {
-    tsh_comm world, tp, pp, dp;
-    tsh_error error;
-    int reported; /* the error was reported to the world, or came from it */
-    int logged; /* the logger got the error */
-    tsh_allocator allocator;
-    tsh_logger logger;
-    tsh_gemm gemm;
-    const tshi_gemm_kernel *gemm_kernel;
-    tshi_block *gemm_scratch;
-    int isa; /* whose kernels run: TSHI_ISA_... */
-    int threads;
-    uint64_t seed, randn_calls, dropout_calls;
-    tsh_mem mem;
-    tshi_pool pool;
-    tshi_arena books; /* for all that lives as long as the ctx */
+    tsh_comm world, tp, pp, dp; /* all ranks; this rank's group of each axis of parallelism */
+    tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
+    int reported;    /* 1: the error was reported to the world, or came from the world */
+    int logged;      /* 1: the logger got the error */
+    tsh_allocator allocator;             /* the default one resolved: fn is not NULL */
+    tsh_logger logger;                   /* its fn may be NULL */
+    tsh_gemm gemm;                       /* the user's matrix product; fn NULL: the built-in one */
+    const tshi_gemm_kernel *gemm_kernel; /* the built-in one's kernel for this CPU */
+    tshi_block *gemm_scratch;            /* the built-in one's packed operands; NULL: none yet */
+    int isa;     /* instruction set of the kernels that run: TSHI_ISA_... */
+    int threads; /* of this rank, at least 1 */
+    uint64_t seed, randn_calls, dropout_calls; /* the numbers of calls so far key the next draws */
+    tsh_mem mem;      /* statistics: what tsh_mem_stats returns */
+    tshi_pool pool;   /* of step memory */
+    tshi_arena books; /* for all small structures that live as long as the ctx */
     tshi_handles handles;
     tshi_tape tape;
     tshi_buckets buckets;
     int depth;         /* how many scopes are open */
-    int anomalies;     /* tsh_detect_anomaly: values that are not finite are an error */
-    tshi_trace *trace; /* NULL: none runs */
-    tsh_module *root;
+    int anomalies;     /* 1: tsh_detect_anomaly is on: a NaN or an infinity is an error */
+    tshi_trace *trace; /* the trace that is being recorded; NULL: none */
+    tsh_module *root;  /* of the module tree */
     const tsh_module *module; /* the innermost one whose forward or backward runs; or NULL */
     tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx); /* compares models; NULL: there is none */
-    tsh_optim *optims;      /* the newest first */
+    tsh_optim *optims;      /* list of all optimisers, the newest first */
     tsh_pipeline *pipeline; /* the first one; NULL: none */
-    tshi_micro *micros;
+    tshi_micro *micros;     /* list of the micro-batches of all pipelines */
 };
 
-enum { TSHI_MODULE_PARAMS = 2 };
+enum { TSHI_MODULE_PARAMS = 2 }; /* max parameters of a module: weight and bias */
 
-/* A named integer argument of a module, such as its number of heads: in all, and on this rank. */
+/* A named integer argument of a module, such as its number of heads. */
 typedef struct tshi_argument {
     struct tshi_argument *next;
-    const char *name;
-    int64_t value, local;
+    const char *name;     /* "heads" */
+    int64_t value, local; /* of the whole module; of this rank's shard of the module */
 } tshi_argument;
 
 struct tsh_module {
     tsh_ctx *ctx;
-    const char *name, *path;
+    const char *name, *path; /* "c_fc"; from the root: "h.3.mlp.c_fc"; both "" for the root */
     tsh_module *parent, *first, *last, *next; /* first and last child, next sibling */
-    tsh_forward_fn forward;
-    void *user;
-    tsh_tensor *param[TSHI_MODULE_PARAMS];
-    const char *param_name[TSHI_MODULE_PARAMS];
-    tshi_argument *arguments;
-    int evaluating;         /* tsh_train(module, 0): not in training mode */
-    int checkpoint;         /* its forward is run again in backward */
+    tsh_forward_fn forward; /* container: the user's; NULL: runs the children one by one */
+    void *user;             /* argument of forward, not read by the library */
+    tsh_tensor *param[TSHI_MODULE_PARAMS];      /* NULL: the module has no such parameter */
+    const char *param_name[TSHI_MODULE_PARAMS]; /* "weight", "bias" */
+    tshi_argument *arguments;                   /* list; NULL: none */
+    int evaluating;         /* 1: tsh_train(module, 0) was called: not in training mode */
+    int checkpoint;         /* 1: forward saves the inputs only and is run again in backward */
     uint64_t dropout_calls; /* calls in training mode: each draws another mask */
-    double number;          /* eps of a norm, p of dropout */
-    tsh_lookup_desc lookup; /* of an embedding */
-    const struct tshi_kind *kind;
-    tsh_style style;
-    int skip_bias_add, reversed, regather;
-    int stage; /* 1 + its pipeline stage; 0: none */
+    double number;          /* norm: eps; dropout: p, the probability of a zero */
+    tsh_lookup_desc lookup; /* embedding: its options */
+    const struct tshi_kind *kind; /* linear, embedding, container, ... */
+    tsh_style style;              /* how the plan shards the module */
+    int skip_bias_add, reversed, regather; /* linear: as in tsh_linear_desc */
+    int stage;                             /* 1 + its pipeline stage; 0: none */
     /* Layouts that the rules of a plan (tsh_parallelize) ask for; NULL: no rule does. */
-    const tsh_layout *input_layout, *output_layout; /* that the plan declares; NULL: any */
-    const tsh_layout **input_layouts; /* that the `prepared` first inputs are redistributed to */
-    const tsh_layout *result;        /* that the output is redistributed to */
-    int prepared;
+    const tsh_layout *input_layout, *output_layout; /* of the plan rule's .input and .output */
+    const tsh_layout **input_layouts; /* the first `prepared` inputs are redistributed to these */
+    const tsh_layout *result;         /* the output is redistributed to this layout */
+    int prepared;                     /* length of input_layouts */
 };
 
-/* Returns a * b, or SIZE_MAX on overflow: no allocator grants that. */
+/* Returns a * b, or SIZE_MAX on overflow, which every allocator refuses. */
 static size_t tshi_base_mul(size_t a, size_t b) {
     return b && a > SIZE_MAX / b ? SIZE_MAX : a * b;
 }
@@ -2147,11 +2163,12 @@ static int64_t tshi_base_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
+/* Returns a / b rounded up; a >= 0, b > 0. */
 static int64_t tshi_base_ceil(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-/* Returns what an option means: 0 is `usual`, TSH_ZERO is 0. */
+/* Returns the value that an option stands for: `usual` if it is 0, 0 if it is TSH_ZERO. */
 static double tshi_base_option(double given, double usual) {
     return given > 0 ? given : given < 0 && given >= TSH_ZERO ? 0 : usual;
 }
@@ -2183,7 +2200,7 @@ TSH_API int64_t tsh_now(void) {
     (void)clock_gettime(TSHI_CLOCK, &t);
     return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_nsec;
 #else
-    return -1; /* clock() of C99 stands still while a thread sleeps */
+    return -1; /* no clock: clock() of C99 stands still while a thread sleeps */
 #endif
 }
 
