@@ -2211,14 +2211,18 @@ TSH_API int64_t tsh_now(void) {
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-/* tsh_fail records an error on this rank only. Where the program next waits for others, or asks
- * tsh_ok, tshi_error_report aborts the world with it; peers see it as the world's status. */
+/* The life of an error:
+ *  1. tsh_fail records it in ctx->error, on this rank only. Later errors are ignored.
+ *  2. At the next tsh_ok, collective or end of a step, tshi_error_report logs the error and passes
+ *     it to the backend's abort: it becomes the world's error.
+ *  3. On the other ranks tshi_error_receive copies the world's error into ctx->error.
+ * Before step 2 tsh_clear_error can undo it; after step 2 nothing can. */
 
 TSH_API const char *tsh_version(void) {
     return TSHARD_VERSION;
 }
 
-/* Name and sentence of each tsh_result. */
+/* Name and sentence of each tsh_result, in the order of the enum. */
 static const char *const tshi_error_results[][2] = {
 #define TSHI_RESULT(name, sentence) {"TSH_" #name, sentence},
     TSH_RESULTS(TSHI_RESULT)
@@ -2249,7 +2253,7 @@ TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) 
     logger->fn(logger->user, text);
 }
 
-/* Logs the ctx's error, once. `received`: it came from another rank. */
+/* Passes the ctx's error to the logger, once. received: 1 if the error came from another rank. */
 static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int received) {
     char text[TSH_MESSAGE_SIZE + 64] = "";
     if (ctx->logged || !ctx->logger.fn) return;
@@ -2264,8 +2268,9 @@ static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int received) {
     ctx->logger.fn(ctx->logger.user, text);
 }
 
-/* Aborts the world with a local error, if there is one: peers in a collective get it, with this
- * rank named. Only now is it logged: until here tsh_clear_error could undo it. */
+/* If ctx has an error that is not reported yet: logs the error, and aborts the world with it, so
+ * that peers return from the collective they wait in and get the error with "rank 1: " before it.
+ * The error is logged here and not in tsh_fail, as tsh_clear_error can undo it until here. */
 static TSHI_COLD void tshi_error_report(tsh_ctx *ctx) {
     tsh_error report;
     if (ctx->error.code == TSH_OK) return;
@@ -2277,26 +2282,26 @@ static TSHI_COLD void tshi_error_report(tsh_ctx *ctx) {
     ctx->world.ops->abort(&ctx->world, &report);
 }
 
-/* Adopts the world's error, if it has one and ctx has none; returns ctx's error code. */
+/* If ctx has no error, copies the world's into it, if there is one. Returns ctx's error code. */
 TSHI_OUTLINE tsh_result tshi_error_receive(tsh_ctx *ctx) {
     tsh_error error;
     if (ctx->error.code == TSH_OK && ctx->world.ops &&
         ctx->world.ops->status(&ctx->world, &error) != TSH_OK) {
         ctx->error = error;
-        ctx->reported = 1;
+        ctx->reported = 1; /* the world knows it already */
         tshi_error_log(ctx, 1);
     }
     return ctx->error.code;
 }
 
-/* Prefixes the message with the path of the module that runs: "h.3.mlp.c_fc: tsh_linear: ...". A
- * path that does not fit loses its beginning. 16 bytes stay free for "rank 1000: ". */
+/* Prefixes the message with the path of the module that runs: "h.3.mlp.c_fc: tsh_linear: ...". If
+ * the path does not fit, "..." replaces its beginning. */
 static TSHI_COLD void tshi_error_place(tsh_ctx *ctx) {
     char *text = ctx->error.message;
     const char *path = ctx->module ? ctx->module->path : "";
     const size_t length = strlen(text), space = sizeof ctx->error.message - length;
     const size_t whole = strlen(path);
-    if (!whole || space < 32) return;
+    if (!whole || space < 32) return; /* 32: "...", ": ", a final 0, later "rank 1000: " */
     const size_t keep = whole < space - 32 ? whole : space - 32, dots = keep < whole ? 3 : 0;
     memmove(text + dots + keep + 2, text, length + 1);
     memcpy(text, "...", dots);
@@ -2320,8 +2325,9 @@ TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char 
 #define tshi_error_null(...) ((void)tsh_fail(__VA_ARGS__), (tsh_tensor *)NULL)
 #define tshi_error_zero(...) ((void)tsh_fail(__VA_ARGS__), 0)
 
-/* Records what a collective returned, if it is an error: the world's error, or, if the world has
- * none, that the arguments were refused. Returns result. */
+/* Records an error after a collective. result: what the collective returned; `what`: names it in
+ * the message. If result is an error, records the world's error; or, if the world has none, result
+ * itself (the arguments were refused). Returns result. */
 TSHI_OUTLINE tsh_result tshi_error_comm(tsh_ctx *ctx, tsh_result result, const char *what) {
     if (result != TSH_OK && tshi_error_receive(ctx) == TSH_OK)
         (void)tsh_fail(ctx, result, "%s: %s", what, tsh_result_text(result));
@@ -2335,12 +2341,12 @@ TSH_API int tsh_ok(tsh_ctx *ctx) {
 }
 
 TSH_API const tsh_error *tsh_last_error(const tsh_ctx *ctx) {
-    static const tsh_error none = {TSH_ERR_MEMORY, -1, "there is no ctx"};
+    static const tsh_error none = {TSH_ERR_MEMORY, -1, "there is no ctx"}; /* tsh_open failed */
     return ctx ? &ctx->error : &none;
 }
 
 TSH_API void tsh_clear_error(tsh_ctx *ctx) {
-    if (!ctx || ctx->reported) return;
+    if (!ctx || ctx->reported) return; /* the world's error stays */
     memset(&ctx->error, 0, sizeof ctx->error);
     ctx->logged = 0;
 }
@@ -2353,12 +2359,13 @@ TSH_API void tsh_clear_error(tsh_ctx *ctx) {
 /* ========================================================================== */
 
 /* tshi_mem_alloc returns a block with one reference, tshi_mem_release releases one reference;
- * tshi_mem_arena_alloc allocates from an arena. Blocks of step memory come from the pool: best fit
- * among free blocks, split on use, joined with free neighbours on release. The pool grows by pages
- * and keeps them until the ctx is destroyed, so that a training loop allocates nothing once it has
- * warmed up. */
+ * tshi_mem_arena_alloc allocates from an arena. Blocks of step memory come from the pool: the
+ * smallest free block that fits is split, and a released block is joined with free neighbours. The
+ * pool grows by pages and keeps them until the ctx is closed, so that a training loop does not
+ * call the allocator any more after its first steps. */
 
-/* The default allocator: malloc. The pointer that malloc returned stands just before the block. */
+/* The default tsh_allocator_fn: malloc. Stores the pointer that malloc returned just before the
+ * aligned block that it returns. */
 static void *tshi_mem_libc(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
     char *raw, *block = NULL;
     (void)user;
@@ -2367,17 +2374,18 @@ static void *tshi_mem_libc(void *user, void *ptr, size_t old_size, size_t new_si
         raw = (char *)malloc(new_size + align + sizeof raw);
         if (!raw) return NULL;
         block = raw + sizeof raw;
-        block += (align - (uintptr_t)block % align) % align;
+        block += (align - (uintptr_t)block % align) % align; /* round up to a multiple of align */
         memcpy(block - sizeof raw, &raw, sizeof raw);
         if (ptr) memcpy(block, ptr, old_size < new_size ? old_size : new_size);
     }
     if (ptr) {
-        memcpy(&raw, (char *)ptr - sizeof raw, sizeof raw);
+        memcpy(&raw, (char *)ptr - sizeof raw, sizeof raw); /* the pointer that malloc returned */
         free(raw);
     }
     return block;
 }
 
+/* Updates the statistics: `add` bytes of the kind TSH_MEM_... were allocated, `sub` bytes freed. */
 static void tshi_mem_count(tsh_mem *mem, int kind, size_t add, size_t sub) {
     mem->now[kind] += add - sub;
     mem->total += add - sub;
@@ -2385,11 +2393,12 @@ static void tshi_mem_count(tsh_mem *mem, int kind, size_t add, size_t sub) {
     if (mem->total > mem->total_peak) mem->total_peak = mem->total;
 }
 
-/* Calls the allocator, counts, and records an error if it refuses. No other place calls it. */
+/* Calls the ctx's allocator (see tsh_allocator_fn) and updates the statistics. Returns NULL and
+ * records an error if the allocator does. All memory but that of the ctx itself comes from here. */
 static void *tshi_mem_call(tsh_ctx *ctx, int kind, void *ptr, size_t old_size, size_t new_size) {
     void *block = NULL;
     ctx->mem.calls++;
-    if (new_size != SIZE_MAX)
+    if (new_size != SIZE_MAX) /* SIZE_MAX: tshi_base_mul overflowed */
         block = ctx->allocator.fn(ctx->allocator.user, ptr, old_size, new_size, TSHI_ALIGN);
     if (new_size && !block)
         (void)tsh_fail(ctx, TSH_ERR_MEMORY, "the allocator refused %llu bytes; the ctx holds %llu",
@@ -2399,7 +2408,7 @@ static void *tshi_mem_call(tsh_ctx *ctx, int kind, void *ptr, size_t old_size, s
     return block;
 }
 
-/* Allocates a page and inserts it at *list. */
+/* Allocates a page of `bytes` bytes and inserts it at *list. NULL and an error: no memory. */
 static tshi_page *tshi_mem_page(tsh_ctx *ctx, int kind, tshi_page **list, size_t bytes) {
     tshi_page *page = (tshi_page *)tshi_mem_call(ctx, kind, NULL, 0, bytes);
     if (!page) return NULL;
@@ -2410,10 +2419,12 @@ static tshi_page *tshi_mem_page(tsh_ctx *ctx, int kind, tshi_page **list, size_t
     return page;
 }
 
+/* Returns the block's data, which follows its header. */
 static void *tshi_mem_data(tshi_block *block) {
     return block + 1;
 }
 
+/* Returns the right neighbour of a block that is not the last one of its pool page. */
 static tshi_block *tshi_mem_right(tshi_block *block) {
     return (tshi_block *)(void *)((char *)(block + 1) + block->size);
 }
@@ -2429,10 +2440,12 @@ static int tshi_mem_log2(uint64_t x) {
 #endif
 }
 
+/* Returns the size class of a block with `size` bytes of data. */
 static int tshi_mem_class(size_t size) {
     return tshi_mem_log2(size / TSHI_ALIGN | 1u);
 }
 
+/* Marks a block as free and inserts it in the free list of its size class. */
 static void tshi_mem_link(tshi_pool *pool, tshi_block *block) {
     const int c = tshi_mem_class(block->size);
     block->refs = 0;
@@ -2448,11 +2461,11 @@ static void tshi_mem_unlink(tshi_pool *pool, tshi_block *block) {
     if (block->next) block->next->prev = block->prev;
     if (block->prev)
         block->prev->next = block->next;
-    else if (!(pool->free[c] = block->next))
+    else if (!(pool->free[c] = block->next)) /* the list is empty now */
         pool->filled &= ~((uint64_t)1 << c);
 }
 
-/* Changes the size of a free block; within its class, it keeps its place in the list. */
+/* Sets the size of a free block, and moves the block to another free list if its class changes. */
 static void tshi_mem_resize(tshi_pool *pool, tshi_block *block, size_t size) {
     const int stays = tshi_mem_class(size) == tshi_mem_class(block->size);
     if (!stays) tshi_mem_unlink(pool, block);
@@ -2463,7 +2476,7 @@ static void tshi_mem_resize(tshi_pool *pool, tshi_block *block, size_t size) {
 /* Returns the smallest free block of at least `size` bytes, or NULL. */
 static tshi_block *tshi_mem_fit(tshi_pool *pool, size_t size) {
     tshi_block *block, *best = NULL;
-    uint64_t left = pool->filled >> tshi_mem_class(size) << tshi_mem_class(size);
+    uint64_t left = pool->filled >> tshi_mem_class(size) << tshi_mem_class(size); /* to search */
     for (; left && !best; left &= left - 1)
         for (block = pool->free[tshi_mem_log2(left & (~left + 1))]; block; block = block->next)
             if (block->size >= size && (!best || block->size < best->size)) best = block;
@@ -2472,7 +2485,7 @@ static tshi_block *tshi_mem_fit(tshi_pool *pool, size_t size) {
 
 /* Adds a page to the pool and returns it as one free block; NULL and an error: no memory. */
 static tshi_block *tshi_mem_grow(tsh_ctx *ctx, size_t size) {
-    const size_t min = (size_t)1 << 18;
+    const size_t min = (size_t)1 << 18; /* a page has at least 256 KiB */
     const size_t bytes = (size > min ? size : min) + sizeof(tshi_block) + TSHI_POOL_OFFSET;
     tshi_page *page = tshi_mem_page(ctx, TSH_MEM_STEP, &ctx->pool.pages, bytes);
     if (!page) return NULL;
@@ -2485,9 +2498,10 @@ static tshi_block *tshi_mem_grow(tsh_ctx *ctx, size_t size) {
     return block;
 }
 
-/* Splits off and returns the right end of a free block, or takes all of it if the rest could hold
- * nothing. The right end, because a large size is mostly a multiple of 4096: the next block then
- * lies 64 bytes before this one, modulo 4096 (see TSHI_POOL_OFFSET). */
+/* Splits off and returns the right end of a free block, with `size` bytes of data; returns all of
+ * the block if the rest would be too small for a block. It is the right end because large sizes are
+ * mostly multiples of 4096: a block split off next, to the left of this one, then lies 64 bytes
+ * lower, modulo 4096, which avoids the slow case of TSHI_POOL_OFFSET. */
 static tshi_block *tshi_mem_split(tshi_pool *pool, tshi_block *whole, size_t size) {
     tshi_block *block;
     if (whole->size < size + sizeof *block + TSHI_ALIGN) {
@@ -2504,7 +2518,7 @@ static tshi_block *tshi_mem_split(tshi_pool *pool, tshi_block *whole, size_t siz
     return block;
 }
 
-/* Takes a block from the pool, which grows if need be. */
+/* Returns a block of the pool, which grows if no free one fits. NULL and an error: no memory. */
 static tshi_block *tshi_mem_from_pool(tsh_ctx *ctx, size_t size) {
     tshi_block *block = tshi_mem_fit(&ctx->pool, size);
     if (!block) block = tshi_mem_grow(ctx, size);
@@ -2525,13 +2539,13 @@ TSHI_OUTLINE tshi_block *tshi_mem_alloc(tsh_ctx *ctx, int kind, size_t bytes) {
     else
         block = (tshi_block *)tshi_mem_call(ctx, kind, NULL, 0, size + sizeof *block);
     if (!block) return NULL;
-    if (kind != TSH_MEM_STEP) block->size = size; /* of the pool: perhaps larger */
+    if (kind != TSH_MEM_STEP) block->size = size; /* a block of the pool has its size, >= size */
     block->kind = kind;
     block->refs = 1;
     return block;
 }
 
-/* Gives a block back to the pool, joined with its free neighbours. */
+/* Returns a block to the pool: joins it with its free neighbours and links the result. */
 static void tshi_mem_to_pool(tsh_ctx *ctx, tshi_block *block) {
     tshi_block *other;
     ctx->mem.step_live -= block->size + sizeof *block;
@@ -2551,7 +2565,7 @@ static void tshi_mem_to_pool(tsh_ctx *ctx, tshi_block *block) {
     if (!block->last) tshi_mem_right(block)->before = block->size;
 }
 
-/* Releases one reference; NULL is fine. */
+/* Releases one reference. The last one frees the block. Does nothing if block is NULL. */
 static void tshi_mem_release(tsh_ctx *ctx, tshi_block *block) {
     if (!block || --block->refs > 0) return;
     if (block->kind == TSH_MEM_STEP)
@@ -2563,9 +2577,9 @@ static void tshi_mem_release(tsh_ctx *ctx, tshi_block *block) {
 /* Allocates zeroed memory from an arena; NULL and an error: no memory. */
 static void *tshi_mem_arena_alloc(tsh_ctx *ctx, tshi_arena *arena, size_t bytes) {
     tshi_page *page = arena->now;
-    bytes = (bytes + 15) / 16 * 16;
+    bytes = (bytes + 15) / 16 * 16; /* keeps the next allocation aligned to 16 bytes */
     while (page && page->used + bytes > page->bytes) page = page->next;
-    if (!page) {
+    if (!page) { /* none of the pages after arena->now has so many bytes left */
         size_t size = bytes + TSHI_ALIGN > 16384 ? bytes + TSHI_ALIGN : 16384;
         page = tshi_mem_page(ctx, TSH_MEM_BOOKS, arena->now ? &arena->now->next : &arena->first,
                              size);
@@ -2578,7 +2592,7 @@ static void *tshi_mem_arena_alloc(tsh_ctx *ctx, tshi_arena *arena, size_t bytes)
     return place;
 }
 
-/* Releases all that was allocated from an arena, and keeps its pages. */
+/* Releases all that was allocated from an arena; its pages are kept and filled again. */
 static void tshi_mem_reset(tshi_arena *arena) {
     for (tshi_page *page = arena->first; page; page = page->next) page->used = TSHI_ALIGN;
     arena->now = arena->first;
@@ -2604,42 +2618,44 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-/* TO ADD A DTYPE, add a constant to tsh_dtype and a row to tshi_dtypes; nothing else asks which
- * dtype a tensor has. Ops compute in tsh_real: kernels load blocks of elements as tsh_real and
- * store the results, which alone rounds values to the dtype. A row needs `load` and `store`; where
- * another function is NULL, the library uses these two. */
+/* TO ADD A DTYPE, add a constant to tsh_dtype and a row to tshi_dtypes; no other code depends on
+ * which dtype a tensor has. Ops compute in tsh_real: kernels load blocks of elements as tsh_real,
+ * compute, and store the results. Only the store rounds to the dtype. A row needs `load` and
+ * `store`; if an optional function is NULL, the library uses these two instead. */
 
 /* out[i] = left[i] op right[i] for n elements. `out` may be `left`, `right` or both. */
 typedef void (*tshi_fold_fn)(void *out, const void *left, const void *right, int64_t n);
 
 typedef struct tshi_dtype {
-    const char *name, *file; /* "f32"; what safetensors calls it: "F32" */
+    const char *name, *file; /* in messages: "f32"; in safetensors files: "F32" */
     int size;                /* bytes of an element */
-    int floating;
-    /* convert n elements, `step` elements apart, to or from n contiguous values */
+    int floating;            /* 1: floating point; 0: integer */
+    /* Convert n elements to (load) or from (store) n contiguous values. The elements lie `step`
+     * elements apart. */
     void (*load)(const void *from, int64_t step, int64_t n, tsh_real *to);
     void (*store)(void *to, int64_t step, int64_t n, const tsh_real *from);
-    /* (optional) read or write element i, not rounded to tsh_real */
+    /* (optional) Read or write element i as a double, not rounded to tsh_real. */
     double (*get)(const void *data, int64_t i);
     void (*put)(void *data, int64_t i, double value);
-    /* (used for integers only) as load and store, exact for every integer */
+    /* (used for integers only) As load and store; exact for every integer. */
     void (*load_integer)(const void *from, int64_t step, int64_t n, int64_t *to);
     void (*store_integer)(void *to, int64_t step, int64_t n, const int64_t *from);
-    /* (optional) the reductions of collectives, by tsh_redop, and the division of an average; NULL:
-     * in tsh_real, rounded to the dtype after each step */
-    const tshi_fold_fn *fold;
-    void (*divide)(void *sums, int64_t n, int by);
+    /* (optional) The reductions of collectives. NULL: in tsh_real, rounded to the dtype after each
+     * step. */
+    const tshi_fold_fn *fold;                      /* one function per tsh_redop */
+    void (*divide)(void *sums, int64_t n, int by); /* TSH_AVG: sums[i] /= by, n elements */
 } tshi_dtype;
 
-/* Makes a value fit an integer type: clamps it to +-max; NaN becomes 0. */
+/* Returns value clamped to +-max, so that it fits an integer type; 0 if value is NaN. */
 static double tshi_dtype_clamp(double value, double max) {
     if (value != value) return 0;
     return value > max ? max : value < -max ? -max : value;
 }
 
-/* Folds work on runs: compilers vectorise loops of constant length at every level of optimisation.
- * As `out` may be an operand, they must be told that iterations are independent (clang would check
- * addresses at run time, and fall back to single elements). */
+/* Folds process 32 elements at a time, because compilers vectorise loops of constant length at
+ * every level of optimisation. As `out` may be `left` or `right`, the pragma says that iterations
+ * are independent. (Without it, clang compares the addresses at run time, and folds single elements
+ * if they are equal.) */
 enum { TSHI_DTYPE_RUN = 32 };
 #if defined(__clang__)
 #define TSHI_DTYPE_LANES _Pragma("clang loop unroll(disable) vectorize(assume_safety)")
@@ -2647,7 +2663,7 @@ enum { TSHI_DTYPE_RUN = 32 };
 #define TSHI_DTYPE_LANES TSHI_LANES
 #endif
 
-/* Defines tshi_dtype_<name>: out = expression of l and r. */
+/* Defines tshi_dtype_<name>, a tshi_fold_fn: out[i] = expression of l = left[i], r = right[i]. */
 #define TSHI_DTYPE_FOLD(name, type, expression)                                                    \
     static void tshi_dtype_##name(void *out_, const void *left_, const void *right_, int64_t n) {  \
         type *out = (type *)out_;                                                                  \
@@ -2665,12 +2681,13 @@ enum { TSHI_DTYPE_RUN = 32 };
             out[at] = expression;                                                                  \
         }                                                                                          \
     }
-/* Define tshi_dtype_<name>: converts n elements to `wide`, or back, where `value` is of from[i]. */
+/* Defines tshi_dtype_<name>: converts n elements of `type` to the type `wide`. */
 #define TSHI_DTYPE_LOAD(name, type, wide)                                                          \
     static void tshi_dtype_##name(const void *data, int64_t step, int64_t n, wide *to) {           \
         const type *TSHI_RESTRICT from = (const type *)data;                                       \
         for (int64_t i = 0; i < n; i++) to[i] = (wide)from[i * step];                              \
     }
+/* Defines tshi_dtype_<name>: to[i] = value, an expression of from[i], which has the type `wide`. */
 #define TSHI_DTYPE_STORE(name, type, wide, value)                                                  \
     static void tshi_dtype_##name(void *data, int64_t step, int64_t n, const wide *from) {         \
         type *TSHI_RESTRICT to = (type *)data;                                                     \
@@ -2684,9 +2701,10 @@ enum { TSHI_DTYPE_RUN = 32 };
             for (int i = 0; i < TSHI_DTYPE_RUN; i++) sums[at + i] /= size;                         \
         for (; at < n; at++) sums[at] /= size;                                                     \
     }
-/* Defines the functions of a dtype. `wide` computes sums and products: for integers the unsigned
- * type, so that they wrap on overflow. min and max return the left of equal values (0 and -0), and
- * NaN if either is NaN. FIT(x, max) makes x fit the type; then a fraction is truncated. */
+/* Defines the functions of a dtype. Sums and products are computed in the type `wide`: for integers
+ * the unsigned type, so that they wrap on overflow. min and max return l if l and r are equal (such
+ * as 0 and -0), and NaN if either is NaN. FIT(x, max) returns x clamped to the range of an integer
+ * type; the conversion then truncates a fraction. */
 #define TSHI_DTYPE(suffix, type, wide, FIT, max)                                                   \
     TSHI_DTYPE_FOLD(sum_##suffix, type, (type)((wide)l + (wide)r))                                 \
     TSHI_DTYPE_FOLD(prod_##suffix, type, (type)((wide)l * (wide)r))                                \
@@ -2726,7 +2744,7 @@ static const tshi_dtype tshi_dtypes[] = {TSHI_DTYPE_ROW(f32, "F32", 4, 1, tshi_d
                                          TSHI_DTYPE_ROW(f64, "F64", 8, 1, tshi_dtype_divide_f64),
                                          TSHI_DTYPE_ROW(i32, "I32", 4, 0, NULL),
                                          TSHI_DTYPE_ROW(i64, "I64", 8, 0, NULL),
-#if defined(TSHI_DTYPE_MORE) /* a test adds a row of its own */
+#if defined(TSHI_DTYPE_MORE) /* a test defines it, to add a row */
                                          TSHI_DTYPE_MORE
 #endif
 };
@@ -2741,11 +2759,12 @@ enum { TSHI_DTYPES = sizeof tshi_dtypes / sizeof tshi_dtypes[0] };
 #undef TSHI_DTYPE_FOLD
 #undef TSHI_DTYPE_LANES
 
-/* Returns the bytes of n tsh_real: gradients, moments, scratch. */
+/* Returns the size in bytes of n tsh_real (gradients, moments, scratch); SIZE_MAX: overflow. */
 static size_t tshi_dtype_reals(int64_t n) {
     return tshi_base_mul((size_t)n, sizeof(tsh_real));
 }
 
+/* Returns the size in bytes of n elements of dtype; SIZE_MAX: overflow. */
 static size_t tshi_dtype_bytes(tsh_dtype dtype, int64_t n) {
     return tshi_base_mul((size_t)n, (size_t)tshi_dtypes[dtype].size);
 }
@@ -2775,14 +2794,14 @@ static void tshi_dtype_put(tsh_dtype dtype, void *data, int64_t i, double value)
         row->store((char *)data + i * row->size, 1, 1, &rounded);
 }
 
-/* Returns 0 if value is out of an integer dtype's range. */
+/* Returns 0 if dtype is an integer type and value is out of its range, else 1. */
 static int tshi_dtype_holds(tsh_dtype dtype, double value) {
-    int64_t widest;
-    tshi_dtype_put(dtype, &widest, 0, value);
+    int64_t widest; /* memory for one element of any dtype */
+    tshi_dtype_put(dtype, &widest, 0, value); /* clamps value to the dtype's range */
     return tshi_dtypes[dtype].floating || fabs(value - tshi_dtype_get(dtype, &widest, 0)) < 1;
 }
 
-/* Returns 1 if ops compute with the dtype: floating, and exact in tsh_real. */
+/* Returns 1 if ops can compute with the dtype: it is floating, and no wider than tsh_real. */
 static int tshi_dtype_computes(tsh_dtype dtype) {
     return tshi_dtypes[dtype].floating && tshi_dtypes[dtype].size <= (int)sizeof(tsh_real);
 }
@@ -2790,8 +2809,8 @@ static int tshi_dtype_computes(tsh_dtype dtype) {
 TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64_t n,
                            tsh_dtype dtype, tsh_redop op) {
     const tshi_dtype *row = &tshi_dtypes[dtype];
-    tsh_real l[TSHI_DTYPE_RUN], r[TSHI_DTYPE_RUN];
-    int64_t e, m;
+    tsh_real l[TSHI_DTYPE_RUN], r[TSHI_DTYPE_RUN]; /* up to 32 elements of left and right */
+    int64_t e, m; /* first element, and number of elements, of the current run */
     if (row->fold) row->fold[op](out, left, right, n);
     for (e = 0; e < n && !row->fold; e += m) {
         m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
@@ -2804,8 +2823,8 @@ TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64
 
 TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop op, int size) {
     const tshi_dtype *row = &tshi_dtypes[dtype];
-    tsh_real run[TSHI_DTYPE_RUN];
-    int64_t e, m;
+    tsh_real run[TSHI_DTYPE_RUN]; /* up to 32 of the sums */
+    int64_t e, m;                 /* first element, and number of elements, of the current run */
     if (op != TSH_AVG) return;
     if (row->divide) row->divide(sums, n, size);
     for (e = 0; e < n && !row->divide; e += m) {
@@ -2822,55 +2841,57 @@ TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop o
 /* Needs: >>mem.                                                                */
 /* ========================================================================== */
 
-/* Every op reports when it begins (tshi_trace_open) and when its output is done (tshi_trace_close);
- * backward, modules and optimisers add their events whole. Collectives report through comm->trace.
- * Events lie in an arena, oldest first; beyond desc.limit they are counted as lost. */
-enum {
+/* The checks of an op's inputs call tshi_trace_open, and the recording of its output on the tape
+ * calls tshi_trace_close, which adds the op's event. Backward, modules and optimisers add an event
+ * by tshi_trace_add when they end. Collectives find the trace in comm->trace. Events are a list in
+ * an arena, oldest first. After desc.limit events, further ones are only counted, in `lost`. */
+enum { /* kinds of events */
     TSHI_TRACE_FORWARD,
     TSHI_TRACE_BACKWARD,
     TSHI_TRACE_MODULE,
     TSHI_TRACE_COLL,
     TSHI_TRACE_OPTIM
 };
+/* Max ops on the stack; max collectives followed until their wait; default of desc.limit. */
 enum { TSHI_TRACE_OPEN = 16, TSHI_TRACE_FLIGHTS = 64, TSHI_TRACE_LIMIT = 1000000 };
 
 typedef struct tshi_event {
     struct tshi_event *next;
-    const char *name;
-    int64_t begin, end; /* nanoseconds */
-    int64_t bytes;      /* of a collective */
-    int kind;
+    const char *name;   /* of an op or collective, or a path; not copied */
+    int64_t begin, end; /* nanoseconds, on the clock of tshi_trace_now */
+    int64_t bytes;      /* collective: as tsh_comm_stats counts; others: 0 */
+    int kind;           /* TSHI_TRACE_FORWARD, ... */
 } tshi_event;
 
 /* A collective that was started and not waited for yet. */
 typedef struct tshi_flight {
     const tsh_comm *comm; /* NULL: the entry is free */
-    tsh_req req;
-    tshi_event *event;
+    tsh_req req;          /* identifies the collective in tshi_trace_waited */
+    tshi_event *event;    /* the event of its start */
 } tshi_flight;
 
 struct tshi_trace {
     tsh_ctx *ctx;
     tsh_trace_desc desc;
-    tshi_arena arena;
-    tshi_event *first, *last;
-    int64_t count, lost;
-    /* A stack of the ops that began: ops may call other ops. */
+    tshi_arena arena;         /* holds the events, and this struct itself */
+    tshi_event *first, *last; /* the list of events */
+    int64_t count, lost;      /* number of events in the list; of those that were not added */
+    /* A stack of the ops that began and have not ended; ops may call other ops. */
     struct {
-        const char *name;
-        int64_t begin;
+        const char *name; /* of the op */
+        int64_t begin;    /* nanoseconds */
     } open[TSHI_TRACE_OPEN];
-    int depth;
+    int depth; /* number of entries on the stack */
     tshi_flight flight[TSHI_TRACE_FLIGHTS];
 };
 
-/* Returns the time, for tshi_trace_add; 0 if no trace runs (NULL). */
+/* Returns the time in nanoseconds; 0 if trace is NULL (no trace runs). */
 static int64_t tshi_trace_now(const tshi_trace *trace) {
     if (!trace) return 0;
     return trace->desc.now ? trace->desc.now(trace->desc.user) : tsh_now();
 }
 
-/* Adds an event from `begin` to now. Returns NULL if it was lost. */
+/* Appends an event that lasts from `begin` to now. Returns NULL if it was only counted as lost. */
 TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char *name,
                                         int64_t begin, int64_t bytes) {
     tshi_event *event = NULL;
@@ -2891,7 +2912,8 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     return event;
 }
 
-/* Pushes an op that begins. Functions that make no output are never popped by their own name. */
+/* Pushes an op that begins on the stack. Functions that check inputs but record no output are
+ * pushed, too; they leave the stack when an op below them ends. */
 static void tshi_trace_open(tshi_trace *trace, const char *op) {
     if (trace->depth == TSHI_TRACE_OPEN) { /* full: forget the oldest */
         memmove(trace->open, trace->open + 1, sizeof trace->open - sizeof trace->open[0]);
@@ -2901,7 +2923,7 @@ static void tshi_trace_open(tshi_trace *trace, const char *op) {
     trace->open[trace->depth++].begin = tshi_trace_now(trace);
 }
 
-/* Pops an op whose output is done, and all above it; adds its event. */
+/* Adds the event of an op that has ended, and pops the op and all entries above it. */
 static void tshi_trace_close(tshi_trace *trace, const char *op) {
     int at = trace->depth;
     while (at > 0 && strcmp(trace->open[at - 1].name, op) != 0) at--;
@@ -2910,7 +2932,8 @@ static void tshi_trace_close(tshi_trace *trace, const char *op) {
     (void)tshi_trace_add(trace, TSHI_TRACE_FORWARD, op, trace->open[at - 1].begin, 0);
 }
 
-/* Adds a collective that was started, and remembers it until tshi_trace_waited. */
+/* Adds the event of a collective that was started (from `begin` to now), and keeps it in
+ * trace->flight until tshi_trace_waited. req 0: the collective is complete already. */
 static void tshi_trace_sent(const tsh_comm *comm, const char *name, int64_t begin, uint64_t bytes,
                             tsh_req req) {
     tshi_trace *trace = comm->trace;
@@ -2924,8 +2947,8 @@ static void tshi_trace_sent(const tsh_comm *comm, const char *name, int64_t begi
     }
 }
 
-/* A collective was waited for: extends its event, or adds one for the wait if another event was
- * added in between. */
+/* Called after the wait for a collective, which began at `begin`. Extends the event of the
+ * collective to now, or adds an event "wait" if other events were added since its start. */
 static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) {
     tshi_trace *trace = comm->trace;
     for (int i = 0; i < TSHI_TRACE_FLIGHTS; i++) {
@@ -2940,7 +2963,7 @@ static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) 
     }
 }
 
-/* Discards the trace, if one runs. */
+/* Ends the trace, if one runs, and frees its events. */
 static void tshi_trace_drop(tsh_ctx *ctx) {
     if (!ctx->trace) return;
     const tshi_arena arena = ctx->trace->arena;
@@ -2954,12 +2977,14 @@ static void tshi_trace_drop(tsh_ctx *ctx) {
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-/* Does piece number `piece` of a job of n units: units `from` to `to`. Pieces write to different
- * places, and one piece computes every element of a result, in the order of one thread: results are
- * bitwise the same for any number of threads. fn neither allocates nor records errors. */
+/* Computes piece number `piece` of a job: the items `from` to `to` - 1 of n. Every element of a
+ * result is computed by one piece alone, in the order of a single thread. So results are bitwise
+ * the same for any number of threads. Runs on any thread of the rank; must not allocate or call
+ * tsh_fail. */
 typedef void (*tshi_team_fn)(void *job, int piece, int64_t from, int64_t to);
 
-/* Returns how many pieces to cut n units into: one per thread, each of at least `min` units. */
+/* Returns the number of pieces to cut n items into: one per thread, but no more than pieces of at
+ * least `min` items each allow; at least 1. */
 static int tshi_team_parts(const tsh_ctx *ctx, int64_t n, int64_t min) {
 #if defined(_OPENMP)
     const int64_t max = n / (min > 0 ? min : 1);
@@ -2970,8 +2995,8 @@ static int tshi_team_parts(const tsh_ctx *ctx, int64_t n, int64_t min) {
 #endif
 }
 
-/* Calls fn for each piece; pieces begin at multiples of `unit`. (One piece is called directly:
- * OpenMP takes microseconds even for a team of one.) */
+/* Cuts n items into pieces that begin at multiples of `unit`, calls fn for each, and returns when
+ * all are done. (A single piece is called directly: OpenMP is slow even with one thread.) */
 static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, void *job) {
     const int64_t units = tshi_base_ceil(n, unit);
     if (pieces == 1) {
@@ -2985,7 +3010,8 @@ static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, 
         fn(job, i, units * i / pieces * unit, tshi_base_min(units * (i + 1) / pieces * unit, n));
 }
 
-/* Returns how many threads a BLAS may use inside of one piece. */
+/* Returns the number of threads that tsh_desc.gemm may use in one call: with OpenMP 1, because the
+ * library calls it from all threads of the rank. */
 static int tshi_team_spare(const tsh_ctx *ctx) {
 #if defined(_OPENMP)
     (void)ctx;
@@ -3001,9 +3027,12 @@ static int tshi_team_spare(const tsh_ctx *ctx) {
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-/* There is no generator state: a number is a function of the key (the seed), a stream (one use of
- * random numbers, such as a parameter's initial values; the hash of a name) and the global index of
- * the element. So each rank draws for its shard what one device would draw for the whole. */
+/* There is no generator state. A random number is a function of three values: the key (the seed),
+ * the stream (the hash of a name; a stream for each use of random numbers, such as the initial
+ * values of one parameter), and the global index of the element. So a rank draws the same numbers
+ * for its shard as one device would draw for these elements of the whole tensor. */
+
+/* One round of Philox: c is the counter (4 words), k0 and k1 are the round's key. */
 TSHI_INLINE void tshi_rng_round(uint32_t *c, uint32_t k0, uint32_t k1) {
     uint64_t a = (uint64_t)0xD2511F53u * c[0], b = (uint64_t)0xCD9E8D57u * c[2];
     c[0] = (uint32_t)(b >> 32) ^ c[1] ^ k0;
@@ -3012,8 +3041,8 @@ TSHI_INLINE void tshi_rng_round(uint32_t *c, uint32_t k0, uint32_t k1) {
     c[3] = (uint32_t)a;
 }
 
-/* Computes the four random words of a position in c. The rounds are written out: a loop of rounds
- * would keep the caller's loop over positions from being vectorised. */
+/* Writes the four random words of a position to c. The rounds are written out because compilers do
+ * not vectorise the caller's loop over positions if it has a loop of rounds inside. */
 TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t position, uint32_t *c) {
     const uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     c[0] = (uint32_t)position;
@@ -3034,9 +3063,9 @@ TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t positio
 #undef TSHI_RNG_ROUND
 }
 
-enum { TSHI_RNG_WORDS = 64 };
+enum { TSHI_RNG_WORDS = 64 }; /* elements per call of tshi_rng_words */
 
-/* The random bits of TSHI_RNG_WORDS elements, the first of which is element 4 position. */
+/* Writes the random bits of TSHI_RNG_WORDS elements to word. The first is element 4 * position. */
 TSHI_INLINE void tshi_rng_words(uint64_t key, uint64_t stream, uint64_t position, uint32_t *word) {
     for (int i = 0; i < TSHI_RNG_WORDS / 4; i++)
         tshi_rng_philox(key, stream, position + (uint64_t)i, word + 4 * i);
@@ -3068,10 +3097,11 @@ static double tshi_rng_cdf(double x) {
     return 0.5 * erfc(-x * 0.70710678118654752);
 }
 
-/* Returns its inverse for p in (0, 1): Hastings' rational approximation of the lower tail
- * (Abramowitz & Stegun 26.2.23, error 4.5e-4), then two Halley steps, which cube the error. */
+/* Returns the inverse of tshi_rng_cdf, for p in (0, 1): Hastings' rational approximation of the
+ * lower tail (Abramowitz & Stegun 26.2.23, error 4.5e-4), then two Halley steps, each of which
+ * cubes the error. */
 static double tshi_rng_quantile(double p) {
-    double tail = p < 0.5 ? p : 1 - p, t, x, off;
+    double tail = p < 0.5 ? p : 1 - p, t, x, off; /* by symmetry, x <= 0 solves cdf(x) = tail */
     if (!(tail > 0)) return p < 0.5 ? -(double)INFINITY : (double)INFINITY;
     t = sqrt(-2.0 * log(tail));
     x = (2.515517 + t * (0.802853 + t * 0.010328)) /
@@ -3084,8 +3114,8 @@ static double tshi_rng_quantile(double p) {
     return p < 0.5 ? x : -x;
 }
 
-/* Hashes bytes, FNV-1a and a final mix, starting from `hash`: makes a stream of a path or a count
- * of calls. */
+/* Returns a hash of bytes (FNV-1a and a final mix), for use as a stream. `hash` is 0, or a number
+ * to be hashed together with the bytes, such as a count of calls. */
 static uint64_t tshi_rng_hash(uint64_t hash, const void *data, size_t bytes) {
     const unsigned char *byte = (const unsigned char *)data;
     hash ^= 14695981039346656037u;
