@@ -3131,8 +3131,9 @@ static uint64_t tshi_rng_hash(uint64_t hash, const void *data, size_t bytes) {
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-/* A layout that a user passes may have defaults (dim -1, segments 0, lengths and units 0). Tensors
- * hold resolved layouts only (tshi_layout_resolve), and functions that compare two take these. */
+/* A layout that a user passes may have defaults (dim -1, segments 0, lengths and units 0).
+ * tshi_layout_resolve replaces them by values. Layouts of tensors are resolved, and functions that
+ * compare two layouts require that both are. Only tsh_chunk decides which rank owns an element. */
 TSH_API tsh_layout tsh_replicated(void) {
     tsh_layout layout;
     memset(&layout, 0, sizeof layout);
@@ -3162,9 +3163,9 @@ TSH_API tsh_layout tsh_shard_segments(int dim, int segments, int64_t unit) {
     return layout;
 }
 
-/* Gets segment s of a dimension of `length`, defaults resolved; returns 0 if it does not fit. */
+/* Sets *out to segment s of a dimension of `length`, defaults resolved. 0: it is not possible. */
 static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, tsh_segment *out) {
-    int n = layout->segments ? layout->segments : 1;
+    int n = layout->segments ? layout->segments : 1; /* number of segments */
     *out = layout->segment[s];
     if (n < 1 || n > TSH_MAX_SEGMENTS || out->length < 0 || out->unit < 0) return 0;
     if (!out->unit) out->unit = 1;
@@ -3181,7 +3182,7 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
 TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, int rank,
                           tsh_range ranges[TSH_MAX_SEGMENTS]) {
     int s, n = layout->segments ? layout->segments : 1;
-    int64_t start = 0, owned = 0;
+    int64_t start = 0, owned = 0; /* first element of segment s; elements owned so far */
     if (length < 0 || length > INT64_MAX / 4 || size < 1 || rank < 0 || rank >= size || n < 1)
         return -1;
     if (layout->kind != TSH_SHARDED) {
@@ -3191,10 +3192,10 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
     }
     for (s = 0; s < n; s++) {
         tsh_segment segment;
-        int64_t units, c, from, to;
+        int64_t units, c, from, to; /* the rank owns [from, to) of the segment */
         if (!tshi_layout_segment(layout, length, s, &segment)) return -1;
         units = segment.length / segment.unit;
-        c = tshi_base_ceil(units, size);
+        c = tshi_base_ceil(units, size); /* units per rank; the last ranks may have fewer */
         from = tshi_base_min(rank * c, units) * segment.unit;
         to = tshi_base_min((rank + 1) * c, units) * segment.unit;
         if (ranges) ranges[s].start = start + from;
@@ -3202,14 +3203,14 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
         owned += to - from;
         start += segment.length;
     }
-    return start == length ? owned : -1;
+    return start == length ? owned : -1; /* -1: the segments do not add up to the dimension */
 }
 
-/* Resolves every default of a layout for a tensor of this shape; returns 0 if it does not fit. */
+/* Resolves every default of a layout for a tensor of shape dim; returns 0 if it does not fit. */
 static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim) {
     if ((unsigned)layout->kind > (unsigned)TSH_PARTIAL) return 0;
     if (layout->kind != TSH_SHARDED) {
-        layout->dim = layout->segments = 0;
+        layout->dim = layout->segments = 0; /* not used: 0, so that layouts can be compared */
         memset(layout->segment, 0, sizeof layout->segment);
         return 1;
     }
@@ -3225,10 +3226,11 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
     return 1;
 }
 
-/* Returns 1 if two resolved sharded layouts give every rank the same part of a dimension. */
+/* Returns 1 if two resolved sharded layouts give every rank of tp (`size` ranks) the same part of a
+ * dimension of `length` elements. */
 static int tshi_layout_same_shards(const tsh_layout *a, const tsh_layout *b, int64_t length,
                                    int size) {
-    tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS];
+    tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS]; /* what a rank owns by a, and by b */
     if (a->segments != b->segments) return 0;
     for (int rank = 0; rank < size; rank++) {
         if (tsh_chunk(a, length, size, rank, ra) < 0 || tsh_chunk(b, length, size, rank, rb) < 0)
@@ -3240,7 +3242,7 @@ static int tshi_layout_same_shards(const tsh_layout *a, const tsh_layout *b, int
     return 1;
 }
 
-/* Returns 1 if two resolved layouts give every rank the same elements of a tensor. */
+/* Returns 1 if two resolved layouts give each of `size` ranks the same elements of a tensor. */
 TSHI_OUTLINE int tshi_layout_equal(const tsh_layout *a, const tsh_layout *b, const int64_t *dim,
                              int size) {
     if (a->kind != b->kind) return 0;
@@ -3276,11 +3278,12 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
 /* ========================================================================== */
 
 /* A tsh_tensor is a handle: shape, layout and strides of values that lie in a reference-counted
- * block. Owned handles live until they are freed, all others until their step or scope ends. An op
- * begins with tshi_tensor_check and returns what tshi_tensor_out makes. A view shares its base's
- * block and gradients. After an error, both functions return NULL, and so does the op. */
-enum { TSHI_TEXT_SIZE = 96 };
+ * block. Owned handles live until they are freed, all others until their step or scope ends. A view
+ * shares its base's block and gradients. An op first calls tshi_tensor_check and returns a tensor
+ * made by tshi_tensor_out. After an error, both functions return NULL, and so does the op. */
+enum { TSHI_TEXT_SIZE = 96 }; /* bytes of every `text` buffer that the functions below write to */
 
+/* Defines tsh_shape0 to tsh_shape4. */
 #define TSHI_TENSOR_SHAPE(ndim, params, ...)                                                       \
     TSH_API tsh_shape tsh_shape##ndim params {                                                     \
         const tsh_shape shape = {ndim, {__VA_ARGS__}};                                             \
@@ -3293,7 +3296,7 @@ TSHI_TENSOR_SHAPE(3, (int64_t a, int64_t b, int64_t c), a, b, c)
 TSHI_TENSOR_SHAPE(4, (int64_t a, int64_t b, int64_t c, int64_t d), a, b, c, d)
 #undef TSHI_TENSOR_SHAPE
 
-/* Writes "(2, 3)". */
+/* Writes a shape to text, as "(2, 3)". Returns text. */
 static char *tshi_tensor_sizes(const int64_t *dim, int ndim, char *text) {
     text[0] = '\0';
     tsh_text_add(text, TSHI_TEXT_SIZE, "(");
@@ -3303,7 +3306,7 @@ static char *tshi_tensor_sizes(const int64_t *dim, int ndim, char *text) {
     return text;
 }
 
-/* Writes "(2, 3) S(1)", for error sentences. */
+/* Writes t's shape and layout to text, as "(2, 3) S(1)", for error messages. Returns text. */
 static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
     char layout[TSHI_TEXT_SIZE];
     tsh_text_add(tshi_tensor_sizes(t->dim, t->ndim, text), TSHI_TEXT_SIZE, " %s",
@@ -3313,10 +3316,12 @@ static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
 
 /* -- handles ---------------------------------------------------------------- */
 
+/* Makes head an empty circular list of handles. */
 static void tshi_tensor_ring(tsh_tensor *head) {
     head->next = head->prev = head;
 }
 
+/* Appends t at the end of head's circular list. */
 static void tshi_tensor_insert(tsh_tensor *head, tsh_tensor *t) {
     t->prev = head->prev;
     t->next = head;
@@ -3324,9 +3329,9 @@ static void tshi_tensor_insert(tsh_tensor *head, tsh_tensor *t) {
     head->prev = t;
 }
 
-/* Returns a zeroed handle. The oldest free one is reused, but only if more are free than the last
- * step released: so a stale pointer is recognised for one whole step, and a training loop allocates
- * no handles once it has warmed up. */
+/* Returns a zeroed handle, in the list of owned or of step tensors. Reuses the oldest free handle,
+ * but only if more are free than the last step released: so a pointer to a released tensor is
+ * recognised (TSHI_DEAD) for one whole step. NULL and an error: no memory. */
 static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
     tshi_handles *h = &ctx->handles;
     tsh_tensor *t;
@@ -3347,7 +3352,7 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
     return t;
 }
 
-/* Releases a tensor's values and gradients. */
+/* Releases a tensor's values and gradients; the handle stays. */
 static void tshi_tensor_drop_values(tsh_tensor *t) {
     tshi_mem_release(t->ctx, t->block);
     tshi_mem_release(t->ctx, t->gr.block);
@@ -3359,12 +3364,12 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
     t->sparse = 0;
 }
 
-/* Releases a tensor: its values, and its handle for reuse. */
+/* Releases a tensor: its values and gradients, and its handle, which joins the free handles. */
 static void tshi_tensor_release(tsh_tensor *t) {
     tshi_handles *h = &t->ctx->handles;
     tshi_tensor_drop_values(t);
     t->flags |= TSHI_STALE | TSHI_DEAD;
-    t->prev->next = t->next;
+    t->prev->next = t->next; /* removes t from the list of owned or of step tensors */
     t->next->prev = t->prev;
     t->next = NULL;
     *(h->free ? &h->newest->next : &h->oldest) = t;
@@ -3374,13 +3379,14 @@ static void tshi_tensor_release(tsh_tensor *t) {
 
 /* -- shapes ----------------------------------------------------------------- */
 
+/* Returns dim[0] * ... * dim[n - 1]; 1 if n is 0. */
 static int64_t tshi_tensor_product(const int64_t *dim, int n) {
     int64_t product = 1;
     for (int i = 0; i < n; i++) product *= dim[i];
     return product;
 }
 
-/* Sets the strides of row-major values of these local sizes; a size of 0 counts as 1. */
+/* Sets the strides of contiguous row-major values of shape `local`; a size of 0 counts as 1. */
 static void tshi_tensor_strides(const int64_t *local, int ndim, int64_t *stride) {
     int64_t step = 1;
     for (int i = ndim - 1; i >= 0; i--) {
@@ -3389,7 +3395,7 @@ static void tshi_tensor_strides(const int64_t *local, int ndim, int64_t *stride)
     }
 }
 
-/* Returns 1 if the values are contiguous, in row-major order. */
+/* Returns 1 if t's values are dense: contiguous, in row-major order. */
 static int tshi_tensor_is_dense(const tsh_tensor *t) {
     int64_t step = 1;
     for (int i = t->ndim - 1; i >= 0; i--) {
@@ -3399,19 +3405,20 @@ static int tshi_tensor_is_dense(const tsh_tensor *t) {
     return 1;
 }
 
-/* Resolves a dimension that may be negative; returns -1 if t has no such dimension. */
+/* Returns dim, or dim + ndim if it is negative; -1 if t has no such dimension. */
 static int tshi_tensor_axis(const tsh_tensor *t, int dim) {
     int axis = dim < 0 ? dim + t->ndim : dim;
     return axis >= 0 && axis < t->ndim ? axis : -1;
 }
 
-/* Sets shape, resolved layout, local sizes and strides. The number of elements, empty dimensions
- * counted as 1, is at most a 16th of SIZE_MAX and INT64_MAX, so that sizes in bytes fit, too. */
+/* Sets t's shape, resolved layout, local shape and strides; an error if these are not possible. The
+ * number of elements (a dimension of 0 counts as 1) is at most SIZE_MAX / 16 and INT64_MAX / 16, so
+ * that sizes in bytes do not overflow. op: named in errors. */
 static tsh_result tshi_tensor_set_shape(tsh_tensor *t, const char *op, const tsh_shape *shape,
                                         const tsh_layout *layout) {
     tsh_ctx *ctx = t->ctx;
     const int64_t max = SIZE_MAX < INT64_MAX ? (int64_t)(SIZE_MAX / 16) : INT64_MAX / 16;
-    int64_t total = 1;
+    int64_t total = 1; /* number of elements, as above */
     int i;
     t->ndim = shape->ndim;
     if (shape->ndim < 0 || shape->ndim > TSH_MAX_DIMS)
@@ -3437,8 +3444,9 @@ static tsh_result tshi_tensor_set_shape(tsh_tensor *t, const char *op, const tsh
     return TSH_OK;
 }
 
-/* Returns a new tensor; its values are uninitialised. kind: TSH_MEM_...; layout NULL: replicated.
- * NULL and an error if the ctx has an error, arguments are wrong or there is no memory. */
+/* Returns a new tensor with uninitialised values. op: named in errors; flags: TSHI_OWNED or 0 (a
+ * step tensor); kind: TSH_MEM_...; layout NULL: replicated. Returns NULL if the ctx has an error;
+ * NULL and an error if arguments are wrong or there is no memory. */
 static tsh_tensor *tshi_tensor_make(tsh_ctx *ctx, const char *op, unsigned flags, int kind,
                                     tsh_dtype dtype, const tsh_shape *shape,
                                     const tsh_layout *layout) {
@@ -3456,14 +3464,14 @@ static tsh_tensor *tshi_tensor_make(tsh_ctx *ctx, const char *op, unsigned flags
     return NULL;
 }
 
-/* Returns a new step tensor, dense: the output of an op. */
+/* Returns a new dense step tensor, uninitialised: the output of an op. NULL after an error. */
 static tsh_tensor *tshi_tensor_out(tsh_ctx *ctx, const char *op, tsh_dtype dtype,
                                    const tsh_shape *shape, const tsh_layout *layout) {
     return tshi_tensor_make(ctx, op, 0, TSH_MEM_STEP, dtype, shape, layout);
 }
 
-/* Returns a step tensor of x's shape and strides with its values in `block`; it is its own base, so
- * gradients do not flow to x. */
+/* Returns a step tensor with x's shape, layout and strides, and the values in `block`, to which it
+ * adds a reference. It is its own base, so gradients do not flow to x. NULL: no memory. */
 static tsh_tensor *tshi_tensor_detached(const tsh_tensor *x, tshi_block *block) {
     tsh_tensor *t = tshi_tensor_handle(x->ctx, 0);
     if (!t) return NULL;
@@ -3479,41 +3487,47 @@ static tsh_tensor *tshi_tensor_detached(const tsh_tensor *x, tshi_block *block) 
     return t;
 }
 
-/* Returns a view of x, which shares values and gradients; the caller sets shape and strides. */
+/* Returns a view of x, which shares x's values and gradients. The caller changes its shape, layout
+ * and strides, which are those of x. NULL: no memory. */
 static tsh_tensor *tshi_tensor_view(tsh_tensor *x) {
     tsh_tensor *t = tshi_tensor_detached(x, x->block);
     if (t) t->base = x->base;
     return t;
 }
 
+/* Returns the address of t's first local element. t's values must be allocated. */
 static void *tshi_tensor_at(const tsh_tensor *t) {
     return (char *)tshi_mem_data(t->block) + (size_t)t->offset * tsh_dtype_size(t->dtype);
 }
 
+/* tshi_tensor_at for a tensor whose dtype is TSH_REAL. */
 static tsh_real *tshi_tensor_values(const tsh_tensor *t) {
     return (tsh_real *)tshi_tensor_at(t);
 }
 
-/* The runs of consecutive elements that a shard has among the global elements [from, to). */
+/* Iterates over the runs of a shard: the stretches of elements that are consecutive in the whole
+ * tensor (row-major). Columns 2 and 3 of a (2, 4) tensor are the runs [2, 4) and [6, 8). A row is
+ * the elements that share the indices before the sharded dimension. */
 typedef struct tshi_runs {
-    int64_t global, local, length; /* a run: its first element in the tensor, and in the shard */
-    int64_t from, to;
-    int64_t row, width, inner; /* the row's first element, its elements, those of an index */
-    int64_t held;              /* elements that the shard has before the next segment */
-    tsh_range range[TSH_MAX_SEGMENTS];
-    int segment, segments; /* the next segment of the row */
+    int64_t global, local, length; /* current run: its start in the tensor and in the shard */
+    int64_t from, to;          /* only elements from <= index < to of the tensor are visited */
+    int64_t row, width, inner; /* start of the row; elements of a row, and of one index in it */
+    int64_t held;              /* elements of the shard before the next segment */
+    tsh_range range[TSH_MAX_SEGMENTS]; /* what the rank owns of each segment */
+    int segment, segments; /* index of the next segment of the row; number of segments */
 } tshi_runs;
 
-/* The runs of the shard of a rank of tp: while (tshi_tensor_next_run(&run)) ... */
+/* Returns the runs that rank `rank` of tp holds of t's elements from <= index < to. Use:
+ * tshi_runs run = tshi_tensor_runs(...); while (tshi_tensor_next_run(&run)) ... */
 static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to) {
     const int cut = t->layout.dim, sharded = t->layout.kind == TSH_SHARDED;
-    const int64_t length = sharded ? t->dim[cut] : tsh_numel(t);
+    const int64_t length = sharded ? t->dim[cut] : tsh_numel(t); /* not sharded: one long row */
     tshi_runs run = TSHI_ZERO;
     const int64_t owned = tsh_chunk(&t->layout, length, t->ctx->tp.size, rank, run.range);
     run.inner = sharded ? tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1) : 1;
     run.width = length * run.inner;
     run.segments = sharded ? t->layout.segments : 1;
-    if (!owned || !run.width) return run;
+    if (!owned || !run.width) return run; /* no runs: to is 0 */
     run.from = from;
     run.to = to;
     run.row = from - from % run.width;
@@ -3521,7 +3535,7 @@ static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, i
     return run;
 }
 
-/* Goes on to the next run, at first the first one; returns 0 if there are no more. */
+/* Sets global, local and length to the next run, in the first call to the first; 0: no more. */
 static int tshi_tensor_next_run(tshi_runs *run) {
     while (run->row < run->to) {
         const tsh_range *range = &run->range[run->segment];
@@ -3543,7 +3557,7 @@ static tshi_runs tshi_tensor_own_runs(const tsh_tensor *t) {
     return tshi_tensor_runs(t, t->ctx->tp.rank, 0, tsh_numel(t));
 }
 
-/* Returns the global index along `dim` of a local one. */
+/* Returns the global index of this rank's local index along dimension `dim`. */
 static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int s;
@@ -3554,7 +3568,7 @@ static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     return range[s].start + local;
 }
 
-/* Returns the local index along `dim` of a global one, -1 if another rank holds it. */
+/* Returns the local index of a global index along dimension `dim`; -1: another rank holds it. */
 static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t at = 0;
@@ -3568,7 +3582,7 @@ static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
     return -1;
 }
 
-/* Returns element i of integers of t's dtype. */
+/* Returns values[i], where values are contiguous integers of t's dtype. */
 static int64_t tshi_tensor_integer(const tsh_tensor *t, const void *values, int64_t i) {
     const tshi_dtype *row = &tshi_dtypes[t->dtype];
     int64_t value;
@@ -3582,15 +3596,19 @@ static int64_t tshi_tensor_integer(const tsh_tensor *t, const void *values, int6
 /* Needs: >>tensor >>rng.                                                     */
 /* ========================================================================== */
 
+/* tshi_init_fill computes every element of a shard from its global index, so that values do not
+ * depend on the degree of tp. tshi_init_resolve first reduces all kinds to the six named below. */
 typedef struct tshi_tensor_filling {
-    uint64_t key, stream;
+    uint64_t key, stream; /* of the random numbers: see >>rng */
     tsh_init init;       /* of kind CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
     double from, to;     /* TRUNC_NORMAL: the distribution function at low and high */
     int64_t rows, cols;  /* ORTHOGONAL, DIRAC: the whole tensor as a matrix (dim 0, all others) */
-    int64_t step, first; /* DIRAC: row i is 1 in column first + i step */
-    const double *whole; /* ORTHOGONAL: all values, (cols, rows) if rows >= cols, or (rows, cols) */
+    int64_t step, first; /* DIRAC: row i is 1 in column first + i * step, and 0 elsewhere */
+    const double *whole; /* ORTHOGONAL: Q of shape (rows, cols), or Q^T of (cols, rows) if rows >=
+                          * cols; not scaled by gain */
 } tshi_tensor_filling;
 
+/* Returns a tsh_init with these fields; all others are 0. */
 static tsh_init tshi_init_make(tsh_init_kind kind, double a, double b) {
     tsh_init init;
     memset(&init, 0, sizeof init);
@@ -3600,7 +3618,7 @@ static tsh_init tshi_init_make(tsh_init_kind kind, double a, double b) {
     return init;
 }
 
-/* Returns element e of the whole tensor. */
+/* Returns the initial value of element e (global, row-major index) of the tensor. */
 static double tshi_init_element(const tshi_tensor_filling *f, int64_t e) {
     const tsh_init *init = &f->init;
     const uint64_t at = (uint64_t)e;
@@ -3616,18 +3634,18 @@ static double tshi_init_element(const tshi_tensor_filling *f, int64_t e) {
         return init->gain * f->whole[f->rows >= f->cols ? col * f->rows + row : e];
     default: break; /* TRUNC_NORMAL */
     }
-    double u = ((double)tshi_rng_bits(f->key, f->stream, at) + 0.5) / 4294967296.0;
+    double u = ((double)tshi_rng_bits(f->key, f->stream, at) + 0.5) / 4294967296.0; /* in (0, 1) */
     double x = init->a + init->b * tshi_rng_quantile(f->from + u * (f->to - f->from));
     return x < init->low ? init->low : x > init->high ? init->high : x;
 }
 
-/* Kaiming and Xavier initialisation are a uniform or normal distribution whose width depends on the
- * fan: replaces init by that one. */
+/* Replaces init, of a Kaiming or Xavier kind, by the UNIFORM or NORMAL one that it stands for: the
+ * width of that distribution depends on the tensor's fan_in and fan_out. op: named in errors. */
 static tsh_result tshi_init_fans(const tsh_tensor *t, const char *op, tsh_init *init) {
     int kaiming = init->kind == TSH_INIT_KAIMING_UNIFORM || init->kind == TSH_INIT_KAIMING_NORMAL;
     int normal = init->kind == TSH_INIT_KAIMING_NORMAL || init->kind == TSH_INIT_XAVIER_NORMAL;
     double rest = t->ndim > 2 ? (double)tshi_tensor_product(t->dim + 2, t->ndim - 2) : 1;
-    double in = (double)t->fan_in, out = 0, fan, size;
+    double in = (double)t->fan_in, out = 0, fan, size; /* size: bound, or standard deviation */
     char text[TSHI_TEXT_SIZE];
     if (t->ndim > 1) {
         out = t->fan_in > 0 ? (double)tsh_numel(t) / in : (double)t->dim[0] * rest;
@@ -3645,8 +3663,9 @@ static tsh_result tshi_init_fans(const tsh_tensor *t, const char *op, tsh_init *
     return TSH_OK;
 }
 
-/* Prepares TRUNC_NORMAL: the distribution function at low and high. If both lie above the mean,
- * mirrors the distribution: near 0 the function is more exact than near 1. */
+/* Prepares TRUNC_NORMAL: resolves the defaults of low and high, and sets f->from and f->to to the
+ * distribution function there. If low and high lie above the mean, mirrors the distribution (b is
+ * negated), because the function is more exact near 0 than near 1. */
 static tsh_result tshi_init_truncate(const tsh_tensor *t, const char *op,
                                        tshi_tensor_filling *f) {
     tsh_init *init = &f->init;
@@ -3666,9 +3685,9 @@ static tsh_result tshi_init_truncate(const tsh_tensor *t, const char *op,
     return TSH_OK;
 }
 
-/* v -= (q . v) q, of length n; 8 partial sums. */
+/* v -= (q . v) q for vectors of length n: makes v orthogonal to the unit vector q. */
 static void tshi_init_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRICT q, int64_t n) {
-    double lane[8] = {0};
+    double lane[8] = {0}; /* 8 partial sums of q . v, one per SIMD lane; added in a fixed order */
     int64_t i;
     for (i = 0; i + 8 <= n; i += 8)
         for (int j = 0; j < 8; j++) lane[j] += q[i + j] * v[i + j];
@@ -3678,17 +3697,19 @@ static void tshi_init_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRI
     for (i = 0; i < n; i++) v[i] -= dot * q[i];
 }
 
-/* Computes f->whole: Q of the QR decomposition of a normal matrix, by modified Gram-Schmidt, twice
- * for each vector (Giraud et al. 2005). R's diagonal is positive, which makes Q unique. */
+/* Computes f->whole: Q of the QR decomposition of a random normal matrix, by modified Gram-Schmidt,
+ * twice for each vector (Giraud et al. 2005). R's diagonal is positive, which makes Q unique.
+ * Returns the block of f->whole, for the caller to release; NULL and an error: no memory. */
 static tshi_block *tshi_init_orthogonal(const tsh_tensor *t, tshi_tensor_filling *f) {
     int tall = f->rows >= f->cols, pass;
+    /* The `count` vectors of `length` elements are the columns of a tall matrix, else the rows. */
     int64_t count = tall ? f->cols : f->rows, length = tall ? f->rows : f->cols, i, j, k;
     tshi_block *block = tshi_mem_alloc(t->ctx, TSH_MEM_STEP,
                                        tshi_dtype_bytes(TSH_F64, count * length));
-    double *q = block ? (double *)tshi_mem_data(block) : NULL;
+    double *q = block ? (double *)tshi_mem_data(block) : NULL; /* shape (count, length) */
     f->whole = q;
     for (j = 0; j < count && q; j++) {
-        double *v = q + j * length, norm = 0;
+        double *v = q + j * length, norm = 0; /* vector j */
         for (i = 0; i < length; i++)
             v[i] = tshi_rng_normal(f->key, f->stream,
                                    (uint64_t)(tall ? i * f->cols + j : j * f->cols + i));
@@ -3700,7 +3721,8 @@ static tshi_block *tshi_init_orthogonal(const tsh_tensor *t, tshi_tensor_filling
     return block;
 }
 
-/* Resolves f->init to one of the six kinds, and computes what that needs of the whole tensor. */
+/* Replaces f->init by one of the six kinds, and sets the fields of f that tshi_init_element reads
+ * for that kind (except whole). op: named in errors. */
 static tsh_result tshi_init_resolve(const tsh_tensor *t, const char *op, tshi_tensor_filling *f) {
     tsh_init *init = &f->init;
     char text[TSHI_TEXT_SIZE];
@@ -3721,16 +3743,16 @@ static tsh_result tshi_init_resolve(const tsh_tensor *t, const char *op, tshi_te
                             tshi_tensor_text(t, text));
         f->rows = t->dim[0];
         f->cols = tshi_tensor_product(t->dim + 1, t->ndim - 1);
-        f->step = tshi_tensor_product(t->dim + 2, t->ndim - 2);
+        f->step = tshi_tensor_product(t->dim + 2, t->ndim - 2); /* columns per index of dim 1 */
         for (d = 2, f->first = 0; d < t->ndim; d++) f->first = f->first * t->dim[d] + t->dim[d] / 2;
-        break;
+        break; /* f->first: the column of index (0, middle, middle, ...) of dims 1, 2, ... */
     default: break;
     }
     return TSH_OK;
 }
 
-/* Fills a dense tensor. An element's value depends on its global index, not on the degree of tp. op
- * is named in errors. */
+/* Sets a dense tensor's local elements to initial values. An element's value depends on its global
+ * index, not on the degree of tp. stream: of the random numbers; op: named in errors. */
 static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, uint64_t stream) {
     enum { BLOCK = 256 };
     const tshi_dtype *dtype = &tshi_dtypes[t->dtype];
@@ -3746,7 +3768,7 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
         return TSH_ERR_MEMORY;
     while (tshi_tensor_next_run(&run))
         for (int64_t e = 0, n; e < run.length; e += n) {
-            const int filled = e > 0 && f.init.kind == TSH_INIT_CONSTANT;
+            const int filled = e > 0 && f.init.kind == TSH_INIT_CONSTANT; /* value[] is ready */
             n = tshi_base_min(BLOCK, run.length - e);
             for (int64_t i = 0; i < n && !filled; i++)
                 value[i] = TSHI_R(tshi_init_element(&f, run.global + e + i));
@@ -3756,9 +3778,9 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
     return TSH_OK;
 }
 
-/* Fills a parameter, and allocates it if need be; an error leaves it as it was. */
+/* Allocates a parameter if it is not yet, and fills it. After an error it is as it was before. */
 static tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, tsh_init init) {
-    int had = t->block != NULL;
+    int had = t->block != NULL; /* 1: it was allocated before */
     if (!had)
         t->block = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS,
                                   tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
@@ -3771,7 +3793,7 @@ static tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, tsh_init i
     return t->ctx->error.code;
 }
 
-/* Sets a parameter to its own initial values: t->init, and zeros in row zero_row - 1. */
+/* Sets a parameter to the initial values that t->init describes, and row zero_row - 1 to zeros. */
 static tsh_result tshi_init_apply(tsh_tensor *t) {
     const tsh_result result = tshi_init_fill_param(t, t->path, t->init);
     const int64_t row = t->zero_row ? tshi_tensor_local(t, 0, t->zero_row - 1) : -1;
@@ -3782,7 +3804,8 @@ static tsh_result tshi_init_apply(tsh_tensor *t) {
     return TSH_OK;
 }
 
-/* Allocates and initialises a parameter that is used for the first time. */
+/* Allocates and initialises t if it is a parameter without values, on its first use. An error if
+ * only other stages of the pipeline hold the parameter. */
 static tsh_result tshi_init_materialize(tsh_tensor *t) {
     if (t->absent)
         return tsh_fail(t->ctx, TSH_ERR_STATE,
@@ -3798,7 +3821,11 @@ static tsh_result tshi_init_materialize(tsh_tensor *t) {
 /* Needs: >>tensor >>init.                                                    */
 /* ========================================================================== */
 
-/* Returns 1 if node or an older one used t: as input, as a view, or inside a checkpoint. */
+/* Every op begins with tshi_tensor_check or a variant of it, which records all errors that concern
+ * single inputs; layouts are checked afterwards, by the op's rule (>>rule). */
+
+/* Returns 1 if node, or a node older than it, has t as an input (itself, by a view or by its saved
+ * values) or as a leaf used inside a checkpoint. */
 static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
     for (; node; node = node->older) {
         for (int i = 0; i < node->n; i++)
@@ -3810,8 +3837,8 @@ static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
     return 0;
 }
 
-/* Returns 1 if an op that used t is on the ctx's tape or on that of a micro-batch in progress: then
- * backward needs t's values and layout unchanged. */
+/* Returns 1 if an op that used t is on the ctx's tape, or on the tape of a micro-batch in progress.
+ * If so, t's values and layout must not change before backward. */
 static int tshi_tensor_recorded(const tsh_tensor *t) {
     const tshi_micro *micro = t->ctx->micros;
     int found = tshi_tensor_on_tape(t->ctx->tape.newest, t);
@@ -3819,7 +3846,7 @@ static int tshi_tensor_recorded(const tsh_tensor *t) {
     return found;
 }
 
-/* Returns 1 if t's values may be overwritten, 0 and an error if backward needs them. */
+/* Returns 1 if t's values may be overwritten; 0 and an error if backward needs them. */
 static int tshi_tensor_may_change(const char *op, const tsh_tensor *t) {
     if (!tshi_tensor_recorded(t)) return 1;
     return tshi_error_zero(
@@ -3831,8 +3858,8 @@ static int tshi_tensor_may_change(const char *op, const tsh_tensor *t) {
 
 /* -- checks that every op begins with --------------------------------------- */
 
-/* Checks that an op's inputs have the same ctx and hold values; parameters are allocated. Returns
- * the ctx, or NULL if it has an error, old or new: the op then returns NULL. */
+/* Checks that an op's n inputs belong to one ctx and have values; initialises parameters on their
+ * first use. Returns the ctx; NULL if the ctx has an error, from before or from these checks. */
 static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = NULL;
     for (int i = 0; i < n && !ctx; i++)
@@ -3855,7 +3882,7 @@ static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) 
     return ctx->error.code == TSH_OK ? ctx : NULL;
 }
 
-/* tshi_tensor_check for functions whose first argument is a ctx, which gets every error. */
+/* tshi_tensor_check for functions that take a ctx, which gets the error if t is of another ctx. */
 static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t) {
     if (t && t->ctx == ctx) return tshi_tensor_check(op, &t, 1);
     (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor %s", op,
@@ -3863,7 +3890,7 @@ static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t
     return NULL;
 }
 
-/* tshi_tensor_check for ops that compute: all inputs must be of a floating dtype. */
+/* tshi_tensor_check for ops that compute: all inputs must have a dtype that ops compute with. */
 TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = tshi_tensor_check(op, in, n);
     for (int i = 0; ctx && i < n; i++) {
@@ -3875,12 +3902,12 @@ TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, tsh_tensor *con
     return ctx;
 }
 
-/* Returns the dtype of an op's output, as PyTorch promotes: the widest of the inputs; tsh_real for
- * two different ones of the same width. */
+/* Returns the dtype of an op's output, promoted as in PyTorch: the widest dtype of the inputs; for
+ * two different dtypes of the same width, TSH_REAL. */
 static tsh_dtype tshi_tensor_promote(tsh_tensor *const *in, int n) {
     tsh_dtype dtype = in[0]->dtype;
     for (int i = 1; i < n; i++) {
-        const int by = tshi_dtypes[in[i]->dtype].size - tshi_dtypes[dtype].size;
+        const int by = tshi_dtypes[in[i]->dtype].size - tshi_dtypes[dtype].size; /* > 0: wider */
         if (in[i]->dtype != dtype) dtype = by > 0 ? in[i]->dtype : by < 0 ? dtype : TSH_REAL;
     }
     return dtype;
@@ -3939,7 +3966,7 @@ TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape) {
 
 TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, double stop,
                                double step) {
-    const double length = step != 0 ? ceil((stop - start) / step) : -1;
+    const double length = step != 0 ? ceil((stop - start) / step) : -1; /* number of elements */
     if ((unsigned)dtype >= (unsigned)TSHI_DTYPES ||
         (tshi_dtypes[dtype].floating && !tshi_dtype_computes(dtype)) ||
         !tshi_dtype_holds(dtype, start) || !tshi_dtype_holds(dtype, stop))
@@ -3977,6 +4004,7 @@ TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t) {
     return shape;
 }
 
+/* Defines tsh_<name>, which returns t->values[dim]; 0 if there is no such dimension. */
 #define TSHI_TENSOR_OF_DIM(name, values)                                                           \
     TSH_API int64_t tsh_##name(const tsh_tensor *t, int dim) {                                     \
         int axis = t ? tshi_tensor_axis(t, dim) : -1;                                              \
@@ -4007,7 +4035,7 @@ TSH_API void *tsh_data(tsh_ctx *ctx, tsh_tensor *t) {
 TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t) {
     char text[TSHI_TEXT_SIZE];
     if (!tshi_tensor_check_in(ctx, "tsh_item", t)) return (double)NAN;
-    const int one = tsh_numel(t) == 1;
+    const int one = tsh_numel(t) == 1; /* t has a single element */
     if (one && t->layout.kind == TSH_REPLICATED)
         return tshi_dtype_get(t->dtype, tshi_tensor_at(t), 0);
     (void)tsh_fail(ctx, one ? TSH_ERR_LAYOUT : TSH_ERR_SHAPE,
@@ -4018,7 +4046,8 @@ TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t) {
 
 /* -- initial values, by name ------------------------------------------------ */
 
-/* Every tsh_init_...: fills t as desc says; `usual` has the kind, and a and b if desc is NULL. */
+/* Does what every tsh_init_<name> does: fills t as desc says, or as `usual` if desc is NULL. The
+ * kind is always that of `usual`. op: the function's name, for errors. */
 TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const tsh_init *desc,
                                    tsh_init usual) {
     char text[TSHI_TEXT_SIZE];
@@ -4032,13 +4061,13 @@ TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const ts
                         "%s: takes an owned tensor of %s, replicated or sharded, not %s %s", op,
                         tshi_dtype_name(TSH_REAL), tshi_dtype_name(t->dtype),
                         tshi_tensor_text(t, text));
-    if (t->absent) return TSH_OK;
+    if (t->absent) return TSH_OK; /* other stages of the pipeline hold it: nothing to fill */
     if (!tshi_tensor_may_change(op, t)) return ctx->error.code;
     if (t->flags & TSHI_PARAM) return tshi_init_fill_param(t, op, init);
     return tshi_init_fill(t, op, init, tshi_rng_hash(ctx->randn_calls++, "init", 4));
 }
 
-/* Name, kind, a and b as torch.nn.init has them by default. */
+/* Defines tsh_init_<name>. a and b: the defaults of torch.nn.init. */
 #define TSHI_INIT_FUNCTION(name, kind, a, b)                                                       \
     TSH_API tsh_result tsh_init_##name(tsh_tensor *t, const tsh_init *desc) {                      \
         return tshi_tensor_init("tsh_init_" #name, t, desc,                                        \
