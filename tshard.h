@@ -1753,12 +1753,10 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #include <string.h> /* memcpy, memset */
 #include <time.h>   /* time, clock: names of temporary files */
 
-/* System calls that C99 lacks: to resolve a link, to flush a file to disk and rename it over
- * another, to read a clock. TSHI_POSIX: 1 if the system offers them as POSIX does. */
+/* System calls beyond C99, to resolve a link, flush a file, rename over another, read a clock. */
 #if defined(_WIN32)
 #define TSHI_POSIX 0
-/* The same declarations as in windows.h. That header is not included, because it defines ordinary
- * words such as `near` as macros. */
+/* Declared as in windows.h, which is not included: it defines words such as `near` as macros. */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -1780,7 +1778,7 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 }
 #endif
 #elif defined(__unix__) || defined(__APPLE__)
-#define TSHI_POSIX 1
+#define TSHI_POSIX 1      /* 1 if these system calls are those of POSIX */
 #include <dirent.h>       /* readdir */
 #include <fcntl.h>        /* open */
 #include <sched.h>        /* struct timespec, which <time.h> hides under -std=c99 */
@@ -1789,7 +1787,7 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 #include <sys/stat.h>     /* stat, chmod */
 #include <sys/utsname.h>  /* uname */
 #include <unistd.h>       /* fsync, close, chown */
-#ifndef __cplusplus /* glibc hides these under -std=c99, and never in C++ */
+#ifndef __cplusplus /* glibc hides these three functions under -std=c99, but never in C++ */
 FILE *(fdopen)(int file, const char *mode);
 int (fileno)(FILE *file);
 ssize_t (readlink)(const char *path, char *to, size_t size);
@@ -1808,8 +1806,7 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_R(x) ((tsh_real)(x)) /* converts x to the type of all values */
 /* 1 if tsh_real is double; a constant expression. */
 #define TSHI_DOUBLE (sizeof(tsh_real) == 8)
-/* Attributes of functions:
- * TSHI_INLINE: is always inlined, so that the caller's loop over its calls can be vectorised.
+/* TSHI_INLINE: is always inlined, so that the caller's loop over its calls can be vectorised.
  * TSHI_OUTLINE: has many callers and gains nothing from inlining; saves compile time.
  * TSHI_COLD: runs once or rarely (models, files, checks, errors); gcc optimises it for size.
  * TSHI_APART: is called by AVX kernels. gcc must not look into it (noipa): if it sees that the
@@ -1837,9 +1834,8 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_PREFETCH(p)    ((void)(p))
 #define TSHI_PREFETCH_L2(p) ((void)(p))
 #endif
-/* Stands before a loop over a block of elements. It promises that any two arrays of the loop are
- * the same or do not overlap, so that the compiler vectorises without checks for overlap. (clang
- * would unroll the loop first and then fail to vectorise it.) */
+/* Before a loop over a block: promises that two arrays of the loop are the same or do not overlap,
+ * so that it is vectorised without checks. (clang would unroll it first and then not vectorise.) */
 #if defined(__clang__)
 #define TSHI_LANES _Pragma("clang loop unroll(disable)")
 #elif defined(__GNUC__)
@@ -1868,9 +1864,8 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_X86 0
 #endif
 
-/* TSHI_ALIGN: all blocks are aligned to so many bytes. TSHI_SIZE_CLASSES: class c has the blocks of
- * 2^c to 2^(c+1) - 1 times 64 bytes. 58 classes suffice: 64 * 2^58 bytes exceed a size_t. */
-enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 };
+/* Alignment of blocks in bytes. Size class c has blocks of 2^c to 2^(c+1) - 1 times 64 bytes. */
+enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 * 2^58 bytes exceed a size_t */
 
 /* Header of a reference-counted block of memory. Its data follows, aligned to 64 bytes because the
  * header is padded to 64. Blocks of the step pool lie side by side in a page. */
@@ -1914,7 +1909,7 @@ typedef struct tshi_op tshi_op;
 enum { /* bits of tsh_tensor.flags */
     TSHI_OWNED = 1,     /* lives until freed; others until the step or scope ends */
     TSHI_PARAM = 2,     /* a module's parameter */
-    TSHI_LEAF = 4,      /* backward leaves its gradient for the user */
+    TSHI_LEAF = 4,      /* backward keeps its gradient, for the user or an optimiser */
     TSHI_RETAIN = 8,    /* keeps values and gradient through backward */
     TSHI_STALE = 16,    /* its values were released; to use them is TSH_ERR_STALE */
     TSHI_DEAD = 32,     /* the handle itself was released, and may be reused later */
@@ -1934,7 +1929,7 @@ struct tsh_tensor {
     tsh_dtype dtype;
     unsigned flags;  /* TSHI_OWNED, ... */
     int ndim, depth; /* depth: how many scopes were open when it was created */
-    /* dim: the global shape; local: the shape of this rank's shard; stride: its, in elements */
+    /* dim: global shape; local: shape of this rank's shard; stride: of the shard, in elements */
     int64_t dim[TSH_MAX_DIMS], local[TSH_MAX_DIMS], stride[TSH_MAX_DIMS];
     tsh_layout layout; /* resolved: dim >= 0, segments >= 1, every length and unit given */
     tshi_block *block; /* the values; NULL: a parameter that is not allocated yet, or stale */
@@ -2031,7 +2026,7 @@ struct tshi_node {
     tsh_tensor *out, **in;    /* the output; the n inputs */
     int n, depth;             /* n: number of inputs; depth: number of scopes open at the call */
     unsigned partial;    /* bit mask of the inputs whose gradient is a partial sum */
-    tshi_block **saved;  /* n + 1: values of each input and of out that backward reads, or NULL */
+    tshi_block **saved;  /* n + 1 entries, inputs and out: the values; NULL: backward reads none */
     tshi_block *aux;     /* what else backward reads; released with the node */
     void *params;        /* the op's own options, in the tape's arena */
     tsh_tensor **leaves; /* tensors besides the inputs that backward adds gradients to */
@@ -2083,8 +2078,7 @@ typedef struct tshi_micro {
     tsh_pipeline *pipeline;
     tsh_tensor handles; /* head of a circular list: the step tensors that the forward made */
     tsh_tensor *out;    /* the output, sent to the next stage; on the last stage: the loss */
-    tsh_tensor *input;  /* received from the previous stage, which waits for the gradient; NULL:
-                         * no gradient is to be sent, or it was */
+    tsh_tensor *input;  /* received from the previous stage; NULL: no gradient is to be sent back */
 } tshi_micro;
 
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
@@ -2163,9 +2157,8 @@ static int64_t tshi_base_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Returns a / b rounded up; a >= 0, b > 0. */
 static int64_t tshi_base_ceil(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
+    return (a + b - 1) / b; /* rounded up; a >= 0, b > 0 */
 }
 
 /* Returns the value that an option stands for: `usual` if it is 0, 0 if it is TSH_ZERO. */
@@ -2325,9 +2318,8 @@ TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char 
 #define tshi_error_null(...) ((void)tsh_fail(__VA_ARGS__), (tsh_tensor *)NULL)
 #define tshi_error_zero(...) ((void)tsh_fail(__VA_ARGS__), 0)
 
-/* Records an error after a collective. result: what the collective returned; `what`: names it in
- * the message. If result is an error, records the world's error; or, if the world has none, result
- * itself (the arguments were refused). Returns result. */
+/* If result, which the collective `what` returned, is an error: records the world's error or, if
+ * the world has none, result itself (the arguments were refused). Returns result. */
 TSHI_OUTLINE tsh_result tshi_error_comm(tsh_ctx *ctx, tsh_result result, const char *what) {
     if (result != TSH_OK && tshi_error_receive(ctx) == TSH_OK)
         (void)tsh_fail(ctx, result, "%s: %s", what, tsh_result_text(result));
@@ -2364,8 +2356,7 @@ TSH_API void tsh_clear_error(tsh_ctx *ctx) {
  * pool grows by pages and keeps them until the ctx is closed, so that a training loop does not
  * call the allocator any more after its first steps. */
 
-/* The default tsh_allocator_fn: malloc. Stores the pointer that malloc returned just before the
- * aligned block that it returns. */
+/* The default tsh_allocator_fn: malloc, whose pointer is stored just before the aligned block. */
 static void *tshi_mem_libc(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
     char *raw, *block = NULL;
     (void)user;
@@ -2385,9 +2376,8 @@ static void *tshi_mem_libc(void *user, void *ptr, size_t old_size, size_t new_si
     return block;
 }
 
-/* Updates the statistics: `add` bytes of the kind TSH_MEM_... were allocated, `sub` bytes freed. */
 static void tshi_mem_count(tsh_mem *mem, int kind, size_t add, size_t sub) {
-    mem->now[kind] += add - sub;
+    mem->now[kind] += add - sub; /* bytes that were allocated and freed just now */
     mem->total += add - sub;
     if (mem->now[kind] > mem->peak[kind]) mem->peak[kind] = mem->now[kind];
     if (mem->total > mem->total_peak) mem->total_peak = mem->total;
@@ -2419,9 +2409,8 @@ static tshi_page *tshi_mem_page(tsh_ctx *ctx, int kind, tshi_page **list, size_t
     return page;
 }
 
-/* Returns the block's data, which follows its header. */
 static void *tshi_mem_data(tshi_block *block) {
-    return block + 1;
+    return block + 1; /* the data follows the header */
 }
 
 /* Returns the right neighbour of a block that is not the last one of its pool page. */
@@ -2440,8 +2429,7 @@ static int tshi_mem_log2(uint64_t x) {
 #endif
 }
 
-/* Returns the size class of a block with `size` bytes of data. */
-static int tshi_mem_class(size_t size) {
+static int tshi_mem_class(size_t size) { /* size: bytes of data of a block */
     return tshi_mem_log2(size / TSHI_ALIGN | 1u);
 }
 
@@ -2630,8 +2618,7 @@ typedef struct tshi_dtype {
     const char *name, *file; /* in messages: "f32"; in safetensors files: "F32" */
     int size;                /* bytes of an element */
     int floating;            /* 1: floating point; 0: integer */
-    /* Convert n elements to (load) or from (store) n contiguous values. The elements lie `step`
-     * elements apart. */
+    /* Convert n elements, `step` elements apart, to (load) or from (store) n contiguous values. */
     void (*load)(const void *from, int64_t step, int64_t n, tsh_real *to);
     void (*store)(void *to, int64_t step, int64_t n, const tsh_real *from);
     /* (optional) Read or write element i as a double, not rounded to tsh_real. */
@@ -2652,10 +2639,9 @@ static double tshi_dtype_clamp(double value, double max) {
     return value > max ? max : value < -max ? -max : value;
 }
 
-/* Folds process 32 elements at a time, because compilers vectorise loops of constant length at
- * every level of optimisation. As `out` may be `left` or `right`, the pragma says that iterations
- * are independent. (Without it, clang compares the addresses at run time, and folds single elements
- * if they are equal.) */
+/* Folds process 32 elements at a time: compilers vectorise loops of constant length at every level
+ * of optimisation. `out` may be `left` or `right`; a pragma says that iterations are independent.
+ * (Else clang compares addresses at run time, and folds single elements if they are equal.) */
 enum { TSHI_DTYPE_RUN = 32 };
 #if defined(__clang__)
 #define TSHI_DTYPE_LANES _Pragma("clang loop unroll(disable) vectorize(assume_safety)")
@@ -2764,9 +2750,8 @@ static size_t tshi_dtype_reals(int64_t n) {
     return tshi_base_mul((size_t)n, sizeof(tsh_real));
 }
 
-/* Returns the size in bytes of n elements of dtype; SIZE_MAX: overflow. */
 static size_t tshi_dtype_bytes(tsh_dtype dtype, int64_t n) {
-    return tshi_base_mul((size_t)n, (size_t)tshi_dtypes[dtype].size);
+    return tshi_base_mul((size_t)n, (size_t)tshi_dtypes[dtype].size); /* SIZE_MAX: overflow */
 }
 
 TSH_API size_t tsh_dtype_size(tsh_dtype dtype) {
@@ -2977,14 +2962,12 @@ static void tshi_trace_drop(tsh_ctx *ctx) {
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-/* Computes piece number `piece` of a job: the items `from` to `to` - 1 of n. Every element of a
- * result is computed by one piece alone, in the order of a single thread. So results are bitwise
- * the same for any number of threads. Runs on any thread of the rank; must not allocate or call
- * tsh_fail. */
+/* Computes piece number `piece` of a job: items `from` to `to` - 1. One piece computes all of an
+ * element of the result, in the order of a single thread, so results are bitwise the same for any
+ * number of threads. Runs on any thread of the rank; must not allocate or call tsh_fail. */
 typedef void (*tshi_team_fn)(void *job, int piece, int64_t from, int64_t to);
 
-/* Returns the number of pieces to cut n items into: one per thread, but no more than pieces of at
- * least `min` items each allow; at least 1. */
+/* Returns how many pieces to cut n items into: one per thread, each of at least `min` items. */
 static int tshi_team_parts(const tsh_ctx *ctx, int64_t n, int64_t min) {
 #if defined(_OPENMP)
     const int64_t max = n / (min > 0 ? min : 1);
@@ -3010,8 +2993,7 @@ static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, 
         fn(job, i, units * i / pieces * unit, tshi_base_min(units * (i + 1) / pieces * unit, n));
 }
 
-/* Returns the number of threads that tsh_desc.gemm may use in one call: with OpenMP 1, because the
- * library calls it from all threads of the rank. */
+/* Returns how many threads one call of tsh_desc.gemm may use. With OpenMP 1: pieces call it. */
 static int tshi_team_spare(const tsh_ctx *ctx) {
 #if defined(_OPENMP)
     (void)ctx;
@@ -3097,9 +3079,8 @@ static double tshi_rng_cdf(double x) {
     return 0.5 * erfc(-x * 0.70710678118654752);
 }
 
-/* Returns the inverse of tshi_rng_cdf, for p in (0, 1): Hastings' rational approximation of the
- * lower tail (Abramowitz & Stegun 26.2.23, error 4.5e-4), then two Halley steps, each of which
- * cubes the error. */
+/* Returns the inverse of tshi_rng_cdf for p in (0, 1): Hastings' rational approximation of the
+ * tail (Abramowitz & Stegun 26.2.23, error 4.5e-4), then two Halley steps, which cube the error. */
 static double tshi_rng_quantile(double p) {
     double tail = p < 0.5 ? p : 1 - p, t, x, off; /* by symmetry, x <= 0 solves cdf(x) = tail */
     if (!(tail > 0)) return p < 0.5 ? -(double)INFINITY : (double)INFINITY;
@@ -3226,8 +3207,7 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
     return 1;
 }
 
-/* Returns 1 if two resolved sharded layouts give every rank of tp (`size` ranks) the same part of a
- * dimension of `length` elements. */
+/* Returns 1 if two resolved sharded layouts give all ranks the same parts of a dimension. */
 static int tshi_layout_same_shards(const tsh_layout *a, const tsh_layout *b, int64_t length,
                                    int size) {
     tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS]; /* what a rank owns by a, and by b */
@@ -3283,8 +3263,7 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
  * made by tshi_tensor_out. After an error, both functions return NULL, and so does the op. */
 enum { TSHI_TEXT_SIZE = 96 }; /* bytes of every `text` buffer that the functions below write to */
 
-/* Defines tsh_shape0 to tsh_shape4. */
-#define TSHI_TENSOR_SHAPE(ndim, params, ...)                                                       \
+#define TSHI_TENSOR_SHAPE(ndim, params, ...) /* defines tsh_shape<ndim> */                         \
     TSH_API tsh_shape tsh_shape##ndim params {                                                     \
         const tsh_shape shape = {ndim, {__VA_ARGS__}};                                             \
         return shape;                                                                              \
@@ -3316,14 +3295,12 @@ static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
 
 /* -- handles ---------------------------------------------------------------- */
 
-/* Makes head an empty circular list of handles. */
 static void tshi_tensor_ring(tsh_tensor *head) {
-    head->next = head->prev = head;
+    head->next = head->prev = head; /* an empty circular list */
 }
 
-/* Appends t at the end of head's circular list. */
 static void tshi_tensor_insert(tsh_tensor *head, tsh_tensor *t) {
-    t->prev = head->prev;
+    t->prev = head->prev; /* at the end of the list */
     t->next = head;
     t->prev->next = t;
     head->prev = t;
@@ -3379,9 +3356,8 @@ static void tshi_tensor_release(tsh_tensor *t) {
 
 /* -- shapes ----------------------------------------------------------------- */
 
-/* Returns dim[0] * ... * dim[n - 1]; 1 if n is 0. */
 static int64_t tshi_tensor_product(const int64_t *dim, int n) {
-    int64_t product = 1;
+    int64_t product = 1; /* the result if n is 0 */
     for (int i = 0; i < n; i++) product *= dim[i];
     return product;
 }
@@ -3487,21 +3463,18 @@ static tsh_tensor *tshi_tensor_detached(const tsh_tensor *x, tshi_block *block) 
     return t;
 }
 
-/* Returns a view of x, which shares x's values and gradients. The caller changes its shape, layout
- * and strides, which are those of x. NULL: no memory. */
+/* Returns a view of x: it shares x's values and gradients. The caller sets shape and strides. */
 static tsh_tensor *tshi_tensor_view(tsh_tensor *x) {
     tsh_tensor *t = tshi_tensor_detached(x, x->block);
     if (t) t->base = x->base;
     return t;
 }
 
-/* Returns the address of t's first local element. t's values must be allocated. */
-static void *tshi_tensor_at(const tsh_tensor *t) {
+static void *tshi_tensor_at(const tsh_tensor *t) { /* returns the first local element's address */
     return (char *)tshi_mem_data(t->block) + (size_t)t->offset * tsh_dtype_size(t->dtype);
 }
 
-/* tshi_tensor_at for a tensor whose dtype is TSH_REAL. */
-static tsh_real *tshi_tensor_values(const tsh_tensor *t) {
+static tsh_real *tshi_tensor_values(const tsh_tensor *t) { /* t's dtype must be TSH_REAL */
     return (tsh_real *)tshi_tensor_at(t);
 }
 
@@ -3517,8 +3490,7 @@ typedef struct tshi_runs {
     int segment, segments; /* index of the next segment of the row; number of segments */
 } tshi_runs;
 
-/* Returns the runs that rank `rank` of tp holds of t's elements from <= index < to. Use:
- * tshi_runs run = tshi_tensor_runs(...); while (tshi_tensor_next_run(&run)) ... */
+/* Returns the runs of a rank of tp. To visit them: while (tshi_tensor_next_run(&run)) ... */
 static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to) {
     const int cut = t->layout.dim, sharded = t->layout.kind == TSH_SHARDED;
     const int64_t length = sharded ? t->dim[cut] : tsh_numel(t); /* not sharded: one long row */
@@ -3604,14 +3576,12 @@ typedef struct tshi_tensor_filling {
     double from, to;     /* TRUNC_NORMAL: the distribution function at low and high */
     int64_t rows, cols;  /* ORTHOGONAL, DIRAC: the whole tensor as a matrix (dim 0, all others) */
     int64_t step, first; /* DIRAC: row i is 1 in column first + i * step, and 0 elsewhere */
-    const double *whole; /* ORTHOGONAL: Q of shape (rows, cols), or Q^T of (cols, rows) if rows >=
-                          * cols; not scaled by gain */
+    const double *whole; /* ORTHOGONAL: Q, shape (rows, cols); its transpose if rows >= cols */
 } tshi_tensor_filling;
 
-/* Returns a tsh_init with these fields; all others are 0. */
 static tsh_init tshi_init_make(tsh_init_kind kind, double a, double b) {
     tsh_init init;
-    memset(&init, 0, sizeof init);
+    memset(&init, 0, sizeof init); /* all other fields are 0 */
     init.kind = kind;
     init.a = a;
     init.b = b;
@@ -3721,8 +3691,7 @@ static tshi_block *tshi_init_orthogonal(const tsh_tensor *t, tshi_tensor_filling
     return block;
 }
 
-/* Replaces f->init by one of the six kinds, and sets the fields of f that tshi_init_element reads
- * for that kind (except whole). op: named in errors. */
+/* Replaces f->init by one of the six kinds, and sets the fields of f for that kind except whole. */
 static tsh_result tshi_init_resolve(const tsh_tensor *t, const char *op, tshi_tensor_filling *f) {
     tsh_init *init = &f->init;
     char text[TSHI_TEXT_SIZE];
@@ -3824,8 +3793,7 @@ static tsh_result tshi_init_materialize(tsh_tensor *t) {
 /* Every op begins with tshi_tensor_check or a variant of it, which records all errors that concern
  * single inputs; layouts are checked afterwards, by the op's rule (>>rule). */
 
-/* Returns 1 if node, or a node older than it, has t as an input (itself, by a view or by its saved
- * values) or as a leaf used inside a checkpoint. */
+/* Returns 1 if node, or an older one, used t: as an input, by a view, or inside a checkpoint. */
 static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
     for (; node; node = node->older) {
         for (int i = 0; i < node->n; i++)
@@ -4004,8 +3972,7 @@ TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t) {
     return shape;
 }
 
-/* Defines tsh_<name>, which returns t->values[dim]; 0 if there is no such dimension. */
-#define TSHI_TENSOR_OF_DIM(name, values)                                                           \
+#define TSHI_TENSOR_OF_DIM(name, values) /* defines tsh_<name> */                                  \
     TSH_API int64_t tsh_##name(const tsh_tensor *t, int dim) {                                     \
         int axis = t ? tshi_tensor_axis(t, dim) : -1;                                              \
         return axis < 0 ? 0 : t->values[axis];                                                     \
