@@ -1939,8 +1939,8 @@ struct tsh_tensor {
     int requires_grad;       /* 1: backward computes its gradient */
     tshi_node *node;         /* the op that made it; NULL: a leaf */
     tshi_accumulator gr, gp; /* gr: gradient in the tensor's layout; gp: sum of partial gradients */
-    int partial_contributions; /* partial gradients still to be added in this backward */
-    int contributions;         /* leaf: gradients of either kind still to be added */
+    int partial_contributions; /* number of partial gradients still to be added in this backward */
+    int contributions;         /* leaf: number of gradients of either kind still to be added */
     int in_bucket;             /* leaf: 1 while its gradient waits in a bucket to be sent */
     int reducing;      /* 1: the all-reduce of gp was started and not waited for yet */
     tsh_req req;       /* the request of that all-reduce */
@@ -2199,8 +2199,8 @@ TSH_API int64_t tsh_now(void) {
 
 /* ========================================================================== */
 /* >>error                                              MARK: - error (private) */
-/* A ctx keeps its first error, reports it to its peers once, and adopts       */
-/* theirs. Nothing else in the library handles failure.                        */
+/* A ctx keeps its first error and reports it to the other ranks once; it      */
+/* takes over an error that another rank reports.                              */
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
@@ -2314,7 +2314,7 @@ TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char 
     return code;
 }
 
-/* tsh_fail for functions that return a tensor, and for those that return 1 if all is well. */
+/* Call tsh_fail with these arguments. The value of the expression is NULL (a tensor), or 0. */
 #define tshi_error_null(...) ((void)tsh_fail(__VA_ARGS__), (tsh_tensor *)NULL)
 #define tshi_error_zero(...) ((void)tsh_fail(__VA_ARGS__), 0)
 
@@ -2358,7 +2358,7 @@ TSH_API void tsh_clear_error(tsh_ctx *ctx) {
 
 /* The default tsh_allocator_fn: malloc, whose pointer is stored just before the aligned block. */
 static void *tshi_mem_libc(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
-    char *raw, *block = NULL;
+    char *raw, *block = NULL; /* what malloc returned; an aligned address in that memory */
     (void)user;
     if (new_size) {
         if (new_size > SIZE_MAX - align - sizeof raw) return NULL;
@@ -2388,7 +2388,7 @@ static void tshi_mem_count(tsh_mem *mem, int kind, size_t add, size_t sub) {
 static void *tshi_mem_call(tsh_ctx *ctx, int kind, void *ptr, size_t old_size, size_t new_size) {
     void *block = NULL;
     ctx->mem.calls++;
-    if (new_size != SIZE_MAX) /* SIZE_MAX: tshi_base_mul overflowed */
+    if (new_size != SIZE_MAX) /* SIZE_MAX: the computation of the size overflowed */
         block = ctx->allocator.fn(ctx->allocator.user, ptr, old_size, new_size, TSHI_ALIGN);
     if (new_size && !block)
         (void)tsh_fail(ctx, TSH_ERR_MEMORY, "the allocator refused %llu bytes; the ctx holds %llu",
@@ -2461,10 +2461,10 @@ static void tshi_mem_resize(tshi_pool *pool, tshi_block *block, size_t size) {
     if (!stays) tshi_mem_link(pool, block);
 }
 
-/* Returns the smallest free block of at least `size` bytes, or NULL. */
+/* Returns the smallest free block of at least `size` bytes, or NULL. left: classes to search. */
 static tshi_block *tshi_mem_fit(tshi_pool *pool, size_t size) {
     tshi_block *block, *best = NULL;
-    uint64_t left = pool->filled >> tshi_mem_class(size) << tshi_mem_class(size); /* to search */
+    uint64_t left = pool->filled >> tshi_mem_class(size) << tshi_mem_class(size); /* bit mask */
     for (; left && !best; left &= left - 1)
         for (block = pool->free[tshi_mem_log2(left & (~left + 1))]; block; block = block->next)
             if (block->size >= size && (!best || block->size < best->size)) best = block;
@@ -2487,9 +2487,9 @@ static tshi_block *tshi_mem_grow(tsh_ctx *ctx, size_t size) {
 }
 
 /* Splits off and returns the right end of a free block, with `size` bytes of data; returns all of
- * the block if the rest would be too small for a block. It is the right end because large sizes are
- * mostly multiples of 4096: a block split off next, to the left of this one, then lies 64 bytes
- * lower, modulo 4096, which avoids the slow case of TSHI_POOL_OFFSET. */
+ * the block if the rest would be too small for a block. Taking the right end avoids the slow case
+ * of TSHI_POOL_OFFSET: large sizes are mostly multiples of 4096, so that a block split off next, to
+ * the left of this one, lies 64 bytes lower than this one, modulo 4096. */
 static tshi_block *tshi_mem_split(tshi_pool *pool, tshi_block *whole, size_t size) {
     tshi_block *block;
     if (whole->size < size + sizeof *block + TSHI_ALIGN) {
@@ -2519,7 +2519,7 @@ static tshi_block *tshi_mem_from_pool(tsh_ctx *ctx, size_t size) {
 
 /* Allocates a block of at least `bytes` bytes, with one reference. NULL and an error: no memory. */
 TSHI_OUTLINE tshi_block *tshi_mem_alloc(tsh_ctx *ctx, int kind, size_t bytes) {
-    size_t size = bytes < SIZE_MAX / 4 ? bytes ? bytes : 1 : SIZE_MAX / 4;
+    size_t size = bytes < SIZE_MAX / 4 ? bytes ? bytes : 1 : SIZE_MAX / 4; /* never granted */
     tshi_block *block;
     size = (size + TSHI_ALIGN - 1) / TSHI_ALIGN * TSHI_ALIGN;
     if (kind == TSH_MEM_STEP)
@@ -2527,7 +2527,7 @@ TSHI_OUTLINE tshi_block *tshi_mem_alloc(tsh_ctx *ctx, int kind, size_t bytes) {
     else
         block = (tshi_block *)tshi_mem_call(ctx, kind, NULL, 0, size + sizeof *block);
     if (!block) return NULL;
-    if (kind != TSH_MEM_STEP) block->size = size; /* a block of the pool has its size, >= size */
+    if (kind != TSH_MEM_STEP) block->size = size; /* a pool block may be larger; its size is set */
     block->kind = kind;
     block->refs = 1;
     return block;
@@ -2537,13 +2537,13 @@ TSHI_OUTLINE tshi_block *tshi_mem_alloc(tsh_ctx *ctx, int kind, size_t bytes) {
 static void tshi_mem_to_pool(tsh_ctx *ctx, tshi_block *block) {
     tshi_block *other;
     ctx->mem.step_live -= block->size + sizeof *block;
-    if (!block->last && !(other = tshi_mem_right(block))->refs) {
+    if (!block->last && !(other = tshi_mem_right(block))->refs) { /* the right one is free */
         tshi_mem_unlink(&ctx->pool, other);
         block->size += other->size + sizeof *other;
         block->last = other->last;
     }
     other = block->before ? (tshi_block *)(void *)((char *)block - block->before) - 1 : NULL;
-    if (other && !other->refs) {
+    if (other && !other->refs) { /* the left one is free: it takes the block in */
         other->last = block->last;
         tshi_mem_resize(&ctx->pool, other, other->size + block->size + sizeof *block);
         block = other;
@@ -2712,8 +2712,8 @@ enum { TSHI_DTYPE_RUN = 32 };
     TSHI_DTYPE_LOAD(load_integer_##suffix, type, int64_t)                                          \
     TSHI_DTYPE_STORE(store_##suffix, type, tsh_real, FIT(from[i], max))                            \
     TSHI_DTYPE_STORE(store_integer_##suffix, type, int64_t, from[i])
-#define TSHI_DTYPE_ANY(x, max)   (x)
-#define TSHI_DTYPE_CLAMP(x, max) tshi_dtype_clamp((double)(x), max)
+#define TSHI_DTYPE_ANY(x, max)   (x)                                /* FIT of floating dtypes */
+#define TSHI_DTYPE_CLAMP(x, max) tshi_dtype_clamp((double)(x), max) /* FIT of integer dtypes */
 TSHI_DTYPE(f32, float, float, TSHI_DTYPE_ANY, 0)
 TSHI_DTYPE(f64, double, double, TSHI_DTYPE_ANY, 0)
 TSHI_DTYPE(i32, int32_t, uint32_t, TSHI_DTYPE_CLAMP, 2147483647.0)
@@ -2958,7 +2958,7 @@ static void tshi_trace_drop(tsh_ctx *ctx) {
 
 /* ========================================================================== */
 /* >>team                                                MARK: - team (private) */
-/* Runs a loop on the threads of one rank: OpenMP's, else one.                 */
+/* Runs a loop on the threads of one rank; without OpenMP on one thread.       */
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
@@ -3014,7 +3014,7 @@ static int tshi_team_spare(const tsh_ctx *ctx) {
  * values of one parameter), and the global index of the element. So a rank draws the same numbers
  * for its shard as one device would draw for these elements of the whole tensor. */
 
-/* One round of Philox: c is the counter (4 words), k0 and k1 are the round's key. */
+/* Computes one round of Philox in place: c is the counter (4 words), k0, k1 are the round's key. */
 TSHI_INLINE void tshi_rng_round(uint32_t *c, uint32_t k0, uint32_t k1) {
     uint64_t a = (uint64_t)0xD2511F53u * c[0], b = (uint64_t)0xCD9E8D57u * c[2];
     c[0] = (uint32_t)(b >> 32) ^ c[1] ^ k0;
@@ -3144,7 +3144,7 @@ TSH_API tsh_layout tsh_shard_segments(int dim, int segments, int64_t unit) {
     return layout;
 }
 
-/* Sets *out to segment s of a dimension of `length`, defaults resolved. 0: it is not possible. */
+/* Sets *out to segment s of a dimension of `length`, defaults resolved. Returns 0 if it cannot. */
 static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, tsh_segment *out) {
     int n = layout->segments ? layout->segments : 1; /* number of segments */
     *out = layout->segment[s];
@@ -3166,7 +3166,7 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
     int64_t start = 0, owned = 0; /* first element of segment s; elements owned so far */
     if (length < 0 || length > INT64_MAX / 4 || size < 1 || rank < 0 || rank >= size || n < 1)
         return -1;
-    if (layout->kind != TSH_SHARDED) {
+    if (layout->kind != TSH_SHARDED) { /* every rank owns all elements */
         if (ranges) ranges[0].start = 0;
         if (ranges) ranges[0].length = length;
         return length;
@@ -3253,7 +3253,7 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
 
 /* ========================================================================== */
 /* >>tensor                                            MARK: - tensor (private) */
-/* Handles and their two lifetimes, shapes, views, initial values, checks.     */
+/* Tensor handles and their two lifetimes, shapes, views, the runs of a shard. */
 /* Needs: >>error >>mem >>rng >>layout.                                         */
 /* ========================================================================== */
 
@@ -3482,7 +3482,7 @@ static tsh_real *tshi_tensor_values(const tsh_tensor *t) { /* t's dtype must be 
  * tensor (row-major). Columns 2 and 3 of a (2, 4) tensor are the runs [2, 4) and [6, 8). A row is
  * the elements that share the indices before the sharded dimension. */
 typedef struct tshi_runs {
-    int64_t global, local, length; /* current run: its start in the tensor and in the shard */
+    int64_t global, local, length; /* of the current run: start in the tensor, start in the shard */
     int64_t from, to;          /* only elements from <= index < to of the tensor are visited */
     int64_t row, width, inner; /* start of the row; elements of a row, and of one index in it */
     int64_t held;              /* elements of the shard before the next segment */
@@ -3490,7 +3490,7 @@ typedef struct tshi_runs {
     int segment, segments; /* index of the next segment of the row; number of segments */
 } tshi_runs;
 
-/* Returns the runs of a rank of tp. To visit them: while (tshi_tensor_next_run(&run)) ... */
+/* Returns the runs of a rank of tp in [from, to). Loop: while (tshi_tensor_next_run(&run)) ... */
 static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to) {
     const int cut = t->layout.dim, sharded = t->layout.kind == TSH_SHARDED;
     const int64_t length = sharded ? t->dim[cut] : tsh_numel(t); /* not sharded: one long row */
@@ -3507,7 +3507,7 @@ static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, i
     return run;
 }
 
-/* Sets global, local and length to the next run, in the first call to the first; 0: no more. */
+/* Moves on to the next run; the first call moves to the first run. Returns 0 if there is none. */
 static int tshi_tensor_next_run(tshi_runs *run) {
     while (run->row < run->to) {
         const tsh_range *range = &run->range[run->segment];
@@ -3540,7 +3540,7 @@ static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     return range[s].start + local;
 }
 
-/* Returns the local index of a global index along dimension `dim`; -1: another rank holds it. */
+/* Returns this rank's index of a global index along dimension `dim`; -1: another rank holds it. */
 static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t at = 0;
@@ -3649,7 +3649,7 @@ static tsh_result tshi_init_truncate(const tsh_tensor *t, const char *op,
                         init->b, init->low, init->high);
     if (init->low > init->a) init->b = -init->b;
     f->from = f->to = 0.5;
-    if (init->b == 0) return TSH_OK;
+    if (init->b == 0) return TSH_OK; /* deviation 0: every value is the mean, clamped */
     f->from = tshi_rng_cdf((init->low - init->a) / init->b);
     f->to = tshi_rng_cdf((init->high - init->a) / init->b);
     return TSH_OK;
@@ -3747,7 +3747,7 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
     return TSH_OK;
 }
 
-/* Allocates a parameter if it is not yet, and fills it. After an error it is as it was before. */
+/* Fills a parameter; allocates it first if need be. An error leaves the parameter as it was. */
 static tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, tsh_init init) {
     int had = t->block != NULL; /* 1: it was allocated before */
     if (!had)
