@@ -2403,7 +2403,7 @@ static tshi_page *tshi_mem_page(tsh_ctx *ctx, int kind, tshi_page **list, size_t
     tshi_page *page = (tshi_page *)tshi_mem_call(ctx, kind, NULL, 0, bytes);
     if (!page) return NULL;
     page->bytes = bytes;
-    page->used = TSHI_ALIGN;
+    page->used = TSHI_ALIGN; /* the page's header, padded to the alignment */
     page->next = *list;
     *list = page;
     return page;
@@ -2461,7 +2461,7 @@ static void tshi_mem_resize(tshi_pool *pool, tshi_block *block, size_t size) {
     if (!stays) tshi_mem_link(pool, block);
 }
 
-/* Returns the smallest free block of at least `size` bytes, or NULL. left: classes to search. */
+/* Returns the smallest free block of at least `size` bytes, or NULL. Searches from its class up. */
 static tshi_block *tshi_mem_fit(tshi_pool *pool, size_t size) {
     tshi_block *block, *best = NULL;
     uint64_t left = pool->filled >> tshi_mem_class(size) << tshi_mem_class(size); /* bit mask */
@@ -3095,8 +3095,8 @@ static double tshi_rng_quantile(double p) {
     return p < 0.5 ? x : -x;
 }
 
-/* Returns a hash of bytes (FNV-1a and a final mix), for use as a stream. `hash` is 0, or a number
- * to be hashed together with the bytes, such as a count of calls. */
+/* Returns a hash of bytes (FNV-1a and a final mix), such as the stream of a name. `hash` is 0, or a
+ * number to be hashed together with the bytes, such as a count of calls. */
 static uint64_t tshi_rng_hash(uint64_t hash, const void *data, size_t bytes) {
     const unsigned char *byte = (const unsigned char *)data;
     hash ^= 14695981039346656037u;
@@ -3732,7 +3732,7 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
     f.key = t->ctx->seed;
     f.stream = stream;
     f.init = init;
-    if (tshi_init_resolve(t, op, &f) != TSH_OK) return t->ctx->error.code;
+    if (tshi_init_resolve(t, op, &f) != TSH_OK) return t->ctx->error.code; /* nothing written yet */
     if (f.init.kind == TSH_INIT_ORTHOGONAL && !(block = tshi_init_orthogonal(t, &f)))
         return TSH_ERR_MEMORY;
     while (tshi_tensor_next_run(&run))
