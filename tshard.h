@@ -1739,6 +1739,11 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 /* Needs: >>types >>layout-api >>comm-api.                                      */
 /* ========================================================================== */
 
+/* A ctx owns all tensors, modules, optimisers and nodes of the tape made with it. Their memory is
+ * from the ctx's allocator: values and gradients are in reference-counted blocks (tshi_block), the
+ * small structures in arenas (tshi_arena). One thread uses a ctx and all that the ctx owns; only in
+ * tshi_team_run do other threads of the rank read and write values, too. */
+
 #include <errno.h>  /* why a file cannot be opened */
 #include <float.h>  /* FLT_MAX, DBL_MAX */
 #include <limits.h> /* INT_MAX, LONG_MAX */
@@ -1748,10 +1753,10 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #include <string.h> /* memcpy, memset */
 #include <time.h>   /* time, clock: names of temporary files */
 
-/* Needed beyond C99: resolve a link, flush a file to disk and rename it over another, a clock. */
+/* System calls beyond C99, to resolve a link, flush a file, rename over another, read a clock. */
 #if defined(_WIN32)
 #define TSHI_POSIX 0
-/* Declared as in windows.h, which is not included: it makes macros of words such as `near`. */
+/* Declared as in windows.h, which is not included: it defines words such as `near` as macros. */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -1773,7 +1778,7 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 }
 #endif
 #elif defined(__unix__) || defined(__APPLE__)
-#define TSHI_POSIX 1
+#define TSHI_POSIX 1      /* 1 if these system calls are those of POSIX */
 #include <dirent.h>       /* readdir */
 #include <fcntl.h>        /* open */
 #include <sched.h>        /* struct timespec, which <time.h> hides under -std=c99 */
@@ -1782,7 +1787,7 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 #include <sys/stat.h>     /* stat, chmod */
 #include <sys/utsname.h>  /* uname */
 #include <unistd.h>       /* fsync, close, chown */
-#ifndef __cplusplus /* glibc hides these under -std=c99, and never in C++ */
+#ifndef __cplusplus /* glibc hides these three functions under -std=c99, but never in C++ */
 FILE *(fdopen)(int file, const char *mode);
 int (fileno)(FILE *file);
 ssize_t (readlink)(const char *path, char *to, size_t size);
@@ -1791,17 +1796,18 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_POSIX 0
 #endif
 
-/* Initialises with zeros a structure that does not begin with an enum. {0} draws warnings from
- * compilers of C++. */
+/* Initialiser that sets all of a structure to zero, if the first field is no enum. C++ compilers
+ * warn about {0}. */
 #ifdef __cplusplus
 #define TSHI_ZERO {}
 #else
 #define TSHI_ZERO {0}
 #endif
-#define TSHI_R(x) ((tsh_real)(x))
+#define TSHI_R(x) ((tsh_real)(x)) /* converts x to the type of all values */
 /* 1 if tsh_real is double; a constant expression. */
 #define TSHI_DOUBLE (sizeof(tsh_real) == 8)
-/* TSHI_OUTLINE: has many callers and gains nothing from inlining; saves compile time.
+/* TSHI_INLINE: is always inlined, so that the caller's loop over its calls can be vectorised.
+ * TSHI_OUTLINE: has many callers and gains nothing from inlining; saves compile time.
  * TSHI_COLD: runs once or rarely (models, files, checks, errors); gcc optimises it for size.
  * TSHI_APART: is called by AVX kernels. gcc must not look into it (noipa): if it sees that the
  * function leaves some registers alone, it omits vzeroupper before the call, and every change
@@ -1817,8 +1823,8 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_APART          static __attribute__((TSHI_ALONE))
 #define TSHI_OUTLINE        static __attribute__((noinline))
 #define TSHI_COLD           __attribute__((cold))
-#define TSHI_PREFETCH(p)    __builtin_prefetch(p)
-#define TSHI_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2)
+#define TSHI_PREFETCH(p)    __builtin_prefetch(p)       /* into all caches */
+#define TSHI_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2) /* to read; into the L2 cache, not L1 */
 #else
 #define TSHI_RESTRICT
 #define TSHI_INLINE         static
@@ -1828,8 +1834,8 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_PREFETCH(p)    ((void)(p))
 #define TSHI_PREFETCH_L2(p) ((void)(p))
 #endif
-/* Before a loop over a block whose operands are distinct or the same: vectorise it without checks
- * for overlap. (clang would unroll it first and then find no vectors.) */
+/* Before a loop over a block: promises that two arrays of the loop are the same or do not overlap,
+ * so that it is vectorised without checks. (clang would unroll it first and then not vectorise.) */
 #if defined(__clang__)
 #define TSHI_LANES _Pragma("clang loop unroll(disable)")
 #elif defined(__GNUC__)
@@ -1837,15 +1843,15 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #else
 #define TSHI_LANES
 #endif
-/* The same before a loop of any length: gcc then omits the second version, for operands that
- * overlap. (clang relies on TSHI_RESTRICT.) */
+/* The same promise before a loop of any length: gcc then omits its second version of the loop, the
+ * one for arrays that overlap. (clang relies on TSHI_RESTRICT.) */
 #if defined(__GNUC__) && !defined(__clang__)
 #define TSHI_EACH TSHI_LANES
 #else
 #define TSHI_EACH
 #endif
 
-/* TSHI_VECTORS: GNU C's vector types are available. TSHI_X86: so are AVX intrinsics. */
+/* TSHI_VECTORS: 1 if GNU C's vector types are available. TSHI_X86: 1 if AVX intrinsics are, too. */
 #if defined(__GNUC__) && !defined(TSHARD_NO_SIMD)
 #define TSHI_VECTORS 1
 #else
@@ -1858,98 +1864,99 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_X86 0
 #endif
 
+/* Alignment of blocks in bytes. Size class c has blocks of 2^c to 2^(c+1) - 1 times 64 bytes. */
 enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 * 2^58 bytes exceed a size_t */
 
-/* Header of a reference-counted block of memory; its data follows, aligned to 64 bytes. Blocks of
- * the step pool lie side by side in a page: `before` is the size of the left neighbour (0: none),
- * `last` marks the page's last block. */
+/* Header of a reference-counted block of memory. Its data follows, aligned to 64 bytes because the
+ * header is padded to 64. Blocks of the step pool lie side by side in a page. */
 typedef struct tshi_block tshi_block;
 struct tshi_block {
-    size_t size; /* bytes of data, a multiple of 64 */
-    size_t before;
-    tshi_block *next, *prev; /* in the list of free blocks of its size class */
-    int refs;                /* 0: free */
-    int kind, last;          /* kind: TSH_MEM_... */
+    size_t size;             /* bytes of data, a multiple of 64 */
+    size_t before;           /* step pool: size of the left neighbour; 0: first block of the page */
+    tshi_block *next, *prev; /* of a free block: neighbours in the free list of its size class */
+    int refs;                /* number of references; 0: the block is free */
+    int kind, last;          /* kind: TSH_MEM_...; last: 1 for the last block of a pool page */
     char padding[TSHI_ALIGN - 2 * sizeof(size_t) - 2 * sizeof(void *) - 3 * sizeof(int)];
 };
 
 /* Memory from the allocator that a pool or an arena hands out in parts. */
 typedef struct tshi_page {
-    struct tshi_page *next;
-    size_t bytes, used; /* used: of an arena only */
+    struct tshi_page *next; /* in the list of the pool's or the arena's pages */
+    size_t bytes, used;     /* this header included; used: bytes handed out, by arenas only */
 } tshi_page;
 
 /* The offset of the first block in a pool page, a multiple of 64. A load that follows a store waits
- * if the low 12 bits of the addresses agree ("4K aliasing"), so a result slightly ahead of an
- * operand, modulo 4096, is slow. With pages aligned to 4096, the pool's data begins 256 bytes
- * before the data of a block allocated alone. */
+ * if the low 12 bits of the addresses agree ("4K aliasing"). So an op is slow if its output lies at
+ * a slightly higher address than an input, modulo 4096. With pages aligned to 4096, this offset
+ * puts the pool's data (outputs) 256 bytes before the data of a block allocated alone (inputs). */
 enum { TSHI_POOL_OFFSET = 3840 };
 
 /* Step memory: blocks that are reused. */
 typedef struct tshi_pool {
-    tshi_page *pages;
-    tshi_block *free[TSHI_SIZE_CLASSES]; /* free blocks of [2^c, 2^(c+1)) times 64 bytes */
-    uint64_t filled;                     /* bit c: free[c] is not empty */
+    tshi_page *pages;                    /* all pages, the newest first */
+    tshi_block *free[TSHI_SIZE_CLASSES]; /* by size class: list of free blocks; NULL: none */
+    uint64_t filled;                     /* bit c: free[c] is not NULL */
 } tshi_pool;
 
-/* Small allocations, released all at once: those of the tape, or of the ctx. Pages fill up from the
- * front. */
+/* Small allocations, released all at once: those of the tape, or of the ctx. */
 typedef struct tshi_arena {
-    tshi_page *first, *now;
+    tshi_page *first, *now; /* first: list of all pages; now: the page that is being filled */
 } tshi_arena;
 
 typedef struct tshi_node tshi_node;
 typedef struct tshi_op tshi_op;
 
-enum {
+enum { /* bits of tsh_tensor.flags */
     TSHI_OWNED = 1,     /* lives until freed; others until the step or scope ends */
     TSHI_PARAM = 2,     /* a module's parameter */
-    TSHI_LEAF = 4,      /* backward leaves its gradient for the user */
+    TSHI_LEAF = 4,      /* backward keeps its gradient, for the user or an optimiser */
     TSHI_RETAIN = 8,    /* keeps values and gradient through backward */
-    TSHI_STALE = 16,    /* its values were released */
-    TSHI_DEAD = 32,     /* the handle itself was released */
+    TSHI_STALE = 16,    /* its values were released; to use them is TSH_ERR_STALE */
+    TSHI_DEAD = 32,     /* the handle itself was released, and may be reused later */
     TSHI_CHUNKED = 64,  /* each rank of dp holds a chunk of its gradient (a moment: its values) */
     TSHI_AVERAGED = 128 /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
 typedef struct tshi_accumulator {
-    tshi_block *block;
-    int live, clean; /* clean: not live, and the block contains zeros */
+    tshi_block *block; /* tsh_real per local element of the tensor; NULL: not allocated yet */
+    int live, clean;   /* live 1: the block has a gradient; clean 1: live is 0, block is all 0 */
 } tshi_accumulator;
 
 struct tsh_tensor {
     tsh_ctx *ctx;
-    tsh_tensor *next, *prev; /* owned, step, or free handles */
+    tsh_tensor *next, *prev; /* in a list of tshi_handles: of owned, step or free handles */
     tsh_dtype dtype;
-    unsigned flags;
+    unsigned flags;  /* TSHI_OWNED, ... */
     int ndim, depth; /* depth: how many scopes were open when it was created */
+    /* dim: global shape; local: shape of this rank's shard; stride: of the shard, in elements */
     int64_t dim[TSH_MAX_DIMS], local[TSH_MAX_DIMS], stride[TSH_MAX_DIMS];
     tsh_layout layout; /* resolved: dim >= 0, segments >= 1, every length and unit given */
-    tshi_block *block; /* NULL: a parameter that is not allocated yet, or stale */
-    int64_t offset;    /* of the first element, in elements */
+    tshi_block *block; /* the values; NULL: a parameter that is not allocated yet, or stale */
+    int64_t offset;    /* in elements, from the block's data to the tensor's first element */
     tsh_tensor *base;  /* the tensor that this one is a view of; itself if it is no view */
-    /* of a base only: */
-    int requires_grad;
+    /* The fields from here to marks are used in a base only; its views share them. */
+    int requires_grad;       /* 1: backward computes its gradient */
     tshi_node *node;         /* the op that made it; NULL: a leaf */
-    tshi_accumulator gr, gp; /* gradients in the tensor's own layout, and partial sums */
-    int partial_contributions; /* partial gradients still to be added in this backward */
-    int contributions;         /* leaf: gradients of either kind still to be added */
+    tshi_accumulator gr, gp; /* gr: gradient in the tensor's layout; gp: sum of partial gradients */
+    int partial_contributions; /* number of partial gradients still to be added in this backward */
+    int contributions;         /* leaf: number of gradients of either kind still to be added */
     int in_bucket;             /* leaf: 1 while its gradient waits in a bucket to be sent */
-    int reducing;            /* the all-reduce of gp (request req) was started */
-    tsh_req req;
-    int sparse;        /* rows of gr and gp that are not marked are 0 */
+    int reducing;      /* 1: the all-reduce of gp was started and not waited for yet */
+    tsh_req req;       /* the request of that all-reduce */
+    int sparse;        /* 1: the gradient is row-sparse: 0 in every row r with marks[r] == 0 */
     tshi_block *marks; /* int32_t per local row; NULL: never had a row-sparse gradient */
-    /* of a parameter only: */
-    const char *path;
-    tsh_init init;
-    int64_t fan_in, zero_row; /* zero_row: 1 + the row whose initial values are 0; 0: none */
+    /* The fields from here on are used in a parameter only. */
+    const char *path; /* its module's path and its own name: "h.3.mlp.c_fc.weight" */
+    tsh_init init;    /* how its initial values are computed */
+    int64_t fan_in, zero_row; /* fan_in: for init; 0: take it from the shape;
+                               * zero_row: 1 + the row whose initial values are 0; 0: none */
     int stage;  /* 1 + the first pipeline stage that holds it; 0: there is no pipeline */
-    int absent; /* other stages hold it, this rank's does not */
+    int absent; /* 1: other pipeline stages hold the parameter, this rank's stage does not */
 };
 
-/* Sets of an op's inputs, and its output, as bits: the values that it saves; the inputs whose
- * gradients are partial sums. Bit i is input i. */
+/* Bit masks over an op's inputs (bit i: input i) and its output (TSHI_OUT). They say which values
+ * the op saves for backward, and which inputs have a gradient that is a partial sum. */
 enum {
     TSHI_NONE = 0,
     TSHI_X = 1, /* unary ops, linear, norms: (x, weight, bias) */
@@ -1972,38 +1979,39 @@ enum {
 
 /* Describes an op's output before it is made: the op sets the shape, its layout rule the rest. */
 typedef struct tshi_output {
-    tsh_shape shape;
-    tsh_layout layout;
-    unsigned partial; /* inputs whose gradient is a partial sum */
+    tsh_shape shape;   /* global */
+    tsh_layout layout; /* when the rule is called: that of the first input */
+    unsigned partial;  /* bit mask of the inputs whose gradient is a partial sum */
 } tshi_output;
 
-/* An op and its inputs. params: what else its layout rule depends on, or NULL. */
+/* What a layout rule gets: an op, its inputs, its options. */
 typedef struct tshi_call {
     const tshi_op *op;
-    tsh_tensor *const *in;
-    int n;
-    const void *params;
+    tsh_tensor *const *in; /* the inputs; an optional one may be NULL */
+    int n;                 /* number of inputs */
+    const void *params;    /* a struct of the op: what else its rule depends on; or NULL */
 } tshi_call;
 
-/* An op's layout rule: derives the output's layout from the inputs'. Returns 0 and records an error
- * if these do not fit. */
+/* An op's layout rule: sets output->layout and output->partial from the layouts of the inputs.
+ * Returns 1; or 0, with an error recorded, if the layouts do not fit each other. */
 typedef int (*tshi_rule_fn)(const tshi_call *call, tshi_output *output);
 
-enum {
-    /* Backward reads both accumulators, gr and gp, of its output. (For other ops gp is all-reduced
-     * into gr first; also if the output is retained, because the user may read its gradient.) */
+enum { /* bits of tshi_op.flags */
+    /* The op's backward reads both accumulators, gr and gp, of its output. (Before the backward of
+     * other ops gp is all-reduced into gr; also if the output is retained, because the user may
+     * read the gradient.) */
     TSHI_OP_ACCEPTS_PARTIAL = 1,
-    TSHI_OP_ACCEPTS_RETAINED = 2, /* reads both even if the output is retained */
-    TSHI_OP_PASSES_PARTIAL = 4    /* adds gp of its output to gp of input 0 */
+    TSHI_OP_ACCEPTS_RETAINED = 2, /* backward reads gr and gp even if the output is retained */
+    TSHI_OP_PASSES_PARTIAL = 4    /* backward adds gp of the output to gp of input 0 */
 };
 
 /* An op, described once for all its calls. */
 struct tshi_op {
-    const char *name;                  /* of the public function */
+    const char *name;                  /* of the public function: "tsh_linear" */
     const char *inputs;                /* names of the inputs, separated by blanks, or NULL */
     tshi_rule_fn rule;                 /* NULL: the layout is an argument of the call */
     void (*backward)(tshi_node *node); /* adds to the inputs' gradients; NULL: there are none */
-    unsigned saves;                    /* values that backward reads: bits of inputs, TSHI_OUT */
+    unsigned saves;                    /* bit mask of the values that backward reads: TSHI_X, ... */
     unsigned flags;                    /* TSHI_OP_... */
 };
 
@@ -2013,132 +2021,134 @@ struct tshi_op {
  * the last expected partial gradient is added. */
 struct tshi_node {
     const tshi_op *op;
-    tshi_node *older;
+    tshi_node *older;         /* the node recorded just before this one; NULL: none */
     const tsh_module *module; /* the innermost one whose forward made the call; NULL: none */
-    tsh_tensor *out, **in;
-    int n, depth;
-    unsigned partial;    /* inputs whose gradient is a partial sum */
-    tshi_block **saved;  /* n + 1: values of each input and of out that backward reads, or NULL */
+    tsh_tensor *out, **in;    /* the output; the n inputs */
+    int n, depth;             /* n: number of inputs; depth: number of scopes open at the call */
+    unsigned partial;    /* bit mask of the inputs whose gradient is a partial sum */
+    tshi_block **saved;  /* n + 1 entries, inputs and out: the values; NULL: backward reads none */
     tshi_block *aux;     /* what else backward reads; released with the node */
     void *params;        /* the op's own options, in the tape's arena */
     tsh_tensor **leaves; /* tensors besides the inputs that backward adds gradients to */
-    int leaf_count;
+    int leaf_count;      /* length of leaves */
     struct {
-        int reached;      /* the loss depends on the output */
+        int reached;      /* 1: the loss depends on the output */
         unsigned partial; /* as above, plus input 0 if a partial gradient is passed on to it */
-        unsigned done;    /* inputs whose gradient is complete */
-    } progress;           /* of the backward that runs */
+        unsigned done;    /* bit mask of the inputs whose gradient is complete */
+    } progress;           /* of the backward pass in progress */
 };
 
+/* All tensor handles of a ctx (see tshi_tensor_handle). */
 typedef struct tshi_handles {
-    tsh_tensor owned, step;      /* heads of circular lists */
-    tsh_tensor *oldest, *newest; /* free handles, reused oldest first */
-    int64_t free, ended;         /* how many are free; how many of them the last step released */
+    tsh_tensor owned, step;      /* heads of circular lists: of owned and of step tensors */
+    tsh_tensor *oldest, *newest; /* the two ends of the list of free handles */
+    int64_t free, ended;         /* number of free handles; number that the last step released */
 } tshi_handles;
 
 typedef struct tshi_tape {
-    tshi_node *newest;
-    tshi_arena arena;
-    int no_grad;
-    int pending;   /* leaves hold gradients that .defer left unsynchronised */
-    int summed;    /* losses are sums of terms, not means: */
-    double weight; /* the number of terms on this rank */
-    int syncing;   /* gradients of leaves are sent as they become ready */
+    tshi_node *newest; /* the last recorded call; NULL: the tape is empty */
+    tshi_arena arena;  /* holds the nodes and their params */
+    int no_grad;       /* how many tsh_no_grad_begin are open; 0: calls are recorded */
+    int pending;       /* 1: leaves have gradients that tsh_sync_grads must still sum over dp */
+    int summed;        /* 1: losses are sums of terms; 0: losses are means */
+    double weight;     /* if summed: the number of terms in this rank's losses */
+    int syncing;       /* 1: gradients of leaves are sent as they become ready */
 } tshi_tape;
 
 typedef struct tshi_bucket tshi_bucket;
 
+/* The buckets of the backward pass in progress: leaf gradients to be summed over dp. */
 typedef struct tshi_buckets {
     tshi_arena arena;           /* for all buckets of one backward */
-    tshi_bucket *first, **last; /* list of full ones, oldest first, and its end */
-    tshi_bucket *awaited;       /* the oldest one whose collective may still run */
-    tshi_bucket *open[2];       /* not full yet: whole gradients, gradients kept in chunks */
-    int64_t limit;              /* elements that make one full */
-    int hold;                   /* none is sent before backward ends */
-    int summed;
-    double weight; /* number of terms of summed losses: this rank's, then over dp */
-    tsh_req weight_req;
+    tshi_bucket *first, **last; /* list of full buckets, oldest first; where to link the next one */
+    tshi_bucket *awaited;       /* the oldest bucket whose collective may still run; NULL: none */
+    tshi_bucket *open[2];       /* buckets not full yet: [0] to all-reduce, [1] to reduce-scatter */
+    int64_t limit;              /* elements that make a bucket full */
+    int hold;                   /* 1: no bucket is sent before backward ends */
+    int summed;                 /* as tshi_tape.summed */
+    double weight;      /* terms of this rank's summed losses; once weight_req is done: over dp */
+    tsh_req weight_req; /* the all-reduce of weight */
 } tshi_buckets;
 
 /* What a pipeline keeps of a micro-batch between its forward and its backward. */
 typedef struct tshi_micro {
     struct tshi_micro *next; /* in the ctx's list */
-    tshi_node *newest;       /* of its tape */
-    tshi_arena arena;
+    tshi_node *newest;       /* of the micro-batch's tape */
+    tshi_arena arena;        /* of the micro-batch's tape */
     tsh_pipeline *pipeline;
-    tsh_tensor handles; /* head of a circular list: tensors that its forward made */
-    tsh_tensor *out;    /* sent to the next stage, or the loss */
-    tsh_tensor *input;   /* received from the stage before, which waits for its gradient; or NULL */
+    tsh_tensor handles; /* head of a circular list: the step tensors that the forward made */
+    tsh_tensor *out;    /* the output, sent to the next stage; on the last stage: the loss */
+    tsh_tensor *input;  /* received from the previous stage; NULL: no gradient is to be sent back */
 } tshi_micro;
 
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
 typedef struct tshi_trace tshi_trace;
 
 struct tsh_ctx {
-    tsh_comm world, tp, pp, dp;
-    tsh_error error;
-    int reported; /* the error was reported to the world, or came from it */
-    int logged; /* the logger got the error */
-    tsh_allocator allocator;
-    tsh_logger logger;
-    tsh_gemm gemm;
-    const tshi_gemm_kernel *gemm_kernel;
-    tshi_block *gemm_scratch;
-    int isa; /* whose kernels run: TSHI_ISA_... */
-    int threads;
-    uint64_t seed, randn_calls, dropout_calls;
-    tsh_mem mem;
-    tshi_pool pool;
-    tshi_arena books; /* for all that lives as long as the ctx */
+    tsh_comm world, tp, pp, dp; /* all ranks; this rank's group of each axis of parallelism */
+    tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
+    int reported;    /* 1: the error was reported to the world, or came from the world */
+    int logged;      /* 1: the logger got the error */
+    tsh_allocator allocator;             /* the default one resolved: fn is not NULL */
+    tsh_logger logger;                   /* its fn may be NULL */
+    tsh_gemm gemm;                       /* the user's matrix product; fn NULL: the built-in one */
+    const tshi_gemm_kernel *gemm_kernel; /* the built-in one's kernel for this CPU */
+    tshi_block *gemm_scratch;            /* the built-in one's packed operands; NULL: none yet */
+    int isa;     /* instruction set of the kernels that run: TSHI_ISA_... */
+    int threads; /* of this rank, at least 1 */
+    uint64_t seed, randn_calls, dropout_calls; /* the numbers of calls so far key the next draws */
+    tsh_mem mem;      /* statistics: what tsh_mem_stats returns */
+    tshi_pool pool;   /* of step memory */
+    tshi_arena books; /* for all small structures that live as long as the ctx */
     tshi_handles handles;
     tshi_tape tape;
     tshi_buckets buckets;
     int depth;         /* how many scopes are open */
-    int anomalies;     /* tsh_detect_anomaly: values that are not finite are an error */
-    tshi_trace *trace; /* NULL: none runs */
-    tsh_module *root;
+    int anomalies;     /* 1: tsh_detect_anomaly is on: a NaN or an infinity is an error */
+    tshi_trace *trace; /* the trace that is being recorded; NULL: none */
+    tsh_module *root;  /* of the module tree */
     const tsh_module *module; /* the innermost one whose forward or backward runs; or NULL */
     tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx); /* compares models; NULL: there is none */
-    tsh_optim *optims;      /* the newest first */
+    tsh_optim *optims;      /* list of all optimisers, the newest first */
     tsh_pipeline *pipeline; /* the first one; NULL: none */
-    tshi_micro *micros;
+    tshi_micro *micros;     /* list of the micro-batches of all pipelines */
 };
 
-enum { TSHI_MODULE_PARAMS = 2 };
+enum { TSHI_MODULE_PARAMS = 2 }; /* max parameters of a module: weight and bias */
 
-/* A named integer argument of a module, such as its number of heads: in all, and on this rank. */
+/* A named integer argument of a module, such as its number of heads. */
 typedef struct tshi_argument {
     struct tshi_argument *next;
-    const char *name;
-    int64_t value, local;
+    const char *name;     /* "heads" */
+    int64_t value, local; /* of the whole module; of this rank's shard of the module */
 } tshi_argument;
 
 struct tsh_module {
     tsh_ctx *ctx;
-    const char *name, *path;
+    const char *name, *path; /* "c_fc"; from the root: "h.3.mlp.c_fc"; both "" for the root */
     tsh_module *parent, *first, *last, *next; /* first and last child, next sibling */
-    tsh_forward_fn forward;
-    void *user;
-    tsh_tensor *param[TSHI_MODULE_PARAMS];
-    const char *param_name[TSHI_MODULE_PARAMS];
-    tshi_argument *arguments;
-    int evaluating;         /* tsh_train(module, 0): not in training mode */
-    int checkpoint;         /* its forward is run again in backward */
+    tsh_forward_fn forward; /* container: the user's; NULL: runs the children one by one */
+    void *user;             /* argument of forward, not read by the library */
+    tsh_tensor *param[TSHI_MODULE_PARAMS];      /* NULL: the module has no such parameter */
+    const char *param_name[TSHI_MODULE_PARAMS]; /* "weight", "bias" */
+    tshi_argument *arguments;                   /* list; NULL: none */
+    int evaluating;         /* 1: tsh_train(module, 0) was called: not in training mode */
+    int checkpoint;         /* 1: forward saves the inputs only and is run again in backward */
     uint64_t dropout_calls; /* calls in training mode: each draws another mask */
-    double number;          /* eps of a norm, p of dropout */
-    tsh_lookup_desc lookup; /* of an embedding */
-    const struct tshi_kind *kind;
-    tsh_style style;
-    int skip_bias_add, reversed, regather;
-    int stage; /* 1 + its pipeline stage; 0: none */
+    double number;          /* norm: eps; dropout: p, the probability of a zero */
+    tsh_lookup_desc lookup; /* embedding: its options */
+    const struct tshi_kind *kind; /* linear, embedding, container, ... */
+    tsh_style style;              /* how the plan shards the module */
+    int skip_bias_add, reversed, regather; /* linear: as in tsh_linear_desc */
+    int stage;                             /* 1 + its pipeline stage; 0: none */
     /* Layouts that the rules of a plan (tsh_parallelize) ask for; NULL: no rule does. */
-    const tsh_layout *input_layout, *output_layout; /* that the plan declares; NULL: any */
-    const tsh_layout **input_layouts; /* that the `prepared` first inputs are redistributed to */
-    const tsh_layout *result;        /* that the output is redistributed to */
-    int prepared;
+    const tsh_layout *input_layout, *output_layout; /* of the plan rule's .input and .output */
+    const tsh_layout **input_layouts; /* the first `prepared` inputs are redistributed to these */
+    const tsh_layout *result;         /* the output is redistributed to this layout */
+    int prepared;                     /* length of input_layouts */
 };
 
-/* Returns a * b, or SIZE_MAX on overflow: no allocator grants that. */
+/* Returns a * b, or SIZE_MAX on overflow, which every allocator refuses. */
 static size_t tshi_base_mul(size_t a, size_t b) {
     return b && a > SIZE_MAX / b ? SIZE_MAX : a * b;
 }
@@ -2148,10 +2158,10 @@ static int64_t tshi_base_min(int64_t a, int64_t b) {
 }
 
 static int64_t tshi_base_ceil(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
+    return (a + b - 1) / b; /* rounded up; a >= 0, b > 0 */
 }
 
-/* Returns what an option means: 0 is `usual`, TSH_ZERO is 0. */
+/* Returns the value that an option stands for: `usual` if it is 0, 0 if it is TSH_ZERO. */
 static double tshi_base_option(double given, double usual) {
     return given > 0 ? given : given < 0 && given >= TSH_ZERO ? 0 : usual;
 }
@@ -2183,25 +2193,29 @@ TSH_API int64_t tsh_now(void) {
     (void)clock_gettime(TSHI_CLOCK, &t);
     return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_nsec;
 #else
-    return -1; /* clock() of C99 stands still while a thread sleeps */
+    return -1; /* no clock: clock() of C99 stands still while a thread sleeps */
 #endif
 }
 
 /* ========================================================================== */
 /* >>error                                              MARK: - error (private) */
-/* A ctx keeps its first error, reports it to its peers once, and adopts       */
-/* theirs. Nothing else in the library handles failure.                        */
+/* A ctx keeps its first error and reports it to the other ranks once; it      */
+/* takes over an error that another rank reports.                              */
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-/* tsh_fail records an error on this rank only. Where the program next waits for others, or asks
- * tsh_ok, tshi_error_report aborts the world with it; peers see it as the world's status. */
+/* The life of an error:
+ *  1. tsh_fail records it in ctx->error, on this rank only. Later errors are ignored.
+ *  2. At the next tsh_ok, collective or end of a step, tshi_error_report logs the error and passes
+ *     it to the backend's abort: it becomes the world's error.
+ *  3. On the other ranks tshi_error_receive copies the world's error into ctx->error.
+ * Before step 2 tsh_clear_error can undo it; after step 2 nothing can. */
 
 TSH_API const char *tsh_version(void) {
     return TSHARD_VERSION;
 }
 
-/* Name and sentence of each tsh_result. */
+/* Name and sentence of each tsh_result, in the order of the enum. */
 static const char *const tshi_error_results[][2] = {
 #define TSHI_RESULT(name, sentence) {"TSH_" #name, sentence},
     TSH_RESULTS(TSHI_RESULT)
@@ -2232,7 +2246,7 @@ TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) 
     logger->fn(logger->user, text);
 }
 
-/* Logs the ctx's error, once. `received`: it came from another rank. */
+/* Passes the ctx's error to the logger, once. received: 1 if the error came from another rank. */
 static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int received) {
     char text[TSH_MESSAGE_SIZE + 64] = "";
     if (ctx->logged || !ctx->logger.fn) return;
@@ -2247,8 +2261,9 @@ static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int received) {
     ctx->logger.fn(ctx->logger.user, text);
 }
 
-/* Aborts the world with a local error, if there is one: peers in a collective get it, with this
- * rank named. Only now is it logged: until here tsh_clear_error could undo it. */
+/* If ctx has an error that is not reported yet: logs the error, and aborts the world with it, so
+ * that peers return from the collective they wait in and get the error with "rank 1: " before it.
+ * The error is logged here and not in tsh_fail, as tsh_clear_error can undo it until here. */
 static TSHI_COLD void tshi_error_report(tsh_ctx *ctx) {
     tsh_error report;
     if (ctx->error.code == TSH_OK) return;
@@ -2260,26 +2275,26 @@ static TSHI_COLD void tshi_error_report(tsh_ctx *ctx) {
     ctx->world.ops->abort(&ctx->world, &report);
 }
 
-/* Adopts the world's error, if it has one and ctx has none; returns ctx's error code. */
+/* If ctx has no error, copies the world's into it, if there is one. Returns ctx's error code. */
 TSHI_OUTLINE tsh_result tshi_error_receive(tsh_ctx *ctx) {
     tsh_error error;
     if (ctx->error.code == TSH_OK && ctx->world.ops &&
         ctx->world.ops->status(&ctx->world, &error) != TSH_OK) {
         ctx->error = error;
-        ctx->reported = 1;
+        ctx->reported = 1; /* the world knows it already */
         tshi_error_log(ctx, 1);
     }
     return ctx->error.code;
 }
 
-/* Prefixes the message with the path of the module that runs: "h.3.mlp.c_fc: tsh_linear: ...". A
- * path that does not fit loses its beginning. 16 bytes stay free for "rank 1000: ". */
+/* Prefixes the message with the path of the module that runs: "h.3.mlp.c_fc: tsh_linear: ...". If
+ * the path does not fit, "..." replaces its beginning. */
 static TSHI_COLD void tshi_error_place(tsh_ctx *ctx) {
     char *text = ctx->error.message;
     const char *path = ctx->module ? ctx->module->path : "";
     const size_t length = strlen(text), space = sizeof ctx->error.message - length;
     const size_t whole = strlen(path);
-    if (!whole || space < 32) return;
+    if (!whole || space < 32) return; /* 32: "...", ": ", a final 0, later "rank 1000: " */
     const size_t keep = whole < space - 32 ? whole : space - 32, dots = keep < whole ? 3 : 0;
     memmove(text + dots + keep + 2, text, length + 1);
     memcpy(text, "...", dots);
@@ -2299,12 +2314,12 @@ TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char 
     return code;
 }
 
-/* tsh_fail for functions that return a tensor, and for those that return 1 if all is well. */
+/* Call tsh_fail with these arguments. The value of the expression is NULL (a tensor), or 0. */
 #define tshi_error_null(...) ((void)tsh_fail(__VA_ARGS__), (tsh_tensor *)NULL)
 #define tshi_error_zero(...) ((void)tsh_fail(__VA_ARGS__), 0)
 
-/* Records what a collective returned, if it is an error: the world's error, or, if the world has
- * none, that the arguments were refused. Returns result. */
+/* If result, which the collective `what` returned, is an error: records the world's error or, if
+ * the world has none, result itself (the arguments were refused). Returns result. */
 TSHI_OUTLINE tsh_result tshi_error_comm(tsh_ctx *ctx, tsh_result result, const char *what) {
     if (result != TSH_OK && tshi_error_receive(ctx) == TSH_OK)
         (void)tsh_fail(ctx, result, "%s: %s", what, tsh_result_text(result));
@@ -2318,12 +2333,12 @@ TSH_API int tsh_ok(tsh_ctx *ctx) {
 }
 
 TSH_API const tsh_error *tsh_last_error(const tsh_ctx *ctx) {
-    static const tsh_error none = {TSH_ERR_MEMORY, -1, "there is no ctx"};
+    static const tsh_error none = {TSH_ERR_MEMORY, -1, "there is no ctx"}; /* tsh_open failed */
     return ctx ? &ctx->error : &none;
 }
 
 TSH_API void tsh_clear_error(tsh_ctx *ctx) {
-    if (!ctx || ctx->reported) return;
+    if (!ctx || ctx->reported) return; /* the world's error stays */
     memset(&ctx->error, 0, sizeof ctx->error);
     ctx->logged = 0;
 }
@@ -2336,43 +2351,44 @@ TSH_API void tsh_clear_error(tsh_ctx *ctx) {
 /* ========================================================================== */
 
 /* tshi_mem_alloc returns a block with one reference, tshi_mem_release releases one reference;
- * tshi_mem_arena_alloc allocates from an arena. Blocks of step memory come from the pool: best fit
- * among free blocks, split on use, joined with free neighbours on release. The pool grows by pages
- * and keeps them until the ctx is destroyed, so that a training loop allocates nothing once it has
- * warmed up. */
+ * tshi_mem_arena_alloc allocates from an arena. Blocks of step memory come from the pool: the
+ * smallest free block that fits is split, and a released block is joined with free neighbours. The
+ * pool grows by pages and keeps them until the ctx is closed, so that a training loop does not
+ * call the allocator any more after its first steps. */
 
-/* The default allocator: malloc. The pointer that malloc returned stands just before the block. */
+/* The default tsh_allocator_fn: malloc, whose pointer is stored just before the aligned block. */
 static void *tshi_mem_libc(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
-    char *raw, *block = NULL;
+    char *raw, *block = NULL; /* what malloc returned; an aligned address in that memory */
     (void)user;
     if (new_size) {
         if (new_size > SIZE_MAX - align - sizeof raw) return NULL;
         raw = (char *)malloc(new_size + align + sizeof raw);
         if (!raw) return NULL;
         block = raw + sizeof raw;
-        block += (align - (uintptr_t)block % align) % align;
+        block += (align - (uintptr_t)block % align) % align; /* round up to a multiple of align */
         memcpy(block - sizeof raw, &raw, sizeof raw);
         if (ptr) memcpy(block, ptr, old_size < new_size ? old_size : new_size);
     }
     if (ptr) {
-        memcpy(&raw, (char *)ptr - sizeof raw, sizeof raw);
+        memcpy(&raw, (char *)ptr - sizeof raw, sizeof raw); /* the pointer that malloc returned */
         free(raw);
     }
     return block;
 }
 
 static void tshi_mem_count(tsh_mem *mem, int kind, size_t add, size_t sub) {
-    mem->now[kind] += add - sub;
+    mem->now[kind] += add - sub; /* bytes that were allocated and freed just now */
     mem->total += add - sub;
     if (mem->now[kind] > mem->peak[kind]) mem->peak[kind] = mem->now[kind];
     if (mem->total > mem->total_peak) mem->total_peak = mem->total;
 }
 
-/* Calls the allocator, counts, and records an error if it refuses. No other place calls it. */
+/* Calls the ctx's allocator (see tsh_allocator_fn) and updates the statistics. Returns NULL and
+ * records an error if the allocator does. All memory but that of the ctx itself comes from here. */
 static void *tshi_mem_call(tsh_ctx *ctx, int kind, void *ptr, size_t old_size, size_t new_size) {
     void *block = NULL;
     ctx->mem.calls++;
-    if (new_size != SIZE_MAX)
+    if (new_size != SIZE_MAX) /* SIZE_MAX: the computation of the size overflowed */
         block = ctx->allocator.fn(ctx->allocator.user, ptr, old_size, new_size, TSHI_ALIGN);
     if (new_size && !block)
         (void)tsh_fail(ctx, TSH_ERR_MEMORY, "the allocator refused %llu bytes; the ctx holds %llu",
@@ -2382,21 +2398,22 @@ static void *tshi_mem_call(tsh_ctx *ctx, int kind, void *ptr, size_t old_size, s
     return block;
 }
 
-/* Allocates a page and inserts it at *list. */
+/* Allocates a page of `bytes` bytes and inserts it at *list. NULL and an error: no memory. */
 static tshi_page *tshi_mem_page(tsh_ctx *ctx, int kind, tshi_page **list, size_t bytes) {
     tshi_page *page = (tshi_page *)tshi_mem_call(ctx, kind, NULL, 0, bytes);
     if (!page) return NULL;
     page->bytes = bytes;
-    page->used = TSHI_ALIGN;
+    page->used = TSHI_ALIGN; /* the page's header, padded to the alignment */
     page->next = *list;
     *list = page;
     return page;
 }
 
 static void *tshi_mem_data(tshi_block *block) {
-    return block + 1;
+    return block + 1; /* the data follows the header */
 }
 
+/* Returns the right neighbour of a block that is not the last one of its pool page. */
 static tshi_block *tshi_mem_right(tshi_block *block) {
     return (tshi_block *)(void *)((char *)(block + 1) + block->size);
 }
@@ -2412,10 +2429,11 @@ static int tshi_mem_log2(uint64_t x) {
 #endif
 }
 
-static int tshi_mem_class(size_t size) {
+static int tshi_mem_class(size_t size) { /* size: bytes of data of a block */
     return tshi_mem_log2(size / TSHI_ALIGN | 1u);
 }
 
+/* Marks a block as free and inserts it in the free list of its size class. */
 static void tshi_mem_link(tshi_pool *pool, tshi_block *block) {
     const int c = tshi_mem_class(block->size);
     block->refs = 0;
@@ -2431,11 +2449,11 @@ static void tshi_mem_unlink(tshi_pool *pool, tshi_block *block) {
     if (block->next) block->next->prev = block->prev;
     if (block->prev)
         block->prev->next = block->next;
-    else if (!(pool->free[c] = block->next))
+    else if (!(pool->free[c] = block->next)) /* the list is empty now */
         pool->filled &= ~((uint64_t)1 << c);
 }
 
-/* Changes the size of a free block; within its class, it keeps its place in the list. */
+/* Sets the size of a free block, and moves the block to another free list if its class changes. */
 static void tshi_mem_resize(tshi_pool *pool, tshi_block *block, size_t size) {
     const int stays = tshi_mem_class(size) == tshi_mem_class(block->size);
     if (!stays) tshi_mem_unlink(pool, block);
@@ -2443,10 +2461,10 @@ static void tshi_mem_resize(tshi_pool *pool, tshi_block *block, size_t size) {
     if (!stays) tshi_mem_link(pool, block);
 }
 
-/* Returns the smallest free block of at least `size` bytes, or NULL. */
+/* Returns the smallest free block of at least `size` bytes, or NULL. Searches from its class up. */
 static tshi_block *tshi_mem_fit(tshi_pool *pool, size_t size) {
     tshi_block *block, *best = NULL;
-    uint64_t left = pool->filled >> tshi_mem_class(size) << tshi_mem_class(size);
+    uint64_t left = pool->filled >> tshi_mem_class(size) << tshi_mem_class(size); /* bit mask */
     for (; left && !best; left &= left - 1)
         for (block = pool->free[tshi_mem_log2(left & (~left + 1))]; block; block = block->next)
             if (block->size >= size && (!best || block->size < best->size)) best = block;
@@ -2455,7 +2473,7 @@ static tshi_block *tshi_mem_fit(tshi_pool *pool, size_t size) {
 
 /* Adds a page to the pool and returns it as one free block; NULL and an error: no memory. */
 static tshi_block *tshi_mem_grow(tsh_ctx *ctx, size_t size) {
-    const size_t min = (size_t)1 << 18;
+    const size_t min = (size_t)1 << 18; /* a page has at least 256 KiB */
     const size_t bytes = (size > min ? size : min) + sizeof(tshi_block) + TSHI_POOL_OFFSET;
     tshi_page *page = tshi_mem_page(ctx, TSH_MEM_STEP, &ctx->pool.pages, bytes);
     if (!page) return NULL;
@@ -2468,9 +2486,10 @@ static tshi_block *tshi_mem_grow(tsh_ctx *ctx, size_t size) {
     return block;
 }
 
-/* Splits off and returns the right end of a free block, or takes all of it if the rest could hold
- * nothing. The right end, because a large size is mostly a multiple of 4096: the next block then
- * lies 64 bytes before this one, modulo 4096 (see TSHI_POOL_OFFSET). */
+/* Splits off and returns the right end of a free block, with `size` bytes of data; returns all of
+ * the block if the rest would be too small for a block. Taking the right end avoids the slow case
+ * of TSHI_POOL_OFFSET: large sizes are mostly multiples of 4096, so that a block split off next, to
+ * the left of this one, lies 64 bytes lower than this one, modulo 4096. */
 static tshi_block *tshi_mem_split(tshi_pool *pool, tshi_block *whole, size_t size) {
     tshi_block *block;
     if (whole->size < size + sizeof *block + TSHI_ALIGN) {
@@ -2487,7 +2506,7 @@ static tshi_block *tshi_mem_split(tshi_pool *pool, tshi_block *whole, size_t siz
     return block;
 }
 
-/* Takes a block from the pool, which grows if need be. */
+/* Returns a block of the pool, which grows if no free one fits. NULL and an error: no memory. */
 static tshi_block *tshi_mem_from_pool(tsh_ctx *ctx, size_t size) {
     tshi_block *block = tshi_mem_fit(&ctx->pool, size);
     if (!block) block = tshi_mem_grow(ctx, size);
@@ -2500,7 +2519,7 @@ static tshi_block *tshi_mem_from_pool(tsh_ctx *ctx, size_t size) {
 
 /* Allocates a block of at least `bytes` bytes, with one reference. NULL and an error: no memory. */
 TSHI_OUTLINE tshi_block *tshi_mem_alloc(tsh_ctx *ctx, int kind, size_t bytes) {
-    size_t size = bytes < SIZE_MAX / 4 ? bytes ? bytes : 1 : SIZE_MAX / 4;
+    size_t size = bytes < SIZE_MAX / 4 ? bytes ? bytes : 1 : SIZE_MAX / 4; /* never granted */
     tshi_block *block;
     size = (size + TSHI_ALIGN - 1) / TSHI_ALIGN * TSHI_ALIGN;
     if (kind == TSH_MEM_STEP)
@@ -2508,23 +2527,23 @@ TSHI_OUTLINE tshi_block *tshi_mem_alloc(tsh_ctx *ctx, int kind, size_t bytes) {
     else
         block = (tshi_block *)tshi_mem_call(ctx, kind, NULL, 0, size + sizeof *block);
     if (!block) return NULL;
-    if (kind != TSH_MEM_STEP) block->size = size; /* of the pool: perhaps larger */
+    if (kind != TSH_MEM_STEP) block->size = size; /* a pool block may be larger; its size is set */
     block->kind = kind;
     block->refs = 1;
     return block;
 }
 
-/* Gives a block back to the pool, joined with its free neighbours. */
+/* Returns a block to the pool: joins it with its free neighbours and links the result. */
 static void tshi_mem_to_pool(tsh_ctx *ctx, tshi_block *block) {
     tshi_block *other;
     ctx->mem.step_live -= block->size + sizeof *block;
-    if (!block->last && !(other = tshi_mem_right(block))->refs) {
+    if (!block->last && !(other = tshi_mem_right(block))->refs) { /* the right one is free */
         tshi_mem_unlink(&ctx->pool, other);
         block->size += other->size + sizeof *other;
         block->last = other->last;
     }
     other = block->before ? (tshi_block *)(void *)((char *)block - block->before) - 1 : NULL;
-    if (other && !other->refs) {
+    if (other && !other->refs) { /* the left one is free: it takes the block in */
         other->last = block->last;
         tshi_mem_resize(&ctx->pool, other, other->size + block->size + sizeof *block);
         block = other;
@@ -2534,7 +2553,7 @@ static void tshi_mem_to_pool(tsh_ctx *ctx, tshi_block *block) {
     if (!block->last) tshi_mem_right(block)->before = block->size;
 }
 
-/* Releases one reference; NULL is fine. */
+/* Releases one reference. The last one frees the block. Does nothing if block is NULL. */
 static void tshi_mem_release(tsh_ctx *ctx, tshi_block *block) {
     if (!block || --block->refs > 0) return;
     if (block->kind == TSH_MEM_STEP)
@@ -2546,9 +2565,9 @@ static void tshi_mem_release(tsh_ctx *ctx, tshi_block *block) {
 /* Allocates zeroed memory from an arena; NULL and an error: no memory. */
 static void *tshi_mem_arena_alloc(tsh_ctx *ctx, tshi_arena *arena, size_t bytes) {
     tshi_page *page = arena->now;
-    bytes = (bytes + 15) / 16 * 16;
+    bytes = (bytes + 15) / 16 * 16; /* keeps the next allocation aligned to 16 bytes */
     while (page && page->used + bytes > page->bytes) page = page->next;
-    if (!page) {
+    if (!page) { /* none of the pages after arena->now has so many bytes left */
         size_t size = bytes + TSHI_ALIGN > 16384 ? bytes + TSHI_ALIGN : 16384;
         page = tshi_mem_page(ctx, TSH_MEM_BOOKS, arena->now ? &arena->now->next : &arena->first,
                              size);
@@ -2561,7 +2580,7 @@ static void *tshi_mem_arena_alloc(tsh_ctx *ctx, tshi_arena *arena, size_t bytes)
     return place;
 }
 
-/* Releases all that was allocated from an arena, and keeps its pages. */
+/* Releases all that was allocated from an arena; its pages are kept and filled again. */
 static void tshi_mem_reset(tshi_arena *arena) {
     for (tshi_page *page = arena->first; page; page = page->next) page->used = TSHI_ALIGN;
     arena->now = arena->first;
@@ -2587,42 +2606,42 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-/* TO ADD A DTYPE, add a constant to tsh_dtype and a row to tshi_dtypes; nothing else asks which
- * dtype a tensor has. Ops compute in tsh_real: kernels load blocks of elements as tsh_real and
- * store the results, which alone rounds values to the dtype. A row needs `load` and `store`; where
- * another function is NULL, the library uses these two. */
+/* TO ADD A DTYPE, add a constant to tsh_dtype and a row to tshi_dtypes; no other code depends on
+ * which dtype a tensor has. Ops compute in tsh_real: kernels load blocks of elements as tsh_real,
+ * compute, and store the results. Only the store rounds to the dtype. A row needs `load` and
+ * `store`; if an optional function is NULL, the library uses these two instead. */
 
 /* out[i] = left[i] op right[i] for n elements. `out` may be `left`, `right` or both. */
 typedef void (*tshi_fold_fn)(void *out, const void *left, const void *right, int64_t n);
 
 typedef struct tshi_dtype {
-    const char *name, *file; /* "f32"; what safetensors calls it: "F32" */
+    const char *name, *file; /* in messages: "f32"; in safetensors files: "F32" */
     int size;                /* bytes of an element */
-    int floating;
-    /* convert n elements, `step` elements apart, to or from n contiguous values */
+    int floating;            /* 1: floating point; 0: integer */
+    /* Convert n elements, `step` elements apart, to (load) or from (store) n contiguous values. */
     void (*load)(const void *from, int64_t step, int64_t n, tsh_real *to);
     void (*store)(void *to, int64_t step, int64_t n, const tsh_real *from);
-    /* (optional) read or write element i, not rounded to tsh_real */
+    /* (optional) Read or write element i as a double, not rounded to tsh_real. */
     double (*get)(const void *data, int64_t i);
     void (*put)(void *data, int64_t i, double value);
-    /* (used for integers only) as load and store, exact for every integer */
+    /* (used for integers only) As load and store; exact for every integer. */
     void (*load_integer)(const void *from, int64_t step, int64_t n, int64_t *to);
     void (*store_integer)(void *to, int64_t step, int64_t n, const int64_t *from);
-    /* (optional) the reductions of collectives, by tsh_redop, and the division of an average; NULL:
-     * in tsh_real, rounded to the dtype after each step */
-    const tshi_fold_fn *fold;
-    void (*divide)(void *sums, int64_t n, int by);
+    /* (optional) The reductions of collectives. NULL: in tsh_real, rounded to the dtype after each
+     * step. */
+    const tshi_fold_fn *fold;                      /* one function per tsh_redop */
+    void (*divide)(void *sums, int64_t n, int by); /* TSH_AVG: sums[i] /= by, n elements */
 } tshi_dtype;
 
-/* Makes a value fit an integer type: clamps it to +-max; NaN becomes 0. */
+/* Returns value clamped to +-max, so that it fits an integer type; 0 if value is NaN. */
 static double tshi_dtype_clamp(double value, double max) {
     if (value != value) return 0;
     return value > max ? max : value < -max ? -max : value;
 }
 
-/* Folds work on runs: compilers vectorise loops of constant length at every level of optimisation.
- * As `out` may be an operand, they must be told that iterations are independent (clang would check
- * addresses at run time, and fall back to single elements). */
+/* Folds process 32 elements at a time: compilers vectorise loops of constant length at every level
+ * of optimisation. `out` may be `left` or `right`; a pragma says that iterations are independent.
+ * (Else clang compares addresses at run time, and folds single elements if they are equal.) */
 enum { TSHI_DTYPE_RUN = 32 };
 #if defined(__clang__)
 #define TSHI_DTYPE_LANES _Pragma("clang loop unroll(disable) vectorize(assume_safety)")
@@ -2630,7 +2649,7 @@ enum { TSHI_DTYPE_RUN = 32 };
 #define TSHI_DTYPE_LANES TSHI_LANES
 #endif
 
-/* Defines tshi_dtype_<name>: out = expression of l and r. */
+/* Defines tshi_dtype_<name>, a tshi_fold_fn: out[i] = expression of l = left[i], r = right[i]. */
 #define TSHI_DTYPE_FOLD(name, type, expression)                                                    \
     static void tshi_dtype_##name(void *out_, const void *left_, const void *right_, int64_t n) {  \
         type *out = (type *)out_;                                                                  \
@@ -2648,12 +2667,13 @@ enum { TSHI_DTYPE_RUN = 32 };
             out[at] = expression;                                                                  \
         }                                                                                          \
     }
-/* Define tshi_dtype_<name>: converts n elements to `wide`, or back, where `value` is of from[i]. */
+/* Defines tshi_dtype_<name>: converts n elements of `type` to the type `wide`. */
 #define TSHI_DTYPE_LOAD(name, type, wide)                                                          \
     static void tshi_dtype_##name(const void *data, int64_t step, int64_t n, wide *to) {           \
         const type *TSHI_RESTRICT from = (const type *)data;                                       \
         for (int64_t i = 0; i < n; i++) to[i] = (wide)from[i * step];                              \
     }
+/* Defines tshi_dtype_<name>: to[i] = value, an expression of from[i], which has the type `wide`. */
 #define TSHI_DTYPE_STORE(name, type, wide, value)                                                  \
     static void tshi_dtype_##name(void *data, int64_t step, int64_t n, const wide *from) {         \
         type *TSHI_RESTRICT to = (type *)data;                                                     \
@@ -2667,9 +2687,10 @@ enum { TSHI_DTYPE_RUN = 32 };
             for (int i = 0; i < TSHI_DTYPE_RUN; i++) sums[at + i] /= size;                         \
         for (; at < n; at++) sums[at] /= size;                                                     \
     }
-/* Defines the functions of a dtype. `wide` computes sums and products: for integers the unsigned
- * type, so that they wrap on overflow. min and max return the left of equal values (0 and -0), and
- * NaN if either is NaN. FIT(x, max) makes x fit the type; then a fraction is truncated. */
+/* Defines the functions of a dtype. Sums and products are computed in the type `wide`: for integers
+ * the unsigned type, so that they wrap on overflow. min and max return l if l and r are equal (such
+ * as 0 and -0), and NaN if either is NaN. FIT(x, max) returns x clamped to the range of an integer
+ * type; the conversion then truncates a fraction. */
 #define TSHI_DTYPE(suffix, type, wide, FIT, max)                                                   \
     TSHI_DTYPE_FOLD(sum_##suffix, type, (type)((wide)l + (wide)r))                                 \
     TSHI_DTYPE_FOLD(prod_##suffix, type, (type)((wide)l * (wide)r))                                \
@@ -2691,8 +2712,8 @@ enum { TSHI_DTYPE_RUN = 32 };
     TSHI_DTYPE_LOAD(load_integer_##suffix, type, int64_t)                                          \
     TSHI_DTYPE_STORE(store_##suffix, type, tsh_real, FIT(from[i], max))                            \
     TSHI_DTYPE_STORE(store_integer_##suffix, type, int64_t, from[i])
-#define TSHI_DTYPE_ANY(x, max)   (x)
-#define TSHI_DTYPE_CLAMP(x, max) tshi_dtype_clamp((double)(x), max)
+#define TSHI_DTYPE_ANY(x, max)   (x)                                /* FIT of floating dtypes */
+#define TSHI_DTYPE_CLAMP(x, max) tshi_dtype_clamp((double)(x), max) /* FIT of integer dtypes */
 TSHI_DTYPE(f32, float, float, TSHI_DTYPE_ANY, 0)
 TSHI_DTYPE(f64, double, double, TSHI_DTYPE_ANY, 0)
 TSHI_DTYPE(i32, int32_t, uint32_t, TSHI_DTYPE_CLAMP, 2147483647.0)
@@ -2709,7 +2730,7 @@ static const tshi_dtype tshi_dtypes[] = {TSHI_DTYPE_ROW(f32, "F32", 4, 1, tshi_d
                                          TSHI_DTYPE_ROW(f64, "F64", 8, 1, tshi_dtype_divide_f64),
                                          TSHI_DTYPE_ROW(i32, "I32", 4, 0, NULL),
                                          TSHI_DTYPE_ROW(i64, "I64", 8, 0, NULL),
-#if defined(TSHI_DTYPE_MORE) /* a test adds a row of its own */
+#if defined(TSHI_DTYPE_MORE) /* a test defines it, to add a row */
                                          TSHI_DTYPE_MORE
 #endif
 };
@@ -2724,13 +2745,13 @@ enum { TSHI_DTYPES = sizeof tshi_dtypes / sizeof tshi_dtypes[0] };
 #undef TSHI_DTYPE_FOLD
 #undef TSHI_DTYPE_LANES
 
-/* Returns the bytes of n tsh_real: gradients, moments, scratch. */
+/* Returns the size in bytes of n tsh_real (gradients, moments, scratch); SIZE_MAX: overflow. */
 static size_t tshi_dtype_reals(int64_t n) {
     return tshi_base_mul((size_t)n, sizeof(tsh_real));
 }
 
 static size_t tshi_dtype_bytes(tsh_dtype dtype, int64_t n) {
-    return tshi_base_mul((size_t)n, (size_t)tshi_dtypes[dtype].size);
+    return tshi_base_mul((size_t)n, (size_t)tshi_dtypes[dtype].size); /* SIZE_MAX: overflow */
 }
 
 TSH_API size_t tsh_dtype_size(tsh_dtype dtype) {
@@ -2758,14 +2779,14 @@ static void tshi_dtype_put(tsh_dtype dtype, void *data, int64_t i, double value)
         row->store((char *)data + i * row->size, 1, 1, &rounded);
 }
 
-/* Returns 0 if value is out of an integer dtype's range. */
+/* Returns 0 if dtype is an integer type and value is out of its range, else 1. */
 static int tshi_dtype_holds(tsh_dtype dtype, double value) {
-    int64_t widest;
-    tshi_dtype_put(dtype, &widest, 0, value);
+    int64_t widest; /* memory for one element of any dtype */
+    tshi_dtype_put(dtype, &widest, 0, value); /* clamps value to the dtype's range */
     return tshi_dtypes[dtype].floating || fabs(value - tshi_dtype_get(dtype, &widest, 0)) < 1;
 }
 
-/* Returns 1 if ops compute with the dtype: floating, and exact in tsh_real. */
+/* Returns 1 if ops can compute with the dtype: it is floating, and no wider than tsh_real. */
 static int tshi_dtype_computes(tsh_dtype dtype) {
     return tshi_dtypes[dtype].floating && tshi_dtypes[dtype].size <= (int)sizeof(tsh_real);
 }
@@ -2773,8 +2794,8 @@ static int tshi_dtype_computes(tsh_dtype dtype) {
 TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64_t n,
                            tsh_dtype dtype, tsh_redop op) {
     const tshi_dtype *row = &tshi_dtypes[dtype];
-    tsh_real l[TSHI_DTYPE_RUN], r[TSHI_DTYPE_RUN];
-    int64_t e, m;
+    tsh_real l[TSHI_DTYPE_RUN], r[TSHI_DTYPE_RUN]; /* up to 32 elements of left and right */
+    int64_t e, m; /* first element, and number of elements, of the current run */
     if (row->fold) row->fold[op](out, left, right, n);
     for (e = 0; e < n && !row->fold; e += m) {
         m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
@@ -2787,8 +2808,8 @@ TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64
 
 TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop op, int size) {
     const tshi_dtype *row = &tshi_dtypes[dtype];
-    tsh_real run[TSHI_DTYPE_RUN];
-    int64_t e, m;
+    tsh_real run[TSHI_DTYPE_RUN]; /* up to 32 of the sums */
+    int64_t e, m;                 /* first element, and number of elements, of the current run */
     if (op != TSH_AVG) return;
     if (row->divide) row->divide(sums, n, size);
     for (e = 0; e < n && !row->divide; e += m) {
@@ -2805,55 +2826,57 @@ TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop o
 /* Needs: >>mem.                                                                */
 /* ========================================================================== */
 
-/* Every op reports when it begins (tshi_trace_open) and when its output is done (tshi_trace_close);
- * backward, modules and optimisers add their events whole. Collectives report through comm->trace.
- * Events lie in an arena, oldest first; beyond desc.limit they are counted as lost. */
-enum {
+/* The checks of an op's inputs call tshi_trace_open, and the recording of its output on the tape
+ * calls tshi_trace_close, which adds the op's event. Backward, modules and optimisers add an event
+ * by tshi_trace_add when they end. Collectives find the trace in comm->trace. Events are a list in
+ * an arena, oldest first. After desc.limit events, further ones are only counted, in `lost`. */
+enum { /* kinds of events */
     TSHI_TRACE_FORWARD,
     TSHI_TRACE_BACKWARD,
     TSHI_TRACE_MODULE,
     TSHI_TRACE_COLL,
     TSHI_TRACE_OPTIM
 };
+/* Max ops on the stack; max collectives followed until their wait; default of desc.limit. */
 enum { TSHI_TRACE_OPEN = 16, TSHI_TRACE_FLIGHTS = 64, TSHI_TRACE_LIMIT = 1000000 };
 
 typedef struct tshi_event {
     struct tshi_event *next;
-    const char *name;
-    int64_t begin, end; /* nanoseconds */
-    int64_t bytes;      /* of a collective */
-    int kind;
+    const char *name;   /* of an op or collective, or a path; not copied */
+    int64_t begin, end; /* nanoseconds, on the clock of tshi_trace_now */
+    int64_t bytes;      /* collective: as tsh_comm_stats counts; others: 0 */
+    int kind;           /* TSHI_TRACE_FORWARD, ... */
 } tshi_event;
 
 /* A collective that was started and not waited for yet. */
 typedef struct tshi_flight {
     const tsh_comm *comm; /* NULL: the entry is free */
-    tsh_req req;
-    tshi_event *event;
+    tsh_req req;          /* identifies the collective in tshi_trace_waited */
+    tshi_event *event;    /* the event of its start */
 } tshi_flight;
 
 struct tshi_trace {
     tsh_ctx *ctx;
     tsh_trace_desc desc;
-    tshi_arena arena;
-    tshi_event *first, *last;
-    int64_t count, lost;
-    /* A stack of the ops that began: ops may call other ops. */
+    tshi_arena arena;         /* holds the events, and this struct itself */
+    tshi_event *first, *last; /* the list of events */
+    int64_t count, lost;      /* number of events in the list; of those that were not added */
+    /* A stack of the ops that began and have not ended; ops may call other ops. */
     struct {
-        const char *name;
-        int64_t begin;
+        const char *name; /* of the op */
+        int64_t begin;    /* nanoseconds */
     } open[TSHI_TRACE_OPEN];
-    int depth;
+    int depth; /* number of entries on the stack */
     tshi_flight flight[TSHI_TRACE_FLIGHTS];
 };
 
-/* Returns the time, for tshi_trace_add; 0 if no trace runs (NULL). */
+/* Returns the time in nanoseconds; 0 if trace is NULL (no trace runs). */
 static int64_t tshi_trace_now(const tshi_trace *trace) {
     if (!trace) return 0;
     return trace->desc.now ? trace->desc.now(trace->desc.user) : tsh_now();
 }
 
-/* Adds an event from `begin` to now. Returns NULL if it was lost. */
+/* Appends an event that lasts from `begin` to now. Returns NULL if it was only counted as lost. */
 TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char *name,
                                         int64_t begin, int64_t bytes) {
     tshi_event *event = NULL;
@@ -2874,7 +2897,8 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     return event;
 }
 
-/* Pushes an op that begins. Functions that make no output are never popped by their own name. */
+/* Pushes an op that begins on the stack. Functions that check inputs but record no output are
+ * pushed, too; they leave the stack when an op below them ends. */
 static void tshi_trace_open(tshi_trace *trace, const char *op) {
     if (trace->depth == TSHI_TRACE_OPEN) { /* full: forget the oldest */
         memmove(trace->open, trace->open + 1, sizeof trace->open - sizeof trace->open[0]);
@@ -2884,7 +2908,7 @@ static void tshi_trace_open(tshi_trace *trace, const char *op) {
     trace->open[trace->depth++].begin = tshi_trace_now(trace);
 }
 
-/* Pops an op whose output is done, and all above it; adds its event. */
+/* Adds the event of an op that has ended, and pops the op and all entries above it. */
 static void tshi_trace_close(tshi_trace *trace, const char *op) {
     int at = trace->depth;
     while (at > 0 && strcmp(trace->open[at - 1].name, op) != 0) at--;
@@ -2893,7 +2917,8 @@ static void tshi_trace_close(tshi_trace *trace, const char *op) {
     (void)tshi_trace_add(trace, TSHI_TRACE_FORWARD, op, trace->open[at - 1].begin, 0);
 }
 
-/* Adds a collective that was started, and remembers it until tshi_trace_waited. */
+/* Adds the event of a collective that was started (from `begin` to now), and keeps it in
+ * trace->flight until tshi_trace_waited. req 0: the collective is complete already. */
 static void tshi_trace_sent(const tsh_comm *comm, const char *name, int64_t begin, uint64_t bytes,
                             tsh_req req) {
     tshi_trace *trace = comm->trace;
@@ -2907,8 +2932,8 @@ static void tshi_trace_sent(const tsh_comm *comm, const char *name, int64_t begi
     }
 }
 
-/* A collective was waited for: extends its event, or adds one for the wait if another event was
- * added in between. */
+/* Called after the wait for a collective, which began at `begin`. Extends the event of the
+ * collective to now, or adds an event "wait" if other events were added since its start. */
 static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) {
     tshi_trace *trace = comm->trace;
     for (int i = 0; i < TSHI_TRACE_FLIGHTS; i++) {
@@ -2923,7 +2948,7 @@ static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) 
     }
 }
 
-/* Discards the trace, if one runs. */
+/* Ends the trace, if one runs, and frees its events. */
 static void tshi_trace_drop(tsh_ctx *ctx) {
     if (!ctx->trace) return;
     const tshi_arena arena = ctx->trace->arena;
@@ -2933,16 +2958,16 @@ static void tshi_trace_drop(tsh_ctx *ctx) {
 
 /* ========================================================================== */
 /* >>team                                                MARK: - team (private) */
-/* Runs a loop on the threads of one rank: OpenMP's, else one.                 */
+/* Runs a loop on the threads of one rank; without OpenMP on one thread.       */
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-/* Does piece number `piece` of a job of n units: units `from` to `to`. Pieces write to different
- * places, and one piece computes every element of a result, in the order of one thread: results are
- * bitwise the same for any number of threads. fn neither allocates nor records errors. */
+/* Computes piece number `piece` of a job: items `from` to `to` - 1. One piece computes all of an
+ * element of the result, in the order of a single thread, so results are bitwise the same for any
+ * number of threads. Runs on any thread of the rank; must not allocate or call tsh_fail. */
 typedef void (*tshi_team_fn)(void *job, int piece, int64_t from, int64_t to);
 
-/* Returns how many pieces to cut n units into: one per thread, each of at least `min` units. */
+/* Returns how many pieces to cut n items into: one per thread, each of at least `min` items. */
 static int tshi_team_parts(const tsh_ctx *ctx, int64_t n, int64_t min) {
 #if defined(_OPENMP)
     const int64_t max = n / (min > 0 ? min : 1);
@@ -2953,8 +2978,8 @@ static int tshi_team_parts(const tsh_ctx *ctx, int64_t n, int64_t min) {
 #endif
 }
 
-/* Calls fn for each piece; pieces begin at multiples of `unit`. (One piece is called directly:
- * OpenMP takes microseconds even for a team of one.) */
+/* Cuts n items into pieces that begin at multiples of `unit`, calls fn for each, and returns when
+ * all are done. (A single piece is called directly: OpenMP is slow even with one thread.) */
 static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, void *job) {
     const int64_t units = tshi_base_ceil(n, unit);
     if (pieces == 1) {
@@ -2968,7 +2993,7 @@ static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, 
         fn(job, i, units * i / pieces * unit, tshi_base_min(units * (i + 1) / pieces * unit, n));
 }
 
-/* Returns how many threads a BLAS may use inside of one piece. */
+/* Returns how many threads one call of tsh_desc.gemm may use. With OpenMP 1: pieces call it. */
 static int tshi_team_spare(const tsh_ctx *ctx) {
 #if defined(_OPENMP)
     (void)ctx;
@@ -2984,9 +3009,12 @@ static int tshi_team_spare(const tsh_ctx *ctx) {
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-/* There is no generator state: a number is a function of the key (the seed), a stream (one use of
- * random numbers, such as a parameter's initial values; the hash of a name) and the global index of
- * the element. So each rank draws for its shard what one device would draw for the whole. */
+/* There is no generator state. A random number is a function of three values: the key (the seed),
+ * the stream (the hash of a name; a stream for each use of random numbers, such as the initial
+ * values of one parameter), and the global index of the element. So a rank draws the same numbers
+ * for its shard as one device would draw for these elements of the whole tensor. */
+
+/* Computes one round of Philox in place: c is the counter (4 words), k0, k1 are the round's key. */
 TSHI_INLINE void tshi_rng_round(uint32_t *c, uint32_t k0, uint32_t k1) {
     uint64_t a = (uint64_t)0xD2511F53u * c[0], b = (uint64_t)0xCD9E8D57u * c[2];
     c[0] = (uint32_t)(b >> 32) ^ c[1] ^ k0;
@@ -2995,8 +3023,8 @@ TSHI_INLINE void tshi_rng_round(uint32_t *c, uint32_t k0, uint32_t k1) {
     c[3] = (uint32_t)a;
 }
 
-/* Computes the four random words of a position in c. The rounds are written out: a loop of rounds
- * would keep the caller's loop over positions from being vectorised. */
+/* Writes the four random words of a position to c. The rounds are written out because compilers do
+ * not vectorise the caller's loop over positions if it has a loop of rounds inside. */
 TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t position, uint32_t *c) {
     const uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     c[0] = (uint32_t)position;
@@ -3017,9 +3045,9 @@ TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t positio
 #undef TSHI_RNG_ROUND
 }
 
-enum { TSHI_RNG_WORDS = 64 };
+enum { TSHI_RNG_WORDS = 64 }; /* elements per call of tshi_rng_words */
 
-/* The random bits of TSHI_RNG_WORDS elements, the first of which is element 4 position. */
+/* Writes the random bits of TSHI_RNG_WORDS elements to word. The first is element 4 * position. */
 TSHI_INLINE void tshi_rng_words(uint64_t key, uint64_t stream, uint64_t position, uint32_t *word) {
     for (int i = 0; i < TSHI_RNG_WORDS / 4; i++)
         tshi_rng_philox(key, stream, position + (uint64_t)i, word + 4 * i);
@@ -3051,10 +3079,10 @@ static double tshi_rng_cdf(double x) {
     return 0.5 * erfc(-x * 0.70710678118654752);
 }
 
-/* Returns its inverse for p in (0, 1): Hastings' rational approximation of the lower tail
- * (Abramowitz & Stegun 26.2.23, error 4.5e-4), then two Halley steps, which cube the error. */
+/* Returns the inverse of tshi_rng_cdf for p in (0, 1): Hastings' rational approximation of the
+ * tail (Abramowitz & Stegun 26.2.23, error 4.5e-4), then two Halley steps, which cube the error. */
 static double tshi_rng_quantile(double p) {
-    double tail = p < 0.5 ? p : 1 - p, t, x, off;
+    double tail = p < 0.5 ? p : 1 - p, t, x, off; /* by symmetry, x <= 0 solves cdf(x) = tail */
     if (!(tail > 0)) return p < 0.5 ? -(double)INFINITY : (double)INFINITY;
     t = sqrt(-2.0 * log(tail));
     x = (2.515517 + t * (0.802853 + t * 0.010328)) /
@@ -3067,8 +3095,8 @@ static double tshi_rng_quantile(double p) {
     return p < 0.5 ? x : -x;
 }
 
-/* Hashes bytes, FNV-1a and a final mix, starting from `hash`: makes a stream of a path or a count
- * of calls. */
+/* Returns a hash of bytes (FNV-1a and a final mix), such as the stream of a name. `hash` is 0, or a
+ * number to be hashed together with the bytes, such as a count of calls. */
 static uint64_t tshi_rng_hash(uint64_t hash, const void *data, size_t bytes) {
     const unsigned char *byte = (const unsigned char *)data;
     hash ^= 14695981039346656037u;
@@ -3084,8 +3112,9 @@ static uint64_t tshi_rng_hash(uint64_t hash, const void *data, size_t bytes) {
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-/* A layout that a user passes may have defaults (dim -1, segments 0, lengths and units 0). Tensors
- * hold resolved layouts only (tshi_layout_resolve), and functions that compare two take these. */
+/* A layout that a user passes may have defaults (dim -1, segments 0, lengths and units 0).
+ * tshi_layout_resolve replaces them by values. Layouts of tensors are resolved, and functions that
+ * compare two layouts require that both are. Only tsh_chunk decides which rank owns an element. */
 TSH_API tsh_layout tsh_replicated(void) {
     tsh_layout layout;
     memset(&layout, 0, sizeof layout);
@@ -3115,9 +3144,9 @@ TSH_API tsh_layout tsh_shard_segments(int dim, int segments, int64_t unit) {
     return layout;
 }
 
-/* Gets segment s of a dimension of `length`, defaults resolved; returns 0 if it does not fit. */
+/* Sets *out to segment s of a dimension of `length`, defaults resolved. Returns 0 if it cannot. */
 static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, tsh_segment *out) {
-    int n = layout->segments ? layout->segments : 1;
+    int n = layout->segments ? layout->segments : 1; /* number of segments */
     *out = layout->segment[s];
     if (n < 1 || n > TSH_MAX_SEGMENTS || out->length < 0 || out->unit < 0) return 0;
     if (!out->unit) out->unit = 1;
@@ -3134,20 +3163,20 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
 TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, int rank,
                           tsh_range ranges[TSH_MAX_SEGMENTS]) {
     int s, n = layout->segments ? layout->segments : 1;
-    int64_t start = 0, owned = 0;
+    int64_t start = 0, owned = 0; /* first element of segment s; elements owned so far */
     if (length < 0 || length > INT64_MAX / 4 || size < 1 || rank < 0 || rank >= size || n < 1)
         return -1;
-    if (layout->kind != TSH_SHARDED) {
+    if (layout->kind != TSH_SHARDED) { /* every rank owns all elements */
         if (ranges) ranges[0].start = 0;
         if (ranges) ranges[0].length = length;
         return length;
     }
     for (s = 0; s < n; s++) {
         tsh_segment segment;
-        int64_t units, c, from, to;
+        int64_t units, c, from, to; /* the rank owns [from, to) of the segment */
         if (!tshi_layout_segment(layout, length, s, &segment)) return -1;
         units = segment.length / segment.unit;
-        c = tshi_base_ceil(units, size);
+        c = tshi_base_ceil(units, size); /* units per rank; the last ranks may have fewer */
         from = tshi_base_min(rank * c, units) * segment.unit;
         to = tshi_base_min((rank + 1) * c, units) * segment.unit;
         if (ranges) ranges[s].start = start + from;
@@ -3155,14 +3184,14 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
         owned += to - from;
         start += segment.length;
     }
-    return start == length ? owned : -1;
+    return start == length ? owned : -1; /* -1: the segments do not add up to the dimension */
 }
 
-/* Resolves every default of a layout for a tensor of this shape; returns 0 if it does not fit. */
+/* Resolves every default of a layout for a tensor of shape dim; returns 0 if it does not fit. */
 static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim) {
     if ((unsigned)layout->kind > (unsigned)TSH_PARTIAL) return 0;
     if (layout->kind != TSH_SHARDED) {
-        layout->dim = layout->segments = 0;
+        layout->dim = layout->segments = 0; /* not used: 0, so that layouts can be compared */
         memset(layout->segment, 0, sizeof layout->segment);
         return 1;
     }
@@ -3178,10 +3207,10 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
     return 1;
 }
 
-/* Returns 1 if two resolved sharded layouts give every rank the same part of a dimension. */
+/* Returns 1 if two resolved sharded layouts give all ranks the same parts of a dimension. */
 static int tshi_layout_same_shards(const tsh_layout *a, const tsh_layout *b, int64_t length,
                                    int size) {
-    tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS];
+    tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS]; /* what a rank owns by a, and by b */
     if (a->segments != b->segments) return 0;
     for (int rank = 0; rank < size; rank++) {
         if (tsh_chunk(a, length, size, rank, ra) < 0 || tsh_chunk(b, length, size, rank, rb) < 0)
@@ -3193,7 +3222,7 @@ static int tshi_layout_same_shards(const tsh_layout *a, const tsh_layout *b, int
     return 1;
 }
 
-/* Returns 1 if two resolved layouts give every rank the same elements of a tensor. */
+/* Returns 1 if two resolved layouts give each of `size` ranks the same elements of a tensor. */
 TSHI_OUTLINE int tshi_layout_equal(const tsh_layout *a, const tsh_layout *b, const int64_t *dim,
                              int size) {
     if (a->kind != b->kind) return 0;
@@ -3224,17 +3253,17 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
 
 /* ========================================================================== */
 /* >>tensor                                            MARK: - tensor (private) */
-/* Handles and their two lifetimes, shapes, views, initial values, checks.     */
+/* Tensor handles and their two lifetimes, shapes, views, the runs of a shard. */
 /* Needs: >>error >>mem >>rng >>layout.                                         */
 /* ========================================================================== */
 
 /* A tsh_tensor is a handle: shape, layout and strides of values that lie in a reference-counted
- * block. Owned handles live until they are freed, all others until their step or scope ends. An op
- * begins with tshi_tensor_check and returns what tshi_tensor_out makes. A view shares its base's
- * block and gradients. After an error, both functions return NULL, and so does the op. */
-enum { TSHI_TEXT_SIZE = 96 };
+ * block. Owned handles live until they are freed, all others until their step or scope ends. A view
+ * shares its base's block and gradients. An op first calls tshi_tensor_check and returns a tensor
+ * made by tshi_tensor_out. After an error, both functions return NULL, and so does the op. */
+enum { TSHI_TEXT_SIZE = 96 }; /* bytes of every `text` buffer that the functions below write to */
 
-#define TSHI_TENSOR_SHAPE(ndim, params, ...)                                                       \
+#define TSHI_TENSOR_SHAPE(ndim, params, ...) /* defines tsh_shape<ndim> */                         \
     TSH_API tsh_shape tsh_shape##ndim params {                                                     \
         const tsh_shape shape = {ndim, {__VA_ARGS__}};                                             \
         return shape;                                                                              \
@@ -3246,7 +3275,7 @@ TSHI_TENSOR_SHAPE(3, (int64_t a, int64_t b, int64_t c), a, b, c)
 TSHI_TENSOR_SHAPE(4, (int64_t a, int64_t b, int64_t c, int64_t d), a, b, c, d)
 #undef TSHI_TENSOR_SHAPE
 
-/* Writes "(2, 3)". */
+/* Writes a shape to text, as "(2, 3)". Returns text. */
 static char *tshi_tensor_sizes(const int64_t *dim, int ndim, char *text) {
     text[0] = '\0';
     tsh_text_add(text, TSHI_TEXT_SIZE, "(");
@@ -3256,7 +3285,7 @@ static char *tshi_tensor_sizes(const int64_t *dim, int ndim, char *text) {
     return text;
 }
 
-/* Writes "(2, 3) S(1)", for error sentences. */
+/* Writes t's shape and layout to text, as "(2, 3) S(1)", for error messages. Returns text. */
 static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
     char layout[TSHI_TEXT_SIZE];
     tsh_text_add(tshi_tensor_sizes(t->dim, t->ndim, text), TSHI_TEXT_SIZE, " %s",
@@ -3267,19 +3296,19 @@ static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
 /* -- handles ---------------------------------------------------------------- */
 
 static void tshi_tensor_ring(tsh_tensor *head) {
-    head->next = head->prev = head;
+    head->next = head->prev = head; /* an empty circular list */
 }
 
 static void tshi_tensor_insert(tsh_tensor *head, tsh_tensor *t) {
-    t->prev = head->prev;
+    t->prev = head->prev; /* at the end of the list */
     t->next = head;
     t->prev->next = t;
     head->prev = t;
 }
 
-/* Returns a zeroed handle. The oldest free one is reused, but only if more are free than the last
- * step released: so a stale pointer is recognised for one whole step, and a training loop allocates
- * no handles once it has warmed up. */
+/* Returns a zeroed handle, in the list of owned or of step tensors. Reuses the oldest free handle,
+ * but only if more are free than the last step released: so a pointer to a released tensor is
+ * recognised (TSHI_DEAD) for one whole step. NULL and an error: no memory. */
 static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
     tshi_handles *h = &ctx->handles;
     tsh_tensor *t;
@@ -3300,7 +3329,7 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
     return t;
 }
 
-/* Releases a tensor's values and gradients. */
+/* Releases a tensor's values and gradients; the handle stays. */
 static void tshi_tensor_drop_values(tsh_tensor *t) {
     tshi_mem_release(t->ctx, t->block);
     tshi_mem_release(t->ctx, t->gr.block);
@@ -3312,12 +3341,12 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
     t->sparse = 0;
 }
 
-/* Releases a tensor: its values, and its handle for reuse. */
+/* Releases a tensor: its values and gradients, and its handle, which joins the free handles. */
 static void tshi_tensor_release(tsh_tensor *t) {
     tshi_handles *h = &t->ctx->handles;
     tshi_tensor_drop_values(t);
     t->flags |= TSHI_STALE | TSHI_DEAD;
-    t->prev->next = t->next;
+    t->prev->next = t->next; /* removes t from the list of owned or of step tensors */
     t->next->prev = t->prev;
     t->next = NULL;
     *(h->free ? &h->newest->next : &h->oldest) = t;
@@ -3328,12 +3357,12 @@ static void tshi_tensor_release(tsh_tensor *t) {
 /* -- shapes ----------------------------------------------------------------- */
 
 static int64_t tshi_tensor_product(const int64_t *dim, int n) {
-    int64_t product = 1;
+    int64_t product = 1; /* the result if n is 0 */
     for (int i = 0; i < n; i++) product *= dim[i];
     return product;
 }
 
-/* Sets the strides of row-major values of these local sizes; a size of 0 counts as 1. */
+/* Sets the strides of contiguous row-major values of shape `local`; a size of 0 counts as 1. */
 static void tshi_tensor_strides(const int64_t *local, int ndim, int64_t *stride) {
     int64_t step = 1;
     for (int i = ndim - 1; i >= 0; i--) {
@@ -3342,7 +3371,7 @@ static void tshi_tensor_strides(const int64_t *local, int ndim, int64_t *stride)
     }
 }
 
-/* Returns 1 if the values are contiguous, in row-major order. */
+/* Returns 1 if t's values are dense: contiguous, in row-major order. */
 static int tshi_tensor_is_dense(const tsh_tensor *t) {
     int64_t step = 1;
     for (int i = t->ndim - 1; i >= 0; i--) {
@@ -3352,19 +3381,20 @@ static int tshi_tensor_is_dense(const tsh_tensor *t) {
     return 1;
 }
 
-/* Resolves a dimension that may be negative; returns -1 if t has no such dimension. */
+/* Returns dim, or dim + ndim if it is negative; -1 if t has no such dimension. */
 static int tshi_tensor_axis(const tsh_tensor *t, int dim) {
     int axis = dim < 0 ? dim + t->ndim : dim;
     return axis >= 0 && axis < t->ndim ? axis : -1;
 }
 
-/* Sets shape, resolved layout, local sizes and strides. The number of elements, empty dimensions
- * counted as 1, is at most a 16th of SIZE_MAX and INT64_MAX, so that sizes in bytes fit, too. */
+/* Sets t's shape, resolved layout, local shape and strides; an error if these are not possible. The
+ * number of elements (a dimension of 0 counts as 1) is at most SIZE_MAX / 16 and INT64_MAX / 16, so
+ * that sizes in bytes do not overflow. op: named in errors. */
 static tsh_result tshi_tensor_set_shape(tsh_tensor *t, const char *op, const tsh_shape *shape,
                                         const tsh_layout *layout) {
     tsh_ctx *ctx = t->ctx;
     const int64_t max = SIZE_MAX < INT64_MAX ? (int64_t)(SIZE_MAX / 16) : INT64_MAX / 16;
-    int64_t total = 1;
+    int64_t total = 1; /* number of elements, as above */
     int i;
     t->ndim = shape->ndim;
     if (shape->ndim < 0 || shape->ndim > TSH_MAX_DIMS)
@@ -3390,8 +3420,9 @@ static tsh_result tshi_tensor_set_shape(tsh_tensor *t, const char *op, const tsh
     return TSH_OK;
 }
 
-/* Returns a new tensor; its values are uninitialised. kind: TSH_MEM_...; layout NULL: replicated.
- * NULL and an error if the ctx has an error, arguments are wrong or there is no memory. */
+/* Returns a new tensor with uninitialised values. op: named in errors; flags: TSHI_OWNED or 0 (a
+ * step tensor); kind: TSH_MEM_...; layout NULL: replicated. Returns NULL if the ctx has an error;
+ * NULL and an error if arguments are wrong or there is no memory. */
 static tsh_tensor *tshi_tensor_make(tsh_ctx *ctx, const char *op, unsigned flags, int kind,
                                     tsh_dtype dtype, const tsh_shape *shape,
                                     const tsh_layout *layout) {
@@ -3409,14 +3440,14 @@ static tsh_tensor *tshi_tensor_make(tsh_ctx *ctx, const char *op, unsigned flags
     return NULL;
 }
 
-/* Returns a new step tensor, dense: the output of an op. */
+/* Returns a new dense step tensor, uninitialised: the output of an op. NULL after an error. */
 static tsh_tensor *tshi_tensor_out(tsh_ctx *ctx, const char *op, tsh_dtype dtype,
                                    const tsh_shape *shape, const tsh_layout *layout) {
     return tshi_tensor_make(ctx, op, 0, TSH_MEM_STEP, dtype, shape, layout);
 }
 
-/* Returns a step tensor of x's shape and strides with its values in `block`; it is its own base, so
- * gradients do not flow to x. */
+/* Returns a step tensor with x's shape, layout and strides, and the values in `block`, to which it
+ * adds a reference. It is its own base, so gradients do not flow to x. NULL: no memory. */
 static tsh_tensor *tshi_tensor_detached(const tsh_tensor *x, tshi_block *block) {
     tsh_tensor *t = tshi_tensor_handle(x->ctx, 0);
     if (!t) return NULL;
@@ -3432,41 +3463,43 @@ static tsh_tensor *tshi_tensor_detached(const tsh_tensor *x, tshi_block *block) 
     return t;
 }
 
-/* Returns a view of x, which shares values and gradients; the caller sets shape and strides. */
+/* Returns a view of x: it shares x's values and gradients. The caller sets shape and strides. */
 static tsh_tensor *tshi_tensor_view(tsh_tensor *x) {
     tsh_tensor *t = tshi_tensor_detached(x, x->block);
     if (t) t->base = x->base;
     return t;
 }
 
-static void *tshi_tensor_at(const tsh_tensor *t) {
+static void *tshi_tensor_at(const tsh_tensor *t) { /* returns the first local element's address */
     return (char *)tshi_mem_data(t->block) + (size_t)t->offset * tsh_dtype_size(t->dtype);
 }
 
-static tsh_real *tshi_tensor_values(const tsh_tensor *t) {
+static tsh_real *tshi_tensor_values(const tsh_tensor *t) { /* t's dtype must be TSH_REAL */
     return (tsh_real *)tshi_tensor_at(t);
 }
 
-/* The runs of consecutive elements that a shard has among the global elements [from, to). */
+/* Iterates over the runs of a shard: the stretches of elements that are consecutive in the whole
+ * tensor (row-major). Columns 2 and 3 of a (2, 4) tensor are the runs [2, 4) and [6, 8). A row is
+ * the elements that share the indices before the sharded dimension. */
 typedef struct tshi_runs {
-    int64_t global, local, length; /* a run: its first element in the tensor, and in the shard */
-    int64_t from, to;
-    int64_t row, width, inner; /* the row's first element, its elements, those of an index */
-    int64_t held;              /* elements that the shard has before the next segment */
-    tsh_range range[TSH_MAX_SEGMENTS];
-    int segment, segments; /* the next segment of the row */
+    int64_t global, local, length; /* of the current run: start in the tensor, start in the shard */
+    int64_t from, to;          /* only elements from <= index < to of the tensor are visited */
+    int64_t row, width, inner; /* start of the row; elements of a row, and of one index in it */
+    int64_t held;              /* elements of the shard before the next segment */
+    tsh_range range[TSH_MAX_SEGMENTS]; /* what the rank owns of each segment */
+    int segment, segments; /* index of the next segment of the row; number of segments */
 } tshi_runs;
 
-/* The runs of the shard of a rank of tp: while (tshi_tensor_next_run(&run)) ... */
+/* Returns the runs of a rank of tp in [from, to). Loop: while (tshi_tensor_next_run(&run)) ... */
 static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to) {
     const int cut = t->layout.dim, sharded = t->layout.kind == TSH_SHARDED;
-    const int64_t length = sharded ? t->dim[cut] : tsh_numel(t);
+    const int64_t length = sharded ? t->dim[cut] : tsh_numel(t); /* not sharded: one long row */
     tshi_runs run = TSHI_ZERO;
     const int64_t owned = tsh_chunk(&t->layout, length, t->ctx->tp.size, rank, run.range);
     run.inner = sharded ? tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1) : 1;
     run.width = length * run.inner;
     run.segments = sharded ? t->layout.segments : 1;
-    if (!owned || !run.width) return run;
+    if (!owned || !run.width) return run; /* no runs: to is 0 */
     run.from = from;
     run.to = to;
     run.row = from - from % run.width;
@@ -3474,7 +3507,7 @@ static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, i
     return run;
 }
 
-/* Goes on to the next run, at first the first one; returns 0 if there are no more. */
+/* Moves on to the next run; the first call moves to the first run. Returns 0 if there is none. */
 static int tshi_tensor_next_run(tshi_runs *run) {
     while (run->row < run->to) {
         const tsh_range *range = &run->range[run->segment];
@@ -3496,7 +3529,7 @@ static tshi_runs tshi_tensor_own_runs(const tsh_tensor *t) {
     return tshi_tensor_runs(t, t->ctx->tp.rank, 0, tsh_numel(t));
 }
 
-/* Returns the global index along `dim` of a local one. */
+/* Returns the global index of this rank's local index along dimension `dim`. */
 static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int s;
@@ -3507,7 +3540,7 @@ static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     return range[s].start + local;
 }
 
-/* Returns the local index along `dim` of a global one, -1 if another rank holds it. */
+/* Returns this rank's index of a global index along dimension `dim`; -1: another rank holds it. */
 static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t at = 0;
@@ -3521,7 +3554,7 @@ static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
     return -1;
 }
 
-/* Returns element i of integers of t's dtype. */
+/* Returns values[i], where values are contiguous integers of t's dtype. */
 static int64_t tshi_tensor_integer(const tsh_tensor *t, const void *values, int64_t i) {
     const tshi_dtype *row = &tshi_dtypes[t->dtype];
     int64_t value;
@@ -3535,25 +3568,27 @@ static int64_t tshi_tensor_integer(const tsh_tensor *t, const void *values, int6
 /* Needs: >>tensor >>rng.                                                     */
 /* ========================================================================== */
 
+/* tshi_init_fill computes every element of a shard from its global index, so that values do not
+ * depend on the degree of tp. tshi_init_resolve first reduces all kinds to the six named below. */
 typedef struct tshi_tensor_filling {
-    uint64_t key, stream;
+    uint64_t key, stream; /* of the random numbers: see >>rng */
     tsh_init init;       /* of kind CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
     double from, to;     /* TRUNC_NORMAL: the distribution function at low and high */
     int64_t rows, cols;  /* ORTHOGONAL, DIRAC: the whole tensor as a matrix (dim 0, all others) */
-    int64_t step, first; /* DIRAC: row i is 1 in column first + i step */
-    const double *whole; /* ORTHOGONAL: all values, (cols, rows) if rows >= cols, or (rows, cols) */
+    int64_t step, first; /* DIRAC: row i is 1 in column first + i * step, and 0 elsewhere */
+    const double *whole; /* ORTHOGONAL: Q, shape (rows, cols); its transpose if rows >= cols */
 } tshi_tensor_filling;
 
 static tsh_init tshi_init_make(tsh_init_kind kind, double a, double b) {
     tsh_init init;
-    memset(&init, 0, sizeof init);
+    memset(&init, 0, sizeof init); /* all other fields are 0 */
     init.kind = kind;
     init.a = a;
     init.b = b;
     return init;
 }
 
-/* Returns element e of the whole tensor. */
+/* Returns the initial value of element e (global, row-major index) of the tensor. */
 static double tshi_init_element(const tshi_tensor_filling *f, int64_t e) {
     const tsh_init *init = &f->init;
     const uint64_t at = (uint64_t)e;
@@ -3569,18 +3604,18 @@ static double tshi_init_element(const tshi_tensor_filling *f, int64_t e) {
         return init->gain * f->whole[f->rows >= f->cols ? col * f->rows + row : e];
     default: break; /* TRUNC_NORMAL */
     }
-    double u = ((double)tshi_rng_bits(f->key, f->stream, at) + 0.5) / 4294967296.0;
+    double u = ((double)tshi_rng_bits(f->key, f->stream, at) + 0.5) / 4294967296.0; /* in (0, 1) */
     double x = init->a + init->b * tshi_rng_quantile(f->from + u * (f->to - f->from));
     return x < init->low ? init->low : x > init->high ? init->high : x;
 }
 
-/* Kaiming and Xavier initialisation are a uniform or normal distribution whose width depends on the
- * fan: replaces init by that one. */
+/* Replaces init, of a Kaiming or Xavier kind, by the UNIFORM or NORMAL one that it stands for: the
+ * width of that distribution depends on the tensor's fan_in and fan_out. op: named in errors. */
 static tsh_result tshi_init_fans(const tsh_tensor *t, const char *op, tsh_init *init) {
     int kaiming = init->kind == TSH_INIT_KAIMING_UNIFORM || init->kind == TSH_INIT_KAIMING_NORMAL;
     int normal = init->kind == TSH_INIT_KAIMING_NORMAL || init->kind == TSH_INIT_XAVIER_NORMAL;
     double rest = t->ndim > 2 ? (double)tshi_tensor_product(t->dim + 2, t->ndim - 2) : 1;
-    double in = (double)t->fan_in, out = 0, fan, size;
+    double in = (double)t->fan_in, out = 0, fan, size; /* size: bound, or standard deviation */
     char text[TSHI_TEXT_SIZE];
     if (t->ndim > 1) {
         out = t->fan_in > 0 ? (double)tsh_numel(t) / in : (double)t->dim[0] * rest;
@@ -3598,8 +3633,9 @@ static tsh_result tshi_init_fans(const tsh_tensor *t, const char *op, tsh_init *
     return TSH_OK;
 }
 
-/* Prepares TRUNC_NORMAL: the distribution function at low and high. If both lie above the mean,
- * mirrors the distribution: near 0 the function is more exact than near 1. */
+/* Prepares TRUNC_NORMAL: resolves the defaults of low and high, and sets f->from and f->to to the
+ * distribution function there. If low and high lie above the mean, mirrors the distribution (b is
+ * negated), because the function is more exact near 0 than near 1. */
 static tsh_result tshi_init_truncate(const tsh_tensor *t, const char *op,
                                        tshi_tensor_filling *f) {
     tsh_init *init = &f->init;
@@ -3613,15 +3649,15 @@ static tsh_result tshi_init_truncate(const tsh_tensor *t, const char *op,
                         init->b, init->low, init->high);
     if (init->low > init->a) init->b = -init->b;
     f->from = f->to = 0.5;
-    if (init->b == 0) return TSH_OK;
+    if (init->b == 0) return TSH_OK; /* deviation 0: every value is the mean, clamped */
     f->from = tshi_rng_cdf((init->low - init->a) / init->b);
     f->to = tshi_rng_cdf((init->high - init->a) / init->b);
     return TSH_OK;
 }
 
-/* v -= (q . v) q, of length n; 8 partial sums. */
+/* v -= (q . v) q for vectors of length n: makes v orthogonal to the unit vector q. */
 static void tshi_init_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRICT q, int64_t n) {
-    double lane[8] = {0};
+    double lane[8] = {0}; /* 8 partial sums of q . v, one per SIMD lane; added in a fixed order */
     int64_t i;
     for (i = 0; i + 8 <= n; i += 8)
         for (int j = 0; j < 8; j++) lane[j] += q[i + j] * v[i + j];
@@ -3631,17 +3667,19 @@ static void tshi_init_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRI
     for (i = 0; i < n; i++) v[i] -= dot * q[i];
 }
 
-/* Computes f->whole: Q of the QR decomposition of a normal matrix, by modified Gram-Schmidt, twice
- * for each vector (Giraud et al. 2005). R's diagonal is positive, which makes Q unique. */
+/* Computes f->whole: Q of the QR decomposition of a random normal matrix, by modified Gram-Schmidt,
+ * twice for each vector (Giraud et al. 2005). R's diagonal is positive, which makes Q unique.
+ * Returns the block of f->whole, for the caller to release; NULL and an error: no memory. */
 static tshi_block *tshi_init_orthogonal(const tsh_tensor *t, tshi_tensor_filling *f) {
     int tall = f->rows >= f->cols, pass;
+    /* The `count` vectors of `length` elements are the columns of a tall matrix, else the rows. */
     int64_t count = tall ? f->cols : f->rows, length = tall ? f->rows : f->cols, i, j, k;
     tshi_block *block = tshi_mem_alloc(t->ctx, TSH_MEM_STEP,
                                        tshi_dtype_bytes(TSH_F64, count * length));
-    double *q = block ? (double *)tshi_mem_data(block) : NULL;
+    double *q = block ? (double *)tshi_mem_data(block) : NULL; /* shape (count, length) */
     f->whole = q;
     for (j = 0; j < count && q; j++) {
-        double *v = q + j * length, norm = 0;
+        double *v = q + j * length, norm = 0; /* vector j */
         for (i = 0; i < length; i++)
             v[i] = tshi_rng_normal(f->key, f->stream,
                                    (uint64_t)(tall ? i * f->cols + j : j * f->cols + i));
@@ -3653,7 +3691,7 @@ static tshi_block *tshi_init_orthogonal(const tsh_tensor *t, tshi_tensor_filling
     return block;
 }
 
-/* Resolves f->init to one of the six kinds, and computes what that needs of the whole tensor. */
+/* Replaces f->init by one of the six kinds, and sets the fields of f for that kind except whole. */
 static tsh_result tshi_init_resolve(const tsh_tensor *t, const char *op, tshi_tensor_filling *f) {
     tsh_init *init = &f->init;
     char text[TSHI_TEXT_SIZE];
@@ -3674,16 +3712,16 @@ static tsh_result tshi_init_resolve(const tsh_tensor *t, const char *op, tshi_te
                             tshi_tensor_text(t, text));
         f->rows = t->dim[0];
         f->cols = tshi_tensor_product(t->dim + 1, t->ndim - 1);
-        f->step = tshi_tensor_product(t->dim + 2, t->ndim - 2);
+        f->step = tshi_tensor_product(t->dim + 2, t->ndim - 2); /* columns per index of dim 1 */
         for (d = 2, f->first = 0; d < t->ndim; d++) f->first = f->first * t->dim[d] + t->dim[d] / 2;
-        break;
+        break; /* f->first: the column of index (0, middle, middle, ...) of dims 1, 2, ... */
     default: break;
     }
     return TSH_OK;
 }
 
-/* Fills a dense tensor. An element's value depends on its global index, not on the degree of tp. op
- * is named in errors. */
+/* Sets a dense tensor's local elements to initial values. An element's value depends on its global
+ * index, not on the degree of tp. stream: of the random numbers; op: named in errors. */
 static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, uint64_t stream) {
     enum { BLOCK = 256 };
     const tshi_dtype *dtype = &tshi_dtypes[t->dtype];
@@ -3694,12 +3732,12 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
     f.key = t->ctx->seed;
     f.stream = stream;
     f.init = init;
-    if (tshi_init_resolve(t, op, &f) != TSH_OK) return t->ctx->error.code;
+    if (tshi_init_resolve(t, op, &f) != TSH_OK) return t->ctx->error.code; /* nothing written yet */
     if (f.init.kind == TSH_INIT_ORTHOGONAL && !(block = tshi_init_orthogonal(t, &f)))
         return TSH_ERR_MEMORY;
     while (tshi_tensor_next_run(&run))
         for (int64_t e = 0, n; e < run.length; e += n) {
-            const int filled = e > 0 && f.init.kind == TSH_INIT_CONSTANT;
+            const int filled = e > 0 && f.init.kind == TSH_INIT_CONSTANT; /* value[] is ready */
             n = tshi_base_min(BLOCK, run.length - e);
             for (int64_t i = 0; i < n && !filled; i++)
                 value[i] = TSHI_R(tshi_init_element(&f, run.global + e + i));
@@ -3709,9 +3747,9 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
     return TSH_OK;
 }
 
-/* Fills a parameter, and allocates it if need be; an error leaves it as it was. */
+/* Fills a parameter; allocates it first if need be. An error leaves the parameter as it was. */
 static tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, tsh_init init) {
-    int had = t->block != NULL;
+    int had = t->block != NULL; /* 1: it was allocated before */
     if (!had)
         t->block = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS,
                                   tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
@@ -3724,7 +3762,7 @@ static tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, tsh_init i
     return t->ctx->error.code;
 }
 
-/* Sets a parameter to its own initial values: t->init, and zeros in row zero_row - 1. */
+/* Sets a parameter to the initial values that t->init describes, and row zero_row - 1 to zeros. */
 static tsh_result tshi_init_apply(tsh_tensor *t) {
     const tsh_result result = tshi_init_fill_param(t, t->path, t->init);
     const int64_t row = t->zero_row ? tshi_tensor_local(t, 0, t->zero_row - 1) : -1;
@@ -3735,7 +3773,8 @@ static tsh_result tshi_init_apply(tsh_tensor *t) {
     return TSH_OK;
 }
 
-/* Allocates and initialises a parameter that is used for the first time. */
+/* Allocates and initialises t if it is a parameter without values, on its first use. An error if
+ * only other stages of the pipeline hold the parameter. */
 static tsh_result tshi_init_materialize(tsh_tensor *t) {
     if (t->absent)
         return tsh_fail(t->ctx, TSH_ERR_STATE,
@@ -3751,7 +3790,10 @@ static tsh_result tshi_init_materialize(tsh_tensor *t) {
 /* Needs: >>tensor >>init.                                                    */
 /* ========================================================================== */
 
-/* Returns 1 if node or an older one used t: as input, as a view, or inside a checkpoint. */
+/* Every op begins with tshi_tensor_check or a variant of it, which records all errors that concern
+ * single inputs; layouts are checked afterwards, by the op's rule (>>rule). */
+
+/* Returns 1 if node, or an older one, used t: as an input, by a view, or inside a checkpoint. */
 static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
     for (; node; node = node->older) {
         for (int i = 0; i < node->n; i++)
@@ -3763,8 +3805,8 @@ static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
     return 0;
 }
 
-/* Returns 1 if an op that used t is on the ctx's tape or on that of a micro-batch in progress: then
- * backward needs t's values and layout unchanged. */
+/* Returns 1 if an op that used t is on the ctx's tape, or on the tape of a micro-batch in progress.
+ * If so, t's values and layout must not change before backward. */
 static int tshi_tensor_recorded(const tsh_tensor *t) {
     const tshi_micro *micro = t->ctx->micros;
     int found = tshi_tensor_on_tape(t->ctx->tape.newest, t);
@@ -3772,7 +3814,7 @@ static int tshi_tensor_recorded(const tsh_tensor *t) {
     return found;
 }
 
-/* Returns 1 if t's values may be overwritten, 0 and an error if backward needs them. */
+/* Returns 1 if t's values may be overwritten; 0 and an error if backward needs them. */
 static int tshi_tensor_may_change(const char *op, const tsh_tensor *t) {
     if (!tshi_tensor_recorded(t)) return 1;
     return tshi_error_zero(
@@ -3784,8 +3826,8 @@ static int tshi_tensor_may_change(const char *op, const tsh_tensor *t) {
 
 /* -- checks that every op begins with --------------------------------------- */
 
-/* Checks that an op's inputs have the same ctx and hold values; parameters are allocated. Returns
- * the ctx, or NULL if it has an error, old or new: the op then returns NULL. */
+/* Checks that an op's n inputs belong to one ctx and have values; initialises parameters on their
+ * first use. Returns the ctx; NULL if the ctx has an error, from before or from these checks. */
 static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = NULL;
     for (int i = 0; i < n && !ctx; i++)
@@ -3808,7 +3850,7 @@ static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) 
     return ctx->error.code == TSH_OK ? ctx : NULL;
 }
 
-/* tshi_tensor_check for functions whose first argument is a ctx, which gets every error. */
+/* tshi_tensor_check for functions that take a ctx, which gets the error if t is of another ctx. */
 static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t) {
     if (t && t->ctx == ctx) return tshi_tensor_check(op, &t, 1);
     (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor %s", op,
@@ -3816,7 +3858,7 @@ static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t
     return NULL;
 }
 
-/* tshi_tensor_check for ops that compute: all inputs must be of a floating dtype. */
+/* tshi_tensor_check for ops that compute: all inputs must have a dtype that ops compute with. */
 TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = tshi_tensor_check(op, in, n);
     for (int i = 0; ctx && i < n; i++) {
@@ -3828,12 +3870,12 @@ TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, tsh_tensor *con
     return ctx;
 }
 
-/* Returns the dtype of an op's output, as PyTorch promotes: the widest of the inputs; tsh_real for
- * two different ones of the same width. */
+/* Returns the dtype of an op's output, promoted as in PyTorch: the widest dtype of the inputs; for
+ * two different dtypes of the same width, TSH_REAL. */
 static tsh_dtype tshi_tensor_promote(tsh_tensor *const *in, int n) {
     tsh_dtype dtype = in[0]->dtype;
     for (int i = 1; i < n; i++) {
-        const int by = tshi_dtypes[in[i]->dtype].size - tshi_dtypes[dtype].size;
+        const int by = tshi_dtypes[in[i]->dtype].size - tshi_dtypes[dtype].size; /* > 0: wider */
         if (in[i]->dtype != dtype) dtype = by > 0 ? in[i]->dtype : by < 0 ? dtype : TSH_REAL;
     }
     return dtype;
@@ -3892,7 +3934,7 @@ TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape) {
 
 TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, double stop,
                                double step) {
-    const double length = step != 0 ? ceil((stop - start) / step) : -1;
+    const double length = step != 0 ? ceil((stop - start) / step) : -1; /* number of elements */
     if ((unsigned)dtype >= (unsigned)TSHI_DTYPES ||
         (tshi_dtypes[dtype].floating && !tshi_dtype_computes(dtype)) ||
         !tshi_dtype_holds(dtype, start) || !tshi_dtype_holds(dtype, stop))
@@ -3930,7 +3972,7 @@ TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t) {
     return shape;
 }
 
-#define TSHI_TENSOR_OF_DIM(name, values)                                                           \
+#define TSHI_TENSOR_OF_DIM(name, values) /* defines tsh_<name> */                                  \
     TSH_API int64_t tsh_##name(const tsh_tensor *t, int dim) {                                     \
         int axis = t ? tshi_tensor_axis(t, dim) : -1;                                              \
         return axis < 0 ? 0 : t->values[axis];                                                     \
@@ -3960,7 +4002,7 @@ TSH_API void *tsh_data(tsh_ctx *ctx, tsh_tensor *t) {
 TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t) {
     char text[TSHI_TEXT_SIZE];
     if (!tshi_tensor_check_in(ctx, "tsh_item", t)) return (double)NAN;
-    const int one = tsh_numel(t) == 1;
+    const int one = tsh_numel(t) == 1; /* t has a single element */
     if (one && t->layout.kind == TSH_REPLICATED)
         return tshi_dtype_get(t->dtype, tshi_tensor_at(t), 0);
     (void)tsh_fail(ctx, one ? TSH_ERR_LAYOUT : TSH_ERR_SHAPE,
@@ -3971,7 +4013,8 @@ TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t) {
 
 /* -- initial values, by name ------------------------------------------------ */
 
-/* Every tsh_init_...: fills t as desc says; `usual` has the kind, and a and b if desc is NULL. */
+/* Does what every tsh_init_<name> does: fills t as desc says, or as `usual` if desc is NULL. The
+ * kind is always that of `usual`. op: the function's name, for errors. */
 TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const tsh_init *desc,
                                    tsh_init usual) {
     char text[TSHI_TEXT_SIZE];
@@ -3985,13 +4028,13 @@ TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const ts
                         "%s: takes an owned tensor of %s, replicated or sharded, not %s %s", op,
                         tshi_dtype_name(TSH_REAL), tshi_dtype_name(t->dtype),
                         tshi_tensor_text(t, text));
-    if (t->absent) return TSH_OK;
+    if (t->absent) return TSH_OK; /* other stages of the pipeline hold it: nothing to fill */
     if (!tshi_tensor_may_change(op, t)) return ctx->error.code;
     if (t->flags & TSHI_PARAM) return tshi_init_fill_param(t, op, init);
     return tshi_init_fill(t, op, init, tshi_rng_hash(ctx->randn_calls++, "init", 4));
 }
 
-/* Name, kind, a and b as torch.nn.init has them by default. */
+/* Defines tsh_init_<name>. a and b: the defaults of torch.nn.init. */
 #define TSHI_INIT_FUNCTION(name, kind, a, b)                                                       \
     TSH_API tsh_result tsh_init_##name(tsh_tensor *t, const tsh_init *desc) {                      \
         return tshi_tensor_init("tsh_init_" #name, t, desc,                                        \
