@@ -4098,8 +4098,8 @@ TSHI_INLINE float tshi_math_exp_less_one(float r, int fused) {
     return tshi_math_fma(tshi_math_exp_tail(r, fused), r * r, r, fused);
 }
 
-/* Returns e^r. With p = tshi_math_exp_tail, 1 + r (1 + r p) is the more exact form if fused, 1 + (r
- * + r^2 p) if not. */
+/* Returns e^r. With p = tshi_math_exp_tail, 1 + r (1 + r p) is the more exact form if fused,
+ * 1 + (r + r^2 p) if not. */
 TSHI_INLINE float tshi_math_exp_whole(float r, int fused) {
     if (!fused) return tshi_math_exp_less_one(r, fused) + 1.0f;
     return tshi_math_fma(tshi_math_fma(tshi_math_exp_tail(r, fused), r, 1.0f, fused), r, 1.0f,
@@ -4122,7 +4122,7 @@ TSHI_INLINE tsh_real tshi_math_exp_below(tsh_real v, int fused) {
  * overflows or underflows before the product does. */
 TSHI_INLINE tsh_real tshi_math_exp(tsh_real v, int fused) {
     const uint32_t bits = tshi_math_bits((float)v);
-    int32_t order = (int32_t)bits; /* signed: ordered as positive floats are */
+    int32_t order = (int32_t)bits; /* positive floats are ordered as their bits */
     uint32_t x, n, half;
     float y;
     if (TSHI_DOUBLE) return TSHI_R(exp((double)v));
@@ -4165,9 +4165,9 @@ TSHI_INLINE tsh_real tshi_math_tanh(tsh_real v, int fused) {
                                     sign));
 }
 
-/* Returns log x = n log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), and log(1 + f) = f - f^2 /
- * 2 + f^3 P(f) (as in Cephes). The larger part of n log 2 is exact; the rounding error of its sum
- * with f is added last. e is 2^23 n: bits, not shifted; its factors are divided by 2^23. */
+/* Returns log x = n log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), and log(1 + f) =
+ * f - f^2 / 2 + f^3 P(f) (as in Cephes). The larger part of n log 2 is exact; the rounding error of
+ * its sum with f is added last. e is 2^23 n: bits, not shifted; its factors are divided by 2^23. */
 TSHI_INLINE tsh_real tshi_math_log(tsh_real v, int fused) {
     float x = (float)v, e, f, p, whole, sum, rest;
     uint32_t bits = tshi_math_bits(x), tiny = 0u - (uint32_t)(bits < 0x00800000u), k, m, special;
@@ -4220,9 +4220,9 @@ TSHI_INLINE double tshi_math_round8(double x) {
 #endif
 }
 
-/* Returns x^y = 2^(y log2 x) for x > 0, computed in double. x is 2^n m with m in [sqrt 1/2, sqrt
- * 2); log2 m = s P(s^2) with s = (m - 1) / (m + 1). y log2 x is split into an integer i and a rest
- * in [-1/2, 1/2], of which a second polynomial computes 2^rest. */
+/* Returns x^y = 2^(y log2 x) for x > 0, computed in double. x is 2^n m with m in
+ * [sqrt 1/2, sqrt 2); log2 m = s P(s^2) with s = (m - 1) / (m + 1). y log2 x is split into an
+ * integer i and a rest in [-1/2, 1/2], of which a second polynomial computes 2^rest. */
 TSHI_INLINE float tshi_math_power(float x, float y) {
     uint64_t bits = tshi_math_bits8((double)x);
     uint64_t k = (bits - 0x3FE6A09E667F3BCDu + 0x3FF0000000000000u) >> 52; /* n + 1023 */
@@ -4293,15 +4293,15 @@ TSHI_INLINE tsh_real tshi_math_pow(tsh_real v, tsh_real w) {
 typedef struct tshi_operand {
     void *data;   /* the first element; NULL: not used */
     int64_t step; /* from element to element, in elements; for kernels of rows, from row to row */
-    tsh_dtype dtype; /* of data */
+    tsh_dtype dtype; /* type of the elements */
 } tshi_operand;
 
 typedef void (*tshi_kernel_fn)(int64_t n, const tshi_operand *x, const void *params);
 
-enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS }; /* indices of a table */
+enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS }; /* index of a kernel table */
 
 #if TSHI_X86
-#define TSHI_AVX2   __attribute__((target("avx2,fma"))) /* compiles for AVX2 */
+#define TSHI_AVX2   __attribute__((target("avx2,fma"))) /* a function compiled for AVX2 */
 #define TSHI_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
 /* Returns the best instruction set of this processor. */
 static int tshi_kernel_isa(void) {
@@ -4333,8 +4333,8 @@ static int tshi_kernel_isa(void) {
     TSHI_KERNEL_ISA(name, avx512, TSHI_AVX512, n, x, (const type *)params)                         \
     TSHI_KERNEL_TABLE(name)
 
-/* TSHI_KERNEL for bodies with a fourth argument, `fused`: 1 if the instruction set computes a * b +
- * c in one instruction (FMA). TSHI_FUSED is 1 if the compiler's own target does. */
+/* TSHI_KERNEL for bodies with a fourth argument, `fused`: 1 if the instruction set computes
+ * a * b + c in one instruction (FMA). TSHI_FUSED is 1 if the compiler's own target does. */
 #if defined(__FP_FAST_FMAF)
 #define TSHI_FUSED 1
 #else
@@ -4434,8 +4434,8 @@ TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, i
     return pad;
 }
 
-/* Does what tshi_kernel_store does, for any dtype of y. A y of step 0 is one element, to which the
- * sum of the block is added. */
+/* Stores a block as tshi_kernel_store does, which calls this function unless y is tsh_real. If y
+ * has step 0, it is one element, to which the sum of the block is added. */
 TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n,
                                      const tsh_real *block, int add) {
     const tshi_dtype *row = &tshi_dtypes[y->dtype];
@@ -4524,7 +4524,7 @@ TSHI_INLINE tsh_real tshi_kernel_larger(tsh_real x, tsh_real y) {
     return ((x > y) | (x != x)) ? x : y;
 }
 
-/* Raises each lane to the block's value if that is larger. */
+/* Raises each lane to the block's value if that is larger or NaN. */
 TSHI_INLINE void tshi_kernel_max_step(tsh_real *lane, const tsh_real *x) {
     int i;
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] = tshi_kernel_larger(x[i], lane[i]);
@@ -4534,7 +4534,7 @@ TSHI_INLINE void tshi_kernel_max_step(tsh_real *lane, const tsh_real *x) {
  * floats, with NaN as the largest: compilers vectorise a maximum of integers, but not of floats. */
 TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
     int32_t best = INT32_MIN;
-    tsh_real most = lane[0]; /* for double */
+    tsh_real most = lane[0]; /* the largest of doubles */
     int i;
     for (i = 1; i < TSHI_BLOCK && TSHI_DOUBLE; i++) most = tshi_kernel_larger(lane[i], most);
     if (TSHI_DOUBLE) return most;
@@ -4573,7 +4573,7 @@ TSHI_INLINE void tshi_kernel_exps_block(tsh_real *lane, const tsh_real *x, tsh_r
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] += y[i];
 }
 
-/* For n values x <= max, adds e^(x - max) to the lanes, and stores it in y unless y is NULL. */
+/* Adds e^(x - max) of n values x <= max to the lanes, and stores it in y unless y is NULL. */
 TSHI_INLINE void tshi_kernel_add_exps(tsh_real *lane, const tsh_real *x, int64_t n, tsh_real max,
                                       tsh_real *y, int fused) {
     tsh_real pad[TSHI_BLOCK], out[TSHI_BLOCK];
@@ -4599,8 +4599,7 @@ TSHI_INLINE tsh_real tshi_kernel_sum_exps(const tsh_real *x, int64_t n, tsh_real
     return tshi_kernel_fold(lane) + (max - max); /* max - max: 0, or NaN */
 }
 
-/* Casts const away without a compiler warning; tshi_operand has no const, even if data is only
- * read. */
+/* Casts const away without a compiler warning: tshi_operand.data is not const. */
 static void *tshi_kernel_unconst(const void *data) {
     union {
         const void *from;
@@ -4635,9 +4634,9 @@ typedef struct tshi_loop {
     int ndim, n;               /* number of dimensions, of operands */
     int64_t dim[TSH_MAX_DIMS]; /* length of each dimension on this rank */
     int64_t stride[TSHI_MAX_OPERANDS][TSH_MAX_DIMS]; /* in elements; 0: broadcast */
-    tshi_operand x[TSHI_MAX_OPERANDS];               /* their steps are set during the loop */
+    tshi_operand x[TSHI_MAX_OPERANDS]; /* operands; their steps are set during the loop */
     tshi_kernel_fn kernel; /* to call; set by tshi_kernel_run, as are the fields below */
-    const void *params;    /* of the kernel */
+    const void *params;    /* the kernel's parameters */
     int cut;               /* the dimension that is divided among threads */
 } tshi_loop;
 
@@ -4731,12 +4730,12 @@ TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const 
         tshi_team_run(pieces, loop->dim[d], d == loop->ndim - 1 ? 16 : 1, tshi_kernel_piece, loop);
 }
 
-/* A job of `count` rows: row r of operand i begins at element r * x[i].step. An operand with own[i]
- * > 0 is scratch memory, of which each piece of the job (each thread) has own[i] elements. */
+/* A job of `count` rows: row r of operand i begins at element r * x[i].step. If own[i] > 0, operand
+ * i is scratch memory: each piece of the job (each thread) has own[i] elements of it. */
 typedef struct tshi_rows {
     tshi_kernel_fn kernel;         /* called once per piece */
     int64_t count;                 /* number of rows */
-    const void *params;            /* of the kernel */
+    const void *params;            /* the kernel's parameters */
     tshi_operand x[TSHI_MAX_ROWS]; /* data NULL: not used */
     int64_t own[TSHI_MAX_ROWS];    /* elements per piece; 0: the operand is no scratch */
 } tshi_rows;
@@ -4816,8 +4815,7 @@ TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_o
     }
 }
 
-/* Copies by blocks of constant size, which need no call: libc's memcpy costs more for short runs.
- * */
+/* Copies by blocks of constant size, which need no call: libc's memcpy is slower for short runs. */
 TSHI_APART void tshi_kernel_move_dense(void *to, const void *from, size_t bytes) {
     enum { BLOCK = 128 };
     size_t at;
@@ -5015,10 +5013,10 @@ typedef struct tshi_gemm_tile {
     tsh_real *c;          /* C, shape (rows, cols) */
     int64_t rsc;          /* row stride of C */
     tsh_real *sums;       /* scratch of tshi_gemm_kernel.stream, shape (rows, cols) */
-    tshi_gemm_walk *walk; /* lines to prefetch meanwhile */
+    tshi_gemm_walk *walk; /* cache lines to prefetch while computing */
 } tshi_gemm_tile;
 
-typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols); /* one tile */
+typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
 
 /* A micro-kernel and its block sizes: one row of the table tshi_gemm_kernels. */
 struct tshi_gemm_kernel {
@@ -5034,20 +5032,19 @@ struct tshi_gemm_kernel {
 
 enum {
     TSHI_GEMM_TILE_MAX = 384, /* limit of mr * nr */
-    TSHI_GEMM_THIN = 2,     /* products of at most so many rows use `dot`: reading B bounds them */
-    TSHI_GEMM_STRETCH = 32, /* steps of k from one prefetch of a tile to the next */
-    TSHI_GEMM_FETCH = 4,    /* cache lines of the next sliver of B per prefetch */
-    TSHI_GEMM_FETCH_C = 2,  /* rows of C per prefetch */
-    TSHI_GEMM_C_STRIP = 8,  /* columns that the reference kernel computes at a time */
-    TSHI_GEMM_FEW = 6,  /* products of at most so many rows use `stream` if rows of B are dense */
-    TSHI_GEMM_STEPS = 8 /* rows of B that `stream` reads at a time */
+    TSHI_GEMM_THIN = 2,       /* limit of rows for `dot`: such products are bound by reading B */
+    TSHI_GEMM_STRETCH = 32,   /* steps of k from one prefetch of a tile to the next */
+    TSHI_GEMM_FETCH = 4,      /* cache lines of the next sliver of B per prefetch */
+    TSHI_GEMM_FETCH_C = 2,    /* rows of C per prefetch */
+    TSHI_GEMM_C_STRIP = 8,    /* columns that the reference kernel computes at a time */
+    TSHI_GEMM_FEW = 6,        /* limit of rows for `stream`, which needs contiguous rows of B */
+    TSHI_GEMM_STEPS = 8       /* rows of B that `stream` reads at a time */
 };
 
 /* -- the reference micro-kernel ------------------------------------------- */
 
-/* The reference that the other kernels are tested against; without GNU C the only kernel. It
- * computes strips of one row and constant width, whose sums all compilers keep in vector registers.
- * */
+/* The reference that the other kernels are tested against; without GNU C the only one. It computes
+ * strips of one row and constant width, whose sums all compilers keep in vector registers. */
 static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
     for (int i = 0; i < rows; i++) {                        /* row i */
         for (int j = 0; j < cols; j += TSHI_GEMM_C_STRIP) { /* a strip of columns, from j on */
@@ -5159,19 +5156,19 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
                 tshi_gemm_rows_##isa(t, mr, 1);                                                    \
             return;                                                                                \
         }                                                                                          \
-        TSHI_GEMM_PART(isa, mr, 8) /* 8 rows */                                                    \
-        TSHI_GEMM_PART(isa, mr, 4) /* 4 rows */                                                    \
-        TSHI_GEMM_PART(isa, mr, 2) /* 2 rows */                                                    \
-        TSHI_GEMM_PART(isa, mr, 1) /* 1 row */                                                     \
+        TSHI_GEMM_PART(isa, mr, 8) /* 8 rows at a time */                                          \
+        TSHI_GEMM_PART(isa, mr, 4) /* 4 rows at a time */                                          \
+        TSHI_GEMM_PART(isa, mr, 2) /* 2 rows at a time */                                          \
+        TSHI_GEMM_PART(isa, mr, 1) /* the last row */                                              \
     }                                                                                              \
     TARGET TSHI_INLINE void tshi_gemm_steps_##isa(const tshi_gemm_tile *t, int64_t p,              \
                                                   const int steps, int rows, int cols) {           \
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
         const tsh_real *b = t->b + p * t->rsb;                                                     \
-        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x: part of A */            \
+        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x: A of these steps */     \
         /* bytes to the rows of B that are read next, perhaps after the last one */                \
         const uintptr_t next = (uintptr_t)(steps * t->rsb) * sizeof *b;                            \
-        TSHI_GEMM_VEC_##isa y[TSHI_GEMM_STEPS], sum; /* y: part of B's rows */                     \
+        TSHI_GEMM_VEC_##isa y[TSHI_GEMM_STEPS], sum; /* y: from each of B's rows */                \
         for (int i = 0; i < rows; i++)                                                             \
             for (int q = 0; q < steps; q++) x[i][q] = t->a[i * t->rsa + (p + q) * t->csa];         \
         for (int j = 0; j < cols; j += lanes, b += lanes, sums += lanes) {                         \
@@ -5191,7 +5188,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real)), add = t->add;     \
         const TSHI_GEMM_VEC_##isa zero = {0}, alpha = TSHI_GEMM_SET_##isa(t->alpha);               \
         int64_t p = 0;                                                                             \
-        memset(t->sums, 0, (size_t)rows * (size_t)cols * sizeof *t->sums); /* no sums yet */       \
+        memset(t->sums, 0, (size_t)rows * (size_t)cols * sizeof *t->sums); /* sums begin at 0 */   \
         for (; p + TSHI_GEMM_STEPS <= t->k; p += TSHI_GEMM_STEPS)                                  \
             tshi_gemm_steps_##isa(t, p, TSHI_GEMM_STEPS, rows, cols);                              \
         for (; p < t->k; p++) tshi_gemm_steps_##isa(t, p, 1, rows, cols);                          \
@@ -5267,9 +5264,9 @@ TSHI_GEMM_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_ROWS12, 12)
 /* A product with one or two rows is bound by reading B, and packing B would double the traffic.
  * Columns of B are contiguous here, so 4 steps of k for 8 columns (a group) are transposed in
  * registers. The order of each element's sum is that of a tile. */
-#define TSHI_GEMM_PAIR(s) /* 4 values of columns s, s + 4 */                                       \
+#define TSHI_GEMM_PAIR(s) /* 4 values each of column s and column s + 4 */                         \
     _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s)), _mm_loadu_ps((s) + 4 * csb), 1)
-#define TSHI_GEMM_GROUP(g) /* 4 steps of k for group g */                                          \
+#define TSHI_GEMM_GROUP(g) /* adds 4 steps of k to the sums of group g */                          \
     if (groups > g) {                                                                              \
         const float *s = b + 8 * g * csb;                                                          \
         const __m256 r0 = TSHI_GEMM_PAIR(s), r1 = TSHI_GEMM_PAIR(s + csb);                         \
@@ -5306,7 +5303,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, int row, i
         const float *s = b + 8 * g * csb;
         const float *d = t->d + row * t->rsd + col + 8 * g;
         float *c = t->c + row * t->rsc + col + 8 * g;
-        for (int64_t q = 0; q < t->k - p; q++, s++) { /* the last steps */
+        for (int64_t q = 0; q < t->k - p; q++, s++) { /* the last k % 4 steps */
             const __m256 y = _mm256_setr_ps(s[0], s[csb], s[2 * csb], s[3 * csb], s[4 * csb],
                                             s[5 * csb], s[6 * csb], s[7 * csb]);
             acc[g] = _mm256_fmadd_ps(_mm256_set1_ps(a[q * csa]), y, acc[g]);
@@ -5356,8 +5353,9 @@ static const tshi_gemm_kernel *tshi_gemm_pick(void) {
 
 /* -- packing -------------------------------------------------------------- */
 
-/* dst[p * width + i] = src[i * inc + p * ld] for from <= i < valid, 0 for valid <= i < width. With
- * from = 0, the reference that tshi_gemm_pack is tested against. i is called a lane, p a step. */
+/* Packs: dst[p * width + i] = src[i * inc + p * ld] for from <= i < valid, 0 for valid <= i <
+ * width. With from = 0, the reference that tshi_gemm_pack is tested against. i is called a lane, p
+ * a step. */
 static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int from, int valid,
                                  int64_t k, const tsh_real *TSHI_RESTRICT src, int64_t inc,
                                  int64_t ld) {
@@ -5370,8 +5368,7 @@ static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int fro
 #if TSHI_X86 && TSHI_GEMM_FLOAT
 /* Uses SSE, which every x86-64 has: packing is bound by memory, wider registers would not help. */
 
-/* Packs 4 steps of contiguous lanes (inc = 1). more: 8 steps or more follow; prefetches steps 8-11.
- * */
+/* Packs 4 steps of contiguous lanes (inc = 1). more: 8 steps or more follow; prefetches 8 to 11. */
 TSHI_INLINE void tshi_gemm_pack_rows(float *TSHI_RESTRICT dst, int width, int lanes,
                                      const float *TSHI_RESTRICT src, int64_t ld, int more) {
     for (int i = 0; i < lanes; i += 4) {
@@ -5402,8 +5399,8 @@ TSHI_INLINE void tshi_gemm_pack_columns(float *TSHI_RESTRICT dst, int width, int
     }
 }
 
-/* Packs a sliver: dst[p * width + i] = src[i * inc + p * ld] if i < valid, else 0, for p < k, i <
- * width. */
+/* Packs a sliver: dst[p * width + i] = src[i * inc + p * ld] if i < valid, else 0, for p < k,
+ * i < width. */
 TSHI_OUTLINE void tshi_gemm_pack(float *TSHI_RESTRICT dst, int width, int valid, int64_t k,
                            const float *TSHI_RESTRICT src, int64_t inc, int64_t ld) {
     const int lanes = inc == 1 || ld == 1 ? valid & ~3 : 0;
@@ -5449,20 +5446,20 @@ static void tshi_gemm_pack_matrix(tsh_real *dst, int width, int valid, int64_t k
  * GFLOP/s), on the thread that computes it: collectives make progress meanwhile. */
 typedef struct tshi_gemm_progress {
     void (*fn)(void *user);
-    void *user; /* its argument */
+    void *user; /* argument of fn */
 } tshi_gemm_progress;
 
 enum { TSHI_GEMM_INTERVAL = 1 << 24 }; /* multiply-adds from call to call */
 
 /* A product, or the part of one that is being computed: C = alpha A B + D. */
 typedef struct tshi_gemm_job {
-    const tshi_gemm_kernel *kernel;
-    tsh_real *pack_a, *pack_b; /* scratch: a packed block of A, panel of B */
-    int64_t m, n, k;           /* C is (m, n), A is (m, k), B is (k, n) */
-    tsh_real alpha;            /* factor of A B */
-    int add;                   /* 0: D is 0 and not read */
-    tshi_matrix a, b, d, c;
-    int stream; /* 1: the kernel's `stream` computes all columns that it can */
+    const tshi_gemm_kernel *kernel; /* computes the tiles */
+    tsh_real *pack_a, *pack_b;      /* scratch: a packed block of A, panel of B */
+    int64_t m, n, k;                /* C is (m, n), A is (m, k), B is (k, n) */
+    tsh_real alpha;                 /* factor of A B */
+    int add;                        /* 0: D is 0 and not read */
+    tshi_matrix a, b, d, c;         /* the matrices; D may be C */
+    int stream;                     /* 1: the kernel's `stream` computes all columns that it can */
     const tshi_gemm_progress *progress; /* called during a long product; NULL: nothing is */
     int64_t since;                      /* multiply-adds since progress was called */
 } tshi_gemm_job;
@@ -5474,13 +5471,13 @@ static int64_t tshi_gemm_even(int64_t length, int64_t max, int64_t unit) {
     return tshi_base_ceil(tshi_base_ceil(length, blocks), unit) * unit;
 }
 
-/* C = beta D, for shape (m, n). D may be C. */
+/* Computes C = beta D, both of shape (m, n). D may be C. */
 static void tshi_gemm_scale(int64_t m, int64_t n, tsh_real beta, tshi_matrix d, tshi_matrix c) {
     for (int64_t i = 0; i < m; i++) {
         const tsh_real *from = tshi_gemm_at(d, i, 0);
         tsh_real *to = tshi_gemm_at(c, i, 0);
         if (beta == 1 && d.column == 1 && c.column == 1)
-            memmove(to, from, (size_t)n * sizeof *to); /* D may be C */
+            memmove(to, from, (size_t)n * sizeof *to);
         else
             for (int64_t j = 0; j < n; j++)
                 to[j * c.column] = beta == 0 ? 0 : beta * from[j * d.column];
@@ -5503,8 +5500,8 @@ static void tshi_gemm_edge(tshi_gemm_tile_fn tile, const tshi_gemm_tile *t, int 
         for (int j = 0; j < cols; j++) t->c[i * t->rsc + j * csc] = buffer[i * width + j];
 }
 
-/* Returns the cache lines of B's sliver that begins at column j, which is packed next; none if j >=
- * n. A tile prefetches only a few of them at a time: processors ignore more, or stall. */
+/* Returns the cache lines of B's sliver that begins at column j, which is packed next; none if
+ * j >= n. A tile prefetches only a few of them at a time: processors ignore more, or stall. */
 static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     const int64_t line = 64 / (int64_t)sizeof(tsh_real); /* values per cache line */
     const int64_t cols = tshi_base_min(job->kernel->nr, job->n - j);
@@ -5531,14 +5528,14 @@ static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
     return kernel->nr * (tshi_base_min(job->k, kernel->kc) / job->m);
 }
 
-/* Multiplies one block of A and one panel of B: C(m, n) = D + alpha A(m, k) B(k, n), m <= mc, k <=
- * kc. The `first` block of rows packs the panel; if it is also the `last`, all slivers of the panel
- * are packed into the same memory, one after the other. */
+/* Multiplies one block of A and one panel of B: C(m, n) = D + alpha A(m, k) B(k, n), m <= mc,
+ * k <= kc. The `first` block of rows packs the panel; if it is also the `last`, all slivers of the
+ * panel are packed into the same memory, one after the other. */
 static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int mr = kernel->mr, nr = kernel->nr, only = first && last;
     const int convert_a = job->a.dtype != TSH_REAL, convert_b = job->b.dtype != TSH_REAL;
-    /* if pack_a is 0, A is read in place */
+    /* pack_a: 0: A is read in place */
     const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
     const int thin = job->m <= TSHI_GEMM_THIN && job->b.column != 1 && job->b.row == 1 &&
                      kernel->dot != NULL && !convert_b; /* thin: use `dot` */
@@ -5557,13 +5554,13 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     t.rsc = job->c.row;
     t.rsa = pack_a ? 1 : job->a.row;
     t.csa = pack_a ? mr : job->a.column;
-    if (streamed > 0) { /* few rows: all columns but a rest */
+    if (streamed > 0) { /* few rows of A: all columns that `stream` can take */
         t.a = pack_a ? job->pack_a : tshi_gemm_at(job->a, 0, 0);
         t.b = tshi_gemm_at(job->b, 0, 0);
         t.rsb = job->b.row;
         t.d = tshi_gemm_at(job->d, 0, 0);
         t.c = tshi_gemm_at(job->c, 0, 0);
-        t.sums = job->pack_b; /* in the place of packed B */
+        t.sums = job->pack_b; /* uses the memory of packed B */
         kernel->stream(&t, (int)job->m, (int)streamed);
         job->since += job->m * streamed * job->k;
     }
@@ -5587,13 +5584,13 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
             t.a = pack_a ? job->pack_a + i * job->k : tshi_gemm_at(job->a, i, 0);
             t.d = tshi_gemm_at(job->d, i, j);
             t.c = tshi_gemm_at(job->c, i, j);
-            if (cols == width && job->c.column == 1 && job->d.column == 1) /* C in place */
+            if (cols == width && job->c.column == 1 && job->d.column == 1) /* writes to C */
                 tile(&t, rows, width);
             else
                 tshi_gemm_edge(tile, &t, rows, cols, width, job->d.column, job->c.column);
         }
         job->since += job->m * cols * job->k;
-        if (job->progress && job->since >= TSHI_GEMM_INTERVAL) { /* lets collectives move */
+        if (job->progress && job->since >= TSHI_GEMM_INTERVAL) { /* collectives progress */
             job->progress->fn(job->progress->user);
             job->since = 0;
         }
@@ -5659,13 +5656,12 @@ static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64
 }
 
 /* Computes C(m, n) = alpha A(m, k) B(k, n) + beta D(m, n) on one thread; the parentheses hold
- * shapes. D is C, or does not overlap it; its strides may be 0, so a bias takes no pass of its own.
- * */
+ * shapes. D is C, or does not overlap it; its strides may be 0: a bias takes no pass of its own. */
 static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
                           const tshi_gemm_progress *progress, int64_t m, int64_t n, int64_t k,
                           tsh_real alpha, tshi_matrix a, tshi_matrix b, tsh_real beta,
                           tshi_matrix d, tshi_matrix c) {
-    const int done = k <= 0 || alpha == 0; /* no product to add */
+    const int done = k <= 0 || alpha == 0; /* 1: no product to add */
     tshi_gemm_job job;
     if (m <= 0 || n <= 0) return;
     if (done || (beta != 0 && beta != 1)) { /* rare: may take a pass of its own */
@@ -5865,10 +5861,10 @@ TSH_API tsh_coll tsh_coll_half(const tsh_coll *coll, int receives) {
     tsh_coll half = *coll;
     half.kind = receives ? TSH_RECV : TSH_SEND;
     half.send_counts = half.recv_counts = NULL;
-    if (coll->kind == TSH_SENDRECV)                                       /* has two counts */
-        half.count = *(receives ? coll->recv_counts : coll->send_counts); /* the one of this half */
-    if (receives) half.send_to = -1;                                      /* sends nothing */
-    if (!receives) half.recv_from = -1;                                   /* receives nothing */
+    if (coll->kind == TSH_SENDRECV)
+        half.count = *(receives ? coll->recv_counts : coll->send_counts); /* this half's count */
+    if (receives) half.send_to = -1;    /* a RECV has no send_to */
+    if (!receives) half.recv_from = -1; /* a SEND has no recv_from */
     return half;
 }
 
@@ -5977,7 +5973,7 @@ TSH_API int tsh_call_mismatch(int (*call)(const void *user, int r, tsh_call *out
         if (tshi_coll_agree(&all, r) > tshi_coll_agree(&all, right)) right = r;
     if (!call(user, right, &b)) return 0; /* no rank has made a call */
     for (r = 0; r < size; r++)
-        if (call(user, r, &a) && a.digest != b.digest) break; /* the lowest in another call */
+        if (call(user, r, &a) && a.digest != b.digest) break; /* the lowest rank that differs */
     if (r == size)                                            /* all calls are the same */
         return b.coll.kind == TSH_ALLTOALL ? tshi_coll_alltoall(&all, seq, group, error) : 0;
     tshi_coll_mismatch(&a.coll, &b.coll, a.counts < b.counts ? a.counts : b.counts, a.rank, b.rank,
@@ -6047,18 +6043,18 @@ TSH_API int tsh_coll_blame(const tsh_coll_search *search, int r,
                            int (*together)(const void *user, int r), const void *user, int *waits) {
     int blamed = r, at = r; /* at: each rank of the cycle in turn */
     do {
-        int more = together(user, blamed) - together(user, at); /* > 0: fewer with at */
+        int more = together(user, blamed) - together(user, at); /* > 0: fewer are in at's call */
         if (more > 0 || (more == 0 && (blamed == 0 || (at < blamed && at > 0)))) blamed = at;
         at = search[at].next;
     } while (at != r);
-    while (search[at].next != blamed) at = search[at].next; /* find the rank that waits for it */
+    while (search[at].next != blamed) at = search[at].next; /* the rank that waits for `blamed` */
     *waits = at;
     return blamed;
 }
 
 /* ---- reports of ranks that wait ---- */
 
-/* Returns the marks (how far the rank has come), which follow a report in memory. */
+/* Returns the marks (what the rank has started), which follow a report in memory. */
 static const tsh_wait_mark *tshi_coll_marks(const tsh_wait_report *report) {
     return (const tsh_wait_mark *)(const void *)(report + 1);
 }
@@ -6080,7 +6076,7 @@ static const tsh_wait_mark *tshi_coll_mark(const tsh_wait_report *report, uint64
 
 TSH_API int tsh_wait_missing(tsh_wait_report *const *report, int r, int m) {
     const tsh_wait_report *a = report[r], *b = report[m];
-    const tsh_wait_mark *here, *pair; /* m's progress in r's group, with r */
+    const tsh_wait_mark *here, *pair; /* what m has started in r's group, and in messages with r */
     if (!a || !b) return 0;           /* r or m is not known to wait */
     here = tshi_coll_mark(b, a->group, -1);
     if (!here) return 0;                            /* m is not in the group */
@@ -6092,7 +6088,7 @@ TSH_API int tsh_wait_missing(tsh_wait_report *const *report, int r, int m) {
 
 /* The reports of all ranks, for the two callbacks below. */
 typedef struct tshi_coll_reports {
-    tsh_wait_report *const *report; /* (size); NULL: the rank does not wait, as far as is known */
+    tsh_wait_report *const *report; /* one per rank; NULL: the rank is not known to wait */
     int size;                       /* number of ranks */
 } tshi_coll_reports;
 
@@ -6136,7 +6132,7 @@ TSH_API void tsh_wait_absent(tsh_wait_report *const *report, int r, tsh_error *e
     for (int i = 0; report[r] && i < report[r]->awaited; i++) {
         int m = tshi_coll_awaited(report[r])[i];
         if (m == r || (report[m] && !tsh_wait_missing(report, r, m))) continue;
-        if (!absent++) error->rank = m; /* the first is blamed */
+        if (!absent++) error->rank = m; /* the first absent rank is blamed */
         tsh_text_add(error->message, sizeof error->message, " %d", m);
     }
     if (!absent) tsh_text_add(error->message, sizeof error->message, " none");
@@ -6181,7 +6177,7 @@ static int tshi_coll_env_refuse(const char *name, const char *text, tsh_error *e
 TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_error *error) {
     const char *text = tshi_coll_env(name), *at = text;
     int64_t number;
-    if (!text) return 0; /* unset */
+    if (!text) return 0; /* unset or empty */
     if (!tshi_coll_env_digits(&at, high, &number) || *at || number < low)
         return tshi_coll_env_refuse(name, text, error,
                                     high - low == 1 ? "%d or %d" : "a whole number from %d to %d",
@@ -6193,8 +6189,8 @@ TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_err
 TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
     const int64_t second = INT64_C(1000000000);
     const char *text = tshi_coll_env(name), *at = text;
-    int64_t number = 0, unit = second; /* unit: ns that 1 at *at stands for */
-    int right;                         /* 1: a number so far */
+    int64_t number = 0, unit = second; /* unit: value in ns of a digit 1 at *at */
+    int right;                         /* 1: the text is valid so far */
     if (!text) return 0;
     right = tshi_coll_env_digits(&at, second, &number);
     number *= second;
@@ -6227,7 +6223,7 @@ TSH_API int tsh_time_limit(double given, const char *name, const char *variable,
         *ns = given < 0 || given > 1e9 ? never : (int64_t)(given * 1e9); /* negative: no limit */
     else if (tsh_env_seconds(variable, ns, error) < 0)
         return 0;
-    if (given == 0 && *ns == 0) *ns = never; /* the variable says: no limit */
+    if (given == 0 && *ns == 0) *ns = never; /* 0 in the environment: no limit */
     return 1;
 }
 
@@ -6263,7 +6259,7 @@ TSH_API int tsh_env_text(const char *name, char *text, size_t capacity, tsh_erro
  *  1. Each rank sends every other one a header, which describes its call. When all have arrived,
  *     every rank compares them: no data moves between calls that do not match.
  *  2. Once the group's earlier collectives are done, each rank sends every other one its part of
- *     the data, and sums, gathers or keeps what it receives.
+ *     the data, and sums what it receives, or stores it in the place of that rank.
  *  3. An all-reduce has a second round: each rank sends its summed chunk to all others.
  * SEND and RECV exchange headers in the same way, then the message. Between two ranks, each channel
  * of a group delivers in order, so no message needs a number:
@@ -6288,8 +6284,9 @@ typedef enum tshi_compose_channel {
 enum { TSHI_COMPOSE_MARKS = 64 };           /* limit of the marks in a report */
 #define TSHI_COMPOSE_MS    INT64_C(1000000) /* a millisecond, in ns */
 
-/* Describes a rank's call to the others. In memory 2 P counts follow: elements for each of the P
- * ranks, then from each. The pointers in call.coll are valid on the rank that wrote them only. */
+/* Describes a rank's call to the others. 2 P counts follow in memory: how many elements the rank
+ * sends to each of the P ranks of the group, then how many it receives from each. The pointers in
+ * call.coll are valid on the rank that wrote them only. */
 typedef struct tshi_compose_header {
     tsh_call call;     /* what the rank has called */
     uint64_t splits;   /* number of splits that the rank has started: makes group ids unique */
@@ -6330,8 +6327,8 @@ typedef struct tshi_compose_op {
 /* A group, as this rank sees it. */
 struct tshi_compose_group {
     tshi_compose_group *next;  /* the next in the world's list */
-    tshi_compose_world *world; /* which this rank's groups belong to */
-    uint64_t id, started, ids; /* started: number of collectives; ids: id of the newest op */
+    tshi_compose_world *world; /* the world that the group belongs to */
+    uint64_t id, started, ids; /* started: number of collectives so far; ids: id of the newest op */
     int rank, size, closing;   /* closing: 1: this rank has closed it */
     uint64_t *sends, *recvs;   /* (P) each: number of messages started to, from each peer */
     int *ranks;                /* (P): each member's rank in the world */
@@ -6346,10 +6343,10 @@ struct tshi_compose_world {
     int open_comms;             /* number of this rank's comms that are not closed */
     uint64_t splits;            /* number of splits that this rank has started */
     tshi_compose_group *groups; /* list of groups, the newest first */
-    size_t report_bytes;        /* of one report with its marks and awaited ranks */
+    size_t report_bytes;        /* bytes of one report with its marks and awaited ranks */
     tsh_wait_report **report;  /* per rank of the world: its last report; NULL: not known to wait */
     tsh_wait_report *incoming; /* memory of the report being received, then of one per rank */
-    tsh_coll_search *search;   /* one entry per rank of the world */
+    tsh_coll_search *search;   /* for the search for cycles: one entry per rank of the world */
 };
 
 /* Returns the world's error code as the backend knows it; TSH_OK: no error. */
@@ -6357,12 +6354,12 @@ static tsh_result tshi_compose_code(tshi_compose_world *world) {
     return world->messages.ops->status(&world->messages, NULL);
 }
 
-/* Makes `error` the world's error, which every rank gets, unless the world has failed already. */
+/* Raises an error: makes it the world's, which every rank gets, unless the world has failed. */
 static void tshi_compose_raise(tshi_compose_world *world, const tsh_error *error) {
     if (tshi_compose_code(world) == TSH_OK) world->messages.ops->abort(&world->messages, error);
 }
 
-/* Makes it the world's error that this rank has no memory. Returns TSH_ERR_MEMORY. */
+/* Raises the error that this rank has no memory. Returns TSH_ERR_MEMORY. */
 static tsh_result tshi_compose_no_memory(tshi_compose_world *world) {
     tsh_error error;
     (void)tsh_error_set(&error, TSH_ERR_MEMORY, world->messages.rank,
@@ -6371,11 +6368,12 @@ static tsh_result tshi_compose_no_memory(tshi_compose_world *world) {
     return TSH_ERR_MEMORY;
 }
 
+/* Returns the bytes of a header with its counts. */
 static size_t tshi_compose_header_bytes(const tshi_compose_group *group) {
     return sizeof(tshi_compose_header) + 2 * (size_t)group->size * sizeof(int64_t);
 }
 
-/* Returns rank r's header in op; for a message 0: the SEND's, 1: the RECV's. */
+/* Returns rank r's header in op. In the op of a message, r = 0 is the SEND's, r = 1 the RECV's. */
 static tshi_compose_header *tshi_compose_header_of(const tshi_compose_op *op, int r) {
     size_t bytes = tshi_compose_header_bytes(op->group) * (size_t)r;
     return (tshi_compose_header *)(void *)(op->headers + bytes);
@@ -6383,7 +6381,8 @@ static tshi_compose_header *tshi_compose_header_of(const tshi_compose_op *op, in
 
 /* ---- sending and receiving ---- */
 
-/* Returns a SEND to, or RECV from, a rank of the world, for the backend; no buffer or count yet. */
+/* Returns a SEND to, or a RECV from, rank `peer` of the world, as the backend takes it. The caller
+ * adds buffer and count. */
 static tsh_coll tshi_compose_message(tsh_coll_kind kind, int peer, uint64_t seq, tsh_dtype dtype) {
     tsh_coll coll = tsh_coll_make(kind, dtype);
     *(kind == TSH_SEND ? &coll.send_to : &coll.recv_from) = peer;
@@ -6396,8 +6395,8 @@ static int64_t tshi_compose_segment(int64_t left, tsh_dtype dtype) {
     return tshi_base_min(left, (int64_t)(TSH_MESSAGE_BYTES / tsh_dtype_size(dtype)));
 }
 
-/* Sends n elements to a rank of the world, in segments. The backend copies them before it returns.
- * */
+/* Sends n elements to rank `to` of the world, in segments. The backend copies the elements, so the
+ * caller may overwrite them at once. */
 static void tshi_compose_send(tshi_compose_world *world, int to, uint64_t seq, const void *at,
                               int64_t n, tsh_dtype dtype) {
     tsh_coll coll = tshi_compose_message(TSH_SEND, to, seq, dtype); /* the next segment */
@@ -6421,7 +6420,8 @@ static uint64_t tshi_compose_seq(const tshi_compose_group *group, tshi_compose_c
     return group->id * TSHI_COMPOSE_CHANNELS + (uint64_t)channel;
 }
 
-/* Adds a receive of n elements from a rank of the group to those that op waits for. */
+/* Adds a receive of n elements (no receive if n is 0) from a rank of the group to those that op
+ * waits for. */
 static void tshi_compose_post_recv(tshi_compose_op *op, int peer, tshi_compose_channel channel,
                                    void *at, int64_t n, tsh_dtype dtype) {
     tsh_coll recv = tshi_compose_message(TSH_RECV, op->group->ranks[peer],
@@ -6431,7 +6431,7 @@ static void tshi_compose_post_recv(tshi_compose_op *op, int peer, tshi_compose_c
     if (n > 0) op->recv[op->recvs++] = recv;
 }
 
-/* Makes it the world's error that rank `lost` is gone while this rank waits for it in op. */
+/* Raises the error that rank `lost` is gone while this rank waits for it in op. */
 static void tshi_compose_lost(const tshi_compose_op *op, int lost) {
     const tshi_compose_group *group = op->group;
     char text[TSHI_COLL_TEXT] = "";
@@ -6481,8 +6481,8 @@ static void tshi_compose_send_header(tshi_compose_op *op, const tsh_ticket *tick
     int64_t words = (int64_t)(tshi_compose_header_bytes(group) / sizeof(int64_t));
     int message = op->peer >= 0, n = group->size; /* message: 1: op is a SEND or a RECV */
     tshi_compose_header *header = tshi_compose_header_of(op, message ? !op->sends : group->rank);
-    int64_t *counts = (int64_t *)(void *)(header + 1);            /* shape (2, P) */
-    tshi_compose_channel mine = TSHI_COMPOSE_HEADERS, its = mine; /* its: the peer's */
+    int64_t *counts = (int64_t *)(void *)(header + 1);            /* elements sent, then received */
+    tshi_compose_channel mine = TSHI_COMPOSE_HEADERS, its = mine; /* its: the peer's channel */
     if (message) {
         mine = op->sends ? TSHI_COMPOSE_SENDS : TSHI_COMPOSE_RECVS;
         its = op->sends ? TSHI_COMPOSE_RECVS : TSHI_COMPOSE_SENDS;
@@ -6491,13 +6491,13 @@ static void tshi_compose_send_header(tshi_compose_op *op, const tsh_ticket *tick
     header->call.digest = tsh_coll_digest(coll, n);
     header->call.rank = group->ranks[group->rank];
     header->call.counts = tshi_coll_rows(coll->kind) ? n : 0;
-    if (ticket) header->ticket = *ticket; /* a split */
+    if (ticket) header->ticket = *ticket; /* op is a split */
     header->splits = group->world->splits;
     if (coll->kind == TSH_ALLTOALL) memcpy(counts, coll->send_counts, (size_t)n * sizeof *counts);
     if (tshi_coll_rows(coll->kind))
         memcpy(counts + n, coll->recv_counts, (size_t)n * sizeof *counts);
     for (int i = 0; i < n; i++) {
-        int r = (group->rank + i) % n; /* each rank sends in another order */
+        int r = (group->rank + i) % n; /* each rank begins with another peer */
         if (message ? r != op->peer : r == group->rank) continue;
         tshi_compose_send(group->world, group->ranks[r], tshi_compose_seq(group, mine), header,
                           words, TSH_I64);
@@ -6506,8 +6506,7 @@ static void tshi_compose_send_header(tshi_compose_op *op, const tsh_ticket *tick
     }
 }
 
-/* For tsh_call_mismatch: sets *out to rank r's call, from its header. All have called: returns 1.
- * */
+/* For tsh_call_mismatch: copies rank r's call from its header. Returns 1: r has made a call. */
 static int tshi_compose_called(const void *user, int r, tsh_call *out) {
     const tshi_compose_op *op = (const tshi_compose_op *)user;
     const tshi_compose_header *header = tshi_compose_header_of(op, r);
@@ -6517,7 +6516,7 @@ static int tshi_compose_called(const void *user, int r, tsh_call *out) {
     return 1;
 }
 
-/* Compares the calls in all headers. Returns 1 if they match; else the world fails, 0. */
+/* Returns 1 if the calls in all headers match. Else raises the error, and returns 0. */
 static int tshi_compose_match(const tshi_compose_op *op) {
     const tshi_compose_group *group = op->group;
     tsh_error error;
@@ -6537,9 +6536,9 @@ static int tshi_compose_match(const tshi_compose_op *op) {
 
 /* ---- data ---- */
 
-/* Plans a round: fills op->part, and op->to and op->from with the number of elements for and from
- * each rank. An all-reduce is a reduce-scatter of its chunks, then an all-gather; a broadcast is an
- * all-gather in which only the root has elements. */
+/* Plans the round that starts: fills op->part, and op->to and op->from with the number of elements
+ * for and from each rank. An all-reduce is a reduce-scatter of its chunks, then an all-gather; a
+ * broadcast is an all-gather in which only the root has elements. */
 static void tshi_compose_plan(tshi_compose_op *op) {
     const tsh_coll *coll = &op->coll;
     tsh_coll *part = &op->part;
@@ -6561,7 +6560,7 @@ static void tshi_compose_plan(tshi_compose_op *op) {
             op->counts[k] = tsh_coll_chunk(coll->count, n, k + 1) -
                             tsh_coll_chunk(coll->count, n, k);
     }
-    for (int k = 0; k < n; k++) { /* index me: the same for every rank k */
+    for (int k = 0; k < n; k++) { /* [me]: the same number for every k */
         op->to[k] = part->blocks * part->send_counts[part->kind == TSH_ALLGATHER ? me : k];
         op->from[k] = part->blocks * part->recv_counts[part->kind == TSH_REDUCE_SCATTER ? me : k];
     }
@@ -6581,7 +6580,7 @@ static void tshi_compose_rows(const tshi_compose_op *op, const int64_t *counts, 
 /* Copies the elements that rank k gets from this rank to `packed`, without gaps. */
 static void tshi_compose_pack(const tshi_compose_op *op, int k, char *packed) {
     const tsh_coll *part = &op->part;
-    void *send = (void *)(uintptr_t)part->send; /* not const: only read */
+    void *send = (void *)(uintptr_t)part->send; /* const is cast away: only read */
     if (part->kind != TSH_ALLGATHER)
         tshi_compose_rows(op, part->send_counts, k, send, packed, 0);
     else if (op->to[k])
@@ -6591,12 +6590,12 @@ static void tshi_compose_pack(const tshi_compose_op *op, int k, char *packed) {
 /* Starts a round: packs and sends this rank's parts to all ranks, and posts receives of theirs. */
 static void tshi_compose_round(tshi_compose_op *op) {
     const tshi_compose_group *group = op->group;
-    size_t width = tsh_dtype_size(op->coll.dtype), out, in; /* out, in: bytes */
+    size_t width = tsh_dtype_size(op->coll.dtype), out, in; /* in bytes */
     tshi_compose_plan(op);
     out = (size_t)tsh_coll_before(op->to, group->size) * width;
     in = (size_t)tsh_coll_before(op->from, group->size) * width;
     free(op->out);
-    op->out = (char *)malloc(out + in + 1); /* + 1: not 0 bytes */
+    op->out = (char *)malloc(out + in + 1); /* + 1: malloc(0) may return NULL */
     op->state = TSHI_COMPOSE_MOVING;
     if (!op->out) {
         (void)tshi_compose_no_memory(group->world);
@@ -6650,7 +6649,7 @@ static tshi_compose_op *tshi_compose_add(tshi_compose_group *group, const tsh_co
                                          const tsh_ticket *ticket) {
     size_t n = (size_t)group->size, recv = n * sizeof(tsh_coll);
     size_t counts = 3 * n * sizeof(int64_t);
-    size_t headers = (n < 2 ? 2 : n) * tshi_compose_header_bytes(group); /* 2: of a message */
+    size_t headers = (n < 2 ? 2 : n) * tshi_compose_header_bytes(group); /* a message has two */
     tshi_compose_op **at = &group->first;
     tshi_compose_op *op =
         (tshi_compose_op *)calloc(1, sizeof(tshi_compose_op) + recv + counts + headers);
@@ -6672,7 +6671,7 @@ static tshi_compose_op *tshi_compose_add(tshi_compose_group *group, const tsh_co
     op->number = op->sends       ? group->sends[op->peer]++
                  : op->peer >= 0 ? group->recvs[op->peer]++
                                  : group->started++;
-    while (*at) at = &(*at)->next; /* the end of the list */
+    while (*at) at = &(*at)->next; /* finds the end of the list */
     *at = op;
     tshi_compose_send_header(op, ticket);
     return op;
@@ -6723,7 +6722,7 @@ static void tshi_compose_step(tshi_compose_op *op) {
             tshi_compose_round(op);
     }
     while (op->state == TSHI_COMPOSE_MOVING && tshi_compose_arrived(op)) {
-        if (op->peer >= 0 || coll->kind >= TSH_BARRIER) /* a single round without sums */
+        if (op->peer >= 0 || coll->kind >= TSH_BARRIER) /* a message, or no data */
             op->state = TSHI_COMPOSE_DONE;
         else
             tshi_compose_finish(op);
@@ -6755,8 +6754,7 @@ static void tshi_compose_group_free(tshi_compose_group *group) {
     free(group);
 }
 
-/* Adds a group, whose ranks are filled in, to its world, and makes this rank's comm of it in *out.
- * */
+/* Adds a group, whose ranks are filled in, to its world, and sets *out to this rank's comm. */
 static void tshi_compose_open(tshi_compose_group *group, uint64_t id, tsh_comm *out) {
     tshi_compose_world *world = group->world;
     group->id = id;
@@ -6769,14 +6767,14 @@ static void tshi_compose_open(tshi_compose_group *group, uint64_t id, tsh_comm *
 
 /* ---- waiting ---- */
 
-/* Makes it the world's error if rank r, whose report is new, waits in a cycle. */
+/* Raises an error if rank r, whose report is new, waits in a cycle. */
 static void tshi_compose_check_cycle(tshi_compose_world *world, int r) {
     tsh_error error;
     if (tsh_wait_cycle(world->report, world->messages.size, r, world->search, &error))
         tshi_compose_raise(world, &error);
 }
 
-/* Returns the memory for rank r's report; from now on r counts as reported. */
+/* Returns the memory for rank r's report, and sets report[r] to it: r is known to wait. */
 static tsh_wait_report *tshi_compose_report_of(tshi_compose_world *world, int r) {
     world->report[r] = (tsh_wait_report *)(void *)((char *)world->incoming +
                                                    (size_t)(r + 1) * world->report_bytes);
@@ -6863,7 +6861,7 @@ static void tshi_compose_send_report(const tshi_compose_op *op) {
     tshi_compose_check_cycle(world, me);
 }
 
-/* Makes it the world's error that op has timed out, and names the ranks that op waits for. */
+/* Raises the error that op has timed out, and names the ranks that op waits for. */
 static void tshi_compose_time_out(const tshi_compose_op *op) {
     const tshi_compose_group *group = op->group;
     tsh_error error;
@@ -6876,9 +6874,9 @@ static void tshi_compose_time_out(const tshi_compose_op *op) {
                                                     : "ranks that have not finished");
     for (int r = 0; r < group->size; r++) {
         int i = 0;
-        while (i < op->recvs && op->recv[i].recv_from != group->ranks[r]) i++; /* is r awaited? */
-        if (i == op->recvs) continue;                                          /* no */
-        if (error.rank < 0) error.rank = group->ranks[r]; /* the first is blamed */
+        while (i < op->recvs && op->recv[i].recv_from != group->ranks[r]) i++; /* a RECV from r */
+        if (i == op->recvs) continue;                     /* op does not wait for r */
+        if (error.rank < 0) error.rank = group->ranks[r]; /* the first one is blamed */
         tsh_text_add(error.message, sizeof error.message, " %d", group->ranks[r]);
     }
     if (error.rank < 0) tsh_text_add(error.message, sizeof error.message, " none");
@@ -7068,7 +7066,7 @@ TSH_API tsh_result tsh_comm_compose(const tsh_comm *messages, tsh_comm *out, tsh
     world->ops = all;
     world->ops.name = messages->ops->name;
     world->ops.caps |= messages->ops->caps;
-    tshi_compose_open(group, 1, out); /* 1: the world's id */
+    tshi_compose_open(group, 1, out); /* 1: id of the world's group */
     return TSH_OK;
 }
 
@@ -7084,14 +7082,15 @@ TSH_API tsh_result tsh_comm_compose(const tsh_comm *messages, tsh_comm *out, tsh
 /* Every collective of the library passes through tsh_start and tsh_wait; the blocking functions
  * fill a tsh_coll and call both (tshi_comm_run). tsh_start checks the descriptor, numbers it, and
  * passes it to the backend, which need not check it again; then it counts calls and bytes for
- * tsh_comm_stats and the trace. */
+ * tsh_comm_stats and the trace. A group of one without a backend (ops is NULL) is served by
+ * tshi_comm_alone. */
 
-enum { TSHI_COMM_IN_FLIGHT = 64 }; /* limit of rule 1 of >>comm-api */
+enum { TSHI_COMM_IN_FLIGHT = 64 }; /* limit of requests in flight: rule 1 of >>comm-api */
 
 /* The elements that a collective reads from this rank's send and writes to its recv. -1: a count,
  * or the rank to send to or receive from, is not valid. */
 typedef struct tshi_comm_size {
-    int64_t send, recv;
+    int64_t send, recv; /* in elements */
 } tshi_comm_size;
 
 /* Returns the sum of n counts times `blocks`; -1 if a count is negative or the bytes overflow. */
@@ -7135,12 +7134,13 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
         break;
     case TSH_BARRIER: break;
     case TSH_SPLIT:
-    case TSH_COLL_KINDS: size.send = -1; break; /* not for tsh_start */
+    case TSH_COLL_KINDS: size.send = -1; break; /* tsh_start refuses these */
     }
     return size;
 }
 
-/* What tsh_world(NULL), tsh_tp(NULL), ... return: a group of one that refuses calls. Only read. */
+/* What tsh_world(NULL), tsh_tp(NULL), ... return: a group of one that refuses calls. It is const,
+ * so no function may write to it. */
 static const tsh_comm tshi_comm_none = {NULL, NULL, 0, 1, 0, 0, 0, {{0}, {0}}, NULL, NULL};
 
 /* Returns 1 if comm is open. A comm of zeros (closed, or of a rank without a color) has size 0. */
@@ -7159,8 +7159,7 @@ static int tshi_comm_valid(const tsh_coll *coll, tshi_comm_size size) {
     return (!size.send || coll->send) && (!size.recv || coll->recv) && coll->timeout_ns >= 0;
 }
 
-/* Returns n (P - 1) / P, P = size, without overflow: n = q P + r gives q (P - 1) + r (P - 1) / P.
- * */
+/* Returns n (P - 1) / P without overflow, P = size: n = q P + r gives q (P - 1) + r (P - 1) / P. */
 static uint64_t tshi_comm_share(uint64_t n, int size) {
     uint64_t p = (uint64_t)size;
     return n / p * (p - 1) + n % p * (p - 1) / p;
@@ -7171,7 +7170,7 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
     uint64_t width = tsh_dtype_size(coll->dtype);
     uint64_t send = (uint64_t)size.send * width, recv = (uint64_t)size.recv * width;
     switch (coll->kind) {
-    case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size); /* that of the next two */
+    case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size); /* the sum of the next two */
     case TSH_ALLGATHER: return tshi_comm_share(recv, comm->size);
     case TSH_REDUCE_SCATTER: return tshi_comm_share(send, comm->size);
     case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each rank passes it on */
@@ -7196,7 +7195,7 @@ static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
 static tsh_result tshi_comm_compare(tsh_comm *comm) {
     tsh_ctx *ctx = comm ? comm->unchecked : NULL; /* NULL: compared already */
     if (!ctx) return TSH_OK;
-    comm->unchecked = NULL; /* first: compare uses comm, too */
+    comm->unchecked = NULL; /* before the comparison, which uses comm */
     return ctx->compare(comm, ctx);
 }
 
@@ -7313,8 +7312,8 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     if (!tshi_coll_rows(coll->kind) || coll->blocks == 0) coll->blocks = 1;
     size = tshi_comm_measure(comm, coll);
     if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
-    if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
-    pairwise = tshi_coll_pairwise(coll->kind); /* numbered by the backend */
+    if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE; /* wait for some first */
+    pairwise = tshi_coll_pairwise(coll->kind);                        /* numbered by the backend */
     coll->seq = pairwise ? 0 : comm->next_seq;
     begin = tshi_trace_now(comm->trace);
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
@@ -7322,7 +7321,7 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     if (!pairwise) comm->next_seq++;
     if (*req) comm->in_flight++; /* *req is 0: complete already */
     bytes = tshi_comm_bytes(comm, coll, size);
-    comm->stats.calls[coll->kind]++;
+    comm->stats.calls[coll->kind]++; /* for tsh_comm_stats */
     comm->stats.bytes[coll->kind] += bytes;
     if (comm->trace) tshi_trace_sent(comm, tshi_coll_kinds[coll->kind], begin, bytes, *req);
     return TSH_OK;
@@ -7376,7 +7375,7 @@ TSH_API tsh_result tsh_split(tsh_comm *comm, int color, int key, tsh_comm *out) 
 }
 
 TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
-    if (error) {
+    if (error) { /* the result if there is no error */
         memset(error, 0, sizeof *error);
         error->rank = -1;
     }
@@ -7386,7 +7385,7 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message) {
     tsh_error why;
     if (!comm || !comm->ops) return;
-    if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED;
+    if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED; /* not an error code */
     memset(&why, 0, sizeof why); /* a backend may send all of it */
     (void)tsh_error_set(&why, code, -1, "%s", message ? message : ""); /* -1: not known here */
     comm->ops->abort(comm, &why);
