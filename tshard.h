@@ -4271,7 +4271,7 @@ TSHI_INLINE tsh_real tshi_math_pow(tsh_real v, tsh_real w) {
 
 /* ========================================================================== */
 /* >>kernel                                            MARK: - kernel (private) */
-/* Loops over strided operands, kernels per instruction set, vector maths.     */
+/* Loops over strided operands, kernels per instruction set, sums of rows.     */
 /* Needs: >>tensor.                                                             */
 /* ========================================================================== */
 
@@ -4395,7 +4395,7 @@ TSHI_INLINE const tsh_real *tshi_kernel_load_block(const tsh_real *x, int64_t st
     if (step && n - e > 1)
         tshi_kernel_gather(first, step, n - e, pad);
     else if (step || !e) {             /* a single value */
-        const tsh_real value = *first; /* read once: for the compiler, pad may overlap it */
+        const tsh_real value = *first; /* read once: to the compiler, pad may overlap x */
         for (i = 0; i < TSHI_BLOCK; i++) pad[i] = value;
     }
     return pad;
@@ -5505,7 +5505,7 @@ static void tshi_gemm_edge(tshi_gemm_tile_fn tile, const tshi_gemm_tile *t, int 
 static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     const int64_t line = 64 / (int64_t)sizeof(tsh_real); /* values per cache line */
     const int64_t cols = tshi_base_min(job->kernel->nr, job->n - j);
-    const int across = job->b.column == 1; /* a line is part of a row, not of a column */
+    const int across = job->b.column == 1; /* 1: a cache line is part of a row of B, not a column */
     const int64_t count = across ? job->k : cols, length = across ? cols : job->k;
     tsh_real *const b = (tsh_real *)job->b.data;
     tshi_gemm_walk w = {b, b, b, 0, 0, 0};
@@ -5664,7 +5664,7 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
     const int done = k <= 0 || alpha == 0; /* 1: no product to add */
     tshi_gemm_job job;
     if (m <= 0 || n <= 0) return;
-    if (done || (beta != 0 && beta != 1)) { /* rare: may take a pass of its own */
+    if (done || (beta != 0 && beta != 1)) { /* rare, so it may take its own pass */
         tshi_gemm_scale(m, n, beta, d, c);
         beta = 1;
         d = c;
@@ -5755,8 +5755,8 @@ TSH_API tsh_comm tsh_comm_make(const tsh_comm_ops *ops, void *impl, int rank, in
 
 TSH_API void tsh_coll_sum(void *out, int64_t n, const tsh_coll *coll, int size, int k,
                           const void *(*part)(const void *user, int r), const void *user) {
-    const void *left = part(user, (k + 1) % size); /* x[k+1], then the sum so far */
-    for (int j = 2; j <= size; j++) {
+    const void *left = part(user, (k + 1) % size); /* x[k+1] (rule 5), then the sum so far */
+    for (int j = 2; j <= size; j++) {              /* left to right, in the order of a ring */
         tsh_coll_fold(out, left, part(user, (k + j) % size), n, coll->dtype, coll->redop);
         left = out;
     }
@@ -5822,11 +5822,11 @@ TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int siz
     if (!capacity) return text; /* no byte for the terminating 0 */
     text[0] = '\0';
     tshi_coll_name(text, capacity, tshi_coll_kinds, TSH_COLL_KINDS, "kind", kind);
-    if (kind >= TSH_BARRIER) return text;
+    if (kind >= TSH_BARRIER) return text; /* no arguments to describe */
     tsh_text_add(text, capacity, " of ");
     if (!tshi_coll_rows(coll->kind) && kind != TSH_SENDRECV)
         tsh_text_add(text, capacity, "%lld ", (long long)coll->count);
-    if ((unsigned)coll->dtype < (unsigned)TSHI_DTYPES)
+    if ((unsigned)coll->dtype < (unsigned)TSHI_DTYPES) /* a broken peer may send another value */
         tsh_text_add(text, capacity, "%s", tshi_dtypes[coll->dtype].name);
     else
         tsh_text_add(text, capacity, "dtype %d", (int)coll->dtype);
@@ -6199,7 +6199,7 @@ TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
         for (; *at >= '0' && *at <= '9'; at++) {
             unit /= 10;
             if (unit) number += unit * (*at - '0');
-            if (*at > '0' && number == 0) number = 1; /* below 1 ns; 0 would mean no limit */
+            if (*at > '0' && number == 0) number = 1; /* less than 1 ns; 0 is no limit */
         }
         right = at > point + 1; /* at least one digit */
     }
@@ -6213,7 +6213,7 @@ TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
 
 TSH_API int tsh_time_limit(double given, const char *name, const char *variable, double otherwise,
                            int64_t *ns, tsh_error *error) {
-    const int64_t never = INT64_C(1) << 61; /* ns: 73 years */
+    const int64_t never = INT64_C(1) << 61; /* in ns: 73 years */
     *ns = (int64_t)(otherwise * 1e9);
     if (given != given) {
         (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is not a number (NaN)", name);
@@ -6233,13 +6233,13 @@ TSH_API int tsh_timeout(double given, const char *name, int64_t *ns, tsh_error *
 
 TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise) {
     int64_t now = tsh_now(), wait = timeout_ns ? timeout_ns : otherwise;
-    return wait > INT64_MAX - now ? INT64_MAX : now + wait; /* no overflow */
+    return wait > INT64_MAX - now ? INT64_MAX : now + wait; /* must not overflow */
 }
 
 TSH_API int tsh_env_text(const char *name, char *text, size_t capacity, tsh_error *error) {
     const char *value = tshi_coll_env(name);
     if (!value) return 0;
-    if (strlen(value) < capacity) {
+    if (strlen(value) < capacity) { /* fits, with its final 0 */
         memcpy(text, value, strlen(value) + 1);
         return 1;
     }
@@ -6267,7 +6267,7 @@ TSH_API int tsh_env_text(const char *name, char *text, size_t capacity, tsh_erro
  *     rank a                           rank b
  *     header ----- HEADERS ---------> compares it with its own, as a does
  *     part   ----- DATA ------------> sums
- *     chunk  <---- DATA ------------- sum
+ *     chunk  <---- DATA ------------- sum (only of an all-reduce)
  *
  * An op only takes a step when the backend has data for it (tshi_compose_step); any wait, test or
  * progress advances every op of this rank. */
@@ -6415,7 +6415,7 @@ static void tshi_compose_send(tshi_compose_world *world, int to, uint64_t seq, c
     tshi_compose_raise(world, &error);
 }
 
-/* The seq of a group's messages on a channel, by which the backend matches them. */
+/* Returns the seq of a group's messages on a channel, by which the backend matches them. */
 static uint64_t tshi_compose_seq(const tshi_compose_group *group, tshi_compose_channel channel) {
     return group->id * TSHI_COMPOSE_CHANNELS + (uint64_t)channel;
 }
@@ -6551,7 +6551,7 @@ static void tshi_compose_plan(tshi_compose_op *op) {
         part->send = coll->recv;
         op->counts[coll->root] = coll->count; /* the other counts are 0 */
     } else if (coll->kind == TSH_ALLREDUCE) {
-        int64_t start = tsh_coll_chunk(coll->count, n, me); /* of this rank's chunk */
+        int64_t start = tsh_coll_chunk(coll->count, n, me); /* where this rank's chunk starts */
         char *chunk = (char *)coll->recv + (size_t)start * tsh_dtype_size(coll->dtype);
         part->kind = op->round ? TSH_ALLGATHER : TSH_REDUCE_SCATTER;
         part->send = op->round ? chunk : coll->send;
@@ -6603,7 +6603,7 @@ static void tshi_compose_round(tshi_compose_op *op) {
     }
     op->in = op->out + out;
     for (int i = 0; i < group->size; i++) {
-        int k = (group->rank + i) % group->size; /* this rank first */
+        int k = (group->rank + i) % group->size; /* begins with this rank */
         char *from = op->out + (size_t)tsh_coll_before(op->to, k) * width;
         char *into = op->in + (size_t)tsh_coll_before(op->from, k) * width;
         tshi_compose_pack(op, k, from);
@@ -6928,7 +6928,7 @@ static tsh_result tshi_compose_start(tsh_comm *comm, const tsh_coll *coll, tsh_r
     if (coll->kind == TSH_SENDRECV) {
         half = tsh_coll_half(coll, 0);
         op->other = tshi_compose_add(group, &half, NULL);
-        if (!op->other) return TSH_ERR_MEMORY; /* and the world has failed */
+        if (!op->other) return TSH_ERR_MEMORY; /* the world has failed, too */
     }
     *req = op->id;
     return TSH_OK;
@@ -7116,8 +7116,8 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
     case TSH_ALLREDUCE: size.send = size.recv = count; break;
     case TSH_ALLGATHER:
     case TSH_REDUCE_SCATTER:
-        whole = tshi_comm_total(coll->recv_counts, n, coll->blocks);
-        own = whole < 0 ? -1 : coll->recv_counts[comm->rank] * coll->blocks;
+        whole = tshi_comm_total(coll->recv_counts, n, coll->blocks); /* elements of all ranks */
+        own = whole < 0 ? -1 : coll->recv_counts[comm->rank] * coll->blocks; /* of this rank */
         size.send = coll->kind == TSH_ALLGATHER ? own : whole;
         size.recv = coll->kind == TSH_ALLGATHER ? whole : own;
         break;
@@ -7132,7 +7132,7 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
         size.send = to ? tshi_comm_total(coll->send_counts, 1, 1) : -1;
         size.recv = from ? tshi_comm_total(coll->recv_counts, 1, 1) : -1;
         break;
-    case TSH_BARRIER: break;
+    case TSH_BARRIER: break; /* no buffers */
     case TSH_SPLIT:
     case TSH_COLL_KINDS: size.send = -1; break; /* tsh_start refuses these */
     }
@@ -7146,7 +7146,7 @@ static const tsh_comm tshi_comm_none = {NULL, NULL, 0, 1, 0, 0, 0, {{0}, {0}}, N
 /* Returns 1 if comm is open. A comm of zeros (closed, or of a rank without a color) has size 0. */
 static int tshi_comm_usable(const tsh_comm *comm) {
     return comm && comm != &tshi_comm_none && comm->size >= 1 && comm->rank >= 0 &&
-           comm->rank < comm->size && (comm->ops || comm->size == 1);
+           comm->rank < comm->size && (comm->ops || comm->size == 1); /* no ops: a group of one */
 }
 
 /* Returns 1 if dtype, counts, reduction, buffers and time limit of a collective are valid. */
@@ -7154,7 +7154,7 @@ static int tshi_comm_valid(const tsh_coll *coll, tshi_comm_size size) {
     if ((unsigned)coll->dtype >= (unsigned)TSHI_DTYPES || size.send < 0 || size.recv < 0) return 0;
     if (tshi_coll_reduces(coll->kind) &&
         ((unsigned)coll->redop > TSH_AVG ||
-         (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating)))
+         (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating))) /* AVG: floats only */
         return 0;
     return (!size.send || coll->send) && (!size.recv || coll->recv) && coll->timeout_ns >= 0;
 }
@@ -7176,7 +7176,7 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
     case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each rank passes it on */
     case TSH_ALLTOALL:
         return send - (uint64_t)(coll->send_counts[comm->rank] * coll->blocks) * width;
-    default: return comm->size > 1 ? send : 0;
+    default: return comm->size > 1 ? send : 0; /* all of send, if any */
     }
 }
 
@@ -7184,7 +7184,7 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
 static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
     int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER; /* 1: send goes to recv */
     if (coll->kind == TSH_SEND || coll->kind == TSH_RECV) return TSH_ERR_ARGUMENT; /* no peer */
-    if (moves && size.send != size.recv) return TSH_ERR_ARGUMENT;
+    if (moves && size.send != size.recv) return TSH_ERR_ARGUMENT; /* sizes differ */
     if (moves && size.send && coll->send != coll->recv)
         memmove(coll->recv, coll->send, (size_t)size.send * tsh_dtype_size(coll->dtype));
     return TSH_OK;
@@ -7295,7 +7295,7 @@ TSH_API tsh_coll tsh_coll_make(tsh_coll_kind kind, tsh_dtype dtype) {
     coll.size = (uint32_t)sizeof coll;
     coll.kind = kind;
     coll.dtype = dtype;
-    coll.blocks = 1;
+    coll.blocks = 1; /* counts are not repeated */
     coll.root = coll.send_to = coll.recv_from = coll.tag = -1;
     return coll;
 }
@@ -7314,7 +7314,7 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE; /* wait for some first */
     pairwise = tshi_coll_pairwise(coll->kind);                        /* numbered by the backend */
-    coll->seq = pairwise ? 0 : comm->next_seq;
+    coll->seq = pairwise ? 0 : comm->next_seq; /* position among the group's collectives */
     begin = tshi_trace_now(comm->trace);
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
     if (result != TSH_OK) return result;
@@ -7329,7 +7329,7 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
 
 TSH_API tsh_result tsh_test(tsh_comm *comm, tsh_req req, int *done) {
     if (!tshi_comm_usable(comm) || !done) return TSH_ERR_ARGUMENT;
-    *done = 1;
+    *done = 1;               /* the result if req is 0 */
     if (!req) return TSH_OK; /* complete already */
     return comm->ops ? comm->ops->test(comm, req, done) : TSH_ERR_ARGUMENT;
 }
@@ -7360,7 +7360,7 @@ TSH_API void tsh_comm_progress(tsh_comm *comm) {
 TSH_API tsh_result tsh_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     tsh_result result = TSH_OK;
     if (!out) return TSH_ERR_ARGUMENT;
-    memset(out, 0, sizeof *out);
+    memset(out, 0, sizeof *out); /* no group, in case of an error */
     if (!tshi_comm_usable(comm) || color < -1) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
     if (comm->ops) {
@@ -7386,15 +7386,15 @@ TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message
     tsh_error why;
     if (!comm || !comm->ops) return;
     if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED; /* not an error code */
-    memset(&why, 0, sizeof why); /* a backend may send all of it */
+    memset(&why, 0, sizeof why); /* all bytes: a backend may send the struct */
     (void)tsh_error_set(&why, code, -1, "%s", message ? message : ""); /* -1: not known here */
     comm->ops->abort(comm, &why);
 }
 
 TSH_API void tsh_comm_close(tsh_comm *comm) {
     if (!comm || comm == &tshi_comm_none) return; /* tshi_comm_none is const */
-    if (comm->ops) comm->ops->close(comm);
-    memset(comm, 0, sizeof *comm);
+    if (comm->ops) comm->ops->close(comm);        /* the backend ends the group */
+    memset(comm, 0, sizeof *comm);                /* size 0: closed, see tshi_comm_usable */
 }
 
 /* ========================================================================== */
