@@ -4134,7 +4134,8 @@ TSHI_INLINE tsh_real tshi_math_exp(tsh_real v, int fused) {
     n -= 0x4B400000u - 254u; /* n plus twice the bias of the exponent */
     half = n >> 1;           /* about half of n, plus the bias */
     y = y * tshi_math_float(half << 23) * tshi_math_float((n - half) << 23); /* 2^n e^r */
-    return TSHI_R( /* x itself if x is NaN */
+    /* if x is NaN, the result is x itself */
+    return TSHI_R(
         tshi_math_float(tshi_math_pick(bits << 1 > 0xFF000000u, bits, tshi_math_bits(y))));
 }
 
@@ -4547,7 +4548,8 @@ TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
         const int32_t rank = (int32_t)((order & ~nan) | nan >> 1); /* NaN: the largest */
         best = best > rank ? best : rank;
     }
-    return TSHI_R( /* back to the bits of the float */
+    /* converts the integer back to the bits of the float */
+    return TSHI_R(
         tshi_math_float((uint32_t)best ^ ((0u - ((uint32_t)best >> 31)) & 0x7FFFFFFFu)));
 }
 
@@ -5148,7 +5150,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
     TARGET static void tshi_gemm_tile_##isa(const tshi_gemm_tile *t, int rows, int cols) {         \
         const int wide = (size_t)cols > sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real);            \
         tshi_gemm_tile part = *t;                                                                  \
-        int left = rows; /* rows still to be computed */                                           \
+        int left = rows;  /* rows still to be computed */                                          \
         if (rows == mr) { /* a whole tile */                                                       \
             if (wide)                                                                              \
                 tshi_gemm_rows_##isa(t, mr, 2);                                                    \
@@ -5188,7 +5190,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real)), add = t->add;     \
         const TSHI_GEMM_VEC_##isa zero = {0}, alpha = TSHI_GEMM_SET_##isa(t->alpha);               \
         int64_t p = 0;                                                                             \
-        memset(t->sums, 0, (size_t)rows * (size_t)cols * sizeof *t->sums); /* sums begin at 0 */   \
+        memset(t->sums, 0, (size_t)rows * (size_t)cols * sizeof *t->sums);                         \
         for (; p + TSHI_GEMM_STEPS <= t->k; p += TSHI_GEMM_STEPS)                                  \
             tshi_gemm_steps_##isa(t, p, TSHI_GEMM_STEPS, rows, cols);                              \
         for (; p < t->k; p++) tshi_gemm_steps_##isa(t, p, 1, rows, cols);                          \
@@ -5771,7 +5773,7 @@ TSH_API int64_t tsh_coll_before(const int64_t *counts, int r) {
 }
 
 TSH_API int64_t tsh_coll_chunk(int64_t n, int size, int k) {
-    int64_t chunk = n / size + (n % size != 0); /* ceil(n / size) */
+    int64_t chunk = n / size + (n % size != 0);         /* ceil(n / size) */
     return chunk == 0 || k > n / chunk ? n : chunk * k; /* min(n, chunk k) */
 }
 
