@@ -4252,14 +4252,14 @@ TSHI_INLINE tsh_real tshi_math_pow(tsh_real v, tsh_real w) {
     const uint32_t x = tshi_math_bits((float)v), y = tshi_math_bits((float)w);
     const uint32_t a = x & 0x7FFFFFFFu, b = y & 0x7FFFFFFFu, infinity = 0x7F800000u;
     uint32_t out, even, whole, odd;
-    int32_t integer; /* y, if it fits */
+    int32_t integer; /* y as an integer, if y fits */
     if (TSHI_DOUBLE) return TSHI_R(pow((double)v, (double)w));
     out = tshi_math_bits(tshi_math_power(tshi_math_float(a), (float)w)); /* |x|^y */
     even = b >= 0x4B800000u; /* |y| >= 2^24, infinity too, is an even integer */
     integer = (int32_t)tshi_math_float(tshi_math_pick((int)even, 0u, y));
     whole = even | (uint32_t)(tshi_math_bits((float)integer) == y); /* 1: y is an integer */
     odd = whole & (uint32_t)integer & 1u;                           /* 1: y is odd */
-    out = tshi_math_pick((a == 0u) | (a == infinity),               /* 0^y, infinity^y */
+    out = tshi_math_pick((a == 0u) | (a == infinity),               /* 0^y and infinity^y */
                            tshi_math_pick((uint32_t)(a == 0u) == y >> 31, infinity, 0u), out);
     out |= x & odd << 31;                                  /* x's sign */
     out = tshi_math_pick((a > infinity) | (b > infinity) | /* NaN; x < 0 and y no integer */
@@ -4360,9 +4360,9 @@ enum { TSHI_BLOCK = 32 };
 TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
     tsh_real a[16];
     int i;
-    for (i = 0; i < 16; i++) a[i] = lane[i] + lane[i + 16]; /* 32 to 16 */
-    for (i = 0; i < 8; i++) a[i] += a[i + 8];               /* 16 to 8 */
-    for (i = 0; i < 4; i++) a[i] += a[i + 4];               /* 8 to 4 */
+    for (i = 0; i < 16; i++) a[i] = lane[i] + lane[i + 16]; /* 32 sums become 16 */
+    for (i = 0; i < 8; i++) a[i] += a[i + 8];               /* 16 become 8 */
+    for (i = 0; i < 4; i++) a[i] += a[i + 4];               /* 8 become 4 */
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
@@ -4395,7 +4395,7 @@ TSHI_INLINE const tsh_real *tshi_kernel_load_block(const tsh_real *x, int64_t st
     if (step == 1 && n - e >= TSHI_BLOCK) return first; /* in place */
     if (step && n - e > 1)
         tshi_kernel_gather(first, step, n - e, pad);
-    else if (step || !e) {             /* a single value */
+    else if (step || !e) {             /* a single value is left */
         const tsh_real value = *first; /* read once: to the compiler, pad may overlap x */
         for (i = 0; i < TSHI_BLOCK; i++) pad[i] = value;
     }
@@ -4441,10 +4441,10 @@ TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n
                                      const tsh_real *block, int add) {
     const tshi_dtype *row = &tshi_dtypes[y->dtype];
     const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK; /* values in this block */
-    char *at = (char *)y->data + e * y->step * row->size;         /* the first of them */
+    char *at = (char *)y->data + e * y->step * row->size;         /* address of the first of them */
     tsh_real sum[TSHI_BLOCK];
     int i;
-    if (add) row->load(at, y->step, m, sum); /* the values to add to */
+    if (add) row->load(at, y->step, m, sum); /* reads the values to add to */
     for (i = 0; i < m; i++)                  /* if step is 0, sum[i] continues sum[i - 1] */
         sum[i] = add ? TSHI_R(sum[y->step || !i ? i : i - 1] + block[i]) : block[i];
     row->store(at, y->step, m, sum);
@@ -4492,7 +4492,7 @@ TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_sum_step(lane, x + e);
-    if (e < n) { /* the rest, padded */
+    if (e < n) { /* the last, padded block */
         tshi_kernel_pad(x + e, n - e, 0, pad);
         tshi_kernel_sum_step(lane, pad);
     }
@@ -4512,7 +4512,7 @@ TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_dot_step(lane, x + e, y + e);
-    if (e < n) { /* the rest, padded */
+    if (e < n) { /* the last, padded block */
         tshi_kernel_pad(x + e, n - e, 0, pad[0]);
         tshi_kernel_pad(y + e, n - e, 0, pad[1]);
         tshi_kernel_dot_step(lane, pad[0], pad[1]);
@@ -4545,7 +4545,7 @@ TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
         /* nan: all ones for NaN, whose magnitude is above infinity's, else 0; computed without a
          * comparison, so that the loop vectorises */
         const uint32_t nan = 0u - ((0x7F800000u - (bits & 0x7FFFFFFFu)) >> 31);
-        const int32_t rank = (int32_t)((order & ~nan) | nan >> 1); /* NaN: the largest */
+        const int32_t rank = (int32_t)((order & ~nan) | nan >> 1); /* NaN becomes the largest */
         best = best > rank ? best : rank;
     }
     /* converts the integer back to the bits of the float */
@@ -4560,7 +4560,7 @@ TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_max_step(lane, x + e);
-    if (e < n) { /* the rest, padded */
+    if (e < n) { /* the last, padded block */
         tshi_kernel_pad(x + e, n - e, x[0], pad);
         tshi_kernel_max_step(lane, pad);
     }
@@ -4691,7 +4691,7 @@ static void tshi_kernel_walk(const tshi_loop *loop) {
     for (;;) {
         loop->kernel(inner >= 0 ? loop->dim[inner] : 1, x, loop->params);
         for (d = inner - 1; d >= 0; d--) { /* the next index, as of an odometer */
-            int64_t back = ++index[d] < loop->dim[d] ? 0 : loop->dim[d]; /* > 0: d is at its end */
+            int64_t back = ++index[d] < loop->dim[d] ? 0 : loop->dim[d]; /* > 0: d has ended */
             for (i = 0; i < loop->n; i++)
                 tshi_kernel_move(&x[i], loop->stride[i][d] * (back ? 1 - back : 1));
             if (!back) break;
@@ -4715,7 +4715,7 @@ static void tshi_kernel_piece(void *job, int piece, int64_t from, int64_t to) {
  * dimension that is long enough and along which operand 0 has a stride other than 0, so no two
  * threads write to the same element. */
 TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const void *params) {
-    enum { MIN_ELEMENTS = 1 << 15 }; /* per thread, at least */
+    enum { MIN_ELEMENTS = 1 << 15 }; /* fewer per thread would not pay */
     int64_t count = 1;
     int d, pieces;
     for (d = 0; d < loop->ndim; d++) count *= loop->dim[d];
@@ -4738,7 +4738,7 @@ typedef struct tshi_rows {
     tshi_kernel_fn kernel;         /* called once per piece */
     int64_t count;                 /* number of rows */
     const void *params;            /* the kernel's parameters */
-    tshi_operand x[TSHI_MAX_ROWS]; /* data NULL: not used */
+    tshi_operand x[TSHI_MAX_ROWS]; /* operands; data NULL: not used */
     int64_t own[TSHI_MAX_ROWS];    /* elements per piece; 0: the operand is no scratch */
 } tshi_rows;
 
@@ -4765,7 +4765,7 @@ static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) 
 
 /* Returns how many pieces, at most one per thread, to cut `rows` rows of `length` elements into. */
 static int tshi_kernel_parts(const tsh_ctx *ctx, int64_t rows, int64_t length) {
-    enum { MIN_ELEMENTS = 1 << 14 }; /* per thread, at least */
+    enum { MIN_ELEMENTS = 1 << 14 }; /* fewer per thread would not pay */
     return tshi_team_parts(ctx, rows, tshi_base_ceil(MIN_ELEMENTS, length > 0 ? length : 1));
 }
 
@@ -4796,7 +4796,7 @@ TSHI_APART void tshi_kernel_move_each(int64_t n, const tshi_operand *to, const t
 /* to = from: copies n elements and converts their dtype: exactly between integers, else through
  * tsh_real. */
 TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_operand *from) {
-    enum { BLOCK = 256 }; /* elements per step */
+    enum { BLOCK = 256 }; /* elements converted at a time */
     const tshi_dtype *y = &tshi_dtypes[to->dtype], *x = &tshi_dtypes[from->dtype];
     tshi_operand out = *to, in = *from;
     union {
@@ -4965,7 +4965,7 @@ TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *s
 typedef struct tshi_matrix {
     void *data;          /* element (0, 0) */
     int64_t row, column; /* distance from row to row, from column to column, in elements */
-    tsh_dtype dtype;     /* of data */
+    tsh_dtype dtype;     /* type of the elements */
 } tshi_matrix;
 
 /* Returns a matrix; `row` and `column` are its strides. */
@@ -5033,7 +5033,7 @@ struct tshi_gemm_kernel {
 };
 
 enum {
-    TSHI_GEMM_TILE_MAX = 384, /* limit of mr * nr */
+    TSHI_GEMM_TILE_MAX = 384, /* limit of mr * nr for any kernel */
     TSHI_GEMM_THIN = 2,       /* limit of rows for `dot`: such products are bound by reading B */
     TSHI_GEMM_STRETCH = 32,   /* steps of k from one prefetch of a tile to the next */
     TSHI_GEMM_FETCH = 4,      /* cache lines of the next sliver of B per prefetch */
@@ -5048,11 +5048,11 @@ enum {
 /* The reference that the other kernels are tested against; without GNU C the only one. It computes
  * strips of one row and constant width, whose sums all compilers keep in vector registers. */
 static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
-    for (int i = 0; i < rows; i++) {                        /* row i */
+    for (int i = 0; i < rows; i++) {                        /* row i of the tile */
         for (int j = 0; j < cols; j += TSHI_GEMM_C_STRIP) { /* a strip of columns, from j on */
             tsh_real acc[TSHI_GEMM_C_STRIP] = {0}, *c = t->c + i * t->rsc + j;
             const tsh_real *d = t->d + i * t->rsd + j;
-            for (int64_t p = 0; p < t->k; p++) { /* step p of the sums */
+            for (int64_t p = 0; p < t->k; p++) { /* step p of each sum */
                 const tsh_real x = t->a[i * t->rsa + p * t->csa], *b = t->b + p * t->rsb + j;
                 for (int l = 0; l < TSHI_GEMM_C_STRIP; l++) acc[l] += x * b[l];
             }
@@ -5116,9 +5116,9 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         const int64_t rsa = t->rsa, csa = t->csa;                                                  \
         const tsh_real *b = t->b, *a0 = t->a, *a1 = rows > 3 ? a0 + 3 * rsa : a0;                  \
         const tsh_real *a2 = rows > 6 ? a0 + 6 * rsa : a0, *a3 = rows > 9 ? a0 + 9 * rsa : a0;     \
-        const tsh_real *c = t->c; /* row of C to prefetch */                                       \
+        const tsh_real *c = t->c; /* next row of C to prefetch */                                  \
         const TSHI_GEMM_VEC_##isa zero = {0};                                                      \
-        TSHI_GEMM_VEC_##isa x, b0, b1, c0[mr], c1[mr]; /* c0, c1: the sums */                      \
+        TSHI_GEMM_VEC_##isa x, b0, b1, c0[mr], c1[mr]; /* c0, c1: sums of the tile */              \
         ROWS(TSHI_GEMM_ZERO, isa)                                                                  \
         (void)a2, (void)a3; /* not read in tiles of 6 rows */                                      \
         for (int64_t p = t->k, rest; p > 0;) {                                                     \
@@ -5129,7 +5129,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
                 if (vecs > 1) TSHI_PREFETCH(c + lanes);                                            \
                 c += c == t->c + (rows - 1) * t->rsc ? 0 : t->rsc;                                 \
             }                                                                                      \
-            for (; p > rest; p--) { /* one step of k */                                            \
+            for (; p > rest; p--) { /* each step of k */                                           \
                 b0 = TSHI_GEMM_LOAD_##isa(b);                                                      \
                 b1 = vecs > 1 ? TSHI_GEMM_LOAD_##isa(b + lanes) : b0;                              \
                 ROWS(TSHI_GEMM_STEP, isa)                                                          \
@@ -5151,7 +5151,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         const int wide = (size_t)cols > sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real);            \
         tshi_gemm_tile part = *t;                                                                  \
         int left = rows;  /* rows still to be computed */                                          \
-        if (rows == mr) { /* a whole tile */                                                       \
+        if (rows == mr) { /* a tile of full height */                                              \
             if (wide)                                                                              \
                 tshi_gemm_rows_##isa(t, mr, 2);                                                    \
             else                                                                                   \
@@ -5238,7 +5238,7 @@ TSHI_GEMM_KERNEL(v128, , TSHI_GEMM_ROWS6, 6)
 #if TSHI_X86
 #if TSHI_GEMM_FLOAT
 #define TSHI_GEMM_REG(bits)    __m##bits             /* type of a register of so many bits */
-#define TSHI_GEMM_OP(bits, op) _mm##bits##_##op##_ps /* name of an intrinsic */
+#define TSHI_GEMM_OP(bits, op) _mm##bits##_##op##_ps /* name of an x86 intrinsic */
 #else
 #define TSHI_GEMM_REG(bits)    __m##bits##d
 #define TSHI_GEMM_OP(bits, op) _mm##bits##_##op##_pd
@@ -5293,7 +5293,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, int row, i
     const __m256 zero = {0};
     __m256 acc[2] = {zero, zero}; /* the sums of each group */
     int64_t p = 0;
-    for (; p + 4 <= t->k; p += 4, a += 4 * csa, b += 4) { /* 4 steps of k */
+    for (; p + 4 <= t->k; p += 4, a += 4 * csa, b += 4) { /* takes 4 steps of k at a time */
         const __m256 x0 = _mm256_set1_ps(a[0]), x1 = _mm256_set1_ps(a[csa]);
         const __m256 x2 = _mm256_set1_ps(a[2 * csa]), x3 = _mm256_set1_ps(a[3 * csa]);
         TSHI_GEMM_GROUP(0)
@@ -5305,7 +5305,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, int row, i
         const float *s = b + 8 * g * csb;
         const float *d = t->d + row * t->rsd + col + 8 * g;
         float *c = t->c + row * t->rsc + col + 8 * g;
-        for (int64_t q = 0; q < t->k - p; q++, s++) { /* the last k % 4 steps */
+        for (int64_t q = 0; q < t->k - p; q++, s++) { /* takes the last k % 4 steps */
             const __m256 y = _mm256_setr_ps(s[0], s[csb], s[2 * csb], s[3 * csb], s[4 * csb],
                                             s[5 * csb], s[6 * csb], s[7 * csb]);
             acc[g] = _mm256_fmadd_ps(_mm256_set1_ps(a[q * csa]), y, acc[g]);
@@ -5318,8 +5318,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, int row, i
 TSHI_AVX2 static void tshi_gemm_dot_avx2(const tshi_gemm_tile *t, int rows, int cols) {
     for (int i = 0; i < rows; i++) {
         int j = 0;
-        for (; cols - j >= 16; j += 16) tshi_gemm_dot_row(t, i, j, 2); /* two groups */
-        if (j < cols) tshi_gemm_dot_row(t, i, j, 1);                   /* one group */
+        for (; cols - j >= 16; j += 16) tshi_gemm_dot_row(t, i, j, 2); /* columns of two groups */
+        if (j < cols) tshi_gemm_dot_row(t, i, j, 1);                   /* columns of one group */
     }
 }
 #define TSHI_GEMM_DOT tshi_gemm_dot_avx2
@@ -5409,9 +5409,9 @@ TSHI_OUTLINE void tshi_gemm_pack(float *TSHI_RESTRICT dst, int width, int valid,
     const int64_t steps = lanes > 0 ? k & ~(int64_t)3 : 0, block = inc == 1 ? 4 : 16;
     for (int64_t q = 0; q < steps; q += block) {
         const int64_t end = tshi_base_min(q + block, steps);
-        if (inc == 1) /* lanes are contiguous */
+        if (inc == 1) /* lanes are contiguous in src */
             tshi_gemm_pack_rows(dst + q * width, width, lanes, src + q * ld, ld, q + 12 <= k);
-        else /* steps are contiguous */
+        else /* steps are contiguous in src */
             tshi_gemm_pack_columns(dst + q * width, width, lanes, end - q, src + q, inc,
                                    q + 32 < k);
         if (lanes < width) /* the lanes that are left */
@@ -5438,7 +5438,7 @@ static void tshi_gemm_pack_matrix(tsh_real *dst, int width, int valid, int64_t k
     }
     for (int64_t p = 0; p < k; p++, dst += width) {
         dtype->load((const char *)m.data + p * m.column * dtype->size, m.row, valid, dst);
-        for (int i = valid; i < width; i++) dst[i] = 0; /* missing rows */
+        for (int i = valid; i < width; i++) dst[i] = 0; /* pads the rows that are missing */
     }
 }
 
@@ -5458,7 +5458,7 @@ typedef struct tshi_gemm_job {
     const tshi_gemm_kernel *kernel; /* computes the tiles */
     tsh_real *pack_a, *pack_b;      /* scratch: a packed block of A, panel of B */
     int64_t m, n, k;                /* C is (m, n), A is (m, k), B is (k, n) */
-    tsh_real alpha;                 /* factor of A B */
+    tsh_real alpha;                 /* factor of the product A B */
     int add;                        /* 0: D is 0 and not read */
     tshi_matrix a, b, d, c;         /* the matrices; D may be C */
     int stream;                     /* 1: the kernel's `stream` computes all columns that it can */
@@ -5494,7 +5494,7 @@ static void tshi_gemm_edge(tshi_gemm_tile_fn tile, const tshi_gemm_tile *t, int 
     tshi_gemm_tile inner = *t;
     inner.d = inner.c = buffer;
     inner.rsd = inner.rsc = width;
-    for (int i = 0; t->add && i < rows; i++) /* D, widened by zeros */
+    for (int i = 0; t->add && i < rows; i++) /* copies D, padded with zeros */
         for (int j = 0; j < width; j++)
             buffer[i * width + j] = j < cols ? t->d[i * t->rsd + j * csd] : 0;
     tile(&inner, rows, width);
@@ -5511,7 +5511,7 @@ static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     const int64_t count = across ? job->k : cols, length = across ? cols : job->k;
     tsh_real *const b = (tsh_real *)job->b.data;
     tshi_gemm_walk w = {b, b, b, 0, 0, 0};
-    if (cols <= 0 || job->b.dtype != TSH_REAL) return w; /* nothing to prefetch */
+    if (cols <= 0 || job->b.dtype != TSH_REAL) return w; /* no line to prefetch */
     w.step = across ? job->b.row : job->b.column;
     w.along = line * (across ? job->b.column : job->b.row);
     w.left = tshi_base_ceil(length, line) - 1;
@@ -5586,7 +5586,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
             t.a = pack_a ? job->pack_a + i * job->k : tshi_gemm_at(job->a, i, 0);
             t.d = tshi_gemm_at(job->d, i, j);
             t.c = tshi_gemm_at(job->c, i, j);
-            if (cols == width && job->c.column == 1 && job->d.column == 1) /* writes to C */
+            if (cols == width && job->c.column == 1 && job->d.column == 1) /* tile fits C */
                 tile(&t, rows, width);
             else
                 tshi_gemm_edge(tile, &t, rows, cols, width, job->d.column, job->c.column);
@@ -5912,7 +5912,7 @@ static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t
         blamed = r;
         max = wrong;
     }
-    if (blamed < 0) return 0; /* all counts fit */
+    if (blamed < 0) return 0; /* all counts agree */
     while (!tshi_coll_unequal(all, blamed, m) && !tshi_coll_unequal(all, m, blamed)) m++;
     sends = tshi_coll_unequal(all, blamed, m); /* 1: what `blamed` sends, 0: receives */
     (void)all->call(all->user, blamed, &a);
@@ -6006,7 +6006,7 @@ TSH_API int tsh_split_order(const void *tickets, size_t stride, int size, int co
     for (int r = 0; r < size; r++) {
         tsh_ticket mine = tshi_coll_ticket(tickets, stride, r);
         int at = n; /* insertion sort by key; stable, so equal keys stay in the order of ranks */
-        if (mine.color != color) continue; /* not in this group */
+        if (mine.color != color) continue; /* rank r is not in the group */
         for (; at > 0 && tshi_coll_ticket(tickets, stride, order[at - 1]).key > mine.key; at--)
             order[at] = order[at - 1];
         order[at] = r;
@@ -6019,7 +6019,7 @@ TSH_API int tsh_split_order(const void *tickets, size_t stride, int size, int co
 
 TSH_API int tsh_coll_cycle(tsh_coll_search *search, int size, int r,
                            int (*awaits)(const void *user, int r, int i), const void *user) {
-    if (search[r].seen) return -1; /* searched before */
+    if (search[r].seen) return -1; /* r has been searched before */
     search[r].from = -1;           /* where the search begins */
     while (r >= 0) {
         int m = -1;
@@ -6120,7 +6120,7 @@ TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_
     int blamed, waits;
     memset(search, 0, (size_t)size * sizeof *search);
     r = tsh_coll_cycle(search, size, r, tshi_coll_awaits, &all);
-    if (r < 0) return 0; /* no cycle */
+    if (r < 0) return 0; /* r waits in no cycle */
     blamed = tsh_coll_blame(search, r, tshi_coll_together, &all, &waits);
     (void)tsh_error_set(error, TSH_ERR_MISMATCH, blamed,
                         "rank %d waits in %s while rank %d waits for it in %s", blamed,
@@ -6179,7 +6179,7 @@ static int tshi_coll_env_refuse(const char *name, const char *text, tsh_error *e
 TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_error *error) {
     const char *text = tshi_coll_env(name), *at = text;
     int64_t number;
-    if (!text) return 0; /* unset or empty */
+    if (!text) return 0; /* variable unset or empty */
     if (!tshi_coll_env_digits(&at, high, &number) || *at || number < low)
         return tshi_coll_env_refuse(name, text, error,
                                     high - low == 1 ? "%d or %d" : "a whole number from %d to %d",
@@ -6203,7 +6203,7 @@ TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
             if (unit) number += unit * (*at - '0');
             if (*at > '0' && number == 0) number = 1; /* less than 1 ns; 0 is no limit */
         }
-        right = at > point + 1; /* at least one digit */
+        right = at > point + 1; /* at least one digit after the point */
     }
     if (!right || *at)
         return tshi_coll_env_refuse(name, text, error,
@@ -6310,12 +6310,12 @@ typedef struct tshi_compose_group tshi_compose_group;
 typedef struct tshi_compose_op {
     struct tshi_compose_op *next;  /* the op that this rank started after it; NULL: none */
     struct tshi_compose_op *other; /* the other half of a SENDRECV; else NULL */
-    tshi_compose_group *group;     /* where it was started */
+    tshi_compose_group *group;     /* the group in which the op was started */
     tsh_coll coll;                 /* what the caller asked for */
     tsh_coll part;       /* the current round as an ALLGATHER, REDUCE_SCATTER or ALLTOALL */
     uint64_t id, number; /* id: the request; number: of the collective in group, of the message */
     int64_t deadline;    /* the time (tsh_now) at which it times out */
-    tshi_compose_state state; /* how far it has come */
+    tshi_compose_state state; /* how far the op has come */
     int peer, sends; /* peer: the other rank of a message, -1 for collectives; sends: 1: a SEND */
     int round;       /* 1: the second round, in which an all-reduce sends its summed chunks */
     tsh_coll *recv;  /* (P): the receives that are not complete */
@@ -6401,7 +6401,7 @@ static int64_t tshi_compose_segment(int64_t left, tsh_dtype dtype) {
  * caller may overwrite them at once. */
 static void tshi_compose_send(tshi_compose_world *world, int to, uint64_t seq, const void *at,
                               int64_t n, tsh_dtype dtype) {
-    tsh_coll coll = tshi_compose_message(TSH_SEND, to, seq, dtype); /* the next segment */
+    tsh_coll coll = tshi_compose_message(TSH_SEND, to, seq, dtype); /* becomes each segment */
     tsh_result result = TSH_OK;
     tsh_error error;
     coll.send = at;
@@ -6449,7 +6449,7 @@ static void tshi_compose_lost(const tshi_compose_op *op, int lost) {
 static int tshi_compose_receive(const tshi_compose_op *op, tsh_coll *recv) {
     tsh_comm *messages = &op->group->world->messages;
     while (recv->count > 0) {
-        tsh_coll next = *recv; /* the next segment */
+        tsh_coll next = *recv; /* becomes the next segment */
         tsh_req again = 0;
         tsh_result result;
         next.count = tshi_compose_segment(recv->count, recv->dtype);
@@ -6493,7 +6493,7 @@ static void tshi_compose_send_header(tshi_compose_op *op, const tsh_ticket *tick
     header->call.digest = tsh_coll_digest(coll, n);
     header->call.rank = group->ranks[group->rank];
     header->call.counts = tshi_coll_rows(coll->kind) ? n : 0;
-    if (ticket) header->ticket = *ticket; /* op is a split */
+    if (ticket) header->ticket = *ticket; /* only a split has a ticket */
     header->splits = group->world->splits;
     if (coll->kind == TSH_ALLTOALL) memcpy(counts, coll->send_counts, (size_t)n * sizeof *counts);
     if (tshi_coll_rows(coll->kind))
@@ -6574,7 +6574,7 @@ static void tshi_compose_rows(const tshi_compose_op *op, const int64_t *counts, 
                               char *packed, int unpacks) {
     size_t width = tsh_dtype_size(op->coll.dtype), n = (size_t)counts[k] * width;
     size_t row = (size_t)tsh_coll_before(counts, op->group->size) * width; /* bytes of a row */
-    char *at = (char *)whole + (size_t)tsh_coll_before(counts, k) * width; /* k's first row */
+    char *at = (char *)whole + (size_t)tsh_coll_before(counts, k) * width; /* rank k's first row */
     for (int64_t b = 0; b < op->coll.blocks && n; b++, at += row, packed += n)
         memcpy(unpacks ? at : packed, unpacks ? packed : at, n);
 }
@@ -6592,7 +6592,7 @@ static void tshi_compose_pack(const tshi_compose_op *op, int k, char *packed) {
 /* Starts a round: packs and sends this rank's parts to all ranks, and posts receives of theirs. */
 static void tshi_compose_round(tshi_compose_op *op) {
     const tshi_compose_group *group = op->group;
-    size_t width = tsh_dtype_size(op->coll.dtype), out, in; /* in bytes */
+    size_t width = tsh_dtype_size(op->coll.dtype), out, in; /* out, in: in bytes */
     tshi_compose_plan(op);
     out = (size_t)tsh_coll_before(op->to, group->size) * width;
     in = (size_t)tsh_coll_before(op->from, group->size) * width;
@@ -6609,7 +6609,7 @@ static void tshi_compose_round(tshi_compose_op *op) {
         char *from = op->out + (size_t)tsh_coll_before(op->to, k) * width;
         char *into = op->in + (size_t)tsh_coll_before(op->from, k) * width;
         tshi_compose_pack(op, k, from);
-        if (i == 0) { /* this rank's own part */
+        if (i == 0) { /* this rank's part for itself */
             if (op->from[k]) memcpy(into, from, (size_t)op->from[k] * width);
             continue;
         }
@@ -6837,7 +6837,7 @@ static void tshi_compose_fill_report(const tshi_compose_op *op, tsh_wait_report 
     r->group = group->id;
     r->seq = op->peer >= 0 ? 0 : op->number; /* number of the collective */
     r->pairwise = op->peer >= 0;
-    r->send_to = r->recv_from = -1; /* -1: not awaited */
+    r->send_to = r->recv_from = -1; /* -1: no message is awaited */
     r->marks = tshi_compose_marks(group->world, (tsh_wait_mark *)(void *)(r + 1));
     awaited = (int *)(void *)((tsh_wait_mark *)(void *)(r + 1) + r->marks);
     if (op->peer >= 0) {
@@ -6941,7 +6941,7 @@ static tsh_result tshi_compose_wait(tsh_comm *comm, tsh_req req) {
     tsh_result code;
     if (!op) return TSH_ERR_ARGUMENT;
     code = tshi_compose_await(op);
-    tshi_compose_release(op); /* also after an error */
+    tshi_compose_release(op); /* frees op also after an error */
     return code;
 }
 
@@ -6969,7 +6969,7 @@ static tsh_result tshi_compose_status(tsh_comm *comm, tsh_error *error) {
 static void tshi_compose_abort(tsh_comm *comm, const tsh_error *why) {
     tsh_comm *messages = &tshi_compose_group_of(comm)->world->messages;
     tsh_error error = *why;
-    if (error.rank < 0) error.rank = messages->rank; /* -1: this rank */
+    if (error.rank < 0) error.rank = messages->rank; /* -1: the error of this rank */
     messages->ops->abort(messages, &error);
 }
 
@@ -7178,7 +7178,7 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
     case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each rank passes it on */
     case TSH_ALLTOALL:
         return send - (uint64_t)(coll->send_counts[comm->rank] * coll->blocks) * width;
-    default: return comm->size > 1 ? send : 0; /* all of send, if any */
+    default: return comm->size > 1 ? send : 0; /* sends its whole buffer */
     }
 }
 
@@ -7186,7 +7186,7 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
 static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
     int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER; /* 1: send goes to recv */
     if (coll->kind == TSH_SEND || coll->kind == TSH_RECV) return TSH_ERR_ARGUMENT; /* no peer */
-    if (moves && size.send != size.recv) return TSH_ERR_ARGUMENT; /* sizes differ */
+    if (moves && size.send != size.recv) return TSH_ERR_ARGUMENT;                  /* cannot copy */
     if (moves && size.send && coll->send != coll->recv)
         memmove(coll->recv, coll->send, (size_t)size.send * tsh_dtype_size(coll->dtype));
     return TSH_OK;
@@ -7323,7 +7323,7 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     if (!pairwise) comm->next_seq++;
     if (*req) comm->in_flight++; /* *req is 0: complete already */
     bytes = tshi_comm_bytes(comm, coll, size);
-    comm->stats.calls[coll->kind]++; /* for tsh_comm_stats */
+    comm->stats.calls[coll->kind]++; /* counts for tsh_comm_stats */
     comm->stats.bytes[coll->kind] += bytes;
     if (comm->trace) tshi_trace_sent(comm, tshi_coll_kinds[coll->kind], begin, bytes, *req);
     return TSH_OK;
@@ -7332,7 +7332,7 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
 TSH_API tsh_result tsh_test(tsh_comm *comm, tsh_req req, int *done) {
     if (!tshi_comm_usable(comm) || !done) return TSH_ERR_ARGUMENT;
     *done = 1;               /* the result if req is 0 */
-    if (!req) return TSH_OK; /* complete already */
+    if (!req) return TSH_OK; /* the collective is complete already */
     return comm->ops ? comm->ops->test(comm, req, done) : TSH_ERR_ARGUMENT;
 }
 
@@ -7387,7 +7387,7 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message) {
     tsh_error why;
     if (!comm || !comm->ops) return;
-    if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED; /* not an error code */
+    if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED; /* no error code */
     memset(&why, 0, sizeof why); /* all bytes: a backend may send the struct */
     (void)tsh_error_set(&why, code, -1, "%s", message ? message : ""); /* -1: not known here */
     comm->ops->abort(comm, &why);
