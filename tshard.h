@@ -4062,13 +4062,14 @@ TSHI_INIT_FUNCTION(dirac, DIRAC, 0, 0)
 /* ========================================================================== */
 
 /* Functions of one float without calls or branches, so that loops that call them vectorise. (For
- * double they call libm.) Coefficients of polynomials are minimax (Remez algorithm), for the
- * relative error of the whole function, unless a source is named. `fused` is a constant after
- * inlining; fused multiply-adds are faster and a little more exact. The largest errors in ulps over
- * all floats: exp 0.99 (fused: 0.91), tanh 1.50, log 0.87 (0.86), erf 2.00 (1.81), gelu 2.35
- * (2.01); over samples: pow 0.6. */
+ * double they call libm.) Most reduce the argument to a small range by working on the bits of the
+ * float, compute a polynomial there, and select the special values at the end by masks.
+ * Coefficients are minimax (Remez algorithm) for the relative error of the whole function, unless a
+ * source is named. `fused` is a constant after inlining; 1: a * b + c is one instruction, which is
+ * faster and a little more exact. The largest errors in ulps over all floats are exp 0.99 (fused:
+ * 0.91), tanh 1.50, log 0.87 (0.86), erf 2.00 (1.81), gelu 2.35 (2.01); over samples, pow 0.6. */
 
-/* Returns a b + c. */
+/* Returns a * b + c; rounded only once if `fused` is 1. */
 TSHI_INLINE float tshi_math_fma(float a, float b, float c, int fused) {
 #if defined(__GNUC__)
     return fused ? __builtin_fmaf(a, b, c) : (float)(a * b + c);
@@ -4077,7 +4078,7 @@ TSHI_INLINE float tshi_math_fma(float a, float b, float c, int fused) {
 #endif
 }
 
-/* Returns (((p x + a) x + b) x + c) x + d: four steps of Horner's rule. */
+/* Returns (((p x + a) x + b) x + c) x + d: four steps of Horner's rule for a polynomial. */
 TSHI_INLINE float tshi_math_steps(float p, float x, float a, float b, float c, float d,
                                     int fused) {
     p = tshi_math_fma(p, x, a, fused);
@@ -4090,42 +4091,43 @@ TSHI_INLINE float tshi_math_steps(float p, float x, float a, float b, float c, f
  * digits of x, unless it follows C99 strictly (gcc: -std=c99). */
 TSHI_INLINE float tshi_math_round(float x) {
 #if defined(FLT_EVAL_METHOD) && (FLT_EVAL_METHOD == 1 || FLT_EVAL_METHOD == 2)
-    const volatile float stored = x;
+    const volatile float stored = x; /* memory holds no more digits than a float */
     return stored;
 #else
     return x;
 #endif
 }
 
-/* The bits of a float. Choices are made by comparing bits, as integers: a comparison of floats may
- * trap, so compilers keep it as a branch. */
+/* Returns the bits of a float. Choices are made by comparing bits, as integers: a comparison of
+ * floats may trap, so compilers keep it as a branch, and the loop does not vectorise. */
 TSHI_INLINE uint32_t tshi_math_bits(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
 
+/* Returns the float that has these bits. */
 TSHI_INLINE float tshi_math_float(uint32_t bits) {
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-/* Returns yes ? a : b, by masking instead of a branch. yes is 0 or 1. */
+/* Returns a if yes is 1, b if yes is 0, by masking instead of a branch. */
 TSHI_INLINE uint32_t tshi_math_pick(int yes, uint32_t a, uint32_t b) {
-    return b ^ ((a ^ b) & (0u - (uint32_t)yes));
+    return b ^ ((a ^ b) & (0u - (uint32_t)yes)); /* 0 - 1: all ones */
 }
 
-/* Reduces x for e^x = 2^n e^r, n = round(x / ln 2). Returns r = x - n ln 2, with ln 2 in two parts,
- * so that the first product is exact (Cody & Waite 1980). *n becomes n + 0x4B400000; shifting it
- * left by 23 leaves n alone, in a float's exponent. */
+/* Reduces the argument of e^x = 2^n e^r, n = round(x / ln 2). Returns r = x - n ln 2. ln 2 is in
+ * two parts, of which n times the first is exact (Cody & Waite 1980). Sets *n to n + 0x4B400000:
+ * shifted left by 23, only n is left, at the place of a float's exponent. */
 TSHI_INLINE float tshi_math_exp_rest(float x, uint32_t *n, int fused) {
-    /* adding 1.5 * 2^23 leaves the rounded integer in the low bits */
+    /* 1.44269504 is 1 / ln 2; adding 1.5 * 2^23 leaves the rounded integer in the low bits */
     const float shifted = tshi_math_round(tshi_math_fma(x, 1.44269504f, 12582912.0f, fused));
-    const float whole = shifted - 12582912.0f;
-    *n = tshi_math_bits(shifted);
-    x = tshi_math_fma(whole, -0.693359375f, x, fused);
-    return tshi_math_fma(whole, 2.12194440e-4f, x, fused);
+    const float whole = shifted - 12582912.0f;             /* n, as a float */
+    *n = tshi_math_bits(shifted);                          /* n + 0x4B400000 */
+    x = tshi_math_fma(whole, -0.693359375f, x, fused);     /* the first 9 bits of ln 2 */
+    return tshi_math_fma(whole, 2.12194440e-4f, x, fused); /* the rest of ln 2 */
 }
 
 /* Returns (e^r - 1 - r) / r^2 for |r| < 0.35. */
@@ -4134,95 +4136,99 @@ TSHI_INLINE float tshi_math_exp_tail(float r, int fused) {
                              4.9999993e-1f, fused);
 }
 
+/* Returns e^r - 1 for |r| < 0.35. */
 TSHI_INLINE float tshi_math_exp_less_one(float r, int fused) {
     return tshi_math_fma(tshi_math_exp_tail(r, fused), r * r, r, fused);
 }
 
-/* Returns e^r. 1 + r (1 + r p) is the more exact form if fused, 1 + (r + r^2 p) if not. */
+/* Returns e^r. With p = tshi_math_exp_tail, 1 + r (1 + r p) is the more exact form if fused,
+ * 1 + (r + r^2 p) if not. */
 TSHI_INLINE float tshi_math_exp_whole(float r, int fused) {
     if (!fused) return tshi_math_exp_less_one(r, fused) + 1.0f;
     return tshi_math_fma(tshi_math_fma(tshi_math_exp_tail(r, fused), r, 1.0f, fused), r, 1.0f,
                            fused);
 }
 
-/* Returns e^x for x <= 0 (or just above); 0 for x < -87; any value for NaN. Adding n to the
- * exponent multiplies by 2^n. */
+/* Returns e^x for x <= 0 (or just above), in fewer steps than tshi_math_exp: 0 for x < -87, any
+ * value for NaN. Adding n to the exponent multiplies by 2^n. */
 TSHI_INLINE tsh_real tshi_math_exp_below(tsh_real v, int fused) {
     const uint32_t bits = tshi_math_bits((float)v);
-    uint32_t x = bits < 0xC2AE0000u ? bits : 0xC2AE0000u, n;
+    uint32_t x = bits < 0xC2AE0000u ? bits : 0xC2AE0000u, n; /* x, or -87 if x is less */
     float y;
     if (TSHI_DOUBLE) return TSHI_R(exp((double)v));
-    y = tshi_math_exp_whole(tshi_math_exp_rest(tshi_math_float(x), &n, fused), fused);
-    x = tshi_math_bits(y) + (n << 23);
-    return TSHI_R(tshi_math_float(tshi_math_pick(bits <= 0xC2AE0000u, x, 0u)));
+    y = tshi_math_exp_whole(tshi_math_exp_rest(tshi_math_float(x), &n, fused), fused); /* e^r */
+    x = tshi_math_bits(y) + (n << 23);                                                 /* 2^n e^r */
+    return TSHI_R(tshi_math_float(tshi_math_pick(bits <= 0xC2AE0000u, x, 0u))); /* x < -87: 0 */
 }
 
-/* Returns e^x. 2^n is multiplied in as two halves, so that neither overflows or underflows before
- * the product does. */
+/* Returns e^x for any x. 2^n is multiplied in as two factors of about 2^(n/2), so that neither
+ * overflows or underflows before the product does. */
 TSHI_INLINE tsh_real tshi_math_exp(tsh_real v, int fused) {
     const uint32_t bits = tshi_math_bits((float)v);
-    int32_t order = (int32_t)bits;
+    int32_t order = (int32_t)bits; /* positive floats are ordered as their bits */
     uint32_t x, n, half;
     float y;
     if (TSHI_DOUBLE) return TSHI_R(exp((double)v));
-    /* clamp x to [-104, 89]: as signed integers, then, for negative floats, as unsigned ones */
+    /* clamps x to [-104, 89]: as signed integers, then, for negative floats, as unsigned ones */
     order = order < 0x42B20000 ? order : 0x42B20000;
     x = (uint32_t)order;
     x = x < 0xC2D00000u ? x : 0xC2D00000u;
-    y = tshi_math_exp_whole(tshi_math_exp_rest(tshi_math_float(x), &n, fused), fused);
+    y = tshi_math_exp_whole(tshi_math_exp_rest(tshi_math_float(x), &n, fused), fused); /* e^r */
     n -= 0x4B400000u - 254u; /* n plus twice the bias of the exponent */
-    half = n >> 1;
-    y = y * tshi_math_float(half << 23) * tshi_math_float((n - half) << 23);
+    half = n >> 1;           /* about half of n, plus the bias */
+    y = y * tshi_math_float(half << 23) * tshi_math_float((n - half) << 23); /* 2^n e^r */
+    /* if x is NaN, the result is x itself */
     return TSHI_R(
         tshi_math_float(tshi_math_pick(bits << 1 > 0xFF000000u, bits, tshi_math_bits(y))));
 }
 
+/* Returns 1 / (1 + e^-x). */
 TSHI_INLINE tsh_real tshi_math_sigmoid(tsh_real x, int fused) {
     return TSHI_R(1) / (TSHI_R(1) + tshi_math_exp(-x, fused));
 }
 
-/* Returns tanh x: for |x| < 0.625 an odd polynomial (as in Cephes), else q / (q + 2) with x's sign
- * and q = e^2|x| - 1 = 2^n (e^r - 1) + 2^n - 1; 1 from 9.02 on. */
+/* Returns tanh x: for |x| < 0.625 an odd polynomial (as in Cephes), else q / (q + 2) with x's sign,
+ * where q = e^(2 |x|) - 1 = 2^n (e^r - 1) + 2^n - 1; 1 from |x| = 9.02 on. */
 TSHI_INLINE tsh_real tshi_math_tanh(tsh_real v, int fused) {
-    const float x = (float)v, z = x * x;
-    const uint32_t sign = tshi_math_bits(x) & 0x80000000u;
-    const uint32_t a = tshi_math_bits(x) & 0x7FFFFFFFu;
+    const float x = (float)v, z = x * x;                   /* z: argument of the polynomial */
+    const uint32_t sign = tshi_math_bits(x) & 0x80000000u; /* x's sign bit */
+    const uint32_t a = tshi_math_bits(x) & 0x7FFFFFFFu;    /* the bits of |x| */
     uint32_t n;
-    float q, power, mid;
+    float q, power, mid; /* power: 2^n; mid: tanh x for |x| < 0.625 */
     if (TSHI_DOUBLE) return TSHI_R(tanh((double)v));
     mid = tshi_math_steps(-5.7049874e-3f, z, 2.0639088e-2f, -5.3739715e-2f, 1.3331442e-1f,
                             -3.3333282e-1f, fused);
     mid = tshi_math_fma(mid * z, x, x, fused);
-    q = 2.0f * tshi_math_float(a < 0x41200000u ? a : 0x41200000u); /* at most 10 */
-    q = tshi_math_exp_less_one(tshi_math_exp_rest(q, &n, fused), fused);
-    power = tshi_math_float((n << 23) + 0x3F800000u);
-    q = tshi_math_fma(power, q, power - 1.0f, fused);
+    q = 2.0f * tshi_math_float(a < 0x41200000u ? a : 0x41200000u);       /* 2 |x|, |x| at most 10 */
+    q = tshi_math_exp_less_one(tshi_math_exp_rest(q, &n, fused), fused); /* e^r - 1 */
+    power = tshi_math_float((n << 23) + 0x3F800000u);                    /* 2^n */
+    q = tshi_math_fma(power, q, power - 1.0f, fused);                    /* e^(2 |x|) - 1 */
     q = q / (q + 2.0f);
     return TSHI_R(tshi_math_float(tshi_math_pick(a - 0x3F200000u <= 0x40600000u,
                                                      tshi_math_bits(q), tshi_math_bits(mid)) |
                                     sign));
 }
 
-/* Returns log x = e log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), and
- * log(1 + f) = f - f^2 / 2 + f^3 P(f) (as in Cephes). The larger part of e log 2 is exact; the
- * rounding error of its sum with f is added last. e is in units of 2^-23: bits, not shifted. */
+/* Returns log x = n log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), and log(1 + f) =
+ * f - f^2 / 2 + f^3 P(f) (as in Cephes). The larger part of n log 2 is exact; the rounding error of
+ * its sum with f is added last. e is 2^23 n: bits, not shifted; its factors are divided by 2^23. */
 TSHI_INLINE tsh_real tshi_math_log(tsh_real v, int fused) {
     float x = (float)v, e, f, p, whole, sum, rest;
     uint32_t bits = tshi_math_bits(x), tiny = 0u - (uint32_t)(bits < 0x00800000u), k, m, special;
     if (TSHI_DOUBLE) return TSHI_R(log((double)v));
-    m = bits ^ ((bits ^ tshi_math_bits(x * 8388608.0f)) & tiny);
-    k = (m - 0x3F3504F3u) & 0xFF800000u; /* 0 from sqrt 1/2 to sqrt 2 */
-    f = tshi_math_float(m - k) - 1.0f;
-    e = (float)(int32_t)(k - (0x0B800000u & tiny));
+    m = bits ^ ((bits ^ tshi_math_bits(x * 8388608.0f)) & tiny); /* subnormal x: times 2^23 */
+    k = (m - 0x3F3504F3u) & 0xFF800000u;            /* n << 23; 0 from sqrt 1/2 to sqrt 2 */
+    f = tshi_math_float(m - k) - 1.0f;              /* 1 + f is x / 2^n */
+    e = (float)(int32_t)(k - (0x0B800000u & tiny)); /* 0x0B800000: 23 << 23 */
     p = tshi_math_steps(6.7466066e-2f, f, -1.1679658e-1f, 1.1890323e-1f, -1.2405135e-1f,
                           1.4219224e-1f, fused);
     p = tshi_math_steps(p, f, -1.6668007e-1f, 2.0002134e-1f, -2.5000010e-1f, 3.3333312e-1f,
                           fused);
-    p = tshi_math_fma(p, f, -0.5f, fused);
-    whole = e * (0.693359375f / 8388608.0f);
+    p = tshi_math_fma(p, f, -0.5f, fused);   /* P(f) f - 1/2 */
+    whole = e * (0.693359375f / 8388608.0f); /* the larger part of n log 2 */
     sum = whole + f;
     rest = tshi_math_fma(e, -2.12194440e-4f / 8388608.0f, whole - sum + f, fused);
-    sum = sum + tshi_math_fma(p, f * f, rest, fused);
+    sum = sum + tshi_math_fma(p, f * f, rest, fused); /* + f^2 (P(f) f - 1/2) */
     /* log 0 is -infinity, log infinity is infinity, all else that is special is NaN */
     special = tshi_math_pick(bits << 1 == 0u, 0xFF800000u, 0x7FC00000u);
     special = tshi_math_pick(bits == 0x7F800000u, bits, special);
@@ -4234,12 +4240,14 @@ TSHI_INLINE tsh_real tshi_math_sqrt(tsh_real x) {
     return TSHI_DOUBLE ? TSHI_R(sqrt((double)x)) : TSHI_R(sqrtf((float)x));
 }
 
+/* Returns the bits of a double. */
 TSHI_INLINE uint64_t tshi_math_bits8(double x) {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
 
+/* Returns the double that has these bits. */
 TSHI_INLINE double tshi_math_double(uint64_t bits) {
     double x;
     memcpy(&x, &bits, sizeof x);
@@ -4256,84 +4264,88 @@ TSHI_INLINE double tshi_math_round8(double x) {
 #endif
 }
 
-/* Returns x^y = 2^(y log2 x) for x > 0, computed in double. The mantissa m is in
- * [sqrt 1/2, sqrt 2); log2 m = s P(s^2) with s = (m - 1) / (m + 1). */
+/* Returns x^y = 2^(y log2 x) for x > 0, computed in double. x is 2^n m with m in
+ * [sqrt 1/2, sqrt 2); log2 m = s P(s^2) with s = (m - 1) / (m + 1). y log2 x is split into an
+ * integer i and a rest in [-1/2, 1/2], of which a second polynomial computes 2^rest. */
 TSHI_INLINE float tshi_math_power(float x, float y) {
     uint64_t bits = tshi_math_bits8((double)x);
-    uint64_t k = (bits - 0x3FE6A09E667F3BCDu + 0x3FF0000000000000u) >> 52;
+    uint64_t k = (bits - 0x3FE6A09E667F3BCDu + 0x3FF0000000000000u) >> 52; /* n + 1023 */
     double m = tshi_math_double(bits - (k << 52) + 0x3FF0000000000000u), s, z, t, p;
     s = (m - 1.0) / (m + 1.0);
     z = s * s;
     p = (3.4073010658534e-1 * z + 4.1167271899778e-1) * z + 5.7708358496515e-1;
-    p = (p * z + 9.6179667334180e-1) * z + 2.8853900817901;
-    /* converts k to double and subtracts the bias of the exponent */
+    p = (p * z + 9.6179667334180e-1) * z + 2.8853900817901; /* P(s^2) */
+    /* t = log2 x; the constant is 2^52 + 1023: converts k to double and subtracts the bias */
     t = tshi_math_double(k + 0x4330000000000000u) - 4503599627371519.0 + p * s;
-    t = t * (double)y;
+    t = t * (double)y;     /* y log2 x */
     t = t < 200 ? t : 200; /* 2^t and 2^-t are out of a float's range */
     t = t > -200 ? t : -200;
-    /* adding 1.5 * 2^52 rounds t to an integer, which is left in the low bits of s */
+    /* adding 1.5 * 2^52 rounds t to the integer i, which is left in the low bits of s */
     s = tshi_math_round8(t + 6755399441055744.0);
-    t = t - (s - 6755399441055744.0);
+    t = t - (s - 6755399441055744.0); /* the rest */
     p = (1.5353351392569e-4 * t + 1.3398887281849e-3) * t + 9.6184374823696e-3;
     p = (p * t + 5.5503324404768e-2) * t + 2.4022647911954e-1;
-    p = (p * t + 6.9314720286791e-1) * t + 1.0;
-    return (float)tshi_math_double(tshi_math_bits8(p) + (tshi_math_bits8(s) << 52));
+    p = (p * t + 6.9314720286791e-1) * t + 1.0;                                      /* 2^rest */
+    return (float)tshi_math_double(tshi_math_bits8(p) + (tshi_math_bits8(s) << 52)); /* 2^i p */
 }
 
-/* Returns x^y as C's pow: |x|^y, then x's sign for odd y, then zeros, infinities and NaN. */
+/* Returns x^y as C's pow does: computes |x|^y, sets x's sign if y is odd, then selects the results
+ * for zeros, infinities and NaN. a and b are the bits of |x| and |y|. */
 TSHI_INLINE tsh_real tshi_math_pow(tsh_real v, tsh_real w) {
     const uint32_t x = tshi_math_bits((float)v), y = tshi_math_bits((float)w);
     const uint32_t a = x & 0x7FFFFFFFu, b = y & 0x7FFFFFFFu, infinity = 0x7F800000u;
     uint32_t out, even, whole, odd;
-    int32_t integer;
+    int32_t integer; /* y as an integer, if y fits */
     if (TSHI_DOUBLE) return TSHI_R(pow((double)v, (double)w));
-    out = tshi_math_bits(tshi_math_power(tshi_math_float(a), (float)w));
+    out = tshi_math_bits(tshi_math_power(tshi_math_float(a), (float)w)); /* |x|^y */
     even = b >= 0x4B800000u; /* |y| >= 2^24, infinity too, is an even integer */
     integer = (int32_t)tshi_math_float(tshi_math_pick((int)even, 0u, y));
-    whole = even | (uint32_t)(tshi_math_bits((float)integer) == y);
-    odd = whole & (uint32_t)integer & 1u;
-    out = tshi_math_pick((a == 0u) | (a == infinity),
+    whole = even | (uint32_t)(tshi_math_bits((float)integer) == y); /* 1: y is an integer */
+    odd = whole & (uint32_t)integer & 1u;                           /* 1: y is odd */
+    out = tshi_math_pick((a == 0u) | (a == infinity),               /* 0^y and infinity^y */
                            tshi_math_pick((uint32_t)(a == 0u) == y >> 31, infinity, 0u), out);
-    out |= x & odd << 31;
-    out = tshi_math_pick((a > infinity) | (b > infinity) |
+    out |= x & odd << 31;                                  /* x's sign */
+    out = tshi_math_pick((a > infinity) | (b > infinity) | /* NaN; x < 0 and y no integer */
                                (int)((x >> 31) & (whole ^ 1u) & (uint32_t)(a - 1u < infinity - 1u)),
                            0x7FC00000u, out);
     out = tshi_math_pick((b == 0u) | (x == 0x3F800000u) | ((a == 0x3F800000u) & (b == infinity)),
-                           0x3F800000u, out);
+                           0x3F800000u, out); /* 1: x^0, 1^y, (-1)^infinity */
     return TSHI_R(tshi_math_float(out));
 }
 
 /* ========================================================================== */
 /* >>kernel                                            MARK: - kernel (private) */
-/* Loops over strided operands, kernels per instruction set, vector maths.     */
+/* Loops over strided operands, kernels per instruction set, sums of rows.     */
 /* Needs: >>tensor.                                                             */
 /* ========================================================================== */
 
 /* An elementwise op adds its operands to a tshi_loop (tshi_kernel_space, tshi_kernel_tensor) and
- * calls tshi_kernel_run; an op that works on rows sets the operands of a tshi_rows and calls
- * tshi_kernel_run_rows. Either calls a kernel, which loads, computes and stores blocks of
- * TSHI_BLOCK values: see tshi_kernel_add_body for the shortest one. */
+ * calls tshi_kernel_run, which calls a kernel for each run along the innermost dimension. An op
+ * that works on whole rows, such as softmax, sets the operands of a tshi_rows and calls
+ * tshi_kernel_run_rows, which calls a kernel once per thread. A kernel loads, computes and stores
+ * blocks of TSHI_BLOCK values; tshi_kernel_add_body is the shortest one. */
 #if TSHI_X86
 #include <immintrin.h> /* _mm512_fmadd_ps, _mm512_permutex2var_ps, _mm256_loadu_ps */
 #endif
 
 /* -- kernels per instruction set --------------------------------------------
- * A kernel does n steps over its operands x[0], x[1], ..., of which x[0] is usually the output; its
- * parameters are a struct of its own. TSHI_KERNEL(name, type) compiles the inline function
- * name_body(n, x, const type *params) once per instruction set, into the table name[TSHI_ISAS]; the
- * caller picks name[ctx->isa]. A body has plain loops, which the compiler vectorises. */
+ * A kernel computes n elements (or n rows) of its operands x[0], x[1], ..., of which x[0] is
+ * usually the output; its parameters are a struct of its own. TSHI_KERNEL(name, type) compiles the
+ * inline function name_body(n, x, const type *params) once per instruction set, into the table
+ * name[TSHI_ISAS]; the caller takes name[ctx->isa]. A body has plain loops, which the compiler
+ * vectorises. */
 typedef struct tshi_operand {
-    void *data;   /* the first element */
-    int64_t step; /* stride, in elements; for kernels that work on rows, from row to row */
-    tsh_dtype dtype;
+    void *data;   /* the first element; NULL: not used */
+    int64_t step; /* from element to element, in elements; for kernels of rows, from row to row */
+    tsh_dtype dtype; /* type of the elements */
 } tshi_operand;
 
 typedef void (*tshi_kernel_fn)(int64_t n, const tshi_operand *x, const void *params);
 
-enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
+enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS }; /* index of a kernel table */
 
 #if TSHI_X86
-#define TSHI_AVX2   __attribute__((target("avx2,fma")))
+#define TSHI_AVX2   __attribute__((target("avx2,fma"))) /* a function compiled for AVX2 */
 #define TSHI_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
 /* Returns the best instruction set of this processor. */
 static int tshi_kernel_isa(void) {
@@ -4351,6 +4363,7 @@ static int tshi_kernel_isa(void) {
 }
 #endif
 
+/* Defines name_isa: the body compiled for one instruction set. */
 #define TSHI_KERNEL_ISA(name, isa, TARGET, ...)                                                    \
     TARGET static void name##_##isa(int64_t n, const tshi_operand *x, const void *params) {        \
         (void)params;                                                                              \
@@ -4364,7 +4377,8 @@ static int tshi_kernel_isa(void) {
     TSHI_KERNEL_ISA(name, avx512, TSHI_AVX512, n, x, (const type *)params)                         \
     TSHI_KERNEL_TABLE(name)
 
-/* The same for bodies with a fourth argument, `fused`: 1 if a * b + c is one instruction. */
+/* TSHI_KERNEL for bodies with a fourth argument, `fused`: 1 if the instruction set computes
+ * a * b + c in one instruction (FMA). TSHI_FUSED is 1 if the compiler's own target does. */
 #if defined(__FP_FAST_FMAF)
 #define TSHI_FUSED 1
 #else
@@ -4377,34 +4391,35 @@ static int tshi_kernel_isa(void) {
     TSHI_KERNEL_TABLE(name)
 
 /* -- blocks -----------------------------------------------------------------
- * Elementwise kernels take blocks of TSHI_BLOCK values. The last values of a run, and strided ones,
- * are copied to a pad of that length: the same code computes every element, so its value does not
- * depend on its place, and loops of constant length vectorise at -O2, too. (At 16 or less gcc -O3
- * unrolls them before it vectorises.) A sum has TSHI_BLOCK partial sums, of which lane[i] sums the
- * elements i, i + TSHI_BLOCK, ...: its order is fixed. */
+ * Elementwise kernels compute blocks of TSHI_BLOCK values. The last values of a run, and strided
+ * ones, are copied to a pad, a buffer of that length: the same code computes every element, so its
+ * value does not depend on its place, and loops of constant length vectorise at -O2, too. (At 16 or
+ * less gcc -O3 unrolls them before it vectorises.) A sum has TSHI_BLOCK partial sums, the lanes:
+ * lane[i] sums the elements i, i + TSHI_BLOCK, ..., so the order of additions is fixed. */
 
 enum { TSHI_BLOCK = 32 };
 
-/* Returns the sum of all lanes, added by halves. */
+/* Returns the sum of the 32 lanes, added by halves. */
 TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
     tsh_real a[16];
     int i;
-    for (i = 0; i < 16; i++) a[i] = lane[i] + lane[i + 16];
-    for (i = 0; i < 8; i++) a[i] += a[i + 8];
-    for (i = 0; i < 4; i++) a[i] += a[i + 4];
+    for (i = 0; i < 16; i++) a[i] = lane[i] + lane[i + 16]; /* 32 sums become 16 */
+    for (i = 0; i < 8; i++) a[i] += a[i + 8];               /* 16 become 8 */
+    for (i = 0; i < 4; i++) a[i] += a[i + 4];               /* 8 become 4 */
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
-/* Copies up to TSHI_BLOCK of n values to a pad, which repeats the first value after them. Not
- * inlined, as the functions below, to keep kernels small. */
+/* Copies the first TSHI_BLOCK (or all) of n values to pad and repeats the first value after them.
+ * Not inlined, as other TSHI_APART functions, to keep kernels small. */
 TSHI_APART void tshi_kernel_gather(const tsh_real *x, int64_t step, int64_t n, tsh_real *pad) {
     const tsh_real first = x[0];
-    int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK;
+    int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK; /* m: number of values to copy */
     for (i = 0; i < TSHI_BLOCK; i++) pad[i] = first;
     for (i = 1; i < m; i++) pad[i] = x[i * step];
 }
 
-/* y = or += a block, in any step; a y of step 0 gets the sum of a whole block. */
+/* Stores the first n values of a block in y, whose elements are `step` apart, or adds them if `add`
+ * is 1. A y of step 0 is one element: the sum of the block is added to it. */
 TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const tsh_real *block,
                                     int add) {
     int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK;
@@ -4414,27 +4429,27 @@ TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const 
         for (i = 0; i < m; i++) y[i * step] = add ? TSHI_R(y[i * step] + block[i]) : block[i];
 }
 
-/* Returns the block of values e, e + 1, ... of n: in place, or copied to pad. With step 0 pad is
- * filled for e = 0 only. */
+/* Returns elements e, e + 1, ... of x, which has n, as a block: in place if they are contiguous,
+ * else copied to pad. With step 0 all elements are one value, so pad is filled for e = 0 only. */
 TSHI_INLINE const tsh_real *tshi_kernel_load_block(const tsh_real *x, int64_t step, int64_t e,
                                                    int64_t n, tsh_real *pad) {
     const tsh_real *first = x + e * step;
     int i;
-    if (step == 1 && n - e >= TSHI_BLOCK) return first;
+    if (step == 1 && n - e >= TSHI_BLOCK) return first; /* in place */
     if (step && n - e > 1)
         tshi_kernel_gather(first, step, n - e, pad);
-    else if (step || !e) {
-        const tsh_real value = *first; /* read once: for the compiler, pad may overlap it */
+    else if (step || !e) {             /* a single value is left */
+        const tsh_real value = *first; /* read once: to the compiler, pad may overlap x */
         for (i = 0; i < TSHI_BLOCK; i++) pad[i] = value;
     }
     return pad;
 }
 
-/* Stores a block as values e, e + 1, ... of the n of y; add: accumulates. */
+/* Stores a block as elements e, e + 1, ... of y, which has n; adds it to them if `add` is 1. */
 TSHI_INLINE void tshi_kernel_store_block(tsh_real *y, int64_t step, int64_t e, int64_t n,
                                          const tsh_real *block, int add) {
     int i;
-    if (step != 1 || n - e < TSHI_BLOCK) {
+    if (step != 1 || n - e < TSHI_BLOCK) { /* with gaps, or the end */
         tshi_kernel_scatter(y + e * step, step, n - e, block, add);
         return;
     }
@@ -4444,17 +4459,17 @@ TSHI_INLINE void tshi_kernel_store_block(tsh_real *y, int64_t step, int64_t e, i
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = block[i];
 }
 
-/* Copies a block of an operand to pad, converted to tsh_real. */
+/* Copies the block from element e on of x, which has n, to pad, converted to tsh_real. */
 TSHI_APART void tshi_kernel_convert(const tshi_operand *x, int64_t e, int64_t n, tsh_real *pad) {
     const tshi_dtype *row = &tshi_dtypes[x->dtype];
-    const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK;
+    const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK; /* values in this block */
     int i;
     row->load((const char *)x->data + e * x->step * row->size, x->step, m, pad);
-    for (i = m; i < TSHI_BLOCK; i++) pad[i] = pad[0];
+    for (i = m; i < TSHI_BLOCK; i++) pad[i] = pad[0]; /* repeats the first value */
 }
 
-/* Returns the block of values e, e + 1, ... of an operand's n as tsh_real: in place if they are
- * contiguous tsh_real, else in pad, which repeats the first one after the last. */
+/* Returns elements e, e + 1, ... of x, which has n, as a block of tsh_real: in place if they are
+ * contiguous tsh_real, else in pad, which repeats the block's first value after the last. */
 TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, int64_t n,
                                              tsh_real *pad) {
     if (x->dtype == TSH_REAL)
@@ -4463,21 +4478,23 @@ TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, i
     return pad;
 }
 
-/* y = or += a block, rounded to y's dtype; a y of step 0 gets the sum of the block. */
+/* Stores a block as tshi_kernel_store does, which calls this function unless y is tsh_real. If y
+ * has step 0, it is one element, to which the sum of the block is added. */
 TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n,
                                      const tsh_real *block, int add) {
     const tshi_dtype *row = &tshi_dtypes[y->dtype];
-    const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK;
-    char *at = (char *)y->data + e * y->step * row->size;
+    const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK; /* values in this block */
+    char *at = (char *)y->data + e * y->step * row->size;         /* address of the first of them */
     tsh_real sum[TSHI_BLOCK];
     int i;
-    if (add) row->load(at, y->step, m, sum);
-    for (i = 0; i < m; i++)
+    if (add) row->load(at, y->step, m, sum); /* reads the values to add to */
+    for (i = 0; i < m; i++)                  /* if step is 0, sum[i] continues sum[i - 1] */
         sum[i] = add ? TSHI_R(sum[y->step || !i ? i : i - 1] + block[i]) : block[i];
     row->store(at, y->step, m, sum);
 }
 
-/* Stores a block as values e, e + 1, ... of the n of y, rounded to y's dtype; add: accumulates. */
+/* Stores a block as elements e, e + 1, ... of y, which has n, rounded to y's dtype; adds it to them
+ * if `add` is 1. */
 TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
                                    const tsh_real *block, int add) {
     if (y->dtype == TSH_REAL)
@@ -4486,56 +4503,59 @@ TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
         tshi_kernel_round_to(y, e, n, block, add);
 }
 
-/* tshi_kernel_load for an operand of integers. */
+/* Does the same as tshi_kernel_load for an operand of integers, always by copying to pad. */
 TSHI_INLINE const int64_t *tshi_kernel_load_integers(const tshi_operand *x, int64_t e, int64_t n,
                                                      int64_t *pad) {
     const tshi_dtype *row = &tshi_dtypes[x->dtype];
-    const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK;
+    const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK; /* values in this block */
     int i;
     row->load_integer((const char *)x->data + e * x->step * row->size, x->step, m, pad);
-    for (i = m; i < TSHI_BLOCK; i++) pad[i] = pad[0];
+    for (i = m; i < TSHI_BLOCK; i++) pad[i] = pad[0]; /* repeats the first value */
     return pad;
 }
 
-/* Copies the last n values of a row to a pad, followed by `rest`. */
+/* Copies the last n values of a row to pad and fills pad up with `rest`. */
 TSHI_APART void tshi_kernel_pad(const tsh_real *x, int64_t n, tsh_real rest, tsh_real *pad) {
     int64_t i;
     for (i = 0; i < TSHI_BLOCK; i++) pad[i] = rest;
     for (i = 0; i < n; i++) pad[i] = x[i];
 }
 
-/* Sums, dot products and maxima of a row do one step per block. The step of the padded end comes
- * after the loop, not in it, so that the lanes stay in registers. */
+/* Adds a block to the lanes. Sums, dot products and maxima of a row take a step per block; that of
+ * the padded last block comes after the loop, so that the lanes stay in registers. */
 TSHI_INLINE void tshi_kernel_sum_step(tsh_real *lane, const tsh_real *x) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] += x[i];
 }
 
+/* Returns the sum of n contiguous values. */
 TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
     tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK];
     int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_sum_step(lane, x + e);
-    if (e < n) {
+    if (e < n) { /* the last, padded block */
         tshi_kernel_pad(x + e, n - e, 0, pad);
         tshi_kernel_sum_step(lane, pad);
     }
     return tshi_kernel_fold(lane);
 }
 
+/* Adds the products of two blocks to the lanes. */
 TSHI_INLINE void tshi_kernel_dot_step(tsh_real *lane, const tsh_real *x, const tsh_real *y) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] += x[i] * y[i];
 }
 
+/* Returns the dot product of x and y, n contiguous values each. */
 TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64_t n) {
     tsh_real lane[TSHI_BLOCK], pad[2][TSHI_BLOCK];
     int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_dot_step(lane, x + e, y + e);
-    if (e < n) {
+    if (e < n) { /* the last, padded block */
         tshi_kernel_pad(x + e, n - e, 0, pad[0]);
         tshi_kernel_pad(y + e, n - e, 0, pad[1]);
         tshi_kernel_dot_step(lane, pad[0], pad[1]);
@@ -4543,51 +4563,54 @@ TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64
     return tshi_kernel_fold(lane);
 }
 
-/* Returns the larger of x and y; NaN if x is NaN or y is; y if both are zeros. */
+/* Returns the larger of x and y; NaN if x or y is NaN; y if both are zeros. */
 TSHI_INLINE tsh_real tshi_kernel_larger(tsh_real x, tsh_real y) {
     return ((x > y) | (x != x)) ? x : y;
 }
 
+/* Raises each lane to the block's value if that is larger or NaN. */
 TSHI_INLINE void tshi_kernel_max_step(tsh_real *lane, const tsh_real *x) {
     int i;
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] = tshi_kernel_larger(x[i], lane[i]);
 }
 
-/* The largest of all lanes. As integers of the same order, among which a NaN is the largest: for
- * those compilers have a maximum of many. */
+/* Returns the largest lane; NaN if a lane is NaN. Compares integers that have the same order as the
+ * floats, with NaN as the largest: compilers vectorise a maximum of integers, but not of floats. */
 TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
     int32_t best = INT32_MIN;
-    tsh_real most = lane[0];
+    tsh_real most = lane[0]; /* the largest of doubles */
     int i;
     for (i = 1; i < TSHI_BLOCK && TSHI_DOUBLE; i++) most = tshi_kernel_larger(lane[i], most);
     if (TSHI_DOUBLE) return most;
     for (i = 0; i < TSHI_BLOCK; i++) {
         const uint32_t bits = tshi_math_bits((float)lane[i]);
-        const uint32_t order = bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu);
-        /* all ones if NaN: its magnitude is above that of infinity; arithmetic, to be vectorised */
+        const uint32_t order = bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu); /* ordered as floats */
+        /* nan: all ones for NaN, whose magnitude is above infinity's, else 0; computed without a
+         * comparison, so that the loop vectorises */
         const uint32_t nan = 0u - ((0x7F800000u - (bits & 0x7FFFFFFFu)) >> 31);
-        const int32_t rank = (int32_t)((order & ~nan) | nan >> 1);
+        const int32_t rank = (int32_t)((order & ~nan) | nan >> 1); /* NaN becomes the largest */
         best = best > rank ? best : rank;
     }
+    /* converts the integer back to the bits of the float */
     return TSHI_R(
         tshi_math_float((uint32_t)best ^ ((0u - ((uint32_t)best >> 31)) & 0x7FFFFFFFu)));
 }
 
-/* Returns the largest of n > 0 values, NaN if any is NaN; 0 may be of either sign. */
+/* Returns the largest of n > 0 values, NaN if any is NaN; a 0 may have either sign. */
 TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
     tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK];
     int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_max_step(lane, x + e);
-    if (e < n) {
+    if (e < n) { /* the last, padded block */
         tshi_kernel_pad(x + e, n - e, x[0], pad);
         tshi_kernel_max_step(lane, pad);
     }
     return tshi_kernel_max_fold(lane);
 }
 
-/* y = e^(x - max) for a block of values x <= max; adds y to lane. */
+/* Sets y = e^(x - max) for a block of values x <= max, and adds y to the lanes. */
 TSHI_INLINE void tshi_kernel_exps_block(tsh_real *lane, const tsh_real *x, tsh_real max,
                                         tsh_real *y, int fused) {
     int i;
@@ -4595,7 +4618,7 @@ TSHI_INLINE void tshi_kernel_exps_block(tsh_real *lane, const tsh_real *x, tsh_r
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] += y[i];
 }
 
-/* Adds e^(x - max) of n values x <= max to lane, and stores them in y unless that is NULL. */
+/* Adds e^(x - max) of n values x <= max to the lanes, and stores it in y unless y is NULL. */
 TSHI_INLINE void tshi_kernel_add_exps(tsh_real *lane, const tsh_real *x, int64_t n, tsh_real max,
                                       tsh_real *y, int fused) {
     tsh_real pad[TSHI_BLOCK], out[TSHI_BLOCK];
@@ -4611,16 +4634,17 @@ TSHI_INLINE void tshi_kernel_add_exps(tsh_real *lane, const tsh_real *x, int64_t
     }
 }
 
-/* Returns the sum of e^(x - max) of a row; NaN if max is not finite. */
+/* Returns the sum of e^(x - max) over a row, and stores the terms in y, as tshi_kernel_add_exps;
+ * NaN if max is not finite. */
 TSHI_INLINE tsh_real tshi_kernel_sum_exps(const tsh_real *x, int64_t n, tsh_real max, tsh_real *y,
                                           int fused) {
     tsh_real lane[TSHI_BLOCK];
     memset(lane, 0, sizeof lane);
     tshi_kernel_add_exps(lane, x, n, max, y, fused);
-    return tshi_kernel_fold(lane) + (max - max);
+    return tshi_kernel_fold(lane) + (max - max); /* max - max: 0, or NaN */
 }
 
-/* Casts const away, without a warning: tshi_operand has no const, also for what is only read. */
+/* Casts const away without a compiler warning: tshi_operand.data is not const. */
 static void *tshi_kernel_unconst(const void *data) {
     union {
         const void *from;
@@ -4639,28 +4663,29 @@ static tshi_operand tshi_kernel_reals(const tsh_real *data, int64_t step) {
     return tshi_kernel_operand(data, step, TSH_REAL);
 }
 
-/* Advances an operand by this many elements; an operand of no data stays. */
+/* Advances x by this many elements; does nothing if x->data is NULL. */
 static void tshi_kernel_move(tshi_operand *x, int64_t elements) {
     if (x->data) x->data = (char *)x->data + elements * tshi_dtypes[x->dtype].size;
 }
 
 /* -- loops ------------------------------------------------------------------ */
 
-enum { TSHI_MAX_OPERANDS = 5, TSHI_MAX_ROWS = 7 };
+enum { TSHI_MAX_OPERANDS = 5, TSHI_MAX_ROWS = 7 }; /* limits of a tshi_loop, a tshi_rows */
 
-/* An iteration space, and the strides of each operand along its dimensions. */
+/* A loop over an iteration space of ndim dimensions, along each of which every operand has a
+ * stride. */
 typedef struct tshi_loop {
-    const tsh_ctx *ctx;
-    int ndim, n;
-    int64_t dim[TSH_MAX_DIMS];
-    int64_t stride[TSHI_MAX_OPERANDS][TSH_MAX_DIMS];
-    tshi_operand x[TSHI_MAX_OPERANDS];
-    tshi_kernel_fn kernel; /* of tshi_kernel_run, as all below */
-    const void *params;
-    int cut; /* the dimension that threads share */
+    const tsh_ctx *ctx;        /* the rank's context: its threads run the loop */
+    int ndim, n;               /* number of dimensions, of operands */
+    int64_t dim[TSH_MAX_DIMS]; /* length of each dimension on this rank */
+    int64_t stride[TSHI_MAX_OPERANDS][TSH_MAX_DIMS]; /* in elements; 0: broadcast */
+    tshi_operand x[TSHI_MAX_OPERANDS]; /* operands; their steps are set during the loop */
+    tshi_kernel_fn kernel; /* to call; set by tshi_kernel_run, as are the fields below */
+    const void *params;    /* the kernel's parameters */
+    int cut;               /* the dimension that is divided among threads */
 } tshi_loop;
 
-/* Begins a loop over the local elements of a tensor. */
+/* Begins a loop, without operands yet, over the local elements of a tensor. */
 static void tshi_kernel_space(tshi_loop *loop, const tsh_tensor *shape) {
     loop->ctx = shape->ctx;
     loop->ndim = shape->ndim;
@@ -4668,25 +4693,27 @@ static void tshi_kernel_space(tshi_loop *loop, const tsh_tensor *shape) {
     memcpy(loop->dim, shape->local, sizeof loop->dim);
 }
 
-/* Adds an operand of t's shape, broadcast to the space: dimensions are aligned right; the stride is
- * 0 where t has no dimension, or one of global length 1. */
+/* Adds an operand of t's shape, broadcast to the loop's space as in PyTorch: dimensions are aligned
+ * at the right; the stride is 0 along a dimension that t lacks or that has global length 1. */
 TSHI_OUTLINE void tshi_kernel_add_operand(tshi_loop *loop, const tsh_tensor *t, const void *data,
                                           const int64_t *stride, tsh_dtype dtype) {
-    int d, skip = loop->ndim - t->ndim;
+    int d, skip = loop->ndim - t->ndim; /* skip: dimensions that t lacks */
     for (d = 0; d < skip; d++) loop->stride[loop->n][d] = 0;
     for (d = 0; d < t->ndim; d++) loop->stride[loop->n][d + skip] = t->dim[d] == 1 ? 0 : stride[d];
     loop->x[loop->n++] = tshi_kernel_operand(data, 0, dtype);
 }
 
+/* Adds t's own values as an operand. */
 static void tshi_kernel_tensor(tshi_loop *loop, const tsh_tensor *t) {
     tshi_kernel_add_operand(loop, t, tshi_tensor_at(t), t->stride, t->dtype);
 }
 
-/* Removes dimensions of length 1, and joins neighbours that are contiguous for every operand. */
+/* Removes dimensions of length 1, and joins neighbours that are contiguous for every operand, so
+ * that the innermost dimension is long. */
 static void tshi_kernel_join(tshi_loop *loop) {
     int d, i, out = 0;
     for (d = 0; d < loop->ndim; d++) {
-        int joined = out > 0;
+        int joined = out > 0; /* 1: d continues the dimension before */
         if (loop->dim[d] == 1) continue;
         for (i = 0; i < loop->n && joined; i++)
             joined = loop->stride[i][out - 1] == loop->stride[i][d] * loop->dim[d];
@@ -4697,7 +4724,7 @@ static void tshi_kernel_join(tshi_loop *loop) {
     loop->ndim = out;
 }
 
-/* Calls the kernel for each row (innermost dimension) of a joined space. */
+/* Calls the kernel for each run along the innermost dimension of a joined space. */
 static void tshi_kernel_walk(const tshi_loop *loop) {
     tshi_operand x[TSHI_MAX_OPERANDS];
     int64_t index[TSH_MAX_DIMS] = {0};
@@ -4706,18 +4733,18 @@ static void tshi_kernel_walk(const tshi_loop *loop) {
     for (i = 0; i < loop->n && inner >= 0; i++) x[i].step = loop->stride[i][inner];
     for (;;) {
         loop->kernel(inner >= 0 ? loop->dim[inner] : 1, x, loop->params);
-        for (d = inner - 1; d >= 0; d--) {
-            int64_t back = ++index[d] < loop->dim[d] ? 0 : loop->dim[d];
+        for (d = inner - 1; d >= 0; d--) { /* the next index, as of an odometer */
+            int64_t back = ++index[d] < loop->dim[d] ? 0 : loop->dim[d]; /* > 0: d has ended */
             for (i = 0; i < loop->n; i++)
                 tshi_kernel_move(&x[i], loop->stride[i][d] * (back ? 1 - back : 1));
             if (!back) break;
             index[d] = 0;
         }
-        if (d < 0) return;
+        if (d < 0) return; /* all dimensions at their end */
     }
 }
 
-/* A tshi_team_fn: walks a piece of the loop. */
+/* A tshi_team_fn: runs the part of the loop from index `from` to `to` of dimension `cut`. */
 static void tshi_kernel_piece(void *job, int piece, int64_t from, int64_t to) {
     tshi_loop part = *(const tshi_loop *)job;
     int i;
@@ -4727,37 +4754,38 @@ static void tshi_kernel_piece(void *job, int piece, int64_t from, int64_t to) {
     tshi_kernel_walk(&part);
 }
 
-/* Runs a kernel, which writes to operand 0, over the whole space. Threads share the outermost
- * dimension that is long enough and along which operand 0 moves: no two write to one place. */
+/* Runs a kernel, which writes to operand 0, over the whole space. Threads divide the outermost
+ * dimension that is long enough and along which operand 0 has a stride other than 0, so no two
+ * threads write to the same element. */
 TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const void *params) {
-    enum { MIN_ELEMENTS = 1 << 15 }; /* per thread */
+    enum { MIN_ELEMENTS = 1 << 15 }; /* fewer per thread would not pay */
     int64_t count = 1;
     int d, pieces;
     for (d = 0; d < loop->ndim; d++) count *= loop->dim[d];
-    if (!count) return;
+    if (!count) return; /* this rank holds nothing */
     tshi_kernel_join(loop);
     loop->kernel = kernel;
     loop->params = params;
     pieces = tshi_team_parts(loop->ctx, count, MIN_ELEMENTS);
     for (d = 0; d < loop->ndim && (!loop->stride[0][d] || loop->dim[d] < pieces); d++) continue;
     loop->cut = d;
-    if (pieces == 1 || d == loop->ndim)
+    if (pieces == 1 || d == loop->ndim) /* no dimension can be divided */
         tshi_kernel_walk(loop);
     else
         tshi_team_run(pieces, loop->dim[d], d == loop->ndim - 1 ? 16 : 1, tshi_kernel_piece, loop);
 }
 
-/* A job of `count` rows: row r of operand i begins at r x[i].step. An operand with own[i] > 0 is
- * scratch: own[i] elements for each piece. */
+/* A job of `count` rows: row r of operand i begins at element r * x[i].step. If own[i] > 0, operand
+ * i is scratch memory: each piece of the job (each thread) has own[i] elements of it. */
 typedef struct tshi_rows {
-    tshi_kernel_fn kernel;
-    int64_t count; /* of rows */
-    const void *params;
-    tshi_operand x[TSHI_MAX_ROWS];
-    int64_t own[TSHI_MAX_ROWS];
+    tshi_kernel_fn kernel;         /* called once per piece */
+    int64_t count;                 /* number of rows */
+    const void *params;            /* the kernel's parameters */
+    tshi_operand x[TSHI_MAX_ROWS]; /* operands; data NULL: not used */
+    int64_t own[TSHI_MAX_ROWS];    /* elements per piece; 0: the operand is no scratch */
 } tshi_rows;
 
-/* Returns a job whose operands are still to be set. */
+/* Returns a job whose operands are not set yet. */
 static tshi_rows tshi_kernel_rows_job(tshi_kernel_fn kernel, int64_t count, const void *params) {
     tshi_rows rows;
     memset(&rows, 0, sizeof rows);
@@ -4767,7 +4795,7 @@ static tshi_rows tshi_kernel_rows_job(tshi_kernel_fn kernel, int64_t count, cons
     return rows;
 }
 
-/* A tshi_team_fn: calls the kernel once for a piece of the rows. */
+/* A tshi_team_fn: calls the kernel once, for the rows from `from` to `to`. */
 static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rows *rows = (const tshi_rows *)job;
     tshi_operand x[TSHI_MAX_ROWS];
@@ -4778,19 +4806,19 @@ static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) 
     rows->kernel(to - from, x, rows->params);
 }
 
-/* Returns how many pieces to cut `rows` rows of `length` elements into. */
+/* Returns how many pieces, at most one per thread, to cut `rows` rows of `length` elements into. */
 static int tshi_kernel_parts(const tsh_ctx *ctx, int64_t rows, int64_t length) {
-    enum { MIN_ELEMENTS = 1 << 14 }; /* per thread */
+    enum { MIN_ELEMENTS = 1 << 14 }; /* fewer per thread would not pay */
     return tshi_team_parts(ctx, rows, tshi_base_ceil(MIN_ELEMENTS, length > 0 ? length : 1));
 }
 
-/* Runs a job, of rows of `length` elements, on the threads. */
+/* Runs a job, whose rows have `length` elements each, on the rank's threads. */
 static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t length) {
     tshi_team_run(tshi_kernel_parts(ctx, rows->count, length), rows->count, 1, tshi_kernel_do_rows,
                   rows);
 }
 
-/* to = from, n elements of one dtype, copied as unsigned integers of its size. */
+/* to = from: copies n elements of one dtype, as unsigned integers of the dtype's size. */
 #define TSHI_KERNEL_MOVE(type)                                                                     \
     do {                                                                                           \
         type *TSHI_RESTRICT y = (type *)to->data;                                                  \
@@ -4798,19 +4826,20 @@ static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t le
         TSHI_EACH for (i = 0; i < n; i++) y[i * sy] = x[i * sx];                                   \
     } while (0)
 TSHI_APART void tshi_kernel_move_each(int64_t n, const tshi_operand *to, const tshi_operand *from) {
-    const int64_t sy = to->step, sx = from->step;
+    const int64_t sy = to->step, sx = from->step; /* strides, in elements */
     int64_t i;
     switch (tshi_dtypes[to->dtype].size) {
-    case 2: TSHI_KERNEL_MOVE(uint16_t); break;
-    case 4: TSHI_KERNEL_MOVE(uint32_t); break;
-    default: TSHI_KERNEL_MOVE(uint64_t); break;
+    case 2: TSHI_KERNEL_MOVE(uint16_t); break;  /* a dtype that a test adds */
+    case 4: TSHI_KERNEL_MOVE(uint32_t); break;  /* f32, i32 */
+    default: TSHI_KERNEL_MOVE(uint64_t); break; /* f64, i64 */
     }
 }
 #undef TSHI_KERNEL_MOVE
 
-/* to = from, n elements of different dtypes: exact between integers, else through tsh_real. */
+/* to = from: copies n elements and converts their dtype: exactly between integers, else through
+ * tsh_real. */
 TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_operand *from) {
-    enum { BLOCK = 256 };
+    enum { BLOCK = 256 }; /* elements converted at a time */
     const tshi_dtype *y = &tshi_dtypes[to->dtype], *x = &tshi_dtypes[from->dtype];
     tshi_operand out = *to, in = *from;
     union {
@@ -4831,7 +4860,7 @@ TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_o
     }
 }
 
-/* Copies by blocks of a fixed size, which need no call: libc's memcpy costs more for short runs. */
+/* Copies by blocks of constant size, which need no call: libc's memcpy is slower for short runs. */
 TSHI_APART void tshi_kernel_move_dense(void *to, const void *from, size_t bytes) {
     enum { BLOCK = 128 };
     size_t at;
@@ -4840,7 +4869,7 @@ TSHI_APART void tshi_kernel_move_dense(void *to, const void *from, size_t bytes)
     if (at < bytes) memcpy((char *)to + at, (const char *)from + at, bytes - at);
 }
 
-/* x[0] = x[1], converted if the dtypes differ. */
+/* Kernel: x[0] = x[1], converted if the dtypes differ. */
 static void tshi_kernel_copy(int64_t n, const tshi_operand *x, const void *params) {
     (void)params;
     if (x[0].dtype != x[1].dtype)
@@ -4851,7 +4880,7 @@ static void tshi_kernel_copy(int64_t n, const tshi_operand *x, const void *param
         tshi_kernel_move_dense(x[0].data, x[1].data, tshi_dtype_bytes(x[0].dtype, n));
 }
 
-/* x[0] += x[1] */
+/* Kernel: x[0] += x[1]. */
 TSHI_INLINE void tshi_kernel_add_body(int64_t n, const tshi_operand *x, const void *params) {
     tsh_real pad[TSHI_BLOCK];
     int64_t e;
@@ -4861,23 +4890,25 @@ TSHI_INLINE void tshi_kernel_add_body(int64_t n, const tshi_operand *x, const vo
 }
 TSHI_KERNEL(tshi_kernel_add, void);
 
-/* Copies a tensor's local values to row-major values of a dtype, or back. */
+/* Copies t's local values to `dense`, row-major, of dtype `dtype`; to_tensor: in the other
+ * direction. */
 static void tshi_kernel_dense(const tsh_tensor *t, void *dense, tsh_dtype dtype, int to_tensor) {
     int64_t stride[TSH_MAX_DIMS];
     tshi_loop loop;
     tshi_tensor_strides(t->local, t->ndim, stride);
     tshi_kernel_space(&loop, t);
-    if (to_tensor) tshi_kernel_tensor(&loop, t);
+    if (to_tensor) tshi_kernel_tensor(&loop, t); /* operand 0 is the destination */
     tshi_kernel_add_operand(&loop, t, dense, stride, dtype);
     if (!to_tensor) tshi_kernel_tensor(&loop, t);
     tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
 }
 
-/* Returns t's local values, row-major and of a dtype: in place, or copied to *scratch, which the
- * caller releases. NULL: no memory. The functions below do the same for t's dtype, for tsh_real. */
+/* Returns t's local values, row-major and of dtype `dtype`: in place, or copied to *scratch, which
+ * the caller releases. NULL: no memory. The two functions below do the same with t's own dtype and
+ * with tsh_real. */
 static void *tshi_kernel_packed_as(const tsh_tensor *t, tsh_dtype dtype, tshi_block **scratch) {
     *scratch = NULL;
-    if (t->dtype == dtype && tshi_tensor_is_dense(t)) return tshi_tensor_at(t);
+    if (t->dtype == dtype && tshi_tensor_is_dense(t)) return tshi_tensor_at(t); /* in place */
     *scratch = tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
     if (!*scratch) return NULL;
     tshi_kernel_dense(t, tshi_mem_data(*scratch), dtype, 0);
@@ -4892,8 +4923,8 @@ static tsh_real *tshi_kernel_packed_reals(const tsh_tensor *t, tshi_block **scra
     return (tsh_real *)tshi_kernel_packed_as(t, TSH_REAL, scratch);
 }
 
-/* Returns t's values as tsh_real, and their strides: in place, or row-major in *scratch, which the
- * caller releases. NULL: no memory. */
+/* Returns t's local values as tsh_real and sets their strides: in place, or row-major in *scratch,
+ * which the caller releases. NULL: no memory. */
 static tsh_real *tshi_kernel_reals_of(const tsh_tensor *t, int64_t *stride, tshi_block **scratch) {
     *scratch = NULL;
     memcpy(stride, t->stride, sizeof t->stride);
@@ -4902,8 +4933,9 @@ static tsh_real *tshi_kernel_reals_of(const tsh_tensor *t, int64_t *stride, tshi
     return tshi_kernel_packed_reals(t, scratch);
 }
 
-/* Returns where an op that computes tsh_real puts its output: in place, or, for another dtype, in
- * *scratch, which tshi_kernel_output_done rounds to out's dtype. NULL: no memory. */
+/* Returns the buffer that an op which computes tsh_real writes its output to: out's own values, or,
+ * if out has another dtype, *scratch, from which tshi_kernel_output_done rounds to out's dtype.
+ * NULL: no memory. */
 static tsh_real *tshi_kernel_output(tsh_tensor *out, tshi_block **scratch) {
     *scratch = NULL;
     if (out->dtype == TSH_REAL) return tshi_tensor_values(out);
@@ -4911,14 +4943,15 @@ static tsh_real *tshi_kernel_output(tsh_tensor *out, tshi_block **scratch) {
     return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
+/* Ends the output: if there is a scratch, rounds its values to out's dtype and releases it. */
 static void tshi_kernel_output_done(tsh_tensor *out, tshi_block *scratch) {
     if (!scratch) return;
     tshi_kernel_dense(out, tshi_mem_data(scratch), TSH_REAL, 1);
     tshi_mem_release(out->ctx, scratch);
 }
 
-/* Views a tensor (.., N) as a matrix (*rows, N) whose rows are *stride elements apart. Returns 0 if
- * t's strides do not allow it. */
+/* Views t, of local shape (.., N), as a matrix of shape (*rows, N) whose rows are *stride elements
+ * apart. Returns 0 if t's strides do not allow it. */
 TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *stride) {
     int64_t step = 0;
     int d;
@@ -4950,17 +4983,18 @@ TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *s
  *             for ir in mc by mr             C tile (mr, nr) in registers: the micro-kernel
  *
  * A packed sliver of width w holds element (i, p) at p * w + i, so the micro-kernel reads it front
- * to back: in step p it loads nr values of B and adds the outer product with mr values of A to the
- * tile. It differs from BLIS in two ways. A B sliver is packed just before its first use, while it
- * is in cache, and only kept if m has a second block. And A or B is read in place if packing would
- * not pay: the micro-kernel takes A with any strides and B with any row stride.
+ * to back: in step p it loads nr values of B and adds their outer product with mr values of A to
+ * the tile. The algorithm differs from BLIS in two ways. A B sliver is packed just before its first
+ * use, while it is in cache, and is only kept if there is a second block of rows of A. And A or B
+ * is read in place if packing would not pay: the micro-kernel takes A with any strides and B with
+ * any row stride.
  *
  * THE ORDER OF SUMS. Element (i, j) starts as beta D, where D is C or, for example, a bias. For
  * each slice of kc (which depends on k alone) acc = a[0] b[0] + a[1] b[1] + ... from left to right,
- * then C = C + alpha acc. So it depends on its row of A, its column of B and the kernel, not on
- * m, n, strides, packing, pointers or its place in the tile: a column-parallel product is bitwise
- * the columns of the whole one. (The kernels without intrinsics need a compiler that does not
- * contract x * y + z: -std=c99 or -ffp-contract=off.) */
+ * then C = C + alpha acc. So element (i, j) depends on row i of A, column j of B and the kernel,
+ * not on m, n, strides, packing, pointers or its place in the tile: a column-parallel product is
+ * bitwise the columns of the whole one. (The kernels without intrinsics need a compiler that does
+ * not contract x * y + z into one instruction: -std=c99 or -ffp-contract=off.) */
 
 /* TSHI_GEMM_FLOAT: 1 if TSHARD_REAL is float, for #if. */
 #define TSHI_GEMM_JOIN_(x, y) x##y
@@ -4972,11 +5006,12 @@ TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *s
 /* A strided matrix. A and B may be of any dtype that ops compute with: packing converts them. C and
  * D are of tsh_real. */
 typedef struct tshi_matrix {
-    void *data;
-    int64_t row, column; /* strides, in elements */
-    tsh_dtype dtype;
+    void *data;          /* element (0, 0) */
+    int64_t row, column; /* distance from row to row, from column to column, in elements */
+    tsh_dtype dtype;     /* type of the elements */
 } tshi_matrix;
 
+/* Returns a matrix; `row` and `column` are its strides. */
 static tshi_matrix tshi_gemm_matrix_of(void *data, tsh_dtype dtype, int64_t row, int64_t column) {
     const tshi_matrix m = {data, row, column, dtype};
     return m;
@@ -5002,66 +5037,65 @@ static tsh_real *tshi_gemm_at(tshi_matrix m, int64_t i, int64_t j) {
     return (tsh_real *)m.data + i * m.row + j * m.column;
 }
 
-/* Cache lines to prefetch, a few at a time: `at` goes from `first` to `last` by `step`; then first
- * and last move by `along`, and it starts again, `left` times. */
+/* Cache lines to prefetch, a few at a time: a pass goes from `first` to `last` by `step`; then both
+ * ends move by `along` for the next pass, `left` more times. */
 typedef struct tshi_gemm_walk {
-    const tsh_real *at, *first, *last;
-    int64_t step, along, left;
+    const tsh_real *at, *first, *last; /* at: the line to prefetch next */
+    int64_t step, along, left;         /* step, along: in elements; left: passes to come */
 } tshi_gemm_walk;
 
-/* A micro-kernel computes C(rows, cols) = alpha A(rows, k) B(k, cols) + D. rs.: row strides, cs.:
- * column strides; those of C and D are 1. */
+/* What a micro-kernel computes: C = alpha A B + D. The column strides of C and D are 1. */
 typedef struct tshi_gemm_tile {
-    int64_t k;
-    const tsh_real *a;
-    int64_t rsa, csa;
-    const tsh_real *b;
-    int64_t rsb, csb;
-    tsh_real alpha;
-    int add; /* 0: D is 0 and not read */
-    const tsh_real *d;
-    int64_t rsd;
-    tsh_real *c;
-    int64_t rsc;
-    tsh_real *sums; /* scratch of a stream: (rows, cols) */
-    tshi_gemm_walk *walk;
+    int64_t k;            /* number of products in each sum */
+    const tsh_real *a;    /* A, shape (rows, k) */
+    int64_t rsa, csa;     /* row stride and column stride of A */
+    const tsh_real *b;    /* B, shape (k, cols) */
+    int64_t rsb, csb;     /* row stride and column stride of B */
+    tsh_real alpha;       /* factor of A B */
+    int add;              /* 0: D is 0 and not read */
+    const tsh_real *d;    /* D, shape (rows, cols); may be C */
+    int64_t rsd;          /* row stride of D */
+    tsh_real *c;          /* C, shape (rows, cols) */
+    int64_t rsc;          /* row stride of C */
+    tsh_real *sums;       /* scratch of tshi_gemm_kernel.stream, shape (rows, cols) */
+    tshi_gemm_walk *walk; /* cache lines to prefetch while computing */
 } tshi_gemm_tile;
 
 typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
 
-/* A micro-kernel: a row of tshi_gemm_kernels. */
+/* A micro-kernel and its block sizes: one row of the table tshi_gemm_kernels. */
 struct tshi_gemm_kernel {
-    const char *name;
-    int mr, nr;     /* rows and columns of a tile */
-    int mc, kc, nc; /* the largest blocks: multiples of mr, of 4 and of nr */
+    const char *name;       /* for tests and benchmarks */
+    int mr, nr;             /* rows and columns of a tile */
+    int mc, kc, nc;         /* the largest blocks of m, k, n: multiples of mr, of 4 and of nr */
     int isa;                /* the instruction set that it needs: TSHI_ISA_... */
-    tshi_gemm_tile_fn tile; /* csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
-    tshi_gemm_tile_fn dot;  /* (optional) the same for rsb = 1: few rows, B not packed */
-    /* (optional) few rows, B not packed, any multiple of nr / 2 columns; uses sums, no walk */
+    tshi_gemm_tile_fn tile; /* any tile; csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
+    tshi_gemm_tile_fn dot;  /* (optional) as tile, but rsb = 1: for few rows, B not packed */
+    /* (optional) for few rows, B not packed; any multiple of nr / 2 columns; uses sums, not walk */
     tshi_gemm_tile_fn stream;
 };
 
 enum {
-    TSHI_GEMM_TILE_MAX = 384, /* the largest mr * nr */
-    TSHI_GEMM_THIN = 2,       /* a product of so few rows is bound by reading B */
-    TSHI_GEMM_STRETCH = 32,   /* steps of k after which a tile prefetches, again and again: */
-    TSHI_GEMM_FETCH = 4,      /* lines of the next sliver of B, and */
-    TSHI_GEMM_FETCH_C = 2,    /* rows of C */
+    TSHI_GEMM_TILE_MAX = 384, /* limit of mr * nr for any kernel */
+    TSHI_GEMM_THIN = 2,       /* limit of rows for `dot`: such products are bound by reading B */
+    TSHI_GEMM_STRETCH = 32,   /* steps of k from one prefetch of a tile to the next */
+    TSHI_GEMM_FETCH = 4,      /* cache lines of the next sliver of B per prefetch */
+    TSHI_GEMM_FETCH_C = 2,    /* rows of C per prefetch */
     TSHI_GEMM_C_STRIP = 8,    /* columns that the reference kernel computes at a time */
-    TSHI_GEMM_FEW = 6,        /* a product of so few rows (mr at most) streams a B of contiguous */
-    TSHI_GEMM_STEPS = 8       /* rows: reads it once, so many rows at a time */
+    TSHI_GEMM_FEW = 6,        /* limit of rows for `stream`, which needs contiguous rows of B */
+    TSHI_GEMM_STEPS = 8       /* rows of B that `stream` reads at a time */
 };
 
 /* -- the reference micro-kernel ------------------------------------------- */
 
-/* The reference that the others are tested against; the only kernel without GNU C. It computes
- * strips of one row and constant width, which all compilers keep in vector registers. */
+/* The reference that the other kernels are tested against; without GNU C the only one. It computes
+ * strips of one row and constant width, whose sums all compilers keep in vector registers. */
 static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
-    for (int i = 0; i < rows; i++) {
-        for (int j = 0; j < cols; j += TSHI_GEMM_C_STRIP) {
+    for (int i = 0; i < rows; i++) {                        /* row i of the tile */
+        for (int j = 0; j < cols; j += TSHI_GEMM_C_STRIP) { /* a strip of columns, from j on */
             tsh_real acc[TSHI_GEMM_C_STRIP] = {0}, *c = t->c + i * t->rsc + j;
             const tsh_real *d = t->d + i * t->rsd + j;
-            for (int64_t p = 0; p < t->k; p++) {
+            for (int64_t p = 0; p < t->k; p++) { /* step p of each sum */
                 const tsh_real x = t->a[i * t->rsa + p * t->csa], *b = t->b + p * t->rsb + j;
                 for (int l = 0; l < TSHI_GEMM_C_STRIP; l++) acc[l] += x * b[l];
             }
@@ -5075,38 +5109,38 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
 
 #if TSHI_VECTORS
 
-/* One source for all instruction sets. An `isa` defines VEC_isa (a register), LOAD, STORE, SET (one
- * value in all lanes) and FMA (x * y + z). Rows are unrolled by hand, so that accumulators are
- * registers at every level of optimisation: X(isa, i, g) is row i of group g = i / 3. It is read at
- * the pointer of its group plus 0, 1 or 2 row strides, which x86 does in one operand. */
+/* One source for all instruction sets. An `isa` defines VEC_isa (type of a register), LOAD, STORE,
+ * SET (one value in all lanes) and FMA (x * y + z). Rows are unrolled by hand, so that their sums
+ * are registers at every level of optimisation: X(isa, i, g) is row i of group g = i / 3. It is
+ * read from A at the group's pointer (a0 to a3) plus 0, 1 or 2 row strides: one operand on x86. */
 #define TSHI_GEMM_ROWS6(X, isa)                                                                    \
     X(isa, 0, 0) X(isa, 1, 0) X(isa, 2, 0) X(isa, 3, 1) X(isa, 4, 1) X(isa, 5, 1)
 #define TSHI_GEMM_ROWS12(X, isa)                                                                   \
     TSHI_GEMM_ROWS6(X, isa)                                                                        \
     X(isa, 6, 2) X(isa, 7, 2) X(isa, 8, 2) X(isa, 9, 3) X(isa, 10, 3) X(isa, 11, 3)
 
-/* Prefetches the next line. */
+/* Prefetches the next line of a walk and advances the walk. */
 TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
     TSHI_PREFETCH(w->at);
-    if (w->at != w->last)
+    if (w->at != w->last) /* within a pass */
         w->at += w->step;
-    else if (w->left > 0) {
+    else if (w->left > 0) { /* the next pass */
         w->left--;
         w->at = w->first += w->along;
         w->last += w->along;
     }
 }
 
-#define TSHI_GEMM_ZERO(isa, i, g) c0[i] = c1[i] = zero;
-#define TSHI_GEMM_STEP(isa, i, g)                                                                  \
+#define TSHI_GEMM_ZERO(isa, i, g) c0[i] = c1[i] = zero; /* clears the sums of row i */
+#define TSHI_GEMM_STEP(isa, i, g) /* adds A(i, p) B(p, j) to the sums of row i */                  \
     if (rows > i) {                                                                                \
-        x = TSHI_GEMM_SET_##isa(a##g[(i - 3 * g) * rsa]);                                          \
+        x = TSHI_GEMM_SET_##isa(a##g[(i - 3 * g) * rsa]); /* A(i, p) in all lanes */               \
         c0[i] = TSHI_GEMM_FMA_##isa(x, b0, c0[i]);                                                 \
         if (vecs > 1) c1[i] = TSHI_GEMM_FMA_##isa(x, b1, c1[i]);                                   \
     }
-#define TSHI_GEMM_PUT(isa, c, d, v)                                                                \
+#define TSHI_GEMM_PUT(isa, c, d, v) /* C = alpha v + D, one register */                            \
     TSHI_GEMM_STORE_##isa(c, TSHI_GEMM_FMA_##isa(alpha, v, add ? TSHI_GEMM_LOAD_##isa(d) : zero));
-#define TSHI_GEMM_OUT(isa, i, g)                                                                   \
+#define TSHI_GEMM_OUT(isa, i, g) /* stores row i of the tile */                                    \
     if (rows > i) {                                                                                \
         TSHI_GEMM_PUT(isa, to + i * rsc, d + i * rsd, c0[i])                                       \
         if (vecs > 1) {                                                                            \
@@ -5114,10 +5148,10 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         }                                                                                          \
     }
 
-/* tshi_gemm_rows_isa computes a tile of rows x vecs registers, both constant after inlining;
- * tshi_gemm_tile_isa one of any number of rows up to mr, as mr or 8 + 4 + 2 + 1.
- * tshi_gemm_stream_isa reads B in the order of memory, from end to end, and keeps the sums of all
- * columns meanwhile: few rows of A leave little to compute, so the time is that of reading B. */
+/* Defines tshi_gemm_rows_isa: computes a tile of rows x vecs registers, both constant after
+ * inlining; tshi_gemm_tile_isa: a tile of any number of rows up to mr, as mr or 8 + 4 + 2 + 1;
+ * tshi_gemm_stream_isa: reads B once in the order of memory and keeps the sums of all columns
+ * meanwhile: few rows of A leave little to compute, so the time is that of reading B. */
 #define TSHI_GEMM_KERNEL(isa, TARGET, ROWS, mr)                                                    \
     TARGET TSHI_INLINE void tshi_gemm_rows_##isa(const tshi_gemm_tile *t, const int rows,          \
                                                  const int vecs) {                                 \
@@ -5125,11 +5159,11 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         const int64_t rsa = t->rsa, csa = t->csa;                                                  \
         const tsh_real *b = t->b, *a0 = t->a, *a1 = rows > 3 ? a0 + 3 * rsa : a0;                  \
         const tsh_real *a2 = rows > 6 ? a0 + 6 * rsa : a0, *a3 = rows > 9 ? a0 + 9 * rsa : a0;     \
-        const tsh_real *c = t->c;                                                                  \
+        const tsh_real *c = t->c; /* next row of C to prefetch */                                  \
         const TSHI_GEMM_VEC_##isa zero = {0};                                                      \
-        TSHI_GEMM_VEC_##isa x, b0, b1, c0[mr], c1[mr];                                             \
+        TSHI_GEMM_VEC_##isa x, b0, b1, c0[mr], c1[mr]; /* c0, c1: sums of the tile */              \
         ROWS(TSHI_GEMM_ZERO, isa)                                                                  \
-        (void)a2, (void)a3; /* not in tiles of 6 rows */                                           \
+        (void)a2, (void)a3; /* not read in tiles of 6 rows */                                      \
         for (int64_t p = t->k, rest; p > 0;) {                                                     \
             rest = p > TSHI_GEMM_STRETCH ? p - TSHI_GEMM_STRETCH : 0;                              \
             for (int i = 0; i < TSHI_GEMM_FETCH; i++) tshi_gemm_fetch(t->walk);                    \
@@ -5138,11 +5172,11 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
                 if (vecs > 1) TSHI_PREFETCH(c + lanes);                                            \
                 c += c == t->c + (rows - 1) * t->rsc ? 0 : t->rsc;                                 \
             }                                                                                      \
-            for (; p > rest; p--) {                                                                \
+            for (; p > rest; p--) { /* each step of k */                                           \
                 b0 = TSHI_GEMM_LOAD_##isa(b);                                                      \
                 b1 = vecs > 1 ? TSHI_GEMM_LOAD_##isa(b + lanes) : b0;                              \
                 ROWS(TSHI_GEMM_STEP, isa)                                                          \
-                b += t->rsb;                                                                       \
+                b += t->rsb; /* the next row of B */                                               \
                 a0 += csa;                                                                         \
                 a1 += csa;                                                                         \
                 a2 += csa;                                                                         \
@@ -5159,27 +5193,27 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
     TARGET static void tshi_gemm_tile_##isa(const tshi_gemm_tile *t, int rows, int cols) {         \
         const int wide = (size_t)cols > sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real);            \
         tshi_gemm_tile part = *t;                                                                  \
-        int left = rows;                                                                           \
-        if (rows == mr) {                                                                          \
+        int left = rows;  /* rows still to be computed */                                          \
+        if (rows == mr) { /* a tile of full height */                                              \
             if (wide)                                                                              \
                 tshi_gemm_rows_##isa(t, mr, 2);                                                    \
             else                                                                                   \
                 tshi_gemm_rows_##isa(t, mr, 1);                                                    \
             return;                                                                                \
         }                                                                                          \
-        TSHI_GEMM_PART(isa, mr, 8)                                                                 \
-        TSHI_GEMM_PART(isa, mr, 4)                                                                 \
-        TSHI_GEMM_PART(isa, mr, 2)                                                                 \
-        TSHI_GEMM_PART(isa, mr, 1)                                                                 \
+        TSHI_GEMM_PART(isa, mr, 8) /* 8 rows at a time */                                          \
+        TSHI_GEMM_PART(isa, mr, 4) /* 4 rows at a time */                                          \
+        TSHI_GEMM_PART(isa, mr, 2) /* 2 rows at a time */                                          \
+        TSHI_GEMM_PART(isa, mr, 1) /* the last row */                                              \
     }                                                                                              \
     TARGET TSHI_INLINE void tshi_gemm_steps_##isa(const tshi_gemm_tile *t, int64_t p,              \
                                                   const int steps, int rows, int cols) {           \
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
         const tsh_real *b = t->b + p * t->rsb;                                                     \
-        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums;                               \
-        /* bytes to the rows that are read next, perhaps behind the last one */                    \
+        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x: A of these steps */     \
+        /* bytes to the rows of B that are read next, perhaps after the last one */                \
         const uintptr_t next = (uintptr_t)(steps * t->rsb) * sizeof *b;                            \
-        TSHI_GEMM_VEC_##isa y[TSHI_GEMM_STEPS], sum;                                               \
+        TSHI_GEMM_VEC_##isa y[TSHI_GEMM_STEPS], sum; /* y: from each of B's rows */                \
         for (int i = 0; i < rows; i++)                                                             \
             for (int q = 0; q < steps; q++) x[i][q] = t->a[i * t->rsa + (p + q) * t->csa];         \
         for (int j = 0; j < cols; j += lanes, b += lanes, sums += lanes) {                         \
@@ -5208,7 +5242,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
                 TSHI_GEMM_PUT(isa, t->c + i * t->rsc + j, t->d + i * t->rsd + j,                   \
                               TSHI_GEMM_LOAD_##isa(t->sums + i * cols + j))                        \
     }
-#define TSHI_GEMM_PART(isa, mr, size)                                                              \
+#define TSHI_GEMM_PART(isa, mr, size) /* as many parts of `size` rows as fit */                    \
     for (; mr > size && left >= size; left -= size) {                                              \
         if (wide)                                                                                  \
             tshi_gemm_rows_##isa(&part, size, 2);                                                  \
@@ -5225,8 +5259,9 @@ typedef tsh_real tshi_gemm_v128
 #define TSHI_GEMM_VEC_v128          tshi_gemm_v128
 #define TSHI_GEMM_LOAD_v128(p)      (*(const tshi_gemm_v128 *)(p))
 #define TSHI_GEMM_STORE_v128(p, v)  (*(tshi_gemm_v128 *)(p) = (v))
-/* s in all lanes. Written out, because gcc does not mix a scalar and a vector where scalars are
- * computed in a wider format (x87, s390x); a macro, because i386 without SSE passes no vectors. */
+/* An initialiser with s in all lanes. It is written out, because gcc does not mix a scalar and a
+ * vector where scalars are computed in a wider format (x87, s390x); it is a macro, because i386
+ * without SSE passes no vectors. */
 #if TSHI_GEMM_FLOAT
 #define TSHI_GEMM_LANES(s)                                                                         \
     { (s), (s), (s), (s) }
@@ -5245,8 +5280,8 @@ TSHI_GEMM_KERNEL(v128, , TSHI_GEMM_ROWS6, 6)
 
 #if TSHI_X86
 #if TSHI_GEMM_FLOAT
-#define TSHI_GEMM_REG(bits)    __m##bits
-#define TSHI_GEMM_OP(bits, op) _mm##bits##_##op##_ps
+#define TSHI_GEMM_REG(bits)    __m##bits             /* type of a register of so many bits */
+#define TSHI_GEMM_OP(bits, op) _mm##bits##_##op##_ps /* name of an x86 intrinsic */
 #else
 #define TSHI_GEMM_REG(bits)    __m##bits##d
 #define TSHI_GEMM_OP(bits, op) _mm##bits##_##op##_pd
@@ -5271,12 +5306,12 @@ TSHI_GEMM_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_ROWS12, 12)
 /* -- few rows ------------------------------------------------------------- */
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* A product with one or two rows is bound by reading B; packing B would double the traffic. Columns
- * of B are contiguous here, so 4 steps of 8 columns are transposed in registers. The order of each
- * element's sum is that of a tile. */
-#define TSHI_GEMM_PAIR(s)                                                                          \
+/* A product with one or two rows is bound by reading B, and packing B would double the traffic.
+ * Columns of B are contiguous here, so 4 steps of k for 8 columns (a group) are transposed in
+ * registers. The order of each element's sum is that of a tile. */
+#define TSHI_GEMM_PAIR(s) /* 4 values each of column s and column s + 4 */                         \
     _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s)), _mm_loadu_ps((s) + 4 * csb), 1)
-#define TSHI_GEMM_GROUP(g)                                                                         \
+#define TSHI_GEMM_GROUP(g) /* adds 4 steps of k to the sums of group g */                          \
     if (groups > g) {                                                                              \
         const float *s = b + 8 * g * csb;                                                          \
         const __m256 r0 = TSHI_GEMM_PAIR(s), r1 = TSHI_GEMM_PAIR(s + csb);                         \
@@ -5293,14 +5328,15 @@ TSHI_GEMM_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_ROWS12, 12)
         acc[g] = _mm256_fmadd_ps(x3, _mm256_shuffle_ps(u1, u3, 0xee), acc[g]);                     \
     }
 
+/* Computes 8 * groups elements of one row of C, from column col on. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, int row, int col,
                                              const int groups) {
     const int64_t csa = t->csa, csb = t->csb;
     const float *a = t->a + row * t->rsa, *b = t->b + col * csb;
     const __m256 zero = {0};
-    __m256 acc[2] = {zero, zero};
+    __m256 acc[2] = {zero, zero}; /* the sums of each group */
     int64_t p = 0;
-    for (; p + 4 <= t->k; p += 4, a += 4 * csa, b += 4) {
+    for (; p + 4 <= t->k; p += 4, a += 4 * csa, b += 4) { /* takes 4 steps of k at a time */
         const __m256 x0 = _mm256_set1_ps(a[0]), x1 = _mm256_set1_ps(a[csa]);
         const __m256 x2 = _mm256_set1_ps(a[2 * csa]), x3 = _mm256_set1_ps(a[3 * csa]);
         TSHI_GEMM_GROUP(0)
@@ -5312,7 +5348,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, int row, i
         const float *s = b + 8 * g * csb;
         const float *d = t->d + row * t->rsd + col + 8 * g;
         float *c = t->c + row * t->rsc + col + 8 * g;
-        for (int64_t q = 0; q < t->k - p; q++, s++) {
+        for (int64_t q = 0; q < t->k - p; q++, s++) { /* takes the last k % 4 steps */
             const __m256 y = _mm256_setr_ps(s[0], s[csb], s[2 * csb], s[3 * csb], s[4 * csb],
                                             s[5 * csb], s[6 * csb], s[7 * csb]);
             acc[g] = _mm256_fmadd_ps(_mm256_set1_ps(a[q * csa]), y, acc[g]);
@@ -5321,11 +5357,12 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, int row, i
     }
 }
 
+/* Computes a tile of C whose number of columns is a multiple of 8. */
 TSHI_AVX2 static void tshi_gemm_dot_avx2(const tshi_gemm_tile *t, int rows, int cols) {
     for (int i = 0; i < rows; i++) {
         int j = 0;
-        for (; cols - j >= 16; j += 16) tshi_gemm_dot_row(t, i, j, 2);
-        if (j < cols) tshi_gemm_dot_row(t, i, j, 1);
+        for (; cols - j >= 16; j += 16) tshi_gemm_dot_row(t, i, j, 2); /* columns of two groups */
+        if (j < cols) tshi_gemm_dot_row(t, i, j, 1);                   /* columns of one group */
     }
 }
 #define TSHI_GEMM_DOT tshi_gemm_dot_avx2
@@ -5335,8 +5372,8 @@ TSHI_AVX2 static void tshi_gemm_dot_avx2(const tshi_gemm_tile *t, int rows, int 
 
 /* -- the table ------------------------------------------------------------ */
 
-/* Best first; the last row runs everywhere. Block sizes: mc * kc floats fill at most half of an L2
- * cache, kc * nr an L1 cache; nc bounds the scratch. */
+/* Best kernel first; the last one runs on every processor. Block sizes: mc * kc floats fill at most
+ * half of an L2 cache, kc * nr an L1 cache; nc limits the scratch memory. */
 static const tshi_gemm_kernel tshi_gemm_kernels[] = {
 #if TSHI_X86
     {"avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512,
@@ -5355,14 +5392,15 @@ static const tshi_gemm_kernel tshi_gemm_kernels[] = {
 static const tshi_gemm_kernel *tshi_gemm_pick(void) {
     const int isa = tshi_kernel_isa();
     const tshi_gemm_kernel *kernel = tshi_gemm_kernels;
-    while (kernel->isa > isa) kernel++;
+    while (kernel->isa > isa) kernel++; /* it needs more than this processor has */
     return kernel;
 }
 
 /* -- packing -------------------------------------------------------------- */
 
-/* dst[p * width + i] = src[i * inc + p * ld] for from <= i < valid, 0 for valid <= i < width. With
- * from = 0, the reference that tshi_gemm_pack is tested against. */
+/* Packs: dst[p * width + i] = src[i * inc + p * ld] for from <= i < valid, 0 for valid <= i <
+ * width. With from = 0, the reference that tshi_gemm_pack is tested against. i is called a lane, p
+ * a step. */
 static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int from, int valid,
                                  int64_t k, const tsh_real *TSHI_RESTRICT src, int64_t inc,
                                  int64_t ld) {
@@ -5373,9 +5411,9 @@ static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int fro
 }
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* With SSE, which every x86-64 has: packing is bound by memory, wider registers would not help. */
+/* Uses SSE, which every x86-64 has: packing is bound by memory, wider registers would not help. */
 
-/* Packs 4 steps whose lanes are contiguous. more: 8 steps or more follow; prefetches steps 8-11. */
+/* Packs 4 steps of contiguous lanes (inc = 1). more: 8 steps or more follow; prefetches 8 to 11. */
 TSHI_INLINE void tshi_gemm_pack_rows(float *TSHI_RESTRICT dst, int width, int lanes,
                                      const float *TSHI_RESTRICT src, int64_t ld, int more) {
     for (int i = 0; i < lanes; i += 4) {
@@ -5385,8 +5423,8 @@ TSHI_INLINE void tshi_gemm_pack_rows(float *TSHI_RESTRICT dst, int width, int la
     }
 }
 
-/* Packs up to 16 steps, a cache line of each lane, as 4 x 4 transposes. more: prefetches the line
- * after the next. */
+/* Packs up to 16 steps, a cache line of each lane, by transposing 4 x 4 values. more: prefetches
+ * the line after the next. */
 TSHI_INLINE void tshi_gemm_pack_columns(float *TSHI_RESTRICT dst, int width, int lanes,
                                         int64_t steps, const float *TSHI_RESTRICT src, int64_t inc,
                                         int more) {
@@ -5406,23 +5444,24 @@ TSHI_INLINE void tshi_gemm_pack_columns(float *TSHI_RESTRICT dst, int width, int
     }
 }
 
-/* dst[p * width + i] = src[i * inc + p * ld] for i < valid, else 0; p < k, i < width. */
+/* Packs a sliver: dst[p * width + i] = src[i * inc + p * ld] if i < valid, else 0, for p < k,
+ * i < width. */
 TSHI_OUTLINE void tshi_gemm_pack(float *TSHI_RESTRICT dst, int width, int valid, int64_t k,
                            const float *TSHI_RESTRICT src, int64_t inc, int64_t ld) {
     const int lanes = inc == 1 || ld == 1 ? valid & ~3 : 0;
     const int64_t steps = lanes > 0 ? k & ~(int64_t)3 : 0, block = inc == 1 ? 4 : 16;
     for (int64_t q = 0; q < steps; q += block) {
         const int64_t end = tshi_base_min(q + block, steps);
-        if (inc == 1)
+        if (inc == 1) /* lanes are contiguous in src */
             tshi_gemm_pack_rows(dst + q * width, width, lanes, src + q * ld, ld, q + 12 <= k);
-        else
+        else /* steps are contiguous in src */
             tshi_gemm_pack_columns(dst + q * width, width, lanes, end - q, src + q, inc,
                                    q + 32 < k);
-        if (lanes < width)
+        if (lanes < width) /* the lanes that are left */
             tshi_gemm_pack_lanes(dst + q * width, width, lanes, valid, end - q, src + q * ld, inc,
                                  ld);
     }
-    if (steps < k)
+    if (steps < k) /* the steps that are left */
         tshi_gemm_pack_lanes(dst + steps * width, width, 0, valid, k - steps, src + steps * ld, inc,
                              ld);
 }
@@ -5436,13 +5475,13 @@ TSHI_OUTLINE void tshi_gemm_pack(tsh_real *TSHI_RESTRICT dst, int width, int val
 /* Packs `valid` rows of m, k columns long, as a sliver of width `width`, converted to tsh_real. */
 static void tshi_gemm_pack_matrix(tsh_real *dst, int width, int valid, int64_t k, tshi_matrix m) {
     const tshi_dtype *dtype = &tshi_dtypes[m.dtype];
-    if (m.dtype == TSH_REAL) {
+    if (m.dtype == TSH_REAL) { /* no conversion */
         tshi_gemm_pack(dst, width, valid, k, (const tsh_real *)m.data, m.row, m.column);
         return;
     }
     for (int64_t p = 0; p < k; p++, dst += width) {
         dtype->load((const char *)m.data + p * m.column * dtype->size, m.row, valid, dst);
-        for (int i = valid; i < width; i++) dst[i] = 0;
+        for (int i = valid; i < width; i++) dst[i] = 0; /* pads the rows that are missing */
     }
 }
 
@@ -5452,31 +5491,32 @@ static void tshi_gemm_pack_matrix(tsh_real *dst, int width, int valid, int64_t k
  * GFLOP/s), on the thread that computes it: collectives make progress meanwhile. */
 typedef struct tshi_gemm_progress {
     void (*fn)(void *user);
-    void *user;
+    void *user; /* argument of fn */
 } tshi_gemm_progress;
 
-enum { TSHI_GEMM_INTERVAL = 1 << 24 };
+enum { TSHI_GEMM_INTERVAL = 1 << 24 }; /* multiply-adds from call to call */
 
+/* A product, or the part of one that is being computed: C = alpha A B + D. */
 typedef struct tshi_gemm_job {
-    const tshi_gemm_kernel *kernel;
-    tsh_real *pack_a, *pack_b;
-    int64_t m, n, k;
-    tsh_real alpha;
-    int add;
-    tshi_matrix a, b, d, c;
-    int stream;                         /* 1: the kernel's `stream` computes what it can */
-    const tshi_gemm_progress *progress; /* or NULL */
+    const tshi_gemm_kernel *kernel; /* computes the tiles */
+    tsh_real *pack_a, *pack_b;      /* scratch: a packed block of A, panel of B */
+    int64_t m, n, k;                /* C is (m, n), A is (m, k), B is (k, n) */
+    tsh_real alpha;                 /* factor of the product A B */
+    int add;                        /* 0: D is 0 and not read */
+    tshi_matrix a, b, d, c;         /* the matrices; D may be C */
+    int stream;                     /* 1: the kernel's `stream` computes all columns that it can */
+    const tshi_gemm_progress *progress; /* called during a long product; NULL: nothing is */
     int64_t since;                      /* multiply-adds since progress was called */
 } tshi_gemm_job;
 
-/* Returns the size of blocks that cut `length` evenly: no more blocks than of size max, a multiple
- * of unit. */
+/* Returns a block size that cuts `length` evenly: a multiple of unit, which gives no more blocks
+ * than size max would. */
 static int64_t tshi_gemm_even(int64_t length, int64_t max, int64_t unit) {
     const int64_t blocks = tshi_base_ceil(length, max);
     return tshi_base_ceil(tshi_base_ceil(length, blocks), unit) * unit;
 }
 
-/* C = beta D. */
+/* Computes C = beta D, both of shape (m, n). D may be C. */
 static void tshi_gemm_scale(int64_t m, int64_t n, tsh_real beta, tshi_matrix d, tshi_matrix c) {
     for (int64_t i = 0; i < m; i++) {
         const tsh_real *from = tshi_gemm_at(d, i, 0);
@@ -5490,31 +5530,31 @@ static void tshi_gemm_scale(int64_t m, int64_t n, tsh_real beta, tshi_matrix d, 
 }
 
 /* Computes a tile that the micro-kernel cannot write in place (csc or csd is not 1, or fewer
- * columns than its width are left) in a buffer, with the same arithmetic. */
+ * columns than its width are left): it writes to a buffer, with the same arithmetic. */
 static void tshi_gemm_edge(tshi_gemm_tile_fn tile, const tshi_gemm_tile *t, int rows, int cols,
                            int width, int64_t csd, int64_t csc) {
     tsh_real buffer[TSHI_GEMM_TILE_MAX];
     tshi_gemm_tile inner = *t;
     inner.d = inner.c = buffer;
     inner.rsd = inner.rsc = width;
-    for (int i = 0; t->add && i < rows; i++)
+    for (int i = 0; t->add && i < rows; i++) /* copies D, padded with zeros */
         for (int j = 0; j < width; j++)
             buffer[i * width + j] = j < cols ? t->d[i * t->rsd + j * csd] : 0;
     tile(&inner, rows, width);
-    for (int i = 0; i < rows; i++)
+    for (int i = 0; i < rows; i++) /* the columns that exist */
         for (int j = 0; j < cols; j++) t->c[i * t->rsc + j * csc] = buffer[i * width + j];
 }
 
-/* Returns the cache lines of B's sliver from column j on, which is packed next; none if j >= n. A
- * tile prefetches a few of them at a time: processors ignore more, or stall. */
+/* Returns the cache lines of B's sliver that begins at column j, which is packed next; none if
+ * j >= n. A tile prefetches only a few of them at a time: processors ignore more, or stall. */
 static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
-    const int64_t line = 64 / (int64_t)sizeof(tsh_real);
+    const int64_t line = 64 / (int64_t)sizeof(tsh_real); /* values per cache line */
     const int64_t cols = tshi_base_min(job->kernel->nr, job->n - j);
-    const int across = job->b.column == 1; /* a line is part of a row, not of a column */
+    const int across = job->b.column == 1; /* 1: a cache line is part of a row of B, not a column */
     const int64_t count = across ? job->k : cols, length = across ? cols : job->k;
     tsh_real *const b = (tsh_real *)job->b.data;
     tshi_gemm_walk w = {b, b, b, 0, 0, 0};
-    if (cols <= 0 || job->b.dtype != TSH_REAL) return w;
+    if (cols <= 0 || job->b.dtype != TSH_REAL) return w; /* no line to prefetch */
     w.step = across ? job->b.row : job->b.column;
     w.along = line * (across ? job->b.column : job->b.row);
     w.left = tshi_base_ceil(length, line) - 1;
@@ -5523,8 +5563,8 @@ static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     return w;
 }
 
-/* Returns how many columns of the product the kernel streams at a time, a multiple of nr, or 0: as
- * many as have room for their sums in the place of packed B. */
+/* Returns how many columns of the product `stream` computes at a time, a multiple of nr: their sums
+ * take the memory of packed B. Returns 0 if the product cannot be streamed. */
 static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
     const tshi_gemm_kernel *kernel = job->kernel;
     if (!kernel->stream || job->m > TSHI_GEMM_FEW || job->b.dtype != TSH_REAL ||
@@ -5533,17 +5573,17 @@ static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
     return kernel->nr * (tshi_base_min(job->k, kernel->kc) / job->m);
 }
 
-/* Multiplies one A block and one B panel: C(m, n) = D + alpha A(m, k) B(k, n), m <= mc, k <= kc.
- * The `first` block of rows packs the panel; if it is also the `last`, all slivers of the panel use
- * the same memory. */
+/* Multiplies one block of A and one panel of B: C(m, n) = D + alpha A(m, k) B(k, n), m <= mc,
+ * k <= kc. The `first` block of rows packs the panel; if it is also the `last`, all slivers of the
+ * panel are packed into the same memory, one after the other. */
 static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int mr = kernel->mr, nr = kernel->nr, only = first && last;
     const int convert_a = job->a.dtype != TSH_REAL, convert_b = job->b.dtype != TSH_REAL;
-    /* else A is read in place */
+    /* pack_a: 0: A is read in place */
     const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
     const int thin = job->m <= TSHI_GEMM_THIN && job->b.column != 1 && job->b.row == 1 &&
-                     kernel->dot != NULL && !convert_b;
+                     kernel->dot != NULL && !convert_b; /* thin: use `dot` */
     const int pack_b = convert_b || (!thin && (job->b.column != 1 || job->m > 2 * mr || !only));
     const int64_t half = nr / 2, streamed = job->stream ? job->n / half * half : 0;
     tshi_gemm_walk walk;
@@ -5559,13 +5599,13 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     t.rsc = job->c.row;
     t.rsa = pack_a ? 1 : job->a.row;
     t.csa = pack_a ? mr : job->a.column;
-    if (streamed > 0) {
+    if (streamed > 0) { /* few rows of A: all columns that `stream` can take */
         t.a = pack_a ? job->pack_a : tshi_gemm_at(job->a, 0, 0);
         t.b = tshi_gemm_at(job->b, 0, 0);
         t.rsb = job->b.row;
         t.d = tshi_gemm_at(job->d, 0, 0);
         t.c = tshi_gemm_at(job->c, 0, 0);
-        t.sums = job->pack_b;
+        t.sums = job->pack_b; /* uses the memory of packed B */
         kernel->stream(&t, (int)job->m, (int)streamed);
         job->since += job->m * streamed * job->k;
     }
@@ -5576,7 +5616,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
         t.rsb = job->b.row;
         t.csb = job->b.column;
         walk = tshi_gemm_next(job, first && pack_b ? j + nr : job->n);
-        if (pack_b || cols < width) {
+        if (pack_b || cols < width) { /* B is not read in place */
             tsh_real *sliver = job->pack_b + (only ? 0 : j * job->k);
             const tshi_matrix columns = tshi_gemm_transposed(tshi_gemm_from(job->b, 0, j));
             if (first) tshi_gemm_pack_matrix(sliver, width, cols, job->k, columns);
@@ -5584,25 +5624,25 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
             t.rsb = width;
             t.csb = 1;
         }
-        for (int64_t i = 0; i < job->m; i += mr) {
+        for (int64_t i = 0; i < job->m; i += mr) { /* all tiles of the sliver */
             const int rows = (int)tshi_base_min(mr, job->m - i);
             t.a = pack_a ? job->pack_a + i * job->k : tshi_gemm_at(job->a, i, 0);
             t.d = tshi_gemm_at(job->d, i, j);
             t.c = tshi_gemm_at(job->c, i, j);
-            if (cols == width && job->c.column == 1 && job->d.column == 1)
+            if (cols == width && job->c.column == 1 && job->d.column == 1) /* tile fits C */
                 tile(&t, rows, width);
             else
                 tshi_gemm_edge(tile, &t, rows, cols, width, job->d.column, job->c.column);
         }
         job->since += job->m * cols * job->k;
-        if (job->progress && job->since >= TSHI_GEMM_INTERVAL) {
+        if (job->progress && job->since >= TSHI_GEMM_INTERVAL) { /* collectives progress */
             job->progress->fn(job->progress->user);
             job->since = 0;
         }
     }
 }
 
-/* Runs the three outer loops (jc, pc, ic). */
+/* Runs the three outer loops (jc, pc, ic) of the scheme above. */
 static void tshi_gemm_blocks(const tshi_gemm_job *all) {
     const tshi_gemm_kernel *kernel = all->kernel;
     const int64_t mc = tshi_gemm_even(all->m, kernel->mc, kernel->mr);
@@ -5619,7 +5659,7 @@ static void tshi_gemm_blocks(const tshi_gemm_job *all) {
         for (int64_t p = 0; p < all->k; p += kc) {
             part.k = tshi_base_min(kc, all->k - p);
             part.b = tshi_gemm_from(all->b, p, j);
-            part.add = all->add || p > 0;
+            part.add = all->add || p > 0; /* later slices add to C */
             for (int64_t i = 0; i < all->m; i += mc) {
                 part.m = tshi_base_min(mc, all->m - i);
                 part.a = tshi_gemm_from(all->a, i, p);
@@ -5631,26 +5671,26 @@ static void tshi_gemm_blocks(const tshi_gemm_job *all) {
     }
 }
 
-/* Returns 1 if it is better to compute C^T = B^T A^T: a tile is fast where rows of C are contiguous
- * and as long as it is wide. */
+/* Returns 1 if it is better to compute C^T = B^T A^T: a tile is fast if C's rows are contiguous and
+ * at least as long as the tile is wide. */
 static int tshi_gemm_transposes(int64_t m, int64_t n, int64_t rsc, int64_t csc, int nr) {
     if (n < m && n <= nr / 4) return 1;
     if (m < n && m <= nr / 4) return 0;
-    return csc != 1 && rsc == 1;
+    return csc != 1 && rsc == 1; /* columns are contiguous, rows are not */
 }
 
-/* Returns the number of elements of a packed A block, a multiple of 64 bytes. */
+/* Returns the number of elements of a packed block of A, rounded up to multiples of 64 bytes. */
 static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t k) {
     int64_t rows = tshi_base_min(kernel->mc, m + kernel->mr);
     return tshi_base_ceil(rows * tshi_base_min(kernel->kc, k), 16) * 16;
 }
 
-/* Returns the bytes of scratch, aligned to 64, that one call needs: a packed A block and a packed B
- * panel, or one sliver of it if all of A is one block. */
+/* Returns the bytes of scratch, aligned to 64, that one tshi_gemm_run needs: a packed block of A
+ * and a packed panel of B, or one sliver of the panel if all of A is one block. */
 static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                                 int64_t rsc, int64_t csc) {
     int64_t columns = kernel->nr;
-    if (tshi_gemm_transposes(m, n, rsc, csc, kernel->nr)) {
+    if (tshi_gemm_transposes(m, n, rsc, csc, kernel->nr)) { /* m, n: those of C^T */
         const int64_t rows = m;
         m = n;
         n = rows;
@@ -5660,22 +5700,22 @@ static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64
            sizeof(tsh_real);
 }
 
-/* C(m, n) = alpha A(m, k) B(k, n) + beta D(m, n) on one thread. D is C, or does not overlap it; its
- * strides may be 0, so that a bias needs no pass of its own. */
+/* Computes C(m, n) = alpha A(m, k) B(k, n) + beta D(m, n) on one thread; the parentheses hold
+ * shapes. D is C, or does not overlap it; its strides may be 0: a bias takes no pass of its own. */
 static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
                           const tshi_gemm_progress *progress, int64_t m, int64_t n, int64_t k,
                           tsh_real alpha, tshi_matrix a, tshi_matrix b, tsh_real beta,
                           tshi_matrix d, tshi_matrix c) {
-    const int done = k <= 0 || alpha == 0;
+    const int done = k <= 0 || alpha == 0; /* 1: no product to add */
     tshi_gemm_job job;
     if (m <= 0 || n <= 0) return;
-    if (done || (beta != 0 && beta != 1)) { /* rare: may take a pass of its own */
+    if (done || (beta != 0 && beta != 1)) { /* rare, so it may take its own pass */
         tshi_gemm_scale(m, n, beta, d, c);
         beta = 1;
         d = c;
     }
     if (done) return;
-    if (tshi_gemm_transposes(m, n, c.row, c.column, kernel->nr)) {
+    if (tshi_gemm_transposes(m, n, c.row, c.column, kernel->nr)) { /* as C^T = B^T A^T */
         tshi_gemm_run(kernel, scratch, progress, n, m, k, alpha, tshi_gemm_transposed(b),
                       tshi_gemm_transposed(a), beta, tshi_gemm_transposed(d),
                       tshi_gemm_transposed(c));
@@ -5717,12 +5757,12 @@ static const char *const tshi_coll_kinds[TSH_COLL_KINDS] = {
 
 enum { TSHI_COLL_TEXT = 256 }; /* bytes of a call's description */
 
-/* 1 for kinds between two ranks, which are numbered per pair. */
+/* Returns 1 for kinds between two ranks; these are numbered per pair of ranks, not per group. */
 static int tshi_coll_pairwise(tsh_coll_kind kind) {
     return kind == TSH_SEND || kind == TSH_RECV || kind == TSH_SENDRECV;
 }
 
-/* 1 for kinds whose counts are one per rank, repeated for each of `blocks`. */
+/* Returns 1 for kinds that have one count per rank, repeated for each of `blocks` blocks. */
 static int tshi_coll_rows(tsh_coll_kind kind) {
     return kind == TSH_ALLGATHER || kind == TSH_REDUCE_SCATTER || kind == TSH_ALLTOALL;
 }
@@ -5760,8 +5800,8 @@ TSH_API tsh_comm tsh_comm_make(const tsh_comm_ops *ops, void *impl, int rank, in
 
 TSH_API void tsh_coll_sum(void *out, int64_t n, const tsh_coll *coll, int size, int k,
                           const void *(*part)(const void *user, int r), const void *user) {
-    const void *left = part(user, (k + 1) % size); /* x[k+1], then the sum so far */
-    for (int j = 2; j <= size; j++) {
+    const void *left = part(user, (k + 1) % size); /* x[k+1] (rule 5), then the sum so far */
+    for (int j = 2; j <= size; j++) {              /* left to right, in the order of a ring */
         tsh_coll_fold(out, left, part(user, (k + j) % size), n, coll->dtype, coll->redop);
         left = out;
     }
@@ -5776,10 +5816,11 @@ TSH_API int64_t tsh_coll_before(const int64_t *counts, int r) {
 }
 
 TSH_API int64_t tsh_coll_chunk(int64_t n, int size, int k) {
-    int64_t chunk = n / size + (n % size != 0); /* ceil(n / size) */
+    int64_t chunk = n / size + (n % size != 0);         /* ceil(n / size) */
     return chunk == 0 || k > n / chunk ? n : chunk * k; /* min(n, chunk k) */
 }
 
+/* Returns 1 for kinds that combine the ranks' values by coll->redop. */
 static int tshi_coll_reduces(tsh_coll_kind kind) {
     return kind == TSH_ALLREDUCE || kind == TSH_REDUCE_SCATTER;
 }
@@ -5795,19 +5836,19 @@ TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size) {
     int pairwise = coll->kind == TSH_SEND || coll->kind == TSH_RECV; /* a SEND matches its RECV */
     uint64_t hash, kind = (uint64_t)(pairwise ? TSH_SEND : coll->kind);
     if (coll->kind >= TSH_BARRIER) return kind; /* no arguments */
-    kind |= (uint64_t)coll->dtype << 8;
+    kind |= (uint64_t)coll->dtype << 8;         /* the arguments, above the kind */
     if (tshi_coll_reduces(coll->kind)) kind |= (uint64_t)coll->redop << 16;
     if (coll->kind == TSH_BROADCAST) kind |= (uint64_t)coll->root << 24;
     if (pairwise) kind |= (uint64_t)(uint32_t)coll->tag << 24;
     hash = tshi_coll_mix(1, kind);
     if (!tshi_coll_rows(coll->kind)) return tshi_coll_mix(hash, (uint64_t)coll->count);
     hash = tshi_coll_mix(hash, (uint64_t)coll->blocks);
-    for (int r = 0; r < size && coll->kind != TSH_ALLTOALL; r++)
+    for (int r = 0; r < size && coll->kind != TSH_ALLTOALL; r++) /* an all-to-all differs by rank */
         hash = tshi_coll_mix(hash, (uint64_t)coll->recv_counts[r]);
     return hash;
 }
 
-/* Appends names[value]; of a value that is not below n: `what` and the number, "kind 77". */
+/* Appends names[value]; if value is not below n, `what` and the number, such as "kind 77". */
 static void tshi_coll_name(char *text, size_t capacity, const char *const *names, unsigned n,
                            const char *what, unsigned value) {
     if (value < n)
@@ -5820,17 +5861,17 @@ TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int siz
                             size_t capacity) {
     static const char *const redops[] = {"sum", "product", "min", "max", "average"};
     unsigned kind = (unsigned)coll->kind;
-    const int64_t *mine = coll->recv_counts, *theirs = NULL; /* theirs: to compare with mine */
+    const int64_t *mine = coll->recv_counts, *theirs = NULL; /* theirs: other's, if comparable */
     if (tshi_coll_rows(coll->kind) && kind != TSH_ALLTOALL && other && other->kind == coll->kind)
         theirs = other->recv_counts;
-    if (!capacity) return text; /* not even for the final 0 */
+    if (!capacity) return text; /* no byte for the terminating 0 */
     text[0] = '\0';
     tshi_coll_name(text, capacity, tshi_coll_kinds, TSH_COLL_KINDS, "kind", kind);
-    if (kind >= TSH_BARRIER) return text;
+    if (kind >= TSH_BARRIER) return text; /* no arguments to describe */
     tsh_text_add(text, capacity, " of ");
     if (!tshi_coll_rows(coll->kind) && kind != TSH_SENDRECV)
         tsh_text_add(text, capacity, "%lld ", (long long)coll->count);
-    if ((unsigned)coll->dtype < (unsigned)TSHI_DTYPES)
+    if ((unsigned)coll->dtype < (unsigned)TSHI_DTYPES) /* a broken peer may send another value */
         tsh_text_add(text, capacity, "%s", tshi_dtypes[coll->dtype].name);
     else
         tsh_text_add(text, capacity, "dtype %d", (int)coll->dtype);
@@ -5847,7 +5888,7 @@ TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int siz
     for (int r = 0; mine && theirs && r < size; r++) {
         if (mine[r] == theirs[r]) continue;
         tsh_text_add(text, capacity, " with counts[%d] = %lld", r, (long long)mine[r]);
-        break;
+        break; /* only the first that differs */
     }
     return text;
 }
@@ -5866,22 +5907,22 @@ TSH_API tsh_coll tsh_coll_half(const tsh_coll *coll, int receives) {
     half.kind = receives ? TSH_RECV : TSH_SEND;
     half.send_counts = half.recv_counts = NULL;
     if (coll->kind == TSH_SENDRECV)
-        half.count = *(receives ? coll->recv_counts : coll->send_counts);
-    if (receives) half.send_to = -1;
-    if (!receives) half.recv_from = -1;
+        half.count = *(receives ? coll->recv_counts : coll->send_counts); /* this half's count */
+    if (receives) half.send_to = -1;    /* a RECV has no send_to */
+    if (!receives) half.recv_from = -1; /* a SEND has no recv_from */
     return half;
 }
 
 /* ---- calls that do not fit ---- */
 
+/* What the ranks of a group have called, for the functions below. */
 typedef struct tshi_coll_calls {
-    int (*call)(const void *user, int r, tsh_call *out);
-    const void *user;
-    int size;
+    int (*call)(const void *user, int r, tsh_call *out); /* returns 0 if rank r has made no call */
+    const void *user;                                    /* first argument of call */
+    int size;                                            /* number of ranks */
 } tshi_coll_calls;
 
-/* Counts the ranks that have made the same call as rank r, itself included; 0 if it has made
- * none. */
+/* Returns how many ranks have made the same call as rank r, r included; 0 if r has made none. */
 static int tshi_coll_agree(const tshi_coll_calls *all, int r) {
     tsh_call mine, its;
     int count = 0;
@@ -5891,8 +5932,8 @@ static int tshi_coll_agree(const tshi_coll_calls *all, int r) {
     return count;
 }
 
-/* 1 if two ranks of an all-to-all disagree on how much `from` sends to `to`. Counts that are not
- * known do not disagree. */
+/* Returns 1 if ranks `from` and `to` disagree on how many elements `from` sends to `to` in an
+ * all-to-all. A count that is not known does not disagree. */
 static int tshi_coll_unequal(const tshi_coll_calls *all, int from, int to) {
     tsh_call a, b;
     return all->call(all->user, from, &a) && all->call(all->user, to, &b) && to < a.counts &&
@@ -5903,20 +5944,20 @@ static int tshi_coll_unequal(const tshi_coll_calls *all, int from, int to) {
  * rank with the most differences (of several the lowest, rank 0 last), and returns 1. */
 static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t group,
                               tsh_error *error) {
-    int blamed = -1, max = 0, m = 0, sends;
+    int blamed = -1, max = 0, m = 0, sends; /* m: a rank that disagrees with the one blamed */
     const int64_t *mine, *theirs;
     tsh_call a, b;
     for (int r = all->size - 1; r >= 0; r--) {
-        int wrong = 0; /* counts on which r and the others disagree */
-        for (int i = 0; i < all->size; i++)
+        int wrong = 0;                      /* counts on which r and the others disagree */
+        for (int i = 0; i < all->size; i++) /* adds what r sends to i, and i to r */
             wrong += tshi_coll_unequal(all, r, i) + tshi_coll_unequal(all, i, r);
         if (!wrong || wrong < max || (wrong == max && r == 0)) continue;
         blamed = r;
         max = wrong;
     }
-    if (blamed < 0) return 0;
+    if (blamed < 0) return 0; /* all counts agree */
     while (!tshi_coll_unequal(all, blamed, m) && !tshi_coll_unequal(all, m, blamed)) m++;
-    sends = tshi_coll_unequal(all, blamed, m);
+    sends = tshi_coll_unequal(all, blamed, m); /* 1: what `blamed` sends, 0: receives */
     (void)all->call(all->user, blamed, &a);
     (void)all->call(all->user, m, &b);
     mine = sends ? a.coll.send_counts : a.coll.recv_counts;
@@ -5931,12 +5972,12 @@ static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t
 }
 
 /* If some ranks have closed the group (TSH_COLL_KINDS) while others make a call in it, fills error,
- * which names the lowest of each, and returns 1. */
+ * which names the lowest rank of both, and returns 1. */
 static int tshi_coll_left(const tshi_coll_calls *all, uint64_t seq, uint64_t group,
                           tsh_error *error) {
     char text[TSHI_COLL_TEXT] = "";
-    tsh_call call, lowest[2]; /* that waits, that has closed */
-    int found[2] = {0, 0};
+    tsh_call call, lowest[2]; /* [0]: of the ranks that wait, [1]: that closed */
+    int found[2] = {0, 0};    /* 1: there is such a rank */
     memset(lowest, 0, sizeof lowest);
     for (int r = all->size - 1; r >= 0; r--) {
         int closed;
@@ -5953,8 +5994,8 @@ static int tshi_coll_left(const tshi_coll_calls *all, uint64_t seq, uint64_t gro
     return 1;
 }
 
-/* Fills error: "rank 1 called A where rank 0 called B (collective 3 of group 1)". `known` counts of
- * both calls are known. */
+/* Fills error, which blames rank_a: "rank 1 called A where rank 0 called B (collective 3 of group
+ * 1)". known: how many counts of both calls are known. unit, number: "collective", 3. */
 static void tshi_coll_mismatch(const tsh_coll *a, const tsh_coll *b, int known, int rank_a,
                                int rank_b, const char *unit, uint64_t number, uint64_t group,
                                tsh_error *error) {
@@ -5975,10 +6016,10 @@ TSH_API int tsh_call_mismatch(int (*call)(const void *user, int r, tsh_call *out
     if (tshi_coll_left(&all, seq, group, error)) return 1;
     for (r = 1; r < size; r++)
         if (tshi_coll_agree(&all, r) > tshi_coll_agree(&all, right)) right = r;
-    if (!call(user, right, &b)) return 0;
+    if (!call(user, right, &b)) return 0; /* no rank has made a call */
     for (r = 0; r < size; r++)
-        if (call(user, r, &a) && a.digest != b.digest) break; /* the lowest of the others */
-    if (r == size)
+        if (call(user, r, &a) && a.digest != b.digest) break; /* the lowest rank that differs */
+    if (r == size)                                            /* all calls are the same */
         return b.coll.kind == TSH_ALLTOALL ? tshi_coll_alltoall(&all, seq, group, error) : 0;
     tshi_coll_mismatch(&a.coll, &b.coll, a.counts < b.counts ? a.counts : b.counts, a.rank, b.rank,
                        "collective", seq, group, error);
@@ -5996,7 +6037,7 @@ TSH_API void tsh_message_mismatch(const tsh_coll *sent, const tsh_coll *wanted, 
     error->rank = tsh_blamed(from, to);
 }
 
-/* Rank r's ticket: tickets lie `stride` bytes apart, perhaps inside larger structs. */
+/* Returns rank r's ticket; tickets lie `stride` bytes apart, perhaps inside larger structs. */
 static tsh_ticket tshi_coll_ticket(const void *tickets, size_t stride, int r) {
     tsh_ticket ticket;
     memcpy(&ticket, (const char *)tickets + (size_t)r * stride, sizeof ticket);
@@ -6008,7 +6049,7 @@ TSH_API int tsh_split_order(const void *tickets, size_t stride, int size, int co
     for (int r = 0; r < size; r++) {
         tsh_ticket mine = tshi_coll_ticket(tickets, stride, r);
         int at = n; /* insertion sort by key; stable, so equal keys stay in the order of ranks */
-        if (mine.color != color) continue;
+        if (mine.color != color) continue; /* rank r is not in the group */
         for (; at > 0 && tshi_coll_ticket(tickets, stride, order[at - 1]).key > mine.key; at--)
             order[at] = order[at - 1];
         order[at] = r;
@@ -6021,21 +6062,21 @@ TSH_API int tsh_split_order(const void *tickets, size_t stride, int size, int co
 
 TSH_API int tsh_coll_cycle(tsh_coll_search *search, int size, int r,
                            int (*awaits)(const void *user, int r, int i), const void *user) {
-    if (search[r].seen) return -1;
-    search[r].from = -1;
+    if (search[r].seen) return -1; /* r has been searched before */
+    search[r].from = -1;           /* where the search begins */
     while (r >= 0) {
         int m = -1;
-        search[r].seen = 1;
+        search[r].seen = 1; /* 1: on the path from the first rank to r */
         while (search[r].edge < size && (m < 0 || search[m].seen == 2))
-            m = awaits(user, r, search[r].edge++);
+            m = awaits(user, r, search[r].edge++); /* skips ranks that lead to no cycle */
         if (m >= 0 && search[m].seen == 2) m = -1;
         search[r].next = m;
-        if (m < 0) { /* a dead end: back to where r was reached from */
+        if (m < 0) { /* r leads to no cycle: back to the rank before it */
             search[r].seen = 2;
             r = search[r].from;
-        } else if (search[m].seen) { /* on the path already: a cycle */
+        } else if (search[m].seen) { /* m is on the path already: a cycle */
             return m;
-        } else {
+        } else { /* m is new: follow it */
             search[m].from = r;
             r = m;
         }
@@ -6045,31 +6086,31 @@ TSH_API int tsh_coll_cycle(tsh_coll_search *search, int size, int r,
 
 TSH_API int tsh_coll_blame(const tsh_coll_search *search, int r,
                            int (*together)(const void *user, int r), const void *user, int *waits) {
-    int blamed = r, at = r; /* at: goes around the cycle */
+    int blamed = r, at = r; /* at: each rank of the cycle in turn */
     do {
-        int more = together(user, blamed) - together(user, at);
+        int more = together(user, blamed) - together(user, at); /* > 0: fewer are in at's call */
         if (more > 0 || (more == 0 && (blamed == 0 || (at < blamed && at > 0)))) blamed = at;
         at = search[at].next;
     } while (at != r);
-    while (search[at].next != blamed) at = search[at].next; /* to the one that waits for it */
+    while (search[at].next != blamed) at = search[at].next; /* the rank that waits for `blamed` */
     *waits = at;
     return blamed;
 }
 
 /* ---- reports of ranks that wait ---- */
 
-/* A report's marks follow it in memory: */
+/* Returns the marks (what the rank has started), which follow a report in memory. */
 static const tsh_wait_mark *tshi_coll_marks(const tsh_wait_report *report) {
     return (const tsh_wait_mark *)(const void *)(report + 1);
 }
 
-/* and the awaited ranks follow its marks. */
+/* Returns the ranks that the reporting rank waits for; they follow the marks in memory. */
 static const int *tshi_coll_awaited(const tsh_wait_report *report) {
     return (const int *)(const void *)(tshi_coll_marks(report) + report->marks);
 }
 
-/* Finds how far the reporting rank has come in a group, with `peer` or (-1) in collectives. NULL:
- * it is not in the group (any more), or has exchanged no message with the peer. */
+/* Returns the mark of the rank's collectives in a group (peer -1), or of its messages with `peer`.
+ * NULL: it is not in the group (any more), or has exchanged no message with the peer. */
 static const tsh_wait_mark *tshi_coll_mark(const tsh_wait_report *report, uint64_t group,
                                            int peer) {
     const tsh_wait_mark *mark = tshi_coll_marks(report);
@@ -6080,30 +6121,31 @@ static const tsh_wait_mark *tshi_coll_mark(const tsh_wait_report *report, uint64
 
 TSH_API int tsh_wait_missing(tsh_wait_report *const *report, int r, int m) {
     const tsh_wait_report *a = report[r], *b = report[m];
-    const tsh_wait_mark *here, *pair; /* of m: in r's group; with r */
-    if (!a || !b) return 0; /* one is not known to wait */
+    const tsh_wait_mark *here, *pair; /* what m has started in r's group, and in messages with r */
+    if (!a || !b) return 0;           /* r or m is not known to wait */
     here = tshi_coll_mark(b, a->group, -1);
-    if (!here) return 0; /* m is not in the group */
-    if (!a->pairwise) return here->sends <= a->seq; /* m has not started it */
-    pair = tshi_coll_mark(b, a->group, r);
+    if (!here) return 0;                            /* m is not in the group */
+    if (!a->pairwise) return here->sends <= a->seq; /* 1: m has not started the collective */
+    pair = tshi_coll_mark(b, a->group, r); /* below, 1: m has not started the RECV or the SEND */
     return (a->send_to == m && (pair ? pair->recvs : 0) <= a->send_number) ||
            (a->recv_from == m && (pair ? pair->sends : 0) <= a->recv_number);
 }
 
+/* The reports of all ranks, for the two callbacks below. */
 typedef struct tshi_coll_reports {
-    tsh_wait_report *const *report;
-    int size;
+    tsh_wait_report *const *report; /* one per rank; NULL: the rank is not known to wait */
+    int size;                       /* number of ranks */
 } tshi_coll_reports;
 
-/* For tsh_coll_cycle: the i-th rank that r waits for; -1 if there is none, or it has done its part
- * already. */
+/* For tsh_coll_cycle: returns the i-th rank that r waits for; -1 if there is none, or if that rank
+ * has done its part already. */
 static int tshi_coll_awaits(const void *user, int r, int i) {
     tsh_wait_report *const *report = ((const tshi_coll_reports *)user)->report;
     int m = report[r] && i < report[r]->awaited ? tshi_coll_awaited(report[r])[i] : -1;
     return m >= 0 && tsh_wait_missing(report, r, m) ? m : -1;
 }
 
-/* For tsh_coll_blame: how many ranks wait in the same call as r. */
+/* For tsh_coll_blame: returns how many ranks wait in the same call as r. */
 static int tshi_coll_together(const void *user, int r) {
     const tshi_coll_reports *all = (const tshi_coll_reports *)user;
     const tsh_wait_report *a = all->report[r];
@@ -6121,7 +6163,7 @@ TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_
     int blamed, waits;
     memset(search, 0, (size_t)size * sizeof *search);
     r = tsh_coll_cycle(search, size, r, tshi_coll_awaits, &all);
-    if (r < 0) return 0;
+    if (r < 0) return 0; /* r waits in no cycle */
     blamed = tsh_coll_blame(search, r, tshi_coll_together, &all, &waits);
     (void)tsh_error_set(error, TSH_ERR_MISMATCH, blamed,
                         "rank %d waits in %s while rank %d waits for it in %s", blamed,
@@ -6135,7 +6177,7 @@ TSH_API void tsh_wait_absent(tsh_wait_report *const *report, int r, tsh_error *e
     for (int i = 0; report[r] && i < report[r]->awaited; i++) {
         int m = tshi_coll_awaited(report[r])[i];
         if (m == r || (report[m] && !tsh_wait_missing(report, r, m))) continue;
-        if (!absent++) error->rank = m;
+        if (!absent++) error->rank = m; /* the first absent rank is blamed */
         tsh_text_add(error->message, sizeof error->message, " %d", m);
     }
     if (!absent) tsh_text_add(error->message, sizeof error->message, " none");
@@ -6143,7 +6185,7 @@ TSH_API void tsh_wait_absent(tsh_wait_report *const *report, int r, tsh_error *e
 
 /* ---- time and settings ---- */
 
-/* The value of an environment variable; NULL if it is unset or empty. */
+/* Returns the value of an environment variable; NULL if the variable is unset or empty. */
 static const char *tshi_coll_env(const char *name) {
     const char *text = getenv(name);
     return text && text[0] ? text : NULL;
@@ -6155,7 +6197,7 @@ static int tshi_coll_env_digits(const char **at, int64_t high, int64_t *value) {
     const char *first = *at, *end = first;
     *value = 0;
     for (; *end >= '0' && *end <= '9'; end++) {
-        if (*value > high / 10) return 0; /* with this digit above high */
+        if (*value > high / 10) return 0; /* this digit would make it greater than high */
         *value = *value * 10 + (*end - '0');
     }
     *at = end;
@@ -6180,7 +6222,7 @@ static int tshi_coll_env_refuse(const char *name, const char *text, tsh_error *e
 TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_error *error) {
     const char *text = tshi_coll_env(name), *at = text;
     int64_t number;
-    if (!text) return 0;
+    if (!text) return 0; /* variable unset or empty */
     if (!tshi_coll_env_digits(&at, high, &number) || *at || number < low)
         return tshi_coll_env_refuse(name, text, error,
                                     high - low == 1 ? "%d or %d" : "a whole number from %d to %d",
@@ -6192,8 +6234,8 @@ TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_err
 TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
     const int64_t second = INT64_C(1000000000);
     const char *text = tshi_coll_env(name), *at = text;
-    int64_t number = 0, unit = second; /* ns; unit: of the digit at *at */
-    int right;
+    int64_t number = 0, unit = second; /* unit: value in ns of a digit 1 at *at */
+    int right;                         /* 1: the text is valid so far */
     if (!text) return 0;
     right = tshi_coll_env_digits(&at, second, &number);
     number *= second;
@@ -6202,9 +6244,9 @@ TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
         for (; *at >= '0' && *at <= '9'; at++) {
             unit /= 10;
             if (unit) number += unit * (*at - '0');
-            if (*at > '0' && number == 0) number = 1; /* below 1 ns; 0 would mean no limit */
+            if (*at > '0' && number == 0) number = 1; /* less than 1 ns; 0 is no limit */
         }
-        right = at > point + 1;
+        right = at > point + 1; /* at least one digit after the point */
     }
     if (!right || *at)
         return tshi_coll_env_refuse(name, text, error,
@@ -6216,17 +6258,17 @@ TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
 
 TSH_API int tsh_time_limit(double given, const char *name, const char *variable, double otherwise,
                            int64_t *ns, tsh_error *error) {
-    const int64_t never = INT64_C(1) << 61; /* ns: 73 years */
+    const int64_t never = INT64_C(1) << 61; /* in ns: 73 years */
     *ns = (int64_t)(otherwise * 1e9);
     if (given != given) {
         (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is not a number (NaN)", name);
         return 0;
     }
     if (given != 0)
-        *ns = given < 0 || given > 1e9 ? never : (int64_t)(given * 1e9);
+        *ns = given < 0 || given > 1e9 ? never : (int64_t)(given * 1e9); /* negative: no limit */
     else if (tsh_env_seconds(variable, ns, error) < 0)
         return 0;
-    if (given == 0 && *ns == 0) *ns = never;
+    if (given == 0 && *ns == 0) *ns = never; /* 0 in the environment: no limit */
     return 1;
 }
 
@@ -6236,13 +6278,13 @@ TSH_API int tsh_timeout(double given, const char *name, int64_t *ns, tsh_error *
 
 TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise) {
     int64_t now = tsh_now(), wait = timeout_ns ? timeout_ns : otherwise;
-    return wait > INT64_MAX - now ? INT64_MAX : now + wait; /* no overflow */
+    return wait > INT64_MAX - now ? INT64_MAX : now + wait; /* must not overflow */
 }
 
 TSH_API int tsh_env_text(const char *name, char *text, size_t capacity, tsh_error *error) {
     const char *value = tshi_coll_env(name);
     if (!value) return 0;
-    if (strlen(value) < capacity) {
+    if (strlen(value) < capacity) { /* fits, with its final 0 */
         memcpy(text, value, strlen(value) + 1);
         return 1;
     }
@@ -6262,7 +6304,7 @@ TSH_API int tsh_env_text(const char *name, char *text, size_t capacity, tsh_erro
  *  1. Each rank sends every other one a header, which describes its call. When all have arrived,
  *     every rank compares them: no data moves between calls that do not match.
  *  2. Once the group's earlier collectives are done, each rank sends every other one its part of
- *     the data, and sums, gathers or keeps what it receives.
+ *     the data, and sums what it receives, or stores it in the place of that rank.
  *  3. An all-reduce has a second round: each rank sends its summed chunk to all others.
  * SEND and RECV exchange headers in the same way, then the message. Between two ranks, each channel
  * of a group delivers in order, so no message needs a number:
@@ -6270,95 +6312,99 @@ TSH_API int tsh_env_text(const char *name, char *text, size_t capacity, tsh_erro
  *     rank a                           rank b
  *     header ----- HEADERS ---------> compares it with its own, as a does
  *     part   ----- DATA ------------> sums
- *     chunk  <---- DATA ------------- sum
+ *     chunk  <---- DATA ------------- sum (only of an all-reduce)
  *
  * An op only takes a step when the backend has data for it (tshi_compose_step); any wait, test or
  * progress advances every op of this rank. */
 typedef enum tshi_compose_channel {
-    TSHI_COMPOSE_HEADERS,
-    TSHI_COMPOSE_DATA,
-    TSHI_COMPOSE_SENDS,   /* headers of SENDs */
-    TSHI_COMPOSE_RECVS,   /* headers of RECVs */
-    TSHI_COMPOSE_BODIES,  /* messages */
-    TSHI_COMPOSE_REPORTS, /* where a rank waits */
-    TSHI_COMPOSE_CHANNELS = 8
+    TSHI_COMPOSE_HEADERS,     /* headers of collectives */
+    TSHI_COMPOSE_DATA,        /* data of collectives */
+    TSHI_COMPOSE_SENDS,       /* headers of SENDs */
+    TSHI_COMPOSE_RECVS,       /* headers of RECVs */
+    TSHI_COMPOSE_BODIES,      /* contents of messages */
+    TSHI_COMPOSE_REPORTS,     /* reports of where a rank waits (tsh_wait_report) */
+    TSHI_COMPOSE_CHANNELS = 8 /* factor in tshi_compose_seq; more than the channels above */
 } tshi_compose_channel;
 
-enum { TSHI_COMPOSE_MARKS = 64 }; /* at most, in a report */
-#define TSHI_COMPOSE_MS    INT64_C(1000000)
+enum { TSHI_COMPOSE_MARKS = 64 };           /* limit of the marks in a report */
+#define TSHI_COMPOSE_MS    INT64_C(1000000) /* a millisecond, in ns */
 
-/* Describes a rank's call to the others. In memory 2 P counts follow: what it sends to and receives
- * from each rank. The pointers in call.coll are valid on that rank only. */
+/* Describes a rank's call to the others. 2 P counts follow in memory: how many elements the rank
+ * sends to each of the P ranks of the group, then how many it receives from each. The pointers in
+ * call.coll are valid on the rank that wrote them only. */
 typedef struct tshi_compose_header {
-    tsh_call call;
-    uint64_t splits; /* how many splits this rank has started: makes group ids unique */
-    tsh_ticket ticket;
+    tsh_call call;     /* what the rank has called */
+    uint64_t splits;   /* number of splits that the rank has started: makes group ids unique */
+    tsh_ticket ticket; /* of a split: its color and key */
 } tshi_compose_header;
 
 typedef enum tshi_compose_state {
-    TSHI_COMPOSE_MATCHING, /* headers are exchanged */
-    TSHI_COMPOSE_QUEUED,   /* they match; waits for the group's earlier collectives */
+    TSHI_COMPOSE_MATCHING, /* headers are being exchanged */
+    TSHI_COMPOSE_QUEUED,   /* headers match; waits for the group's earlier collectives */
     TSHI_COMPOSE_MOVING,   /* data, or a message, is being sent and received */
-    TSHI_COMPOSE_DONE
+    TSHI_COMPOSE_DONE      /* complete */
 } tshi_compose_state;
 
 typedef struct tshi_compose_world tshi_compose_world;
 typedef struct tshi_compose_group tshi_compose_group;
 
-/* A collective, or one half of a message. */
+/* A collective, a SEND, a RECV or the closing of a group; a SENDRECV is two ops. (P) marks arrays
+ * with one entry per rank of the group. */
 typedef struct tshi_compose_op {
-    struct tshi_compose_op *next;  /* the one started after it */
-    struct tshi_compose_op *other; /* the other half of a SENDRECV */
-    tshi_compose_group *group;
-    tsh_coll coll;
-    tsh_coll part;       /* the round that is moving, an ALLGATHER, REDUCE_SCATTER or ALLTOALL */
-    uint64_t id, number; /* number: of the collective in its group, of the message in its pair */
-    int64_t deadline;
-    tshi_compose_state state;
-    int peer, sends;         /* of a SEND or RECV: the other rank of the group; else peer is -1 */
-    int round;               /* 1: an all-reduce sends its summed chunks */
-    tsh_coll *recv;          /* (recvs), at most P: RECVs of what has not arrived yet */
-    int recvs;
-    char *headers;           /* one per rank; of a message: the SEND's, then the RECV's */
-    int64_t *counts;         /* (P): what each rank holds of an all-reduce or a broadcast */
-    int64_t *to, *from;      /* (P): elements for and from each rank */
-    char *out, *in;          /* those elements, rank by rank; one block of memory */
+    struct tshi_compose_op *next;  /* the op that this rank started after it; NULL: none */
+    struct tshi_compose_op *other; /* the other half of a SENDRECV; else NULL */
+    tshi_compose_group *group;     /* the group in which the op was started */
+    tsh_coll coll;                 /* what the caller asked for */
+    tsh_coll part;       /* the current round as an ALLGATHER, REDUCE_SCATTER or ALLTOALL */
+    uint64_t id, number; /* id: the request; number: of the collective in group, of the message */
+    int64_t deadline;    /* the time (tsh_now) at which it times out */
+    tshi_compose_state state; /* how far the op has come */
+    int peer, sends; /* peer: the other rank of a message, -1 for collectives; sends: 1: a SEND */
+    int round;       /* 1: the second round, in which an all-reduce sends its summed chunks */
+    tsh_coll *recv;  /* (P): the receives that are not complete */
+    int recvs;       /* number of entries of recv */
+    char *headers;   /* one per rank; for a message two: the SEND's, then the RECV's */
+    int64_t *counts; /* (P): elements of each rank's part of an all-reduce or a broadcast */
+    int64_t *to, *from; /* (P) each: number of elements for, from each rank */
+    char *out, *in;     /* these elements, rank by rank; `in` lies in the block that `out` owns */
 } tshi_compose_op;
 
+/* A group, as this rank sees it. */
 struct tshi_compose_group {
-    tshi_compose_group *next;
-    tshi_compose_world *world;
-    uint64_t id, started, ids; /* started: collectives; ids: the last op's id */
-    int rank, size, closing;
-    uint64_t *sends, *recvs; /* (P): messages started with each peer */
-    int *ranks;              /* (P): ranks of the world */
-    tshi_compose_op *first;  /* the oldest op */
+    tshi_compose_group *next;  /* the next in the world's list */
+    tshi_compose_world *world; /* the world that the group belongs to */
+    uint64_t id, started, ids; /* started: number of collectives so far; ids: id of the newest op */
+    int rank, size, closing;   /* closing: 1: this rank has closed it */
+    uint64_t *sends, *recvs;   /* (P) each: number of messages started to, from each peer */
+    int *ranks;                /* (P): each member's rank in the world */
+    tshi_compose_op *first;    /* list of ops, the oldest first */
 };
 
+/* The backend's comm, and the groups that this rank has in it. */
 struct tshi_compose_world {
-    tsh_comm_ops ops;  /* of the composed comms */
-    tsh_comm messages; /* the backend's */
-    int64_t timeout;
-    int open_comms;
-    uint64_t splits;
-    tshi_compose_group *groups;
-    size_t report_bytes;
-    tsh_wait_report **report;  /* (P): where each rank last waited; NULL: not known */
-    tsh_wait_report *incoming; /* P + 1 reports: the one being received, then one per rank */
-    tsh_coll_search *search;
+    tsh_comm_ops ops;           /* functions of the composed comms */
+    tsh_comm messages;          /* the backend's comm, of SEND and RECV only; owned */
+    int64_t timeout;            /* default time limit in ns */
+    int open_comms;             /* number of this rank's comms that are not closed */
+    uint64_t splits;            /* number of splits that this rank has started */
+    tshi_compose_group *groups; /* list of groups, the newest first */
+    size_t report_bytes;        /* bytes of one report with its marks and awaited ranks */
+    tsh_wait_report **report;  /* per rank of the world: its last report; NULL: not known to wait */
+    tsh_wait_report *incoming; /* memory of the report being received, then of one per rank */
+    tsh_coll_search *search;   /* for the search for cycles: one entry per rank of the world */
 };
 
-/* The world's error code, as the backend knows it. */
+/* Returns the world's error code as the backend knows it; TSH_OK: no error. */
 static tsh_result tshi_compose_code(tshi_compose_world *world) {
     return world->messages.ops->status(&world->messages, NULL);
 }
 
-/* Makes error the world's, unless the world has failed already. */
+/* Raises an error: makes it the world's, which every rank gets, unless the world has failed. */
 static void tshi_compose_raise(tshi_compose_world *world, const tsh_error *error) {
     if (tshi_compose_code(world) == TSH_OK) world->messages.ops->abort(&world->messages, error);
 }
 
-/* Reports that this rank has no memory. Returns TSH_ERR_MEMORY. */
+/* Raises the error that this rank has no memory. Returns TSH_ERR_MEMORY. */
 static tsh_result tshi_compose_no_memory(tshi_compose_world *world) {
     tsh_error error;
     (void)tsh_error_set(&error, TSH_ERR_MEMORY, world->messages.rank,
@@ -6367,10 +6413,12 @@ static tsh_result tshi_compose_no_memory(tshi_compose_world *world) {
     return TSH_ERR_MEMORY;
 }
 
+/* Returns the bytes of a header with its counts. */
 static size_t tshi_compose_header_bytes(const tshi_compose_group *group) {
     return sizeof(tshi_compose_header) + 2 * (size_t)group->size * sizeof(int64_t);
 }
 
+/* Returns rank r's header in op. In the op of a message, r = 0 is the SEND's, r = 1 the RECV's. */
 static tshi_compose_header *tshi_compose_header_of(const tshi_compose_op *op, int r) {
     size_t bytes = tshi_compose_header_bytes(op->group) * (size_t)r;
     return (tshi_compose_header *)(void *)(op->headers + bytes);
@@ -6378,7 +6426,8 @@ static tshi_compose_header *tshi_compose_header_of(const tshi_compose_op *op, in
 
 /* ---- sending and receiving ---- */
 
-/* A SEND to, or RECV from, a rank of the world, for the backend. */
+/* Returns a SEND to, or a RECV from, rank `peer` of the world, as the backend takes it. The caller
+ * adds buffer and count. */
 static tsh_coll tshi_compose_message(tsh_coll_kind kind, int peer, uint64_t seq, tsh_dtype dtype) {
     tsh_coll coll = tsh_coll_make(kind, dtype);
     *(kind == TSH_SEND ? &coll.send_to : &coll.recv_from) = peer;
@@ -6386,15 +6435,16 @@ static tsh_coll tshi_compose_message(tsh_coll_kind kind, int peer, uint64_t seq,
     return coll;
 }
 
-/* The length of the next segment of a message, of which `left` elements are left. */
+/* Returns how many of the `left` elements of a message fit in its next segment. */
 static int64_t tshi_compose_segment(int64_t left, tsh_dtype dtype) {
     return tshi_base_min(left, (int64_t)(TSH_MESSAGE_BYTES / tsh_dtype_size(dtype)));
 }
 
-/* Sends n elements to a rank of the world, in segments that the backend copies. */
+/* Sends n elements to rank `to` of the world, in segments. The backend copies the elements, so the
+ * caller may overwrite them at once. */
 static void tshi_compose_send(tshi_compose_world *world, int to, uint64_t seq, const void *at,
                               int64_t n, tsh_dtype dtype) {
-    tsh_coll coll = tshi_compose_message(TSH_SEND, to, seq, dtype);
+    tsh_coll coll = tshi_compose_message(TSH_SEND, to, seq, dtype); /* becomes each segment */
     tsh_result result = TSH_OK;
     tsh_error error;
     coll.send = at;
@@ -6410,12 +6460,13 @@ static void tshi_compose_send(tshi_compose_world *world, int to, uint64_t seq, c
     tshi_compose_raise(world, &error);
 }
 
-/* The seq of a group's messages on a channel, by which the backend matches them. */
+/* Returns the seq of a group's messages on a channel, by which the backend matches them. */
 static uint64_t tshi_compose_seq(const tshi_compose_group *group, tshi_compose_channel channel) {
     return group->id * TSHI_COMPOSE_CHANNELS + (uint64_t)channel;
 }
 
-/* Adds a receive of n elements from a rank of the group to those that op waits for. */
+/* Adds a receive of n elements (no receive if n is 0) from a rank of the group to those that op
+ * waits for. */
 static void tshi_compose_post_recv(tshi_compose_op *op, int peer, tshi_compose_channel channel,
                                    void *at, int64_t n, tsh_dtype dtype) {
     tsh_coll recv = tshi_compose_message(TSH_RECV, op->group->ranks[peer],
@@ -6425,7 +6476,7 @@ static void tshi_compose_post_recv(tshi_compose_op *op, int peer, tshi_compose_c
     if (n > 0) op->recv[op->recvs++] = recv;
 }
 
-/* Reports that rank `lost` of the world is gone while this one waits for it in op. */
+/* Raises the error that rank `lost` is gone while this rank waits for it in op. */
 static void tshi_compose_lost(const tshi_compose_op *op, int lost) {
     const tshi_compose_group *group = op->group;
     char text[TSHI_COLL_TEXT] = "";
@@ -6441,24 +6492,24 @@ static void tshi_compose_lost(const tshi_compose_op *op, int lost) {
 static int tshi_compose_receive(const tshi_compose_op *op, tsh_coll *recv) {
     tsh_comm *messages = &op->group->world->messages;
     while (recv->count > 0) {
-        tsh_coll next = *recv;
+        tsh_coll next = *recv; /* becomes the next segment */
         tsh_req again = 0;
         tsh_result result;
         next.count = tshi_compose_segment(recv->count, recv->dtype);
         result = messages->ops->start(messages, &next, &again);
         if (result == TSH_ERR_LOST) tshi_compose_lost(op, recv->recv_from);
-        if (result != TSH_OK || again) return 0;
+        if (result != TSH_OK || again) return 0; /* again: has not arrived yet */
         recv->count -= next.count;
         recv->recv = (char *)recv->recv + (size_t)next.count * tsh_dtype_size(recv->dtype);
     }
     return 1;
 }
 
-/* Receives what has arrived for op. Returns 1 if none of its receives is left. */
+/* Receives what has arrived for op. Returns 1 if op has no receive left. */
 static int tshi_compose_arrived(tshi_compose_op *op) {
     for (int i = 0; i < op->recvs;) {
         if (tshi_compose_receive(op, &op->recv[i]))
-            op->recv[i] = op->recv[--op->recvs];
+            op->recv[i] = op->recv[--op->recvs]; /* the last one takes its place */
         else
             i++;
     }
@@ -6467,16 +6518,16 @@ static int tshi_compose_arrived(tshi_compose_op *op) {
 
 /* ---- headers ---- */
 
-/* Sends this rank's header to the peer of a message, or to all ranks, and posts receives of
- * theirs. */
+/* Sends this rank's header for op to the peer of a message, or to all other ranks, and posts
+ * receives of their headers. */
 static void tshi_compose_send_header(tshi_compose_op *op, const tsh_ticket *ticket) {
     tshi_compose_group *group = op->group;
     const tsh_coll *coll = &op->coll;
     int64_t words = (int64_t)(tshi_compose_header_bytes(group) / sizeof(int64_t));
-    int message = op->peer >= 0, n = group->size;
+    int message = op->peer >= 0, n = group->size; /* message: 1: op is a SEND or a RECV */
     tshi_compose_header *header = tshi_compose_header_of(op, message ? !op->sends : group->rank);
-    int64_t *counts = (int64_t *)(void *)(header + 1); /* (2 P) */
-    tshi_compose_channel mine = TSHI_COMPOSE_HEADERS, its = mine;
+    int64_t *counts = (int64_t *)(void *)(header + 1);            /* elements sent, then received */
+    tshi_compose_channel mine = TSHI_COMPOSE_HEADERS, its = mine; /* its: the peer's channel */
     if (message) {
         mine = op->sends ? TSHI_COMPOSE_SENDS : TSHI_COMPOSE_RECVS;
         its = op->sends ? TSHI_COMPOSE_RECVS : TSHI_COMPOSE_SENDS;
@@ -6485,13 +6536,13 @@ static void tshi_compose_send_header(tshi_compose_op *op, const tsh_ticket *tick
     header->call.digest = tsh_coll_digest(coll, n);
     header->call.rank = group->ranks[group->rank];
     header->call.counts = tshi_coll_rows(coll->kind) ? n : 0;
-    if (ticket) header->ticket = *ticket;
+    if (ticket) header->ticket = *ticket; /* only a split has a ticket */
     header->splits = group->world->splits;
     if (coll->kind == TSH_ALLTOALL) memcpy(counts, coll->send_counts, (size_t)n * sizeof *counts);
     if (tshi_coll_rows(coll->kind))
         memcpy(counts + n, coll->recv_counts, (size_t)n * sizeof *counts);
     for (int i = 0; i < n; i++) {
-        int r = (group->rank + i) % n;
+        int r = (group->rank + i) % n; /* each rank begins with another peer */
         if (message ? r != op->peer : r == group->rank) continue;
         tshi_compose_send(group->world, group->ranks[r], tshi_compose_seq(group, mine), header,
                           words, TSH_I64);
@@ -6500,7 +6551,7 @@ static void tshi_compose_send_header(tshi_compose_op *op, const tsh_ticket *tick
     }
 }
 
-/* For tsh_call_mismatch: what rank r has called, from its header. */
+/* For tsh_call_mismatch: copies rank r's call from its header. Returns 1: r has made a call. */
 static int tshi_compose_called(const void *user, int r, tsh_call *out) {
     const tshi_compose_op *op = (const tshi_compose_op *)user;
     const tshi_compose_header *header = tshi_compose_header_of(op, r);
@@ -6510,7 +6561,7 @@ static int tshi_compose_called(const void *user, int r, tsh_call *out) {
     return 1;
 }
 
-/* Compares the calls once all headers have arrived: 1 if they match, else 0, with an error. */
+/* Returns 1 if the calls in all headers match. Else raises the error, and returns 0. */
 static int tshi_compose_match(const tshi_compose_op *op) {
     const tshi_compose_group *group = op->group;
     tsh_error error;
@@ -6530,9 +6581,9 @@ static int tshi_compose_match(const tshi_compose_op *op) {
 
 /* ---- data ---- */
 
-/* An all-reduce is a reduce-scatter of its chunks, then an all-gather; a broadcast is an all-gather
- * of what the root alone has. Fills op->part, and op->to and op->from: the elements for and from
- * each rank. */
+/* Plans the round that starts: fills op->part, and op->to and op->from with the number of elements
+ * for and from each rank. An all-reduce is a reduce-scatter of its chunks, then an all-gather; a
+ * broadcast is an all-gather in which only the root has elements. */
 static void tshi_compose_plan(tshi_compose_op *op) {
     const tsh_coll *coll = &op->coll;
     tsh_coll *part = &op->part;
@@ -6543,53 +6594,53 @@ static void tshi_compose_plan(tshi_compose_op *op) {
     if (coll->kind == TSH_BROADCAST) {
         part->kind = TSH_ALLGATHER;
         part->send = coll->recv;
-        op->counts[coll->root] = coll->count; /* the others are 0 */
+        op->counts[coll->root] = coll->count; /* the other counts are 0 */
     } else if (coll->kind == TSH_ALLREDUCE) {
-        int64_t start = tsh_coll_chunk(coll->count, n, me); /* of this rank's chunk */
+        int64_t start = tsh_coll_chunk(coll->count, n, me); /* where this rank's chunk starts */
         char *chunk = (char *)coll->recv + (size_t)start * tsh_dtype_size(coll->dtype);
         part->kind = op->round ? TSH_ALLGATHER : TSH_REDUCE_SCATTER;
         part->send = op->round ? chunk : coll->send;
         part->recv = op->round ? coll->recv : chunk;
-        for (int k = 0; k < n; k++)
+        for (int k = 0; k < n; k++) /* the lengths of the chunks */
             op->counts[k] = tsh_coll_chunk(coll->count, n, k + 1) -
                             tsh_coll_chunk(coll->count, n, k);
     }
-    for (int k = 0; k < n; k++) {
+    for (int k = 0; k < n; k++) { /* [me]: the same number for every k */
         op->to[k] = part->blocks * part->send_counts[part->kind == TSH_ALLGATHER ? me : k];
         op->from[k] = part->blocks * part->recv_counts[part->kind == TSH_REDUCE_SCATTER ? me : k];
     }
 }
 
-/* Copies rank k's piece, `blocks` rows of counts[k] elements, from or to a buffer whose rows hold
- * counts[0] + counts[1] + ... elements. */
+/* Copies rank k's shard, `blocks` rows of counts[k] elements, from a buffer whose rows hold
+ * counts[0] + counts[1] + ... elements to `packed`, without gaps; unpacks: the other way. */
 static void tshi_compose_rows(const tshi_compose_op *op, const int64_t *counts, int k, void *whole,
                               char *packed, int unpacks) {
     size_t width = tsh_dtype_size(op->coll.dtype), n = (size_t)counts[k] * width;
-    size_t row = (size_t)tsh_coll_before(counts, op->group->size) * width;
-    char *at = (char *)whole + (size_t)tsh_coll_before(counts, k) * width;
+    size_t row = (size_t)tsh_coll_before(counts, op->group->size) * width; /* bytes of a row */
+    char *at = (char *)whole + (size_t)tsh_coll_before(counts, k) * width; /* rank k's first row */
     for (int64_t b = 0; b < op->coll.blocks && n; b++, at += row, packed += n)
         memcpy(unpacks ? at : packed, unpacks ? packed : at, n);
 }
 
-/* Copies what rank k is sent into `packed`, without gaps. */
+/* Copies the elements that rank k gets from this rank to `packed`, without gaps. */
 static void tshi_compose_pack(const tshi_compose_op *op, int k, char *packed) {
     const tsh_coll *part = &op->part;
-    void *send = (void *)(uintptr_t)part->send; /* only read */
+    void *send = (void *)(uintptr_t)part->send; /* const is cast away: only read */
     if (part->kind != TSH_ALLGATHER)
         tshi_compose_rows(op, part->send_counts, k, send, packed, 0);
     else if (op->to[k])
         memcpy(packed, send, (size_t)op->to[k] * tsh_dtype_size(part->dtype));
 }
 
-/* Starts a round: packs and sends this rank's parts, and posts receives of those for it. */
+/* Starts a round: packs and sends this rank's parts to all ranks, and posts receives of theirs. */
 static void tshi_compose_round(tshi_compose_op *op) {
     const tshi_compose_group *group = op->group;
-    size_t width = tsh_dtype_size(op->coll.dtype), out, in;
+    size_t width = tsh_dtype_size(op->coll.dtype), out, in; /* out, in: in bytes */
     tshi_compose_plan(op);
     out = (size_t)tsh_coll_before(op->to, group->size) * width;
     in = (size_t)tsh_coll_before(op->from, group->size) * width;
     free(op->out);
-    op->out = (char *)malloc(out + in + 1);
+    op->out = (char *)malloc(out + in + 1); /* + 1: malloc(0) may return NULL */
     op->state = TSHI_COMPOSE_MOVING;
     if (!op->out) {
         (void)tshi_compose_no_memory(group->world);
@@ -6597,11 +6648,11 @@ static void tshi_compose_round(tshi_compose_op *op) {
     }
     op->in = op->out + out;
     for (int i = 0; i < group->size; i++) {
-        int k = (group->rank + i) % group->size; /* this rank first */
+        int k = (group->rank + i) % group->size; /* begins with this rank */
         char *from = op->out + (size_t)tsh_coll_before(op->to, k) * width;
         char *into = op->in + (size_t)tsh_coll_before(op->from, k) * width;
         tshi_compose_pack(op, k, from);
-        if (i == 0) {
+        if (i == 0) { /* this rank's part for itself */
             if (op->from[k]) memcpy(into, from, (size_t)op->from[k] * width);
             continue;
         }
@@ -6612,17 +6663,17 @@ static void tshi_compose_round(tshi_compose_op *op) {
     }
 }
 
-/* For tsh_coll_sum: what rank r sent in this round. */
+/* For tsh_coll_sum: returns the elements that rank r has sent to this rank in this round. */
 static const void *tshi_compose_part(const void *user, int r) {
     const tshi_compose_op *op = (const tshi_compose_op *)user;
     return op->in + (size_t)tsh_coll_before(op->from, r) * tsh_dtype_size(op->coll.dtype);
 }
 
-/* Ends a round, whose data has arrived: sums it, or copies it to where it belongs. */
+/* Ends a round whose data has arrived: sums it, or copies it to the caller's buffer. */
 static void tshi_compose_finish(tshi_compose_op *op) {
     const tsh_coll *part = &op->part;
     int me = op->group->rank, n = op->group->size;
-    op->state = TSHI_COMPOSE_DONE;
+    op->state = TSHI_COMPOSE_DONE; /* unless a second round follows */
     if (part->kind == TSH_REDUCE_SCATTER) {
         if (op->from[me])
             tsh_coll_sum(part->recv, op->from[me], part, n, me, tshi_compose_part, op);
@@ -6636,13 +6687,14 @@ static void tshi_compose_finish(tshi_compose_op *op) {
 
 /* ---- ops ---- */
 
-/* Appends an op to the group and sends its header: a collective, a close, or half of a SENDRECV.
- * NULL: no memory, and the world has failed. */
+/* Appends an op to the group and sends its header. coll: a collective, a message, a close, or half
+ * of a SENDRECV; ticket: of a split, else NULL. Returns NULL if there is no memory; then the world
+ * has failed. */
 static tshi_compose_op *tshi_compose_add(tshi_compose_group *group, const tsh_coll *coll,
                                          const tsh_ticket *ticket) {
     size_t n = (size_t)group->size, recv = n * sizeof(tsh_coll);
     size_t counts = 3 * n * sizeof(int64_t);
-    size_t headers = (n < 2 ? 2 : n) * tshi_compose_header_bytes(group);
+    size_t headers = (n < 2 ? 2 : n) * tshi_compose_header_bytes(group); /* a message has two */
     tshi_compose_op **at = &group->first;
     tshi_compose_op *op =
         (tshi_compose_op *)calloc(1, sizeof(tshi_compose_op) + recv + counts + headers);
@@ -6664,18 +6716,18 @@ static tshi_compose_op *tshi_compose_add(tshi_compose_group *group, const tsh_co
     op->number = op->sends       ? group->sends[op->peer]++
                  : op->peer >= 0 ? group->recvs[op->peer]++
                                  : group->started++;
-    while (*at) at = &(*at)->next;
+    while (*at) at = &(*at)->next; /* finds the end of the list */
     *at = op;
     tshi_compose_send_header(op, ticket);
     return op;
 }
 
-/* 1 if op, and the other half of a SENDRECV, is done. */
+/* Returns 1 if op, and the other half of a SENDRECV, is done. */
 static int tshi_compose_is_done(const tshi_compose_op *op) {
     return op->state == TSHI_COMPOSE_DONE && (!op->other || op->other->state == TSHI_COMPOSE_DONE);
 }
 
-/* Takes op, with its other half, out of its group and frees it. */
+/* Removes op, with its other half, from its group and frees it. */
 static void tshi_compose_release(tshi_compose_op *op) {
     tshi_compose_op **at = &op->group->first;
     while (*at != op) at = &(*at)->next;
@@ -6685,9 +6737,9 @@ static void tshi_compose_release(tshi_compose_op *op) {
     free(op);
 }
 
-/* 1 if what arrives next on op's channels belongs to op: older ops on the same channels
- * (collectives, or messages to or from the same peer) have received theirs. Headers and data have
- * channels of their own. */
+/* Returns 1 if the data that arrives next on op's channels belongs to op: no older op on the same
+ * channels (collectives, or messages to or from the same peer) still receives. Headers and data
+ * have channels of their own. */
 static int tshi_compose_is_next(const tshi_compose_op *op) {
     for (const tshi_compose_op *b = op->group->first; b != op; b = b->next) {
         if (b->peer != op->peer || b->sends != op->sends || b->state == TSHI_COMPOSE_DONE) continue;
@@ -6696,7 +6748,7 @@ static int tshi_compose_is_next(const tshi_compose_op *op) {
     return 1;
 }
 
-/* Takes the steps of op that are possible now. */
+/* Takes the steps of op that are possible now, without waiting. */
 static void tshi_compose_step(tshi_compose_op *op) {
     const tsh_coll *coll = &op->coll;
     if (op->state == TSHI_COMPOSE_MATCHING && tshi_compose_is_next(op) &&
@@ -6711,11 +6763,11 @@ static void tshi_compose_step(tshi_compose_op *op) {
         else if (coll->kind == TSH_RECV)
             tshi_compose_post_recv(op, op->peer, TSHI_COMPOSE_BODIES, coll->recv, coll->count,
                                    coll->dtype);
-        else if (coll->kind < TSH_BARRIER)
+        else if (coll->kind < TSH_BARRIER) /* a barrier has no data */
             tshi_compose_round(op);
     }
     while (op->state == TSHI_COMPOSE_MOVING && tshi_compose_arrived(op)) {
-        if (op->peer >= 0 || coll->kind >= TSH_BARRIER)
+        if (op->peer >= 0 || coll->kind >= TSH_BARRIER) /* a message, or no data */
             op->state = TSHI_COMPOSE_DONE;
         else
             tshi_compose_finish(op);
@@ -6724,7 +6776,7 @@ static void tshi_compose_step(tshi_compose_op *op) {
 
 /* ---- groups ---- */
 
-/* A group with its arrays, in one block of memory; NULL: there is none. */
+/* Returns a group with its arrays, in one block of memory; NULL: no memory. */
 static tshi_compose_group *tshi_compose_group_new(tshi_compose_world *world, int size) {
     size_t n = (size_t)size;
     tshi_compose_group *group = (tshi_compose_group *)calloc(
@@ -6738,6 +6790,7 @@ static tshi_compose_group *tshi_compose_group_new(tshi_compose_world *world, int
     return group;
 }
 
+/* Removes a group from its world and frees it with its ops. */
 static void tshi_compose_group_free(tshi_compose_group *group) {
     tshi_compose_group **at = &group->world->groups;
     while (group->first) tshi_compose_release(group->first);
@@ -6746,7 +6799,7 @@ static void tshi_compose_group_free(tshi_compose_group *group) {
     free(group);
 }
 
-/* Adds a group, whose ranks are filled in, to its world, and makes this rank's comm of it. */
+/* Adds a group, whose ranks are filled in, to its world, and sets *out to this rank's comm. */
 static void tshi_compose_open(tshi_compose_group *group, uint64_t id, tsh_comm *out) {
     tshi_compose_world *world = group->world;
     group->id = id;
@@ -6759,21 +6812,21 @@ static void tshi_compose_open(tshi_compose_group *group, uint64_t id, tsh_comm *
 
 /* ---- waiting ---- */
 
-/* After a new report of rank r: an error if r waits in a cycle. */
+/* Raises an error if rank r, whose report is new, waits in a cycle. */
 static void tshi_compose_check_cycle(tshi_compose_world *world, int r) {
     tsh_error error;
     if (tsh_wait_cycle(world->report, world->messages.size, r, world->search, &error))
         tshi_compose_raise(world, &error);
 }
 
-/* Returns the memory of rank r's report, which counts as known from now on. */
+/* Returns the memory for rank r's report, and sets report[r] to it: r is known to wait. */
 static tsh_wait_report *tshi_compose_report_of(tshi_compose_world *world, int r) {
     world->report[r] = (tsh_wait_report *)(void *)((char *)world->incoming +
                                                    (size_t)(r + 1) * world->report_bytes);
     return world->report[r];
 }
 
-/* Receives the reports of other ranks. */
+/* Receives the reports that have arrived from other ranks, at most one per rank. */
 static void tshi_compose_read_reports(tshi_compose_world *world) {
     tsh_comm *messages = &world->messages;
     for (int r = 0; r < messages->size && tshi_compose_code(world) == TSH_OK; r++) {
@@ -6782,7 +6835,7 @@ static void tshi_compose_read_reports(tshi_compose_world *world) {
         coll.recv = world->incoming;
         coll.count = (int64_t)(world->report_bytes / sizeof(int64_t));
         if (r == messages->rank || messages->ops->start(messages, &coll, &again) != TSH_OK || again)
-            continue; /* a rank that is gone may have left in good order */
+            continue; /* not arrived, or r is gone, perhaps after an orderly shutdown */
         memcpy(tshi_compose_report_of(world, r), world->incoming, world->report_bytes);
         tshi_compose_check_cycle(world, r);
     }
@@ -6803,13 +6856,13 @@ static void tshi_compose_advance(tshi_compose_world *world) {
     }
 }
 
-/* Writes how far this rank has come in each group and with each peer. Returns how many marks these
- * are. */
+/* Writes marks: how many collectives this rank has started in each group, and how many messages
+ * with each peer. Returns the number of marks. */
 static int tshi_compose_marks(const tshi_compose_world *world, tsh_wait_mark *mark) {
     int n = 0;
     for (const tshi_compose_group *g = world->groups; g; g = g->next) {
         for (int peer = -1; peer < g->size && n < TSHI_COMPOSE_MARKS; peer++) {
-            if (peer >= 0 && !g->sends[peer] && !g->recvs[peer]) continue;
+            if (peer >= 0 && !g->sends[peer] && !g->recvs[peer]) continue; /* no messages */
             mark[n].group = g->id;
             mark[n].peer = peer < 0 ? -1 : g->ranks[peer];
             mark[n].sends = peer < 0 ? g->started : g->sends[peer];
@@ -6819,19 +6872,19 @@ static int tshi_compose_marks(const tshi_compose_world *world, tsh_wait_mark *ma
     return n;
 }
 
-/* Fills r: this rank waits in op. */
+/* Fills r with the report that this rank waits in op. */
 static void tshi_compose_fill_report(const tshi_compose_op *op, tsh_wait_report *r) {
     const tshi_compose_group *group = op->group;
     int *awaited;
     memset(r, 0, group->world->report_bytes);
     r->group = group->id;
-    r->seq = op->peer >= 0 ? 0 : op->number;
+    r->seq = op->peer >= 0 ? 0 : op->number; /* number of the collective */
     r->pairwise = op->peer >= 0;
-    r->send_to = r->recv_from = -1;
+    r->send_to = r->recv_from = -1; /* -1: no message is awaited */
     r->marks = tshi_compose_marks(group->world, (tsh_wait_mark *)(void *)(r + 1));
     awaited = (int *)(void *)((tsh_wait_mark *)(void *)(r + 1) + r->marks);
     if (op->peer >= 0) {
-        awaited[0] = group->ranks[op->peer];
+        awaited[0] = group->ranks[op->peer]; /* a message awaits its peer only */
         *(op->sends ? &r->send_to : &r->recv_from) = awaited[0];
         *(op->sends ? &r->send_number : &r->recv_number) = op->number;
     } else {
@@ -6841,7 +6894,7 @@ static void tshi_compose_fill_report(const tshi_compose_op *op, tsh_wait_report 
     tsh_coll_where(&op->coll, group->size, op->number, group->id, r->text, sizeof r->text);
 }
 
-/* Sends all ranks a report that this one waits in op, and looks for a cycle. */
+/* Sends all ranks a report that this rank waits in op, and looks for a cycle. */
 static void tshi_compose_send_report(const tshi_compose_op *op) {
     tshi_compose_world *world = op->group->world;
     int me = world->messages.rank;
@@ -6853,7 +6906,7 @@ static void tshi_compose_send_report(const tshi_compose_op *op) {
     tshi_compose_check_cycle(world, me);
 }
 
-/* Reports that op's time limit has passed, and which ranks it waits for. */
+/* Raises the error that op has timed out, and names the ranks that op waits for. */
 static void tshi_compose_time_out(const tshi_compose_op *op) {
     const tshi_compose_group *group = op->group;
     tsh_error error;
@@ -6866,9 +6919,9 @@ static void tshi_compose_time_out(const tshi_compose_op *op) {
                                                     : "ranks that have not finished");
     for (int r = 0; r < group->size; r++) {
         int i = 0;
-        while (i < op->recvs && op->recv[i].recv_from != group->ranks[r]) i++;
-        if (i == op->recvs) continue;
-        if (error.rank < 0) error.rank = group->ranks[r];
+        while (i < op->recvs && op->recv[i].recv_from != group->ranks[r]) i++; /* a RECV from r */
+        if (i == op->recvs) continue;                     /* op does not wait for r */
+        if (error.rank < 0) error.rank = group->ranks[r]; /* the first one is blamed */
         tsh_text_add(error.message, sizeof error.message, " %d", group->ranks[r]);
     }
     if (error.rank < 0) tsh_text_add(error.message, sizeof error.message, " none");
@@ -6876,11 +6929,11 @@ static void tshi_compose_time_out(const tshi_compose_op *op) {
 }
 
 /* Waits until op is done or the world has failed. Returns the world's error code. A rank that has
- * waited for 20 ms reports where, so that cycles are found. */
+ * waited for 20 ms sends a report, so that cycles are found. */
 static tsh_result tshi_compose_await(tshi_compose_op *op) {
     tshi_compose_world *world = op->group->world;
     int64_t begin = tsh_now();
-    int reported = 0; /* this wait has been reported */
+    int reported = 0; /* 1: the report has been sent */
     for (;;) {
         int64_t now;
         tsh_result code;
@@ -6901,6 +6954,7 @@ static tshi_compose_group *tshi_compose_group_of(const tsh_comm *comm) {
     return (tshi_compose_group *)comm->impl;
 }
 
+/* Returns the op of a request; NULL: the group has none. */
 static tshi_compose_op *tshi_compose_find(const tshi_compose_group *group, tsh_req req) {
     tshi_compose_op *op = group->first;
     while (op && op->id != req) op = op->next;
@@ -6913,13 +6967,13 @@ static tsh_result tshi_compose_start(tsh_comm *comm, const tsh_coll *coll, tsh_r
     tsh_result code = tshi_compose_code(group->world);
     tsh_coll half = coll->kind == TSH_SENDRECV ? tsh_coll_half(coll, 1) : *coll;
     tshi_compose_op *op;
-    if (code != TSH_OK) return code;
+    if (code != TSH_OK) return code; /* the world has failed */
     op = tshi_compose_add(group, &half, NULL);
     if (!op) return TSH_ERR_MEMORY;
     if (coll->kind == TSH_SENDRECV) {
         half = tsh_coll_half(coll, 0);
         op->other = tshi_compose_add(group, &half, NULL);
-        if (!op->other) return TSH_ERR_MEMORY; /* and the world has failed */
+        if (!op->other) return TSH_ERR_MEMORY; /* the world has failed, too */
     }
     *req = op->id;
     return TSH_OK;
@@ -6930,7 +6984,7 @@ static tsh_result tshi_compose_wait(tsh_comm *comm, tsh_req req) {
     tsh_result code;
     if (!op) return TSH_ERR_ARGUMENT;
     code = tshi_compose_await(op);
-    tshi_compose_release(op);
+    tshi_compose_release(op); /* frees op also after an error */
     return code;
 }
 
@@ -6958,13 +7012,13 @@ static tsh_result tshi_compose_status(tsh_comm *comm, tsh_error *error) {
 static void tshi_compose_abort(tsh_comm *comm, const tsh_error *why) {
     tsh_comm *messages = &tshi_compose_group_of(comm)->world->messages;
     tsh_error error = *why;
-    if (error.rank < 0) error.rank = messages->rank;
+    if (error.rank < 0) error.rank = messages->rank; /* -1: the error of this rank */
     messages->ops->abort(messages, &error);
 }
 
-/* Makes the group of this rank's color from the headers of a split. Its id, the same on its ranks
- * and used by no other group: the lowest of them and how many splits that one had started. NULL: no
- * memory. */
+/* Returns the group of this rank's color, made from the headers of a split. Sets *id, which its
+ * ranks agree on and no other group uses, from the first of its ranks and the number of splits that
+ * rank had started. Returns NULL if there is no memory. */
 static tshi_compose_group *tshi_compose_color_group(const tshi_compose_op *op, int color,
                                                     uint64_t *id) {
     const tshi_compose_group *group = op->group;
@@ -6984,14 +7038,14 @@ static tshi_compose_group *tshi_compose_color_group(const tshi_compose_op *op, i
 }
 
 static tsh_result tshi_compose_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
-    tshi_compose_group *group = tshi_compose_group_of(comm), *made = NULL; /* made: the new one */
+    tshi_compose_group *group = tshi_compose_group_of(comm), *made = NULL; /* made: the new group */
     tsh_result code = tshi_compose_code(group->world);
     tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
     tsh_ticket ticket = {color, key};
     tshi_compose_op *op;
     uint64_t id = 0;
     if (code != TSH_OK) return code;
-    group->world->splits++; /* this one counted */
+    group->world->splits++; /* includes this split */
     op = tshi_compose_add(group, &coll, &ticket);
     if (!op) return TSH_ERR_MEMORY;
     code = tshi_compose_await(op);
@@ -7003,9 +7057,9 @@ static tsh_result tshi_compose_split(tsh_comm *comm, int color, int key, tsh_com
     return TSH_OK;
 }
 
-/* Closing is a collective of its own kind, which nobody waits for: its headers tell ranks that call
- * something else in the group. The last comm of a world waits for all of them, or until the world
- * has failed. */
+/* Closes a group. Closing is sent as a collective of its own kind, which no rank waits for: its
+ * headers inform ranks that call something else in the group. A rank that closes its last comm
+ * waits until all ranks have closed theirs, or the world has failed. */
 static void tshi_compose_close(tsh_comm *comm) {
     tshi_compose_group *group = tshi_compose_group_of(comm);
     tshi_compose_world *world = group->world;
@@ -7019,11 +7073,11 @@ static void tshi_compose_close(tsh_comm *comm) {
         tshi_compose_raise(world, &error);
     }
     if (tshi_compose_code(world) == TSH_OK && tshi_compose_add(group, &coll, NULL))
-        group->closing = 1;
+        group->closing = 1; /* freed when the close is done */
     tshi_compose_advance(world);
     comm->impl = NULL;
-    if (--world->open_comms > 0) return; /* others of this rank are open */
-    while (world->groups && tshi_compose_code(world) == TSH_OK) {
+    if (--world->open_comms > 0) return;                          /* this rank has other comms */
+    while (world->groups && tshi_compose_code(world) == TSH_OK) { /* until all groups are closed */
         if (tsh_now() >= world->groups->first->deadline)
             tshi_compose_time_out(world->groups->first);
         world->messages.ops->idle(&world->messages, TSHI_COMPOSE_MS);
@@ -7036,8 +7090,8 @@ static void tshi_compose_close(tsh_comm *comm) {
 
 TSH_API tsh_result tsh_comm_compose(const tsh_comm *messages, tsh_comm *out, tsh_error *error) {
     static const tsh_comm_ops all = TSH_COMM_OPS(tshi_compose, "", TSH_CAP_ORDERED);
-    size_t n = (size_t)messages->size;
-    size_t marks = TSHI_COMPOSE_MARKS * sizeof(tsh_wait_mark);
+    size_t n = (size_t)messages->size;                         /* ranks of the world */
+    size_t marks = TSHI_COMPOSE_MARKS * sizeof(tsh_wait_mark); /* bytes of the marks */
     size_t report = (sizeof(tsh_wait_report) + marks + n * sizeof(int) + 7) / 8 * 8;
     tshi_compose_world *world = (tshi_compose_world *)calloc(
         1, sizeof *world + (n + 1) * report + n * (sizeof *world->report + sizeof *world->search));
@@ -7057,7 +7111,7 @@ TSH_API tsh_result tsh_comm_compose(const tsh_comm *messages, tsh_comm *out, tsh
     world->ops = all;
     world->ops.name = messages->ops->name;
     world->ops.caps |= messages->ops->caps;
-    tshi_compose_open(group, 1, out);
+    tshi_compose_open(group, 1, out); /* 1: id of the world's group */
     return TSH_OK;
 }
 
@@ -7070,19 +7124,21 @@ TSH_API tsh_result tsh_comm_compose(const tsh_comm *messages, tsh_comm *out, tsh
 /* Needs: >>error >>trace >>coll.                                              */
 /* ========================================================================== */
 
-/* Every collective of the library passes through tsh_start and tsh_wait. The blocking functions
- * fill a tsh_coll and call both (tshi_comm_run). What tsh_start has accepted, a backend need not
- * check again. */
+/* Every collective of the library passes through tsh_start and tsh_wait; the blocking functions
+ * fill a tsh_coll and call both (tshi_comm_run). tsh_start checks the descriptor, numbers it, and
+ * passes it to the backend, which need not check it again; then it counts calls and bytes for
+ * tsh_comm_stats and the trace. A group of one without a backend (ops is NULL) is served by
+ * tshi_comm_alone. */
 
-enum { TSHI_COMM_IN_FLIGHT = 64 }; /* rule 1 of >>comm-api */
+enum { TSHI_COMM_IN_FLIGHT = 64 }; /* limit of requests in flight: rule 1 of >>comm-api */
 
 /* The elements that a collective reads from this rank's send and writes to its recv. -1: a count,
  * or the rank to send to or receive from, is not valid. */
 typedef struct tshi_comm_size {
-    int64_t send, recv;
+    int64_t send, recv; /* in elements */
 } tshi_comm_size;
 
-/* The sum of n counts times `blocks`; -1 if a count is negative or the bytes overflow. */
+/* Returns the sum of n counts times `blocks`; -1 if a count is negative or the bytes overflow. */
 static int64_t tshi_comm_total(const int64_t *counts, int n, int64_t blocks) {
     int64_t limit = (int64_t)(PTRDIFF_MAX / 8), total = 0; /* elements of at most 8 bytes */
     if (!counts || blocks < 0) return -1;
@@ -7093,19 +7149,20 @@ static int64_t tshi_comm_total(const int64_t *counts, int n, int64_t blocks) {
     return total && blocks > limit / total ? -1 : total * blocks;
 }
 
+/* Returns the sizes of this rank's buffers in a collective. */
 static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *coll) {
     tshi_comm_size size = {0, 0};
     int n = comm->size;
     int64_t count = tshi_comm_total(&coll->count, 1, 1), whole, own;
-    int root = coll->root >= 0 && coll->root < n; /* it is a rank */
-    int to = coll->send_to >= 0 && coll->send_to < n;
-    int from = coll->recv_from >= 0 && coll->recv_from < n;
+    int root = coll->root >= 0 && coll->root < n;           /* 1: root is a rank */
+    int to = coll->send_to >= 0 && coll->send_to < n;       /* 1: send_to is a rank */
+    int from = coll->recv_from >= 0 && coll->recv_from < n; /* 1: recv_from is a rank */
     switch (coll->kind) {
     case TSH_ALLREDUCE: size.send = size.recv = count; break;
     case TSH_ALLGATHER:
     case TSH_REDUCE_SCATTER:
-        whole = tshi_comm_total(coll->recv_counts, n, coll->blocks);
-        own = whole < 0 ? -1 : coll->recv_counts[comm->rank] * coll->blocks;
+        whole = tshi_comm_total(coll->recv_counts, n, coll->blocks); /* elements of all ranks */
+        own = whole < 0 ? -1 : coll->recv_counts[comm->rank] * coll->blocks; /* of this rank */
         size.send = coll->kind == TSH_ALLGATHER ? own : whole;
         size.recv = coll->kind == TSH_ALLGATHER ? whole : own;
         break;
@@ -7120,58 +7177,59 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
         size.send = to ? tshi_comm_total(coll->send_counts, 1, 1) : -1;
         size.recv = from ? tshi_comm_total(coll->recv_counts, 1, 1) : -1;
         break;
-    case TSH_BARRIER: break;
+    case TSH_BARRIER: break; /* no buffers */
     case TSH_SPLIT:
-    case TSH_COLL_KINDS: size.send = -1; break;
+    case TSH_COLL_KINDS: size.send = -1; break; /* tsh_start refuses these */
     }
     return size;
 }
 
-/* What tsh_world(NULL), tsh_tp(NULL) ... return: a group of one that refuses calls. Not written. */
+/* What tsh_world(NULL), tsh_tp(NULL), ... return: a group of one that refuses calls. It is const,
+ * so no function may write to it. */
 static const tsh_comm tshi_comm_none = {NULL, NULL, 0, 1, 0, 0, 0, {{0}, {0}}, NULL, NULL};
 
-/* 1 if comm is open. A comm of zeros (a rank without a color, or closed) has size 0. */
+/* Returns 1 if comm is open. A comm of zeros (closed, or of a rank without a color) has size 0. */
 static int tshi_comm_usable(const tsh_comm *comm) {
     return comm && comm != &tshi_comm_none && comm->size >= 1 && comm->rank >= 0 &&
-           comm->rank < comm->size && (comm->ops || comm->size == 1);
+           comm->rank < comm->size && (comm->ops || comm->size == 1); /* no ops: a group of one */
 }
 
-/* 1 if dtype, counts, operation, buffers and time limit can be used. */
+/* Returns 1 if dtype, counts, reduction, buffers and time limit of a collective are valid. */
 static int tshi_comm_valid(const tsh_coll *coll, tshi_comm_size size) {
     if ((unsigned)coll->dtype >= (unsigned)TSHI_DTYPES || size.send < 0 || size.recv < 0) return 0;
     if (tshi_coll_reduces(coll->kind) &&
         ((unsigned)coll->redop > TSH_AVG ||
-         (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating)))
+         (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating))) /* AVG: floats only */
         return 0;
     return (!size.send || coll->send) && (!size.recv || coll->recv) && coll->timeout_ns >= 0;
 }
 
-/* n (P - 1) / P, P = size, without overflow: n = q P + r gives q (P - 1) + r (P - 1) / P. */
+/* Returns n (P - 1) / P without overflow, P = size: n = q P + r gives q (P - 1) + r (P - 1) / P. */
 static uint64_t tshi_comm_share(uint64_t n, int size) {
     uint64_t p = (uint64_t)size;
     return n / p * (p - 1) + n % p * (p - 1) / p;
 }
 
-/* The bytes that this rank sends if the collective runs around a ring. */
+/* Returns the bytes that this rank sends if the ranks of the group form a ring. */
 static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi_comm_size size) {
     uint64_t width = tsh_dtype_size(coll->dtype);
     uint64_t send = (uint64_t)size.send * width, recv = (uint64_t)size.recv * width;
     switch (coll->kind) {
-    case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size); /* the next two */
+    case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size); /* the sum of the next two */
     case TSH_ALLGATHER: return tshi_comm_share(recv, comm->size);
     case TSH_REDUCE_SCATTER: return tshi_comm_share(send, comm->size);
-    case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each passes it on */
+    case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each rank passes it on */
     case TSH_ALLTOALL:
         return send - (uint64_t)(coll->send_counts[comm->rank] * coll->blocks) * width;
-    default: return comm->size > 1 ? send : 0;
+    default: return comm->size > 1 ? send : 0; /* sends its whole buffer */
     }
 }
 
 /* Runs a collective of a group of one: copies send to recv. */
 static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
-    int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER;
-    if (coll->kind == TSH_SEND || coll->kind == TSH_RECV) return TSH_ERR_ARGUMENT; /* to whom? */
-    if (moves && size.send != size.recv) return TSH_ERR_ARGUMENT;
+    int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER; /* 1: send goes to recv */
+    if (coll->kind == TSH_SEND || coll->kind == TSH_RECV) return TSH_ERR_ARGUMENT; /* no peer */
+    if (moves && size.send != size.recv) return TSH_ERR_ARGUMENT;                  /* cannot copy */
     if (moves && size.send && coll->send != coll->recv)
         memmove(coll->recv, coll->send, (size_t)size.send * tsh_dtype_size(coll->dtype));
     return TSH_OK;
@@ -7180,13 +7238,13 @@ static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
 /* Compares the models of the group's ranks if this rank's has changed since they were last
  * compared. */
 static tsh_result tshi_comm_compare(tsh_comm *comm) {
-    tsh_ctx *ctx = comm ? comm->unchecked : NULL;
+    tsh_ctx *ctx = comm ? comm->unchecked : NULL; /* NULL: compared already */
     if (!ctx) return TSH_OK;
-    comm->unchecked = NULL;
+    comm->unchecked = NULL; /* before the comparison, which uses comm */
     return ctx->compare(comm, ctx);
 }
 
-/* Runs a blocking collective. */
+/* Runs a blocking collective, after a comparison of the models if one is due. */
 TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
     tsh_req req;
     tsh_result result = tshi_coll_pairwise(coll->kind) ? TSH_OK : tshi_comm_compare(comm);
@@ -7194,7 +7252,7 @@ TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
     return result != TSH_OK ? result : tsh_wait(comm, req);
 }
 
-/* tsh_coll_make with the buffers, and the count of kinds that have one count. */
+/* Returns a tsh_coll with buffers, and with the count of kinds that have a single count. */
 static tsh_coll tshi_comm_coll(tsh_coll_kind kind, const void *send, void *recv, int64_t count,
                                tsh_dtype dtype) {
     tsh_coll coll = tsh_coll_make(kind, dtype);
@@ -7265,7 +7323,7 @@ TSH_API tsh_result tsh_sendrecv(tsh_comm *comm, const void *send, int64_t send_c
                                 void *recv, int64_t recv_count, int from, tsh_dtype dtype) {
     tsh_coll coll = tshi_comm_coll(TSH_SENDRECV, send, recv, 0, dtype);
     coll.send_counts = &send_count;
-    coll.recv_counts = &recv_count;
+    coll.recv_counts = &recv_count; /* one count: no array needed */
     coll.send_to = to;
     coll.recv_from = from;
     return tshi_comm_run(comm, &coll);
@@ -7282,7 +7340,7 @@ TSH_API tsh_coll tsh_coll_make(tsh_coll_kind kind, tsh_dtype dtype) {
     coll.size = (uint32_t)sizeof coll;
     coll.kind = kind;
     coll.dtype = dtype;
-    coll.blocks = 1;
+    coll.blocks = 1; /* counts are not repeated */
     coll.root = coll.send_to = coll.recv_from = coll.tag = -1;
     return coll;
 }
@@ -7299,16 +7357,16 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     if (!tshi_coll_rows(coll->kind) || coll->blocks == 0) coll->blocks = 1;
     size = tshi_comm_measure(comm, coll);
     if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
-    if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
-    pairwise = tshi_coll_pairwise(coll->kind); /* numbered by the backend */
-    coll->seq = pairwise ? 0 : comm->next_seq;
+    if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE; /* wait for some first */
+    pairwise = tshi_coll_pairwise(coll->kind);                        /* numbered by the backend */
+    coll->seq = pairwise ? 0 : comm->next_seq; /* position among the group's collectives */
     begin = tshi_trace_now(comm->trace);
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
     if (result != TSH_OK) return result;
     if (!pairwise) comm->next_seq++;
-    if (*req) comm->in_flight++; /* 0: it is complete already */
+    if (*req) comm->in_flight++; /* *req is 0: complete already */
     bytes = tshi_comm_bytes(comm, coll, size);
-    comm->stats.calls[coll->kind]++;
+    comm->stats.calls[coll->kind]++; /* counts for tsh_comm_stats */
     comm->stats.bytes[coll->kind] += bytes;
     if (comm->trace) tshi_trace_sent(comm, tshi_coll_kinds[coll->kind], begin, bytes, *req);
     return TSH_OK;
@@ -7316,8 +7374,8 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
 
 TSH_API tsh_result tsh_test(tsh_comm *comm, tsh_req req, int *done) {
     if (!tshi_comm_usable(comm) || !done) return TSH_ERR_ARGUMENT;
-    *done = 1;
-    if (!req) return TSH_OK;
+    *done = 1;               /* the result if req is 0 */
+    if (!req) return TSH_OK; /* the collective is complete already */
     return comm->ops ? comm->ops->test(comm, req, done) : TSH_ERR_ARGUMENT;
 }
 
@@ -7326,7 +7384,7 @@ TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req) {
     tsh_result result;
     if (!req) return TSH_OK;
     if (!tshi_comm_usable(comm) || !comm->ops || comm->in_flight < 1) return TSH_ERR_ARGUMENT;
-    comm->in_flight--;
+    comm->in_flight--; /* also if the wait fails */
     begin = tshi_trace_now(comm->trace);
     result = comm->ops->wait(comm, req);
     if (comm->trace) tshi_trace_waited(comm, req, begin);
@@ -7347,22 +7405,22 @@ TSH_API void tsh_comm_progress(tsh_comm *comm) {
 TSH_API tsh_result tsh_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     tsh_result result = TSH_OK;
     if (!out) return TSH_ERR_ARGUMENT;
-    memset(out, 0, sizeof *out);
+    memset(out, 0, sizeof *out); /* no group, in case of an error */
     if (!tshi_comm_usable(comm) || color < -1) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
     if (comm->ops) {
         result = comm->ops->split(comm, color, key, out);
         if (result != TSH_OK) return result;
     } else if (color >= 0) {
-        out->size = 1;
+        out->size = 1; /* a group of one */
     }
-    comm->next_seq++;
+    comm->next_seq++; /* numbered like a collective */
     comm->stats.calls[TSH_SPLIT]++;
     return TSH_OK;
 }
 
 TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
-    if (error) {
+    if (error) { /* the result if there is no error */
         memset(error, 0, sizeof *error);
         error->rank = -1;
     }
@@ -7372,16 +7430,16 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message) {
     tsh_error why;
     if (!comm || !comm->ops) return;
-    if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED;
-    memset(&why, 0, sizeof why); /* a backend may send all of it */
-    (void)tsh_error_set(&why, code, -1, "%s", message ? message : ""); /* rank -1: of the backend */
+    if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED; /* no error code */
+    memset(&why, 0, sizeof why); /* all bytes: a backend may send the struct */
+    (void)tsh_error_set(&why, code, -1, "%s", message ? message : ""); /* -1: not known here */
     comm->ops->abort(comm, &why);
 }
 
 TSH_API void tsh_comm_close(tsh_comm *comm) {
-    if (!comm || comm == &tshi_comm_none) return; /* that is const */
-    if (comm->ops) comm->ops->close(comm);
-    memset(comm, 0, sizeof *comm);
+    if (!comm || comm == &tshi_comm_none) return; /* tshi_comm_none is const */
+    if (comm->ops) comm->ops->close(comm);        /* the backend ends the group */
+    memset(comm, 0, sizeof *comm);                /* size 0: closed, see tshi_comm_usable */
 }
 
 /* ========================================================================== */
