@@ -7348,92 +7348,98 @@ TSH_API void tsh_comm_close(tsh_comm *comm) {
 /* Needs: >>mem >>tensor >>comm.                                                */
 /* ========================================================================== */
 
-/* As torch's DistributedDataParallel: tshi_bucket_begin, tshi_bucket_add for each leaf whose
- * gradient is done, tshi_bucket_end, which waits for all. Full buckets are sent in between, while
- * backward goes on. The optimiser's .zero uses the same to all-gather parameters. All ranks add the
- * same leaves in the same order, so that their collectives match. */
+/* Works as torch's DistributedDataParallel does. tshi_bucket_begin empties the list of buckets.
+ * tshi_bucket_add takes each leaf whose gradient is complete, and starts the collective of a bucket
+ * as soon as the bucket is full, while backward goes on. tshi_bucket_end starts those that are
+ * left, waits for all, and copies the results back to the leaves. The optimiser's .zero all-gathers
+ * parameters in the same way. Invariant: all ranks add the same leaves in the same order, so that
+ * their collectives match. */
 
-enum { TSHI_BUCKET_BYTES = 1 << 20 };
+enum { TSHI_BUCKET_BYTES = 1 << 20 }; /* default of tsh_desc.bucket_bytes: 1 MiB */
 
+/* Names the collectives of this section in error messages. */
 static const char tshi_bucket_what[] = "a bucket of gradients or parameters over dp";
 
 typedef struct tshi_bucket_entry {
-    struct tshi_bucket_entry *next;
-    tsh_tensor *leaf;
+    struct tshi_bucket_entry *next; /* the leaf added after this one */
+    tsh_tensor *leaf;               /* has the gradient, or is the parameter, to be sent */
 } tshi_bucket_entry;
 
-/* A bucket of several leaves is a matrix (P, width) with a row per rank of dp: row k holds chunk k
- * (tsh_coll_chunk) of every leaf, each padded with zeros to the length of the leaf's chunk 0. So
- * row k is chunk k of the all-reduce too, and each element is summed in the same order, to the same
- * bits, as in an all-reduce of its leaf alone. A reduce-scatter returns row k of the sum to rank k;
- * an all-gather of parameters takes row k from rank k. A bucket of one leaf is sent from where the
- * leaf's values are. */
+/* The message of a bucket with several leaves is a matrix of shape (ranks of dp, width): row k
+ * holds chunk k (tsh_coll_chunk) of every leaf, each padded with zeros to the length of the leaf's
+ * chunk 0. An all-reduce cuts the matrix into the same rows, so each element is summed in the same
+ * order, to the same bits, as in an all-reduce of its leaf alone. A reduce-scatter returns row k of
+ * the sum to rank k; an all-gather of parameters takes row k from rank k. The message of a bucket
+ * with one leaf is the leaf's own memory. */
 struct tshi_bucket {
-    tshi_bucket *next;
+    tshi_bucket *next; /* the bucket that was filled after this one */
     tsh_coll_kind kind; /* TSH_ALLREDUCE or TSH_REDUCE_SCATTER of gradients, TSH_ALLGATHER */
-    tshi_bucket_entry *first, **last;
-    int64_t count, width; /* elements of all leaves, of a row */
-    int64_t *counts;      /* (P): recv_counts of a reduce-scatter or all-gather */
-    tshi_block *block;    /* the message, (P, width) or the only leaf's values; NULL: not sent */
-    tshi_block *own;      /* the result of a reduce-scatter: this rank's row */
-    tsh_req req;
+    tshi_bucket_entry *first, **last; /* list of the leaves; where to link the next one */
+    int64_t count, width; /* count: elements of all leaves; width: of one row */
+    int64_t *counts; /* for each rank of dp: elements of its row (recv_counts); all-reduce: NULL */
+    tshi_block *block; /* the message, or the only leaf's values; NULL: not started */
+    tshi_block *own; /* this rank's row, the result of a reduce-scatter; other kinds: NULL */
+    tsh_req req; /* the collective, for tsh_wait */
 };
 
-/* Where chunk k of a leaf starts. */
+/* Returns the index of the first element of chunk k of a leaf. */
 TSHI_OUTLINE int64_t tshi_bucket_chunk(const tsh_tensor *leaf, int k) {
     return tsh_coll_chunk(tsh_local_numel(leaf), leaf->ctx->dp.size, k);
 }
 
+/* Returns the number of elements of chunk k of a leaf. */
 static int64_t tshi_bucket_chunk_size(const tsh_tensor *leaf, int k) {
     return tshi_bucket_chunk(leaf, k + 1) - tshi_bucket_chunk(leaf, k);
 }
 
-/* Elements in the message. */
+/* Returns the number of elements in the message, padding included. */
 static int64_t tshi_bucket_elements(const tsh_ctx *ctx, const tshi_bucket *b) {
     return b->first->next ? b->width * ctx->dp.size : b->count;
 }
 
-/* Row k of the message; of a leaf that is alone, its chunk k. */
+/* Returns where row k of the message starts; if the bucket has one leaf, where its chunk k does. */
 static tsh_real *tshi_bucket_row(const tshi_bucket *b, int k) {
     return (tsh_real *)tshi_mem_data(b->block) +
            (b->first->next ? b->width * k : tshi_bucket_chunk(b->first->leaf, k));
 }
 
-/* Copies chunk k of every leaf into the row, with padding, or out of it. A gradient that is live by
- * then has come back in an earlier bucket: the leaf got another contribution after that one was
- * sent, and the two are added. */
+/* Copies chunk k of every leaf into `row`, with padding (out 0), or from `row` into the leaves (out
+ * 1). If a leaf's gradient is live in the second case, an earlier bucket has returned it: the leaf
+ * got another contribution after that bucket was sent. Then the two are added. */
 static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out) {
     for (const tshi_bucket_entry *p = b->first; p; p = p->next) {
         tsh_tensor *leaf = p->leaf;
         const int gathers = b->kind == TSH_ALLGATHER;
         tsh_real *at = (tsh_real *)(gathers ? tshi_tensor_at(leaf) : tshi_mem_data(leaf->gr.block));
         const int64_t n = tshi_bucket_chunk_size(leaf, k), padded = tshi_bucket_chunk_size(leaf, 0);
-        at += tshi_bucket_chunk(leaf, k);
+        at += tshi_bucket_chunk(leaf, k); /* chunk k in the leaf */
         if (!out) {
             memcpy(row, at, (size_t)n * sizeof *row);
-            memset(row + n, 0, (size_t)(padded - n) * sizeof *row);
+            memset(row + n, 0, (size_t)(padded - n) * sizeof *row); /* padding */
         } else if (!gathers && leaf->gr.live) {
-            tsh_coll_fold(at, at, row, n, TSH_REAL, TSH_SUM);
-            leaf->sparse = 0; /* the row is dense */
+            tsh_coll_fold(at, at, row, n, TSH_REAL, TSH_SUM); /* at += row */
+            leaf->sparse = 0; /* any row of the leaf may differ from 0 */
         } else {
             memcpy(at, row, (size_t)n * sizeof *row);
         }
-        row += padded;
+        row += padded; /* where the next leaf's chunk is */
     }
 }
 
-/* Waits for the oldest bucket in flight. Its values are copied out only in tshi_bucket_end, so that
- * late contributions until then find empty accumulators. */
+/* Waits for the oldest bucket whose collective may still run. Does not copy its result to the
+ * leaves: tshi_bucket_end does, so that contributions which come until then find empty
+ * accumulators. */
 static void tshi_bucket_await(tsh_ctx *ctx) {
     tshi_bucket *b = ctx->buckets.awaited;
     ctx->buckets.awaited = b->next;
     (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, b->req), tshi_bucket_what);
 }
 
-/* Makes the message, b->block, and what else the collective needs. 0: no memory. */
+/* Makes the message, b->block, and allocates what else the collective needs. Returns 0 without
+ * memory. */
 static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
     const int gathers = b->kind == TSH_ALLGATHER, size = ctx->dp.size, rank = ctx->dp.rank;
-    tsh_tensor *only = b->first->next ? NULL : b->first->leaf;
+    tsh_tensor *only = b->first->next ? NULL : b->first->leaf; /* NULL: several leaves */
     int k;
     if (b->kind != TSH_ALLREDUCE) {
         b->counts = (int64_t *)tshi_mem_arena_alloc(ctx, &ctx->buckets.arena,
@@ -7441,94 +7447,97 @@ static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
         if (!b->counts) return 0;
         for (k = 0; k < size; k++) b->counts[k] = only ? tshi_bucket_chunk_size(only, k) : b->width;
     }
-    if (b->kind == TSH_REDUCE_SCATTER) {
+    if (b->kind == TSH_REDUCE_SCATTER) { /* the result is smaller than the message */
         b->own = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(b->counts[rank]));
         if (!b->own) return 0;
     }
-    if (!only) {
+    if (!only) { /* copies the leaves; for an all-gather, this rank's chunks only */
         b->block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
                                   tshi_dtype_reals(tshi_bucket_elements(ctx, b)));
         for (k = gathers ? rank : 0; b->block && k < (gathers ? rank + 1 : size); k++)
             tshi_bucket_copy(b, k, tshi_bucket_row(b, k), 0);
-    } else if (gathers) {
+    } else if (gathers) { /* all-gathers in place */
         b->block = only->block;
         b->block->refs++;
-    } else {
+    } else { /* sends the accumulator itself */
         b->block = only->gr.block;
-        only->gr.block = NULL; /* late contributions get a new one */
+        only->gr.block = NULL; /* contributions added later get a new block */
     }
     return b->block != NULL;
 }
 
-/* Starts the bucket's collective, unless it has been started. Gradients in it are not live until it
- * comes back. */
+/* Starts the bucket's collective, unless it was started before. Until tshi_bucket_copy_back the
+ * gradients in the bucket are not live. */
 static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
     tsh_coll coll = tsh_coll_make(b->kind, TSH_REAL);
     if (b->block || ctx->error.code != TSH_OK || !tshi_bucket_load(ctx, b)) return;
     for (tshi_bucket_entry *p = b->first; p; p = p->next) {
-        p->leaf->in_bucket = 0;
+        p->leaf->in_bucket = 0; /* may be added to a later bucket */
         if (b->kind != TSH_ALLGATHER) p->leaf->gr.live = 0;
     }
-    coll.send = coll.recv = tshi_mem_data(b->block);
+    coll.send = coll.recv = tshi_mem_data(b->block); /* in place */
     coll.count = tshi_bucket_elements(ctx, b);
     coll.recv_counts = b->counts;
-    coll.redop = ctx->buckets.summed ? TSH_SUM : TSH_AVG;
+    coll.redop = ctx->buckets.summed ? TSH_SUM : TSH_AVG; /* sums: tshi_bucket_divide */
     if (b->kind == TSH_ALLGATHER) coll.send = tshi_bucket_row(b, ctx->dp.rank);
-    if (b->own) coll.recv = tshi_mem_data(b->own); /* the row of this rank */
+    if (b->own) coll.recv = tshi_mem_data(b->own); /* the result: this rank's row */
     while (ctx->dp.in_flight >= TSHI_COMM_IN_FLIGHT - 1 && ctx->buckets.awaited != b)
-        tshi_bucket_await(ctx);
+        tshi_bucket_await(ctx); /* keeps one request free, for the sum of weights */
     if (tshi_error_comm(ctx, tshi_comm_compare(&ctx->dp), tshi_bucket_what) == TSH_OK)
         (void)tshi_error_comm(ctx, tsh_start(&ctx->dp, &coll, &b->req), tshi_bucket_what);
 }
 
-/* Appends a full bucket to the list and sends it, unless all are held until the end. */
+/* Appends a bucket to the list and starts its collective. With tsh_desc.no_overlap, tshi_bucket_end
+ * starts all collectives. */
 static void tshi_bucket_close(tsh_ctx *ctx, tshi_bucket *b) {
     tshi_buckets *all = &ctx->buckets;
     *all->last = b;
     all->last = &b->next;
-    if (!all->awaited) all->awaited = b;
+    if (!all->awaited) all->awaited = b; /* all earlier ones have been awaited */
     if (!all->hold) tshi_bucket_send(ctx, b);
 }
 
-/* Puts a leaf whose gradient is done into the open bucket of its kind, or in one of its own if it
- * fills it; for an all-gather, a parameter whose chunk on this rank is done. */
+/* Adds a leaf whose gradient is complete to the open bucket of its kind; a leaf of at least
+ * all->limit elements gets a bucket of its own. For an all-gather: adds a parameter whose chunk on
+ * this rank is up to date. Closes the bucket if it is full. */
 static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     tsh_ctx *ctx = leaf->ctx;
     tshi_buckets *all = &ctx->buckets;
     const int64_t n = tsh_local_numel(leaf);
     tshi_bucket **open = &all->open[kind != TSH_ALLREDUCE], *b = n < all->limit ? *open : NULL;
     tshi_bucket_entry *p;
-    if (leaf->in_bucket || ctx->error.code != TSH_OK) return; /* boxed: in a bucket already */
+    if (leaf->in_bucket || ctx->error.code != TSH_OK) return; /* in_bucket: added before */
     p = (tshi_bucket_entry *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *p);
     if (p && !b) b = (tshi_bucket *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *b);
     if (!p || !b) return;
-    if (!b->first) b->last = &b->first;
+    if (!b->first) b->last = &b->first; /* a new bucket, filled with zeros */
     p->leaf = leaf;
     *b->last = p;
     b->last = &p->next;
     b->kind = kind;
     b->count += n;
-    b->width += tshi_bucket_chunk_size(leaf, 0);
+    b->width += tshi_bucket_chunk_size(leaf, 0); /* padded length of a chunk */
     leaf->in_bucket = 1;
-    if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* full: none is open */
+    if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* full: no longer open */
     if (b->count >= all->limit) tshi_bucket_close(ctx, b);
 }
 
-/* Puts a gradient into a bucket: reduce-scattered if its optimiser has .zero, else all-reduced. */
+/* Adds a leaf's gradient to a bucket: to be reduce-scattered if the leaf's optimiser has .zero,
+ * else to be all-reduced. */
 static void tshi_bucket_add_grad(tsh_tensor *leaf) {
     tshi_bucket_add(leaf, leaf->flags & TSHI_CHUNKED ? TSH_REDUCE_SCATTER : TSH_ALLREDUCE);
 }
 
-/* Starts with no buckets. summed: gradients are summed and divided by the sum of the ranks' weights
- * (tshi_bucket_sum_weights), else averaged. */
+/* Starts with an empty list of buckets. summed 1: gradients are summed, and divided by the sum of
+ * the ranks' weights (tshi_bucket_sum_weights); 0: they are averaged. */
 static void tshi_bucket_begin(tsh_ctx *ctx, int summed) {
     tshi_buckets *all = &ctx->buckets;
-    tshi_mem_reset(&all->arena);
+    tshi_mem_reset(&all->arena); /* releases the buckets of the backward before */
     all->first = all->open[0] = all->open[1] = all->awaited = NULL;
     all->last = &all->first;
     all->summed = summed;
     all->weight = 0;
-    all->weight_req = 0;
+    all->weight_req = 0; /* tsh_wait of 0 returns at once */
 }
 
 /* Starts summing `weight`, the number of terms in this rank's loss, over dp; the summed gradients
@@ -7536,21 +7545,22 @@ static void tshi_bucket_begin(tsh_ctx *ctx, int summed) {
 static void tshi_bucket_sum_weights(tsh_ctx *ctx, double weight) {
     tshi_buckets *all = &ctx->buckets;
     if (!all->summed || ctx->error.code != TSH_OK) return;
-    all->weight = weight;
+    all->weight = weight; /* the collective overwrites it with the sum */
     if (tshi_error_comm(ctx, tshi_comm_compare(&ctx->dp), tshi_bucket_what) != TSH_OK) return;
     (void)tshi_error_comm(
         ctx, tsh_allreduce_start(&ctx->dp, &all->weight, 1, TSH_F64, TSH_SUM, &all->weight_req),
         "tsh_backward: sum of weights over data parallel ranks");
 }
 
-/* x /= by, unless by is 0: a loss without terms has zero gradients. */
+/* Divides n values by `by`, unless that is 0: the gradients of a loss without terms are zero. */
 static void tshi_bucket_divide(tsh_real *x, int64_t n, double by) {
     const tsh_real divisor = TSHI_R(by);
     if (!(by > 0)) return;
     for (int64_t i = 0; i < n; i++) x[i] /= divisor;
 }
 
-/* Copies the result of a bucket to its leaves: gradients, or values of parameters. */
+/* Copies the result of a bucket to its leaves: gradients, or after an all-gather values of
+ * parameters. */
 static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     const int rank = ctx->dp.rank, scatters = b->kind == TSH_REDUCE_SCATTER;
     const int gathers = b->kind == TSH_ALLGATHER;
@@ -7561,7 +7571,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
         tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
                            scatters ? b->counts[rank] : tshi_bucket_elements(ctx, b),
                            ctx->buckets.weight);
-    if (in_place && !gathers) {
+    if (in_place && !gathers) { /* the leaf gets its accumulator back */
         only->gr.block = b->block;
         b->block->refs++;
     }
@@ -7570,19 +7580,20 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
         const size_t bytes = tshi_dtype_reals(tsh_local_numel(p->leaf));
         if (!*grad && !(*grad = tshi_mem_alloc(ctx, TSH_MEM_GRADIENTS, bytes))) return;
     }
-    for (k = 0; k < ctx->dp.size; k++)
+    for (k = 0; k < ctx->dp.size; k++) /* row by row, except those that are in place already */
         if (scatters ? k == rank : !in_place && !(gathers && k == rank))
             tshi_bucket_copy(b, k, scatters ? own : tshi_bucket_row(b, k), 1);
     for (const tshi_bucket_entry *p = b->first; p && !gathers; p = p->next) p->leaf->gr.live = 1;
 }
 
-/* Sends the buckets that are left, waits for all, and copies them out. */
+/* Starts the collectives of all buckets that are left, waits for all, and copies the results to the
+ * leaves. */
 static void tshi_bucket_end(tsh_ctx *ctx) {
     tshi_buckets *all = &ctx->buckets;
-    if (all->open[0]) tshi_bucket_close(ctx, all->open[0]);
+    if (all->open[0]) tshi_bucket_close(ctx, all->open[0]); /* not full, but the last one */
     if (all->open[1]) tshi_bucket_close(ctx, all->open[1]);
     for (tshi_bucket *b = all->first; b; b = b->next) tshi_bucket_send(ctx, b);
-    tshi_error_report(ctx); /* peers that wait for this rank's bucket must learn of its error */
+    tshi_error_report(ctx); /* other ranks, waiting for this rank's bucket, learn of its error */
     while (all->awaited) tshi_bucket_await(ctx);
     (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, all->weight_req), tshi_bucket_what);
     for (tshi_bucket *b = all->first; b; b = b->next) {
@@ -7599,18 +7610,18 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
 /* Needs: >>kernel >>bucket.                                                    */
 /* ========================================================================== */
 
-/* A forward function calls tshi_tape_record last. The op's backward(node) then reads the gradient
- * of the output (tshi_tape_grad) and saved values (tshi_tape_saved), and for each input asks
- * tshi_tape_dest where to write its gradient, and whether to add to what is there. A tensor has two
- * accumulators, gr and gp (see tshi_node); views share those of their base.
+/* A forward function calls tshi_tape_record last. In backward(node), the op reads the gradient of
+ * its output (tshi_tape_grad) and the values that were saved (tshi_tape_saved). For each input it
+ * calls tshi_tape_dest, which says where to write the gradient, and whether to overwrite or to add.
+ * A tensor has two accumulators, gr and gp (see tshi_node); views share those of their base.
  *
- * tsh_backward: tshi_tape_mark finds the nodes that the loss depends on and counts what each tensor
- * will receive; tshi_tape_walk runs their backward and releases them; tshi_tape_sync completes the
- * gradients of leaves over tp and dp. Collectives run while backward goes on: a partial gradient's
- * all-reduce starts with its last contribution (tshi_tape_input_done), a leaf's bucket when it is
- * full (tshi_tape_deliver). */
+ * tsh_backward has three parts. tshi_tape_mark finds the nodes that the loss depends on and counts
+ * the contributions that each tensor will get. tshi_tape_walk runs the backward of these nodes and
+ * releases them. tshi_tape_sync completes the gradients of leaves over tp and dp. Collectives run
+ * while backward goes on: the all-reduce of a partial gradient starts with its last contribution
+ * (tshi_tape_input_done), that of a bucket of leaves when it is full (tshi_tape_deliver). */
 
-/* 1 if a call with these inputs is recorded. */
+/* Returns 1 if a call with these inputs must be recorded: one of them requires a gradient. */
 static int tshi_tape_records(const tsh_ctx *ctx, tsh_tensor *const *in, int n) {
     if (ctx->tape.no_grad) return 0;
     for (int i = 0; i < n; i++)
@@ -7618,13 +7629,15 @@ static int tshi_tape_records(const tsh_ctx *ctx, tsh_tensor *const *in, int n) {
     return 0;
 }
 
-/* Records a call of op, which made out from n inputs. partial: bits of the inputs whose gradient is
- * a partial sum. params: bytes for the op's options, which it fills in. NULL: no memory. */
+/* Appends a node for a call of op, which made `out` from n inputs, and takes references to the
+ * values that backward reads. partial: bits of the inputs whose gradient is a partial sum. params:
+ * bytes of the op's options, which the caller copies to node->params. Returns NULL without
+ * memory. */
 static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                                 unsigned partial, size_t params) {
     tsh_ctx *ctx = out->ctx;
-    const size_t inputs = (size_t)n * sizeof(tsh_tensor *);
-    const size_t saved = ((size_t)n + 1) * sizeof(tshi_block *);
+    const size_t inputs = (size_t)n * sizeof(tsh_tensor *); /* bytes of node->in */
+    const size_t saved = ((size_t)n + 1) * sizeof(tshi_block *); /* bytes of node->saved */
     const size_t head = (sizeof(tshi_node) + inputs + saved + 15) / 16 * 16; /* aligns params */
     tshi_node *node = (tshi_node *)tshi_mem_arena_alloc(ctx, &ctx->tape.arena, head + params);
     if (!node) return NULL;
@@ -7634,9 +7647,9 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     node->op = op;
     node->out = out;
     node->n = n;
-    node->depth = ctx->depth;
+    node->depth = ctx->depth; /* tsh_scope_end refuses nodes of its scope */
     node->partial = partial;
-    node->module = ctx->module;
+    node->module = ctx->module; /* errors of backward begin with its path */
     for (int i = 0; i <= n; i++) {
         const tsh_tensor *t = i < n ? in[i] : out;
         if (i < n) node->in[i] = in[i];
@@ -7644,26 +7657,27 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
         node->saved[i] = t->block;
         t->block->refs++; /* keeps the values until backward */
     }
-    node->older = ctx->tape.newest;
+    node->older = ctx->tape.newest; /* the tape is a list, newest node first */
     ctx->tape.newest = node;
     out->requires_grad = 1;
-    out->node = node;
+    out->node = node; /* out is not a leaf */
     return node;
 }
 
-/* The name of input i, not terminated, and its length. */
+/* Returns the name of input i of op, not terminated by 0, and writes its length. */
 static TSHI_COLD const char *tshi_tape_name(const tshi_op *op, int i, int *length) {
     const char *name = op->inputs ? op->inputs : "input";
     for (; i > 0 && op->inputs; i--) {
-        name += strcspn(name, " ");
-        name += strspn(name, " ");
+        name += strcspn(name, " "); /* to the end of a name */
+        name += strspn(name, " ");  /* to the start of the next */
     }
     *length = (int)strcspn(name, " ");
     return name;
 }
 
-/* Looks for a NaN or an infinity among values of t's local shape. Returns 1 for the first one, with
- * "NaN at (0, 5)", its global index, in text; 0 if all are finite. */
+/* Looks for a NaN or an infinity among `values`, laid out by `stride` in t's local shape. If there
+ * is one, returns 1 and writes the first to text, with its global index: "NaN at (0, 5)". Else
+ * returns 0. */
 static TSHI_COLD int tshi_tape_not_finite(const tsh_tensor *t, const void *values,
                                           tsh_dtype dtype, const int64_t *stride, char *text) {
     const int64_t n = tsh_local_numel(t);
@@ -7671,7 +7685,7 @@ static TSHI_COLD int tshi_tape_not_finite(const tsh_tensor *t, const void *value
     char place[TSHI_TEXT_SIZE];
     double value = 0;
     for (e = 0; e < n; e++) {
-        int64_t at = 0;
+        int64_t at = 0; /* where element e is in values */
         for (int d = 0; d < t->ndim; d++) at += index[d] * stride[d];
         value = tshi_dtype_get(dtype, values, at);
         if (value - value != 0) break; /* NaN - NaN and inf - inf are NaN */
@@ -7685,8 +7699,8 @@ static TSHI_COLD int tshi_tape_not_finite(const tsh_tensor *t, const void *value
     return 1;
 }
 
-/* tsh_detect_anomaly: an error if the output of an op is not finite. It names the first input that
- * is not finite either. */
+/* For tsh_detect_anomaly: fails if the output of an op is not finite. The error names the first
+ * input that is not finite either. */
 static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor *out,
                                              tsh_tensor *const *in, int n) {
     char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE], old[TSHI_TEXT_SIZE], why[2 * TSHI_TEXT_SIZE];
@@ -7694,7 +7708,7 @@ static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor
     if (!tshi_tape_not_finite(out, tshi_tensor_at(out), out->dtype, out->stride, found))
         return;
     (void)snprintf(why, sizeof why, "the inputs are finite");
-    for (i = n - 1; i >= 0; i--) {
+    for (i = n - 1; i >= 0; i--) { /* the text of the first such input is written last */
         const char *name = tshi_tape_name(op, i, &length);
         if (in[i] && in[i]->block &&
             tshi_tape_not_finite(in[i], tshi_tensor_at(in[i]), in[i]->dtype, in[i]->stride, old))
@@ -7704,8 +7718,9 @@ static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor
                    tshi_tensor_text(out, form), found, why);
 }
 
-/* Every op calls this last, when out has its values. Records the call if the op has a backward and
- * an input requires a gradient; else returns NULL. */
+/* Records a finished call (see tshi_tape_add). Every op calls this last, when out has its values.
+ * Returns NULL, without recording, if the op has no backward or no input requires a gradient, and
+ * after an error. */
 static tshi_node *tshi_tape_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                                    unsigned partial, size_t params) {
     if (out->ctx->trace) tshi_trace_close(out->ctx->trace, op->name);
@@ -7715,21 +7730,23 @@ static tshi_node *tshi_tape_record(const tshi_op *op, tsh_tensor *out, tsh_tenso
     return tshi_tape_add(op, out, in, n, partial, params);
 }
 
-/* 1 if the node's backward reads gr and gp of its output itself, so that gp is not all-reduced
- * first. */
+/* Returns 1 if the node's backward reads both accumulators of its output, gr and gp. Then gp is not
+ * all-reduced first. */
 static int tshi_tape_accepts_partial(const tshi_node *node) {
     const unsigned wanted = node->out->flags & TSHI_RETAIN ? TSHI_OP_ACCEPTS_RETAINED
                                                            : TSHI_OP_ACCEPTS_PARTIAL;
     return (node->op->flags & wanted) != 0;
 }
 
-/* The saved values of input i (i = n: of the output), with that tensor's strides. */
+/* Returns the saved values of input i (i = n: of the output). They have the strides of that
+ * tensor. */
 static void *tshi_tape_saved(const tshi_node *node, int i) {
     const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
     return (char *)tshi_mem_data(node->saved[i]) + (size_t)t->offset * tsh_dtype_size(t->dtype);
 }
 
-/* The same as values of type tsh_real, as from tshi_kernel_reals_of. */
+/* As tshi_tape_saved, but returns the values as tsh_real, and their strides: in place, or converted
+ * to *scratch, which the caller releases. Returns NULL without memory. */
 static tsh_real *tshi_tape_saved_reals(const tshi_node *node, int i, int64_t *stride,
                                        tshi_block **scratch) {
     tsh_tensor saved = *(i < node->n ? node->in[i] : node->out);
@@ -7739,15 +7756,15 @@ static tsh_real *tshi_tape_saved_reals(const tshi_node *node, int i, int64_t *st
 
 /* -- accumulators ----------------------------------------------------------- */
 
-/* Where a contribution to a gradient goes: data has the input's strides. add 0: overwrite what is
- * there, 1: add to it. */
+/* Where a contribution to the gradient of an input goes. */
 typedef struct tshi_dest {
-    tsh_real *data;
-    const int64_t *stride;
-    int add;
+    tsh_real *data;        /* the first element */
+    const int64_t *stride; /* the input's strides, in elements */
+    int add;               /* 0: overwrite what is there; 1: add to it */
 } tshi_dest;
 
-/* Allocates an accumulator of base if it has no memory yet. 0: there is none. */
+/* Allocates the memory of acc, an accumulator of base, if it has none yet. Returns 0 without
+ * memory. */
 static int tshi_tape_allocate(tsh_tensor *base, tshi_accumulator *acc) {
     int kind = base->flags & TSHI_OWNED ? TSH_MEM_GRADIENTS : TSH_MEM_STEP;
     if (!acc->block)
@@ -7755,74 +7772,74 @@ static int tshi_tape_allocate(tsh_tensor *base, tshi_accumulator *acc) {
     return acc->block != NULL;
 }
 
-/* Zeroes an accumulator of base, which is live from then on. */
+/* Fills acc, an accumulator of base, with zeros and marks it live. */
 static void tshi_tape_zero(const tsh_tensor *base, tshi_accumulator *acc) {
     memset(tshi_mem_data(acc->block), 0, tshi_dtype_reals(tsh_local_numel(base)));
     acc->live = 1;
 }
 
-/* Fills dest: where in acc, an accumulator of t's base, a contribution to t goes. 0: no memory, or
- * the user has freed the base. */
+/* Fills *dest: where in acc, an accumulator of t's base, a contribution to the gradient of t goes.
+ * Marks acc live. Returns 0 without memory, or if the user has freed the base. */
 static int tshi_tape_dest_in(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest) {
     tsh_tensor *base = t->base;
     if ((base->flags & TSHI_DEAD) || !tshi_tape_allocate(base, acc)) return 0;
     dest->data = (tsh_real *)tshi_mem_data(acc->block) + (t->offset - base->offset);
     dest->stride = t->stride;
-    if (!acc->live && tsh_local_numel(t) != tsh_local_numel(base)) /* t covers a part only */
+    if (!acc->live && tsh_local_numel(t) != tsh_local_numel(base)) /* t is only a part of base */
         tshi_tape_zero(base, acc);
-    dest->add = acc->live;
+    dest->add = acc->live; /* the first contribution overwrites */
     acc->live = 1;
     acc->clean = base->sparse = 0; /* any row may be written */
     return 1;
 }
 
-/* 1 if the node's gradient of input i is a partial sum over tp. */
+/* Returns 1 if the node's gradient of input i is a partial sum over tp. */
 static int tshi_tape_is_partial(const tshi_node *node, int i) {
     return (node->progress.partial >> i & 1u) && node->out->ctx->tp.size > 1;
 }
 
-/* The accumulator that the node's gradient of input i goes to. */
+/* Returns the accumulator that the node's gradient of input i is added to. */
 static tshi_accumulator *tshi_tape_accumulator(const tshi_node *node, int i) {
     tsh_tensor *base = node->in[i]->base;
     return tshi_tape_is_partial(node, i) ? &base->gp : &base->gr;
 }
 
-/* The argument of a backward whose work threads divide: the node, and where its gradient goes. */
+/* The argument of a backward whose work several threads share. */
 typedef struct tshi_shared {
-    const tshi_node *node;
-    tshi_dest dest;
+    const tshi_node *node; /* the call */
+    tshi_dest dest;        /* where its gradient goes */
 } tshi_shared;
 
-/* 1 if t has all elements of its base, in the same order. */
+/* Returns 1 if t has all elements of its base, in the same order. */
 static int tshi_tape_is_whole(const tsh_tensor *t) {
     const tsh_tensor *base = t->base;
     return !base->offset && !t->offset && tshi_tensor_is_dense(t) &&
            tsh_local_numel(t) == tsh_local_numel(base);
 }
 
-/* Fills dest: where the op's backward writes its gradient of input i. 0: input i needs none (or an
- * error). */
+/* Fills *dest: where the op's backward writes its gradient of input i. Returns 0 if input i needs
+ * no gradient, or after an error. */
 TSHI_OUTLINE int tshi_tape_dest(tshi_node *node, int i, tshi_dest *dest) {
     tsh_tensor *t = node->in[i];
     if (!t || !t->base->requires_grad) return 0;
     return tshi_tape_dest_in(t, tshi_tape_accumulator(node, i), dest);
 }
 
-/* tshi_tape_dest for an op that reads each saved value of input i before it writes the gradient of
- * it: the gradient then overwrites the saved values, if nothing else holds them. */
+/* As tshi_tape_dest, for an op that reads each saved value of input i before it writes the gradient
+ * of that element: the gradient overwrites the saved values, if nothing else refers to them. */
 static int tshi_tape_dest_over(tshi_node *node, int i, tshi_dest *dest) {
     tsh_tensor *t = node->in[i], *base = t->base;
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
     tshi_block *values = node->saved[i];
     if (base->requires_grad && !acc->block && values && values->refs == 1 &&
         tshi_tape_is_whole(t)) {
-        acc->block = values;
+        acc->block = values; /* shared with node->saved[i] */
         values->refs++;
     }
     return tshi_tape_dest(node, i, dest);
 }
 
-/* tshi_tape_dest for an op that can only add: a new accumulator is zeroed first. */
+/* As tshi_tape_dest, for an op that can only add: fills a new accumulator with zeros first. */
 TSHI_OUTLINE int tshi_tape_dest_zeroed(tshi_node *node, int i, tshi_dest *dest) {
     if (!tshi_tape_dest(node, i, dest)) return 0;
     if (!dest->add) tshi_tape_zero(node->in[i]->base, tshi_tape_accumulator(node, i));
@@ -7830,38 +7847,39 @@ TSHI_OUTLINE int tshi_tape_dest_zeroed(tshi_node *node, int i, tshi_dest *dest) 
     return 1;
 }
 
-/* tshi_tape_dest for an op that adds to a few rows of a leaf (rows, ...): it sets (*marks)[row] = 1
- * for each. *marks NULL: the gradient is dense already. The accumulator is zeroed only if it is not
- * known to be 0. */
+/* As tshi_tape_dest, for an op that adds to only a few rows of a leaf of shape (rows, ...). The op
+ * must set (*marks)[row] = 1 for each local row that it adds to. *marks NULL: the gradient is
+ * dense, and no row is to be marked. The accumulator is filled with zeros first, unless it is known
+ * to contain zeros. */
 static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t **marks) {
     tsh_tensor *t = node->in[i], *base = t->base;
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
-    size_t size = (size_t)t->local[0] * sizeof **marks;
+    size_t size = (size_t)t->local[0] * sizeof **marks; /* bytes of one mark per local row */
     *marks = NULL;
     if (t != base || base->node || !base->requires_grad || (base->flags & TSHI_DEAD))
         return tshi_tape_dest_zeroed(node, i, dest);
-    if (base->marks && base->marks->size < size) {
+    if (base->marks && base->marks->size < size) { /* too small */
         tshi_mem_release(base->ctx, base->marks);
         base->marks = NULL;
     }
     if (!base->marks) base->marks = tshi_mem_alloc(base->ctx, TSH_MEM_GRADIENTS, size);
     if (!base->marks || !tshi_tape_allocate(base, acc)) return 0;
-    if (!base->gr.live && !base->gp.live) {
+    if (!base->gr.live && !base->gp.live) { /* no gradient yet */
         memset(tshi_mem_data(base->marks), 0, size);
-        base->sparse = 1;
+        base->sparse = 1; /* rows without a mark are 0 */
     }
     dest->data = (tsh_real *)tshi_mem_data(acc->block);
     if (!acc->live && !acc->clean) tshi_tape_zero(base, acc);
     dest->stride = t->stride;
-    dest->add = acc->live = 1;
+    dest->add = acc->live = 1; /* adds, to zeros at first */
     acc->clean = 0;
     if (base->sparse) *marks = (int32_t *)tshi_mem_data(base->marks);
     return 1;
 }
 
-/* Counts a contribution to a leaf. After the last one the gradient goes into a bucket, to be summed
- * over dp. Partial and row-sparse gradients wait for tshi_tape_sync: they are first completed over
- * tp, and with the rows of other ranks. */
+/* Counts one contribution to a leaf. After the last expected one, adds the gradient to a bucket, to
+ * be summed over dp. Leaves partial and row-sparse gradients to tshi_tape_sync, which first
+ * completes them over tp, or with the rows that other ranks have touched. */
 static void tshi_tape_deliver(tsh_tensor *leaf) {
     if (--leaf->contributions > 0 || !leaf->ctx->tape.syncing || !(leaf->flags & TSHI_AVERAGED) ||
         !leaf->gr.live || leaf->gp.live || leaf->sparse)
@@ -7869,7 +7887,8 @@ static void tshi_tape_deliver(tsh_tensor *leaf) {
     tshi_bucket_add_grad(leaf);
 }
 
-/* Marks the rows of a row-sparse gradient that any rank of comm has touched. */
+/* Marks the rows of t's row-sparse gradient that any rank of comm has touched. All ranks of comm
+ * call it. */
 static void tshi_tape_merge_rows(tsh_tensor *t, tsh_comm *comm) {
     if (t->sparse && comm->size > 1)
         (void)tshi_error_comm(
@@ -7877,8 +7896,8 @@ static void tshi_tape_merge_rows(tsh_tensor *t, tsh_comm *comm) {
             "tsh_backward: all-reduce of the rows that a gradient touches");
 }
 
-/* tsh_detect_anomaly: 1 if t's gradient in acc is finite; else 0, with an error: "the <what> of
- * <name> (2, 3) R has NaN". */
+/* For tsh_detect_anomaly: returns 1 if t's gradient in acc is finite, or acc is empty. Else fails
+ * and returns 0: "the <what> of <name> (2, 3) R has NaN". length: that of name. */
 static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tensor *t,
                                           const tshi_accumulator *acc, const char *what,
                                           const char *name, int length) {
@@ -7891,8 +7910,8 @@ static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tenso
                     length, name, tshi_tensor_text(t, form), found) == TSH_OK;
 }
 
-/* The same for the gradient of input i after the node's contribution. gp is skipped while its
- * all-reduce runs. */
+/* As tshi_tape_check_grad, for the gradient of input i after the node's contribution. Skips gp
+ * while its all-reduce runs. */
 static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
     const tsh_tensor *t = node->in[i], *base = t->base;
     int length;
@@ -7901,16 +7920,17 @@ static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
            (base->reducing || tshi_tape_check_grad(node, t, &base->gp, "gradient", name, length));
 }
 
-/* Marks the node's gradient of input i as done. The last partial contribution to a tensor starts
- * its all-reduce, which runs while backward goes on. An op that has more to do calls this early;
- * the walk does so for all inputs that are left. */
+/* Marks the node's gradient of input i as complete. Counts it as a contribution to a leaf
+ * (tshi_tape_deliver). After the last partial contribution to another tensor, starts the all-reduce
+ * of its gp, which runs while backward goes on. An op that has more to do calls this early;
+ * tshi_tape_walk calls it for all inputs that are left. */
 static void tshi_tape_input_done(tshi_node *node, int i) {
     tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
     tsh_ctx *ctx = node->out->ctx;
     if (!base || !base->requires_grad || (node->progress.done >> i & 1u)) return;
     node->progress.done |= 1u << i;
     if (ctx->anomalies && !tshi_tape_check_input(node, i)) return;
-    if (!base->node) {
+    if (!base->node) { /* a leaf */
         tshi_tape_deliver(base);
         return;
     }
@@ -7921,22 +7941,22 @@ static void tshi_tape_input_done(tshi_node *node, int i) {
                           tsh_allreduce_start(&ctx->tp, tshi_mem_data(base->gp.block),
                                               tsh_local_numel(base), TSH_REAL, TSH_SUM, &base->req),
                           "tsh_backward: all-reduce of a gradient");
-    base->reducing = ctx->error.code == TSH_OK;
+    base->reducing = ctx->error.code == TSH_OK; /* tshi_tape_complete waits for base->req */
 }
 
-/* y += x, n elements. */
+/* Adds x to y, n elements each. */
 static void tshi_tape_add_all(const tsh_ctx *ctx, tsh_real *y, const tsh_real *x, int64_t n) {
     const tshi_operand operands[2] = {tshi_kernel_reals(y, 1), tshi_kernel_reals(x, 1)};
     tshi_kernel_add[ctx->isa](n, operands, NULL);
 }
 
-/* gr += gp, once gp is complete; they are swapped if gr is empty. */
+/* Adds gp, which is complete, to gr, and empties gp. If gr is empty, swaps the two. */
 static void tshi_tape_merge(tsh_tensor *t) {
     if (!t->gp.live) return;
     if (t->gr.live) {
         tshi_tape_add_all(t->ctx, (tsh_real *)tshi_mem_data(t->gr.block),
                           (const tsh_real *)tshi_mem_data(t->gp.block), tsh_local_numel(t));
-        t->gp.live = 0;
+        t->gp.live = 0; /* empty */
     } else {
         tshi_accumulator swap = t->gr; /* gr's memory becomes gp's */
         t->gr = t->gp;
@@ -7944,8 +7964,8 @@ static void tshi_tape_merge(tsh_tensor *t) {
     }
 }
 
-/* Completes the gradient of t, an op's output: waits for the all-reduce of gp, adds it to gr, and
- * zeroes gr if there was no contribution. Returns gr's values; NULL after an error. */
+/* Completes the gradient of t, an op's output: waits for the all-reduce of gp, adds gp to gr, and
+ * fills gr with zeros if there was no contribution. Returns gr's values, or NULL after an error. */
 static tsh_real *tshi_tape_complete(tsh_tensor *t) {
     tsh_ctx *ctx = t->ctx;
     if (t->reducing) {
@@ -7962,8 +7982,8 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
     return (tsh_real *)tshi_mem_data(t->gr.block);
 }
 
-/* Completes the gradient of the node's output, unless its backward accepts a partial one. 0: an
- * error. */
+/* Completes the gradient of the node's output, unless the node's backward accepts a partial one.
+ * Returns 0 after an error. */
 static int tshi_tape_complete_out(const tshi_node *node) {
     const tsh_tensor *out = node->out;
     if (tshi_tape_accepts_partial(node)) return 1;
@@ -7972,12 +7992,13 @@ static int tshi_tape_complete_out(const tshi_node *node) {
             tshi_tape_check_grad(node, out, &out->gr, "sum of the gradients", "the output", 10));
 }
 
-/* The complete gradient of the node's output, which its backward reads. */
+/* Returns the complete gradient of the node's output, which the node's backward reads. */
 static tsh_real *tshi_tape_grad(const tshi_node *node) {
     return (tsh_real *)tshi_mem_data(node->out->gr.block);
 }
 
-/* dest = values, or dest += values, of t's local shape. */
+/* Writes `values`, of t's local shape and with the strides given, to dest, or adds them if
+ * dest->add. */
 static void tshi_tape_accumulate(const tsh_tensor *t, const tshi_dest *dest, const tsh_real *values,
                                  const int64_t *stride) {
     tshi_loop loop;
@@ -7987,8 +8008,9 @@ static void tshi_tape_accumulate(const tsh_tensor *t, const tshi_dest *dest, con
     tshi_kernel_run(&loop, dest->add ? tshi_kernel_add[t->ctx->isa] : tshi_kernel_copy, NULL);
 }
 
-/* Backward of an op whose gradient of input i equals that of the output. The input shares the
- * output's memory if it has no accumulator yet, and no later input has the same base. */
+/* Backward of an op whose gradient of input i equals the gradient of its output. The input's
+ * accumulator shares the memory of the output's, without a copy, if it has no memory yet and no
+ * later input has the same base. */
 static void tshi_tape_identity(tshi_node *node, int i) {
     tsh_tensor *t = node->in[i], *base = t->base, *out = node->out;
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
@@ -7998,7 +8020,7 @@ static void tshi_tape_identity(tshi_node *node, int i) {
     for (k = i + 1; k < node->n; k++) alone &= node->in[k]->base != base;
     if (base->requires_grad && alone) {
         acc->block = out->gr.block;
-        acc->block->refs++;
+        acc->block->refs++; /* shares the memory */
         acc->live = 1;
     } else if (tshi_tape_dest(node, i, &dest)) {
         tshi_tape_accumulate(node->in[i], &dest, tshi_tape_grad(node), out->stride);
@@ -8007,8 +8029,9 @@ static void tshi_tape_identity(tshi_node *node, int i) {
 
 /* -- backward --------------------------------------------------------------- */
 
-/* Marks the nodes that the loss depends on. Counts the partial contributions that each tensor will
- * get (expected), and all contributions to a leaf (users). */
+/* Marks the nodes that the loss depends on, newest first. Counts the partial contributions that
+ * each tensor will get (partial_contributions), and all contributions to each leaf
+ * (contributions). */
 static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
     if (loss->base->node) loss->base->node->progress.reached = 1;
     for (tshi_node *node = ctx->tape.newest; node; node = node->older) {
@@ -8016,41 +8039,41 @@ static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
         node->progress.partial = node->partial;
         if ((node->op->flags & TSHI_OP_PASSES_PARTIAL) && tshi_tape_accepts_partial(node) &&
             node->out->partial_contributions)
-            node->progress.partial |= TSHI_X;
+            node->progress.partial |= TSHI_X; /* gp is passed on to input 0 */
         for (int i = 0; i < node->n; i++) {
             tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
             if (!base || !base->requires_grad) continue;
             if (base->node)
                 base->node->progress.reached = 1;
             else
-                base->contributions++;
+                base->contributions++; /* a leaf */
             if (tshi_tape_is_partial(node, i)) base->partial_contributions++;
         }
         for (int i = 0; i < node->leaf_count; i++) node->leaves[i]->contributions++;
     }
 }
 
-/* Step tensors of this scope depth or deeper release their values, except the loss and retained
- * ones. What backward needs, the nodes have saved. */
+/* Releases the values of step tensors that were created at this scope depth or deeper, except of
+ * the loss and of retained tensors. Nodes hold references to the values that backward reads. */
 static void tshi_tape_release_values(tsh_ctx *ctx, const tsh_tensor *loss, int depth) {
     tsh_tensor *t, *head = &ctx->handles.step;
     for (t = head->next; t != head; t = t->next) {
         if (t == loss || t->depth < depth || (t->flags & (TSHI_RETAIN | TSHI_STALE))) continue;
         tshi_mem_release(ctx, t->block);
         t->block = NULL;
-        t->flags |= TSHI_STALE;
+        t->flags |= TSHI_STALE; /* reading it is TSH_ERR_STALE */
     }
 }
 
-/* Releases what a node holds, and the gradient of its output unless that is retained. */
+/* Releases the values that a node saved, and the gradient of its output unless that is retained. */
 static void tshi_tape_release_node(tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     tsh_tensor *out = node->out;
-    if (out->reducing) (void)tsh_wait(&ctx->tp, out->req);
+    if (out->reducing) (void)tsh_wait(&ctx->tp, out->req); /* nobody has waited: an error */
     out->reducing = out->partial_contributions = 0;
     for (int i = 0; i <= node->n; i++) tshi_mem_release(ctx, node->saved[i]);
     tshi_mem_release(ctx, node->aux);
-    out->node = NULL;
+    out->node = NULL; /* a constant from now on */
     out->requires_grad = 0;
     if (out->flags & TSHI_RETAIN) return;
     tshi_mem_release(ctx, out->gr.block);
@@ -8059,7 +8082,8 @@ static void tshi_tape_release_node(tshi_node *node) {
     memset(&out->gp, 0, sizeof out->gp);
 }
 
-/* Progresses collectives in flight: backends send and receive only when they are called. */
+/* Lets collectives in flight send and receive: backends do so only when they are called. user is
+ * the ctx. */
 static void tshi_tape_progress(void *user) {
     tsh_ctx *ctx = (tsh_ctx *)user;
     if (ctx->tp.in_flight) tsh_comm_progress(&ctx->tp);
@@ -8067,14 +8091,14 @@ static void tshi_tape_progress(void *user) {
     if (ctx->pp.in_flight) tsh_comm_progress(&ctx->pp);
 }
 
-/* Runs backward of every marked node, newest first, and releases all nodes. After an error they are
- * only released. The caller resets the arena, which holds the nodes themselves. */
+/* Runs the backward of every marked node, newest first, and releases all nodes. After an error it
+ * only releases them. The caller resets the arena, which holds the memory of the nodes. */
 static void tshi_tape_walk(tsh_ctx *ctx) {
     const tsh_module *outer = ctx->module;
     tshi_node *node, *older;
     for (node = ctx->tape.newest; node; node = older) {
         older = node->older;
-        ctx->module = node->module;
+        ctx->module = node->module; /* errors begin with its path */
         if (node->progress.reached && ctx->error.code == TSH_OK && tshi_tape_complete_out(node)) {
             const int64_t begin = tshi_trace_now(ctx->trace);
             node->op->backward(node);
@@ -8090,11 +8114,12 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
     ctx->tape.newest = NULL;
 }
 
-/* Completes the partial gradients of all leaves with one all-reduce over tp. */
+/* Completes the partial gradients of all leaves with one all-reduce over tp, of all gp in one
+ * buffer. */
 static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
-    int64_t total = 0, at = 0;
-    tshi_block *flat;
+    int64_t total = 0, at = 0; /* elements of all gp; where the next gp is in the buffer */
+    tshi_block *flat;          /* the buffer */
     tsh_real *data;
     for (t = head->next; t != head; t = t->next)
         if (t->gp.live) total += tsh_local_numel(t);
@@ -8119,8 +8144,8 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     return ctx->error.code;
 }
 
-/* Completes the gradients of leaves: over tp, then over dp with the buckets that are in flight, and
- * divides sums by the number of terms. */
+/* Completes the gradients of leaves: first over tp, then over dp, where buckets sent during
+ * backward are in flight. Divides the gradients of summed losses by the number of terms. */
 static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
     const int replicas = ctx->dp.size > 1; /* gradients are also summed over dp */
@@ -8140,7 +8165,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
         if (!t->gr.live) continue;
         if (replicas && (t->flags & TSHI_AVERAGED))
             tshi_tape_merge_rows(t, &ctx->dp);
-        else if (ctx->tape.summed) /* averaged ones are divided in their buckets */
+        else if (ctx->tape.summed) /* averaged gradients: divided in their buckets */
             tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
                                replicas ? ctx->buckets.weight : ctx->tape.weight);
     }
@@ -8148,7 +8173,8 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     return ctx->error.code;
 }
 
-/* From now on, tshi_tape_deliver sends the gradients of leaves as they become ready. */
+/* Empties the list of buckets. From now on, tshi_tape_deliver sends the gradients of leaves as they
+ * become ready. */
 static void tshi_tape_sync_begin(tsh_ctx *ctx) {
     if (ctx->dp.size > 1) tshi_bucket_begin(ctx, ctx->tape.summed);
     ctx->tape.syncing = ctx->dp.size > 1;
@@ -8161,7 +8187,8 @@ TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
     return tshi_tape_sync(ctx);
 }
 
-/* An error unless the loss is one replicated value of this ctx that has a gradient. */
+/* Fails unless the loss is one replicated value of this ctx that depends on a tensor with a
+ * gradient. */
 static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
     char text[TSHI_TEXT_SIZE];
     if (!loss || loss->ctx != ctx)
@@ -8185,12 +8212,13 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
     return TSH_OK;
 }
 
-/* Prepares a backward of a loss that is a mean, or a sum of `weight` terms. 0 and an error if it
- * cannot be added to gradients that are there already. */
+/* Prepares a backward: sets the counts of contributions to 0 and adds `weight` to the number of
+ * terms. summed 1: the loss is a sum of `weight` terms; 0: a mean. Returns 0 and an error if the
+ * new gradients cannot be added to those that leaves have already. */
 static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
     tshi_tape *tape = &ctx->tape;
     tsh_tensor *t, *head = &ctx->handles.owned;
-    int live = 0, chunked = 0; /* some leaf has a gradient; a chunk of one */
+    int live = 0, chunked = 0; /* a leaf has a gradient; a leaf has a chunk of its gradient */
     for (t = head->next; t != head; t = t->next) {
         t->partial_contributions = t->contributions = 0;
         live |= t->gr.live | t->gp.live;
@@ -8212,7 +8240,7 @@ static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
             "to them; tsh_zero_grads first",
             chunked ? "lie in chunks (.zero)" : "are divided already (.summed)");
     if (ctx->error.code != TSH_OK) return 0;
-    tape->weight = (live && tape->pending ? tape->weight : 0) + weight;
+    tape->weight = (live && tape->pending ? tape->weight : 0) + weight; /* of all micro-batches */
     tape->summed = summed;
     return 1;
 }
@@ -8227,12 +8255,12 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
         (void)tshi_tape_begin(ctx, desc && desc->summed, desc ? desc->weight : 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
     if (!tshi_tape_dest_in(loss, &loss->base->gr, &dest)) return ctx->error.code;
-    dest.data[0] = dest.add ? TSHI_R(dest.data[0] + TSHI_R(1)) : TSHI_R(1);
+    dest.data[0] = dest.add ? TSHI_R(dest.data[0] + TSHI_R(1)) : TSHI_R(1); /* d loss / d loss */
     if (!defer) tshi_tape_sync_begin(ctx); /* buckets are sent during the walk */
     tshi_tape_mark(ctx, loss);
-    tshi_tape_release_values(ctx, loss, 0);
+    tshi_tape_release_values(ctx, loss, 0); /* at every scope depth */
     tshi_tape_walk(ctx);
-    tshi_mem_reset(&ctx->tape.arena);
+    tshi_mem_reset(&ctx->tape.arena); /* the memory of the nodes */
     if (defer)
         ctx->tape.pending = 1; /* until tsh_sync_grads */
     else
@@ -8245,7 +8273,8 @@ TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss) {
     return tsh_backward_with(ctx, loss, NULL);
 }
 
-/* 1 if a leaf's gradient lacks other ranks' contributions, or the division of sums. */
+/* Returns 1 if a leaf's gradient still lacks contributions of other ranks, or the division by the
+ * number of terms. */
 static int tshi_tape_pending(const tsh_tensor *leaf) {
     const tsh_ctx *ctx = leaf->ctx;
     const int averaged = ctx->dp.size > 1 && (leaf->flags & TSHI_AVERAGED);
@@ -8267,7 +8296,8 @@ TSH_API void tsh_detect_anomaly(tsh_ctx *ctx, int on) {
     if (ctx) ctx->anomalies = on != 0;
 }
 
-/* 1 if t can be a leaf; else 0, with an error of the public function op. */
+/* Returns 1 if t can be a leaf: it is owned and has floating values. Else returns 0, with an error
+ * that names the public function op. */
 static int tshi_tape_check_owned(const tsh_tensor *t, const char *op) {
     if ((t->flags & TSHI_OWNED) && tshi_dtype_computes(t->dtype)) return 1;
     return tsh_fail(t->ctx, TSH_ERR_ARGUMENT, "%s: takes an owned tensor of %s; tsh_keep makes one",
@@ -8276,7 +8306,7 @@ static int tshi_tape_check_owned(const tsh_tensor *t, const char *op) {
 
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on) {
     if (!t || !tshi_tape_check_owned(t, "tsh_requires_grad")) return NULL;
-    t->requires_grad = on != 0;
+    t->requires_grad = on != 0; /* ops on t are recorded */
     t->flags = on ? t->flags | TSHI_LEAF : t->flags & ~(unsigned)TSHI_LEAF;
     return t;
 }
@@ -8293,7 +8323,7 @@ TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on) {
 
 TSH_API tsh_tensor *tsh_retain(tsh_tensor *t) {
     if (t) t->flags |= TSHI_RETAIN;
-    if (t) t->base->flags |= TSHI_RETAIN;
+    if (t) t->base->flags |= TSHI_RETAIN; /* which has values and gradient of a view */
     return t;
 }
 
@@ -8312,26 +8342,26 @@ TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
             "its optimiser's .zero wants it", base->path);
     grad = tshi_tensor_detached(t, base->gr.block);
     if (!grad) return NULL;
-    grad->dtype = TSH_REAL;
-    grad->offset = t->offset - base->offset;
+    grad->dtype = TSH_REAL;                  /* whatever the dtype of t is */
+    grad->offset = t->offset - base->offset; /* of a view: its part of the base's gradient */
     if (t->layout.kind == TSH_PARTIAL) grad->layout = tsh_replicated();
     return grad;
 }
 
-/* Zeroes a row-sparse gradient, which is 0 outside its marked rows. */
+/* Zeroes the marked rows of a row-sparse gradient; all other rows are 0 already. */
 static void tshi_tape_clear_rows(tsh_tensor *base) {
     const int32_t *marks = (const int32_t *)tshi_mem_data(base->marks);
     int64_t r, width = tshi_tensor_product(base->local + 1, base->ndim - 1);
     tsh_real *data = (tsh_real *)tshi_mem_data(base->gr.block);
     for (r = 0; r < base->local[0]; r++)
         if (marks[r]) memset(data + r * width, 0, (size_t)width * sizeof *data);
-    base->gr.clean = 1;
+    base->gr.clean = 1; /* tshi_tape_dest_rows need not zero it */
 }
 
 TSH_API void tsh_zero_grad(tsh_tensor *t) {
     if (!t) return;
     if (t->base->sparse && t->base->gr.live && !t->base->gp.live) tshi_tape_clear_rows(t->base);
-    t->base->gr.live = t->base->gp.live = t->base->sparse = 0;
+    t->base->gr.live = t->base->gp.live = t->base->sparse = 0; /* the memory is reused */
 }
 
 /* -- steps and scopes ------------------------------------------------------- */
