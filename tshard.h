@@ -8403,33 +8403,34 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx) {
 /* Needs: >>tape.                                                               */
 /* ========================================================================== */
 
-/* Nodes are linked from the newest to the oldest and have no numbers. A dump may be slow, so it
- * counts them again for every node that it prints. */
+/* tsh_tape_dump prints a line per node, tsh_tape_dot a graph; both give tshi_dump_all a function
+ * that prints one node. Nodes are linked from the newest to the oldest and have no numbers. A dump
+ * may be slow, so it counts them again for every node that it prints. */
 
-/* A node's number: how many were recorded before it. */
+/* Returns a node's number: how many nodes were recorded before it. */
 static TSHI_COLD int tshi_dump_number(const tshi_node *node) {
     int number = 0;
     while ((node = node->older) != NULL) number++;
     return number;
 }
 
-/* Prints the names of the inputs, and of the output, whose bits are set: "x weight". */
+/* Prints the names of the inputs whose bits are set, and "output" for TSHI_OUT: "x weight". */
 static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned bits) {
     int i, length, count = 0;
     for (i = 0; i < node->n; i++) {
         const char *name = tshi_tape_name(node->op, i, &length);
-        if (!(bits >> i & 1u) || !node->in[i]) continue;
+        if (!(bits >> i & 1u) || !node->in[i]) continue; /* not set, or an optional input */
         (void)fprintf(file, "%s%.*s", count++ ? " " : "", length, name);
         if (!node->op->inputs) (void)fprintf(file, "%d", i);
     }
     if (bits & (unsigned)TSHI_OUT) (void)fprintf(file, "%soutput", count ? " " : "");
 }
 
-/* Prints what the node keeps for backward, if anything: "; saves x weight, 3584 bytes". `before`
- * comes first, here "; ". */
+/* Prints what the node holds for backward, if anything, after the text `before`: with "; " as
+ * `before`, "; saves x weight, 3584 bytes". */
 static TSHI_COLD void tshi_dump_saved(FILE *file, const tshi_node *node, const char *before) {
-    size_t bytes = node->aux ? node->aux->size : 0; /* aux: what else the op keeps */
-    unsigned saved = 0;
+    size_t bytes = node->aux ? node->aux->size : 0; /* aux: what else backward reads */
+    unsigned saved = 0; /* bits of the inputs and of the output that are saved */
     for (int i = 0; i <= node->n; i++) {
         const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
         if (!node->saved[i]) continue;
@@ -8442,7 +8443,7 @@ static TSHI_COLD void tshi_dump_saved(FILE *file, const tshi_node *node, const c
     (void)fprintf(file, "%s%llu bytes", saved ? ", " : "", (unsigned long long)bytes);
 }
 
-/* Bits of the inputs that require a gradient which is a partial sum. */
+/* Returns the bits of the inputs whose gradient is needed and is a partial sum over tp. */
 static TSHI_COLD unsigned tshi_dump_partial(const tshi_node *node) {
     unsigned partial = 0;
     for (int i = 0; i < node->n && node->out->ctx->tp.size > 1; i++)
@@ -8454,7 +8455,7 @@ static TSHI_COLD unsigned tshi_dump_partial(const tshi_node *node) {
 static TSHI_COLD void tshi_dump_line(FILE *file, const tshi_node *node, int number) {
     const char *path = node->module ? node->module->path : "";
     char text[TSHI_TEXT_SIZE];
-    int i, length, count = 0;
+    int i, length, count = 0; /* count: inputs printed so far */
     (void)fprintf(file, "#%d %s%s%s(", number, path, *path ? " " : "", node->op->name);
     for (i = 0; i < node->n; i++) {
         const tsh_tensor *t = node->in[i];
@@ -8473,7 +8474,8 @@ static TSHI_COLD void tshi_dump_line(FILE *file, const tshi_node *node, int numb
     (void)fputs("\n", file);
 }
 
-/* Prints begin, every node by `line`, the oldest first, and end. op: the public function. */
+/* Prints the text `begin`, every node by the function `line`, the oldest first, and the text `end`.
+ * op: name of the public function, for errors. */
 static TSHI_COLD tsh_result tshi_dump_all(const char *op, tsh_ctx *ctx, FILE *file,
                                           const char *begin, const char *end,
                                           void (*line)(FILE *file, const tshi_node *node,
@@ -8497,8 +8499,8 @@ TSH_API TSHI_COLD tsh_result tsh_tape_dump(tsh_ctx *ctx, FILE *file) {
     return tshi_dump_all("tsh_tape_dump", ctx, file, "", "", tshi_dump_line);
 }
 
-/* Prints a node of the graph, and an arrow from each of its inputs: from the node that made it, or
- * from a node of its own. Partial gradients are red. */
+/* Prints a node of the graph, and an arrow from each of its inputs. The arrow starts at the node
+ * that made the input; a leaf gets a node of its own. Arrows of partial gradients are red. */
 static TSHI_COLD void tshi_dump_dot(FILE *file, const tshi_node *node, int number) {
     const char *path = node->module ? node->module->path : "";
     const unsigned partial = tshi_dump_partial(node); /* bits of inputs */
@@ -8512,7 +8514,7 @@ static TSHI_COLD void tshi_dump_dot(FILE *file, const tshi_node *node, int numbe
         const tsh_tensor *t = node->in[i];
         const char *name = tshi_tape_name(node->op, i, &length);
         if (!t) continue;
-        if (t->base->node)
+        if (t->base->node) /* the output of an op */
             (void)fprintf(file, "  n%d -> n%d", tshi_dump_number(t->base->node), number);
         else
             (void)fprintf(file, "  n%d_%d [shape=plain, label=\"%.*s %s\"];\n  n%d_%d -> n%d",
@@ -8536,12 +8538,14 @@ TSH_API TSHI_COLD tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file) {
 /* Needs: >>gemm >>comm >>tape.                                                 */
 /* ========================================================================== */
 
-/* A rank of the world has three coordinates, which count in desc->order, the first axis fastest:
- * with "tp-pp-dp", rank = tp + TP (pp + PP dp). Ranks that agree in the other two coordinates are
- * the group of an axis. What a new field of tsh_ctx owns, tsh_close must release. */
+/* A rank of the world has three coordinates, one along each of the axes tp, pp and dp. Ranks are
+ * numbered along the axes in desc->order, the first axis fastest: with "tp-pp-dp", rank = tp + TP
+ * (pp + PP dp), where TP and PP are the sizes of the axes. Ranks that differ in one coordinate only
+ * are the group (comm) of that axis. tsh_open splits the world into these groups. What a new field
+ * of tsh_ctx owns, tsh_close must release. */
 
-/* Reports degrees that do not divide the world, and lists those of tp (or pp) that would, given the
- * other one. Returns 0. */
+/* Fails because tp times pp does not divide the number of ranks. The error lists the values of tp
+ * (or of pp) that would, given the other one. Returns 0. */
 static int tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
     const int world = ctx->world.size, tp_fits = tp > 0 && world % tp == 0;
     const int pp_fits = pp > 0 && world % pp == 0;
@@ -8554,17 +8558,18 @@ static int tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
                            world, tp, pp, pp_fits ? "tp" : "pp", list);
 }
 
-/* Fills, for the axes in desc->order, the degree size[i] and the letter axis[i]: 't', 'p' or 'd'.
- * 0 and an error if the degrees do not divide the world, or the order is not valid. */
+/* Fills, for the i-th axis of desc->order, its size (number of ranks) size[i] and its letter
+ * axis[i]: 't', 'p' or 'd'. Returns 0 and an error if tp times pp does not divide the world, or the
+ * order is not valid. */
 static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], char axis[3]) {
     const char *at = desc->order ? desc->order : "tp-pp-dp";
     int world = ctx->world.size, pp = desc->pp ? desc->pp : 1, tp = desc->tp, i, j;
     if (pp < 1 || tp < 0 || (!tp && world % pp) || (tp && world % ((int64_t)tp * pp)))
         return tshi_context_refuse(ctx, tp, pp);
-    if (!tp) tp = world / pp;
-    for (i = 0; i < 3; i++, at += 3) {
+    if (!tp) tp = world / pp;          /* desc->tp 0: all ranks that pp leaves */
+    for (i = 0; i < 3; i++, at += 3) { /* at: the name of axis i, and '-' or the end */
         int fits = *at && strchr("tpd", *at) && at[1] == 'p' && at[2] == (i < 2 ? '-' : '\0');
-        for (j = 0; fits && j < i; j++) fits = axis[j] != *at;
+        for (j = 0; fits && j < i; j++) fits = axis[j] != *at; /* named twice */
         if (!fits)
             return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
                                    "tsh_open: order \"%.32s\" does not name tp, pp and dp once "
@@ -8576,23 +8581,24 @@ static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], ch
     return 1;
 }
 
-/* Splits the world into the groups of each axis. The color is the group's first rank, whose
- * coordinate along the axis is 0. */
+/* Splits the world into the groups of each axis. The color of a group is its first rank in the
+ * world, whose coordinate along the axis is 0; the key is the rank's coordinate. */
 static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
     int size[3], i, step = 1, rank = ctx->world.rank; /* step: ranks to the next along axis i */
     char axis[3];
     if (!tshi_context_axes(ctx, desc, size, axis)) return;
     for (i = 0; i < 3; step *= size[i++]) {
         tsh_comm *comm = axis[i] == 't' ? &ctx->tp : axis[i] == 'p' ? &ctx->pp : &ctx->dp;
-        int own = rank / step % size[i]; /* this rank's coordinate */
-        if (size[i] == 1) continue; /* the ctx has a group of one already */
+        int own = rank / step % size[i]; /* this rank's coordinate along axis i */
+        if (size[i] == 1) continue;      /* the ctx has a group of one already */
         if (tshi_error_comm(ctx, tsh_split(&ctx->world, rank - own * step, own, comm),
                             "tsh_open: split") != TSH_OK)
             return;
     }
 }
 
-/* Allocates a ctx and fills in the options of desc, with their defaults; NULL: no memory. */
+/* Allocates a ctx and copies the options of desc, or their defaults. Its groups have one rank until
+ * tshi_context_groups. Returns NULL without memory. */
 static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     tsh_allocator allocator = desc->allocator;
     if (!allocator.fn) allocator.fn = tshi_mem_libc;
@@ -8600,8 +8606,8 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     if (!ctx) return NULL;
     memset(ctx, 0, sizeof *ctx);
     ctx->allocator = allocator;
-    tshi_mem_count(&ctx->mem, TSH_MEM_BOOKS, sizeof *ctx, 0);
-    ctx->mem.calls = 1;
+    tshi_mem_count(&ctx->mem, TSH_MEM_BOOKS, sizeof *ctx, 0); /* tsh_mem counts the ctx, too */
+    ctx->mem.calls = 1;                                       /* of the allocator */
     ctx->logger = desc->logger;
     ctx->gemm = desc->gemm;
     ctx->gemm_kernel = tshi_gemm_pick();
@@ -8610,26 +8616,26 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->seed = desc->seed;
     const size_t bytes = desc->bucket_bytes ? desc->bucket_bytes : (size_t)TSHI_BUCKET_BYTES;
     ctx->buckets.limit = (int64_t)((bytes - 1) / tshi_dtype_reals(1) + 1);
-    ctx->buckets.hold = desc->no_overlap;
+    ctx->buckets.hold = desc->no_overlap; /* no bucket is sent before backward ends */
     ctx->world = desc->comm;
-    if (!ctx->world.ops) ctx->world.size = 1; /* desc.comm is empty */
+    if (!ctx->world.ops) ctx->world.size = 1; /* desc.comm is empty: one rank */
     ctx->tp.size = ctx->pp.size = ctx->dp.size = 1;
-    tshi_tensor_ring(&ctx->handles.owned);
+    tshi_tensor_ring(&ctx->handles.owned); /* an empty list */
     tshi_tensor_ring(&ctx->handles.step);
     return ctx;
 }
 
-/* There is no memory for the ctx, which would keep this error: reports it to the logger and to the
- * other ranks. */
+/* Reports that there is no memory for a ctx, to the logger and to the other ranks; there is no ctx
+ * that could hold the error. */
 static TSHI_COLD tsh_result tshi_context_no_memory(const tsh_desc *desc) {
     tsh_comm world = desc->comm;
-    tsh_error error = {TSH_ERR_MEMORY, world.ops ? world.rank : -1, ""};
+    tsh_error error = {TSH_ERR_MEMORY, world.ops ? world.rank : -1, ""}; /* rank -1: no world */
     if (world.size > 1)
         tsh_text_add(error.message, sizeof error.message, "rank %d: ", world.rank);
     tsh_text_add(error.message, sizeof error.message, "tsh_open: no memory for a ctx (%d bytes)",
                  (int)sizeof(tsh_ctx));
     tsh_log_message(&desc->logger, "%s (%s)", error.message, tsh_result_name(error.code));
-    if (world.ops) world.ops->abort(&world, &error);
+    if (world.ops) world.ops->abort(&world, &error); /* the world fails on all ranks */
     return TSH_ERR_MEMORY;
 }
 
@@ -8640,36 +8646,37 @@ TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
         tsh_log_message(&desc->logger, "tsh_open: out is NULL (TSH_ERR_ARGUMENT)");
         return TSH_ERR_ARGUMENT;
     }
-    tsh_ctx *ctx = *out = tshi_context_make(desc);
+    tsh_ctx *ctx = *out = tshi_context_make(desc); /* also after an error: the caller closes it */
     if (!ctx) return tshi_context_no_memory(desc);
     tshi_context_groups(ctx, desc);
-    tshi_error_report(ctx);
+    tshi_error_report(ctx); /* other ranks learn of an error in here */
     return ctx->error.code;
 }
 
 TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     if (!ctx) return;
-    tshi_error_report(ctx);
+    tshi_error_report(ctx);  /* before the comms are closed */
     (void)tsh_step_end(ctx); /* releases the tape and step tensors */
     while (ctx->handles.owned.next != &ctx->handles.owned)
         tshi_tensor_release(ctx->handles.owned.next);
-    tshi_trace_drop(ctx);
+    tshi_trace_drop(ctx); /* a trace that was not ended */
     tshi_mem_release(ctx, ctx->gemm_scratch);
-    tshi_mem_close(ctx, TSH_MEM_STEP, ctx->pool.pages);
+    tshi_mem_close(ctx, TSH_MEM_STEP, ctx->pool.pages); /* all pages of the step pool */
     for (tshi_micro *micro = ctx->micros; micro; micro = micro->next)
         tshi_mem_close(ctx, TSH_MEM_BOOKS, micro->arena.first);
     tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->tape.arena.first);
     tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->buckets.arena.first);
-    tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->books.first);
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->books.first); /* modules, optimisers, pipelines */
     tsh_comm_close(&ctx->dp);
     tsh_comm_close(&ctx->pp);
     tsh_comm_close(&ctx->tp);
-    tsh_comm_close(&ctx->world);
-    const tsh_allocator allocator = ctx->allocator;
+    tsh_comm_close(&ctx->world);                    /* after the groups split from it */
+    const tsh_allocator allocator = ctx->allocator; /* a copy: the ctx is released with it */
     (void)allocator.fn(allocator.user, ctx, sizeof *ctx, 0, TSHI_ALIGN);
 }
 
-/* Defines tsh_<group>. The group of a NULL ctx is one that callers must not write to. */
+/* Defines tsh_world, tsh_tp, tsh_pp or tsh_dp: returns a group of ctx; of a NULL ctx, a constant
+ * empty group that callers must not write to. */
 #define TSHI_CONTEXT_GROUP(group)                                                                  \
     TSH_API tsh_comm *tsh_##group(tsh_ctx *ctx) {                                                  \
         return ctx ? &ctx->group : (tsh_comm *)tshi_kernel_unconst(&tshi_comm_none);               \
@@ -8682,29 +8689,29 @@ TSHI_CONTEXT_GROUP(dp)
 
 TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user) {
     tsh_ctx *ctx = NULL;
-    int result = 1;
+    int result = 1; /* failed, unless fn says otherwise */
     if (!fn)
         tsh_log_message(desc ? &desc->logger : NULL, "tsh_run: fn is NULL");
     else if (tsh_open(desc, &ctx) == TSH_OK)
         result = fn(ctx, user);
-    tsh_close(ctx);
+    tsh_close(ctx); /* NULL: does nothing */
     return result;
 }
 
 TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                        void *user, tsh_error *error) {
-    tsh_desc mine = TSHI_ZERO;
+    tsh_desc mine = TSHI_ZERO; /* *desc with this comm */
     tsh_ctx *ctx = NULL;
     int result = 1;
     if (desc) mine = *desc;
     mine.comm = *comm;
     if (tsh_open(&mine, &ctx) == TSH_OK)
         result = fn(ctx, user);
-    else if (error && ctx)
+    else if (error && ctx) /* tsh_open failed */
         *error = *tsh_last_error(ctx);
-    else if (error)
+    else if (error) /* there is no ctx */
         (void)tsh_error_set(error, TSH_ERR_MEMORY, comm->rank, "no memory for a ctx");
-    if (!ctx) tsh_comm_close(comm); /* no ctx owns it */
+    if (!ctx) tsh_comm_close(comm); /* no ctx owns the comm */
     tsh_close(ctx);
     return result;
 }
@@ -8716,16 +8723,18 @@ TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *
 /* Needs: >>tensor.                                                             */
 /* ========================================================================== */
 
-/* A tshi_op names its rule, a tshi_rule_fn; several ops share one. The shapes of the inputs have
- * been checked. A rule changes output->layout, which is that of the first input, and
- * output->partial, which is TSHI_NONE, and returns 1, or returns 0 with an error that names a call
- * that helps.
+/* A tshi_op names its rule, a tshi_rule_fn; several ops share one. When a rule is called, the
+ * shapes of the inputs have been checked, output->layout is the layout of the first input and
+ * output->partial is TSHI_NONE. The rule changes these two as needed and returns 1; or it returns 0
+ * with an error that names a call that helps.
  *
- * Comments: R is replicated, S(d) sharded along dimension d, P a partial sum. "P R: P, dB P": if A
- * is P and B is R, the output is P. So is the gradient of B, which each rank computes from its own
- * part of A. */
+ * Notation in comments: R is replicated, S(d) sharded along dimension d (-1: the last one), P a
+ * partial sum. Before the colon are the layouts of the inputs; after it are the layout of the
+ * output and the inputs whose gradient is a partial sum. "P R: P, dB P": if A is P and B is R, the
+ * output is P, and so is the gradient of B, which each rank computes from its own part of A. */
 
-/* Fills in layout and partial of the output by op's rule. 0: an error. */
+/* Fills in the layout and the partial bits of the output by op's rule. params: what else the rule
+ * depends on. Returns 0 after an error. */
 static int tshi_rule_run(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
                          tshi_output *output) {
     const tshi_call call = {op, in, n, params};
@@ -8734,7 +8743,7 @@ static int tshi_rule_run(const tshi_op *op, tsh_tensor *const *in, int n, const 
     return op->rule(&call, output);
 }
 
-/* Refuses the layouts of a and b. `hint` says what to call instead. */
+/* Fails because the layouts of a and b do not fit. `hint` says what to call instead. Returns 0. */
 static TSHI_COLD int tshi_rule_refuse(const tshi_call *call, const tsh_tensor *a,
                                       const tsh_tensor *b, const char *hint) {
     char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
@@ -8743,7 +8752,8 @@ static TSHI_COLD int tshi_rule_refuse(const tshi_call *call, const tsh_tensor *a
                     hint) == TSH_OK;
 }
 
-/* Refuses the layout of the first input. `why` says what it is: "is a partial sum". */
+/* Fails because of the layout of the first input. `why` says what is wrong: "is a partial sum".
+ * Returns 0. */
 static TSHI_COLD int tshi_rule_refuse_input(const tshi_call *call, const char *why) {
     const tsh_tensor *x = call->in[0];
     char text[TSHI_TEXT_SIZE];
@@ -8753,9 +8763,9 @@ static TSHI_COLD int tshi_rule_refuse_input(const tshi_call *call, const char *w
                     call->op->name, why, tshi_tensor_text(x, text), x->ctx->tp.size) == TSH_OK;
 }
 
-/* The output has the layout of the first input. */
+/* Keeps the layout of the first input, whatever it is. */
 static int tshi_rule_keep(const tshi_call *call, tshi_output *output) {
-    (void)call, (void)output;
+    (void)call, (void)output; /* unused */
     return 1;
 }
 
@@ -8763,7 +8773,7 @@ static int tshi_rule_keep(const tshi_call *call, tshi_output *output) {
  * R R: R. S S: S if both have the same shards. S R: S, dR P, if R has length 1 along the sharded
  * dimension. P: only in ops that are linear in it, each of which has a rule below. */
 
-/* Bits of the inputs that are partial sums. */
+/* Returns the bits of the inputs that are partial sums. */
 static unsigned tshi_rule_sums(const tshi_call *call) {
     unsigned sums = 0;
     for (int i = 0; i < call->n; i++)
@@ -8771,17 +8781,18 @@ static unsigned tshi_rule_sums(const tshi_call *call) {
     return sums;
 }
 
-/* The first input whose layout is of a kind, or NULL. */
+/* Returns the first input whose layout is of this kind, or NULL. */
 static const tsh_tensor *tshi_rule_first(const tshi_call *call, tsh_layout_kind kind) {
     for (int i = 0; i < call->n; i++)
         if (call->in[i]->layout.kind == kind) return call->in[i];
     return NULL;
 }
 
-/* The rule of all elementwise ops. sums: bits of the inputs that are P; allowed: they may be. */
+/* The rule of all elementwise ops. sums: bits of the inputs that are P; allowed: 1 if the op is
+ * linear in these. */
 static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allowed,
                                  tshi_output *output) {
-    const tsh_tensor *cut = tshi_rule_first(call, TSH_SHARDED);
+    const tsh_tensor *cut = tshi_rule_first(call, TSH_SHARDED); /* NULL: none is sharded */
     const int ndim = output->shape.ndim;
     int i, d;
     if (sums && (cut || !allowed)) {
@@ -8790,16 +8801,16 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
             call, tshi_rule_first(call, TSH_PARTIAL), other ? other : call->in[call->n - 1],
             "complete the partial sum first: tsh_redistribute(x, tsh_replicated())");
     }
-    if (sums) output->layout = tsh_partial();
+    if (sums) output->layout = tsh_partial(); /* a linear op of partial sums */
     if (sums && call->n == 2) output->partial = ~sums & (unsigned)(TSHI_A | TSHI_B);
     if (!cut) return 1;
     output->layout = cut->layout;
-    output->layout.dim += ndim - cut->ndim;
+    output->layout.dim += ndim - cut->ndim; /* shapes are aligned at the right */
     d = output->layout.dim;
     for (i = 0; i < call->n; i++) {
         const tsh_tensor *x = call->in[i];
         const int own = d - (ndim - x->ndim), whole = x->layout.kind == TSH_REPLICATED;
-        const int64_t length = own >= 0 ? x->dim[own] : 1;
+        const int64_t length = own >= 0 ? x->dim[own] : 1; /* along the sharded dimension */
         if (whole ? length != 1
                   : x->layout.dim != own || length != output->shape.dim[d] ||
                         !tshi_layout_same_shards(&cut->layout, &x->layout, length, x->ctx->tp.size))
@@ -8808,13 +8819,13 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
                 whole ? "make them alike: tsh_redistribute(b, tsh_layout_of(a)), or gather: "
                         "tsh_redistribute(a, tsh_replicated())"
                       : "make them alike: tsh_redistribute(b, tsh_layout_of(a))");
-        if (whole) output->partial |= 1u << i;
+        if (whole) output->partial |= 1u << i; /* broadcast to all ranks' shards */
     }
     return 1;
 }
 
-/* Defines the rule of an op that is linear in the inputs that are P, whose bits are `sums`, if
- * `allowed`. */
+/* Defines tshi_rule_<name>, the rule of an op that is linear in the inputs that are P (bits: sums)
+ * if the condition `allowed` holds. */
 #define TSHI_RULE_LINEAR(name, allowed)                                                            \
     static int tshi_rule_##name(const tshi_call *call, tshi_output *output) {                      \
         const unsigned sums = tshi_rule_sums(call);                                                \
@@ -8826,7 +8837,7 @@ TSHI_RULE_LINEAR(divide, sums == TSHI_A)                      /* a / b. P R: P, 
 TSHI_RULE_LINEAR(where, sums == (TSHI_YES | TSHI_NO))         /* cond ? yes : no. R P P: P. */
 #undef TSHI_RULE_LINEAR
 
-/* Ops that are not linear. No P: f(a + b) is not f(a) + f(b). */
+/* The rule of ops that are not linear. Refuses P: f(a + b) is not f(a) + f(b). */
 static int tshi_rule_nonlinear(const tshi_call *call, tshi_output *output) {
     const unsigned sums = tshi_rule_sums(call);
     if (sums && call->n == 1)
@@ -8836,28 +8847,29 @@ static int tshi_rule_nonlinear(const tshi_call *call, tshi_output *output) {
 
 /* -- ops along a dimension ---------------------------------------------------- */
 
-/* The dimension of input 0 that is reduced (-1: all), and whether the output keeps it. */
+/* Parameters of the rules of reductions. */
 typedef struct tshi_rule_axis {
     int axis, keepdim;
 } tshi_rule_axis;
 
-/* 1 if x is sharded along the axis; -1: along any. */
+/* Returns 1 if x is sharded along the axis; axis -1: along any dimension. */
 static int tshi_rule_is_sharded(const tsh_tensor *x, int axis) {
     return x->layout.kind == TSH_SHARDED && (axis < 0 || axis == x->layout.dim);
 }
 
-/* Sums. R: R. P: P. S along the reduced dimension: P; along another: S. */
+/* The rule of sums. R: R. P: P. S along the reduced dimension: P. S along another: S. */
 static int tshi_rule_sum(const tshi_call *call, tshi_output *output) {
     const tshi_rule_axis *along = (const tshi_rule_axis *)call->params;
     tsh_layout *layout = &output->layout;
     if (tshi_rule_is_sharded(call->in[0], along->axis))
         *layout = tsh_partial();
     else if (layout->kind == TSH_SHARDED && layout->dim > along->axis && !along->keepdim)
-        layout->dim--;
+        layout->dim--; /* the output has no reduced dimension */
     return 1;
 }
 
-/* Max, softmax and others that need all values along the dimension: no P, and no S along it. */
+/* The rule of max, softmax and other ops that need all values along the dimension. Refuses P, and S
+ * along this dimension. */
 static int tshi_rule_whole(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0];
     if (x->layout.kind == TSH_PARTIAL ||
@@ -8867,8 +8879,8 @@ static int tshi_rule_whole(const tshi_call *call, tshi_output *output) {
     return tshi_rule_sum(call, output);
 }
 
-/* Concatenation along dimension d (*params). S(d) ...: S(d), whose segments are those of all parts.
- * Else all parts have one layout, and so has the output. */
+/* The rule of concatenation along dimension d (*params). All parts S(d): S(d), with the segments of
+ * all parts. Else all parts must have one layout, which is the output's. */
 static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
     tsh_tensor *const *in = call->in;
     tsh_layout *layout = &output->layout;
@@ -8876,12 +8888,12 @@ static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     int i, e, fits = 1, along = layout->kind == TSH_SHARDED && layout->dim == d;
     for (i = 1; i < call->n && fits; i++) {
-        const tsh_layout *own = &in[i]->layout;
+        const tsh_layout *own = &in[i]->layout; /* of part i */
         fits = own->kind == layout->kind && own->dim == layout->dim;
         if (fits && layout->kind == TSH_SHARDED && !along)
             fits = tshi_layout_equal(own, layout, in[i]->dim, in[i]->ctx->tp.size);
         for (e = 0; e < own->segments && along && fits; e++) {
-            fits = layout->segments < TSH_MAX_SEGMENTS;
+            fits = layout->segments < TSH_MAX_SEGMENTS; /* room for one more */
             if (fits) layout->segment[layout->segments++] = own->segment[e];
         }
     }
@@ -8896,15 +8908,18 @@ static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
 
 /* -- matmul, linear, embedding -------------------------------------------------- */
 
-/* A (.., m, k) B (.., k, n) = (.., m, n). Dimensions of A and B count as the output's: da, db.
+/* A has shape (.., m, k), B (.., k, n), the output (.., m, n). Fills in the output; returns 0 if
+ * the layouts do not fit. Locals da and db: the sharded dimensions of A and B, numbered as the
+ * output's.
  *   R R: R.  P R: P, dB P.  R P: P, dA P.  S(k) S(k): P.  S(m) R: S(m), dB P.
- *   R S(n): S(n), dA P.  S(batch) S(batch): S(batch).  S(batch) R: S(batch), dB P, if B has length
+ *   R S(n): S(n), dA P.  S(batch) S(batch): S(batch).  S(batch) R: S(batch), dB P, if B has
+ *   length
  *   1 there, or no such dimension. */
 static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output) {
     const tsh_layout *la = &a->layout, *lb = &b->layout;
     tsh_layout *out = &output->layout;
     const int nd = output->shape.ndim, da = la->dim + nd - a->ndim, db = lb->dim + nd - b->ndim;
-    const int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED;
+    const int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED; /* A, B are sharded */
     const int same = sa && sb && tshi_layout_same_shards(la, lb, a->dim[la->dim], a->ctx->tp.size);
     if (la->kind == TSH_REPLICATED && lb->kind == TSH_REPLICATED) return 1;
     output->partial = la->kind == TSH_REPLICATED ? TSHI_A : TSHI_B; /* the one that is R, if any */
@@ -8912,19 +8927,19 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
         *out = tsh_partial();
         return la->kind == TSH_REPLICATED || lb->kind == TSH_REPLICATED;
     }
-    if (sa && sb) output->partial = TSHI_NONE;
+    if (sa && sb) output->partial = TSHI_NONE;      /* none is R */
     if (sa && sb && da == nd - 1 && db == nd - 2) { /* S(k) S(k) */
         *out = tsh_partial();
         return same;
     }
     *out = sa ? *la : *lb;
-    out->dim = sa ? da : db;
-    if (sa && sb) /* the same batch dimension */
+    out->dim = sa ? da : db; /* along the one that is sharded */
+    if (sa && sb)            /* the same batch dimension */
         return same && da == db && da < nd - 2 && a->dim[la->dim] == b->dim[lb->dim];
     if (sa && da == nd - 2) return 1; /* S(m) R */
     if (sb && db == nd - 1) return 1; /* R S(n) */
     if (out->dim >= nd - 2) return 0; /* k on one side only */
-    if (sb) b = a; /* the one that is R: broadcast along the batch dimension? */
+    if (sb) b = a; /* b: now the one that is R; it must be broadcast along the batch dimension */
     return out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
 }
 
@@ -8935,24 +8950,24 @@ static int tshi_rule_matmul(const tshi_call *call, tshi_output *output) {
                             "tsh_redistribute(x, tsh_replicated())");
 }
 
-/* Options of a linear for sequence parallelism. */
+/* Options of a linear layer for sequence parallelism. */
 typedef struct tshi_rule_sequence {
     const tsh_layout *give; /* the layout of a row-parallel output; NULL: R */
     int regather;           /* a column-parallel input may be S(seq): the op gathers it */
 } tshi_rule_sequence;
 
-/* y (..., out) = x (..., in) W^T + b.
- * W R: y as x; dW and db P if that is S, but not S(-1), or P, but then without b.
- * W S(0), column-parallel: x R: y S(-1), dx P; x S(seq), gathered: y S(-1).
- * W S(1), row-parallel: x S(-1): y R, or S(seq) with db P. */
+/* The rule of linear. y = x W^T + b, with shapes x (..., in), W (out, in), b (out), y (..., out).
+ * W R: y has the layout of x. If x is S, but not S(-1), or P without b: dW and db are P.
+ * W S(0), column-parallel: x R: y S(-1), dx P. x S(seq), which the op gathers: y S(-1).
+ * W S(1), row-parallel: x S(-1): y R, or y S(seq) and db P. */
 static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     const tshi_rule_sequence *sequence = (const tshi_rule_sequence *)call->params;
     const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
     const int cut = x->layout.kind == TSH_SHARDED, along = cut && x->layout.dim == x->ndim - 1;
     const int column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0;
     const int row = w->layout.kind == TSH_SHARDED && w->layout.dim == 1, size = x->ctx->tp.size;
-    const tsh_layout bias = column ? w->layout : tsh_replicated();
-    const char *hint = NULL;
+    const tsh_layout bias = column ? w->layout : tsh_replicated(); /* the layout that b must have */
+    const char *hint = NULL; /* NULL: the layouts of x and W fit */
     if (w->layout.kind == TSH_PARTIAL)
         hint = "complete the weight first: tsh_redistribute(w, tsh_replicated())";
     else if (column && x->layout.kind != TSH_REPLICATED && !(sequence->regather && cut && !along))
@@ -8972,21 +8987,22 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
         return tshi_rule_refuse(call, w, b,
                                 "the bias of a column-parallel weight is sharded like its "
                                 "dimension 0, any other is replicated");
-    if (column) {
+    if (column) { /* each rank computes some output features */
         output->layout = w->layout;
         output->layout.dim = x->ndim - 1;
         output->partial = sequence->regather ? TSHI_NONE : TSHI_X;
-    } else if (row) {
+    } else if (row) { /* each rank sums over some input features */
         output->layout = sequence->give ? *sequence->give : tsh_replicated();
         output->partial = sequence->give ? TSHI_BIAS : TSHI_NONE;
-    } else if (x->layout.kind != TSH_REPLICATED) {
+    } else if (x->layout.kind != TSH_REPLICATED) { /* each rank has some rows, or a partial sum */
         output->partial = TSHI_WEIGHT | TSHI_BIAS;
     }
     return 1;
 }
 
-/* Rows of W (rows, features) by ids. ids R, W R: R. ids S, W R: S, dW P. ids R, W S(0): P, as a
- * rank adds 0 for the rows that it does not hold. ids R, W S(1): S(-1). */
+/* The rule of embedding: rows of W, of shape (rows, features), by ids.
+ * ids R, W R: R.  ids S, W R: S, dW P.  ids R, W S(1): S(-1).
+ * ids R, W S(0): P, because a rank outputs 0 for rows that it does not hold. */
 static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *ids = call->in[0], *w = call->in[1];
     if (ids->layout.kind == TSH_SHARDED) output->partial = TSHI_WEIGHT;
@@ -8995,14 +9011,15 @@ static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
         return tshi_rule_refuse(call, ids, w,
                                 "a sharded weight takes replicated ids: "
                                 "tsh_redistribute(ids, tsh_replicated())");
-    output->layout = w->layout.dim ? w->layout : tsh_partial();
+    output->layout = w->layout.dim ? w->layout : tsh_partial(); /* W S(1), or S(0) */
     if (w->layout.dim) output->layout.dim = ids->ndim;
     return 1;
 }
 
 /* -- norms, rope, attention ------------------------------------------------------ */
 
-/* Norms over the last dimension, weight and bias R. x R: R. x S, but not S(-1): S, dW and db P. */
+/* The rule of norms over the last dimension; weight and bias are R. x R: R. x S, but not S(-1): S,
+ * dW and db P. */
 static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
     const int last = x->ndim - 1;
@@ -9021,7 +9038,8 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* Rotates pairs of features: any layout but S(-1), which the output keeps. */
+/* The rule of rope, which rotates pairs of features: the output has the layout of x, which may be
+ * any but S(-1). */
 static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
     (void)output;
     return !tshi_rule_is_sharded(call->in[0], call->in[0]->ndim - 1) ||
@@ -9029,7 +9047,7 @@ static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
                call, "is sharded along its last dimension, whose features turn in pairs");
 }
 
-/* 1 if on every rank the query heads use exactly the heads of k that it holds. */
+/* Returns 1 if on every rank the query heads use exactly the heads of k that the rank holds. */
 static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     const int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1; /* query heads per head of k */
     tsh_layout cut = k->layout; /* of the query heads that use a rank's heads of k */
@@ -9040,12 +9058,13 @@ static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     return tshi_layout_same_shards(&q->layout, &cut, q->dim[1], q->ctx->tp.size);
 }
 
-/* q (B, heads, T, D), k and v (B, k heads, S, D). All R, all S(0), or all S(1) in whole groups of
- * query heads: as q. q S(1), k and v R: S(1), dk and dv P. */
+/* The rule of attention. Shapes: q (B, heads, T, D), k and v (B, k heads, S, D). The output is as
+ * q. All R: R. All S(0): S(0). All S(1), if a rank's query heads use its own heads of k: S(1). q
+ * S(1), k and v R: S(1), dk and dv P. */
 static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
     const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* q S(1) */
-    const int grouped = heads && tshi_rule_is_sharded(k, 1);
+    const int grouped = heads && tshi_rule_is_sharded(k, 1);              /* q and k S(1) */
     const int fits = !tshi_rule_first(call, TSH_PARTIAL) && q->layout.dim < 2 &&
                      k->layout.dim < 2 && tshi_layout_equal(&k->layout, &v->layout, k->dim, size);
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
@@ -9075,9 +9094,10 @@ static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
 
 /* -- cross-entropy ---------------------------------------------------------------- */
 
-/* Logits (rows ..., classes). Logits R or S(classes), target R: R. Logits and target S(rows): P, or
- * S without a reduction. A target of probabilities may have the layout of the logits, too. The
- * weight per class is R, or sharded as the classes. *params: the tsh_reduction. */
+/* The rule of cross-entropy. The logits have shape (rows ..., classes).
+ * Logits R or S(classes), target R: R. Logits and target S(rows): P, or S without a reduction.
+ * A target of probabilities may have the layout of the logits, too. The weight per class is R, or
+ * sharded as the classes. *params: the tsh_reduction. */
 static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     const int reduced = *(const tsh_reduction *)call->params != TSH_REDUCE_NONE;
     const tsh_tensor *x = call->in[0], *target = call->in[1], *weight = call->in[2];
