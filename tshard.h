@@ -8421,7 +8421,7 @@ static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned
         const char *name = tshi_tape_name(node->op, i, &length);
         if (!(bits >> i & 1u) || !node->in[i]) continue; /* not set, or an optional input */
         (void)fprintf(file, "%s%.*s", count++ ? " " : "", length, name);
-        if (!node->op->inputs) (void)fprintf(file, "%d", i);
+        if (!node->op->inputs) (void)fprintf(file, "%d", i); /* unnamed inputs: their index */
     }
     if (bits & (unsigned)TSHI_OUT) (void)fprintf(file, "%soutput", count ? " " : "");
 }
@@ -8549,7 +8549,7 @@ TSH_API TSHI_COLD tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file) {
 static int tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
     const int world = ctx->world.size, tp_fits = tp > 0 && world % tp == 0;
     const int pp_fits = pp > 0 && world % pp == 0;
-    const int whole = pp_fits ? world / pp : tp_fits ? world / tp : world;
+    const int whole = pp_fits ? world / pp : tp_fits ? world / tp : world; /* list its divisors */
     char list[TSH_MESSAGE_SIZE / 2] = "1";
     for (int d = 2; d <= whole; d++)
         if (whole % d == 0) tsh_text_add(list, sizeof list, "%s%d", d < whole ? ", " : " or ", d);
@@ -8615,7 +8615,7 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
     const size_t bytes = desc->bucket_bytes ? desc->bucket_bytes : (size_t)TSHI_BUCKET_BYTES;
-    ctx->buckets.limit = (int64_t)((bytes - 1) / tshi_dtype_reals(1) + 1);
+    ctx->buckets.limit = (int64_t)((bytes - 1) / tshi_dtype_reals(1) + 1); /* in elements */
     ctx->buckets.hold = desc->no_overlap; /* no bucket is sent before backward ends */
     ctx->world = desc->comm;
     if (!ctx->world.ops) ctx->world.size = 1; /* desc.comm is empty: one rank */
@@ -8849,7 +8849,7 @@ static int tshi_rule_nonlinear(const tshi_call *call, tshi_output *output) {
 
 /* Parameters of the rules of reductions. */
 typedef struct tshi_rule_axis {
-    int axis, keepdim;
+    int axis, keepdim; /* axis: reduced dimension, -1: all; keepdim: 1 if the output keeps it */
 } tshi_rule_axis;
 
 /* Returns 1 if x is sharded along the axis; axis -1: along any dimension. */
@@ -9135,15 +9135,16 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
 /* Needs: >>kernel >>tape >>rule.                                               */
 /* ========================================================================== */
 
-/* A unary or binary op is one row, TSHI_UNARY(...) or TSHI_BINARY(...): the macro makes its
- * kernels, its tshi_op and its public function from formulas in x, or in a and b. Kernels work in
- * tsh_real, whatever the dtypes are, on blocks of TSHI_BLOCK values; backward adds to the gradients
- * of the inputs. In formulas g is the gradient of the output, and fused is what TSHI_KERNEL_FUSED
- * says. */
+/* A unary or binary op is one row, TSHI_UNARY(...) or TSHI_BINARY(...). The macro makes its
+ * kernels, its tshi_op and its public function from formulas in x, or in a and b: to add an op, add
+ * a row. Kernels compute in tsh_real, whatever the dtypes are, on blocks of TSHI_BLOCK values;
+ * backward adds to the gradients of the inputs. In formulas, g is the gradient of the output, and
+ * fused is 1 if the target computes a * b + c in one instruction. */
 
 /* -- what elementwise ops share ---------------------------------------------- */
 
-/* Broadcasts the inputs' global shapes to *out as NumPy does. 0 and an error if they do not fit. */
+/* Broadcasts the inputs' global shapes, as NumPy does, to *out. Returns 0 and an error if they do
+ * not fit. */
 static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shape *out) {
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     int i, d;
@@ -9166,8 +9167,9 @@ static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shap
     return 1;
 }
 
-/* Records a call of op, as tshi_tape_record, with a copy of its options. The node takes over aux
- * (may be NULL), a block that backward reads; without a node, as after an error, it is released. */
+/* Records a call of op, as tshi_tape_record does, with a copy of its options. aux (may be NULL): a
+ * block that backward reads. The node owns it from then on; if no node is recorded, as after an
+ * error, aux is released here. */
 static void tshi_map_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                             unsigned partial, const void *params, size_t bytes, tshi_block *aux) {
     tshi_node *node = tshi_tape_record(op, out, in, n, partial, bytes);
@@ -9179,14 +9181,14 @@ static void tshi_map_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *cons
     node->aux = aux;
 }
 
-/* Runs an elementwise op on checked inputs and records it, unless its output is of integers. The
- * kernel's operands are the output, of `dtype`, and the inputs; c is its scalar, which backward
- * gets too. */
+/* Runs an elementwise op on inputs that have been checked, and records it unless its output has
+ * integers. The kernel's operands are the output, of `dtype`, and the inputs. c: the kernel's
+ * scalar, which is also passed to backward. Returns the output, or NULL after an error. */
 static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n, tsh_dtype dtype,
                                 tshi_kernel_fn kernel, double c) {
     tsh_ctx *ctx = in[0]->ctx;
     tshi_output output;
-    tshi_loop loop;
+    tshi_loop loop; /* over the local elements of the output */
     tsh_tensor *out;
     int i;
     if (!tshi_map_shape(op->name, in, n, &output.shape) || !tshi_rule_run(op, in, n, NULL, &output))
@@ -9202,22 +9204,23 @@ static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n,
     return out;
 }
 
-/* What backward kernels of elementwise ops need. */
+/* The parameters of the backward kernels of elementwise ops. */
 typedef struct tshi_backward_params {
     double c; /* the op's scalar */
     int add;  /* 1: add to the gradient, 0: write it */
 } tshi_backward_params;
 
-/* The row of a unary or binary op, or of where. */
+/* All that describes a unary or binary op, or where. */
 typedef struct tshi_map_row {
-    tshi_op op;    /* first: node->op points to it */
-    unsigned pass; /* inputs whose gradient is that of the output, if it has their shape */
+    tshi_op op; /* first: node->op points to it */
+    unsigned pass; /* bits of inputs whose gradient is that of the output, if not broadcast */
     const tshi_kernel_fn *forward, *backward[3]; /* backward: for each input */
 } tshi_map_row;
 
-/* Adds to the gradient of input i. Operands: that gradient, g, then for each input its saved
- * values, or the saved output, or if nothing is saved g again. A broadcast input's gradient is
- * zeroed first, if it is new, as several terms are added to each element. */
+/* Adds to the gradient of input i. The kernel's operands are that gradient, g, and for each input
+ * its saved values; or the saved output, or g again if nothing is saved. A new gradient of a
+ * broadcast input is filled with zeros first, because several terms are added to each of its
+ * elements. */
 static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn *kernel) {
     const tsh_tensor *t = node->in[i], *out = node->out;
     const int broadcast = tsh_local_numel(t) != tsh_local_numel(out);
@@ -9232,7 +9235,7 @@ static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn
     tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL);
     tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
     for (k = 0; k < node->n; k++) {
-        const int from = node->saved[k] ? k : node->n;
+        const int from = node->saved[k] ? k : node->n; /* n: the output */
         const tsh_tensor *v = from < node->n ? node->in[from] : out;
         if (node->saved[from])
             tshi_kernel_add_operand(&loop, v, tshi_tape_saved(node, from), v->stride, v->dtype);
@@ -9244,6 +9247,7 @@ static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn
     tshi_kernel_run(&loop, kernel[out->ctx->isa], &params);
 }
 
+/* Backward of all elementwise ops: adds to the gradient of each input. */
 static void tshi_map_backward(tshi_node *node) {
     const tshi_map_row *row = (const tshi_map_row *)(const void *)node->op;
     const tsh_tensor *out = node->out;
@@ -9252,30 +9256,30 @@ static void tshi_map_backward(tshi_node *node) {
         const tsh_tensor *t = node->in[i];
         const int same = t->ndim == out->ndim && tsh_local_numel(t) == tsh_local_numel(out);
         if (same && (row->pass >> i & 1u))
-            tshi_tape_identity(node, i);
+            tshi_tape_identity(node, i); /* no kernel: the gradient is g */
         else
             tshi_map_input_backward(node, i, row->backward[i]);
     }
 }
 
-/* A kernel that computes F of up to three operands u, v, w (N of them; operands 1 to 3) and the
- * scalar c, and writes it to operand 0, or adds it there if ADD. P is its parameters' type. If an
- * input was broadcast, operand 0 of its backward has step 0 and the store sums the run. */
+/* Defines a kernel of N operands u, v, w (operands 1 to 3), scalar C, as c, and parameters of type
+ * P. It computes F of them and writes the result to operand 0, or adds it if ADD. In the backward
+ * of a broadcast input, operand 0 has step 0 where the input repeats, and the store sums. */
 #define TSHI_MAP_KERNEL(name, P, C, ADD, N, u, v, w, F)                                            \
     TSHI_INLINE void name##_body(int64_t n, const tshi_operand *operand, const P *p, int fused) {  \
-        tsh_real pad[3][TSHI_BLOCK], y[TSHI_BLOCK];                                                \
+        tsh_real pad[3][TSHI_BLOCK], y[TSHI_BLOCK]; /* y: results */                               \
         const tsh_real *us, *vs, *ws, c = TSHI_R(C);                                               \
         int64_t e;                                                                                 \
         int i;                                                                                     \
-        (void)c, (void)p, (void)fused;                                                             \
-        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
+        (void)c, (void)p, (void)fused; /* not every F uses them */                                 \
+        for (e = 0; e < n; e += TSHI_BLOCK) { /* block by block */                                 \
             us = tshi_kernel_load(&operand[1], e, n, pad[0]);                                      \
             vs = N > 1 ? tshi_kernel_load(&operand[2], e, n, pad[1]) : us;                         \
             ws = N > 2 ? tshi_kernel_load(&operand[3], e, n, pad[2]) : us;                         \
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
                 const tsh_real u = us[i], v = vs[i], w = ws[i];                                    \
                 (void)u, (void)v, (void)w;                                                         \
-                y[i] = F;                                                                          \
+                y[i] = F; /* the formula */                                                        \
             }                                                                                      \
             tshi_kernel_store(&operand[0], e, n, y, ADD);                                          \
         }                                                                                          \
@@ -9284,24 +9288,24 @@ static void tshi_map_backward(tshi_node *node) {
 
 /* -- unary ops -------------------------------------------------------------- */
 
-/* d a^b / da = b a^(b - 1); 0 if b is 0, also at a = 0. */
+/* Returns d a^b / da = b a^(b - 1); 0 if b is 0, also at a = 0. */
 TSHI_INLINE tsh_real tshi_map_power_derivative(tsh_real a, tsh_real b) {
     return b < 0 || b > 0 ? b * tshi_math_pow(a, b - TSHI_R(1)) : b * TSHI_R(0);
 }
 
-/* The normal distribution Phi, with a = |x|, z = a^2: Phi(-a) = e^(-z / 2) R(a), where R is the
- * Mills ratio over sqrt(2 pi), and M(a) = a R(a). Near 0, Phi(x) = 1/2 + x S(z). The next three
- * functions approximate R, S and a Phi(-a) by polynomials. */
+/* The cumulative normal distribution Phi, with a = |x| and z = a^2: Phi(-a) = e^(-z / 2) R(a),
+ * where R is the Mills ratio over sqrt(2 pi), and M(a) = a R(a). Near 0, Phi(x) = 1/2 + x S(z). The
+ * next three functions approximate S(z), R(a) and y - a Phi(-a) by polynomials. */
 
-/* S(z), up to a = 0.6875. */
+/* Returns S(z), for a up to 0.6875. */
 TSHI_INLINE float tshi_map_normal(float z, int fused) {
     return tshi_math_steps(1.32573507e-4f, z, -1.20952074e-3f, 9.98079125e-3f, -6.64911047e-2f,
                              3.98942292e-1f, fused);
 }
 
-/* R(a), with the absolute error that 1 - Phi(-a) can bear. */
+/* Returns R(a). Its error is absolute: the result is used in 1 - Phi(-a). */
 TSHI_INLINE float tshi_map_mills(float a, int fused) {
-    const float g = a / (a + 2.5f);
+    const float g = a / (a + 2.5f); /* maps [0, infinity) to [0, 1) */
     float r = tshi_math_steps(1.66279189e-2f, g, 2.21382603e-2f, -5.62647432e-2f, -9.86833498e-2f,
                                 4.93170805e-2f, fused);
     r = tshi_math_fma(r, g, 5.65180779e-1f, fused);
@@ -9309,42 +9313,42 @@ TSHI_INLINE float tshi_map_mills(float a, int fused) {
     return tshi_math_fma(r, g, 0.5f, fused);
 }
 
-/* y - a Phi(-a) for a from 0.6875 to 14.4, where a Phi(-a) rounds to 0. Its relative error is
- * small, as y may be 0. z is a^2 rounded, low the rest of it, r = -z - low - 2 n ln 2. M's
- * coefficients hold a factor 2^-24 and the power of 2 one of 2^24: so that is no denormal, and the
- * product is rounded only once. */
+/* Returns y - a Phi(-a) for a from 0.6875 to 14.4, where a Phi(-a) rounds to 0. The relative error
+ * is small, because y may be 0. z is a^2 rounded, low is a^2 - z, and -a^2 / 2 = n ln 2 + r / 2.
+ * M's coefficients hold a factor 2^-24 and the power of 2 a factor 2^24, so that the power is not a
+ * denormal number and the product is rounded only once. */
 TSHI_INLINE float tshi_map_minus_tail(float y, float a, int fused) {
-    const float u = (a - 1.5625f) / (a + 3.03125f); /* small where M is steep */
-    const float cut = tshi_math_float(tshi_math_bits(a) & 0xFFFFF000u);
+    const float u = (a - 1.5625f) / (a + 3.03125f);                     /* small where M is steep */
+    const float cut = tshi_math_float(tshi_math_bits(a) & 0xFFFFF000u); /* upper bits of a */
     const float z = fused ? (float)(a * a) : (float)(cut * cut);
     const float low = fused ? tshi_math_fma(a, a, -z, 1) : (float)((a - cut) * (a + cut));
     const float shifted = tshi_math_round(tshi_math_fma(z, -0.72134752f, 12582912.0f, fused));
-    const float n = shifted - 12582912.0f;
+    const float n = shifted - 12582912.0f; /* -z / (2 ln 2), rounded to an integer */
     float r, p, m;
     m = tshi_math_steps(-2.96510150e-10f, u, 5.05886832e-10f, 8.87562024e-10f, -1.91779503e-9f,
                           -4.12072465e-9f, fused);
     m = tshi_math_steps(m, u, 1.74520522e-8f, -2.54221497e-8f, 1.80368893e-8f, 1.86518925e-8f,
                           fused);
-    r = tshi_math_fma(n, -1.38671875f, -z, fused);
+    r = tshi_math_fma(n, -1.38671875f, -z, fused); /* 2 ln 2 in two parts */
     r = tshi_math_fma(n, 4.2438888e-4f, r, fused) - low;
     p = tshi_math_steps(2.1585102e-5f, r, 2.6152439e-4f, 2.6042746e-3f, 2.0833150e-2f,
                           1.2499998e-1f, fused);
-    p = tshi_math_fma(p, r, 0.5f, fused);
-    m = tshi_math_fma(m * r, p, m, fused);
-    p = tshi_math_float((tshi_math_bits(shifted) << 23) + 0x4B800000u);
+    p = tshi_math_fma(p, r, 0.5f, fused);                               /* r p = e^(r / 2) - 1 */
+    m = tshi_math_fma(m * r, p, m, fused);                              /* M e^(r / 2) */
+    p = tshi_math_float((tshi_math_bits(shifted) << 23) + 0x4B800000u); /* 2^n times 2^24 */
     return tshi_math_fma(-m, p, y, fused);
 }
 
 /* gelu(x) = x Phi(x): x / 2 + x^2 S(x^2) near 0, else max(x, 0) - a Phi(-a). Infinities and NaN
- * take the first form, so that -infinity is NaN, as -infinity times 0. The sign bit is x's: a zero
- * would lack it. */
+ * take the first form, so gelu(-infinity) is NaN, as -infinity times 0 is. The result has the sign
+ * bit of x; a result that rounds to 0 would lack it otherwise. */
 TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
     const float x = (float)v;
-    const uint32_t bits = tshi_math_bits(x) & 0x7FFFFFFFu;
-    const int32_t order = (int32_t)tshi_math_bits(x);
+    const uint32_t bits = tshi_math_bits(x) & 0x7FFFFFFFu; /* of |x| */
+    const int32_t order = (int32_t)tshi_math_bits(x);      /* below 0 if x is */
     const float a = tshi_math_float(bits < 0x41666666u ? bits : 0x41666666u);
     float mid, ends;
-    if (TSHI_DOUBLE)
+    if (TSHI_DOUBLE) /* tsh_real is double: libm */
         return TSHI_R(0.5 * (double)v * erfc((double)v * -0.70710678118654752));
     mid = tshi_math_fma(tshi_map_normal(a * a, fused) * x, x, 0.5f * x, fused);
     ends = tshi_map_minus_tail(tshi_math_float((uint32_t)(order > 0 ? order : 0)), a, fused);
@@ -9354,8 +9358,8 @@ TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
                           ((uint32_t)order ^ bits)));
 }
 
-/* gelu'(x) = Phi(x) + x phi(x), with phi = Phi'. gelu'(-a) = e^(-a^2 / 2) (R(a) - a / sqrt(2 pi)),
- * and gelu'(a) = 1 - gelu'(-a). */
+/* Returns gelu'(x) = Phi(x) + x phi(x), with phi = Phi'. gelu'(-a) = e^(-a^2 / 2) (R(a) - a /
+ * sqrt(2 pi)), and gelu'(a) = 1 - gelu'(-a). */
 TSHI_INLINE tsh_real tshi_map_gelu_derivative(tsh_real v, int fused) {
     const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
     const float a = tshi_math_float(bits < 0x41600000u ? bits : 0x41600000u);
@@ -9365,18 +9369,19 @@ TSHI_INLINE tsh_real tshi_map_gelu_derivative(tsh_real v, int fused) {
         return TSHI_R(0.5 * erfc((double)v * -0.70710678118654752) + (double)v * bell);
     }
     y = tshi_math_fma(-0.39894228f, a, tshi_map_mills(a, fused), fused);
-    y = y * (float)tshi_math_exp_below(TSHI_R(-0.5f * a * a), fused);
+    y = y * (float)tshi_math_exp_below(TSHI_R(-0.5f * a * a), fused); /* gelu'(-a) */
     y = tshi_math_float(
         tshi_math_pick((int)(x >> 31), tshi_math_bits(y), tshi_math_bits(1.0f - y)));
     return TSHI_R(y + ((float)v - (float)v)); /* NaN unless v is finite */
 }
 
-/* erf(a) = 1 - e^-P with P = a + a Q(a), a = |x| up to 3.95 (from 3.88 on it rounds to 1), computed
- * as 1 - 2^n - 2^n (e^r - 1) with -P = n ln 2 + r. The sign is x's. */
+/* Returns erf(x). With a = |x|: erf(a) = 1 - e^-P, where P = a + a Q(a), for a up to 3.95 (from
+ * 3.88 on the result rounds to 1). It is computed as 1 - 2^n - 2^n (e^r - 1), where -P = n ln 2 +
+ * r. The sign is that of x. */
 TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
     const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
     const float a = tshi_math_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu);
-    uint32_t n;
+    uint32_t n; /* as an exponent: (n << 23) + bits of 1.0 is 2^n */
     float q, power;
     if (TSHI_DOUBLE) return TSHI_R(erf((double)v));
     q = tshi_math_steps(-9.25656514e-6f, a, 1.17644027e-4f, -6.32846961e-4f, 1.66704645e-3f,
@@ -9384,50 +9389,53 @@ TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
     q = tshi_math_steps(q, a, -1.91530529e-2f, 1.02777824e-1f, 6.36619389e-1f, 1.28379166e-1f,
                           fused);
     q = tshi_math_exp_rest(-tshi_math_fma(q, a, a, fused), &n, fused);
-    q = tshi_math_exp_less_one(q, fused);
-    power = tshi_math_float((n << 23) + 0x3F800000u);
+    q = tshi_math_exp_less_one(q, fused);             /* e^r - 1 */
+    power = tshi_math_float((n << 23) + 0x3F800000u); /* 2^n */
     q = tshi_math_fma(-power, q, 1.0f - power, fused);
     return TSHI_R(tshi_math_float(
         tshi_math_pick(bits > 0x7F800000u, x, tshi_math_bits(q) | (x ^ bits))));
 }
 
-/* e^-2u with u = sqrt(2 / pi) (x + 0.044715 x^3): 0.5 x (1 + tanh u) is x / (1 + e^-2u). */
+/* Returns e^-2u, where u = sqrt(2 / pi) (x + 0.044715 x^3): gelu's 0.5 x (1 + tanh u) equals x / (1
+ * + e^-2u). */
 TSHI_INLINE tsh_real tshi_map_gelu_power(tsh_real x, int fused) {
     return tshi_math_exp(-x * (TSHI_R(1.5957691216057308) + TSHI_R(0.071354816272600) * x * x),
                            fused);
 }
 
+/* d/dx of x s, where s = 1 / (1 + e^-2u) is the sigmoid of 2u: s + x s (1 - s) d(2u)/dx. */
 TSHI_INLINE tsh_real tshi_map_gelu_tanh_derivative(tsh_real x, int fused) {
     tsh_real s = TSHI_R(1) / (TSHI_R(1) + tshi_map_gelu_power(x, fused));
-    tsh_real du2 = TSHI_R(1.5957691216057308) + TSHI_R(0.2140644488178) * x * x; /* of 2u */
+    tsh_real du2 = TSHI_R(1.5957691216057308) + TSHI_R(0.2140644488178) * x * x; /* d(2u)/dx */
     return s + x * s * (TSHI_R(1) - s) * du2;
 }
 
 TSHI_INLINE tsh_real tshi_map_silu(tsh_real x, int fused) {
-    return x / (TSHI_R(1) + tshi_math_exp(-x, fused));
+    return x / (TSHI_R(1) + tshi_math_exp(-x, fused)); /* x sigmoid(x) */
 }
 
 TSHI_INLINE tsh_real tshi_map_silu_derivative(tsh_real x, int fused) {
     tsh_real s = tshi_math_sigmoid(x, fused);
-    return s * (TSHI_R(1) + x * (TSHI_R(1) - s));
+    return s * (TSHI_R(1) + x * (TSHI_R(1) - s)); /* d/dx of x s */
 }
 
-/* Runs a row's op on its n inputs. */
+/* Checks that the n inputs are floating and runs the row's op on them; c: its scalar. */
 static tsh_tensor *tshi_map_apply(const tshi_map_row *row, tsh_tensor *const *in, int n, double c) {
     tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, in, n);
     if (!ctx) return NULL;
     return tshi_map_run(&row->op, in, n, tshi_tensor_promote(in, n), row->forward[ctx->isa], c);
 }
 
-/* Name, layout rule, which values backward reads as v (NONE, the input X or the output OUT), y of
- * (x, c), dx of (g, v, c), where c is the argument of a TSHI_SCALAR op. */
+/* The columns of a row: name; layout rule; which values backward reads as v (NONE, the input X or
+ * the output OUT); F, the output as a formula of x and c; D, the gradient of x as a formula of g, v
+ * and c. c is the second argument of the public function of a TSHI_SCALAR op. */
 #define TSHI_UNARY_ROW(public, name, rule, save, F, D)                                             \
     TSHI_MAP_KERNEL(tshi_map_##name##_forward, double, *p, 0, 1, x, u1, u2, F)                     \
     TSHI_MAP_KERNEL(tshi_map_##name##_backward, tshi_backward_params, p->c, p->add, 2, g, v, u2,   \
                     D)                                                                             \
     static const tshi_map_row tshi_map_##name##_row = {                                            \
         {public, "x", tshi_rule_##rule, tshi_map_backward, TSHI_##save, 0},                        \
-        0,                                                                                         \
+        0, /* pass: none */                                                                        \
         tshi_map_##name##_forward,                                                                 \
         {tshi_map_##name##_backward, NULL}};
 #define TSHI_UNARY(name, ...)                                                                      \
@@ -9469,14 +9477,15 @@ TSHI_UNARY(silu, nonlinear, X, tshi_map_silu(x, fused), g *tshi_map_silu_derivat
 
 /* -- binary ops ------------------------------------------------------------- */
 
-/* d a^b / db = a^b ln a; 0 at a = 0 with b >= 0, as in PyTorch. */
+/* Returns d a^b / db = a^b ln a; 0 at a = 0 with b >= 0, as in PyTorch. */
 TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) {
     const tsh_real db = tshi_math_pow(a, b) * tshi_math_log(a, fused);
     return !(a < 0) && !(a > 0) && b >= 0 && a == a ? TSHI_R(0) : db;
 }
 
-/* Name, layout rule, inputs that backward reads, inputs whose gradient is g, y of (a, b), da and db
- * of (g, a, b). */
+/* The columns of a row: name; layout rule; bits of the inputs that backward reads; bits of the
+ * inputs whose gradient is g; F, the output as a formula of a and b; DA and DB, the gradients of a
+ * and b as formulas of g, a and b. */
 #define TSHI_BINARY(name, rule, save, pass, F, DA, DB)                                             \
     TSHI_MAP_KERNEL(tshi_map_##name##_forward, double, 0, 0, 2, a, b, u2, F)                       \
     TSHI_MAP_KERNEL(tshi_map_##name##_da, tshi_backward_params, 0, p->add, 3, g, a, b, DA)         \
@@ -9501,7 +9510,8 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
 
 /* -- comparisons, where, cast ------------------------------------------------ */
 
-/* y = 1 or 0, as a OP b. Integers are compared as int64_t, exactly. */
+/* Defines the op y = (a OP b), 1 or 0, and its public function. Integers are compared as int64_t,
+ * exactly. */
 #define TSHI_COMPARE_LOOP(type, OP)                                                                \
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                                  \
         y[i] = ((const type *)as)[i] OP((const type *)bs)[i];                                      \
@@ -9513,7 +9523,7 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
             tsh_real real[TSHI_BLOCK];                                                             \
             int64_t integer[TSHI_BLOCK];                                                           \
         } pad[2];                                                                                  \
-        const int floating = tshi_dtypes[x[1].dtype].floating;                                     \
+        const int floating = tshi_dtypes[x[1].dtype].floating; /* else integers */                 \
         const void *as, *bs;                                                                       \
         int32_t y[TSHI_BLOCK];                                                                     \
         int64_t e;                                                                                 \
@@ -9540,6 +9550,8 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
         return tshi_map_compare(&op, a, b, tshi_map_##name);                                       \
     }
 
+/* Checks the two inputs of a comparison and runs it; the output is i32. Returns NULL after an
+ * error. */
 static tsh_tensor *tshi_map_compare(const tshi_op *op, tsh_tensor *a, tsh_tensor *b,
                                     const tshi_kernel_fn *kernel) {
     tsh_tensor *in[] = {a, b};
@@ -9560,7 +9572,7 @@ TSHI_COMPARE(ge, >=)
 #undef TSHI_COMPARE
 #undef TSHI_COMPARE_LOOP
 
-/* y = m ? a : b. (An integer m that is not 0 is not 0 as a tsh_real either.) */
+/* y = m ? a : b. (An integer m other than 0 converts to a tsh_real other than 0.) */
 TSHI_MAP_KERNEL(tshi_map_where, double, 0, 0, 3, m, a, b, m != 0 ? a : b)
 TSHI_MAP_KERNEL(tshi_map_where_da, tshi_backward_params, 0, p->add, 2, g, m, u2, m != 0 ? g : 0)
 TSHI_MAP_KERNEL(tshi_map_where_db, tshi_backward_params, 0, p->add, 2, g, m, u2, m != 0 ? 0 : g)
@@ -9570,7 +9582,7 @@ static const tshi_map_row tshi_map_where_row = {
     {"tsh_where", "cond yes no", tshi_rule_where, tshi_map_backward, TSHI_COND, 0},
     0,
     tshi_map_where,
-    {NULL, tshi_map_where_da, tshi_map_where_db}};
+    {NULL, tshi_map_where_da, tshi_map_where_db}}; /* cond gets no gradient */
 
 TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
     tsh_tensor *in[] = {cond, a, b};
@@ -9583,8 +9595,8 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
                         tshi_map_where[ctx->isa], 0);
 }
 
-/* Backward of ops whose output has the values of input 0: dx = dy. (Gradients are tsh_real,
- * whatever the dtypes are.) */
+/* Backward of ops whose output equals input 0, apart from the dtype: dx = dy. (Gradients are
+ * tsh_real, whatever the dtypes are.) */
 static void tshi_map_same_backward(tshi_node *node) {
     tshi_tape_identity(node, 0);
 }
@@ -9594,7 +9606,7 @@ static const tshi_op tshi_map_cast_op = {
 
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_cast", &x, 1);
-    if (!ctx || x->dtype == dtype) return ctx ? x : NULL;
+    if (!ctx || x->dtype == dtype) return ctx ? x : NULL; /* nothing to convert */
     if ((unsigned)dtype >= (unsigned)TSHI_DTYPES ||
         (tshi_dtypes[dtype].floating && !tshi_dtype_computes(dtype)))
         return tshi_error_null(ctx, TSH_ERR_DTYPE,
@@ -9605,13 +9617,13 @@ TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
 
 /* -- dense gradients --------------------------------------------------------- */
 
-/* Where a kernel that outputs a dense gradient of input x writes it: to dest if that is dense and
- * has nothing to add to (*scratch is NULL then), else to *scratch, for tshi_map_accumulate. NULL:
- * no memory. */
+/* Returns where a kernel that outputs a dense gradient of input x writes it: to dest if dest is
+ * dense and is to be overwritten (*scratch is NULL then), else to *scratch, which
+ * tshi_map_accumulate adds to dest. Returns NULL without memory. */
 static tsh_real *tshi_map_dense_dest(const tsh_tensor *x, const tshi_dest *dest,
                                      tshi_block **scratch) {
     int64_t stride[TSH_MAX_DIMS];
-    int d, direct = !dest->add;
+    int d, direct = !dest->add; /* direct: the kernel writes to dest */
     tshi_tensor_strides(x->local, x->ndim, stride);
     for (d = 0; d < x->ndim; d++) direct &= x->local[d] == 1 || stride[d] == dest->stride[d];
     *scratch = NULL;
@@ -9620,7 +9632,8 @@ static tsh_real *tshi_map_dense_dest(const tsh_tensor *x, const tshi_dest *dest,
     return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
-/* Adds what a kernel wrote to scratch (may be NULL) to the gradient, and releases scratch. */
+/* Adds the gradient in scratch to dest and releases scratch. scratch NULL: the kernel wrote to
+ * dest. */
 static void tshi_map_accumulate(tsh_tensor *x, const tshi_dest *dest, tshi_block *scratch) {
     int64_t stride[TSH_MAX_DIMS];
     if (!scratch) return;
@@ -9633,23 +9646,24 @@ static void tshi_map_accumulate(tsh_tensor *x, const tshi_dest *dest, tshi_block
  * y_e = x_e / (1 - p) if bits(key, stream, e) >= p 2^32, else 0, where e is the global index of the
  * element: the mask is the same however x is sharded. Backward draws it again. */
 
+/* A dropout mask: element e is kept or not depending on key, stream and e only. */
 typedef struct tshi_dropout {
-    uint64_t key, stream; /* of Philox */
-    double p;
+    uint64_t key, stream; /* of the random generator Philox */
+    double p;             /* probability that an element becomes 0 */
 } tshi_dropout;
 
-/* A run of adjacent elements, from global index `first` on: y = dropout of x, dense. */
+/* The parameters of the dropout kernel, which handles adjacent elements: y = dropout of x. */
 typedef struct tshi_dropout_run {
-    const tshi_dropout *mask;
-    const tsh_real *x;
-    tsh_real *y;
-    int isa;
-    int64_t first;
+    const tshi_dropout *mask; /* which elements become 0 */
+    const tsh_real *x;        /* this rank's values, dense */
+    tsh_real *y;              /* the same for the result; may be x */
+    int isa;                  /* whose kernel runs: TSHI_ISA_... */
+    int64_t first;            /* global index of the first element */
 } tshi_dropout_run;
 
-/* The next mask of owner, the module that drops out. Its stream is a hash of owner's path, how
- * often owner has drawn a mask, and the dp rank. Without an owner the calls of this ctx are
- * counted, and the pipeline stage is hashed, as stages count for themselves. */
+/* Returns the next mask of owner, the module that applies dropout. Its stream is a hash of owner's
+ * path, the number of masks that owner has drawn, and the dp rank. owner NULL: of the number of
+ * masks that this ctx has drawn and, as each pipeline stage counts for itself, the pp rank. */
 static tshi_dropout tshi_map_next_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
     const uint64_t count = owner ? owner->dropout_calls++ : ctx->dropout_calls++;
     tshi_dropout mask = {ctx->seed, tshi_rng_hash(count, "dropout", 7), p};
@@ -9661,9 +9675,9 @@ static tshi_dropout tshi_map_next_mask(tsh_ctx *ctx, double p, tsh_module *owner
 }
 
 #if TSHI_X86
-/* tshi_rng_words with its counters in 64-bit lanes, whose upper halves are ignored, so that each of
- * Philox's products is one instruction; compilers do not find that by themselves. The lanes' order
- * is such that unpacking puts the words in theirs. */
+/* As tshi_rng_words, with Philox's 32-bit counters in 64-bit lanes, whose upper halves are ignored:
+ * each of Philox's products is then one instruction. Compilers do not find that by themselves. The
+ * order of the lanes is such that unpacking puts the words in the order of tshi_rng_words. */
 #define TSHI_MAP_WORDS(isa, TARGET, bytes, reg, op, ...)                                           \
     typedef uint64_t tshi_map_##isa __attribute__((vector_size(bytes), may_alias));                \
     TARGET TSHI_INLINE void tshi_map_words_##isa(uint64_t key, uint64_t stream, uint64_t position, \
@@ -9674,7 +9688,7 @@ static tshi_dropout tshi_map_next_mask(tsh_ctx *ctx, double p, tsh_module *owner
         for (i = 0; i < TSHI_RNG_WORDS; i += (bytes) / 2) {                                        \
             tshi_map_##isa c0 = lanes + (position + (uint64_t)i / 4), c1 = c0 >> 32, a, b;         \
             tshi_map_##isa c2 = zero + stream, c3 = c2 >> 32, k0 = zero + key, k1 = k0 >> 32;      \
-            for (r = 0; r < 10; r++) {                                                             \
+            for (r = 0; r < 10; r++) { /* Philox's rounds */                                       \
                 a = (tshi_map_##isa)op(mul_epu32, (reg)c0, (reg)m0);                               \
                 b = (tshi_map_##isa)op(mul_epu32, (reg)c2, (reg)m1);                               \
                 c0 = (b >> 32) ^ c1 ^ k0;                                                          \
@@ -9692,7 +9706,7 @@ static tshi_dropout tshi_map_next_mask(tsh_ctx *ctx, double p, tsh_module *owner
             memcpy(word + i + (bytes) / 4, &c1, bytes);                                            \
         }                                                                                          \
     }
-/* (With a mask of all lanes: gcc 12 warns of its own header in the forms without.) */
+/* The form with a mask, here of all lanes: without it gcc 12 warns of its own header. */
 #define TSHI_MAP_256(name, a, b) _mm256_##name(a, b)
 #define TSHI_MAP_512(name, a, b) _mm512_maskz_##name(0xFF, a, b)
 TSHI_MAP_WORDS(avx2, TSHI_AVX2, 32, __m256i, TSHI_MAP_256, 0, 2, 1, 3)
@@ -9706,20 +9720,21 @@ TSHI_MAP_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2, 6,
 #endif
 #define tshi_map_words_portable tshi_rng_words
 
-/* y = x times 0 or 1 / (1 - p). Operands: y, x (may be y), dense. */
+/* Defines the dropout kernel: y = x times 0 or 1 / (1 - p). Operands: y and x, dense; y may be
+ * x. */
 #define TSHI_MAP_MASK(isa, TARGET)                                                                 \
     TARGET static void tshi_map_mask_##isa(int64_t n, const tshi_operand *operand,                 \
                                            const void *params) {                                   \
         const tshi_dropout_run *part = (const tshi_dropout_run *)params;                           \
         tsh_real *y = (tsh_real *)operand[0].data;                                                 \
         const tsh_real *x = (const tsh_real *)operand[1].data;                                     \
-        const double limit = part->mask->p * 4294967296.0;                                         \
+        const double limit = part->mask->p * 4294967296.0; /* p 2^32 */                            \
         const uint32_t below = limit >= 4294967295.0 ? 0xFFFFFFFFu : (uint32_t)limit;              \
         const tsh_real scale = part->mask->p < 1 ? TSHI_R(1 / (1 - part->mask->p)) : 0;            \
         const uint64_t key = part->mask->key, stream = part->mask->stream;                         \
         uint32_t word[TSHI_RNG_WORDS];                                                             \
         int64_t i, j, m;                                                                           \
-        int skip = (int)(part->first % 4);                                                         \
+        int skip = (int)(part->first % 4); /* Philox makes 4 words at a time */                    \
         for (i = 0; i < n; i += m, skip = 0) {                                                     \
             m = tshi_base_min(TSHI_RNG_WORDS - skip, n - i);                                       \
             tshi_map_words_##isa(key, stream, (uint64_t)(part->first + i) / 4, word);              \
@@ -9738,7 +9753,8 @@ TSHI_MAP_MASK(avx512, TSHI_AVX512)
 #endif
 TSHI_KERNEL_TABLE(tshi_map_mask);
 
-/* Drops out `length` elements from the global and local index that are given. */
+/* Applies dropout to `length` adjacent elements, which begin at index `global` of the whole tensor
+ * and at index `local` of this rank's values. */
 static void tshi_map_mask_run(tshi_dropout_run *run, int64_t global, int64_t local,
                               int64_t length) {
     const tshi_operand x[2] = {tshi_kernel_reals(run->y + local, 1),
@@ -9747,13 +9763,14 @@ static void tshi_map_mask_run(tshi_dropout_run *run, int64_t global, int64_t loc
     tshi_map_mask[run->isa](length, x, run);
 }
 
-/* Drops out elements of this rank's shard of t. */
+/* Applies dropout to this rank's shard of t. */
 static void tshi_map_mask_all(tshi_dropout_run *run, const tsh_tensor *t) {
     tshi_runs part = tshi_tensor_own_runs(t);
     while (tshi_tensor_next_run(&part))
         tshi_map_mask_run(run, part.global, part.local, part.length);
 }
 
+/* dx = dropout of dy, with the same mask. */
 static void tshi_map_dropout_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     tshi_dropout_run run = {(const tshi_dropout *)node->params, tshi_tape_grad(node), NULL,
@@ -9780,7 +9797,7 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     if (!ctx) return NULL;
     if (!(p >= 0 && p <= 1))
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_dropout: p is %g, not within [0, 1]", p);
-    if (p <= 0) return x;
+    if (p <= 0) return x; /* no mask is drawn */
     out = tshi_tensor_out(ctx, "tsh_dropout", x->dtype, &shape, &x->layout);
     if (!out) return NULL;
     mask = tshi_map_next_mask(ctx, p, owner);
@@ -9796,8 +9813,8 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
 
 /* -- copies ----------------------------------------------------------------- */
 
-/* Adds both accumulators of the copy to those of the input, the partial sum to the partial sum: the
- * op that made the input completes it, if it has to. */
+/* Adds both accumulators of the copy to those of the input: gr to gr and gp to gp. If the partial
+ * sum must be completed, the backward of the op that made the input does so. */
 static void tshi_map_copy_backward(tshi_node *node) {
     tsh_tensor *out = node->out, *base = node->in[0]->base;
     tshi_accumulator *const from[] = {&out->gr, &out->gp}, *const to[] = {&base->gr, &base->gp};
@@ -9813,7 +9830,7 @@ static const tshi_op tshi_map_clone_op = {
     "tsh_clone", "x",       tshi_rule_keep, tshi_map_copy_backward,
     TSHI_NONE,   TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_PASSES_PARTIAL};
 
-/* A dense copy of x, through which gradients flow back to x. Errors name op. */
+/* Returns a dense copy of x, as an op: gradients flow back to x. Errors name op. */
 static tsh_tensor *tshi_map_copy(const char *op, tsh_tensor *x) {
     tsh_shape shape = tsh_shape_of(x);
     tsh_tensor *out = tshi_tensor_out(x->ctx, op, x->dtype, &shape, &x->layout);
