@@ -9143,8 +9143,8 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
 
 /* -- what elementwise ops share ---------------------------------------------- */
 
-/* Broadcasts the inputs' global shapes, as NumPy does, to *out. Returns 0 and an error if they do
- * not fit. */
+/* Broadcasts the inputs' global shapes, as NumPy does, to *out. 0 and an error if they do not
+ * fit. */
 static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shape *out) {
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     int i, d;
@@ -9358,8 +9358,8 @@ TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
                           ((uint32_t)order ^ bits)));
 }
 
-/* Returns gelu'(x) = Phi(x) + x phi(x), with phi = Phi'. gelu'(-a) = e^(-a^2 / 2) (R(a) - a /
- * sqrt(2 pi)), and gelu'(a) = 1 - gelu'(-a). */
+/* Returns gelu'(x) = Phi(x) + x phi(x), with phi = Phi'. gelu'(a) = 1 - gelu'(-a), where
+ * gelu'(-a) = e^(-a^2 / 2) (R(a) - a / sqrt(2 pi)). */
 TSHI_INLINE tsh_real tshi_map_gelu_derivative(tsh_real v, int fused) {
     const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
     const float a = tshi_math_float(bits < 0x41600000u ? bits : 0x41600000u);
@@ -9376,8 +9376,8 @@ TSHI_INLINE tsh_real tshi_map_gelu_derivative(tsh_real v, int fused) {
 }
 
 /* Returns erf(x). With a = |x|: erf(a) = 1 - e^-P, where P = a + a Q(a), for a up to 3.95 (from
- * 3.88 on the result rounds to 1). It is computed as 1 - 2^n - 2^n (e^r - 1), where -P = n ln 2 +
- * r. The sign is that of x. */
+ * 3.88 on it rounds to 1). With -P = n ln 2 + r, that is 1 - 2^n - 2^n (e^r - 1). The sign is
+ * x's. */
 TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
     const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
     const float a = tshi_math_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu);
@@ -9396,8 +9396,8 @@ TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
         tshi_math_pick(bits > 0x7F800000u, x, tshi_math_bits(q) | (x ^ bits))));
 }
 
-/* Returns e^-2u, where u = sqrt(2 / pi) (x + 0.044715 x^3): gelu's 0.5 x (1 + tanh u) equals x / (1
- * + e^-2u). */
+/* Returns e^-2u, where u = sqrt(2 / pi) (x + 0.044715 x^3). 0.5 x (1 + tanh u) = x / (1 +
+ * e^-2u). */
 TSHI_INLINE tsh_real tshi_map_gelu_power(tsh_real x, int fused) {
     return tshi_math_exp(-x * (TSHI_R(1.5957691216057308) + TSHI_R(0.071354816272600) * x * x),
                            fused);
@@ -9510,8 +9510,7 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
 
 /* -- comparisons, where, cast ------------------------------------------------ */
 
-/* Defines the op y = (a OP b), 1 or 0, and its public function. Integers are compared as int64_t,
- * exactly. */
+/* Defines the op y = (a OP b), 1 or 0, and its public function. Compares integers as int64_t. */
 #define TSHI_COMPARE_LOOP(type, OP)                                                                \
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                                  \
         y[i] = ((const type *)as)[i] OP((const type *)bs)[i];                                      \
@@ -9550,8 +9549,7 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
         return tshi_map_compare(&op, a, b, tshi_map_##name);                                       \
     }
 
-/* Checks the two inputs of a comparison and runs it; the output is i32. Returns NULL after an
- * error. */
+/* Checks the two inputs of a comparison and runs it; the output is i32. NULL after an error. */
 static tsh_tensor *tshi_map_compare(const tshi_op *op, tsh_tensor *a, tsh_tensor *b,
                                     const tshi_kernel_fn *kernel) {
     tsh_tensor *in[] = {a, b};
@@ -9632,8 +9630,7 @@ static tsh_real *tshi_map_dense_dest(const tsh_tensor *x, const tshi_dest *dest,
     return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
-/* Adds the gradient in scratch to dest and releases scratch. scratch NULL: the kernel wrote to
- * dest. */
+/* Adds the gradient in scratch to dest and releases scratch; NULL: the kernel wrote to dest. */
 static void tshi_map_accumulate(tsh_tensor *x, const tshi_dest *dest, tshi_block *scratch) {
     int64_t stride[TSH_MAX_DIMS];
     if (!scratch) return;
@@ -9720,8 +9717,7 @@ TSHI_MAP_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2, 6,
 #endif
 #define tshi_map_words_portable tshi_rng_words
 
-/* Defines the dropout kernel: y = x times 0 or 1 / (1 - p). Operands: y and x, dense; y may be
- * x. */
+/* Defines the dropout kernel: y = x times 0 or 1 / (1 - p). Operands: y and x (may be y), dense. */
 #define TSHI_MAP_MASK(isa, TARGET)                                                                 \
     TARGET static void tshi_map_mask_##isa(int64_t n, const tshi_operand *operand,                 \
                                            const void *params) {                                   \
@@ -9867,29 +9863,30 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t) {
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
 
-/* An op's options, and what its kernels need. */
+/* The parameters of the kernels, and of backward. */
 typedef struct tshi_reduce_params {
-    double c;   /* sum, mean: the factor of the sum */
-    int64_t n;  /* local length of what is reduced */
+    double c;   /* sum: 1; mean: 1 / (number of elements summed) */
+    int64_t n;  /* local length of the reduced dimension, or of all */
     int axis;   /* -1: all dimensions */
     int is_log; /* softmax: 1 for log_softmax */
 } tshi_reduce_params;
 
-/* The local input is seen as an (outer, n, inner) array, reduced along n; a reduction of all
- * dimensions is (1, n, 1). Sums run in an order that depends on these sizes only, so that their
- * bits do not depend on the number of threads. */
+/* The plan of one reduction. The local input is an array of shape (outer, n, inner), reduced along
+ * n; (1, n, 1) if all dimensions are reduced. Sums run in an order that depends on these sizes
+ * only, so their bits do not depend on the number of threads. */
 typedef struct tshi_reduction {
-    int64_t outer, inner;
-    int64_t length;  /* n on all ranks */
-    tsh_shape shape; /* of the result */
-    tsh_layout layout;
+    int64_t outer, inner; /* products of the local sizes before and after the axis */
+    int64_t length;       /* global length of the reduced dimension, or of all */
+    tsh_shape shape;      /* of the output, global */
+    tsh_layout layout;    /* of the output */
     tshi_reduce_params params;
 } tshi_reduction;
 
-/* Checks dim and x's layout and fills in *r. 0 and an error if the op cannot run along dim. */
+/* Checks dim and x's layout and fills in *r. Returns 0 and an error if the op cannot run along
+ * dim. */
 static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                             tshi_reduction *r) {
-    const int axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim);
+    const int axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim); /* -1: all, or there is none */
     const tshi_rule_axis along = {axis, keepdim};
     const tshi_reduce_params params = {1, axis < 0 ? tsh_local_numel(x) : x->local[axis], axis, 0};
     char text[TSHI_TEXT_SIZE];
@@ -9903,7 +9900,7 @@ static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepd
     r->layout = output.layout;
     r->shape = tsh_shape0();
     for (d = 0; d < x->ndim; d++) {
-        int reduced = axis < 0 || d == axis;
+        int reduced = axis < 0 || d == axis; /* dimension d */
         if (!reduced || keepdim) r->shape.dim[r->shape.ndim++] = reduced ? 1 : x->dim[d];
     }
     r->length = axis < 0 ? tsh_numel(x) : x->dim[axis];
@@ -9914,7 +9911,7 @@ static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepd
 
 /* -- sum, mean: y = c sum x; dx = c dy --------------------------------------- */
 
-/* y = c sum x for rows of p->n adjacent values: sums of 4096 values each, added in double.
+/* Sums rows of p->n adjacent values: y = c sum x. Sums of 4096 values each are added in double.
  * Operands: y, x. */
 TSHI_INLINE void tshi_reduce_sum_body(int64_t rows, const tshi_operand *operand,
                                       const tshi_reduce_params *p) {
@@ -9922,7 +9919,7 @@ TSHI_INLINE void tshi_reduce_sum_body(int64_t rows, const tshi_operand *operand,
     const tsh_real *x = (const tsh_real *)operand[1].data;
     const int64_t n = p->n;
     for (; rows > 0; rows--, x += n) {
-        double total = 0;
+        double total = 0; /* of one row */
         int64_t i;
         for (i = 0; i < n; i += 4096)
             total += (double)tshi_kernel_sum(x + i, n - i < 4096 ? n - i : 4096);
@@ -9931,10 +9928,10 @@ TSHI_INLINE void tshi_reduce_sum_body(int64_t rows, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_reduce_sum, tshi_reduce_params);
 
-/* The strides that broadcast out to x's shape: 0 along what was reduced. */
+/* Fills in the strides that broadcast out to x's shape: 0 along reduced dimensions. */
 static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int axis,
                                int64_t *stride) {
-    int d, o = 0;
+    int d, o = 0; /* o: the dimension of out for d */
     for (d = 0; d < x->ndim; d++) {
         int reduced = axis < 0 || d == axis;
         stride[d] = reduced ? 0 : out->stride[o];
@@ -9942,11 +9939,11 @@ static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int a
     }
 }
 
-/* sums = c sum x. Where the reduced values are adjacent, rows are summed; else rows are added in
- * order. */
+/* Computes sums = c sum x, in the shape of out. If the reduced values are adjacent (inner is 1),
+ * sums each row; else adds rows (inner values) in order. */
 static void tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_reduction *r,
                              tsh_real *sums) {
-    const int64_t n = r->params.n, count = tsh_local_numel(out);
+    const int64_t n = r->params.n, count = tsh_local_numel(out); /* count: sums */
     int64_t stride[TSH_MAX_DIMS], i;
     tshi_loop loop;
     if (r->inner == 1) {
@@ -9961,12 +9958,13 @@ static void tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_re
     memset(sums, 0, tshi_dtype_reals(count));
     tshi_reduce_spread(x, out, r->params.axis, stride);
     tshi_kernel_space(&loop, x);
-    tshi_kernel_add_operand(&loop, x, sums, stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, x, sums, stride, TSH_REAL); /* += along the axis */
     tshi_kernel_tensor(&loop, x);
     tshi_kernel_run(&loop, tshi_kernel_add[x->ctx->isa], NULL);
     for (i = 0; i < count; i++) sums[i] *= TSHI_R(r->params.c);
 }
 
+/* dx = c dy, broadcast along the reduced dimensions. */
 static void tshi_reduce_sum_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     tsh_tensor *x = node->in[0];
@@ -9991,7 +9989,7 @@ static const tshi_op tshi_reduce_sum_op = {
 static const tshi_op tshi_reduce_mean_op = {
     "tsh_mean", "x", tshi_rule_sum, tshi_reduce_sum_backward, TSHI_NONE, 0};
 
-/* tsh_sum and tsh_mean. */
+/* Runs tsh_sum, or tsh_mean if `mean`. */
 static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                                       int mean) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
@@ -10002,10 +10000,10 @@ static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim,
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (mean) r.params.c = 1.0 / (double)r.length;
     out = tshi_tensor_out(ctx, op->name, x->dtype, &r.shape, &r.layout);
-    sums = out ? tshi_kernel_output(out, &unrounded) : NULL;
+    sums = out ? tshi_kernel_output(out, &unrounded) : NULL; /* out's values, or *unrounded */
     if (!sums) return NULL;
     tshi_reduce_sums(x, out, &r, sums);
-    tshi_kernel_output_done(out, unrounded);
+    tshi_kernel_output_done(out, unrounded); /* rounds to out's dtype */
     tshi_map_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, NULL);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
@@ -10022,11 +10020,11 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
  * max and softmax work on rows: dense values along the axis. Where that is not the last dimension,
  * values are copied to such an order, and back. */
 
-/* Returns a handle of t's values in which the axis (-1: none) is the last dimension. */
+/* Returns a handle of t's values with the axis moved to the last dimension; axis -1: as t. */
 static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
-    tsh_tensor rows = *t;
+    tsh_tensor rows = *t; /* not reference-counted */
     int d;
-    for (d = axis; d >= 0 && d < t->ndim - 1; d++) {
+    for (d = axis; d >= 0 && d < t->ndim - 1; d++) { /* shifts later dimensions left */
         rows.dim[d] = t->dim[d + 1];
         rows.dim[d + 1] = t->dim[axis];
         rows.local[d] = t->local[d + 1];
@@ -10037,14 +10035,14 @@ static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
     return rows;
 }
 
-/* As tshi_kernel_output, row-major in whatever order out is. */
+/* As tshi_kernel_output, but row-major even if out's strides are not: then in *scratch. */
 static tsh_real *tshi_reduce_output(tsh_tensor *out, tshi_block **scratch) {
     if (tshi_tensor_is_dense(out)) return tshi_kernel_output(out, scratch);
     *scratch = tshi_mem_alloc(out->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(out)));
     return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
-/* Returns a job of all rows of t; 0 rows if they are empty. */
+/* Returns a job for all rows of t, of params->n values each; of 0 rows if these are empty. */
 static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor *t,
                                  const tshi_reduce_params *params) {
     const int64_t count = params->n ? tsh_local_numel(t) / params->n : 0;
@@ -10053,8 +10051,8 @@ static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor 
 
 /* -- max, argmax: the first index of the largest value, or of the first NaN ---- */
 
-/* Operands of rows: index of the maximum, x, the maximum or NULL. Only the first part of the row
- * that has the maximum is searched for its index. */
+/* Operands: index of the maximum in the row, x, the maximum (or NULL). Finds the part of 256 values
+ * that has the maximum first, and searches only that part for the index. */
 TSHI_INLINE void tshi_reduce_place_body(int64_t rows, const tshi_operand *operand,
                                         const tshi_reduce_params *p) {
     int64_t *place = (int64_t *)operand[0].data, i, at;
@@ -10062,35 +10060,35 @@ TSHI_INLINE void tshi_reduce_place_body(int64_t rows, const tshi_operand *operan
     tsh_real *max = (tsh_real *)operand[2].data, best, here;
     const int64_t part = 256, n = p->n;
     for (; rows > 0; rows--, x += n) {
-        best = x[at = 0];
+        best = x[at = 0]; /* at: where the best part starts */
         for (i = 0; i < n && best == best; i += part) {
             here = tshi_kernel_max(x + i, tshi_base_min(part, n - i));
-            if (here <= best) continue;
+            if (here <= best) continue; /* NaN: goes on */
             best = here;
             at = i;
         }
-        while (x[at] == x[at] && x[at] != best) at++;
+        while (x[at] == x[at] && x[at] != best) at++; /* stops at NaN, too */
         *place++ = at;
         if (max) *max++ = x[at];
     }
 }
 TSHI_KERNEL(tshi_reduce_place, tshi_reduce_params);
 
-/* Adds dy to dx at the index of each maximum, which forward kept in aux. */
+/* Adds dy to dx at the index of each maximum; forward has stored the indices in aux. */
 static void tshi_reduce_max_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     const tsh_tensor x = tshi_reduce_rows(node->in[0], params->axis);
     const int64_t *place = (const int64_t *)tshi_mem_data(node->aux);
     const tsh_real *g = tshi_tape_grad(node);
-    int64_t e, count = tsh_local_numel(node->out);
+    int64_t e, count = tsh_local_numel(node->out); /* of maxima */
     tshi_dest dest;
     int d;
     if (!tshi_tape_dest_zeroed(node, 0, &dest)) return;
     for (e = 0; e < count; e++) {
         tsh_real *at = dest.data;
-        int64_t rest = e * params->n + place[e];
+        int64_t rest = e * params->n + place[e]; /* row-major index of the maximum */
         for (d = x.ndim - 1; d >= 0; d--) {
-            at += rest % x.local[d] * x.stride[d];
+            at += rest % x.local[d] * x.stride[d]; /* index in dimension d */
             rest /= x.local[d];
         }
         *at += g[e];
@@ -10101,7 +10099,7 @@ static const tshi_op tshi_reduce_max_op = {
     "tsh_max", "x", tshi_rule_whole, tshi_reduce_max_backward, TSHI_NONE, 0};
 static const tshi_op tshi_reduce_argmax_op = {"tsh_argmax", "x", tshi_rule_whole, NULL, 0, 0};
 
-/* tsh_max and tsh_argmax. */
+/* Runs tsh_max, or tsh_argmax if `argmax`. */
 static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                                    int argmax) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
@@ -10109,13 +10107,13 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     tshi_block *scratch, *unrounded = NULL, *aux = NULL;
     tshi_rows rows;
     tsh_tensor *out, xs;
-    tsh_real *max = NULL;
-    void *place;
+    tsh_real *max = NULL; /* argmax: no values are written */
+    void *place;          /* int64_t indices: in out, or in aux for backward */
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                "%s: nothing to choose from: the dimension is empty", op->name);
-    xs = tshi_reduce_rows(x, r.params.axis);
+    xs = tshi_reduce_rows(x, r.params.axis); /* x in rows */
     rows = tshi_reduce_job(tshi_reduce_place, x, &r.params);
     out = tshi_tensor_out(ctx, op->name, argmax ? TSH_I64 : x->dtype, &r.shape, &r.layout);
     if (!out) return NULL;
@@ -10147,12 +10145,12 @@ TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim) {
  * m = max x, y = e^(x-m) / sum e^(x-m);   dx = y (dy - sum dy y)
  * log: y = x - m - log sum e^(x-m);       dx = dy - e^y sum dy                */
 
-/* Operands of rows: y, x. */
+/* Operands: y and x, dense rows of p->n values. */
 TSHI_INLINE void tshi_reduce_softmax_body(int64_t rows, const tshi_operand *operand,
                                           const tshi_reduce_params *p, int fused) {
     tsh_real *y = (tsh_real *)operand[0].data, pad[TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *x = (const tsh_real *)operand[1].data, *in;
-    const int64_t n = p->n;
+    const int64_t n = p->n; /* length of a row */
     const int log = p->is_log;
     int64_t e;
     int i;
@@ -10173,12 +10171,12 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t rows, const tshi_operand *oper
 }
 TSHI_KERNEL_FUSED(tshi_reduce_softmax, tshi_reduce_params);
 
-/* Operands of rows: dx, y, dy. */
+/* Operands: dx, y and dy, dense rows of p->n values. */
 TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand *operand,
                                                const tshi_reduce_params *p, int fused) {
     tsh_real *dx = (tsh_real *)operand[0].data, pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
-    const tsh_real *y = (const tsh_real *)operand[1].data, *ys;
-    const tsh_real *dy = (const tsh_real *)operand[2].data, *gs;
+    const tsh_real *y = (const tsh_real *)operand[1].data, *ys;  /* ys: a block of y */
+    const tsh_real *dy = (const tsh_real *)operand[2].data, *gs; /* gs: of dy */
     const int64_t n = p->n;
     int64_t e;
     int i;
@@ -10198,24 +10196,25 @@ TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand 
 }
 TSHI_KERNEL_FUSED(tshi_reduce_softmax_grad, tshi_reduce_params);
 
+/* Runs the kernel above on rows of dx, y (saved) and dy. */
 static void tshi_reduce_softmax_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     tsh_ctx *ctx = node->out->ctx;
-    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis);
+    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis); /* strides of x */
     tsh_tensor y = tshi_reduce_rows(node->out, params->axis), dy = y;
     tshi_rows rows = tshi_reduce_job(tshi_reduce_softmax_grad, node->out, params);
-    tshi_block *scratch[3];
+    tshi_block *scratch[3]; /* of dx, y, dy */
     tshi_dest dest;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    dest.stride = dx.stride;
-    y.block = node->saved[1];
-    dy.block = node->out->gr.block;
+    dest.stride = dx.stride;        /* the axis comes last */
+    y.block = node->saved[1];       /* the output */
+    dy.block = node->out->gr.block; /* with the strides of y */
     dy.dtype = TSH_REAL;
     rows.x[0] = tshi_kernel_reals(tshi_map_dense_dest(&dx, &dest, &scratch[0]), params->n);
     rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&y, &scratch[1]), params->n);
     rows.x[2] = tshi_kernel_reals(tshi_kernel_packed_reals(&dy, &scratch[2]), params->n);
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, params->n);
-    tshi_map_accumulate(&dx, &dest, scratch[0]);
+    tshi_map_accumulate(&dx, &dest, scratch[0]); /* if not written in place */
     tshi_mem_release(ctx, scratch[1]);
     tshi_mem_release(ctx, scratch[2]);
 }
@@ -10225,13 +10224,13 @@ static const tshi_op tshi_reduce_softmax_op = {
 static const tshi_op tshi_reduce_log_softmax_op = {
     "tsh_log_softmax", "x", tshi_rule_whole, tshi_reduce_softmax_backward, TSHI_OUT, 0};
 
-/* tsh_softmax and tsh_log_softmax. */
+/* Runs tsh_softmax, or tsh_log_softmax if is_log. */
 static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int dim, int is_log) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
     tsh_shape shape = tsh_shape_of(x);
     tshi_reduction r;
     tshi_block *scratch, *unrounded;
-    tsh_tensor *out, xs, ys;
+    tsh_tensor *out, xs, ys; /* xs, ys: x and out with the axis last */
     tshi_rows rows;
     if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? x->ndim : dim, 1, &r)) return NULL;
     r.params.is_log = is_log;
@@ -10263,19 +10262,20 @@ TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim) {
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
 
-/* A view shares the block of its base and has sizes, strides, an offset and a layout of its own. It
- * is not recorded: its gradient is a strided window on its base's accumulators, so that what is
- * added to it is added to the base's gradient. Only concat copies, and reshape if it must. */
+/* A view shares the memory (block) of its base and has sizes, strides, an offset and a layout of
+ * its own. No node is recorded for it: a gradient of the view is added to the base's accumulators
+ * at the view's offset and strides. Only concat copies values, and reshape if no strides give the
+ * new shape. */
 
 TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_permute", &x, 1);
     tsh_tensor *out;
-    unsigned seen = 0;
+    unsigned seen = 0; /* bits of the dimensions of x that are named so far */
     int d;
     if (!ctx) return NULL;
     out = tshi_tensor_view(x);
     for (d = 0; out && d < x->ndim; d++) {
-        int from = dims ? tshi_tensor_axis(x, dims[d]) : -1;
+        int from = dims ? tshi_tensor_axis(x, dims[d]) : -1; /* becomes dimension d */
         if (from < 0 || (seen >> from & 1u))
             return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                    "tsh_permute: entry %d does not name a new dimension of %d", d,
@@ -10290,7 +10290,7 @@ TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims) {
 }
 
 TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
-    int order[TSH_MAX_DIMS], d, a, b;
+    int order[TSH_MAX_DIMS], d, a, b; /* order: all dimensions, with a and b swapped */
     if (!tshi_tensor_check("tsh_transpose", &x, 1)) return NULL;
     a = tshi_tensor_axis(x, dim0);
     b = tshi_tensor_axis(x, dim1);
@@ -10304,26 +10304,26 @@ TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
 
 /* -- slices ----------------------------------------------------------------- */
 
-/* Makes out, a view, the part [start, start + length) of its sharded dimension d. That must be
- * whole segments: no layout describes the ranks' shards of other parts. 0 if it is not. */
+/* Narrows out, a view, to elements [start, start + length) of its sharded dimension d. Returns 0 if
+ * they are not whole segments: no layout describes the ranks' shards of other parts. */
 static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t length) {
     tsh_layout *layout = &out->layout;
     const tsh_segment *segment = layout->segment;
     const int64_t end = start + length;
-    tsh_range range[TSH_MAX_SEGMENTS];
-    int64_t at = 0, local = 0;
-    int s, kept = 0;
+    tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's range in each segment */
+    int64_t at = 0, local = 0;         /* at: where segment s starts; local: this rank's elements */
+    int s, kept = 0;                   /* kept: segments of the part */
     (void)tsh_chunk(layout, out->dim[d], out->ctx->tp.size, out->ctx->tp.rank, range);
     for (s = 0; s < layout->segments && at < start; at += segment[s++].length)
-        out->offset += range[s].length * out->stride[d];
-    if (at != start) return 0;
+        out->offset += range[s].length * out->stride[d]; /* skips a segment */
+    if (at != start) return 0;                           /* starts inside a segment */
     for (; s < layout->segments && at + segment[s].length <= end; at += segment[s++].length) {
-        layout->segment[kept++] = segment[s];
+        layout->segment[kept++] = segment[s]; /* kept <= s */
         local += range[s].length;
     }
     layout->segments = kept;
     out->local[d] = local;
-    return kept && at == end;
+    return kept && at == end; /* else it ends inside a segment */
 }
 
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length) {
@@ -10347,7 +10347,7 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
                 "sharded dimension of %s; gather it first: tsh_redistribute(x, tsh_replicated())",
                 (long long)start, (long long)(start + length), tshi_tensor_text(x, text));
     } else if (length != x->dim[d]) {
-        out->offset += start * x->stride[d];
+        out->offset += start * x->stride[d]; /* the dimension is not sharded */
         out->local[d] = length;
     }
     out->dim[d] = length;
@@ -10355,9 +10355,9 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
 }
 
 TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **parts) {
-    int64_t length = tsh_dim(x, dim);
+    int64_t length = tsh_dim(x, dim); /* of all parts */
     int i;
-    for (i = 0; i < n && parts; i++) parts[i] = NULL;
+    for (i = 0; i < n && parts; i++) parts[i] = NULL; /* in case of an error */
     if (!tshi_tensor_check("tsh_split_dim", &x, 1))
         return x ? x->ctx->error.code : TSH_ERR_ARGUMENT;
     if (tshi_tensor_axis(x, dim) < 0)
@@ -10373,10 +10373,11 @@ TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **par
 
 /* -- concat ----------------------------------------------------------------- */
 
+/* Adds to the gradient of each part its own range of dy along the dimension. */
 static void tshi_view_concat_backward(tshi_node *node) {
     int dim = *(const int *)node->params, i;
     tsh_real *g = tshi_tape_grad(node);
-    int64_t at = 0;
+    int64_t at = 0; /* where the part starts in dy, along dim */
     for (i = 0; i < node->n; i++) {
         const tsh_tensor *part = node->in[i];
         tshi_dest dest;
@@ -10387,12 +10388,12 @@ static void tshi_view_concat_backward(tshi_node *node) {
     }
 }
 
-/* Checks that part i agrees with the first in dtype, and in all dimensions but d. 0 and an error if
- * not. */
+/* Returns 1 if part i has the dtype of the first, and its sizes in all dimensions but d; else 0 and
+ * an error. */
 static int tshi_view_concat_fits(tsh_tensor *const *parts, int i, int d) {
     const tsh_tensor *p = parts[i], *first = parts[0];
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
-    int e, fits = p->ndim == first->ndim;
+    int e, fits = p->ndim == first->ndim; /* fits: the sizes do */
     for (e = 0; e < first->ndim && fits; e++) fits = e == d || p->dim[e] == first->dim[e];
     if (fits && p->dtype == first->dtype) return 1;
     (void)tsh_fail(p->ctx, fits ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
@@ -10411,9 +10412,9 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
     tshi_output output;
     tsh_tensor *out;
     int i, d;
-    char *at;
+    char *at; /* where the next part goes in out */
     if (!ctx) return NULL;
-    if (n > 30)
+    if (n > 30) /* a node has one bit per input */
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_concat: %d parts; at most 30", n);
     d = tshi_tensor_axis(parts[0], dim);
     if (d < 0)
@@ -10422,7 +10423,7 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
     output.shape = tsh_shape_of(parts[0]);
     for (i = 1; i < n; i++) {
         if (!tshi_view_concat_fits(parts, i, d)) return NULL;
-        output.shape.dim[d] += parts[i]->dim[d];
+        output.shape.dim[d] += parts[i]->dim[d]; /* the sum of the parts' sizes */
     }
     if (!tshi_rule_run(op, parts, n, &d, &output)) return NULL;
     out = tshi_tensor_out(ctx, "tsh_concat", parts[0]->dtype, &output.shape, &output.layout);
@@ -10442,10 +10443,11 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
 
 /* -- reshape ---------------------------------------------------------------- */
 
-/* Replaces the one size of shape that may be -1. 0 if x does not have as many elements. */
+/* Computes the size of shape that is -1, if there is one. Returns 0 if x has another number of
+ * elements. */
 static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
-    int64_t total = tsh_numel(x), known = 1;
-    int d, open = -1;
+    int64_t total = tsh_numel(x), known = 1; /* known: product of the sizes given */
+    int d, open = -1;                        /* open: the dimension whose size is -1 */
     if (shape->ndim < 0 || shape->ndim > TSH_MAX_DIMS) return 0;
     for (d = 0; d < shape->ndim; d++) {
         if (shape->dim[d] < -1 || (shape->dim[d] < 0 && open >= 0)) return 0;
@@ -10456,22 +10458,22 @@ static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
             known *= shape->dim[d];
     }
     if (open >= 0 && known) shape->dim[open] = total / known;
-    if (open >= 0) known *= shape->dim[open];
+    if (open >= 0) known *= shape->dim[open]; /* total, if it divides */
     return known == total;
 }
 
-/* Finds which dimensions become which: the smallest groups [a0, a1) of x's, with d, and [b0, b1) of
- * shape's dimensions that have the same product. (2, 3, 4) to (6, 2, 2): {0, 1} becomes {0}, {2}
- * becomes {1, 2}. */
+/* Finds which dimensions become which in a reshape: the smallest group [a0, a1) of x's dimensions
+ * that contains d, and the group [b0, b1) of shape's dimensions with the same product. (2, 3, 4) to
+ * (6, 2, 2): {0, 1} becomes {0}, {2} becomes {1, 2}. */
 static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, int *a0, int *a1,
                             int *b0, int *b1) {
-    int i = 0, j = 0;
+    int i = 0, j = 0; /* next dimension of x, of shape */
     while (i < x->ndim) {
         int64_t p = x->dim[i], q = j < shape->ndim ? shape->dim[j] : 1;
         *a0 = i++;
         *b0 = j;
         if (j < shape->ndim) j++;
-        while (p != q) {
+        while (p != q) { /* extends the group with the smaller product */
             if (p < q && i < x->ndim)
                 p *= x->dim[i++];
             else if (j < shape->ndim)
@@ -10481,18 +10483,18 @@ static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, 
         }
         *a1 = i;
         *b1 = j;
-        if (d < i) return;
+        if (d < i) return; /* the group contains d */
     }
 }
 
-/* The layout of x after a reshape. 0 if it cannot be sharded: its sharded dimension is not the
- * outermost of those that are merged, or a unit would be cut. */
+/* Fills in the layout of x after a reshape. Returns 0 if no layout describes the shards: x's
+ * sharded dimension d is not the outermost of those that are merged, or a unit would be cut. */
 static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_layout *layout) {
     int a0 = 0, a1 = 0, b0 = 0, b1 = 0, d = x->layout.dim, e, s, same;
-    int64_t inner, divisor;
+    int64_t inner, divisor; /* elements per index of d in x; of layout->dim in shape */
     *layout = x->layout;
     if (layout->kind != TSH_SHARDED) return 1;
-    if (!tsh_numel(x)) return 0;
+    if (!tsh_numel(x)) return 0; /* groups have no product */
     tshi_view_group(x, shape, d, &a0, &a1, &b0, &b1);
     for (e = a0; e < d; e++)
         if (x->dim[e] != 1) return 0; /* d is not the outermost of the merged dimensions */
@@ -10510,7 +10512,7 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
         layout->segments = 1;
         b0++;
     }
-    layout->dim = b0; /* whose sizes are those of d times inner / divisor */
+    layout->dim = b0; /* its sizes are those of d times inner / divisor */
     divisor = tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1);
     for (s = 0; s < layout->segments; s++) {
         tsh_segment *segment = &layout->segment[s];
@@ -10521,28 +10523,28 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
     return 1;
 }
 
-/* Fills in the strides that give x's local values the local sizes `to`. 0 if none do: x must be
- * copied. */
+/* Fills in strides with which x's local values have the local sizes `to`. Returns 0 if there are
+ * none: x must be copied. */
 static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, int64_t *stride) {
-    int64_t run = 1, step = 1;
-    int i = x->ndim - 1, j = ndim - 1;
+    int64_t run = 1, step = 1;         /* run: elements at equal distance `step` */
+    int i = x->ndim - 1, j = ndim - 1; /* next dimension of x, of `to`: the last first */
     tshi_tensor_strides(to, ndim, stride);
-    if (!tsh_local_numel(x)) return 1;
+    if (!tsh_local_numel(x)) return 1; /* no values: any strides do */
     while (i >= 0) {
-        while (i >= 0 && x->local[i] == 1) i--;
+        while (i >= 0 && x->local[i] == 1) i--; /* a size of 1 has no stride */
         if (i < 0) break;
         step = x->stride[i];
         run = x->local[i];
         while (i > 0 && (x->local[i - 1] == 1 || x->stride[i - 1] == step * run))
-            run *= x->local[--i];
+            run *= x->local[--i]; /* dimension i continues the run */
         i--;
         for (; j >= 0 && (run > 1 || to[j] == 1); j--) {
-            if (run % to[j]) return 0;
+            if (run % to[j]) return 0; /* to[j] would need two strides */
             stride[j] = step;
             step *= to[j];
             run /= to[j];
         }
-        if (run != 1) return 0;
+        if (run != 1) return 0; /* x has dimensions left */
     }
     return 1;
 }
@@ -10551,7 +10553,7 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_reshape", &x, 1);
     char from[TSHI_TEXT_SIZE], to[TSHI_TEXT_SIZE];
     int64_t stride[TSH_MAX_DIMS];
-    tsh_tensor *out, form;
+    tsh_tensor *out, form; /* form: only the new shape and layout */
     tsh_layout layout;
     if (!ctx) return NULL;
     memset(&form, 0, sizeof form);
@@ -10571,7 +10573,7 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
                                (long long)x->layout.segment[0].unit);
     if (tshi_tensor_set_shape(&form, "tsh_reshape", &shape, &layout) != TSH_OK) return NULL;
     if (!tshi_view_strides(x, form.ndim, form.local, stride)) {
-        x = tshi_map_copy("tsh_reshape", x);
+        x = tshi_map_copy("tsh_reshape", x); /* dense: has strides for every shape */
         if (!x || !tshi_view_strides(x, form.ndim, form.local, stride)) return NULL;
     }
     out = tshi_tensor_view(x);
