@@ -7372,14 +7372,14 @@ typedef struct tshi_bucket_entry {
  * the sum to rank k; an all-gather of parameters takes row k from rank k. The message of a bucket
  * with one leaf is the leaf's own memory. */
 struct tshi_bucket {
-    tshi_bucket *next; /* the bucket that was filled after this one */
+    tshi_bucket *next;  /* the bucket that was filled after this one */
     tsh_coll_kind kind; /* TSH_ALLREDUCE or TSH_REDUCE_SCATTER of gradients, TSH_ALLGATHER */
     tshi_bucket_entry *first, **last; /* list of the leaves; where to link the next one */
-    int64_t count, width; /* count: elements of all leaves; width: of one row */
+    int64_t count, width;             /* count: elements of all leaves; width: of one row */
     int64_t *counts; /* for each rank of dp: elements of its row (recv_counts); all-reduce: NULL */
     tshi_block *block; /* the message, or the only leaf's values; NULL: not started */
-    tshi_block *own; /* this rank's row, the result of a reduce-scatter; other kinds: NULL */
-    tsh_req req; /* the collective, for tsh_wait */
+    tshi_block *own;   /* this rank's row, the result of a reduce-scatter; other kinds: NULL */
+    tsh_req req;       /* the collective, for tsh_wait */
 };
 
 /* Returns the index of the first element of chunk k of a leaf. */
@@ -7435,8 +7435,7 @@ static void tshi_bucket_await(tsh_ctx *ctx) {
     (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, b->req), tshi_bucket_what);
 }
 
-/* Makes the message, b->block, and allocates what else the collective needs. Returns 0 without
- * memory. */
+/* Makes the message, b->block, and what else the collective needs. Returns 0 without memory. */
 static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
     const int gathers = b->kind == TSH_ALLGATHER, size = ctx->dp.size, rank = ctx->dp.rank;
     tsh_tensor *only = b->first->next ? NULL : b->first->leaf; /* NULL: several leaves */
@@ -7466,8 +7465,8 @@ static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
     return b->block != NULL;
 }
 
-/* Starts the bucket's collective, unless it was started before. Until tshi_bucket_copy_back the
- * gradients in the bucket are not live. */
+/* Starts the bucket's collective, unless it was started before. The gradients in the bucket are not
+ * live until tshi_bucket_copy_back. */
 static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
     tsh_coll coll = tsh_coll_make(b->kind, TSH_REAL);
     if (b->block || ctx->error.code != TSH_OK || !tshi_bucket_load(ctx, b)) return;
@@ -7493,7 +7492,7 @@ static void tshi_bucket_close(tsh_ctx *ctx, tshi_bucket *b) {
     tshi_buckets *all = &ctx->buckets;
     *all->last = b;
     all->last = &b->next;
-    if (!all->awaited) all->awaited = b; /* all earlier ones have been awaited */
+    if (!all->awaited) all->awaited = b; /* no earlier bucket is in flight */
     if (!all->hold) tshi_bucket_send(ctx, b);
 }
 
@@ -7559,8 +7558,7 @@ static void tshi_bucket_divide(tsh_real *x, int64_t n, double by) {
     for (int64_t i = 0; i < n; i++) x[i] /= divisor;
 }
 
-/* Copies the result of a bucket to its leaves: gradients, or after an all-gather values of
- * parameters. */
+/* Copies the result of a bucket to its leaves: gradients, or (all-gather) values of parameters. */
 static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     const int rank = ctx->dp.rank, scatters = b->kind == TSH_REDUCE_SCATTER;
     const int gathers = b->kind == TSH_ALLGATHER;
@@ -7586,11 +7584,10 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     for (const tshi_bucket_entry *p = b->first; p && !gathers; p = p->next) p->leaf->gr.live = 1;
 }
 
-/* Starts the collectives of all buckets that are left, waits for all, and copies the results to the
- * leaves. */
+/* Starts the collectives that are left, waits for all, and copies their results to the leaves. */
 static void tshi_bucket_end(tsh_ctx *ctx) {
     tshi_buckets *all = &ctx->buckets;
-    if (all->open[0]) tshi_bucket_close(ctx, all->open[0]); /* not full, but the last one */
+    if (all->open[0]) tshi_bucket_close(ctx, all->open[0]); /* the last one, not full */
     if (all->open[1]) tshi_bucket_close(ctx, all->open[1]);
     for (tshi_bucket *b = all->first; b; b = b->next) tshi_bucket_send(ctx, b);
     tshi_error_report(ctx); /* other ranks, waiting for this rank's bucket, learn of its error */
@@ -7636,7 +7633,7 @@ static int tshi_tape_records(const tsh_ctx *ctx, tsh_tensor *const *in, int n) {
 static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                                 unsigned partial, size_t params) {
     tsh_ctx *ctx = out->ctx;
-    const size_t inputs = (size_t)n * sizeof(tsh_tensor *); /* bytes of node->in */
+    const size_t inputs = (size_t)n * sizeof(tsh_tensor *);      /* bytes of node->in */
     const size_t saved = ((size_t)n + 1) * sizeof(tshi_block *); /* bytes of node->saved */
     const size_t head = (sizeof(tshi_node) + inputs + saved + 15) / 16 * 16; /* aligns params */
     tshi_node *node = (tshi_node *)tshi_mem_arena_alloc(ctx, &ctx->tape.arena, head + params);
@@ -7664,7 +7661,7 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     return node;
 }
 
-/* Returns the name of input i of op, not terminated by 0, and writes its length. */
+/* Returns the name of input i of op, not terminated by 0, and writes its length to *length. */
 static TSHI_COLD const char *tshi_tape_name(const tshi_op *op, int i, int *length) {
     const char *name = op->inputs ? op->inputs : "input";
     for (; i > 0 && op->inputs; i--) {
@@ -7738,8 +7735,7 @@ static int tshi_tape_accepts_partial(const tshi_node *node) {
     return (node->op->flags & wanted) != 0;
 }
 
-/* Returns the saved values of input i (i = n: of the output). They have the strides of that
- * tensor. */
+/* Returns the saved values of input i (i = n: of the output), with the strides of that tensor. */
 static void *tshi_tape_saved(const tshi_node *node, int i) {
     const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
     return (char *)tshi_mem_data(node->saved[i]) + (size_t)t->offset * tsh_dtype_size(t->dtype);
@@ -7763,8 +7759,7 @@ typedef struct tshi_dest {
     int add;               /* 0: overwrite what is there; 1: add to it */
 } tshi_dest;
 
-/* Allocates the memory of acc, an accumulator of base, if it has none yet. Returns 0 without
- * memory. */
+/* Allocates acc, an accumulator of base, if it has no memory yet. Returns 0 without memory. */
 static int tshi_tape_allocate(tsh_tensor *base, tshi_accumulator *acc) {
     int kind = base->flags & TSHI_OWNED ? TSH_MEM_GRADIENTS : TSH_MEM_STEP;
     if (!acc->block)
@@ -7807,7 +7802,7 @@ static tshi_accumulator *tshi_tape_accumulator(const tshi_node *node, int i) {
 /* The argument of a backward whose work several threads share. */
 typedef struct tshi_shared {
     const tshi_node *node; /* the call */
-    tshi_dest dest;        /* where its gradient goes */
+    tshi_dest dest;        /* where the gradient goes */
 } tshi_shared;
 
 /* Returns 1 if t has all elements of its base, in the same order. */
@@ -7858,7 +7853,7 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
     *marks = NULL;
     if (t != base || base->node || !base->requires_grad || (base->flags & TSHI_DEAD))
         return tshi_tape_dest_zeroed(node, i, dest);
-    if (base->marks && base->marks->size < size) { /* too small */
+    if (base->marks && base->marks->size < size) { /* marks of fewer rows */
         tshi_mem_release(base->ctx, base->marks);
         base->marks = NULL;
     }
@@ -7897,7 +7892,7 @@ static void tshi_tape_merge_rows(tsh_tensor *t, tsh_comm *comm) {
 }
 
 /* For tsh_detect_anomaly: returns 1 if t's gradient in acc is finite, or acc is empty. Else fails
- * and returns 0: "the <what> of <name> (2, 3) R has NaN". length: that of name. */
+ * and returns 0: "the <what> of <name> (2, 3) R has NaN". length: bytes of name. */
 static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tensor *t,
                                           const tshi_accumulator *acc, const char *what,
                                           const char *name, int length) {
@@ -7930,7 +7925,7 @@ static void tshi_tape_input_done(tshi_node *node, int i) {
     if (!base || !base->requires_grad || (node->progress.done >> i & 1u)) return;
     node->progress.done |= 1u << i;
     if (ctx->anomalies && !tshi_tape_check_input(node, i)) return;
-    if (!base->node) { /* a leaf */
+    if (!base->node) { /* base is a leaf */
         tshi_tape_deliver(base);
         return;
     }
@@ -7956,7 +7951,7 @@ static void tshi_tape_merge(tsh_tensor *t) {
     if (t->gr.live) {
         tshi_tape_add_all(t->ctx, (tsh_real *)tshi_mem_data(t->gr.block),
                           (const tsh_real *)tshi_mem_data(t->gp.block), tsh_local_numel(t));
-        t->gp.live = 0; /* empty */
+        t->gp.live = 0; /* gp is empty now */
     } else {
         tshi_accumulator swap = t->gr; /* gr's memory becomes gp's */
         t->gr = t->gp;
@@ -7997,8 +7992,7 @@ static tsh_real *tshi_tape_grad(const tshi_node *node) {
     return (tsh_real *)tshi_mem_data(node->out->gr.block);
 }
 
-/* Writes `values`, of t's local shape and with the strides given, to dest, or adds them if
- * dest->add. */
+/* Writes `values`, of t's local shape and these strides, to dest, or adds them if dest->add. */
 static void tshi_tape_accumulate(const tsh_tensor *t, const tshi_dest *dest, const tsh_real *values,
                                  const int64_t *stride) {
     tshi_loop loop;
@@ -8029,9 +8023,8 @@ static void tshi_tape_identity(tshi_node *node, int i) {
 
 /* -- backward --------------------------------------------------------------- */
 
-/* Marks the nodes that the loss depends on, newest first. Counts the partial contributions that
- * each tensor will get (partial_contributions), and all contributions to each leaf
- * (contributions). */
+/* Marks the nodes that the loss depends on, newest first. Counts the contributions that each leaf
+ * will get (contributions), and the partial ones to any tensor (partial_contributions). */
 static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
     if (loss->base->node) loss->base->node->progress.reached = 1;
     for (tshi_node *node = ctx->tape.newest; node; node = node->older) {
@@ -8046,7 +8039,7 @@ static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
             if (base->node)
                 base->node->progress.reached = 1;
             else
-                base->contributions++; /* a leaf */
+                base->contributions++; /* base is a leaf */
             if (tshi_tape_is_partial(node, i)) base->partial_contributions++;
         }
         for (int i = 0; i < node->leaf_count; i++) node->leaves[i]->contributions++;
@@ -8061,7 +8054,7 @@ static void tshi_tape_release_values(tsh_ctx *ctx, const tsh_tensor *loss, int d
         if (t == loss || t->depth < depth || (t->flags & (TSHI_RETAIN | TSHI_STALE))) continue;
         tshi_mem_release(ctx, t->block);
         t->block = NULL;
-        t->flags |= TSHI_STALE; /* reading it is TSH_ERR_STALE */
+        t->flags |= TSHI_STALE; /* reads by the user fail: TSH_ERR_STALE */
     }
 }
 
@@ -8069,11 +8062,11 @@ static void tshi_tape_release_values(tsh_ctx *ctx, const tsh_tensor *loss, int d
 static void tshi_tape_release_node(tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     tsh_tensor *out = node->out;
-    if (out->reducing) (void)tsh_wait(&ctx->tp, out->req); /* nobody has waited: an error */
+    if (out->reducing) (void)tsh_wait(&ctx->tp, out->req); /* still in flight after an error */
     out->reducing = out->partial_contributions = 0;
     for (int i = 0; i <= node->n; i++) tshi_mem_release(ctx, node->saved[i]);
     tshi_mem_release(ctx, node->aux);
-    out->node = NULL; /* a constant from now on */
+    out->node = NULL; /* later backwards treat out as a constant */
     out->requires_grad = 0;
     if (out->flags & TSHI_RETAIN) return;
     tshi_mem_release(ctx, out->gr.block);
@@ -8082,8 +8075,7 @@ static void tshi_tape_release_node(tshi_node *node) {
     memset(&out->gp, 0, sizeof out->gp);
 }
 
-/* Lets collectives in flight send and receive: backends do so only when they are called. user is
- * the ctx. */
+/* Lets collectives in flight send and receive: backends do so only when called. user: the ctx. */
 static void tshi_tape_progress(void *user) {
     tsh_ctx *ctx = (tsh_ctx *)user;
     if (ctx->tp.in_flight) tsh_comm_progress(&ctx->tp);
@@ -8097,12 +8089,12 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
     const tsh_module *outer = ctx->module;
     tshi_node *node, *older;
     for (node = ctx->tape.newest; node; node = older) {
-        older = node->older;
-        ctx->module = node->module; /* errors begin with its path */
+        older = node->older;        /* the node is released below */
+        ctx->module = node->module; /* errors begin with the module's path */
         if (node->progress.reached && ctx->error.code == TSH_OK && tshi_tape_complete_out(node)) {
             const int64_t begin = tshi_trace_now(ctx->trace);
             node->op->backward(node);
-            for (int i = 0; i < node->n; i++) tshi_tape_input_done(node, i);
+            for (int i = 0; i < node->n; i++) tshi_tape_input_done(node, i); /* if not yet done */
             for (int i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
             if (ctx->trace)
                 (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->op->name, begin, 0);
@@ -8114,12 +8106,11 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
     ctx->tape.newest = NULL;
 }
 
-/* Completes the partial gradients of all leaves with one all-reduce over tp, of all gp in one
- * buffer. */
+/* Completes the partial gradients of all leaves with one all-reduce over tp, in one buffer. */
 static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
-    int64_t total = 0, at = 0; /* elements of all gp; where the next gp is in the buffer */
-    tshi_block *flat;          /* the buffer */
+    int64_t total = 0, at = 0; /* total: elements of all gp; at: where the next gp is in flat */
+    tshi_block *flat;          /* a buffer with all gp */
     tsh_real *data;
     for (t = head->next; t != head; t = t->next)
         if (t->gp.live) total += tsh_local_numel(t);
@@ -8160,7 +8151,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
         else
             tshi_bucket_add_grad(t);
     }
-    if (replicas) tshi_bucket_end(ctx);
+    if (replicas) tshi_bucket_end(ctx); /* waits for all buckets */
     for (t = head->next; t != head && ctx->error.code == TSH_OK; t = t->next) {
         if (!t->gr.live) continue;
         if (replicas && (t->flags & TSHI_AVERAGED))
@@ -8173,8 +8164,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     return ctx->error.code;
 }
 
-/* Empties the list of buckets. From now on, tshi_tape_deliver sends the gradients of leaves as they
- * become ready. */
+/* Empties the list of buckets; from now on tshi_tape_deliver fills buckets and sends them. */
 static void tshi_tape_sync_begin(tsh_ctx *ctx) {
     if (ctx->dp.size > 1) tshi_bucket_begin(ctx, ctx->tape.summed);
     ctx->tape.syncing = ctx->dp.size > 1;
@@ -8187,8 +8177,7 @@ TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
     return tshi_tape_sync(ctx);
 }
 
-/* Fails unless the loss is one replicated value of this ctx that depends on a tensor with a
- * gradient. */
+/* Fails unless the loss is one replicated value of this ctx that requires a gradient. */
 static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
     char text[TSHI_TEXT_SIZE];
     if (!loss || loss->ctx != ctx)
@@ -8218,7 +8207,7 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
 static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
     tshi_tape *tape = &ctx->tape;
     tsh_tensor *t, *head = &ctx->handles.owned;
-    int live = 0, chunked = 0; /* a leaf has a gradient; a leaf has a chunk of its gradient */
+    int live = 0, chunked = 0; /* live: a leaf has a gradient; chunked: only a chunk of it */
     for (t = head->next; t != head; t = t->next) {
         t->partial_contributions = t->contributions = 0;
         live |= t->gr.live | t->gp.live;
@@ -8247,7 +8236,7 @@ static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
 
 TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
                                      const tsh_backward_desc *desc) {
-    int defer = desc && desc->defer;
+    int defer = desc && desc->defer; /* 1: tsh_sync_grads completes the gradients */
     tshi_dest dest;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->error.code == TSH_OK) (void)tshi_tape_check_loss(ctx, loss);
@@ -8260,12 +8249,12 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
     tshi_tape_mark(ctx, loss);
     tshi_tape_release_values(ctx, loss, 0); /* at every scope depth */
     tshi_tape_walk(ctx);
-    tshi_mem_reset(&ctx->tape.arena); /* the memory of the nodes */
+    tshi_mem_reset(&ctx->tape.arena); /* frees the nodes */
     if (defer)
         ctx->tape.pending = 1; /* until tsh_sync_grads */
     else
         (void)tshi_tape_sync(ctx);
-    tshi_error_report(ctx);
+    tshi_error_report(ctx); /* to the other ranks */
     return ctx->error.code;
 }
 
@@ -8323,7 +8312,7 @@ TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on) {
 
 TSH_API tsh_tensor *tsh_retain(tsh_tensor *t) {
     if (t) t->flags |= TSHI_RETAIN;
-    if (t) t->base->flags |= TSHI_RETAIN; /* which has values and gradient of a view */
+    if (t) t->base->flags |= TSHI_RETAIN; /* a view has the values of its base */
     return t;
 }
 
@@ -8369,10 +8358,10 @@ TSH_API void tsh_zero_grad(tsh_tensor *t) {
 TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     tsh_tensor *head;
     if (!ctx) return TSH_ERR_ARGUMENT;
-    for (; ctx->tape.newest; ctx->tape.newest = ctx->tape.newest->older)
+    for (; ctx->tape.newest; ctx->tape.newest = ctx->tape.newest->older) /* no backward was run */
         tshi_tape_release_node(ctx->tape.newest);
     tshi_mem_reset(&ctx->tape.arena);
-    head = &ctx->handles.step;
+    head = &ctx->handles.step; /* all step tensors */
     for (ctx->handles.ended = 0; head->next != head; ctx->handles.ended++)
         tshi_tensor_release(head->next);
     return tsh_ok(ctx) ? TSH_OK : ctx->error.code;
@@ -8419,7 +8408,7 @@ static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned
     int i, length, count = 0;
     for (i = 0; i < node->n; i++) {
         const char *name = tshi_tape_name(node->op, i, &length);
-        if (!(bits >> i & 1u) || !node->in[i]) continue; /* not set, or an optional input */
+        if (!(bits >> i & 1u) || !node->in[i]) continue; /* not set, or left out by the caller */
         (void)fprintf(file, "%s%.*s", count++ ? " " : "", length, name);
         if (!node->op->inputs) (void)fprintf(file, "%d", i); /* unnamed inputs: their index */
     }
@@ -8514,7 +8503,7 @@ static TSHI_COLD void tshi_dump_dot(FILE *file, const tshi_node *node, int numbe
         const tsh_tensor *t = node->in[i];
         const char *name = tshi_tape_name(node->op, i, &length);
         if (!t) continue;
-        if (t->base->node) /* the output of an op */
+        if (t->base->node) /* the input is the output of an op */
             (void)fprintf(file, "  n%d -> n%d", tshi_dump_number(t->base->node), number);
         else
             (void)fprintf(file, "  n%d_%d [shape=plain, label=\"%.*s %s\"];\n  n%d_%d -> n%d",
@@ -8540,16 +8529,16 @@ TSH_API TSHI_COLD tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file) {
 
 /* A rank of the world has three coordinates, one along each of the axes tp, pp and dp. Ranks are
  * numbered along the axes in desc->order, the first axis fastest: with "tp-pp-dp", rank = tp + TP
- * (pp + PP dp), where TP and PP are the sizes of the axes. Ranks that differ in one coordinate only
- * are the group (comm) of that axis. tsh_open splits the world into these groups. What a new field
- * of tsh_ctx owns, tsh_close must release. */
+ * (pp + PP dp), where TP and PP are the sizes of the axes. Ranks that agree in the other two
+ * coordinates form a group (comm) of an axis; tsh_open splits the world into these groups. What a
+ * new field of tsh_ctx owns, tsh_close must release. */
 
 /* Fails because tp times pp does not divide the number of ranks. The error lists the values of tp
  * (or of pp) that would, given the other one. Returns 0. */
 static int tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
     const int world = ctx->world.size, tp_fits = tp > 0 && world % tp == 0;
     const int pp_fits = pp > 0 && world % pp == 0;
-    const int whole = pp_fits ? world / pp : tp_fits ? world / tp : world; /* list its divisors */
+    const int whole = pp_fits ? world / pp : tp_fits ? world / tp : world; /* to be factored */
     char list[TSH_MESSAGE_SIZE / 2] = "1";
     for (int d = 2; d <= whole; d++)
         if (whole % d == 0) tsh_text_add(list, sizeof list, "%s%d", d < whole ? ", " : " or ", d);
@@ -8569,7 +8558,7 @@ static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], ch
     if (!tp) tp = world / pp;          /* desc->tp 0: all ranks that pp leaves */
     for (i = 0; i < 3; i++, at += 3) { /* at: the name of axis i, and '-' or the end */
         int fits = *at && strchr("tpd", *at) && at[1] == 'p' && at[2] == (i < 2 ? '-' : '\0');
-        for (j = 0; fits && j < i; j++) fits = axis[j] != *at; /* named twice */
+        for (j = 0; fits && j < i; j++) fits = axis[j] != *at; /* an axis must not be named twice */
         if (!fits)
             return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
                                    "tsh_open: order \"%.32s\" does not name tp, pp and dp once "
@@ -8607,7 +8596,7 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     memset(ctx, 0, sizeof *ctx);
     ctx->allocator = allocator;
     tshi_mem_count(&ctx->mem, TSH_MEM_BOOKS, sizeof *ctx, 0); /* tsh_mem counts the ctx, too */
-    ctx->mem.calls = 1;                                       /* of the allocator */
+    ctx->mem.calls = 1;                                       /* the allocator was called once */
     ctx->logger = desc->logger;
     ctx->gemm = desc->gemm;
     ctx->gemm_kernel = tshi_gemm_pick();
@@ -8649,13 +8638,13 @@ TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
     tsh_ctx *ctx = *out = tshi_context_make(desc); /* also after an error: the caller closes it */
     if (!ctx) return tshi_context_no_memory(desc);
     tshi_context_groups(ctx, desc);
-    tshi_error_report(ctx); /* other ranks learn of an error in here */
+    tshi_error_report(ctx); /* other ranks learn of an error in tsh_open */
     return ctx->error.code;
 }
 
 TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     if (!ctx) return;
-    tshi_error_report(ctx);  /* before the comms are closed */
+    tshi_error_report(ctx);  /* while the comms are still open */
     (void)tsh_step_end(ctx); /* releases the tape and step tensors */
     while (ctx->handles.owned.next != &ctx->handles.owned)
         tshi_tensor_release(ctx->handles.owned.next);
@@ -8694,7 +8683,7 @@ TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), v
         tsh_log_message(desc ? &desc->logger : NULL, "tsh_run: fn is NULL");
     else if (tsh_open(desc, &ctx) == TSH_OK)
         result = fn(ctx, user);
-    tsh_close(ctx); /* NULL: does nothing */
+    tsh_close(ctx); /* does nothing if ctx is NULL */
     return result;
 }
 
@@ -8752,8 +8741,7 @@ static TSHI_COLD int tshi_rule_refuse(const tshi_call *call, const tsh_tensor *a
                     hint) == TSH_OK;
 }
 
-/* Fails because of the layout of the first input. `why` says what is wrong: "is a partial sum".
- * Returns 0. */
+/* Fails because of the layout of the first input. `why`: such as "is a partial sum". Returns 0. */
 static TSHI_COLD int tshi_rule_refuse_input(const tshi_call *call, const char *why) {
     const tsh_tensor *x = call->in[0];
     char text[TSHI_TEXT_SIZE];
@@ -8788,8 +8776,8 @@ static const tsh_tensor *tshi_rule_first(const tshi_call *call, tsh_layout_kind 
     return NULL;
 }
 
-/* The rule of all elementwise ops. sums: bits of the inputs that are P; allowed: 1 if the op is
- * linear in these. */
+/* The rule of all elementwise ops. sums: bits of the inputs that are P; allowed: 1 if P is, because
+ * the op is linear in these inputs. */
 static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allowed,
                                  tshi_output *output) {
     const tsh_tensor *cut = tshi_rule_first(call, TSH_SHARDED); /* NULL: none is sharded */
@@ -8801,7 +8789,7 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
             call, tshi_rule_first(call, TSH_PARTIAL), other ? other : call->in[call->n - 1],
             "complete the partial sum first: tsh_redistribute(x, tsh_replicated())");
     }
-    if (sums) output->layout = tsh_partial(); /* a linear op of partial sums */
+    if (sums) output->layout = tsh_partial(); /* the op is linear: its output is P, too */
     if (sums && call->n == 2) output->partial = ~sums & (unsigned)(TSHI_A | TSHI_B);
     if (!cut) return 1;
     output->layout = cut->layout;
@@ -8888,12 +8876,12 @@ static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     int i, e, fits = 1, along = layout->kind == TSH_SHARDED && layout->dim == d;
     for (i = 1; i < call->n && fits; i++) {
-        const tsh_layout *own = &in[i]->layout; /* of part i */
+        const tsh_layout *own = &in[i]->layout; /* layout of part i */
         fits = own->kind == layout->kind && own->dim == layout->dim;
         if (fits && layout->kind == TSH_SHARDED && !along)
             fits = tshi_layout_equal(own, layout, in[i]->dim, in[i]->ctx->tp.size);
         for (e = 0; e < own->segments && along && fits; e++) {
-            fits = layout->segments < TSH_MAX_SEGMENTS; /* room for one more */
+            fits = layout->segments < TSH_MAX_SEGMENTS; /* one more segment fits */
             if (fits) layout->segment[layout->segments++] = own->segment[e];
         }
     }
@@ -8943,6 +8931,7 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
     return out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
 }
 
+/* The rule of matmul. */
 static int tshi_rule_matmul(const tshi_call *call, tshi_output *output) {
     return tshi_rule_products(call->in[0], call->in[1], output) ||
            tshi_rule_refuse(call, call->in[0], call->in[1],
@@ -9143,8 +9132,7 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
 
 /* -- what elementwise ops share ---------------------------------------------- */
 
-/* Broadcasts the inputs' global shapes, as NumPy does, to *out. 0 and an error if they do not
- * fit. */
+/* Broadcasts the inputs' global shapes to *out as NumPy does. 0 and an error if they do not fit. */
 static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shape *out) {
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     int i, d;
@@ -9156,7 +9144,7 @@ static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shap
         int64_t *length = out->dim + (out->ndim - in[i]->ndim);
         for (d = 0; d < in[i]->ndim; d++) {
             int64_t own = in[i]->dim[d];
-            if (length[d] == 1) length[d] = own;
+            if (length[d] == 1) length[d] = own; /* the size that is not 1, if there is one */
             if (length[d] == own || own == 1) continue;
             return tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
                             "%s: shapes %s and %s do not broadcast (%lld against %lld)", op,
@@ -9196,8 +9184,8 @@ static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n,
     out = tshi_tensor_out(ctx, op->name, dtype, &output.shape, &output.layout);
     if (!out) return NULL;
     tshi_kernel_space(&loop, out);
-    tshi_kernel_tensor(&loop, out);
-    for (i = 0; i < n; i++) tshi_kernel_tensor(&loop, in[i]);
+    tshi_kernel_tensor(&loop, out);                           /* operand 0 */
+    for (i = 0; i < n; i++) tshi_kernel_tensor(&loop, in[i]); /* operands 1 to n */
     tshi_kernel_run(&loop, kernel, &c);
     if (tshi_dtypes[dtype].floating)
         tshi_map_record(op, out, in, n, output.partial, &c, sizeof c, NULL);
@@ -9212,7 +9200,7 @@ typedef struct tshi_backward_params {
 
 /* All that describes a unary or binary op, or where. */
 typedef struct tshi_map_row {
-    tshi_op op; /* first: node->op points to it */
+    tshi_op op;    /* first: node->op points to it */
     unsigned pass; /* bits of inputs whose gradient is that of the output, if not broadcast */
     const tshi_kernel_fn *forward, *backward[3]; /* backward: for each input */
 } tshi_map_row;
@@ -9232,8 +9220,8 @@ static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn
     if (!(broadcast ? tshi_tape_dest_zeroed(node, i, &dest) : tshi_tape_dest(node, i, &dest)))
         return;
     tshi_kernel_space(&loop, out);
-    tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL);
-    tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL); /* operand 0 */
+    tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);       /* operand 1 */
     for (k = 0; k < node->n; k++) {
         const int from = node->saved[k] ? k : node->n; /* n: the output */
         const tsh_tensor *v = from < node->n ? node->in[from] : out;
@@ -9242,7 +9230,7 @@ static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn
         else
             tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
     }
-    params.c = *(const double *)node->params;
+    params.c = *(const double *)node->params; /* a copy of tshi_map_run's c */
     params.add = dest.add;
     tshi_kernel_run(&loop, kernel[out->ctx->isa], &params);
 }
@@ -9344,9 +9332,9 @@ TSHI_INLINE float tshi_map_minus_tail(float y, float a, int fused) {
  * bit of x; a result that rounds to 0 would lack it otherwise. */
 TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
     const float x = (float)v;
-    const uint32_t bits = tshi_math_bits(x) & 0x7FFFFFFFu; /* of |x| */
-    const int32_t order = (int32_t)tshi_math_bits(x);      /* below 0 if x is */
-    const float a = tshi_math_float(bits < 0x41666666u ? bits : 0x41666666u);
+    const uint32_t bits = tshi_math_bits(x) & 0x7FFFFFFFu;                    /* of |x| */
+    const int32_t order = (int32_t)tshi_math_bits(x);                         /* below 0 if x is */
+    const float a = tshi_math_float(bits < 0x41666666u ? bits : 0x41666666u); /* min(|x|, 14.4) */
     float mid, ends;
     if (TSHI_DOUBLE) /* tsh_real is double: libm */
         return TSHI_R(0.5 * (double)v * erfc((double)v * -0.70710678118654752));
@@ -9362,10 +9350,10 @@ TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
  * gelu'(-a) = e^(-a^2 / 2) (R(a) - a / sqrt(2 pi)). */
 TSHI_INLINE tsh_real tshi_map_gelu_derivative(tsh_real v, int fused) {
     const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
-    const float a = tshi_math_float(bits < 0x41600000u ? bits : 0x41600000u);
+    const float a = tshi_math_float(bits < 0x41600000u ? bits : 0x41600000u); /* min(|x|, 14) */
     float y;
     if (TSHI_DOUBLE) {
-        const double bell = 0.39894228040143268 * exp(-0.5 * (double)v * (double)v);
+        const double bell = 0.39894228040143268 * exp(-0.5 * (double)v * (double)v); /* phi(x) */
         return TSHI_R(0.5 * erfc((double)v * -0.70710678118654752) + (double)v * bell);
     }
     y = tshi_math_fma(-0.39894228f, a, tshi_map_mills(a, fused), fused);
@@ -9376,11 +9364,10 @@ TSHI_INLINE tsh_real tshi_map_gelu_derivative(tsh_real v, int fused) {
 }
 
 /* Returns erf(x). With a = |x|: erf(a) = 1 - e^-P, where P = a + a Q(a), for a up to 3.95 (from
- * 3.88 on it rounds to 1). With -P = n ln 2 + r, that is 1 - 2^n - 2^n (e^r - 1). The sign is
- * x's. */
+ * 3.88 on it is 1). With -P = n ln 2 + r that is 1 - 2^n - 2^n (e^r - 1). The sign is as x's. */
 TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
     const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
-    const float a = tshi_math_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu);
+    const float a = tshi_math_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu); /* min(|x|, 3.95) */
     uint32_t n; /* as an exponent: (n << 23) + bits of 1.0 is 2^n */
     float q, power;
     if (TSHI_DOUBLE) return TSHI_R(erf((double)v));
@@ -9396,8 +9383,7 @@ TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
         tshi_math_pick(bits > 0x7F800000u, x, tshi_math_bits(q) | (x ^ bits))));
 }
 
-/* Returns e^-2u, where u = sqrt(2 / pi) (x + 0.044715 x^3). 0.5 x (1 + tanh u) = x / (1 +
- * e^-2u). */
+/* Returns e^-2u for u = sqrt(2 / pi) (x + 0.044715 x^3). gelu_tanh is x / (1 + e^-2u). */
 TSHI_INLINE tsh_real tshi_map_gelu_power(tsh_real x, int fused) {
     return tshi_math_exp(-x * (TSHI_R(1.5957691216057308) + TSHI_R(0.071354816272600) * x * x),
                            fused);
@@ -9456,7 +9442,7 @@ TSHI_UNARY_ROW("tsh_pow_scalar", square, nonlinear, X, x *x, g *(v + v))
 TSHI_UNARY_ROW("tsh_pow_scalar", pow_scalar, nonlinear, X, tshi_math_pow(x, c),
                g *tshi_map_power_derivative(v, c))
 TSH_API tsh_tensor *tsh_pow_scalar(tsh_tensor *x, double c) {
-    const int square = c >= 2 && c <= 2;
+    const int square = c >= 2 && c <= 2; /* c == 2: a product instead of a power */
     return tshi_map_apply(square ? &tshi_map_square_row : &tshi_map_pow_scalar_row, &x, 1, c);
 }
 TSHI_UNARY(exp, nonlinear, OUT, tshi_math_exp(x, fused), g *v)
@@ -9774,7 +9760,7 @@ static void tshi_map_dropout_backward(tshi_node *node) {
     tshi_dest dest;
     tshi_block *scratch;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    run.y = tshi_map_dense_dest(node->in[0], &dest, &scratch);
+    run.y = tshi_map_dense_dest(node->in[0], &dest, &scratch); /* dx, or *scratch */
     if (!run.y) return;
     tshi_map_mask_all(&run, out);
     tshi_map_accumulate(node->in[0], &dest, scratch);
@@ -9798,11 +9784,11 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     if (!out) return NULL;
     mask = tshi_map_next_mask(ctx, p, owner);
     run.isa = ctx->isa;
-    run.y = tshi_kernel_output(out, &unrounded);
-    run.x = tshi_kernel_packed_reals(x, &scratch);
+    run.y = tshi_kernel_output(out, &unrounded);   /* out's values, or *unrounded */
+    run.x = tshi_kernel_packed_reals(x, &scratch); /* x's values, or a dense copy in *scratch */
     if (run.x && run.y) tshi_map_mask_all(&run, out);
     tshi_mem_release(ctx, scratch);
-    tshi_kernel_output_done(out, unrounded);
+    tshi_kernel_output_done(out, unrounded); /* rounds to out's dtype */
     tshi_map_record(&tshi_map_dropout_op, out, &x, 1, TSHI_NONE, &mask, sizeof mask, NULL);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
@@ -9882,8 +9868,7 @@ typedef struct tshi_reduction {
     tshi_reduce_params params;
 } tshi_reduction;
 
-/* Checks dim and x's layout and fills in *r. Returns 0 and an error if the op cannot run along
- * dim. */
+/* Checks dim and x's layout and fills in *r. 0 and an error if the op cannot run along dim. */
 static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                             tshi_reduction *r) {
     const int axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim); /* -1: all, or there is none */
@@ -9900,7 +9885,7 @@ static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepd
     r->layout = output.layout;
     r->shape = tsh_shape0();
     for (d = 0; d < x->ndim; d++) {
-        int reduced = axis < 0 || d == axis; /* dimension d */
+        int reduced = axis < 0 || d == axis; /* 1 if dimension d is reduced */
         if (!reduced || keepdim) r->shape.dim[r->shape.ndim++] = reduced ? 1 : x->dim[d];
     }
     r->length = axis < 0 ? tsh_numel(x) : x->dim[axis];
@@ -9919,7 +9904,7 @@ TSHI_INLINE void tshi_reduce_sum_body(int64_t rows, const tshi_operand *operand,
     const tsh_real *x = (const tsh_real *)operand[1].data;
     const int64_t n = p->n;
     for (; rows > 0; rows--, x += n) {
-        double total = 0; /* of one row */
+        double total = 0; /* the sum of one row */
         int64_t i;
         for (i = 0; i < n; i += 4096)
             total += (double)tshi_kernel_sum(x + i, n - i < 4096 ? n - i : 4096);
@@ -9931,7 +9916,7 @@ TSHI_KERNEL(tshi_reduce_sum, tshi_reduce_params);
 /* Fills in the strides that broadcast out to x's shape: 0 along reduced dimensions. */
 static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int axis,
                                int64_t *stride) {
-    int d, o = 0; /* o: the dimension of out for d */
+    int d, o = 0; /* o: the dimension of out that stands for d */
     for (d = 0; d < x->ndim; d++) {
         int reduced = axis < 0 || d == axis;
         stride[d] = reduced ? 0 : out->stride[o];
@@ -9943,7 +9928,7 @@ static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int a
  * sums each row; else adds rows (inner values) in order. */
 static void tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_reduction *r,
                              tsh_real *sums) {
-    const int64_t n = r->params.n, count = tsh_local_numel(out); /* count: sums */
+    const int64_t n = r->params.n, count = tsh_local_numel(out); /* count: number of sums */
     int64_t stride[TSH_MAX_DIMS], i;
     tshi_loop loop;
     if (r->inner == 1) {
@@ -10063,11 +10048,11 @@ TSHI_INLINE void tshi_reduce_place_body(int64_t rows, const tshi_operand *operan
         best = x[at = 0]; /* at: where the best part starts */
         for (i = 0; i < n && best == best; i += part) {
             here = tshi_kernel_max(x + i, tshi_base_min(part, n - i));
-            if (here <= best) continue; /* NaN: goes on */
+            if (here <= best) continue; /* false for NaN, which ends the loop */
             best = here;
             at = i;
         }
-        while (x[at] == x[at] && x[at] != best) at++; /* stops at NaN, too */
+        while (x[at] == x[at] && x[at] != best) at++; /* stops at a NaN, too */
         *place++ = at;
         if (max) *max++ = x[at];
     }
@@ -10080,7 +10065,7 @@ static void tshi_reduce_max_backward(tshi_node *node) {
     const tsh_tensor x = tshi_reduce_rows(node->in[0], params->axis);
     const int64_t *place = (const int64_t *)tshi_mem_data(node->aux);
     const tsh_real *g = tshi_tape_grad(node);
-    int64_t e, count = tsh_local_numel(node->out); /* of maxima */
+    int64_t e, count = tsh_local_numel(node->out); /* count: number of maxima */
     tshi_dest dest;
     int d;
     if (!tshi_tape_dest_zeroed(node, 0, &dest)) return;
@@ -10107,17 +10092,17 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     tshi_block *scratch, *unrounded = NULL, *aux = NULL;
     tshi_rows rows;
     tsh_tensor *out, xs;
-    tsh_real *max = NULL; /* argmax: no values are written */
+    tsh_real *max = NULL; /* where the maxima go; argmax: NULL */
     void *place;          /* int64_t indices: in out, or in aux for backward */
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                "%s: nothing to choose from: the dimension is empty", op->name);
-    xs = tshi_reduce_rows(x, r.params.axis); /* x in rows */
+    xs = tshi_reduce_rows(x, r.params.axis); /* x with the axis last */
     rows = tshi_reduce_job(tshi_reduce_place, x, &r.params);
     out = tshi_tensor_out(ctx, op->name, argmax ? TSH_I64 : x->dtype, &r.shape, &r.layout);
     if (!out) return NULL;
-    place = tshi_tensor_at(out);
+    place = tshi_tensor_at(out); /* argmax outputs the indices */
     if (!argmax) {
         aux = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)rows.count * sizeof(int64_t));
         place = aux ? tshi_mem_data(aux) : NULL;
@@ -10200,21 +10185,21 @@ TSHI_KERNEL_FUSED(tshi_reduce_softmax_grad, tshi_reduce_params);
 static void tshi_reduce_softmax_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     tsh_ctx *ctx = node->out->ctx;
-    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis); /* strides of x */
+    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis); /* for the strides */
     tsh_tensor y = tshi_reduce_rows(node->out, params->axis), dy = y;
     tshi_rows rows = tshi_reduce_job(tshi_reduce_softmax_grad, node->out, params);
     tshi_block *scratch[3]; /* of dx, y, dy */
     tshi_dest dest;
     if (!tshi_tape_dest(node, 0, &dest)) return;
     dest.stride = dx.stride;        /* the axis comes last */
-    y.block = node->saved[1];       /* the output */
+    y.block = node->saved[1];       /* the values of the output */
     dy.block = node->out->gr.block; /* with the strides of y */
     dy.dtype = TSH_REAL;
     rows.x[0] = tshi_kernel_reals(tshi_map_dense_dest(&dx, &dest, &scratch[0]), params->n);
     rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&y, &scratch[1]), params->n);
     rows.x[2] = tshi_kernel_reals(tshi_kernel_packed_reals(&dy, &scratch[2]), params->n);
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, params->n);
-    tshi_map_accumulate(&dx, &dest, scratch[0]); /* if not written in place */
+    tshi_map_accumulate(&dx, &dest, scratch[0]); /* unless written to dest */
     tshi_mem_release(ctx, scratch[1]);
     tshi_mem_release(ctx, scratch[2]);
 }
@@ -10264,8 +10249,7 @@ TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim) {
 
 /* A view shares the memory (block) of its base and has sizes, strides, an offset and a layout of
  * its own. No node is recorded for it: a gradient of the view is added to the base's accumulators
- * at the view's offset and strides. Only concat copies values, and reshape if no strides give the
- * new shape. */
+ * at the view's offset and strides. Only concat copies values, and reshape if no strides fit. */
 
 TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_permute", &x, 1);
@@ -10275,7 +10259,7 @@ TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims) {
     if (!ctx) return NULL;
     out = tshi_tensor_view(x);
     for (d = 0; out && d < x->ndim; d++) {
-        int from = dims ? tshi_tensor_axis(x, dims[d]) : -1; /* becomes dimension d */
+        int from = dims ? tshi_tensor_axis(x, dims[d]) : -1; /* dimension d of the view */
         if (from < 0 || (seen >> from & 1u))
             return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                    "tsh_permute: entry %d does not name a new dimension of %d", d,
@@ -10316,14 +10300,14 @@ static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t len
     (void)tsh_chunk(layout, out->dim[d], out->ctx->tp.size, out->ctx->tp.rank, range);
     for (s = 0; s < layout->segments && at < start; at += segment[s++].length)
         out->offset += range[s].length * out->stride[d]; /* skips a segment */
-    if (at != start) return 0;                           /* starts inside a segment */
+    if (at != start) return 0;                           /* the part starts inside a segment */
     for (; s < layout->segments && at + segment[s].length <= end; at += segment[s++].length) {
-        layout->segment[kept++] = segment[s]; /* kept <= s */
+        layout->segment[kept++] = segment[s]; /* in place, as kept <= s */
         local += range[s].length;
     }
     layout->segments = kept;
     out->local[d] = local;
-    return kept && at == end; /* else it ends inside a segment */
+    return kept && at == end; /* 0: the part ends inside a segment */
 }
 
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length) {
@@ -10355,9 +10339,9 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
 }
 
 TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **parts) {
-    int64_t length = tsh_dim(x, dim); /* of all parts */
+    int64_t length = tsh_dim(x, dim); /* of the dimension that is split */
     int i;
-    for (i = 0; i < n && parts; i++) parts[i] = NULL; /* in case of an error */
+    for (i = 0; i < n && parts; i++) parts[i] = NULL; /* NULL after an error */
     if (!tshi_tensor_check("tsh_split_dim", &x, 1))
         return x ? x->ctx->error.code : TSH_ERR_ARGUMENT;
     if (tshi_tensor_axis(x, dim) < 0)
@@ -10388,8 +10372,7 @@ static void tshi_view_concat_backward(tshi_node *node) {
     }
 }
 
-/* Returns 1 if part i has the dtype of the first, and its sizes in all dimensions but d; else 0 and
- * an error. */
+/* Returns 1 if part i has the first's dtype, and its sizes except along d; else 0 and an error. */
 static int tshi_view_concat_fits(tsh_tensor *const *parts, int i, int d) {
     const tsh_tensor *p = parts[i], *first = parts[0];
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
@@ -10443,8 +10426,7 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
 
 /* -- reshape ---------------------------------------------------------------- */
 
-/* Computes the size of shape that is -1, if there is one. Returns 0 if x has another number of
- * elements. */
+/* Computes the size of shape that is -1, if any. Returns 0 if x's number of elements differs. */
 static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
     int64_t total = tsh_numel(x), known = 1; /* known: product of the sizes given */
     int d, open = -1;                        /* open: the dimension whose size is -1 */
@@ -10493,8 +10475,8 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
     int a0 = 0, a1 = 0, b0 = 0, b1 = 0, d = x->layout.dim, e, s, same;
     int64_t inner, divisor; /* elements per index of d in x; of layout->dim in shape */
     *layout = x->layout;
-    if (layout->kind != TSH_SHARDED) return 1;
-    if (!tsh_numel(x)) return 0; /* groups have no product */
+    if (layout->kind != TSH_SHARDED) return 1; /* R and P fit any shape */
+    if (!tsh_numel(x)) return 0;               /* products of 0 tell nothing about groups */
     tshi_view_group(x, shape, d, &a0, &a1, &b0, &b1);
     for (e = a0; e < d; e++)
         if (x->dim[e] != 1) return 0; /* d is not the outermost of the merged dimensions */
@@ -10508,7 +10490,7 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
     for (s = 1; s < layout->segments && same; s++)
         same = layout->segment[s].length == layout->segment[0].length &&
                layout->segment[s].unit == layout->segment[0].unit;
-    if (same) {
+    if (same) { /* sharded along the next dimension, of D */
         layout->segments = 1;
         b0++;
     }
@@ -10544,7 +10526,7 @@ static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, i
             step *= to[j];
             run /= to[j];
         }
-        if (run != 1) return 0; /* x has dimensions left */
+        if (run != 1) return 0; /* the dimensions of `to` are used up */
     }
     return 1;
 }
