@@ -7409,7 +7409,7 @@ static tsh_real *tshi_bucket_row(const tshi_bucket *b, int k) {
 static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out) {
     for (const tshi_bucket_entry *p = b->first; p; p = p->next) {
         tsh_tensor *leaf = p->leaf;
-        const int gathers = b->kind == TSH_ALLGATHER;
+        const int gathers = b->kind == TSH_ALLGATHER; /* copies parameters, not gradients */
         tsh_real *at = (tsh_real *)(gathers ? tshi_tensor_at(leaf) : tshi_mem_data(leaf->gr.block));
         const int64_t n = tshi_bucket_chunk_size(leaf, k), padded = tshi_bucket_chunk_size(leaf, 0);
         at += tshi_bucket_chunk(leaf, k); /* chunk k in the leaf */
@@ -7564,7 +7564,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     const int gathers = b->kind == TSH_ALLGATHER;
     tsh_tensor *only = b->first->next ? NULL : b->first->leaf;
     tsh_real *own = b->own ? (tsh_real *)tshi_mem_data(b->own) : NULL;
-    int k, in_place = only && (gathers || !only->gr.block); /* the message's memory is the leaf's */
+    int k, in_place = only && (gathers || !only->gr.block); /* the leaf's own memory was sent */
     if (ctx->buckets.summed)
         tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
                            scatters ? b->counts[rank] : tshi_bucket_elements(ctx, b),
@@ -7628,8 +7628,7 @@ static int tshi_tape_records(const tsh_ctx *ctx, tsh_tensor *const *in, int n) {
 
 /* Appends a node for a call of op, which made `out` from n inputs, and takes references to the
  * values that backward reads. partial: bits of the inputs whose gradient is a partial sum. params:
- * bytes of the op's options, which the caller copies to node->params. Returns NULL without
- * memory. */
+ * bytes of the op's options, which the caller copies to node->params. NULL without memory. */
 static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                                 unsigned partial, size_t params) {
     tsh_ctx *ctx = out->ctx;
@@ -7746,7 +7745,7 @@ static void *tshi_tape_saved(const tshi_node *node, int i) {
 static tsh_real *tshi_tape_saved_reals(const tshi_node *node, int i, int64_t *stride,
                                        tshi_block **scratch) {
     tsh_tensor saved = *(i < node->n ? node->in[i] : node->out);
-    saved.block = node->saved[i]; /* the tensor as it was when recorded */
+    saved.block = node->saved[i]; /* t's own block may be released already */
     return tshi_kernel_reals_of(&saved, stride, scratch);
 }
 
@@ -8333,6 +8332,7 @@ TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
     if (!grad) return NULL;
     grad->dtype = TSH_REAL;                  /* whatever the dtype of t is */
     grad->offset = t->offset - base->offset; /* of a view: its part of the base's gradient */
+    /* every rank has the whole gradient of a partial sum */
     if (t->layout.kind == TSH_PARTIAL) grad->layout = tsh_replicated();
     return grad;
 }
@@ -8492,7 +8492,7 @@ TSH_API TSHI_COLD tsh_result tsh_tape_dump(tsh_ctx *ctx, FILE *file) {
  * that made the input; a leaf gets a node of its own. Arrows of partial gradients are red. */
 static TSHI_COLD void tshi_dump_dot(FILE *file, const tshi_node *node, int number) {
     const char *path = node->module ? node->module->path : "";
-    const unsigned partial = tshi_dump_partial(node); /* bits of inputs */
+    const unsigned partial = tshi_dump_partial(node); /* bits of inputs with a partial gradient */
     char text[TSHI_TEXT_SIZE];
     int i, length;
     (void)fprintf(file, "  n%d [label=\"%s%s%s\\n%s", number, path, *path ? "\\n" : "",
@@ -8573,7 +8573,7 @@ static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], ch
 /* Splits the world into the groups of each axis. The color of a group is its first rank in the
  * world, whose coordinate along the axis is 0; the key is the rank's coordinate. */
 static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
-    int size[3], i, step = 1, rank = ctx->world.rank; /* step: ranks to the next along axis i */
+    int size[3], i, step = 1, rank = ctx->world.rank; /* step: rank difference along axis i */
     char axis[3];
     if (!tshi_context_axes(ctx, desc, size, axis)) return;
     for (i = 0; i < 3; step *= size[i++]) {
@@ -8758,8 +8758,9 @@ static int tshi_rule_keep(const tshi_call *call, tshi_output *output) {
 }
 
 /* -- elementwise ops ----------------------------------------------------------
- * R R: R. S S: S if both have the same shards. S R: S, dR P, if R has length 1 along the sharded
- * dimension. P: only in ops that are linear in it, each of which has a rule below. */
+ * R R: R. S S: S if both have the same shards. S R: S, if the replicated input has length 1 along
+ * the sharded dimension; the gradient of that input is P. P: only in ops that are linear in the P
+ * inputs; each of these ops has a rule below. */
 
 /* Returns the bits of the inputs that are partial sums. */
 static unsigned tshi_rule_sums(const tshi_call *call) {
@@ -8819,10 +8820,10 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
         const unsigned sums = tshi_rule_sums(call);                                                \
         return tshi_rule_elementwise(call, sums, (allowed), output);                               \
     }
-TSHI_RULE_LINEAR(add, sums == (TSHI_A | TSHI_B))              /* a + b, a - b. P P: P. */
-TSHI_RULE_LINEAR(multiply, sums == TSHI_A || sums == TSHI_B)  /* a * b. P R, R P: P, dR P. */
-TSHI_RULE_LINEAR(divide, sums == TSHI_A)                      /* a / b. P R: P, dR P. */
-TSHI_RULE_LINEAR(where, sums == (TSHI_YES | TSHI_NO))         /* cond ? yes : no. R P P: P. */
+TSHI_RULE_LINEAR(add, sums == (TSHI_A | TSHI_B))             /* a + b, a - b. P P: P. */
+TSHI_RULE_LINEAR(multiply, sums == TSHI_A || sums == TSHI_B) /* P R: P, dB P. R P: P, dA P. */
+TSHI_RULE_LINEAR(divide, sums == TSHI_A)                     /* a / b. P R: P, dB P. */
+TSHI_RULE_LINEAR(where, sums == (TSHI_YES | TSHI_NO))        /* cond ? yes : no. R P P: P. */
 #undef TSHI_RULE_LINEAR
 
 /* The rule of ops that are not linear. Refuses P: f(a + b) is not f(a) + f(b). */
@@ -8926,7 +8927,7 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
         return same && da == db && da < nd - 2 && a->dim[la->dim] == b->dim[lb->dim];
     if (sa && da == nd - 2) return 1; /* S(m) R */
     if (sb && db == nd - 1) return 1; /* R S(n) */
-    if (out->dim >= nd - 2) return 0; /* k on one side only */
+    if (out->dim >= nd - 2) return 0; /* only one input is sharded along k */
     if (sb) b = a; /* b: now the one that is R; it must be broadcast along the batch dimension */
     return out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
 }
@@ -9039,7 +9040,7 @@ static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
 /* Returns 1 if on every rank the query heads use exactly the heads of k that the rank holds. */
 static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     const int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1; /* query heads per head of k */
-    tsh_layout cut = k->layout; /* of the query heads that use a rank's heads of k */
+    tsh_layout cut = k->layout; /* made the layout that q must have */
     for (int s = 0; s < cut.segments; s++) {
         cut.segment[s].length *= group;
         cut.segment[s].unit *= group;
@@ -9052,7 +9053,7 @@ static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
  * S(1), k and v R: S(1), dk and dv P. */
 static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
-    const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* q S(1) */
+    const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* heads: q is S(1) */
     const int grouped = heads && tshi_rule_is_sharded(k, 1);              /* q and k S(1) */
     const int fits = !tshi_rule_first(call, TSH_PARTIAL) && q->layout.dim < 2 &&
                      k->layout.dim < 2 && tshi_layout_equal(&k->layout, &v->layout, k->dim, size);
@@ -9200,7 +9201,7 @@ typedef struct tshi_backward_params {
 
 /* All that describes a unary or binary op, or where. */
 typedef struct tshi_map_row {
-    tshi_op op;    /* first: node->op points to it */
+    tshi_op op;    /* first: backward casts node->op to the row */
     unsigned pass; /* bits of inputs whose gradient is that of the output, if not broadcast */
     const tshi_kernel_fn *forward, *backward[3]; /* backward: for each input */
 } tshi_map_row;
@@ -9252,7 +9253,8 @@ static void tshi_map_backward(tshi_node *node) {
 
 /* Defines a kernel of N operands u, v, w (operands 1 to 3), scalar C, as c, and parameters of type
  * P. It computes F of them and writes the result to operand 0, or adds it if ADD. In the backward
- * of a broadcast input, operand 0 has step 0 where the input repeats, and the store sums. */
+ * of a broadcast input, operand 0 has step 0 where the input repeats, and the store sums. Operands
+ * that a kernel does not have are called u1 and u2. */
 #define TSHI_MAP_KERNEL(name, P, C, ADD, N, u, v, w, F)                                            \
     TSHI_INLINE void name##_body(int64_t n, const tshi_operand *operand, const P *p, int fused) {  \
         tsh_real pad[3][TSHI_BLOCK], y[TSHI_BLOCK]; /* y: results */                               \
@@ -9360,7 +9362,7 @@ TSHI_INLINE tsh_real tshi_map_gelu_derivative(tsh_real v, int fused) {
     y = y * (float)tshi_math_exp_below(TSHI_R(-0.5f * a * a), fused); /* gelu'(-a) */
     y = tshi_math_float(
         tshi_math_pick((int)(x >> 31), tshi_math_bits(y), tshi_math_bits(1.0f - y)));
-    return TSHI_R(y + ((float)v - (float)v)); /* NaN unless v is finite */
+    return TSHI_R(y + ((float)v - (float)v)); /* v - v is 0, or NaN if v is not finite */
 }
 
 /* Returns erf(x). With a = |x|: erf(a) = 1 - e^-P, where P = a + a Q(a), for a up to 3.95 (from
@@ -9627,7 +9629,7 @@ static void tshi_map_accumulate(tsh_tensor *x, const tshi_dest *dest, tshi_block
 
 /* -- dropout ----------------------------------------------------------------
  * y_e = x_e / (1 - p) if bits(key, stream, e) >= p 2^32, else 0, where e is the global index of the
- * element: the mask is the same however x is sharded. Backward draws it again. */
+ * element: the mask is the same however x is sharded. Backward computes the mask again. */
 
 /* A dropout mask: element e is kept or not depending on key, stream and e only. */
 typedef struct tshi_dropout {
@@ -9660,7 +9662,8 @@ static tshi_dropout tshi_map_next_mask(tsh_ctx *ctx, double p, tsh_module *owner
 #if TSHI_X86
 /* As tshi_rng_words, with Philox's 32-bit counters in 64-bit lanes, whose upper halves are ignored:
  * each of Philox's products is then one instruction. Compilers do not find that by themselves. The
- * order of the lanes is such that unpacking puts the words in the order of tshi_rng_words. */
+ * order of the lanes is such that unpacking puts the words in the order of tshi_rng_words. bytes:
+ * size of a vector; reg: its type; op: calls an intrinsic by name; last, the lanes' order. */
 #define TSHI_MAP_WORDS(isa, TARGET, bytes, reg, op, ...)                                           \
     typedef uint64_t tshi_map_##isa __attribute__((vector_size(bytes), may_alias));                \
     TARGET TSHI_INLINE void tshi_map_words_##isa(uint64_t key, uint64_t stream, uint64_t position, \
@@ -9698,7 +9701,7 @@ TSHI_MAP_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2, 6,
 #undef TSHI_MAP_512
 #undef TSHI_MAP_WORDS
 #else
-#define tshi_map_words_avx2   tshi_rng_words
+#define tshi_map_words_avx2   tshi_rng_words /* not x86: no such kernels */
 #define tshi_map_words_avx512 tshi_rng_words
 #endif
 #define tshi_map_words_portable tshi_rng_words
@@ -9849,6 +9852,11 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t) {
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
 
+/* Every op here calls tshi_reduce_plan, which derives the output's shape and layout and the sizes
+ * to loop over; then it allocates the output, runs a kernel and records the call. Sums along the
+ * last dimension, max and softmax run on rows, which threads share; other sums are a strided loop
+ * over x. Layout rules (tshi_rule_sum, tshi_rule_whole) are in >>rule. */
+
 /* The parameters of the kernels, and of backward. */
 typedef struct tshi_reduce_params {
     double c;   /* sum: 1; mean: 1 / (number of elements summed) */
@@ -9963,7 +9971,7 @@ static void tshi_reduce_sum_backward(tshi_node *node) {
     tshi_kernel_space(&loop, x);
     tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
     tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
-    tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL); /* in place of v: scale reads none */
+    tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL); /* as v, which scale does not read */
     back.c = params->c;
     back.add = dest.add;
     tshi_kernel_run(&loop, tshi_map_scale_backward[x->ctx->isa], &back);
@@ -10002,8 +10010,8 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
 }
 
 /* -- rows -------------------------------------------------------------------
- * max and softmax work on rows: dense values along the axis. Where that is not the last dimension,
- * values are copied to such an order, and back. */
+ * max and softmax work on rows: dense values along the axis. If the axis is not the last dimension,
+ * values are copied to an array in which it is, and results are copied back. */
 
 /* Returns a handle of t's values with the axis moved to the last dimension; axis -1: as t. */
 static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
@@ -10142,7 +10150,7 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t rows, const tshi_operand *oper
     for (; rows > 0; rows--, x += n, y += n) {
         const tsh_real max = tshi_kernel_max(x, n);
         const tsh_real sum = tshi_kernel_sum_exps(x, n, max, log ? NULL : y,
-                                                  fused); /* y = e^(x-m) */
+                                                  fused); /* softmax: stores y = e^(x-m) */
         const tsh_real c = log ? tshi_math_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
         for (e = 0; e < n; e += TSHI_BLOCK) {
             in = tshi_kernel_load_block(log ? x : y, 1, e, n, pad);
@@ -10485,7 +10493,7 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
            layout->segment[0].unit * inner % tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1))
         b0++;
     if (b0 >= b1) return 0;
-    /* (3 D) to (3, D), as with fused q, k, v: three equal segments of one dimension become one */
+    /* (3 D) to (3, D), as with fused q, k, v: three equal segments of x become one, along D */
     same = layout->segments > 1 && shape->dim[b0] == layout->segments && b0 + 1 < b1;
     for (s = 1; s < layout->segments && same; s++)
         same = layout->segment[s].length == layout->segment[0].length &&
