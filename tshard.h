@@ -7505,7 +7505,7 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     const int64_t n = tsh_local_numel(leaf);
     tshi_bucket **open = &all->open[kind != TSH_ALLREDUCE], *b = n < all->limit ? *open : NULL;
     tshi_bucket_entry *p;
-    if (leaf->in_bucket || ctx->error.code != TSH_OK) return; /* in_bucket: added before */
+    if (leaf->in_bucket || ctx->error.code != TSH_OK) return; /* it is in a bucket already */
     p = (tshi_bucket_entry *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *p);
     if (p && !b) b = (tshi_bucket *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *b);
     if (!p || !b) return;
@@ -8897,13 +8897,11 @@ static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
 
 /* -- matmul, linear, embedding -------------------------------------------------- */
 
-/* A has shape (.., m, k), B (.., k, n), the output (.., m, n). Fills in the output; returns 0 if
- * the layouts do not fit. Locals da and db: the sharded dimensions of A and B, numbered as the
- * output's.
+/* Fills in the output of a matrix product; returns 0 if the layouts do not fit. Shapes: A
+ * (.., m, k), B (.., k, n), output (.., m, n). da, db: sharded dimensions of A, B, as the output's.
  *   R R: R.  P R: P, dB P.  R P: P, dA P.  S(k) S(k): P.  S(m) R: S(m), dB P.
- *   R S(n): S(n), dA P.  S(batch) S(batch): S(batch).  S(batch) R: S(batch), dB P, if B has
- *   length
- *   1 there, or no such dimension. */
+ *   R S(n): S(n), dA P.  S(batch) S(batch): S(batch).  S(batch) R: S(batch), dB P, if B has length
+ *   1 along the batch dimension, or no such dimension. */
 static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output) {
     const tsh_layout *la = &a->layout, *lb = &b->layout;
     tsh_layout *out = &output->layout;
@@ -9040,7 +9038,7 @@ static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
 /* Returns 1 if on every rank the query heads use exactly the heads of k that the rank holds. */
 static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     const int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1; /* query heads per head of k */
-    tsh_layout cut = k->layout; /* made the layout that q must have */
+    tsh_layout cut = k->layout; /* changed below into the layout that q must have */
     for (int s = 0; s < cut.segments; s++) {
         cut.segment[s].length *= group;
         cut.segment[s].unit *= group;
@@ -9048,9 +9046,9 @@ static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     return tshi_layout_same_shards(&q->layout, &cut, q->dim[1], q->ctx->tp.size);
 }
 
-/* The rule of attention. Shapes: q (B, heads, T, D), k and v (B, k heads, S, D). The output is as
- * q. All R: R. All S(0): S(0). All S(1), if a rank's query heads use its own heads of k: S(1). q
- * S(1), k and v R: S(1), dk and dv P. */
+/* The rule of attention. Shapes: q (B, heads, T, D), k and v (B, k heads, S, D), output as q.
+ * q, k, v R: R.  q, k, v S(0): S(0).  q S(1), k and v R: S(1), dk and dv P.
+ * q, k, v S(1): S(1), if every rank's query heads use only heads of k that this rank holds. */
 static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
     const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* heads: q is S(1) */
@@ -9085,14 +9083,14 @@ static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
 /* -- cross-entropy ---------------------------------------------------------------- */
 
 /* The rule of cross-entropy. The logits have shape (rows ..., classes).
- * Logits R or S(classes), target R: R. Logits and target S(rows): P, or S without a reduction.
+ * Logits R or S(classes), target R: R. Logits and target S(rows): P; S if losses are not reduced.
  * A target of probabilities may have the layout of the logits, too. The weight per class is R, or
  * sharded as the classes. *params: the tsh_reduction. */
 static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     const int reduced = *(const tsh_reduction *)call->params != TSH_REDUCE_NONE;
     const tsh_tensor *x = call->in[0], *target = call->in[1], *weight = call->in[2];
     const int size = x->ctx->tp.size, last = x->ndim - 1;
-    const int probs = tshi_dtypes[target->dtype].floating; /* else class indices */
+    const int probs = tshi_dtypes[target->dtype].floating; /* 0: the target has class indices */
     const int cut = tshi_rule_is_sharded(x, last), rows = !cut && x->layout.kind == TSH_SHARDED;
     int fits = (rows || probs) && tshi_layout_equal(&x->layout, &target->layout, target->dim, size);
     char text[TSHI_TEXT_SIZE];
@@ -9231,7 +9229,7 @@ static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn
         else
             tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
     }
-    params.c = *(const double *)node->params; /* a copy of tshi_map_run's c */
+    params.c = *(const double *)node->params; /* stored by tshi_map_run */
     params.add = dest.add;
     tshi_kernel_run(&loop, kernel[out->ctx->isa], &params);
 }
@@ -9293,7 +9291,7 @@ TSHI_INLINE float tshi_map_normal(float z, int fused) {
                              3.98942292e-1f, fused);
 }
 
-/* Returns R(a). Its error is absolute: the result is used in 1 - Phi(-a). */
+/* Returns R(a) with a small absolute, not relative, error: this suffices for 1 - Phi(-a). */
 TSHI_INLINE float tshi_map_mills(float a, int fused) {
     const float g = a / (a + 2.5f); /* maps [0, infinity) to [0, 1) */
     float r = tshi_math_steps(1.66279189e-2f, g, 2.21382603e-2f, -5.62647432e-2f, -9.86833498e-2f,
@@ -9304,7 +9302,7 @@ TSHI_INLINE float tshi_map_mills(float a, int fused) {
 }
 
 /* Returns y - a Phi(-a) for a from 0.6875 to 14.4, where a Phi(-a) rounds to 0. The relative error
- * is small, because y may be 0. z is a^2 rounded, low is a^2 - z, and -a^2 / 2 = n ln 2 + r / 2.
+ * must be small, as y may be 0. z is a^2 rounded, low is a^2 - z, and -a^2 / 2 = n ln 2 + r / 2.
  * M's coefficients hold a factor 2^-24 and the power of 2 a factor 2^24, so that the power is not a
  * denormal number and the product is rounded only once. */
 TSHI_INLINE float tshi_map_minus_tail(float y, float a, int fused) {
@@ -9335,7 +9333,7 @@ TSHI_INLINE float tshi_map_minus_tail(float y, float a, int fused) {
 TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
     const float x = (float)v;
     const uint32_t bits = tshi_math_bits(x) & 0x7FFFFFFFu;                    /* of |x| */
-    const int32_t order = (int32_t)tshi_math_bits(x);                         /* below 0 if x is */
+    const int32_t order = (int32_t)tshi_math_bits(x);                         /* negative if x is */
     const float a = tshi_math_float(bits < 0x41666666u ? bits : 0x41666666u); /* min(|x|, 14.4) */
     float mid, ends;
     if (TSHI_DOUBLE) /* tsh_real is double: libm */
@@ -9399,15 +9397,15 @@ TSHI_INLINE tsh_real tshi_map_gelu_tanh_derivative(tsh_real x, int fused) {
 }
 
 TSHI_INLINE tsh_real tshi_map_silu(tsh_real x, int fused) {
-    return x / (TSHI_R(1) + tshi_math_exp(-x, fused)); /* x sigmoid(x) */
+    return x / (TSHI_R(1) + tshi_math_exp(-x, fused)); /* x times sigmoid(x) */
 }
 
 TSHI_INLINE tsh_real tshi_map_silu_derivative(tsh_real x, int fused) {
     tsh_real s = tshi_math_sigmoid(x, fused);
-    return s * (TSHI_R(1) + x * (TSHI_R(1) - s)); /* d/dx of x s */
+    return s * (TSHI_R(1) + x * (TSHI_R(1) - s)); /* the derivative of x s, where s is sigmoid(x) */
 }
 
-/* Checks that the n inputs are floating and runs the row's op on them; c: its scalar. */
+/* Checks that the n inputs are floating and runs the row's op on them. c: the op's scalar. */
 static tsh_tensor *tshi_map_apply(const tshi_map_row *row, tsh_tensor *const *in, int n, double c) {
     tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, in, n);
     if (!ctx) return NULL;
@@ -9951,7 +9949,7 @@ static void tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_re
     memset(sums, 0, tshi_dtype_reals(count));
     tshi_reduce_spread(x, out, r->params.axis, stride);
     tshi_kernel_space(&loop, x);
-    tshi_kernel_add_operand(&loop, x, sums, stride, TSH_REAL); /* += along the axis */
+    tshi_kernel_add_operand(&loop, x, sums, stride, TSH_REAL); /* stride 0 along the axis: sums */
     tshi_kernel_tensor(&loop, x);
     tshi_kernel_run(&loop, tshi_kernel_add[x->ctx->isa], NULL);
     for (i = 0; i < count; i++) sums[i] *= TSHI_R(r->params.c);
@@ -9991,7 +9989,7 @@ static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim,
     tsh_tensor *out;
     tsh_real *sums;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
-    if (mean) r.params.c = 1.0 / (double)r.length;
+    if (mean) r.params.c = 1.0 / (double)r.length; /* divides the sum, also if it is sharded */
     out = tshi_tensor_out(ctx, op->name, x->dtype, &r.shape, &r.layout);
     sums = out ? tshi_kernel_output(out, &unrounded) : NULL; /* out's values, or *unrounded */
     if (!sums) return NULL;
@@ -10015,7 +10013,7 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
 
 /* Returns a handle of t's values with the axis moved to the last dimension; axis -1: as t. */
 static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
-    tsh_tensor rows = *t; /* not reference-counted */
+    tsh_tensor rows = *t; /* takes no reference to the block */
     int d;
     for (d = axis; d >= 0 && d < t->ndim - 1; d++) { /* shifts later dimensions left */
         rows.dim[d] = t->dim[d + 1];
@@ -10044,8 +10042,8 @@ static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor 
 
 /* -- max, argmax: the first index of the largest value, or of the first NaN ---- */
 
-/* Operands: index of the maximum in the row, x, the maximum (or NULL). Finds the part of 256 values
- * that has the maximum first, and searches only that part for the index. */
+/* Finds the index of each row's maximum. Operands: the index, x, the maximum (NULL: not wanted).
+ * Only the part of 256 values that has the maximum is searched for the index. */
 TSHI_INLINE void tshi_reduce_place_body(int64_t rows, const tshi_operand *operand,
                                         const tshi_reduce_params *p) {
     int64_t *place = (int64_t *)operand[0].data, i, at;
@@ -10081,7 +10079,7 @@ static void tshi_reduce_max_backward(tshi_node *node) {
         tsh_real *at = dest.data;
         int64_t rest = e * params->n + place[e]; /* row-major index of the maximum */
         for (d = x.ndim - 1; d >= 0; d--) {
-            at += rest % x.local[d] * x.stride[d]; /* index in dimension d */
+            at += rest % x.local[d] * x.stride[d]; /* the index along dimension d */
             rest /= x.local[d];
         }
         *at += g[e];
@@ -10138,7 +10136,7 @@ TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim) {
  * m = max x, y = e^(x-m) / sum e^(x-m);   dx = y (dy - sum dy y)
  * log: y = x - m - log sum e^(x-m);       dx = dy - e^y sum dy                */
 
-/* Operands: y and x, dense rows of p->n values. */
+/* Computes softmax or log_softmax of rows. Operands: y and x, dense rows of p->n values. */
 TSHI_INLINE void tshi_reduce_softmax_body(int64_t rows, const tshi_operand *operand,
                                           const tshi_reduce_params *p, int fused) {
     tsh_real *y = (tsh_real *)operand[0].data, pad[TSHI_BLOCK], out[TSHI_BLOCK];
@@ -10164,7 +10162,7 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t rows, const tshi_operand *oper
 }
 TSHI_KERNEL_FUSED(tshi_reduce_softmax, tshi_reduce_params);
 
-/* Operands: dx, y and dy, dense rows of p->n values. */
+/* Backward of the kernel above. Operands: dx, y and dy, dense rows of p->n values. */
 TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand *operand,
                                                const tshi_reduce_params *p, int fused) {
     tsh_real *dx = (tsh_real *)operand[0].data, pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
@@ -10193,7 +10191,7 @@ TSHI_KERNEL_FUSED(tshi_reduce_softmax_grad, tshi_reduce_params);
 static void tshi_reduce_softmax_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     tsh_ctx *ctx = node->out->ctx;
-    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis); /* for the strides */
+    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis); /* gives dx's strides */
     tsh_tensor y = tshi_reduce_rows(node->out, params->axis), dy = y;
     tshi_rows rows = tshi_reduce_job(tshi_reduce_softmax_grad, node->out, params);
     tshi_block *scratch[3]; /* of dx, y, dy */
@@ -10207,7 +10205,7 @@ static void tshi_reduce_softmax_backward(tshi_node *node) {
     rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&y, &scratch[1]), params->n);
     rows.x[2] = tshi_kernel_reals(tshi_kernel_packed_reals(&dy, &scratch[2]), params->n);
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, params->n);
-    tshi_map_accumulate(&dx, &dest, scratch[0]); /* unless written to dest */
+    tshi_map_accumulate(&dx, &dest, scratch[0]); /* unless the kernel wrote to dest */
     tshi_mem_release(ctx, scratch[1]);
     tshi_mem_release(ctx, scratch[2]);
 }
