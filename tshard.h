@@ -7403,9 +7403,9 @@ static tsh_real *tshi_bucket_row(const tshi_bucket *b, int k) {
            (b->first->next ? b->width * k : tshi_bucket_chunk(b->first->leaf, k));
 }
 
-/* Copies chunk k of every leaf into `row`, with padding (out 0), or from `row` into the leaves (out
- * 1). If a leaf's gradient is live in the second case, an earlier bucket has returned it: the leaf
- * got another contribution after that bucket was sent. Then the two are added. */
+/* out 0: copies chunk k of every leaf into `row`, with padding. out 1: copies `row` back into the
+ * leaves. If a leaf's gradient is live then, an earlier bucket has returned it: the leaf got
+ * another contribution after that bucket was sent, and the two are added. */
 static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out) {
     for (const tshi_bucket_entry *p = b->first; p; p = p->next) {
         tsh_tensor *leaf = p->leaf;
@@ -7645,7 +7645,7 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     node->n = n;
     node->depth = ctx->depth; /* tsh_scope_end refuses nodes of its scope */
     node->partial = partial;
-    node->module = ctx->module; /* errors of backward begin with its path */
+    node->module = ctx->module; /* errors of backward begin with the module's path */
     for (int i = 0; i <= n; i++) {
         const tsh_tensor *t = i < n ? in[i] : out;
         if (i < n) node->in[i] = in[i];
@@ -7664,8 +7664,8 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
 static TSHI_COLD const char *tshi_tape_name(const tshi_op *op, int i, int *length) {
     const char *name = op->inputs ? op->inputs : "input";
     for (; i > 0 && op->inputs; i--) {
-        name += strcspn(name, " "); /* to the end of a name */
-        name += strspn(name, " ");  /* to the start of the next */
+        name += strcspn(name, " "); /* to the end of this name */
+        name += strspn(name, " ");  /* to the start of the next name */
     }
     *length = (int)strcspn(name, " ");
     return name;
@@ -8635,7 +8635,7 @@ TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
         tsh_log_message(&desc->logger, "tsh_open: out is NULL (TSH_ERR_ARGUMENT)");
         return TSH_ERR_ARGUMENT;
     }
-    tsh_ctx *ctx = *out = tshi_context_make(desc); /* also after an error: the caller closes it */
+    tsh_ctx *ctx = *out = tshi_context_make(desc); /* the caller closes it, also after an error */
     if (!ctx) return tshi_context_no_memory(desc);
     tshi_context_groups(ctx, desc);
     tshi_error_report(ctx); /* other ranks learn of an error in tsh_open */
@@ -8678,7 +8678,7 @@ TSHI_CONTEXT_GROUP(dp)
 
 TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user) {
     tsh_ctx *ctx = NULL;
-    int result = 1; /* failed, unless fn says otherwise */
+    int result = 1; /* returned if fn is not called */
     if (!fn)
         tsh_log_message(desc ? &desc->logger : NULL, "tsh_run: fn is NULL");
     else if (tsh_open(desc, &ctx) == TSH_OK)
@@ -8689,7 +8689,7 @@ TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), v
 
 TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                        void *user, tsh_error *error) {
-    tsh_desc mine = TSHI_ZERO; /* *desc with this comm */
+    tsh_desc mine = TSHI_ZERO; /* *desc, with comm as its comm */
     tsh_ctx *ctx = NULL;
     int result = 1;
     if (desc) mine = *desc;
@@ -9508,7 +9508,7 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
             tsh_real real[TSHI_BLOCK];                                                             \
             int64_t integer[TSHI_BLOCK];                                                           \
         } pad[2];                                                                                  \
-        const int floating = tshi_dtypes[x[1].dtype].floating; /* else integers */                 \
+        const int floating = tshi_dtypes[x[1].dtype].floating; /* 0: integers */                   \
         const void *as, *bs;                                                                       \
         int32_t y[TSHI_BLOCK];                                                                     \
         int64_t e;                                                                                 \
@@ -9616,7 +9616,7 @@ static tsh_real *tshi_map_dense_dest(const tsh_tensor *x, const tshi_dest *dest,
     return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
-/* Adds the gradient in scratch to dest and releases scratch; NULL: the kernel wrote to dest. */
+/* Adds the gradient in scratch to dest and releases scratch. Does nothing if scratch is NULL. */
 static void tshi_map_accumulate(tsh_tensor *x, const tshi_dest *dest, tshi_block *scratch) {
     int64_t stride[TSH_MAX_DIMS];
     if (!scratch) return;
@@ -9639,8 +9639,8 @@ typedef struct tshi_dropout {
 typedef struct tshi_dropout_run {
     const tshi_dropout *mask; /* which elements become 0 */
     const tsh_real *x;        /* this rank's values, dense */
-    tsh_real *y;              /* the same for the result; may be x */
-    int isa;                  /* whose kernel runs: TSHI_ISA_... */
+    tsh_real *y;              /* where this rank's results go; may be x */
+    int isa;                  /* which kernel runs: TSHI_ISA_... */
     int64_t first;            /* global index of the first element */
 } tshi_dropout_run;
 
@@ -9780,7 +9780,7 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     if (!ctx) return NULL;
     if (!(p >= 0 && p <= 1))
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_dropout: p is %g, not within [0, 1]", p);
-    if (p <= 0) return x; /* no mask is drawn */
+    if (p <= 0) return x; /* p is 0: no mask is drawn */
     out = tshi_tensor_out(ctx, "tsh_dropout", x->dtype, &shape, &x->layout);
     if (!out) return NULL;
     mask = tshi_map_next_mask(ctx, p, owner);
