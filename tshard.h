@@ -7449,92 +7449,97 @@ TSH_API void tsh_comm_close(tsh_comm *comm) {
 /* Needs: >>mem >>tensor >>comm.                                                */
 /* ========================================================================== */
 
-/* As torch's DistributedDataParallel: tshi_bucket_begin, tshi_bucket_add for each leaf whose
- * gradient is done, tshi_bucket_end, which waits for all. Full buckets are sent in between, while
- * backward goes on. The optimiser's .zero uses the same to all-gather parameters. All ranks add the
- * same leaves in the same order, so that their collectives match. */
+/* Works as torch's DistributedDataParallel does. tshi_bucket_begin empties the list of buckets.
+ * tshi_bucket_add takes each leaf whose gradient is complete, and starts the collective of a bucket
+ * as soon as the bucket is full, while backward goes on. tshi_bucket_end starts those that are
+ * left, waits for all, and copies the results back to the leaves. The optimiser's .zero all-gathers
+ * parameters in the same way. Invariant: all ranks add the same leaves in the same order, so that
+ * their collectives match. */
 
-enum { TSHI_BUCKET_BYTES = 1 << 20 };
+enum { TSHI_BUCKET_BYTES = 1 << 20 }; /* default of tsh_desc.bucket_bytes: 1 MiB */
 
+/* Names the collectives of this section in error messages. */
 static const char tshi_bucket_what[] = "a bucket of gradients or parameters over dp";
 
 typedef struct tshi_bucket_entry {
-    struct tshi_bucket_entry *next;
-    tsh_tensor *leaf;
+    struct tshi_bucket_entry *next; /* the leaf added after this one */
+    tsh_tensor *leaf;               /* has the gradient, or is the parameter, to be sent */
 } tshi_bucket_entry;
 
-/* A bucket of several leaves is a matrix (P, width) with a row per rank of dp: row k holds chunk k
- * (tsh_coll_chunk) of every leaf, each padded with zeros to the length of the leaf's chunk 0. So
- * row k is chunk k of the all-reduce too, and each element is summed in the same order, to the same
- * bits, as in an all-reduce of its leaf alone. A reduce-scatter returns row k of the sum to rank k;
- * an all-gather of parameters takes row k from rank k. A bucket of one leaf is sent from where the
- * leaf's values are. */
+/* The message of a bucket with several leaves is a matrix of shape (ranks of dp, width): row k
+ * holds chunk k (tsh_coll_chunk) of every leaf, each padded with zeros to the length of the leaf's
+ * chunk 0. An all-reduce cuts the matrix into the same rows, so each element is summed in the same
+ * order, to the same bits, as in an all-reduce of its leaf alone. A reduce-scatter returns row k of
+ * the sum to rank k; an all-gather of parameters takes row k from rank k. The message of a bucket
+ * with one leaf is the leaf's own memory. */
 struct tshi_bucket {
-    tshi_bucket *next;
+    tshi_bucket *next;  /* the bucket that was filled after this one */
     tsh_coll_kind kind; /* TSH_ALLREDUCE or TSH_REDUCE_SCATTER of gradients, TSH_ALLGATHER */
-    tshi_bucket_entry *first, **last;
-    int64_t count, width; /* elements of all leaves, of a row */
-    int64_t *counts;      /* (P): recv_counts of a reduce-scatter or all-gather */
-    tshi_block *block;    /* the message, (P, width) or the only leaf's values; NULL: not sent */
-    tshi_block *own;      /* the result of a reduce-scatter: this rank's row */
-    tsh_req req;
+    tshi_bucket_entry *first, **last; /* list of the leaves; where to link the next one */
+    int64_t count, width;             /* count: elements of all leaves; width: of one row */
+    int64_t *counts; /* for each rank of dp: elements of its row (recv_counts); all-reduce: NULL */
+    tshi_block *block; /* the message, or the only leaf's values; NULL: not started */
+    tshi_block *own;   /* this rank's row, the result of a reduce-scatter; other kinds: NULL */
+    tsh_req req;       /* the collective, for tsh_wait */
 };
 
-/* Where chunk k of a leaf starts. */
+/* Returns the index of the first element of chunk k of a leaf. */
 TSHI_OUTLINE int64_t tshi_bucket_chunk(const tsh_tensor *leaf, int k) {
     return tsh_coll_chunk(tsh_local_numel(leaf), leaf->ctx->dp.size, k);
 }
 
+/* Returns the number of elements of chunk k of a leaf. */
 static int64_t tshi_bucket_chunk_size(const tsh_tensor *leaf, int k) {
     return tshi_bucket_chunk(leaf, k + 1) - tshi_bucket_chunk(leaf, k);
 }
 
-/* Elements in the message. */
+/* Returns the number of elements in the message, padding included. */
 static int64_t tshi_bucket_elements(const tsh_ctx *ctx, const tshi_bucket *b) {
     return b->first->next ? b->width * ctx->dp.size : b->count;
 }
 
-/* Row k of the message; of a leaf that is alone, its chunk k. */
+/* Returns where row k of the message starts; if the bucket has one leaf, where its chunk k does. */
 static tsh_real *tshi_bucket_row(const tshi_bucket *b, int k) {
     return (tsh_real *)tshi_mem_data(b->block) +
            (b->first->next ? b->width * k : tshi_bucket_chunk(b->first->leaf, k));
 }
 
-/* Copies chunk k of every leaf into the row, with padding, or out of it. A gradient that is live by
- * then has come back in an earlier bucket: the leaf got another contribution after that one was
- * sent, and the two are added. */
+/* out 0: copies chunk k of every leaf into `row`, with padding. out 1: copies `row` back into the
+ * leaves. If a leaf's gradient is live then, an earlier bucket has returned it: the leaf got
+ * another contribution after that bucket was sent, and the two are added. */
 static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out) {
     for (const tshi_bucket_entry *p = b->first; p; p = p->next) {
         tsh_tensor *leaf = p->leaf;
-        const int gathers = b->kind == TSH_ALLGATHER;
+        const int gathers = b->kind == TSH_ALLGATHER; /* copies parameters, not gradients */
         tsh_real *at = (tsh_real *)(gathers ? tshi_tensor_at(leaf) : tshi_mem_data(leaf->gr.block));
         const int64_t n = tshi_bucket_chunk_size(leaf, k), padded = tshi_bucket_chunk_size(leaf, 0);
-        at += tshi_bucket_chunk(leaf, k);
+        at += tshi_bucket_chunk(leaf, k); /* chunk k in the leaf */
         if (!out) {
             memcpy(row, at, (size_t)n * sizeof *row);
-            memset(row + n, 0, (size_t)(padded - n) * sizeof *row);
+            memset(row + n, 0, (size_t)(padded - n) * sizeof *row); /* padding */
         } else if (!gathers && leaf->gr.live) {
-            tsh_coll_fold(at, at, row, n, TSH_REAL, TSH_SUM);
-            leaf->sparse = 0; /* the row is dense */
+            tsh_coll_fold(at, at, row, n, TSH_REAL, TSH_SUM); /* at += row */
+            leaf->sparse = 0; /* any row of the leaf may differ from 0 */
         } else {
             memcpy(at, row, (size_t)n * sizeof *row);
         }
-        row += padded;
+        row += padded; /* where the next leaf's chunk is */
     }
 }
 
-/* Waits for the oldest bucket in flight. Its values are copied out only in tshi_bucket_end, so that
- * late contributions until then find empty accumulators. */
+/* Waits for the oldest bucket whose collective may still run. Does not copy its result to the
+ * leaves: tshi_bucket_end does, so that contributions which come until then find empty
+ * accumulators. */
 static void tshi_bucket_await(tsh_ctx *ctx) {
     tshi_bucket *b = ctx->buckets.awaited;
     ctx->buckets.awaited = b->next;
     (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, b->req), tshi_bucket_what);
 }
 
-/* Makes the message, b->block, and what else the collective needs. 0: no memory. */
+/* Makes the message, b->block, and what else the collective needs. Returns 0 without memory. */
 static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
     const int gathers = b->kind == TSH_ALLGATHER, size = ctx->dp.size, rank = ctx->dp.rank;
-    tsh_tensor *only = b->first->next ? NULL : b->first->leaf;
+    tsh_tensor *only = b->first->next ? NULL : b->first->leaf; /* NULL: several leaves */
     int k;
     if (b->kind != TSH_ALLREDUCE) {
         b->counts = (int64_t *)tshi_mem_arena_alloc(ctx, &ctx->buckets.arena,
@@ -7542,94 +7547,97 @@ static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
         if (!b->counts) return 0;
         for (k = 0; k < size; k++) b->counts[k] = only ? tshi_bucket_chunk_size(only, k) : b->width;
     }
-    if (b->kind == TSH_REDUCE_SCATTER) {
+    if (b->kind == TSH_REDUCE_SCATTER) { /* the result is smaller than the message */
         b->own = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(b->counts[rank]));
         if (!b->own) return 0;
     }
-    if (!only) {
+    if (!only) { /* copies the leaves; for an all-gather, this rank's chunks only */
         b->block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
                                   tshi_dtype_reals(tshi_bucket_elements(ctx, b)));
         for (k = gathers ? rank : 0; b->block && k < (gathers ? rank + 1 : size); k++)
             tshi_bucket_copy(b, k, tshi_bucket_row(b, k), 0);
-    } else if (gathers) {
+    } else if (gathers) { /* all-gathers in place */
         b->block = only->block;
         b->block->refs++;
-    } else {
+    } else { /* sends the accumulator itself */
         b->block = only->gr.block;
-        only->gr.block = NULL; /* late contributions get a new one */
+        only->gr.block = NULL; /* contributions added later get a new block */
     }
     return b->block != NULL;
 }
 
-/* Starts the bucket's collective, unless it has been started. Gradients in it are not live until it
- * comes back. */
+/* Starts the bucket's collective, unless it was started before. The gradients in the bucket are not
+ * live until tshi_bucket_copy_back. */
 static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
     tsh_coll coll = tsh_coll_make(b->kind, TSH_REAL);
     if (b->block || ctx->error.code != TSH_OK || !tshi_bucket_load(ctx, b)) return;
     for (tshi_bucket_entry *p = b->first; p; p = p->next) {
-        p->leaf->in_bucket = 0;
+        p->leaf->in_bucket = 0; /* may be added to a later bucket */
         if (b->kind != TSH_ALLGATHER) p->leaf->gr.live = 0;
     }
-    coll.send = coll.recv = tshi_mem_data(b->block);
+    coll.send = coll.recv = tshi_mem_data(b->block); /* in place */
     coll.count = tshi_bucket_elements(ctx, b);
     coll.recv_counts = b->counts;
-    coll.redop = ctx->buckets.summed ? TSH_SUM : TSH_AVG;
+    coll.redop = ctx->buckets.summed ? TSH_SUM : TSH_AVG; /* sums: tshi_bucket_divide */
     if (b->kind == TSH_ALLGATHER) coll.send = tshi_bucket_row(b, ctx->dp.rank);
-    if (b->own) coll.recv = tshi_mem_data(b->own); /* the row of this rank */
+    if (b->own) coll.recv = tshi_mem_data(b->own); /* the result: this rank's row */
     while (ctx->dp.in_flight >= TSHI_COMM_IN_FLIGHT - 1 && ctx->buckets.awaited != b)
-        tshi_bucket_await(ctx);
+        tshi_bucket_await(ctx); /* keeps one request free, for the sum of weights */
     if (tshi_error_comm(ctx, tshi_comm_compare(&ctx->dp), tshi_bucket_what) == TSH_OK)
         (void)tshi_error_comm(ctx, tsh_start(&ctx->dp, &coll, &b->req), tshi_bucket_what);
 }
 
-/* Appends a full bucket to the list and sends it, unless all are held until the end. */
+/* Appends a bucket to the list and starts its collective. With tsh_desc.no_overlap, tshi_bucket_end
+ * starts all collectives. */
 static void tshi_bucket_close(tsh_ctx *ctx, tshi_bucket *b) {
     tshi_buckets *all = &ctx->buckets;
     *all->last = b;
     all->last = &b->next;
-    if (!all->awaited) all->awaited = b;
+    if (!all->awaited) all->awaited = b; /* no earlier bucket is in flight */
     if (!all->hold) tshi_bucket_send(ctx, b);
 }
 
-/* Puts a leaf whose gradient is done into the open bucket of its kind, or in one of its own if it
- * fills it; for an all-gather, a parameter whose chunk on this rank is done. */
+/* Adds a leaf whose gradient is complete to the open bucket of its kind; a leaf of at least
+ * all->limit elements gets a bucket of its own. For an all-gather: adds a parameter whose chunk on
+ * this rank is up to date. Closes the bucket if it is full. */
 static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     tsh_ctx *ctx = leaf->ctx;
     tshi_buckets *all = &ctx->buckets;
     const int64_t n = tsh_local_numel(leaf);
     tshi_bucket **open = &all->open[kind != TSH_ALLREDUCE], *b = n < all->limit ? *open : NULL;
     tshi_bucket_entry *p;
-    if (leaf->in_bucket || ctx->error.code != TSH_OK) return; /* boxed: in a bucket already */
+    if (leaf->in_bucket || ctx->error.code != TSH_OK) return; /* it is in a bucket already */
     p = (tshi_bucket_entry *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *p);
     if (p && !b) b = (tshi_bucket *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *b);
     if (!p || !b) return;
-    if (!b->first) b->last = &b->first;
+    if (!b->first) b->last = &b->first; /* a new bucket, filled with zeros */
     p->leaf = leaf;
     *b->last = p;
     b->last = &p->next;
     b->kind = kind;
     b->count += n;
-    b->width += tshi_bucket_chunk_size(leaf, 0);
+    b->width += tshi_bucket_chunk_size(leaf, 0); /* padded length of a chunk */
     leaf->in_bucket = 1;
-    if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* full: none is open */
+    if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* full: no longer open */
     if (b->count >= all->limit) tshi_bucket_close(ctx, b);
 }
 
-/* Puts a gradient into a bucket: reduce-scattered if its optimiser has .zero, else all-reduced. */
+/* Adds a leaf's gradient to a bucket: to be reduce-scattered if the leaf's optimiser has .zero,
+ * else to be all-reduced. */
 static void tshi_bucket_add_grad(tsh_tensor *leaf) {
     tshi_bucket_add(leaf, leaf->flags & TSHI_CHUNKED ? TSH_REDUCE_SCATTER : TSH_ALLREDUCE);
 }
 
-/* Starts with no buckets. summed: gradients are summed and divided by the sum of the ranks' weights
- * (tshi_bucket_sum_weights), else averaged. */
+/* Starts with an empty list of buckets. summed 1: gradients are summed, and divided by the sum of
+ * the ranks' weights (tshi_bucket_sum_weights); 0: they are averaged. */
 static void tshi_bucket_begin(tsh_ctx *ctx, int summed) {
     tshi_buckets *all = &ctx->buckets;
-    tshi_mem_reset(&all->arena);
+    tshi_mem_reset(&all->arena); /* releases the buckets of the backward before */
     all->first = all->open[0] = all->open[1] = all->awaited = NULL;
     all->last = &all->first;
     all->summed = summed;
     all->weight = 0;
-    all->weight_req = 0;
+    all->weight_req = 0; /* tsh_wait of 0 returns at once */
 }
 
 /* Starts summing `weight`, the number of terms in this rank's loss, over dp; the summed gradients
@@ -7637,32 +7645,32 @@ static void tshi_bucket_begin(tsh_ctx *ctx, int summed) {
 static void tshi_bucket_sum_weights(tsh_ctx *ctx, double weight) {
     tshi_buckets *all = &ctx->buckets;
     if (!all->summed || ctx->error.code != TSH_OK) return;
-    all->weight = weight;
+    all->weight = weight; /* the collective overwrites it with the sum */
     if (tshi_error_comm(ctx, tshi_comm_compare(&ctx->dp), tshi_bucket_what) != TSH_OK) return;
     (void)tshi_error_comm(
         ctx, tsh_allreduce_start(&ctx->dp, &all->weight, 1, TSH_F64, TSH_SUM, &all->weight_req),
         "tsh_backward: sum of weights over data parallel ranks");
 }
 
-/* x /= by, unless by is 0: a loss without terms has zero gradients. */
+/* Divides n values by `by`, unless that is 0: the gradients of a loss without terms are zero. */
 static void tshi_bucket_divide(tsh_real *x, int64_t n, double by) {
     const tsh_real divisor = TSHI_R(by);
     if (!(by > 0)) return;
     for (int64_t i = 0; i < n; i++) x[i] /= divisor;
 }
 
-/* Copies the result of a bucket to its leaves: gradients, or values of parameters. */
+/* Copies the result of a bucket to its leaves: gradients, or (all-gather) values of parameters. */
 static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     const int rank = ctx->dp.rank, scatters = b->kind == TSH_REDUCE_SCATTER;
     const int gathers = b->kind == TSH_ALLGATHER;
     tsh_tensor *only = b->first->next ? NULL : b->first->leaf;
     tsh_real *own = b->own ? (tsh_real *)tshi_mem_data(b->own) : NULL;
-    int k, in_place = only && (gathers || !only->gr.block); /* the message's memory is the leaf's */
+    int k, in_place = only && (gathers || !only->gr.block); /* the leaf's own memory was sent */
     if (ctx->buckets.summed)
         tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
                            scatters ? b->counts[rank] : tshi_bucket_elements(ctx, b),
                            ctx->buckets.weight);
-    if (in_place && !gathers) {
+    if (in_place && !gathers) { /* the leaf gets its accumulator back */
         only->gr.block = b->block;
         b->block->refs++;
     }
@@ -7671,19 +7679,19 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
         const size_t bytes = tshi_dtype_reals(tsh_local_numel(p->leaf));
         if (!*grad && !(*grad = tshi_mem_alloc(ctx, TSH_MEM_GRADIENTS, bytes))) return;
     }
-    for (k = 0; k < ctx->dp.size; k++)
+    for (k = 0; k < ctx->dp.size; k++) /* row by row, except those that are in place already */
         if (scatters ? k == rank : !in_place && !(gathers && k == rank))
             tshi_bucket_copy(b, k, scatters ? own : tshi_bucket_row(b, k), 1);
     for (const tshi_bucket_entry *p = b->first; p && !gathers; p = p->next) p->leaf->gr.live = 1;
 }
 
-/* Sends the buckets that are left, waits for all, and copies them out. */
+/* Starts the collectives that are left, waits for all, and copies their results to the leaves. */
 static void tshi_bucket_end(tsh_ctx *ctx) {
     tshi_buckets *all = &ctx->buckets;
-    if (all->open[0]) tshi_bucket_close(ctx, all->open[0]);
+    if (all->open[0]) tshi_bucket_close(ctx, all->open[0]); /* the last one, not full */
     if (all->open[1]) tshi_bucket_close(ctx, all->open[1]);
     for (tshi_bucket *b = all->first; b; b = b->next) tshi_bucket_send(ctx, b);
-    tshi_error_report(ctx); /* peers that wait for this rank's bucket must learn of its error */
+    tshi_error_report(ctx); /* other ranks, waiting for this rank's bucket, learn of its error */
     while (all->awaited) tshi_bucket_await(ctx);
     (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, all->weight_req), tshi_bucket_what);
     for (tshi_bucket *b = all->first; b; b = b->next) {
@@ -7700,18 +7708,18 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
 /* Needs: >>kernel >>bucket.                                                    */
 /* ========================================================================== */
 
-/* A forward function calls tshi_tape_record last. The op's backward(node) then reads the gradient
- * of the output (tshi_tape_grad) and saved values (tshi_tape_saved), and for each input asks
- * tshi_tape_dest where to write its gradient, and whether to add to what is there. A tensor has two
- * accumulators, gr and gp (see tshi_node); views share those of their base.
+/* A forward function calls tshi_tape_record last. In backward(node), the op reads the gradient of
+ * its output (tshi_tape_grad) and the values that were saved (tshi_tape_saved). For each input it
+ * calls tshi_tape_dest, which says where to write the gradient, and whether to overwrite or to add.
+ * A tensor has two accumulators, gr and gp (see tshi_node); views share those of their base.
  *
- * tsh_backward: tshi_tape_mark finds the nodes that the loss depends on and counts what each tensor
- * will receive; tshi_tape_walk runs their backward and releases them; tshi_tape_sync completes the
- * gradients of leaves over tp and dp. Collectives run while backward goes on: a partial gradient's
- * all-reduce starts with its last contribution (tshi_tape_input_done), a leaf's bucket when it is
- * full (tshi_tape_deliver). */
+ * tsh_backward has three parts. tshi_tape_mark finds the nodes that the loss depends on and counts
+ * the contributions that each tensor will get. tshi_tape_walk runs the backward of these nodes and
+ * releases them. tshi_tape_sync completes the gradients of leaves over tp and dp. Collectives run
+ * while backward goes on: the all-reduce of a partial gradient starts with its last contribution
+ * (tshi_tape_input_done), that of a bucket of leaves when it is full (tshi_tape_deliver). */
 
-/* 1 if a call with these inputs is recorded. */
+/* Returns 1 if a call with these inputs must be recorded: one of them requires a gradient. */
 static int tshi_tape_records(const tsh_ctx *ctx, tsh_tensor *const *in, int n) {
     if (ctx->tape.no_grad) return 0;
     for (int i = 0; i < n; i++)
@@ -7719,13 +7727,14 @@ static int tshi_tape_records(const tsh_ctx *ctx, tsh_tensor *const *in, int n) {
     return 0;
 }
 
-/* Records a call of op, which made out from n inputs. partial: bits of the inputs whose gradient is
- * a partial sum. params: bytes for the op's options, which it fills in. NULL: no memory. */
+/* Appends a node for a call of op, which made `out` from n inputs, and takes references to the
+ * values that backward reads. partial: bits of the inputs whose gradient is a partial sum. params:
+ * bytes of the op's options, which the caller copies to node->params. NULL without memory. */
 static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                                 unsigned partial, size_t params) {
     tsh_ctx *ctx = out->ctx;
-    const size_t inputs = (size_t)n * sizeof(tsh_tensor *);
-    const size_t saved = ((size_t)n + 1) * sizeof(tshi_block *);
+    const size_t inputs = (size_t)n * sizeof(tsh_tensor *);      /* bytes of node->in */
+    const size_t saved = ((size_t)n + 1) * sizeof(tshi_block *); /* bytes of node->saved */
     const size_t head = (sizeof(tshi_node) + inputs + saved + 15) / 16 * 16; /* aligns params */
     tshi_node *node = (tshi_node *)tshi_mem_arena_alloc(ctx, &ctx->tape.arena, head + params);
     if (!node) return NULL;
@@ -7735,9 +7744,9 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     node->op = op;
     node->out = out;
     node->n = n;
-    node->depth = ctx->depth;
+    node->depth = ctx->depth; /* tsh_scope_end refuses nodes of its scope */
     node->partial = partial;
-    node->module = ctx->module;
+    node->module = ctx->module; /* errors of backward begin with the module's path */
     for (int i = 0; i <= n; i++) {
         const tsh_tensor *t = i < n ? in[i] : out;
         if (i < n) node->in[i] = in[i];
@@ -7745,26 +7754,27 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
         node->saved[i] = t->block;
         t->block->refs++; /* keeps the values until backward */
     }
-    node->older = ctx->tape.newest;
+    node->older = ctx->tape.newest; /* the tape is a list, newest node first */
     ctx->tape.newest = node;
     out->requires_grad = 1;
-    out->node = node;
+    out->node = node; /* out is not a leaf */
     return node;
 }
 
-/* The name of input i, not terminated, and its length. */
+/* Returns the name of input i of op, not terminated by 0, and writes its length to *length. */
 static TSHI_COLD const char *tshi_tape_name(const tshi_op *op, int i, int *length) {
     const char *name = op->inputs ? op->inputs : "input";
     for (; i > 0 && op->inputs; i--) {
-        name += strcspn(name, " ");
-        name += strspn(name, " ");
+        name += strcspn(name, " "); /* to the end of this name */
+        name += strspn(name, " ");  /* to the start of the next name */
     }
     *length = (int)strcspn(name, " ");
     return name;
 }
 
-/* Looks for a NaN or an infinity among values of t's local shape. Returns 1 for the first one, with
- * "NaN at (0, 5)", its global index, in text; 0 if all are finite. */
+/* Looks for a NaN or an infinity among `values`, laid out by `stride` in t's local shape. If there
+ * is one, returns 1 and writes the first to text, with its global index: "NaN at (0, 5)". Else
+ * returns 0. */
 static TSHI_COLD int tshi_tape_not_finite(const tsh_tensor *t, const void *values,
                                           tsh_dtype dtype, const int64_t *stride, char *text) {
     const int64_t n = tsh_local_numel(t);
@@ -7772,7 +7782,7 @@ static TSHI_COLD int tshi_tape_not_finite(const tsh_tensor *t, const void *value
     char place[TSHI_TEXT_SIZE];
     double value = 0;
     for (e = 0; e < n; e++) {
-        int64_t at = 0;
+        int64_t at = 0; /* where element e is in values */
         for (int d = 0; d < t->ndim; d++) at += index[d] * stride[d];
         value = tshi_dtype_get(dtype, values, at);
         if (value - value != 0) break; /* NaN - NaN and inf - inf are NaN */
@@ -7786,8 +7796,8 @@ static TSHI_COLD int tshi_tape_not_finite(const tsh_tensor *t, const void *value
     return 1;
 }
 
-/* tsh_detect_anomaly: an error if the output of an op is not finite. It names the first input that
- * is not finite either. */
+/* For tsh_detect_anomaly: fails if the output of an op is not finite. The error names the first
+ * input that is not finite either. */
 static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor *out,
                                              tsh_tensor *const *in, int n) {
     char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE], old[TSHI_TEXT_SIZE], why[2 * TSHI_TEXT_SIZE];
@@ -7795,7 +7805,7 @@ static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor
     if (!tshi_tape_not_finite(out, tshi_tensor_at(out), out->dtype, out->stride, found))
         return;
     (void)snprintf(why, sizeof why, "the inputs are finite");
-    for (i = n - 1; i >= 0; i--) {
+    for (i = n - 1; i >= 0; i--) { /* the text of the first such input is written last */
         const char *name = tshi_tape_name(op, i, &length);
         if (in[i] && in[i]->block &&
             tshi_tape_not_finite(in[i], tshi_tensor_at(in[i]), in[i]->dtype, in[i]->stride, old))
@@ -7805,8 +7815,9 @@ static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor
                    tshi_tensor_text(out, form), found, why);
 }
 
-/* Every op calls this last, when out has its values. Records the call if the op has a backward and
- * an input requires a gradient; else returns NULL. */
+/* Records a finished call (see tshi_tape_add). Every op calls this last, when out has its values.
+ * Returns NULL, without recording, if the op has no backward or no input requires a gradient, and
+ * after an error. */
 static tshi_node *tshi_tape_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                                    unsigned partial, size_t params) {
     if (out->ctx->trace) tshi_trace_close(out->ctx->trace, op->name);
@@ -7816,39 +7827,39 @@ static tshi_node *tshi_tape_record(const tshi_op *op, tsh_tensor *out, tsh_tenso
     return tshi_tape_add(op, out, in, n, partial, params);
 }
 
-/* 1 if the node's backward reads gr and gp of its output itself, so that gp is not all-reduced
- * first. */
+/* Returns 1 if the node's backward reads both accumulators of its output, gr and gp. Then gp is not
+ * all-reduced first. */
 static int tshi_tape_accepts_partial(const tshi_node *node) {
     const unsigned wanted = node->out->flags & TSHI_RETAIN ? TSHI_OP_ACCEPTS_RETAINED
                                                            : TSHI_OP_ACCEPTS_PARTIAL;
     return (node->op->flags & wanted) != 0;
 }
 
-/* The saved values of input i (i = n: of the output), with that tensor's strides. */
+/* Returns the saved values of input i (i = n: of the output), with the strides of that tensor. */
 static void *tshi_tape_saved(const tshi_node *node, int i) {
     const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
     return (char *)tshi_mem_data(node->saved[i]) + (size_t)t->offset * tsh_dtype_size(t->dtype);
 }
 
-/* The same as values of type tsh_real, as from tshi_kernel_reals_of. */
+/* As tshi_tape_saved, but returns the values as tsh_real, and their strides: in place, or converted
+ * to *scratch, which the caller releases. Returns NULL without memory. */
 static tsh_real *tshi_tape_saved_reals(const tshi_node *node, int i, int64_t *stride,
                                        tshi_block **scratch) {
     tsh_tensor saved = *(i < node->n ? node->in[i] : node->out);
-    saved.block = node->saved[i]; /* the tensor as it was when recorded */
+    saved.block = node->saved[i]; /* t's own block may be released already */
     return tshi_kernel_reals_of(&saved, stride, scratch);
 }
 
 /* -- accumulators ----------------------------------------------------------- */
 
-/* Where a contribution to a gradient goes: data has the input's strides. add 0: overwrite what is
- * there, 1: add to it. */
+/* Where a contribution to the gradient of an input goes. */
 typedef struct tshi_dest {
-    tsh_real *data;
-    const int64_t *stride;
-    int add;
+    tsh_real *data;        /* the first element */
+    const int64_t *stride; /* the input's strides, in elements */
+    int add;               /* 0: overwrite what is there; 1: add to it */
 } tshi_dest;
 
-/* Allocates an accumulator of base if it has no memory yet. 0: there is none. */
+/* Allocates acc, an accumulator of base, if it has no memory yet. Returns 0 without memory. */
 static int tshi_tape_allocate(tsh_tensor *base, tshi_accumulator *acc) {
     int kind = base->flags & TSHI_OWNED ? TSH_MEM_GRADIENTS : TSH_MEM_STEP;
     if (!acc->block)
@@ -7856,74 +7867,74 @@ static int tshi_tape_allocate(tsh_tensor *base, tshi_accumulator *acc) {
     return acc->block != NULL;
 }
 
-/* Zeroes an accumulator of base, which is live from then on. */
+/* Fills acc, an accumulator of base, with zeros and marks it live. */
 static void tshi_tape_zero(const tsh_tensor *base, tshi_accumulator *acc) {
     memset(tshi_mem_data(acc->block), 0, tshi_dtype_reals(tsh_local_numel(base)));
     acc->live = 1;
 }
 
-/* Fills dest: where in acc, an accumulator of t's base, a contribution to t goes. 0: no memory, or
- * the user has freed the base. */
+/* Fills *dest: where in acc, an accumulator of t's base, a contribution to the gradient of t goes.
+ * Marks acc live. Returns 0 without memory, or if the user has freed the base. */
 static int tshi_tape_dest_in(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest) {
     tsh_tensor *base = t->base;
     if ((base->flags & TSHI_DEAD) || !tshi_tape_allocate(base, acc)) return 0;
     dest->data = (tsh_real *)tshi_mem_data(acc->block) + (t->offset - base->offset);
     dest->stride = t->stride;
-    if (!acc->live && tsh_local_numel(t) != tsh_local_numel(base)) /* t covers a part only */
+    if (!acc->live && tsh_local_numel(t) != tsh_local_numel(base)) /* t is only a part of base */
         tshi_tape_zero(base, acc);
-    dest->add = acc->live;
+    dest->add = acc->live; /* the first contribution overwrites */
     acc->live = 1;
     acc->clean = base->sparse = 0; /* any row may be written */
     return 1;
 }
 
-/* 1 if the node's gradient of input i is a partial sum over tp. */
+/* Returns 1 if the node's gradient of input i is a partial sum over tp. */
 static int tshi_tape_is_partial(const tshi_node *node, int i) {
     return (node->progress.partial >> i & 1u) && node->out->ctx->tp.size > 1;
 }
 
-/* The accumulator that the node's gradient of input i goes to. */
+/* Returns the accumulator that the node's gradient of input i is added to. */
 static tshi_accumulator *tshi_tape_accumulator(const tshi_node *node, int i) {
     tsh_tensor *base = node->in[i]->base;
     return tshi_tape_is_partial(node, i) ? &base->gp : &base->gr;
 }
 
-/* The argument of a backward whose work threads divide: the node, and where its gradient goes. */
+/* The argument of a backward whose work several threads share. */
 typedef struct tshi_shared {
-    const tshi_node *node;
-    tshi_dest dest;
+    const tshi_node *node; /* the call */
+    tshi_dest dest;        /* where the gradient goes */
 } tshi_shared;
 
-/* 1 if t has all elements of its base, in the same order. */
+/* Returns 1 if t has all elements of its base, in the same order. */
 static int tshi_tape_is_whole(const tsh_tensor *t) {
     const tsh_tensor *base = t->base;
     return !base->offset && !t->offset && tshi_tensor_is_dense(t) &&
            tsh_local_numel(t) == tsh_local_numel(base);
 }
 
-/* Fills dest: where the op's backward writes its gradient of input i. 0: input i needs none (or an
- * error). */
+/* Fills *dest: where the op's backward writes its gradient of input i. Returns 0 if input i needs
+ * no gradient, or after an error. */
 TSHI_OUTLINE int tshi_tape_dest(tshi_node *node, int i, tshi_dest *dest) {
     tsh_tensor *t = node->in[i];
     if (!t || !t->base->requires_grad) return 0;
     return tshi_tape_dest_in(t, tshi_tape_accumulator(node, i), dest);
 }
 
-/* tshi_tape_dest for an op that reads each saved value of input i before it writes the gradient of
- * it: the gradient then overwrites the saved values, if nothing else holds them. */
+/* As tshi_tape_dest, for an op that reads each saved value of input i before it writes the gradient
+ * of that element: the gradient overwrites the saved values, if nothing else refers to them. */
 static int tshi_tape_dest_over(tshi_node *node, int i, tshi_dest *dest) {
     tsh_tensor *t = node->in[i], *base = t->base;
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
     tshi_block *values = node->saved[i];
     if (base->requires_grad && !acc->block && values && values->refs == 1 &&
         tshi_tape_is_whole(t)) {
-        acc->block = values;
+        acc->block = values; /* shared with node->saved[i] */
         values->refs++;
     }
     return tshi_tape_dest(node, i, dest);
 }
 
-/* tshi_tape_dest for an op that can only add: a new accumulator is zeroed first. */
+/* As tshi_tape_dest, for an op that can only add: fills a new accumulator with zeros first. */
 TSHI_OUTLINE int tshi_tape_dest_zeroed(tshi_node *node, int i, tshi_dest *dest) {
     if (!tshi_tape_dest(node, i, dest)) return 0;
     if (!dest->add) tshi_tape_zero(node->in[i]->base, tshi_tape_accumulator(node, i));
@@ -7931,38 +7942,39 @@ TSHI_OUTLINE int tshi_tape_dest_zeroed(tshi_node *node, int i, tshi_dest *dest) 
     return 1;
 }
 
-/* tshi_tape_dest for an op that adds to a few rows of a leaf (rows, ...): it sets (*marks)[row] = 1
- * for each. *marks NULL: the gradient is dense already. The accumulator is zeroed only if it is not
- * known to be 0. */
+/* As tshi_tape_dest, for an op that adds to only a few rows of a leaf of shape (rows, ...). The op
+ * must set (*marks)[row] = 1 for each local row that it adds to. *marks NULL: the gradient is
+ * dense, and no row is to be marked. The accumulator is filled with zeros first, unless it is known
+ * to contain zeros. */
 static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t **marks) {
     tsh_tensor *t = node->in[i], *base = t->base;
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
-    size_t size = (size_t)t->local[0] * sizeof **marks;
+    size_t size = (size_t)t->local[0] * sizeof **marks; /* bytes of one mark per local row */
     *marks = NULL;
     if (t != base || base->node || !base->requires_grad || (base->flags & TSHI_DEAD))
         return tshi_tape_dest_zeroed(node, i, dest);
-    if (base->marks && base->marks->size < size) {
+    if (base->marks && base->marks->size < size) { /* marks of fewer rows */
         tshi_mem_release(base->ctx, base->marks);
         base->marks = NULL;
     }
     if (!base->marks) base->marks = tshi_mem_alloc(base->ctx, TSH_MEM_GRADIENTS, size);
     if (!base->marks || !tshi_tape_allocate(base, acc)) return 0;
-    if (!base->gr.live && !base->gp.live) {
+    if (!base->gr.live && !base->gp.live) { /* no gradient yet */
         memset(tshi_mem_data(base->marks), 0, size);
-        base->sparse = 1;
+        base->sparse = 1; /* rows without a mark are 0 */
     }
     dest->data = (tsh_real *)tshi_mem_data(acc->block);
     if (!acc->live && !acc->clean) tshi_tape_zero(base, acc);
     dest->stride = t->stride;
-    dest->add = acc->live = 1;
+    dest->add = acc->live = 1; /* adds, to zeros at first */
     acc->clean = 0;
     if (base->sparse) *marks = (int32_t *)tshi_mem_data(base->marks);
     return 1;
 }
 
-/* Counts a contribution to a leaf. After the last one the gradient goes into a bucket, to be summed
- * over dp. Partial and row-sparse gradients wait for tshi_tape_sync: they are first completed over
- * tp, and with the rows of other ranks. */
+/* Counts one contribution to a leaf. After the last expected one, adds the gradient to a bucket, to
+ * be summed over dp. Leaves partial and row-sparse gradients to tshi_tape_sync, which first
+ * completes them over tp, or with the rows that other ranks have touched. */
 static void tshi_tape_deliver(tsh_tensor *leaf) {
     if (--leaf->contributions > 0 || !leaf->ctx->tape.syncing || !(leaf->flags & TSHI_AVERAGED) ||
         !leaf->gr.live || leaf->gp.live || leaf->sparse)
@@ -7970,7 +7982,8 @@ static void tshi_tape_deliver(tsh_tensor *leaf) {
     tshi_bucket_add_grad(leaf);
 }
 
-/* Marks the rows of a row-sparse gradient that any rank of comm has touched. */
+/* Marks the rows of t's row-sparse gradient that any rank of comm has touched. All ranks of comm
+ * call it. */
 static void tshi_tape_merge_rows(tsh_tensor *t, tsh_comm *comm) {
     if (t->sparse && comm->size > 1)
         (void)tshi_error_comm(
@@ -7978,8 +7991,8 @@ static void tshi_tape_merge_rows(tsh_tensor *t, tsh_comm *comm) {
             "tsh_backward: all-reduce of the rows that a gradient touches");
 }
 
-/* tsh_detect_anomaly: 1 if t's gradient in acc is finite; else 0, with an error: "the <what> of
- * <name> (2, 3) R has NaN". */
+/* For tsh_detect_anomaly: returns 1 if t's gradient in acc is finite, or acc is empty. Else fails
+ * and returns 0: "the <what> of <name> (2, 3) R has NaN". length: bytes of name. */
 static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tensor *t,
                                           const tshi_accumulator *acc, const char *what,
                                           const char *name, int length) {
@@ -7992,8 +8005,8 @@ static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tenso
                     length, name, tshi_tensor_text(t, form), found) == TSH_OK;
 }
 
-/* The same for the gradient of input i after the node's contribution. gp is skipped while its
- * all-reduce runs. */
+/* As tshi_tape_check_grad, for the gradient of input i after the node's contribution. Skips gp
+ * while its all-reduce runs. */
 static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
     const tsh_tensor *t = node->in[i], *base = t->base;
     int length;
@@ -8002,16 +8015,17 @@ static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
            (base->reducing || tshi_tape_check_grad(node, t, &base->gp, "gradient", name, length));
 }
 
-/* Marks the node's gradient of input i as done. The last partial contribution to a tensor starts
- * its all-reduce, which runs while backward goes on. An op that has more to do calls this early;
- * the walk does so for all inputs that are left. */
+/* Marks the node's gradient of input i as complete. Counts it as a contribution to a leaf
+ * (tshi_tape_deliver). After the last partial contribution to another tensor, starts the all-reduce
+ * of its gp, which runs while backward goes on. An op that has more to do calls this early;
+ * tshi_tape_walk calls it for all inputs that are left. */
 static void tshi_tape_input_done(tshi_node *node, int i) {
     tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
     tsh_ctx *ctx = node->out->ctx;
     if (!base || !base->requires_grad || (node->progress.done >> i & 1u)) return;
     node->progress.done |= 1u << i;
     if (ctx->anomalies && !tshi_tape_check_input(node, i)) return;
-    if (!base->node) {
+    if (!base->node) { /* base is a leaf */
         tshi_tape_deliver(base);
         return;
     }
@@ -8022,22 +8036,22 @@ static void tshi_tape_input_done(tshi_node *node, int i) {
                           tsh_allreduce_start(&ctx->tp, tshi_mem_data(base->gp.block),
                                               tsh_local_numel(base), TSH_REAL, TSH_SUM, &base->req),
                           "tsh_backward: all-reduce of a gradient");
-    base->reducing = ctx->error.code == TSH_OK;
+    base->reducing = ctx->error.code == TSH_OK; /* tshi_tape_complete waits for base->req */
 }
 
-/* y += x, n elements. */
+/* Adds x to y, n elements each. */
 static void tshi_tape_add_all(const tsh_ctx *ctx, tsh_real *y, const tsh_real *x, int64_t n) {
     const tshi_operand operands[2] = {tshi_kernel_reals(y, 1), tshi_kernel_reals(x, 1)};
     tshi_kernel_add[ctx->isa](n, operands, NULL);
 }
 
-/* gr += gp, once gp is complete; they are swapped if gr is empty. */
+/* Adds gp, which is complete, to gr, and empties gp. If gr is empty, swaps the two. */
 static void tshi_tape_merge(tsh_tensor *t) {
     if (!t->gp.live) return;
     if (t->gr.live) {
         tshi_tape_add_all(t->ctx, (tsh_real *)tshi_mem_data(t->gr.block),
                           (const tsh_real *)tshi_mem_data(t->gp.block), tsh_local_numel(t));
-        t->gp.live = 0;
+        t->gp.live = 0; /* gp is empty now */
     } else {
         tshi_accumulator swap = t->gr; /* gr's memory becomes gp's */
         t->gr = t->gp;
@@ -8045,8 +8059,8 @@ static void tshi_tape_merge(tsh_tensor *t) {
     }
 }
 
-/* Completes the gradient of t, an op's output: waits for the all-reduce of gp, adds it to gr, and
- * zeroes gr if there was no contribution. Returns gr's values; NULL after an error. */
+/* Completes the gradient of t, an op's output: waits for the all-reduce of gp, adds gp to gr, and
+ * fills gr with zeros if there was no contribution. Returns gr's values, or NULL after an error. */
 static tsh_real *tshi_tape_complete(tsh_tensor *t) {
     tsh_ctx *ctx = t->ctx;
     if (t->reducing) {
@@ -8063,8 +8077,8 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
     return (tsh_real *)tshi_mem_data(t->gr.block);
 }
 
-/* Completes the gradient of the node's output, unless its backward accepts a partial one. 0: an
- * error. */
+/* Completes the gradient of the node's output, unless the node's backward accepts a partial one.
+ * Returns 0 after an error. */
 static int tshi_tape_complete_out(const tshi_node *node) {
     const tsh_tensor *out = node->out;
     if (tshi_tape_accepts_partial(node)) return 1;
@@ -8073,12 +8087,12 @@ static int tshi_tape_complete_out(const tshi_node *node) {
             tshi_tape_check_grad(node, out, &out->gr, "sum of the gradients", "the output", 10));
 }
 
-/* The complete gradient of the node's output, which its backward reads. */
+/* Returns the complete gradient of the node's output, which the node's backward reads. */
 static tsh_real *tshi_tape_grad(const tshi_node *node) {
     return (tsh_real *)tshi_mem_data(node->out->gr.block);
 }
 
-/* dest = values, or dest += values, of t's local shape. */
+/* Writes `values`, of t's local shape and these strides, to dest, or adds them if dest->add. */
 static void tshi_tape_accumulate(const tsh_tensor *t, const tshi_dest *dest, const tsh_real *values,
                                  const int64_t *stride) {
     tshi_loop loop;
@@ -8088,8 +8102,9 @@ static void tshi_tape_accumulate(const tsh_tensor *t, const tshi_dest *dest, con
     tshi_kernel_run(&loop, dest->add ? tshi_kernel_add[t->ctx->isa] : tshi_kernel_copy, NULL);
 }
 
-/* Backward of an op whose gradient of input i equals that of the output. The input shares the
- * output's memory if it has no accumulator yet, and no later input has the same base. */
+/* Backward of an op whose gradient of input i equals the gradient of its output. The input's
+ * accumulator shares the memory of the output's, without a copy, if it has no memory yet and no
+ * later input has the same base. */
 static void tshi_tape_identity(tshi_node *node, int i) {
     tsh_tensor *t = node->in[i], *base = t->base, *out = node->out;
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
@@ -8099,7 +8114,7 @@ static void tshi_tape_identity(tshi_node *node, int i) {
     for (k = i + 1; k < node->n; k++) alone &= node->in[k]->base != base;
     if (base->requires_grad && alone) {
         acc->block = out->gr.block;
-        acc->block->refs++;
+        acc->block->refs++; /* shares the memory */
         acc->live = 1;
     } else if (tshi_tape_dest(node, i, &dest)) {
         tshi_tape_accumulate(node->in[i], &dest, tshi_tape_grad(node), out->stride);
@@ -8108,8 +8123,8 @@ static void tshi_tape_identity(tshi_node *node, int i) {
 
 /* -- backward --------------------------------------------------------------- */
 
-/* Marks the nodes that the loss depends on. Counts the partial contributions that each tensor will
- * get (expected), and all contributions to a leaf (users). */
+/* Marks the nodes that the loss depends on, newest first. Counts the contributions that each leaf
+ * will get (contributions), and the partial ones to any tensor (partial_contributions). */
 static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
     if (loss->base->node) loss->base->node->progress.reached = 1;
     for (tshi_node *node = ctx->tape.newest; node; node = node->older) {
@@ -8117,41 +8132,41 @@ static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
         node->progress.partial = node->partial;
         if ((node->op->flags & TSHI_OP_PASSES_PARTIAL) && tshi_tape_accepts_partial(node) &&
             node->out->partial_contributions)
-            node->progress.partial |= TSHI_X;
+            node->progress.partial |= TSHI_X; /* gp is passed on to input 0 */
         for (int i = 0; i < node->n; i++) {
             tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
             if (!base || !base->requires_grad) continue;
             if (base->node)
                 base->node->progress.reached = 1;
             else
-                base->contributions++;
+                base->contributions++; /* base is a leaf */
             if (tshi_tape_is_partial(node, i)) base->partial_contributions++;
         }
         for (int i = 0; i < node->leaf_count; i++) node->leaves[i]->contributions++;
     }
 }
 
-/* Step tensors of this scope depth or deeper release their values, except the loss and retained
- * ones. What backward needs, the nodes have saved. */
+/* Releases the values of step tensors that were created at this scope depth or deeper, except of
+ * the loss and of retained tensors. Nodes hold references to the values that backward reads. */
 static void tshi_tape_release_values(tsh_ctx *ctx, const tsh_tensor *loss, int depth) {
     tsh_tensor *t, *head = &ctx->handles.step;
     for (t = head->next; t != head; t = t->next) {
         if (t == loss || t->depth < depth || (t->flags & (TSHI_RETAIN | TSHI_STALE))) continue;
         tshi_mem_release(ctx, t->block);
         t->block = NULL;
-        t->flags |= TSHI_STALE;
+        t->flags |= TSHI_STALE; /* reads by the user fail: TSH_ERR_STALE */
     }
 }
 
-/* Releases what a node holds, and the gradient of its output unless that is retained. */
+/* Releases the values that a node saved, and the gradient of its output unless that is retained. */
 static void tshi_tape_release_node(tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     tsh_tensor *out = node->out;
-    if (out->reducing) (void)tsh_wait(&ctx->tp, out->req);
+    if (out->reducing) (void)tsh_wait(&ctx->tp, out->req); /* still in flight after an error */
     out->reducing = out->partial_contributions = 0;
     for (int i = 0; i <= node->n; i++) tshi_mem_release(ctx, node->saved[i]);
     tshi_mem_release(ctx, node->aux);
-    out->node = NULL;
+    out->node = NULL; /* later backwards treat out as a constant */
     out->requires_grad = 0;
     if (out->flags & TSHI_RETAIN) return;
     tshi_mem_release(ctx, out->gr.block);
@@ -8160,7 +8175,7 @@ static void tshi_tape_release_node(tshi_node *node) {
     memset(&out->gp, 0, sizeof out->gp);
 }
 
-/* Progresses collectives in flight: backends send and receive only when they are called. */
+/* Lets collectives in flight send and receive: backends do so only when called. user: the ctx. */
 static void tshi_tape_progress(void *user) {
     tsh_ctx *ctx = (tsh_ctx *)user;
     if (ctx->tp.in_flight) tsh_comm_progress(&ctx->tp);
@@ -8168,18 +8183,18 @@ static void tshi_tape_progress(void *user) {
     if (ctx->pp.in_flight) tsh_comm_progress(&ctx->pp);
 }
 
-/* Runs backward of every marked node, newest first, and releases all nodes. After an error they are
- * only released. The caller resets the arena, which holds the nodes themselves. */
+/* Runs the backward of every marked node, newest first, and releases all nodes. After an error it
+ * only releases them. The caller resets the arena, which holds the memory of the nodes. */
 static void tshi_tape_walk(tsh_ctx *ctx) {
     const tsh_module *outer = ctx->module;
     tshi_node *node, *older;
     for (node = ctx->tape.newest; node; node = older) {
-        older = node->older;
-        ctx->module = node->module;
+        older = node->older;        /* the node is released below */
+        ctx->module = node->module; /* errors begin with the module's path */
         if (node->progress.reached && ctx->error.code == TSH_OK && tshi_tape_complete_out(node)) {
             const int64_t begin = tshi_trace_now(ctx->trace);
             node->op->backward(node);
-            for (int i = 0; i < node->n; i++) tshi_tape_input_done(node, i);
+            for (int i = 0; i < node->n; i++) tshi_tape_input_done(node, i); /* if not yet done */
             for (int i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
             if (ctx->trace)
                 (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->op->name, begin, 0);
@@ -8191,11 +8206,11 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
     ctx->tape.newest = NULL;
 }
 
-/* Completes the partial gradients of all leaves with one all-reduce over tp. */
+/* Completes the partial gradients of all leaves with one all-reduce over tp, in one buffer. */
 static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
-    int64_t total = 0, at = 0;
-    tshi_block *flat;
+    int64_t total = 0, at = 0; /* total: elements of all gp; at: where the next gp is in flat */
+    tshi_block *flat;          /* a buffer with all gp */
     tsh_real *data;
     for (t = head->next; t != head; t = t->next)
         if (t->gp.live) total += tsh_local_numel(t);
@@ -8220,8 +8235,8 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     return ctx->error.code;
 }
 
-/* Completes the gradients of leaves: over tp, then over dp with the buckets that are in flight, and
- * divides sums by the number of terms. */
+/* Completes the gradients of leaves: first over tp, then over dp, where buckets sent during
+ * backward are in flight. Divides the gradients of summed losses by the number of terms. */
 static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
     const int replicas = ctx->dp.size > 1; /* gradients are also summed over dp */
@@ -8236,12 +8251,12 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
         else
             tshi_bucket_add_grad(t);
     }
-    if (replicas) tshi_bucket_end(ctx);
+    if (replicas) tshi_bucket_end(ctx); /* waits for all buckets */
     for (t = head->next; t != head && ctx->error.code == TSH_OK; t = t->next) {
         if (!t->gr.live) continue;
         if (replicas && (t->flags & TSHI_AVERAGED))
             tshi_tape_merge_rows(t, &ctx->dp);
-        else if (ctx->tape.summed) /* averaged ones are divided in their buckets */
+        else if (ctx->tape.summed) /* averaged gradients: divided in their buckets */
             tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
                                replicas ? ctx->buckets.weight : ctx->tape.weight);
     }
@@ -8249,7 +8264,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     return ctx->error.code;
 }
 
-/* From now on, tshi_tape_deliver sends the gradients of leaves as they become ready. */
+/* Empties the list of buckets; from now on tshi_tape_deliver fills buckets and sends them. */
 static void tshi_tape_sync_begin(tsh_ctx *ctx) {
     if (ctx->dp.size > 1) tshi_bucket_begin(ctx, ctx->tape.summed);
     ctx->tape.syncing = ctx->dp.size > 1;
@@ -8262,7 +8277,7 @@ TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
     return tshi_tape_sync(ctx);
 }
 
-/* An error unless the loss is one replicated value of this ctx that has a gradient. */
+/* Fails unless the loss is one replicated value of this ctx that requires a gradient. */
 static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
     char text[TSHI_TEXT_SIZE];
     if (!loss || loss->ctx != ctx)
@@ -8286,12 +8301,13 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
     return TSH_OK;
 }
 
-/* Prepares a backward of a loss that is a mean, or a sum of `weight` terms. 0 and an error if it
- * cannot be added to gradients that are there already. */
+/* Prepares a backward: sets the counts of contributions to 0 and adds `weight` to the number of
+ * terms. summed 1: the loss is a sum of `weight` terms; 0: a mean. Returns 0 and an error if the
+ * new gradients cannot be added to those that leaves have already. */
 static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
     tshi_tape *tape = &ctx->tape;
     tsh_tensor *t, *head = &ctx->handles.owned;
-    int live = 0, chunked = 0; /* some leaf has a gradient; a chunk of one */
+    int live = 0, chunked = 0; /* live: a leaf has a gradient; chunked: only a chunk of it */
     for (t = head->next; t != head; t = t->next) {
         t->partial_contributions = t->contributions = 0;
         live |= t->gr.live | t->gp.live;
@@ -8313,14 +8329,14 @@ static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
             "to them; tsh_zero_grads first",
             chunked ? "lie in chunks (.zero)" : "are divided already (.summed)");
     if (ctx->error.code != TSH_OK) return 0;
-    tape->weight = (live && tape->pending ? tape->weight : 0) + weight;
+    tape->weight = (live && tape->pending ? tape->weight : 0) + weight; /* of all micro-batches */
     tape->summed = summed;
     return 1;
 }
 
 TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
                                      const tsh_backward_desc *desc) {
-    int defer = desc && desc->defer;
+    int defer = desc && desc->defer; /* 1: tsh_sync_grads completes the gradients */
     tshi_dest dest;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->error.code == TSH_OK) (void)tshi_tape_check_loss(ctx, loss);
@@ -8328,17 +8344,17 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
         (void)tshi_tape_begin(ctx, desc && desc->summed, desc ? desc->weight : 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
     if (!tshi_tape_dest_in(loss, &loss->base->gr, &dest)) return ctx->error.code;
-    dest.data[0] = dest.add ? TSHI_R(dest.data[0] + TSHI_R(1)) : TSHI_R(1);
+    dest.data[0] = dest.add ? TSHI_R(dest.data[0] + TSHI_R(1)) : TSHI_R(1); /* d loss / d loss */
     if (!defer) tshi_tape_sync_begin(ctx); /* buckets are sent during the walk */
     tshi_tape_mark(ctx, loss);
-    tshi_tape_release_values(ctx, loss, 0);
+    tshi_tape_release_values(ctx, loss, 0); /* at every scope depth */
     tshi_tape_walk(ctx);
-    tshi_mem_reset(&ctx->tape.arena);
+    tshi_mem_reset(&ctx->tape.arena); /* frees the nodes */
     if (defer)
         ctx->tape.pending = 1; /* until tsh_sync_grads */
     else
         (void)tshi_tape_sync(ctx);
-    tshi_error_report(ctx);
+    tshi_error_report(ctx); /* to the other ranks */
     return ctx->error.code;
 }
 
@@ -8346,7 +8362,8 @@ TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss) {
     return tsh_backward_with(ctx, loss, NULL);
 }
 
-/* 1 if a leaf's gradient lacks other ranks' contributions, or the division of sums. */
+/* Returns 1 if a leaf's gradient still lacks contributions of other ranks, or the division by the
+ * number of terms. */
 static int tshi_tape_pending(const tsh_tensor *leaf) {
     const tsh_ctx *ctx = leaf->ctx;
     const int averaged = ctx->dp.size > 1 && (leaf->flags & TSHI_AVERAGED);
@@ -8368,7 +8385,8 @@ TSH_API void tsh_detect_anomaly(tsh_ctx *ctx, int on) {
     if (ctx) ctx->anomalies = on != 0;
 }
 
-/* 1 if t can be a leaf; else 0, with an error of the public function op. */
+/* Returns 1 if t can be a leaf: it is owned and has floating values. Else returns 0, with an error
+ * that names the public function op. */
 static int tshi_tape_check_owned(const tsh_tensor *t, const char *op) {
     if ((t->flags & TSHI_OWNED) && tshi_dtype_computes(t->dtype)) return 1;
     return tsh_fail(t->ctx, TSH_ERR_ARGUMENT, "%s: takes an owned tensor of %s; tsh_keep makes one",
@@ -8377,7 +8395,7 @@ static int tshi_tape_check_owned(const tsh_tensor *t, const char *op) {
 
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on) {
     if (!t || !tshi_tape_check_owned(t, "tsh_requires_grad")) return NULL;
-    t->requires_grad = on != 0;
+    t->requires_grad = on != 0; /* ops on t are recorded */
     t->flags = on ? t->flags | TSHI_LEAF : t->flags & ~(unsigned)TSHI_LEAF;
     return t;
 }
@@ -8394,7 +8412,7 @@ TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on) {
 
 TSH_API tsh_tensor *tsh_retain(tsh_tensor *t) {
     if (t) t->flags |= TSHI_RETAIN;
-    if (t) t->base->flags |= TSHI_RETAIN;
+    if (t) t->base->flags |= TSHI_RETAIN; /* a view has the values of its base */
     return t;
 }
 
@@ -8413,26 +8431,27 @@ TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
             "its optimiser's .zero wants it", base->path);
     grad = tshi_tensor_detached(t, base->gr.block);
     if (!grad) return NULL;
-    grad->dtype = TSH_REAL;
-    grad->offset = t->offset - base->offset;
+    grad->dtype = TSH_REAL;                  /* whatever the dtype of t is */
+    grad->offset = t->offset - base->offset; /* of a view: its part of the base's gradient */
+    /* every rank has the whole gradient of a partial sum */
     if (t->layout.kind == TSH_PARTIAL) grad->layout = tsh_replicated();
     return grad;
 }
 
-/* Zeroes a row-sparse gradient, which is 0 outside its marked rows. */
+/* Zeroes the marked rows of a row-sparse gradient; all other rows are 0 already. */
 static void tshi_tape_clear_rows(tsh_tensor *base) {
     const int32_t *marks = (const int32_t *)tshi_mem_data(base->marks);
     int64_t r, width = tshi_tensor_product(base->local + 1, base->ndim - 1);
     tsh_real *data = (tsh_real *)tshi_mem_data(base->gr.block);
     for (r = 0; r < base->local[0]; r++)
         if (marks[r]) memset(data + r * width, 0, (size_t)width * sizeof *data);
-    base->gr.clean = 1;
+    base->gr.clean = 1; /* tshi_tape_dest_rows need not zero it */
 }
 
 TSH_API void tsh_zero_grad(tsh_tensor *t) {
     if (!t) return;
     if (t->base->sparse && t->base->gr.live && !t->base->gp.live) tshi_tape_clear_rows(t->base);
-    t->base->gr.live = t->base->gp.live = t->base->sparse = 0;
+    t->base->gr.live = t->base->gp.live = t->base->sparse = 0; /* the memory is reused */
 }
 
 /* -- steps and scopes ------------------------------------------------------- */
@@ -8440,10 +8459,10 @@ TSH_API void tsh_zero_grad(tsh_tensor *t) {
 TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     tsh_tensor *head;
     if (!ctx) return TSH_ERR_ARGUMENT;
-    for (; ctx->tape.newest; ctx->tape.newest = ctx->tape.newest->older)
+    for (; ctx->tape.newest; ctx->tape.newest = ctx->tape.newest->older) /* no backward was run */
         tshi_tape_release_node(ctx->tape.newest);
     tshi_mem_reset(&ctx->tape.arena);
-    head = &ctx->handles.step;
+    head = &ctx->handles.step; /* all step tensors */
     for (ctx->handles.ended = 0; head->next != head; ctx->handles.ended++)
         tshi_tensor_release(head->next);
     return tsh_ok(ctx) ? TSH_OK : ctx->error.code;
@@ -8474,33 +8493,34 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx) {
 /* Needs: >>tape.                                                               */
 /* ========================================================================== */
 
-/* Nodes are linked from the newest to the oldest and have no numbers. A dump may be slow, so it
- * counts them again for every node that it prints. */
+/* tsh_tape_dump prints a line per node, tsh_tape_dot a graph; both give tshi_dump_all a function
+ * that prints one node. Nodes are linked from the newest to the oldest and have no numbers. A dump
+ * may be slow, so it counts them again for every node that it prints. */
 
-/* A node's number: how many were recorded before it. */
+/* Returns a node's number: how many nodes were recorded before it. */
 static TSHI_COLD int tshi_dump_number(const tshi_node *node) {
     int number = 0;
     while ((node = node->older) != NULL) number++;
     return number;
 }
 
-/* Prints the names of the inputs, and of the output, whose bits are set: "x weight". */
+/* Prints the names of the inputs whose bits are set, and "output" for TSHI_OUT: "x weight". */
 static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned bits) {
     int i, length, count = 0;
     for (i = 0; i < node->n; i++) {
         const char *name = tshi_tape_name(node->op, i, &length);
-        if (!(bits >> i & 1u) || !node->in[i]) continue;
+        if (!(bits >> i & 1u) || !node->in[i]) continue; /* not set, or left out by the caller */
         (void)fprintf(file, "%s%.*s", count++ ? " " : "", length, name);
-        if (!node->op->inputs) (void)fprintf(file, "%d", i);
+        if (!node->op->inputs) (void)fprintf(file, "%d", i); /* unnamed inputs: their index */
     }
     if (bits & (unsigned)TSHI_OUT) (void)fprintf(file, "%soutput", count ? " " : "");
 }
 
-/* Prints what the node keeps for backward, if anything: "; saves x weight, 3584 bytes". `before`
- * comes first, here "; ". */
+/* Prints what the node holds for backward, if anything, after the text `before`: with "; " as
+ * `before`, "; saves x weight, 3584 bytes". */
 static TSHI_COLD void tshi_dump_saved(FILE *file, const tshi_node *node, const char *before) {
-    size_t bytes = node->aux ? node->aux->size : 0; /* aux: what else the op keeps */
-    unsigned saved = 0;
+    size_t bytes = node->aux ? node->aux->size : 0; /* aux: what else backward reads */
+    unsigned saved = 0; /* bits of the inputs and of the output that are saved */
     for (int i = 0; i <= node->n; i++) {
         const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
         if (!node->saved[i]) continue;
@@ -8513,7 +8533,7 @@ static TSHI_COLD void tshi_dump_saved(FILE *file, const tshi_node *node, const c
     (void)fprintf(file, "%s%llu bytes", saved ? ", " : "", (unsigned long long)bytes);
 }
 
-/* Bits of the inputs that require a gradient which is a partial sum. */
+/* Returns the bits of the inputs whose gradient is needed and is a partial sum over tp. */
 static TSHI_COLD unsigned tshi_dump_partial(const tshi_node *node) {
     unsigned partial = 0;
     for (int i = 0; i < node->n && node->out->ctx->tp.size > 1; i++)
@@ -8525,7 +8545,7 @@ static TSHI_COLD unsigned tshi_dump_partial(const tshi_node *node) {
 static TSHI_COLD void tshi_dump_line(FILE *file, const tshi_node *node, int number) {
     const char *path = node->module ? node->module->path : "";
     char text[TSHI_TEXT_SIZE];
-    int i, length, count = 0;
+    int i, length, count = 0; /* count: inputs printed so far */
     (void)fprintf(file, "#%d %s%s%s(", number, path, *path ? " " : "", node->op->name);
     for (i = 0; i < node->n; i++) {
         const tsh_tensor *t = node->in[i];
@@ -8544,7 +8564,8 @@ static TSHI_COLD void tshi_dump_line(FILE *file, const tshi_node *node, int numb
     (void)fputs("\n", file);
 }
 
-/* Prints begin, every node by `line`, the oldest first, and end. op: the public function. */
+/* Prints the text `begin`, every node by the function `line`, the oldest first, and the text `end`.
+ * op: name of the public function, for errors. */
 static TSHI_COLD tsh_result tshi_dump_all(const char *op, tsh_ctx *ctx, FILE *file,
                                           const char *begin, const char *end,
                                           void (*line)(FILE *file, const tshi_node *node,
@@ -8568,11 +8589,11 @@ TSH_API TSHI_COLD tsh_result tsh_tape_dump(tsh_ctx *ctx, FILE *file) {
     return tshi_dump_all("tsh_tape_dump", ctx, file, "", "", tshi_dump_line);
 }
 
-/* Prints a node of the graph, and an arrow from each of its inputs: from the node that made it, or
- * from a node of its own. Partial gradients are red. */
+/* Prints a node of the graph, and an arrow from each of its inputs. The arrow starts at the node
+ * that made the input; a leaf gets a node of its own. Arrows of partial gradients are red. */
 static TSHI_COLD void tshi_dump_dot(FILE *file, const tshi_node *node, int number) {
     const char *path = node->module ? node->module->path : "";
-    const unsigned partial = tshi_dump_partial(node); /* bits of inputs */
+    const unsigned partial = tshi_dump_partial(node); /* bits of inputs with a partial gradient */
     char text[TSHI_TEXT_SIZE];
     int i, length;
     (void)fprintf(file, "  n%d [label=\"%s%s%s\\n%s", number, path, *path ? "\\n" : "",
@@ -8583,7 +8604,7 @@ static TSHI_COLD void tshi_dump_dot(FILE *file, const tshi_node *node, int numbe
         const tsh_tensor *t = node->in[i];
         const char *name = tshi_tape_name(node->op, i, &length);
         if (!t) continue;
-        if (t->base->node)
+        if (t->base->node) /* the input is the output of an op */
             (void)fprintf(file, "  n%d -> n%d", tshi_dump_number(t->base->node), number);
         else
             (void)fprintf(file, "  n%d_%d [shape=plain, label=\"%.*s %s\"];\n  n%d_%d -> n%d",
@@ -8607,16 +8628,18 @@ TSH_API TSHI_COLD tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file) {
 /* Needs: >>gemm >>comm >>tape.                                                 */
 /* ========================================================================== */
 
-/* A rank of the world has three coordinates, which count in desc->order, the first axis fastest:
- * with "tp-pp-dp", rank = tp + TP (pp + PP dp). Ranks that agree in the other two coordinates are
- * the group of an axis. What a new field of tsh_ctx owns, tsh_close must release. */
+/* A rank of the world has three coordinates, one along each of the axes tp, pp and dp. Ranks are
+ * numbered along the axes in desc->order, the first axis fastest: with "tp-pp-dp", rank = tp + TP
+ * (pp + PP dp), where TP and PP are the sizes of the axes. Ranks that agree in the other two
+ * coordinates form a group (comm) of an axis; tsh_open splits the world into these groups. What a
+ * new field of tsh_ctx owns, tsh_close must release. */
 
-/* Reports degrees that do not divide the world, and lists those of tp (or pp) that would, given the
- * other one. Returns 0. */
+/* Fails because tp times pp does not divide the number of ranks. The error lists the values of tp
+ * (or of pp) that would, given the other one. Returns 0. */
 static int tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
     const int world = ctx->world.size, tp_fits = tp > 0 && world % tp == 0;
     const int pp_fits = pp > 0 && world % pp == 0;
-    const int whole = pp_fits ? world / pp : tp_fits ? world / tp : world;
+    const int whole = pp_fits ? world / pp : tp_fits ? world / tp : world; /* to be factored */
     char list[TSH_MESSAGE_SIZE / 2] = "1";
     for (int d = 2; d <= whole; d++)
         if (whole % d == 0) tsh_text_add(list, sizeof list, "%s%d", d < whole ? ", " : " or ", d);
@@ -8625,17 +8648,18 @@ static int tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
                            world, tp, pp, pp_fits ? "tp" : "pp", list);
 }
 
-/* Fills, for the axes in desc->order, the degree size[i] and the letter axis[i]: 't', 'p' or 'd'.
- * 0 and an error if the degrees do not divide the world, or the order is not valid. */
+/* Fills, for the i-th axis of desc->order, its size (number of ranks) size[i] and its letter
+ * axis[i]: 't', 'p' or 'd'. Returns 0 and an error if tp times pp does not divide the world, or the
+ * order is not valid. */
 static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], char axis[3]) {
     const char *at = desc->order ? desc->order : "tp-pp-dp";
     int world = ctx->world.size, pp = desc->pp ? desc->pp : 1, tp = desc->tp, i, j;
     if (pp < 1 || tp < 0 || (!tp && world % pp) || (tp && world % ((int64_t)tp * pp)))
         return tshi_context_refuse(ctx, tp, pp);
-    if (!tp) tp = world / pp;
-    for (i = 0; i < 3; i++, at += 3) {
+    if (!tp) tp = world / pp;          /* desc->tp 0: all ranks that pp leaves */
+    for (i = 0; i < 3; i++, at += 3) { /* at: the name of axis i, and '-' or the end */
         int fits = *at && strchr("tpd", *at) && at[1] == 'p' && at[2] == (i < 2 ? '-' : '\0');
-        for (j = 0; fits && j < i; j++) fits = axis[j] != *at;
+        for (j = 0; fits && j < i; j++) fits = axis[j] != *at; /* an axis must not be named twice */
         if (!fits)
             return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
                                    "tsh_open: order \"%.32s\" does not name tp, pp and dp once "
@@ -8647,23 +8671,24 @@ static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], ch
     return 1;
 }
 
-/* Splits the world into the groups of each axis. The color is the group's first rank, whose
- * coordinate along the axis is 0. */
+/* Splits the world into the groups of each axis. The color of a group is its first rank in the
+ * world, whose coordinate along the axis is 0; the key is the rank's coordinate. */
 static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
-    int size[3], i, step = 1, rank = ctx->world.rank; /* step: ranks to the next along axis i */
+    int size[3], i, step = 1, rank = ctx->world.rank; /* step: rank difference along axis i */
     char axis[3];
     if (!tshi_context_axes(ctx, desc, size, axis)) return;
     for (i = 0; i < 3; step *= size[i++]) {
         tsh_comm *comm = axis[i] == 't' ? &ctx->tp : axis[i] == 'p' ? &ctx->pp : &ctx->dp;
-        int own = rank / step % size[i]; /* this rank's coordinate */
-        if (size[i] == 1) continue; /* the ctx has a group of one already */
+        int own = rank / step % size[i]; /* this rank's coordinate along axis i */
+        if (size[i] == 1) continue;      /* the ctx has a group of one already */
         if (tshi_error_comm(ctx, tsh_split(&ctx->world, rank - own * step, own, comm),
                             "tsh_open: split") != TSH_OK)
             return;
     }
 }
 
-/* Allocates a ctx and fills in the options of desc, with their defaults; NULL: no memory. */
+/* Allocates a ctx and copies the options of desc, or their defaults. Its groups have one rank until
+ * tshi_context_groups. Returns NULL without memory. */
 static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     tsh_allocator allocator = desc->allocator;
     if (!allocator.fn) allocator.fn = tshi_mem_libc;
@@ -8671,8 +8696,8 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     if (!ctx) return NULL;
     memset(ctx, 0, sizeof *ctx);
     ctx->allocator = allocator;
-    tshi_mem_count(&ctx->mem, TSH_MEM_BOOKS, sizeof *ctx, 0);
-    ctx->mem.calls = 1;
+    tshi_mem_count(&ctx->mem, TSH_MEM_BOOKS, sizeof *ctx, 0); /* tsh_mem counts the ctx, too */
+    ctx->mem.calls = 1;                                       /* the allocator was called once */
     ctx->logger = desc->logger;
     ctx->gemm = desc->gemm;
     ctx->gemm_kernel = tshi_gemm_pick();
@@ -8680,27 +8705,27 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
     const size_t bytes = desc->bucket_bytes ? desc->bucket_bytes : (size_t)TSHI_BUCKET_BYTES;
-    ctx->buckets.limit = (int64_t)((bytes - 1) / tshi_dtype_reals(1) + 1);
-    ctx->buckets.hold = desc->no_overlap;
+    ctx->buckets.limit = (int64_t)((bytes - 1) / tshi_dtype_reals(1) + 1); /* in elements */
+    ctx->buckets.hold = desc->no_overlap; /* no bucket is sent before backward ends */
     ctx->world = desc->comm;
-    if (!ctx->world.ops) ctx->world.size = 1; /* desc.comm is empty */
+    if (!ctx->world.ops) ctx->world.size = 1; /* desc.comm is empty: one rank */
     ctx->tp.size = ctx->pp.size = ctx->dp.size = 1;
-    tshi_tensor_ring(&ctx->handles.owned);
+    tshi_tensor_ring(&ctx->handles.owned); /* an empty list */
     tshi_tensor_ring(&ctx->handles.step);
     return ctx;
 }
 
-/* There is no memory for the ctx, which would keep this error: reports it to the logger and to the
- * other ranks. */
+/* Reports that there is no memory for a ctx, to the logger and to the other ranks; there is no ctx
+ * that could hold the error. */
 static TSHI_COLD tsh_result tshi_context_no_memory(const tsh_desc *desc) {
     tsh_comm world = desc->comm;
-    tsh_error error = {TSH_ERR_MEMORY, world.ops ? world.rank : -1, ""};
+    tsh_error error = {TSH_ERR_MEMORY, world.ops ? world.rank : -1, ""}; /* rank -1: no world */
     if (world.size > 1)
         tsh_text_add(error.message, sizeof error.message, "rank %d: ", world.rank);
     tsh_text_add(error.message, sizeof error.message, "tsh_open: no memory for a ctx (%d bytes)",
                  (int)sizeof(tsh_ctx));
     tsh_log_message(&desc->logger, "%s (%s)", error.message, tsh_result_name(error.code));
-    if (world.ops) world.ops->abort(&world, &error);
+    if (world.ops) world.ops->abort(&world, &error); /* the world fails on all ranks */
     return TSH_ERR_MEMORY;
 }
 
@@ -8711,36 +8736,37 @@ TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
         tsh_log_message(&desc->logger, "tsh_open: out is NULL (TSH_ERR_ARGUMENT)");
         return TSH_ERR_ARGUMENT;
     }
-    tsh_ctx *ctx = *out = tshi_context_make(desc);
+    tsh_ctx *ctx = *out = tshi_context_make(desc); /* the caller closes it, also after an error */
     if (!ctx) return tshi_context_no_memory(desc);
     tshi_context_groups(ctx, desc);
-    tshi_error_report(ctx);
+    tshi_error_report(ctx); /* other ranks learn of an error in tsh_open */
     return ctx->error.code;
 }
 
 TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     if (!ctx) return;
-    tshi_error_report(ctx);
+    tshi_error_report(ctx);  /* while the comms are still open */
     (void)tsh_step_end(ctx); /* releases the tape and step tensors */
     while (ctx->handles.owned.next != &ctx->handles.owned)
         tshi_tensor_release(ctx->handles.owned.next);
-    tshi_trace_drop(ctx);
+    tshi_trace_drop(ctx); /* a trace that was not ended */
     tshi_mem_release(ctx, ctx->gemm_scratch);
-    tshi_mem_close(ctx, TSH_MEM_STEP, ctx->pool.pages);
+    tshi_mem_close(ctx, TSH_MEM_STEP, ctx->pool.pages); /* all pages of the step pool */
     for (tshi_micro *micro = ctx->micros; micro; micro = micro->next)
         tshi_mem_close(ctx, TSH_MEM_BOOKS, micro->arena.first);
     tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->tape.arena.first);
     tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->buckets.arena.first);
-    tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->books.first);
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->books.first); /* modules, optimisers, pipelines */
     tsh_comm_close(&ctx->dp);
     tsh_comm_close(&ctx->pp);
     tsh_comm_close(&ctx->tp);
-    tsh_comm_close(&ctx->world);
-    const tsh_allocator allocator = ctx->allocator;
+    tsh_comm_close(&ctx->world);                    /* after the groups split from it */
+    const tsh_allocator allocator = ctx->allocator; /* a copy: the ctx is released with it */
     (void)allocator.fn(allocator.user, ctx, sizeof *ctx, 0, TSHI_ALIGN);
 }
 
-/* Defines tsh_<group>. The group of a NULL ctx is one that callers must not write to. */
+/* Defines tsh_world, tsh_tp, tsh_pp or tsh_dp: returns a group of ctx; of a NULL ctx, a constant
+ * empty group that callers must not write to. */
 #define TSHI_CONTEXT_GROUP(group)                                                                  \
     TSH_API tsh_comm *tsh_##group(tsh_ctx *ctx) {                                                  \
         return ctx ? &ctx->group : (tsh_comm *)tshi_kernel_unconst(&tshi_comm_none);               \
@@ -8753,29 +8779,29 @@ TSHI_CONTEXT_GROUP(dp)
 
 TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user) {
     tsh_ctx *ctx = NULL;
-    int result = 1;
+    int result = 1; /* returned if fn is not called */
     if (!fn)
         tsh_log_message(desc ? &desc->logger : NULL, "tsh_run: fn is NULL");
     else if (tsh_open(desc, &ctx) == TSH_OK)
         result = fn(ctx, user);
-    tsh_close(ctx);
+    tsh_close(ctx); /* does nothing if ctx is NULL */
     return result;
 }
 
 TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                        void *user, tsh_error *error) {
-    tsh_desc mine = TSHI_ZERO;
+    tsh_desc mine = TSHI_ZERO; /* *desc, with comm as its comm */
     tsh_ctx *ctx = NULL;
     int result = 1;
     if (desc) mine = *desc;
     mine.comm = *comm;
     if (tsh_open(&mine, &ctx) == TSH_OK)
         result = fn(ctx, user);
-    else if (error && ctx)
+    else if (error && ctx) /* tsh_open failed */
         *error = *tsh_last_error(ctx);
-    else if (error)
+    else if (error) /* there is no ctx */
         (void)tsh_error_set(error, TSH_ERR_MEMORY, comm->rank, "no memory for a ctx");
-    if (!ctx) tsh_comm_close(comm); /* no ctx owns it */
+    if (!ctx) tsh_comm_close(comm); /* no ctx owns the comm */
     tsh_close(ctx);
     return result;
 }
@@ -8787,16 +8813,18 @@ TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *
 /* Needs: >>tensor.                                                             */
 /* ========================================================================== */
 
-/* A tshi_op names its rule, a tshi_rule_fn; several ops share one. The shapes of the inputs have
- * been checked. A rule changes output->layout, which is that of the first input, and
- * output->partial, which is TSHI_NONE, and returns 1, or returns 0 with an error that names a call
- * that helps.
+/* A tshi_op names its rule, a tshi_rule_fn; several ops share one. When a rule is called, the
+ * shapes of the inputs have been checked, output->layout is the layout of the first input and
+ * output->partial is TSHI_NONE. The rule changes these two as needed and returns 1; or it returns 0
+ * with an error that names a call that helps.
  *
- * Comments: R is replicated, S(d) sharded along dimension d, P a partial sum. "P R: P, dB P": if A
- * is P and B is R, the output is P. So is the gradient of B, which each rank computes from its own
- * part of A. */
+ * Notation in comments: R is replicated, S(d) sharded along dimension d (-1: the last one), P a
+ * partial sum. Before the colon are the layouts of the inputs; after it are the layout of the
+ * output and the inputs whose gradient is a partial sum. "P R: P, dB P": if A is P and B is R, the
+ * output is P, and so is the gradient of B, which each rank computes from its own part of A. */
 
-/* Fills in layout and partial of the output by op's rule. 0: an error. */
+/* Fills in the layout and the partial bits of the output by op's rule. params: what else the rule
+ * depends on. Returns 0 after an error. */
 TSHI_OUTLINE int tshi_rule_run(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
                                tshi_output *output) {
     const tshi_call call = {op, in, n, params};
@@ -8805,7 +8833,7 @@ TSHI_OUTLINE int tshi_rule_run(const tshi_op *op, tsh_tensor *const *in, int n, 
     return op->rule(&call, output);
 }
 
-/* Refuses the layouts of a and b. `hint` says what to call instead. */
+/* Fails because the layouts of a and b do not fit. `hint` says what to call instead. Returns 0. */
 static TSHI_COLD int tshi_rule_refuse(const tshi_call *call, const tsh_tensor *a,
                                       const tsh_tensor *b, const char *hint) {
     char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
@@ -8814,7 +8842,7 @@ static TSHI_COLD int tshi_rule_refuse(const tshi_call *call, const tsh_tensor *a
                     hint) == TSH_OK;
 }
 
-/* Refuses the layout of the first input. `why` says what it is: "is a partial sum". */
+/* Fails because of the layout of the first input. `why`: such as "is a partial sum". Returns 0. */
 static TSHI_COLD int tshi_rule_refuse_input(const tshi_call *call, const char *why) {
     const tsh_tensor *x = call->in[0];
     char text[TSHI_TEXT_SIZE];
@@ -8824,17 +8852,18 @@ static TSHI_COLD int tshi_rule_refuse_input(const tshi_call *call, const char *w
                     call->op->name, why, tshi_tensor_text(x, text), x->ctx->tp.size) == TSH_OK;
 }
 
-/* The output has the layout of the first input. */
+/* Keeps the layout of the first input, whatever it is. */
 static int tshi_rule_keep(const tshi_call *call, tshi_output *output) {
-    (void)call, (void)output;
+    (void)call, (void)output; /* unused */
     return 1;
 }
 
 /* -- elementwise ops ----------------------------------------------------------
- * R R: R. S S: S if both have the same shards. S R: S, dR P, if R has length 1 along the sharded
- * dimension. P: only in ops that are linear in it, each of which has a rule below. */
+ * R R: R. S S: S if both have the same shards. S R: S, if the replicated input has length 1 along
+ * the sharded dimension; the gradient of that input is P. P: only in ops that are linear in the P
+ * inputs; each of these ops has a rule below. */
 
-/* Bits of the inputs that are partial sums. */
+/* Returns the bits of the inputs that are partial sums. */
 static unsigned tshi_rule_sums(const tshi_call *call) {
     unsigned sums = 0;
     for (int i = 0; i < call->n; i++)
@@ -8842,17 +8871,18 @@ static unsigned tshi_rule_sums(const tshi_call *call) {
     return sums;
 }
 
-/* The first input whose layout is of a kind, or NULL. */
+/* Returns the first input whose layout is of this kind, or NULL. */
 static const tsh_tensor *tshi_rule_first(const tshi_call *call, tsh_layout_kind kind) {
     for (int i = 0; i < call->n; i++)
         if (call->in[i]->layout.kind == kind) return call->in[i];
     return NULL;
 }
 
-/* The rule of all elementwise ops. sums: bits of the inputs that are P; allowed: they may be. */
+/* The rule of all elementwise ops. sums: bits of the inputs that are P; allowed: 1 if P is, because
+ * the op is linear in these inputs. */
 static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allowed,
                                  tshi_output *output) {
-    const tsh_tensor *cut = tshi_rule_first(call, TSH_SHARDED);
+    const tsh_tensor *cut = tshi_rule_first(call, TSH_SHARDED); /* NULL: none is sharded */
     const int ndim = output->shape.ndim;
     int i, d;
     if (sums && (cut || !allowed)) {
@@ -8861,16 +8891,16 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
             call, tshi_rule_first(call, TSH_PARTIAL), other ? other : call->in[call->n - 1],
             "complete the partial sum first: tsh_redistribute(x, tsh_replicated())");
     }
-    if (sums) output->layout = tsh_partial();
+    if (sums) output->layout = tsh_partial(); /* the op is linear: its output is P, too */
     if (sums && call->n == 2) output->partial = ~sums & (unsigned)(TSHI_A | TSHI_B);
     if (!cut) return 1;
     output->layout = cut->layout;
-    output->layout.dim += ndim - cut->ndim;
+    output->layout.dim += ndim - cut->ndim; /* shapes are aligned at the right */
     d = output->layout.dim;
     for (i = 0; i < call->n; i++) {
         const tsh_tensor *x = call->in[i];
         const int own = d - (ndim - x->ndim), whole = x->layout.kind == TSH_REPLICATED;
-        const int64_t length = own >= 0 ? x->dim[own] : 1;
+        const int64_t length = own >= 0 ? x->dim[own] : 1; /* along the sharded dimension */
         if (whole ? length != 1
                   : x->layout.dim != own || length != output->shape.dim[d] ||
                         !tshi_layout_same_shards(&cut->layout, &x->layout, length, x->ctx->tp.size))
@@ -8879,25 +8909,25 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
                 whole ? "make them alike: tsh_redistribute(b, tsh_layout_of(a)), or gather: "
                         "tsh_redistribute(a, tsh_replicated())"
                       : "make them alike: tsh_redistribute(b, tsh_layout_of(a))");
-        if (whole) output->partial |= 1u << i;
+        if (whole) output->partial |= 1u << i; /* broadcast to all ranks' shards */
     }
     return 1;
 }
 
-/* Defines the rule of an op that is linear in the inputs that are P, whose bits are `sums`, if
- * `allowed`. */
+/* Defines tshi_rule_<name>, the rule of an op that is linear in the inputs that are P (bits: sums)
+ * if the condition `allowed` holds. */
 #define TSHI_RULE_LINEAR(name, allowed)                                                            \
     static int tshi_rule_##name(const tshi_call *call, tshi_output *output) {                      \
         const unsigned sums = tshi_rule_sums(call);                                                \
         return tshi_rule_elementwise(call, sums, (allowed), output);                               \
     }
-TSHI_RULE_LINEAR(add, sums == (TSHI_A | TSHI_B))              /* a + b, a - b. P P: P. */
-TSHI_RULE_LINEAR(multiply, sums == TSHI_A || sums == TSHI_B)  /* a * b. P R, R P: P, dR P. */
-TSHI_RULE_LINEAR(divide, sums == TSHI_A)                      /* a / b. P R: P, dR P. */
-TSHI_RULE_LINEAR(where, sums == (TSHI_YES | TSHI_NO))         /* cond ? yes : no. R P P: P. */
+TSHI_RULE_LINEAR(add, sums == (TSHI_A | TSHI_B))             /* a + b, a - b. P P: P. */
+TSHI_RULE_LINEAR(multiply, sums == TSHI_A || sums == TSHI_B) /* P R: P, dB P. R P: P, dA P. */
+TSHI_RULE_LINEAR(divide, sums == TSHI_A)                     /* a / b. P R: P, dB P. */
+TSHI_RULE_LINEAR(where, sums == (TSHI_YES | TSHI_NO))        /* cond ? yes : no. R P P: P. */
 #undef TSHI_RULE_LINEAR
 
-/* Ops that are not linear. No P: f(a + b) is not f(a) + f(b). */
+/* The rule of ops that are not linear. Refuses P: f(a + b) is not f(a) + f(b). */
 static int tshi_rule_nonlinear(const tshi_call *call, tshi_output *output) {
     const unsigned sums = tshi_rule_sums(call);
     if (sums && call->n == 1)
@@ -8907,28 +8937,29 @@ static int tshi_rule_nonlinear(const tshi_call *call, tshi_output *output) {
 
 /* -- ops along a dimension ---------------------------------------------------- */
 
-/* The dimension of input 0 that is reduced (-1: all), and whether the output keeps it. */
+/* Parameters of the rules of reductions. */
 typedef struct tshi_rule_axis {
-    int axis, keepdim;
+    int axis, keepdim; /* axis: reduced dimension, -1: all; keepdim: 1 if the output keeps it */
 } tshi_rule_axis;
 
-/* 1 if x is sharded along the axis; -1: along any. */
+/* Returns 1 if x is sharded along the axis; axis -1: along any dimension. */
 static int tshi_rule_is_sharded(const tsh_tensor *x, int axis) {
     return x->layout.kind == TSH_SHARDED && (axis < 0 || axis == x->layout.dim);
 }
 
-/* Sums. R: R. P: P. S along the reduced dimension: P; along another: S. */
+/* The rule of sums. R: R. P: P. S along the reduced dimension: P. S along another: S. */
 static int tshi_rule_sum(const tshi_call *call, tshi_output *output) {
     const tshi_rule_axis *along = (const tshi_rule_axis *)call->params;
     tsh_layout *layout = &output->layout;
     if (tshi_rule_is_sharded(call->in[0], along->axis))
         *layout = tsh_partial();
     else if (layout->kind == TSH_SHARDED && layout->dim > along->axis && !along->keepdim)
-        layout->dim--;
+        layout->dim--; /* the output has no reduced dimension */
     return 1;
 }
 
-/* Max, softmax and others that need all values along the dimension: no P, and no S along it. */
+/* The rule of max, softmax and other ops that need all values along the dimension. Refuses P, and S
+ * along this dimension. */
 static int tshi_rule_whole(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0];
     if (x->layout.kind == TSH_PARTIAL ||
@@ -8938,8 +8969,8 @@ static int tshi_rule_whole(const tshi_call *call, tshi_output *output) {
     return tshi_rule_sum(call, output);
 }
 
-/* Concatenation along dimension d (*params). S(d) ...: S(d), whose segments are those of all parts.
- * Else all parts have one layout, and so has the output. */
+/* The rule of concatenation along dimension d (*params). All parts S(d): S(d), with the segments of
+ * all parts. Else all parts must have one layout, which is the output's. */
 static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
     tsh_tensor *const *in = call->in;
     tsh_layout *layout = &output->layout;
@@ -8947,12 +8978,12 @@ static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     int i, e, fits = 1, along = layout->kind == TSH_SHARDED && layout->dim == d;
     for (i = 1; i < call->n && fits; i++) {
-        const tsh_layout *own = &in[i]->layout;
+        const tsh_layout *own = &in[i]->layout; /* layout of part i */
         fits = own->kind == layout->kind && own->dim == layout->dim;
         if (fits && layout->kind == TSH_SHARDED && !along)
             fits = tshi_layout_equal(own, layout, in[i]->dim, in[i]->ctx->tp.size);
         for (e = 0; e < own->segments && along && fits; e++) {
-            fits = layout->segments < TSH_MAX_SEGMENTS;
+            fits = layout->segments < TSH_MAX_SEGMENTS; /* one more segment fits */
             if (fits) layout->segment[layout->segments++] = own->segment[e];
         }
     }
@@ -8967,15 +8998,16 @@ static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
 
 /* -- matmul, linear, embedding -------------------------------------------------- */
 
-/* A (.., m, k) B (.., k, n) = (.., m, n). Dimensions of A and B count as the output's: da, db.
+/* Fills in the output of a matrix product; returns 0 if the layouts do not fit. Shapes: A
+ * (.., m, k), B (.., k, n), output (.., m, n). da, db: sharded dimensions of A, B, as the output's.
  *   R R: R.  P R: P, dB P.  R P: P, dA P.  S(k) S(k): P.  S(m) R: S(m), dB P.
  *   R S(n): S(n), dA P.  S(batch) S(batch): S(batch).  S(batch) R: S(batch), dB P, if B has length
- *   1 there, or no such dimension. */
+ *   1 along the batch dimension, or no such dimension. */
 static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output) {
     const tsh_layout *la = &a->layout, *lb = &b->layout;
     tsh_layout *out = &output->layout;
     const int nd = output->shape.ndim, da = la->dim + nd - a->ndim, db = lb->dim + nd - b->ndim;
-    const int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED;
+    const int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED; /* A, B are sharded */
     const int same = sa && sb && tshi_layout_same_shards(la, lb, a->dim[la->dim], a->ctx->tp.size);
     if (la->kind == TSH_REPLICATED && lb->kind == TSH_REPLICATED) return 1;
     output->partial = la->kind == TSH_REPLICATED ? TSHI_A : TSHI_B; /* the one that is R, if any */
@@ -8983,22 +9015,23 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
         *out = tsh_partial();
         return la->kind == TSH_REPLICATED || lb->kind == TSH_REPLICATED;
     }
-    if (sa && sb) output->partial = TSHI_NONE;
+    if (sa && sb) output->partial = TSHI_NONE;      /* none is R */
     if (sa && sb && da == nd - 1 && db == nd - 2) { /* S(k) S(k) */
         *out = tsh_partial();
         return same;
     }
     *out = sa ? *la : *lb;
-    out->dim = sa ? da : db;
-    if (sa && sb) /* the same batch dimension */
+    out->dim = sa ? da : db; /* along the one that is sharded */
+    if (sa && sb)            /* the same batch dimension */
         return same && da == db && da < nd - 2 && a->dim[la->dim] == b->dim[lb->dim];
     if (sa && da == nd - 2) return 1; /* S(m) R */
     if (sb && db == nd - 1) return 1; /* R S(n) */
-    if (out->dim >= nd - 2) return 0; /* k on one side only */
-    if (sb) b = a; /* the one that is R: broadcast along the batch dimension? */
+    if (out->dim >= nd - 2) return 0; /* only one input is sharded along k */
+    if (sb) b = a; /* b: now the one that is R; it must be broadcast along the batch dimension */
     return out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
 }
 
+/* The rule of matmul. */
 static int tshi_rule_matmul(const tshi_call *call, tshi_output *output) {
     return tshi_rule_products(call->in[0], call->in[1], output) ||
            tshi_rule_refuse(call, call->in[0], call->in[1],
@@ -9006,24 +9039,24 @@ static int tshi_rule_matmul(const tshi_call *call, tshi_output *output) {
                             "tsh_redistribute(x, tsh_replicated())");
 }
 
-/* Options of a linear for sequence parallelism. */
+/* Options of a linear layer for sequence parallelism. */
 typedef struct tshi_rule_sequence {
     const tsh_layout *give; /* the layout of a row-parallel output; NULL: R */
     int regather;           /* a column-parallel input may be S(seq): the op gathers it */
 } tshi_rule_sequence;
 
-/* y (..., out) = x (..., in) W^T + b.
- * W R: y as x; dW and db P if that is S, but not S(-1), or P, but then without b.
- * W S(0), column-parallel: x R: y S(-1), dx P; x S(seq), gathered: y S(-1).
- * W S(1), row-parallel: x S(-1): y R, or S(seq) with db P. */
+/* The rule of linear. y = x W^T + b, with shapes x (..., in), W (out, in), b (out), y (..., out).
+ * W R: y has the layout of x. If x is S, but not S(-1), or P without b: dW and db are P.
+ * W S(0), column-parallel: x R: y S(-1), dx P. x S(seq), which the op gathers: y S(-1).
+ * W S(1), row-parallel: x S(-1): y R, or y S(seq) and db P. */
 static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     const tshi_rule_sequence *sequence = (const tshi_rule_sequence *)call->params;
     const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
     const int cut = x->layout.kind == TSH_SHARDED, along = cut && x->layout.dim == x->ndim - 1;
     const int column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0;
     const int row = w->layout.kind == TSH_SHARDED && w->layout.dim == 1, size = x->ctx->tp.size;
-    const tsh_layout bias = column ? w->layout : tsh_replicated();
-    const char *hint = NULL;
+    const tsh_layout bias = column ? w->layout : tsh_replicated(); /* the layout that b must have */
+    const char *hint = NULL; /* NULL: the layouts of x and W fit */
     if (w->layout.kind == TSH_PARTIAL)
         hint = "complete the weight first: tsh_redistribute(w, tsh_replicated())";
     else if (column && x->layout.kind != TSH_REPLICATED && !(sequence->regather && cut && !along))
@@ -9043,21 +9076,22 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
         return tshi_rule_refuse(call, w, b,
                                 "the bias of a column-parallel weight is sharded like its "
                                 "dimension 0, any other is replicated");
-    if (column) {
+    if (column) { /* each rank computes some output features */
         output->layout = w->layout;
         output->layout.dim = x->ndim - 1;
         output->partial = sequence->regather ? TSHI_NONE : TSHI_X;
-    } else if (row) {
+    } else if (row) { /* each rank sums over some input features */
         output->layout = sequence->give ? *sequence->give : tsh_replicated();
         output->partial = sequence->give ? TSHI_BIAS : TSHI_NONE;
-    } else if (x->layout.kind != TSH_REPLICATED) {
+    } else if (x->layout.kind != TSH_REPLICATED) { /* each rank has some rows, or a partial sum */
         output->partial = TSHI_WEIGHT | TSHI_BIAS;
     }
     return 1;
 }
 
-/* Rows of W (rows, features) by ids. ids R, W R: R. ids S, W R: S, dW P. ids R, W S(0): P, as a
- * rank adds 0 for the rows that it does not hold. ids R, W S(1): S(-1). */
+/* The rule of embedding: rows of W, of shape (rows, features), by ids.
+ * ids R, W R: R.  ids S, W R: S, dW P.  ids R, W S(1): S(-1).
+ * ids R, W S(0): P, because a rank outputs 0 for rows that it does not hold. */
 static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *ids = call->in[0], *w = call->in[1];
     if (ids->layout.kind == TSH_SHARDED) output->partial = TSHI_WEIGHT;
@@ -9066,14 +9100,15 @@ static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
         return tshi_rule_refuse(call, ids, w,
                                 "a sharded weight takes replicated ids: "
                                 "tsh_redistribute(ids, tsh_replicated())");
-    output->layout = w->layout.dim ? w->layout : tsh_partial();
+    output->layout = w->layout.dim ? w->layout : tsh_partial(); /* W S(1), or S(0) */
     if (w->layout.dim) output->layout.dim = ids->ndim;
     return 1;
 }
 
 /* -- norms, rope, attention ------------------------------------------------------ */
 
-/* Norms over the last dimension, weight and bias R. x R: R. x S, but not S(-1): S, dW and db P. */
+/* The rule of norms over the last dimension; weight and bias are R. x R: R. x S, but not S(-1): S,
+ * dW and db P. */
 static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
     const int last = x->ndim - 1;
@@ -9092,7 +9127,8 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* Rotates pairs of features: any layout but S(-1), which the output keeps. */
+/* The rule of rope, which rotates pairs of features: the output has the layout of x, which may be
+ * any but S(-1). */
 static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
     (void)output;
     return !tshi_rule_is_sharded(call->in[0], call->in[0]->ndim - 1) ||
@@ -9100,10 +9136,10 @@ static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
                call, "is sharded along its last dimension, whose features turn in pairs");
 }
 
-/* 1 if on every rank the query heads use exactly the heads of k that it holds. */
+/* Returns 1 if on every rank the query heads use exactly the heads of k that the rank holds. */
 static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     const int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1; /* query heads per head of k */
-    tsh_layout cut = k->layout; /* of the query heads that use a rank's heads of k */
+    tsh_layout cut = k->layout; /* changed below into the layout that q must have */
     for (int s = 0; s < cut.segments; s++) {
         cut.segment[s].length *= group;
         cut.segment[s].unit *= group;
@@ -9111,12 +9147,13 @@ static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     return tshi_layout_same_shards(&q->layout, &cut, q->dim[1], q->ctx->tp.size);
 }
 
-/* q (B, heads, T, D), k and v (B, k heads, S, D). All R, all S(0), or all S(1) in whole groups of
- * query heads: as q. q S(1), k and v R: S(1), dk and dv P. */
+/* The rule of attention. Shapes: q (B, heads, T, D), k and v (B, k heads, S, D), output as q.
+ * q, k, v R: R.  q, k, v S(0): S(0).  q S(1), k and v R: S(1), dk and dv P.
+ * q, k, v S(1): S(1), if every rank's query heads use only heads of k that this rank holds. */
 static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
-    const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* q S(1) */
-    const int grouped = heads && tshi_rule_is_sharded(k, 1);
+    const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* heads: q is S(1) */
+    const int grouped = heads && tshi_rule_is_sharded(k, 1);              /* q and k S(1) */
     const int fits = !tshi_rule_first(call, TSH_PARTIAL) && q->layout.dim < 2 &&
                      k->layout.dim < 2 && tshi_layout_equal(&k->layout, &v->layout, k->dim, size);
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
@@ -9146,14 +9183,15 @@ static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
 
 /* -- cross-entropy ---------------------------------------------------------------- */
 
-/* Logits (rows ..., classes). Logits R or S(classes), target R: R. Logits and target S(rows): P, or
- * S without a reduction. A target of probabilities may have the layout of the logits, too. The
- * weight per class is R, or sharded as the classes. *params: the tsh_reduction. */
+/* The rule of cross-entropy. The logits have shape (rows ..., classes).
+ * Logits R or S(classes), target R: R. Logits and target S(rows): P; S if losses are not reduced.
+ * A target of probabilities may have the layout of the logits, too. The weight per class is R, or
+ * sharded as the classes. *params: the tsh_reduction. */
 static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     const int reduced = *(const tsh_reduction *)call->params != TSH_REDUCE_NONE;
     const tsh_tensor *x = call->in[0], *target = call->in[1], *weight = call->in[2];
     const int size = x->ctx->tp.size, last = x->ndim - 1;
-    const int probs = tshi_dtypes[target->dtype].floating; /* else class indices */
+    const int probs = tshi_dtypes[target->dtype].floating; /* 0: the target has class indices */
     const int cut = tshi_rule_is_sharded(x, last), rows = !cut && x->layout.kind == TSH_SHARDED;
     int fits = (rows || probs) && tshi_layout_equal(&x->layout, &target->layout, target->dim, size);
     char text[TSHI_TEXT_SIZE];
@@ -9186,11 +9224,11 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
 /* Needs: >>kernel >>tape >>rule.                                               */
 /* ========================================================================== */
 
-/* A unary or binary op is one row, TSHI_UNARY(...) or TSHI_BINARY(...): the macro makes its
- * kernels, its tshi_op and its public function from formulas in x, or in a and b. Kernels work in
- * tsh_real, whatever the dtypes are, on blocks of TSHI_BLOCK values; backward adds to the gradients
- * of the inputs. In formulas g is the gradient of the output, and fused is what TSHI_KERNEL_FUSED
- * says. */
+/* A unary or binary op is one row, TSHI_UNARY(...) or TSHI_BINARY(...). The macro makes its
+ * kernels, its tshi_op and its public function from formulas in x, or in a and b: to add an op, add
+ * a row. Kernels compute in tsh_real, whatever the dtypes are, on blocks of TSHI_BLOCK values;
+ * backward adds to the gradients of the inputs. In formulas, g is the gradient of the output, and
+ * fused is 1 if the target computes a * b + c in one instruction. */
 
 /* -- what elementwise ops share ---------------------------------------------- */
 
@@ -9206,7 +9244,7 @@ static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shap
         int64_t *length = out->dim + (out->ndim - in[i]->ndim);
         for (d = 0; d < in[i]->ndim; d++) {
             int64_t own = in[i]->dim[d];
-            if (length[d] == 1) length[d] = own;
+            if (length[d] == 1) length[d] = own; /* the size that is not 1, if there is one */
             if (length[d] == own || own == 1) continue;
             return tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
                             "%s: shapes %s and %s do not broadcast (%lld against %lld)", op,
@@ -9217,8 +9255,9 @@ static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shap
     return 1;
 }
 
-/* Records a call of op, as tshi_tape_record, with a copy of its options. The node takes over aux
- * (may be NULL), a block that backward reads; without a node, as after an error, it is released. */
+/* Records a call of op, as tshi_tape_record does, with a copy of its options. aux (may be NULL): a
+ * block that backward reads. The node owns it from then on; if no node is recorded, as after an
+ * error, aux is released here. */
 static void tshi_map_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                             unsigned partial, const void *params, size_t bytes, tshi_block *aux) {
     tshi_node *node = tshi_tape_record(op, out, in, n, partial, bytes);
@@ -9230,14 +9269,14 @@ static void tshi_map_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *cons
     node->aux = aux;
 }
 
-/* Runs an elementwise op on checked inputs and records it, unless its output is of integers. The
- * kernel's operands are the output, of `dtype`, and the inputs; c is its scalar, which backward
- * gets too. */
+/* Runs an elementwise op on inputs that have been checked, and records it unless its output has
+ * integers. The kernel's operands are the output, of `dtype`, and the inputs. c: the kernel's
+ * scalar, which is also passed to backward. Returns the output, or NULL after an error. */
 static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n, tsh_dtype dtype,
                                 tshi_kernel_fn kernel, double c) {
     tsh_ctx *ctx = in[0]->ctx;
     tshi_output output;
-    tshi_loop loop;
+    tshi_loop loop; /* over the local elements of the output */
     tsh_tensor *out;
     int i;
     if (!tshi_map_shape(op->name, in, n, &output.shape) || !tshi_rule_run(op, in, n, NULL, &output))
@@ -9245,30 +9284,31 @@ static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n,
     out = tshi_tensor_out(ctx, op->name, dtype, &output.shape, &output.layout);
     if (!out) return NULL;
     tshi_kernel_space(&loop, out);
-    tshi_kernel_tensor(&loop, out);
-    for (i = 0; i < n; i++) tshi_kernel_tensor(&loop, in[i]);
+    tshi_kernel_tensor(&loop, out);                           /* operand 0 */
+    for (i = 0; i < n; i++) tshi_kernel_tensor(&loop, in[i]); /* operands 1 to n */
     tshi_kernel_run(&loop, kernel, &c);
     if (tshi_dtypes[dtype].floating)
         tshi_map_record(op, out, in, n, output.partial, &c, sizeof c, NULL);
     return out;
 }
 
-/* What backward kernels of elementwise ops need. */
+/* The parameters of the backward kernels of elementwise ops. */
 typedef struct tshi_backward_params {
     double c; /* the op's scalar */
     int add;  /* 1: add to the gradient, 0: write it */
 } tshi_backward_params;
 
-/* The row of a unary or binary op, or of where. */
+/* All that describes a unary or binary op, or where. */
 typedef struct tshi_map_row {
-    tshi_op op;    /* first: node->op points to it */
-    unsigned pass; /* inputs whose gradient is that of the output, if it has their shape */
+    tshi_op op;    /* first: backward casts node->op to the row */
+    unsigned pass; /* bits of inputs whose gradient is that of the output, if not broadcast */
     const tshi_kernel_fn *forward, *backward[3]; /* backward: for each input */
 } tshi_map_row;
 
-/* Adds to the gradient of input i. Operands: that gradient, g, then for each input its saved
- * values, or the saved output, or if nothing is saved g again. A broadcast input's gradient is
- * zeroed first, if it is new, as several terms are added to each element. */
+/* Adds to the gradient of input i. The kernel's operands are that gradient, g, and for each input
+ * its saved values; or the saved output, or g again if nothing is saved. A new gradient of a
+ * broadcast input is filled with zeros first, because several terms are added to each of its
+ * elements. */
 static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn *kernel) {
     const tsh_tensor *t = node->in[i], *out = node->out;
     const int broadcast = tsh_local_numel(t) != tsh_local_numel(out);
@@ -9280,21 +9320,22 @@ static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn
     if (!(broadcast ? tshi_tape_dest_zeroed(node, i, &dest) : tshi_tape_dest(node, i, &dest)))
         return;
     tshi_kernel_space(&loop, out);
-    tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL);
-    tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL); /* operand 0 */
+    tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);       /* operand 1 */
     for (k = 0; k < node->n; k++) {
-        const int from = node->saved[k] ? k : node->n;
+        const int from = node->saved[k] ? k : node->n; /* n: the output */
         const tsh_tensor *v = from < node->n ? node->in[from] : out;
         if (node->saved[from])
             tshi_kernel_add_operand(&loop, v, tshi_tape_saved(node, from), v->stride, v->dtype);
         else
             tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
     }
-    params.c = *(const double *)node->params;
+    params.c = *(const double *)node->params; /* stored by tshi_map_run */
     params.add = dest.add;
     tshi_kernel_run(&loop, kernel[out->ctx->isa], &params);
 }
 
+/* Backward of all elementwise ops: adds to the gradient of each input. */
 static void tshi_map_backward(tshi_node *node) {
     const tshi_map_row *row = (const tshi_map_row *)(const void *)node->op;
     const tsh_tensor *out = node->out;
@@ -9303,30 +9344,31 @@ static void tshi_map_backward(tshi_node *node) {
         const tsh_tensor *t = node->in[i];
         const int same = t->ndim == out->ndim && tsh_local_numel(t) == tsh_local_numel(out);
         if (same && (row->pass >> i & 1u))
-            tshi_tape_identity(node, i);
+            tshi_tape_identity(node, i); /* no kernel: the gradient is g */
         else
             tshi_map_input_backward(node, i, row->backward[i]);
     }
 }
 
-/* A kernel that computes F of up to three operands u, v, w (N of them; operands 1 to 3) and the
- * scalar c, and writes it to operand 0, or adds it there if ADD. P is its parameters' type. If an
- * input was broadcast, operand 0 of its backward has step 0 and the store sums the run. */
+/* Defines a kernel of N operands u, v, w (operands 1 to 3), scalar C, as c, and parameters of type
+ * P. It computes F of them and writes the result to operand 0, or adds it if ADD. In the backward
+ * of a broadcast input, operand 0 has step 0 where the input repeats, and the store sums. Operands
+ * that a kernel does not have are called u1 and u2. */
 #define TSHI_MAP_KERNEL(name, P, C, ADD, N, u, v, w, F)                                            \
     TSHI_INLINE void name##_body(int64_t n, const tshi_operand *operand, const P *p, int fused) {  \
-        tsh_real pad[3][TSHI_BLOCK], y[TSHI_BLOCK];                                                \
+        tsh_real pad[3][TSHI_BLOCK], y[TSHI_BLOCK]; /* y: results */                               \
         const tsh_real *us, *vs, *ws, c = TSHI_R(C);                                               \
         int64_t e;                                                                                 \
         int i;                                                                                     \
-        (void)c, (void)p, (void)fused;                                                             \
-        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
+        (void)c, (void)p, (void)fused; /* not every F uses them */                                 \
+        for (e = 0; e < n; e += TSHI_BLOCK) { /* block by block */                                 \
             us = tshi_kernel_load(&operand[1], e, n, pad[0]);                                      \
             vs = N > 1 ? tshi_kernel_load(&operand[2], e, n, pad[1]) : us;                         \
             ws = N > 2 ? tshi_kernel_load(&operand[3], e, n, pad[2]) : us;                         \
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
                 const tsh_real u = us[i], v = vs[i], w = ws[i];                                    \
                 (void)u, (void)v, (void)w;                                                         \
-                y[i] = F;                                                                          \
+                y[i] = F; /* the formula */                                                        \
             }                                                                                      \
             tshi_kernel_store(&operand[0], e, n, y, ADD);                                          \
         }                                                                                          \
@@ -9335,24 +9377,24 @@ static void tshi_map_backward(tshi_node *node) {
 
 /* -- unary ops -------------------------------------------------------------- */
 
-/* d a^b / da = b a^(b - 1); 0 if b is 0, also at a = 0. */
+/* Returns d a^b / da = b a^(b - 1); 0 if b is 0, also at a = 0. */
 TSHI_INLINE tsh_real tshi_map_power_derivative(tsh_real a, tsh_real b) {
     return b < 0 || b > 0 ? b * tshi_math_pow(a, b - TSHI_R(1)) : b * TSHI_R(0);
 }
 
-/* The normal distribution Phi, with a = |x|, z = a^2: Phi(-a) = e^(-z / 2) R(a), where R is the
- * Mills ratio over sqrt(2 pi), and M(a) = a R(a). Near 0, Phi(x) = 1/2 + x S(z). The next three
- * functions approximate R, S and a Phi(-a) by polynomials. */
+/* The cumulative normal distribution Phi, with a = |x| and z = a^2: Phi(-a) = e^(-z / 2) R(a),
+ * where R is the Mills ratio over sqrt(2 pi), and M(a) = a R(a). Near 0, Phi(x) = 1/2 + x S(z). The
+ * next three functions approximate S(z), R(a) and y - a Phi(-a) by polynomials. */
 
-/* S(z), up to a = 0.6875. */
+/* Returns S(z), for a up to 0.6875. */
 TSHI_INLINE float tshi_map_normal(float z, int fused) {
     return tshi_math_steps(1.32573507e-4f, z, -1.20952074e-3f, 9.98079125e-3f, -6.64911047e-2f,
                              3.98942292e-1f, fused);
 }
 
-/* R(a), with the absolute error that 1 - Phi(-a) can bear. */
+/* Returns R(a) with a small absolute, not relative, error: this suffices for 1 - Phi(-a). */
 TSHI_INLINE float tshi_map_mills(float a, int fused) {
-    const float g = a / (a + 2.5f);
+    const float g = a / (a + 2.5f); /* maps [0, infinity) to [0, 1) */
     float r = tshi_math_steps(1.66279189e-2f, g, 2.21382603e-2f, -5.62647432e-2f, -9.86833498e-2f,
                                 4.93170805e-2f, fused);
     r = tshi_math_fma(r, g, 5.65180779e-1f, fused);
@@ -9360,42 +9402,42 @@ TSHI_INLINE float tshi_map_mills(float a, int fused) {
     return tshi_math_fma(r, g, 0.5f, fused);
 }
 
-/* y - a Phi(-a) for a from 0.6875 to 14.4, where a Phi(-a) rounds to 0. Its relative error is
- * small, as y may be 0. z is a^2 rounded, low the rest of it, r = -z - low - 2 n ln 2. M's
- * coefficients hold a factor 2^-24 and the power of 2 one of 2^24: so that is no denormal, and the
- * product is rounded only once. */
+/* Returns y - a Phi(-a) for a from 0.6875 to 14.4, where a Phi(-a) rounds to 0. The relative error
+ * must be small, as y may be 0. z is a^2 rounded, low is a^2 - z, and -a^2 / 2 = n ln 2 + r / 2.
+ * M's coefficients hold a factor 2^-24 and the power of 2 a factor 2^24, so that the power is not a
+ * denormal number and the product is rounded only once. */
 TSHI_INLINE float tshi_map_minus_tail(float y, float a, int fused) {
-    const float u = (a - 1.5625f) / (a + 3.03125f); /* small where M is steep */
-    const float cut = tshi_math_float(tshi_math_bits(a) & 0xFFFFF000u);
+    const float u = (a - 1.5625f) / (a + 3.03125f);                     /* small where M is steep */
+    const float cut = tshi_math_float(tshi_math_bits(a) & 0xFFFFF000u); /* upper bits of a */
     const float z = fused ? (float)(a * a) : (float)(cut * cut);
     const float low = fused ? tshi_math_fma(a, a, -z, 1) : (float)((a - cut) * (a + cut));
     const float shifted = tshi_math_round(tshi_math_fma(z, -0.72134752f, 12582912.0f, fused));
-    const float n = shifted - 12582912.0f;
+    const float n = shifted - 12582912.0f; /* -z / (2 ln 2), rounded to an integer */
     float r, p, m;
     m = tshi_math_steps(-2.96510150e-10f, u, 5.05886832e-10f, 8.87562024e-10f, -1.91779503e-9f,
                           -4.12072465e-9f, fused);
     m = tshi_math_steps(m, u, 1.74520522e-8f, -2.54221497e-8f, 1.80368893e-8f, 1.86518925e-8f,
                           fused);
-    r = tshi_math_fma(n, -1.38671875f, -z, fused);
+    r = tshi_math_fma(n, -1.38671875f, -z, fused); /* 2 ln 2 in two parts */
     r = tshi_math_fma(n, 4.2438888e-4f, r, fused) - low;
     p = tshi_math_steps(2.1585102e-5f, r, 2.6152439e-4f, 2.6042746e-3f, 2.0833150e-2f,
                           1.2499998e-1f, fused);
-    p = tshi_math_fma(p, r, 0.5f, fused);
-    m = tshi_math_fma(m * r, p, m, fused);
-    p = tshi_math_float((tshi_math_bits(shifted) << 23) + 0x4B800000u);
+    p = tshi_math_fma(p, r, 0.5f, fused);                               /* r p = e^(r / 2) - 1 */
+    m = tshi_math_fma(m * r, p, m, fused);                              /* M e^(r / 2) */
+    p = tshi_math_float((tshi_math_bits(shifted) << 23) + 0x4B800000u); /* 2^n times 2^24 */
     return tshi_math_fma(-m, p, y, fused);
 }
 
 /* gelu(x) = x Phi(x): x / 2 + x^2 S(x^2) near 0, else max(x, 0) - a Phi(-a). Infinities and NaN
- * take the first form, so that -infinity is NaN, as -infinity times 0. The sign bit is x's: a zero
- * would lack it. */
+ * take the first form, so gelu(-infinity) is NaN, as -infinity times 0 is. The result has the sign
+ * bit of x; a result that rounds to 0 would lack it otherwise. */
 TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
     const float x = (float)v;
-    const uint32_t bits = tshi_math_bits(x) & 0x7FFFFFFFu;
-    const int32_t order = (int32_t)tshi_math_bits(x);
-    const float a = tshi_math_float(bits < 0x41666666u ? bits : 0x41666666u);
+    const uint32_t bits = tshi_math_bits(x) & 0x7FFFFFFFu;                    /* of |x| */
+    const int32_t order = (int32_t)tshi_math_bits(x);                         /* negative if x is */
+    const float a = tshi_math_float(bits < 0x41666666u ? bits : 0x41666666u); /* min(|x|, 14.4) */
     float mid, ends;
-    if (TSHI_DOUBLE)
+    if (TSHI_DOUBLE) /* tsh_real is double: libm */
         return TSHI_R(0.5 * (double)v * erfc((double)v * -0.70710678118654752));
     mid = tshi_math_fma(tshi_map_normal(a * a, fused) * x, x, 0.5f * x, fused);
     ends = tshi_map_minus_tail(tshi_math_float((uint32_t)(order > 0 ? order : 0)), a, fused);
@@ -9405,29 +9447,29 @@ TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
                           ((uint32_t)order ^ bits)));
 }
 
-/* gelu'(x) = Phi(x) + x phi(x), with phi = Phi'. gelu'(-a) = e^(-a^2 / 2) (R(a) - a / sqrt(2 pi)),
- * and gelu'(a) = 1 - gelu'(-a). */
+/* Returns gelu'(x) = Phi(x) + x phi(x), with phi = Phi'. gelu'(a) = 1 - gelu'(-a), where
+ * gelu'(-a) = e^(-a^2 / 2) (R(a) - a / sqrt(2 pi)). */
 TSHI_INLINE tsh_real tshi_map_gelu_derivative(tsh_real v, int fused) {
     const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
-    const float a = tshi_math_float(bits < 0x41600000u ? bits : 0x41600000u);
+    const float a = tshi_math_float(bits < 0x41600000u ? bits : 0x41600000u); /* min(|x|, 14) */
     float y;
     if (TSHI_DOUBLE) {
-        const double bell = 0.39894228040143268 * exp(-0.5 * (double)v * (double)v);
+        const double bell = 0.39894228040143268 * exp(-0.5 * (double)v * (double)v); /* phi(x) */
         return TSHI_R(0.5 * erfc((double)v * -0.70710678118654752) + (double)v * bell);
     }
     y = tshi_math_fma(-0.39894228f, a, tshi_map_mills(a, fused), fused);
-    y = y * (float)tshi_math_exp_below(TSHI_R(-0.5f * a * a), fused);
+    y = y * (float)tshi_math_exp_below(TSHI_R(-0.5f * a * a), fused); /* gelu'(-a) */
     y = tshi_math_float(
         tshi_math_pick((int)(x >> 31), tshi_math_bits(y), tshi_math_bits(1.0f - y)));
-    return TSHI_R(y + ((float)v - (float)v)); /* NaN unless v is finite */
+    return TSHI_R(y + ((float)v - (float)v)); /* v - v is 0, or NaN if v is not finite */
 }
 
-/* erf(a) = 1 - e^-P with P = a + a Q(a), a = |x| up to 3.95 (from 3.88 on it rounds to 1), computed
- * as 1 - 2^n - 2^n (e^r - 1) with -P = n ln 2 + r. The sign is x's. */
+/* Returns erf(x). With a = |x|: erf(a) = 1 - e^-P, where P = a + a Q(a), for a up to 3.95 (from
+ * 3.88 on it is 1). With -P = n ln 2 + r that is 1 - 2^n - 2^n (e^r - 1). The sign is as x's. */
 TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
     const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
-    const float a = tshi_math_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu);
-    uint32_t n;
+    const float a = tshi_math_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu); /* min(|x|, 3.95) */
+    uint32_t n; /* as an exponent: (n << 23) + bits of 1.0 is 2^n */
     float q, power;
     if (TSHI_DOUBLE) return TSHI_R(erf((double)v));
     q = tshi_math_steps(-9.25656514e-6f, a, 1.17644027e-4f, -6.32846961e-4f, 1.66704645e-3f,
@@ -9435,50 +9477,52 @@ TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
     q = tshi_math_steps(q, a, -1.91530529e-2f, 1.02777824e-1f, 6.36619389e-1f, 1.28379166e-1f,
                           fused);
     q = tshi_math_exp_rest(-tshi_math_fma(q, a, a, fused), &n, fused);
-    q = tshi_math_exp_less_one(q, fused);
-    power = tshi_math_float((n << 23) + 0x3F800000u);
+    q = tshi_math_exp_less_one(q, fused);             /* e^r - 1 */
+    power = tshi_math_float((n << 23) + 0x3F800000u); /* 2^n */
     q = tshi_math_fma(-power, q, 1.0f - power, fused);
     return TSHI_R(tshi_math_float(
         tshi_math_pick(bits > 0x7F800000u, x, tshi_math_bits(q) | (x ^ bits))));
 }
 
-/* e^-2u with u = sqrt(2 / pi) (x + 0.044715 x^3): 0.5 x (1 + tanh u) is x / (1 + e^-2u). */
+/* Returns e^-2u for u = sqrt(2 / pi) (x + 0.044715 x^3). gelu_tanh is x / (1 + e^-2u). */
 TSHI_INLINE tsh_real tshi_map_gelu_power(tsh_real x, int fused) {
     return tshi_math_exp(-x * (TSHI_R(1.5957691216057308) + TSHI_R(0.071354816272600) * x * x),
                            fused);
 }
 
+/* d/dx of x s, where s = 1 / (1 + e^-2u) is the sigmoid of 2u: s + x s (1 - s) d(2u)/dx. */
 TSHI_INLINE tsh_real tshi_map_gelu_tanh_derivative(tsh_real x, int fused) {
     tsh_real s = TSHI_R(1) / (TSHI_R(1) + tshi_map_gelu_power(x, fused));
-    tsh_real du2 = TSHI_R(1.5957691216057308) + TSHI_R(0.2140644488178) * x * x; /* of 2u */
+    tsh_real du2 = TSHI_R(1.5957691216057308) + TSHI_R(0.2140644488178) * x * x; /* d(2u)/dx */
     return s + x * s * (TSHI_R(1) - s) * du2;
 }
 
 TSHI_INLINE tsh_real tshi_map_silu(tsh_real x, int fused) {
-    return x / (TSHI_R(1) + tshi_math_exp(-x, fused));
+    return x / (TSHI_R(1) + tshi_math_exp(-x, fused)); /* x times sigmoid(x) */
 }
 
 TSHI_INLINE tsh_real tshi_map_silu_derivative(tsh_real x, int fused) {
     tsh_real s = tshi_math_sigmoid(x, fused);
-    return s * (TSHI_R(1) + x * (TSHI_R(1) - s));
+    return s * (TSHI_R(1) + x * (TSHI_R(1) - s)); /* the derivative of x s, where s is sigmoid(x) */
 }
 
-/* Runs a row's op on its n inputs. */
+/* Checks that the n inputs are floating and runs the row's op on them. c: the op's scalar. */
 static tsh_tensor *tshi_map_apply(const tshi_map_row *row, tsh_tensor *const *in, int n, double c) {
     tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, in, n);
     if (!ctx) return NULL;
     return tshi_map_run(&row->op, in, n, tshi_tensor_promote(in, n), row->forward[ctx->isa], c);
 }
 
-/* Name, layout rule, which values backward reads as v (NONE, the input X or the output OUT), y of
- * (x, c), dx of (g, v, c), where c is the argument of a TSHI_SCALAR op. */
+/* The columns of a row: name; layout rule; which values backward reads as v (NONE, the input X or
+ * the output OUT); F, the output as a formula of x and c; D, the gradient of x as a formula of g, v
+ * and c. c is the second argument of the public function of a TSHI_SCALAR op. */
 #define TSHI_UNARY_ROW(public, name, rule, save, F, D)                                             \
     TSHI_MAP_KERNEL(tshi_map_##name##_forward, double, *p, 0, 1, x, u1, u2, F)                     \
     TSHI_MAP_KERNEL(tshi_map_##name##_backward, tshi_backward_params, p->c, p->add, 2, g, v, u2,   \
                     D)                                                                             \
     static const tshi_map_row tshi_map_##name##_row = {                                            \
         {public, "x", tshi_rule_##rule, tshi_map_backward, TSHI_##save, 0},                        \
-        0,                                                                                         \
+        0, /* pass: none */                                                                        \
         tshi_map_##name##_forward,                                                                 \
         {tshi_map_##name##_backward, NULL}};
 #define TSHI_UNARY(name, ...)                                                                      \
@@ -9499,7 +9543,7 @@ TSHI_UNARY_ROW("tsh_pow_scalar", square, nonlinear, X, x *x, g *(v + v))
 TSHI_UNARY_ROW("tsh_pow_scalar", pow_scalar, nonlinear, X, tshi_math_pow(x, c),
                g *tshi_map_power_derivative(v, c))
 TSH_API tsh_tensor *tsh_pow_scalar(tsh_tensor *x, double c) {
-    const int square = c >= 2 && c <= 2;
+    const int square = c >= 2 && c <= 2; /* c == 2: a product instead of a power */
     return tshi_map_apply(square ? &tshi_map_square_row : &tshi_map_pow_scalar_row, &x, 1, c);
 }
 TSHI_UNARY(exp, nonlinear, OUT, tshi_math_exp(x, fused), g *v)
@@ -9520,14 +9564,15 @@ TSHI_UNARY(silu, nonlinear, X, tshi_map_silu(x, fused), g *tshi_map_silu_derivat
 
 /* -- binary ops ------------------------------------------------------------- */
 
-/* d a^b / db = a^b ln a; 0 at a = 0 with b >= 0, as in PyTorch. */
+/* Returns d a^b / db = a^b ln a; 0 at a = 0 with b >= 0, as in PyTorch. */
 TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) {
     const tsh_real db = tshi_math_pow(a, b) * tshi_math_log(a, fused);
     return !(a < 0) && !(a > 0) && b >= 0 && a == a ? TSHI_R(0) : db;
 }
 
-/* Name, layout rule, inputs that backward reads, inputs whose gradient is g, y of (a, b), da and db
- * of (g, a, b). */
+/* The columns of a row: name; layout rule; bits of the inputs that backward reads; bits of the
+ * inputs whose gradient is g; F, the output as a formula of a and b; DA and DB, the gradients of a
+ * and b as formulas of g, a and b. */
 #define TSHI_BINARY(name, rule, save, pass, F, DA, DB)                                             \
     TSHI_MAP_KERNEL(tshi_map_##name##_forward, double, 0, 0, 2, a, b, u2, F)                       \
     TSHI_MAP_KERNEL(tshi_map_##name##_da, tshi_backward_params, 0, p->add, 3, g, a, b, DA)         \
@@ -9552,7 +9597,7 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
 
 /* -- comparisons, where, cast ------------------------------------------------ */
 
-/* y = 1 or 0, as a OP b. Integers are compared as int64_t, exactly. */
+/* Defines the op y = (a OP b), 1 or 0, and its public function. Compares integers as int64_t. */
 #define TSHI_COMPARE_LOOP(type, OP)                                                                \
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                                  \
         y[i] = ((const type *)as)[i] OP((const type *)bs)[i];                                      \
@@ -9564,7 +9609,7 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
             tsh_real real[TSHI_BLOCK];                                                             \
             int64_t integer[TSHI_BLOCK];                                                           \
         } pad[2];                                                                                  \
-        const int floating = tshi_dtypes[x[1].dtype].floating;                                     \
+        const int floating = tshi_dtypes[x[1].dtype].floating; /* 0: integers */                   \
         const void *as, *bs;                                                                       \
         int32_t y[TSHI_BLOCK];                                                                     \
         int64_t e;                                                                                 \
@@ -9591,6 +9636,7 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
         return tshi_map_compare(&op, a, b, tshi_map_##name);                                       \
     }
 
+/* Checks the two inputs of a comparison and runs it; the output is i32. NULL after an error. */
 static tsh_tensor *tshi_map_compare(const tshi_op *op, tsh_tensor *a, tsh_tensor *b,
                                     const tshi_kernel_fn *kernel) {
     tsh_tensor *in[] = {a, b};
@@ -9611,7 +9657,7 @@ TSHI_COMPARE(ge, >=)
 #undef TSHI_COMPARE
 #undef TSHI_COMPARE_LOOP
 
-/* y = m ? a : b. (An integer m that is not 0 is not 0 as a tsh_real either.) */
+/* y = m ? a : b. (An integer m other than 0 converts to a tsh_real other than 0.) */
 TSHI_MAP_KERNEL(tshi_map_where, double, 0, 0, 3, m, a, b, m != 0 ? a : b)
 TSHI_MAP_KERNEL(tshi_map_where_da, tshi_backward_params, 0, p->add, 2, g, m, u2, m != 0 ? g : 0)
 TSHI_MAP_KERNEL(tshi_map_where_db, tshi_backward_params, 0, p->add, 2, g, m, u2, m != 0 ? 0 : g)
@@ -9621,7 +9667,7 @@ static const tshi_map_row tshi_map_where_row = {
     {"tsh_where", "cond yes no", tshi_rule_where, tshi_map_backward, TSHI_COND, 0},
     0,
     tshi_map_where,
-    {NULL, tshi_map_where_da, tshi_map_where_db}};
+    {NULL, tshi_map_where_da, tshi_map_where_db}}; /* cond gets no gradient */
 
 TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
     tsh_tensor *in[] = {cond, a, b};
@@ -9634,8 +9680,8 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
                         tshi_map_where[ctx->isa], 0);
 }
 
-/* Backward of ops whose output has the values of input 0: dx = dy. (Gradients are tsh_real,
- * whatever the dtypes are.) */
+/* Backward of ops whose output equals input 0, apart from the dtype: dx = dy. (Gradients are
+ * tsh_real, whatever the dtypes are.) */
 static void tshi_map_same_backward(tshi_node *node) {
     tshi_tape_identity(node, 0);
 }
@@ -9645,7 +9691,7 @@ static const tshi_op tshi_map_cast_op = {
 
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_cast", &x, 1);
-    if (!ctx || x->dtype == dtype) return ctx ? x : NULL;
+    if (!ctx || x->dtype == dtype) return ctx ? x : NULL; /* nothing to convert */
     if ((unsigned)dtype >= (unsigned)TSHI_DTYPES ||
         (tshi_dtypes[dtype].floating && !tshi_dtype_computes(dtype)))
         return tshi_error_null(ctx, TSH_ERR_DTYPE,
@@ -9656,13 +9702,13 @@ TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
 
 /* -- dense gradients --------------------------------------------------------- */
 
-/* Where a kernel that outputs a dense gradient of input x writes it: to dest if that is dense and
- * has nothing to add to (*scratch is NULL then), else to *scratch, for tshi_map_accumulate. NULL:
- * no memory. */
+/* Returns where a kernel that outputs a dense gradient of input x writes it: to dest if dest is
+ * dense and is to be overwritten (*scratch is NULL then), else to *scratch, which
+ * tshi_map_accumulate adds to dest. Returns NULL without memory. */
 static tsh_real *tshi_map_dense_dest(const tsh_tensor *x, const tshi_dest *dest,
                                      tshi_block **scratch) {
     int64_t stride[TSH_MAX_DIMS];
-    int d, direct = !dest->add;
+    int d, direct = !dest->add; /* direct: the kernel writes to dest */
     tshi_tensor_strides(x->local, x->ndim, stride);
     for (d = 0; d < x->ndim; d++) direct &= x->local[d] == 1 || stride[d] == dest->stride[d];
     *scratch = NULL;
@@ -9671,7 +9717,7 @@ static tsh_real *tshi_map_dense_dest(const tsh_tensor *x, const tshi_dest *dest,
     return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
-/* Adds what a kernel wrote to scratch (may be NULL) to the gradient, and releases scratch. */
+/* Adds the gradient in scratch to dest and releases scratch. Does nothing if scratch is NULL. */
 static void tshi_map_accumulate(tsh_tensor *x, const tshi_dest *dest, tshi_block *scratch) {
     int64_t stride[TSH_MAX_DIMS];
     if (!scratch) return;
@@ -9682,25 +9728,26 @@ static void tshi_map_accumulate(tsh_tensor *x, const tshi_dest *dest, tshi_block
 
 /* -- dropout ----------------------------------------------------------------
  * y_e = x_e / (1 - p) if bits(key, stream, e) >= p 2^32, else 0, where e is the global index of the
- * element: the mask is the same however x is sharded. Backward draws it again. */
+ * element: the mask is the same however x is sharded. Backward computes the mask again. */
 
+/* A dropout mask: element e is kept or not depending on key, stream and e only. */
 typedef struct tshi_dropout {
-    uint64_t key, stream; /* of Philox */
-    double p;
+    uint64_t key, stream; /* of the random generator Philox */
+    double p;             /* probability that an element becomes 0 */
 } tshi_dropout;
 
-/* A run of adjacent elements, from global index `first` on: y = dropout of x, dense. */
+/* The parameters of the dropout kernel, which handles adjacent elements: y = dropout of x. */
 typedef struct tshi_dropout_run {
-    const tshi_dropout *mask;
-    const tsh_real *x;
-    tsh_real *y;
-    int isa;
-    int64_t first;
+    const tshi_dropout *mask; /* which elements become 0 */
+    const tsh_real *x;        /* this rank's values, dense */
+    tsh_real *y;              /* where this rank's results go; may be x */
+    int isa;                  /* which kernel runs: TSHI_ISA_... */
+    int64_t first;            /* global index of the first element */
 } tshi_dropout_run;
 
-/* The next mask of owner, the module that drops out. Its stream is a hash of owner's path, how
- * often owner has drawn a mask, and the dp rank. Without an owner the calls of this ctx are
- * counted, and the pipeline stage is hashed, as stages count for themselves. */
+/* Returns the next mask of owner, the module that applies dropout. Its stream is a hash of owner's
+ * path, the number of masks that owner has drawn, and the dp rank. owner NULL: of the number of
+ * masks that this ctx has drawn and, as each pipeline stage counts for itself, the pp rank. */
 static tshi_dropout tshi_map_next_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
     const uint64_t count = owner ? owner->dropout_calls++ : ctx->dropout_calls++;
     tshi_dropout mask = {ctx->seed, tshi_rng_hash(count, "dropout", 7), p};
@@ -9712,9 +9759,10 @@ static tshi_dropout tshi_map_next_mask(tsh_ctx *ctx, double p, tsh_module *owner
 }
 
 #if TSHI_X86
-/* tshi_rng_words with its counters in 64-bit lanes, whose upper halves are ignored, so that each of
- * Philox's products is one instruction; compilers do not find that by themselves. The lanes' order
- * is such that unpacking puts the words in theirs. */
+/* As tshi_rng_words, with Philox's 32-bit counters in 64-bit lanes, whose upper halves are ignored:
+ * each of Philox's products is then one instruction. Compilers do not find that by themselves. The
+ * order of the lanes is such that unpacking puts the words in the order of tshi_rng_words. bytes:
+ * size of a vector; reg: its type; op: calls an intrinsic by name; last, the lanes' order. */
 #define TSHI_MAP_WORDS(isa, TARGET, bytes, reg, op, ...)                                           \
     typedef uint64_t tshi_map_##isa __attribute__((vector_size(bytes), may_alias));                \
     TARGET TSHI_INLINE void tshi_map_words_##isa(uint64_t key, uint64_t stream, uint64_t position, \
@@ -9725,7 +9773,7 @@ static tshi_dropout tshi_map_next_mask(tsh_ctx *ctx, double p, tsh_module *owner
         for (i = 0; i < TSHI_RNG_WORDS; i += (bytes) / 2) {                                        \
             tshi_map_##isa c0 = lanes + (position + (uint64_t)i / 4), c1 = c0 >> 32, a, b;         \
             tshi_map_##isa c2 = zero + stream, c3 = c2 >> 32, k0 = zero + key, k1 = k0 >> 32;      \
-            for (r = 0; r < 10; r++) {                                                             \
+            for (r = 0; r < 10; r++) { /* Philox's rounds */                                       \
                 a = (tshi_map_##isa)op(mul_epu32, (reg)c0, (reg)m0);                               \
                 b = (tshi_map_##isa)op(mul_epu32, (reg)c2, (reg)m1);                               \
                 c0 = (b >> 32) ^ c1 ^ k0;                                                          \
@@ -9743,7 +9791,7 @@ static tshi_dropout tshi_map_next_mask(tsh_ctx *ctx, double p, tsh_module *owner
             memcpy(word + i + (bytes) / 4, &c1, bytes);                                            \
         }                                                                                          \
     }
-/* (With a mask of all lanes: gcc 12 warns of its own header in the forms without.) */
+/* The form with a mask, here of all lanes: without it gcc 12 warns of its own header. */
 #define TSHI_MAP_256(name, a, b) _mm256_##name(a, b)
 #define TSHI_MAP_512(name, a, b) _mm512_maskz_##name(0xFF, a, b)
 TSHI_MAP_WORDS(avx2, TSHI_AVX2, 32, __m256i, TSHI_MAP_256, 0, 2, 1, 3)
@@ -9752,25 +9800,25 @@ TSHI_MAP_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2, 6,
 #undef TSHI_MAP_512
 #undef TSHI_MAP_WORDS
 #else
-#define tshi_map_words_avx2   tshi_rng_words
+#define tshi_map_words_avx2   tshi_rng_words /* not x86: no such kernels */
 #define tshi_map_words_avx512 tshi_rng_words
 #endif
 #define tshi_map_words_portable tshi_rng_words
 
-/* y = x times 0 or 1 / (1 - p). Operands: y, x (may be y), dense. */
+/* Defines the dropout kernel: y = x times 0 or 1 / (1 - p). Operands: y and x (may be y), dense. */
 #define TSHI_MAP_MASK(isa, TARGET)                                                                 \
     TARGET static void tshi_map_mask_##isa(int64_t n, const tshi_operand *operand,                 \
                                            const void *params) {                                   \
         const tshi_dropout_run *part = (const tshi_dropout_run *)params;                           \
         tsh_real *y = (tsh_real *)operand[0].data;                                                 \
         const tsh_real *x = (const tsh_real *)operand[1].data;                                     \
-        const double limit = part->mask->p * 4294967296.0;                                         \
+        const double limit = part->mask->p * 4294967296.0; /* p 2^32 */                            \
         const uint32_t below = limit >= 4294967295.0 ? 0xFFFFFFFFu : (uint32_t)limit;              \
         const tsh_real scale = part->mask->p < 1 ? TSHI_R(1 / (1 - part->mask->p)) : 0;            \
         const uint64_t key = part->mask->key, stream = part->mask->stream;                         \
         uint32_t word[TSHI_RNG_WORDS];                                                             \
         int64_t i, j, m;                                                                           \
-        int skip = (int)(part->first % 4);                                                         \
+        int skip = (int)(part->first % 4); /* Philox makes 4 words at a time */                    \
         for (i = 0; i < n; i += m, skip = 0) {                                                     \
             m = tshi_base_min(TSHI_RNG_WORDS - skip, n - i);                                       \
             tshi_map_words_##isa(key, stream, (uint64_t)(part->first + i) / 4, word);              \
@@ -9789,7 +9837,8 @@ TSHI_MAP_MASK(avx512, TSHI_AVX512)
 #endif
 TSHI_KERNEL_TABLE(tshi_map_mask);
 
-/* Drops out `length` elements from the global and local index that are given. */
+/* Applies dropout to `length` adjacent elements, which begin at index `global` of the whole tensor
+ * and at index `local` of this rank's values. */
 static void tshi_map_mask_run(tshi_dropout_run *run, int64_t global, int64_t local,
                               int64_t length) {
     const tshi_operand x[2] = {tshi_kernel_reals(run->y + local, 1),
@@ -9798,13 +9847,14 @@ static void tshi_map_mask_run(tshi_dropout_run *run, int64_t global, int64_t loc
     tshi_map_mask[run->isa](length, x, run);
 }
 
-/* Drops out elements of this rank's shard of t. */
+/* Applies dropout to this rank's shard of t. */
 static void tshi_map_mask_all(tshi_dropout_run *run, const tsh_tensor *t) {
     tshi_runs part = tshi_tensor_own_runs(t);
     while (tshi_tensor_next_run(&part))
         tshi_map_mask_run(run, part.global, part.local, part.length);
 }
 
+/* dx = dropout of dy, with the same mask. */
 static void tshi_map_dropout_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     tshi_dropout_run run = {(const tshi_dropout *)node->params, tshi_tape_grad(node), NULL,
@@ -9812,7 +9862,7 @@ static void tshi_map_dropout_backward(tshi_node *node) {
     tshi_dest dest;
     tshi_block *scratch;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    run.y = tshi_map_dense_dest(node->in[0], &dest, &scratch);
+    run.y = tshi_map_dense_dest(node->in[0], &dest, &scratch); /* dx, or *scratch */
     if (!run.y) return;
     tshi_map_mask_all(&run, out);
     tshi_map_accumulate(node->in[0], &dest, scratch);
@@ -9831,24 +9881,24 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     if (!ctx) return NULL;
     if (!(p >= 0 && p <= 1))
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_dropout: p is %g, not within [0, 1]", p);
-    if (p <= 0) return x;
+    if (p <= 0) return x; /* p is 0: no mask is drawn */
     out = tshi_tensor_out(ctx, "tsh_dropout", x->dtype, &shape, &x->layout);
     if (!out) return NULL;
     mask = tshi_map_next_mask(ctx, p, owner);
     run.isa = ctx->isa;
-    run.y = tshi_kernel_output(out, &unrounded);
-    run.x = tshi_kernel_packed_reals(x, &scratch);
+    run.y = tshi_kernel_output(out, &unrounded);   /* out's values, or *unrounded */
+    run.x = tshi_kernel_packed_reals(x, &scratch); /* x's values, or a dense copy in *scratch */
     if (run.x && run.y) tshi_map_mask_all(&run, out);
     tshi_mem_release(ctx, scratch);
-    tshi_kernel_output_done(out, unrounded);
+    tshi_kernel_output_done(out, unrounded); /* rounds to out's dtype */
     tshi_map_record(&tshi_map_dropout_op, out, &x, 1, TSHI_NONE, &mask, sizeof mask, NULL);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 /* -- copies ----------------------------------------------------------------- */
 
-/* Adds both accumulators of the copy to those of the input, the partial sum to the partial sum: the
- * op that made the input completes it, if it has to. */
+/* Adds both accumulators of the copy to those of the input: gr to gr and gp to gp. If the partial
+ * sum must be completed, the backward of the op that made the input does so. */
 static void tshi_map_copy_backward(tshi_node *node) {
     tsh_tensor *out = node->out, *base = node->in[0]->base;
     tshi_accumulator *const from[] = {&out->gr, &out->gp}, *const to[] = {&base->gr, &base->gp};
@@ -9864,7 +9914,7 @@ static const tshi_op tshi_map_clone_op = {
     "tsh_clone", "x",       tshi_rule_keep, tshi_map_copy_backward,
     TSHI_NONE,   TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_PASSES_PARTIAL};
 
-/* A dense copy of x, through which gradients flow back to x. Errors name op. */
+/* Returns a dense copy of x, as an op: gradients flow back to x. Errors name op. */
 static tsh_tensor *tshi_map_copy(const char *op, tsh_tensor *x) {
     tsh_shape shape = tsh_shape_of(x);
     tsh_tensor *out = tshi_tensor_out(x->ctx, op, x->dtype, &shape, &x->layout);
@@ -9901,29 +9951,34 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t) {
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
 
-/* An op's options, and what its kernels need. */
+/* Every op here calls tshi_reduce_plan, which derives the output's shape and layout and the sizes
+ * to loop over; then it allocates the output, runs a kernel and records the call. Sums along the
+ * last dimension, max and softmax run on rows, which threads share; other sums are a strided loop
+ * over x. Layout rules (tshi_rule_sum, tshi_rule_whole) are in >>rule. */
+
+/* The parameters of the kernels, and of backward. */
 typedef struct tshi_reduce_params {
-    double c;   /* sum, mean: the factor of the sum */
-    int64_t n;  /* local length of what is reduced */
+    double c;   /* sum: 1; mean: 1 / (number of elements summed) */
+    int64_t n;  /* local length of the reduced dimension, or of all */
     int axis;   /* -1: all dimensions */
     int is_log; /* softmax: 1 for log_softmax */
 } tshi_reduce_params;
 
-/* The local input is seen as an (outer, n, inner) array, reduced along n; a reduction of all
- * dimensions is (1, n, 1). Sums run in an order that depends on these sizes only, so that their
- * bits do not depend on the number of threads. */
+/* The plan of one reduction. The local input is an array of shape (outer, n, inner), reduced along
+ * n; (1, n, 1) if all dimensions are reduced. Sums run in an order that depends on these sizes
+ * only, so their bits do not depend on the number of threads. */
 typedef struct tshi_reduction {
-    int64_t outer, inner;
-    int64_t length;  /* n on all ranks */
-    tsh_shape shape; /* of the result */
-    tsh_layout layout;
+    int64_t outer, inner; /* products of the local sizes before and after the axis */
+    int64_t length;       /* global length of the reduced dimension, or of all */
+    tsh_shape shape;      /* of the output, global */
+    tsh_layout layout;    /* of the output */
     tshi_reduce_params params;
 } tshi_reduction;
 
 /* Checks dim and x's layout and fills in *r. 0 and an error if the op cannot run along dim. */
 static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                             tshi_reduction *r) {
-    const int axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim);
+    const int axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim); /* -1: all, or there is none */
     const tshi_rule_axis along = {axis, keepdim};
     const tshi_reduce_params params = {1, axis < 0 ? tsh_local_numel(x) : x->local[axis], axis, 0};
     char text[TSHI_TEXT_SIZE];
@@ -9937,7 +9992,7 @@ static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepd
     r->layout = output.layout;
     r->shape = tsh_shape0();
     for (d = 0; d < x->ndim; d++) {
-        int reduced = axis < 0 || d == axis;
+        int reduced = axis < 0 || d == axis; /* 1 if dimension d is reduced */
         if (!reduced || keepdim) r->shape.dim[r->shape.ndim++] = reduced ? 1 : x->dim[d];
     }
     r->length = axis < 0 ? tsh_numel(x) : x->dim[axis];
@@ -9948,7 +10003,7 @@ static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepd
 
 /* -- sum, mean: y = c sum x; dx = c dy --------------------------------------- */
 
-/* y = c sum x for rows of p->n adjacent values: sums of 4096 values each, added in double.
+/* Sums rows of p->n adjacent values: y = c sum x. Sums of 4096 values each are added in double.
  * Operands: y, x. */
 TSHI_INLINE void tshi_reduce_sum_body(int64_t rows, const tshi_operand *operand,
                                       const tshi_reduce_params *p) {
@@ -9956,7 +10011,7 @@ TSHI_INLINE void tshi_reduce_sum_body(int64_t rows, const tshi_operand *operand,
     const tsh_real *x = (const tsh_real *)operand[1].data;
     const int64_t n = p->n;
     for (; rows > 0; rows--, x += n) {
-        double total = 0;
+        double total = 0; /* the sum of one row */
         int64_t i;
         for (i = 0; i < n; i += 4096)
             total += (double)tshi_kernel_sum(x + i, n - i < 4096 ? n - i : 4096);
@@ -9965,10 +10020,10 @@ TSHI_INLINE void tshi_reduce_sum_body(int64_t rows, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_reduce_sum, tshi_reduce_params);
 
-/* The strides that broadcast out to x's shape: 0 along what was reduced. */
+/* Fills in the strides that broadcast out to x's shape: 0 along reduced dimensions. */
 static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int axis,
                                int64_t *stride) {
-    int d, o = 0;
+    int d, o = 0; /* o: the dimension of out that stands for d */
     for (d = 0; d < x->ndim; d++) {
         int reduced = axis < 0 || d == axis;
         stride[d] = reduced ? 0 : out->stride[o];
@@ -9976,11 +10031,11 @@ static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int a
     }
 }
 
-/* sums = c sum x. Where the reduced values are adjacent, rows are summed; else rows are added in
- * order. */
+/* Computes sums = c sum x, in the shape of out. If the reduced values are adjacent (inner is 1),
+ * sums each row; else adds rows (inner values) in order. */
 static void tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_reduction *r,
                              tsh_real *sums) {
-    const int64_t n = r->params.n, count = tsh_local_numel(out);
+    const int64_t n = r->params.n, count = tsh_local_numel(out); /* count: number of sums */
     int64_t stride[TSH_MAX_DIMS], i;
     tshi_loop loop;
     if (r->inner == 1) {
@@ -9995,12 +10050,13 @@ static void tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_re
     memset(sums, 0, tshi_dtype_reals(count));
     tshi_reduce_spread(x, out, r->params.axis, stride);
     tshi_kernel_space(&loop, x);
-    tshi_kernel_add_operand(&loop, x, sums, stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, x, sums, stride, TSH_REAL); /* stride 0 along the axis: sums */
     tshi_kernel_tensor(&loop, x);
     tshi_kernel_run(&loop, tshi_kernel_add[x->ctx->isa], NULL);
     for (i = 0; i < count; i++) sums[i] *= TSHI_R(r->params.c);
 }
 
+/* dx = c dy, broadcast along the reduced dimensions. */
 static void tshi_reduce_sum_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     tsh_tensor *x = node->in[0];
@@ -10014,7 +10070,7 @@ static void tshi_reduce_sum_backward(tshi_node *node) {
     tshi_kernel_space(&loop, x);
     tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
     tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
-    tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL); /* in place of v: scale reads none */
+    tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL); /* as v, which scale does not read */
     back.c = params->c;
     back.add = dest.add;
     tshi_kernel_run(&loop, tshi_map_scale_backward[x->ctx->isa], &back);
@@ -10025,7 +10081,7 @@ static const tshi_op tshi_reduce_sum_op = {
 static const tshi_op tshi_reduce_mean_op = {
     "tsh_mean", "x", tshi_rule_sum, tshi_reduce_sum_backward, TSHI_NONE, 0};
 
-/* tsh_sum and tsh_mean. */
+/* Runs tsh_sum, or tsh_mean if `mean`. */
 static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                                       int mean) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
@@ -10034,12 +10090,12 @@ static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim,
     tsh_tensor *out;
     tsh_real *sums;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
-    if (mean) r.params.c = 1.0 / (double)r.length;
+    if (mean) r.params.c = 1.0 / (double)r.length; /* divides the sum, also if it is sharded */
     out = tshi_tensor_out(ctx, op->name, x->dtype, &r.shape, &r.layout);
-    sums = out ? tshi_kernel_output(out, &unrounded) : NULL;
+    sums = out ? tshi_kernel_output(out, &unrounded) : NULL; /* out's values, or *unrounded */
     if (!sums) return NULL;
     tshi_reduce_sums(x, out, &r, sums);
-    tshi_kernel_output_done(out, unrounded);
+    tshi_kernel_output_done(out, unrounded); /* rounds to out's dtype */
     tshi_map_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, NULL);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
@@ -10053,14 +10109,14 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
 }
 
 /* -- rows -------------------------------------------------------------------
- * max and softmax work on rows: dense values along the axis. Where that is not the last dimension,
- * values are copied to such an order, and back. */
+ * max and softmax work on rows: dense values along the axis. If the axis is not the last dimension,
+ * values are copied to an array in which it is, and results are copied back. */
 
-/* Returns a handle of t's values in which the axis (-1: none) is the last dimension. */
+/* Returns a handle of t's values with the axis moved to the last dimension; axis -1: as t. */
 static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
-    tsh_tensor rows = *t;
+    tsh_tensor rows = *t; /* takes no reference to the block */
     int d;
-    for (d = axis; d >= 0 && d < t->ndim - 1; d++) {
+    for (d = axis; d >= 0 && d < t->ndim - 1; d++) { /* shifts later dimensions left */
         rows.dim[d] = t->dim[d + 1];
         rows.dim[d + 1] = t->dim[axis];
         rows.local[d] = t->local[d + 1];
@@ -10071,14 +10127,14 @@ static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
     return rows;
 }
 
-/* As tshi_kernel_output, row-major in whatever order out is. */
+/* As tshi_kernel_output, but row-major even if out's strides are not: then in *scratch. */
 static tsh_real *tshi_reduce_output(tsh_tensor *out, tshi_block **scratch) {
     if (tshi_tensor_is_dense(out)) return tshi_kernel_output(out, scratch);
     *scratch = tshi_mem_alloc(out->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(out)));
     return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
-/* Returns a job of all rows of t; 0 rows if they are empty. */
+/* Returns a job for all rows of t, of params->n values each; of 0 rows if these are empty. */
 static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor *t,
                                  const tshi_reduce_params *params) {
     const int64_t count = params->n ? tsh_local_numel(t) / params->n : 0;
@@ -10087,8 +10143,8 @@ static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor 
 
 /* -- max, argmax: the first index of the largest value, or of the first NaN ---- */
 
-/* Operands of rows: index of the maximum, x, the maximum or NULL. Only the first part of the row
- * that has the maximum is searched for its index. */
+/* Finds the index of each row's maximum. Operands: the index, x, the maximum (NULL: not wanted).
+ * Only the part of 256 values that has the maximum is searched for the index. */
 TSHI_INLINE void tshi_reduce_place_body(int64_t rows, const tshi_operand *operand,
                                         const tshi_reduce_params *p) {
     int64_t *place = (int64_t *)operand[0].data, i, at;
@@ -10096,35 +10152,35 @@ TSHI_INLINE void tshi_reduce_place_body(int64_t rows, const tshi_operand *operan
     tsh_real *max = (tsh_real *)operand[2].data, best, here;
     const int64_t part = 256, n = p->n;
     for (; rows > 0; rows--, x += n) {
-        best = x[at = 0];
+        best = x[at = 0]; /* at: where the best part starts */
         for (i = 0; i < n && best == best; i += part) {
             here = tshi_kernel_max(x + i, tshi_base_min(part, n - i));
-            if (here <= best) continue;
+            if (here <= best) continue; /* false for NaN, which ends the loop */
             best = here;
             at = i;
         }
-        while (x[at] == x[at] && x[at] != best) at++;
+        while (x[at] == x[at] && x[at] != best) at++; /* stops at a NaN, too */
         *place++ = at;
         if (max) *max++ = x[at];
     }
 }
 TSHI_KERNEL(tshi_reduce_place, tshi_reduce_params);
 
-/* Adds dy to dx at the index of each maximum, which forward kept in aux. */
+/* Adds dy to dx at the index of each maximum; forward has stored the indices in aux. */
 static void tshi_reduce_max_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     const tsh_tensor x = tshi_reduce_rows(node->in[0], params->axis);
     const int64_t *place = (const int64_t *)tshi_mem_data(node->aux);
     const tsh_real *g = tshi_tape_grad(node);
-    int64_t e, count = tsh_local_numel(node->out);
+    int64_t e, count = tsh_local_numel(node->out); /* count: number of maxima */
     tshi_dest dest;
     int d;
     if (!tshi_tape_dest_zeroed(node, 0, &dest)) return;
     for (e = 0; e < count; e++) {
         tsh_real *at = dest.data;
-        int64_t rest = e * params->n + place[e];
+        int64_t rest = e * params->n + place[e]; /* row-major index of the maximum */
         for (d = x.ndim - 1; d >= 0; d--) {
-            at += rest % x.local[d] * x.stride[d];
+            at += rest % x.local[d] * x.stride[d]; /* the index along dimension d */
             rest /= x.local[d];
         }
         *at += g[e];
@@ -10135,7 +10191,7 @@ static const tshi_op tshi_reduce_max_op = {
     "tsh_max", "x", tshi_rule_whole, tshi_reduce_max_backward, TSHI_NONE, 0};
 static const tshi_op tshi_reduce_argmax_op = {"tsh_argmax", "x", tshi_rule_whole, NULL, 0, 0};
 
-/* tsh_max and tsh_argmax. */
+/* Runs tsh_max, or tsh_argmax if `argmax`. */
 static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                                    int argmax) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
@@ -10143,17 +10199,17 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     tshi_block *scratch, *unrounded = NULL, *aux = NULL;
     tshi_rows rows;
     tsh_tensor *out, xs;
-    tsh_real *max = NULL;
-    void *place;
+    tsh_real *max = NULL; /* where the maxima go; argmax: NULL */
+    void *place;          /* int64_t indices: in out, or in aux for backward */
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                "%s: nothing to choose from: the dimension is empty", op->name);
-    xs = tshi_reduce_rows(x, r.params.axis);
+    xs = tshi_reduce_rows(x, r.params.axis); /* x with the axis last */
     rows = tshi_reduce_job(tshi_reduce_place, x, &r.params);
     out = tshi_tensor_out(ctx, op->name, argmax ? TSH_I64 : x->dtype, &r.shape, &r.layout);
     if (!out) return NULL;
-    place = tshi_tensor_at(out);
+    place = tshi_tensor_at(out); /* argmax outputs the indices */
     if (!argmax) {
         aux = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)rows.count * sizeof(int64_t));
         place = aux ? tshi_mem_data(aux) : NULL;
@@ -10181,19 +10237,19 @@ TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim) {
  * m = max x, y = e^(x-m) / sum e^(x-m);   dx = y (dy - sum dy y)
  * log: y = x - m - log sum e^(x-m);       dx = dy - e^y sum dy                */
 
-/* Operands of rows: y, x. */
+/* Computes softmax or log_softmax of rows. Operands: y and x, dense rows of p->n values. */
 TSHI_INLINE void tshi_reduce_softmax_body(int64_t rows, const tshi_operand *operand,
                                           const tshi_reduce_params *p, int fused) {
     tsh_real *y = (tsh_real *)operand[0].data, pad[TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *x = (const tsh_real *)operand[1].data, *in;
-    const int64_t n = p->n;
+    const int64_t n = p->n; /* length of a row */
     const int log = p->is_log;
     int64_t e;
     int i;
     for (; rows > 0; rows--, x += n, y += n) {
         const tsh_real max = tshi_kernel_max(x, n);
         const tsh_real sum = tshi_kernel_sum_exps(x, n, max, log ? NULL : y,
-                                                  fused); /* y = e^(x-m) */
+                                                  fused); /* softmax: stores y = e^(x-m) */
         const tsh_real c = log ? tshi_math_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
         for (e = 0; e < n; e += TSHI_BLOCK) {
             in = tshi_kernel_load_block(log ? x : y, 1, e, n, pad);
@@ -10207,12 +10263,12 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t rows, const tshi_operand *oper
 }
 TSHI_KERNEL_FUSED(tshi_reduce_softmax, tshi_reduce_params);
 
-/* Operands of rows: dx, y, dy. */
+/* Backward of the kernel above. Operands: dx, y and dy, dense rows of p->n values. */
 TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand *operand,
                                                const tshi_reduce_params *p, int fused) {
     tsh_real *dx = (tsh_real *)operand[0].data, pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
-    const tsh_real *y = (const tsh_real *)operand[1].data, *ys;
-    const tsh_real *dy = (const tsh_real *)operand[2].data, *gs;
+    const tsh_real *y = (const tsh_real *)operand[1].data, *ys;  /* ys: a block of y */
+    const tsh_real *dy = (const tsh_real *)operand[2].data, *gs; /* gs: of dy */
     const int64_t n = p->n;
     int64_t e;
     int i;
@@ -10232,24 +10288,25 @@ TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand 
 }
 TSHI_KERNEL_FUSED(tshi_reduce_softmax_grad, tshi_reduce_params);
 
+/* Runs the kernel above on rows of dx, y (saved) and dy. */
 static void tshi_reduce_softmax_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     tsh_ctx *ctx = node->out->ctx;
-    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis);
+    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis); /* gives dx's strides */
     tsh_tensor y = tshi_reduce_rows(node->out, params->axis), dy = y;
     tshi_rows rows = tshi_reduce_job(tshi_reduce_softmax_grad, node->out, params);
-    tshi_block *scratch[3];
+    tshi_block *scratch[3]; /* of dx, y, dy */
     tshi_dest dest;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    dest.stride = dx.stride;
-    y.block = node->saved[1];
-    dy.block = node->out->gr.block;
+    dest.stride = dx.stride;        /* the axis comes last */
+    y.block = node->saved[1];       /* the values of the output */
+    dy.block = node->out->gr.block; /* with the strides of y */
     dy.dtype = TSH_REAL;
     rows.x[0] = tshi_kernel_reals(tshi_map_dense_dest(&dx, &dest, &scratch[0]), params->n);
     rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&y, &scratch[1]), params->n);
     rows.x[2] = tshi_kernel_reals(tshi_kernel_packed_reals(&dy, &scratch[2]), params->n);
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, params->n);
-    tshi_map_accumulate(&dx, &dest, scratch[0]);
+    tshi_map_accumulate(&dx, &dest, scratch[0]); /* unless the kernel wrote to dest */
     tshi_mem_release(ctx, scratch[1]);
     tshi_mem_release(ctx, scratch[2]);
 }
@@ -10259,13 +10316,13 @@ static const tshi_op tshi_reduce_softmax_op = {
 static const tshi_op tshi_reduce_log_softmax_op = {
     "tsh_log_softmax", "x", tshi_rule_whole, tshi_reduce_softmax_backward, TSHI_OUT, 0};
 
-/* tsh_softmax and tsh_log_softmax. */
+/* Runs tsh_softmax, or tsh_log_softmax if is_log. */
 static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int dim, int is_log) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
     tsh_shape shape = tsh_shape_of(x);
     tshi_reduction r;
     tshi_block *scratch, *unrounded;
-    tsh_tensor *out, xs, ys;
+    tsh_tensor *out, xs, ys; /* xs, ys: x and out with the axis last */
     tshi_rows rows;
     if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? x->ndim : dim, 1, &r)) return NULL;
     r.params.is_log = is_log;
@@ -10297,19 +10354,19 @@ TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim) {
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
 
-/* A view shares the block of its base and has sizes, strides, an offset and a layout of its own. It
- * is not recorded: its gradient is a strided window on its base's accumulators, so that what is
- * added to it is added to the base's gradient. Only concat copies, and reshape if it must. */
+/* A view shares the memory (block) of its base and has sizes, strides, an offset and a layout of
+ * its own. No node is recorded for it: a gradient of the view is added to the base's accumulators
+ * at the view's offset and strides. Only concat copies values, and reshape if no strides fit. */
 
 TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_permute", &x, 1);
     tsh_tensor *out;
-    unsigned seen = 0;
+    unsigned seen = 0; /* bits of the dimensions of x that are named so far */
     int d;
     if (!ctx) return NULL;
     out = tshi_tensor_view(x);
     for (d = 0; out && d < x->ndim; d++) {
-        int from = dims ? tshi_tensor_axis(x, dims[d]) : -1;
+        int from = dims ? tshi_tensor_axis(x, dims[d]) : -1; /* dimension d of the view */
         if (from < 0 || (seen >> from & 1u))
             return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                    "tsh_permute: entry %d does not name a new dimension of %d", d,
@@ -10324,7 +10381,7 @@ TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims) {
 }
 
 TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
-    int order[TSH_MAX_DIMS], d, a, b;
+    int order[TSH_MAX_DIMS], d, a, b; /* order: all dimensions, with a and b swapped */
     if (!tshi_tensor_check("tsh_transpose", &x, 1)) return NULL;
     a = tshi_tensor_axis(x, dim0);
     b = tshi_tensor_axis(x, dim1);
@@ -10338,26 +10395,26 @@ TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
 
 /* -- slices ----------------------------------------------------------------- */
 
-/* Makes out, a view, the part [start, start + length) of its sharded dimension d. That must be
- * whole segments: no layout describes the ranks' shards of other parts. 0 if it is not. */
+/* Narrows out, a view, to elements [start, start + length) of its sharded dimension d. Returns 0 if
+ * they are not whole segments: no layout describes the ranks' shards of other parts. */
 static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t length) {
     tsh_layout *layout = &out->layout;
     const tsh_segment *segment = layout->segment;
     const int64_t end = start + length;
-    tsh_range range[TSH_MAX_SEGMENTS];
-    int64_t at = 0, local = 0;
-    int s, kept = 0;
+    tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's range in each segment */
+    int64_t at = 0, local = 0;         /* at: where segment s starts; local: this rank's elements */
+    int s, kept = 0;                   /* kept: segments of the part */
     (void)tsh_chunk(layout, out->dim[d], out->ctx->tp.size, out->ctx->tp.rank, range);
     for (s = 0; s < layout->segments && at < start; at += segment[s++].length)
-        out->offset += range[s].length * out->stride[d];
-    if (at != start) return 0;
+        out->offset += range[s].length * out->stride[d]; /* skips a segment */
+    if (at != start) return 0;                           /* the part starts inside a segment */
     for (; s < layout->segments && at + segment[s].length <= end; at += segment[s++].length) {
-        layout->segment[kept++] = segment[s];
+        layout->segment[kept++] = segment[s]; /* in place, as kept <= s */
         local += range[s].length;
     }
     layout->segments = kept;
     out->local[d] = local;
-    return kept && at == end;
+    return kept && at == end; /* 0: the part ends inside a segment */
 }
 
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length) {
@@ -10381,7 +10438,7 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
                 "sharded dimension of %s; gather it first: tsh_redistribute(x, tsh_replicated())",
                 (long long)start, (long long)(start + length), tshi_tensor_text(x, text));
     } else if (length != x->dim[d]) {
-        out->offset += start * x->stride[d];
+        out->offset += start * x->stride[d]; /* the dimension is not sharded */
         out->local[d] = length;
     }
     out->dim[d] = length;
@@ -10389,9 +10446,9 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
 }
 
 TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **parts) {
-    int64_t length = tsh_dim(x, dim);
+    int64_t length = tsh_dim(x, dim); /* of the dimension that is split */
     int i;
-    for (i = 0; i < n && parts; i++) parts[i] = NULL;
+    for (i = 0; i < n && parts; i++) parts[i] = NULL; /* NULL after an error */
     if (!tshi_tensor_check("tsh_split_dim", &x, 1))
         return x ? x->ctx->error.code : TSH_ERR_ARGUMENT;
     if (tshi_tensor_axis(x, dim) < 0)
@@ -10407,10 +10464,11 @@ TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **par
 
 /* -- concat ----------------------------------------------------------------- */
 
+/* Adds to the gradient of each part its own range of dy along the dimension. */
 static void tshi_view_concat_backward(tshi_node *node) {
     int dim = *(const int *)node->params, i;
     tsh_real *g = tshi_tape_grad(node);
-    int64_t at = 0;
+    int64_t at = 0; /* where the part starts in dy, along dim */
     for (i = 0; i < node->n; i++) {
         const tsh_tensor *part = node->in[i];
         tshi_dest dest;
@@ -10421,12 +10479,11 @@ static void tshi_view_concat_backward(tshi_node *node) {
     }
 }
 
-/* Checks that part i agrees with the first in dtype, and in all dimensions but d. 0 and an error if
- * not. */
+/* Returns 1 if part i has the first's dtype, and its sizes except along d; else 0 and an error. */
 static int tshi_view_concat_fits(tsh_tensor *const *parts, int i, int d) {
     const tsh_tensor *p = parts[i], *first = parts[0];
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
-    int e, fits = p->ndim == first->ndim;
+    int e, fits = p->ndim == first->ndim; /* fits: the sizes do */
     for (e = 0; e < first->ndim && fits; e++) fits = e == d || p->dim[e] == first->dim[e];
     if (fits && p->dtype == first->dtype) return 1;
     (void)tsh_fail(p->ctx, fits ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
@@ -10445,9 +10502,9 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
     tshi_output output;
     tsh_tensor *out;
     int i, d;
-    char *at;
+    char *at; /* where the next part goes in out */
     if (!ctx) return NULL;
-    if (n > 30)
+    if (n > 30) /* a node has one bit per input */
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_concat: %d parts; at most 30", n);
     d = tshi_tensor_axis(parts[0], dim);
     if (d < 0)
@@ -10456,7 +10513,7 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
     output.shape = tsh_shape_of(parts[0]);
     for (i = 1; i < n; i++) {
         if (!tshi_view_concat_fits(parts, i, d)) return NULL;
-        output.shape.dim[d] += parts[i]->dim[d];
+        output.shape.dim[d] += parts[i]->dim[d]; /* the sum of the parts' sizes */
     }
     if (!tshi_rule_run(op, parts, n, &d, &output)) return NULL;
     out = tshi_tensor_out(ctx, "tsh_concat", parts[0]->dtype, &output.shape, &output.layout);
@@ -10476,10 +10533,10 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
 
 /* -- reshape ---------------------------------------------------------------- */
 
-/* Replaces the one size of shape that may be -1. 0 if x does not have as many elements. */
+/* Computes the size of shape that is -1, if any. Returns 0 if x's number of elements differs. */
 static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
-    int64_t total = tsh_numel(x), known = 1;
-    int d, open = -1;
+    int64_t total = tsh_numel(x), known = 1; /* known: product of the sizes given */
+    int d, open = -1;                        /* open: the dimension whose size is -1 */
     if (shape->ndim < 0 || shape->ndim > TSH_MAX_DIMS) return 0;
     for (d = 0; d < shape->ndim; d++) {
         if (shape->dim[d] < -1 || (shape->dim[d] < 0 && open >= 0)) return 0;
@@ -10490,22 +10547,22 @@ static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
             known *= shape->dim[d];
     }
     if (open >= 0 && known) shape->dim[open] = total / known;
-    if (open >= 0) known *= shape->dim[open];
+    if (open >= 0) known *= shape->dim[open]; /* total, if it divides */
     return known == total;
 }
 
-/* Finds which dimensions become which: the smallest groups [a0, a1) of x's, with d, and [b0, b1) of
- * shape's dimensions that have the same product. (2, 3, 4) to (6, 2, 2): {0, 1} becomes {0}, {2}
- * becomes {1, 2}. */
+/* Finds which dimensions become which in a reshape: the smallest group [a0, a1) of x's dimensions
+ * that contains d, and the group [b0, b1) of shape's dimensions with the same product. (2, 3, 4) to
+ * (6, 2, 2): {0, 1} becomes {0}, {2} becomes {1, 2}. */
 static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, int *a0, int *a1,
                             int *b0, int *b1) {
-    int i = 0, j = 0;
+    int i = 0, j = 0; /* next dimension of x, of shape */
     while (i < x->ndim) {
         int64_t p = x->dim[i], q = j < shape->ndim ? shape->dim[j] : 1;
         *a0 = i++;
         *b0 = j;
         if (j < shape->ndim) j++;
-        while (p != q) {
+        while (p != q) { /* extends the group with the smaller product */
             if (p < q && i < x->ndim)
                 p *= x->dim[i++];
             else if (j < shape->ndim)
@@ -10515,18 +10572,18 @@ static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, 
         }
         *a1 = i;
         *b1 = j;
-        if (d < i) return;
+        if (d < i) return; /* the group contains d */
     }
 }
 
-/* The layout of x after a reshape. 0 if it cannot be sharded: its sharded dimension is not the
- * outermost of those that are merged, or a unit would be cut. */
+/* Fills in the layout of x after a reshape. Returns 0 if no layout describes the shards: x's
+ * sharded dimension d is not the outermost of those that are merged, or a unit would be cut. */
 static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_layout *layout) {
     int a0 = 0, a1 = 0, b0 = 0, b1 = 0, d = x->layout.dim, e, s, same;
-    int64_t inner, divisor;
+    int64_t inner, divisor; /* elements per index of d in x; of layout->dim in shape */
     *layout = x->layout;
-    if (layout->kind != TSH_SHARDED) return 1;
-    if (!tsh_numel(x)) return 0;
+    if (layout->kind != TSH_SHARDED) return 1; /* R and P fit any shape */
+    if (!tsh_numel(x)) return 0;               /* products of 0 tell nothing about groups */
     tshi_view_group(x, shape, d, &a0, &a1, &b0, &b1);
     for (e = a0; e < d; e++)
         if (x->dim[e] != 1) return 0; /* d is not the outermost of the merged dimensions */
@@ -10535,16 +10592,16 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
            layout->segment[0].unit * inner % tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1))
         b0++;
     if (b0 >= b1) return 0;
-    /* (3 D) to (3, D), as with fused q, k, v: three equal segments of one dimension become one */
+    /* (3 D) to (3, D), as with fused q, k, v: three equal segments of x become one, along D */
     same = layout->segments > 1 && shape->dim[b0] == layout->segments && b0 + 1 < b1;
     for (s = 1; s < layout->segments && same; s++)
         same = layout->segment[s].length == layout->segment[0].length &&
                layout->segment[s].unit == layout->segment[0].unit;
-    if (same) {
+    if (same) { /* sharded along the next dimension, of D */
         layout->segments = 1;
         b0++;
     }
-    layout->dim = b0; /* whose sizes are those of d times inner / divisor */
+    layout->dim = b0; /* its sizes are those of d times inner / divisor */
     divisor = tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1);
     for (s = 0; s < layout->segments; s++) {
         tsh_segment *segment = &layout->segment[s];
@@ -10555,28 +10612,28 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
     return 1;
 }
 
-/* Fills in the strides that give x's local values the local sizes `to`. 0 if none do: x must be
- * copied. */
+/* Fills in strides with which x's local values have the local sizes `to`. Returns 0 if there are
+ * none: x must be copied. */
 static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, int64_t *stride) {
-    int64_t run = 1, step = 1;
-    int i = x->ndim - 1, j = ndim - 1;
+    int64_t run = 1, step = 1;         /* run: elements at equal distance `step` */
+    int i = x->ndim - 1, j = ndim - 1; /* next dimension of x, of `to`: the last first */
     tshi_tensor_strides(to, ndim, stride);
-    if (!tsh_local_numel(x)) return 1;
+    if (!tsh_local_numel(x)) return 1; /* no values: any strides do */
     while (i >= 0) {
-        while (i >= 0 && x->local[i] == 1) i--;
+        while (i >= 0 && x->local[i] == 1) i--; /* a size of 1 has no stride */
         if (i < 0) break;
         step = x->stride[i];
         run = x->local[i];
         while (i > 0 && (x->local[i - 1] == 1 || x->stride[i - 1] == step * run))
-            run *= x->local[--i];
+            run *= x->local[--i]; /* dimension i continues the run */
         i--;
         for (; j >= 0 && (run > 1 || to[j] == 1); j--) {
-            if (run % to[j]) return 0;
+            if (run % to[j]) return 0; /* to[j] would need two strides */
             stride[j] = step;
             step *= to[j];
             run /= to[j];
         }
-        if (run != 1) return 0;
+        if (run != 1) return 0; /* the dimensions of `to` are used up */
     }
     return 1;
 }
@@ -10585,7 +10642,7 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_reshape", &x, 1);
     char from[TSHI_TEXT_SIZE], to[TSHI_TEXT_SIZE];
     int64_t stride[TSH_MAX_DIMS];
-    tsh_tensor *out, form;
+    tsh_tensor *out, form; /* form: only the new shape and layout */
     tsh_layout layout;
     if (!ctx) return NULL;
     memset(&form, 0, sizeof form);
@@ -10605,7 +10662,7 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
                                (long long)x->layout.segment[0].unit);
     if (tshi_tensor_set_shape(&form, "tsh_reshape", &shape, &layout) != TSH_OK) return NULL;
     if (!tshi_view_strides(x, form.ndim, form.local, stride)) {
-        x = tshi_map_copy("tsh_reshape", x);
+        x = tshi_map_copy("tsh_reshape", x); /* dense: has strides for every shape */
         if (!x || !tshi_view_strides(x, form.ndim, form.local, stride)) return NULL;
     }
     out = tshi_tensor_view(x);
