@@ -10569,7 +10569,7 @@ static int64_t tshi_redistribute_held(const tshi_cut *cut, int rank) {
  * elements apart. to_shard 1: to shard; 0: to whole. */
 static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, char *shard,
                                     int64_t pitch, int to_shard) {
-    tsh_range range[TSH_MAX_SEGMENTS]; /* rank's part of each segment */
+    tsh_range range[TSH_MAX_SEGMENTS]; /* the shard's part of each segment */
     int64_t o;                         /* outer row */
     int s;                             /* segment */
     (void)tsh_chunk(cut->layout, cut->length, cut->size, rank, range);
@@ -10595,7 +10595,7 @@ static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shar
                                     int to_shards) {
     int r;
     for (r = 0; r < cut->size; r++) {
-        const int64_t row = tshi_redistribute_held(cut, r); /* elements of an outer row */
+        const int64_t row = tshi_redistribute_held(cut, r); /* rank r's elements of an outer row */
         const int64_t pitch = by_row ? cut->length * cut->inner : row;
         tshi_redistribute_shard(cut, r, whole, shards, pitch, to_shards);
         shards += (size_t)(by_row ? row : row * cut->outer) * cut->width;
@@ -10612,12 +10612,12 @@ static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
     const size_t bytes = layout->segments > 1 ? (size_t)tsh_numel(form) * cut.width : 0;
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
     int64_t *counts; /* elements of each rank in an outer row */
-    void *ordered = gather ? out : tshi_kernel_unconst(in); /* all shards in rank order */
+    void *ordered = gather ? out : tshi_kernel_unconst(in); /* whole array, in rank order */
     int r;
     if (!scratch) return TSH_ERR_MEMORY;
     counts = (int64_t *)tshi_mem_data(scratch);
     for (r = 0; r < cut.size; r++) counts[r] = tshi_redistribute_held(&cut, r);
-    if (bytes) ordered = counts + cut.size; /* reordered in scratch */
+    if (bytes) ordered = counts + cut.size; /* several segments: reorder in scratch */
     if (bytes && !gather)
         tshi_redistribute_order(&cut, tshi_kernel_unconst(in), (char *)ordered, 1, 1);
     if (gather)
@@ -10637,10 +10637,10 @@ static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
 static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *from, const tsh_layout *to,
                                          tsh_dtype dtype, const void *in, void *out) {
-    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* by j */
-    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* by i */
+    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* in, cut along j */
+    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* out, cut along i */
     const size_t counted = (size_t)cut.size * sizeof(int64_t);
-    const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* an upper limit */
+    const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* no shard is longer */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * counted + 2 * bytes);
     int64_t *send, *recv;  /* elements to and from each rank */
     char *sent, *received; /* data to and from all ranks, in rank order */
@@ -10705,7 +10705,7 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
                                    const tsh_layout *to, tsh_real *g) {
     tshi_block *scratch;
     tshi_dest dest;
-    tsh_real *dx; /* dense, of layout `to` */
+    tsh_real *dx; /* what is added: dense, of layout `to` */
     if (!tshi_tape_dest(node, 0, &dest)) return;
     dx = tshi_map_dense_dest(node->in[0], &dest, &scratch);
     if (dx && tshi_redistribute_move(form, from, to, TSH_REAL, g, dx) == TSH_OK)
@@ -10714,9 +10714,8 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
         tshi_mem_release(node->out->ctx, scratch);
 }
 
-/* Backward of the three ops below. An all-gather accepts partial gradients: a complete gradient
- * (gr) is sliced, a partial one (gp) is reduce-scattered, which is cheaper than an all-reduce
- * first. */
+/* Backward of the three ops below. After an all-gather, a complete gradient (gr) is sliced and a
+ * partial one (gp) is reduce-scattered, which costs less than an all-reduce before the slice. */
 static void tshi_redistribute_backward(tshi_node *node) {
     const tsh_tensor *out = node->out;
     const tsh_layout sum = tsh_partial(), whole = tsh_replicated();
@@ -10728,7 +10727,7 @@ static void tshi_redistribute_backward(tshi_node *node) {
         tshi_redistribute_back(node, out, &sum, to, (tsh_real *)tshi_mem_data(out->gp.block));
 }
 
-static const tshi_op tshi_redistribute_op = { /* all but S to R */
+static const tshi_op tshi_redistribute_op = { /* any change but S to R */
     "tsh_redistribute", "x", NULL, tshi_redistribute_backward, TSHI_NONE, 0};
 static const tshi_op tshi_redistribute_all_gather_op = { /* S to R */
     "tsh_redistribute", "x", NULL, tshi_redistribute_backward, TSHI_NONE, TSHI_OP_ACCEPTS_PARTIAL};
@@ -10782,9 +10781,8 @@ TSH_API tsh_tensor *tsh_full(tsh_tensor *x) {
 
 /* -- tsh_set_layout, tsh_tp_... --------------------------------------------- */
 
-/* Returns a new handle of x's values, for an op that changes only gradients or the layout. *x is
- * replaced by a dense copy if it is not dense, as gradients have the strides of their tensor. NULL:
- * no memory. */
+/* Returns a new handle of x's values, for an op that changes only gradients or the layout; NULL: no
+ * memory. If *x is not dense, a dense copy replaces it: gradients have their tensor's strides. */
 static tsh_tensor *tshi_redistribute_window(const char *op, tsh_tensor **x) {
     if (!tshi_tensor_is_dense(*x)) *x = tshi_map_copy(op, *x);
     return *x ? tshi_tensor_detached(*x, (*x)->block) : NULL;
@@ -10811,13 +10809,14 @@ static int tshi_redistribute_may_change(const tsh_tensor *t) {
  * values. An error if the ranks' shards would have different lengths. */
 static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout) {
     tsh_ctx *ctx = form->ctx;
+    /* the sharded one of the old and the new layout, if there is one */
     const tsh_layout *cut = form->layout.kind == TSH_SHARDED ? &form->layout : &layout;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     tsh_tensor next = *form; /* form as it will be */
     int64_t held, owned;     /* length along d: of every shard; of rank r's */
     int r, fits = 1, d = cut->dim < 0 ? cut->dim + form->ndim : cut->dim;
     if (cut->kind == TSH_SHARDED && (d < 0 || d >= form->ndim)) fits = d = 0;
-    if (layout.kind == TSH_SHARDED && fits) {                 /* d becomes as long as all shards */
+    if (layout.kind == TSH_SHARDED && fits) { /* d becomes as long as all shards together */
         fits = form->dim[d] <= INT64_MAX / 64 / ctx->tp.size; /* no overflow */
         next.dim[d] *= fits ? ctx->tp.size : 1;
     }
@@ -10838,7 +10837,7 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
                     "not %lld; all pieces must be of one length",
                     tshi_tensor_text(form, a), tsh_layout_text(&layout, b, sizeof b), d, r,
                     (long long)owned, (long long)held);
-        if (layout.kind != TSH_SHARDED) next.dim[d] = held; /* the shard becomes the whole */
+        if (layout.kind != TSH_SHARDED) next.dim[d] = held; /* the whole is as long as one shard */
     }
     next.layout = layout;
     *form = next;
@@ -10894,8 +10893,7 @@ static tsh_ctx *tshi_redistribute_takes(const char *op, tsh_tensor *x, int shard
     return NULL;
 }
 
-/* Returns the index of x's dimension dim (negative: from the end); -1 and an error if there is
- * none. */
+/* Returns the index of x's dimension dim (negative: from the end), or -1 and an error. */
 static int tshi_redistribute_dim(const char *op, const tsh_tensor *x, int dim) {
     char text[TSHI_TEXT_SIZE];
     int axis = tshi_tensor_axis(x, dim);
@@ -10919,7 +10917,7 @@ static int tshi_redistribute_redop(const char *op, const tsh_tensor *x, tsh_redo
 static void tshi_redistribute_copy_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     tsh_redop op = *(const tsh_redop *)node->params;
-    const tsh_real *g = tshi_tape_complete(out); /* complete on this rank */
+    const tsh_real *g = tshi_tape_complete(out); /* gr + gp of this rank, not yet all-reduced */
     size_t bytes = (size_t)tsh_local_numel(out) * sizeof *g;
     tshi_block *scratch = g ? tshi_mem_alloc(out->ctx, TSH_MEM_STEP, bytes) : NULL;
     tshi_dest dest;
@@ -10990,7 +10988,7 @@ TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim) {
                                tshi_tensor_text(x, text), axis, x->layout.dim);
     if (x->layout.kind == TSH_SHARDED) return tsh_redistribute(x, whole);
     if (ctx->tp.size == 1) return x;
-    shape.dim[axis] *= ctx->tp.size; /* of the pieces of all ranks */
+    shape.dim[axis] *= ctx->tp.size; /* all ranks' pieces together */
     (void)tshi_layout_resolve(&shards, shape.ndim, shape.dim);
     return tshi_redistribute_run(&tshi_redistribute_gather_op, x, &shards, &shape, &whole);
 }
@@ -11016,15 +11014,16 @@ TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
 /* Reading and writing the values of tensors; tensors as text.                */
 /* Needs: >>redistribute.                                                     */
 /* ========================================================================== */
+
 /* TSH_LOCAL copies this rank's values. TSH_GLOBAL copies the whole tensor: reading one that is not
- * replicated is a collective, writing takes this rank's slice and needs none. */
+ * replicated is a collective; writing takes this rank's slice of the argument and needs none. */
 
 /* Checks the arguments of tsh_read and tsh_write: t is of ctx and its values have `bytes` bytes.
  * Returns ctx; NULL and an error if not. */
 static tsh_ctx *tshi_values_io(const char *op, tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent,
                                      const void *data, size_t bytes) {
-    int64_t n = extent == TSH_LOCAL ? tsh_local_numel(t) : tsh_numel(t); /* elements */
-    size_t need = (size_t)n * tsh_dtype_size(tsh_dtype_of(t));           /* bytes */
+    int64_t n = extent == TSH_LOCAL ? tsh_local_numel(t) : tsh_numel(t); /* number of elements */
+    size_t need = (size_t)n * tsh_dtype_size(tsh_dtype_of(t));           /* number of bytes */
     if (!tshi_tensor_check_in(ctx, op, t)) return NULL;
     if (bytes == need && (data || !need)) return t->ctx;
     (void)tsh_fail(t->ctx, TSH_ERR_ARGUMENT,
@@ -11038,13 +11037,13 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
                             size_t bytes) {
     tsh_layout whole = tsh_replicated();
     tshi_block *scratch;
-    void *values; /* this rank's, dense */
+    void *values; /* this rank's values, dense */
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (extent == TSH_GLOBAL) tshi_error_report(ctx); /* peers may wait in the collective */
     if (!tshi_values_io("tsh_read", ctx, t, extent, out, bytes)) return ctx->error.code;
     if (!tsh_numel(t)) return TSH_OK;
     if (extent == TSH_LOCAL || t->layout.kind == TSH_REPLICATED || ctx->tp.size == 1) {
-        tshi_kernel_dense(t, out, t->dtype, 0); /* t to out */
+        tshi_kernel_dense(t, out, t->dtype, 0); /* copy t to out */
         return TSH_OK;
     }
     if (!(values = tshi_kernel_packed(t, &scratch))) return ctx->error.code;
@@ -11068,20 +11067,20 @@ TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, con
     if (!tshi_tensor_may_change("tsh_write", t->base)) return ctx->error.code;
     if (!tsh_numel(t)) return TSH_OK;
     if (extent == TSH_LOCAL || t->layout.kind == TSH_REPLICATED || ctx->tp.size == 1) {
-        tshi_kernel_dense(t, tshi_kernel_unconst(in), t->dtype, 1); /* in to t */
+        tshi_kernel_dense(t, tshi_kernel_unconst(in), t->dtype, 1); /* copy in to t */
         return TSH_OK;
     }
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP,
                              (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
     if (!scratch) return ctx->error.code;
     (void)tshi_redistribute_move(t, &whole, &t->layout, t->dtype, in, tshi_mem_data(scratch));
-    tshi_kernel_dense(t, tshi_mem_data(scratch), t->dtype, 1); /* slice to t */
+    tshi_kernel_dense(t, tshi_mem_data(scratch), t->dtype, 1); /* copy the slice to t */
     tshi_mem_release(ctx, scratch);
     return ctx->error.code;
 }
 
 TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
-    char form[TSHI_TEXT_SIZE]; /* shape and layout */
+    char form[TSHI_TEXT_SIZE]; /* t's shape and layout as text */
     tshi_block *scratch;
     const void *values;
     int64_t e, n = tsh_local_numel(t); /* e: index of an element */
@@ -11094,7 +11093,7 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
     for (e = 0; e < n && strlen(text) + 1 < size; e++) {
         int64_t run = 1; /* elements of a row, a matrix, ... */
         for (d = t->ndim - 1; d > 0 && e; d--)
-            if (e % (run *= t->local[d]) == 0) tsh_text_add(text, size, " /"); /* ends one */
+            if (e % (run *= t->local[d]) == 0) tsh_text_add(text, size, " /"); /* a run ends */
         tsh_text_add(text, size, " %.6g", tshi_dtype_get(t->dtype, values, e));
     }
     tshi_mem_release(t->ctx, scratch);
@@ -11124,18 +11123,18 @@ static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
 /* C = alpha A B + beta D; shapes: A (m, k), B (k, n), C and D (m, n). */
 typedef struct tshi_product {
     const tsh_ctx *ctx;
-    int64_t m, n, k;
+    int64_t m, n, k; /* sizes of the matrices */
     tsh_real alpha, beta;
     tshi_matrix a, b, d, c;             /* D is C, or does not overlap it */
-    const tshi_gemm_progress *progress; /* lets collectives proceed meanwhile; or NULL */
+    const tshi_gemm_progress *progress; /* called meanwhile: collectives make progress; or NULL */
 } tshi_product;
 
 /* A product that threads share: each computes a piece of C. */
 typedef struct tshi_products {
-    tshi_product whole;
-    char *scratch; /* for all pieces, one after the other */
-    size_t each;   /* bytes of scratch for a piece */
-    int by_rows;   /* 1: pieces are rows of C; 0: columns */
+    tshi_product whole; /* what the pieces make up together */
+    char *scratch;      /* for all pieces, one after the other */
+    size_t each;        /* bytes of scratch for a piece */
+    int by_rows;        /* 1: pieces are rows of C; 0: columns */
 } tshi_products;
 
 /* Computes a product on the calling thread. A user's gemm takes no D: C = beta D is set first. */
@@ -11159,25 +11158,24 @@ static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_products *all = (const tshi_products *)job;
     const int64_t i = all->by_rows ? from : 0, j = all->by_rows ? 0 : from;
     tshi_product part = all->whole;
-    *(all->by_rows ? &part.m : &part.n) = to - from; /* (part.m, part.n): the piece of C */
-    part.a = tshi_gemm_from(part.a, i, 0);           /* rows i ... of A */
-    part.b = tshi_gemm_from(part.b, 0, j);           /* columns j ... of B */
+    *(all->by_rows ? &part.m : &part.n) = to - from; /* part.m by part.n: shape of the piece of C */
+    part.a = tshi_gemm_from(part.a, i, 0);           /* rows of A from i on */
+    part.b = tshi_gemm_from(part.b, 0, j);           /* columns of B from j on */
     part.d = tshi_gemm_from(part.d, i, j);
     part.c = tshi_gemm_from(part.c, i, j);
     if (piece > 0) part.progress = NULL; /* only the rank's own thread, piece 0, may communicate */
     tshi_matmul_alone(&part, all->scratch + (size_t)piece * all->each);
 }
 
-/* Returns the matrix m, of shape (rows, columns), as the ctx's gemm takes it. A user's gemm takes
- * only tsh_real: another dtype is converted to *block, which the caller releases (NULL: in
- * place). */
+/* Returns m, of shape (rows, columns), as the ctx's gemm takes it. A user's gemm takes only
+ * tsh_real: another dtype is converted to *block, which the caller releases (else NULL). */
 static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t rows, int64_t columns,
                                          tshi_block **block) {
     tsh_real *data; /* (rows, columns), dense */
     *block = NULL;
     if (m.dtype == TSH_REAL || !ctx->gemm.fn) return m;
     *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * columns));
-    if (!*block) return m; /* the ctx has the error */
+    if (!*block) return m; /* no memory: the ctx holds the error */
     data = (tsh_real *)tshi_mem_data(*block);
     for (int64_t i = 0; i < rows; i++) {
         const tshi_operand to = tshi_kernel_reals(data + i * columns, 1);
@@ -11195,8 +11193,8 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
                             tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix d,
                             tshi_matrix c) {
     enum {
-        ROWS = 12,
-        COLUMNS = 32,
+        ROWS = 12,         /* cuts in m are at multiples of 12 */
+        COLUMNS = 32,      /* cuts in n */
         SIDE = 96,         /* rows or columns that are worth a thread */
         MIN_WORK = 1 << 20 /* multiply-adds that are worth a thread */
     };
@@ -11204,12 +11202,12 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     const int64_t side = m >= n ? m : n, unit = (m >= n) != transposed ? ROWS : COLUMNS;
     const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, m * n * k, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
-    const tshi_gemm_progress progress = {tshi_tape_progress, ctx}; /* lets collectives proceed */
+    const tshi_gemm_progress progress = {tshi_tape_progress, ctx};
     const size_t each = (tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) + 63) / 64 *
                         64;   /* bytes per piece: whole cache lines */
-    tshi_block *converted[2]; /* A, B as tsh_real; or NULL */
-    const tshi_matrix ra = tshi_matmul_converted(ctx, a, m, k, &converted[0]); /* (m, k) */
-    const tshi_matrix rb = tshi_matmul_converted(ctx, b, k, n, &converted[1]); /* (k, n) */
+    tshi_block *converted[2]; /* A and B converted to tsh_real, or NULL */
+    const tshi_matrix ra = tshi_matmul_converted(ctx, a, m, k, &converted[0]); /* shape (m, k) */
+    const tshi_matrix rb = tshi_matmul_converted(ctx, b, k, n, &converted[1]); /* shape (k, n) */
     char *scratch = tshi_matmul_scratch(ctx, each * (size_t)pieces);
     tshi_products all = {
         {ctx, m, n, k, alpha, beta, ra, rb, d, c, &progress}, scratch, each, m >= n};
@@ -11229,7 +11227,7 @@ static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_
 
 /* The matrices in a tensor's last two dimensions: one for each index of out's batch dimensions. */
 typedef struct tshi_batches {
-    tshi_matrix first;            /* at batch index 0 */
+    tshi_matrix first;            /* the matrix at batch index 0 */
     int64_t stride[TSH_MAX_DIMS]; /* along out's batch dimensions; 0 where the tensor broadcasts */
 } tshi_batches;
 
@@ -11249,7 +11247,7 @@ static tshi_batches tshi_matmul_batches(const tsh_tensor *t, void *data, tsh_dty
 static tshi_matrix tshi_matmul_batch(const tshi_batches *all, const tsh_tensor *out,
                                      int64_t index) {
     tshi_matrix m = all->first;
-    int64_t at = 0; /* offset in elements */
+    int64_t at = 0; /* offset of the batch, in elements */
     for (int d = out->ndim - 3; d >= 0; d--) {
         at += index % out->local[d] * all->stride[d];
         index /= out->local[d];
@@ -11290,8 +11288,7 @@ static void tshi_matmul_backward(tshi_node *node) {
     }
 }
 
-/* Fills in the shape of A B, with broadcast batches. Returns 0 and an error if a and b do not
- * fit. */
+/* Fills in *shape: that of A B, with broadcast batches. Returns 0 and an error if there is none. */
 static int tshi_matmul_shape(tsh_tensor *a, tsh_tensor *b, tsh_shape *shape) {
     char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
     int d, fits = a->ndim >= 2 && b->ndim >= 2 && a->dim[a->ndim - 1] == b->dim[b->ndim - 2];
@@ -11318,8 +11315,8 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_matmul", in, 2);
     tshi_output output;
     tshi_batches as, bs, cs; /* A, B and C, all batches */
-    tshi_block *unrounded;   /* C if out is not of tsh_real */
-    tsh_real *c;             /* (.., m, n) */
+    tshi_block *unrounded;   /* C as tsh_real if out has another dtype, or NULL */
+    tsh_real *c;             /* shape (.., m, n) */
     if (!ctx || !tshi_matmul_shape(a, b, &output.shape) || !tshi_rule_run(op, in, 2, NULL, &output))
         return NULL;
     out = tshi_tensor_out(ctx, "tsh_matmul", tshi_tensor_promote(in, 2), &output.shape,
@@ -11345,9 +11342,8 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
 
 /* Shapes: X (.., in), W (out, in), b (out), Y (.., out). W sharded along `out` (column-parallel)
  * makes Y sharded along its last dimension. W sharded along `in` (row-parallel) makes Y a partial
- * sum, which is all-reduced. With sequence parallelism, a column-parallel layer all-gathers an X
- * that is sharded along the sequence, and a row-parallel one reduce-scatters Y along the
- * sequence. */
+ * sum, which is all-reduced. With sequence parallelism, a column-parallel layer all-gathers X from
+ * shards of the sequence, and a row-parallel one reduce-scatters Y to shards of the sequence. */
 typedef struct tshi_linear {
     int reduce;   /* 1: row-parallel: Y is all-reduced */
     int scatter;  /* 1: row-parallel, sequence parallelism: Y is reduce-scattered */
@@ -11374,14 +11370,14 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
 /* dX = dY W if X was gathered: a rank's dX (rows, in) is a partial sum, which is reduce-scattered
  * to X's shards. Shapes: dy (rows, out), mw (out, in). */
 static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw) {
-    tsh_tensor *x = node->in[0], *w = node->in[1]; /* (.., in), (out, in) */
+    tsh_tensor *x = node->in[0], *w = node->in[1]; /* shapes (.., in), (out, in) */
     const tsh_layout sum = tsh_partial();
     const int64_t outs = w->local[0], ins = w->local[1]; /* this rank's features */
     tshi_block *whole;                                   /* dX of the whole sequence */
     if (!x->base->requires_grad) return;
     whole = tshi_mem_alloc(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
     if (whole) {
-        tsh_real *dx = (tsh_real *)tshi_mem_data(whole); /* (rows, in) */
+        tsh_real *dx = (tsh_real *)tshi_mem_data(whole); /* shape (rows, in) */
         tshi_matmul_gemm(x->ctx, rows, ins, outs, 1, dy, mw, 0, tshi_gemm_matrix(dx, ins, 1));
         tshi_redistribute_back(node, x, &sum, &x->layout, dx);
     }
@@ -11394,7 +11390,7 @@ static void tshi_linear_backward(tshi_node *node) {
     tsh_tensor *x = node->in[0], *w = node->in[1], *b = node->in[2], *out = node->out;
     int64_t rows = 0, outs = w->local[0], ins = w->local[1]; /* sizes on this rank */
     tsh_real *g = tshi_tape_grad(node);                      /* dY, (.., out) */
-    tshi_block *whole_y, *whole_x;                           /* gathered dY and X, or NULL */
+    tshi_block *whole_y, *whole_x;                           /* all-gathered dY and X, or NULL */
     /* shapes: dy (rows, out), mx and dX (rows, in), mw and dW (out, in) */
     const tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &whole_y);
     const tshi_matrix mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather,
@@ -11412,7 +11408,7 @@ static void tshi_linear_backward(tshi_node *node) {
         tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_gemm_transposed(dy), mx,
                          TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
-    if (b && tshi_tape_dest_zeroed(node, 2, &dest)) { /* db (out) */
+    if (b && tshi_tape_dest_zeroed(node, 2, &dest)) { /* db, shape (out): sum of the rows of dY */
         tshi_loop loop;
         tshi_kernel_space(&loop, out);
         tshi_kernel_add_operand(&loop, b, dest.data, dest.stride, TSH_REAL);
@@ -11448,10 +11444,10 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
  * is added once, after the all-reduce or reduce-scatter. */
 static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *how) {
     tsh_ctx *ctx = out->ctx;
-    tsh_tensor *x = in[0], *w = in[1], *b = in[2];          /* (.., in), (out, in), (out) or NULL */
-    tsh_layout sum = tsh_partial();                         /* the layout P */
-    const int late = how->reduce || how->scatter;           /* 1: add the bias after it */
-    int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS]; /* outs: this rank's */
+    tsh_tensor *x = in[0], *w = in[1], *b = in[2]; /* shapes (.., in), (out, in), (out) or NULL */
+    tsh_layout sum = tsh_partial();                /* the layout P */
+    const int late = how->reduce || how->scatter;  /* 1: a collective comes before the bias */
+    int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS]; /* outs: this rank's features of Y */
     tshi_block *whole, *unrounded, *product = NULL, *bias = NULL; /* scratch, or NULL */
     tshi_matrix mx, mw, my, mb; /* shapes: (rows, in), (in, out), (rows, out), b as (rows, out) */
     tsh_real *result = tshi_kernel_output(out, &unrounded), *y = result; /* y: (rows, out) */
@@ -11459,9 +11455,9 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]); /* W^T */
     if (how->scatter) product = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * outs));
     if (product) y = (tsh_real *)tshi_mem_data(product); /* Y as a partial sum */
-    my = mb = tshi_gemm_matrix(y, outs, 1);              /* (rows, out) */
+    my = mb = tshi_gemm_matrix(y, outs, 1);              /* shape (rows, out) */
     if (b && !late) {
-        tsh_real *values = tshi_kernel_reals_of(b, stride, &bias); /* (out) */
+        tsh_real *values = tshi_kernel_reals_of(b, stride, &bias); /* shape (out) */
         mb = tshi_gemm_matrix(values, 0, stride[0]); /* row stride 0: b for each row */
     }
     if (ctx->error.code == TSH_OK)
@@ -11486,9 +11482,8 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     tshi_kernel_output_done(out, unrounded);
 }
 
-/* Returns x, or what the product takes in its place: this rank's slice of a replicated x if w is
- * row-parallel; a copy if x's rows do not have equal strides, or if x is to be gathered and is not
- * dense. NULL: an error. */
+/* Returns x or, if w is row-parallel, this rank's slice of a replicated x; or a copy if x's rows do
+ * not have equal strides, or if x is to be gathered and is not dense. NULL: an error. */
 static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gathered) {
     int64_t rows, step;
     if (w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && x->layout.kind == TSH_REPLICATED) {
@@ -11504,12 +11499,11 @@ static const tshi_op tshi_linear_op = {
     "tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_X | TSHI_WEIGHT, 0};
 
 /* tsh_linear with sequence parallelism. give: the layout of a row-parallel output (NULL: R).
- * regather 1: the input of a column-parallel weight is sharded along the sequence and is
- * gathered. */
+ * regather 1: all-gathers the input of a column-parallel weight along the sequence. */
 static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
                                    const tsh_layout *give, int regather) {
     const tshi_op *op = &tshi_linear_op;
-    tsh_tensor *in[3] = {x, w, b}, *out; /* (.., in), (out, in), (out) or NULL; (.., out) */
+    tsh_tensor *in[3] = {x, w, b}, *out; /* shapes (.., in), (out, in), (out) or NULL; (.., out) */
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_linear", in, b ? 3 : 2);
     const tshi_rule_sequence sequence = {give, regather};
     const int row = w && w->layout.kind == TSH_SHARDED && w->layout.dim == 1; /* row-parallel */
@@ -11520,7 +11514,7 @@ static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
         !tshi_rule_run(op, in, 3, &sequence, &output))
         return NULL;
     output.shape = tsh_shape_of(x);
-    output.shape.dim[x->ndim - 1] = w->dim[0]; /* (.., out) */
+    output.shape.dim[x->ndim - 1] = w->dim[0]; /* shape (.., out) */
     out = tshi_tensor_out(ctx, "tsh_linear", tshi_tensor_promote(in, b ? 3 : 2), &output.shape,
                           &output.layout);
     if (!out) return NULL;
@@ -11545,22 +11539,22 @@ TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
  * (-1: on another rank, or padding); then, if by_count is 1, how often each id occurs. */
 typedef struct tshi_lookup {
     int64_t count, width; /* number of local ids; local columns of W */
-    int by_count, sparse; /* 1: scale_grad_by_freq; 1: the gradient is row-sparse */
+    int by_count, sparse; /* 1 if the option is on: scale_grad_by_freq; sparse */
 } tshi_lookup;
 
 /* A tshi_team_fn: computes the columns [from, to) of dW. Adds in the order of the ids. */
 static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t to) {
     const tshi_shared *work = (const tshi_shared *)job;
     const tshi_lookup *lookup = (const tshi_lookup *)work->node->params;
-    const tsh_real *g = tshi_tape_grad(work->node);                       /* (count, width) */
-    const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux); /* of each id */
+    const tsh_real *g = tshi_tape_grad(work->node);                       /* shape (count, width) */
+    const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux); /* row of each id */
     const int64_t *times = row + lookup->count, *stride = work->dest.stride;
     tshi_backward_params p = {1, 1}; /* dW += c g */
-    tshi_operand x[3];               /* a row of dW; its contribution, twice */
+    tshi_operand x[3]; /* operands: a row of dW; the gradient of the id's output, twice */
     int64_t i;
     (void)piece;
     for (i = 0; i < lookup->count; i++, g += lookup->width) {
-        if (row[i] < 0) continue; /* another rank's, or padding */
+        if (row[i] < 0) continue; /* row of another rank, or padding */
         if (lookup->by_count) p.c = 1 / (double)times[i];
         x[0] = tshi_kernel_reals(work->dest.data + row[i] * stride[0] + from * stride[1],
                                  stride[1]);
@@ -11573,20 +11567,20 @@ static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t t
 static void tshi_embedding_backward(tshi_node *node) {
     const tshi_lookup *lookup = (const tshi_lookup *)node->params;
     const int64_t *row = (const int64_t *)tshi_mem_data(node->aux);
-    int32_t *marks = NULL; /* rows with a gradient; NULL: not row-sparse */
+    int32_t *marks = NULL; /* 1: the row has a gradient; NULL: dW is not row-sparse */
     tshi_shared work;
     int64_t i;
     if (!(lookup->sparse ? tshi_tape_dest_rows(node, 1, &work.dest, &marks)
                          : tshi_tape_dest_zeroed(node, 1, &work.dest)))
         return;
     for (i = 0; i < lookup->count && marks; i++)
-        if (row[i] >= 0) marks[row[i]] = 1; /* row-sparse: this row is not 0 */
+        if (row[i] >= 0) marks[row[i]] = 1; /* dW is row-sparse: this row is not 0 */
     work.node = node;
     tshi_team_run(tshi_kernel_parts(node->out->ctx, lookup->width, lookup->count), lookup->width,
                   16, tshi_embedding_columns, &work);
 }
 
-/* Checks the options for a weight of `rows` rows. op: the function's name. Returns 0 after an
+/* Checks the options for a weight of `rows` rows. Returns 0 after an error. op: named in the
  * error. */
 static int tshi_embedding_options(tsh_ctx *ctx, const char *op, const tsh_lookup_desc *desc,
                                   int64_t rows) {
@@ -11613,7 +11607,7 @@ static int tshi_embedding_rows(const tsh_tensor *ids, const tsh_tensor *w, const
             return tsh_fail(w->ctx, TSH_ERR_ARGUMENT,
                             "tsh_embedding: id %lld at position %lld is outside [0, %lld)",
                             (long long)id, (long long)i, (long long)w->dim[0]) == TSH_OK;
-        row[i] = tshi_tensor_local(w, 0, id); /* or -1 */
+        row[i] = tshi_tensor_local(w, 0, id); /* -1: on another rank */
     }
     return 1;
 }
@@ -11626,7 +11620,7 @@ static double tshi_embedding_measure(const tsh_tensor *w, int64_t row, double p)
     for (j = 0; j < w->local[1]; j++) {
         v = fabs(tshi_dtype_get(w->dtype, values, row * w->stride[0] + j * w->stride[1]));
         if (p > DBL_MAX)
-            sum = v > sum || v != v ? v : sum; /* or NaN */
+            sum = v > sum || v != v ? v : sum; /* stays NaN once it is NaN */
         else
             sum += p > 2 || p < 2 ? pow(v, p) : v * v;
     }
@@ -11638,7 +11632,7 @@ static double tshi_embedding_measure(const tsh_tensor *w, int64_t row, double p)
  * first reduced over dp, as all replicas must change the same rows. */
 static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_lookup_desc *desc) {
     tsh_ctx *ctx = w->ctx;
-    double p = desc->norm_type > 0 ? desc->norm_type : 2, *norm; /* norm: of each row used */
+    double p = desc->norm_type > 0 ? desc->norm_type : 2, *norm; /* norm: one per row used */
     void *values = tshi_tensor_at(w);
     int64_t r, j, n = 0; /* n: number of rows looked up */
     tshi_block *block;
@@ -11675,25 +11669,25 @@ static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_look
 static void tshi_embedding_prepare(const tsh_tensor *ids, tsh_tensor *w,
                                    const tsh_lookup_desc *desc, int64_t *row) {
     tsh_ctx *ctx = w->ctx;
-    int64_t i, *counts, count = tsh_local_numel(ids); /* counts: of each local row */
+    int64_t i, *counts, count = tsh_local_numel(ids); /* counts: one per local row */
     tshi_block *block;
     if (!desc->scale_grad_by_freq && !(desc->max_norm > 0)) return;
     block = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)w->local[0] * sizeof *counts);
     if (!block) return;
     counts = (int64_t *)tshi_mem_data(block);
-    memset(counts, 0, (size_t)w->local[0] * sizeof *counts); /* (local V) */
+    memset(counts, 0, (size_t)w->local[0] * sizeof *counts); /* shape (local V) */
     for (i = 0; i < count; i++)
         if (row[i] >= 0) counts[row[i]]++;
     if (ids->layout.kind == TSH_SHARDED && ctx->tp.size > 1)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, counts, w->local[0], TSH_I64, TSH_SUM),
                               "tsh_embedding: all-reduce of the counts of ids");
     for (i = 0; i < count && desc->scale_grad_by_freq; i++)
-        row[count + i] = row[i] < 0 ? 1 : counts[row[i]]; /* another rank's row: any number but 0 */
+        row[count + i] = row[i] < 0 ? 1 : counts[row[i]]; /* 1: not used */
     if (desc->max_norm > 0) tshi_embedding_renorm(w, counts, desc);
     tshi_mem_release(ctx, block);
 }
 
-/* Writes row[i] of W to out_i, or zeros if row[i] is -1. */
+/* Copies row row[i] of W to out_i; out_i is 0 if row[i] is -1. */
 static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *lookup,
                                    const int64_t *row, tsh_tensor *out) {
     tshi_operand x[2]; /* a row of the output, and one of the weight */
@@ -11728,12 +11722,12 @@ static int tshi_embedding_check(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup
            tshi_embedding_options(w->ctx, "tsh_embedding", desc, w->dim[0]);
 }
 
-/* Looks up the rows of all ids into out. Then sets row[] to -1 for the id of padding, which gets no
+/* Looks up all ids into out. Then row[] becomes -1 for the id of padding, which gets no
  * gradient. */
 static void tshi_embedding_run(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc,
                                const tshi_lookup *lookup, int64_t *row, tsh_tensor *out) {
     tshi_block *scratch;
-    const void *values = tshi_kernel_packed(ids, &scratch); /* (count) */
+    const void *values = tshi_kernel_packed(ids, &scratch); /* shape (count) */
     int64_t i, padding = desc->padding_idx + (desc->padding_idx < 0 ? w->dim[0] : 0);
     if (!values) return;
     if (tshi_embedding_rows(ids, w, values, row)) {
@@ -11751,17 +11745,17 @@ static const tshi_op tshi_embedding_op = {
 TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc) {
     static const tsh_lookup_desc usual = {0, 0, 0, 0, 0, 0}; /* no options */
     const tshi_op *op = &tshi_embedding_op;
-    tsh_tensor *in[] = {ids, w}, *out; /* (..), (V, D); (.., D) */
+    tsh_tensor *in[] = {ids, w}, *out; /* shapes (..), (V, D); (.., D) */
     tsh_ctx *ctx = tshi_tensor_check("tsh_embedding", in, 2);
     tshi_output output;
-    tshi_block *aux; /* see tshi_lookup */
+    tshi_block *aux; /* local rows and counts: see tshi_lookup */
     tshi_lookup lookup;
     if (!desc) desc = &usual;
     if (!ctx || !tshi_tensor_check_floating("tsh_embedding", &w, 1)) return NULL;
     if (!tshi_embedding_check(ids, w, desc) || !tshi_rule_run(op, in, 2, NULL, &output))
         return NULL;
     output.shape = tsh_shape_of(ids);
-    output.shape.dim[output.shape.ndim++] = w->dim[1]; /* (.., D) */
+    output.shape.dim[output.shape.ndim++] = w->dim[1]; /* shape (.., D) */
     lookup.count = tsh_local_numel(ids);
     lookup.width = w->local[1];
     lookup.by_count = desc->scale_grad_by_freq != 0;
@@ -11782,14 +11776,14 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* Each row of d features (the last dimension) on its own, with xh = (x - mean) rstd, h = dy w:
+/* Normalises each row of d features (the last dimension). With xh = (x - mean) rstd and h = dy w:
  *
  *     rstd = 1 / sqrt(mean((x - mean)^2) + eps),   y = w xh + b
  *     dx = (h - mean(h) - xh mean(h xh)) rstd,     dw += dy xh,   db += dy
  *
  * RMS norm (about_zero 1) is the same with 0 for mean and mean(h), and without b. Forward stores
- * mean and rstd of each row for backward: stats (rows, 2). A sum over a row has TSHI_BLOCK lanes,
- * which tshi_kernel_fold adds up at the end of the row. */
+ * mean and rstd of each row for backward: stats (rows, 2). A sum over a row is kept as TSHI_BLOCK
+ * partial sums, `lane`, which tshi_kernel_fold adds up at the end of the row. */
 
 /* Adds TSHI_BLOCK values v = x - c to lane[0 ...], and v^2 to lane[TSHI_BLOCK ...]. */
 TSHI_INLINE void tshi_norm_moments_step(tsh_real *lane, const tsh_real *x, tsh_real c) {
@@ -11801,29 +11795,29 @@ TSHI_INLINE void tshi_norm_moments_step(tsh_real *lane, const tsh_real *x, tsh_r
     }
 }
 
-/* Writes stats[0] = the mean of a row of n values (0 if centred is 0) and stats[1] = the mean of (x
- * - stats[0])^2, in one pass about c, the mean of the first block (Chan, Golub & LeVeque 1983). The
- * rounding error grows by the factor 1 + (mean - c)^2 / variance; if that is above 17, a second
- * pass takes the mean itself for c. */
+/* Writes the mean of a row of n values (0 if centred is 0) to stats[0], and the mean square of
+ * their distance from stats[0] to stats[1], in one pass about c, the mean of the first block (Chan,
+ * Golub & LeVeque 1983). The rounding error grows by the factor 1 + (mean - c)^2 / variance; if
+ * that is above 17, a second pass takes the mean itself for c. */
 TSHI_INLINE void tshi_norm_moments(const tsh_real *x, int64_t n, int centred, tsh_real *stats) {
     const int64_t first = tshi_base_min(n, TSHI_BLOCK); /* length of the first block */
     tsh_real lane[2 * TSHI_BLOCK], pad[TSHI_BLOCK], c = 0, shift, square;
     int64_t e;
     int pass;
     tshi_kernel_pad(x, first, 0, pad);
-    if (centred) c = tshi_kernel_fold(pad) / TSHI_R(first); /* about_zero: c stays 0 */
+    if (centred) c = tshi_kernel_fold(pad) / TSHI_R(first); /* if not centred, c stays 0 */
     for (pass = 0; pass < 2; pass++) {
         memset(lane, 0, sizeof lane);
         for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_norm_moments_step(lane, x + e, c);
         if (e < n) {
-            tshi_kernel_pad(x + e, n - e, c, pad); /* c: adds 0 to both sums */
+            tshi_kernel_pad(x + e, n - e, c, pad); /* padding with c adds 0 to both sums */
             tshi_norm_moments_step(lane, pad, c);
         }
         shift = centred ? tshi_kernel_fold(lane) / TSHI_R(n) : 0; /* mean - c */
         square = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(n) - shift * shift;
         stats[0] = c += shift;
-        stats[1] = square < 0 ? 0 : square;         /* below 0 by rounding */
-        if (!(shift * shift > 16 * square)) return; /* accurate enough */
+        stats[1] = square < 0 ? 0 : square;         /* below 0 only by rounding */
+        if (!(shift * shift > 16 * square)) return; /* accurate enough: no second pass */
     }
 }
 
@@ -11831,7 +11825,7 @@ TSHI_INLINE void tshi_norm_moments(const tsh_real *x, int64_t n, int centred, ts
 TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w, const tsh_real *b,
                                const tsh_real *stats, int64_t n) {
     const tsh_real mean = stats[0], rstd = stats[1], *xs, *ws, *bs;
-    tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK]; /* pad: a short last block */
+    tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK]; /* pad: the short last block of x, w, b */
     int64_t e;
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
@@ -11855,15 +11849,14 @@ typedef struct tshi_norm {
     int add;        /* backward: 1: dx += ..., 0: dx = ... */
 } tshi_norm;
 
-/* Forward kernel of n rows. Writes y (n, d) and stats (n, 2) from x (n, d), w (d) and b (d) or
- * NULL. */
+/* Forward kernel of n rows: y (n, d) and stats (n, 2) from x (n, d), w (d) and b (d) or NULL. */
 enum { TSHI_NORM_Y, TSHI_NORM_X, TSHI_NORM_W, TSHI_NORM_B, TSHI_NORM_STATS, TSHI_NORM_OPERANDS };
 TSHI_INLINE void tshi_norm_rows_body(int64_t n, const tshi_operand *operand, const tshi_norm *p) {
     const tshi_operand *from = &operand[TSHI_NORM_X], *to = &operand[TSHI_NORM_Y];
-    const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_W].data; /* (d) */
-    const tsh_real *b = (const tsh_real *)operand[TSHI_NORM_B].data; /* (d) or NULL */
+    const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_W].data; /* shape (d) */
+    const tsh_real *b = (const tsh_real *)operand[TSHI_NORM_B].data; /* shape (d) or NULL */
     tsh_real *y = (tsh_real *)to->data, *stats = (tsh_real *)operand[TSHI_NORM_STATS].data;
-    const tsh_real *x = (const tsh_real *)from->data; /* (n, d) */
+    const tsh_real *x = (const tsh_real *)from->data; /* shape (n, d) */
     int64_t r;
     for (r = 0; r < n; r++, x += from->step, y += to->step, stats += 2) {
         tshi_norm_moments(x, p->d, !p->about_zero, stats);
@@ -11903,7 +11896,7 @@ TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_r
                                     const tsh_real *dy, const tsh_real *stats,
                                     const tsh_real *means, int64_t n, int add) {
     const tsh_real mean = stats[0], rstd = stats[1], a = means[0], b = means[1], *xs, *ws, *gs;
-    tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK]; /* pad: a short last block */
+    tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK]; /* pad: the short last block of x, w, dy */
     int64_t e;
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
@@ -11921,14 +11914,14 @@ TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_r
 enum { TSHI_NORM_DX = TSHI_NORM_Y, TSHI_NORM_DY = TSHI_NORM_B, TSHI_NORM_DW = TSHI_NORM_OPERANDS };
 enum { TSHI_NORM_DB = TSHI_NORM_DW + 1, TSHI_NORM_GRAD_OPERANDS };
 TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, const tshi_norm *p) {
-    tsh_real *dx = (tsh_real *)operand[TSHI_NORM_DX].data;                   /* (n, d) */
-    tsh_real *dw = (tsh_real *)operand[TSHI_NORM_DW].data;                   /* (d) */
-    tsh_real *db = (tsh_real *)operand[TSHI_NORM_DB].data;                   /* (d) */
-    const tsh_real *x = (const tsh_real *)operand[TSHI_NORM_X].data;         /* (n, d) */
-    const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_W].data;         /* (d) */
-    const tsh_real *dy = (const tsh_real *)operand[TSHI_NORM_DY].data;       /* (n, d) */
-    const tsh_real *stats = (const tsh_real *)operand[TSHI_NORM_STATS].data; /* (n, 2) */
-    tsh_real lane[2 * TSHI_BLOCK], means[2] = {0, 0}, pad[3][TSHI_BLOCK];    /* means: of h, h xh */
+    tsh_real *dx = (tsh_real *)operand[TSHI_NORM_DX].data;                   /* shape (n, d) */
+    tsh_real *dw = (tsh_real *)operand[TSHI_NORM_DW].data;                   /* shape (d) */
+    tsh_real *db = (tsh_real *)operand[TSHI_NORM_DB].data;                   /* shape (d) */
+    const tsh_real *x = (const tsh_real *)operand[TSHI_NORM_X].data;         /* shape (n, d) */
+    const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_W].data;         /* shape (d) */
+    const tsh_real *dy = (const tsh_real *)operand[TSHI_NORM_DY].data;       /* shape (n, d) */
+    const tsh_real *stats = (const tsh_real *)operand[TSHI_NORM_STATS].data; /* shape (n, 2) */
+    tsh_real lane[2 * TSHI_BLOCK], means[2] = {0, 0}, pad[3][TSHI_BLOCK]; /* means: of h; of h xh */
     const int64_t d = p->d;
     int64_t r, e;
     for (r = 0; r < n; r++) {
@@ -11937,14 +11930,14 @@ TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, con
             memset(lane, 0, sizeof lane);
             for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK)
                 tshi_norm_step(lane, x + e, w + e, dy + e, stats);
-            if (e < d) { /* a short last block */
+            if (e < d) { /* the short last block */
                 tshi_kernel_pad(x + e, d - e, stats[0], pad[0]);
                 tshi_kernel_pad(w + e, d - e, 0, pad[1]);
                 tshi_kernel_pad(dy + e, d - e, 0, pad[2]);
                 tshi_norm_step(lane, pad[0], pad[1], pad[2], stats);
             }
-            if (!p->about_zero) means[0] = tshi_kernel_fold(lane) / TSHI_R(d); /* of h */
-            means[1] = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(d);        /* of h xh */
+            if (!p->about_zero) means[0] = tshi_kernel_fold(lane) / TSHI_R(d); /* mean of h */
+            means[1] = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(d);        /* mean of h xh */
             tshi_norm_grad_row(dx, x, w, dy, stats, means, d, p->add);
             dx += operand[TSHI_NORM_DX].step;
         }
@@ -11963,10 +11956,10 @@ static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
     int i;
     (void)piece;
     memcpy(x, all->x, sizeof x);
-    x[TSHI_NORM_DX].data = NULL; /* not here */
+    x[TSHI_NORM_DX].data = NULL; /* this pass skips dx */
     for (i = 0; i < TSHI_NORM_GRAD_OPERANDS; i++)
         if (i != TSHI_NORM_STATS) tshi_kernel_move(&x[i], from);
-    part.d = to - from; /* the piece has so many columns */
+    part.d = to - from; /* number of columns of this piece */
     all->kernel(all->count, x, &part);
 }
 
@@ -11978,23 +11971,23 @@ static void tshi_norm_grads(tshi_rows *work, int64_t d, int pieces) {
         tshi_kernel_do_rows(work, 0, 0, work->count);
         return;
     }
-    work->x[TSHI_NORM_DW].data = NULL; /* now only dx */
+    work->x[TSHI_NORM_DW].data = NULL; /* first pass: only dx */
     if (work->x[TSHI_NORM_DX].data)
         tshi_team_run(pieces, work->count, 1, tshi_kernel_do_rows, work);
-    work->x[TSHI_NORM_DW].data = dw; /* now only dw and db */
+    work->x[TSHI_NORM_DW].data = dw; /* second pass: dw and db */
     if (dw) tshi_team_run(pieces, d, 16, tshi_norm_columns, work);
 }
 
 /* dx, dw and db of both norms, each only if its input requires a gradient. */
 static void tshi_norm_backward(tshi_node *node) {
-    tsh_tensor *x = node->in[0], *out = node->out; /* x and out: (.., d) */
+    tsh_tensor *x = node->in[0], *out = node->out; /* shape (.., d) */
     tsh_ctx *ctx = out->ctx;
     tshi_norm p = *(const tshi_norm *)node->params;
     const int64_t d = p.d, one = 1;           /* one: the stride of dw and db */
     int64_t rows, step, stride[TSH_MAX_DIMS]; /* step: elements from row to row of x */
     int i, needed[3], pieces = tshi_kernel_parts(ctx, d ? tsh_local_numel(x) / d : 0, d);
     tshi_block *two = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * d)), *saved[2];
-    tsh_real *dw, *values[2]; /* dw and db: (2, d); x (rows, d), w (d) */
+    tsh_real *dw, *values[2]; /* shapes: dw with db (2, d); x (rows, d), w (d) */
     tshi_dest dest[3];        /* of dx, dw, db */
     tshi_rows work;
     if (!two) return;
@@ -12006,12 +11999,12 @@ static void tshi_norm_backward(tshi_node *node) {
     (void)tshi_kernel_rows(x, &rows, &step);
     work = tshi_kernel_rows_job(tshi_norm_grad[ctx->isa], rows, &p);
     work.x[TSHI_NORM_DX] = tshi_kernel_reals(needed[0] ? dest[0].data : NULL, step);
-    work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], saved[0] ? d : step); /* (rows, d) */
-    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);                   /* (d) */
-    work.x[TSHI_NORM_DY] = tshi_kernel_reals(tshi_tape_grad(node), d);       /* (rows, d) */
+    work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], saved[0] ? d : step); /* shape (rows, d) */
+    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);                   /* shape (d) */
+    work.x[TSHI_NORM_DY] = tshi_kernel_reals(tshi_tape_grad(node), d);       /* shape (rows, d) */
     work.x[TSHI_NORM_STATS] = tshi_kernel_reals((const tsh_real *)tshi_mem_data(node->aux), 2);
-    work.x[TSHI_NORM_DW] = tshi_kernel_reals(needed[1] || needed[2] ? dw : NULL, 0); /* (d) */
-    work.x[TSHI_NORM_DB] = tshi_kernel_reals(dw + d, 0);                             /* (d) */
+    work.x[TSHI_NORM_DW] = tshi_kernel_reals(needed[1] || needed[2] ? dw : NULL, 0); /* shape (d) */
+    work.x[TSHI_NORM_DB] = tshi_kernel_reals(dw + d, 0);                             /* shape (d) */
     if (values[0] && values[1]) tshi_norm_grads(&work, d, pieces);
     for (i = 1; i < 3; i++)
         if (needed[i]) tshi_tape_accumulate(node->in[i], &dest[i], i == 1 ? dw : dw + d, &one);
@@ -12044,10 +12037,10 @@ static int tshi_norm_inputs(const char *op, tsh_tensor **in) {
     return 1;
 }
 
-/* tsh_layer_norm, or if about_zero is 1 tsh_rms_norm. op: which of the two is recorded. */
+/* Runs tsh_layer_norm or, if about_zero is 1, tsh_rms_norm. op: which of the two is recorded. */
 static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor *weight,
                                    tsh_tensor *bias, double eps, int about_zero) {
-    tsh_tensor *in[] = {x, weight, bias}, *out; /* (.., d), (d), (d) or NULL; (.., d) */
+    tsh_tensor *in[] = {x, weight, bias}, *out; /* shapes (.., d), (d), (d) or NULL; (.., d) */
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, in, bias ? 3 : 2);
     tshi_norm p = {0, eps, about_zero, 0}; /* p.d is set below */
     tshi_output output;
@@ -12069,10 +12062,10 @@ static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor 
     for (i = 0; i < 3; i++)
         if (in[i]) values[i] = tshi_kernel_reals_of(in[i], stride, &scratch[i]);
     work = tshi_kernel_rows_job(tshi_norm_rows[ctx->isa], rows, &p);
-    work.x[TSHI_NORM_Y] = tshi_kernel_reals(y, p.d);                             /* (rows, d) */
+    work.x[TSHI_NORM_Y] = tshi_kernel_reals(y, p.d); /* shape (rows, d) */
     work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], scratch[0] ? p.d : step); /* (rows, d) */
-    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);                       /* (d) */
-    work.x[TSHI_NORM_B] = tshi_kernel_reals(values[2], 0);                       /* (d) or NULL */
+    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);                       /* shape (d) */
+    work.x[TSHI_NORM_B] = tshi_kernel_reals(values[2], 0); /* shape (d) or NULL */
     work.x[TSHI_NORM_STATS] = tshi_kernel_reals((tsh_real *)tshi_mem_data(stats), 2);
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &work, p.d);
     for (i = 0; i < 3; i++) tshi_mem_release(ctx, scratch[i]);
@@ -12118,16 +12111,16 @@ typedef struct tshi_rope {
  * position: `pairs` cosines, then as many sines. */
 TSHI_INLINE void tshi_rope_pairs_body(int64_t n, const tshi_operand *operand,
                                       const tshi_rope *rope) {
-    tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data;
+    tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data; /* from the a of the first pair on */
     const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data;
     const tsh_real *TSHI_RESTRICT table = (const tsh_real *)operand[2].data;
     const int64_t sy = operand[0].step, sx = operand[1].step, step = operand[2].step;
     const int64_t gap_x = rope->gap_x, gap_y = rope->gap_y, pairs = rope->pairs;
-    const tsh_real sign = TSHI_R(rope->sign);
+    const tsh_real sign = TSHI_R(rope->sign); /* of the angle */
     const int add = rope->add;
     int64_t i;
     TSHI_EACH for (i = 0; i < n; i++) {
-        const tsh_real a = x[i * sx], b = x[i * sx + gap_x];
+        const tsh_real a = x[i * sx], b = x[i * sx + gap_x]; /* a pair of x */
         const tsh_real cosine = table[i * step], sine = sign * table[i * step + pairs];
         const tsh_real first = a * cosine - b * sine, second = b * cosine + a * sine;
         y[i * sy] = add ? y[i * sy] + first : first;
@@ -12151,7 +12144,7 @@ static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_bl
     memcpy(stride[1], sx, sizeof *stride);
     stride[0][last] *= rope->next;
     stride[1][last] *= rope->next;
-    stride[2][last - 1] = 2 * rope->pairs; /* a row per position */
+    stride[2][last - 1] = 2 * rope->pairs; /* one row of the table per position */
     stride[2][last] = 1;
     part.dim[last] = part.local[last] = rope->pairs;
     tshi_kernel_space(&loop, &part);
@@ -12222,9 +12215,9 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_rope", &x, 1);
     const tshi_op *op = &tshi_rope_op;
     tshi_output output;
-    tshi_rope rope = {0, 0, 0, 1, 0, 0, 0}; /* sign 1 */
+    tshi_rope rope = {0, 0, 0, 1, 0, 0, 0}; /* sign is 1 */
     tshi_block *table, *scratch, *unrounded;
-    tsh_real *values, *y; /* x and y: (.., T, D) */
+    tsh_real *values, *y; /* x and y, shape (.., T, D) */
     int64_t stride[TSH_MAX_DIMS];
     tsh_tensor *out;
     if (!desc) desc = &usual;
@@ -12262,21 +12255,24 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
  * m and log l are stored apart: in their sum, log l would lose digits if m is large. Dropout masks
  * p and dO V^T by the global index of the score. A tile that the causal mask cuts is computed in
  * strips of TSHI_STRIP queries. Kernels compute whole blocks of TSHI_BLOCK values of a row.
- * Below, h is a head, i a query, j a key; tiles and strips have m queries and n keys. */
+ *
+ * tshi_attention_begin prepares what all heads share. On each thread, tshi_attention_piece goes
+ * through its heads, and tshi_attention_tiles calls a tshi_tile_fn for each tile of a head. Below,
+ * h is a head, i a query, j a key; a tile or strip has m queries and n keys. */
 enum { TSHI_TILE = 64, TSHI_STRIP = 16 };
 
 /* The options of a call, and the params of a node. */
 typedef struct tshi_attention {
     double scale;           /* of the scores */
-    int causal, dropout;    /* 1: query i sees keys up to i + tk - tq; 1: drop has a mask */
+    int causal, dropout;    /* 1: causal mask; 1: dropout is on */
     tshi_dropout drop;      /* draws the dropout mask */
     tsh_tensor *mask;       /* of tsh_real or i32; NULL: none */
     int64_t mask_stride[4]; /* over (B, H, Tq, Tk); 0 where the mask broadcasts */
 } tshi_attention;
 
-/* One head of one batch, and scratch of the thread that computes it: s, a tile of scores; t, the O
- * of a tile (forward), or a tile of dO V^T (backward); row, the m, then the l, of a tile's
- * queries. */
+/* One head of one batch, with scratch of the thread that computes it. s: a tile of scores. t: in
+ * forward a tile of O, in backward a tile of dO V^T. row: m, then l, of a tile's queries. In
+ * shapes, TILE is TSHI_TILE. */
 typedef struct tshi_head {
     tsh_ctx *ctx;
     const tshi_attention *more;   /* options */
@@ -12285,11 +12281,11 @@ typedef struct tshi_head {
     int64_t tq, tk, d;            /* queries, keys, features */
     uint64_t first;               /* global index of score (0, 0) of this head, for dropout */
     int64_t mask;                 /* offset of this head's mask, in elements */
-    const void *mask_values;      /* NULL: no mask */
-    tsh_real *max;                /* (tq): m of each query; -infinity if it sees no key */
-    tsh_real *log_sum;            /* (tq): log l of each query */
-    tsh_real *delta;              /* (tq): dO O of each query */
-    tsh_real *s, *t, *row;        /* (TILE, TILE); (TILE, d) or (TILE, TILE); (2, TILE) */
+    const void *mask_values;      /* values of the mask, or NULL */
+    tsh_real *max;                /* shape (tq): m of each query; -infinity if it sees no key */
+    tsh_real *log_sum;            /* shape (tq): log l of each query */
+    tsh_real *delta;              /* shape (tq): dO O of each query */
+    tsh_real *s, *t, *row;        /* shapes (TILE, TILE), (TILE, d or TILE), (2, TILE) */
     char *scratch;                /* for tshi_matmul_alone */
 } tshi_head;
 
@@ -12319,8 +12315,8 @@ static void tshi_attention_masked(const tshi_head *h, int64_t i, int64_t m, int6
     const int64_t *stride = h->more->mask_stride;
     for (int64_t r = 0; r < m; r++)
         for (int64_t c = 0; c < n; c++) {
-            int64_t at = h->mask + (i + r) * stride[2] + (j + c) * stride[3]; /* in the mask */
-            tsh_real *s = h->s + r * TSHI_TILE + c;                           /* the score */
+            int64_t at = h->mask + (i + r) * stride[2] + (j + c) * stride[3];
+            tsh_real *s = h->s + r * TSHI_TILE + c; /* the score */
             if (tshi_dtypes[mask->dtype].floating)
                 *s += ((const tsh_real *)values)[at];
             else if (!((const int32_t *)values)[at])
@@ -12340,7 +12336,7 @@ static void tshi_attention_scores(const tshi_head *h, int64_t i, int64_t m, int6
 static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i, int64_t m,
                                    int64_t j, int64_t n) {
     tshi_dropout_run run;
-    int64_t r, visible; /* keys of the tile that row r sees */
+    int64_t r, visible; /* visible: keys of the tile that row r sees */
     run.isa = h->ctx->isa;
     run.mask = &h->more->drop;
     for (r = 0; r < m; r++) {
@@ -12351,14 +12347,14 @@ static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i
     }
 }
 
-/* A tile, for kernels. Row r sees the first visible + r each of its n columns (keys). */
+/* A tile, for kernels. Row r sees the first (visible + r * each) of the tile's n keys (columns). */
 typedef struct tshi_tile {
-    const tshi_head *h;
-    int64_t i;       /* query of row 0 */
-    int64_t n;       /* keys */
-    int64_t visible; /* keys that row 0 sees; negative: the first rows see none */
-    int64_t each;    /* 1 if causal: every row sees one key more than the row before */
-    int64_t d;       /* features of a head */
+    const tshi_head *h; /* the head that the tile belongs to */
+    int64_t i;          /* query of row 0 */
+    int64_t n;          /* keys */
+    int64_t visible;    /* keys that row 0 sees; negative: the first rows see none */
+    int64_t each;       /* 1 if causal: every row sees one key more than the row before */
+    int64_t d;          /* features of a head */
 } tshi_tile;
 
 /* Returns how many of the tile's keys row r sees, from 0 to n. */
@@ -12386,17 +12382,17 @@ TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n,
 enum { TSHI_ONLINE_X, TSHI_ONLINE_M, TSHI_ONLINE_L, TSHI_ONLINE_O, TSHI_ONLINE_OPERANDS };
 TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *operand,
                                             const tshi_tile *tile, int fused) {
-    tsh_real *x = (tsh_real *)operand[TSHI_ONLINE_X].data; /* (n, TSHI_TILE) */
-    tsh_real *m = (tsh_real *)operand[TSHI_ONLINE_M].data; /* (n) */
-    tsh_real *l = (tsh_real *)operand[TSHI_ONLINE_L].data; /* (n) */
-    tsh_real *o = (tsh_real *)operand[TSHI_ONLINE_O].data; /* (n, d) */
+    tsh_real *x = (tsh_real *)operand[TSHI_ONLINE_X].data; /* shape (n, TSHI_TILE) */
+    tsh_real *m = (tsh_real *)operand[TSHI_ONLINE_M].data; /* shape (n) */
+    tsh_real *l = (tsh_real *)operand[TSHI_ONLINE_L].data; /* shape (n) */
+    tsh_real *o = (tsh_real *)operand[TSHI_ONLINE_O].data; /* shape (n, d) */
     const int64_t d = tile->d, wide = tshi_base_ceil(tile->n, TSHI_BLOCK) * TSHI_BLOCK;
     int64_t r, c;
     for (r = 0; r < n; r++, x += TSHI_TILE, o += d) {
         const tsh_real old = m[r]; /* m before this tile */
         for (c = tshi_attention_row(tile, r); c < wide; c++) x[c] = -TSHI_R(INFINITY);
         m[r] = tshi_kernel_max(x, wide);
-        if (l[r] > 0 && old > m[r]) m[r] = old; /* l > 0: old is valid */
+        if (l[r] > 0 && old > m[r]) m[r] = old; /* l > 0: a key was seen before */
         if ((double)m[r] < -DBL_MAX) {          /* the mask excludes every key so far */
             for (c = 0; c < wide; c++) x[c] = 0;
             continue;
@@ -12417,14 +12413,14 @@ TSHI_KERNEL_FUSED(tshi_attention_online, tshi_tile);
 TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
                                             const tshi_tile *tile, int fused) {
     const tshi_head *h = tile->h;
-    const tsh_real *o = h->t, *m = h->row, *l = h->row + TSHI_TILE;  /* (n, d), (n), (n) */
+    const tsh_real *o = h->t, *m = h->row, *l = h->row + TSHI_TILE;  /* shapes (n, d), (n), (n) */
     tsh_real *to = tshi_gemm_at(h->o, tile->i, 0);                   /* O (n, d) */
     tsh_real back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK]; /* back: 1 / l */
     const int64_t d = tile->d, step = h->o.row;
     (void)none;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
-            const tsh_real sum = l[e + i] == 0 ? TSHI_R(1) : l[e + i]; /* no 1 / 0 */
+            const tsh_real sum = l[e + i] == 0 ? TSHI_R(1) : l[e + i]; /* avoids 1 / 0 */
             max[i] = l[e + i] == 0 ? -TSHI_R(INFINITY) : m[e + i];
             back[i] = TSHI_R(1) / sum;
             log_sum[i] = tshi_math_log(sum, fused);
@@ -12454,7 +12450,7 @@ typedef void (*tshi_tile_fn)(const tshi_head *h, int64_t i, int64_t r, int64_t m
 
 /* Calls fn for all keys that queries [i, i + m) see: for whole tiles, or for strips of a tile. */
 static void tshi_attention_tiles(const tshi_head *h, int64_t i, int64_t m, tshi_tile_fn fn) {
-    const int64_t last = tshi_attention_visible(h, i + m - 1); /* keys of the last query */
+    const int64_t last = tshi_attention_visible(h, i + m - 1); /* keys that the last query sees */
     int64_t j, r, n, rows, keys;                               /* rows, keys: size of a strip */
     for (j = 0; j < last; j += n) {
         n = tshi_base_min(TSHI_TILE, last - j);
@@ -12469,7 +12465,7 @@ static void tshi_attention_tiles(const tshi_head *h, int64_t i, int64_t m, tshi_
 /* A tshi_tile_fn: adds what these keys contribute to m, l and O of these queries. */
 static void tshi_attention_forward_tile(const tshi_head *h, int64_t i, int64_t r, int64_t m,
                                         int64_t j, int64_t n) {
-    tsh_real *o = h->t + r * h->d; /* (m, d) */
+    tsh_real *o = h->t + r * h->d; /* shape (m, d) */
     const tshi_tile tile = tshi_attention_tile_at(h, i + r, j, n);
     tshi_operand x[TSHI_ONLINE_OPERANDS];
     x[TSHI_ONLINE_X] = tshi_kernel_reals(h->s, TSHI_TILE);
@@ -12480,7 +12476,7 @@ static void tshi_attention_forward_tile(const tshi_head *h, int64_t i, int64_t r
     tshi_attention_online[h->ctx->isa](m, x, &tile);
     if (h->more->dropout) tshi_attention_dropout(h, h->s, i + r, m, j, n);
     tshi_attention_gemm(h, m, h->d, n, 1, tshi_attention_tile(h->s), tshi_gemm_from(h->v, j, 0),
-                        j > 0, tshi_gemm_matrix(o, h->d, 1)); /* the first keys overwrite o */
+                        j > 0, tshi_gemm_matrix(o, h->d, 1)); /* beta is 0 for the first keys */
 }
 
 /* Forward of a head: takes a tile of queries at a time through all its keys. */
@@ -12489,14 +12485,14 @@ static void tshi_attention_head_forward(const tshi_head *h) {
     for (i = 0; i < h->tq; i += m) {
         const tshi_tile tile = tshi_attention_tile_at(h, i, 0, h->tk);
         m = tshi_base_min(TSHI_TILE, h->tq - i);
-        memset(h->row, 0, 2 * TSHI_TILE * sizeof *h->row); /* m and l */
+        memset(h->row, 0, 2 * TSHI_TILE * sizeof *h->row); /* m = l = 0 */
         if (!tshi_attention_visible(h, i)) memset(h->t, 0, (size_t)(m * h->d) * sizeof *h->t);
         tshi_attention_tiles(h, i, m, tshi_attention_forward_tile);
         tshi_attention_finish[h->ctx->isa](m, NULL, &tile);
     }
 }
 
-/* delta = dO O, a dot product over d features, of each of n queries. */
+/* Computes delta = dO O, the dot product over d features, for each of n queries. */
 TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
                                            const tshi_head *h) {
     (void)none;
@@ -12536,7 +12532,7 @@ TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_tile);
 static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t r, int64_t m,
                                          int64_t j, int64_t n) {
     const tshi_matrix p = tshi_attention_tile(h->s), ds = tshi_attention_tile(h->t); /* (m, n) */
-    const tshi_matrix dout = tshi_gemm_from(h->dout, i + r, 0);                      /* (m, d) */
+    const tshi_matrix dout = tshi_gemm_from(h->dout, i + r, 0); /* shape (m, d) */
     const tshi_tile tile = tshi_attention_tile_at(h, i + r, j, n);
     i += r;
     tshi_attention_scores(h, i, m, j, n);
@@ -12582,16 +12578,16 @@ static int64_t tshi_attention_kv(const tsh_tensor *q, const tsh_tensor *k, int64
 
 /* What the threads of a rank share. Heads are divided into pieces, each with its own scratch. */
 typedef struct tshi_heads {
-    tshi_head head;                  /* what all heads have in common */
+    tshi_head head;                  /* what is the same for all heads */
     tsh_tensor *const *in;           /* q, k, v */
-    tsh_tensor *out;                 /* (B, H, Tq, D) */
+    tsh_tensor *out;                 /* shape (B, H, Tq, D) */
     tsh_real *value[4], *grad[4];    /* of q, k, v, out; grad NULL: forward, or not needed */
     int64_t stride[4][TSH_MAX_DIMS]; /* strides of the values */
-    tshi_block *converted[4];        /* values as tsh_real if they are not; or NULL */
-    tsh_real *stats;                 /* (local B, local H, 2, Tq): m, log l */
-    tsh_real *scratch;               /* of all pieces, `each` apart */
+    tshi_block *converted[4];        /* values converted to tsh_real, or NULL */
+    tsh_real *stats;                 /* shape (local B, local H, 2, Tq): m, log l */
+    tsh_real *scratch;               /* scratch of all pieces, `each` elements apart */
     size_t each, each_product;       /* scratch of a piece: elements; bytes for products */
-    int pieces;                      /* how many */
+    int pieces;                      /* number of pieces */
     int64_t first, groups;           /* local heads of k that are used: the first; how many */
     tshi_block *block;               /* holds scratch */
 } tshi_heads;
@@ -12601,6 +12597,7 @@ typedef struct tshi_heads {
 static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     const tsh_tensor *low = a->offset <= b->offset ? a : b, *high = low == a ? b : a;
     const int64_t *step = a->stride, distance = high->offset - low->offset;
+    /* low_end, high_end: from the first to the last element of a row with all its heads */
     const int64_t low_end = (low->local[1] - 1) * step[1] + (low->local[3] - 1) * step[3];
     const int64_t high_end = (high->local[1] - 1) * step[1] + (high->local[3] - 1) * step[3];
     if (a->base != b->base || !a->base->requires_grad) return 1;
@@ -12618,7 +12615,7 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
 static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
                                  const tshi_attention *more) {
     enum { MIN_WORK = 1 << 18 };       /* multiply-adds of Q K^T that are worth a thread */
-    tsh_tensor *q = in[0], *k = in[1]; /* (B, H, Tq, D), (B, Hkv, Tk, D) */
+    tsh_tensor *q = in[0], *k = in[1]; /* shapes (B, H, Tq, D), (B, Hkv, Tk, D) */
     tshi_head *h = &all->head;
     int64_t wide = q->dim[3] > TSHI_TILE ? q->dim[3] : (int64_t)TSHI_TILE, heads = q->local[1];
     memset(all, 0, sizeof *all);
@@ -12634,9 +12631,9 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     all->pieces = tshi_team_parts(q->ctx, q->local[0] * heads * h->tq * h->tk * h->d, MIN_WORK);
     all->pieces = (int)tshi_base_min(all->pieces, q->local[0] * all->groups);
     if (all->pieces < 1 || !tshi_attention_apart(q, k) || !tshi_attention_apart(q, in[2]))
-        all->pieces = 1; /* one thread: gradients overlap */
+        all->pieces = 1; /* too little work, or gradients that overlap */
     all->each = (size_t)(TSHI_TILE * TSHI_TILE + TSHI_TILE * wide + 2 * TSHI_TILE + h->tq);
-    all->each = (all->each + 15) / 16 * 16; /* whole cache lines */
+    all->each = (all->each + 15) / 16 * 16; /* a multiple of 16 elements */
     all->each_product = tshi_gemm_scratch(q->ctx->gemm_kernel, wide, wide, wide, wide, 1);
     all->each_product = (all->each_product + 63) / 64 * 64; /* whole cache lines */
     h->scratch = tshi_matmul_scratch(q->ctx, all->each_product * (size_t)all->pieces);
@@ -12654,17 +12651,17 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
     const int64_t batch = tshi_tensor_global(q, 0, b), head = tshi_tensor_global(q, 1, a);
     h->first = (uint64_t)((batch * q->dim[1] + head) * h->tq * h->tk);
     h->mask = batch * h->more->mask_stride[0] + head * h->more->mask_stride[1];
-    h->max = all->stats + 2 * (b * q->local[1] + a) * h->tq;           /* (tq) */
-    h->log_sum = h->max + h->tq;                                       /* (tq) */
-    h->q = tshi_attention_matrix(all->value[0], all->stride[0], b, a); /* (tq, d) */
-    h->k = tshi_attention_matrix(all->value[1], all->stride[1], b, c); /* (tk, d) */
-    h->v = tshi_attention_matrix(all->value[2], all->stride[2], b, c); /* (tk, d) */
-    h->o = tshi_attention_matrix(all->value[3], all->stride[3], b, a); /* (tq, d) */
+    h->max = all->stats + 2 * (b * q->local[1] + a) * h->tq;           /* shape (tq) */
+    h->log_sum = h->max + h->tq;                                       /* shape (tq) */
+    h->q = tshi_attention_matrix(all->value[0], all->stride[0], b, a); /* shape (tq, d) */
+    h->k = tshi_attention_matrix(all->value[1], all->stride[1], b, c); /* shape (tk, d) */
+    h->v = tshi_attention_matrix(all->value[2], all->stride[2], b, c); /* shape (tk, d) */
+    h->o = tshi_attention_matrix(all->value[3], all->stride[3], b, a); /* shape (tq, d) */
     if (!all->grad[3]) return;                                         /* forward */
-    h->dq = tshi_attention_matrix(all->grad[0], q->stride, b, a);      /* (tq, d) */
-    h->dk = tshi_attention_matrix(all->grad[1], k->stride, b, c);      /* (tk, d) */
-    h->dv = tshi_attention_matrix(all->grad[2], v->stride, b, c);      /* (tk, d) */
-    h->dout = tshi_attention_matrix(all->grad[3], out->stride, b, a);  /* (tq, d) */
+    h->dq = tshi_attention_matrix(all->grad[0], q->stride, b, a);      /* shape (tq, d) */
+    h->dk = tshi_attention_matrix(all->grad[1], k->stride, b, c);      /* shape (tk, d) */
+    h->dv = tshi_attention_matrix(all->grad[2], v->stride, b, c);      /* shape (tk, d) */
+    h->dout = tshi_attention_matrix(all->grad[3], out->stride, b, a);  /* shape (tq, d) */
 }
 
 /* A tshi_team_fn: computes [from, to) of the pairs of a batch and a head of k. One thread computes
@@ -12674,10 +12671,10 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
     const tsh_tensor *q = all->in[0];
     tshi_head h = all->head;
     int64_t a, wide = h.d > TSHI_TILE ? h.d : (int64_t)TSHI_TILE;
-    h.s = all->scratch + (size_t)piece * all->each; /* (TILE, TILE) */
-    h.t = h.s + TSHI_TILE * TSHI_TILE;              /* (TILE, wide) */
-    h.row = h.t + TSHI_TILE * wide;                 /* (2, TILE) */
-    h.delta = h.row + 2 * TSHI_TILE;                /* (tq) */
+    h.s = all->scratch + (size_t)piece * all->each; /* shape (TILE, TILE) */
+    h.t = h.s + TSHI_TILE * TSHI_TILE;              /* shape (TILE, wide) */
+    h.row = h.t + TSHI_TILE * wide;                 /* shape (2, TILE) */
+    h.delta = h.row + 2 * TSHI_TILE;                /* shape (tq) */
     h.scratch += (size_t)piece * all->each_product;
     for (; from < to; from++)
         for (a = 0; a < q->local[1]; a++) {
@@ -12711,7 +12708,7 @@ static void tshi_attention_backward(tshi_node *node) {
     }
     all.value[3] = tshi_tape_saved_reals(node, 4, all.stride[3], &all.converted[3]);
     all.grad[3] = tshi_tape_grad(node);               /* dO (B, H, Tq, D) */
-    all.stats = (tsh_real *)tshi_mem_data(node->aux); /* (local B, local H, 2, Tq) */
+    all.stats = (tsh_real *)tshi_mem_data(node->aux); /* shape (local B, local H, 2, Tq) */
     tshi_attention_run(&all);
 }
 
@@ -12719,7 +12716,7 @@ static void tshi_attention_backward(tshi_node *node) {
 static int tshi_attention_shapes(tsh_tensor *const *in) {
     tsh_tensor *q = in[0], *k = in[1];
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
-    int d, fits = q->ndim == 4 && k->ndim == 4 && in[2]->ndim == 4; /* d: dimension */
+    int d, fits = q->ndim == 4 && k->ndim == 4 && in[2]->ndim == 4;
     for (d = 0; d < 4 && fits; d++)
         fits = k->dim[d] == in[2]->dim[d] && (d == 1 || d == 2 || q->dim[d] == k->dim[d]);
     if (!fits)
@@ -12750,7 +12747,7 @@ static int tshi_attention_holds(tsh_tensor *const *in, tsh_tensor *t) {
 static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in, int64_t keys,
                                     tsh_tensor *mask) {
     char text[TSHI_TEXT_SIZE], sizes[TSHI_TEXT_SIZE];
-    int64_t dim[4]; /* (B, H, Tq, keys) */
+    int64_t dim[4]; /* shape (B, H, Tq, keys) */
     int d, fits = mask->ndim <= 4 && mask->layout.kind == TSH_REPLICATED;
     if (!tshi_attention_holds(in, mask)) return 0;
     memcpy(dim, in[0]->dim, sizeof dim);
@@ -12793,7 +12790,7 @@ static int tshi_attention_fits_cache(tsh_tensor *const *in, const tsh_tensor *x,
 static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_desc *desc,
                                   tshi_attention *more) {
     tsh_ctx *ctx = in[0]->ctx;
-    int64_t keys = in[1]->dim[2]; /* new keys, then all */
+    int64_t keys = in[1]->dim[2]; /* new keys; below, with those in the cache */
     memset(more, 0, sizeof *more);
     more->scale = 1 / sqrt((double)(in[0]->dim[3] ? in[0]->dim[3] : 1));
     if (!desc) return 1;
@@ -12844,7 +12841,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_attention", in, 3);
     tshi_output output;
     tshi_attention more;
-    tshi_block *aux, *unrounded; /* m and log l; O if out is not of tsh_real */
+    tshi_block *aux, *unrounded; /* m and log l; O as tsh_real if out has another dtype */
     tshi_heads all;
     if (!ctx || !tshi_attention_shapes(in) || !tshi_rule_run(op, in, 3, NULL, &output) ||
         !tshi_attention_options(in, desc, &more))
@@ -12872,7 +12869,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     all.stats = (tsh_real *)tshi_mem_data(aux);
     tshi_attention_run(&all);
     tshi_kernel_output_done(out, unrounded);
-    in[3] = more.mask; /* saved for backward */
+    in[3] = more.mask; /* the node saves the mask */
     tshi_map_record(op, out, in, 4, output.partial, &more, sizeof more, aux);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
@@ -12896,26 +12893,27 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
  *   dx_ic = g_i (e^(x_ic - m_i - log S_i) (a_i + 2 z (m_i + log S_i))
  *                - (1 - e) w_c t_ic - e / V_i w_c), no collective
  * A class with logit -inf is padding: it does not count in V, is not smoothed, and has gradient 0.
- * m_i and log S_i are added only for the z-loss: log S_i would lose digits if m_i is large. */
+ * m_i and log S_i are added only for the z-loss: log S_i would lose digits if m_i is large.
+ * Forward: tshi_loss_plan decides which sums are needed, tshi_loss_targets finds the local class of
+ * each row, tshi_loss_rows computes sums and row losses, tshi_loss_reduce their mean or sum. */
 enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 }; /* values of local[] below */
 enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W, TSHI_LOSS_TERMS };
-enum { TSHI_LOSS_SUMS = 1 + TSHI_LOSS_TERMS, TSHI_LOSS_KEPT = 5 }; /* sums; reals kept per row */
+enum { TSHI_LOSS_SUMS = 1 + TSHI_LOSS_TERMS, TSHI_LOSS_KEPT = 5 }; /* per row: sums; reals kept */
 
 /* A call of tsh_cross_entropy, and the params of the node. Arrays have an entry per local row. */
 typedef struct tshi_loss {
     tsh_cross_entropy_desc desc; /* options of the call */
-    int64_t rows, classes, step; /* local; elements between rows of the logits */
+    int64_t rows, classes, step; /* local sizes; elements between rows of the logits */
     int probs;                   /* 1: the target is probabilities */
     int cut;                     /* 1: classes are sharded over several ranks */
-    /* The sums are one array (sums, rows): S is sums[0], B is sums[1], then the terms that are
-     * needed. */
-    int sums, at[TSHI_LOSS_TERMS]; /* how many; index of each term, 0: not needed */
+    /* The sums are one array (sums, rows): first S, then B, then the terms that are needed. */
+    int sums, at[TSHI_LOSS_TERMS]; /* number of sums; index of each term, 0: not needed */
     double divisor;                /* of the sum of the losses */
     /* What backward reads, in the node's aux: */
     int64_t *local;          /* local index of the class y, or TSHI_TARGET_... */
-    tsh_real *max, *log_sum; /* m; log S */
-    tsh_real *own, *uniform; /* A; e / V */
-    tsh_real *scale;         /* factor of the softmax: a + 2 z (m + log S) */
+    tsh_real *max, *log_sum; /* m and log S of each row */
+    tsh_real *own, *uniform; /* A and e / V of each row */
+    tsh_real *scale;         /* factor of the softmax in dx: a + 2 z (m + log S) */
 } tshi_loss;
 
 /* -- kernels ---------------------------------------------------------------- */
@@ -12931,19 +12929,19 @@ enum { TSHI_LOSS_X, TSHI_LOSS_MAX, TSHI_LOSS_SUM, TSHI_LOSS_SCRATCH };
 enum { TSHI_LOSS_WEIGHT = TSHI_LOSS_SCRATCH + 1, TSHI_LOSS_TARGET, TSHI_LOSS_OPERANDS };
 enum { TSHI_LOSS_M, TSHI_LOSS_S, TSHI_LOSS_BOTH }; /* for tshi_loss_softmax */
 typedef struct tshi_loss_work {
-    int64_t classes; /* local */
+    int64_t classes; /* classes on this rank */
     int which; /* TSHI_LOSS_M, S, BOTH (softmax) or TSHI_LOSS_A, ... (term): what to compute */
 } tshi_loss_work;
 
 /* Writes *m and returns S of a row of n logits, in one pass: it takes PART logits at a time, and
  * scales the sum so far when m grows. */
 TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
-    enum { PART = 512 };
+    enum { PART = 512 };                                /* logits per step */
     tsh_real lane[TSHI_BLOCK], max = -TSHI_R(INFINITY); /* lane: sums to S; max: m so far */
     for (int i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (; n > 0; n -= PART, x += PART) {
         const int64_t part = tshi_base_min(PART, n);
-        const tsh_real here = tshi_kernel_max(x, part); /* of this part */
+        const tsh_real here = tshi_kernel_max(x, part); /* maximum of this part */
         if (!(here <= max) && max == max) {             /* m grows, or becomes NaN */
             const tsh_real scale = tshi_loss_padding(max) ? 0 : tshi_math_exp(max - here, fused);
             for (int i = 0; i < TSHI_BLOCK; i++) lane[i] *= scale;
@@ -12958,8 +12956,8 @@ TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m,
 /* Kernel of n rows: writes m, or S from m, or both, as `which` says. */
 TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
                                         const tshi_loss_work *work, int fused) {
-    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data; /* (n, classes) */
-    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;           /* (n) */
+    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data; /* shape (n, classes) */
+    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;           /* shape (n) */
     tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;         /* S (n) */
     for (int64_t i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
         if (work->which == TSHI_LOSS_BOTH)
@@ -12975,12 +12973,12 @@ TSHI_KERNEL_FUSED(tshi_loss_softmax, tshi_loss_work);
 /* Kernel of n rows: writes one of A, B, Q, V, W, from x and m. WEIGHT and TARGET may be NULL. */
 TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_work *work) {
-    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;      /* (n, classes) */
-    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data;    /* (n) */
+    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;      /* shape (n, classes) */
+    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data;    /* shape (n) */
     const tsh_real *w = (const tsh_real *)operand[TSHI_LOSS_WEIGHT].data; /* (classes), NULL: 1 */
     const tsh_real *t = (const tsh_real *)operand[TSHI_LOSS_TARGET].data; /* (n, classes) or NULL */
-    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;              /* (n) */
-    tsh_real *TSHI_RESTRICT e = (tsh_real *)operand[TSHI_LOSS_SCRATCH].data; /* (classes) */
+    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;              /* shape (n) */
+    tsh_real *TSHI_RESTRICT e = (tsh_real *)operand[TSHI_LOSS_SCRATCH].data; /* shape (classes) */
     const int64_t classes = work->classes;
     const int which = work->which;
     for (int64_t i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
@@ -13006,13 +13004,13 @@ TSHI_KERNEL(tshi_loss_term, tshi_loss_work);
 /* Kernel of one row of n classes: dx = g e^(x - m - log S), or dx += that if add is 1. Operands: dx
  * and x, which may be the same memory. */
 typedef struct tshi_loss_row {
-    double g, max, log_sum; /* g_i a factor, m_i, log S_i */
+    double g, max, log_sum; /* g_i times scale; m_i; log S_i */
     int add;                /* 1: dx += ..., 0: dx = ... */
 } tshi_loss_row;
 TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_row *row, int fused) {
     tsh_real pad[TSHI_BLOCK], dx[TSHI_BLOCK];
-    const tsh_real *x; /* a block */
+    const tsh_real *x; /* a block of the row */
     const tsh_real max = TSHI_R(row->max), log_sum = TSHI_R(row->log_sum);
     const tsh_real g = TSHI_R(row->g) + (log_sum - log_sum); /* NaN if log S is not finite */
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
@@ -13032,8 +13030,8 @@ typedef struct tshi_loss_shares {
 TSHI_INLINE void tshi_loss_share_body(int64_t n, const tshi_operand *operand,
                                       const tshi_loss_shares *shares) {
     const int64_t step = operand[0].step;
-    tsh_real *TSHI_RESTRICT dx = (tsh_real *)operand[0].data;            /* (n) */
-    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data; /* (n) */
+    tsh_real *TSHI_RESTRICT dx = (tsh_real *)operand[0].data;            /* shape (n) */
+    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data; /* shape (n) */
     const tsh_real *w = (const tsh_real *)operand[2].data, *t = (const tsh_real *)operand[3].data;
     const tsh_real own = TSHI_R(shares->own), uniform = TSHI_R(shares->uniform);
     TSHI_EACH for (int64_t c = 0; c < n; c++) {
@@ -13050,7 +13048,7 @@ TSHI_KERNEL(tshi_loss_share, tshi_loss_shares);
 typedef struct tshi_loss_job {
     const tshi_node *node;
     tshi_dest dest;            /* where dx goes */
-    const tsh_real *x, *t, *w; /* (rows, classes); same or NULL; (classes) or NULL */
+    const tsh_real *x, *t, *w; /* shapes (rows, classes), the same or NULL, (classes) or NULL */
     int64_t step;              /* elements between rows of x */
 } tshi_loss_job;
 
@@ -13060,20 +13058,20 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
     const tshi_node *node = work->node;
     const tshi_loss *loss = (const tshi_loss *)node->params;
     const tsh_real *g = tshi_tape_grad(node); /* (rows), or a scalar */
-    const tsh_tensor *x = node->in[0];        /* (.., V) */
+    const tsh_tensor *x = node->in[0];        /* shape (.., V) */
     int64_t i, c, step = 0, rows = 0, last = x->stride[x->ndim - 1];
     const double keep = 1 - loss->desc.label_smoothing; /* 1 - e */
     (void)piece;
     (void)tshi_kernel_rows(x, &rows, &step);
     for (i = from; i < to; i++) {
         const double each = (double)(loss->desc.reduction == TSH_REDUCE_NONE ? g[i] : g[0]) /
-                            loss->divisor; /* g_i */
+                            loss->divisor; /* g_i: gradient of the row's loss */
         const tshi_loss_row row = {each * (double)loss->scale[i], (double)loss->max[i],
                                    (double)loss->log_sum[i], work->dest.add};
         const tshi_loss_shares shares = {each * keep, each * (double)loss->uniform[i]};
-        tsh_real *dx = work->dest.data + i * step; /* (classes) */
+        tsh_real *dx = work->dest.data + i * step; /* shape (classes) */
         const tshi_operand operand[4] = {
-            tshi_kernel_reals(dx, last), tshi_kernel_reals(work->x + i * work->step, 1), /* DX, X */
+            tshi_kernel_reals(dx, last), tshi_kernel_reals(work->x + i * work->step, 1), /* dx, x */
             tshi_kernel_reals(work->w, 1),                                               /* w */
             tshi_kernel_reals(work->t ? work->t + i * loss->classes : NULL, 1)};         /* t */
         if (loss->local[i] == TSHI_TARGET_IGNORED) {
@@ -13101,7 +13099,7 @@ static void tshi_loss_backward(tshi_node *node) {
     memset(&work, 0, sizeof work);
     work.node = node;
     work.x = tshi_tape_saved_reals(node, 0, stride, &scratch[0]);
-    work.step = scratch[0] ? loss->classes : loss->step; /* of a copy, or of x */
+    work.step = scratch[0] ? loss->classes : loss->step; /* from row to row of the copy, or of x */
     if (loss->probs) work.t = tshi_tape_saved_reals(node, 1, stride, &scratch[1]);
     if (node->saved[2]) work.w = tshi_tape_saved_reals(node, 2, stride, &scratch[2]);
     if (ctx->error.code == TSH_OK && (once ? tshi_tape_dest_over(node, 0, &work.dest)
@@ -13173,7 +13171,7 @@ static tsh_tensor *tshi_loss_shard(tsh_tensor *t, const tsh_layout *layout) {
 /* Fills in *loss, and replaces logits, probabilities and weights by copies if their layout or
  * strides are not what the kernels take. Returns 0 after an error. */
 static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, tshi_loss *loss) {
-    tsh_tensor *x = in[0]; /* (.., V) */
+    tsh_tensor *x = in[0]; /* shape (.., V) */
     int last = x->ndim - 1, cut = x->layout.kind == TSH_SHARDED && x->layout.dim == last;
     tsh_layout classes = x->layout; /* will be that of the class weights */
     memset(loss, 0, sizeof *loss);
@@ -13183,12 +13181,13 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     if (x && loss->probs) in[1] = tshi_loss_shard(in[1], &x->layout);
     if (!x || !in[1]) return 0;
     (void)tshi_kernel_rows(x, &loss->rows, &loss->step);
-    loss->classes = x->local[last]; /* local */
+    loss->classes = x->local[last]; /* classes on this rank */
     loss->desc = *desc;
     loss->cut = cut && x->ctx->tp.size > 1;
     loss->divisor = 1;
     loss->sums = 2; /* S and B */
     loss->at[TSHI_LOSS_B] = 1;
+    /* else A is w_y, which this rank knows without a sum */
     if (loss->probs || (in[2] && in[2]->layout.kind == TSH_SHARDED))
         loss->at[TSHI_LOSS_A] = loss->sums++;
     for (int t = TSHI_LOSS_Q; t <= TSHI_LOSS_W && desc->label_smoothing > 0; t++)
@@ -13204,7 +13203,7 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
 
 /* Reports that target y, of local row i, is out of range. */
 static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, int64_t classes) {
-    int64_t row = 0, size = 1; /* row: global index; size: rows per index of d */
+    int64_t row = 0, size = 1; /* row: global index; size: rows that one index of d spans */
     for (int d = target->ndim - 1; d >= 0; d--) {
         row += tshi_tensor_global(target, d, i % target->local[d]) * size;
         i /= target->local[d];
@@ -13220,10 +13219,10 @@ static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, in
 static void tshi_loss_targets(tsh_tensor *const *in, const tshi_loss *loss) {
     const tsh_tensor *x = in[0], *target = in[1], *w = in[2], *given = loss->desc.weight;
     const tsh_real *all = w && given->layout.kind == TSH_REPLICATED ? tshi_tensor_values(given)
-                                                                    : NULL; /* (V) */
+                                                                    : NULL; /* (V): all weights */
     const int64_t n = tsh_local_numel(target), classes = x->dim[x->ndim - 1];
     tshi_block *scratch;
-    const void *values = tshi_kernel_packed(target, &scratch); /* (n) */
+    const void *values = tshi_kernel_packed(target, &scratch); /* shape (n) */
     for (int64_t i = 0; i < n && x->ctx->error.code == TSH_OK; i++) {
         const int64_t y = tshi_tensor_integer(target, values, i); /* the row's class */
         loss->local[i] = TSHI_TARGET_IGNORED;
@@ -13248,24 +13247,23 @@ static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, const tshi_
     const tshi_loss_work params = {loss->classes, which};
     tshi_rows work = tshi_kernel_rows_job(kernel[ctx->isa], loss->rows, &params);
     memcpy(work.x, x, TSHI_LOSS_OPERANDS * sizeof *x);
-    work.own[TSHI_LOSS_SCRATCH] = loss->classes; /* of each piece */
+    work.own[TSHI_LOSS_SCRATCH] = loss->classes; /* scratch of each piece */
     tshi_kernel_run_rows(ctx, &work, loss->classes);
 }
 
-/* Computes this rank's part of the sums (loss->sums, rows), but for S. x: operands of the
- * kernels. */
+/* Computes this rank's part of all sums (loss->sums, rows) but S. x: operands of the kernels. */
 static void tshi_loss_terms(const tsh_ctx *ctx, const tshi_loss *loss, tsh_real *sums,
                             tshi_operand *x) {
     const tsh_real *values = (const tsh_real *)x[TSHI_LOSS_X].data; /* logits (rows, classes) */
     int64_t i, n = loss->rows;
-    tsh_real *picked = sums + n;                                                     /* B (rows) */
+    tsh_real *picked = sums + n; /* B, shape (rows) */
     tsh_real *own = loss->at[TSHI_LOSS_A] ? sums + n * loss->at[TSHI_LOSS_A] : NULL; /* A */
     for (int which = loss->probs ? TSHI_LOSS_A : TSHI_LOSS_Q; which <= TSHI_LOSS_W; which++) {
         x[TSHI_LOSS_SUM] = tshi_kernel_reals(sums + n * loss->at[which], 1);
         if (loss->at[which]) tshi_loss_run(ctx, loss, tshi_loss_term, x, which);
     }
     for (i = 0; i < n && !loss->probs; i++) {
-        int64_t y = loss->local[i]; /* local index */
+        int64_t y = loss->local[i]; /* local index of the class, or negative */
         picked[i] = y >= 0 ? values[i * x[TSHI_LOSS_X].step + y] - loss->max[i] : 0;
         if (own) own[i] = y >= 0 ? loss->own[i] : 0;
     }
@@ -13276,7 +13274,7 @@ static void tshi_loss_terms(const tsh_ctx *ctx, const tshi_loss *loss, tsh_real 
 static void tshi_loss_combine(const tshi_loss *loss, const tsh_real *sums, tsh_real *losses) {
     const int *at = loss->at, smooth = at[TSHI_LOSS_Q] > 0;    /* smooth: 1 if e > 0 */
     const tsh_real *own = sums + loss->rows * at[TSHI_LOSS_A]; /* A (rows) */
-    const tsh_real *q = sums + loss->rows * at[TSHI_LOSS_Q], *v = q + loss->rows;    /* (rows) */
+    const tsh_real *q = sums + loss->rows * at[TSHI_LOSS_Q], *v = q + loss->rows;    /* Q, V */
     const tsh_real *all = at[TSHI_LOSS_W] ? sums + loss->rows * at[TSHI_LOSS_W] : v; /* W */
     const tsh_real keep = TSHI_R(1 - loss->desc.label_smoothing), z = TSHI_R(loss->desc.z_loss);
     for (int64_t i = 0; i < loss->rows; i++) {
@@ -13338,10 +13336,10 @@ static int tshi_loss_inputs(tsh_tensor *const *in, const tshi_loss *loss, tshi_o
 static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tsh_real *losses,
                              tsh_tensor *out) {
     tsh_ctx *ctx = x->ctx;
-    double total = 0, count = 0; /* of losses; of divisors */
+    double total = 0, count = 0; /* sum of the losses; of their weights */
     for (int64_t i = 0; i < loss->rows; i++) total += (double)losses[i];
     if (loss->desc.reduction == TSH_REDUCE_MEAN) {
-        for (int64_t i = 0; i < loss->rows; i++) count += (double)loss->own[i]; /* the weights */
+        for (int64_t i = 0; i < loss->rows; i++) count += (double)loss->own[i];
         if (loss->probs)
             count = (double)tshi_tensor_product(x->dim, x->ndim - 1);
         else if (out->layout.kind == TSH_PARTIAL && ctx->tp.size > 1)
@@ -13359,7 +13357,7 @@ static void tshi_loss_forward(tsh_tensor *const *in, tshi_loss *loss, tsh_real *
     const int reduced = loss->desc.reduction != TSH_REDUCE_NONE; /* 0: out has the row losses */
     tsh_real *losses = reduced ? sums + TSHI_LOSS_SUMS * loss->rows : tshi_tensor_values(out);
     tsh_ctx *ctx = in[0]->ctx;
-    tshi_block *converted[3] = {NULL, NULL, NULL}; /* logits, target, weight as tsh_real */
+    tshi_block *converted[3] = {NULL, NULL, NULL}; /* logits, target, weight as tsh_real, or NULL */
     tshi_operand x[TSHI_LOSS_OPERANDS];
     for (int64_t i = 0; i < loss->rows; i++) loss->local[i] = TSHI_TARGET_ELSEWHERE;
     if (!loss->probs) tshi_loss_targets(in, loss);
@@ -13383,7 +13381,7 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     tshi_output output;
     tshi_block *aux, *sums; /* what backward reads; scratch */
     tshi_loss loss;
-    int64_t scratch; /* of the term kernel, in elements */
+    int64_t scratch; /* elements of scratch for tshi_loss_term */
     memset(&usual, 0, sizeof usual);
     if (!desc) desc = &usual;
     if (!ctx || !tshi_tensor_check_floating(op->name, in, 1) ||
@@ -13403,7 +13401,7 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                 tshi_dtype_reals((TSHI_LOSS_SUMS + 1) * loss.rows + scratch))
                : NULL;
     if (sums) {
-        loss.local = (int64_t *)tshi_mem_data(aux); /* (rows), as those below */
+        loss.local = (int64_t *)tshi_mem_data(aux); /* shape (rows), as the arrays below */
         loss.max = (tsh_real *)(void *)(loss.local + loss.rows);
         loss.log_sum = loss.max + loss.rows;
         loss.own = loss.log_sum + loss.rows;
@@ -13428,12 +13426,12 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
 /* The user's forward gets dense inputs and writes a dense output. The user's backward adds to dense
  * gradients in scratch, which are then added to the gradients of the inputs. */
 
-enum { TSHI_CUSTOM_INPUTS = 8 }; /* the maximum */
+enum { TSHI_CUSTOM_INPUTS = 8 }; /* the maximum number of inputs */
 
-/* The params of a node. */
+/* The params of a node. op.name is the caller's string. */
 typedef struct tshi_custom {
-    tshi_op op;           /* made of desc */
-    tsh_custom_desc desc; /* the caller's */
+    tshi_op op;           /* made from desc for this call */
+    tsh_custom_desc desc; /* a copy of the caller's */
 } tshi_custom;
 
 /* Calls the user's backward with zeroed gradients and adds them to those of the inputs. */
@@ -13441,10 +13439,10 @@ static void tshi_custom_backward(tshi_node *node) {
     const tsh_custom_desc *desc = &((const tshi_custom *)node->params)->desc;
     tsh_tensor *out = node->out, *kept[TSHI_CUSTOM_INPUTS]; /* kept: inputs, as saved */
     tsh_ctx *ctx = out->ctx;
-    tsh_real *grad[TSHI_CUSTOM_INPUTS];      /* dense; NULL: not needed */
+    tsh_real *grad[TSHI_CUSTOM_INPUTS];      /* dense gradients to fill; NULL: not needed */
     tshi_block *scratch[TSHI_CUSTOM_INPUTS]; /* holds grad[i], or NULL */
     tshi_dest dest[TSHI_CUSTOM_INPUTS];
-    int64_t stride[TSH_MAX_DIMS]; /* of grad[i] */
+    int64_t stride[TSH_MAX_DIMS]; /* strides of grad[i] */
     for (int i = 0; i < node->n; i++) {
         size_t bytes = tshi_dtype_reals(tsh_local_numel(node->in[i]));
         kept[i] = tshi_tensor_detached(node->in[i], node->saved[i]);
@@ -13467,7 +13465,7 @@ static void tshi_custom_backward(tshi_node *node) {
 
 TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
                                   const tsh_custom_desc *desc) {
-    tsh_tensor *dense[TSHI_CUSTOM_INPUTS], *out; /* inputs or copies of them */
+    tsh_tensor *dense[TSHI_CUSTOM_INPUTS], *out; /* the inputs, or dense copies */
     tshi_custom custom;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     if (!desc || !desc->forward || !desc->name || n < 1 || n > TSHI_CUSTOM_INPUTS || !in)
