@@ -10536,8 +10536,8 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
 /* An array seen as (outer, length, inner): a layout cuts its middle dimension. */
 typedef struct tshi_cut {
     int64_t outer, length, inner; /* sizes of the three dimensions */
-    const tsh_layout *layout;     /* sharded: cuts `length` */
-    int size;                     /* number of ranks */
+    const tsh_layout *layout;     /* a sharded one: cuts `length` */
+    int size;                     /* number of ranks of tp */
     size_t width;                 /* bytes of an element */
 } tshi_cut;
 
@@ -10570,8 +10570,8 @@ static int64_t tshi_redistribute_held(const tshi_cut *cut, int rank) {
 static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, char *shard,
                                     int64_t pitch, int to_shard) {
     tsh_range range[TSH_MAX_SEGMENTS]; /* the shard's part of each segment */
-    int64_t o;                         /* outer row */
-    int s;                             /* segment */
+    int64_t o;                         /* index of the outer row */
+    int s;                             /* index of the segment */
     (void)tsh_chunk(cut->layout, cut->length, cut->size, rank, range);
     for (o = 0; o < cut->outer; o++) {
         char *at = shard + (size_t)(o * pitch) * cut->width;
@@ -10705,7 +10705,7 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
                                    const tsh_layout *to, tsh_real *g) {
     tshi_block *scratch;
     tshi_dest dest;
-    tsh_real *dx; /* what is added: dense, of layout `to` */
+    tsh_real *dx; /* dense gradient, of layout `to` */
     if (!tshi_tape_dest(node, 0, &dest)) return;
     dx = tshi_map_dense_dest(node->in[0], &dest, &scratch);
     if (dx && tshi_redistribute_move(form, from, to, TSH_REAL, g, dx) == TSH_OK)
@@ -10812,7 +10812,7 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
     /* the sharded one of the old and the new layout, if there is one */
     const tsh_layout *cut = form->layout.kind == TSH_SHARDED ? &form->layout : &layout;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
-    tsh_tensor next = *form; /* form as it will be */
+    tsh_tensor next = *form; /* what form becomes */
     int64_t held, owned;     /* length along d: of every shard; of rank r's */
     int r, fits = 1, d = cut->dim < 0 ? cut->dim + form->ndim : cut->dim;
     if (cut->kind == TSH_SHARDED && (d < 0 || d >= form->ndim)) fits = d = 0;
@@ -11193,8 +11193,8 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
                             tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix d,
                             tshi_matrix c) {
     enum {
-        ROWS = 12,         /* cuts in m are at multiples of 12 */
-        COLUMNS = 32,      /* cuts in n */
+        ROWS = 12,         /* multiples at which m (if transposed, n) is cut */
+        COLUMNS = 32,      /* multiples at which n (if transposed, m) is cut */
         SIDE = 96,         /* rows or columns that are worth a thread */
         MIN_WORK = 1 << 20 /* multiply-adds that are worth a thread */
     };
@@ -11202,7 +11202,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     const int64_t side = m >= n ? m : n, unit = (m >= n) != transposed ? ROWS : COLUMNS;
     const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, m * n * k, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
-    const tshi_gemm_progress progress = {tshi_tape_progress, ctx};
+    const tshi_gemm_progress progress = {tshi_tape_progress, ctx}; /* called meanwhile */
     const size_t each = (tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) + 63) / 64 *
                         64;   /* bytes per piece: whole cache lines */
     tshi_block *converted[2]; /* A and B converted to tsh_real, or NULL */
@@ -11314,7 +11314,7 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
     tsh_tensor *in[2] = {a, b}, *out;
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_matmul", in, 2);
     tshi_output output;
-    tshi_batches as, bs, cs; /* A, B and C, all batches */
+    tshi_batches as, bs, cs; /* A, B and C of all batches */
     tshi_block *unrounded;   /* C as tsh_real if out has another dtype, or NULL */
     tsh_real *c;             /* shape (.., m, n) */
     if (!ctx || !tshi_matmul_shape(a, b, &output.shape) || !tshi_rule_run(op, in, 2, NULL, &output))
@@ -11372,7 +11372,7 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
 static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw) {
     tsh_tensor *x = node->in[0], *w = node->in[1]; /* shapes (.., in), (out, in) */
     const tsh_layout sum = tsh_partial();
-    const int64_t outs = w->local[0], ins = w->local[1]; /* this rank's features */
+    const int64_t outs = w->local[0], ins = w->local[1]; /* this rank's numbers of features */
     tshi_block *whole;                                   /* dX of the whole sequence */
     if (!x->base->requires_grad) return;
     whole = tshi_mem_alloc(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
@@ -11384,11 +11384,11 @@ static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, t
     tshi_mem_release(x->ctx, whole);
 }
 
-/* dX = dY W, dW = dY^T X, db = the sum of dY's rows; each only if its input requires a gradient. */
+/* Backward: dX = dY W, dW = dY^T X, db = the sum of dY's rows; skips those that are not needed. */
 static void tshi_linear_backward(tshi_node *node) {
     const tshi_linear *how = (const tshi_linear *)node->params;
     tsh_tensor *x = node->in[0], *w = node->in[1], *b = node->in[2], *out = node->out;
-    int64_t rows = 0, outs = w->local[0], ins = w->local[1]; /* sizes on this rank */
+    int64_t rows = 0, outs = w->local[0], ins = w->local[1]; /* rows and features on this rank */
     tsh_real *g = tshi_tape_grad(node);                      /* dY, (.., out) */
     tshi_block *whole_y, *whole_x;                           /* all-gathered dY and X, or NULL */
     /* shapes: dy (rows, out), mx and dX (rows, in), mw and dW (out, in) */
@@ -11542,7 +11542,8 @@ typedef struct tshi_lookup {
     int by_count, sparse; /* 1 if the option is on: scale_grad_by_freq; sparse */
 } tshi_lookup;
 
-/* A tshi_team_fn: computes the columns [from, to) of dW. Adds in the order of the ids. */
+/* A tshi_team_fn: computes columns [from, to) of dW, adding in the order of ids for any team
+ * size. */
 static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t to) {
     const tshi_shared *work = (const tshi_shared *)job;
     const tshi_lookup *lookup = (const tshi_lookup *)work->node->params;
@@ -11563,7 +11564,7 @@ static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t t
     }
 }
 
-/* dW[row[i]] += dout_i for every id i. */
+/* Backward: dW[row[i]] += dout_i for every id i. */
 static void tshi_embedding_backward(tshi_node *node) {
     const tshi_lookup *lookup = (const tshi_lookup *)node->params;
     const int64_t *row = (const int64_t *)tshi_mem_data(node->aux);
@@ -11580,7 +11581,7 @@ static void tshi_embedding_backward(tshi_node *node) {
                   16, tshi_embedding_columns, &work);
 }
 
-/* Checks the options for a weight of `rows` rows. Returns 0 after an error. op: named in the
+/* Checks the options for a weight of `rows` rows. op: the caller's name. Returns 0 after an
  * error. */
 static int tshi_embedding_options(tsh_ctx *ctx, const char *op, const tsh_lookup_desc *desc,
                                   int64_t rows) {
@@ -11682,7 +11683,7 @@ static void tshi_embedding_prepare(const tsh_tensor *ids, tsh_tensor *w,
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, counts, w->local[0], TSH_I64, TSH_SUM),
                               "tsh_embedding: all-reduce of the counts of ids");
     for (i = 0; i < count && desc->scale_grad_by_freq; i++)
-        row[count + i] = row[i] < 0 ? 1 : counts[row[i]]; /* 1: not used */
+        row[count + i] = row[i] < 0 ? 1 : counts[row[i]]; /* 1: another rank's, not read */
     if (desc->max_norm > 0) tshi_embedding_renorm(w, counts, desc);
     tshi_mem_release(ctx, block);
 }
@@ -11722,8 +11723,7 @@ static int tshi_embedding_check(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup
            tshi_embedding_options(w->ctx, "tsh_embedding", desc, w->dim[0]);
 }
 
-/* Looks up all ids into out. Then row[] becomes -1 for the id of padding, which gets no
- * gradient. */
+/* Looks up all ids into out. Then row[] becomes -1 for the padding id: it gets no gradient. */
 static void tshi_embedding_run(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc,
                                const tshi_lookup *lookup, int64_t *row, tsh_tensor *out) {
     tshi_block *scratch;
@@ -11743,7 +11743,7 @@ static const tshi_op tshi_embedding_op = {
     "tsh_embedding", "ids weight", tshi_rule_embedding, tshi_embedding_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc) {
-    static const tsh_lookup_desc usual = {0, 0, 0, 0, 0, 0}; /* no options */
+    static const tsh_lookup_desc usual = {0, 0, 0, 0, 0, 0}; /* zeros: no options */
     const tshi_op *op = &tshi_embedding_op;
     tsh_tensor *in[] = {ids, w}, *out; /* shapes (..), (V, D); (.., D) */
     tsh_ctx *ctx = tshi_tensor_check("tsh_embedding", in, 2);
@@ -11869,7 +11869,7 @@ TSHI_KERNEL(tshi_norm_rows, tshi_norm);
 /* Adds TSHI_BLOCK values of h to lane[0 ...], and of h xh to lane[TSHI_BLOCK ...]. */
 TSHI_INLINE void tshi_norm_step(tsh_real *lane, const tsh_real *x, const tsh_real *w,
                                 const tsh_real *dy, const tsh_real *stats) {
-    const tsh_real mean = stats[0], rstd = stats[1]; /* of the row */
+    const tsh_real mean = stats[0], rstd = stats[1]; /* mean and rstd of the row */
     int i;
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
         const tsh_real xh = (x[i] - mean) * rstd, h = dy[i] * w[i];
@@ -11948,7 +11948,8 @@ TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, con
 }
 TSHI_KERNEL(tshi_norm_grad, tshi_norm);
 
-/* A tshi_team_fn: computes the columns [from, to) of dw and db. Adds the rows in order. */
+/* A tshi_team_fn: computes columns [from, to) of dw and db, adding rows in order for any team
+ * size. */
 static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rows *all = (const tshi_rows *)job;
     tshi_operand x[TSHI_NORM_GRAD_OPERANDS];
@@ -11963,8 +11964,8 @@ static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
     all->kernel(all->count, x, &part);
 }
 
-/* Computes dx, dw and db. One piece: in one pass. Several: dx in pieces of rows, then dw and db in
- * pieces of columns, as every row adds to them. */
+/* Computes dx, dw and db: one piece in one pass; several first dx, each for some rows, then dw and
+ * db, each for some columns, as every row adds to dw and db. */
 static void tshi_norm_grads(tshi_rows *work, int64_t d, int pieces) {
     void *dw = work->x[TSHI_NORM_DW].data;
     if (pieces == 1) {
@@ -11978,7 +11979,7 @@ static void tshi_norm_grads(tshi_rows *work, int64_t d, int pieces) {
     if (dw) tshi_team_run(pieces, d, 16, tshi_norm_columns, work);
 }
 
-/* dx, dw and db of both norms, each only if its input requires a gradient. */
+/* Backward of both norms: computes dx, dw and db, skips those that are not needed. */
 static void tshi_norm_backward(tshi_node *node) {
     tsh_tensor *x = node->in[0], *out = node->out; /* shape (.., d) */
     tsh_ctx *ctx = out->ctx;
@@ -11988,7 +11989,7 @@ static void tshi_norm_backward(tshi_node *node) {
     int i, needed[3], pieces = tshi_kernel_parts(ctx, d ? tsh_local_numel(x) / d : 0, d);
     tshi_block *two = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * d)), *saved[2];
     tsh_real *dw, *values[2]; /* shapes: dw with db (2, d); x (rows, d), w (d) */
-    tshi_dest dest[3];        /* of dx, dw, db */
+    tshi_dest dest[3];        /* where dx, dw and db go */
     tshi_rows work;
     if (!two) return;
     dw = (tsh_real *)tshi_mem_data(two);
@@ -12116,7 +12117,7 @@ TSHI_INLINE void tshi_rope_pairs_body(int64_t n, const tshi_operand *operand,
     const tsh_real *TSHI_RESTRICT table = (const tsh_real *)operand[2].data;
     const int64_t sy = operand[0].step, sx = operand[1].step, step = operand[2].step;
     const int64_t gap_x = rope->gap_x, gap_y = rope->gap_y, pairs = rope->pairs;
-    const tsh_real sign = TSHI_R(rope->sign); /* of the angle */
+    const tsh_real sign = TSHI_R(rope->sign); /* sign of the angle */
     const int add = rope->add;
     int64_t i;
     TSHI_EACH for (i = 0; i < n; i++) {
@@ -12134,7 +12135,7 @@ TSHI_KERNEL(tshi_rope_pairs, tshi_rope);
 static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_block *table,
                              const tsh_real *x, const int64_t *sx, tsh_real *y, const int64_t *sy) {
     const int last = t->ndim - 1, isa = t->ctx->isa;
-    int64_t stride[3][TSH_MAX_DIMS] = {{0}}; /* of y, x and table */
+    int64_t stride[3][TSH_MAX_DIMS] = {{0}}; /* strides of y, x and table */
     tsh_tensor part = *t;                    /* t's shape with only the pairs, then with the rest */
     tshi_rope p = *rope;
     tshi_loop loop;
@@ -12159,7 +12160,7 @@ static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_bl
     tshi_kernel_run(&loop, rope->add ? tshi_kernel_add[isa] : tshi_kernel_copy, NULL);
 }
 
-/* dx = dy, rotated by minus the angle. */
+/* Backward: dx = dy, rotated by minus the angle. */
 static void tshi_rope_backward(tshi_node *node) {
     tshi_rope back = *(const tshi_rope *)node->params;
     tsh_tensor *out = node->out;
@@ -12211,7 +12212,7 @@ static const tshi_op tshi_rope_op = {
     "tsh_rope", "x", tshi_rule_rope, tshi_rope_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
-    static const tsh_rope_desc usual = {0, 0, 0, 0}; /* all defaults */
+    static const tsh_rope_desc usual = {0, 0, 0, 0}; /* zeros: all defaults */
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_rope", &x, 1);
     const tshi_op *op = &tshi_rope_op;
     tshi_output output;
@@ -12265,7 +12266,7 @@ enum { TSHI_TILE = 64, TSHI_STRIP = 16 };
 typedef struct tshi_attention {
     double scale;           /* of the scores */
     int causal, dropout;    /* 1: causal mask; 1: dropout is on */
-    tshi_dropout drop;      /* draws the dropout mask */
+    tshi_dropout drop;      /* key, stream and probability of the dropout mask */
     tsh_tensor *mask;       /* of tsh_real or i32; NULL: none */
     int64_t mask_stride[4]; /* over (B, H, Tq, Tk); 0 where the mask broadcasts */
 } tshi_attention;
@@ -12315,8 +12316,8 @@ static void tshi_attention_masked(const tshi_head *h, int64_t i, int64_t m, int6
     const int64_t *stride = h->more->mask_stride;
     for (int64_t r = 0; r < m; r++)
         for (int64_t c = 0; c < n; c++) {
-            int64_t at = h->mask + (i + r) * stride[2] + (j + c) * stride[3];
-            tsh_real *s = h->s + r * TSHI_TILE + c; /* the score */
+            int64_t at = h->mask + (i + r) * stride[2] + (j + c) * stride[3]; /* index in mask */
+            tsh_real *s = h->s + r * TSHI_TILE + c;                           /* the score */
             if (tshi_dtypes[mask->dtype].floating)
                 *s += ((const tsh_real *)values)[at];
             else if (!((const int32_t *)values)[at])
@@ -12350,8 +12351,8 @@ static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i
 /* A tile, for kernels. Row r sees the first (visible + r * each) of the tile's n keys (columns). */
 typedef struct tshi_tile {
     const tshi_head *h; /* the head that the tile belongs to */
-    int64_t i;          /* query of row 0 */
-    int64_t n;          /* keys */
+    int64_t i;          /* the query of row 0 */
+    int64_t n;          /* number of keys */
     int64_t visible;    /* keys that row 0 sees; negative: the first rows see none */
     int64_t each;       /* 1 if causal: every row sees one key more than the row before */
     int64_t d;          /* features of a head */
@@ -12392,7 +12393,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *opera
         const tsh_real old = m[r]; /* m before this tile */
         for (c = tshi_attention_row(tile, r); c < wide; c++) x[c] = -TSHI_R(INFINITY);
         m[r] = tshi_kernel_max(x, wide);
-        if (l[r] > 0 && old > m[r]) m[r] = old; /* l > 0: a key was seen before */
+        if (l[r] > 0 && old > m[r]) m[r] = old; /* l > 0: old is the m of earlier keys */
         if ((double)m[r] < -DBL_MAX) {          /* the mask excludes every key so far */
             for (c = 0; c < wide; c++) x[c] = 0;
             continue;
@@ -12450,7 +12451,7 @@ typedef void (*tshi_tile_fn)(const tshi_head *h, int64_t i, int64_t r, int64_t m
 
 /* Calls fn for all keys that queries [i, i + m) see: for whole tiles, or for strips of a tile. */
 static void tshi_attention_tiles(const tshi_head *h, int64_t i, int64_t m, tshi_tile_fn fn) {
-    const int64_t last = tshi_attention_visible(h, i + m - 1); /* keys that the last query sees */
+    const int64_t last = tshi_attention_visible(h, i + m - 1); /* keys seen by the last query */
     int64_t j, r, n, rows, keys;                               /* rows, keys: size of a strip */
     for (j = 0; j < last; j += n) {
         n = tshi_base_min(TSHI_TILE, last - j);
@@ -12508,7 +12509,7 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
     const tshi_head *h = tile->h;
     /* shapes: m, l and delta (n), x and dx (n, TSHI_TILE) */
     const tsh_real *m = h->max + tile->i, *l = h->log_sum + tile->i, *delta = h->delta + tile->i;
-    const tsh_real scale = TSHI_R(h->more->scale); /* of the scores */
+    const tsh_real scale = TSHI_R(h->more->scale); /* scale of the scores */
     tsh_real *x = h->s, *dx = h->t, y[TSHI_BLOCK], dy[TSHI_BLOCK];
     int i;
     (void)none;
@@ -12517,7 +12518,7 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
         const tsh_real nan = log_sum - log_sum; /* 0, but NaN if log l is not finite */
         const int visible = (double)max < -DBL_MAX ? 0 : (int)tshi_attention_row(tile, r);
         for (int64_t e = 0; e < tile->n; e += TSHI_BLOCK) {
-            const int left = visible - (int)e; /* visible keys from e on */
+            const int left = visible - (int)e; /* number of visible keys from e on */
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
                 y[i] = tshi_math_exp_below(x[e + i] - max - log_sum, fused) + nan;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) dy[i] = y[i] * (dx[e + i] - dot) * scale;
@@ -12657,7 +12658,7 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
     h->k = tshi_attention_matrix(all->value[1], all->stride[1], b, c); /* shape (tk, d) */
     h->v = tshi_attention_matrix(all->value[2], all->stride[2], b, c); /* shape (tk, d) */
     h->o = tshi_attention_matrix(all->value[3], all->stride[3], b, a); /* shape (tq, d) */
-    if (!all->grad[3]) return;                                         /* forward */
+    if (!all->grad[3]) return;                                         /* in forward */
     h->dq = tshi_attention_matrix(all->grad[0], q->stride, b, a);      /* shape (tq, d) */
     h->dk = tshi_attention_matrix(all->grad[1], k->stride, b, c);      /* shape (tk, d) */
     h->dv = tshi_attention_matrix(all->grad[2], v->stride, b, c);      /* shape (tk, d) */
@@ -12680,7 +12681,7 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
         for (a = 0; a < q->local[1]; a++) {
             if (tshi_attention_kv(q, all->in[1], a) != all->first + from % all->groups) continue;
             tshi_attention_pick(all, &h, from / all->groups, a);
-            if (all->grad[3]) /* backward */
+            if (all->grad[3]) /* in backward */
                 tshi_attention_head_backward(&h);
             else
                 tshi_attention_head_forward(&h);
@@ -12696,7 +12697,7 @@ static void tshi_attention_run(tshi_heads *all) {
     tshi_mem_release(all->head.ctx, all->block);
 }
 
-/* dQ, dK and dV, each only if its input requires a gradient. */
+/* Backward: computes dQ, dK and dV, skips those that are not needed. */
 static void tshi_attention_backward(tshi_node *node) {
     tshi_heads all;
     tshi_dest dest;
@@ -12896,7 +12897,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
  * m_i and log S_i are added only for the z-loss: log S_i would lose digits if m_i is large.
  * Forward: tshi_loss_plan decides which sums are needed, tshi_loss_targets finds the local class of
  * each row, tshi_loss_rows computes sums and row losses, tshi_loss_reduce their mean or sum. */
-enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 }; /* values of local[] below */
+enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 }; /* values of tshi_loss.local */
 enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W, TSHI_LOSS_TERMS };
 enum { TSHI_LOSS_SUMS = 1 + TSHI_LOSS_TERMS, TSHI_LOSS_KEPT = 5 }; /* per row: sums; reals kept */
 
@@ -12910,7 +12911,7 @@ typedef struct tshi_loss {
     int sums, at[TSHI_LOSS_TERMS]; /* number of sums; index of each term, 0: not needed */
     double divisor;                /* of the sum of the losses */
     /* What backward reads, in the node's aux: */
-    int64_t *local;          /* local index of the class y, or TSHI_TARGET_... */
+    int64_t *local;          /* local index of class y; -1: on another rank; -2: ignored row */
     tsh_real *max, *log_sum; /* m and log S of each row */
     tsh_real *own, *uniform; /* A and e / V of each row */
     tsh_real *scale;         /* factor of the softmax in dx: a + 2 z (m + log S) */
@@ -12982,7 +12983,7 @@ TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
     const int64_t classes = work->classes;
     const int which = work->which;
     for (int64_t i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
-        const tsh_real *share = t ? t + i * classes : NULL; /* row i of t */
+        const tsh_real *share = t ? t + i * classes : NULL; /* targets of row i */
         TSHI_EACH for (int64_t c = 0; c < classes; c++) {
             const tsh_real weight = w ? w[c] : TSHI_R(1);
             if (which == TSHI_LOSS_A)
@@ -12990,7 +12991,7 @@ TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
             else if (which == TSHI_LOSS_B)
                 e[c] = share[c] == 0 ? TSHI_R(0) : TSHI_R(weight * share[c] * (x[c] - m[i]));
             else if (tshi_loss_padding(x[c]))
-                e[c] = 0; /* padding */
+                e[c] = 0; /* padding adds 0 */
             else
                 e[c] = which == TSHI_LOSS_Q   ? TSHI_R(weight * (x[c] - m[i]))
                        : which == TSHI_LOSS_W ? weight
@@ -13057,10 +13058,10 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
     const tshi_loss_job *work = (const tshi_loss_job *)job;
     const tshi_node *node = work->node;
     const tshi_loss *loss = (const tshi_loss *)node->params;
-    const tsh_real *g = tshi_tape_grad(node); /* (rows), or a scalar */
+    const tsh_real *g = tshi_tape_grad(node); /* gradient of out: (rows), or a scalar */
     const tsh_tensor *x = node->in[0];        /* shape (.., V) */
     int64_t i, c, step = 0, rows = 0, last = x->stride[x->ndim - 1];
-    const double keep = 1 - loss->desc.label_smoothing; /* 1 - e */
+    const double keep = 1 - loss->desc.label_smoothing; /* keep: 1 - e */
     (void)piece;
     (void)tshi_kernel_rows(x, &rows, &step);
     for (i = from; i < to; i++) {
@@ -13086,7 +13087,7 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
     }
 }
 
-/* dx; the target and the class weights get no gradient. */
+/* Backward: computes dx. The target and the class weights get no gradient. */
 static void tshi_loss_backward(tshi_node *node) {
     const tshi_loss *loss = (const tshi_loss *)node->params;
     tsh_ctx *ctx = node->out->ctx;
@@ -13375,7 +13376,7 @@ static const tshi_op tshi_loss_op = {
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc) {
     const tshi_op *op = &tshi_loss_op;
-    tsh_cross_entropy_desc usual; /* no options */
+    tsh_cross_entropy_desc usual; /* zeros: no options */
     tsh_tensor *in[3] = {logits, target, desc ? desc->weight : NULL}, *out;
     tsh_ctx *ctx = tshi_tensor_check(op->name, in, in[2] ? 3 : 2);
     tshi_output output;
