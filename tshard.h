@@ -10714,8 +10714,8 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
         tshi_mem_release(node->out->ctx, scratch);
 }
 
-/* Backward of the three ops below. After an all-gather, a complete gradient (gr) is sliced and a
- * partial one (gp) is reduce-scattered, which costs less than an all-reduce before the slice. */
+/* Backward of the three ops below. After an all-gather (the last two), a complete gradient (gr) is
+ * sliced, a partial one (gp) reduce-scattered, which costs less than to all-reduce and slice it. */
 static void tshi_redistribute_backward(tshi_node *node) {
     const tsh_tensor *out = node->out;
     const tsh_layout sum = tsh_partial(), whole = tsh_replicated();
@@ -10727,11 +10727,11 @@ static void tshi_redistribute_backward(tshi_node *node) {
         tshi_redistribute_back(node, out, &sum, to, (tsh_real *)tshi_mem_data(out->gp.block));
 }
 
-static const tshi_op tshi_redistribute_op = { /* any change but S to R */
+static const tshi_op tshi_redistribute_op = {
     "tsh_redistribute", "x", NULL, tshi_redistribute_backward, TSHI_NONE, 0};
-static const tshi_op tshi_redistribute_all_gather_op = { /* S to R */
+static const tshi_op tshi_redistribute_all_gather_op = {
     "tsh_redistribute", "x", NULL, tshi_redistribute_backward, TSHI_NONE, TSHI_OP_ACCEPTS_PARTIAL};
-static const tshi_op tshi_redistribute_gather_op = { /* tsh_tp_gather of replicated pieces */
+static const tshi_op tshi_redistribute_gather_op = {
     "tsh_tp_gather", "x", NULL, tshi_redistribute_backward, TSHI_NONE, TSHI_OP_ACCEPTS_PARTIAL};
 
 /* Redistributes x to `layout` and records op. shape: the output's global shape; from: x's layout in
@@ -10805,15 +10805,15 @@ static int tshi_redistribute_may_change(const tsh_tensor *t) {
     return 0;
 }
 
-/* One step of tsh_set_layout, from or to R or P: changes the sizes and the layout in *form, but no
- * values. An error if the ranks' shards would have different lengths. */
+/* One step of tsh_set_layout; the old or the new layout is R or P. Changes the sizes and the layout
+ * in *form, but no values. Fails if the ranks' shards would have different lengths. */
 static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout) {
     tsh_ctx *ctx = form->ctx;
     /* the sharded one of the old and the new layout, if there is one */
     const tsh_layout *cut = form->layout.kind == TSH_SHARDED ? &form->layout : &layout;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     tsh_tensor next = *form; /* what form becomes */
-    int64_t held, owned;     /* length along d: of every shard; of rank r's */
+    int64_t held, owned; /* length along d: that each shard must have; that rank r's shard has */
     int r, fits = 1, d = cut->dim < 0 ? cut->dim + form->ndim : cut->dim;
     if (cut->kind == TSH_SHARDED && (d < 0 || d >= form->ndim)) fits = d = 0;
     if (layout.kind == TSH_SHARDED && fits) { /* d becomes as long as all shards together */
@@ -10933,7 +10933,7 @@ static void tshi_redistribute_copy_backward(tshi_node *node) {
     tshi_mem_release(out->ctx, scratch);
 }
 
-static const tshi_op tshi_redistribute_copy_op = { /* its backward does the all-reduce */
+static const tshi_op tshi_redistribute_copy_op = {
     "tsh_tp_copy", "x",       NULL, tshi_redistribute_copy_backward,
     TSHI_NONE,     TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
 
@@ -11120,11 +11120,11 @@ static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
     return ctx->gemm_scratch ? (char *)tshi_mem_data(ctx->gemm_scratch) : NULL;
 }
 
-/* C = alpha A B + beta D; shapes: A (m, k), B (k, n), C and D (m, n). */
+/* C = alpha A B + beta D. The shapes are A (m, k), B (k, n), C and D (m, n). */
 typedef struct tshi_product {
     const tsh_ctx *ctx;
-    int64_t m, n, k; /* sizes of the matrices */
-    tsh_real alpha, beta;
+    int64_t m, n, k;                    /* the shapes above */
+    tsh_real alpha, beta;               /* beta 0: D is not read */
     tshi_matrix a, b, d, c;             /* D is C, or does not overlap it */
     const tshi_gemm_progress *progress; /* called meanwhile: collectives make progress; or NULL */
 } tshi_product;
@@ -11171,7 +11171,7 @@ static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
  * tsh_real: another dtype is converted to *block, which the caller releases (else NULL). */
 static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t rows, int64_t columns,
                                          tshi_block **block) {
-    tsh_real *data; /* (rows, columns), dense */
+    tsh_real *data; /* shape (rows, columns), dense */
     *block = NULL;
     if (m.dtype == TSH_REAL || !ctx->gemm.fn) return m;
     *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * columns));
@@ -11187,8 +11187,8 @@ static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t ro
 }
 
 /* C = alpha A B + beta D by the rank's threads; shapes as in tshi_product. The longer side of C is
- * cut, as that packs the least of A and B; at multiples of ROWS or COLUMNS, which are whole tiles
- * of every micro-kernel. transposed: the built-in gemm computes C^T. */
+ * cut, so that little of A and B is packed twice; at multiples of ROWS or COLUMNS, which are whole
+ * tiles of every micro-kernel. transposed: the built-in gemm computes C^T. */
 static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix d,
                             tshi_matrix c) {
@@ -11387,6 +11387,7 @@ static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, t
 /* Backward: dX = dY W, dW = dY^T X, db = the sum of dY's rows; skips those that are not needed. */
 static void tshi_linear_backward(tshi_node *node) {
     const tshi_linear *how = (const tshi_linear *)node->params;
+    /* shapes: x (.., in), w (out, in), b (out) or NULL, out (.., out) */
     tsh_tensor *x = node->in[0], *w = node->in[1], *b = node->in[2], *out = node->out;
     int64_t rows = 0, outs = w->local[0], ins = w->local[1]; /* rows and features on this rank */
     tsh_real *g = tshi_tape_grad(node);                      /* dY, (.., out) */
@@ -11542,8 +11543,7 @@ typedef struct tshi_lookup {
     int by_count, sparse; /* 1 if the option is on: scale_grad_by_freq; sparse */
 } tshi_lookup;
 
-/* A tshi_team_fn: computes columns [from, to) of dW, adding in the order of ids for any team
- * size. */
+/* A tshi_team_fn: computes columns [from, to) of dW. Adds the ids in order, whatever the team. */
 static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t to) {
     const tshi_shared *work = (const tshi_shared *)job;
     const tshi_lookup *lookup = (const tshi_lookup *)work->node->params;
@@ -11568,7 +11568,7 @@ static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t t
 static void tshi_embedding_backward(tshi_node *node) {
     const tshi_lookup *lookup = (const tshi_lookup *)node->params;
     const int64_t *row = (const int64_t *)tshi_mem_data(node->aux);
-    int32_t *marks = NULL; /* 1: the row has a gradient; NULL: dW is not row-sparse */
+    int32_t *marks = NULL; /* marks[r] = 1: row r has a gradient; NULL: dW is not row-sparse */
     tshi_shared work;
     int64_t i;
     if (!(lookup->sparse ? tshi_tape_dest_rows(node, 1, &work.dest, &marks)
@@ -11948,8 +11948,7 @@ TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, con
 }
 TSHI_KERNEL(tshi_norm_grad, tshi_norm);
 
-/* A tshi_team_fn: computes columns [from, to) of dw and db, adding rows in order for any team
- * size. */
+/* A tshi_team_fn: computes columns [from, to) of dw and db. Adds the rows in order. */
 static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rows *all = (const tshi_rows *)job;
     tshi_operand x[TSHI_NORM_GRAD_OPERANDS];
@@ -12585,12 +12584,12 @@ typedef struct tshi_heads {
     tsh_real *value[4], *grad[4];    /* of q, k, v, out; grad NULL: forward, or not needed */
     int64_t stride[4][TSH_MAX_DIMS]; /* strides of the values */
     tshi_block *converted[4];        /* values converted to tsh_real, or NULL */
-    tsh_real *stats;                 /* shape (local B, local H, 2, Tq): m, log l */
-    tsh_real *scratch;               /* scratch of all pieces, `each` elements apart */
-    size_t each, each_product;       /* scratch of a piece: elements; bytes for products */
-    int pieces;                      /* number of pieces */
-    int64_t first, groups;           /* local heads of k that are used: the first; how many */
-    tshi_block *block;               /* holds scratch */
+    tsh_real *stats;           /* shape (local B, local H, 2, Tq): m, then log l, of each head */
+    tsh_real *scratch;         /* scratch of all pieces, `each` elements apart */
+    size_t each, each_product; /* scratch of a piece: elements; bytes for products */
+    int pieces;                /* number of pieces */
+    int64_t first, groups;     /* local heads of k that are used: the first; how many */
+    tshi_block *block;         /* holds scratch */
 } tshi_heads;
 
 /* Returns 1 if threads may add to the gradients of a and b at the same time: a and b are the same,
@@ -12709,7 +12708,7 @@ static void tshi_attention_backward(tshi_node *node) {
     }
     all.value[3] = tshi_tape_saved_reals(node, 4, all.stride[3], &all.converted[3]);
     all.grad[3] = tshi_tape_grad(node);               /* dO (B, H, Tq, D) */
-    all.stats = (tsh_real *)tshi_mem_data(node->aux); /* shape (local B, local H, 2, Tq) */
+    all.stats = (tsh_real *)tshi_mem_data(node->aux); /* the shape of all.stats, from forward */
     tshi_attention_run(&all);
 }
 
@@ -12858,7 +12857,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     if (!aux) return NULL;
     tshi_attention_begin(&all, in, out, &more);
     if (more.mask) all.head.mask_values = tshi_tensor_at(more.mask);
-    /* q is a view of (B, Tq, H, D): give out the same strides, so merging heads copies nothing */
+    /* q is a view of (B, Tq, H, D): give `out` the same strides, so merging heads copies nothing */
     if (q->stride[1] < q->stride[2] && out->dtype == TSH_REAL) {
         out->stride[1] = q->dim[3];
         out->stride[2] = q->dim[3] * q->local[1];
@@ -13100,7 +13099,7 @@ static void tshi_loss_backward(tshi_node *node) {
     memset(&work, 0, sizeof work);
     work.node = node;
     work.x = tshi_tape_saved_reals(node, 0, stride, &scratch[0]);
-    work.step = scratch[0] ? loss->classes : loss->step; /* from row to row of the copy, or of x */
+    work.step = scratch[0] ? loss->classes : loss->step; /* elements from row to row */
     if (loss->probs) work.t = tshi_tape_saved_reals(node, 1, stride, &scratch[1]);
     if (node->saved[2]) work.w = tshi_tape_saved_reals(node, 2, stride, &scratch[2]);
     if (ctx->error.code == TSH_OK && (once ? tshi_tape_dest_over(node, 0, &work.dest)
@@ -13337,7 +13336,7 @@ static int tshi_loss_inputs(tsh_tensor *const *in, const tshi_loss *loss, tshi_o
 static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tsh_real *losses,
                              tsh_tensor *out) {
     tsh_ctx *ctx = x->ctx;
-    double total = 0, count = 0; /* sum of the losses; of their weights */
+    double total = 0, count = 0; /* sum of the losses; sum of the weights */
     for (int64_t i = 0; i < loss->rows; i++) total += (double)losses[i];
     if (loss->desc.reduction == TSH_REDUCE_MEAN) {
         for (int64_t i = 0; i < loss->rows; i++) count += (double)loss->own[i];
