@@ -11123,7 +11123,7 @@ static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
 /* C = alpha A B + beta D. The shapes are A (m, k), B (k, n), C and D (m, n). */
 typedef struct tshi_product {
     const tsh_ctx *ctx;
-    int64_t m, n, k;                    /* the shapes above */
+    int64_t m, n, k;                    /* sizes of A, B, C and D */
     tsh_real alpha, beta;               /* beta 0: D is not read */
     tshi_matrix a, b, d, c;             /* D is C, or does not overlap it */
     const tshi_gemm_progress *progress; /* called meanwhile: collectives make progress; or NULL */
@@ -11131,7 +11131,7 @@ typedef struct tshi_product {
 
 /* A product that threads share: each computes a piece of C. */
 typedef struct tshi_products {
-    tshi_product whole; /* what the pieces make up together */
+    tshi_product whole; /* the product that the pieces make up */
     char *scratch;      /* for all pieces, one after the other */
     size_t each;        /* bytes of scratch for a piece */
     int by_rows;        /* 1: pieces are rows of C; 0: columns */
@@ -12111,7 +12111,7 @@ typedef struct tshi_rope {
  * position: `pairs` cosines, then as many sines. */
 TSHI_INLINE void tshi_rope_pairs_body(int64_t n, const tshi_operand *operand,
                                       const tshi_rope *rope) {
-    tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data; /* from the a of the first pair on */
+    tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data; /* from the a of its first pair on */
     const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data;
     const tsh_real *TSHI_RESTRICT table = (const tsh_real *)operand[2].data;
     const int64_t sy = operand[0].step, sx = operand[1].step, step = operand[2].step;
@@ -12908,7 +12908,7 @@ typedef struct tshi_loss {
     int cut;                     /* 1: classes are sharded over several ranks */
     /* The sums are one array (sums, rows): first S, then B, then the terms that are needed. */
     int sums, at[TSHI_LOSS_TERMS]; /* number of sums; index of each term, 0: not needed */
-    double divisor;                /* of the sum of the losses */
+    double divisor;                /* the mean is the sum of the losses / divisor */
     /* What backward reads, in the node's aux: */
     int64_t *local;          /* local index of class y; -1: on another rank; -2: ignored row */
     tsh_real *max, *log_sum; /* m and log S of each row */
@@ -12937,7 +12937,7 @@ typedef struct tshi_loss_work {
  * scales the sum so far when m grows. */
 TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
     enum { PART = 512 };                                /* logits per step */
-    tsh_real lane[TSHI_BLOCK], max = -TSHI_R(INFINITY); /* lane: sums to S; max: m so far */
+    tsh_real lane[TSHI_BLOCK], max = -TSHI_R(INFINITY); /* lane: partial sums of S; max: m so far */
     for (int i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (; n > 0; n -= PART, x += PART) {
         const int64_t part = tshi_base_min(PART, n);
@@ -13060,7 +13060,7 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
     const tsh_real *g = tshi_tape_grad(node); /* gradient of out: (rows), or a scalar */
     const tsh_tensor *x = node->in[0];        /* shape (.., V) */
     int64_t i, c, step = 0, rows = 0, last = x->stride[x->ndim - 1];
-    const double keep = 1 - loss->desc.label_smoothing; /* keep: 1 - e */
+    const double keep = 1 - loss->desc.label_smoothing; /* 1 - label smoothing */
     (void)piece;
     (void)tshi_kernel_rows(x, &rows, &step);
     for (i = from; i < to; i++) {
@@ -13272,8 +13272,8 @@ static void tshi_loss_terms(const tsh_ctx *ctx, const tshi_loss *loss, tsh_real 
 /* Computes the row losses, and what backward reads, from the complete sums (loss->sums, rows). B of
  * a class index is without its weight, which is loss->own. */
 static void tshi_loss_combine(const tshi_loss *loss, const tsh_real *sums, tsh_real *losses) {
-    const int *at = loss->at, smooth = at[TSHI_LOSS_Q] > 0;    /* smooth: 1 if e > 0 */
-    const tsh_real *own = sums + loss->rows * at[TSHI_LOSS_A]; /* A (rows) */
+    const int *at = loss->at, smooth = at[TSHI_LOSS_Q] > 0;
+    const tsh_real *own = sums + loss->rows * at[TSHI_LOSS_A]; /* A, shape (rows) */
     const tsh_real *q = sums + loss->rows * at[TSHI_LOSS_Q], *v = q + loss->rows;    /* Q, V */
     const tsh_real *all = at[TSHI_LOSS_W] ? sums + loss->rows * at[TSHI_LOSS_W] : v; /* W */
     const tsh_real keep = TSHI_R(1 - loss->desc.label_smoothing), z = TSHI_R(loss->desc.z_loss);
@@ -13354,7 +13354,7 @@ static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tsh_rea
 /* Computes out, and what backward reads. sums: scratch, as in tshi_loss_rows. */
 static void tshi_loss_forward(tsh_tensor *const *in, tshi_loss *loss, tsh_real *sums,
                               tsh_tensor *out) {
-    const int reduced = loss->desc.reduction != TSH_REDUCE_NONE; /* 0: out has the row losses */
+    const int reduced = loss->desc.reduction != TSH_REDUCE_NONE;
     tsh_real *losses = reduced ? sums + TSHI_LOSS_SUMS * loss->rows : tshi_tensor_values(out);
     tsh_ctx *ctx = in[0]->ctx;
     tshi_block *converted[3] = {NULL, NULL, NULL}; /* logits, target, weight as tsh_real, or NULL */
@@ -13379,7 +13379,7 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     tsh_tensor *in[3] = {logits, target, desc ? desc->weight : NULL}, *out;
     tsh_ctx *ctx = tshi_tensor_check(op->name, in, in[2] ? 3 : 2);
     tshi_output output;
-    tshi_block *aux, *sums; /* what backward reads; scratch */
+    tshi_block *aux, *sums; /* aux: what backward reads; sums: scratch */
     tshi_loss loss;
     int64_t scratch; /* elements of scratch for tshi_loss_term */
     memset(&usual, 0, sizeof usual);
