@@ -12908,7 +12908,7 @@ typedef struct tshi_loss {
     int cut;                     /* 1: classes are sharded over several ranks */
     /* The sums are one array (sums, rows): first S, then B, then the terms that are needed. */
     int sums, at[TSHI_LOSS_TERMS]; /* number of sums; index of each term, 0: not needed */
-    double divisor;                /* the mean is the sum of the losses / divisor */
+    double divisor;                /* out = sum of the row losses / divisor */
     /* What backward reads, in the node's aux: */
     int64_t *local;          /* local index of class y; -1: on another rank; -2: ignored row */
     tsh_real *max, *log_sum; /* m and log S of each row */
@@ -13272,7 +13272,7 @@ static void tshi_loss_terms(const tsh_ctx *ctx, const tshi_loss *loss, tsh_real 
 /* Computes the row losses, and what backward reads, from the complete sums (loss->sums, rows). B of
  * a class index is without its weight, which is loss->own. */
 static void tshi_loss_combine(const tshi_loss *loss, const tsh_real *sums, tsh_real *losses) {
-    const int *at = loss->at, smooth = at[TSHI_LOSS_Q] > 0;
+    const int *at = loss->at, smooth = at[TSHI_LOSS_Q] > 0; /* smooth: 1 if label smoothing is on */
     const tsh_real *own = sums + loss->rows * at[TSHI_LOSS_A]; /* A, shape (rows) */
     const tsh_real *q = sums + loss->rows * at[TSHI_LOSS_Q], *v = q + loss->rows;    /* Q, V */
     const tsh_real *all = at[TSHI_LOSS_W] ? sums + loss->rows * at[TSHI_LOSS_W] : v; /* W */
@@ -13354,7 +13354,7 @@ static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tsh_rea
 /* Computes out, and what backward reads. sums: scratch, as in tshi_loss_rows. */
 static void tshi_loss_forward(tsh_tensor *const *in, tshi_loss *loss, tsh_real *sums,
                               tsh_tensor *out) {
-    const int reduced = loss->desc.reduction != TSH_REDUCE_NONE;
+    const int reduced = loss->desc.reduction != TSH_REDUCE_NONE; /* 0: out has the row losses */
     tsh_real *losses = reduced ? sums + TSHI_LOSS_SUMS * loss->rows : tshi_tensor_values(out);
     tsh_ctx *ctx = in[0]->ctx;
     tshi_block *converted[3] = {NULL, NULL, NULL}; /* logits, target, weight as tsh_real, or NULL */
