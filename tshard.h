@@ -10677,33 +10677,35 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
 
 /* ========================================================================== */
 /* >>redistribute                                MARK: - redistribute (private) */
-/* The same values in another layout; tsh_read and tsh_write.                  */
+/* Changes of layout: tsh_redistribute, tsh_set_layout, tsh_tp_...             */
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
 
-/* tshi_redistribute_move does all changes of layout, in forward and backward:
+/* tshi_redistribute_move does every change of layout, in forward and in backward. R: replicated,
+ * S(d): sharded along dimension d, P: partial sum.
  *
  *     S(d) to R     all-gather             P to R       all-reduce
  *     P to S(d)     reduce-scatter         S(i) to S(j) all-to-all
  *     R to S(d)     each rank its slice    R to P       zero on all ranks but rank 0
  *
- * Values in and out are dense. Collectives need the shards in rank order; with fused segments (q,
- * k, v in one weight) they are not in that order in memory and are reordered. */
+ * Input and output are dense. The collectives take the shards of all ranks in rank order. With
+ * fused segments (q, k, v in one weight) a shard is not one run of memory: it is reordered. */
 
-/* An array, seen as (outer, length, inner) around the dimension that a layout cuts. */
+/* An array seen as (outer, length, inner): a layout cuts its middle dimension. */
 typedef struct tshi_cut {
-    int64_t outer, length, inner;
-    const tsh_layout *layout;
-    int size;     /* ranks */
-    size_t width; /* bytes of an element */
+    int64_t outer, length, inner; /* sizes of the three dimensions */
+    const tsh_layout *layout;     /* a sharded one: cuts `length` */
+    int size;                     /* number of ranks of tp */
+    size_t width;                 /* bytes of an element */
 } tshi_cut;
 
-/* form gives the global shape. The array is whole, or this rank's shard by another layout. */
+/* Returns how `layout` cuts an array. form has the global shape. other NULL: the array is whole;
+ * else it is this rank's shard by the layout `other`. */
 static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *layout,
                                       const tsh_layout *other, tsh_dtype dtype) {
     const tsh_comm *tp = &form->ctx->tp;
     const int dim = layout->dim;
-    int64_t sizes[TSH_MAX_DIMS];
+    int64_t sizes[TSH_MAX_DIMS]; /* the array's shape */
     tshi_cut cut;
     memcpy(sizes, form->dim, sizeof sizes);
     if (other) sizes[other->dim] = tsh_chunk(other, sizes[other->dim], tp->size, tp->rank, NULL);
@@ -10716,18 +10718,18 @@ static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *
     return cut;
 }
 
-/* The elements of a rank's shard in one outer row. */
+/* Returns how many elements of an outer row are in `rank`'s shard. */
 static int64_t tshi_redistribute_held(const tshi_cut *cut, int rank) {
     return tsh_chunk(cut->layout, cut->length, cut->size, rank, NULL) * cut->inner;
 }
 
-/* Copies rank's shard of the whole array to `shard`, whose outer rows begin `pitch` elements apart;
- * from shard to the whole if to_shard is 0. */
+/* Copies rank's shard between the array `whole` and `shard`, whose outer rows begin `pitch`
+ * elements apart. to_shard 1: to shard; 0: to whole. */
 static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, char *shard,
                                     int64_t pitch, int to_shard) {
-    tsh_range range[TSH_MAX_SEGMENTS];
-    int64_t o;
-    int s;
+    tsh_range range[TSH_MAX_SEGMENTS]; /* the shard's part of each segment */
+    int64_t o;                         /* index of the outer row */
+    int s;                             /* index of the segment */
     (void)tsh_chunk(cut->layout, cut->length, cut->size, rank, range);
     for (o = 0; o < cut->outer; o++) {
         char *at = shard + (size_t)(o * pitch) * cut->width;
@@ -10744,35 +10746,36 @@ static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, 
     }
 }
 
-/* Copies between a whole array and `shards`, which has those of all ranks in rank order: in each
- * outer row (by_row 1), or one whole shard after the other. */
+/* Copies between the array `whole` and `shards`, the shards of all ranks in rank order. by_row 1:
+ * each outer row has a part for each rank; 0: one shard follows the other. to_shards 1: to shards;
+ * 0: to whole. */
 static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shards, int by_row,
                                     int to_shards) {
     int r;
     for (r = 0; r < cut->size; r++) {
-        const int64_t row = tshi_redistribute_held(cut, r);
+        const int64_t row = tshi_redistribute_held(cut, r); /* rank r's elements of an outer row */
         const int64_t pitch = by_row ? cut->length * cut->inner : row;
         tshi_redistribute_shard(cut, r, whole, shards, pitch, to_shards);
         shards += (size_t)(by_row ? row : row * cut->outer) * cut->width;
     }
 }
 
-/* S to R by all-gather (gather 1), or P to S by reduce-scatter. form gives the global shape, layout
- * is the sharded one. */
+/* S to R by all-gather (gather 1), or P to S by reduce-scatter (gather 0). form has the global
+ * shape; `layout` is the sharded one. */
 static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *layout, int gather, tsh_dtype dtype,
                                          const void *in, void *out) {
     const tshi_cut cut = tshi_redistribute_cut(form, layout, NULL, dtype);
-    const size_t counted = (size_t)cut.size * sizeof(int64_t);
+    const size_t counted = (size_t)cut.size * sizeof(int64_t); /* bytes of `counts` */
     const size_t bytes = layout->segments > 1 ? (size_t)tsh_numel(form) * cut.width : 0;
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
-    int64_t *counts;
-    void *ordered = gather ? out : tshi_kernel_unconst(in);
+    int64_t *counts; /* elements of each rank in an outer row */
+    void *ordered = gather ? out : tshi_kernel_unconst(in); /* whole array, in rank order */
     int r;
     if (!scratch) return TSH_ERR_MEMORY;
     counts = (int64_t *)tshi_mem_data(scratch);
     for (r = 0; r < cut.size; r++) counts[r] = tshi_redistribute_held(&cut, r);
-    if (bytes) ordered = counts + cut.size;
+    if (bytes) ordered = counts + cut.size; /* several segments: reorder in scratch */
     if (bytes && !gather)
         tshi_redistribute_order(&cut, tshi_kernel_unconst(in), (char *)ordered, 1, 1);
     if (gather)
@@ -10787,18 +10790,18 @@ static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
     return ctx->error.code;
 }
 
-/* S(i) to S(j) by all-to-all: every rank cuts its shard along j, a part for each rank, and joins
- * the parts that it receives along i. */
+/* S(i) to S(j) by all-to-all: every rank cuts its shard along j into a part for each rank, and
+ * joins the parts that it receives along i. form has the global shape. */
 static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *from, const tsh_layout *to,
                                          tsh_dtype dtype, const void *in, void *out) {
-    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);
-    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype);
+    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* in, cut along j */
+    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* out, cut along i */
     const size_t counted = (size_t)cut.size * sizeof(int64_t);
-    const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* as many as there can be */
+    const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* no shard is longer */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * counted + 2 * bytes);
-    int64_t *send, *recv;
-    char *sent, *received;
+    int64_t *send, *recv;  /* elements to and from each rank */
+    char *sent, *received; /* data to and from all ranks, in rank order */
     int r;
     if (!scratch) return TSH_ERR_MEMORY;
     send = (int64_t *)tshi_mem_data(scratch);
@@ -10815,8 +10818,8 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
     return ctx->error.code;
 }
 
-/* Moves dense local values from one layout to another, by the table above. form gives the global
- * shape. */
+/* Moves dense local values from one layout to another, by the table above: `in` has the layout
+ * `from`, `out` gets the layout `to`. form has the global shape. A collective over tp, or none. */
 static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layout *from,
                                          const tsh_layout *to, tsh_dtype dtype, const void *in,
                                          void *out) {
@@ -10826,41 +10829,41 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
     if (tshi_layout_equal(from, to, form->dim, ctx->tp.size)) {
         memcpy(out, in, (size_t)tsh_local_numel(form) * width);
     } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED && from->dim == to->dim) {
-        /* other segments or units: gather and slice */
+        /* the same dimension, but other segments or units: gather, then slice */
         tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
         void *values = scratch ? tshi_mem_data(scratch) : NULL;
         if (values && tshi_redistribute_move(form, from, &whole, dtype, in, values) == TSH_OK)
             (void)tshi_redistribute_move(form, &whole, to, dtype, values, out);
         tshi_mem_release(ctx, scratch);
     } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED) {
-        return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out);
+        return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out); /* S(i) to S(j) */
     } else if (from->kind == TSH_SHARDED) {
-        return tshi_redistribute_rows(ctx, form, from, 1, dtype, in, out);
+        return tshi_redistribute_rows(ctx, form, from, 1, dtype, in, out); /* S to R */
     } else if (from->kind == TSH_PARTIAL && to->kind == TSH_SHARDED) {
-        return tshi_redistribute_rows(ctx, form, to, 0, dtype, in, out);
+        return tshi_redistribute_rows(ctx, form, to, 0, dtype, in, out); /* P to S */
     } else if (to->kind == TSH_SHARDED) {
-        const tshi_cut cut = tshi_redistribute_cut(form, to, NULL, dtype);
+        const tshi_cut cut = tshi_redistribute_cut(form, to, NULL, dtype); /* R to S */
         tshi_redistribute_shard(&cut, ctx->tp.rank, tshi_kernel_unconst(in), (char *)out,
                                 tshi_redistribute_held(&cut, ctx->tp.rank), 1);
     } else if (from->kind == TSH_PARTIAL) {
-        memcpy(out, in, bytes);
+        memcpy(out, in, bytes); /* P to R */
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, out, tsh_numel(form), dtype, TSH_SUM),
                               "tsh_redistribute: all-reduce");
     } else if (ctx->tp.rank) {
-        memset(out, 0, bytes);
+        memset(out, 0, bytes); /* R to P, not on rank 0 */
     } else {
-        memcpy(out, in, bytes);
+        memcpy(out, in, bytes); /* R to P, on rank 0 */
     }
     return ctx->error.code;
 }
 
-/* Adds the gradient g of layout `from` to that of input 0, as layout `to`, which is R or S. form
- * gives the global shape of both. */
+/* Adds the gradient g, of layout `from`, to the gradient of input 0, of layout `to` (R or S). form
+ * has the global shape of both. */
 static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, const tsh_layout *from,
                                    const tsh_layout *to, tsh_real *g) {
     tshi_block *scratch;
     tshi_dest dest;
-    tsh_real *dx;
+    tsh_real *dx; /* dense gradient, of layout `to` */
     if (!tshi_tape_dest(node, 0, &dest)) return;
     dx = tshi_map_dense_dest(node->in[0], &dest, &scratch);
     if (dx && tshi_redistribute_move(form, from, to, TSH_REAL, g, dx) == TSH_OK)
@@ -10869,8 +10872,8 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
         tshi_mem_release(node->out->ctx, scratch);
 }
 
-/* An all-gather's op accepts partial gradients: a complete gradient is sliced, a partial one
- * reduce-scattered, which is cheaper than an all-reduce before. */
+/* Backward of the three ops below. After an all-gather (the last two), a complete gradient (gr) is
+ * sliced, a partial one (gp) reduce-scattered, which costs less than to all-reduce and slice it. */
 static void tshi_redistribute_backward(tshi_node *node) {
     const tsh_tensor *out = node->out;
     const tsh_layout sum = tsh_partial(), whole = tsh_replicated();
@@ -10889,14 +10892,15 @@ static const tshi_op tshi_redistribute_all_gather_op = {
 static const tshi_op tshi_redistribute_gather_op = {
     "tsh_tp_gather", "x", NULL, tshi_redistribute_backward, TSHI_NONE, TSHI_OP_ACCEPTS_PARTIAL};
 
-/* Makes the output of a redistribution of x, whose layout in the output's global shape is `from`.
- * Backward gives x a gradient that is sharded if `from` is, else replicated. */
+/* Redistributes x to `layout` and records op. shape: the output's global shape; from: x's layout in
+ * this shape (tsh_tp_gather takes a replicated x for a shard). Backward gives x a sharded gradient
+ * if `from` is sharded, else a replicated one. */
 static tsh_tensor *tshi_redistribute_run(const tshi_op *op, tsh_tensor *x, const tsh_layout *from,
                                          const tsh_shape *shape, const tsh_layout *layout) {
     tsh_tensor *out = tshi_tensor_out(x->ctx, op->name, x->dtype, shape, layout);
     const tsh_layout back = from->kind == TSH_SHARDED ? *from : tsh_replicated();
     tshi_block *scratch;
-    void *values = out ? tshi_kernel_packed(x, &scratch) : NULL;
+    void *values = out ? tshi_kernel_packed(x, &scratch) : NULL; /* x's values, dense */
     tsh_result result;
     if (!values) return NULL;
     result = tshi_redistribute_move(out, from, layout, x->dtype, values, tshi_tensor_at(out));
@@ -10911,7 +10915,7 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
     tsh_ctx *ctx;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     tsh_shape shape = tsh_shape_of(x);
-    if (x) tshi_error_report(x->ctx); /* an earlier error: peers may wait in the collective */
+    if (x) tshi_error_report(x->ctx); /* reports an earlier error: peers may wait for this rank */
     ctx = tshi_tensor_check("tsh_redistribute", &x, 1);
     if (!ctx) return NULL;
     if (!tshi_layout_resolve(&layout, x->ndim, x->dim) ||
@@ -10920,7 +10924,7 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
                                tshi_tensor_text(x, a), tsh_layout_text(&layout, b, sizeof b));
     if (tshi_layout_identical(&x->layout, &layout)) return x;
     if (ctx->tp.size == 1 || tshi_layout_equal(&x->layout, &layout, x->dim, ctx->tp.size)) {
-        tsh_tensor *out = tshi_tensor_view(x);
+        tsh_tensor *out = tshi_tensor_view(x); /* no values move */
         if (out) out->layout = layout;
         return out;
     }
@@ -10935,14 +10939,15 @@ TSH_API tsh_tensor *tsh_full(tsh_tensor *x) {
 
 /* -- tsh_set_layout, tsh_tp_... --------------------------------------------- */
 
-/* A new handle of x's values, for an op that changes only gradients or the layout. *x becomes a
- * dense copy if it is not dense, as gradients have the strides of their tensor. */
+/* Returns a new handle of x's values, for an op that changes only gradients or the layout; NULL: no
+ * memory. If *x is not dense, a dense copy replaces it: gradients have their tensor's strides. */
 static tsh_tensor *tshi_redistribute_window(const char *op, tsh_tensor **x) {
     if (!tshi_tensor_is_dense(*x)) *x = tshi_map_copy(op, *x);
     return *x ? tshi_tensor_detached(*x, (*x)->block) : NULL;
 }
 
-/* Reports, and returns 0, if a recorded op, a view or a gradient depends on t's current layout. */
+/* Returns 1 if t's layout may change in place; 0 and an error if a recorded op, a view or a
+ * gradient depends on it. */
 static int tshi_redistribute_may_change(const tsh_tensor *t) {
     const int recorded = tshi_tensor_recorded(t), viewed = t->block->refs > 1;
     if (!recorded && !viewed && !t->gr.live && !t->gp.live) return 1;
@@ -10958,18 +10963,19 @@ static int tshi_redistribute_may_change(const tsh_tensor *t) {
     return 0;
 }
 
-/* One step of tsh_set_layout, where the old or the new layout is R or P: changes form's sizes and
- * layout, no values. */
+/* One step of tsh_set_layout; the old or the new layout is R or P. Changes the sizes and the layout
+ * in *form, but no values. Fails if the ranks' shards would have different lengths. */
 static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout) {
     tsh_ctx *ctx = form->ctx;
+    /* the sharded one of the old and the new layout, if there is one */
     const tsh_layout *cut = form->layout.kind == TSH_SHARDED ? &form->layout : &layout;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
-    tsh_tensor next = *form;
-    int64_t held, owned;
+    tsh_tensor next = *form; /* what form becomes */
+    int64_t held, owned; /* length along d: that each shard must have; that rank r's shard has */
     int r, fits = 1, d = cut->dim < 0 ? cut->dim + form->ndim : cut->dim;
     if (cut->kind == TSH_SHARDED && (d < 0 || d >= form->ndim)) fits = d = 0;
-    if (layout.kind == TSH_SHARDED && fits) {
-        fits = form->dim[d] <= INT64_MAX / 64 / ctx->tp.size;
+    if (layout.kind == TSH_SHARDED && fits) { /* d becomes as long as all shards together */
+        fits = form->dim[d] <= INT64_MAX / 64 / ctx->tp.size; /* no overflow */
         next.dim[d] *= fits ? ctx->tp.size : 1;
     }
     if (fits) fits = tshi_layout_resolve(&layout, next.ndim, next.dim);
@@ -10989,7 +10995,7 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
                     "not %lld; all pieces must be of one length",
                     tshi_tensor_text(form, a), tsh_layout_text(&layout, b, sizeof b), d, r,
                     (long long)owned, (long long)held);
-        if (layout.kind != TSH_SHARDED) next.dim[d] = held;
+        if (layout.kind != TSH_SHARDED) next.dim[d] = held; /* the whole is as long as one shard */
     }
     next.layout = layout;
     *form = next;
@@ -11002,8 +11008,8 @@ static const tshi_op tshi_redistribute_set_layout_op = {"tsh_set_layout",       
 TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_set_layout", &t, 1);
     tsh_layout resolved = layout;
-    tsh_tensor form, *out;
-    int in_place;
+    tsh_tensor form, *out; /* form: t with the new layout */
+    int in_place;          /* 1: changes t; 0: returns a new handle */
     if (!ctx) return NULL;
     form = *t;
     if (tshi_layout_resolve(&resolved, t->ndim, t->dim) &&
@@ -11016,7 +11022,7 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
         if (ctx->error.code != TSH_OK || tshi_redistribute_declare(&form, layout) != TSH_OK)
             return NULL;
     }
-    /* a parameter's layout is the plan's */
+    /* a parameter keeps the layout that the plan gave it */
     in_place = (t->flags & TSHI_OWNED) && !(t->flags & TSHI_PARAM);
     if (in_place && !tshi_redistribute_may_change(t)) return NULL;
     out = in_place ? t : tshi_redistribute_window("tsh_set_layout", &t);
@@ -11028,12 +11034,12 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     return out;
 }
 
-/* Checks input x of tsh_tp_...: it is replicated, or sharded or partial if these are 1. NULL and an
- * error if not. */
+/* Checks the input x of a tsh_tp_... function: replicated; or sharded if `sharded` is 1; or a
+ * partial sum if `partial` is 1. Returns x's ctx; NULL and an error if x is none of these. */
 static tsh_ctx *tshi_redistribute_takes(const char *op, tsh_tensor *x, int sharded, int partial) {
     char text[TSHI_TEXT_SIZE];
     tsh_ctx *ctx;
-    if (x) tshi_error_report(x->ctx); /* an earlier error: peers may wait in the collective */
+    if (x) tshi_error_report(x->ctx); /* reports an earlier error: peers may wait for this rank */
     ctx = tshi_tensor_check(op, &x, 1);
     if (!ctx || x->layout.kind == TSH_REPLICATED || (sharded && x->layout.kind == TSH_SHARDED) ||
         (partial && x->layout.kind == TSH_PARTIAL))
@@ -11045,7 +11051,7 @@ static tsh_ctx *tshi_redistribute_takes(const char *op, tsh_tensor *x, int shard
     return NULL;
 }
 
-/* The index of x's dimension dim, -1 and an error if there is none. */
+/* Returns the index of x's dimension dim (negative: from the end), or -1 and an error. */
 static int tshi_redistribute_dim(const char *op, const tsh_tensor *x, int dim) {
     char text[TSHI_TEXT_SIZE];
     int axis = tshi_tensor_axis(x, dim);
@@ -11055,7 +11061,7 @@ static int tshi_redistribute_dim(const char *op, const tsh_tensor *x, int dim) {
     return axis;
 }
 
-/* Checks that redop is a reduction of x's dtype. */
+/* Returns 1 if redop can reduce x's dtype (TSH_AVG: floating ones only), else 0 and an error. */
 static int tshi_redistribute_redop(const char *op, const tsh_tensor *x, tsh_redop redop) {
     if ((unsigned)redop <= (unsigned)TSH_AVG &&
         (redop != TSH_AVG || tshi_dtypes[x->dtype].floating))
@@ -11065,16 +11071,16 @@ static int tshi_redistribute_redop(const char *op, const tsh_tensor *x, tsh_redo
     return 0;
 }
 
-/* dx = all-reduce, by the redop, of the gradient that this rank's consumers computed. */
+/* Backward of tsh_tp_copy: dx = the all-reduce, by the redop, of this rank's gradient of out. */
 static void tshi_redistribute_copy_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     tsh_redop op = *(const tsh_redop *)node->params;
-    const tsh_real *g = tshi_tape_complete(out);
+    const tsh_real *g = tshi_tape_complete(out); /* gr + gp of this rank, not yet all-reduced */
     size_t bytes = (size_t)tsh_local_numel(out) * sizeof *g;
     tshi_block *scratch = g ? tshi_mem_alloc(out->ctx, TSH_MEM_STEP, bytes) : NULL;
     tshi_dest dest;
     if (!scratch) return;
-    memcpy(tshi_mem_data(scratch), g, bytes);
+    memcpy(tshi_mem_data(scratch), g, bytes); /* the all-reduce must not change out's gradient */
     if (tshi_error_comm(out->ctx,
                         tsh_allreduce(&out->ctx->tp, tshi_mem_data(scratch), tsh_local_numel(out),
                                       TSH_REAL, op),
@@ -11093,7 +11099,7 @@ TSH_API tsh_tensor *tsh_tp_copy(tsh_tensor *x, tsh_redop op) {
     tsh_ctx *ctx = tshi_redistribute_takes("tsh_tp_copy", x, 0, 0);
     tsh_tensor *out;
     if (!ctx || !tshi_redistribute_redop("tsh_tp_copy", x, op)) return NULL;
-    if (ctx->tp.size == 1 || !tshi_tape_records(ctx, &x, 1)) return x;
+    if (ctx->tp.size == 1 || !tshi_tape_records(ctx, &x, 1)) return x; /* acts only in backward */
     out = tshi_redistribute_window("tsh_tp_copy", &x);
     if (!out) return NULL;
     tshi_map_record(&tshi_redistribute_copy_op, out, &x, 1, TSHI_NONE, &op, sizeof op, NULL);
@@ -11111,7 +11117,7 @@ TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op) {
     if (ctx->tp.size == 1) return x->layout.kind == TSH_REPLICATED ? x : tsh_full(x);
     out = tshi_tensor_out(ctx, "tsh_tp_reduce", x->dtype, &shape, NULL);
     if (!out) return NULL;
-    tshi_kernel_dense(x, tshi_tensor_at(out), out->dtype, 0);
+    tshi_kernel_dense(x, tshi_tensor_at(out), out->dtype, 0); /* out = x, dense */
     if (tshi_error_comm(
             ctx, tsh_allreduce(&ctx->tp, tshi_tensor_at(out), tsh_numel(out), out->dtype, op),
             "tsh_tp_reduce: all-reduce") != TSH_OK)
@@ -11140,7 +11146,7 @@ TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim) {
                                tshi_tensor_text(x, text), axis, x->layout.dim);
     if (x->layout.kind == TSH_SHARDED) return tsh_redistribute(x, whole);
     if (ctx->tp.size == 1) return x;
-    shape.dim[axis] *= ctx->tp.size;
+    shape.dim[axis] *= ctx->tp.size; /* all ranks' pieces together */
     (void)tshi_layout_resolve(&shards, shape.ndim, shape.dim);
     return tshi_redistribute_run(&tshi_redistribute_gather_op, x, &shards, &shape, &whole);
 }
@@ -11148,7 +11154,7 @@ TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim) {
 TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
     tsh_ctx *ctx;
     char text[TSHI_TEXT_SIZE];
-    if (t) tshi_error_report(t->ctx);
+    if (t) tshi_error_report(t->ctx); /* peers may wait in the broadcast */
     ctx = tshi_tensor_check("tsh_broadcast_batch", &t, 1);
     if (!ctx) return t ? t->ctx->error.code : TSH_ERR_ARGUMENT;
     if (!(t->flags & TSHI_OWNED) || t->layout.kind != TSH_REPLICATED)
@@ -11167,11 +11173,15 @@ TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
 /* Needs: >>redistribute.                                                     */
 /* ========================================================================== */
 
-/* Checks the arguments of tsh_read and tsh_write: t is of ctx, and data has its size. */
+/* TSH_LOCAL copies this rank's values. TSH_GLOBAL copies the whole tensor: reading one that is not
+ * replicated is a collective; writing takes this rank's slice of the argument and needs none. */
+
+/* Checks the arguments of tsh_read and tsh_write: t is of ctx and its values have `bytes` bytes.
+ * Returns ctx; NULL and an error if not. */
 static tsh_ctx *tshi_values_io(const char *op, tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent,
                                      const void *data, size_t bytes) {
-    int64_t n = extent == TSH_LOCAL ? tsh_local_numel(t) : tsh_numel(t);
-    size_t need = (size_t)n * tsh_dtype_size(tsh_dtype_of(t));
+    int64_t n = extent == TSH_LOCAL ? tsh_local_numel(t) : tsh_numel(t); /* number of elements */
+    size_t need = (size_t)n * tsh_dtype_size(tsh_dtype_of(t));           /* number of bytes */
     if (!tshi_tensor_check_in(ctx, op, t)) return NULL;
     if (bytes == need && (data || !need)) return t->ctx;
     (void)tsh_fail(t->ctx, TSH_ERR_ARGUMENT,
@@ -11185,13 +11195,13 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
                             size_t bytes) {
     tsh_layout whole = tsh_replicated();
     tshi_block *scratch;
-    void *values;
+    void *values; /* this rank's values, dense */
     if (!ctx) return TSH_ERR_ARGUMENT;
-    if (extent == TSH_GLOBAL) tshi_error_report(ctx);
+    if (extent == TSH_GLOBAL) tshi_error_report(ctx); /* peers may wait in the collective */
     if (!tshi_values_io("tsh_read", ctx, t, extent, out, bytes)) return ctx->error.code;
     if (!tsh_numel(t)) return TSH_OK;
     if (extent == TSH_LOCAL || t->layout.kind == TSH_REPLICATED || ctx->tp.size == 1) {
-        tshi_kernel_dense(t, out, t->dtype, 0);
+        tshi_kernel_dense(t, out, t->dtype, 0); /* copy t to out */
         return TSH_OK;
     }
     if (!(values = tshi_kernel_packed(t, &scratch))) return ctx->error.code;
@@ -11203,7 +11213,7 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
 TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, const void *in,
                              size_t bytes) {
     tsh_layout whole = tsh_replicated();
-    tshi_block *scratch;
+    tshi_block *scratch; /* this rank's slice, dense */
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (!tshi_values_io("tsh_write", ctx, t, extent, in, bytes)) return ctx->error.code;
     if (!(t->base->flags & TSHI_OWNED))
@@ -11215,23 +11225,23 @@ TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, con
     if (!tshi_tensor_may_change("tsh_write", t->base)) return ctx->error.code;
     if (!tsh_numel(t)) return TSH_OK;
     if (extent == TSH_LOCAL || t->layout.kind == TSH_REPLICATED || ctx->tp.size == 1) {
-        tshi_kernel_dense(t, tshi_kernel_unconst(in), t->dtype, 1);
+        tshi_kernel_dense(t, tshi_kernel_unconst(in), t->dtype, 1); /* copy in to t */
         return TSH_OK;
     }
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP,
                              (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
     if (!scratch) return ctx->error.code;
     (void)tshi_redistribute_move(t, &whole, &t->layout, t->dtype, in, tshi_mem_data(scratch));
-    tshi_kernel_dense(t, tshi_mem_data(scratch), t->dtype, 1);
+    tshi_kernel_dense(t, tshi_mem_data(scratch), t->dtype, 1); /* copy the slice to t */
     tshi_mem_release(ctx, scratch);
     return ctx->error.code;
 }
 
 TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
-    char form[TSHI_TEXT_SIZE];
+    char form[TSHI_TEXT_SIZE]; /* t's shape and layout as text */
     tshi_block *scratch;
     const void *values;
-    int64_t e, n = tsh_local_numel(t);
+    int64_t e, n = tsh_local_numel(t); /* e: index of an element */
     int d;
     if (!size) return text;
     text[0] = '\0';
@@ -11239,9 +11249,9 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
         return text;
     tsh_text_add(text, size, "%s %s:", tshi_dtype_name(t->dtype), tshi_tensor_text(t, form));
     for (e = 0; e < n && strlen(text) + 1 < size; e++) {
-        int64_t run = 1;
+        int64_t run = 1; /* elements of a row, a matrix, ... */
         for (d = t->ndim - 1; d > 0 && e; d--)
-            if (e % (run *= t->local[d]) == 0) tsh_text_add(text, size, " /");
+            if (e % (run *= t->local[d]) == 0) tsh_text_add(text, size, " /"); /* a run ends */
         tsh_text_add(text, size, " %.6g", tshi_dtype_get(t->dtype, values, e));
     }
     tshi_mem_release(t->ctx, scratch);
@@ -11254,10 +11264,11 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
 /* Needs: >>gemm >>redistribute.                                                */
 /* ========================================================================== */
 
-/* All products come through tshi_matmul_run (or, in attention, tshi_matmul_alone). A tshi_matrix
- * has strides for rows and columns, so that transposes and slices are not copied. */
+/* Every product is computed by tshi_matmul_run, which divides it among threads; attention, whose
+ * threads have heads of their own, calls tshi_matmul_alone. A tshi_matrix has strides for rows and
+ * columns, so that transposes and slices are not copied. */
 
-/* At least so many bytes of scratch for the built-in gemm: one block of the ctx, which grows as
+/* Returns at least `bytes` of scratch for the built-in gemm: one block of the ctx, which grows as
  * needed. NULL: no memory. */
 static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
     if (!ctx->gemm_scratch || ctx->gemm_scratch->size < bytes) {
@@ -11267,28 +11278,27 @@ static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
     return ctx->gemm_scratch ? (char *)tshi_mem_data(ctx->gemm_scratch) : NULL;
 }
 
-/* C = alpha A B + beta D, where A is (m, k), B (k, n), C and D (m, n). */
+/* C = alpha A B + beta D. The shapes are A (m, k), B (k, n), C and D (m, n). */
 typedef struct tshi_product {
     const tsh_ctx *ctx;
-    int64_t m, n, k;
-    tsh_real alpha, beta;
-    tshi_matrix a, b, d, c; /* D is C, or does not overlap it */
-    const tshi_gemm_progress *progress; /* of communication, or NULL */
+    int64_t m, n, k;                    /* sizes of A, B, C and D */
+    tsh_real alpha, beta;               /* beta 0: D is not read */
+    tshi_matrix a, b, d, c;             /* D is C, or does not overlap it */
+    const tshi_gemm_progress *progress; /* called meanwhile: collectives make progress; or NULL */
 } tshi_product;
 
-/* A product that threads share. */
+/* A product that threads share: each computes a piece of C. */
 typedef struct tshi_products {
-    tshi_product whole;
-    char *scratch;
-    size_t each; /* bytes of scratch for each piece */
-    int by_rows; /* pieces are rows of C, else columns */
+    tshi_product whole; /* the product that the pieces make up */
+    char *scratch;      /* for all pieces, one after the other */
+    size_t each;        /* bytes of scratch for a piece */
+    int by_rows;        /* 1: pieces are rows of C; 0: columns */
 } tshi_products;
 
-/* Computes a product on the calling thread. A user's gemm has no D: C = beta D is computed first.
- */
+/* Computes a product on the calling thread. A user's gemm takes no D: C = beta D is set first. */
 static void tshi_matmul_alone(const tshi_product *x, char *scratch) {
     const tsh_ctx *ctx = x->ctx;
-    const int apart = x->beta != 0 && x->d.data != x->c.data;
+    const int apart = x->beta != 0 && x->d.data != x->c.data; /* D is not C */
     if (!ctx->gemm.fn) {
         tshi_gemm_run(ctx->gemm_kernel, scratch, x->progress, x->m, x->n, x->k, x->alpha, x->a,
                       x->b, x->beta, x->d, x->c);
@@ -11298,32 +11308,32 @@ static void tshi_matmul_alone(const tshi_product *x, char *scratch) {
     ctx->gemm.fn(ctx->gemm.user, x->m, x->n, x->k, x->alpha, (const tsh_real *)x->a.data, x->a.row,
                  x->a.column, (const tsh_real *)x->b.data, x->b.row, x->b.column,
                  apart ? TSHI_R(1) : x->beta, (tsh_real *)x->c.data, x->c.row, x->c.column,
-                 tshi_team_spare(ctx));
+                 tshi_team_spare(ctx)); /* threads that the gemm may use */
 }
 
-/* A thread's part of a product: the rows or columns [from, to) of C. */
+/* A tshi_team_fn: computes the rows or columns [from, to) of C. */
 static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_products *all = (const tshi_products *)job;
     const int64_t i = all->by_rows ? from : 0, j = all->by_rows ? 0 : from;
     tshi_product part = all->whole;
-    *(all->by_rows ? &part.m : &part.n) = to - from;
-    part.a = tshi_gemm_from(part.a, i, 0);
-    part.b = tshi_gemm_from(part.b, 0, j);
+    *(all->by_rows ? &part.m : &part.n) = to - from; /* part.m by part.n: shape of the piece of C */
+    part.a = tshi_gemm_from(part.a, i, 0);           /* rows of A from i on */
+    part.b = tshi_gemm_from(part.b, 0, j);           /* columns of B from j on */
     part.d = tshi_gemm_from(part.d, i, j);
     part.c = tshi_gemm_from(part.c, i, j);
     if (piece > 0) part.progress = NULL; /* only the rank's own thread, piece 0, may communicate */
     tshi_matmul_alone(&part, all->scratch + (size_t)piece * all->each);
 }
 
-/* m (rows, columns) as the ctx's gemm takes it. A user's gemm takes tsh_real: another dtype is
- * converted into *block, which the caller releases. */
+/* Returns m, of shape (rows, columns), as the ctx's gemm takes it. A user's gemm takes only
+ * tsh_real: another dtype is converted to *block, which the caller releases (else NULL). */
 static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t rows, int64_t columns,
                                          tshi_block **block) {
-    tsh_real *data;
+    tsh_real *data; /* shape (rows, columns), dense */
     *block = NULL;
     if (m.dtype == TSH_REAL || !ctx->gemm.fn) return m;
     *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * columns));
-    if (!*block) return m;
+    if (!*block) return m; /* no memory: the ctx holds the error */
     data = (tsh_real *)tshi_mem_data(*block);
     for (int64_t i = 0; i < rows; i++) {
         const tshi_operand to = tshi_kernel_reals(data + i * columns, 1);
@@ -11334,27 +11344,28 @@ static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t ro
     return tshi_gemm_matrix(data, columns, 1);
 }
 
-/* C = alpha A B + beta D by the rank's threads. The longer side of C is cut, as that packs the
- * least of A and B, at multiples of ROWS or COLUMNS, which are whole tiles of every kernel. */
+/* C = alpha A B + beta D by the rank's threads; shapes as in tshi_product. The longer side of C is
+ * cut, so that little of A and B is packed twice; at multiples of ROWS or COLUMNS, which are whole
+ * tiles of every micro-kernel. transposed: the built-in gemm computes C^T. */
 static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix d,
                             tshi_matrix c) {
     enum {
-        ROWS = 12,
-        COLUMNS = 32,
-        SIDE = 96,         /* rows or columns, and ... */
-        MIN_WORK = 1 << 20 /* ... multiply-adds, that are worth a thread */
+        ROWS = 12,         /* multiples at which m (if transposed, n) is cut */
+        COLUMNS = 32,      /* multiples at which n (if transposed, m) is cut */
+        SIDE = 96,         /* rows or columns that are worth a thread */
+        MIN_WORK = 1 << 20 /* multiply-adds that are worth a thread */
     };
     const int transposed = tshi_gemm_transposes(m, n, c.row, c.column, ctx->gemm_kernel->nr);
     const int64_t side = m >= n ? m : n, unit = (m >= n) != transposed ? ROWS : COLUMNS;
     const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, m * n * k, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
-    const tshi_gemm_progress progress = {tshi_tape_progress, ctx};
+    const tshi_gemm_progress progress = {tshi_tape_progress, ctx}; /* called meanwhile */
     const size_t each = (tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) + 63) / 64 *
-                        64;
-    tshi_block *converted[2];
-    const tshi_matrix ra = tshi_matmul_converted(ctx, a, m, k, &converted[0]);
-    const tshi_matrix rb = tshi_matmul_converted(ctx, b, k, n, &converted[1]);
+                        64;   /* bytes per piece: whole cache lines */
+    tshi_block *converted[2]; /* A and B converted to tsh_real, or NULL */
+    const tshi_matrix ra = tshi_matmul_converted(ctx, a, m, k, &converted[0]); /* shape (m, k) */
+    const tshi_matrix rb = tshi_matmul_converted(ctx, b, k, n, &converted[1]); /* shape (k, n) */
     char *scratch = tshi_matmul_scratch(ctx, each * (size_t)pieces);
     tshi_products all = {
         {ctx, m, n, k, alpha, beta, ra, rb, d, c, &progress}, scratch, each, m >= n};
@@ -11364,7 +11375,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     tshi_mem_release(ctx, converted[1]);
 }
 
-/* C = alpha A B + beta C. */
+/* C = alpha A B + beta C; shapes: A (m, k), B (k, n), C (m, n). */
 static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                              tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix c) {
     tshi_matmul_run(ctx, m, n, k, alpha, a, b, beta, c, c);
@@ -11372,28 +11383,29 @@ static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_
 
 /* -- matmul: C = A B; dA = dC B^T, dB = A^T dC, summed over broadcast batches -------- */
 
-/* The matrices in the last two dimensions of a tensor, whose batches broadcast to out's. */
+/* The matrices in a tensor's last two dimensions: one for each index of out's batch dimensions. */
 typedef struct tshi_batches {
-    tshi_matrix first;
+    tshi_matrix first;            /* the matrix at batch index 0 */
     int64_t stride[TSH_MAX_DIMS]; /* along out's batch dimensions; 0 where the tensor broadcasts */
 } tshi_batches;
 
-/* Those of t's values, or of its gradient, in `data`. */
+/* Returns the matrices in `data`: t's values or its gradient, of the given strides. */
 static tshi_batches tshi_matmul_batches(const tsh_tensor *t, void *data, tsh_dtype dtype,
                                         const int64_t *stride, const tsh_tensor *out) {
-    const int64_t *last = stride + t->ndim - 2;
+    const int64_t *last = stride + t->ndim - 2; /* strides of rows and columns */
     tshi_batches all;
-    int d, skip = out->ndim - t->ndim;
+    int d, skip = out->ndim - t->ndim; /* batch dimensions that t lacks */
     all.first = tshi_gemm_matrix_of(data, dtype, last[0], last[1]);
     for (d = 0; d < out->ndim - 2; d++)
         all.stride[d] = d < skip || t->dim[d - skip] == 1 ? 0 : stride[d - skip];
     return all;
 }
 
+/* Returns the matrix of the batch with this row-major, local index. */
 static tshi_matrix tshi_matmul_batch(const tshi_batches *all, const tsh_tensor *out,
                                      int64_t index) {
     tshi_matrix m = all->first;
-    int64_t at = 0;
+    int64_t at = 0; /* offset of the batch, in elements */
     for (int d = out->ndim - 3; d >= 0; d--) {
         at += index % out->local[d] * all->stride[d];
         index /= out->local[d];
@@ -11402,7 +11414,7 @@ static tshi_matrix tshi_matmul_batch(const tshi_batches *all, const tsh_tensor *
     return m;
 }
 
-/* C = A B + beta C of all batches of out; A is (m, k), B (k, n). */
+/* C = A B + beta C for all batches of out; shapes: A (m, k), B (k, n), C (m, n). */
 static void tshi_matmul_batched(const tsh_tensor *out, int64_t m, int64_t n, int64_t k,
                                 const tshi_batches *a, const tshi_batches *b, tsh_real beta,
                                 const tshi_batches *c) {
@@ -11413,27 +11425,28 @@ static void tshi_matmul_batched(const tsh_tensor *out, int64_t m, int64_t n, int
 }
 
 static void tshi_matmul_backward(tshi_node *node) {
+    /* shapes: a (.., m, k), b (.., k, n), out and its gradient gs (.., m, n) */
     tsh_tensor *a = node->in[0], *b = node->in[1], *out = node->out;
     int64_t m = out->local[out->ndim - 2], n = out->local[out->ndim - 1], k = a->local[a->ndim - 1];
     tshi_batches as = tshi_matmul_batches(a, tshi_tape_saved(node, 0), a->dtype, a->stride, out);
     tshi_batches bs = tshi_matmul_batches(b, tshi_tape_saved(node, 1), b->dtype, b->stride, out);
     tshi_batches gs = tshi_matmul_batches(out, tshi_tape_grad(node), TSH_REAL, out->stride, out);
-    tshi_batches ds;
+    tshi_batches ds; /* dA, then dB */
     tshi_dest dest;
-    as.first = tshi_gemm_transposed(as.first);
-    bs.first = tshi_gemm_transposed(bs.first);
+    as.first = tshi_gemm_transposed(as.first); /* A^T (.., k, m) */
+    bs.first = tshi_gemm_transposed(bs.first); /* B^T (.., n, k) */
     if (tshi_tape_dest_zeroed(node, 0, &dest)) {
         ds = tshi_matmul_batches(a, dest.data, TSH_REAL, dest.stride, out);
-        tshi_matmul_batched(out, m, k, n, &gs, &bs, 1, &ds);
+        tshi_matmul_batched(out, m, k, n, &gs, &bs, 1, &ds); /* dA += dC B^T */
     }
     tshi_tape_input_done(node, 0); /* dA may be all-reduced while dB is computed */
     if (tshi_tape_dest_zeroed(node, 1, &dest)) {
         ds = tshi_matmul_batches(b, dest.data, TSH_REAL, dest.stride, out);
-        tshi_matmul_batched(out, k, n, m, &as, &gs, 1, &ds);
+        tshi_matmul_batched(out, k, n, m, &as, &gs, 1, &ds); /* dB += A^T dC */
     }
 }
 
-/* The shape of A B, with broadcast batches. 0 and an error if the shapes do not fit. */
+/* Fills in *shape: that of A B, with broadcast batches. Returns 0 and an error if there is none. */
 static int tshi_matmul_shape(tsh_tensor *a, tsh_tensor *b, tsh_shape *shape) {
     char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
     int d, fits = a->ndim >= 2 && b->ndim >= 2 && a->dim[a->ndim - 1] == b->dim[b->ndim - 2];
@@ -11459,9 +11472,9 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
     tsh_tensor *in[2] = {a, b}, *out;
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_matmul", in, 2);
     tshi_output output;
-    tshi_batches as, bs, cs;
-    tshi_block *unrounded;
-    tsh_real *c;
+    tshi_batches as, bs, cs; /* A, B and C of all batches */
+    tshi_block *unrounded;   /* C as tsh_real if out has another dtype, or NULL */
+    tsh_real *c;             /* shape (.., m, n) */
     if (!ctx || !tshi_matmul_shape(a, b, &output.shape) || !tshi_rule_run(op, in, 2, NULL, &output))
         return NULL;
     out = tshi_tensor_out(ctx, "tsh_matmul", tshi_tensor_promote(in, 2), &output.shape,
@@ -11485,20 +11498,22 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
 /* Needs: >>op-matmul.                                                          */
 /* ========================================================================== */
 
-/* X is (.., in), W (out, in), Y (.., out). W sharded along out (column-parallel) makes Y sharded;
- * along in (row-parallel) it makes Y a partial sum, which is all-reduced. With sequence parallelism
- * X and Y are sharded along the sequence outside of the pair of layers. */
+/* Shapes: X (.., in), W (out, in), b (out), Y (.., out). W sharded along `out` (column-parallel)
+ * makes Y sharded along its last dimension. W sharded along `in` (row-parallel) makes Y a partial
+ * sum, which is all-reduced. With sequence parallelism, a column-parallel layer all-gathers X from
+ * shards of the sequence, and a row-parallel one reduce-scatters Y to shards of the sequence. */
 typedef struct tshi_linear {
-    int reduce;   /* row-parallel: Y is all-reduced */
-    int scatter;  /* row-parallel, sequence parallelism: or reduce-scattered */
-    int regather; /* column-parallel, sequence parallelism: X is gathered in forward and backward */
+    int reduce;   /* 1: row-parallel: Y is all-reduced */
+    int scatter;  /* 1: row-parallel, sequence parallelism: Y is reduce-scattered */
+    int regather; /* 1: column-parallel, sequence parallelism: X is gathered, in backward too */
 } tshi_linear;
 
-/* t's values as a matrix (rows, features): in place, or if gather is 1 all-gathered to *block. */
+/* Returns t's values as a matrix (*rows, features): in place, or if gather is 1 all-gathered to
+ * *block, which the caller releases (NULL: in place). */
 static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype, int gather,
                                     int64_t *rows, tshi_block **block) {
     const tsh_layout whole = tsh_replicated();
-    int64_t step = 0, last = t->ndim - 1;
+    int64_t step = 0, last = t->ndim - 1; /* step: elements from row to row */
     *block = gather ? tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_numel(t)))
                     : NULL;
     if (*block) {
@@ -11510,29 +11525,32 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
     return tshi_gemm_matrix_of(values, dtype, step, t->stride[last]);
 }
 
-/* dX = dY W if X was gathered: a partial sum, (rows, in), is reduce-scattered to X's shards. */
+/* dX = dY W if X was gathered: a rank's dX (rows, in) is a partial sum, which is reduce-scattered
+ * to X's shards. Shapes: dy (rows, out), mw (out, in). */
 static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw) {
-    tsh_tensor *x = node->in[0], *w = node->in[1];
+    tsh_tensor *x = node->in[0], *w = node->in[1]; /* shapes (.., in), (out, in) */
     const tsh_layout sum = tsh_partial();
-    const int64_t outs = w->local[0], ins = w->local[1];
-    tshi_block *whole;
+    const int64_t outs = w->local[0], ins = w->local[1]; /* this rank's numbers of features */
+    tshi_block *whole;                                   /* dX of the whole sequence */
     if (!x->base->requires_grad) return;
     whole = tshi_mem_alloc(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
     if (whole) {
-        tsh_real *dx = (tsh_real *)tshi_mem_data(whole);
+        tsh_real *dx = (tsh_real *)tshi_mem_data(whole); /* shape (rows, in) */
         tshi_matmul_gemm(x->ctx, rows, ins, outs, 1, dy, mw, 0, tshi_gemm_matrix(dx, ins, 1));
         tshi_redistribute_back(node, x, &sum, &x->layout, dx);
     }
     tshi_mem_release(x->ctx, whole);
 }
 
+/* Backward: dX = dY W, dW = dY^T X, db = the sum of dY's rows; skips those that are not needed. */
 static void tshi_linear_backward(tshi_node *node) {
     const tshi_linear *how = (const tshi_linear *)node->params;
+    /* shapes: x (.., in), w (out, in), b (out) or NULL, out (.., out) */
     tsh_tensor *x = node->in[0], *w = node->in[1], *b = node->in[2], *out = node->out;
-    int64_t rows = 0, outs = w->local[0], ins = w->local[1];
-    tsh_real *g = tshi_tape_grad(node);
-    tshi_block *whole_y, *whole_x;
-    /* dy (rows, out), mx and dX (rows, in), mw (out, in) */
+    int64_t rows = 0, outs = w->local[0], ins = w->local[1]; /* rows and features on this rank */
+    tsh_real *g = tshi_tape_grad(node);                      /* dY, (.., out) */
+    tshi_block *whole_y, *whole_x;                           /* all-gathered dY and X, or NULL */
+    /* shapes: dy (rows, out), mx and dX (rows, in), mw and dW (out, in) */
     const tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &whole_y);
     const tshi_matrix mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather,
                                             &rows, &whole_x);
@@ -11549,7 +11567,7 @@ static void tshi_linear_backward(tshi_node *node) {
         tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_gemm_transposed(dy), mx,
                          TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
-    if (b && tshi_tape_dest_zeroed(node, 2, &dest)) {
+    if (b && tshi_tape_dest_zeroed(node, 2, &dest)) { /* db, shape (out): sum of the rows of dY */
         tshi_loop loop;
         tshi_kernel_space(&loop, out);
         tshi_kernel_add_operand(&loop, b, dest.data, dest.stride, TSH_REAL);
@@ -11560,7 +11578,7 @@ static void tshi_linear_backward(tshi_node *node) {
     tshi_mem_release(out->ctx, whole_y);
 }
 
-/* Checks the shapes of x, w and b (may be NULL). */
+/* Checks the shapes of x (.., in), w (out, in) and b (out) or NULL. Returns 0 after an error. */
 static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
     const char *name = w->base->path; /* of a parameter, else NULL */
@@ -11581,25 +11599,25 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     return x->ctx->error.code == TSH_OK;
 }
 
-/* Computes Y. The product adds the bias, unless it is a partial sum: then the bias is added after
- * the all-reduce or reduce-scatter, once. */
+/* Computes Y in out. The product adds the bias, unless the product is a partial sum: then the bias
+ * is added once, after the all-reduce or reduce-scatter. */
 static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *how) {
     tsh_ctx *ctx = out->ctx;
-    tsh_tensor *x = in[0], *w = in[1], *b = in[2];
-    tsh_layout sum = tsh_partial();
-    const int late = how->reduce || how->scatter;
-    int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS];
-    tshi_block *whole, *unrounded, *product = NULL, *bias = NULL;
-    tshi_matrix mx, mw, my, mb; /* (rows, in), (in, out), (rows, out), the bias as (rows, out) */
-    tsh_real *result = tshi_kernel_output(out, &unrounded), *y = result;
+    tsh_tensor *x = in[0], *w = in[1], *b = in[2]; /* shapes (.., in), (out, in), (out) or NULL */
+    tsh_layout sum = tsh_partial();                /* the layout P */
+    const int late = how->reduce || how->scatter;  /* 1: a collective comes before the bias */
+    int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS]; /* outs: this rank's features of Y */
+    tshi_block *whole, *unrounded, *product = NULL, *bias = NULL; /* scratch, or NULL */
+    tshi_matrix mx, mw, my, mb; /* shapes: (rows, in), (in, out), (rows, out), b as (rows, out) */
+    tsh_real *result = tshi_kernel_output(out, &unrounded), *y = result; /* y: (rows, out) */
     mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, how->regather, &rows, &whole);
-    mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]);
+    mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]); /* W^T */
     if (how->scatter) product = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * outs));
-    if (product) y = (tsh_real *)tshi_mem_data(product);
-    my = mb = tshi_gemm_matrix(y, outs, 1);
+    if (product) y = (tsh_real *)tshi_mem_data(product); /* Y as a partial sum */
+    my = mb = tshi_gemm_matrix(y, outs, 1);              /* shape (rows, out) */
     if (b && !late) {
-        tsh_real *values = tshi_kernel_reals_of(b, stride, &bias);
-        mb = tshi_gemm_matrix(values, 0, stride[0]);
+        tsh_real *values = tshi_kernel_reals_of(b, stride, &bias); /* shape (out) */
+        mb = tshi_gemm_matrix(values, 0, stride[0]); /* row stride 0: b for each row */
     }
     if (ctx->error.code == TSH_OK)
         tshi_matmul_run(ctx, rows, outs, w->local[1], 1, mx, mw, b && !late ? TSHI_R(1) : 0, mb,
@@ -11614,7 +11632,7 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tshi_loop loop;
         tshi_kernel_space(&loop, out);
         tshi_kernel_add_operand(&loop, out, result, out->stride, TSH_REAL);
-        tshi_kernel_tensor(&loop, b);
+        tshi_kernel_tensor(&loop, b); /* broadcast to every row */
         tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
     }
     tshi_mem_release(ctx, product);
@@ -11623,8 +11641,8 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     tshi_kernel_output_done(out, unrounded);
 }
 
-/* Returns x, or what the product takes in its place: a slice of a replicated x for a row-parallel
- * weight, and a copy if x's rows do not have equal strides or, to be gathered, are not dense. */
+/* Returns x or, if w is row-parallel, this rank's slice of a replicated x; or a copy if x's rows do
+ * not have equal strides, or if x is to be gathered and is not dense. NULL: an error. */
 static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gathered) {
     int64_t rows, step;
     if (w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && x->layout.kind == TSH_REPLICATED) {
@@ -11639,23 +11657,23 @@ static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gat
 static const tshi_op tshi_linear_op = {
     "tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_X | TSHI_WEIGHT, 0};
 
-/* tsh_linear with sequence parallelism. give: layout of the output of a row-parallel weight (NULL:
- * R). regather: the input of a column-parallel weight is sharded along the sequence; gather it. */
+/* tsh_linear with sequence parallelism. give: the layout of a row-parallel output (NULL: R).
+ * regather 1: all-gathers the input of a column-parallel weight along the sequence. */
 static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
                                    const tsh_layout *give, int regather) {
     const tshi_op *op = &tshi_linear_op;
-    tsh_tensor *in[3] = {x, w, b}, *out;
+    tsh_tensor *in[3] = {x, w, b}, *out; /* shapes (.., in), (out, in), (out) or NULL; (.., out) */
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_linear", in, b ? 3 : 2);
     const tshi_rule_sequence sequence = {give, regather};
-    const int row = w && w->layout.kind == TSH_SHARDED && w->layout.dim == 1;
-    const int several = ctx && ctx->tp.size > 1;
+    const int row = w && w->layout.kind == TSH_SHARDED && w->layout.dim == 1; /* row-parallel */
+    const int several = ctx && ctx->tp.size > 1; /* more than one rank */
     const tshi_linear how = {several && row && !give, several && give, several && regather};
     tshi_output output;
     if (!ctx || !tshi_linear_check(x, w, b) || !(in[0] = x = tshi_linear_input(x, w, regather)) ||
         !tshi_rule_run(op, in, 3, &sequence, &output))
         return NULL;
     output.shape = tsh_shape_of(x);
-    output.shape.dim[x->ndim - 1] = w->dim[0];
+    output.shape.dim[x->ndim - 1] = w->dim[0]; /* shape (.., out) */
     out = tshi_tensor_out(ctx, "tsh_linear", tshi_tensor_promote(in, b ? 3 : 2), &output.shape,
                           &output.layout);
     if (!out) return NULL;
@@ -11675,27 +11693,27 @@ TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* W is (V, D), ids (..), out (.., D). If W is sharded along V, ids of other ranks' rows give zeros
- * and out is a partial sum. The node's aux has the local row of every id, -1 if it is another
- * rank's or padding, then, by_count, how often the id occurs. */
+/* Shapes: W (V, D), ids (..), out (.., D). If W is sharded along V, an id whose row is on another
+ * rank gives zeros, and out is a partial sum. The node's aux is an array: the local row of every id
+ * (-1: on another rank, or padding); then, if by_count is 1, how often each id occurs. */
 typedef struct tshi_lookup {
-    int64_t count, width; /* local ids, local columns of W */
-    int by_count, sparse; /* scale_grad_by_freq; sparse */
+    int64_t count, width; /* number of local ids; local columns of W */
+    int by_count, sparse; /* 1 if the option is on: scale_grad_by_freq; sparse */
 } tshi_lookup;
 
-/* A thread's part of backward: the columns [from, to) of dW. Ids are added in order. */
+/* A tshi_team_fn: computes columns [from, to) of dW. Adds the ids in order, whatever the team. */
 static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t to) {
     const tshi_shared *work = (const tshi_shared *)job;
     const tshi_lookup *lookup = (const tshi_lookup *)work->node->params;
-    const tsh_real *g = tshi_tape_grad(work->node);
-    const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux);
+    const tsh_real *g = tshi_tape_grad(work->node);                       /* shape (count, width) */
+    const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux); /* row of each id */
     const int64_t *times = row + lookup->count, *stride = work->dest.stride;
     tshi_backward_params p = {1, 1}; /* dW += c g */
-    tshi_operand x[3];
+    tshi_operand x[3]; /* operands: a row of dW; the gradient of the id's output, twice */
     int64_t i;
     (void)piece;
     for (i = 0; i < lookup->count; i++, g += lookup->width) {
-        if (row[i] < 0) continue;
+        if (row[i] < 0) continue; /* row of another rank, or padding */
         if (lookup->by_count) p.c = 1 / (double)times[i];
         x[0] = tshi_kernel_reals(work->dest.data + row[i] * stride[0] + from * stride[1],
                                  stride[1]);
@@ -11704,23 +11722,25 @@ static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t t
     }
 }
 
+/* Backward: dW[row[i]] += dout_i for every id i. */
 static void tshi_embedding_backward(tshi_node *node) {
     const tshi_lookup *lookup = (const tshi_lookup *)node->params;
     const int64_t *row = (const int64_t *)tshi_mem_data(node->aux);
-    int32_t *marks = NULL;
+    int32_t *marks = NULL; /* marks[r] = 1: row r has a gradient; NULL: dW is not row-sparse */
     tshi_shared work;
     int64_t i;
     if (!(lookup->sparse ? tshi_tape_dest_rows(node, 1, &work.dest, &marks)
                          : tshi_tape_dest_zeroed(node, 1, &work.dest)))
         return;
     for (i = 0; i < lookup->count && marks; i++)
-        if (row[i] >= 0) marks[row[i]] = 1;
+        if (row[i] >= 0) marks[row[i]] = 1; /* dW is row-sparse: this row is not 0 */
     work.node = node;
     tshi_team_run(tshi_kernel_parts(node->out->ctx, lookup->width, lookup->count), lookup->width,
                   16, tshi_embedding_columns, &work);
 }
 
-/* Checks the options for a weight of `rows` rows. */
+/* Checks the options for a weight of `rows` rows. op: the caller's name. Returns 0 after an
+ * error. */
 static int tshi_embedding_options(tsh_ctx *ctx, const char *op, const tsh_lookup_desc *desc,
                                   int64_t rows) {
     if (desc->padding && (desc->padding_idx < -rows || desc->padding_idx >= rows))
@@ -11735,8 +11755,8 @@ static int tshi_embedding_options(tsh_ctx *ctx, const char *op, const tsh_lookup
     return ctx->error.code == TSH_OK;
 }
 
-/* Fills in the local row of every id, or -1. 0 and an error if one is out of range: on every rank,
- * if ids are replicated. */
+/* Writes the local row of every id to row[], -1 if it is on another rank. Returns 0 and an error if
+ * an id is out of range; all ranks do so if ids are replicated. */
 static int tshi_embedding_rows(const tsh_tensor *ids, const tsh_tensor *w, const void *values,
                                int64_t *row) {
     int64_t i, count = tsh_local_numel(ids);
@@ -11746,20 +11766,20 @@ static int tshi_embedding_rows(const tsh_tensor *ids, const tsh_tensor *w, const
             return tsh_fail(w->ctx, TSH_ERR_ARGUMENT,
                             "tsh_embedding: id %lld at position %lld is outside [0, %lld)",
                             (long long)id, (long long)i, (long long)w->dim[0]) == TSH_OK;
-        row[i] = tshi_tensor_local(w, 0, id);
+        row[i] = tshi_tensor_local(w, 0, id); /* -1: on another rank */
     }
     return 1;
 }
 
-/* sum |x|^p over this rank's columns of a row; for infinite p their largest magnitude. */
+/* Returns the sum of |x|^p over this rank's columns of a row; for infinite p, their largest |x|. */
 static double tshi_embedding_measure(const tsh_tensor *w, int64_t row, double p) {
     const void *values = tshi_tensor_at(w);
-    double sum = 0, v;
+    double sum = 0, v; /* v: |x| */
     int64_t j;
     for (j = 0; j < w->local[1]; j++) {
         v = fabs(tshi_dtype_get(w->dtype, values, row * w->stride[0] + j * w->stride[1]));
         if (p > DBL_MAX)
-            sum = v > sum || v != v ? v : sum;
+            sum = v > sum || v != v ? v : sum; /* stays NaN once it is NaN */
         else
             sum += p > 2 || p < 2 ? pow(v, p) : v * v;
     }
@@ -11767,13 +11787,13 @@ static double tshi_embedding_measure(const tsh_tensor *w, int64_t row, double p)
 }
 
 /* As torch.embedding_renorm_: multiplies the rows that are looked up and whose p-norm is above
- * max_norm by max_norm / (norm + 1e-7). Counts are first reduced over dp, as all replicas must
- * change the same rows. */
+ * max_norm by max_norm / (norm + 1e-7). counts[r] > 0: local row r is looked up. The counts are
+ * first reduced over dp, as all replicas must change the same rows. */
 static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_lookup_desc *desc) {
     tsh_ctx *ctx = w->ctx;
-    double p = desc->norm_type > 0 ? desc->norm_type : 2, *norm;
+    double p = desc->norm_type > 0 ? desc->norm_type : 2, *norm; /* norm: one per row used */
     void *values = tshi_tensor_at(w);
-    int64_t r, j, n = 0;
+    int64_t r, j, n = 0; /* n: number of rows looked up */
     tshi_block *block;
     if (ctx->dp.size > 1)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, counts, w->local[0], TSH_I64, TSH_MAX),
@@ -11789,7 +11809,7 @@ static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_look
             ctx, tsh_allreduce(&ctx->tp, norm, n, TSH_F64, p > DBL_MAX ? TSH_MAX : TSH_SUM),
             "tsh_embedding: all-reduce of norms");
     for (n = r = 0; r < w->local[0] && ctx->error.code == TSH_OK; r++) {
-        double length;
+        double length; /* p-norm of the row */
         if (!counts[r]) continue;
         length = p > DBL_MAX ? norm[n] : pow(norm[n], 1 / p);
         n++;
@@ -11803,29 +11823,30 @@ static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_look
     tshi_mem_release(ctx, block);
 }
 
-/* Before the lookup: counts the ids, for scale_grad_by_freq after the rows in `row`, and shortens
- * rows of w by max_norm. */
+/* Before the lookup: counts how often each row occurs. For scale_grad_by_freq, writes the count of
+ * every id after the rows in row[]; for max_norm, scales rows of w. */
 static void tshi_embedding_prepare(const tsh_tensor *ids, tsh_tensor *w,
                                    const tsh_lookup_desc *desc, int64_t *row) {
     tsh_ctx *ctx = w->ctx;
-    int64_t i, *counts, count = tsh_local_numel(ids);
+    int64_t i, *counts, count = tsh_local_numel(ids); /* counts: one per local row */
     tshi_block *block;
     if (!desc->scale_grad_by_freq && !(desc->max_norm > 0)) return;
     block = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)w->local[0] * sizeof *counts);
     if (!block) return;
     counts = (int64_t *)tshi_mem_data(block);
-    memset(counts, 0, (size_t)w->local[0] * sizeof *counts);
+    memset(counts, 0, (size_t)w->local[0] * sizeof *counts); /* shape (local V) */
     for (i = 0; i < count; i++)
         if (row[i] >= 0) counts[row[i]]++;
     if (ids->layout.kind == TSH_SHARDED && ctx->tp.size > 1)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, counts, w->local[0], TSH_I64, TSH_SUM),
                               "tsh_embedding: all-reduce of the counts of ids");
     for (i = 0; i < count && desc->scale_grad_by_freq; i++)
-        row[count + i] = row[i] < 0 ? 1 : counts[row[i]];
+        row[count + i] = row[i] < 0 ? 1 : counts[row[i]]; /* 1: another rank's, not read */
     if (desc->max_norm > 0) tshi_embedding_renorm(w, counts, desc);
     tshi_mem_release(ctx, block);
 }
 
+/* Copies row row[i] of W to out_i; out_i is 0 if row[i] is -1. */
 static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *lookup,
                                    const int64_t *row, tsh_tensor *out) {
     tshi_operand x[2]; /* a row of the output, and one of the weight */
@@ -11839,11 +11860,11 @@ static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *looku
         } else {
             memset(x[0].data, 0, tshi_dtype_bytes(out->dtype, lookup->width));
         }
-        tshi_kernel_move(&x[0], lookup->width);
+        tshi_kernel_move(&x[0], lookup->width); /* the next row */
     }
 }
 
-/* Checks the dtypes and shapes of ids and weight, and the options. */
+/* Checks dtypes and shapes of ids and weight, and the options. Returns 0 after an error. */
 static int tshi_embedding_check(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc) {
     int integers = !tshi_dtypes[ids->dtype].floating;
     if (!integers || w->ndim != 2 || ids->ndim >= TSH_MAX_DIMS)
@@ -11860,11 +11881,11 @@ static int tshi_embedding_check(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup
            tshi_embedding_options(w->ctx, "tsh_embedding", desc, w->dim[0]);
 }
 
-/* Looks up the rows of all ids. Then the rows of padding, which get no gradient, become -1. */
+/* Looks up all ids into out. Then row[] becomes -1 for the padding id: it gets no gradient. */
 static void tshi_embedding_run(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc,
                                const tshi_lookup *lookup, int64_t *row, tsh_tensor *out) {
     tshi_block *scratch;
-    const void *values = tshi_kernel_packed(ids, &scratch);
+    const void *values = tshi_kernel_packed(ids, &scratch); /* shape (count) */
     int64_t i, padding = desc->padding_idx + (desc->padding_idx < 0 ? w->dim[0] : 0);
     if (!values) return;
     if (tshi_embedding_rows(ids, w, values, row)) {
@@ -11880,19 +11901,19 @@ static const tshi_op tshi_embedding_op = {
     "tsh_embedding", "ids weight", tshi_rule_embedding, tshi_embedding_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc) {
-    static const tsh_lookup_desc usual = {0, 0, 0, 0, 0, 0};
+    static const tsh_lookup_desc usual = {0, 0, 0, 0, 0, 0}; /* zeros: no options */
     const tshi_op *op = &tshi_embedding_op;
-    tsh_tensor *in[] = {ids, w}, *out;
+    tsh_tensor *in[] = {ids, w}, *out; /* shapes (..), (V, D); (.., D) */
     tsh_ctx *ctx = tshi_tensor_check("tsh_embedding", in, 2);
     tshi_output output;
-    tshi_block *aux;
+    tshi_block *aux; /* local rows and counts: see tshi_lookup */
     tshi_lookup lookup;
     if (!desc) desc = &usual;
     if (!ctx || !tshi_tensor_check_floating("tsh_embedding", &w, 1)) return NULL;
     if (!tshi_embedding_check(ids, w, desc) || !tshi_rule_run(op, in, 2, NULL, &output))
         return NULL;
     output.shape = tsh_shape_of(ids);
-    output.shape.dim[output.shape.ndim++] = w->dim[1];
+    output.shape.dim[output.shape.ndim++] = w->dim[1]; /* shape (.., D) */
     lookup.count = tsh_local_numel(ids);
     lookup.width = w->local[1];
     lookup.by_count = desc->scale_grad_by_freq != 0;
@@ -11913,16 +11934,16 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* Over the last dimension, of d features, row by row, with xh = (x - mean) rstd, h = dy w:
+/* Normalises each row of d features (the last dimension). With xh = (x - mean) rstd and h = dy w:
  *
  *     rstd = 1 / sqrt(mean((x - mean)^2) + eps),   y = w xh + b
  *     dx = (h - mean(h) - xh mean(h xh)) rstd,     dw += dy xh,   db += dy
  *
- * RMS norm is the same with 0 for mean and mean(h), without b (about_zero). Forward keeps mean and
- * rstd of each row, "stats", for backward. */
+ * RMS norm (about_zero 1) is the same with 0 for mean and mean(h), and without b. Forward stores
+ * mean and rstd of each row for backward: stats (rows, 2). A sum over a row is kept as TSHI_BLOCK
+ * partial sums, `lane`, which tshi_kernel_fold adds up at the end of the row. */
 
-/* Adds a block of v = x - c to the lanes of sum v, and v^2 to those of sum v^2, TSHI_BLOCK later.
- */
+/* Adds TSHI_BLOCK values v = x - c to lane[0 ...], and v^2 to lane[TSHI_BLOCK ...]. */
 TSHI_INLINE void tshi_norm_moments_step(tsh_real *lane, const tsh_real *x, tsh_real c) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) {
@@ -11932,37 +11953,37 @@ TSHI_INLINE void tshi_norm_moments_step(tsh_real *lane, const tsh_real *x, tsh_r
     }
 }
 
-/* stats = the mean of a row (0 if not centred) and its mean square about that, in one pass about
- * the mean c of the first block (Chan, Golub & LeVeque 1983). The rounding error grows by the
- * factor 1 + (mean - c)^2 / variance; if that is above 17, a second pass goes about the mean
- * itself. */
+/* Writes the mean of a row of n values (0 if centred is 0) to stats[0], and the mean square of
+ * their distance from stats[0] to stats[1], in one pass about c, the mean of the first block (Chan,
+ * Golub & LeVeque 1983). The rounding error grows by the factor 1 + (mean - c)^2 / variance; if
+ * that is above 17, a second pass takes the mean itself for c. */
 TSHI_INLINE void tshi_norm_moments(const tsh_real *x, int64_t n, int centred, tsh_real *stats) {
-    const int64_t first = tshi_base_min(n, TSHI_BLOCK);
+    const int64_t first = tshi_base_min(n, TSHI_BLOCK); /* length of the first block */
     tsh_real lane[2 * TSHI_BLOCK], pad[TSHI_BLOCK], c = 0, shift, square;
     int64_t e;
     int pass;
     tshi_kernel_pad(x, first, 0, pad);
-    if (centred) c = tshi_kernel_fold(pad) / TSHI_R(first);
+    if (centred) c = tshi_kernel_fold(pad) / TSHI_R(first); /* if not centred, c stays 0 */
     for (pass = 0; pass < 2; pass++) {
         memset(lane, 0, sizeof lane);
         for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_norm_moments_step(lane, x + e, c);
         if (e < n) {
-            tshi_kernel_pad(x + e, n - e, c, pad);
+            tshi_kernel_pad(x + e, n - e, c, pad); /* padding with c adds 0 to both sums */
             tshi_norm_moments_step(lane, pad, c);
         }
-        shift = centred ? tshi_kernel_fold(lane) / TSHI_R(n) : 0;
+        shift = centred ? tshi_kernel_fold(lane) / TSHI_R(n) : 0; /* mean - c */
         square = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(n) - shift * shift;
         stats[0] = c += shift;
-        stats[1] = square < 0 ? 0 : square;
-        if (!(shift * shift > 16 * square)) return;
+        stats[1] = square < 0 ? 0 : square;         /* below 0 only by rounding */
+        if (!(shift * shift > 16 * square)) return; /* accurate enough: no second pass */
     }
 }
 
-/* One row: y = (x - mean) rstd w + b; b may be NULL. */
+/* One row of n features: y = (x - mean) rstd w + b; b may be NULL. stats: mean, rstd. */
 TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w, const tsh_real *b,
                                const tsh_real *stats, int64_t n) {
     const tsh_real mean = stats[0], rstd = stats[1], *xs, *ws, *bs;
-    tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK];
+    tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK]; /* pad: the short last block of x, w, b */
     int64_t e;
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
@@ -11978,21 +11999,22 @@ TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w
     }
 }
 
+/* Options of the norm kernels, and the params of a node. */
 typedef struct tshi_norm {
-    int64_t d; /* features */
-    double eps;
-    int about_zero; /* rms_norm */
+    int64_t d;      /* features */
+    double eps;     /* added to the variance */
+    int about_zero; /* 1: rms_norm */
     int add;        /* backward: 1: dx += ..., 0: dx = ... */
 } tshi_norm;
 
-/* Forward of n rows; b may be NULL. Writes y and stats. */
+/* Forward kernel of n rows: y (n, d) and stats (n, 2) from x (n, d), w (d) and b (d) or NULL. */
 enum { TSHI_NORM_Y, TSHI_NORM_X, TSHI_NORM_W, TSHI_NORM_B, TSHI_NORM_STATS, TSHI_NORM_OPERANDS };
 TSHI_INLINE void tshi_norm_rows_body(int64_t n, const tshi_operand *operand, const tshi_norm *p) {
     const tshi_operand *from = &operand[TSHI_NORM_X], *to = &operand[TSHI_NORM_Y];
-    const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_W].data;
-    const tsh_real *b = (const tsh_real *)operand[TSHI_NORM_B].data;
+    const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_W].data; /* shape (d) */
+    const tsh_real *b = (const tsh_real *)operand[TSHI_NORM_B].data; /* shape (d) or NULL */
     tsh_real *y = (tsh_real *)to->data, *stats = (tsh_real *)operand[TSHI_NORM_STATS].data;
-    const tsh_real *x = (const tsh_real *)from->data;
+    const tsh_real *x = (const tsh_real *)from->data; /* shape (n, d) */
     int64_t r;
     for (r = 0; r < n; r++, x += from->step, y += to->step, stats += 2) {
         tshi_norm_moments(x, p->d, !p->about_zero, stats);
@@ -12002,10 +12024,10 @@ TSHI_INLINE void tshi_norm_rows_body(int64_t n, const tshi_operand *operand, con
 }
 TSHI_KERNEL(tshi_norm_rows, tshi_norm);
 
-/* Adds a block of h to the lanes of sum h, and h xh to those of sum h xh, TSHI_BLOCK later. */
+/* Adds TSHI_BLOCK values of h to lane[0 ...], and of h xh to lane[TSHI_BLOCK ...]. */
 TSHI_INLINE void tshi_norm_step(tsh_real *lane, const tsh_real *x, const tsh_real *w,
                                 const tsh_real *dy, const tsh_real *stats) {
-    const tsh_real mean = stats[0], rstd = stats[1];
+    const tsh_real mean = stats[0], rstd = stats[1]; /* mean and rstd of the row */
     int i;
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
         const tsh_real xh = (x[i] - mean) * rstd, h = dy[i] * w[i];
@@ -12014,7 +12036,7 @@ TSHI_INLINE void tshi_norm_step(tsh_real *lane, const tsh_real *x, const tsh_rea
     }
 }
 
-/* One row: dw += dy xh and db += dy. */
+/* One row of n features: dw += dy xh and db += dy. */
 TSHI_INLINE void tshi_norm_step_weights(const tsh_real *x, const tsh_real *dy,
                                         const tsh_real *stats, int64_t n,
                                         tsh_real *TSHI_RESTRICT dw, tsh_real *TSHI_RESTRICT db) {
@@ -12026,12 +12048,13 @@ TSHI_INLINE void tshi_norm_step_weights(const tsh_real *x, const tsh_real *dy,
     }
 }
 
-/* One row of dx, written or added; means: of h, of h xh. */
+/* One row of n features: dx = (h - mean(h) - xh mean(h xh)) rstd; add 1: dx += that. means: of h,
+ * of h xh. */
 TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_real *w,
                                     const tsh_real *dy, const tsh_real *stats,
                                     const tsh_real *means, int64_t n, int add) {
     const tsh_real mean = stats[0], rstd = stats[1], a = means[0], b = means[1], *xs, *ws, *gs;
-    tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK];
+    tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK]; /* pad: the short last block of x, w, dy */
     int64_t e;
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
@@ -12044,19 +12067,19 @@ TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_r
     }
 }
 
-/* Backward of n rows. dx may be NULL, and dw together with db. Operands: dx for y, X, W, and STATS
- * as in forward, then these. */
+/* Backward kernel of n rows. Skips dx if it is NULL; skips dw and db if dw is NULL. Operands: X, W,
+ * STATS as in forward, DX in the place of Y, DY in the place of B, then DW and DB. */
 enum { TSHI_NORM_DX = TSHI_NORM_Y, TSHI_NORM_DY = TSHI_NORM_B, TSHI_NORM_DW = TSHI_NORM_OPERANDS };
 enum { TSHI_NORM_DB = TSHI_NORM_DW + 1, TSHI_NORM_GRAD_OPERANDS };
 TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, const tshi_norm *p) {
-    tsh_real *dx = (tsh_real *)operand[TSHI_NORM_DX].data;
-    tsh_real *dw = (tsh_real *)operand[TSHI_NORM_DW].data;
-    tsh_real *db = (tsh_real *)operand[TSHI_NORM_DB].data;
-    const tsh_real *x = (const tsh_real *)operand[TSHI_NORM_X].data;
-    const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_W].data;
-    const tsh_real *dy = (const tsh_real *)operand[TSHI_NORM_DY].data;
-    const tsh_real *stats = (const tsh_real *)operand[TSHI_NORM_STATS].data;
-    tsh_real lane[2 * TSHI_BLOCK], means[2] = {0, 0}, pad[3][TSHI_BLOCK];
+    tsh_real *dx = (tsh_real *)operand[TSHI_NORM_DX].data;                   /* shape (n, d) */
+    tsh_real *dw = (tsh_real *)operand[TSHI_NORM_DW].data;                   /* shape (d) */
+    tsh_real *db = (tsh_real *)operand[TSHI_NORM_DB].data;                   /* shape (d) */
+    const tsh_real *x = (const tsh_real *)operand[TSHI_NORM_X].data;         /* shape (n, d) */
+    const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_W].data;         /* shape (d) */
+    const tsh_real *dy = (const tsh_real *)operand[TSHI_NORM_DY].data;       /* shape (n, d) */
+    const tsh_real *stats = (const tsh_real *)operand[TSHI_NORM_STATS].data; /* shape (n, 2) */
+    tsh_real lane[2 * TSHI_BLOCK], means[2] = {0, 0}, pad[3][TSHI_BLOCK]; /* means: of h; of h xh */
     const int64_t d = p->d;
     int64_t r, e;
     for (r = 0; r < n; r++) {
@@ -12065,14 +12088,14 @@ TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, con
             memset(lane, 0, sizeof lane);
             for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK)
                 tshi_norm_step(lane, x + e, w + e, dy + e, stats);
-            if (e < d) {
+            if (e < d) { /* the short last block */
                 tshi_kernel_pad(x + e, d - e, stats[0], pad[0]);
                 tshi_kernel_pad(w + e, d - e, 0, pad[1]);
                 tshi_kernel_pad(dy + e, d - e, 0, pad[2]);
                 tshi_norm_step(lane, pad[0], pad[1], pad[2], stats);
             }
-            if (!p->about_zero) means[0] = tshi_kernel_fold(lane) / TSHI_R(d);
-            means[1] = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(d);
+            if (!p->about_zero) means[0] = tshi_kernel_fold(lane) / TSHI_R(d); /* mean of h */
+            means[1] = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(d);        /* mean of h xh */
             tshi_norm_grad_row(dx, x, w, dy, stats, means, d, p->add);
             dx += operand[TSHI_NORM_DX].step;
         }
@@ -12083,7 +12106,7 @@ TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, con
 }
 TSHI_KERNEL(tshi_norm_grad, tshi_norm);
 
-/* A thread's part of dw and db: the columns [from, to). Rows are added in order. */
+/* A tshi_team_fn: computes columns [from, to) of dw and db. Adds the rows in order. */
 static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rows *all = (const tshi_rows *)job;
     tshi_operand x[TSHI_NORM_GRAD_OPERANDS];
@@ -12091,38 +12114,39 @@ static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
     int i;
     (void)piece;
     memcpy(x, all->x, sizeof x);
-    x[TSHI_NORM_DX].data = NULL;
+    x[TSHI_NORM_DX].data = NULL; /* this pass skips dx */
     for (i = 0; i < TSHI_NORM_GRAD_OPERANDS; i++)
         if (i != TSHI_NORM_STATS) tshi_kernel_move(&x[i], from);
-    part.d = to - from;
+    part.d = to - from; /* number of columns of this piece */
     all->kernel(all->count, x, &part);
 }
 
-/* Computes dx, dw and db: in one pass, or with several threads dx by rows, then dw and db by
- * columns. */
+/* Computes dx, dw and db: one piece in one pass; several first dx, each for some rows, then dw and
+ * db, each for some columns, as every row adds to dw and db. */
 static void tshi_norm_grads(tshi_rows *work, int64_t d, int pieces) {
     void *dw = work->x[TSHI_NORM_DW].data;
     if (pieces == 1) {
         tshi_kernel_do_rows(work, 0, 0, work->count);
         return;
     }
-    work->x[TSHI_NORM_DW].data = NULL;
+    work->x[TSHI_NORM_DW].data = NULL; /* first pass: only dx */
     if (work->x[TSHI_NORM_DX].data)
         tshi_team_run(pieces, work->count, 1, tshi_kernel_do_rows, work);
-    work->x[TSHI_NORM_DW].data = dw;
+    work->x[TSHI_NORM_DW].data = dw; /* second pass: dw and db */
     if (dw) tshi_team_run(pieces, d, 16, tshi_norm_columns, work);
 }
 
+/* Backward of both norms: computes dx, dw and db, skips those that are not needed. */
 static void tshi_norm_backward(tshi_node *node) {
-    tsh_tensor *x = node->in[0], *out = node->out;
+    tsh_tensor *x = node->in[0], *out = node->out; /* shape (.., d) */
     tsh_ctx *ctx = out->ctx;
     tshi_norm p = *(const tshi_norm *)node->params;
-    const int64_t d = p.d, one = 1;
-    int64_t rows, step, stride[TSH_MAX_DIMS];
+    const int64_t d = p.d, one = 1;           /* one: the stride of dw and db */
+    int64_t rows, step, stride[TSH_MAX_DIMS]; /* step: elements from row to row of x */
     int i, needed[3], pieces = tshi_kernel_parts(ctx, d ? tsh_local_numel(x) / d : 0, d);
     tshi_block *two = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * d)), *saved[2];
-    tsh_real *dw, *values[2];
-    tshi_dest dest[3];
+    tsh_real *dw, *values[2]; /* shapes: dw with db (2, d); x (rows, d), w (d) */
+    tshi_dest dest[3];        /* where dx, dw and db go */
     tshi_rows work;
     if (!two) return;
     dw = (tsh_real *)tshi_mem_data(two);
@@ -12133,12 +12157,12 @@ static void tshi_norm_backward(tshi_node *node) {
     (void)tshi_kernel_rows(x, &rows, &step);
     work = tshi_kernel_rows_job(tshi_norm_grad[ctx->isa], rows, &p);
     work.x[TSHI_NORM_DX] = tshi_kernel_reals(needed[0] ? dest[0].data : NULL, step);
-    work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], saved[0] ? d : step);
-    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);
-    work.x[TSHI_NORM_DY] = tshi_kernel_reals(tshi_tape_grad(node), d);
+    work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], saved[0] ? d : step); /* shape (rows, d) */
+    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);                   /* shape (d) */
+    work.x[TSHI_NORM_DY] = tshi_kernel_reals(tshi_tape_grad(node), d);       /* shape (rows, d) */
     work.x[TSHI_NORM_STATS] = tshi_kernel_reals((const tsh_real *)tshi_mem_data(node->aux), 2);
-    work.x[TSHI_NORM_DW] = tshi_kernel_reals(needed[1] || needed[2] ? dw : NULL, 0);
-    work.x[TSHI_NORM_DB] = tshi_kernel_reals(dw + d, 0);
+    work.x[TSHI_NORM_DW] = tshi_kernel_reals(needed[1] || needed[2] ? dw : NULL, 0); /* shape (d) */
+    work.x[TSHI_NORM_DB] = tshi_kernel_reals(dw + d, 0);                             /* shape (d) */
     if (values[0] && values[1]) tshi_norm_grads(&work, d, pieces);
     for (i = 1; i < 3; i++)
         if (needed[i]) tshi_tape_accumulate(node->in[i], &dest[i], i == 1 ? dw : dw + d, &one);
@@ -12147,7 +12171,7 @@ static void tshi_norm_backward(tshi_node *node) {
     tshi_mem_release(ctx, two);
 }
 
-/* Checks the shapes of x, w and b (may be NULL). */
+/* Checks the shapes of x (.., d), w (d) and b (d) or NULL. Returns 0 after an error. */
 static int tshi_norm_check(const char *op, tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
     tsh_ctx *ctx = x->ctx;
@@ -12159,8 +12183,8 @@ static int tshi_norm_check(const char *op, tsh_tensor *x, tsh_tensor *w, tsh_ten
     return ctx->error.code == TSH_OK;
 }
 
-/* Replaces inputs by copies if their features are not adjacent or their rows have no equal strides.
- * 0: no memory. */
+/* Replaces an input by a copy if its features are not adjacent or its rows do not have equal
+ * strides. Returns 0 if there is no memory. */
 static int tshi_norm_inputs(const char *op, tsh_tensor **in) {
     int64_t rows, step;
     int i;
@@ -12171,16 +12195,16 @@ static int tshi_norm_inputs(const char *op, tsh_tensor **in) {
     return 1;
 }
 
-/* tsh_layer_norm and tsh_rms_norm. */
+/* Runs tsh_layer_norm or, if about_zero is 1, tsh_rms_norm. op: which of the two is recorded. */
 static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor *weight,
                                    tsh_tensor *bias, double eps, int about_zero) {
-    tsh_tensor *in[] = {x, weight, bias}, *out;
+    tsh_tensor *in[] = {x, weight, bias}, *out; /* shapes (.., d), (d), (d) or NULL; (.., d) */
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, in, bias ? 3 : 2);
-    tshi_norm p = {0, eps, about_zero, 0};
+    tshi_norm p = {0, eps, about_zero, 0}; /* p.d is set below */
     tshi_output output;
     tshi_block *stats, *scratch[3] = {NULL, NULL, NULL}, *unrounded;
-    tsh_real *values[3] = {NULL, NULL, NULL}, *y;
-    int64_t rows, step, stride[TSH_MAX_DIMS];
+    tsh_real *values[3] = {NULL, NULL, NULL}, *y; /* x (rows, d), weight, bias (d); y (rows, d) */
+    int64_t rows, step, stride[TSH_MAX_DIMS];     /* step: elements from row to row of x */
     tshi_rows work;
     int i;
     if (!ctx || !tshi_norm_check(op->name, x, weight, bias) ||
@@ -12196,10 +12220,10 @@ static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor 
     for (i = 0; i < 3; i++)
         if (in[i]) values[i] = tshi_kernel_reals_of(in[i], stride, &scratch[i]);
     work = tshi_kernel_rows_job(tshi_norm_rows[ctx->isa], rows, &p);
-    work.x[TSHI_NORM_Y] = tshi_kernel_reals(y, p.d);
-    work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], scratch[0] ? p.d : step);
-    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);
-    work.x[TSHI_NORM_B] = tshi_kernel_reals(values[2], 0);
+    work.x[TSHI_NORM_Y] = tshi_kernel_reals(y, p.d); /* shape (rows, d) */
+    work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], scratch[0] ? p.d : step); /* (rows, d) */
+    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);                       /* shape (d) */
+    work.x[TSHI_NORM_B] = tshi_kernel_reals(values[2], 0); /* shape (d) or NULL */
     work.x[TSHI_NORM_STATS] = tshi_kernel_reals((tsh_real *)tshi_mem_data(stats), 2);
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &work, p.d);
     for (i = 0; i < 3; i++) tshi_mem_release(ctx, scratch[i]);
@@ -12230,30 +12254,31 @@ TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps) 
 /* ========================================================================== */
 
 /* x is (.., T, D). Pair i of the row at position t is rotated by the angle u = t base^(-2 i /
- * dims): (a, b) becomes (a cos u - b sin u, b cos u + a sin u). Backward rotates the gradient by
- * -u. */
+ * dims): (a, b) becomes (a cos u - b sin u, b cos u + a sin u). Features from `dims` on are not
+ * rotated. Backward rotates the gradient by -u. */
 typedef struct tshi_rope {
-    int64_t pairs; /* dims / 2 */
-    int64_t next;  /* features from the a of one pair to that of the next */
-    int64_t gap;   /* features from a to b */
-    double sign;   /* of the angle: -1 in backward */
-    int add;       /* 1: y += ..., 0: y = ... */
-    int64_t gap_x, gap_y; /* gap in elements of x, of y */
+    int64_t pairs;        /* number of pairs: dims / 2 */
+    int64_t next;         /* from the a of one pair to the a of the next, in features */
+    int64_t gap;          /* from a to b of a pair, in features */
+    double sign;          /* of the angle: 1, in backward -1 */
+    int add;              /* 1: y += ..., 0: y = ... */
+    int64_t gap_x, gap_y; /* gap in elements of x; of y */
 } tshi_rope;
 
-/* Rotates n pairs. Operands: the a of y, of x; their cosines, `pairs` before their sines. */
+/* Rotates n pairs. Operands: y and x, each from the a of the first pair on; the table of the
+ * position: `pairs` cosines, then as many sines. */
 TSHI_INLINE void tshi_rope_pairs_body(int64_t n, const tshi_operand *operand,
                                       const tshi_rope *rope) {
-    tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data;
+    tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data; /* from the a of its first pair on */
     const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data;
     const tsh_real *TSHI_RESTRICT table = (const tsh_real *)operand[2].data;
     const int64_t sy = operand[0].step, sx = operand[1].step, step = operand[2].step;
     const int64_t gap_x = rope->gap_x, gap_y = rope->gap_y, pairs = rope->pairs;
-    const tsh_real sign = TSHI_R(rope->sign);
+    const tsh_real sign = TSHI_R(rope->sign); /* sign of the angle */
     const int add = rope->add;
     int64_t i;
     TSHI_EACH for (i = 0; i < n; i++) {
-        const tsh_real a = x[i * sx], b = x[i * sx + gap_x];
+        const tsh_real a = x[i * sx], b = x[i * sx + gap_x]; /* a pair of x */
         const tsh_real cosine = table[i * step], sine = sign * table[i * step + pairs];
         const tsh_real first = a * cosine - b * sine, second = b * cosine + a * sine;
         y[i * sy] = add ? y[i * sy] + first : first;
@@ -12262,13 +12287,13 @@ TSHI_INLINE void tshi_rope_pairs_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_rope_pairs, tshi_rope);
 
-/* Rotates x, of t's local shape, to y, and copies the features after the pairs. table: cosines and
- * sines of each position's pairs. */
+/* Rotates the pairs of x to y and copies, or adds, the features after the pairs. x and y have t's
+ * local shape and the strides sx and sy. table: see tshi_rope_table. */
 static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_block *table,
                              const tsh_real *x, const int64_t *sx, tsh_real *y, const int64_t *sy) {
     const int last = t->ndim - 1, isa = t->ctx->isa;
-    int64_t stride[3][TSH_MAX_DIMS] = {{0}};
-    tsh_tensor part = *t; /* the pairs, then the other features */
+    int64_t stride[3][TSH_MAX_DIMS] = {{0}}; /* strides of y, x and table */
+    tsh_tensor part = *t;                    /* t's shape with only the pairs, then with the rest */
     tshi_rope p = *rope;
     tshi_loop loop;
     p.gap_x = rope->gap * sx[last];
@@ -12277,7 +12302,7 @@ static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_bl
     memcpy(stride[1], sx, sizeof *stride);
     stride[0][last] *= rope->next;
     stride[1][last] *= rope->next;
-    stride[2][last - 1] = 2 * rope->pairs;
+    stride[2][last - 1] = 2 * rope->pairs; /* one row of the table per position */
     stride[2][last] = 1;
     part.dim[last] = part.local[last] = rope->pairs;
     tshi_kernel_space(&loop, &part);
@@ -12292,6 +12317,7 @@ static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_bl
     tshi_kernel_run(&loop, rope->add ? tshi_kernel_add[isa] : tshi_kernel_copy, NULL);
 }
 
+/* Backward: dx = dy, rotated by minus the angle. */
 static void tshi_rope_backward(tshi_node *node) {
     tshi_rope back = *(const tshi_rope *)node->params;
     tsh_tensor *out = node->out;
@@ -12303,13 +12329,14 @@ static void tshi_rope_backward(tshi_node *node) {
                      dest.stride);
 }
 
-/* Computes the cosines and sines of every local position. NULL: no memory. */
+/* Returns a table (rows, 2, pairs): the cosines, then the sines, of every local position. start:
+ * the position of x's first row. NULL: no memory. */
 static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, double base, int64_t start) {
-    int64_t i, t, rows = x->local[x->ndim - 2];
+    int64_t i, t, rows = x->local[x->ndim - 2]; /* rows: local positions */
     tshi_block *block = tshi_mem_alloc(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * pairs * rows));
     tsh_real *table = block ? (tsh_real *)tshi_mem_data(block) : NULL;
     for (i = 0; i < pairs && block; i++) {
-        double speed = pow(base, -(double)i / (double)pairs);
+        double speed = pow(base, -(double)i / (double)pairs); /* radians per position */
         for (t = 0; t < rows; t++) {
             double angle = (double)(start + tshi_tensor_global(x, x->ndim - 2, t)) * speed;
             table[2 * pairs * t + i] = TSHI_R(cos(angle));
@@ -12319,7 +12346,7 @@ static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, double ba
     return block;
 }
 
-/* Checks x's shape and the options. */
+/* Checks x's shape and the options. Returns 0 after an error. */
 static int tshi_rope_check(const tsh_tensor *x, const tsh_rope_desc *desc) {
     const int64_t d = x->ndim ? x->dim[x->ndim - 1] : 0, dims = desc->dims ? desc->dims : d;
     char text[TSHI_TEXT_SIZE];
@@ -12342,13 +12369,13 @@ static const tshi_op tshi_rope_op = {
     "tsh_rope", "x", tshi_rule_rope, tshi_rope_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
-    static const tsh_rope_desc usual = {0, 0, 0, 0};
+    static const tsh_rope_desc usual = {0, 0, 0, 0}; /* zeros: all defaults */
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_rope", &x, 1);
     const tshi_op *op = &tshi_rope_op;
     tshi_output output;
-    tshi_rope rope = {0, 0, 0, 1, 0, 0, 0};
+    tshi_rope rope = {0, 0, 0, 1, 0, 0, 0}; /* sign is 1 */
     tshi_block *table, *scratch, *unrounded;
-    tsh_real *values, *y;
+    tsh_real *values, *y; /* x and y, shape (.., T, D) */
     int64_t stride[TSH_MAX_DIMS];
     tsh_tensor *out;
     if (!desc) desc = &usual;
@@ -12376,70 +12403,78 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
 /* Needs: >>op-view >>op-matmul.                                                */
 /* ========================================================================== */
 
-/* Scores s_ij = scale q_i k_j are computed for tiles of TSHI_TILE queries and keys, and an online
- * softmax of them with a running maximum m and sum l per row (Milakov & Gimelshein 2018). Backward
- * computes s again (Dao et al. 2022):
+/* Of each batch and head, Q and O are (Tq, D), K and V (Tk, D). Scores s_ij = scale q_i k_j are
+ * computed in tiles of TSHI_TILE queries and keys, with an online softmax: a running maximum m and
+ * sum l per query (Milakov & Gimelshein 2018). Backward computes s again (Dao et al. 2022):
  *
  *     p = e^(s - m - log l),   delta_i = dO_i O_i,        dV += p^T dO
  *     dS = p (dO V^T - delta), dQ += scale dS K,          dK += scale dS^T Q
  *
- * m + log l is not stored as one number: log l would lose digits if m is large. Dropout masks p and
- * dO V^T by global position. Where a causal mask cuts a tile, strips of TSHI_STRIP queries are
- * computed. Rows of a tile are worked on in whole blocks of TSHI_BLOCK. */
+ * m and log l are stored apart: in their sum, log l would lose digits if m is large. Dropout masks
+ * p and dO V^T by the global index of the score. A tile that the causal mask cuts is computed in
+ * strips of TSHI_STRIP queries. Kernels compute whole blocks of TSHI_BLOCK values of a row.
+ *
+ * tshi_attention_begin prepares what all heads share. On each thread, tshi_attention_piece goes
+ * through its heads, and tshi_attention_tiles calls a tshi_tile_fn for each tile of a head. Below,
+ * h is a head, i a query, j a key; a tile or strip has m queries and n keys. */
 enum { TSHI_TILE = 64, TSHI_STRIP = 16 };
 
-/* The options of a call. */
+/* The options of a call, and the params of a node. */
 typedef struct tshi_attention {
-    double scale;
-    int causal, dropout;
-    tshi_dropout drop;
-    tsh_tensor *mask;       /* or NULL */
+    double scale;           /* of the scores */
+    int causal, dropout;    /* 1: causal mask; 1: dropout is on */
+    tshi_dropout drop;      /* key, stream and probability of the dropout mask */
+    tsh_tensor *mask;       /* of tsh_real or i32; NULL: none */
     int64_t mask_stride[4]; /* over (B, H, Tq, Tk); 0 where the mask broadcasts */
 } tshi_attention;
 
-/* One head of one sequence, and scratch for a tile of it. */
+/* One head of one batch, with scratch of the thread that computes it. s: a tile of scores. t: in
+ * forward a tile of O, in backward a tile of dO V^T. row: m, then l, of a tile's queries. In
+ * shapes, TILE is TSHI_TILE. */
 typedef struct tshi_head {
     tsh_ctx *ctx;
-    const tshi_attention *more;
-    tshi_matrix q, k, v, o;       /* (T, D) each */
-    tshi_matrix dq, dk, dv, dout; /* data NULL: not needed */
-    int64_t tq, tk, d;
-    uint64_t first; /* global index of score (0, 0) of this head, for dropout */
-    int64_t mask;   /* offset of this head's mask */
-    const void *mask_values;
-    tsh_real *max;         /* m of each query; -infinity if it sees no key */
-    tsh_real *log_sum;     /* log l of each query */
-    tsh_real *delta;       /* of each query */
-    tsh_real *s, *t, *row; /* two tiles, with rows TSHI_TILE apart; m and l of a tile's queries */
-    char *scratch;         /* of products */
+    const tshi_attention *more;   /* options */
+    tshi_matrix q, k, v, o;       /* shapes (tq, d), (tk, d), (tk, d), (tq, d) */
+    tshi_matrix dq, dk, dv, dout; /* the same shapes; data NULL: not needed */
+    int64_t tq, tk, d;            /* queries, keys, features */
+    uint64_t first;               /* global index of score (0, 0) of this head, for dropout */
+    int64_t mask;                 /* offset of this head's mask, in elements */
+    const void *mask_values;      /* values of the mask, or NULL */
+    tsh_real *max;                /* shape (tq): m of each query; -infinity if it sees no key */
+    tsh_real *log_sum;            /* shape (tq): log l of each query */
+    tsh_real *delta;              /* shape (tq): dO O of each query */
+    tsh_real *s, *t, *row;        /* shapes (TILE, TILE), (TILE, d or TILE), (2, TILE) */
+    char *scratch;                /* for tshi_matmul_alone */
 } tshi_head;
 
+/* Returns scratch s or t as a matrix with rows TSHI_TILE apart. */
 static tshi_matrix tshi_attention_tile(tsh_real *data) {
     return tshi_gemm_matrix(data, TSHI_TILE, 1);
 }
 
-/* C = alpha A B + beta C, on this thread. */
+/* C = alpha A B + beta C on this thread; shapes: A (m, k), B (k, n), C (m, n). */
 static void tshi_attention_gemm(const tshi_head *h, int64_t m, int64_t n, int64_t k, double alpha,
                                 tshi_matrix a, tshi_matrix b, int beta, tshi_matrix c) {
     const tshi_product x = {h->ctx, m, n, k, TSHI_R(alpha), TSHI_R(beta), a, b, c, c, NULL};
     tshi_matmul_alone(&x, h->scratch);
 }
 
-/* How many keys query i sees, from key 0 on: all, or if causal i + tk - tq + 1. */
+/* Returns how many keys query i sees, from key 0 on: all, or if causal i + 1 + tk - tq. */
 static int64_t tshi_attention_visible(const tshi_head *h, int64_t i) {
     int64_t visible = h->more->causal ? i + 1 + h->tk - h->tq : h->tk;
     return visible < 0 ? 0 : tshi_base_min(visible, h->tk);
 }
 
-/* Adds the mask to a tile of scores; a mask of integers is -infinity where it is 0. */
+/* Masks the scores of queries [i, i + m) and keys [j, j + n): adds a floating mask; a score becomes
+ * -infinity where an integer mask is 0. */
 static void tshi_attention_masked(const tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n) {
     const tsh_tensor *mask = h->more->mask;
     const void *values = h->mask_values;
     const int64_t *stride = h->more->mask_stride;
     for (int64_t r = 0; r < m; r++)
         for (int64_t c = 0; c < n; c++) {
-            int64_t at = h->mask + (i + r) * stride[2] + (j + c) * stride[3];
-            tsh_real *s = h->s + r * TSHI_TILE + c;
+            int64_t at = h->mask + (i + r) * stride[2] + (j + c) * stride[3]; /* index in mask */
+            tsh_real *s = h->s + r * TSHI_TILE + c;                           /* the score */
             if (tshi_dtypes[mask->dtype].floating)
                 *s += ((const tsh_real *)values)[at];
             else if (!((const int32_t *)values)[at])
@@ -12447,7 +12482,7 @@ static void tshi_attention_masked(const tshi_head *h, int64_t i, int64_t m, int6
         }
 }
 
-/* s = scale q_i k_j for queries [i, i + m) and keys [j, j + n). */
+/* Fills h->s with the masked scores of queries [i, i + m) and keys [j, j + n). */
 static void tshi_attention_scores(const tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n) {
     tshi_attention_gemm(h, m, n, h->d, h->more->scale, tshi_gemm_from(h->q, i, 0),
                         tshi_gemm_transposed(tshi_gemm_from(h->k, j, 0)), 0,
@@ -12455,11 +12490,11 @@ static void tshi_attention_scores(const tshi_head *h, int64_t i, int64_t m, int6
     if (h->more->mask) tshi_attention_masked(h, i, m, j, n);
 }
 
-/* Drops out a tile of queries [i, i + m) and keys [j, j + n), up to the keys that each sees. */
+/* Applies dropout to the visible keys in a tile of queries [i, i + m) and keys [j, j + n). */
 static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i, int64_t m,
                                    int64_t j, int64_t n) {
     tshi_dropout_run run;
-    int64_t r, visible;
+    int64_t r, visible; /* visible: keys of the tile that row r sees */
     run.isa = h->ctx->isa;
     run.mask = &h->more->drop;
     for (r = 0; r < m; r++) {
@@ -12470,23 +12505,23 @@ static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i
     }
 }
 
-/* A tile, for kernels. Its row r sees the first visible + r each of its n columns (keys). */
+/* A tile, for kernels. Row r sees the first (visible + r * each) of the tile's n keys (columns). */
 typedef struct tshi_tile {
-    const tshi_head *h;
-    int64_t i; /* the query of row 0 */
-    int64_t n;
-    int64_t visible; /* negative: the first rows see no key of the tile */
-    int64_t each;    /* 1 if causal: every row sees one key more than the row before */
-    int64_t d;       /* features of a head */
+    const tshi_head *h; /* the head that the tile belongs to */
+    int64_t i;          /* the query of row 0 */
+    int64_t n;          /* number of keys */
+    int64_t visible;    /* keys that row 0 sees; negative: the first rows see none */
+    int64_t each;       /* 1 if causal: every row sees one key more than the row before */
+    int64_t d;          /* features of a head */
 } tshi_tile;
 
-/* How many columns row r sees. */
+/* Returns how many of the tile's keys row r sees, from 0 to n. */
 TSHI_INLINE int64_t tshi_attention_row(const tshi_tile *tile, int64_t r) {
     const int64_t visible = tile->visible + r * tile->each;
     return visible < 0 ? 0 : visible < tile->n ? visible : tile->n;
 }
 
-/* The tile of queries from i and keys [j, j + n). */
+/* Returns the tile of queries from i on and keys [j, j + n). */
 static tshi_tile tshi_attention_tile_at(const tshi_head *h, int64_t i, int64_t j, int64_t n) {
     const int causal = h->more->causal != 0;
     const int64_t visible = (causal ? i + 1 + h->tk - h->tq : h->tk) - j;
@@ -12494,54 +12529,56 @@ static tshi_tile tshi_attention_tile_at(const tshi_head *h, int64_t i, int64_t j
     return tile;
 }
 
-/* y = x by; y may be x. */
+/* y = x times `by`, n values; y may be x. */
 TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n, tsh_real by) {
     TSHI_LANES for (int64_t e = 0; e < n; e++) y[e] = x[e] * by;
 }
 
-/* Online softmax of n rows of a tile: x becomes e^(x - m), m the new maximum of each row; l and o,
- * a dense row of O so far, are scaled by e^(old m - m), and the sum of x is added to l. */
+/* Online softmax of n rows of a tile. Row by row: m becomes the maximum so far, the scores x become
+ * e^(x - m), the row o of O so far and l are scaled by e^(old m - m), and the sum of the new x is
+ * added to l. */
 enum { TSHI_ONLINE_X, TSHI_ONLINE_M, TSHI_ONLINE_L, TSHI_ONLINE_O, TSHI_ONLINE_OPERANDS };
 TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *operand,
                                             const tshi_tile *tile, int fused) {
-    tsh_real *x = (tsh_real *)operand[TSHI_ONLINE_X].data;
-    tsh_real *m = (tsh_real *)operand[TSHI_ONLINE_M].data;
-    tsh_real *l = (tsh_real *)operand[TSHI_ONLINE_L].data;
-    tsh_real *o = (tsh_real *)operand[TSHI_ONLINE_O].data;
+    tsh_real *x = (tsh_real *)operand[TSHI_ONLINE_X].data; /* shape (n, TSHI_TILE) */
+    tsh_real *m = (tsh_real *)operand[TSHI_ONLINE_M].data; /* shape (n) */
+    tsh_real *l = (tsh_real *)operand[TSHI_ONLINE_L].data; /* shape (n) */
+    tsh_real *o = (tsh_real *)operand[TSHI_ONLINE_O].data; /* shape (n, d) */
     const int64_t d = tile->d, wide = tshi_base_ceil(tile->n, TSHI_BLOCK) * TSHI_BLOCK;
     int64_t r, c;
     for (r = 0; r < n; r++, x += TSHI_TILE, o += d) {
-        const tsh_real old = m[r];
+        const tsh_real old = m[r]; /* m before this tile */
         for (c = tshi_attention_row(tile, r); c < wide; c++) x[c] = -TSHI_R(INFINITY);
         m[r] = tshi_kernel_max(x, wide);
-        if (l[r] > 0 && old > m[r]) m[r] = old;
-        if ((double)m[r] < -DBL_MAX) { /* the mask excludes every key so far */
+        if (l[r] > 0 && old > m[r]) m[r] = old; /* l > 0: old is the m of earlier keys */
+        if ((double)m[r] < -DBL_MAX) {          /* the mask excludes every key so far */
             for (c = 0; c < wide; c++) x[c] = 0;
             continue;
         }
-        if (l[r] > 0 && old < m[r]) {
+        if (l[r] > 0 && old < m[r]) { /* m has grown */
             const tsh_real shrink = tshi_math_exp_below(old - m[r], fused);
             l[r] *= shrink;
             tshi_attention_scale(o, o, d, shrink);
         }
         l[r] += tshi_kernel_sum_exps(x, wide, m[r], x,
-                                     fused); /* NaN where a score is NaN or +inf */
+                                     fused); /* NaN if a score is NaN or +infinity */
     }
 }
 TSHI_KERNEL_FUSED(tshi_attention_online, tshi_tile);
 
-/* Ends n rows: O = o / l, and m and log l are kept for backward. o, m and l are whole blocks. */
+/* Finishes n queries: O = o / l, and stores m and log l for backward; m is -infinity if a query
+ * sees no key (l is 0). m and l have space for whole blocks of TSHI_BLOCK. */
 TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
                                             const tshi_tile *tile, int fused) {
     const tshi_head *h = tile->h;
-    const tsh_real *o = h->t, *m = h->row, *l = h->row + TSHI_TILE; /* o before it is divided */
-    tsh_real *to = tshi_gemm_at(h->o, tile->i, 0);
-    tsh_real back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK];
+    const tsh_real *o = h->t, *m = h->row, *l = h->row + TSHI_TILE;  /* shapes (n, d), (n), (n) */
+    tsh_real *to = tshi_gemm_at(h->o, tile->i, 0);                   /* O (n, d) */
+    tsh_real back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK]; /* back: 1 / l */
     const int64_t d = tile->d, step = h->o.row;
     (void)none;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
-            const tsh_real sum = l[e + i] == 0 ? TSHI_R(1) : l[e + i];
+            const tsh_real sum = l[e + i] == 0 ? TSHI_R(1) : l[e + i]; /* avoids 1 / 0 */
             max[i] = l[e + i] == 0 ? -TSHI_R(INFINITY) : m[e + i];
             back[i] = TSHI_R(1) / sum;
             log_sum[i] = tshi_math_log(sum, fused);
@@ -12554,9 +12591,9 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL_FUSED(tshi_attention_finish, tshi_tile);
 
-/* Returns how many queries of a tile, from its row `from` on, are computed at once: all of the m,
- * or if causality cuts the tile TSHI_STRIP. *n becomes the number of keys that the last of them
- * sees. */
+/* Returns how many queries of a tile of m, from its row `from` on, are computed at once: the rest,
+ * or TSHI_STRIP if the causal mask cuts the tile. Lowers *n to the number of keys that the last of
+ * these queries sees. */
 static int64_t tshi_attention_strip(const tshi_head *h, int64_t i, int64_t from, int64_t m,
                                     int64_t j, int64_t *n) {
     int64_t rows = m - from;
@@ -12565,13 +12602,14 @@ static int64_t tshi_attention_strip(const tshi_head *h, int64_t i, int64_t from,
     return rows;
 }
 
+/* Computes a tile or strip: m queries, from row r of the tile at query i, and keys [j, j + n). */
 typedef void (*tshi_tile_fn)(const tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                              int64_t n);
 
-/* Calls fn for all keys that queries [i, i + m) see: in tiles, or strips r of them. */
+/* Calls fn for all keys that queries [i, i + m) see: for whole tiles, or for strips of a tile. */
 static void tshi_attention_tiles(const tshi_head *h, int64_t i, int64_t m, tshi_tile_fn fn) {
-    const int64_t last = tshi_attention_visible(h, i + m - 1);
-    int64_t j, r, n, rows, keys;
+    const int64_t last = tshi_attention_visible(h, i + m - 1); /* keys seen by the last query */
+    int64_t j, r, n, rows, keys;                               /* rows, keys: size of a strip */
     for (j = 0; j < last; j += n) {
         n = tshi_base_min(TSHI_TILE, last - j);
         for (r = 0; r < m; r += rows) {
@@ -12582,10 +12620,10 @@ static void tshi_attention_tiles(const tshi_head *h, int64_t i, int64_t m, tshi_
     }
 }
 
-/* Scores, softmax and O of m queries, from row r of the tile at query i, and keys [j, j + n). */
+/* A tshi_tile_fn: adds what these keys contribute to m, l and O of these queries. */
 static void tshi_attention_forward_tile(const tshi_head *h, int64_t i, int64_t r, int64_t m,
                                         int64_t j, int64_t n) {
-    tsh_real *o = h->t + r * h->d;
+    tsh_real *o = h->t + r * h->d; /* shape (m, d) */
     const tshi_tile tile = tshi_attention_tile_at(h, i + r, j, n);
     tshi_operand x[TSHI_ONLINE_OPERANDS];
     x[TSHI_ONLINE_X] = tshi_kernel_reals(h->s, TSHI_TILE);
@@ -12596,23 +12634,23 @@ static void tshi_attention_forward_tile(const tshi_head *h, int64_t i, int64_t r
     tshi_attention_online[h->ctx->isa](m, x, &tile);
     if (h->more->dropout) tshi_attention_dropout(h, h->s, i + r, m, j, n);
     tshi_attention_gemm(h, m, h->d, n, 1, tshi_attention_tile(h->s), tshi_gemm_from(h->v, j, 0),
-                        j > 0, tshi_gemm_matrix(o, h->d, 1));
+                        j > 0, tshi_gemm_matrix(o, h->d, 1)); /* beta is 0 for the first keys */
 }
 
-/* Forward of a head, a tile of queries at a time. */
+/* Forward of a head: takes a tile of queries at a time through all its keys. */
 static void tshi_attention_head_forward(const tshi_head *h) {
     int64_t i, m;
     for (i = 0; i < h->tq; i += m) {
         const tshi_tile tile = tshi_attention_tile_at(h, i, 0, h->tk);
         m = tshi_base_min(TSHI_TILE, h->tq - i);
-        memset(h->row, 0, 2 * TSHI_TILE * sizeof *h->row);
+        memset(h->row, 0, 2 * TSHI_TILE * sizeof *h->row); /* m = l = 0 */
         if (!tshi_attention_visible(h, i)) memset(h->t, 0, (size_t)(m * h->d) * sizeof *h->t);
         tshi_attention_tiles(h, i, m, tshi_attention_forward_tile);
         tshi_attention_finish[h->ctx->isa](m, NULL, &tile);
     }
 }
 
-/* delta = O dO of n queries. */
+/* Computes delta = dO O, the dot product over d features, for each of n queries. */
 TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
                                            const tshi_head *h) {
     (void)none;
@@ -12621,13 +12659,14 @@ TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL(tshi_attention_delta, tshi_head);
 
-/* n rows of a tile: scores x become p, and dx = dO V^T becomes scale dS; both are 0 where a query
- * does not see a key. */
+/* Backward of the softmax, n rows of a tile: the scores in s become p, and dO V^T in t becomes
+ * scale dS; both are 0 where a query does not see a key. */
 TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
                                           const tshi_tile *tile, int fused) {
     const tshi_head *h = tile->h;
+    /* shapes: m, l and delta (n), x and dx (n, TSHI_TILE) */
     const tsh_real *m = h->max + tile->i, *l = h->log_sum + tile->i, *delta = h->delta + tile->i;
-    const tsh_real scale = TSHI_R(h->more->scale);
+    const tsh_real scale = TSHI_R(h->more->scale); /* scale of the scores */
     tsh_real *x = h->s, *dx = h->t, y[TSHI_BLOCK], dy[TSHI_BLOCK];
     int i;
     (void)none;
@@ -12636,7 +12675,7 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
         const tsh_real nan = log_sum - log_sum; /* 0, but NaN if log l is not finite */
         const int visible = (double)max < -DBL_MAX ? 0 : (int)tshi_attention_row(tile, r);
         for (int64_t e = 0; e < tile->n; e += TSHI_BLOCK) {
-            const int left = visible - (int)e;
+            const int left = visible - (int)e; /* number of visible keys from e on */
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
                 y[i] = tshi_math_exp_below(x[e + i] - max - log_sum, fused) + nan;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) dy[i] = y[i] * (dx[e + i] - dot) * scale;
@@ -12647,30 +12686,31 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_tile);
 
-/* Adds to dQ, dK and dV what m queries, from i + r on, and keys [j, j + n) contribute. */
+/* A tshi_tile_fn: adds to dQ, dK and dV what these queries and keys contribute. */
 static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t r, int64_t m,
                                          int64_t j, int64_t n) {
-    const tshi_matrix p = tshi_attention_tile(h->s), ds = tshi_attention_tile(h->t);
-    const tshi_matrix dout = tshi_gemm_from(h->dout, i + r, 0);
+    const tshi_matrix p = tshi_attention_tile(h->s), ds = tshi_attention_tile(h->t); /* (m, n) */
+    const tshi_matrix dout = tshi_gemm_from(h->dout, i + r, 0); /* shape (m, d) */
     const tshi_tile tile = tshi_attention_tile_at(h, i + r, j, n);
     i += r;
     tshi_attention_scores(h, i, m, j, n);
     tshi_attention_gemm(h, m, n, h->d, 1, dout, tshi_gemm_transposed(tshi_gemm_from(h->v, j, 0)), 0,
-                        ds);
+                        ds); /* t = dO V^T, (m, n) */
     if (h->more->dropout) tshi_attention_dropout(h, h->t, i, m, j, n);
     tshi_attention_grad[h->ctx->isa](m, NULL, &tile);
     if (h->more->dropout) tshi_attention_dropout(h, h->s, i, m, j, n);
     if (h->dv.data)
         tshi_attention_gemm(h, n, h->d, m, 1, tshi_gemm_transposed(p), dout, 1,
-                            tshi_gemm_from(h->dv, j, 0));
+                            tshi_gemm_from(h->dv, j, 0)); /* dV (n, d) += p^T dO */
     if (h->dq.data)
         tshi_attention_gemm(h, m, h->d, n, 1, ds, tshi_gemm_from(h->k, j, 0), 1,
-                            tshi_gemm_from(h->dq, i, 0));
+                            tshi_gemm_from(h->dq, i, 0)); /* dQ (m, d) += dS K */
     if (h->dk.data)
         tshi_attention_gemm(h, n, h->d, m, 1, tshi_gemm_transposed(ds), tshi_gemm_from(h->q, i, 0),
-                            1, tshi_gemm_from(h->dk, j, 0));
+                            1, tshi_gemm_from(h->dk, j, 0)); /* dK (n, d) += dS^T Q */
 }
 
+/* Backward of a head: takes a tile of queries at a time through all its keys. */
 static void tshi_attention_head_backward(const tshi_head *h) {
     int64_t i, m;
     tshi_attention_delta[h->ctx->isa](h->tq, NULL, h);
@@ -12680,41 +12720,42 @@ static void tshi_attention_head_backward(const tshi_head *h) {
     }
 }
 
-/* The (T, D) matrix of batch b and head a; data may be NULL. */
+/* Returns the matrix (T, D) of batch b and head a in an array (B, H, T, D); data may be NULL. */
 static tshi_matrix tshi_attention_matrix(tsh_real *data, const int64_t *stride, int64_t b,
                                          int64_t a) {
     return tshi_gemm_matrix(data ? data + b * stride[0] + a * stride[1] : NULL, stride[2],
                             stride[3]);
 }
 
-/* The local head of k and v that the local query head a uses (grouped-query attention). */
+/* Returns the local head of k and v that the local query head a uses (grouped-query attention). */
 static int64_t tshi_attention_kv(const tsh_tensor *q, const tsh_tensor *k, int64_t a) {
-    int64_t group = q->dim[1] / k->dim[1];
+    int64_t group = q->dim[1] / k->dim[1]; /* query heads per head of k */
     if (k->layout.kind == TSH_SHARDED && k->layout.dim == 1) return a / group;
     return tshi_tensor_global(q, 1, a) / group;
 }
 
-/* What the threads of a rank share. Heads are cut into pieces, each with scratch of its own. */
+/* What the threads of a rank share. Heads are divided into pieces, each with its own scratch. */
 typedef struct tshi_heads {
-    tshi_head head;        /* what all heads have in common */
-    tsh_tensor *const *in; /* q, k, v */
-    tsh_tensor *out;
-    tsh_real *value[4], *grad[4];    /* of q, k, v, out; grad is NULL in forward or if not needed */
-    int64_t stride[4][TSH_MAX_DIMS]; /* of the values */
-    tshi_block *converted[4];        /* of values that are no tsh_real: their copies */
-    tsh_real *stats;                 /* m, then log l, of the queries of each head */
-    tsh_real *scratch;
+    tshi_head head;                  /* what is the same for all heads */
+    tsh_tensor *const *in;           /* q, k, v */
+    tsh_tensor *out;                 /* shape (B, H, Tq, D) */
+    tsh_real *value[4], *grad[4];    /* of q, k, v, out; grad NULL: forward, or not needed */
+    int64_t stride[4][TSH_MAX_DIMS]; /* strides of the values */
+    tshi_block *converted[4];        /* values converted to tsh_real, or NULL */
+    tsh_real *stats;           /* shape (local B, local H, 2, Tq): m, then log l, of each head */
+    tsh_real *scratch;         /* scratch of all pieces, `each` elements apart */
     size_t each, each_product; /* scratch of a piece: elements; bytes for products */
-    int pieces;
-    int64_t first, groups; /* local heads of k that are used: the first, and how many */
-    tshi_block *block;     /* holds scratch */
+    int pieces;                /* number of pieces */
+    int64_t first, groups;     /* local heads of k that are used: the first; how many */
+    tshi_block *block;         /* holds scratch */
 } tshi_heads;
 
-/* Whether threads may add to the gradients of a and b at the same time: heads of a and b, which may
- * be views of one base, do not overlap, or a and b are the same. */
+/* Returns 1 if threads may add to the gradients of a and b at the same time: a and b are the same,
+ * or their heads, which may be views of one base, do not overlap. */
 static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     const tsh_tensor *low = a->offset <= b->offset ? a : b, *high = low == a ? b : a;
     const int64_t *step = a->stride, distance = high->offset - low->offset;
+    /* low_end, high_end: from the first to the last element of a row with all its heads */
     const int64_t low_end = (low->local[1] - 1) * step[1] + (low->local[3] - 1) * step[3];
     const int64_t high_end = (high->local[1] - 1) * step[1] + (high->local[3] - 1) * step[3];
     if (a->base != b->base || !a->base->requires_grad) return 1;
@@ -12726,13 +12767,13 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     return 1;
 }
 
-/* Fills in all but values, gradients and stats, and allocates scratch for each piece: two tiles
- * (the second also holds a tile of O), m and l, delta. Without memory tshi_attention_run does
+/* Fills in all but value, grad, stride and stats, and allocates scratch for each piece: two tiles
+ * (the second also holds a tile of O), m and l, delta. After an error tshi_attention_run computes
  * nothing. */
 static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
                                  const tshi_attention *more) {
-    enum { MIN_WORK = 1 << 18 }; /* multiply-adds of Q K^T that are worth a thread */
-    tsh_tensor *q = in[0], *k = in[1];
+    enum { MIN_WORK = 1 << 18 };       /* multiply-adds of Q K^T that are worth a thread */
+    tsh_tensor *q = in[0], *k = in[1]; /* shapes (B, H, Tq, D), (B, Hkv, Tk, D) */
     tshi_head *h = &all->head;
     int64_t wide = q->dim[3] > TSHI_TILE ? q->dim[3] : (int64_t)TSHI_TILE, heads = q->local[1];
     memset(all, 0, sizeof *all);
@@ -12748,63 +12789,63 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     all->pieces = tshi_team_parts(q->ctx, q->local[0] * heads * h->tq * h->tk * h->d, MIN_WORK);
     all->pieces = (int)tshi_base_min(all->pieces, q->local[0] * all->groups);
     if (all->pieces < 1 || !tshi_attention_apart(q, k) || !tshi_attention_apart(q, in[2]))
-        all->pieces = 1;
+        all->pieces = 1; /* too little work, or gradients that overlap */
     all->each = (size_t)(TSHI_TILE * TSHI_TILE + TSHI_TILE * wide + 2 * TSHI_TILE + h->tq);
-    all->each = (all->each + 15) / 16 * 16;
+    all->each = (all->each + 15) / 16 * 16; /* a multiple of 16 elements */
     all->each_product = tshi_gemm_scratch(q->ctx->gemm_kernel, wide, wide, wide, wide, 1);
-    all->each_product = (all->each_product + 63) / 64 * 64;
+    all->each_product = (all->each_product + 63) / 64 * 64; /* whole cache lines */
     h->scratch = tshi_matmul_scratch(q->ctx, all->each_product * (size_t)all->pieces);
     all->block = tshi_mem_alloc(q->ctx, TSH_MEM_STEP, all->each * tshi_dtype_reals(all->pieces));
     if (!all->block) return;
     all->scratch = (tsh_real *)tshi_mem_data(all->block);
-    /* kernels also compute what is after a short row, in its last block */
+    /* kernels compute whole blocks: what follows a short row must be a valid number */
     memset(all->scratch, 0, all->each * tshi_dtype_reals(all->pieces));
 }
 
-/* Fills in h for query head a of batch b. */
+/* Sets h to query head a of batch b, both local. */
 static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, int64_t a) {
     const tsh_tensor *q = all->in[0], *k = all->in[1], *v = all->in[2], *out = all->out;
-    const int64_t c = tshi_attention_kv(q, k, a);
+    const int64_t c = tshi_attention_kv(q, k, a); /* head of k and v */
     const int64_t batch = tshi_tensor_global(q, 0, b), head = tshi_tensor_global(q, 1, a);
     h->first = (uint64_t)((batch * q->dim[1] + head) * h->tq * h->tk);
     h->mask = batch * h->more->mask_stride[0] + head * h->more->mask_stride[1];
-    h->max = all->stats + 2 * (b * q->local[1] + a) * h->tq;
-    h->log_sum = h->max + h->tq;
-    h->q = tshi_attention_matrix(all->value[0], all->stride[0], b, a);
-    h->k = tshi_attention_matrix(all->value[1], all->stride[1], b, c);
-    h->v = tshi_attention_matrix(all->value[2], all->stride[2], b, c);
-    h->o = tshi_attention_matrix(all->value[3], all->stride[3], b, a);
-    if (!all->grad[3]) return;
-    h->dq = tshi_attention_matrix(all->grad[0], q->stride, b, a);
-    h->dk = tshi_attention_matrix(all->grad[1], k->stride, b, c);
-    h->dv = tshi_attention_matrix(all->grad[2], v->stride, b, c);
-    h->dout = tshi_attention_matrix(all->grad[3], out->stride, b, a);
+    h->max = all->stats + 2 * (b * q->local[1] + a) * h->tq;           /* shape (tq) */
+    h->log_sum = h->max + h->tq;                                       /* shape (tq) */
+    h->q = tshi_attention_matrix(all->value[0], all->stride[0], b, a); /* shape (tq, d) */
+    h->k = tshi_attention_matrix(all->value[1], all->stride[1], b, c); /* shape (tk, d) */
+    h->v = tshi_attention_matrix(all->value[2], all->stride[2], b, c); /* shape (tk, d) */
+    h->o = tshi_attention_matrix(all->value[3], all->stride[3], b, a); /* shape (tq, d) */
+    if (!all->grad[3]) return;                                         /* in forward */
+    h->dq = tshi_attention_matrix(all->grad[0], q->stride, b, a);      /* shape (tq, d) */
+    h->dk = tshi_attention_matrix(all->grad[1], k->stride, b, c);      /* shape (tk, d) */
+    h->dv = tshi_attention_matrix(all->grad[2], v->stride, b, c);      /* shape (tk, d) */
+    h->dout = tshi_attention_matrix(all->grad[3], out->stride, b, a);  /* shape (tq, d) */
 }
 
-/* A thread's part: [from, to) of the pairs of a batch and a head of k. All query heads that share a
- * head of k are computed by one thread, as they add to the same gradient. */
+/* A tshi_team_fn: computes [from, to) of the pairs of a batch and a head of k. One thread computes
+ * all query heads that share a head of k, as they add to the same gradient. */
 static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_heads *all = (const tshi_heads *)job;
     const tsh_tensor *q = all->in[0];
     tshi_head h = all->head;
     int64_t a, wide = h.d > TSHI_TILE ? h.d : (int64_t)TSHI_TILE;
-    h.s = all->scratch + (size_t)piece * all->each;
-    h.t = h.s + TSHI_TILE * TSHI_TILE;
-    h.row = h.t + TSHI_TILE * wide;
-    h.delta = h.row + 2 * TSHI_TILE;
+    h.s = all->scratch + (size_t)piece * all->each; /* shape (TILE, TILE) */
+    h.t = h.s + TSHI_TILE * TSHI_TILE;              /* shape (TILE, wide) */
+    h.row = h.t + TSHI_TILE * wide;                 /* shape (2, TILE) */
+    h.delta = h.row + 2 * TSHI_TILE;                /* shape (tq) */
     h.scratch += (size_t)piece * all->each_product;
     for (; from < to; from++)
         for (a = 0; a < q->local[1]; a++) {
             if (tshi_attention_kv(q, all->in[1], a) != all->first + from % all->groups) continue;
             tshi_attention_pick(all, &h, from / all->groups, a);
-            if (all->grad[3])
+            if (all->grad[3]) /* in backward */
                 tshi_attention_head_backward(&h);
             else
                 tshi_attention_head_forward(&h);
         }
 }
 
-/* Computes all heads, and releases what tshi_attention_begin and conversions took. */
+/* Computes all heads, then releases scratch and converted values. */
 static void tshi_attention_run(tshi_heads *all) {
     if (all->head.ctx->error.code == TSH_OK)
         tshi_team_run(all->pieces, all->in[0]->local[0] * all->groups, 1, tshi_attention_piece,
@@ -12813,6 +12854,7 @@ static void tshi_attention_run(tshi_heads *all) {
     tshi_mem_release(all->head.ctx, all->block);
 }
 
+/* Backward: computes dQ, dK and dV, skips those that are not needed. */
 static void tshi_attention_backward(tshi_node *node) {
     tshi_heads all;
     tshi_dest dest;
@@ -12823,12 +12865,12 @@ static void tshi_attention_backward(tshi_node *node) {
         if (tshi_tape_dest_zeroed(node, i, &dest)) all.grad[i] = dest.data;
     }
     all.value[3] = tshi_tape_saved_reals(node, 4, all.stride[3], &all.converted[3]);
-    all.grad[3] = tshi_tape_grad(node);
-    all.stats = (tsh_real *)tshi_mem_data(node->aux);
+    all.grad[3] = tshi_tape_grad(node);               /* dO (B, H, Tq, D) */
+    all.stats = (tsh_real *)tshi_mem_data(node->aux); /* the shape of all.stats, from forward */
     tshi_attention_run(&all);
 }
 
-/* Checks the shapes of q, k and v. */
+/* Checks the shapes of q (B, H, Tq, D), k and v (B, Hkv, Tk, D). Returns 0 after an error. */
 static int tshi_attention_shapes(tsh_tensor *const *in) {
     tsh_tensor *q = in[0], *k = in[1];
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
@@ -12850,7 +12892,7 @@ static int tshi_attention_shapes(tsh_tensor *const *in) {
     return q->ctx->error.code == TSH_OK;
 }
 
-/* Checks that t, a mask or cache, is of the ctx of q, k, v and has values. */
+/* Returns 1 if t, a mask or cache, is of the ctx of q, k, v and has values; else 0 and an error. */
 static int tshi_attention_holds(tsh_tensor *const *in, tsh_tensor *t) {
     tsh_tensor *all[4];
     memcpy(all, in, 3 * sizeof *all);
@@ -12858,11 +12900,12 @@ static int tshi_attention_holds(tsh_tensor *const *in, tsh_tensor *t) {
     return tshi_tensor_check("tsh_attention", all, 4) != NULL;
 }
 
-/* Checks the mask, casts it, and fills in its strides. */
+/* Checks the mask, casts it to tsh_real or i32, and sets more->mask and its strides. keys: number
+ * of keys, with cached ones. Returns 0 after an error. */
 static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in, int64_t keys,
                                     tsh_tensor *mask) {
     char text[TSHI_TEXT_SIZE], sizes[TSHI_TEXT_SIZE];
-    int64_t dim[4];
+    int64_t dim[4]; /* shape (B, H, Tq, keys) */
     int d, fits = mask->ndim <= 4 && mask->layout.kind == TSH_REPLICATED;
     if (!tshi_attention_holds(in, mask)) return 0;
     memcpy(dim, in[0]->dim, sizeof dim);
@@ -12879,13 +12922,13 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
                         tshi_dtype_name(TSH_REAL), tshi_tensor_sizes(dim, 4, sizes)) == TSH_OK;
     more->mask = mask = tsh_cast(mask, tshi_dtypes[mask->dtype].floating ? TSH_REAL : TSH_I32);
     for (d = 0; d < 4 && mask; d++) {
-        int own = d - (4 - mask->ndim);
+        int own = d - (4 - mask->ndim); /* dimension of the mask; negative: none */
         more->mask_stride[d] = own < 0 || mask->dim[own] == 1 ? 0 : mask->stride[own];
     }
     return mask != NULL;
 }
 
-/* Checks that x fits the cache at position past. */
+/* Checks that x (k or v) fits into its cache from position `past` on. Returns 0 after an error. */
 static int tshi_attention_fits_cache(tsh_tensor *const *in, const tsh_tensor *x, tsh_tensor *cache,
                                      int64_t past) {
     char tx[TSHI_TEXT_SIZE], tc[TSHI_TEXT_SIZE];
@@ -12901,11 +12944,11 @@ static int tshi_attention_fits_cache(tsh_tensor *const *in, const tsh_tensor *x,
                     tshi_tensor_text(cache, tc)) == TSH_OK;
 }
 
-/* Checks all options, before a cache is written to, and resolves them. */
+/* Checks all options before a cache is written to, and fills in *more. Returns 0 after an error. */
 static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_desc *desc,
                                   tshi_attention *more) {
     tsh_ctx *ctx = in[0]->ctx;
-    int64_t keys = in[1]->dim[2];
+    int64_t keys = in[1]->dim[2]; /* new keys; below, with those in the cache */
     memset(more, 0, sizeof *more);
     more->scale = 1 / sqrt((double)(in[0]->dim[3] ? in[0]->dim[3] : 1));
     if (!desc) return 1;
@@ -12931,9 +12974,10 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
     return 1;
 }
 
-/* Copies x to its cache at position past. Returns the part of the cache up to there. */
+/* Copies x to its cache from position `past` on. Returns a view of the cache up to the end of x;
+ * NULL: an error. */
 static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache, int64_t past) {
-    tsh_tensor *place = tsh_slice(cache, 2, past, x->dim[2]);
+    tsh_tensor *place = tsh_slice(cache, 2, past, x->dim[2]); /* a view of the cache: x goes here */
     tshi_loop loop;
     if (!place) return NULL;
     tshi_kernel_space(&loop, x);
@@ -12951,11 +12995,11 @@ static const tshi_op tshi_attention_op = {
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc) {
     const tshi_op *op = &tshi_attention_op;
-    tsh_tensor *in[4] = {q, k, v, NULL}, *out;
+    tsh_tensor *in[4] = {q, k, v, NULL}, *out; /* in[3]: the mask, set below */
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_attention", in, 3);
     tshi_output output;
     tshi_attention more;
-    tshi_block *aux, *unrounded;
+    tshi_block *aux, *unrounded; /* m and log l; O as tsh_real if out has another dtype */
     tshi_heads all;
     if (!ctx || !tshi_attention_shapes(in) || !tshi_rule_run(op, in, 3, NULL, &output) ||
         !tshi_attention_options(in, desc, &more))
@@ -12971,8 +13015,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     if (!aux) return NULL;
     tshi_attention_begin(&all, in, out, &more);
     if (more.mask) all.head.mask_values = tshi_tensor_at(more.mask);
-    /* q is a view of (B, T, H, D): give out the same strides, so that merging heads copies nothing
-     */
+    /* q is a view of (B, Tq, H, D): give `out` the same strides, so merging heads copies nothing */
     if (q->stride[1] < q->stride[2] && out->dtype == TSH_REAL) {
         out->stride[1] = q->dim[3];
         out->stride[2] = q->dim[3] * q->local[1];
@@ -12984,74 +13027,80 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     all.stats = (tsh_real *)tshi_mem_data(aux);
     tshi_attention_run(&all);
     tshi_kernel_output_done(out, unrounded);
-    in[3] = more.mask;
+    in[3] = more.mask; /* the node saves the mask */
     tshi_map_record(op, out, in, 4, output.partial, &more, sizeof more, aux);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 /* ========================================================================== */
 /* >>op-loss                                          MARK: - op-loss (private) */
-/* Cross-entropy; the classes may be sharded.                                  */
+/* Cross-entropy. If the classes are sharded, two all-reduces in forward.      */
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* Rows i of logits x (rows, V), classes c; class weights w_c (1 if none are given), probabilities
- * t_ic (1[c = y] for a class index y), label smoothing e, factor z of the z-loss:
+/* Row i of the logits x (rows, V) has classes c: w_c is the weight of class c (1 if none are
+ * given), t_ic the target (a probability, or for a class index y 1 if c = y, else 0), e the label
+ * smoothing, z the factor of the z-loss, l_i the loss of the row and g_i the gradient of l_i:
  *   m_i = max_c x_ic                                 all-reduce MAX if classes are sharded
  *   S_i = sum_c e^(x_ic - m_i)                       all-reduce SUM of all sums in one call
- *   A_i = sum_c w_c t_ic                             (w_y, not summed, for an index if w is
- *   B_i = sum_c w_c t_ic (x_ic - m_i)                replicated)
- *   Q_i = sum_c w_c (x_ic - m_i), W_i = sum_c w_c, V_i = sum_c 1, over x_ic > -inf, for e > 0
+ *   A_i = sum_c w_c t_ic                             (for an index and a replicated w: w_y, which
+ *   B_i = sum_c w_c t_ic (x_ic - m_i)                needs no sum)
+ *   Q_i = sum_c w_c (x_ic - m_i), W_i = sum_c w_c, V_i = sum_c 1, over x_ic > -inf, only if e > 0
  *   a_i = (1 - e) A_i + e / V_i W_i
  *   l_i = a_i log S_i - (1 - e) B_i - e / V_i Q_i + z (m_i + log S_i)^2
  *   dx_ic = g_i (e^(x_ic - m_i - log S_i) (a_i + 2 z (m_i + log S_i))
  *                - (1 - e) w_c t_ic - e / V_i w_c), no collective
  * A class with logit -inf is padding: it does not count in V, is not smoothed, and has gradient 0.
- * m_i and log S_i are added only for the z-loss: log S_i would lose digits if m_i is large. */
-enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 };
+ * m_i and log S_i are added only for the z-loss: log S_i would lose digits if m_i is large.
+ * Forward: tshi_loss_plan decides which sums are needed, tshi_loss_targets finds the local class of
+ * each row, tshi_loss_rows computes sums and row losses, tshi_loss_reduce their mean or sum. */
+enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 }; /* values of tshi_loss.local */
 enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W, TSHI_LOSS_TERMS };
-enum { TSHI_LOSS_SUMS = 1 + TSHI_LOSS_TERMS, TSHI_LOSS_KEPT = 5 };
+enum { TSHI_LOSS_SUMS = 1 + TSHI_LOSS_TERMS, TSHI_LOSS_KEPT = 5 }; /* per row: sums; reals kept */
 
+/* A call of tsh_cross_entropy, and the params of the node. Arrays have an entry per local row. */
 typedef struct tshi_loss {
-    tsh_cross_entropy_desc desc;
-    int64_t rows, classes, step; /* local; elements between rows of the logits */
-    int probs; /* 1: the target is probabilities */
-    int cut;   /* 1: classes are sharded over several ranks */
-    /* The sums of all rows are one array, (sums, rows): S, B, then those that are needed. */
-    int sums, at[TSHI_LOSS_TERMS]; /* at: the index of each; 0: not needed */
-    double divisor;
-    /* What backward reads of each row, in the node's aux: */
-    int64_t *local;          /* the local index of its class, or TSHI_TARGET_... */
-    tsh_real *max, *log_sum; /* m, log S */
-    tsh_real *own, *uniform; /* A, e / V */
-    tsh_real *scale;         /* of the softmax: a + 2 z (m + log S) */
+    tsh_cross_entropy_desc desc; /* options of the call */
+    int64_t rows, classes, step; /* local sizes; elements between rows of the logits */
+    int probs;                   /* 1: the target is probabilities */
+    int cut;                     /* 1: classes are sharded over several ranks */
+    /* The sums are one array (sums, rows): first S, then B, then the terms that are needed. */
+    int sums, at[TSHI_LOSS_TERMS]; /* number of sums; index of each term, 0: not needed */
+    double divisor;                /* out = sum of the row losses / divisor */
+    /* What backward reads, in the node's aux: */
+    int64_t *local;          /* local index of class y; -1: on another rank; -2: ignored row */
+    tsh_real *max, *log_sum; /* m and log S of each row */
+    tsh_real *own, *uniform; /* A and e / V of each row */
+    tsh_real *scale;         /* factor of the softmax in dx: a + 2 z (m + log S) */
 } tshi_loss;
 
 /* -- kernels ---------------------------------------------------------------- */
 
+/* Returns 1 if a class with logit x is padding. */
 TSHI_INLINE int tshi_loss_padding(tsh_real x) {
     return x <= -TSHI_R(INFINITY);
 }
 
-/* Operands of the kernels over n rows; the step of logits X is that from row to row, of WEIGHT 0.
- */
+/* Operands of the kernels over n rows: X and TARGET (n, classes), MAX and SUM (n), WEIGHT and
+ * SCRATCH (classes). The step of X goes from row to row; WEIGHT has step 0. */
 enum { TSHI_LOSS_X, TSHI_LOSS_MAX, TSHI_LOSS_SUM, TSHI_LOSS_SCRATCH };
 enum { TSHI_LOSS_WEIGHT = TSHI_LOSS_SCRATCH + 1, TSHI_LOSS_TARGET, TSHI_LOSS_OPERANDS };
-enum { TSHI_LOSS_M, TSHI_LOSS_S, TSHI_LOSS_BOTH };
+enum { TSHI_LOSS_M, TSHI_LOSS_S, TSHI_LOSS_BOTH }; /* for tshi_loss_softmax */
 typedef struct tshi_loss_work {
-    int64_t classes;
-    int which; /* what tshi_loss_softmax, or tshi_loss_term, computes */
+    int64_t classes; /* classes on this rank */
+    int which; /* TSHI_LOSS_M, S, BOTH (softmax) or TSHI_LOSS_A, ... (term): what to compute */
 } tshi_loss_work;
 
-/* m and S of a row in one pass over parts of it; S so far is scaled when m grows. */
+/* Writes *m and returns S of a row of n logits, in one pass: it takes PART logits at a time, and
+ * scales the sum so far when m grows. */
 TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
-    enum { PART = 512 };
-    tsh_real lane[TSHI_BLOCK], max = -TSHI_R(INFINITY);
+    enum { PART = 512 };                                /* logits per step */
+    tsh_real lane[TSHI_BLOCK], max = -TSHI_R(INFINITY); /* lane: partial sums of S; max: m so far */
     for (int i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (; n > 0; n -= PART, x += PART) {
         const int64_t part = tshi_base_min(PART, n);
-        const tsh_real here = tshi_kernel_max(x, part);
-        if (!(here <= max) && max == max) {
+        const tsh_real here = tshi_kernel_max(x, part); /* maximum of this part */
+        if (!(here <= max) && max == max) {             /* m grows, or becomes NaN */
             const tsh_real scale = tshi_loss_padding(max) ? 0 : tshi_math_exp(max - here, fused);
             for (int i = 0; i < TSHI_BLOCK; i++) lane[i] *= scale;
             max = here;
@@ -13059,15 +13108,15 @@ TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m,
         if (!tshi_loss_padding(max)) tshi_kernel_add_exps(lane, x, part, max, NULL, fused);
     }
     *m = max;
-    return tshi_kernel_fold(lane) + (max - max);
+    return tshi_kernel_fold(lane) + (max - max); /* NaN if m is not finite */
 }
 
-/* m of n rows, or S from m, or both. */
+/* Kernel of n rows: writes m, or S from m, or both, as `which` says. */
 TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
                                         const tshi_loss_work *work, int fused) {
-    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
-    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;
-    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;
+    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data; /* shape (n, classes) */
+    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;           /* shape (n) */
+    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;         /* S (n) */
     for (int64_t i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
         if (work->which == TSHI_LOSS_BOTH)
             sum[i] = tshi_loss_online(x, work->classes, m + i, fused);
@@ -13079,19 +13128,19 @@ TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL_FUSED(tshi_loss_softmax, tshi_loss_work);
 
-/* One of A, B, Q, V, W of n rows, from x and m; weights and dense targets may be NULL. */
+/* Kernel of n rows: writes one of A, B, Q, V, W, from x and m. WEIGHT and TARGET may be NULL. */
 TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_work *work) {
-    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
-    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data;
-    const tsh_real *w = (const tsh_real *)operand[TSHI_LOSS_WEIGHT].data;
-    const tsh_real *t = (const tsh_real *)operand[TSHI_LOSS_TARGET].data;
-    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;
-    tsh_real *TSHI_RESTRICT e = (tsh_real *)operand[TSHI_LOSS_SCRATCH].data;
+    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;      /* shape (n, classes) */
+    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data;    /* shape (n) */
+    const tsh_real *w = (const tsh_real *)operand[TSHI_LOSS_WEIGHT].data; /* (classes), NULL: 1 */
+    const tsh_real *t = (const tsh_real *)operand[TSHI_LOSS_TARGET].data; /* (n, classes) or NULL */
+    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;              /* shape (n) */
+    tsh_real *TSHI_RESTRICT e = (tsh_real *)operand[TSHI_LOSS_SCRATCH].data; /* shape (classes) */
     const int64_t classes = work->classes;
     const int which = work->which;
     for (int64_t i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
-        const tsh_real *share = t ? t + i * classes : NULL;
+        const tsh_real *share = t ? t + i * classes : NULL; /* targets of row i */
         TSHI_EACH for (int64_t c = 0; c < classes; c++) {
             const tsh_real weight = w ? w[c] : TSHI_R(1);
             if (which == TSHI_LOSS_A)
@@ -13099,7 +13148,7 @@ TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
             else if (which == TSHI_LOSS_B)
                 e[c] = share[c] == 0 ? TSHI_R(0) : TSHI_R(weight * share[c] * (x[c] - m[i]));
             else if (tshi_loss_padding(x[c]))
-                e[c] = 0;
+                e[c] = 0; /* padding adds 0 */
             else
                 e[c] = which == TSHI_LOSS_Q   ? TSHI_R(weight * (x[c] - m[i]))
                        : which == TSHI_LOSS_W ? weight
@@ -13110,15 +13159,16 @@ TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_loss_term, tshi_loss_work);
 
-/* One row: dx = or += g e^(x - m - log S). Operands: dx, x, which may be dx. */
+/* Kernel of one row of n classes: dx = g e^(x - m - log S), or dx += that if add is 1. Operands: dx
+ * and x, which may be the same memory. */
 typedef struct tshi_loss_row {
-    double g, max, log_sum;
-    int add; /* 1: dx += ..., 0: dx = ... */
+    double g, max, log_sum; /* g_i times scale; m_i; log S_i */
+    int add;                /* 1: dx += ..., 0: dx = ... */
 } tshi_loss_row;
 TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_row *row, int fused) {
     tsh_real pad[TSHI_BLOCK], dx[TSHI_BLOCK];
-    const tsh_real *x;
+    const tsh_real *x; /* a block of the row */
     const tsh_real max = TSHI_R(row->max), log_sum = TSHI_R(row->log_sum);
     const tsh_real g = TSHI_R(row->g) + (log_sum - log_sum); /* NaN if log S is not finite */
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
@@ -13130,15 +13180,16 @@ TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL_FUSED(tshi_loss_grad, tshi_loss_row);
 
-/* One row: dx -= g w_c ((1 - e) t_c + e / V). Operands: dx, x, w, t; w and t may be NULL. */
+/* Kernel of one row of n classes: dx -= g w_c ((1 - e) t_c + e / V), where padding has no e / V.
+ * Operands: dx, x, w, t, all (n); w and t may be NULL. */
 typedef struct tshi_loss_shares {
-    double own, uniform; /* g (1 - e), g e / V */
+    double own, uniform; /* g (1 - e); g e / V */
 } tshi_loss_shares;
 TSHI_INLINE void tshi_loss_share_body(int64_t n, const tshi_operand *operand,
                                       const tshi_loss_shares *shares) {
     const int64_t step = operand[0].step;
-    tsh_real *TSHI_RESTRICT dx = (tsh_real *)operand[0].data;
-    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data;
+    tsh_real *TSHI_RESTRICT dx = (tsh_real *)operand[0].data;            /* shape (n) */
+    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data; /* shape (n) */
     const tsh_real *w = (const tsh_real *)operand[2].data, *t = (const tsh_real *)operand[3].data;
     const tsh_real own = TSHI_R(shares->own), uniform = TSHI_R(shares->uniform);
     TSHI_EACH for (int64_t c = 0; c < n; c++) {
@@ -13151,36 +13202,36 @@ TSHI_KERNEL(tshi_loss_share, tshi_loss_shares);
 
 /* -- backward --------------------------------------------------------------- */
 
-/* What the threads share in backward. */
+/* What the threads of a rank share in backward. x: logits; t: probabilities; w: class weights. */
 typedef struct tshi_loss_job {
     const tshi_node *node;
-    tshi_dest dest;
-    const tsh_real *x, *t, *w; /* logits; probabilities and class weights, or NULL */
-    int64_t step;              /* between rows of x */
+    tshi_dest dest;            /* where dx goes */
+    const tsh_real *x, *t, *w; /* shapes (rows, classes), the same or NULL, (classes) or NULL */
+    int64_t step;              /* elements between rows of x */
 } tshi_loss_job;
 
-/* A thread's part of backward: the rows [from, to). */
+/* A tshi_team_fn: computes the rows [from, to) of dx. */
 static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t to) {
     const tshi_loss_job *work = (const tshi_loss_job *)job;
     const tshi_node *node = work->node;
     const tshi_loss *loss = (const tshi_loss *)node->params;
-    const tsh_real *g = tshi_tape_grad(node);
-    const tsh_tensor *x = node->in[0];
+    const tsh_real *g = tshi_tape_grad(node); /* gradient of out: (rows), or a scalar */
+    const tsh_tensor *x = node->in[0];        /* shape (.., V) */
     int64_t i, c, step = 0, rows = 0, last = x->stride[x->ndim - 1];
-    const double keep = 1 - loss->desc.label_smoothing;
+    const double keep = 1 - loss->desc.label_smoothing; /* 1 - label smoothing */
     (void)piece;
     (void)tshi_kernel_rows(x, &rows, &step);
     for (i = from; i < to; i++) {
         const double each = (double)(loss->desc.reduction == TSH_REDUCE_NONE ? g[i] : g[0]) /
-                            loss->divisor;
+                            loss->divisor; /* g_i: gradient of the row's loss */
         const tshi_loss_row row = {each * (double)loss->scale[i], (double)loss->max[i],
                                    (double)loss->log_sum[i], work->dest.add};
         const tshi_loss_shares shares = {each * keep, each * (double)loss->uniform[i]};
-        tsh_real *dx = work->dest.data + i * step;
+        tsh_real *dx = work->dest.data + i * step; /* shape (classes) */
         const tshi_operand operand[4] = {
-            tshi_kernel_reals(dx, last), tshi_kernel_reals(work->x + i * work->step, 1),
-            tshi_kernel_reals(work->w, 1),
-            tshi_kernel_reals(work->t ? work->t + i * loss->classes : NULL, 1)};
+            tshi_kernel_reals(dx, last), tshi_kernel_reals(work->x + i * work->step, 1), /* dx, x */
+            tshi_kernel_reals(work->w, 1),                                               /* w */
+            tshi_kernel_reals(work->t ? work->t + i * loss->classes : NULL, 1)};         /* t */
         if (loss->local[i] == TSHI_TARGET_IGNORED) {
             for (c = 0; c < loss->classes && !work->dest.add; c++) dx[c * last] = 0;
             continue;
@@ -13189,23 +13240,24 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
         if (loss->probs || loss->desc.label_smoothing > 0)
             tshi_loss_share[x->ctx->isa](loss->classes, operand, &shares);
         if (loss->local[i] >= 0)
-            dx[loss->local[i] * last] -= TSHI_R(each * keep * (double)loss->own[i]);
+            dx[loss->local[i] * last] -= TSHI_R(each * keep * (double)loss->own[i]); /* class y */
     }
 }
 
+/* Backward: computes dx. The target and the class weights get no gradient. */
 static void tshi_loss_backward(tshi_node *node) {
     const tshi_loss *loss = (const tshi_loss *)node->params;
     tsh_ctx *ctx = node->out->ctx;
-    /* one pass reads and writes a row: dx may take the memory of x */
+    /* 1: one pass reads and writes each row, so dx may take the memory of x */
     const int once = !loss->probs && !(loss->desc.label_smoothing > 0) &&
                      node->in[0]->dtype == TSH_REAL;
-    tshi_block *scratch[3] = {NULL, NULL, NULL};
+    tshi_block *scratch[3] = {NULL, NULL, NULL}; /* copies of logits, target, weight as tsh_real */
     int64_t stride[TSH_MAX_DIMS];
     tshi_loss_job work;
     memset(&work, 0, sizeof work);
     work.node = node;
     work.x = tshi_tape_saved_reals(node, 0, stride, &scratch[0]);
-    work.step = scratch[0] ? loss->classes : loss->step;
+    work.step = scratch[0] ? loss->classes : loss->step; /* elements from row to row */
     if (loss->probs) work.t = tshi_tape_saved_reals(node, 1, stride, &scratch[1]);
     if (node->saved[2]) work.w = tshi_tape_saved_reals(node, 2, stride, &scratch[2]);
     if (ctx->error.code == TSH_OK && (once ? tshi_tape_dest_over(node, 0, &work.dest)
@@ -13217,7 +13269,7 @@ static void tshi_loss_backward(tshi_node *node) {
 
 /* -- checks ----------------------------------------------------------------- */
 
-/* Checks the options. */
+/* Checks the options. probs 1: the target is probabilities. Returns 0 after an error. */
 static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, int probs) {
     if ((unsigned)desc->reduction > (unsigned)TSH_REDUCE_NONE)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_cross_entropy: %d is no reduction",
@@ -13240,12 +13292,12 @@ static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, i
     return 0;
 }
 
-/* Checks the shapes of logits, target and class weights (may be NULL). A target is integers of the
- * shape of the rows, or probabilities of the logits' shape. */
+/* Checks the shapes of the logits (.., V), the target and the class weights (V) or NULL. A target
+ * is integers (..) or probabilities (.., V). Returns 0 after an error. */
 static int tshi_loss_shapes(tsh_tensor *const *in) {
-    tsh_tensor *x = in[0], *target = in[1], *weight = in[2];
+    tsh_tensor *x = in[0], *target = in[1], *weight = in[2]; /* (.., V); (..) or (.., V); (V) */
     char tx[TSHI_TEXT_SIZE], tt[TSHI_TEXT_SIZE];
-    const int probs = tshi_dtypes[target->dtype].floating;
+    const int probs = tshi_dtypes[target->dtype].floating; /* 1: probabilities */
     int fits = x->ndim == target->ndim + !probs && x->ndim > 0;
     for (int d = 0; d < target->ndim && fits; d++) fits = x->dim[d] == target->dim[d];
     if (!fits)
@@ -13263,8 +13315,8 @@ static int tshi_loss_shapes(tsh_tensor *const *in) {
     return x->ctx->error.code == TSH_OK;
 }
 
-/* This rank's shard of t in a layout, dense and without a gradient. t is replicated, or has the
- * layout already. */
+/* Returns this rank's shard of t in a layout, dense and without a gradient; NULL: an error. t is
+ * replicated, or has the layout already. */
 static tsh_tensor *tshi_loss_shard(tsh_tensor *t, const tsh_layout *layout) {
     tsh_ctx *ctx = t->ctx;
     tsh_no_grad_begin(ctx);
@@ -13275,11 +13327,11 @@ static tsh_tensor *tshi_loss_shard(tsh_tensor *t, const tsh_layout *layout) {
 }
 
 /* Fills in *loss, and replaces logits, probabilities and weights by copies if their layout or
- * strides are not what the kernels take. 0: an error. */
+ * strides are not what the kernels take. Returns 0 after an error. */
 static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, tshi_loss *loss) {
-    tsh_tensor *x = in[0];
+    tsh_tensor *x = in[0]; /* shape (.., V) */
     int last = x->ndim - 1, cut = x->layout.kind == TSH_SHARDED && x->layout.dim == last;
-    tsh_layout classes = x->layout;
+    tsh_layout classes = x->layout; /* will be that of the class weights */
     memset(loss, 0, sizeof *loss);
     loss->probs = tshi_dtypes[in[1]->dtype].floating;
     if (x->stride[last] != 1 || !tshi_kernel_rows(x, &loss->rows, &loss->step))
@@ -13287,16 +13339,17 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     if (x && loss->probs) in[1] = tshi_loss_shard(in[1], &x->layout);
     if (!x || !in[1]) return 0;
     (void)tshi_kernel_rows(x, &loss->rows, &loss->step);
-    loss->classes = x->local[last];
+    loss->classes = x->local[last]; /* classes on this rank */
     loss->desc = *desc;
     loss->cut = cut && x->ctx->tp.size > 1;
     loss->divisor = 1;
-    loss->sums = 2;
+    loss->sums = 2; /* S and B */
     loss->at[TSHI_LOSS_B] = 1;
+    /* else A is w_y, which this rank knows without a sum */
     if (loss->probs || (in[2] && in[2]->layout.kind == TSH_SHARDED))
         loss->at[TSHI_LOSS_A] = loss->sums++;
     for (int t = TSHI_LOSS_Q; t <= TSHI_LOSS_W && desc->label_smoothing > 0; t++)
-        if (t != TSHI_LOSS_W || in[2]) loss->at[t] = loss->sums++;
+        if (t != TSHI_LOSS_W || in[2]) loss->at[t] = loss->sums++; /* without weights W = V */
     if (!in[2]) return 1;
     classes.dim = 0;
     if (!cut) classes = tsh_replicated();
@@ -13308,7 +13361,7 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
 
 /* Reports that target y, of local row i, is out of range. */
 static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, int64_t classes) {
-    int64_t row = 0, size = 1; /* the global index of the row; rows that dimension d moves on */
+    int64_t row = 0, size = 1; /* row: global index; size: rows that one index of d spans */
     for (int d = target->ndim - 1; d >= 0; d--) {
         row += tshi_tensor_global(target, d, i % target->local[d]) * size;
         i /= target->local[d];
@@ -13319,17 +13372,17 @@ static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, in
                    (long long)row, (long long)classes);
 }
 
-/* Fills in loss->local from class indices, and loss->own with the weight of each class, if this
- * rank has it. An index out of range is an error. */
+/* For class indices: fills in loss->local, and loss->own with the weight of each row's class, or 0
+ * if only another rank has this weight. An index out of range is an error. */
 static void tshi_loss_targets(tsh_tensor *const *in, const tshi_loss *loss) {
     const tsh_tensor *x = in[0], *target = in[1], *w = in[2], *given = loss->desc.weight;
     const tsh_real *all = w && given->layout.kind == TSH_REPLICATED ? tshi_tensor_values(given)
-                                                                    : NULL;
+                                                                    : NULL; /* (V): all weights */
     const int64_t n = tsh_local_numel(target), classes = x->dim[x->ndim - 1];
     tshi_block *scratch;
-    const void *values = tshi_kernel_packed(target, &scratch);
+    const void *values = tshi_kernel_packed(target, &scratch); /* shape (n) */
     for (int64_t i = 0; i < n && x->ctx->error.code == TSH_OK; i++) {
-        const int64_t y = tshi_tensor_integer(target, values, i);
+        const int64_t y = tshi_tensor_integer(target, values, i); /* the row's class */
         loss->local[i] = TSHI_TARGET_IGNORED;
         loss->own[i] = 0;
         if (y == (loss->desc.ignore ? loss->desc.ignore_index : -100)) continue;
@@ -13346,45 +13399,45 @@ static void tshi_loss_targets(tsh_tensor *const *in, const tshi_loss *loss) {
     tshi_mem_release(x->ctx, scratch);
 }
 
-/* Runs a kernel over all rows by the rank's threads; it computes `which`. */
+/* Runs a kernel over all rows by the rank's threads. x: its operands; which: what it computes. */
 static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, const tshi_kernel_fn *kernel,
                           const tshi_operand *x, int which) {
     const tshi_loss_work params = {loss->classes, which};
     tshi_rows work = tshi_kernel_rows_job(kernel[ctx->isa], loss->rows, &params);
     memcpy(work.x, x, TSHI_LOSS_OPERANDS * sizeof *x);
-    work.own[TSHI_LOSS_SCRATCH] = loss->classes;
+    work.own[TSHI_LOSS_SCRATCH] = loss->classes; /* scratch of each piece */
     tshi_kernel_run_rows(ctx, &work, loss->classes);
 }
 
-/* Computes this rank's part of the sums other than S. x: operands of the kernels. */
+/* Computes this rank's part of all sums (loss->sums, rows) but S. x: operands of the kernels. */
 static void tshi_loss_terms(const tsh_ctx *ctx, const tshi_loss *loss, tsh_real *sums,
                             tshi_operand *x) {
-    const tsh_real *values = (const tsh_real *)x[TSHI_LOSS_X].data;
+    const tsh_real *values = (const tsh_real *)x[TSHI_LOSS_X].data; /* logits (rows, classes) */
     int64_t i, n = loss->rows;
-    tsh_real *picked = sums + n; /* B */
-    tsh_real *own = loss->at[TSHI_LOSS_A] ? sums + n * loss->at[TSHI_LOSS_A] : NULL;
+    tsh_real *picked = sums + n; /* B, shape (rows) */
+    tsh_real *own = loss->at[TSHI_LOSS_A] ? sums + n * loss->at[TSHI_LOSS_A] : NULL; /* A */
     for (int which = loss->probs ? TSHI_LOSS_A : TSHI_LOSS_Q; which <= TSHI_LOSS_W; which++) {
         x[TSHI_LOSS_SUM] = tshi_kernel_reals(sums + n * loss->at[which], 1);
         if (loss->at[which]) tshi_loss_run(ctx, loss, tshi_loss_term, x, which);
     }
     for (i = 0; i < n && !loss->probs; i++) {
-        int64_t y = loss->local[i];
+        int64_t y = loss->local[i]; /* local index of the class, or negative */
         picked[i] = y >= 0 ? values[i * x[TSHI_LOSS_X].step + y] - loss->max[i] : 0;
         if (own) own[i] = y >= 0 ? loss->own[i] : 0;
     }
 }
 
-/* Computes the row losses from the complete sums, and what backward reads. B of an index is without
- * its weight, loss->own. */
+/* Computes the row losses, and what backward reads, from the complete sums (loss->sums, rows). B of
+ * a class index is without its weight, which is loss->own. */
 static void tshi_loss_combine(const tshi_loss *loss, const tsh_real *sums, tsh_real *losses) {
-    const int *at = loss->at, smooth = at[TSHI_LOSS_Q] > 0;
-    const tsh_real *own = sums + loss->rows * at[TSHI_LOSS_A];
-    const tsh_real *q = sums + loss->rows * at[TSHI_LOSS_Q], *v = q + loss->rows;
-    const tsh_real *all = at[TSHI_LOSS_W] ? sums + loss->rows * at[TSHI_LOSS_W] : v;
+    const int *at = loss->at, smooth = at[TSHI_LOSS_Q] > 0; /* smooth: 1 if label smoothing is on */
+    const tsh_real *own = sums + loss->rows * at[TSHI_LOSS_A]; /* A, shape (rows) */
+    const tsh_real *q = sums + loss->rows * at[TSHI_LOSS_Q], *v = q + loss->rows;    /* Q, V */
+    const tsh_real *all = at[TSHI_LOSS_W] ? sums + loss->rows * at[TSHI_LOSS_W] : v; /* W */
     const tsh_real keep = TSHI_R(1 - loss->desc.label_smoothing), z = TSHI_R(loss->desc.z_loss);
     for (int64_t i = 0; i < loss->rows; i++) {
         tsh_real log_sum = tshi_math_log(sums[i], TSHI_FUSED), a, b = sums[loss->rows + i];
-        tsh_real lse = loss->max[i] + log_sum;
+        tsh_real lse = loss->max[i] + log_sum; /* log sum_c e^x */
         if (at[TSHI_LOSS_A]) loss->own[i] = own[i];
         loss->log_sum[i] = log_sum;
         loss->uniform[i] = smooth ? TSHI_R(loss->desc.label_smoothing) / v[i] : 0;
@@ -13398,8 +13451,9 @@ static void tshi_loss_combine(const tshi_loss *loss, const tsh_real *sums, tsh_r
     }
 }
 
-/* Computes the row losses in one pass over the logits; if classes are sharded in two, with an
- * all-reduce after each. sums: (TSHI_LOSS_SUMS, rows), the losses, a row of classes per piece. */
+/* Computes the row losses (rows) in one pass over the logits; if classes are sharded, in two, with
+ * an all-reduce after each. sums: (TSHI_LOSS_SUMS, rows), then space for losses (rows), then
+ * scratch (pieces, classes). */
 static void tshi_loss_rows(tsh_ctx *ctx, const tshi_loss *loss, tshi_operand *x, tsh_real *sums,
                            tsh_real *losses) {
     const int64_t n = loss->rows;
@@ -13419,8 +13473,8 @@ static void tshi_loss_rows(tsh_ctx *ctx, const tshi_loss *loss, tshi_operand *x,
     tshi_loss_combine(loss, sums, losses);
 }
 
-/* Fills in the operands logits, probabilities and weights; those that are no tsh_real are converted
- * to scratch. 0: no memory. */
+/* Fills in the operands X, TARGET and WEIGHT. Values that are not of tsh_real are converted to
+ * scratch[], which the caller releases. Returns 0 if there is no memory. */
 static int tshi_loss_inputs(tsh_tensor *const *in, const tshi_loss *loss, tshi_operand *x,
                             tshi_block **scratch) {
     static const int place[3] = {TSHI_LOSS_X, TSHI_LOSS_TARGET, TSHI_LOSS_WEIGHT};
@@ -13428,19 +13482,19 @@ static int tshi_loss_inputs(tsh_tensor *const *in, const tshi_loss *loss, tshi_o
     int64_t stride[TSH_MAX_DIMS];
     memset(x, 0, TSHI_LOSS_OPERANDS * sizeof *x);
     for (int i = 0; i < 3; i++) {
-        const int used = in[i] && (i != 1 || loss->probs);
+        const int used = in[i] && (i != 1 || loss->probs); /* class indices are no operand */
         tsh_real *values = used ? tshi_kernel_reals_of(in[i], stride, &scratch[i]) : NULL;
         x[place[i]] = tshi_kernel_reals(values, i == 0 && scratch[0] ? loss->classes : step[i]);
     }
     return in[0]->ctx->error.code == TSH_OK;
 }
 
-/* out = the sum or mean of the row losses. The divisor of a mean is global: the number of rows, for
- * class indices the sum of their weights. If rows are sharded, out is a partial sum. */
+/* Writes the sum or mean of the row losses to out, a scalar: a partial sum if rows are sharded. A
+ * mean divides by the global number of rows; for class indices, by the sum of their weights. */
 static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tsh_real *losses,
                              tsh_tensor *out) {
     tsh_ctx *ctx = x->ctx;
-    double total = 0, count = 0;
+    double total = 0, count = 0; /* sum of the losses; sum of the weights */
     for (int64_t i = 0; i < loss->rows; i++) total += (double)losses[i];
     if (loss->desc.reduction == TSH_REDUCE_MEAN) {
         for (int64_t i = 0; i < loss->rows; i++) count += (double)loss->own[i];
@@ -13449,19 +13503,19 @@ static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tsh_rea
         else if (out->layout.kind == TSH_PARTIAL && ctx->tp.size > 1)
             (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &count, 1, TSH_F64, TSH_SUM),
                                   "tsh_cross_entropy: all-reduce of the number of rows");
-        /* divided by infinity, the loss and its gradients are 0 */
+        /* empty_zero: dividing by infinity makes the loss and its gradients 0 */
         loss->divisor = count < 0 || count > 0 || !loss->desc.empty_zero ? count : (double)INFINITY;
     }
     tshi_tensor_values(out)[0] = TSHI_R(total / loss->divisor);
 }
 
-/* Computes out, and what backward reads; sums is scratch. */
+/* Computes out, and what backward reads. sums: scratch, as in tshi_loss_rows. */
 static void tshi_loss_forward(tsh_tensor *const *in, tshi_loss *loss, tsh_real *sums,
                               tsh_tensor *out) {
-    const int reduced = loss->desc.reduction != TSH_REDUCE_NONE;
+    const int reduced = loss->desc.reduction != TSH_REDUCE_NONE; /* 0: out has the row losses */
     tsh_real *losses = reduced ? sums + TSHI_LOSS_SUMS * loss->rows : tshi_tensor_values(out);
     tsh_ctx *ctx = in[0]->ctx;
-    tshi_block *converted[3] = {NULL, NULL, NULL};
+    tshi_block *converted[3] = {NULL, NULL, NULL}; /* logits, target, weight as tsh_real, or NULL */
     tshi_operand x[TSHI_LOSS_OPERANDS];
     for (int64_t i = 0; i < loss->rows; i++) loss->local[i] = TSHI_TARGET_ELSEWHERE;
     if (!loss->probs) tshi_loss_targets(in, loss);
@@ -13479,13 +13533,13 @@ static const tshi_op tshi_loss_op = {
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc) {
     const tshi_op *op = &tshi_loss_op;
-    tsh_cross_entropy_desc usual;
+    tsh_cross_entropy_desc usual; /* zeros: no options */
     tsh_tensor *in[3] = {logits, target, desc ? desc->weight : NULL}, *out;
     tsh_ctx *ctx = tshi_tensor_check(op->name, in, in[2] ? 3 : 2);
     tshi_output output;
-    tshi_block *aux, *sums;
+    tshi_block *aux, *sums; /* aux: what backward reads; sums: scratch */
     tshi_loss loss;
-    int64_t scratch;
+    int64_t scratch; /* elements of scratch for tshi_loss_term */
     memset(&usual, 0, sizeof usual);
     if (!desc) desc = &usual;
     if (!ctx || !tshi_tensor_check_floating(op->name, in, 1) ||
@@ -13505,7 +13559,7 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                 tshi_dtype_reals((TSHI_LOSS_SUMS + 1) * loss.rows + scratch))
                : NULL;
     if (sums) {
-        loss.local = (int64_t *)tshi_mem_data(aux);
+        loss.local = (int64_t *)tshi_mem_data(aux); /* shape (rows), as the arrays below */
         loss.max = (tsh_real *)(void *)(loss.local + loss.rows);
         loss.log_sum = loss.max + loss.rows;
         loss.own = loss.log_sum + loss.rows;
@@ -13527,25 +13581,26 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
 
-/* The user's functions get dense inputs and write a dense output, or dense gradients, in scratch
- * that is then added to the gradients of the inputs. */
+/* The user's forward gets dense inputs and writes a dense output. The user's backward adds to dense
+ * gradients in scratch, which are then added to the gradients of the inputs. */
 
-enum { TSHI_CUSTOM_INPUTS = 8 };
+enum { TSHI_CUSTOM_INPUTS = 8 }; /* the maximum number of inputs */
 
-/* The params of a node: the user's descriptor, and a tshi_op made of it. */
+/* The params of a node. op.name is the caller's string. */
 typedef struct tshi_custom {
-    tshi_op op;
-    tsh_custom_desc desc;
+    tshi_op op;           /* made from desc for this call */
+    tsh_custom_desc desc; /* a copy of the caller's */
 } tshi_custom;
 
+/* Calls the user's backward with zeroed gradients and adds them to those of the inputs. */
 static void tshi_custom_backward(tshi_node *node) {
     const tsh_custom_desc *desc = &((const tshi_custom *)node->params)->desc;
-    tsh_tensor *out = node->out, *kept[TSHI_CUSTOM_INPUTS];
+    tsh_tensor *out = node->out, *kept[TSHI_CUSTOM_INPUTS]; /* kept: inputs, as saved */
     tsh_ctx *ctx = out->ctx;
-    tsh_real *grad[TSHI_CUSTOM_INPUTS];
-    tshi_block *scratch[TSHI_CUSTOM_INPUTS];
+    tsh_real *grad[TSHI_CUSTOM_INPUTS];      /* dense gradients to fill; NULL: not needed */
+    tshi_block *scratch[TSHI_CUSTOM_INPUTS]; /* holds grad[i], or NULL */
     tshi_dest dest[TSHI_CUSTOM_INPUTS];
-    int64_t stride[TSH_MAX_DIMS];
+    int64_t stride[TSH_MAX_DIMS]; /* strides of grad[i] */
     for (int i = 0; i < node->n; i++) {
         size_t bytes = tshi_dtype_reals(tsh_local_numel(node->in[i]));
         kept[i] = tshi_tensor_detached(node->in[i], node->saved[i]);
@@ -13568,7 +13623,7 @@ static void tshi_custom_backward(tshi_node *node) {
 
 TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
                                   const tsh_custom_desc *desc) {
-    tsh_tensor *dense[TSHI_CUSTOM_INPUTS], *out;
+    tsh_tensor *dense[TSHI_CUSTOM_INPUTS], *out; /* the inputs, or dense copies */
     tshi_custom custom;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     if (!desc || !desc->forward || !desc->name || n < 1 || n > TSHI_CUSTOM_INPUTS || !in)
@@ -13587,9 +13642,10 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
     memset(&custom, 0, sizeof custom);
     custom.op.name = desc->name;
     if (desc->backward) custom.op.backward = tshi_custom_backward;
-    custom.op.saves = ((1u << n) - 1) | (unsigned)TSHI_OUT;
+    custom.op.saves = ((1u << n) - 1) | (unsigned)TSHI_OUT; /* all inputs and out */
     custom.desc = *desc;
     tshi_map_record(&custom.op, out, dense, n, desc->partial, &custom, sizeof custom, NULL);
+    /* custom is a local: the node uses its own copy of the op */
     if (out->node) out->node->op = &((const tshi_custom *)out->node->params)->op;
     return out;
 }
