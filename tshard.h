@@ -13443,23 +13443,25 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
 /* Needs: >>context >>redistribute.                                             */
 /* ========================================================================== */
 
-/* A module is a node of the tree; its kind says what its forward computes. All modules live until
- * the ctx closes. Whatever adds a module or changes a layout calls tshi_module_changed, so that the
- * next collective of each group first compares the models of its ranks. */
+/* A module is a node of the tree; its kind says what its forward computes. Modules and their texts
+ * live in the arena ctx->books until the ctx closes. Invariant: every function that adds a module
+ * or changes a layout calls tshi_module_changed, so that the next collective of each group first
+ * compares the models of its ranks. tshi_module_run is the one place where a forward is called. */
 
-/* A kind of layer: its forward, the styles that it supports (bit 1 << style; the PREPARE styles go
- * with every kind), and what gives its parameters layouts under a rule where they are not to stay
- * replicated (NULL: nothing). */
+/* A kind of layer; one constant per layer type, shared by all its modules. */
 typedef struct tshi_kind {
-    const char *name;
-    tsh_tensor *(*forward)(tsh_module *module, tsh_tensor **in, int n);
-    unsigned styles;
+    const char *name; /* "linear": in reports, errors and tsh_plan_rule.kind */
+    tsh_tensor *(*forward)(tsh_module *module, tsh_tensor **in, int n); /* n inputs */
+    unsigned styles; /* bit 1 << style for each supported style; PREPARE styles: always supported */
+    /* Sets the layouts of the module's parameters under a rule; they are R before. NULL: all stay
+     * R. */
     void (*layouts)(const tsh_module *module, const tsh_plan_rule *rule, tsh_layout *layouts);
 } tshi_kind;
 
 enum { TSHI_MODULE_INPUTS = 16 }; /* max inputs of a checkpoint and of a PREPARE_INPUT rule */
 
 /* Joins two names to "a.b", or copies the one that is not empty; the text lives with the ctx. */
+/* Returns NULL and sets an error without memory. */
 static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) {
     size_t n = strlen(a) + strlen(b) + 2;
     char *text = (char *)tshi_mem_arena_alloc(ctx, &ctx->books, n);
@@ -13471,40 +13473,41 @@ static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) 
 
 /* Returns the module after `module` in pre-order below root; NULL at the end. */
 TSHI_OUTLINE tsh_module *tshi_module_next(const tsh_module *root, tsh_module *module) {
-    if (module->first) return module->first;
-    while (module != root && !module->next) module = module->parent;
+    if (module->first) return module->first;                         /* children first */
+    while (module != root && !module->next) module = module->parent; /* else climb */
     return module == root ? NULL : module->next;
 }
 
 /* A walk over the parameters below a module, in pre-order: now at param, module->param[slot].
  * Begins, and ends, as {NULL, NULL, 0}. */
 typedef struct tshi_walk {
-    tsh_tensor *param;
-    tsh_module *module;
-    int slot;
+    tsh_tensor *param;  /* the current parameter; NULL before the first and after the last */
+    tsh_module *module; /* the module that the parameter was found in */
+    int slot;           /* index into module->param */
 } tshi_walk;
 
 /* Steps to the next parameter below root and returns it; NULL at the end. A tied parameter comes
  * once per module that has it. */
 TSHI_OUTLINE tsh_tensor *tshi_module_step(tsh_module *root, tshi_walk *at) {
     if (at->module)
-        at->slot++;
+        at->slot++; /* continue after the current parameter */
     else
-        at->module = root;
+        at->module = root; /* start of a walk */
     for (; at->module; at->module = tshi_module_next(root, at->module), at->slot = 0)
         for (; at->slot < TSHI_MODULE_PARAMS; at->slot++)
             if ((at->param = at->module->param[at->slot]) != NULL) return at->param;
-    return at->param = NULL;
+    return at->param = NULL; /* at->module is NULL too, so the next call starts again */
 }
 
-/* Returns 1 if the walk meets its parameter for the first time, not for a tied one again. */
+/* Returns 1 if the walk reaches this parameter for the first time; 0 if it was already reached in
+ * an earlier module that is tied to it. */
 static int tshi_module_first(tsh_module *root, const tshi_walk *at) {
-    tshi_walk before = {NULL, NULL, 0};
+    tshi_walk before = {NULL, NULL, 0}; /* a second walk, from root */
     while (tshi_module_step(root, &before) != at->param) continue;
     return before.module == at->module && before.slot == at->slot;
 }
 
-/* tshi_module_step that passes over a tied parameter that came before. */
+/* As tshi_module_step, but returns a tied parameter only once: in the first module that has it. */
 static tsh_tensor *tshi_module_step_once(tsh_module *root, tshi_walk *at) {
     while (tshi_module_step(root, at) && !tshi_module_first(root, at)) continue;
     return at->param;
@@ -13512,7 +13515,7 @@ static tsh_tensor *tshi_module_step_once(tsh_module *root, tshi_walk *at) {
 
 /* Runs a module's forward. Inputs and output are redistributed as the rules of its plan say. */
 static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *ready[TSHI_MODULE_INPUTS], *y;
+    tsh_tensor *ready[TSHI_MODULE_INPUTS], *y; /* inputs after redistribution; output */
     if (module->prepared && n != module->prepared)
         return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
                                "tsh_forward: got %d inputs, the plan prepares %d", n,
@@ -13521,11 +13524,13 @@ static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
         ready[i] = in[i] && module->input_layouts[i]
                        ? tsh_redistribute(in[i], *module->input_layouts[i])
                        : in[i];
-    y = module->kind->forward(module, module->prepared ? ready : in, n);
+    y = module->kind->forward(module, module->prepared ? ready : in, n); /* the layer's ops */
+    /* First the layout of the style rule, then that of the PREPARE_OUTPUT rule. */
     if (y && module->output_layout) y = tsh_redistribute(y, *module->output_layout);
     return y && module->result ? tsh_redistribute(y, *module->result) : y;
 }
 
+/* Returns the number of modules of the whole tree, the root included. */
 static uint64_t tshi_module_count(tsh_ctx *ctx) {
     uint64_t n = 0;
     for (tsh_module *m = tsh_root(ctx); m; m = tshi_module_next(ctx->root, m)) n++;
@@ -13538,24 +13543,28 @@ static uint64_t tshi_module_count(tsh_ctx *ctx) {
 /* Needs: >>module >>tape >>redistribute.                                     */
 /* ========================================================================== */
 
-/* Chen et al. 2016: of a checkpointed module's forward, the tape keeps one node with the inputs and
- * the counts that random numbers are keyed by. Backward computes the module again on a tape of its
- * own, with the same counts and so the same dropout masks, and runs backward through that tape. */
+/* Activation checkpointing (Chen et al. 2016). Forward runs without recording; the tape gets one
+ * node, which holds the inputs and the counts that random numbers are keyed by. Backward of this
+ * node (tshi_recompute_replay) restores the counts, so that dropout draws the same masks, runs the
+ * module again on a tape of its own, and runs backward through that tape. Invariant: the recomputed
+ * ops may read gradients of outer tensors through the node's inputs only. */
+/* One module's count of dropout calls, as it was at the forward. */
 typedef struct tshi_module_calls {
     const tsh_module *module;
     uint64_t dropout_calls;
 } tshi_module_calls;
 
+/* The counts of the ctx and of all modules, saved at the forward. */
 typedef struct tshi_rng_counts {
-    tsh_module *module;                  /* that is computed again with these counts */
-    uint64_t randn_calls, dropout_calls; /* of the ctx */
-    tshi_module_calls *each;             /* of all modules, in pre-order; then zeros */
+    tsh_module *module;                  /* the checkpointed module */
+    uint64_t randn_calls, dropout_calls; /* ctx->randn_calls and ctx->dropout_calls */
+    tshi_module_calls *each;             /* one per module, in pre-order; then a zeroed one */
 } tshi_rng_counts;
 
-/* Copies the counts into the tape's memory; NULL and an error: there is none. */
+/* Copies the current counts into the tape's arena; NULL and an error without memory. */
 static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     tsh_ctx *ctx = module->ctx;
-    const size_t n = (size_t)tshi_module_count(ctx) + 1;
+    const size_t n = (size_t)tshi_module_count(ctx) + 1; /* and the entry of zeros at the end */
     tshi_rng_counts *counts = (tshi_rng_counts *)tshi_mem_arena_alloc(
         ctx, &ctx->tape.arena, sizeof *counts + n * sizeof *counts->each);
     size_t i = 0;
@@ -13571,7 +13580,7 @@ static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     return counts;
 }
 
-/* Sets the counts back; modules added since then had a count of 0. */
+/* Restores saved counts. A module added since the save gets a count of 0. */
 static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *counts) {
     size_t i = 0;
     ctx->randn_calls = counts->randn_calls;
@@ -13580,15 +13589,17 @@ static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *c
         m->dropout_calls = counts->each[i].module == m ? counts->each[i++].dropout_calls : 0;
 }
 
-/* Checks that recomputed ops read no outer tensor with a gradient, other than the checkpoint's
- * inputs: the all-reduce of its gradient might have been started already. An error if so. */
+/* Checks that the recomputed ops read no outer tensor that requires a gradient, except the
+ * checkpoint's inputs: such a tensor's gradient might be all-reduced already. Returns an error if
+ * they do. */
 static tsh_result tshi_recompute_check_inputs(const tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
-    const tshi_node *inner;
-    int k;
+    const tshi_node *inner; /* a recomputed op */
+    int k;                  /* index of the checkpoint's input that has the same base */
     for (inner = ctx->tape.newest; inner; inner = inner->older)
         for (int i = 0; i < inner->n; i++) {
             const tsh_tensor *base = inner->in[i] ? inner->in[i]->base : NULL;
+            /* leaves are allowed, and tensors made inside the checkpoint */
             if (!base || !base->requires_grad || !base->node || base->depth >= ctx->depth) continue;
             for (k = 0; k < node->n && !(node->in[k] && node->in[k]->base == base);) k++;
             if (k == node->n)
@@ -13606,12 +13617,13 @@ static tsh_result tshi_recompute_check_inputs(const tshi_node *node) {
 static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
     tsh_ctx *ctx = y->ctx;
     tsh_tensor *out = node->out, *base = y->base;
+    /* 1: a partial gradient may be accumulated without an all-reduce */
     const int as_it_is = !base->node || tshi_tape_accepts_partial(base->node) ||
                          base->depth < ctx->depth;
-    const tshi_accumulator *from[2] = {&out->gr, &out->gp};
-    tshi_accumulator *to[2] = {&base->gr, as_it_is ? &base->gp : &base->gr};
+    const tshi_accumulator *from[2] = {&out->gr, &out->gp}; /* R gradient, partial gradient */
+    tshi_accumulator *to[2] = {&base->gr, as_it_is ? &base->gp : &base->gr}; /* where each goes */
     tshi_dest dest;
-    if (!base->requires_grad || !(out->gr.live || out->gp.live)) return;
+    if (!base->requires_grad || !(out->gr.live || out->gp.live)) return; /* no gradient arrived */
     if (out->gp.live && !as_it_is)
         (void)tshi_error_comm(ctx,
                               tsh_allreduce(&ctx->tp, tshi_mem_data(out->gp.block),
@@ -13622,31 +13634,32 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
             tshi_tape_accumulate(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
                                  out->stride);
     if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->partial_contributions = 1;
-    tshi_tape_mark(ctx, y);
-    tshi_tape_release_values(ctx, y, ctx->depth);
-    tshi_tape_walk(ctx);
+    tshi_tape_mark(ctx, y);                       /* the nodes that y depends on */
+    tshi_tape_release_values(ctx, y, ctx->depth); /* except y; nodes saved what they need */
+    tshi_tape_walk(ctx);                          /* backward */
 }
 
-/* Runs the module's forward; NULL and an error if its output is not a tensor of values. */
+/* Runs the module's forward. Returns NULL and sets an error if the output is not a tensor of
+ * values. */
 static tsh_tensor *tshi_recompute_run_checked(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *y = tshi_module_run(module, in, n);
     return y && tshi_tensor_check("tsh_checkpoint", &y, 1) ? y : NULL;
 }
 
-/* Backward of the checkpoint's node: recomputes the module, on a tape that holds nothing else. Its
- * inputs are tensors of the saved values; their bases are the inputs' own, so gradients that the
- * recomputed ops compute are accumulated into those. */
+/* Backward of the checkpoint's node: runs the module again on a tape that holds only its ops. Each
+ * input is a new tensor with the saved values whose base is that of the original input, so
+ * gradients that the recomputed ops compute are accumulated into the original. */
 static void tshi_recompute_replay(tshi_node *node) {
     const tshi_rng_counts *before = (const tshi_rng_counts *)node->params, *now;
     tsh_ctx *ctx = node->out->ctx;
-    tshi_node *outer = ctx->tape.newest;
-    tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL;
-    int i, no_grad = ctx->tape.no_grad;
+    tshi_node *outer = ctx->tape.newest;          /* the newest node of the outer tape */
+    tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL; /* recomputed inputs and output */
+    int i, no_grad = ctx->tape.no_grad;           /* restored at the end */
     now = tshi_recompute_save_counts(before->module);
     if (!now) return;
     tshi_recompute_restore_counts(ctx, before);
-    ctx->tape.newest = NULL;
-    ctx->tape.no_grad = 0;
+    ctx->tape.newest = NULL; /* an empty tape */
+    ctx->tape.no_grad = 0;   /* record even if the caller is in a no_grad scope */
     tsh_scope_begin(ctx);
     for (i = 0; i < node->n; i++) {
         tsh_tensor *in = node->in[i];
@@ -13654,7 +13667,7 @@ static void tshi_recompute_replay(tshi_node *node) {
         if (x[i]) x[i]->base = in->base;
     }
     if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);
-    tshi_recompute_restore_counts(ctx, now);
+    tshi_recompute_restore_counts(ctx, now); /* later ops draw as if nothing was recomputed */
     if (y && tshi_recompute_check_inputs(node) == TSH_OK) tshi_recompute_backward(node, y);
     tshi_tape_walk(ctx); /* after an error: releases the nodes that are left */
     tsh_scope_end(ctx);
@@ -13665,8 +13678,8 @@ static void tshi_recompute_replay(tshi_node *node) {
 /* Runs the forward without recording, in a scope that frees every tensor but the output. */
 static tsh_tensor *tshi_recompute_run_no_grad(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
-    tsh_tensor *y, form;
-    tshi_block *block = NULL;
+    tsh_tensor *y, form;      /* the output; a copy of its shape and layout */
+    tshi_block *block = NULL; /* the output's values, referenced past the end of the scope */
     tsh_scope_begin(ctx);
     tsh_no_grad_begin(ctx);
     y = tshi_recompute_run_checked(module, in, n);
@@ -13683,8 +13696,8 @@ static tsh_tensor *tshi_recompute_run_no_grad(tsh_module *module, tsh_tensor **i
     return y;
 }
 
-/* Counts the parameters below that require a gradient, a tied one once per module that has it; also
- * writes them to `list` unless that is NULL. */
+/* Returns the number of parameters below module that require a gradient; a tied one counts once per
+ * module that has it. Also writes them to `list`, unless that is NULL. */
 static int tshi_recompute_trainable(tsh_module *module, tsh_tensor **list) {
     tshi_walk at = {NULL, NULL, 0};
     int n = 0;
@@ -13696,10 +13709,10 @@ static int tshi_recompute_trainable(tsh_module *module, tsh_tensor **list) {
 }
 
 static const tshi_op tshi_module_checkpoint_op = {
-    "tsh_checkpoint",
+    "tsh_checkpoint", /* name in errors and traces */
     NULL,
     NULL,
-    tshi_recompute_replay,
+    tshi_recompute_replay,          /* backward */
     (1u << TSHI_MODULE_INPUTS) - 1, /* all inputs */
     TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
 
@@ -13709,24 +13722,24 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
     tshi_rng_counts *counts;
     tsh_tensor *y;
     tshi_node *node;
-    int leaves;
+    int leaves; /* number of trainable parameters */
     if (n > TSHI_MODULE_INPUTS)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
                                "tsh_checkpoint: takes %d inputs at most, not %d",
                                TSHI_MODULE_INPUTS, n);
     for (int i = 0; i < n; i++)
         if (in[i] && !tshi_tensor_check("tsh_checkpoint", &in[i], 1)) return NULL;
-    counts = tshi_recompute_save_counts(module);
+    counts = tshi_recompute_save_counts(module); /* before the forward draws */
     y = counts ? tshi_recompute_run_no_grad(module, in, n) : NULL;
     leaves = y ? tshi_recompute_trainable(module, NULL) : 0;
     if (!y || (!tshi_tape_records(ctx, in, n) && !leaves)) return y;
-    /* all inputs marked: only the recomputation knows whose gradients are partial */
+    /* Sets the bits of all inputs: only the recomputation knows whose gradients are partial. */
     node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
                          (size_t)leaves * sizeof *node->leaves);
     if (!node) return NULL;
     node->leaves = (tsh_tensor **)node->params;
     node->leaf_count = tshi_recompute_trainable(module, node->leaves);
-    node->params = counts;
+    node->params = counts; /* what tshi_recompute_replay reads */
     return y;
 }
 
@@ -13736,15 +13749,19 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
 /* Needs: >>module >>recompute >>init.                                        */
 /* ========================================================================== */
 
+/* This section: calling a module, comparing the models of all ranks, building the tree, finding
+ * modules and parameters by path, and the state of the random generator. To compare models, each
+ * rank describes its model as lines; if the hashes of all lines differ, the ranks gather line after
+ * line until one differs (tshi_module_find_diff). */
 /* -- calling ---------------------------------------------------------------- */
 
 /* Calls a module, checkpointed or not, as ctx->module: errors and traces name its path. */
 static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
-    const int64_t begin = tshi_trace_now(ctx->trace);
-    const tsh_module *outer = ctx->module;
+    const int64_t begin = tshi_trace_now(ctx->trace); /* for the module's event in the trace */
+    const tsh_module *outer = ctx->module;            /* the caller's module, restored below */
     tsh_tensor *y;
-    ctx->module = module;
+    ctx->module = module; /* errors name its path */
     y = !module->checkpoint ? tshi_module_run(module, in, n)
         : ctx->tape.no_grad ? tshi_recompute_run_no_grad(module, in, n)
                             : tshi_recompute_checkpoint(module, in, n);
@@ -13757,28 +13774,29 @@ static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) 
 
 /* Forward of a container: the user's function, or the children in order. */
 static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = in[0];
+    tsh_tensor *x = in[0]; /* the current child's input */
     if (module->forward) return module->forward(module, in, n, module->user);
     if (n != 1)
         return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
                                "tsh_forward: a container without a forward takes one input, not %d",
                                n);
     for (tsh_module *child = module->first; child; child = child->next)
-        x = tshi_module_call(child, &x, 1);
+        x = tshi_module_call(child, &x, 1); /* each child takes the output of the one before */
     return x;
 }
 
 /* -- the same model on every rank -------------------------------------------- */
 
-/* Ranks compare their models as lines: the seed's, then one per module, in pre-order. */
+/* One line of a model's description. Line 0 is the seed, the others are one module each, in
+ * pre-order. */
 typedef struct tshi_line {
     char text[TSH_PATH_SIZE + 3 * TSHI_TEXT_SIZE]; /* "h.0" linear: weight f32 (64, 32) S(0) */
     double number; /* the module's; compared as it is: its text depends on the host's locale */
-    int64_t hash;  /* of text and number */
-    int64_t rank;  /* whose line it is: a rank of the world; not compared */
+    int64_t hash; /* hash of text and number: equal lines have equal hashes */
+    int64_t rank; /* the rank of the world that wrote the line; not part of the hash */
 } tshi_line;
 
-/* Describes one module. */
+/* Writes m's path, kind and number, and the name, dtype, shape and layout of its parameters. */
 static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     const size_t size = sizeof line->text;
     char text[TSHI_TEXT_SIZE];
@@ -13791,13 +13809,15 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
         if (!param) continue;
         tsh_text_add(line->text, size, "%s %s %s %s", i ? "," : ":", m->param_name[i],
                          tshi_dtype_name(param->dtype), tshi_tensor_text(param, text));
+        /* lengths of segments, if there is more than one */
         for (int k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
             tsh_text_add(line->text, size, "%s%lld", k ? " + " : " of ",
                              (long long)param->layout.segment[k].length);
     }
 }
 
-/* Fills in line i, from 0; returns 0 if the model has no such line. */
+/* Fills in line i of this rank's model (0: the seed). Returns 0 after the last module, where the
+ * line says "nothing". */
 static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
     tsh_module *m = ctx->root;
     memset(line, 0, sizeof *line);
@@ -13807,6 +13827,7 @@ static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
     else
         tsh_text_add(line->text, sizeof line->text, i ? "nothing" : "the seed %llu",
                          (unsigned long long)ctx->seed);
+    /* text and number lie before `hash` */
     line->hash = (int64_t)tshi_rng_hash(1, line, offsetof(tshi_line, hash));
     line->rank = ctx->world.rank;
     return !i || m;
@@ -13815,7 +13836,7 @@ static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
 /* Sets *same to 1 if all ranks have the same hash. One all-reduce: the minimum of the hash and that
  * of its complement, which is the complement of the maximum. */
 static tsh_result tshi_module_same(tsh_comm *comm, uint64_t hash, int *same) {
-    int64_t ends[2];
+    int64_t ends[2]; /* the hash and its complement */
     tsh_result result;
     memcpy(&ends[0], &hash, sizeof hash);
     ends[1] = ~ends[0];
@@ -13824,11 +13845,12 @@ static tsh_result tshi_module_same(tsh_comm *comm, uint64_t hash, int *same) {
     return result;
 }
 
-/* Returns a rank whose hash most ranks have; at a tie, the lowest. Rank r's hash is hash[r *
- * stride]; only ranks with holds[r] count (holds NULL: all). */
+/* Returns a rank that has the most frequent hash; if several are equally frequent, the lowest such
+ * rank. The hash of rank r is hash[r * stride]. holds[r] 0: rank r does not count; holds NULL: all
+ * count. */
 static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
                                 const unsigned char *holds) {
-    int r, k, same, best = 0, max = 0;
+    int r, k, same, best = 0, max = 0; /* same: number of ranks with r's hash */
     for (r = 0; r < size; r++) {
         for (same = k = 0; k < size && (!holds || holds[r]); k++)
             same += (!holds || holds[k]) && hash[k * stride] == hash[r * stride];
@@ -13838,7 +13860,8 @@ static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
     return best;
 }
 
-/* Reports that a rank has the line `odd` where another has `usual`. */
+/* Sets an error: rank odd->rank has the line `odd` where another has `usual`. The error blames that
+ * rank. */
 static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, const tshi_line *odd,
                                     const tshi_line *usual) {
     const char *axis = comm == &ctx->tp ? "tp" : comm == &ctx->dp ? "dp" : "the world";
@@ -13850,20 +13873,21 @@ static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, const ts
     if (first) ctx->error.rank = (int)odd->rank;
 }
 
-/* Gathers all ranks' models line by line and reports the first that differs, on every rank. */
+/* On all ranks of comm: gathers the models line by line, and reports the first line that is not the
+ * same on all. Returns TSH_ERR_MISMATCH, or an error of the gathering. */
 static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     const int size = comm->size;
     const size_t bytes = (size_t)size * (sizeof(int64_t) + sizeof(tshi_line));
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
     int64_t *counts;        /* (size) */
-    tshi_line line, *lines; /* this rank's, all ranks' (size) */
+    tshi_line line, *lines; /* this rank's line; one line per rank, shape (size) */
     tsh_result result = TSH_OK;
-    int r, i = 0, usual = 0, blamed = 0, more;
+    int r, i = 0, usual = 0, blamed = 0, more; /* ranks of the usual and of another line */
     if (!block) {
         tshi_error_report(ctx);
         return TSH_ERR_MEMORY;
     }
-    counts = (int64_t *)tshi_mem_data(block);
+    counts = (int64_t *)tshi_mem_data(block); /* block: counts, then lines */
     lines = (tshi_line *)(void *)(counts + size);
     for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
     do {
@@ -13885,10 +13909,10 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
 
 /* Compares the models of a group's ranks, by collectives that are neither counted nor traced. */
 static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
-    const tsh_comm_stats stats = comm->stats;
-    struct tshi_trace *trace = comm->trace;
+    const tsh_comm_stats stats = comm->stats; /* restored below: not counted */
+    struct tshi_trace *trace = comm->trace;   /* restored below: not traced */
     tshi_line line;
-    uint64_t hash = 0;
+    uint64_t hash = 0; /* of all lines */
     tsh_result result;
     int same;
     for (int i = 0; tshi_module_line(ctx, i, &line); i++)
@@ -13901,8 +13925,9 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     return result;
 }
 
-/* Has the next collective of each group compare the models again; called after every change of the
- * tree. With pp > 1 the world compares in tsh_pipeline_new only: before, stages may differ. */
+/* Makes the next blocking collective of tp, dp and world compare the models again. Called after
+ * every change of the tree. With pp > 1 the world is left out, since stages may differ until
+ * tsh_pipeline_new compares them. */
 static void tshi_module_changed(tsh_ctx *ctx) {
     ctx->compare = tshi_module_compare;
     if (ctx->tp.size > 1) ctx->tp.unchecked = ctx;
@@ -13912,6 +13937,7 @@ static void tshi_module_changed(tsh_ctx *ctx) {
 
 /* -- the tree --------------------------------------------------------------- */
 
+/* The kind of the root and of tsh_add_module: no styles, no parameters. */
 static const tshi_kind tshi_module_container = {"module", tshi_module_forward, 0, NULL};
 
 TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
@@ -13919,18 +13945,19 @@ TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
     ctx->root = (tsh_module *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *ctx->root);
     if (!ctx->root) return NULL;
     ctx->root->ctx = ctx;
-    ctx->root->name = ctx->root->path = "";
+    ctx->root->name = ctx->root->path = ""; /* the root's children have paths without a dot */
     ctx->root->kind = &tshi_module_container;
     return ctx->root;
 }
 
-/* Adds a child without parameters; NULL and an error for a bad or taken name. */
+/* Appends a child without parameters to parent. Returns NULL and sets an error if the name is
+ * empty, has a dot, is too long, or is that of another child. */
 static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const tshi_kind *kind) {
     tsh_ctx *ctx = parent ? parent->ctx : NULL;
     tsh_module *module;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     if (!name) name = "";
-    tshi_module_changed(ctx);
+    tshi_module_changed(ctx); /* before any check, so that all ranks compare */
     if (!*name || strchr(name, '.') || strlen(parent->path) + strlen(name) + 16 > TSH_PATH_SIZE)
         (void)tsh_fail(
             ctx, TSH_ERR_ARGUMENT,
@@ -13947,7 +13974,7 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
     module->ctx = ctx;
     module->kind = kind;
     module->parent = parent;
-    module->evaluating = parent->evaluating;
+    module->evaluating = parent->evaluating; /* tsh_train may have been called before */
     module->name = tshi_module_text(ctx, name, "");
     module->path = tshi_module_text(ctx, parent->path, name);
     if (!module->name || !module->path) return NULL;
@@ -13959,7 +13986,8 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
     return module;
 }
 
-/* Ends a constructor: returns the new module or, after an error, removes it and returns NULL. */
+/* Ends a constructor: returns the new module or, after an error, unlinks it from its parent, frees
+ * its parameters and returns NULL. */
 static tsh_module *tshi_module_finish(tsh_module *module) {
     tsh_module *parent = module->parent, **link = &parent->first;
     size_t n = strlen(module->path);
@@ -13973,7 +14001,8 @@ static tsh_module *tshi_module_finish(tsh_module *module) {
     return NULL;
 }
 
-/* Gives a module a replicated parameter, which has no memory yet. */
+/* Adds a replicated parameter that requires a gradient. It gets memory and values on first use
+ * (tshi_init_materialize). fan_in: number of inputs, for the initialiser. */
 static void tshi_module_param(tsh_module *module, int slot, const char *name, tsh_shape shape,
                               tsh_init init, int64_t fan_in) {
     tsh_ctx *ctx = module->ctx;
@@ -13983,7 +14012,7 @@ static void tshi_module_param(tsh_module *module, int slot, const char *name, ts
     if (!t) return;
     t->dtype = TSH_REAL;
     t->requires_grad = 1;
-    t->init = init;
+    t->init = init; /* applied on first use */
     t->fan_in = fan_in;
     t->path = tshi_module_text(ctx, module->path, name);
     if (!t->path || tshi_tensor_set_shape(t, module->path, &shape, &layout) != TSH_OK) return;
@@ -13991,9 +14020,10 @@ static void tshi_module_param(tsh_module *module, int slot, const char *name, ts
     module->param_name[slot] = name;
 }
 
-/* Gives a parameter or moment another layout: redistributes its values, frees its gradients. */
+/* Gives a parameter or moment another layout: redistributes its values (a collective over tp if
+ * they are allocated) and frees its gradients. On failure t is as before. */
 static void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
-    tsh_tensor before = *t;
+    tsh_tensor before = *t; /* shape, layout and block as they were */
     tsh_shape shape = tsh_shape_of(t);
     tshi_block *block = NULL;
     if (t->ctx->error.code != TSH_OK) return;
@@ -14001,7 +14031,7 @@ static void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
         t->layout = *layout; /* the same shards, though units may differ */
         return;
     }
-    if (tshi_tensor_recorded(t)) {
+    if (tshi_tensor_recorded(t)) { /* nodes of the tape saved its values */
         (void)tsh_fail(t->ctx, TSH_ERR_STATE,
                        "%s: ops are recorded that use it as it lies; end the step first: "
                        "tsh_step_end",
@@ -14025,33 +14055,34 @@ TSH_API TSHI_COLD tsh_module *tsh_add_module(tsh_module *parent, const char *nam
                                    const tsh_module_desc *desc) {
     tsh_module *module = tshi_module_add(parent, name, &tshi_module_container);
     if (module && desc) module->forward = desc->forward;
-    if (module && desc) module->user = desc->user;
+    if (module && desc) module->user = desc->user; /* passed to desc->forward */
     return module;
 }
 
 /* -- walking ---------------------------------------------------------------- */
 
-/* Edit distance of a and b (Levenshtein 1966). row[j]: of a's first i characters and b's j. */
+/* Returns the edit distance of a and b (Levenshtein 1966), INT_MAX if b is too long. row[j] is the
+ * distance of the first i characters of a and the first j of b. */
 static int tshi_module_distance(const char *a, const char *b) {
     int row[TSH_PATH_SIZE + 1], i, j, n = (int)strlen(b);
     if (n > TSH_PATH_SIZE) return INT_MAX;
     for (j = 0; j <= n; j++) row[j] = j;
     for (i = 0; a[i]; i++) {
-        int diagonal = row[0];
+        int diagonal = row[0]; /* the entry of the row above, to the left */
         row[0] = i + 1;
         for (j = 1; j <= n; j++) {
-            int best = diagonal + (a[i] != b[j - 1]);
+            int best = diagonal + (a[i] != b[j - 1]); /* replace or keep */
             diagonal = row[j];
-            if (row[j] + 1 < best) best = row[j] + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            if (row[j] + 1 < best) best = row[j] + 1;         /* delete a[i] */
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1; /* insert b[j - 1] */
             row[j] = best;
         }
     }
     return row[n];
 }
 
-/* Returns a module's or parameter's path relative to root: "" for root itself, the whole path of a
- * tied parameter from elsewhere. */
+/* Returns the part of a path below root: "" for root itself. A tied parameter may lie elsewhere:
+ * its whole path is returned. */
 static const char *tshi_module_below(const tsh_module *root, const char *path) {
     size_t n = strlen(root->path);
     if (!n || strncmp(path, root->path, n) != 0 || (path[n] && path[n] != '.')) return path;
@@ -14060,7 +14091,7 @@ static const char *tshi_module_below(const tsh_module *root, const char *path) {
 
 /* Appends the three paths below root that are nearest to `path`: "did you mean". */
 static void tshi_module_suggest(tsh_module *root, const char *path, char *text, size_t size) {
-    tsh_module *module, *best[3] = {NULL, NULL, NULL};
+    tsh_module *module, *best[3] = {NULL, NULL, NULL}; /* the nearest so far, nearest first */
     int shown, distance, min;
     tsh_text_add(text, size, "near it are");
     for (shown = 0; shown < 3; shown++) {
@@ -14079,12 +14110,13 @@ static void tshi_module_suggest(tsh_module *root, const char *path, char *text, 
     if (!shown) tsh_text_add(text, size, " no modules");
 }
 
-/* Finds the module at a path of n characters below `module`; NULL if there is none. */
+/* Returns the module at the path below `module`, of which n characters count; NULL if there is
+ * none. n 0: module itself. */
 static tsh_module *tshi_module_at(tsh_module *module, const char *path, size_t n) {
-    const char *end = path + n, *dot;
+    const char *end = path + n, *dot; /* dot: end of the current name */
     for (; module && path < end; path = dot + 1) {
         for (dot = path; dot < end && *dot != '.';) dot++;
-        n = (size_t)(dot - path);
+        n = (size_t)(dot - path); /* now the length of the current name */
         module = module->first;
         while (module && (strncmp(module->name, path, n) != 0 || module->name[n]))
             module = module->next;
@@ -14094,7 +14126,7 @@ static tsh_module *tshi_module_at(tsh_module *module, const char *path, size_t n
 
 TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
     tsh_module *found;
-    char similar[TSH_MESSAGE_SIZE / 2] = "";
+    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* text for the error */
     if (!module) return NULL;
     if (!path) path = "?"; /* no module's name: gets the error below */
     found = tshi_module_at(module, path, strlen(path));
@@ -14105,7 +14137,8 @@ TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
     return NULL;
 }
 
-/* Finds a parameter by its path below `module`, and its module; NULL if there is none. */
+/* Returns the parameter at a path below `module` and sets *owner to its module; NULL if there is
+ * none. */
 static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_module **owner) {
     const char *dot = strrchr(path, '.');
     tsh_module *m = dot ? tshi_module_at(module, path, (size_t)(dot - path)) : module;
@@ -14128,11 +14161,12 @@ TSH_API TSHI_COLD tsh_tensor *tsh_param(tsh_module *module, const char *path) {
                            "tsh_param: \"%s\" has no parameter \"%.64s\"", module->path, path);
 }
 
-/* Calls fn once for every parameter below; with `all`, for those of other stages only, too. */
+/* Calls fn once for every parameter below. all 0: leaves out those that only other stages of a
+ * pipeline hold. */
 static void tshi_module_params(tsh_module *module, int all,
                                void (*fn)(const char *path, tsh_tensor *param, void *user),
                                void *user) {
-    tshi_walk at = {NULL, NULL, 0};
+    tshi_walk at = {NULL, NULL, 0}; /* (tied parameters: see tshi_module_step_once) */
     while (tshi_module_step_once(module, &at))
         if (all || !at.param->absent) fn(at.param->path, at.param, user);
 }
@@ -14154,7 +14188,7 @@ TSH_API tsh_module *tsh_child(const tsh_module *module, int index) {
 }
 
 TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source) {
-    tsh_tensor *old = module ? tsh_param(module, name) : NULL;
+    tsh_tensor *old = module ? tsh_param(module, name) : NULL; /* replaced by source */
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     tshi_walk at = {NULL, NULL, 0};
     if (!old) return module ? module->ctx->error.code : TSH_ERR_ARGUMENT;
@@ -14168,7 +14202,7 @@ TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_t
     if (old == source) return TSH_OK;
     tshi_module_changed(module->ctx);
     while (tshi_module_step(module->ctx->root, &at))
-        if (at.param == old) at.module->param[at.slot] = source;
+        if (at.param == old) at.module->param[at.slot] = source; /* in every module that has it */
     tshi_tensor_release(old);
     return TSH_OK;
 }
@@ -14190,7 +14224,7 @@ TSH_API TSHI_COLD tsh_result tsh_reset_parameters(tsh_module *module) {
                         "step first: tsh_step_end");
     while (tshi_module_step_once(module, &at)) {
         if (at.param->absent || module->ctx->error.code != TSH_OK) continue;
-        tsh_zero_grad(at.param);
+        tsh_zero_grad(at.param); /* gradients of the old values */
         (void)tshi_init_apply(at.param);
     }
     return module->ctx->error.code;
@@ -14217,17 +14251,17 @@ TSH_API void tsh_zero_grads(tsh_module *module) {
 
 /* The state is TSHI_STATE_WORDS words, then one per module; see tsh_rng_state. */
 enum { TSHI_STATE_MAGIC, TSHI_STATE_MODULES, TSHI_STATE_SEED, TSHI_STATE_RANDN, TSHI_STATE_DROPOUT,
-       TSHI_STATE_WORDS };
+       TSHI_STATE_WORDS }; /* index of each word */
 
 /* The bytes "tshrng01" as a little-endian word. */
 static const uint64_t tshi_module_magic = 0x3130676E72687374u;
 
-/* Stores word number `word` of a state or file, little-endian. */
+/* Writes value, little-endian, as word number `word` (8 bytes each). */
 static void tshi_module_store_word(unsigned char *state, size_t word, uint64_t value) {
     for (int i = 0; i < 8; i++) state[word * 8 + (size_t)i] = (unsigned char)(value >> 8 * i);
 }
 
-/* Loads it. */
+/* Returns word number `word`, read as little-endian. */
 static uint64_t tshi_module_load_word(const unsigned char *state, size_t word) {
     uint64_t value = 0;
     for (int i = 7; i >= 0; i--) value = value << 8 | state[word * 8 + (size_t)i];
@@ -14239,7 +14273,7 @@ TSH_API TSHI_COLD size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size) {
     uint64_t modules = ctx ? tshi_module_count(ctx) : 0;
     size_t word = TSHI_STATE_WORDS, need = ((size_t)modules + word) * 8;
     if (!modules) return 0;
-    if (!out || size < need) return need;
+    if (!out || size < need) return need; /* the caller asks for the size */
     tshi_module_store_word(out, TSHI_STATE_MAGIC, tshi_module_magic);
     tshi_module_store_word(out, TSHI_STATE_MODULES, modules);
     tshi_module_store_word(out, TSHI_STATE_SEED, ctx->seed);
@@ -14253,7 +14287,7 @@ TSH_API TSHI_COLD size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size) {
 TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, size_t size) {
     const unsigned char *in = (const unsigned char *)state;
     uint64_t modules = ctx ? tshi_module_count(ctx) : 0;
-    size_t word = TSHI_STATE_WORDS;
+    size_t word = TSHI_STATE_WORDS; /* the first module's word */
     if (!modules || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
     if (!in || size < word * 8 || tshi_module_load_word(in, 0) != tshi_module_magic)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
@@ -14265,6 +14299,7 @@ TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, 
                         "tree has %llu modules, whose state has %llu",
                         (unsigned long long)tshi_module_load_word(in, 1), (unsigned long long)size,
                         (unsigned long long)modules, (unsigned long long)((modules + word) * 8));
+    /* All checks are done: from here on nothing fails. */
     ctx->seed = tshi_module_load_word(in, TSHI_STATE_SEED);
     ctx->randn_calls = tshi_module_load_word(in, TSHI_STATE_RANDN);
     ctx->dropout_calls = tshi_module_load_word(in, TSHI_STATE_DROPOUT);
@@ -14279,16 +14314,17 @@ TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, 
 /* Needs: >>module >>op-linear >>op-embedding >>op-norm.                        */
 /* ========================================================================== */
 
-/* A layer is a tshi_kind, a forward, a function that gives its parameters' layouts, and a
- * constructor; constructors that take a style stand in >>parallel. A style only sets the layouts of
- * weights: ops derive what they compute from these, so forward is written once for all styles. */
+/* To add a layer, write a forward, a function that sets its parameters' layouts under a style, a
+ * tshi_kind with both, and a constructor (in >>parallel if it takes a style). A style only sets the
+ * layouts of weights: ops derive what they compute from these layouts, so forward is written once
+ * for all styles. */
 
-/* Returns the initial values given in a description, or the layer's own. */
+/* Returns the initialiser that the caller gave or, if that is TSH_INIT_DEFAULT, the layer's own. */
 static tsh_init tshi_nn_init(tsh_init given, tsh_init_kind kind, double a, double b) {
     return given.kind == TSH_INIT_DEFAULT ? tshi_init_make(kind, a, b) : given;
 }
 
-/* Adds a layer under parent; NULL and an error if it has no description. */
+/* Appends a layer of a kind to parent. Returns NULL and sets an error if desc is NULL. */
 static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_kind *kind,
                                const void *desc) {
     if (!desc && parent)
@@ -14297,10 +14333,11 @@ static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_
     return desc ? tshi_module_add(parent, name, kind) : NULL;
 }
 
-/* Returns the only input of a layer. Under TSH_SEQUENCE it is redistributed to S(1), or to the
- * rule's input. NULL and an error if it has not the layout that the plan declared. */
+/* Returns the only input of a layer. Under TSH_SEQUENCE it is first redistributed to the plan's
+ * input layout, S(1) by default. Returns NULL and sets an error if the plan declared another layout
+ * than the input has. */
 static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
-    char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE];
+    char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE]; /* texts for the error */
     tsh_layout takes = module->input_layout ? *module->input_layout : tsh_sharded(1);
     tsh_tensor *x = in[0];
     if (n != 1 || !x)
@@ -14318,7 +14355,8 @@ static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int 
                            tsh_layout_text(module->input_layout, want, sizeof want));
 }
 
-/* Returns S(dim), with the segments and units of a rule. */
+/* Returns the layout S(dim) with the rule's segments and units; rule->cut, if given, sets the
+ * length and unit of each segment. */
 static tsh_layout tshi_nn_shard(const tsh_plan_rule *rule, int dim) {
     tsh_layout layout = tsh_shard_segments(dim, rule->segments ? rule->segments : 1,
                                            rule->unit ? rule->unit : 1);
@@ -14329,27 +14367,29 @@ static tsh_layout tshi_nn_shard(const tsh_plan_rule *rule, int dim) {
 
 /* -- linear ----------------------------------------------------------------- */
 
-/* Sets the layouts of a linear's weight and bias: sharded as `cut` along the output features (dim
- * 0) or the input features (dim 1), where the bias stays replicated. */
+/* Sets layouts[0], of the weight, and layouts[1], of the bias. dim 0: both are sharded along the
+ * output features, as `cut` says. dim 1: the weight is sharded along the input features, the bias
+ * is R. */
 static void tshi_nn_linear_shard(const tsh_module *module, tsh_layout cut, int dim,
                                  tsh_layout *layouts) {
     layouts[0] = layouts[1] = cut;
-    layouts[0].dim = module->reversed ? 1 - dim : dim;
+    layouts[0].dim = module->reversed ? 1 - dim : dim; /* reversed: weight (in, out) */
     layouts[1].dim = 0;
-    if (dim == 1) layouts[1] = tsh_replicated();
+    if (dim == 1) layouts[1] = tsh_replicated(); /* every rank adds it after the reduction */
 }
 
+/* tshi_kind.layouts of linear and classifier: COLWISE is dim 0, ROWWISE dim 1. */
 static void tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                    tsh_layout *layouts) {
     if (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE)
         tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), rule->style == TSH_ROWWISE, layouts);
 }
 
-/* Decides TSH_AUTO at the first input x (.., in): ROWWISE if x is sharded along its features, with
- * the same shards; else COLWISE. */
+/* Decides the style of a TSH_AUTO linear at its first input x, of shape (.., in): ROWWISE with x's
+ * shards if x is sharded along its features; else COLWISE. Relayouts weight and bias. */
 static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
-    tsh_layout layouts[TSHI_MODULE_PARAMS];
-    int i, row = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1;
+    tsh_layout layouts[TSHI_MODULE_PARAMS]; /* of weight and bias */
+    int i, row = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1; /* 1: ROWWISE */
     module->style = row ? TSH_ROWWISE : TSH_COLWISE;
     tshi_nn_linear_shard(module, row ? x->layout : tsh_sharded(0), row, layouts);
     for (i = 0; i < 2; i++) {
@@ -14359,15 +14399,16 @@ static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
     }
 }
 
-/* y (.., out) = x (.., in) w^T + bias, w (out, in). A weight sharded along out is column-parallel:
- * x is R, or S(seq) and gathered; along in, row-parallel: x is sharded along its features. */
+/* y (.., out) = x (.., in) w^T + bias, with w (out, in). A weight sharded along out makes the layer
+ * column-parallel: x must be R, or is S(seq) and gathered. A weight sharded along in makes it
+ * row-parallel: x is sharded along its features. */
 static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n), *w = module->param[0], *b = module->param[1];
     const tsh_layout *gives = module->output_layout;
-    int column, regather;
+    int column, regather; /* column-parallel; keep x sharded and gather it again in backward */
     if (!x) return NULL;
     if (module->style == TSH_AUTO) tshi_nn_decide_auto(module, x);
-    if (module->reversed) w = tsh_transpose(w, 0, 1);
+    if (module->reversed) w = tsh_transpose(w, 0, 1); /* along out */
     if (!w) return NULL;
     column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0; /* w (out, in) */
     regather = module->regather && column && x->layout.kind == TSH_SHARDED;
@@ -14380,7 +14421,8 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
 
 /* -- embedding -------------------------------------------------------------- */
 
-/* ids (..) -> (.., dim). Unless the plan says otherwise, a sharded table's output becomes R. */
+/* ids (..) -> (.., dim), with weight (count, dim). The output of a sharded table is redistributed
+ * to R, unless the plan declares an output layout. */
 static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *ids = tshi_nn_input(module, in, n), *w = module->param[0];
     tsh_tensor *y = ids ? tsh_embedding(ids, w, &module->lookup) : NULL;
@@ -14388,7 +14430,7 @@ static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in
     return tsh_redistribute(y, tsh_replicated());
 }
 
-/* weight (count, dim): ROWWISE shards the vocabulary, COLWISE the features. */
+/* Layout of the weight (count, dim): ROWWISE shards the vocabulary, COLWISE the features. */
 static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                       tsh_layout *layouts) {
     (void)module;
@@ -14398,27 +14440,31 @@ static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_r
 
 /* -- norms, dropout --------------------------------------------------------- */
 
+/* The styles of the layers below. */
 enum { TSHI_NN_SEQUENCE = 1 << TSH_PLAIN | 1 << TSH_SEQUENCE };
 
-/* x (.., dim) -> (.., dim), as all layers below. */
+/* Layer norm: x (.., dim) -> (.., dim). */
 static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     return x ? tsh_layer_norm(x, module->param[0], module->param[1], module->number) : NULL;
 }
 
+/* RMS norm: x (.., dim) -> (.., dim). */
 static tsh_tensor *tshi_nn_rms_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     return x ? tsh_rms_norm(x, module->param[0], module->number) : NULL;
 }
 
+/* Dropout: x of any shape -> the same shape; x itself in evaluation mode. */
 static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     return x && !module->evaluating ? tsh_dropout(x, module->number, module) : x;
 }
 
-/* Gives a norm its parameters: weight (dim) of ones and, unless no_bias, bias (dim) of zeros. */
+/* Adds a norm's parameters: weight (dim) of ones and, unless no_bias, bias (dim) of zeros. eps:
+ * added to the variance. */
 static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int no_bias) {
-    module->number = eps;
+    module->number = eps; /* read by its forward */
     tshi_module_param(module, 0, "weight", tsh_shape1(dim),
                       tshi_init_make(TSH_INIT_ONES, 0, 0), 0);
     if (!no_bias)
@@ -14444,7 +14490,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *n
 TSH_API TSHI_COLD tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p) {
     static const tshi_kind kind = {"dropout", tshi_nn_dropout_forward, TSHI_NN_SEQUENCE, NULL};
     tsh_module *module = tshi_module_add(parent, name, &kind);
-    if (module) module->number = p;
+    if (module) module->number = p; /* probability that an element becomes 0 */
     return module;
 }
 
@@ -14466,7 +14512,7 @@ TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x) {
 
 TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh_tensor *y) {
     tsh_tensor *sum = tsh_add(x ? *x : NULL, y), *out = tsh_forward(module, sum);
-    if (x) *x = out ? sum : NULL;
+    if (x) *x = out ? sum : NULL; /* NULL after an error */
     return out;
 }
 
@@ -14476,16 +14522,18 @@ TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh
 /* Needs: >>nn.                                                                 */
 /* ========================================================================== */
 
-/* Applying a plan takes three steps: choose the rules of every module, check all of them, apply.
- * Nothing changes before the whole plan is known to fit, so an error leaves the model as it was. A
- * new layer is sharded by a plan of one rule, too. */
+/* Applying a plan takes three steps: choose the rules of every module (tshi_parallel_choose), check
+ * all of them against the shapes (tshi_parallel_layouts), apply (tshi_parallel_apply). Nothing
+ * changes before the whole plan has been checked, so an error leaves the model as it was. The
+ * constructor of a layer with a style applies a plan of one rule in the same way. */
 
-/* Matches a name, from s to s_end, against a pattern with * and ?. */
+/* Returns 1 if the name from s to s_end matches the pattern from p to p_end: * matches any
+ * characters, ? one. */
 static int tshi_parallel_match_name(const char *p, const char *p_end, const char *s,
                                     const char *s_end) {
     for (; p < p_end; p++, s++) {
         if (*p == '*') {
-            for (; s <= s_end; s++)
+            for (; s <= s_end; s++) /* try every length of * */
                 if (tshi_parallel_match_name(p + 1, p_end, s, s_end)) return 1;
             return 0;
         }
@@ -14494,16 +14542,17 @@ static int tshi_parallel_match_name(const char *p, const char *p_end, const char
     return s == s_end;
 }
 
-/* Matches the dotted path s against the dotted pattern p; ** matches any number of names. */
+/* Returns 1 if the dotted path s matches the dotted pattern p, name by name; ** matches any number
+ * of names. */
 static int tshi_parallel_match(const char *p, const char *s) {
-    const char *pe = p, *se = s;
+    const char *pe = p, *se = s; /* ends of the first names */
     while (*pe && *pe != '.') pe++;
     while (*se && *se != '.') se++;
-    if (!*p) return !*s;
+    if (!*p) return !*s; /* the pattern ends: so must the path */
     if (pe - p == 2 && p[0] == '*' && p[1] == '*') {
-        const char *rest = *pe ? pe + 1 : pe;
-        if (tshi_parallel_match(rest, s)) return 1;
-        return *s ? tshi_parallel_match(p, *se ? se + 1 : se) : 0;
+        const char *rest = *pe ? pe + 1 : pe;                      /* the pattern after ** */
+        if (tshi_parallel_match(rest, s)) return 1;                /* ** matches no more names */
+        return *s ? tshi_parallel_match(p, *se ? se + 1 : se) : 0; /* or one more name */
     }
     if (!*s || !tshi_parallel_match_name(p, pe, s, se)) return 0;
     return tshi_parallel_match(*pe ? pe + 1 : pe, *se ? se + 1 : se);
@@ -14511,33 +14560,37 @@ static int tshi_parallel_match(const char *p, const char *s) {
 
 /* -- choosing the rules of every module --------------------------------------- */
 
-/* A rule prepares inputs, shards, or prepares the output; a module gets at most one of each. */
+/* The purposes of rules: redistribute inputs, shard parameters, redistribute the output. At most
+ * one rule of each purpose may apply to a module. */
 enum { TSHI_PARALLEL_BEFORE, TSHI_PARALLEL_STYLE, TSHI_PARALLEL_AFTER, TSHI_PARALLEL_PURPOSES };
 
-/* What a plan does to one module. */
+/* The rules of a plan that apply to one module, and what follows from them. */
 typedef struct tshi_choice {
     tsh_module *module;
-    const tsh_plan_rule *rule[TSHI_PARALLEL_PURPOSES];
+    const tsh_plan_rule *rule[TSHI_PARALLEL_PURPOSES]; /* by purpose; NULL: no rule */
     tsh_layout layout[TSHI_MODULE_PARAMS];
 } tshi_choice;
 
+/* Returns the purpose of a rule: TSHI_PARALLEL_... */
 static int tshi_parallel_purpose(const tsh_plan_rule *rule) {
     return rule->style == TSH_PREPARE_INPUT    ? TSHI_PARALLEL_BEFORE
            : rule->style == TSH_PREPARE_OUTPUT ? TSHI_PARALLEL_AFTER
                                                : TSHI_PARALLEL_STYLE;
 }
 
-/* Returns 1 if a rule applies to module m: by path, kind, and a style that m's kind supports. */
+/* Returns 1 if a rule applies to module m: its path and kind match, and m's kind supports its
+ * style. */
 static int tshi_parallel_applies(const tsh_module *root, const tsh_module *m,
                                  const tsh_plan_rule *rule) {
     if (tshi_parallel_purpose(rule) == TSHI_PARALLEL_STYLE &&
-        !(m->kind->styles >> rule->style & 1u))
+        !(m->kind->styles >> rule->style & 1u)) /* the bit of the style */
         return 0;
     if (rule->kind && strcmp(rule->kind, m->kind->name) != 0) return 0;
     return tshi_parallel_match(rule->path, tshi_module_below(root, m->path));
 }
 
-/* Chooses module m's rules; an error if two of one purpose apply. */
+/* Sets choice to the rules that apply to module m. Returns an error if two rules of one
+ * purpose do. */
 static tsh_result tshi_parallel_choose(const tsh_module *root, tsh_module *m,
                                        const tsh_plan_rule *rules, int count, tshi_choice *choice) {
     int purpose;
@@ -14550,12 +14603,13 @@ static tsh_result tshi_parallel_choose(const tsh_module *root, tsh_module *m,
             return tsh_fail(m->ctx, TSH_ERR_ARGUMENT,
                             "tsh_parallelize: rules \"%s\" and \"%s\" both match \"%s\"",
                             choice->rule[purpose]->path, rules[i].path, m->path);
-        choice->rule[purpose] = &rules[i];
+        choice->rule[purpose] = &rules[i]; /* the first rule of its purpose */
     }
     return TSH_OK;
 }
 
-/* Returns what is wrong with a rule whatever the model; NULL: nothing. */
+/* Checks a rule by itself, without a model. Returns what is wrong as the end of an error sentence,
+ * NULL if nothing is. */
 static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
     if (!rule->path) return "has no path";
     if ((unsigned)rule->style >= (unsigned)TSH_STYLES) return "has a style that does not exist";
@@ -14570,14 +14624,14 @@ static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
     return NULL;
 }
 
-/* Returns how many of the n modules a rule was chosen for. */
+/* Returns the number of the n choices that contain the rule. */
 static int tshi_parallel_matched(const tsh_plan_rule *rule, const tshi_choice *choices, int n) {
     int c, matched = 0;
     for (c = 0; c < n; c++) matched += choices[c].rule[tshi_parallel_purpose(rule)] == rule;
     return matched;
 }
 
-/* Checks that a rule was chosen for some module: an error with similar names if not. */
+/* Returns an error that suggests similar paths if no module has chosen the rule. */
 static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule *rule,
                                            const tshi_choice *choices, int n) {
     char similar[TSH_MESSAGE_SIZE / 2] = "";
@@ -14590,8 +14644,8 @@ static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule
 
 /* -- checking --------------------------------------------------------------- */
 
-/* Fills in the layouts that a choice gives its module's parameters: an error if they do not fit the
- * shapes, or would change under ops that are recorded. */
+/* Fills in choice->layout. Returns an error if a layout does not fit its parameter's shape, or if
+ * it would change while recorded ops use the parameter. */
 static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE];
     tsh_module *m = choice->module;
@@ -14618,12 +14672,12 @@ static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
     return TSH_OK;
 }
 
-/* Checks that two choices give a parameter that they share one layout: an error if not. */
+/* Returns an error if two modules share a parameter and their choices give it different layouts. */
 static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choice *b) {
     char text[TSHI_TEXT_SIZE], other[TSHI_TEXT_SIZE];
     if (!a->rule[TSHI_PARALLEL_STYLE] || !b->rule[TSHI_PARALLEL_STYLE]) return TSH_OK;
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++)
-        for (int j = 0; j < TSHI_MODULE_PARAMS; j++) {
+        for (int j = 0; j < TSHI_MODULE_PARAMS; j++) { /* all pairs of parameters */
             const tsh_tensor *t = a->module->param[i];
             if (t && t == b->module->param[j] &&
                 !tshi_layout_equal(&a->layout[i], &b->layout[j], t->dim, t->ctx->tp.size))
@@ -14637,8 +14691,8 @@ static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choi
     return TSH_OK;
 }
 
-/* Chooses and checks for all modules below root. Returns a block of *n choices, which the caller
- * releases; an error, and a block of no use, if the plan does not fit. */
+/* Chooses the rules of all modules below root and checks them. Returns a block of *n choices, which
+ * the caller releases; after an error its contents are not to be used (it may be NULL). */
 static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rules, int count,
                                       int *n) {
     const tsh_error *error = &root->ctx->error;
@@ -14650,7 +14704,7 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
         if (tshi_parallel_flaw(&rules[i]))
             (void)tsh_fail(root->ctx, TSH_ERR_ARGUMENT, "tsh_parallelize: rule %d, \"%.96s\", %s",
                            i, rules[i].path ? rules[i].path : "", tshi_parallel_flaw(&rules[i]));
-    for (*n = 0, m = root; m; m = tshi_module_next(root, m)) (*n)++;
+    for (*n = 0, m = root; m; m = tshi_module_next(root, m)) (*n)++; /* count the modules */
     block = tshi_mem_alloc(root->ctx, TSH_MEM_STEP, (size_t)*n * sizeof *choices);
     if (!block || error->code != TSH_OK) return block;
     choices = (tshi_choice *)tshi_mem_data(block);
@@ -14659,7 +14713,7 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
             tshi_parallel_layouts(&choices[i]) != TSH_OK)
             return block;
     for (i = 0; i < count && error->code == TSH_OK; i++)
-        (void)tshi_parallel_check_rule(root, &rules[i], choices, *n);
+        (void)tshi_parallel_check_rule(root, &rules[i], choices, *n); /* each rule is used */
     for (i = 0; i < *n && error->code == TSH_OK; i++)
         for (int j = 0; j < i; j++) (void)tshi_parallel_check_tied(&choices[j], &choices[i]);
     return block;
@@ -14667,7 +14721,7 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
 
 /* -- applying --------------------------------------------------------------- */
 
-/* Copies a layout to memory that lives with the ctx; NULL for NULL. */
+/* Returns a copy of a layout that lives with the ctx; NULL for NULL, or without memory. */
 static const tsh_layout *tshi_parallel_copy(tsh_ctx *ctx, const tsh_layout *layout) {
     tsh_layout *copy = layout ? (tsh_layout *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *copy)
                               : NULL;
@@ -14675,9 +14729,9 @@ static const tsh_layout *tshi_parallel_copy(tsh_ctx *ctx, const tsh_layout *layo
     return copy;
 }
 
-/* Gives a module the input layouts of a PREPARE_INPUT rule. */
+/* Sets the layouts to which a PREPARE_INPUT rule redistributes the module's inputs. */
 static void tshi_parallel_prepare(tsh_module *m, const tsh_plan_rule *rule) {
-    int i, n = rule->inputs ? rule->input_count : 1;
+    int i, n = rule->inputs ? rule->input_count : 1; /* .input alone is for a single input */
     m->input_layouts = (const tsh_layout **)tshi_mem_arena_alloc(
         m->ctx, &m->ctx->books, (size_t)n * sizeof *m->input_layouts);
     if (!m->input_layouts) return;
@@ -14687,12 +14741,13 @@ static void tshi_parallel_prepare(tsh_module *m, const tsh_plan_rule *rule) {
     m->prepared = n;
 }
 
+/* Applies the rules of one module: relayouts its parameters and stores what forward reads. */
 static void tshi_parallel_apply(const tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE],
                         *before = choice->rule[TSHI_PARALLEL_BEFORE],
                         *after = choice->rule[TSHI_PARALLEL_AFTER];
     tsh_module *m = choice->module;
-    tsh_layout whole = tsh_replicated();
+    tsh_layout whole = tsh_replicated(); /* the output layout of .gather_output */
     if (before) tshi_parallel_prepare(m, before);
     if (after) m->result = tshi_parallel_copy(m->ctx, after->output);
     if (!rule) return;
@@ -14714,19 +14769,20 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_
     for (i = 0; i < n && module->ctx->error.code == TSH_OK; i++)
         tshi_parallel_apply((const tshi_choice *)tshi_mem_data(block) + i);
     tshi_mem_release(module->ctx, block);
-    tshi_module_changed(module->ctx);
+    tshi_module_changed(module->ctx); /* layouts are part of the comparison */
     return module->ctx->error.code;
 }
 
 /* -- reports ---------------------------------------------------------------- */
 
+/* Returns a style's name for reports. */
 static const char *tshi_parallel_style(tsh_style style) {
     static const char *const name[TSH_STYLES] = {
         "plain", "colwise", "rowwise", "auto", "sequence", "prepare input", "prepare output"};
     return name[style];
 }
 
-/* Reports a failed write to `file`; returns the ctx's error. */
+/* Sets an error if writing to `file` failed. Returns the ctx's error code. */
 static tsh_result tshi_parallel_written(tsh_ctx *ctx, const char *op, FILE *file) {
     if (ctx->error.code == TSH_OK && ferror(file))
         (void)tsh_fail(ctx, TSH_ERR_IO, "%s: the file does not take the text", op);
@@ -14743,6 +14799,7 @@ TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_
     block = tshi_parallel_plan(module, rules, count, &n);
     choices = block ? (const tshi_choice *)tshi_mem_data(block) : NULL;
     for (int i = 0; i < count && module->ctx->error.code == TSH_OK; i++) {
+        /* One line per rule: path, style, number of modules, their paths. */
         (void)fprintf(file, "%-32s %-14s %3d matched:", rules[i].path,
                       tshi_parallel_style(rules[i].style),
                       tshi_parallel_matched(&rules[i], choices, n));
@@ -14755,12 +14812,13 @@ TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_
     return tshi_parallel_written(module->ctx, "tsh_plan_report", file);
 }
 
-/* Writes one parameter's line. Returns 1 if this rank holds it, not tied to an earlier one. */
+/* Writes one parameter's line of tsh_summary. Returns 1 if it counts in the totals: this rank's
+ * stage holds it, and it is not tied to an earlier one. */
 static int tshi_parallel_line(tsh_module *root, const tshi_walk *at, FILE *file) {
     const tsh_tensor *t = at->param;
     char path[TSH_PATH_SIZE], global[TSHI_TEXT_SIZE], local[TSHI_TEXT_SIZE], lay[TSHI_TEXT_SIZE];
     const char *below = tshi_module_below(root, at->module->path);
-    const int first = tshi_module_first(root, at);
+    const int first = tshi_module_first(root, at); /* 0: the line names the tied parameter */
     (void)snprintf(path, sizeof path, "%s%s%s", below, *below ? "." : "",
                    at->module->param_name[at->slot]);
     (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s", path, at->module->kind->name,
@@ -14778,7 +14836,7 @@ static int tshi_parallel_line(tsh_module *root, const tshi_walk *at, FILE *file)
 }
 
 TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
-    int64_t total = 0, local = 0;
+    int64_t total = 0, local = 0; /* elements in all, elements on this rank */
     unsigned long long bytes = 0;
     tshi_walk at = {NULL, NULL, 0};
     if (!module || !file) return TSH_ERR_ARGUMENT;
@@ -14802,7 +14860,8 @@ enum {
     TSHI_PARALLEL_EMBEDDING = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE
 };
 
-/* Returns a rule of a style, for the module itself. */
+/* Returns a rule with a style whose empty path matches the root it is applied to: the module
+ * itself. */
 static tsh_plan_rule tshi_parallel_rule(tsh_style style) {
     tsh_plan_rule rule;
     memset(&rule, 0, sizeof rule);
@@ -14811,17 +14870,18 @@ static tsh_plan_rule tshi_parallel_rule(tsh_style style) {
     return rule;
 }
 
-/* Shards a linear, classifier or embedding, whose weight may be one that exists. If that is sharded
- * already, the layer takes the style that its layout has; NULL and an error if `wanted` differs. */
+/* Shards a new linear, classifier or embedding. Its weight may be an existing parameter: if that is
+ * sharded already, the layer takes the style of that layout; an error if `wanted` is another style.
+ * Returns the module, or NULL after an error. */
 static tsh_module *tshi_parallel_shard(tsh_module *module, const tsh_plan_rule *wanted) {
-    const tsh_layout *own = &module->param[0]->layout;
+    const tsh_layout *own = &module->param[0]->layout; /* the weight's current layout */
     int table = module->kind->layouts == tshi_nn_embedding_layouts; /* (count, dim) */
-    tsh_plan_rule rule = *wanted;
+    tsh_plan_rule rule = *wanted; /* with the style of an existing weight */
     char text[TSHI_TEXT_SIZE];
     if (own->kind == TSH_SHARDED) {
         rule.style = (own->dim == 0) != table ? TSH_COLWISE : TSH_ROWWISE;
         rule.segments = own->segments;
-        rule.cut = own->segment;
+        rule.cut = own->segment; /* the same shards */
         if (wanted->style != TSH_PLAIN && wanted->style != TSH_AUTO && wanted->style != rule.style)
             (void)tsh_fail(module->ctx, TSH_ERR_LAYOUT,
                            "tsh_add_%s: \"%s\" is %s, but its weight \"%s\" is %s already",
@@ -14832,12 +14892,13 @@ static tsh_module *tshi_parallel_shard(tsh_module *module, const tsh_plan_rule *
     return tshi_module_finish(module);
 }
 
-/* Gives a linear its parameters, or `weight` for one of its own, and shards them. As
- * torch.nn.Linear, weight and bias are at first uniform in [-1 / sqrt(in), 1 / sqrt(in)). */
+/* Adds a linear's parameters and shards them; `weight`, if not NULL, is used in place of a new
+ * weight. By default, weight and bias are uniform in [-1 / sqrt(in), 1 / sqrt(in)), as in
+ * torch.nn.Linear. */
 static tsh_module *tshi_parallel_linear(tsh_module *module, const tsh_linear_desc *desc,
                                         tsh_tensor *weight) {
     tsh_plan_rule rule = tshi_parallel_rule(desc->style);
-    double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0;
+    double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0; /* of the uniform bias */
     tsh_shape shape = desc->reversed ? tsh_shape2(desc->in, desc->out)
                                      : tsh_shape2(desc->out, desc->in);
     module->skip_bias_add = desc->skip_bias_add;
@@ -14845,7 +14906,7 @@ static tsh_module *tshi_parallel_linear(tsh_module *module, const tsh_linear_des
     tshi_module_param(module, 0, "weight", shape,
                       tshi_nn_init(desc->weight_init, TSH_INIT_KAIMING_UNIFORM, sqrt(5.0), 0),
                       desc->in);
-    if (weight) (void)tsh_tie(module, "weight", weight);
+    if (weight) (void)tsh_tie(module, "weight", weight); /* frees the new one */
     if (!desc->no_bias)
         tshi_module_param(module, 1, "bias", tsh_shape1(desc->out),
                           tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
@@ -14856,7 +14917,7 @@ static tsh_module *tshi_parallel_linear(tsh_module *module, const tsh_linear_des
     rule.input = desc->input;
     rule.output = desc->output;
     rule.regather = desc->regather;
-    return tshi_parallel_shard(module, &rule);
+    return tshi_parallel_shard(module, &rule); /* finishes the module */
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
@@ -14877,7 +14938,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     static const tshi_kind kind = {"classifier", tshi_nn_linear_forward, TSHI_PARALLEL_LINEAR,
                                    tshi_nn_linear_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
-    tsh_linear_desc linear;
+    tsh_linear_desc linear; /* desc, as that of a linear */
     if (!module) return NULL;
     memset(&linear, 0, sizeof linear);
     linear.in = desc->in;
@@ -14893,7 +14954,8 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     return tshi_parallel_linear(module, &linear, desc->weight);
 }
 
-/* Checks that a given weight can be the table of a new embedding; 0 and an error if not. */
+/* Checks that desc->weight, if given, can be the table of a new embedding: a parameter of this ctx
+ * with shape (count, dim). Returns 0 and sets an error if not. */
 static int tshi_parallel_check_weight(tsh_ctx *ctx, const tsh_embedding_desc *desc) {
     const tsh_tensor *w = desc->weight;
     char text[TSHI_TEXT_SIZE];
@@ -14914,7 +14976,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
                                    tshi_nn_embedding_layouts};
     tsh_module *module;
     tsh_plan_rule rule;
-    int64_t rows = desc && desc->weight ? desc->weight->dim[0] : desc ? desc->count : 0;
+    int64_t rows = desc && desc->weight ? desc->weight->dim[0] : desc ? desc->count : 0; /* count */
     if (parent && desc &&
         (!tshi_parallel_check_weight(parent->ctx, desc) ||
          !tshi_embedding_options(parent->ctx, "tsh_add_embedding", &desc->lookup, rows)))
@@ -14922,7 +14984,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
     module = tshi_nn_add(parent, name, &kind, desc);
     if (!module) return NULL;
     module->lookup = desc->lookup;
-    module->param[0] = desc->weight;
+    module->param[0] = desc->weight; /* shared, or NULL: made below */
     module->param_name[0] = "weight";
     if (!desc->weight)
         tshi_module_param(module, 0, "weight", tsh_shape2(desc->count, desc->dim),
