@@ -13791,7 +13791,7 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
  * pre-order. */
 typedef struct tshi_line {
     char text[TSH_PATH_SIZE + 3 * TSHI_TEXT_SIZE]; /* "h.0" linear: weight f32 (64, 32) S(0) */
-    double number; /* the module's; compared as it is: its text depends on the host's locale */
+    double number; /* tsh_module.number; compared in binary: its text depends on the locale */
     int64_t hash; /* hash of text and number: equal lines have equal hashes */
     int64_t rank; /* the rank of the world that wrote the line; not part of the hash */
 } tshi_line;
@@ -13865,7 +13865,7 @@ static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
 static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, const tshi_line *odd,
                                     const tshi_line *usual) {
     const char *axis = comm == &ctx->tp ? "tp" : comm == &ctx->dp ? "dp" : "the world";
-    const int first = ctx->error.code == TSH_OK;
+    const int first = ctx->error.code == TSH_OK; /* no earlier error: set its rank below */
     (void)tsh_fail(ctx, TSH_ERR_MISMATCH,
                    "the ranks of %s built different models: rank %d has %s where rank %d has "
                    "%s; build the same model on each, with the same seed",
@@ -13879,7 +13879,7 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     const int size = comm->size;
     const size_t bytes = (size_t)size * (sizeof(int64_t) + sizeof(tshi_line));
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
-    int64_t *counts;        /* (size) */
+    int64_t *counts;        /* shape (size): int32 words of a line, the same for every rank */
     tshi_line line, *lines; /* this rank's line; one line per rank, shape (size) */
     tsh_result result = TSH_OK;
     int r, i = 0, usual = 0, blamed = 0, more; /* ranks of the usual and of another line */
@@ -13990,12 +13990,12 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
  * its parameters and returns NULL. */
 static tsh_module *tshi_module_finish(tsh_module *module) {
     tsh_module *parent = module->parent, **link = &parent->first;
-    size_t n = strlen(module->path);
+    size_t n = strlen(module->path); /* a prefix of its own parameters' paths */
     if (module->ctx->error.code == TSH_OK) return module;
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) /* frees its own parameters, not a shared weight */
         if (module->param[i] && strncmp(module->param[i]->path, module->path, n) == 0 &&
             module->param[i]->path[n] == '.')
-            tshi_tensor_release(module->param[i]);
+            tshi_tensor_release(module->param[i]); /* no gradient, no memory yet */
     for (parent->last = NULL; *link != module; link = &(*link)->next) parent->last = *link;
     *link = NULL;
     return NULL;
@@ -14166,7 +14166,7 @@ TSH_API TSHI_COLD tsh_tensor *tsh_param(tsh_module *module, const char *path) {
 static void tshi_module_params(tsh_module *module, int all,
                                void (*fn)(const char *path, tsh_tensor *param, void *user),
                                void *user) {
-    tshi_walk at = {NULL, NULL, 0}; /* (tied parameters: see tshi_module_step_once) */
+    tshi_walk at = {NULL, NULL, 0}; /* returns a tied parameter once */
     while (tshi_module_step_once(module, &at))
         if (all || !at.param->absent) fn(at.param->path, at.param, user);
 }
@@ -14404,7 +14404,7 @@ static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
  * row-parallel: x is sharded along its features. */
 static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n), *w = module->param[0], *b = module->param[1];
-    const tsh_layout *gives = module->output_layout;
+    const tsh_layout *gives = module->output_layout; /* what the op itself is to produce */
     int column, regather; /* column-parallel; keep x sharded and gather it again in backward */
     if (!x) return NULL;
     if (module->style == TSH_AUTO) tshi_nn_decide_auto(module, x);
@@ -14568,7 +14568,7 @@ enum { TSHI_PARALLEL_BEFORE, TSHI_PARALLEL_STYLE, TSHI_PARALLEL_AFTER, TSHI_PARA
 typedef struct tshi_choice {
     tsh_module *module;
     const tsh_plan_rule *rule[TSHI_PARALLEL_PURPOSES]; /* by purpose; NULL: no rule */
-    tsh_layout layout[TSHI_MODULE_PARAMS];
+    tsh_layout layout[TSHI_MODULE_PARAMS];             /* new layouts of its parameters */
 } tshi_choice;
 
 /* Returns the purpose of a rule: TSHI_PARALLEL_... */
@@ -14634,7 +14634,7 @@ static int tshi_parallel_matched(const tsh_plan_rule *rule, const tshi_choice *c
 /* Returns an error that suggests similar paths if no module has chosen the rule. */
 static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule *rule,
                                            const tshi_choice *choices, int n) {
-    char similar[TSH_MESSAGE_SIZE / 2] = "";
+    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* "near it are ..." */
     if (tshi_parallel_matched(rule, choices, n)) return TSH_OK;
     tshi_module_suggest(root, rule->path, similar, sizeof similar);
     return tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
@@ -14695,7 +14695,7 @@ static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choi
  * the caller releases; after an error its contents are not to be used (it may be NULL). */
 static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rules, int count,
                                       int *n) {
-    const tsh_error *error = &root->ctx->error;
+    const tsh_error *error = &root->ctx->error; /* checked after every step */
     tsh_module *m;
     tshi_block *block;
     tshi_choice *choices;
@@ -14748,21 +14748,21 @@ static void tshi_parallel_apply(const tshi_choice *choice) {
                         *after = choice->rule[TSHI_PARALLEL_AFTER];
     tsh_module *m = choice->module;
     tsh_layout whole = tsh_replicated(); /* the output layout of .gather_output */
-    if (before) tshi_parallel_prepare(m, before);
-    if (after) m->result = tshi_parallel_copy(m->ctx, after->output);
+    if (before) tshi_parallel_prepare(m, before); /* applied first */
+    if (after) m->result = tshi_parallel_copy(m->ctx, after->output); /* used by tshi_module_run */
     if (!rule) return;
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++)
         if (m->param[i]) tshi_module_relayout(m->param[i], &choice->layout[i]);
     m->style = rule->style;
-    m->regather = rule->regather;
+    m->regather = rule->regather; /* COLWISE, input S(seq) */
     m->input_layout = tshi_parallel_copy(m->ctx, rule->input);
     m->output_layout = tshi_parallel_copy(m->ctx, rule->gather_output ? &whole : rule->output);
 }
 
 TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules,
                                              int count) {
-    tshi_block *block;
-    int i, n = 0;
+    tshi_block *block; /* the choices */
+    int i, n = 0;      /* n: number of modules */
     if (!module || (count && !rules)) return TSH_ERR_ARGUMENT;
     if (module->ctx->error.code != TSH_OK) return module->ctx->error.code;
     block = tshi_parallel_plan(module, rules, count, &n);
@@ -14792,7 +14792,7 @@ static tsh_result tshi_parallel_written(tsh_ctx *ctx, const char *op, FILE *file
 TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rules,
                                              int count, FILE *file) {
     tshi_block *block;
-    const tshi_choice *choices;
+    const tshi_choice *choices; /* one per module, in pre-order */
     int n;
     if (!module || !file || (count && !rules)) return TSH_ERR_ARGUMENT;
     if (module->ctx->error.code != TSH_OK) return module->ctx->error.code;
@@ -14837,13 +14837,13 @@ static int tshi_parallel_line(tsh_module *root, const tshi_walk *at, FILE *file)
 
 TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
     int64_t total = 0, local = 0; /* elements in all, elements on this rank */
-    unsigned long long bytes = 0;
+    unsigned long long bytes = 0; /* of this rank's shards */
     tshi_walk at = {NULL, NULL, 0};
     if (!module || !file) return TSH_ERR_ARGUMENT;
     (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s %s\n", "parameter", "kind", "global shape",
                   "layout", "local shape", "bytes");
     while (tshi_module_step(module, &at)) {
-        if (!tshi_parallel_line(module, &at, file)) continue;
+        if (!tshi_parallel_line(module, &at, file)) continue; /* tied, or on another stage */
         total += tsh_numel(at.param);
         local += tsh_local_numel(at.param);
         bytes += (unsigned long long)tsh_local_numel(at.param) * tsh_dtype_size(at.param->dtype);
@@ -14898,11 +14898,11 @@ static tsh_module *tshi_parallel_shard(tsh_module *module, const tsh_plan_rule *
 static tsh_module *tshi_parallel_linear(tsh_module *module, const tsh_linear_desc *desc,
                                         tsh_tensor *weight) {
     tsh_plan_rule rule = tshi_parallel_rule(desc->style);
-    double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0; /* of the uniform bias */
-    tsh_shape shape = desc->reversed ? tsh_shape2(desc->in, desc->out)
+    double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0;      /* of the uniform bias */
+    tsh_shape shape = desc->reversed ? tsh_shape2(desc->in, desc->out) /* of the weight */
                                      : tsh_shape2(desc->out, desc->in);
     module->skip_bias_add = desc->skip_bias_add;
-    module->reversed = desc->reversed;
+    module->reversed = desc->reversed; /* weight (in, out) */
     tshi_module_param(module, 0, "weight", shape,
                       tshi_nn_init(desc->weight_init, TSH_INIT_KAIMING_UNIFORM, sqrt(5.0), 0),
                       desc->in);
@@ -14911,12 +14911,12 @@ static tsh_module *tshi_parallel_linear(tsh_module *module, const tsh_linear_des
         tshi_module_param(module, 1, "bias", tsh_shape1(desc->out),
                           tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
     if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
-    rule.segments = desc->segments;
-    rule.unit = desc->unit;
+    rule.segments = desc->segments; /* of the output features */
+    rule.unit = desc->unit;         /* features that stay together */
     rule.gather_output = desc->gather_output;
     rule.input = desc->input;
     rule.output = desc->output;
-    rule.regather = desc->regather;
+    rule.regather = desc->regather;            /* keep x sharded */
     return tshi_parallel_shard(module, &rule); /* finishes the module */
 }
 
@@ -14957,7 +14957,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
 /* Checks that desc->weight, if given, can be the table of a new embedding: a parameter of this ctx
  * with shape (count, dim). Returns 0 and sets an error if not. */
 static int tshi_parallel_check_weight(tsh_ctx *ctx, const tsh_embedding_desc *desc) {
-    const tsh_tensor *w = desc->weight;
+    const tsh_tensor *w = desc->weight; /* shape (count, dim), or NULL */
     char text[TSHI_TEXT_SIZE];
     if (w && (!(w->flags & TSHI_PARAM) || w->ctx != ctx))
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
@@ -14983,7 +14983,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
         return NULL;
     module = tshi_nn_add(parent, name, &kind, desc);
     if (!module) return NULL;
-    module->lookup = desc->lookup;
+    module->lookup = desc->lookup;   /* padding, sparse gradients */
     module->param[0] = desc->weight; /* shared, or NULL: made below */
     module->param_name[0] = "weight";
     if (!desc->weight)
@@ -15005,13 +15005,14 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
 /* Needs: >>parallel.                                                           */
 /* ========================================================================== */
 
-/* A policy lists the layers of a block; applying it writes one plan with a rule per layer, applies
- * that, and then divides the counts that modules have as arguments. A new family is a few lines of
- * TSHI_POLICY_ macros and a row of tshi_policy_shipped. */
+/* A policy lists the layers of a block by parameter names. tsh_parallelize_policy makes three
+ * passes over the blocks: it counts the rules, writes them as one plan, and, once that plan is
+ * applied, divides the modules' arguments (such as numbers of heads) by ranks. To add a family,
+ * write its lists with the TSHI_POLICY_ macros and a row in tshi_policy_shipped. */
 
 /* -- arguments -------------------------------------------------------------- */
 
-/* Finds a module's argument; NULL if it has none of that name. */
+/* Returns the module's argument with this name; NULL if it has none. */
 static tshi_argument *tshi_policy_named(const tsh_module *module, const char *name) {
     tshi_argument *argument = module->arguments;
     while (argument && strcmp(argument->name, name) != 0) argument = argument->next;
@@ -15029,7 +15030,7 @@ TSH_API TSHI_COLD tsh_result tsh_set_argument(tsh_module *module, const char *na
             "and holds no dot, a count is not negative",
             module->path, name ? name : "", (long long)value);
     argument = tshi_policy_named(module, name);
-    if (!argument) {
+    if (!argument) { /* a new one: prepend it to the list */
         argument = (tshi_argument *)tshi_mem_arena_alloc(module->ctx, &module->ctx->books,
                                                          sizeof *argument);
         if (argument) argument->name = tshi_module_text(module->ctx, name, "");
@@ -15037,11 +15038,12 @@ TSH_API TSHI_COLD tsh_result tsh_set_argument(tsh_module *module, const char *na
         argument->next = module->arguments;
         module->arguments = argument;
     }
-    argument->value = argument->local = value;
+    argument->value = argument->local = value; /* the same until a policy divides */
     return TSH_OK;
 }
 
-/* Finds a module's argument for the function `op`; NULL and an error if there is none. */
+/* Returns the module's argument with this name. NULL and an error, in the name of `op`, if there is
+ * none; NULL without an error if module is NULL. */
 static const tshi_argument *tshi_policy_get(const tsh_module *module, const char *name,
                                             const char *op) {
     const tshi_argument *argument = module && name ? tshi_policy_named(module, name) : NULL;
@@ -15063,20 +15065,21 @@ TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name) {
 
 /* -- the shipped families --------------------------------------------------- */
 
-/* The lists of an attention and of an MLP, each ended by entries of zeros. */
+/* The lists of an attention. Unused entries at the end are zeros, which end a list. */
 typedef struct tshi_attention_lists {
-    tsh_policy_heads heads[2]; /* of self-attention, of cross-attention */
-    tsh_policy_layer qkv[7], out[3];
+    tsh_policy_heads heads[2];       /* of self-attention, of cross-attention */
+    tsh_policy_layer qkv[7], out[3]; /* inputs (q, k, v), outputs */
 } tshi_attention_lists;
+/* The lists of an MLP. */
 typedef struct tshi_mlp_lists {
-    tsh_policy_layer in[4], out[2];
+    tsh_policy_layer in[4], out[2]; /* layers into and out of the hidden features */
 } tshi_mlp_lists;
 
-/* Macros that write the tables. `names` is WB for a layer with weight and bias, W for one that need
- * have no bias; `maybe` is 1 for a layer that a block may lack; `heads` says where the heads that
- * it is cut by are counted, `kv` is 1 for keys and values. SPLIT is an attention whose queries,
- * keys and values are layers of their own, with paths that begin with `at`; CROSS has the same
- * layers again for cross-attention. */
+/* Macros that write the tables. names: WB for a layer with weight and bias, W for a layer whose
+ * bias is optional. maybe: 1 for a layer that a block may lack. heads: where the heads are counted
+ * by which the layer is sharded. kv: 1 for keys and values. SPLIT: an attention with separate
+ * layers for queries, keys and values, whose paths begin with `at`; CROSS: the same layers again
+ * for cross-attention. */
 #define TSHI_POLICY_WB(path) path ".weight", path ".bias"
 #define TSHI_POLICY_W(path)  path ".weight", NULL
 #define TSHI_POLICY_LAYER(names, path, maybe, heads, kv)                                           \
@@ -15101,8 +15104,8 @@ typedef struct tshi_mlp_lists {
     static const tshi_mlp_lists tshi_policy_##f##_mlp = {                                          \
         {TSHI_POLICY_LAYER(names, in, 0, NULL, 0)}, {TSHI_POLICY_LAYER(names, out, 0, NULL, 0)}}
 
-/* Layers are transformers' Conv1D, weights (in, out): reversed. Only decoders with cross-attention
- * have the optional layers. */
+/* GPT-2's layers are transformers' Conv1D with weights (in, out): reversed. Only decoders with
+ * cross-attention have the optional layers. */
 static const tshi_attention_lists tshi_policy_gpt2 = {
     {{"attn.num_heads", NULL, NULL}, {"crossattention.num_heads", NULL, NULL}},
     {{TSHI_POLICY_WB("attn.c_attn"), 3, TSH_PLAIN, 1, 0, &tshi_policy_gpt2.heads[0], 0},
@@ -15114,7 +15117,8 @@ static const tshi_mlp_lists tshi_policy_gpt2_mlp = {
     {{TSHI_POLICY_WB("mlp.c_fc"), 0, TSH_PLAIN, 1, 0, NULL, 0}},
     {{TSHI_POLICY_WB("mlp.c_proj"), 0, TSH_PLAIN, 1, 0, NULL, 0}}};
 
-/* query_key_value holds each head's q, k and v together: one part, in heads of 3 D. */
+/* The weight query_key_value holds q, k and v head by head: a single segment, in heads of 3 D
+ * features. */
 static const tshi_attention_lists tshi_policy_gpt_neox = {
     {{"attention.num_attention_heads", NULL, NULL}},
     {TSHI_POLICY_LAYER(WB, "attention.query_key_value", 0, &tshi_policy_gpt_neox.heads[0], 0)},
@@ -15163,7 +15167,7 @@ static const tshi_mlp_lists tshi_policy_llama_mlp = {
      TSHI_POLICY_LAYER(W, "mlp.up_proj", 0, NULL, 0)},
     {TSHI_POLICY_LAYER(W, "mlp.down_proj", 0, NULL, 0)}};
 
-/* An MLP has one input layer, wi, or, where it is gated, two, wi_0 and wi_1. */
+/* T5: an MLP has one input layer, wi, or, if it is gated, two: wi_0 and wi_1. */
 #define TSHI_POLICY_T5_MLP(f, at)                                                                  \
     static const tshi_mlp_lists tshi_policy_##f##_mlp = {                                          \
         {TSHI_POLICY_LAYER(W, at "wi", 1, NULL, 0), TSHI_POLICY_LAYER(W, at "wi_0", 1, NULL, 0),   \
@@ -15175,10 +15179,12 @@ TSHI_POLICY_T5_MLP(t5_decoder, "layer.2.DenseReluDense.");
 #define TSHI_POLICY_FAMILY(name, blocks, attention, mlp, next)                                     \
     { name, blocks, tshi_policy_##attention.qkv, tshi_policy_##attention.out,                      \
       tshi_policy_##mlp##_mlp.in, tshi_policy_##mlp##_mlp.out, NULL, next }
+/* Decoders that follow an encoder: .next of the encoder's policy. */
 static const tsh_policy tshi_policy_decoders[] = {
     TSHI_POLICY_FAMILY("bart", "**.decoder.layers.*", bart_decoder, opt, NULL),
     TSHI_POLICY_FAMILY("t5", "**.decoder.block.*", t5_decoder, t5_decoder, NULL),
 };
+/* What tsh_policy_find searches. */
 static const tsh_policy tshi_policy_shipped[] = {
     TSHI_POLICY_FAMILY("gpt2", "**.h.*", gpt2, gpt2, NULL),
     TSHI_POLICY_FAMILY("gpt_neo", "**.h.*", gpt_neo, gpt_neo, NULL),
@@ -15220,18 +15226,19 @@ TSH_API TSHI_COLD const tsh_policy *tsh_policy_find(const char *name) {
 
 /* -- one layer of one block ------------------------------------------------- */
 
-/* One pass over the blocks of a model: the first counts rules, the second writes them, the third,
- * once they are applied, divides the arguments. */
+/* One pass over the blocks of a model: the first (rules NULL) counts rules, the second writes them,
+ * the third (divide 1), after the plan was applied, divides the arguments. */
 typedef struct tshi_policy_pass {
-    tsh_module *root, *block; /* the block it is at */
-    const tsh_policy *policy;
-    tsh_plan_rule *rules;                      /* NULL: count them only */
-    tsh_segment (*segments)[TSH_MAX_SEGMENTS]; /* those of rule i in segments[i] */
-    int count;                                 /* of rules so far */
-    int divide;                                /* the third pass */
+    tsh_module *root, *block;                  /* where the policy is applied; the current block */
+    const tsh_policy *policy;                  /* the current block's */
+    tsh_plan_rule *rules;                      /* the plan; NULL in the first pass */
+    tsh_segment (*segments)[TSH_MAX_SEGMENTS]; /* segments[i]: of rule i, for its .cut */
+    int count;                                 /* number of rules so far */
+    int divide;                                /* 1: the third pass */
 } tshi_policy_pass;
 
-/* Reports an error about the pass's block; returns 0. */
+/* Sets an error whose sentence begins with the policy and the current block; then as printf.
+ * Returns 0. */
 TSH_PRINTF(3, 4)
 static int tshi_policy_fail(const tshi_policy_pass *pass, tsh_result code, const char *format,
                             ...) {
@@ -15245,13 +15252,14 @@ static int tshi_policy_fail(const tshi_policy_pass *pass, tsh_result code, const
     return 0;
 }
 
-/* Returns 1 for the entry of zeros that ends a list. */
+/* Returns 1 if the entry is all zeros, which ends a list. */
 static int tshi_policy_is_end(const tsh_policy_layer *layer) {
     return !layer->weight && !layer->bias && !layer->n_fused && layer->replace == TSH_PLAIN &&
            !layer->reversed && !layer->ignore_checker && !layer->heads && !layer->kv;
 }
 
-/* Finds an argument below the block, by path; NULL and an error if there is none above 0. */
+/* Returns the argument at a path below the block, "module.name". NULL and an error if there is
+ * none, or its value is not above 0. */
 static tshi_argument *tshi_policy_count(const tshi_policy_pass *pass, const char *path) {
     const char *dot = strrchr(path, '.'), *name = dot ? dot + 1 : path;
     tsh_module *module = tshi_module_at(pass->block, path, dot ? (size_t)(dot - path) : 0);
@@ -15263,15 +15271,17 @@ static tshi_argument *tshi_policy_count(const tshi_policy_pass *pass, const char
     return NULL;
 }
 
-/* The counts of one attention. Query heads that share a key head stay on one rank. */
+/* The counts of one attention, as read from the arguments. Query heads that share a key head stay
+ * on one rank. */
 typedef struct tshi_policy_counts {
-    int64_t heads, kv; /* query heads; key and value heads */
-    int64_t group;     /* query heads that share a key head: the unit of their sharding */
-    int64_t hidden;    /* features of all query heads; 0: not given */
-    int whole;         /* fewer key heads than ranks: keys and values are not sharded */
+    int64_t heads, kv; /* number of query heads; of key (and of value) heads */
+    int64_t group;     /* query heads per key head: the unit of sharding */
+    int64_t hidden;    /* number of features of all query heads; 0: unknown */
+    int whole;         /* 1: fewer key heads than ranks: keys and values are R */
 } tshi_policy_counts;
 
-/* Reads the counts that `at` names; 0 and an error if they do not fit together. */
+/* Fills in c from the arguments that `at` names. Returns 0 and sets an error if one is missing or
+ * they do not fit together. */
 static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_policy_heads *at,
                                    tshi_policy_counts *c) {
     const tshi_argument *heads = at->heads ? tshi_policy_count(pass, at->heads) : NULL, *kv,
@@ -15290,17 +15300,18 @@ static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_polic
                                 "value heads and divide %lld hidden features",
                                 (long long)c->heads, at->heads, (long long)c->kv,
                                 (long long)c->hidden);
-    c->whole = c->kv < c->heads && c->kv < pass->root->ctx->tp.size;
+    c->whole = c->kv < c->heads && c->kv < pass->root->ctx->tp.size; /* grouped queries only */
     c->group = c->whole ? 1 : c->heads / c->kv;
     return 1;
 }
 
-/* Sets this rank's share of the counts of one attention, as its features are sharded. */
+/* Sets .local of the arguments of one attention to this rank's share, as its features are
+ * sharded. */
 static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_heads *at) {
     const tsh_comm *tp = &pass->root->ctx->tp;
-    tshi_policy_counts c;
-    tsh_layout cut;
-    int64_t owned;
+    tshi_policy_counts c; /* of the whole attention */
+    tsh_layout cut;       /* of the query heads */
+    int64_t owned;        /* this rank's query heads */
     if (!tshi_policy_read_counts(pass, at, &c)) return 0;
     cut = tsh_shard_units(0, c.group);
     owned = tsh_chunk(&cut, c.heads, tp->size, tp->rank, NULL);
@@ -15311,18 +15322,19 @@ static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_hea
     return 1;
 }
 
-/* Fills in the *n segments of a layer whose `features` are sharded by heads, and sets *n to 0 if it
- * stays replicated. `row`: of a row-parallel layer. 0 and an error if heads do not fit. */
+/* Fills in the *n segments of a layer whose `features` are sharded by heads; sets *n to 0 if the
+ * layer stays replicated. row: 1 for a row-parallel layer. Returns 0 and sets an error if the heads
+ * do not fit. */
 static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_layer *layer,
                                 const char *path, int64_t features, int row, tsh_segment *segment,
                                 int *n) {
     tshi_policy_counts c;
-    int64_t total = 0, head;
-    int s, grouped = *n == 3 && !layer->kv; /* [Q|K|V] */
+    int64_t total = 0, head;                /* heads of all segments; features of a head */
+    int s, grouped = *n == 3 && !layer->kv; /* 1: a fused [Q|K|V] */
     if (!tshi_policy_read_counts(pass, layer->heads, &c)) return 0;
     for (s = 0; s < *n; s++) {
-        int queries = !layer->kv && (s == 0 || !grouped);
-        segment[s].length = queries ? c.heads : c.kv;
+        int queries = !layer->kv && (s == 0 || !grouped); /* 1: segment s holds query heads */
+        segment[s].length = queries ? c.heads : c.kv;     /* in heads */
         segment[s].unit = queries ? c.group : 1;
         total += segment[s].length;
     }
@@ -15345,18 +15357,18 @@ static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_l
             "stay whole",
             (long long)c.heads, (long long)c.kv, path, pass->root->ctx->tp.size);
     for (s = 0; s < *n; s++) {
-        segment[s].length *= head;
+        segment[s].length *= head; /* now in features */
         segment[s].unit *= head;
     }
-    if (c.whole && layer->kv) *n = 0;
+    if (c.whole && layer->kv) *n = 0; /* replicated */
     return 1;
 }
 
-/* Finds the module in the block that has a layer's weight and bias. NULL if there is none, with an
- * error unless the layer is optional. */
+/* Returns the module in the block that has the layer's weight and bias. NULL if there is none, with
+ * an error unless the layer is optional. */
 static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
                                           const tsh_policy_layer *layer) {
-    tsh_module *owner[2] = {NULL, NULL};
+    tsh_module *owner[2] = {NULL, NULL}; /* of weight, of bias */
     const char *const name[2] = {layer->weight, layer->bias};
     char similar[TSH_MESSAGE_SIZE / 2] = "";
     if (!name[0] && !name[1])
@@ -15375,17 +15387,18 @@ static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
         (void)tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                "has \"%s\" and \"%s\" in different layers: give each its own entry",
                                name[0], name[1]);
-    return owner[0] ? owner[0] : owner[1];
+    return owner[0] ? owner[0] : owner[1]; /* one is enough */
 }
 
-/* Adds the rule of layer m to the plan; 0 and an error if the model does not fit the policy. */
+/* Appends the rule of layer m to the plan. Returns 0 and sets an error if the model does not fit
+ * the policy. */
 static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *layer, tsh_module *m,
                             tsh_style style) {
-    tsh_plan_rule *rule = &pass->rules[pass->count];
+    tsh_plan_rule *rule = &pass->rules[pass->count]; /* the next one */
     const char *path = layer->weight ? layer->weight : layer->bias;
-    tsh_layout layouts[TSHI_MODULE_PARAMS];
-    int n = layer->n_fused ? layer->n_fused : 1;
-    if (!m->reversed != !layer->reversed)
+    tsh_layout layouts[TSHI_MODULE_PARAMS];      /* to learn which dimension is sharded */
+    int n = layer->n_fused ? layer->n_fused : 1; /* number of segments */
+    if (!m->reversed != !layer->reversed)        /* in and out would be swapped */
         return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                 "stores \"%s\" %s, but the policy says %s: see "
                                 "tsh_linear_desc.reversed",
@@ -15400,7 +15413,7 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
     rule->segments = n;
     if (layer->heads && (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE) &&
         m->kind->layouts && m->param[0]) {
-        m->kind->layouts(m, rule, layouts);
+        m->kind->layouts(m, rule, layouts); /* layouts[0]: of the weight */
         if (!tshi_policy_segments(pass, layer, path, m->param[0]->dim[layouts[0].dim],
                                   rule->style == TSH_ROWWISE, pass->segments[pass->count], &n))
             return 0;
@@ -15417,14 +15430,15 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
 
 /* -- all layers of all blocks ----------------------------------------------- */
 
-/* Goes through one list of the policy for the pass's block; 0 and an error if that does not fit. */
+/* Runs the pass over one list of the policy, for the current block; `style` is for layers that name
+ * none. Returns 0 and sets an error if the block does not fit the list. */
 static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *layer,
                               const char *list, tsh_style style) {
-    int found = !layer || !pass->rules;
+    int found = !layer || !pass->rules; /* 1: the block has a layer of the list */
     for (; layer && !tshi_policy_is_end(layer); layer++) {
         tsh_module *m = pass->rules ? tshi_policy_find_layer(pass, layer) : NULL;
         if (pass->root->ctx->error.code != TSH_OK) return 0;
-        if (!pass->rules) pass->count++;
+        if (!pass->rules) pass->count++; /* first pass: all layers, even missing ones */
         if (!m) continue;
         found = 1;
         if (!pass->divide && !tshi_policy_rule(pass, layer, m, style)) return 0;
@@ -15433,11 +15447,11 @@ static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *la
     return found || tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "has no layer of the list %s", list);
 }
 
-/* Checks, or in the third pass divides, the policy's arguments that count no heads. */
+/* Checks the policy's arguments that count no heads; in the third pass also divides them. */
 static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     const tsh_comm *tp = &pass->root->ctx->tp;
     const char *const *path = pass->policy->arguments;
-    tsh_layout cut = tsh_sharded(0);
+    tsh_layout cut = tsh_sharded(0); /* even shares */
     tshi_argument *argument;
     for (; path && *path; path++) {
         if (!(argument = tshi_policy_count(pass, *path))) return 0;
@@ -15447,11 +15461,12 @@ static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     return 1;
 }
 
-/* Runs one pass over all blocks; returns their number, -1 and an error if one does not fit. */
+/* Runs one pass over all blocks. Returns the number of blocks, or -1 and an error if one does not
+ * fit. */
 static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) {
     const tsh_policy *p;
     int blocks = 0;
-    for (p = family; p; p = p->next)
+    for (p = family; p; p = p->next) /* encoders, decoders */
         for (tsh_module *m = pass->root; m; m = tshi_module_next(pass->root, m)) {
             const char *path = tshi_module_below(pass->root, m->path);
             if (!p->blocks || !tshi_parallel_match(p->blocks, path)) continue;
@@ -15469,7 +15484,7 @@ static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) 
 }
 
 TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy) {
-    tshi_policy_pass pass;
+    tshi_policy_pass pass; /* state of all three passes */
     tshi_block *block;
     size_t rule = sizeof *pass.rules, cut = sizeof *pass.segments, capacity;
     char similar[TSH_MESSAGE_SIZE / 2] = "";
@@ -15482,22 +15497,22 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
                         "that name");
     memset(&pass, 0, sizeof pass);
     pass.root = root;
-    if (tshi_policy_blocks(&pass, policy) == 0) {
+    if (tshi_policy_blocks(&pass, policy) == 0) { /* first pass */
         const char *blocks = policy->blocks ? policy->blocks : "";
         tshi_module_suggest(root, blocks, similar, sizeof similar);
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_parallelize_policy: %s: \"%.64s\" matches no block below \"%s\"; %s",
                         policy->name ? policy->name : "", blocks, root->path, similar);
     }
-    capacity = (size_t)pass.count;
+    capacity = (size_t)pass.count; /* at most as many */
     block = tshi_mem_alloc(ctx, TSH_MEM_STEP, capacity * (rule + cut) + 1);
     if (!block) return ctx->error.code;
-    pass.rules = (tsh_plan_rule *)tshi_mem_data(block);
+    pass.rules = (tsh_plan_rule *)tshi_mem_data(block); /* block: rules, then segments */
     pass.segments = (tsh_segment(*)[TSH_MAX_SEGMENTS])(void *)(pass.rules + capacity);
     pass.count = 0;
-    if (tshi_policy_blocks(&pass, policy) > 0 &&
+    if (tshi_policy_blocks(&pass, policy) > 0 && /* second pass */
         tsh_parallelize(root, pass.rules, pass.count) == TSH_OK) {
-        pass.divide = 1;
+        pass.divide = 1; /* third pass */
         (void)tshi_policy_blocks(&pass, policy);
     }
     tshi_mem_release(ctx, block);
