@@ -13925,9 +13925,9 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     return result;
 }
 
-/* Makes the next blocking collective of tp, dp and world compare the models again. Called after
- * every change of the tree. With pp > 1 the world is left out, since stages may differ until
- * tsh_pipeline_new compares them. */
+/* Makes the next collective of tp, dp and world compare the models again. Called after every change
+ * of the tree. With pp > 1 the world is left out, since stages may differ until tsh_pipeline_new
+ * compares them. */
 static void tshi_module_changed(tsh_ctx *ctx) {
     ctx->compare = tshi_module_compare;
     if (ctx->tp.size > 1) ctx->tp.unchecked = ctx;
@@ -15525,34 +15525,36 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
 /* Needs: >>parallel >>comm.                                                    */
 /* ========================================================================== */
 
-/* With tsh_optim_desc.zero and dp > 1 (ZeRO, Rajbhandari et al. 2020), each rank of dp has one
- * chunk of every gradient and moment (TSHI_CHUNKED), updates that chunk of the parameter, and
- * gathers the others' chunks: the same bits as without. */
+/* One tsh_optim_step computes the norm of all gradients, clips them by it, and updates every
+ * parameter that has a gradient. With tsh_optim_desc.zero and dp > 1 (ZeRO, Rajbhandari et al.
+ * 2020), each rank of dp holds one chunk of every gradient and moment (TSHI_CHUNKED), updates that
+ * chunk of the parameter, and gathers the other ranks' chunks: the same bits as without .zero. */
 
-/* What an optimiser keeps of one parameter. Moments are made at the first update. */
+/* The state of one parameter. Moments are allocated at the first update. */
 typedef struct tshi_moments {
     tsh_tensor *param, *first, *second; /* Adam's m and v; SGD's momentum is `first` */
-    double lr_scale, weight_decay;
-    int64_t steps; /* updates of this parameter */
+    double lr_scale, weight_decay;      /* as set by tsh_optim_group */
+    int64_t steps;                      /* number of updates of this parameter so far */
 } tshi_moments;
 
 struct tsh_optim {
-    tsh_module *module;
-    tsh_optim_desc desc;
-    tsh_optim_info info;
-    tshi_moments *each;
-    int count;
-    tsh_optim *older; /* of the ctx */
+    tsh_module *module;  /* its parameters are optimised */
+    tsh_optim_desc desc; /* with defaults filled in */
+    tsh_optim_info info; /* counts of steps, the last norm */
+    tshi_moments *each;  /* shape (count): one per parameter, in pre-order */
+    int count;           /* number of parameters, a tied one once */
+    tsh_optim *older;    /* the ctx's optimiser created before this one */
 };
 
 /* -- the global norm -------------------------------------------------------- */
 
-/* **total += sum x^2 of n consecutive elements, in double, with TSHI_BLOCK partial sums. */
+/* **total += sum x^2 of n consecutive elements, in double, with TSHI_BLOCK partial sums so that the
+ * loop vectorises. */
 typedef double *tshi_optim_total;
 TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
                                          const tshi_optim_total *total) {
     const tsh_real *x = (const tsh_real *)operand->data;
-    double partial[TSHI_BLOCK], sum = 0;
+    double partial[TSHI_BLOCK], sum = 0; /* sum: first of the remainder */
     int64_t e;
     for (int i = 0; i < TSHI_BLOCK; i++) partial[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
@@ -15564,35 +15566,36 @@ TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_optim_squares, tshi_optim_total);
 
-/* Elements that are summed by one thread. The blocks' sums are added in order, so any number of
- * threads gives the same bits. */
+/* Number of elements that one unit of work sums. The units' sums are added in order, so the bits
+ * are the same for any number of threads. */
 enum { TSHI_OPTIM_BLOCK = 1 << 16 };
 
+/* The job of tshi_optim_sum_part, shared by all threads. */
 typedef struct tshi_squares {
-    tsh_real *x;
+    tsh_real *x; /* the elements, n of them */
     int64_t n;
-    double *sums; /* by block */
-    tshi_kernel_fn kernel;
+    double *sums;          /* one sum per unit of TSHI_OPTIM_BLOCK elements */
+    tshi_kernel_fn kernel; /* tshi_optim_squares for this CPU */
 } tshi_squares;
 
-/* A thread's share: blocks from `from` to `to`. */
+/* Runs on one thread: sums the squares of the units [from, to). */
 static void tshi_optim_sum_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_squares *all = (const tshi_squares *)job;
     (void)thread;
     for (; from < to; from++) {
         int64_t first = from * TSHI_OPTIM_BLOCK;
         const tshi_operand x = tshi_kernel_reals(all->x + first, 1);
-        double *sum = all->sums + from;
+        double *sum = all->sums + from; /* unit `from`'s */
         *sum = 0;
         all->kernel(tshi_base_min(TSHI_OPTIM_BLOCK, all->n - first), &x, &sum);
     }
 }
 
-/* Returns the sum of squares of n elements; 0 and an error without memory. */
+/* Returns the sum of squares of n elements; 0 and an error if there is no memory. */
 static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
     const int64_t blocks = tshi_base_ceil(n, TSHI_OPTIM_BLOCK);
     tshi_squares all = {x, n, NULL, tshi_optim_squares[ctx->isa]};
-    tshi_block *scratch;
+    tshi_block *scratch; /* holds all.sums */
     double sum = 0;
     if (!n) return 0;
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)blocks * sizeof(double));
@@ -15604,16 +15607,16 @@ static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
     return sum;
 }
 
-/* Adds one gradient's squares: those of chunk k to sums[k]. A replicated gradient counts on rank 0
- * of tp only, one that several stages of a pipeline hold on the first of them. `chunked`: of
- * gradients, this rank has its own chunk only. */
+/* Adds the squares of chunk k of param's gradient to sums[k], for all k; chunked 1: for this rank's
+ * chunk only. A replicated gradient is added on rank 0 of tp only, that of a parameter that several
+ * stages hold on the first of these stages only. */
 static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums) {
     tsh_ctx *ctx = param->ctx;
     if (tshi_tape_pending(param))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "the gradient of \"%s\" is pending; call tsh_sync_grads first", param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
-    if (param->stage && param->stage - 1 != ctx->pp.rank) return;
+    if (param->stage && param->stage - 1 != ctx->pp.rank) return; /* another stage adds it */
     for (int k = 0; k < ctx->dp.size; k++)
         if (!chunked || k == ctx->dp.rank)
             sums[k] += tshi_optim_sum_squares(
@@ -15621,16 +15624,17 @@ static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums)
                 tshi_bucket_chunk_size(param, k));
 }
 
-/* Computes the 2-norm of all gradients below module, the same on every rank; NaN or infinite if any
- * gradient is. Squares are summed by chunks, so the bits are the same with and without .zero. */
+/* Sets *norm to the 2-norm of all gradients below module, the same on every rank; NaN or infinity
+ * if a gradient has one. Squares are summed by chunks, so the bits are the same with and without
+ * .zero. */
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_now(ctx->trace);
-    const size_t bytes = (size_t)ctx->dp.size * sizeof(double);
+    const size_t bytes = (size_t)ctx->dp.size * sizeof(double); /* of sums */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
     tshi_walk at = {NULL, NULL, 0};
-    double *sums, sum = 0;
-    int k, chunked = 0;
+    double *sums, sum = 0; /* sums: one per chunk, shape (dp.size); sum: of all chunks */
+    int k, chunked = 0;    /* chunked: 1 if some parameter is (.zero) */
     *norm = 0;
     if (!scratch) return ctx->error.code;
     sums = (double *)tshi_mem_data(scratch);
@@ -15639,7 +15643,7 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
         chunked |= !at.param->absent && (at.param->flags & TSHI_CHUNKED);
     while (tshi_module_step_once(module, &at))
         if (!at.param->absent) tshi_optim_add_squares(at.param, chunked, sums);
-    if (tsh_ok(ctx) && chunked) /* sums[k] is rank k's, and 0 on the others */
+    if (tsh_ok(ctx) && chunked) /* sums[k] is 0 on all ranks but k */
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, sums, ctx->dp.size, TSH_F64, TSH_SUM),
                               "norm of gradients");
     for (k = 0; k < ctx->dp.size; k++) sum += sums[k];
@@ -15655,7 +15659,8 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     return ctx->error.code;
 }
 
-/* min(1, max / (norm + 1e-6)): torch.nn.utils.clip_grad_norm_. */
+/* Returns the factor to scale gradients by: min(1, max / (norm + 1e-6)), as
+ * torch.nn.utils.clip_grad_norm_. */
 static double tshi_optim_clip_factor(double norm, double max) {
     return fmin(1, max / (norm + 1e-6));
 }
@@ -15663,7 +15668,7 @@ static double tshi_optim_clip_factor(double norm, double max) {
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm) {
     tshi_walk at = {NULL, NULL, 0};
     tshi_operand x[2];
-    double before, factor;
+    double before, factor; /* the norm before clipping; see above */
     if (norm) *norm = 0;
     if (!module) return TSH_ERR_ARGUMENT;
     if (tshi_optim_norm(module, &before) != TSH_OK) return module->ctx->error.code;
@@ -15684,7 +15689,7 @@ enum { TSHI_OPTIM_X, TSHI_OPTIM_GRAD, TSHI_OPTIM_FIRST, TSHI_OPTIM_SECOND, TSHI_
 /* Adam (Kingma & Ba 2015), AdamW (Loshchilov & Hutter 2019): g = clip grad + decay x, m = b1 m +
  * (1 - b1) g, v = b2 v + (1 - b2) g^2, x = x keep - step m / (sqrt(v) root + eps). */
 typedef struct tshi_adam {
-    double clip, decay, keep, b1, b2, step, root, eps;
+    double clip, decay, keep, b1, b2, step, root, eps; /* factors of the formula above */
 } tshi_adam;
 TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand, const tshi_adam *p) {
     const tsh_real clip = TSHI_R(p->clip), decay = TSHI_R(p->decay), keep = TSHI_R(p->keep);
@@ -15692,14 +15697,14 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand, co
                    c2 = TSHI_R(1 - p->b2);
     const tsh_real step = TSHI_R(p->step), root = TSHI_R(p->root), eps = TSHI_R(p->eps);
     tsh_real pad[4][TSHI_BLOCK], x[TSHI_BLOCK], m[TSHI_BLOCK], v[TSHI_BLOCK];
-    const tsh_real *xs, *gs, *ms, *vs;
-    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
+    const tsh_real *xs, *gs, *ms, *vs;            /* blocks of x, gradient, m, v */
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) { /* loads pad the last block */
         xs = tshi_kernel_load(&operand[TSHI_OPTIM_X], e, n, pad[0]);
         gs = tshi_kernel_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
         ms = tshi_kernel_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
         vs = tshi_kernel_load(&operand[TSHI_OPTIM_SECOND], e, n, pad[3]);
         TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
-            const tsh_real g = gs[i] * clip + decay * xs[i];
+            const tsh_real g = gs[i] * clip + decay * xs[i]; /* decay: 0 for AdamW */
             m[i] = b1 * ms[i] + c1 * g;
             v[i] = b2 * vs[i] + c2 * g * g;
             x[i] = xs[i] * keep - step * m[i] / (tshi_math_sqrt(v[i]) * root + eps);
@@ -15714,15 +15719,15 @@ TSHI_KERNEL(tshi_optim_adam, tshi_adam);
 /* torch.optim.SGD: d = clip grad + decay x, m = momentum m + d, x -= lr (nesterov ? d + momentum m
  * : m); without momentum, whose operand is NULL, x -= lr d. */
 typedef struct tshi_sgd {
-    double clip, decay, lr, momentum;
-    int nesterov;
+    double clip, decay, lr, momentum; /* clip: factor of the gradient */
+    int nesterov;                     /* 1: Nesterov momentum */
 } tshi_sgd;
 TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand, const tshi_sgd *p) {
     const tsh_real clip = TSHI_R(p->clip), decay = TSHI_R(p->decay), lr = TSHI_R(p->lr),
                    momentum = TSHI_R(p->momentum);
-    const int remembers = operand[TSHI_OPTIM_FIRST].data != NULL;
+    const int remembers = operand[TSHI_OPTIM_FIRST].data != NULL; /* 1: with momentum */
     tsh_real pad[3][TSHI_BLOCK], x[TSHI_BLOCK], m[TSHI_BLOCK];
-    const tsh_real *xs, *gs, *ms;
+    const tsh_real *xs, *gs, *ms; /* blocks of x, gradient, m */
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         xs = tshi_kernel_load(&operand[TSHI_OPTIM_X], e, n, pad[0]);
         gs = tshi_kernel_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
@@ -15743,24 +15748,27 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand, con
 }
 TSHI_KERNEL(tshi_optim_sgd, tshi_sgd);
 
-/* Returns the first element of x that this rank updates: of all, or of its chunk. */
+/* Returns the index of the first element of x that this rank updates: 0, or with .zero that of its
+ * chunk. */
 static int64_t tshi_optim_first(const tsh_tensor *x) {
     return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk(x, x->ctx->dp.rank) : 0;
 }
 
-/* Returns how many elements it updates. */
+/* Returns the number of elements of x that this rank updates: all, or with .zero those of its
+ * chunk. */
 static int64_t tshi_optim_count(const tsh_tensor *x) {
     return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk_size(x, x->ctx->dp.rank)
                                    : tsh_local_numel(x);
 }
 
-/* Gathers all chunks of a moment into values, which hold as many elements as its parameter. */
+/* Gathers all chunks of a moment over dp into values, which has the size of its parameter. what:
+ * for the error text. */
 static tsh_result tshi_optim_gather(const tsh_tensor *moment, tsh_real *values, const char *what) {
     tsh_ctx *ctx = moment->ctx;
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)ctx->dp.size * sizeof(int64_t));
-    tsh_real *own = values + tshi_optim_first(moment);
+    tsh_real *own = values + tshi_optim_first(moment); /* where this rank's chunk goes */
     tsh_result result;
-    int64_t *counts;
+    int64_t *counts; /* shape (dp.size): number of elements per chunk */
     if (!block) return ctx->error.code;
     counts = (int64_t *)tshi_mem_data(block);
     for (int k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(moment, k);
@@ -15770,7 +15778,8 @@ static tsh_result tshi_optim_gather(const tsh_tensor *moment, tsh_real *values, 
     return result;
 }
 
-/* Gives a moment a new block of n elements, not filled; 0 and an error without memory. */
+/* Replaces a moment's block by a new one of n elements, not initialised. Returns 0 and sets an
+ * error if there is no memory. */
 static int tshi_optim_allocate(tsh_tensor *moment, int64_t n) {
     tshi_block *block = tshi_mem_alloc(moment->ctx, TSH_MEM_OPTIMISER, tshi_dtype_reals(n));
     if (!block) return 0;
@@ -15779,9 +15788,9 @@ static int tshi_optim_allocate(tsh_tensor *moment, int64_t n) {
     return 1;
 }
 
-/* Reduces a moment that holds all its values to this rank's chunk. */
+/* Cuts a moment that holds all values down to this rank's chunk. */
 static void tshi_optim_keep_chunk(tsh_tensor *moment) {
-    tshi_block *whole = moment->block;
+    tshi_block *whole = moment->block; /* referenced until the chunk is copied */
     const int64_t n = tshi_optim_count(moment);
     whole->refs++;
     if (tshi_optim_allocate(moment, n))
@@ -15790,10 +15799,11 @@ static void tshi_optim_keep_chunk(tsh_tensor *moment) {
     tshi_mem_release(moment->ctx, whole);
 }
 
-/* Gives a moment its parameter's new layout; chunks are gathered for that, and cut out again. */
+/* Gives a moment its parameter's new layout. A chunked moment is gathered over dp first and cut
+ * down to this rank's chunk afterwards. */
 static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tsh_ctx *ctx = moment->ctx;
-    tsh_tensor part = *moment;
+    tsh_tensor part = *moment; /* with the block of the chunk */
     if (!(moment->flags & TSHI_CHUNKED) ||
         tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
         tshi_module_relayout(moment, layout);
@@ -15809,7 +15819,8 @@ static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tshi_mem_release(ctx, part.block);
 }
 
-/* Returns a moment with param's layout, zeros at its first use; NULL after an error. */
+/* Returns *moment with param's layout; creates it with zeros if it is NULL. Returns NULL after an
+ * error. */
 static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     tsh_ctx *ctx = param->ctx;
     const tsh_shape shape = tsh_shape_of(param);
@@ -15831,25 +15842,27 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     return m;
 }
 
-/* An update that threads share: by elements or, where the gradient is row-sparse, by rows. */
+/* The job of tshi_optim_update_part: an update shared by threads, by elements or, if the gradient
+ * is row-sparse, by rows. */
 typedef struct tshi_optim_work {
-    tshi_kernel_fn kernel;
-    const tshi_operand *x; /* (TSHI_OPTIM_OPERANDS) */
-    const void *params;
-    const int32_t *marks; /* (rows): not 0 where the gradient has the row; NULL: not sparse */
-    int64_t width;        /* elements of a row; 1 if not sparse */
+    tshi_kernel_fn kernel; /* tshi_optim_adam or tshi_optim_sgd */
+    const tshi_operand *x; /* shape (TSHI_OPTIM_OPERANDS) */
+    const void *params;    /* tshi_adam or tshi_sgd */
+    const int32_t *marks;  /* shape (rows): not 0 where the gradient has the row; NULL: dense */
+    int64_t width;         /* elements per row; 1 if dense */
 } tshi_optim_work;
 
-/* A thread's share: runs the kernel over each run of marked rows. */
+/* Runs on one thread: updates the rows [from, to); of a sparse gradient only marked ones, a run of
+ * adjacent ones at a time. */
 static void tshi_optim_update_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_optim_work *work = (const tshi_optim_work *)job;
     const int32_t *marks = work->marks;
-    tshi_operand part[TSHI_OPTIM_OPERANDS];
-    int64_t n;
+    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* the operands at row r */
+    int64_t n;                              /* rows of this run */
     (void)thread;
     for (int64_t r = from; r < to; r += n) {
         n = marks ? 1 : to - from;
-        if (marks && !marks[r]) continue;
+        if (marks && !marks[r]) continue; /* the gradient lacks the row */
         while (marks && r + n < to && marks[r + n]) n++;
         memcpy(part, work->x, sizeof part);
         for (int i = 0; i < TSHI_OPTIM_OPERANDS; i++) tshi_kernel_move(&part[i], r * work->width);
@@ -15869,11 +15882,12 @@ static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tsh
                   tshi_optim_update_part, &work);
 }
 
-/* One parameter's update. */
+/* Updates one parameter: x, and the moments, which it creates if needed. clip: factor of the
+ * gradient. */
 static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
     const tsh_optim_desc *d = &optim->desc;
     tsh_tensor *t = each->param;
-    const double lr = d->lr * each->lr_scale, decay = each->weight_decay;
+    const double lr = d->lr * each->lr_scale, decay = each->weight_decay; /* this parameter's */
     tshi_sgd sgd = {clip, decay, lr, d->momentum, d->nesterov};
     tshi_adam p = {clip, decay, 1, d->beta1, d->beta2, 0, 0, d->eps};
     tshi_operand x[TSHI_OPTIM_OPERANDS];
@@ -15883,7 +15897,7 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     tshi_kernel_move(&x[TSHI_OPTIM_X], tshi_optim_first(t));
     tshi_kernel_move(&x[TSHI_OPTIM_GRAD], tshi_optim_first(t));
     each->steps++;
-    if (d->kind != TSH_SGD || d->momentum > 0) {
+    if (d->kind != TSH_SGD || d->momentum > 0) { /* needs the first moment */
         if (!tshi_optim_moment(t, &each->first)) return;
         x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
     }
@@ -15894,10 +15908,10 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     if (!tshi_optim_moment(t, &each->second)) return;
     x[TSHI_OPTIM_SECOND].data = tshi_tensor_at(each->second);
     if (d->kind == TSH_ADAMW) {
-        p.decay = 0;
+        p.decay = 0; /* AdamW decays x itself, not through the gradient */
         p.keep = 1 - lr * decay;
     }
-    p.step = lr / (1 - pow(d->beta1, (double)each->steps));
+    p.step = lr / (1 - pow(d->beta1, (double)each->steps)); /* bias corrections */
     p.root = 1 / sqrt(1 - pow(d->beta2, (double)each->steps));
     if (t->sparse) { /* torch.optim.SparseAdam adds eps to sqrt(v) as it is */
         p.step /= p.root;
@@ -15906,7 +15920,7 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     tshi_optim_run(t, tshi_optim_adam[t->ctx->isa], x, &p);
 }
 
-/* Checks a description: an error if a value is out of range. */
+/* Checks a description; returns an error if a value is out of range. */
 static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
     if ((unsigned)d->kind <= (unsigned)TSH_ADAMW && d->lr >= TSH_ZERO && d->momentum >= 0 &&
         d->beta1 >= TSH_ZERO && d->beta1 < 1 && d->beta2 >= TSH_ZERO && d->beta2 < 1 &&
@@ -15924,7 +15938,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     tsh_ctx *ctx = module ? module->ctx : NULL;
     tshi_walk at = {NULL, NULL, 0};
     tsh_optim *optim;
-    size_t slots = 0;
+    size_t slots = 0; /* number of parameters */
     if (!ctx || ctx->error.code != TSH_OK || (desc && tshi_optim_check(ctx, desc) != TSH_OK))
         return NULL;
     optim = (tsh_optim *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *optim);
@@ -15935,14 +15949,14 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     optim->desc.beta1 = tshi_base_option(optim->desc.beta1, 0.9);
     optim->desc.beta2 = tshi_base_option(optim->desc.beta2, 0.999);
     optim->desc.eps = tshi_base_option(optim->desc.eps, 1e-8);
-    while (tshi_module_step_once(module, &at)) slots++;
+    while (tshi_module_step_once(module, &at)) slots++; /* ends as it began: at is reset */
     optim->each = (tshi_moments *)tshi_mem_arena_alloc(ctx, &ctx->books,
                                                        (slots + 1) * sizeof *optim->each);
     if (!optim->each) return NULL;
     while (tshi_module_step_once(module, &at)) {
         tshi_moments *each = &optim->each[optim->count++];
         each->param = at.param;
-        each->lr_scale = 1;
+        each->lr_scale = 1; /* unless tsh_optim_group changes it */
         each->weight_decay = optim->desc.weight_decay;
         if (optim->desc.zero && ctx->dp.size > 1) at.param->flags |= TSHI_CHUNKED;
     }
@@ -15953,7 +15967,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
 
 TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                    double weight_decay) {
-    int i, matched = 0;
+    int i, matched = 0; /* matched: number of parameters */
     if (!optim || !pattern) return TSH_ERR_ARGUMENT;
     for (i = 0; i < optim->count; i++) {
         tshi_moments *each = &optim->each[i];
@@ -15970,13 +15984,13 @@ TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *patte
 }
 
 TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
-    if (optim) optim->desc.lr = lr < 0 && lr >= TSH_ZERO ? 0 : lr;
+    if (optim) optim->desc.lr = lr < 0 && lr >= TSH_ZERO ? 0 : lr; /* TSH_ZERO means 0 */
 }
 
-/* Updates every parameter that has a gradient. Chunked ones are queued in buckets, whose all-gather
- * goes on during the next updates. */
+/* Updates every parameter that has a gradient. With .zero, parameters are queued in buckets, whose
+ * all-gathers run during the next updates. */
 static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
-    const int chunked = optim->desc.zero && ctx->dp.size > 1;
+    const int chunked = optim->desc.zero && ctx->dp.size > 1; /* ZeRO is in effect */
     if (chunked) tshi_bucket_begin(ctx, 0);
     for (int i = 0; i < optim->count && ctx->error.code == TSH_OK; i++) {
         tsh_tensor *param = optim->each[i].param;
@@ -15991,15 +16005,15 @@ static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
         if (chunked) tshi_bucket_add(param, TSH_ALLGATHER);
         if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, param->path, begin, 0);
     }
-    if (chunked) tshi_bucket_end(ctx);
+    if (chunked) tshi_bucket_end(ctx); /* waits for the all-gathers */
 }
 
-/* Clips and updates; with a norm that is not finite, skips the step and logs that. */
+/* Clips and updates. If the norm is not finite, the step is skipped, counted and logged instead. */
 static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
-    double norm, max = optim->desc.clip_norm;
+    double norm, max = optim->desc.clip_norm; /* max 0: no clipping */
     if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return;
     optim->info.norm = norm;
-    if (norm <= DBL_MAX) {
+    if (norm <= DBL_MAX) { /* false for NaN */
         tshi_optim_update_all(ctx, optim, max > 0 ? tshi_optim_clip_factor(norm, max) : 1);
         optim->info.steps++;
         return;
@@ -16026,7 +16040,7 @@ TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim) {
     memset(&info, 0, sizeof info);
     if (!optim) return info;
     info = optim->info;
-    info.lr = optim->desc.lr;
+    info.lr = optim->desc.lr; /* the current rate */
     return info;
 }
 
@@ -16048,80 +16062,83 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
 /* Needs: >>tape >>module.                                                      */
 /* ========================================================================== */
 
-/* A stage keeps one tape per micro-batch under way and swaps it into the ctx for its forward, then
- * for its backward. A tensor received from the stage before is the output of a node without inputs,
- * whose backward sends the gradient back. Sends do not block until a send queue is full; receives
- * block. No deadlock: a rank receives from each neighbour in the order in which that one sends, and
- * no send waits for one to the other neighbour. */
+/* Each stage has one tape per micro-batch under way (tshi_micro) and swaps it into the ctx for the
+ * micro-batch's forward, then for its backward. A tensor received from the previous stage is the
+ * output of a node without inputs, whose backward sends the gradient back. Sends do not block until
+ * a send queue is full; receives block. There is no deadlock: a rank receives from each neighbour
+ * in the order in which that neighbour sends, and no send to one neighbour waits for a send to the
+ * other. */
 enum { TSHI_PIPELINE_SENDS = 16 }; /* in flight to each of 2 neighbours; a comm's limit is 64 */
 
-/* Describes a tensor to the next stage; sent as 64-bit words. */
+/* The description of a tensor, sent before its values as 64-bit words. */
 typedef struct tshi_message {
     int64_t dtype, requires_grad, ndim, kind, cut, segments; /* layout: kind, dim, segments */
-    int64_t dim[TSH_MAX_DIMS];
-    tsh_segment segment[TSH_MAX_SEGMENTS];
+    int64_t dim[TSH_MAX_DIMS];                               /* global shape */
+    tsh_segment segment[TSH_MAX_SEGMENTS];                   /* of the layout */
 } tshi_message;
 enum { TSHI_PIPELINE_WORDS = sizeof(tshi_message) / sizeof(int64_t) };
 
-/* Sends in flight to one neighbour, oldest first in a ring; each keeps its values alive. */
+/* The sends in flight to one neighbour: a ring buffer, oldest first. Each send keeps a reference to
+ * its values. */
 typedef struct tshi_send_queue {
-    tsh_req req[TSHI_PIPELINE_SENDS];
-    tshi_block *block[TSHI_PIPELINE_SENDS];
-    int first, count;
+    tsh_req req[TSHI_PIPELINE_SENDS];       /* requests, to wait for */
+    tshi_block *block[TSHI_PIPELINE_SENDS]; /* the values being sent */
+    int first, count;                       /* index of the oldest send; number of sends */
 } tshi_send_queue;
 
-/* A parameter that several stages hold: each computes a part of its gradient. */
+/* A parameter that several stages hold (tied). Each of them computes a part of its gradient. */
 typedef struct tshi_tie {
-    struct tshi_tie *next;
+    struct tshi_tie *next; /* in tsh_pipeline.ties */
     tsh_tensor *param;
-    unsigned char *holds; /* by stage: 1 if it holds the parameter */
-    int holders;          /* how many do */
+    unsigned char *holds; /* one entry per stage: 1 if the stage holds the parameter */
+    int holders;          /* number of stages that hold it */
 } tshi_tie;
 
 struct tsh_pipeline {
     tsh_ctx *ctx;
-    tsh_module *container;
-    tsh_pipeline_desc desc;
-    int *counts;           /* children of the container, by stage */
-    int stage, last;       /* this rank's stage, the last one */
-    tsh_module *child;     /* the first child of this stage */
-    int warmup, slots;     /* forwards before the first backward; max micro-batches under way */
-    tshi_micro *micro;     /* (slots): micro-batch k in slot k modulo slots */
-    tshi_send_queue queue[2]; /* to the previous stage, to the next one */
-    tshi_tie *ties;
-    double total[2]; /* on the last stage: the sum of losses, of weights or micro-batches */
+    tsh_module *container; /* the module whose children are assigned to stages */
+    tsh_pipeline_desc desc; /* as given to tsh_pipeline_new */
+    int *counts; /* number of children of the container, one entry per stage */
+    int stage, last; /* index of this rank's stage, of the last stage */
+    tsh_module *child; /* the first child of this stage */
+    int warmup, slots; /* forwards before the first backward; max micro-batches under way */
+    tshi_micro *micro; /* shape (slots): micro-batch k is in slot k % slots */
+    tshi_send_queue queue[2]; /* [0] to the previous stage, [1] to the next one */
+    tshi_tie *ties; /* list of the tied parameters */
+    double total[2]; /* sums of losses and of weights (or micro-batches), on the last stage */
 };
 
 /* -- messages ---------------------------------------------------------------- */
 
 /* Waits for the oldest send of a queue and releases its values. */
 static void tshi_pipeline_wait_send(tsh_pipeline *p, tshi_send_queue *queue) {
-    const int i = queue->first;
+    const int i = queue->first; /* the oldest send */
     (void)tshi_error_comm(p->ctx, tsh_wait(&p->ctx->pp, queue->req[i]), "tsh_pipeline: send");
     tshi_mem_release(p->ctx, queue->block[i]);
     queue->first = (i + 1) % TSHI_PIPELINE_SENDS;
     queue->count--;
 }
 
-/* Releases the values of completed sends. `block`: waits for all; after an error that the world
- * knows, waits return at once. */
+/* Releases the values of completed sends. block 1: waits for all sends first; if the world has
+ * failed, the waits return at once. */
 static void tshi_pipeline_end_sends(tsh_pipeline *p, int block) {
     for (int i = 0; i < 2; i++)
-        for (int done = 1; p->queue[i].count && done;) {
+        for (int done = 1; p->queue[i].count && done;) { /* in order */
             tshi_send_queue *queue = &p->queue[i];
             if (!block && tsh_test(&p->ctx->pp, queue->req[queue->first], &done) != TSH_OK) return;
             if (done) tshi_pipeline_wait_send(p, queue);
         }
 }
 
-/* Starts to send n elements to stage `to`. Takes over a reference to the block that they lie in. */
+/* Starts to send n elements at `data` to stage `to`. Takes over the caller's reference to block,
+ * which holds them; releases it on failure. */
 static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const void *data,
                                int64_t n, tsh_dtype dtype) {
-    tshi_send_queue *queue = &p->queue[to > p->stage];
+    tshi_send_queue *queue = &p->queue[to > p->stage]; /* that of the neighbour's direction */
     tsh_coll coll = tsh_coll_make(TSH_SEND, dtype);
     tsh_req req = 0;
     tshi_pipeline_end_sends(p, 0);
-    if (queue->count == TSHI_PIPELINE_SENDS) tshi_pipeline_wait_send(p, queue);
+    if (queue->count == TSHI_PIPELINE_SENDS) tshi_pipeline_wait_send(p, queue); /* full */
     coll.send = data;
     coll.count = n;
     coll.send_to = to;
@@ -16135,6 +16152,7 @@ static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const
     queue->block[(queue->first + queue->count++) % TSHI_PIPELINE_SENDS] = block;
 }
 
+/* Receives n elements from stage `from`; blocks until they arrive. */
 static tsh_result tshi_pipeline_receive(tsh_pipeline *p, int from, void *data, int64_t n,
                                         tsh_dtype dtype) {
     if (p->ctx->error.code != TSH_OK) return p->ctx->error.code;
@@ -16150,22 +16168,22 @@ static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
     tshi_message head = {y->dtype, !ctx->tape.no_grad && y->base->requires_grad, y->ndim,
                          y->layout.kind, y->layout.dim, y->layout.segments, {0}, {{0, 0}}};
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, sizeof head), *packed;
-    void *data;
+    void *data; /* y's values, packed */
     if (!block) return;
     memcpy(head.dim, y->dim, (size_t)y->ndim * sizeof *y->dim);
     memcpy(head.segment, y->layout.segment, sizeof head.segment);
     memcpy(tshi_mem_data(block), &head, sizeof head);
     tshi_pipeline_send(p, p->stage + 1, block, tshi_mem_data(block), TSHI_PIPELINE_WORDS, TSH_I64);
     data = tshi_kernel_packed(y, &packed);
-    if (data && !packed) {
+    if (data && !packed) { /* y is dense: send its own block */
         packed = y->block;
         packed->refs++;
     }
     tshi_pipeline_send(p, p->stage + 1, packed, data, tsh_local_numel(y), y->dtype);
 }
 
-/* Sends the gradient of the received tensor to the previous stage. Takes over a reference to its
- * block. block NULL: zeros, for an output that does not depend on the tensor. */
+/* Sends the gradient of the received tensor to the previous stage. Takes over the caller's
+ * reference to block. block NULL: sends zeros, since the output does not depend on the tensor. */
 static void tshi_pipeline_send_grad(tshi_micro *micro, tshi_block *block) {
     tsh_pipeline *p = micro->pipeline;
     const int64_t n = tsh_local_numel(micro->input);
@@ -16174,21 +16192,22 @@ static void tshi_pipeline_send_grad(tshi_micro *micro, tshi_block *block) {
         if (block) memset(tshi_mem_data(block), 0, tshi_dtype_reals(n));
     }
     if (block) tshi_pipeline_send(p, p->stage - 1, block, tshi_mem_data(block), n, TSH_REAL);
-    micro->input = NULL;
+    micro->input = NULL; /* no gradient is still to be sent */
 }
 
-/* Backward of a received tensor. */
+/* Backward of a received tensor: sends its gradient to the previous stage. */
 static void tshi_pipeline_receive_backward(tshi_node *node) {
-    node->out->gr.block->refs++;
+    node->out->gr.block->refs++; /* the send keeps it */
     tshi_pipeline_send_grad((tshi_micro *)node->params, node->out->gr.block);
 }
 
 static const tshi_op tshi_pipeline_op = {
     "tsh_pipeline", NULL, NULL, tshi_pipeline_receive_backward, TSHI_NONE, 0};
 
-/* Receives a tensor from the previous stage, and records it unless micro is NULL. */
+/* Receives a tensor from the previous stage. Records it on the tape if it requires a gradient,
+ * unless micro is NULL (evaluation). */
 static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *micro) {
-    tshi_message head;
+    tshi_message head; /* arrives first */
     tsh_layout layout = tsh_replicated();
     tsh_shape shape = tsh_shape0();
     tshi_node *node;
@@ -16208,23 +16227,23 @@ static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *mic
     if (!micro || !head.requires_grad) return x;
     node = tshi_tape_add(&tshi_pipeline_op, x, NULL, 0, TSHI_NONE, 0);
     if (!node) return NULL;
-    node->params = micro;
+    node->params = micro; /* for tshi_pipeline_receive_backward */
     micro->input = x;
     return x;
 }
 
-/* Runs this stage's forward of micro-batch k. Returns the output, which it sends to the next stage,
- * or on the last stage the loss; NULL after an error. */
+/* Runs this stage's children on micro-batch k. Returns their output, after starting to send it to
+ * the next stage, or on the last stage the loss; NULL after an error. */
 static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micro, int k) {
     tsh_ctx *ctx = p->ctx;
     tsh_module *child = p->child;
-    tsh_tensor *x = p->stage > 0 ? tshi_pipeline_receive_tensor(p, micro)
+    tsh_tensor *x = p->stage > 0 ? tshi_pipeline_receive_tensor(p, micro) /* the stage's input */
                                  : p->desc.input(ctx, k, p->desc.user);
     int i;
     for (i = 0; i < p->counts[p->stage] && x && ctx->error.code == TSH_OK; i++) {
         x = tshi_module_call(child, &x, 1);
         child = child->next;
-        tshi_tape_progress(ctx);
+        tshi_tape_progress(ctx); /* lets sends go on */
     }
     if (!x || ctx->error.code != TSH_OK)
         return tshi_error_null(
@@ -16239,7 +16258,7 @@ static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micr
 
 /* -- micro-batches ------------------------------------------------------------ */
 
-/* Exchanges the micro-batch's tape and the ctx's. */
+/* Exchanges the tape (nodes and arena) of the micro-batch and that of the ctx. */
 static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
     tshi_tape *tape = &ctx->tape;
     tshi_node *newest = tape->newest;
@@ -16250,15 +16269,15 @@ static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
     micro->arena = arena;
 }
 
-/* Hands the step tensors created after `last` to the micro-batch and releases their values: nodes
- * keep those that backward needs. Tensors that the user retains stay in the step. */
+/* Moves the step tensors created after `last` to the micro-batch and releases their values: nodes
+ * hold those that backward needs. Tensors that the user retains stay with the step. */
 static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *last) {
     tsh_tensor *t, *next;
     if (last->flags & TSHI_DEAD) last = &ctx->handles.step; /* a callback ended the step */
     for (t = last->next; t != &ctx->handles.step; t = next) {
         next = t->next;
         if (t->flags & TSHI_RETAIN) continue;
-        t->prev->next = t->next;
+        t->prev->next = t->next; /* unlink from the step */
         t->next->prev = t->prev;
         tshi_tensor_insert(&micro->handles, t);
         tshi_mem_release(ctx, t->block);
@@ -16269,11 +16288,11 @@ static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tens
 
 /* On the last stage: adds a micro-batch's loss and weight to the totals. */
 static void tshi_pipeline_add_loss(tsh_pipeline *p, tsh_tensor *loss, int k) {
-    double weight = 0;
+    double weight = 0; /* number of terms in the loss */
     p->total[0] += tsh_item(p->ctx, loss);
     if (p->desc.weight) weight = p->desc.weight(p->ctx, k, p->desc.user);
     p->total[1] += weight;
-    if (!(weight >= 0) || weight > DBL_MAX)
+    if (!(weight >= 0) || weight > DBL_MAX) /* or NaN */
         (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
                        "tsh_pipeline: the weight of micro-batch %d is %g; it counts elements", k,
                        weight);
@@ -16283,10 +16302,10 @@ static void tshi_pipeline_add_loss(tsh_pipeline *p, tsh_tensor *loss, int k) {
 static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
     tsh_ctx *ctx = p->ctx;
     tshi_micro *micro = &p->micro[k % p->slots];
-    tsh_tensor *last = ctx->handles.step.prev;
+    tsh_tensor *last = ctx->handles.step.prev; /* the newest tensor before */
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_swap(ctx, micro);
-    micro->out = tshi_pipeline_stage_forward(p, micro, k);
+    micro->out = tshi_pipeline_stage_forward(p, micro, k); /* kept for backward */
     if (p->stage == p->last && ctx->error.code == TSH_OK &&
         tshi_tape_check_loss(ctx, micro->out) == TSH_OK)
         tshi_pipeline_add_loss(p, micro->out, k);
@@ -16294,14 +16313,14 @@ static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
     tshi_pipeline_take_handles(ctx, micro, last);
 }
 
-/* Seeds backward with y's gradient: received from the next stage or, on the last stage, 1 /
- * micro_batches for a loss that is a mean, 1 for a sum. */
+/* Seeds backward with y's gradient. On the last stage it is 1 / micro_batches if losses are means,
+ * 1 if they are sums; other stages receive it from the next stage. */
 static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     tsh_ctx *ctx = p->ctx;
     const int64_t n = tsh_local_numel(y);
     int64_t stride[TSH_MAX_DIMS];
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
-    tsh_real *grad;
+    tsh_real *grad; /* this rank's shard, dense */
     tshi_dest dest;
     if (!block) return;
     grad = (tsh_real *)tshi_mem_data(block);
@@ -16331,7 +16350,7 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
     tsh_tensor *last = ctx->handles.step.prev, *y = micro->out;
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_swap(ctx, micro);
-    if (y->base->requires_grad) {
+    if (y->base->requires_grad) { /* else no stage before has a gradient */
         tshi_pipeline_seed(p, y);
         tshi_tape_mark(ctx, y);
     }
@@ -16349,7 +16368,7 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
  * The last backward may start to average gradients over dp. */
 static void tshi_pipeline_run(tsh_pipeline *p) {
     const int m = p->desc.micro_batches;
-    int f;
+    int f; /* next micro-batch to go forward */
     p->total[0] = 0;
     p->total[1] = p->desc.weight ? 0 : m;
     for (f = 0; f < p->warmup; f++) tshi_pipeline_forward(p, f);
@@ -16360,20 +16379,20 @@ static void tshi_pipeline_run(tsh_pipeline *p) {
     }
 }
 
-/* Sends this stage's gradient to the others that hold the parameter. */
+/* Starts to send this stage's gradient of a tied parameter to the other stages that hold it. */
 static void tshi_pipeline_send_tied(tsh_pipeline *p, const tshi_tie *tie) {
     tsh_tensor *t = tie->param;
     for (int s = 0; s <= p->last; s++) {
         if (s == p->stage || !tie->holds[s]) continue;
-        t->gr.block->refs++;
+        t->gr.block->refs++; /* one per send */
         tshi_pipeline_send(p, s, t->gr.block, tshi_mem_data(t->gr.block), tsh_local_numel(t),
                            TSH_REAL);
     }
 }
 
-/* Sums the gradient of a tied parameter over the stages that hold it, in the order of the stages:
- * the same bits on each. All send first and then receive; where a send queue is too short for that,
- * stages send one after the other, since a full queue would block all of them. */
+/* Sums the gradient of a tied parameter over the stages that hold it, in stage order: the same bits
+ * on each. All stages send first and then receive; if a send queue is too short for that, each
+ * sends when it is its turn, since full queues would block all of them. */
 static void tshi_pipeline_sum_tied(tsh_pipeline *p, const tshi_tie *tie) {
     tsh_ctx *ctx = p->ctx;
     tsh_tensor *t = tie->param;
@@ -16385,7 +16404,7 @@ static void tshi_pipeline_sum_tied(tsh_pipeline *p, const tshi_tie *tie) {
     if (part && sum && tshi_tape_complete(t)) {
         if (at_once) tshi_pipeline_send_tied(p, tie);
         for (s = 0; s <= p->last; s++) {
-            tshi_block *to = terms ? part : sum;
+            tshi_block *to = terms ? part : sum; /* the first part starts the sum */
             if (!tie->holds[s]) continue;
             if (s == p->stage && !at_once) tshi_pipeline_send_tied(p, tie);
             if (s == p->stage)
@@ -16398,7 +16417,7 @@ static void tshi_pipeline_sum_tied(tsh_pipeline *p, const tshi_tie *tie) {
         }
         tshi_pipeline_end_sends(p, 1);
         memcpy(tshi_mem_data(t->gr.block), tshi_mem_data(sum), bytes);
-        t->sparse = t->gr.clean = 0;
+        t->sparse = t->gr.clean = 0; /* now dense */
     }
     tshi_mem_release(ctx, sum);
     tshi_mem_release(ctx, part);
@@ -16412,7 +16431,8 @@ static void tshi_pipeline_broadcast_totals(tsh_pipeline *p) {
             "tsh_pipeline: broadcast of the loss");
 }
 
-/* Sets *loss to the mean over this replica's micro-batches or, weighted, over all replicas'. */
+/* Sets *loss to the mean over this replica's micro-batches or, if losses are sums, over all
+ * replicas. */
 static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss) {
     tsh_ctx *ctx = p->ctx;
     if (p->desc.weight && ctx->error.code == TSH_OK)
@@ -16424,9 +16444,9 @@ static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss) {
     return ctx->error.code;
 }
 
-/* Prepares tied parameters for backward. Their gradients must not be averaged over dp before the
- * sum over stages, so `users` gets one more than backward counts down. A gradient that is there
- * already is summed, so only the first stage keeps it. */
+/* Prepares tied parameters for backward. One contribution more than backward delivers is expected,
+ * so that the gradient is not averaged over dp before it is summed over stages. A gradient from an
+ * earlier deferred backward is summed already, so only the first stage keeps it. */
 static void tshi_pipeline_begin_tied(tsh_pipeline *p) {
     for (const tshi_tie *tie = p->ctx->pipeline->ties; tie; tie = tie->next) {
         if (!p->ctx->tape.pending && tie->param->stage != 1 + p->stage) tsh_zero_grad(tie->param);
@@ -16436,7 +16456,7 @@ static void tshi_pipeline_begin_tied(tsh_pipeline *p) {
 
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     tsh_ctx *ctx = pipeline ? pipeline->ctx : NULL;
-    int summed;
+    int summed; /* 1: losses are sums, weighted */
     if (loss) *loss = (double)NAN;
     if (!ctx) return TSH_ERR_ARGUMENT;
     summed = pipeline->desc.weight != NULL;
@@ -16475,7 +16495,7 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
     tsh_no_grad_begin(ctx);
     for (int k = 0; k < micro_batches && tsh_ok(ctx); k++) {
         tsh_tensor *y;
-        tsh_scope_begin(ctx);
+        tsh_scope_begin(ctx); /* frees each micro-batch's tensors */
         y = tshi_pipeline_stage_forward(pipeline, NULL, k);
         if (pipeline->stage == pipeline->last && ctx->error.code == TSH_OK)
             tshi_pipeline_add_loss(pipeline, y, k);
@@ -16490,12 +16510,13 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
 
 /* -- assigning layers to stages ------------------------------------------------- */
 
-/* Decides how many children each stage gets; an error if they do not divide. */
+/* Sets p->counts, the number of children per stage; an error if they do not divide evenly and
+ * desc.counts is not given, or does not add up. */
 static tsh_result tshi_pipeline_partition(tsh_pipeline *p) {
     const char *path = p->container->path;
     const int *counts = p->desc.counts;
     const int stages = p->last + 1;
-    int s, children = 0, sum = 0;
+    int s, children = 0, sum = 0; /* sum: of the stages' counts */
     for (const tsh_module *child = p->container->first; child; child = child->next) children++;
     for (s = 0; s < stages; s++) {
         p->counts[s] = counts ? counts[s] : children / stages;
@@ -16518,11 +16539,11 @@ static tsh_result tshi_pipeline_partition(tsh_pipeline *p) {
                     children, path, stages);
 }
 
-/* Sets the stage of every module, and finds this stage's first child. Modules before the container
- * belong to the first stage, those after it to the last; the container's parents to none. */
+/* Sets .stage of every module, and p->child, this stage's first child. Modules before the container
+ * belong to the first stage, those after it to the last; the container and its parents to none. */
 static void tshi_pipeline_assign_modules(tsh_pipeline *p) {
     tsh_module *root = p->ctx->root, *m, *child = p->container->first;
-    int s = 0, left = p->counts[0], after = 0;
+    int s = 0, left = p->counts[0], after = 0; /* left: children still to be assigned to stage s */
     for (m = root; m; m = tshi_module_next(root, m)) {
         after |= m == p->container;
         m->stage = 1 + (after ? p->last : 0);
@@ -16535,7 +16556,8 @@ static void tshi_pipeline_assign_modules(tsh_pipeline *p) {
     }
 }
 
-/* Finds the stages whose modules have a parameter; the other stages release its memory. */
+/* Finds the stages whose modules have a parameter, and sets param->stage and .absent. Stages that
+ * do not hold it release its memory. Adds it to p->ties if there are several. */
 static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
     tsh_ctx *ctx = p->ctx;
     tshi_tie *tie = (tshi_tie *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *tie);
@@ -16547,7 +16569,7 @@ static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
         if (at.param == param && at.module->stage) tie->holds[at.module->stage - 1] = 1;
     for (int s = p->last; s >= 0; s--) {
         if (!tie->holds[s]) continue;
-        param->stage = 1 + s;
+        param->stage = 1 + s; /* in the end, the first holder */
         tie->holders++;
     }
     param->absent = tie->holders && !tie->holds[p->stage];
@@ -16558,7 +16580,8 @@ static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
     p->ties = tie;
 }
 
-/* Compares descriptions over the world: ranks with different ones would deadlock. */
+/* Compares the descriptions of all ranks of the world: with different ones, ranks would
+ * deadlock. */
 static void tshi_pipeline_compare(const tsh_pipeline *p) {
     const int same[4] = {p->desc.micro_batches, (int)p->desc.schedule, p->last,
                          p->desc.weight != NULL};
@@ -16574,7 +16597,8 @@ static void tshi_pipeline_compare(const tsh_pipeline *p) {
                        "weights or modules");
 }
 
-/* Checks what does not depend on the stages; 0 and an error if it does not fit. */
+/* Checks the description and the container; returns 0 and sets an error if something does not
+ * fit. */
 static int tshi_pipeline_check(const tsh_module *container, const tsh_pipeline_desc *desc) {
     tsh_ctx *ctx = container->ctx;
     if (!desc || !desc->input || !desc->loss)
@@ -16600,7 +16624,8 @@ static int tshi_pipeline_check(const tsh_module *container, const tsh_pipeline_d
     return tsh_ok(ctx);
 }
 
-/* Allocates a slot for each micro-batch that may be under way at a time; 0: no memory. */
+/* Allocates a slot for each micro-batch that may be under way at the same time. Returns 0 if there
+ * is no memory. */
 static int tshi_pipeline_slots(tsh_pipeline *p) {
     tsh_ctx *ctx = p->ctx;
     const int m = p->desc.micro_batches;
@@ -16613,16 +16638,17 @@ static int tshi_pipeline_slots(tsh_pipeline *p) {
         tshi_tensor_ring(&p->micro[i].handles);
         p->micro[i].pipeline = p;
         p->micro[i].next = ctx->micros;
-        ctx->micros = &p->micro[i];
+        ctx->micros = &p->micro[i]; /* the ctx's list: closes them */
     }
     return p->micro != NULL;
 }
 
-/* Fills p in and, if it is the ctx's first pipeline, assigns the parameters to stages. */
+/* Fills in p. The ctx's first pipeline also assigns the parameters to stages; later ones must have
+ * the same stages. */
 static void tshi_pipeline_make(tsh_pipeline *p, tsh_module *container,
                                const tsh_pipeline_desc *desc) {
     tsh_ctx *ctx = container->ctx;
-    const tsh_pipeline *before = ctx->pipeline;
+    const tsh_pipeline *before = ctx->pipeline; /* the first one; NULL: p is it */
     const size_t bytes = (size_t)ctx->pp.size * sizeof *p->counts;
     tshi_walk at = {NULL, NULL, 0};
     p->ctx = ctx;
@@ -16642,7 +16668,7 @@ static void tshi_pipeline_make(tsh_pipeline *p, tsh_module *container,
     if (tsh_ok(ctx)) tshi_pipeline_compare(p);
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_assign_modules(p);
-    if (before) return;
+    if (before) return; /* parameters are assigned already */
     while (tshi_module_step_once(ctx->root, &at))
         tshi_pipeline_assign_param(p, at.param);
     ctx->pipeline = p;
