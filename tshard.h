@@ -15625,8 +15625,7 @@ static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums)
 }
 
 /* Sets *norm to the 2-norm of all gradients below module, the same on every rank; NaN or infinity
- * if a gradient has one. Squares are summed by chunks, so the bits are the same with and without
- * .zero. */
+ * if a gradient has one. Summed by chunks: the same bits with and without .zero. */
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_now(ctx->trace);
@@ -15668,7 +15667,7 @@ static double tshi_optim_clip_factor(double norm, double max) {
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm) {
     tshi_walk at = {NULL, NULL, 0};
     tshi_operand x[2];
-    double before, factor; /* the norm before clipping; see above */
+    double before, factor; /* norm before clipping; what gradients are multiplied by */
     if (norm) *norm = 0;
     if (!module) return TSH_ERR_ARGUMENT;
     if (tshi_optim_norm(module, &before) != TSH_OK) return module->ctx->error.code;
@@ -15748,14 +15747,12 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand, con
 }
 TSHI_KERNEL(tshi_optim_sgd, tshi_sgd);
 
-/* Returns the index of the first element of x that this rank updates: 0, or with .zero that of its
- * chunk. */
+/* Returns the index of x's first element that this rank updates: 0 or, with .zero, its chunk's. */
 static int64_t tshi_optim_first(const tsh_tensor *x) {
     return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk(x, x->ctx->dp.rank) : 0;
 }
 
-/* Returns the number of elements of x that this rank updates: all, or with .zero those of its
- * chunk. */
+/* Returns the number of x's elements that this rank updates: all or, with .zero, its chunk's. */
 static int64_t tshi_optim_count(const tsh_tensor *x) {
     return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk_size(x, x->ctx->dp.rank)
                                    : tsh_local_numel(x);
@@ -15882,7 +15879,7 @@ static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tsh
                   tshi_optim_update_part, &work);
 }
 
-/* Updates one parameter: x, and the moments, which it creates if needed. clip: factor of the
+/* Updates one parameter and its moments, which it creates if needed. clip: factor of the
  * gradient. */
 static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
     const tsh_optim_desc *d = &optim->desc;
@@ -15949,7 +15946,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     optim->desc.beta1 = tshi_base_option(optim->desc.beta1, 0.9);
     optim->desc.beta2 = tshi_base_option(optim->desc.beta2, 0.999);
     optim->desc.eps = tshi_base_option(optim->desc.eps, 1e-8);
-    while (tshi_module_step_once(module, &at)) slots++; /* ends as it began: at is reset */
+    while (tshi_module_step_once(module, &at)) slots++; /* `at` is zeros again at the end */
     optim->each = (tshi_moments *)tshi_mem_arena_alloc(ctx, &ctx->books,
                                                        (slots + 1) * sizeof *optim->each);
     if (!optim->each) return NULL;
@@ -15967,7 +15964,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
 
 TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                    double weight_decay) {
-    int i, matched = 0; /* matched: number of parameters */
+    int i, matched = 0; /* matched: number of parameters that match */
     if (!optim || !pattern) return TSH_ERR_ARGUMENT;
     for (i = 0; i < optim->count; i++) {
         tshi_moments *each = &optim->each[i];
@@ -16557,7 +16554,7 @@ static void tshi_pipeline_assign_modules(tsh_pipeline *p) {
 }
 
 /* Finds the stages whose modules have a parameter, and sets param->stage and .absent. Stages that
- * do not hold it release its memory. Adds it to p->ties if there are several. */
+ * do not hold the parameter release its memory. If several hold it, it is added to p->ties. */
 static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
     tsh_ctx *ctx = p->ctx;
     tshi_tie *tie = (tshi_tie *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *tie);
@@ -16580,8 +16577,7 @@ static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
     p->ties = tie;
 }
 
-/* Compares the descriptions of all ranks of the world: with different ones, ranks would
- * deadlock. */
+/* Compares the descriptions of all ranks of the world: if they differed, ranks would deadlock. */
 static void tshi_pipeline_compare(const tsh_pipeline *p) {
     const int same[4] = {p->desc.micro_batches, (int)p->desc.schedule, p->last,
                          p->desc.weight != NULL};
@@ -16597,8 +16593,7 @@ static void tshi_pipeline_compare(const tsh_pipeline *p) {
                        "weights or modules");
 }
 
-/* Checks the description and the container; returns 0 and sets an error if something does not
- * fit. */
+/* Checks the description and the container; returns 0 and sets an error if something is wrong. */
 static int tshi_pipeline_check(const tsh_module *container, const tsh_pipeline_desc *desc) {
     tsh_ctx *ctx = container->ctx;
     if (!desc || !desc->input || !desc->loss)
@@ -16638,7 +16633,7 @@ static int tshi_pipeline_slots(tsh_pipeline *p) {
         tshi_tensor_ring(&p->micro[i].handles);
         p->micro[i].pipeline = p;
         p->micro[i].next = ctx->micros;
-        ctx->micros = &p->micro[i]; /* the ctx's list: closes them */
+        ctx->micros = &p->micro[i]; /* list of all slots, for tsh_close */
     }
     return p->micro != NULL;
 }
@@ -16690,19 +16685,20 @@ TSH_API TSHI_COLD tsh_pipeline *tsh_pipeline_new(tsh_module *container,
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-/* A save writes a temporary file, syncs it and renames it over the old one: a save that is killed
- * leaves the old file whole. Where a system has no such call, functions do nothing and succeed. */
+/* A save writes a temporary file, syncs it to disk and renames it over the old one, so a save that
+ * is killed leaves the old file whole. On a system that lacks a call, its function does nothing and
+ * returns success. */
 
 enum { TSHI_FILE_STALE = 3600 }; /* seconds; see tshi_file_sweep */
 
-/* Names the kind of what is at a path, symbolic links followed; NULL: a regular file, or nothing.
- * Does not open it, which could block (a FIFO) or rewind (a tape drive). */
+/* Returns the kind of what is at a path, with symbolic links followed; NULL for a regular file or
+ * for nothing. Does not open it, which could block (a FIFO) or rewind (a tape drive). */
 static const char *tshi_file_kind(const char *path) {
 #if defined(_WIN32)
     const unsigned long none = 0xFFFFFFFF, folder = 16, found = GetFileAttributesA(path);
     return found != none && (found & folder) ? "a folder" : NULL;
 #elif TSHI_POSIX
-    struct stat info;
+    struct stat info; /* of the link's target */
     if (stat(path, &info) != 0 || S_ISREG(info.st_mode)) return NULL;
     return S_ISDIR(info.st_mode)                            ? "a folder"
            : S_ISFIFO(info.st_mode)                         ? "a FIFO"
@@ -16714,14 +16710,14 @@ static const char *tshi_file_kind(const char *path) {
 #endif
 }
 
-/* Goes to a position in a file; 0 if that fails. Steps fit a long; a system with 32-bit longs may
- * still refuse files over 2 GiB. */
+/* Sets the position of a file, in bytes; returns 0 if that fails. Each fseek moves by what fits a
+ * long; a system with 32-bit longs may still refuse files over 2 GiB. */
 static int tshi_file_seek(FILE *file, int64_t to) {
 #if defined(_WIN32)
     return _fseeki64(file, to, SEEK_SET) == 0;
 #else
     const int64_t max = LONG_MAX < INT64_MAX ? LONG_MAX : INT64_MAX;
-    int from = SEEK_SET;
+    int from = SEEK_SET; /* the first step is absolute, the others relative */
     for (; to > max; to -= max, from = SEEK_CUR)
         if (fseek(file, LONG_MAX, from) != 0) return 0;
     return fseek(file, (long)to, from) == 0;
@@ -16734,13 +16730,13 @@ static int tshi_file_seek(FILE *file, int64_t to) {
 static int tshi_file_follow(const char *path, char *to, char *link, size_t size) {
 #if TSHI_POSIX
     const int max = 40; /* as on Linux */
-    char *slash, *name;
+    char *slash, *name; /* the last slash; where the link's name begins in `to` */
     ssize_t n;
-    int links;
+    int links; /* number of links followed */
     strcpy(to, path);
     for (links = 0; (n = readlink(to, link, size)) >= 0; links++) {
         slash = strrchr(to, '/');
-        name = link[0] == '/' || !slash ? to : slash + 1;
+        name = link[0] == '/' || !slash ? to : slash + 1; /* an absolute link replaces all */
         errno = links == max ? ELOOP : ENAMETOOLONG;
         if (links == max || (size_t)(name - to) + (size_t)n + 32 > size) return 0;
         memcpy(name, link, (size_t)n);
@@ -16769,19 +16765,19 @@ static int tshi_file_lock(int descriptor) {
 }
 #endif
 
-/* Removes temporary files that killed saves to `target` left: those that nobody has locked. Hosts
- * may not see each other's locks on a network file system, so another host's file must also be
- * TSHI_FILE_STALE seconds old, by the file system's clock. `mine` is the caller's own temporary
- * file, open as `lock`; all have names "<target>.tmp-<8 digits of the host><8 digits>". `path` is
- * for names as long as `mine`. */
+/* Removes temporary files that killed saves to `target` left: those that no process has locked.
+ * Hosts may not see each other's locks on a network file system, so another host's file must also
+ * be TSHI_FILE_STALE seconds old, by the file system's clock. mine: the caller's own temporary
+ * file, open as descriptor `lock`. path: scratch for a name as long as `mine`. All names are
+ * "<target>.tmp-<8 digits of the host><8 digits>". */
 static void tshi_file_sweep(const char *target, const char *mine, int lock, char *path) {
 #ifdef LOCK_EX
-    const char *slash = strrchr(target, '/');
+    const char *slash = strrchr(target, '/'); /* the last slash; NULL: the current folder */
     const size_t folder = slash ? (size_t)(slash - target) + 1 : 0, digits = 16;
     const size_t length = strlen(mine + folder), prefix = length - digits;
-    struct stat now, then;
+    struct stat now, then; /* of the own file, just written, and of the one found */
     struct dirent *entry;
-    DIR *list;
+    DIR *list; /* the folder's names */
     if (fstat(lock, &now) != 0) return;
     memcpy(path, target, folder);
     path[folder] = '\0';
@@ -16794,7 +16790,7 @@ static void tshi_file_sweep(const char *target, const char *mine, int lock, char
             strcmp(name, mine + folder) == 0)
             continue;
         strcpy(path + folder, name);
-        file = open(path, O_WRONLY | O_NONBLOCK);
+        file = open(path, O_WRONLY | O_NONBLOCK); /* for its lock only */
         if (file < 0) continue;
         if (flock(file, LOCK_EX | LOCK_NB) == 0 && fstat(file, &then) == 0 &&
             S_ISREG(then.st_mode) &&
@@ -16812,8 +16808,8 @@ static void tshi_file_sweep(const char *target, const char *mine, int lock, char
 /* Gives file `name` the mode of file `path` and, where this process may, its owner and group. */
 static void tshi_file_keep_owner(const char *name, const char *path) {
 #if TSHI_POSIX
-    struct stat old, made;
-    mode_t mode;
+    struct stat old, made; /* of the replaced file, of the new one */
+    mode_t mode;           /* permission bits */
     if (stat(path, &old) != 0 || stat(name, &made) != 0) return;
     mode = old.st_mode & 0777;
     if ((old.st_uid != made.st_uid || old.st_gid != made.st_gid) &&
@@ -16826,19 +16822,19 @@ static void tshi_file_keep_owner(const char *name, const char *path) {
 #endif
 }
 
-/* Syncs a file, or a folder's list of files, to disk; 0 if that fails. */
+/* Syncs a file to disk, or with `folder` a folder's list of files; returns 0 if that fails. */
 static int tshi_file_sync(const char *path, int folder) {
 #if defined(_WIN32)
     const unsigned long generic_write = 0x40000000, share_all = 7, open_existing = 3;
     void *file;
     int synced;
-    if (folder) return 1;
+    if (folder) return 1; /* Windows cannot */
     file = CreateFileA(path, generic_write, share_all, NULL, open_existing, 0, NULL);
     synced = (intptr_t)file != -1 && FlushFileBuffers(file);
     if ((intptr_t)file != -1) (void)CloseHandle(file);
     return synced;
 #elif TSHI_POSIX
-    const int fd = open(path, folder ? O_RDONLY : O_WRONLY);
+    const int fd = open(path, folder ? O_RDONLY : O_WRONLY); /* fsync needs a descriptor */
     int synced;
     if (fd < 0) return 0;
     synced = fsync(fd) == 0 || errno == EINVAL; /* EINVAL: this file system never does */
@@ -16869,88 +16865,91 @@ static int tshi_file_rename(const char *name, const char *path) {
 /* Needs: >>optim >>file.                                                       */
 /* ========================================================================== */
 
-/* Rank 0 of tp, pp and dp writes whole tensors, in buffers of TSHI_IO_BUFFER bytes that the other
- * ranks send it. Each half of a save or load ends with tshi_io_agree: after an error of any rank,
- * all ranks return it, and file or model stay as they were. */
+/* The writer, rank 0 of tp, pp and dp, writes whole tensors: the other ranks send it their
+ * shards in buffers of TSHI_IO_BUFFER bytes. tsh_save and tsh_load end each of their two
+ * halves with tshi_io_agree: after an error on any rank all ranks return it, and file or model
+ * are unchanged. */
 
 /* The format (https://github.com/huggingface/safetensors): 8 bytes, the little-endian length n of
  * the header; n bytes of JSON, {"__metadata__": {"key": "text"}, "name": {"dtype": "F32", "shape":
  * [2, 3], "data_offsets": [begin, end]}, ...}, padded with blanks; then the values, row-major and
  * without gaps. Offsets count from the first value. */
 enum {
-    TSHI_IO_BUFFER = 1 << 20,   /* bytes of the buffer for values */
-    TSHI_IO_HEADER = 100000000, /* max bytes of a header */
-    TSHI_IO_NAME = TSH_PATH_SIZE + 32,
-    TSHI_IO_QUOTE = 96,
-    TSHI_IO_LINK = 4096,  /* bytes that symbolic links may add to a path */
-    TSHI_IO_HASHES = 4,   /* interleaved parts of the hash of all values */
-    TSHI_IO_SAMPLE = 64,  /* bytes of each tensor; see tshi_load_sample */
-    TSHI_IO_NONFINITE = 8 /* max warnings that name a tensor */
+    TSHI_IO_BUFFER = 1 << 20,          /* bytes of the buffer for values */
+    TSHI_IO_HEADER = 100000000,        /* max bytes of a header */
+    TSHI_IO_NAME = TSH_PATH_SIZE + 32, /* bytes of a tensor's name: prefix, path and NUL */
+    TSHI_IO_QUOTE = 96,                /* bytes of a name from a file in an error sentence */
+    TSHI_IO_LINK = 4096,               /* bytes that symbolic links may add to a path */
+    TSHI_IO_HASHES = 4,                /* interleaved parts of the hash of all values */
+    TSHI_IO_SAMPLE = 64,               /* bytes of each tensor; see tshi_load_sample */
+    TSHI_IO_NONFINITE = 8              /* max warnings that name a tensor */
 };
 
-/* A tensor in the header of a file. */
+/* A tensor of a file, as its header describes it. */
 typedef struct tshi_io_entry {
     const char *name; /* first, as in tshi_io_pair: tshi_io_by_name compares both */
-    int64_t begin, end, dim[TSH_MAX_DIMS];
+    int64_t begin, end, dim[TSH_MAX_DIMS]; /* offsets of its values, in bytes; its shape */
     int ndim, type, taken; /* type: an index of tshi_io_types; taken: the model has it */
 } tshi_io_entry;
 
+/* A key and its text in a file's metadata. */
 typedef struct tshi_io_pair {
     const char *name, *text;
 } tshi_io_pair;
 
-/* A count of the model that the metadata holds: the state of generators and optimiser. */
+/* A count of the model that a file's metadata holds: state of the generators or the optimiser. */
 typedef struct tshi_io_count {
-    const char *prefix, *name; /* its key is both, joined */
-    uint64_t *value, read;     /* in the model, and from the file */
-    int optional;              /* a file without it means 0 */
-    int staged;                /* is 0 on stages that do not hold its module or parameter */
+    const char *prefix, *name; /* the metadata's key is both, joined */
+    uint64_t *value, read;     /* where the model has it; the file's value */
+    int optional;              /* 1: if a file lacks it, it is 0 */
+    int staged;                /* 1: is 0 on stages that do not hold its module or parameter */
 } tshi_io_count;
 
 /* A tensor of the model: a parameter, or a moment of one. */
 typedef struct tshi_io_item {
-    const char *prefix;          /* of its name in the file */
+    const char *prefix;          /* the name in the file is prefix + path */
     tsh_tensor *param, **moment; /* moment NULL: the parameter itself */
-    const tshi_io_count *steps;  /* of a moment: the updates of its parameter */
-    const tshi_dtype *dtype;     /* the parameter's; of moments that of tsh_real */
-    int there;                   /* writing: it has values, here or on another stage */
-    const tshi_io_entry *entry;  /* reading: its entry; NULL: the file has none */
+    const tshi_io_count *steps;  /* of a moment: number of updates of its parameter */
+    const tshi_dtype *dtype;     /* type of its values; a moment's is that of tsh_real */
+    int there;                   /* saving: 1 if it has values, here or on another stage */
+    const tshi_io_entry *entry;  /* loading: what the file has for it; NULL: nothing */
 } tshi_io_item;
 
 /* One save or load. */
 typedef struct tshi_io {
     tsh_ctx *ctx;
-    tsh_module *root;
-    const tsh_optim *optim;
-    const char *op, *path;
-    FILE *file;
-    uint64_t hash;    /* of the model, or the file: the same on all ranks */
-    tshi_arena arena; /* of this save or load */
-    tshi_io_item *item;
-    tshi_io_count *count; /* `generators` of the generators, then those of the optimiser */
-    int items, counts, generators;
+    tsh_module *root; /* the module to save or load */
+    const tsh_optim *optim; /* its moments, too; NULL: none */
+    const char *op, *path; /* "tsh_save" or "tsh_load", for errors; as the user gave it */
+    FILE *file; /* open for writing or reading; NULL: not open */
+    uint64_t hash; /* of the model or of the file; must be the same on all ranks */
+    tshi_arena arena; /* memory of this save or load */
+    tshi_io_item *item; /* shape (items): all tensors */
+    tshi_io_count *count; /* shape (counts): first `generators` ones, then the optimiser's */
+    int items, counts, generators; /* numbers of tensors and counts */
     /* writing: */
-    char *buffer;            /* the buffer for values; on rank 0 of tp a second one after it */
-    int64_t *known;          /* see tshi_io_merge_stages */
+    char *buffer; /* TSHI_IO_BUFFER bytes; on rank 0 of tp a second buffer follows */
+    int64_t *known; /* see tshi_io_merge_stages */
     tshi_block *whole_block; /* for a moment gathered from its chunks */
-    char *target;            /* the path, its symbolic links resolved */
-    char *temporary;         /* the temporary file; NULL: there is none */
-    int lock;                /* its descriptor, which is locked; -1: none */
-    int64_t bytes;           /* of all values */
-    int64_t hash_at;         /* where the header holds the hash of all values */
-    uint64_t hashes[TSHI_IO_HASHES]; /* that hash so far */
+    char *target; /* the path, its symbolic links resolved */
+    char *temporary; /* the temporary file; NULL: there is none */
+    int lock; /* descriptor of the temporary file, which is locked; -1: none */
+    int64_t bytes; /* size of all values */
+    int64_t hash_at; /* position of the hash of all values in the file */
+    uint64_t hashes[TSHI_IO_HASHES]; /* the TSHI_IO_HASHES parts of that hash so far */
     /* reading: */
-    int64_t stamp;     /* of the file's last change, when it was opened */
-    int64_t nonfinite; /* tensors with NaN or infinity */
-    char *text, *at; /* the header, the next character to parse */
-    tshi_io_entry *entry;
-    tshi_io_pair *pair;
+    int64_t stamp; /* time of the file's last change when it was opened, see tshi_load_stamp */
+    int64_t nonfinite; /* number of tensors with NaN or infinity */
+    char *text, *at; /* the header's text; the next character to parse */
+    tshi_io_entry *entry; /* shape (entries): tensors of the file */
+    tshi_io_pair *pair; /* shape (pairs): its metadata */
     size_t entries, pairs;
-    int64_t data, place; /* where values begin; the position of the next read */
+    int64_t data, place; /* position of the first value; position of the next read */
 } tshi_io;
 
 static const char tshi_io_first[] = "optim.first.", tshi_io_second[] = "optim.second.";
 
+/* Fills in io for a save or load; an error if an argument is wrong. */
 static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const char *path,
                           const tsh_optim *optim) {
     memset(io, 0, sizeof *io);
@@ -16968,22 +16967,23 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
 /* Closes the file, and removes it if it is still a temporary one. */
 static void tshi_io_close(tshi_io *io) {
     if (io->file) (void)fclose(io->file);
-    if (io->temporary) (void)remove(io->temporary);
+    if (io->temporary) (void)remove(io->temporary); /* a finished save has set it to NULL */
 #if TSHI_POSIX
-    if (io->lock >= 0) (void)close(io->lock);
+    if (io->lock >= 0) (void)close(io->lock); /* unlocks */
 #endif
     io->file = NULL;
     io->temporary = NULL;
     io->lock = -1;
 }
 
+/* Closes the file and releases all memory of the save or load. */
 static void tshi_io_end(tshi_io *io) {
     tshi_io_close(io);
     tshi_mem_release(io->ctx, io->whole_block);
     tshi_mem_close(io->ctx, TSH_MEM_BOOKS, io->arena.first);
 }
 
-/* Reports an error of this save or load: operation and path, then the rest as printf. Returns 0. */
+/* Sets an error that begins with operation and path, then as printf. Returns 0. */
 TSH_PRINTF(3, 4)
 static TSHI_COLD int tshi_io_fail(const tshi_io *io, tsh_result code, const char *format, ...) {
     char text[TSH_MESSAGE_SIZE];
@@ -17001,27 +17001,27 @@ static int tshi_io_system_error(const tshi_io *io, const char *what) {
                         errno ? strerror(errno) : "the system gives no reason");
 }
 
-/* Reports a path that is not a safetensors file. Returns 0. */
+/* Reports that the path is `what`, such as "a folder". Returns 0. */
 static int tshi_io_wrong_kind(const tshi_io *io, const char *what) {
     return tshi_io_fail(io, TSH_ERR_IO, "is %s; %s takes one safetensors file", what, io->op);
 }
 
-/* Gives all ranks of the world the error of rank size - `found`. */
+/* Gives all ranks of the world the error of one rank: found is world.size - that rank. */
 static tsh_result tshi_io_take_error(tsh_ctx *ctx, int64_t found, const char *op) {
     const int rank = ctx->world.size - (int)found;
-    tsh_error error = ctx->error;
+    tsh_error error = ctx->error; /* sent by `rank`, received by others */
     const tsh_result result = tshi_error_comm(
         ctx, tsh_broadcast(&ctx->world, &error, sizeof error / 4, TSH_I32, rank), op);
     if (result == TSH_OK) ctx->error = error;
     return result;
 }
 
-/* Compares errors and hashes of all ranks: all get the error of the lowest rank that has one. The
- * world does not fail, so the error can be cleared. */
+/* Collective over the world. If a rank has an error, all get that of the lowest such rank; if
+ * hashes differ, all get an error. The world does not fail, so the error can be cleared. */
 static tsh_result tshi_io_agree(const tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     tsh_comm *world = &ctx->world;
-    int64_t max[3] = {0, 0, 0};
+    int64_t max[3] = {0, 0, 0}; /* error (0: none), hash, -hash */
     tsh_coll coll = tshi_comm_coll(TSH_ALLREDUCE, max, max, 3, TSH_I64);
     /* a slow disk writes 8 MiB per second; a file's header may claim any size */
     const int64_t seconds = tshi_base_min(io->bytes >> 23, 1000000);
@@ -17035,19 +17035,20 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
     if (max[0]) {
         (void)tshi_io_take_error(ctx, max[0], io->op);
     } else if (max[1] != -max[2]) {
-        const int reading = io->data > 0;
+        const int reading = io->data > 0; /* a load */
         (void)tshi_io_fail(io, reading ? TSH_ERR_IO : TSH_ERR_ARGUMENT, "%s",
                            reading
                                ? "is not the same file on every rank, or was saved anew while "
                                  "ranks opened it; if so, load it again"
                                : "cannot be written: ranks hold different models or optimisers");
-        ctx->error.rank = -1;
+        ctx->error.rank = -1; /* no rank is to blame */
     }
     return ctx->error.code;
 }
 
 /* -- the tensors of a file --------------------------------------------------- */
 
+/* Appends a tensor to io->item and returns it. */
 static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *param,
                                  tsh_tensor **moment) {
     tshi_io_item *item = &io->item[io->items++];
@@ -17058,12 +17059,14 @@ static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *pa
     return item;
 }
 
+/* Callback of tshi_module_params: appends a parameter. */
 static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
     (void)path;
     (void)tshi_io_add((tshi_io *)user, "", param, NULL);
 }
 
-/* `value` is an int64_t or uint64_t. `read` begins with it, for files without the count. */
+/* Appends a count. value points to an int64_t or uint64_t; .read starts with its present value, for
+ * files without the count. */
 static tshi_io_count *tshi_io_add_count(tshi_io *io, const char *prefix, const char *name,
                                         const void *value) {
     tshi_io_count *count = &io->count[io->counts++];
@@ -17074,13 +17077,13 @@ static tshi_io_count *tshi_io_add_count(tshi_io *io, const char *prefix, const c
     return count;
 }
 
-/* Lists tensors and counts in the order of the file; 0 and an error without memory. */
+/* Lists all tensors and counts in the order of the file; 0 and an error without memory. */
 static int tshi_io_list(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const tsh_optim *optim = io->optim;
-    const int updated = optim ? optim->count : 0;
+    const int updated = optim ? optim->count : 0; /* number of parameters that it updates */
     const size_t modules = (size_t)tshi_module_count(ctx);
-    const size_t items = modules * TSHI_MODULE_PARAMS + 2 * (size_t)updated;
+    const size_t items = modules * TSHI_MODULE_PARAMS + 2 * (size_t)updated; /* at most */
     const size_t counts = modules + (size_t)updated + 5;
     tsh_module *m;
     int i;
@@ -17093,9 +17096,9 @@ static int tshi_io_list(tshi_io *io) {
     for (m = io->root; m; m = tshi_module_next(io->root, m)) {
         tshi_io_count *calls = tshi_io_add_count(io, "tshard.dropout_calls.", m->path,
                                                  &m->dropout_calls);
-        calls->optional = calls->staged = 1;
+        calls->optional = calls->staged = 1; /* most modules have no dropout */
     }
-    io->generators = io->counts;
+    io->generators = io->counts; /* those so far */
     if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "steps", &optim->info.steps);
     if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "skipped", &optim->info.skipped);
     tshi_module_params(io->root, 1, tshi_io_add_param, io);
@@ -17103,7 +17106,7 @@ static int tshi_io_list(tshi_io *io) {
         tshi_moments *each = &optim->each[i];
         tshi_io_count *steps = tshi_io_add_count(io, "tshard.optim.steps.", each->param->path,
                                                  &each->steps);
-        steps->staged = 1;
+        steps->staged = 1; /* counted where the parameter is */
         tshi_io_add(io, tshi_io_first, each->param, &each->first)->steps = steps;
     }
     for (i = 0; i < updated; i++)
@@ -17112,23 +17115,24 @@ static int tshi_io_list(tshi_io *io) {
     return 1;
 }
 
-/* Returns an item's tensor; NULL: a moment that has not been made. */
+/* Returns an item's tensor: the parameter or its moment; NULL if the moment was not created. */
 static tsh_tensor *tshi_io_values(const tshi_io_item *item) {
     return item->moment ? *item->moment : item->param;
 }
 
+/* Returns 1 if the item is a moment of which this rank has a chunk only. */
 static int tshi_io_in_chunks(const tshi_io_item *item) {
     return item->moment && *item->moment && ((*item->moment)->flags & TSHI_CHUNKED);
 }
 
 /* Converts values between a file's little-endian and this machine's byte order, in place. */
 static void tshi_io_swap_bytes(void *values, int64_t count, size_t width) {
-    const uint16_t one = 1;
+    const uint16_t one = 1; /* its first byte is 1 on a little-endian machine */
     unsigned char *value = (unsigned char *)values, byte;
     size_t i;
     if (*(const unsigned char *)&one) return;
     for (; count > 0; count--, value += width)
-        for (i = 0; i < width / 2; i++) {
+        for (i = 0; i < width / 2; i++) { /* reverse the bytes of a value */
             byte = value[i];
             value[i] = value[width - 1 - i];
             value[width - 1 - i] = byte;
@@ -17139,8 +17143,8 @@ static void tshi_io_swap_bytes(void *values, int64_t count, size_t width) {
  * is none. Does not read beyond a NUL. */
 static int tshi_io_utf8(const unsigned char *s) {
     int n = s[0] < 0x80 ? 1 : s[0] < 0xC2 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : 4, i;
-    if (s[0] > 0xF4) return 0;
-    for (i = 1; i < n; i++)
+    if (s[0] > 0xF4) return 0; /* above U+10FFFF */
+    for (i = 1; i < n; i++)    /* continuation bytes */
         if ((s[i] & 0xC0) != 0x80) return 0;
     if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] > 0x9F) ||
         (s[0] == 0xF0 && s[1] < 0x90) || (s[0] == 0xF4 && s[1] > 0x8F))
@@ -17150,13 +17154,13 @@ static int tshi_io_utf8(const unsigned char *s) {
 
 /* -- writing: the header ----------------------------------------------------- */
 
-/* Text that is only measured while `at` is NULL, then written. */
+/* A text that is written to memory or, while `at` is NULL, only measured. */
 typedef struct tshi_io_text {
-    char *at;
-    size_t size, used;
+    char *at;          /* the buffer; NULL: measure only */
+    size_t size, used; /* bytes of the buffer; bytes so far */
 } tshi_io_text;
 
-/* Appends to the text, as printf. */
+/* Appends to the text, as printf; if text->at is NULL, only counts the bytes. */
 TSH_PRINTF(2, 3) static void tshi_io_put(tshi_io_text *text, const char *format, ...) {
     va_list list;
     int n;
@@ -17167,7 +17171,7 @@ TSH_PRINTF(2, 3) static void tshi_io_put(tshi_io_text *text, const char *format,
     if (n > 0) text->used += (size_t)n;
 }
 
-/* Writes a character of a JSON string to out, escaped if it must be. Returns out. */
+/* Writes a character, escaped if JSON needs it, to out as a string. Returns out. */
 static const char *tshi_io_escape(char c, char out[8]) {
     (void)snprintf(out, 8,
                    (unsigned char)c < 0x20 ? "\\u%04x"
@@ -17177,14 +17181,15 @@ static const char *tshi_io_escape(char c, char out[8]) {
     return out;
 }
 
-/* Appends a key, prefix and name in one, with the comma before it and the colon after it. */
+/* Appends ,"key": to the text, where the key is prefix + name. */
 static void tshi_io_put_name(tshi_io_text *text, const char *prefix, const char *name) {
-    char one[8];
+    char one[8]; /* one character, escaped */
     tshi_io_put(text, ",\"%s", prefix);
     for (; *name; name++) tshi_io_put(text, "%s", tshi_io_escape(*name, one));
     tshi_io_put(text, "\":");
 }
 
+/* Returns the optimiser's kind, as the metadata names it. */
 static const char *tshi_io_kind(const tshi_io *io) {
     static const char *const name[] = {"sgd", "adam", "adamw"};
     return name[io->optim->desc.kind];
@@ -17194,9 +17199,9 @@ static const char *tshi_io_kind(const tshi_io *io) {
  * the hash is known. It does not depend on the degree of parallelism. */
 static const char tshi_io_hash_key[] = "\"tshard.hash\":\"";
 
-/* Writes the whole header. "format": "pt" is as PyTorch has it. */
+/* Appends the whole header to the text. PyTorch's files have "format": "pt". */
 static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
-    int64_t begin = 0, end;
+    int64_t begin = 0, end; /* offsets of the tensor's values */
     int i, d;
     tshi_io_put(text, "{\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\",%s%016d\"",
                 tshi_io_hash_key, 0);
@@ -17210,7 +17215,7 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     tshi_io_put(text, "}");
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].param; /* a moment has its form */
-        if (!io->item[i].there) continue;
+        if (!io->item[i].there) continue;        /* a moment not created yet */
         end = begin + tsh_numel(t) * io->item[i].dtype->size;
         tshi_io_put_name(text, io->item[i].prefix, t->path);
         tshi_io_put(text, "{\"dtype\":\"%s\",\"shape\":[", io->item[i].dtype->file);
@@ -17219,7 +17224,7 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
         begin = end;
     }
     tshi_io_put(text, "}");
-    while (text->used % 8) tshi_io_put(text, " ");
+    while (text->used % 8) tshi_io_put(text, " "); /* aligns the values */
 }
 
 /* -- writing ----------------------------------------------------------------- */
@@ -17229,7 +17234,8 @@ static int tshi_io_is_writer(const tsh_ctx *ctx) {
     return ctx->tp.rank == 0 && ctx->pp.rank == 0 && ctx->dp.rank == 0;
 }
 
-/* Checks that tsh_load can read a name: UTF-8, and not one of a moment. 0 and an error if not. */
+/* Returns 1 if tsh_load can read the name: UTF-8, and not that of a moment. 0 and an error if
+ * not. */
 static int tshi_io_check_name(const tshi_io *io, const char *path) {
     const unsigned char *s = (const unsigned char *)path;
     while (*s && tshi_io_utf8(s)) s += tshi_io_utf8(s);
@@ -17242,7 +17248,7 @@ static int tshi_io_check_name(const tshi_io *io, const char *path) {
     return 0;
 }
 
-/* Writes to the file, unless there is an error. */
+/* Writes bytes to the file, unless there is an error already. */
 static void tshi_io_write(const tshi_io *io, const void *data, size_t bytes) {
     if (io->ctx->error.code != TSH_OK) return;
     errno = 0;
@@ -17250,7 +17256,7 @@ static void tshi_io_write(const tshi_io *io, const void *data, size_t bytes) {
         (void)tshi_io_system_error(io, "cannot be written");
 }
 
-/* Loads up to 8 bytes as a little-endian number. */
+/* Returns up to 8 bytes as a little-endian number. */
 static uint64_t tshi_io_word(const char *at, size_t bytes) {
     const uint16_t one = 1;
     uint64_t word = 0;
@@ -17263,19 +17269,20 @@ static uint64_t tshi_io_word(const char *at, size_t bytes) {
  * multiplications the processor overlaps. */
 static void tshi_io_hash_values(tshi_io *io, const char *values, size_t left) {
     uint64_t *hash = io->hashes;
-    size_t h;
+    size_t h; /* index of the hash whose turn it is */
     for (h = 0; left >= 8; h = (h + 1) % TSHI_IO_HASHES, values += 8, left -= 8)
         hash[h] = tshi_coll_mix(hash[h], tshi_io_word(values, 8));
     if (left) hash[h] = tshi_coll_mix(hash[h], tshi_io_word(values, left));
 }
 
-/* Creates and opens the file io->temporary; io->file stays NULL if that fails. 0: try another name.
- * If it is to replace a file, only the owner may read it until it gets that file's mode. */
+/* Creates, opens and locks the file io->temporary. Returns 0 if another name must be tried. On
+ * other failures returns 1, with io->file NULL. A file that replaces one has mode 0600 until it
+ * gets that file's mode. */
 static int tshi_io_create(tshi_io *io) {
 #if TSHI_POSIX
     struct stat old;
     const int mode = stat(io->target, &old) == 0 ? 0600 : 0666;
-    int copy;
+    int copy; /* a second descriptor, for io->file: the lock outlives fclose */
     errno = 0;
     io->lock = open(io->temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
     if (io->lock < 0) return errno != EEXIST;
@@ -17299,9 +17306,9 @@ static int tshi_io_create(tshi_io *io) {
  * rename cannot cross file systems. 0 and an error if that fails. */
 static int tshi_io_open_new(tshi_io *io) {
     const size_t size = strlen(io->path) + TSHI_IO_LINK;
-    uint64_t salt[4], host = 0;
+    uint64_t salt[4], host = 0; /* salt: makes the name unlikely to be taken */
     char *name;
-    int made = 0;
+    int made = 0; /* 1: created, or failed for good */
     io->target = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, 3 * size);
     if (!io->target) return 0;
     name = io->target + 2 * size;
@@ -17330,7 +17337,8 @@ static int tshi_io_open_new(tshi_io *io) {
     return tshi_io_system_error(io, "cannot be written");
 }
 
-/* Checks the file's size against the limit beyond which a write ends the process (SIGXFSZ). */
+/* Returns 1 if a file of so many bytes is within the process's limit, beyond which a write ends the
+ * process (SIGXFSZ); else 0 and an error. */
 static int tshi_io_fits(const tshi_io *io, int64_t bytes) {
 #if TSHI_POSIX
     struct rlimit limit;
