@@ -17357,9 +17357,9 @@ static int tshi_io_fits(const tshi_io *io, int64_t bytes) {
 
 /* On the writer: makes the header, opens the temporary file, writes the header to it. */
 static void tshi_io_write_header(tshi_io *io) {
-    tshi_io_text text;
+    tshi_io_text text; /* the header, measured first */
     tshi_block *block;
-    const char *kind;
+    const char *kind; /* what the path is, if not a regular file */
     unsigned char length[8];
     memset(&text, 0, sizeof text);
     tshi_io_put_header(io, &text);
@@ -17373,11 +17373,11 @@ static void tshi_io_write_header(tshi_io *io) {
     if (io->ctx->error.code != TSH_OK) return;
     block = tshi_mem_alloc(io->ctx, TSH_MEM_BOOKS, text.used + 1);
     if (!block) return;
-    text.at = (char *)tshi_mem_data(block);
+    text.at = (char *)tshi_mem_data(block); /* from here on written */
     text.size = text.used + 1;
     text.used = 0;
     tshi_io_put_header(io, &text);
-    tshi_module_store_word(length, 0, text.used);
+    tshi_module_store_word(length, 0, text.used); /* the file's first 8 bytes */
     io->hash_at = 8 + (int64_t)(strstr(text.at, tshi_io_hash_key) - text.at) +
                   (int64_t)sizeof tshi_io_hash_key - 1;
     if (tshi_io_fits(io, 8 + (int64_t)text.used + io->bytes) && tshi_io_open_new(io)) {
@@ -17387,14 +17387,15 @@ static void tshi_io_write_header(tshi_io *io) {
     tshi_mem_release(io->ctx, block);
 }
 
+/* Adds bytes to the hash that all ranks compare. */
 static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
     io->hash = tshi_rng_hash(io->hash, data, bytes);
 }
 
-/* Lists and hashes what is to be written; allocates what the collectives need. */
+/* Lists and hashes what is to be saved, checks names, and allocates what the collectives need. */
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
-    int64_t whole = 0;
+    int64_t whole = 0; /* elements of the largest chunked moment, plus 1 */
     int i;
     if (ctx->pp.size > 1 && !ctx->pipeline)
         (void)tsh_fail(
@@ -17408,7 +17409,7 @@ static void tshi_io_prepare(tshi_io *io) {
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].param;
         io->item[i].there = !t->absent && tshi_io_values(&io->item[i]) != NULL;
-        if (!tshi_io_check_name(io, t->path)) return;
+        if (!tshi_io_check_name(io, t->path)) return; /* else tsh_load would refuse the file */
         if (tshi_io_in_chunks(&io->item[i]) && tsh_local_numel(t) >= whole)
             whole = tsh_local_numel(t) + 1;
         tshi_io_hash(io, io->item[i].prefix, strlen(io->item[i].prefix));
@@ -17421,8 +17422,9 @@ static void tshi_io_prepare(tshi_io *io) {
             ctx, &io->arena, (size_t)(io->items + io->counts) * sizeof *io->known);
 }
 
-/* Combines what the stages know, by one all-reduce (MAX): which moments exist, and the counts of
- * steps and dropout calls, which only the stages that hold a parameter or module count. */
+/* Combines what the stages know by one all-reduce (MAX) over pp: which moments exist, and the
+ * counts of steps and dropout calls, which only the stages that hold a parameter or module
+ * increment. */
 static void tshi_io_merge_stages(tshi_io *io) {
     int64_t *const there = io->known, *const counts = there + io->items;
     int i;
@@ -17437,7 +17439,8 @@ static void tshi_io_merge_stages(tshi_io *io) {
         if (io->count[i].staged) *io->count[i].value = (uint64_t)counts[i];
 }
 
-/* Does what can fail before values are sent: memory, the temporary file and its header. */
+/* Does all that can fail before values are sent: allocates buffers, opens the temporary file and
+ * writes its header. */
 static void tshi_io_begin_file(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const size_t buffers = ctx->tp.rank == 0 && ctx->tp.size > 1 ? 2 : 1;
@@ -17447,24 +17450,25 @@ static void tshi_io_begin_file(tshi_io *io) {
             io->bytes += tsh_numel(io->item[i].param) * io->item[i].dtype->size;
         tshi_io_hash(io, &io->item[i].there, sizeof io->item[i].there);
     }
-    if (ctx->dp.rank > 0) return;
+    if (ctx->dp.rank > 0) return; /* the first replica writes */
     io->buffer = (char *)tshi_mem_arena_alloc(ctx, &io->arena, buffers * TSHI_IO_BUFFER);
     if (io->buffer && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
 }
 
-/* Copies the runs of rank's shard among the global elements [from, to): from the shard, or if that
- * is NULL from a message that holds them one after the other; to `whole`, which begins with element
- * `from`, or if that is NULL to such a message. Returns the elements of all runs. */
+/* Copies the elements of rank's shard that are among the global elements [from, to). Source: the
+ * shard or, if that is NULL, a message that holds them one after the other. Destination: whole,
+ * which begins with element `from`, or, if that is NULL, the message. Returns the number of
+ * elements copied. */
 static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to,
                                  const void *shard, char *message, char *whole) {
     const size_t width = tsh_dtype_size(t->dtype);
     tshi_runs run = tshi_tensor_runs(t, rank, from, to);
-    size_t done = 0;
+    size_t done = 0; /* bytes */
     while (tshi_tensor_next_run(&run)) {
         const size_t bytes = (size_t)run.length * width;
         const char *in = shard ? (const char *)shard + (size_t)run.local * width : message + done;
         char *out = whole ? whole + (size_t)(run.global - from) * width : message + done;
-        if (in != out) memcpy(out, in, bytes);
+        if (in != out) memcpy(out, in, bytes); /* in == out: only counted */
         done += bytes;
     }
     return (int64_t)(done / width);
@@ -17475,24 +17479,25 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
     tsh_comm *tp = &io->ctx->tp;
     const int owners = t->layout.kind == TSH_SHARDED ? tp->size : 1;
     char *buffer = io->buffer, *message = buffer + TSHI_IO_BUFFER;
-    const void *mine = tshi_tensor_at(t);
+    const void *mine = tshi_tensor_at(t); /* this rank's shard */
     tsh_result result = TSH_OK;
     int64_t n = tshi_io_copy_runs(t, tp->rank, from, to, mine, buffer, tp->rank ? NULL : buffer);
     int r;
     if (tp->rank > 0 && n) result = tsh_send(tp, buffer, n, t->dtype, 0);
     for (r = 1; tp->rank == 0 && r < owners && result == TSH_OK; r++) {
-        n = tshi_io_copy_runs(t, r, from, to, NULL, message, NULL);
+        n = tshi_io_copy_runs(t, r, from, to, NULL, message, NULL); /* how many rank r sends */
         if (n) result = tsh_recv(tp, message, n, t->dtype, r);
         if (result == TSH_OK) (void)tshi_io_copy_runs(t, r, from, to, NULL, message, buffer);
     }
     return tshi_error_comm(io->ctx, result, io->op);
 }
 
-/* Writes the tensor t of an item, in buffers that the rank 0 of tp of the stage that holds it sends
- * to the writer. After a failed write, the writer still receives what the others send. */
+/* Writes the item's tensor t, buffer by buffer: rank 0 of tp of the stage that holds t gathers each
+ * buffer and sends it to the writer. After a failed write, the writer still receives the others'
+ * buffers. */
 static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const tshi_io_item *item) {
     const tsh_dtype dtype = (tsh_dtype)(item->dtype - tshi_dtypes);
-    const int stage = item->param->stage ? item->param->stage - 1 : 0;
+    const int stage = item->param->stage ? item->param->stage - 1 : 0; /* the stage that sends it */
     tsh_ctx *ctx = io->ctx;
     const size_t width = (size_t)item->dtype->size;
     const int64_t n = tsh_numel(t), step = TSHI_IO_BUFFER / (int64_t)width;
@@ -17508,7 +17513,7 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
             result = tsh_send(&ctx->pp, buffer, to - from, dtype, 0);
         if (writer && !holds) result = tsh_recv(&ctx->pp, buffer, to - from, dtype, stage);
         if (tshi_error_comm(ctx, result, io->op) != TSH_OK) return TSH_ERR_IO;
-        if (!writer) continue;
+        if (!writer) continue; /* only the writer has the file */
         tshi_io_swap_bytes(buffer, to - from, width);
         tshi_io_hash_values(io, buffer, (size_t)(to - from) * width);
         tshi_io_write(io, buffer, (size_t)(to - from) * width);
@@ -17516,10 +17521,10 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
     return TSH_OK;
 }
 
-/* Gathers a chunked moment over dp, then writes the item from the first replica. */
+/* Writes an item from the first replica. A chunked moment is gathered over dp first. */
 static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
-    tsh_tensor whole;
+    tsh_tensor whole; /* the gathered moment */
     if (t && tshi_io_in_chunks(item)) {
         whole = *t;
         whole.block = io->whole_block;
@@ -17535,7 +17540,7 @@ static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
 static int tshi_io_write_hash(tshi_io *io) {
     char digits[24];
     uint64_t hash = 0;
-    int h, sealed, closed;
+    int h, sealed, closed; /* 1: the hash was written; the file was closed */
     for (h = 0; h < TSHI_IO_HASHES; h++) hash = tshi_coll_mix(hash, io->hashes[h]);
     (void)snprintf(digits, sizeof digits, "%016llx", (unsigned long long)hash);
     sealed = tshi_file_seek(io->file, io->hash_at) && fwrite(digits, 1, 16, io->file) == 16;
@@ -17544,7 +17549,8 @@ static int tshi_io_write_hash(tshi_io *io) {
     return sealed && closed;
 }
 
-/* On the writer: syncs the temporary file, which stays locked, and renames it over the old file. */
+/* On the writer: completes and syncs the temporary file, which stays locked, and renames it over
+ * the old file. */
 static int tshi_io_finish(tshi_io *io) {
     char *name = io->temporary, *slash;
     errno = 0;
@@ -17552,7 +17558,7 @@ static int tshi_io_finish(tshi_io *io) {
         return tshi_io_system_error(io, "cannot be written");
     tshi_file_keep_owner(name, io->target);
     if (!tshi_file_rename(name, io->target)) return tshi_io_system_error(io, "cannot be replaced");
-    io->temporary = NULL;
+    io->temporary = NULL; /* no longer to be removed */
     slash = strrchr(name, '/');
     if (slash) slash[slash == name] = '\0';
     (void)tshi_file_sync(slash ? name : ".", 1); /* no error if it fails: the file is there */
@@ -17563,16 +17569,16 @@ TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
                                       const tsh_optim *optim) {
     tshi_io io;
     tsh_ctx *ctx;
-    int i;
+    int i; /* index of the item */
     if (!module) return TSH_ERR_ARGUMENT;
     ctx = module->ctx;
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_io_begin(&io, "tsh_save", module, path, optim);
-    if (ctx->error.code == TSH_OK) tshi_io_prepare(&io);
+    if (ctx->error.code == TSH_OK) tshi_io_prepare(&io); /* first half: all that can fail before */
     if (ctx->pp.size > 1 && tshi_io_agree(&io) == TSH_OK) tshi_io_merge_stages(&io);
     if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
-    if (ctx->error.code != TSH_OK) tshi_io_close(&io);
-    if (tshi_io_agree(&io) == TSH_OK) {
+    if (ctx->error.code != TSH_OK) tshi_io_close(&io); /* removes the temporary file */
+    if (tshi_io_agree(&io) == TSH_OK) {                /* second half: values */
         for (i = 0; i < io.items; i++)
             if (tshi_io_write_item(&io, &io.item[i]) != TSH_OK) break;
         if (io.file && ctx->error.code == TSH_OK) (void)tshi_io_finish(&io);
@@ -17616,7 +17622,7 @@ static int tshi_io_skip_char(tshi_io *io, char c) {
     return 1;
 }
 
-/* Parses "u" and four hexadecimal digits; -1 if they are not there. */
+/* Parses "u" and four hexadecimal digits; returns their value, -1 if they are not there. */
 static long tshi_io_hex(tshi_io *io) {
     long value = 0;
     int i;
@@ -17627,37 +17633,37 @@ static long tshi_io_hex(tshi_io *io) {
                            : c >= 'a' && c <= 'f' ? c - 'a' + 10
                            : c >= 'A' && c <= 'F' ? c - 'A' + 10
                                                   : -1;
-        if (digit < 0) return -1;
+        if (digit < 0) return -1; /* too few digits */
         value = value * 16 + digit;
     }
     return value;
 }
 
-/* Parses what follows the "\" of "\u0041" and writes the character as UTF-8; returns the end of
- * that. NULL for another escape, for half a surrogate pair and for NUL. */
+/* Parses what follows the "\" of "\u0041" and writes that character as UTF-8 at out. Returns the
+ * end of the output; NULL for another escape, half a surrogate pair, or NUL. */
 static char *tshi_io_unicode(tshi_io *io, char *out) {
-    long code = tshi_io_hex(io), low;
+    long code = tshi_io_hex(io), low; /* code point; second half of a pair */
     int n, i;
     if (code <= 0 || (code >= 0xDC00 && code < 0xE000)) return NULL;
-    if (code >= 0xD800 && code < 0xDC00) {
+    if (code >= 0xD800 && code < 0xDC00) { /* first half of a surrogate pair */
         if (*io->at != '\\') return NULL;
         io->at++;
         low = tshi_io_hex(io);
         if (low < 0xDC00 || low >= 0xE000) return NULL;
         code = 0x10000 + (code - 0xD800) * 1024 + (low - 0xDC00);
     }
-    n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4; /* bytes of UTF-8 */
     for (i = n - 1; i > 0; i--, code >>= 6) out[i] = (char)(unsigned char)(0x80 | (code & 0x3F));
     out[0] = (char)(unsigned char)(n == 1 ? code : (0xF00 >> n & 0xFF) | code);
     return out + n;
 }
 
-/* Parses a string and returns it decoded. */
+/* Parses a string and returns it, decoded in place and ended by a NUL; "" after an error. */
 static const char *tshi_io_string(tshi_io *io) {
     static const char escape[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";
-    const char *found, *wrong = NULL;
-    char *start, *out;
-    int n;
+    const char *found, *wrong = NULL; /* found: the escape; wrong: an error text */
+    char *start, *out;                /* the decoded string, its end so far */
+    int n;                            /* bytes of the next character */
     if (!tshi_io_skip_char(io, '"')) wrong = "there is no string";
     for (start = out = io->at; !wrong && *io->at != '"';) {
         n = tshi_io_utf8((const unsigned char *)io->at);
@@ -17679,27 +17685,28 @@ static const char *tshi_io_string(tshi_io *io) {
     return start;
 }
 
-/* Parses a key of an object and its colon. */
+/* Parses a key and the colon after it; returns the key. */
 static const char *tshi_io_key(tshi_io *io) {
     const char *key = tshi_io_string(io);
     if (!tshi_io_skip_char(io, ':')) (void)tshi_io_bad(io, "a colon is missing");
     return key;
 }
 
-/* Parses the first of the two brackets and returns 1 if an element follows, 0 after the second one.
- * `what` says that there is no such bracket. */
+/* Parses an opening bracket, brackets[0]. Returns 1 if an element follows, 0 if brackets[1] does,
+ * or if there is no opening bracket, with the error `what`. */
 static int tshi_io_open(tshi_io *io, const char *brackets, const char *what) {
     if (!tshi_io_skip_char(io, brackets[0])) return tshi_io_bad(io, what);
     return !tshi_io_skip_char(io, brackets[1]);
 }
 
-/* Parses what follows an element: returns 1 after a comma, 0 after the bracket `close`. */
+/* Parses what follows an element: returns 1 after a comma; 0 after the bracket `close` or an
+ * error. */
 static int tshi_io_next(tshi_io *io, char close) {
     if (io->ctx->error.code != TSH_OK || tshi_io_skip_char(io, close)) return 0;
     return tshi_io_skip_char(io, ',') || tshi_io_bad(io, "a comma or a bracket is missing");
 }
 
-/* Parses the digits at `at` and returns their end; NULL if the number is greater than max. */
+/* Parses digits: sets *out to their value and returns their end; NULL if it is greater than max. */
 static const char *tshi_io_digits(const char *at, uint64_t max, uint64_t *out) {
     for (*out = 0; *at >= '0' && *at <= '9'; at++) {
         const uint64_t digit = (uint64_t)(*at - '0');
@@ -17709,20 +17716,20 @@ static const char *tshi_io_digits(const char *at, uint64_t max, uint64_t *out) {
     return at;
 }
 
-/* Parses a whole number, 0 to 2^62. */
+/* Parses a whole number from 0 to INT64_MAX / 2 and returns it. */
 static int64_t tshi_io_whole(tshi_io *io) {
     const char *end;
     uint64_t value;
     tshi_io_skip(io);
     if (!(end = tshi_io_digits(io->at, INT64_MAX / 2, &value)))
         return tshi_io_bad(io, "a number is too large");
-    if (end == io->at || (*io->at == '0' && end > io->at + 1))
+    if (end == io->at || (*io->at == '0' && end > io->at + 1)) /* no digit, or a leading zero */
         return tshi_io_bad(io, "there is no whole number");
-    io->at += end - io->at;
+    io->at += end - io->at; /* to the end of the number */
     return (int64_t)value;
 }
 
-/* Parses a list, "[1, 2]", of at most `max` whole numbers; returns how many there are. */
+/* Parses a list, "[1, 2]", of at most `max` whole numbers into out; returns how many there are. */
 static int tshi_io_numbers(tshi_io *io, int64_t *out, int max) {
     int count = 0, more = tshi_io_open(io, "[]", "there is no list");
     for (; more; more = tshi_io_next(io, ']')) {
@@ -17737,14 +17744,14 @@ static int tshi_io_numbers(tshi_io *io, int64_t *out, int max) {
 /* The format's dtypes of whole bytes; tsh_load reads only those of the model's tensors. */
 typedef struct tshi_io_type {
     const char *name;
-    int64_t size;
+    int64_t size; /* bytes of a value */
 } tshi_io_type;
 static const tshi_io_type tshi_io_types[] = {{"F32", 4}, {"F64", 8},     {"BOOL", 1},    {"U8", 1},
                                              {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"I16", 2},
                                              {"U16", 2}, {"F16", 2},     {"BF16", 2},    {"I32", 4},
                                              {"U32", 4}, {"I64", 8},     {"U64", 8}};
 
-/* Parses a dtype's name to an index of tshi_io_types. */
+/* Parses a dtype's name; returns its index in tshi_io_types. */
 static int tshi_io_dtype(tshi_io *io) {
     const char *name = tshi_io_string(io);
     int type = (int)(sizeof tshi_io_types / sizeof tshi_io_types[0]) - 1;
@@ -17752,11 +17759,12 @@ static int tshi_io_dtype(tshi_io *io) {
     return type >= 0 ? type : tshi_io_bad(io, "a dtype is unknown");
 }
 
-/* Parses {"dtype": .., "shape": .., "data_offsets": ..}, each once, in any order. */
+/* Parses a tensor's object into entry: {"dtype": .., "shape": .., "data_offsets": ..}, each key
+ * once, in any order. */
 static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
     enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL = 7 };
     int64_t offset[2] = {0, 0};
-    int seen = 0, n = 0;
+    int seen = 0, n = 0; /* seen: bits of the keys so far; n: number of offsets */
     if (!tshi_io_skip_char(io, '{')) (void)tshi_io_bad(io, "a tensor is no object");
     do {
         const char *key = tshi_io_key(io);
@@ -17766,7 +17774,7 @@ static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
                                                              : 0;
         if (!which || (seen & which)) (void)tshi_io_bad(io, "a key is unknown or twice there");
         seen |= which;
-        if (which == DTYPE) entry->type = tshi_io_dtype(io);
+        if (which == DTYPE) entry->type = tshi_io_dtype(io); /* an index of tshi_io_types */
         if (which == SHAPE) entry->ndim = tshi_io_numbers(io, entry->dim, TSH_MAX_DIMS);
         if (which == OFFSETS) n = tshi_io_numbers(io, offset, 2);
     } while (tshi_io_next(io, '}'));
@@ -17780,21 +17788,21 @@ static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
 static void tshi_io_read_pairs(tshi_io *io) {
     int more = tshi_io_open(io, "{}", "__metadata__ is no object");
     for (; more; more = tshi_io_next(io, '}')) {
-        tshi_io_pair *pair = &io->pair[io->pairs++];
+        tshi_io_pair *pair = &io->pair[io->pairs++]; /* there is space: see tshi_io_read_header */
         pair->name = tshi_io_key(io);
         pair->text = tshi_io_string(io);
     }
 }
 
-/* Parses the whole header: n characters from io->at on, then a NUL. */
+/* Parses the whole header, of n characters and a NUL, into io->entry and io->pair. */
 static void tshi_io_read_entries(tshi_io *io, size_t n) {
     const char *end = io->at + n, *name;
-    int more, metadata = 0;
+    int more, metadata = 0;                                     /* metadata: 1 after __metadata__ */
     if (*io->at != '{') (void)tshi_io_bad(io, "there is no {"); /* nor may blanks precede it */
     for (more = tshi_io_open(io, "{}", ""); more; more = tshi_io_next(io, '}')) {
         name = tshi_io_key(io);
         if (strcmp(name, "__metadata__") != 0) {
-            io->entry[io->entries].name = name;
+            io->entry[io->entries].name = name; /* points into io->text */
             tshi_io_read_entry(io, &io->entry[io->entries++]);
         } else if (metadata++) {
             (void)tshi_io_bad(io, "__metadata__ is there twice");
@@ -17808,10 +17816,12 @@ static void tshi_io_read_entries(tshi_io *io, size_t n) {
 
 /* -- reading: order, gaps, names ---------------------------------------------- */
 
+/* Compares two structs by their first field, a name; for qsort and bsearch. */
 static int tshi_io_by_name(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
+/* Compares two entries by their offsets; for qsort. */
 static int tshi_io_by_place(const void *a, const void *b) {
     const tshi_io_entry *x = (const tshi_io_entry *)a, *y = (const tshi_io_entry *)b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
@@ -17825,7 +17835,8 @@ static int tshi_io_bad_entry(const tshi_io *io, const char *name, const char *wh
                         tshi_io_quote(name, quote), what);
 }
 
-/* Sorts n structs whose first field is a name by it; 0 and an error if one is there twice. */
+/* Sorts n structs of `width` bytes by their first field, a name; 0 and the error `twice` if two
+ * have the same. */
 static int tshi_io_sort_names(const tshi_io *io, void *base, size_t n, size_t width,
                               const char *twice) {
     const char *at = (const char *)base;
@@ -17837,10 +17848,10 @@ static int tshi_io_sort_names(const tshi_io *io, void *base, size_t n, size_t wi
     return 1;
 }
 
-/* Checks that sizes fit shapes, that values have no gaps or overlaps, and that no name is there
+/* Checks that sizes fit shapes, that values have neither gaps nor overlaps, and that no name occurs
  * twice; 0 and an error if not. Leaves entries and metadata sorted by name. */
 static int tshi_io_check_entries(tshi_io *io) {
-    int64_t at = 0, bytes;
+    int64_t at = 0, bytes; /* end of the tensor before; size by dtype and shape */
     size_t i;
     int d;
     qsort(io->entry, io->entries, sizeof *io->entry, tshi_io_by_place);
@@ -17857,7 +17868,7 @@ static int tshi_io_check_entries(tshi_io *io) {
             return tshi_io_bad_entry(io, e->name, "overlaps another tensor, or leaves a gap");
         at = e->end;
     }
-    io->bytes = at;
+    io->bytes = at; /* the last tensor's end */
     return tshi_io_sort_names(io, io->entry, io->entries, sizeof *io->entry, "is there twice") &&
            tshi_io_sort_names(io, io->pair, io->pairs, sizeof *io->pair,
                               "is twice in __metadata__");
@@ -17865,23 +17876,24 @@ static int tshi_io_check_entries(tshi_io *io) {
 
 /* -- reading: bytes ----------------------------------------------------------- */
 
-/* Reads the bytes at position `at` of the file; 0 if it ends before. */
+/* Reads bytes at position `at` of the file; returns 0 if the file ends before, or the read
+ * fails. */
 static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     size_t got;
     errno = 0;
-    if (at != io->place && !tshi_file_seek(io->file, at)) return 0;
+    if (at != io->place && !tshi_file_seek(io->file, at)) return 0; /* seeks only if it must */
     got = fread(to, 1, bytes, io->file);
     io->place = at + (int64_t)got;
     return got == bytes;
 }
 
-/* Reports a failed read: an error of the system, or the end of the file. Returns 0. */
+/* Reports a failed read: a system error or, if the file ended, `what`. Returns 0. */
 static int tshi_io_read_error(const tshi_io *io, const char *what) {
     if (ferror(io->file)) return tshi_io_system_error(io, "cannot be read");
     return tshi_io_fail(io, TSH_ERR_IO, "is no safetensors file: %s", what);
 }
 
-/* Other formats: their first bytes, and what they are. */
+/* Other formats: their first bytes and a description for the error. */
 static const tshi_io_pair tshi_io_forms[] = {
     {"{", "JSON text, such as the index of a sharded checkpoint"},
     {"PK\3\4", "a zip archive, as torch.save writes (safetensors.torch.save_file converts it)"},
@@ -17894,11 +17906,12 @@ static const tshi_io_pair tshi_io_forms[] = {
     {"version https://git-lfs", "a git-lfs pointer (`git lfs pull` fetches the file)"},
 };
 
-/* Reports a file of another format and returns 1; 0: not recognised. */
+/* Reports a file of another format: returns 1 and sets an error if the format is recognised, else
+ * 0. */
 static int tshi_io_foreign(tshi_io *io) {
     const size_t forms = sizeof tshi_io_forms / sizeof tshi_io_forms[0];
     unsigned char start[32];
-    size_t i, n, letters = 0;
+    size_t i, n, letters = 0; /* n: bytes read; letters: bytes of text */
     memset(start, 0, sizeof start);
     (void)tshi_io_read(io, 0, start, sizeof start);
     n = (size_t)io->place;
@@ -17913,10 +17926,10 @@ static int tshi_io_foreign(tshi_io *io) {
 
 /* Reads and checks the header, and that the file ends with its values; 0 and an error if not. */
 static int tshi_io_read_header(tshi_io *io) {
-    unsigned char length[8], byte;
+    unsigned char length[8], byte; /* byte: read to learn where the file ends */
     char what[TSHI_TEXT_SIZE];
     uint64_t value;
-    size_t n, max_entries, max_pairs;
+    size_t n, max_entries, max_pairs; /* n: bytes of the header */
     if (!tshi_io_read(io, 0, length, sizeof length))
         return tshi_io_foreign(io) ? 0 : tshi_io_read_error(io, "it ends within the first 8 bytes");
     value = tshi_module_load_word(length, 0);
@@ -17924,8 +17937,8 @@ static int tshi_io_read_header(tshi_io *io) {
                    (unsigned long long)value);
     if (value < 2 || value > TSHI_IO_HEADER || !tshi_io_read(io, 7 + (int64_t)value, &byte, 1))
         return tshi_io_foreign(io) ? 0 : tshi_io_read_error(io, what);
-    n = (size_t)value;
-    io->data = 8 + (int64_t)value;
+    n = (size_t)value;             /* fits: at most TSHI_IO_HEADER */
+    io->data = 8 + (int64_t)value; /* values follow the header */
     /* As many as fit into n bytes, and one in which parsing ends with an error. The shortest are
      * "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} and, in the metadata, "":"", */
     max_entries = n / 49 + 1;
@@ -17953,40 +17966,42 @@ static int tshi_io_read_header(tshi_io *io) {
 /* Needs: >>io.                                                                 */
 /* ========================================================================== */
 
-/* Every rank reads the file itself: the header, then the parts that its shards need. All checks
- * come before the first value is changed. */
+/* Every rank reads the file itself: the header, then the parts that its shards need. tshi_load_all
+ * has two halves: tshi_load_check compares the header with the model, then the ranks agree; only
+ * after that are values changed, parameter by parameter. */
 
 /* -- checking a file against the model ---------------------------------------- */
 
-/* Finds prefix + name among n structs that are sorted by name; NULL if it is not there. */
+/* Returns the struct whose first field is prefix + name, among n that are sorted by it; NULL if
+ * there is none. */
 static void *tshi_load_find(const void *base, size_t n, size_t width, const char *prefix,
                             const char *name) {
     char key[TSHI_IO_NAME];
-    const char *wanted = key;
+    const char *wanted = key; /* a struct as tshi_io_by_name expects it */
     (void)snprintf(key, sizeof key, "%s%s", prefix, name);
     return bsearch(&wanted, base, n, width, tshi_io_by_name);
 }
 
-/* Finds a text of the metadata by key, prefix + name; NULL if there is none. */
+/* Returns the metadata's text for the key prefix + name; NULL if there is none. */
 static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, const char *name) {
     const tshi_io_pair *pair = (const tshi_io_pair *)tshi_load_find(io->pair, io->pairs,
                                                                     sizeof *pair, prefix, name);
     return pair ? pair->text : NULL;
 }
 
-/* Parses a count of the metadata; 0 and an error if it is missing or wrong. */
+/* Sets count->read from the metadata; 0 and an error if it is missing or no number. */
 static int tshi_load_count(const tshi_io *io, tshi_io_count *count) {
     const char *text = tshi_load_metadata(io, count->prefix, count->name);
     const char *end = text ? tshi_io_digits(text, UINT64_MAX, &count->read) : NULL;
-    if (end && end > text && !*end) return 1;
-    count->read = 0;
+    if (end && end > text && !*end) return 1; /* digits only */
+    count->read = 0;                          /* an optional one that is missing */
     if (!text && count->optional) return 1;
     return tshi_io_fail(io, TSH_ERR_IO, "has no whole number as \"%s%.128s\"", count->prefix,
                         count->name);
 }
 
-/* Parses the state of the generators, which files of other programs lack, and that of the
- * optimiser, if there is one; 0 and an error if it is wrong. */
+/* Reads the state of the generators, which files of other programs lack, and that of the optimiser,
+ * if one is to be loaded; 0 and an error if something is wrong. */
 static int tshi_load_counts(const tshi_io *io) {
     const char *kind = tshi_load_metadata(io, "tshard.", "optim");
     int i = tshi_load_metadata(io, "tshard.", "seed") ? 0 : io->generators;
@@ -18010,17 +18025,18 @@ static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
     return !item->moment || (io->optim->desc.kind != TSH_SGD && item->steps->read > 0);
 }
 
-/* Finds an item's entry; 0 and an error if its dtype or shape differs. */
+/* Sets item->entry to the file's tensor of the same name, NULL if it has none; 0 and an error if
+ * dtype or shape differs. */
 static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     const char *dtype = item->dtype->file;
     char theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE];
     const tsh_tensor *t = item->param;
     tshi_io_entry *e = (tshi_io_entry *)tshi_load_find(io->entry, io->entries, sizeof *e,
                                                        item->prefix, t->path);
-    int same;
+    int same; /* 1: the shapes are equal */
     item->entry = e;
     if (!e) return 1;
-    e->taken = 1;
+    e->taken = 1; /* the model has it */
     same = e->ndim == t->ndim && memcmp(e->dim, t->dim, sizeof t->dim[0] * (size_t)t->ndim) == 0;
     if (same && strcmp(tshi_io_types[e->type].name, dtype) == 0) return 1;
     (void)tsh_fail(io->ctx, same ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
@@ -18030,13 +18046,14 @@ static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     return 0;
 }
 
-/* Checks that file and model have the same tensors, but for moments without an optimiser. */
+/* Checks that file and model have the same tensors; without an optimiser, the file may also have
+ * moments. 0 and an error if not. */
 static int tshi_load_match_all(tshi_io *io) {
-    const tshi_io_item *lacks = NULL;
-    const char *strange = NULL;
+    const tshi_io_item *lacks = NULL; /* the first that the file lacks */
+    const char *strange = NULL;       /* the first name that the model lacks */
     char quote[TSHI_IO_QUOTE];
-    int i, missing = 0;
-    size_t e, more = 0;
+    int i, missing = 0; /* number of tensors that the file lacks */
+    size_t e, more = 0; /* number that the model lacks */
     for (i = 0; i < io->items; i++) {
         if (!tshi_load_match(io, &io->item[i])) return 0;
         if (io->item[i].entry || !tshi_load_required(io, &io->item[i])) continue;
@@ -18059,9 +18076,10 @@ static int tshi_load_match_all(tshi_io *io) {
         strange ? tshi_io_quote(strange, quote) : "", strange ? "\")" : "");
 }
 
-/* Makes io->hash, the header's, tell different files apart: ranks compare it. A header of tsh_save
- * holds the hash of all values; for other files, adds a few bytes from the middle of every tensor,
- * some of which training changes. (Hosts may have copies, so inode and date say nothing.) */
+/* Extends io->hash, that of the header, so that it differs for different files: ranks compare it. A
+ * header written by tsh_save holds the hash of all values; for other files, hashes a few bytes in
+ * the middle of every tensor, which training probably changed. (Hosts may have copies, so inode and
+ * date do not help.) */
 static int tshi_load_sample(tshi_io *io) {
     unsigned char bytes[TSHI_IO_SAMPLE];
     int i;
@@ -18079,7 +18097,7 @@ static int tshi_load_sample(tshi_io *io) {
 
 /* Reads the header and checks it against the model; 0 and an error if they do not fit. */
 static int tshi_load_check(tshi_io *io) {
-    const char *format;
+    const char *format; /* version of tshard's metadata; NULL: another program's file */
     if (io->ctx->tape.newest)
         (void)tsh_fail(io->ctx, TSH_ERR_STATE,
                        "%s: ops are recorded that use the old values; end the step first: "
@@ -18095,15 +18113,15 @@ static int tshi_load_check(tshi_io *io) {
 
 /* -- values ------------------------------------------------------------------- */
 
-/* Adds to found the NaN, found[0], and the infinite values, found[1]: only for these is x - x not
- * 0. */
+/* Adds the number of NaN to found[0] and that of infinite values to found[1]. Only for these is x -
+ * x not 0. */
 static void tshi_load_count_nonfinite(const tshi_dtype *dtype, const char *values, int64_t count,
                                       int64_t *found) {
     enum { BLOCK = 256 };
-    tsh_real x[BLOCK];
+    tsh_real x[BLOCK]; /* values, converted */
     int64_t e, i, n;
     for (e = 0; e < count && dtype->floating; e += n) {
-        n = tshi_base_min(BLOCK, count - e);
+        n = tshi_base_min(BLOCK, count - e); /* elements of this block */
         dtype->load(values + e * dtype->size, 1, n, x);
         for (i = 0; i < n; i++) {
             found[0] += x[i] != x[i];
@@ -18118,7 +18136,7 @@ static void tshi_load_values(tshi_io *io, const tshi_io_item *item, const tsh_te
     const tsh_ctx *ctx = io->ctx;
     const int64_t width = item->dtype->size, data = io->data + item->entry->begin;
     tshi_runs run = tshi_tensor_runs(t, ctx->tp.rank, 0, tsh_numel(t));
-    int64_t found[2] = {0, 0}, e, n;
+    int64_t found[2] = {0, 0}, e, n; /* number of NaN, of infinite values */
     while (tshi_tensor_next_run(&run)) {
         for (e = 0; e < run.length; e += n) {
             char *to = (char *)tshi_tensor_at(t) + (run.local + e) * width;
@@ -18142,7 +18160,8 @@ static void tshi_load_values(tshi_io *io, const tshi_io_item *item, const tsh_te
                         (long long)found[1], (long long)tsh_local_numel(t), ctx->world.rank);
 }
 
-/* Reads this rank's shard of an item; allocates memory for it if it has none. */
+/* Reads this rank's shard of an item, after allocating memory if needed. A chunked moment is read
+ * whole and cut down to this rank's chunk. A moment that the file lacks becomes 0. */
 static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
     const size_t bytes = (size_t)(tsh_local_numel(t) * item->dtype->size);
@@ -18150,10 +18169,10 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment &&
             !tshi_layout_equal(&(*item->moment)->layout, &t->layout, t->dim, io->ctx->tp.size)) {
-            tshi_tensor_release(*item->moment);
+            tshi_tensor_release(*item->moment); /* has an old layout: make a new one */
             *item->moment = NULL;
         }
-        t = tshi_optim_moment(t, item->moment);
+        t = tshi_optim_moment(t, item->moment); /* creates it if needed */
         if (t && tshi_io_in_chunks(item) && !tshi_optim_allocate(t, tsh_local_numel(t))) return;
         if (t && !item->entry) memset(tshi_tensor_at(t), 0, bytes);
         if (t && !item->entry && tshi_io_in_chunks(item)) tshi_optim_keep_chunk(t);
@@ -18186,7 +18205,7 @@ static int64_t tshi_load_stamp(const tshi_io *io) {
 static void tshi_load_open(tshi_io *io) {
     const char *kind = tshi_file_kind(io->path);
     errno = 0;
-    if (!kind) io->file = fopen(io->path, "rb");
+    if (!kind) io->file = fopen(io->path, "rb"); /* a FIFO could block */
     if (kind)
         (void)tshi_io_wrong_kind(io, kind);
     else if (!io->file)
@@ -18195,7 +18214,8 @@ static void tshi_load_open(tshi_io *io) {
         io->stamp = tshi_load_stamp(io);
 }
 
-/* Loads from io->file, which is open unless ctx holds an error. */
+/* Checks the open file against the model, then loads it. If ctx holds an error, only takes part in
+ * the first agreement. */
 static tsh_result tshi_load_all(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     int i;
@@ -18216,7 +18236,7 @@ static tsh_result tshi_load_all(tshi_io *io) {
 }
 
 TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim) {
-    tshi_io io;
+    tshi_io io; /* state of this load */
     tsh_ctx *ctx;
     if (!module) return TSH_ERR_ARGUMENT;
     ctx = module->ctx;
@@ -18234,7 +18254,8 @@ TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_
 /* Needs: >>redistribute >>module >>io.                                         */
 /* ========================================================================== */
 
-/* Returns the sum of the hashes of n elements; the first has this index in the whole tensor. */
+/* Returns the sum of the hashes of n elements. Each hash is of a value and its index in the whole
+ * tensor; the first element's index is `global`. */
 static uint64_t tshi_check_sum(const void *values, size_t width, int64_t global, int64_t n) {
     uint64_t sum = 0;
     for (int64_t i = 0; i < n; i++)
@@ -18243,12 +18264,12 @@ static uint64_t tshi_check_sum(const void *values, size_t width, int64_t global,
     return sum;
 }
 
-/* Returns this rank's part of tsh_hash, which is a sum over global elements (of a hash of index and
- * value): the parts of all ranks of a sharded tensor add up to it. */
+/* Returns this rank's part of tsh_hash, the sum of hashes over the whole tensor. For a sharded
+ * tensor the parts of all ranks add up to it. */
 static uint64_t tshi_check_part(const tsh_tensor *t) {
     const size_t width = tsh_dtype_size(t->dtype);
     tshi_block *scratch;
-    const char *values = (const char *)tshi_kernel_packed(t, &scratch);
+    const char *values = (const char *)tshi_kernel_packed(t, &scratch); /* dense */
     tshi_runs run = tshi_tensor_own_runs(t);
     uint64_t sum = 0;
     while (values && tshi_tensor_next_run(&run))
@@ -18268,20 +18289,21 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
 
 /* A tensor whose values should be equal on several ranks: a parameter, or one of its moments. */
 typedef struct tshi_replica {
-    const char *path, *what;
-    int64_t hash;
-    int over_tp, over_dp;       /* equal over tp, over dp */
+    const char *path, *what;    /* of the parameter; "" or which moments of it, for the error */
+    int64_t hash;               /* of this rank's values; 0: none */
+    int over_tp, over_dp;       /* 1: must be equal on all ranks of tp; of dp */
     const unsigned char *holds; /* by rank of pp: 1 if it holds them; NULL: not compared over pp */
 } tshi_replica;
 
+/* The tensors to compare. Listed in two passes: count, then fill in. */
 typedef struct tshi_replicas {
-    tshi_replica *each; /* NULL: they are counted only */
-    int count;
-    int tied; /* parameters that several stages hold, else all of this stage */
+    tshi_replica *each; /* shape (count); NULL: only count them */
+    int count;          /* number of tensors so far */
+    int tied;           /* 1: parameters that several stages hold; 0: all of this stage */
 } tshi_replicas;
 
-/* Counts or, once all->each has memory, lists t: param or one of its moments. With `holds`, a
- * missing tensor is listed, too: all ranks of pp need the same list. */
+/* Counts the tensor t, param or one of its moments; if all->each is not NULL, also lists it. With
+ * `holds`, a missing tensor is listed, too: all ranks of pp need the same list. */
 static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
                             const char *what, const unsigned char *holds) {
     const int found = t && t->block;
@@ -18295,15 +18317,15 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->holds = holds;
     if (!found) return;
     r->over_tp = t->layout.kind == TSH_REPLICATED;
-    r->over_dp = t == param || !(t->flags & TSHI_CHUNKED);
+    r->over_dp = t == param || !(t->flags & TSHI_CHUNKED); /* chunks differ between ranks */
     const uint64_t hash = r->over_dp
                               ? tshi_check_part(t)
                               : tshi_check_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
                                                tshi_optim_count(t));
-    r->hash = (int64_t)(hash >> 1);
+    r->hash = (int64_t)(hash >> 1); /* not negative */
 }
 
-/* Lists a parameter and its moments. */
+/* Lists a parameter and its moments in all optimisers. */
 static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
                            const unsigned char *holds) {
     tshi_check_list(all, param, param, "", holds);
@@ -18315,6 +18337,7 @@ static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
         }
 }
 
+/* Callback of tshi_module_params: lists a parameter if it is of the kind to compare. */
 static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
     tshi_replicas *all = (tshi_replicas *)user;
     const tshi_tie *tie = all->tied ? param->ctx->pipeline->ties : NULL;
@@ -18324,8 +18347,8 @@ static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
         if (tie->param == param) tshi_check_all(all, param, tie->holds);
 }
 
-/* Compares the listed values over comm, whose name is `axis`. Reports the first that differs, and
- * the ranks that differ from the majority. */
+/* Compares the listed values over comm, which is called `axis` in the error. The error names the
+ * first tensor that differs and the ranks that differ from the majority. */
 static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
                             const tshi_replicas *all) {
     const int n = all->count, size = comm->size;
@@ -18333,7 +18356,7 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, words * sizeof(int64_t));
     char list[TSH_MESSAGE_SIZE / 4] = "";
     int64_t *mine, *theirs, *counts; /* hashes (n), of all ranks (size, n); counts (size) */
-    int i, r, usual, differ = 0;
+    int i, r, usual, differ = 0; /* usual: a rank of the majority; differ: how many do not agree */
     if (!block) {
         tshi_error_report(ctx); /* the others wait for this rank */
         return;
@@ -18344,7 +18367,7 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     for (i = 0; i < n; i++) {
         const tshi_replica *one = &all->each[i];
         const int equal = comm == &ctx->tp ? one->over_tp : comm == &ctx->dp ? one->over_dp : 1;
-        mine[i] = equal ? one->hash : 0;
+        mine[i] = equal ? one->hash : 0; /* 0 on all ranks: not compared */
     }
     for (r = 0; r < size; r++) counts[r] = n;
     (void)tshi_error_comm(ctx, tsh_allgather(comm, mine, theirs, counts, 1, TSH_I64),
@@ -18374,13 +18397,14 @@ static void tshi_check_agree(tsh_ctx *ctx) {
     if (!ctx->reported &&
         tshi_error_comm(ctx, tsh_allreduce(world, &found, 1, TSH_I64, TSH_MAX), op) == TSH_OK &&
         found && tshi_io_take_error(ctx, found, op) == TSH_OK)
-        (void)tsh_barrier(world);
+        (void)tsh_barrier(world); /* all have the error before any goes on */
 }
 
-/* Compares parameters and moments over tp and dp; or, tied, those of several stages over pp. */
+/* Compares parameters and moments over tp and dp or, with `tied`, those that several stages hold
+ * over pp. */
 static void tshi_check_axes(tsh_module *module, int tied) {
     tsh_ctx *ctx = module->ctx;
-    tshi_replicas all = {NULL, 0, tied};
+    tshi_replicas all = {NULL, 0, tied}; /* first pass: count */
     tshi_block *block;
     tshi_module_params(module, tied, tshi_check_param, &all);
     block = tshi_mem_alloc(ctx, TSH_MEM_STEP, ((size_t)all.count + 1) * sizeof *all.each);
@@ -18389,7 +18413,7 @@ static void tshi_check_axes(tsh_module *module, int tied) {
         return;
     }
     all.each = (tshi_replica *)tshi_mem_data(block);
-    all.count = 0;
+    all.count = 0; /* second pass: fill in */
     tshi_module_params(module, tied, tshi_check_param, &all);
     if (tied) {
         tshi_check_over(ctx, &ctx->pp, "pp", &all);
@@ -18411,16 +18435,18 @@ TSH_API TSHI_COLD int tsh_check_replicas(tsh_module *module) {
 
 /* -- gradcheck -------------------------------------------------------------- */
 
+/* The arguments of tsh_gradcheck. */
 typedef struct tshi_gradcheck {
     tsh_ctx *ctx;
-    tsh_gradcheck_fn fn;
-    tsh_tensor **in;
-    int n;
-    void *user;
-    double eps;
+    tsh_gradcheck_fn fn; /* returns the loss */
+    tsh_tensor **in;     /* shape (n): its inputs, leaves */
+    int n;               /* number of inputs */
+    void *user;          /* passed to fn */
+    double eps;          /* step of the finite differences */
 } tshi_gradcheck;
 
-/* Returns the loss after *at += by, and restores *at. NULL: another rank has the element. */
+/* Returns the loss with *at increased by `by`, and restores *at. at NULL: another rank holds the
+ * element and changes it. */
 static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) {
     tsh_real before = at ? *at : 0;
     if (at) *at = TSHI_R((double)before + by);
@@ -18433,28 +18459,28 @@ static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) 
     return value;
 }
 
-/* Returns element e of the whole tensor, NULL if another rank holds it. */
+/* Returns a pointer to element e of the whole tensor; NULL if another rank holds it. */
 static tsh_real *tshi_check_element(const tsh_tensor *t, int64_t e) {
     tshi_runs run = tshi_tensor_runs(t, t->ctx->tp.rank, e, e + 1);
     return tshi_tensor_next_run(&run) ? tshi_tensor_values(t) + run.local : NULL;
 }
 
-/* max(a, b); NaN if either is. */
+/* Returns max(a, b); NaN if either is NaN. */
 static double tshi_check_max(double a, double b) {
     return a != a || b <= a ? a : b;
 }
 
-/* Returns the largest difference between one input's gradient and (f(x + eps) - f(x - eps)) / (2
- * eps), relative to gradients above 1, over this rank's elements. */
+/* Returns the largest difference, over this rank's elements, between an input's gradient and (f(x +
+ * eps) - f(x - eps)) / (2 eps); it is relative where the gradient is above 1. */
 static double tshi_check_input(const tshi_gradcheck *c, tsh_tensor *t, int64_t samples) {
     const int64_t numel = tsh_numel(t), every = samples > 0 ? numel / samples : 1;
     const tsh_real *grad = t->gr.live ? (const tsh_real *)tshi_mem_data(t->gr.block) : NULL;
-    double worst = 0;
+    double worst = 0; /* the largest so far */
     for (int64_t e = 0; e < numel && c->ctx->error.code == TSH_OK; e += every > 0 ? every : 1) {
-        tsh_real *at = tshi_check_element(t, e);
+        tsh_real *at = tshi_check_element(t, e); /* NULL: another rank's */
         double up = tshi_check_loss(c, at, c->eps), down = tshi_check_loss(c, at, -c->eps);
         double found = at && grad ? (double)grad[at - tshi_tensor_values(t)] : 0;
-        double gap = fabs((up - down) / (2 * c->eps) - found);
+        double gap = fabs((up - down) / (2 * c->eps) - found); /* difference */
         if (at) worst = tshi_check_max(worst, gap / (fabs(found) > 1 ? fabs(found) : 1));
     }
     return worst;
@@ -18464,7 +18490,7 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
                                        void *user, double eps, int64_t samples) {
     const tshi_gradcheck c = {ctx, fn, in, n, user, eps > 0 ? eps : TSHI_DOUBLE ? 1e-5 : 1e-2};
     double worst = 0;
-    if (!ctx || !fn || !in || !tsh_ok(ctx)) return -1;
+    if (!ctx || !fn || !in || !tsh_ok(ctx)) return -1; /* -1: no result */
     for (int i = 0; i < n; i++) {
         if (!in[i] || !(in[i]->flags & TSHI_LEAF) || !tshi_tensor_is_dense(in[i])) {
             (void)tsh_fail(
@@ -18488,24 +18514,25 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
 /* Needs: >>trace >>comm >>io.                                                  */
 /* ========================================================================== */
 
-enum { TSHI_TRACE_FILE_WORDS = 512 }; /* of a message, as TSH_I64 */
+enum { TSHI_TRACE_FILE_WORDS = 512 }; /* 64-bit words of a message, sent as TSH_I64 */
 
-/* A part of the text, as it is sent to rank 0. */
+/* A part of a rank's text, as it is sent to rank 0. */
 typedef struct tshi_trace_message {
-    int64_t used; /* bytes of text; 0: a rank's last message */
+    int64_t used; /* number of bytes in text; 0: this rank's last message */
     char text[8 * TSHI_TRACE_FILE_WORDS - 8];
 } tshi_trace_message;
 
+/* The state of tsh_trace_end on one rank. */
 typedef struct tshi_trace_file {
     tsh_ctx *ctx;
-    tsh_trace_desc desc;
-    FILE *file;
-    int refused; /* on rank 0: writing failed */
-    int why;     /* errno then */
-    tshi_trace_message message;
+    tsh_trace_desc desc;        /* where the text goes */
+    FILE *file;                 /* on rank 0, if desc has a path */
+    int refused;                /* on rank 0: 1 after writing failed */
+    int why;                    /* errno of that failure */
+    tshi_trace_message message; /* text not written or sent yet */
 } tshi_trace_file;
 
-/* Rank 0 writes the text so far; others send it, even if it is empty. */
+/* Rank 0: writes the text of out->message. Other ranks: send it to rank 0, even if it is empty. */
 static void tshi_trace_file_flush(tshi_trace_file *out) {
     tshi_trace_message *message = &out->message;
     tsh_comm *world = &out->ctx->world;
@@ -18517,10 +18544,10 @@ static void tshi_trace_file_flush(tshi_trace_file *out) {
         out->refused = out->file ? fwrite(message->text, 1, size, out->file) != size
                                  : !out->desc.write(out->desc.user, message->text, size);
     if (out->refused && !out->why) out->why = errno;
-    message->used = 0;
+    message->used = 0; /* empty again */
 }
 
-/* Appends to the text, which is written or sent whenever it is full. */
+/* Appends to the text; writes or sends it whenever it is full. */
 static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
     for (; *text; text++) {
         if (out->message.used == (int64_t)sizeof out->message.text) tshi_trace_file_flush(out);
@@ -18528,12 +18555,12 @@ static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
     }
 }
 
-/* Puts one event, a "complete" one (ph X): begin and duration in microseconds. */
+/* Appends one event, a "complete" one (ph X), with begin and duration in microseconds. */
 static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event) {
     static const char *const kinds[] = {"forward", "backward", "module", "collective", "optimiser"};
-    const int64_t length = event->end - event->begin;
+    const int64_t length = event->end - event->begin; /* nanoseconds */
     const char *name;
-    char text[160];
+    char text[160]; /* a part of the event */
     tshi_trace_file_put(out, ",\n{\"ph\":\"X\",\"name\":\"");
     for (name = event->name; *name; name++)
         tshi_trace_file_put(out, tshi_io_escape(*name, text));
@@ -18549,11 +18576,11 @@ static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event)
     tshi_trace_file_put(out, "}");
 }
 
-/* Puts this rank's row of the trace: its name, then its events. */
+/* Appends this rank's row of the trace: its name, then its events. */
 static void tshi_trace_file_row(tshi_trace_file *out) {
     const tsh_ctx *ctx = out->ctx;
     char text[224];
-    if (ctx->world.rank == 0)
+    if (ctx->world.rank == 0) /* begin of the file */
         tshi_trace_file_put(out, "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
                                  "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":0,\"tid\":0,"
                                  "\"args\":{\"name\":\"tshard\"}}");
@@ -18563,16 +18590,17 @@ static void tshi_trace_file_row(tshi_trace_file *out) {
                    ctx->world.rank, ctx->world.rank, ctx->tp.rank, ctx->pp.rank, ctx->dp.rank,
                    (long long)ctx->trace->lost);
     tshi_trace_file_put(out, text);
-    for (const tshi_event *event = ctx->trace->first; event; event = event->next)
+    for (const tshi_event *event = ctx->trace->first; event; event = event->next) /* oldest first */
         tshi_trace_file_event(out, event);
 }
 
-/* On rank 0: receives and writes the other ranks' texts; receives all even if writing fails. */
+/* On rank 0: receives and writes the other ranks' texts, in the order of ranks, and the end of the
+ * file. Receives all even if writing fails. */
 static void tshi_trace_file_gather(tshi_trace_file *out) {
     tsh_comm *world = &out->ctx->world;
     for (int r = 1; r < world->size; r++) {
         do {
-            tshi_trace_file_flush(out); /* at first nothing */
+            tshi_trace_file_flush(out); /* writes the message before */
             if (tshi_error_comm(out->ctx,
                                 tsh_recv(world, &out->message, TSHI_TRACE_FILE_WORDS, TSH_I64, r),
                                 "tsh_trace_end: receive") != TSH_OK)
@@ -18599,13 +18627,13 @@ TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc 
     trace->ctx = ctx;
     trace->desc = *desc;
     if (desc->limit < 1) trace->desc.limit = TSHI_TRACE_LIMIT;
-    trace->arena = arena;
+    trace->arena = arena; /* which also holds the trace itself */
     ctx->trace = ctx->world.trace = ctx->tp.trace = ctx->pp.trace = ctx->dp.trace = trace;
     return TSH_OK;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
-    tshi_trace_file out = TSHI_ZERO;
+    tshi_trace_file out = TSHI_ZERO; /* nothing written yet */
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->error.code == TSH_OK && !ctx->trace)
         return tsh_fail(ctx, TSH_ERR_STATE, "tsh_trace_end: no trace runs");
@@ -18615,16 +18643,16 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
     }
     out.ctx = ctx;
     out.desc = ctx->trace->desc;
-    ctx->world.trace = NULL; /* what follows is not part of it */
+    ctx->world.trace = NULL; /* the collectives below are not traced */
     if (ctx->world.rank == 0 && out.desc.path) {
         out.file = fopen(out.desc.path, "wb");
         out.refused = !out.file;
         out.why = errno;
     }
     tshi_trace_file_row(&out);
-    tshi_trace_file_flush(&out);
+    tshi_trace_file_flush(&out); /* the rest of the row */
     if (ctx->world.rank > 0)
-        tshi_trace_file_flush(&out); /* the last, empty */
+        tshi_trace_file_flush(&out); /* the empty message that ends this rank's text */
     else
         tshi_trace_file_gather(&out);
     if (out.file && fclose(out.file) != 0 && !out.refused) {
@@ -18645,9 +18673,9 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 /* Needs: nothing.                                                              */
 /* ========================================================================== */
 
-#undef tshi_error_null
+#undef tshi_error_null /* >>error */
 #undef tshi_error_zero
-#undef TSHI_ZERO
+#undef TSHI_ZERO /* >>base */
 #undef TSHI_R
 #undef TSHI_DOUBLE
 #undef TSHI_RESTRICT
@@ -18665,13 +18693,13 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_X86
 #undef TSHI_AVX2
 #undef TSHI_AVX512
-#undef TSHI_KERNEL
+#undef TSHI_KERNEL /* >>kernel */
 #undef TSHI_KERNEL_FUSED
 #undef TSHI_KERNEL_ISA
 #undef TSHI_KERNEL_TABLE
 #undef TSHI_FUSED
 #undef TSHI_LANES
-#undef TSHI_GEMM_JOIN_
+#undef TSHI_GEMM_JOIN_ /* >>gemm */
 #undef TSHI_GEMM_JOIN
 #undef TSHI_GEMM_IS_float
 #undef TSHI_GEMM_IS_double
@@ -18706,6 +18734,6 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_PAIR
 #undef TSHI_GEMM_GROUP
 #undef TSHI_GEMM_DOT
-#undef TSHI_BINARY_GRAD
-#endif /* TSHARD_IMPLEMENTED */
-#endif /* TSHARD_IMPLEMENTATION */
+#undef TSHI_BINARY_GRAD /* >>op-map */
+#endif                  /* TSHARD_IMPLEMENTED */
+#endif                  /* TSHARD_IMPLEMENTATION */
