@@ -13453,8 +13453,7 @@ typedef struct tshi_kind {
     const char *name; /* "linear": in reports, errors and tsh_plan_rule.kind */
     tsh_tensor *(*forward)(tsh_module *module, tsh_tensor **in, int n); /* n inputs */
     unsigned styles; /* bit 1 << style for each supported style; PREPARE styles: always supported */
-    /* Sets the layouts of the module's parameters under a rule; they are R before. NULL: all stay
-     * R. */
+    /* Sets the layouts of the parameters under a rule; R before. NULL: all stay R. */
     void (*layouts)(const tsh_module *module, const tsh_plan_rule *rule, tsh_layout *layouts);
 } tshi_kind;
 
@@ -13499,8 +13498,7 @@ TSHI_OUTLINE tsh_tensor *tshi_module_step(tsh_module *root, tshi_walk *at) {
     return at->param = NULL; /* at->module is NULL too, so the next call starts again */
 }
 
-/* Returns 1 if the walk reaches this parameter for the first time; 0 if it was already reached in
- * an earlier module that is tied to it. */
+/* Returns 1 if the walk reaches a parameter for the first time, 0 for a tied one seen before. */
 static int tshi_module_first(tsh_module *root, const tshi_walk *at) {
     tshi_walk before = {NULL, NULL, 0}; /* a second walk, from root */
     while (tshi_module_step(root, &before) != at->param) continue;
@@ -13590,8 +13588,8 @@ static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *c
 }
 
 /* Checks that the recomputed ops read no outer tensor that requires a gradient, except the
- * checkpoint's inputs: such a tensor's gradient might be all-reduced already. Returns an error if
- * they do. */
+ * checkpoint's inputs: its gradient might be all-reduced already. Else sets and returns an
+ * error. */
 static tsh_result tshi_recompute_check_inputs(const tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     const tshi_node *inner; /* a recomputed op */
@@ -13639,8 +13637,7 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
     tshi_tape_walk(ctx);                          /* backward */
 }
 
-/* Runs the module's forward. Returns NULL and sets an error if the output is not a tensor of
- * values. */
+/* Runs the module's forward. NULL and an error if the output is not a tensor of values. */
 static tsh_tensor *tshi_recompute_run_checked(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *y = tshi_module_run(module, in, n);
     return y && tshi_tensor_check("tsh_checkpoint", &y, 1) ? y : NULL;
@@ -13787,8 +13784,7 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
 
 /* -- the same model on every rank -------------------------------------------- */
 
-/* One line of a model's description. Line 0 is the seed, the others are one module each, in
- * pre-order. */
+/* One line of a model's description. Line 0 is the seed, then one module each, in pre-order. */
 typedef struct tshi_line {
     char text[TSH_PATH_SIZE + 3 * TSHI_TEXT_SIZE]; /* "h.0" linear: weight f32 (64, 32) S(0) */
     double number; /* tsh_module.number; compared in binary: its text depends on the locale */
@@ -13816,8 +13812,7 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     }
 }
 
-/* Fills in line i of this rank's model (0: the seed). Returns 0 after the last module, where the
- * line says "nothing". */
+/* Fills in line i of this rank's model. Returns 0 after the last module: the line is "nothing". */
 static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
     tsh_module *m = ctx->root;
     memset(line, 0, sizeof *line);
@@ -13845,9 +13840,8 @@ static tsh_result tshi_module_same(tsh_comm *comm, uint64_t hash, int *same) {
     return result;
 }
 
-/* Returns a rank that has the most frequent hash; if several are equally frequent, the lowest such
- * rank. The hash of rank r is hash[r * stride]. holds[r] 0: rank r does not count; holds NULL: all
- * count. */
+/* Returns the lowest rank whose hash is the most frequent. The hash of rank r is hash[r * stride].
+ * holds[r] 0: rank r does not count; holds NULL: all count. */
 static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
                                 const unsigned char *holds) {
     int r, k, same, best = 0, max = 0; /* same: number of ranks with r's hash */
@@ -13860,8 +13854,7 @@ static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
     return best;
 }
 
-/* Sets an error: rank odd->rank has the line `odd` where another has `usual`. The error blames that
- * rank. */
+/* Sets an error that blames odd->rank: it has the line `odd` where another rank has `usual`. */
 static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, const tshi_line *odd,
                                     const tshi_line *usual) {
     const char *axis = comm == &ctx->tp ? "tp" : comm == &ctx->dp ? "dp" : "the world";
@@ -13925,9 +13918,8 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     return result;
 }
 
-/* Makes the next collective of tp, dp and world compare the models again. Called after every change
- * of the tree. With pp > 1 the world is left out, since stages may differ until tsh_pipeline_new
- * compares them. */
+/* Makes the next collective of each group compare the models. Called after every change of the
+ * tree. With pp > 1 the world compares in tsh_pipeline_new only: before, stages may differ. */
 static void tshi_module_changed(tsh_ctx *ctx) {
     ctx->compare = tshi_module_compare;
     if (ctx->tp.size > 1) ctx->tp.unchecked = ctx;
@@ -14110,8 +14102,7 @@ static void tshi_module_suggest(tsh_module *root, const char *path, char *text, 
     if (!shown) tsh_text_add(text, size, " no modules");
 }
 
-/* Returns the module at the path below `module`, of which n characters count; NULL if there is
- * none. n 0: module itself. */
+/* Returns the module at a path of n characters below `module`, or NULL. n 0: module itself. */
 static tsh_module *tshi_module_at(tsh_module *module, const char *path, size_t n) {
     const char *end = path + n, *dot; /* dot: end of the current name */
     for (; module && path < end; path = dot + 1) {
@@ -14137,8 +14128,7 @@ TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
     return NULL;
 }
 
-/* Returns the parameter at a path below `module` and sets *owner to its module; NULL if there is
- * none. */
+/* Returns the parameter at a path below `module` and sets *owner to its module; or NULL. */
 static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_module **owner) {
     const char *dot = strrchr(path, '.');
     tsh_module *m = dot ? tshi_module_at(module, path, (size_t)(dot - path)) : module;
@@ -14161,8 +14151,7 @@ TSH_API TSHI_COLD tsh_tensor *tsh_param(tsh_module *module, const char *path) {
                            "tsh_param: \"%s\" has no parameter \"%.64s\"", module->path, path);
 }
 
-/* Calls fn once for every parameter below. all 0: leaves out those that only other stages of a
- * pipeline hold. */
+/* Calls fn once for every parameter below. all 0: not for those only on other stages. */
 static void tshi_module_params(tsh_module *module, int all,
                                void (*fn)(const char *path, tsh_tensor *param, void *user),
                                void *user) {
@@ -14333,9 +14322,9 @@ static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_
     return desc ? tshi_module_add(parent, name, kind) : NULL;
 }
 
-/* Returns the only input of a layer. Under TSH_SEQUENCE it is first redistributed to the plan's
- * input layout, S(1) by default. Returns NULL and sets an error if the plan declared another layout
- * than the input has. */
+/* Returns the only input of a layer. Under TSH_SEQUENCE it is redistributed to the plan's
+ * input layout (default S(1)). NULL and an error if it does not have the layout that the plan
+ * declared. */
 static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
     char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE]; /* texts for the error */
     tsh_layout takes = module->input_layout ? *module->input_layout : tsh_sharded(1);
@@ -14367,9 +14356,9 @@ static tsh_layout tshi_nn_shard(const tsh_plan_rule *rule, int dim) {
 
 /* -- linear ----------------------------------------------------------------- */
 
-/* Sets layouts[0], of the weight, and layouts[1], of the bias. dim 0: both are sharded along the
- * output features, as `cut` says. dim 1: the weight is sharded along the input features, the bias
- * is R. */
+/* Sets layouts[0], of the weight, and layouts[1], of the bias. dim 0: both are sharded as
+ * `cut` along the output features. dim 1: the weight is sharded along the input features, the
+ * bias is R. */
 static void tshi_nn_linear_shard(const tsh_module *module, tsh_layout cut, int dim,
                                  tsh_layout *layouts) {
     layouts[0] = layouts[1] = cut;
@@ -14527,8 +14516,7 @@ TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh
  * changes before the whole plan has been checked, so an error leaves the model as it was. The
  * constructor of a layer with a style applies a plan of one rule in the same way. */
 
-/* Returns 1 if the name from s to s_end matches the pattern from p to p_end: * matches any
- * characters, ? one. */
+/* Returns 1 if the name [s, s_end) matches the pattern [p, p_end): * any characters, ? one. */
 static int tshi_parallel_match_name(const char *p, const char *p_end, const char *s,
                                     const char *s_end) {
     for (; p < p_end; p++, s++) {
@@ -14542,8 +14530,7 @@ static int tshi_parallel_match_name(const char *p, const char *p_end, const char
     return s == s_end;
 }
 
-/* Returns 1 if the dotted path s matches the dotted pattern p, name by name; ** matches any number
- * of names. */
+/* Returns 1 if the dotted path s matches the pattern p; ** matches any number of names. */
 static int tshi_parallel_match(const char *p, const char *s) {
     const char *pe = p, *se = s; /* ends of the first names */
     while (*pe && *pe != '.') pe++;
@@ -14578,8 +14565,7 @@ static int tshi_parallel_purpose(const tsh_plan_rule *rule) {
                                                : TSHI_PARALLEL_STYLE;
 }
 
-/* Returns 1 if a rule applies to module m: its path and kind match, and m's kind supports its
- * style. */
+/* Returns 1 if a rule applies to m: path and kind match, and m's kind supports the style. */
 static int tshi_parallel_applies(const tsh_module *root, const tsh_module *m,
                                  const tsh_plan_rule *rule) {
     if (tshi_parallel_purpose(rule) == TSHI_PARALLEL_STYLE &&
@@ -14589,8 +14575,7 @@ static int tshi_parallel_applies(const tsh_module *root, const tsh_module *m,
     return tshi_parallel_match(rule->path, tshi_module_below(root, m->path));
 }
 
-/* Sets choice to the rules that apply to module m. Returns an error if two rules of one
- * purpose do. */
+/* Sets choice to the rules that apply to m. Returns an error if two of one purpose do. */
 static tsh_result tshi_parallel_choose(const tsh_module *root, tsh_module *m,
                                        const tsh_plan_rule *rules, int count, tshi_choice *choice) {
     int purpose;
@@ -14608,8 +14593,7 @@ static tsh_result tshi_parallel_choose(const tsh_module *root, tsh_module *m,
     return TSH_OK;
 }
 
-/* Checks a rule by itself, without a model. Returns what is wrong as the end of an error sentence,
- * NULL if nothing is. */
+/* Checks a rule without a model. Returns the end of an error sentence; NULL if it is right. */
 static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
     if (!rule->path) return "has no path";
     if ((unsigned)rule->style >= (unsigned)TSH_STYLES) return "has a style that does not exist";
@@ -14860,8 +14844,7 @@ enum {
     TSHI_PARALLEL_EMBEDDING = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE
 };
 
-/* Returns a rule with a style whose empty path matches the root it is applied to: the module
- * itself. */
+/* Returns a rule with a style and an empty path: it matches the root itself. */
 static tsh_plan_rule tshi_parallel_rule(tsh_style style) {
     tsh_plan_rule rule;
     memset(&rule, 0, sizeof rule);
@@ -15117,8 +15100,7 @@ static const tshi_mlp_lists tshi_policy_gpt2_mlp = {
     {{TSHI_POLICY_WB("mlp.c_fc"), 0, TSH_PLAIN, 1, 0, NULL, 0}},
     {{TSHI_POLICY_WB("mlp.c_proj"), 0, TSH_PLAIN, 1, 0, NULL, 0}}};
 
-/* The weight query_key_value holds q, k and v head by head: a single segment, in heads of 3 D
- * features. */
+/* query_key_value holds q, k and v head by head: one segment, in heads of 3 D features. */
 static const tshi_attention_lists tshi_policy_gpt_neox = {
     {{"attention.num_attention_heads", NULL, NULL}},
     {TSHI_POLICY_LAYER(WB, "attention.query_key_value", 0, &tshi_policy_gpt_neox.heads[0], 0)},
@@ -15237,8 +15219,7 @@ typedef struct tshi_policy_pass {
     int divide;                                /* 1: the third pass */
 } tshi_policy_pass;
 
-/* Sets an error whose sentence begins with the policy and the current block; then as printf.
- * Returns 0. */
+/* Sets an error about the policy and the current block, then as printf. Returns 0. */
 TSH_PRINTF(3, 4)
 static int tshi_policy_fail(const tshi_policy_pass *pass, tsh_result code, const char *format,
                             ...) {
@@ -15258,8 +15239,7 @@ static int tshi_policy_is_end(const tsh_policy_layer *layer) {
            !layer->reversed && !layer->ignore_checker && !layer->heads && !layer->kv;
 }
 
-/* Returns the argument at a path below the block, "module.name". NULL and an error if there is
- * none, or its value is not above 0. */
+/* Returns the argument "module.name" below the block. NULL and an error if it is not above 0. */
 static tshi_argument *tshi_policy_count(const tshi_policy_pass *pass, const char *path) {
     const char *dot = strrchr(path, '.'), *name = dot ? dot + 1 : path;
     tsh_module *module = tshi_module_at(pass->block, path, dot ? (size_t)(dot - path) : 0);
@@ -15271,8 +15251,7 @@ static tshi_argument *tshi_policy_count(const tshi_policy_pass *pass, const char
     return NULL;
 }
 
-/* The counts of one attention, as read from the arguments. Query heads that share a key head stay
- * on one rank. */
+/* The counts of one attention. Query heads that share a key head stay on one rank. */
 typedef struct tshi_policy_counts {
     int64_t heads, kv; /* number of query heads; of key (and of value) heads */
     int64_t group;     /* query heads per key head: the unit of sharding */
@@ -15280,8 +15259,7 @@ typedef struct tshi_policy_counts {
     int whole;         /* 1: fewer key heads than ranks: keys and values are R */
 } tshi_policy_counts;
 
-/* Fills in c from the arguments that `at` names. Returns 0 and sets an error if one is missing or
- * they do not fit together. */
+/* Fills in c from the arguments that `at` names. 0 and an error if they do not fit together. */
 static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_policy_heads *at,
                                    tshi_policy_counts *c) {
     const tshi_argument *heads = at->heads ? tshi_policy_count(pass, at->heads) : NULL, *kv,
@@ -15305,8 +15283,7 @@ static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_polic
     return 1;
 }
 
-/* Sets .local of the arguments of one attention to this rank's share, as its features are
- * sharded. */
+/* Sets .local of an attention's arguments to this rank's share, as its features are sharded. */
 static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_heads *at) {
     const tsh_comm *tp = &pass->root->ctx->tp;
     tshi_policy_counts c; /* of the whole attention */
@@ -15390,8 +15367,7 @@ static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
     return owner[0] ? owner[0] : owner[1]; /* one is enough */
 }
 
-/* Appends the rule of layer m to the plan. Returns 0 and sets an error if the model does not fit
- * the policy. */
+/* Appends layer m's rule to the plan. 0 and an error if the model does not fit the policy. */
 static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *layer, tsh_module *m,
                             tsh_style style) {
     tsh_plan_rule *rule = &pass->rules[pass->count]; /* the next one */
@@ -15461,8 +15437,7 @@ static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     return 1;
 }
 
-/* Runs one pass over all blocks. Returns the number of blocks, or -1 and an error if one does not
- * fit. */
+/* Runs one pass over all blocks. Returns their number; -1 and an error if one does not fit. */
 static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) {
     const tsh_policy *p;
     int blocks = 0;
@@ -15548,8 +15523,7 @@ struct tsh_optim {
 
 /* -- the global norm -------------------------------------------------------- */
 
-/* **total += sum x^2 of n consecutive elements, in double, with TSHI_BLOCK partial sums so that the
- * loop vectorises. */
+/* **total += sum x^2 of n elements, in double, with TSHI_BLOCK sums at a time (vectorises). */
 typedef double *tshi_optim_total;
 TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
                                          const tshi_optim_total *total) {
@@ -15775,8 +15749,7 @@ static tsh_result tshi_optim_gather(const tsh_tensor *moment, tsh_real *values, 
     return result;
 }
 
-/* Replaces a moment's block by a new one of n elements, not initialised. Returns 0 and sets an
- * error if there is no memory. */
+/* Replaces a moment's block by an uninitialised one of n elements; 0 and an error: no memory. */
 static int tshi_optim_allocate(tsh_tensor *moment, int64_t n) {
     tshi_block *block = tshi_mem_alloc(moment->ctx, TSH_MEM_OPTIMISER, tshi_dtype_reals(n));
     if (!block) return 0;
@@ -15816,8 +15789,7 @@ static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tshi_mem_release(ctx, part.block);
 }
 
-/* Returns *moment with param's layout; creates it with zeros if it is NULL. Returns NULL after an
- * error. */
+/* Returns *moment with param's layout, created with zeros if it is NULL; NULL after an error. */
 static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     tsh_ctx *ctx = param->ctx;
     const tsh_shape shape = tsh_shape_of(param);
@@ -15839,8 +15811,7 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     return m;
 }
 
-/* The job of tshi_optim_update_part: an update shared by threads, by elements or, if the gradient
- * is row-sparse, by rows. */
+/* An update shared by threads: by elements or, if the gradient is row-sparse, by rows. */
 typedef struct tshi_optim_work {
     tshi_kernel_fn kernel; /* tshi_optim_adam or tshi_optim_sgd */
     const tshi_operand *x; /* shape (TSHI_OPTIM_OPERANDS) */
@@ -15879,8 +15850,7 @@ static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tsh
                   tshi_optim_update_part, &work);
 }
 
-/* Updates one parameter and its moments, which it creates if needed. clip: factor of the
- * gradient. */
+/* Updates one parameter and its moments, created if needed. clip: factor of the gradient. */
 static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
     const tsh_optim_desc *d = &optim->desc;
     tsh_tensor *t = each->param;
@@ -16075,8 +16045,8 @@ typedef struct tshi_message {
 } tshi_message;
 enum { TSHI_PIPELINE_WORDS = sizeof(tshi_message) / sizeof(int64_t) };
 
-/* The sends in flight to one neighbour: a ring buffer, oldest first. Each send keeps a reference to
- * its values. */
+/* The sends in flight to one neighbour: a ring buffer, oldest first. Each keeps its values
+ * alive. */
 typedef struct tshi_send_queue {
     tsh_req req[TSHI_PIPELINE_SENDS];       /* requests, to wait for */
     tshi_block *block[TSHI_PIPELINE_SENDS]; /* the values being sent */
@@ -16428,8 +16398,7 @@ static void tshi_pipeline_broadcast_totals(tsh_pipeline *p) {
             "tsh_pipeline: broadcast of the loss");
 }
 
-/* Sets *loss to the mean over this replica's micro-batches or, if losses are sums, over all
- * replicas. */
+/* Sets *loss to the mean over this replica's micro-batches or, if sums, over all replicas. */
 static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss) {
     tsh_ctx *ctx = p->ctx;
     if (p->desc.weight && ctx->error.code == TSH_OK)
@@ -16619,8 +16588,7 @@ static int tshi_pipeline_check(const tsh_module *container, const tsh_pipeline_d
     return tsh_ok(ctx);
 }
 
-/* Allocates a slot for each micro-batch that may be under way at the same time. Returns 0 if there
- * is no memory. */
+/* Allocates a slot for each micro-batch that may be under way at a time; 0: no memory. */
 static int tshi_pipeline_slots(tsh_pipeline *p) {
     tsh_ctx *ctx = p->ctx;
     const int m = p->desc.micro_batches;
@@ -16865,10 +16833,9 @@ static int tshi_file_rename(const char *name, const char *path) {
 /* Needs: >>optim >>file.                                                       */
 /* ========================================================================== */
 
-/* The writer, rank 0 of tp, pp and dp, writes whole tensors: the other ranks send it their
- * shards in buffers of TSHI_IO_BUFFER bytes. tsh_save and tsh_load end each of their two
- * halves with tshi_io_agree: after an error on any rank all ranks return it, and file or model
- * are unchanged. */
+/* The writer, rank 0 of tp, pp and dp, writes whole tensors: other ranks send it their shards in
+ * buffers of TSHI_IO_BUFFER bytes. tsh_save and tsh_load end each of their two halves with
+ * tshi_io_agree: after an error on any rank all ranks return it; file or model are unchanged. */
 
 /* The format (https://github.com/huggingface/safetensors): 8 bytes, the little-endian length n of
  * the header; n bytes of JSON, {"__metadata__": {"key": "text"}, "name": {"dtype": "F32", "shape":
@@ -17234,8 +17201,7 @@ static int tshi_io_is_writer(const tsh_ctx *ctx) {
     return ctx->tp.rank == 0 && ctx->pp.rank == 0 && ctx->dp.rank == 0;
 }
 
-/* Returns 1 if tsh_load can read the name: UTF-8, and not that of a moment. 0 and an error if
- * not. */
+/* Returns 1 if tsh_load can read the name: UTF-8, and not a moment's. Else 0 and an error. */
 static int tshi_io_check_name(const tshi_io *io, const char *path) {
     const unsigned char *s = (const unsigned char *)path;
     while (*s && tshi_io_utf8(s)) s += tshi_io_utf8(s);
@@ -17423,8 +17389,7 @@ static void tshi_io_prepare(tshi_io *io) {
 }
 
 /* Combines what the stages know by one all-reduce (MAX) over pp: which moments exist, and the
- * counts of steps and dropout calls, which only the stages that hold a parameter or module
- * increment. */
+ * counts of steps and dropout calls, which only stages that hold a parameter or module count. */
 static void tshi_io_merge_stages(tshi_io *io) {
     int64_t *const there = io->known, *const counts = there + io->items;
     int i;
@@ -17492,9 +17457,8 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
     return tshi_error_comm(io->ctx, result, io->op);
 }
 
-/* Writes the item's tensor t, buffer by buffer: rank 0 of tp of the stage that holds t gathers each
- * buffer and sends it to the writer. After a failed write, the writer still receives the others'
- * buffers. */
+/* Writes the item's tensor t, buffer by buffer: rank 0 of tp on its stage gathers a buffer and
+ * sends it to the writer. After a failed write, the writer still receives the other buffers. */
 static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const tshi_io_item *item) {
     const tsh_dtype dtype = (tsh_dtype)(item->dtype - tshi_dtypes);
     const int stage = item->param->stage ? item->param->stage - 1 : 0; /* the stage that sends it */
@@ -17549,8 +17513,7 @@ static int tshi_io_write_hash(tshi_io *io) {
     return sealed && closed;
 }
 
-/* On the writer: completes and syncs the temporary file, which stays locked, and renames it over
- * the old file. */
+/* On the writer: completes and syncs the temporary file, then renames it over the old file. */
 static int tshi_io_finish(tshi_io *io) {
     char *name = io->temporary, *slash;
     errno = 0;
@@ -17699,8 +17662,7 @@ static int tshi_io_open(tshi_io *io, const char *brackets, const char *what) {
     return !tshi_io_skip_char(io, brackets[1]);
 }
 
-/* Parses what follows an element: returns 1 after a comma; 0 after the bracket `close` or an
- * error. */
+/* Parses what follows an element: returns 1 after a comma, 0 after `close` or an error. */
 static int tshi_io_next(tshi_io *io, char close) {
     if (io->ctx->error.code != TSH_OK || tshi_io_skip_char(io, close)) return 0;
     return tshi_io_skip_char(io, ',') || tshi_io_bad(io, "a comma or a bracket is missing");
@@ -17835,8 +17797,7 @@ static int tshi_io_bad_entry(const tshi_io *io, const char *name, const char *wh
                         tshi_io_quote(name, quote), what);
 }
 
-/* Sorts n structs of `width` bytes by their first field, a name; 0 and the error `twice` if two
- * have the same. */
+/* Sorts n structs by their first field, a name; 0 and the error `twice` if a name occurs twice. */
 static int tshi_io_sort_names(const tshi_io *io, void *base, size_t n, size_t width,
                               const char *twice) {
     const char *at = (const char *)base;
@@ -17876,8 +17837,7 @@ static int tshi_io_check_entries(tshi_io *io) {
 
 /* -- reading: bytes ----------------------------------------------------------- */
 
-/* Reads bytes at position `at` of the file; returns 0 if the file ends before, or the read
- * fails. */
+/* Reads bytes at position `at` of the file; returns 0 if the file ends before, or on an error. */
 static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     size_t got;
     errno = 0;
@@ -17906,8 +17866,7 @@ static const tshi_io_pair tshi_io_forms[] = {
     {"version https://git-lfs", "a git-lfs pointer (`git lfs pull` fetches the file)"},
 };
 
-/* Reports a file of another format: returns 1 and sets an error if the format is recognised, else
- * 0. */
+/* Returns 1 and sets an error if the file is of another format that is recognised; else 0. */
 static int tshi_io_foreign(tshi_io *io) {
     const size_t forms = sizeof tshi_io_forms / sizeof tshi_io_forms[0];
     unsigned char start[32];
@@ -17972,8 +17931,7 @@ static int tshi_io_read_header(tshi_io *io) {
 
 /* -- checking a file against the model ---------------------------------------- */
 
-/* Returns the struct whose first field is prefix + name, among n that are sorted by it; NULL if
- * there is none. */
+/* Returns the struct with the name prefix + name, of n that are sorted by name; or NULL. */
 static void *tshi_load_find(const void *base, size_t n, size_t width, const char *prefix,
                             const char *name) {
     char key[TSHI_IO_NAME];
@@ -18077,9 +18035,8 @@ static int tshi_load_match_all(tshi_io *io) {
 }
 
 /* Extends io->hash, that of the header, so that it differs for different files: ranks compare it. A
- * header written by tsh_save holds the hash of all values; for other files, hashes a few bytes in
- * the middle of every tensor, which training probably changed. (Hosts may have copies, so inode and
- * date do not help.) */
+ * header of tsh_save holds the hash of all values; for other files, adds a few bytes in the middle
+ * of every tensor, which training probably changed. (Inode and date differ for copies.) */
 static int tshi_load_sample(tshi_io *io) {
     unsigned char bytes[TSHI_IO_SAMPLE];
     int i;
@@ -18113,8 +18070,7 @@ static int tshi_load_check(tshi_io *io) {
 
 /* -- values ------------------------------------------------------------------- */
 
-/* Adds the number of NaN to found[0] and that of infinite values to found[1]. Only for these is x -
- * x not 0. */
+/* Adds the number of NaN to found[0], of infinite values to found[1]. For both, x - x is not 0. */
 static void tshi_load_count_nonfinite(const tshi_dtype *dtype, const char *values, int64_t count,
                                       int64_t *found) {
     enum { BLOCK = 256 };
@@ -18400,8 +18356,7 @@ static void tshi_check_agree(tsh_ctx *ctx) {
         (void)tsh_barrier(world); /* all have the error before any goes on */
 }
 
-/* Compares parameters and moments over tp and dp or, with `tied`, those that several stages hold
- * over pp. */
+/* Compares parameters and moments over tp and dp; tied 1: those of several stages, over pp. */
 static void tshi_check_axes(tsh_module *module, int tied) {
     tsh_ctx *ctx = module->ctx;
     tshi_replicas all = {NULL, 0, tied}; /* first pass: count */
@@ -18734,6 +18689,6 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_PAIR
 #undef TSHI_GEMM_GROUP
 #undef TSHI_GEMM_DOT
-#undef TSHI_BINARY_GRAD /* >>op-map */
+#undef TSHI_BINARY_GRAD
 #endif                  /* TSHARD_IMPLEMENTED */
 #endif                  /* TSHARD_IMPLEMENTATION */
