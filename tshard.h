@@ -13548,8 +13548,8 @@ static uint64_t tshi_module_count(tsh_ctx *ctx) {
  * ops may read gradients of outer tensors through the node's inputs only. */
 /* One module's count of dropout calls, as it was at the forward. */
 typedef struct tshi_module_calls {
-    const tsh_module *module;
-    uint64_t dropout_calls;
+    const tsh_module *module; /* to recognise modules added since */
+    uint64_t dropout_calls;   /* module->dropout_calls */
 } tshi_module_calls;
 
 /* The counts of the ctx and of all modules, saved at the forward. */
@@ -13570,7 +13570,7 @@ static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     counts->module = module;
     counts->randn_calls = ctx->randn_calls;
     counts->dropout_calls = ctx->dropout_calls;
-    counts->each = (tshi_module_calls *)(void *)(counts + 1);
+    counts->each = (tshi_module_calls *)(void *)(counts + 1); /* lies after the struct */
     for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
         counts->each[i].module = m;
         counts->each[i++].dropout_calls = m->dropout_calls;
@@ -13593,14 +13593,14 @@ static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *c
 static tsh_result tshi_recompute_check_inputs(const tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     const tshi_node *inner; /* a recomputed op */
-    int k;                  /* index of the checkpoint's input that has the same base */
-    for (inner = ctx->tape.newest; inner; inner = inner->older)
+    int k; /* index of the checkpoint's input that has the same base */
+    for (inner = ctx->tape.newest; inner; inner = inner->older) /* all recomputed ops */
         for (int i = 0; i < inner->n; i++) {
             const tsh_tensor *base = inner->in[i] ? inner->in[i]->base : NULL;
             /* leaves are allowed, and tensors made inside the checkpoint */
             if (!base || !base->requires_grad || !base->node || base->depth >= ctx->depth) continue;
             for (k = 0; k < node->n && !(node->in[k] && node->in[k]->base == base);) k++;
-            if (k == node->n)
+            if (k == node->n) /* no input of the checkpoint */
                 return tsh_fail(ctx, TSH_ERR_STATE,
                                 "tsh_checkpoint: the forward reads what %s gave, which wants a "
                                 "gradient, but is none of its inputs; make it one",
@@ -13620,7 +13620,7 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
                          base->depth < ctx->depth;
     const tshi_accumulator *from[2] = {&out->gr, &out->gp}; /* R gradient, partial gradient */
     tshi_accumulator *to[2] = {&base->gr, as_it_is ? &base->gp : &base->gr}; /* where each goes */
-    tshi_dest dest;
+    tshi_dest dest; /* where in *to[i] */
     if (!base->requires_grad || !(out->gr.live || out->gp.live)) return; /* no gradient arrived */
     if (out->gp.live && !as_it_is)
         (void)tshi_error_comm(ctx,
@@ -13653,15 +13653,15 @@ static void tshi_recompute_replay(tshi_node *node) {
     tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL; /* recomputed inputs and output */
     int i, no_grad = ctx->tape.no_grad;           /* restored at the end */
     now = tshi_recompute_save_counts(before->module);
-    if (!now) return;
-    tshi_recompute_restore_counts(ctx, before);
+    if (!now) return; /* no memory */
+    tshi_recompute_restore_counts(ctx, before); /* draws the same dropout masks */
     ctx->tape.newest = NULL; /* an empty tape */
-    ctx->tape.no_grad = 0;   /* record even if the caller is in a no_grad scope */
-    tsh_scope_begin(ctx);
+    ctx->tape.no_grad = 0; /* record even if the caller is in a no_grad scope */
+    tsh_scope_begin(ctx); /* frees all recomputed tensors */
     for (i = 0; i < node->n; i++) {
         tsh_tensor *in = node->in[i];
         x[i] = in ? tshi_tensor_detached(in, node->saved[i]) : NULL;
-        if (x[i]) x[i]->base = in->base;
+        if (x[i]) x[i]->base = in->base; /* gradients go to the original */
     }
     if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);
     tshi_recompute_restore_counts(ctx, now); /* later ops draw as if nothing was recomputed */
@@ -13669,7 +13669,7 @@ static void tshi_recompute_replay(tshi_node *node) {
     tshi_tape_walk(ctx); /* after an error: releases the nodes that are left */
     tsh_scope_end(ctx);
     ctx->tape.no_grad = no_grad;
-    ctx->tape.newest = outer;
+    ctx->tape.newest = outer; /* back to the outer tape */
 }
 
 /* Runs the forward without recording, in a scope that frees every tensor but the output. */
@@ -13678,14 +13678,14 @@ static tsh_tensor *tshi_recompute_run_no_grad(tsh_module *module, tsh_tensor **i
     tsh_tensor *y, form;      /* the output; a copy of its shape and layout */
     tshi_block *block = NULL; /* the output's values, referenced past the end of the scope */
     tsh_scope_begin(ctx);
-    tsh_no_grad_begin(ctx);
+    tsh_no_grad_begin(ctx); /* records no node */
     y = tshi_recompute_run_checked(module, in, n);
     if (y && !tshi_tensor_is_dense(y)) y = tshi_map_copy("tsh_checkpoint", y);
     tsh_no_grad_end(ctx);
     if (y) {
         form = *y;
         block = y->block;
-        block->refs++;
+        block->refs++; /* survives tsh_scope_end */
     }
     tsh_scope_end(ctx);
     if (y) y = tshi_tensor_detached(&form, block);
@@ -13734,7 +13734,7 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
     node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
                          (size_t)leaves * sizeof *node->leaves);
     if (!node) return NULL;
-    node->leaves = (tsh_tensor **)node->params;
+    node->leaves = (tsh_tensor **)node->params; /* the space reserved above */
     node->leaf_count = tshi_recompute_trainable(module, node->leaves);
     node->params = counts; /* what tshi_recompute_replay reads */
     return y;
@@ -13762,7 +13762,7 @@ static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) 
     y = !module->checkpoint ? tshi_module_run(module, in, n)
         : ctx->tape.no_grad ? tshi_recompute_run_no_grad(module, in, n)
                             : tshi_recompute_checkpoint(module, in, n);
-    ctx->module = outer;
+    ctx->module = outer; /* also after an error */
     if (ctx->trace)
         (void)tshi_trace_add(ctx->trace, TSHI_TRACE_MODULE, module->path[0] ? module->path : "root",
                              begin, 0);
@@ -13824,7 +13824,7 @@ static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
                          (unsigned long long)ctx->seed);
     /* text and number lie before `hash` */
     line->hash = (int64_t)tshi_rng_hash(1, line, offsetof(tshi_line, hash));
-    line->rank = ctx->world.rank;
+    line->rank = ctx->world.rank; /* for the error */
     return !i || m;
 }
 
@@ -13834,7 +13834,7 @@ static tsh_result tshi_module_same(tsh_comm *comm, uint64_t hash, int *same) {
     int64_t ends[2]; /* the hash and its complement */
     tsh_result result;
     memcpy(&ends[0], &hash, sizeof hash);
-    ends[1] = ~ends[0];
+    ends[1] = ~ends[0]; /* its minimum is ~ of the maximum */
     result = tsh_allreduce(comm, ends, 2, TSH_I64, TSH_MIN);
     *same = result == TSH_OK && ends[0] == ~ends[1];
     return result;
@@ -13848,7 +13848,7 @@ static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
     for (r = 0; r < size; r++) {
         for (same = k = 0; k < size && (!holds || holds[r]); k++)
             same += (!holds || holds[k]) && hash[k * stride] == hash[r * stride];
-        if (same > max) best = r;
+        if (same > max) best = r; /* the first rank with so many */
         if (same > max) max = same;
     }
     return best;
@@ -13869,7 +13869,7 @@ static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, const ts
 /* On all ranks of comm: gathers the models line by line, and reports the first line that is not the
  * same on all. Returns TSH_ERR_MISMATCH, or an error of the gathering. */
 static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
-    const int size = comm->size;
+    const int size = comm->size; /* number of ranks */
     const size_t bytes = (size_t)size * (sizeof(int64_t) + sizeof(tshi_line));
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
     int64_t *counts;        /* shape (size): int32 words of a line, the same for every rank */
@@ -13877,7 +13877,7 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     tsh_result result = TSH_OK;
     int r, i = 0, usual = 0, blamed = 0, more; /* ranks of the usual and of another line */
     if (!block) {
-        tshi_error_report(ctx);
+        tshi_error_report(ctx); /* the other ranks wait for this one */
         return TSH_ERR_MEMORY;
     }
     counts = (int64_t *)tshi_mem_data(block); /* block: counts, then lines */
@@ -13886,7 +13886,7 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     do {
         more = tshi_module_line(ctx, i++, &line); /* 0: other ranks have more lines */
         result = tsh_allgather(comm, &line, lines, counts, 1, TSH_I32);
-        if (result != TSH_OK) break;
+        if (result != TSH_OK) break; /* the world has failed */
         usual = tshi_module_majority(&lines->hash, sizeof line / sizeof line.hash, size, NULL);
         for (blamed = 0; blamed < size - 1 && lines[blamed].hash == lines[usual].hash;) blamed++;
     } while (more && lines[blamed].hash == lines[usual].hash);
@@ -13910,19 +13910,19 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     int same;
     for (int i = 0; tshi_module_line(ctx, i, &line); i++)
         hash = tshi_rng_hash(hash, &line.hash, sizeof line.hash);
-    comm->trace = NULL;
+    comm->trace = NULL; /* no event for what follows */
     result = tshi_module_same(comm, hash, &same);
     if (result == TSH_OK && !same) result = tshi_module_find_diff(comm, ctx);
     comm->trace = trace;
-    comm->stats = stats;
+    comm->stats = stats; /* as if nothing had been sent */
     return result;
 }
 
 /* Makes the next collective of each group compare the models. Called after every change of the
  * tree. With pp > 1 the world compares in tsh_pipeline_new only: before, stages may differ. */
 static void tshi_module_changed(tsh_ctx *ctx) {
-    ctx->compare = tshi_module_compare;
-    if (ctx->tp.size > 1) ctx->tp.unchecked = ctx;
+    ctx->compare = tshi_module_compare; /* called through a pointer: >>comm comes before */
+    if (ctx->tp.size > 1) ctx->tp.unchecked = ctx; /* see tshi_comm_run */
     if (ctx->dp.size > 1) ctx->dp.unchecked = ctx;
     if (ctx->world.size > 1 && ctx->pp.size == 1) ctx->world.unchecked = ctx;
 }
@@ -13933,7 +13933,7 @@ static void tshi_module_changed(tsh_ctx *ctx) {
 static const tshi_kind tshi_module_container = {"module", tshi_module_forward, 0, NULL};
 
 TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
-    if (!ctx || ctx->root) return ctx ? ctx->root : NULL;
+    if (!ctx || ctx->root) return ctx ? ctx->root : NULL; /* made by the first call */
     ctx->root = (tsh_module *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *ctx->root);
     if (!ctx->root) return NULL;
     ctx->root->ctx = ctx;
@@ -13948,7 +13948,7 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
     tsh_ctx *ctx = parent ? parent->ctx : NULL;
     tsh_module *module;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
-    if (!name) name = "";
+    if (!name) name = "";     /* gets the error below */
     tshi_module_changed(ctx); /* before any check, so that all ranks compare */
     if (!*name || strchr(name, '.') || strlen(parent->path) + strlen(name) + 16 > TSH_PATH_SIZE)
         (void)tsh_fail(
@@ -13970,7 +13970,7 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
     module->name = tshi_module_text(ctx, name, "");
     module->path = tshi_module_text(ctx, parent->path, name);
     if (!module->name || !module->path) return NULL;
-    if (parent->last)
+    if (parent->last) /* append to the list of children */
         parent->last->next = module;
     else
         parent->first = module;
@@ -13983,7 +13983,7 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
 static tsh_module *tshi_module_finish(tsh_module *module) {
     tsh_module *parent = module->parent, **link = &parent->first;
     size_t n = strlen(module->path); /* a prefix of its own parameters' paths */
-    if (module->ctx->error.code == TSH_OK) return module;
+    if (module->ctx->error.code == TSH_OK) return module; /* the usual case */
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) /* frees its own parameters, not a shared weight */
         if (module->param[i] && strncmp(module->param[i]->path, module->path, n) == 0 &&
             module->param[i]->path[n] == '.')
@@ -14004,21 +14004,21 @@ static void tshi_module_param(tsh_module *module, int slot, const char *name, ts
     if (!t) return;
     t->dtype = TSH_REAL;
     t->requires_grad = 1;
-    t->init = init; /* applied on first use */
-    t->fan_in = fan_in;
+    t->init = init;     /* applied on first use */
+    t->fan_in = fan_in; /* of its initialiser */
     t->path = tshi_module_text(ctx, module->path, name);
     if (!t->path || tshi_tensor_set_shape(t, module->path, &shape, &layout) != TSH_OK) return;
     module->param[slot] = t;
-    module->param_name[slot] = name;
+    module->param_name[slot] = name; /* a string constant */
 }
 
 /* Gives a parameter or moment another layout: redistributes its values (a collective over tp if
  * they are allocated) and frees its gradients. On failure t is as before. */
 static void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
-    tsh_tensor before = *t; /* shape, layout and block as they were */
-    tsh_shape shape = tsh_shape_of(t);
+    tsh_tensor before = *t;            /* shape, layout and block as they were */
+    tsh_shape shape = tsh_shape_of(t); /* global: stays the same */
     tshi_block *block = NULL;
-    if (t->ctx->error.code != TSH_OK) return;
+    if (t->ctx->error.code != TSH_OK) return; /* unchanged */
     if (tshi_layout_equal(&t->layout, layout, t->dim, t->ctx->tp.size)) {
         t->layout = *layout; /* the same shards, though units may differ */
         return;
@@ -14040,7 +14040,7 @@ static void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
         return;
     }
     tshi_tensor_drop_values(t);
-    t->block = block;
+    t->block = block; /* its values in the new layout */
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_module(tsh_module *parent, const char *name,
@@ -14058,13 +14058,13 @@ TSH_API TSHI_COLD tsh_module *tsh_add_module(tsh_module *parent, const char *nam
 static int tshi_module_distance(const char *a, const char *b) {
     int row[TSH_PATH_SIZE + 1], i, j, n = (int)strlen(b);
     if (n > TSH_PATH_SIZE) return INT_MAX;
-    for (j = 0; j <= n; j++) row[j] = j;
+    for (j = 0; j <= n; j++) row[j] = j; /* from "": insert j characters */
     for (i = 0; a[i]; i++) {
         int diagonal = row[0]; /* the entry of the row above, to the left */
-        row[0] = i + 1;
+        row[0] = i + 1;        /* to "": delete all */
         for (j = 1; j <= n; j++) {
-            int best = diagonal + (a[i] != b[j - 1]); /* replace or keep */
-            diagonal = row[j];
+            int best = diagonal + (a[i] != b[j - 1]);         /* replace or keep */
+            diagonal = row[j];                                /* for the next column */
             if (row[j] + 1 < best) best = row[j] + 1;         /* delete a[i] */
             if (row[j - 1] + 1 < best) best = row[j - 1] + 1; /* insert b[j - 1] */
             row[j] = best;
@@ -14086,7 +14086,7 @@ static void tshi_module_suggest(tsh_module *root, const char *path, char *text, 
     tsh_module *module, *best[3] = {NULL, NULL, NULL}; /* the nearest so far, nearest first */
     int shown, distance, min;
     tsh_text_add(text, size, "near it are");
-    for (shown = 0; shown < 3; shown++) {
+    for (shown = 0; shown < 3; shown++) { /* the nearest of those not shown yet */
         min = INT_MAX;
         for (module = root; module; module = tshi_module_next(root, module)) {
             distance = tshi_module_distance(path, tshi_module_below(root, module->path));
@@ -14106,8 +14106,8 @@ static void tshi_module_suggest(tsh_module *root, const char *path, char *text, 
 static tsh_module *tshi_module_at(tsh_module *module, const char *path, size_t n) {
     const char *end = path + n, *dot; /* dot: end of the current name */
     for (; module && path < end; path = dot + 1) {
-        for (dot = path; dot < end && *dot != '.';) dot++;
-        n = (size_t)(dot - path); /* now the length of the current name */
+        for (dot = path; dot < end && *dot != '.';) dot++; /* end of the name */
+        n = (size_t)(dot - path);                          /* now the length of the current name */
         module = module->first;
         while (module && (strncmp(module->name, path, n) != 0 || module->name[n]))
             module = module->next;
@@ -14130,7 +14130,7 @@ TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
 
 /* Returns the parameter at a path below `module` and sets *owner to its module; or NULL. */
 static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_module **owner) {
-    const char *dot = strrchr(path, '.');
+    const char *dot = strrchr(path, '.'); /* the parameter's name follows; NULL: no module */
     tsh_module *m = dot ? tshi_module_at(module, path, (size_t)(dot - path)) : module;
     for (int i = 0; i < TSHI_MODULE_PARAMS && m; i++)
         if (m->param[i] && strcmp(m->param_name[i], dot ? dot + 1 : path) == 0) {
@@ -14189,7 +14189,7 @@ TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_t
                         old->path, tshi_tensor_text(old, a), source->path,
                         tshi_tensor_text(source, b));
     if (old == source) return TSH_OK;
-    tshi_module_changed(module->ctx);
+    tshi_module_changed(module->ctx); /* shapes and layouts below may differ */
     while (tshi_module_step(module->ctx->root, &at))
         if (at.param == old) at.module->param[at.slot] = source; /* in every module that has it */
     tshi_tensor_release(old);
@@ -14207,7 +14207,7 @@ TSH_API TSHI_COLD tsh_result tsh_materialize(tsh_module *module) {
 TSH_API TSHI_COLD tsh_result tsh_reset_parameters(tsh_module *module) {
     tshi_walk at = {NULL, NULL, 0};
     if (!module) return TSH_ERR_ARGUMENT;
-    if (module->ctx->tape.newest)
+    if (module->ctx->tape.newest) /* nodes have saved the old values */
         return tsh_fail(module->ctx, TSH_ERR_STATE,
                         "tsh_reset_parameters: ops are recorded that use the old values; end the "
                         "step first: tsh_step_end");
@@ -14252,7 +14252,7 @@ static void tshi_module_store_word(unsigned char *state, size_t word, uint64_t v
 
 /* Returns word number `word`, read as little-endian. */
 static uint64_t tshi_module_load_word(const unsigned char *state, size_t word) {
-    uint64_t value = 0;
+    uint64_t value = 0; /* from the highest byte down */
     for (int i = 7; i >= 0; i--) value = value << 8 | state[word * 8 + (size_t)i];
     return value;
 }
@@ -14532,11 +14532,11 @@ static int tshi_parallel_match_name(const char *p, const char *p_end, const char
 
 /* Returns 1 if the dotted path s matches the pattern p; ** matches any number of names. */
 static int tshi_parallel_match(const char *p, const char *s) {
-    const char *pe = p, *se = s; /* ends of the first names */
-    while (*pe && *pe != '.') pe++;
-    while (*se && *se != '.') se++;
-    if (!*p) return !*s; /* the pattern ends: so must the path */
-    if (pe - p == 2 && p[0] == '*' && p[1] == '*') {
+    const char *pe = p, *se = s;                     /* ends of the first names */
+    while (*pe && *pe != '.') pe++;                  /* of the pattern */
+    while (*se && *se != '.') se++;                  /* of the path */
+    if (!*p) return !*s;                             /* the pattern ends: so must the path */
+    if (pe - p == 2 && p[0] == '*' && p[1] == '*') { /* the first name of the pattern is ** */
         const char *rest = *pe ? pe + 1 : pe;                      /* the pattern after ** */
         if (tshi_parallel_match(rest, s)) return 1;                /* ** matches no more names */
         return *s ? tshi_parallel_match(p, *se ? se + 1 : se) : 0; /* or one more name */
@@ -14553,7 +14553,7 @@ enum { TSHI_PARALLEL_BEFORE, TSHI_PARALLEL_STYLE, TSHI_PARALLEL_AFTER, TSHI_PARA
 
 /* The rules of a plan that apply to one module, and what follows from them. */
 typedef struct tshi_choice {
-    tsh_module *module;
+    tsh_module *module;                                /* the module */
     const tsh_plan_rule *rule[TSHI_PARALLEL_PURPOSES]; /* by purpose; NULL: no rule */
     tsh_layout layout[TSHI_MODULE_PARAMS];             /* new layouts of its parameters */
 } tshi_choice;
@@ -14634,7 +14634,7 @@ static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE];
     tsh_module *m = choice->module;
     char text[TSHI_TEXT_SIZE];
-    if (!rule) return TSH_OK;
+    if (!rule) return TSH_OK; /* its parameters keep their layouts */
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) choice->layout[i] = tsh_replicated();
     if (m->kind->layouts) m->kind->layouts(m, rule, choice->layout);
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) {
@@ -14722,7 +14722,7 @@ static void tshi_parallel_prepare(tsh_module *m, const tsh_plan_rule *rule) {
     for (i = 0; i < n; i++)
         m->input_layouts[i] = tshi_parallel_copy(m->ctx,
                                                  rule->inputs ? rule->inputs[i] : rule->input);
-    m->prepared = n;
+    m->prepared = n; /* last: not set without memory */
 }
 
 /* Applies the rules of one module: relayouts its parameters and stores what forward reads. */
@@ -14737,7 +14737,7 @@ static void tshi_parallel_apply(const tshi_choice *choice) {
     if (!rule) return;
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++)
         if (m->param[i]) tshi_module_relayout(m->param[i], &choice->layout[i]);
-    m->style = rule->style;
+    m->style = rule->style;       /* read by the layer's forward */
     m->regather = rule->regather; /* COLWISE, input S(seq) */
     m->input_layout = tshi_parallel_copy(m->ctx, rule->input);
     m->output_layout = tshi_parallel_copy(m->ctx, rule->gather_output ? &whole : rule->output);
@@ -14861,7 +14861,7 @@ static tsh_module *tshi_parallel_shard(tsh_module *module, const tsh_plan_rule *
     int table = module->kind->layouts == tshi_nn_embedding_layouts; /* (count, dim) */
     tsh_plan_rule rule = *wanted; /* with the style of an existing weight */
     char text[TSHI_TEXT_SIZE];
-    if (own->kind == TSH_SHARDED) {
+    if (own->kind == TSH_SHARDED) { /* shared with another layer */
         rule.style = (own->dim == 0) != table ? TSH_COLWISE : TSH_ROWWISE;
         rule.segments = own->segments;
         rule.cut = own->segment; /* the same shards */
@@ -14969,7 +14969,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
     module->lookup = desc->lookup;   /* padding, sparse gradients */
     module->param[0] = desc->weight; /* shared, or NULL: made below */
     module->param_name[0] = "weight";
-    if (!desc->weight)
+    if (!desc->weight) /* else the parameter is shared */
         tshi_module_param(module, 0, "weight", tsh_shape2(desc->count, desc->dim),
                           tshi_nn_init(desc->init, TSH_INIT_NORMAL, 0, 1), 0);
     if (!module->param[0]) return tshi_module_finish(module);
@@ -15018,7 +15018,7 @@ TSH_API TSHI_COLD tsh_result tsh_set_argument(tsh_module *module, const char *na
                                                          sizeof *argument);
         if (argument) argument->name = tshi_module_text(module->ctx, name, "");
         if (!argument || !argument->name) return module->ctx->error.code;
-        argument->next = module->arguments;
+        argument->next = module->arguments; /* newest first */
         module->arguments = argument;
     }
     argument->value = argument->local = value; /* the same until a policy divides */
@@ -15571,7 +15571,7 @@ static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
     tshi_squares all = {x, n, NULL, tshi_optim_squares[ctx->isa]};
     tshi_block *scratch; /* holds all.sums */
     double sum = 0;
-    if (!n) return 0;
+    if (!n) return 0; /* an empty shard */
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)blocks * sizeof(double));
     if (!scratch) return 0;
     all.sums = (double *)tshi_mem_data(scratch);
@@ -15863,7 +15863,7 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     x[TSHI_OPTIM_FIRST] = x[TSHI_OPTIM_SECOND] = tshi_kernel_reals(NULL, 1);
     tshi_kernel_move(&x[TSHI_OPTIM_X], tshi_optim_first(t));
     tshi_kernel_move(&x[TSHI_OPTIM_GRAD], tshi_optim_first(t));
-    each->steps++;
+    each->steps++;                               /* for the bias corrections */
     if (d->kind != TSH_SGD || d->momentum > 0) { /* needs the first moment */
         if (!tshi_optim_moment(t, &each->first)) return;
         x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
@@ -15979,13 +15979,13 @@ static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
 static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
     double norm, max = optim->desc.clip_norm; /* max 0: no clipping */
     if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return;
-    optim->info.norm = norm;
-    if (norm <= DBL_MAX) { /* false for NaN */
+    optim->info.norm = norm; /* before clipping */
+    if (norm <= DBL_MAX) {   /* false for NaN */
         tshi_optim_update_all(ctx, optim, max > 0 ? tshi_optim_clip_factor(norm, max) : 1);
         optim->info.steps++;
         return;
     }
-    optim->info.skipped++;
+    optim->info.skipped++; /* the parameters are unchanged */
     tsh_log_message(
         &ctx->logger,
         "tsh_optim_step: a step is skipped, the %lldth: the norm of the gradients is %g",
@@ -16191,7 +16191,7 @@ static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *mic
     if (!x || tshi_pipeline_receive(p, p->stage - 1, tshi_tensor_at(x), tsh_local_numel(x),
                                     x->dtype) != TSH_OK)
         return NULL;
-    if (!micro || !head.requires_grad) return x;
+    if (!micro || !head.requires_grad) return x; /* no gradient to send back */
     node = tshi_tape_add(&tshi_pipeline_op, x, NULL, 0, TSHI_NONE, 0);
     if (!node) return NULL;
     node->params = micro; /* for tshi_pipeline_receive_backward */
@@ -16203,7 +16203,7 @@ static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *mic
  * the next stage, or on the last stage the loss; NULL after an error. */
 static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micro, int k) {
     tsh_ctx *ctx = p->ctx;
-    tsh_module *child = p->child;
+    tsh_module *child = p->child; /* the stage's children are adjacent */
     tsh_tensor *x = p->stage > 0 ? tshi_pipeline_receive_tensor(p, micro) /* the stage's input */
                                  : p->desc.input(ctx, k, p->desc.user);
     int i;
@@ -16228,7 +16228,7 @@ static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micr
 /* Exchanges the tape (nodes and arena) of the micro-batch and that of the ctx. */
 static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
     tshi_tape *tape = &ctx->tape;
-    tshi_node *newest = tape->newest;
+    tshi_node *newest = tape->newest; /* the ctx's, while swapping */
     tshi_arena arena = tape->arena;
     tape->newest = micro->newest;
     tape->arena = micro->arena;
@@ -16243,13 +16243,13 @@ static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tens
     if (last->flags & TSHI_DEAD) last = &ctx->handles.step; /* a callback ended the step */
     for (t = last->next; t != &ctx->handles.step; t = next) {
         next = t->next;
-        if (t->flags & TSHI_RETAIN) continue;
-        t->prev->next = t->next; /* unlink from the step */
+        if (t->flags & TSHI_RETAIN) continue; /* stays with the step */
+        t->prev->next = t->next;              /* unlink from the step */
         t->next->prev = t->prev;
         tshi_tensor_insert(&micro->handles, t);
         tshi_mem_release(ctx, t->block);
         t->block = NULL;
-        t->flags |= TSHI_STALE;
+        t->flags |= TSHI_STALE; /* reading it is an error */
     }
 }
 
@@ -16271,13 +16271,13 @@ static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
     tshi_micro *micro = &p->micro[k % p->slots];
     tsh_tensor *last = ctx->handles.step.prev; /* the newest tensor before */
     if (!tsh_ok(ctx)) return;
-    tshi_pipeline_swap(ctx, micro);
+    tshi_pipeline_swap(ctx, micro);                        /* record on the micro-batch's tape */
     micro->out = tshi_pipeline_stage_forward(p, micro, k); /* kept for backward */
     if (p->stage == p->last && ctx->error.code == TSH_OK &&
         tshi_tape_check_loss(ctx, micro->out) == TSH_OK)
         tshi_pipeline_add_loss(p, micro->out, k);
     tshi_pipeline_swap(ctx, micro);
-    tshi_pipeline_take_handles(ctx, micro, last);
+    tshi_pipeline_take_handles(ctx, micro, last); /* step memory is for other micro-batches */
 }
 
 /* Seeds backward with y's gradient. On the last stage it is 1 / micro_batches if losses are means,
@@ -16285,7 +16285,7 @@ static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
 static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     tsh_ctx *ctx = p->ctx;
     const int64_t n = tsh_local_numel(y);
-    int64_t stride[TSH_MAX_DIMS];
+    int64_t stride[TSH_MAX_DIMS]; /* of a dense shard */
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
     tsh_real *grad; /* this rank's shard, dense */
     tshi_dest dest;
@@ -16305,7 +16305,7 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
 static void tshi_pipeline_end(tshi_micro *micro) {
     for (; micro->newest; micro->newest = micro->newest->older)
         tshi_tape_release_node(micro->newest);
-    tshi_mem_reset(&micro->arena);
+    tshi_mem_reset(&micro->arena); /* which held the nodes */
     while (micro->handles.next != &micro->handles) tshi_tensor_release(micro->handles.next);
     micro->out = micro->input = NULL;
 }
@@ -16334,14 +16334,14 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
  * al. 2019), then the backwards that are left. With GPipe, warmup is the number of micro-batches.
  * The last backward may start to average gradients over dp. */
 static void tshi_pipeline_run(tsh_pipeline *p) {
-    const int m = p->desc.micro_batches;
-    int f; /* next micro-batch to go forward */
+    const int m = p->desc.micro_batches; /* number of micro-batches */
+    int f;                               /* next micro-batch to go forward */
     p->total[0] = 0;
     p->total[1] = p->desc.weight ? 0 : m;
     for (f = 0; f < p->warmup; f++) tshi_pipeline_forward(p, f);
     for (int b = 0; b < m && p->ctx->error.code == TSH_OK; b++) {
-        if (f < m) tshi_pipeline_forward(p, f++);
-        if (b == m - 1) tshi_tape_sync_begin(p->ctx);
+        if (f < m) tshi_pipeline_forward(p, f++);     /* one more forward */
+        if (b == m - 1) tshi_tape_sync_begin(p->ctx); /* gradients are complete after it */
         tshi_pipeline_backward(p, b);
     }
 }
@@ -16422,8 +16422,8 @@ static void tshi_pipeline_begin_tied(tsh_pipeline *p) {
 
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     tsh_ctx *ctx = pipeline ? pipeline->ctx : NULL;
-    int summed; /* 1: losses are sums, weighted */
-    if (loss) *loss = (double)NAN;
+    int summed;                    /* 1: losses are sums, weighted */
+    if (loss) *loss = (double)NAN; /* until it is known */
     if (!ctx) return TSH_ERR_ARGUMENT;
     summed = pipeline->desc.weight != NULL;
     if (ctx->tape.newest || ctx->tape.no_grad)
@@ -16511,12 +16511,12 @@ static void tshi_pipeline_assign_modules(tsh_pipeline *p) {
     tsh_module *root = p->ctx->root, *m, *child = p->container->first;
     int s = 0, left = p->counts[0], after = 0; /* left: children still to be assigned to stage s */
     for (m = root; m; m = tshi_module_next(root, m)) {
-        after |= m == p->container;
+        after |= m == p->container; /* 1 from the container on */
         m->stage = 1 + (after ? p->last : 0);
     }
     for (m = p->container; m; m = m->parent) m->stage = 0;
     for (; child; child = child->next, left--) {
-        if (!left) left = p->counts[++s];
+        if (!left) left = p->counts[++s]; /* the next stage's first child */
         if (s == p->stage && !p->child) p->child = child;
         for (m = child; m; m = tshi_module_next(child, m)) m->stage = 1 + s;
     }
@@ -16540,7 +16540,7 @@ static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
     }
     param->absent = tie->holders && !tie->holds[p->stage];
     if (param->absent) tshi_tensor_drop_values(param);
-    if (tie->holders < 2) return;
+    if (tie->holders < 2) return; /* not tied across stages */
     tie->param = param;
     tie->next = p->ties;
     p->ties = tie;
@@ -16593,7 +16593,7 @@ static int tshi_pipeline_slots(tsh_pipeline *p) {
     tsh_ctx *ctx = p->ctx;
     const int m = p->desc.micro_batches;
     p->warmup = p->desc.schedule == TSH_PIPELINE_GPIPE ? m : p->last - p->stage;
-    if (p->warmup > m) p->warmup = m;
+    if (p->warmup > m) p->warmup = m; /* fewer micro-batches than stages */
     p->slots = p->warmup < m ? p->warmup + 1 : m;
     p->micro = (tshi_micro *)tshi_mem_arena_alloc(ctx, &ctx->books,
                                                   (size_t)p->slots * sizeof *p->micro);
@@ -16628,7 +16628,7 @@ static void tshi_pipeline_make(tsh_pipeline *p, tsh_module *container,
                        before->container->path);
     if (!before) tshi_module_changed(ctx); /* stages are assigned: models can be compared */
     if (!before && ctx->world.size > 1) ctx->world.unchecked = ctx;
-    if (tsh_ok(ctx)) tshi_pipeline_compare(p);
+    if (tsh_ok(ctx)) tshi_pipeline_compare(p); /* collective */
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_assign_modules(p);
     if (before) return; /* parameters are assigned already */
@@ -17993,8 +17993,8 @@ static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
                                                        item->prefix, t->path);
     int same; /* 1: the shapes are equal */
     item->entry = e;
-    if (!e) return 1;
-    e->taken = 1; /* the model has it */
+    if (!e) return 1; /* tshi_load_match_all decides */
+    e->taken = 1;     /* the model has it */
     same = e->ndim == t->ndim && memcmp(e->dim, t->dim, sizeof t->dim[0] * (size_t)t->ndim) == 0;
     if (same && strcmp(tshi_io_types[e->type].name, dtype) == 0) return 1;
     (void)tsh_fail(io->ctx, same ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
@@ -18015,7 +18015,7 @@ static int tshi_load_match_all(tshi_io *io) {
     for (i = 0; i < io->items; i++) {
         if (!tshi_load_match(io, &io->item[i])) return 0;
         if (io->item[i].entry || !tshi_load_required(io, &io->item[i])) continue;
-        if (!missing++) lacks = &io->item[i];
+        if (!missing++) lacks = &io->item[i]; /* for the error */
     }
     for (e = 0; e < io->entries; e++) {
         const char *name = io->entry[e].name;
@@ -18025,7 +18025,7 @@ static int tshi_load_match_all(tshi_io *io) {
             continue;
         if (!more++) strange = name;
     }
-    if (!lacks && !strange) return 1;
+    if (!lacks && !strange) return 1; /* all tensors match */
     return tshi_io_fail(
         io, TSH_ERR_ARGUMENT,
         "lacks %d of the model's tensors%s%s%.96s%s and has %llu that the model lacks%s%s%s",
@@ -18106,7 +18106,7 @@ static void tshi_load_values(tshi_io *io, const tshi_io_item *item, const tsh_te
             tshi_load_count_nonfinite(item->dtype, to, n, found);
         }
     }
-    if (!found[0] && !found[1]) return;
+    if (!found[0] && !found[1]) return; /* all values are finite */
     if (ctx->dp.rank > 0 || (ctx->tp.rank > 0 && t->layout.kind != TSH_SHARDED)) return;
     if (io->nonfinite++ < TSHI_IO_NONFINITE)
         tsh_log_message(&ctx->logger,
@@ -18121,7 +18121,7 @@ static void tshi_load_values(tshi_io *io, const tshi_io_item *item, const tsh_te
 static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
     const size_t bytes = (size_t)(tsh_local_numel(t) * item->dtype->size);
-    if (t->absent) return;
+    if (t->absent) return; /* another stage reads it */
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment &&
             !tshi_layout_equal(&(*item->moment)->layout, &t->layout, t->dim, io->ctx->tp.size)) {
@@ -18176,7 +18176,7 @@ static tsh_result tshi_load_all(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     int i;
     if (ctx->error.code == TSH_OK) (void)tshi_load_check(io);
-    if (tshi_io_agree(io) != TSH_OK) return ctx->error.code;
+    if (tshi_io_agree(io) != TSH_OK) return ctx->error.code; /* nothing has been changed */
     for (i = 0; i < io->items && ctx->error.code == TSH_OK; i++)
         tshi_load_read_item(io, &io->item[i]);
     if (io->nonfinite > TSHI_IO_NONFINITE)
@@ -18224,7 +18224,7 @@ static uint64_t tshi_check_sum(const void *values, size_t width, int64_t global,
  * tensor the parts of all ranks add up to it. */
 static uint64_t tshi_check_part(const tsh_tensor *t) {
     const size_t width = tsh_dtype_size(t->dtype);
-    tshi_block *scratch;
+    tshi_block *scratch; /* t's values, if it is not dense */
     const char *values = (const char *)tshi_kernel_packed(t, &scratch); /* dense */
     tshi_runs run = tshi_tensor_own_runs(t);
     uint64_t sum = 0;
@@ -18271,7 +18271,7 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->path = param->path;
     r->what = what;
     r->holds = holds;
-    if (!found) return;
+    if (!found) return; /* hash 0, not compared over tp or dp */
     r->over_tp = t->layout.kind == TSH_REPLICATED;
     r->over_dp = t == param || !(t->flags & TSHI_CHUNKED); /* chunks differ between ranks */
     const uint64_t hash = r->over_dp
@@ -18310,7 +18310,7 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     const int n = all->count, size = comm->size;
     const size_t words = (size_t)n * (size_t)(size + 1) + (size_t)size;
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, words * sizeof(int64_t));
-    char list[TSH_MESSAGE_SIZE / 4] = "";
+    char list[TSH_MESSAGE_SIZE / 4] = ""; /* "1, 3": the ranks that differ */
     int64_t *mine, *theirs, *counts; /* hashes (n), of all ranks (size, n); counts (size) */
     int i, r, usual, differ = 0; /* usual: a rank of the majority; differ: how many do not agree */
     if (!block) {
@@ -18360,7 +18360,7 @@ static void tshi_check_agree(tsh_ctx *ctx) {
 static void tshi_check_axes(tsh_module *module, int tied) {
     tsh_ctx *ctx = module->ctx;
     tshi_replicas all = {NULL, 0, tied}; /* first pass: count */
-    tshi_block *block;
+    tshi_block *block;                   /* memory of all.each */
     tshi_module_params(module, tied, tshi_check_param, &all);
     block = tshi_mem_alloc(ctx, TSH_MEM_STEP, ((size_t)all.count + 1) * sizeof *all.each);
     if (!block) {
@@ -18410,7 +18410,7 @@ static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) 
     double value = tsh_item(c->ctx, c->fn(c->ctx, c->in, c->n, c->user));
     tsh_scope_end(c->ctx);
     tsh_no_grad_end(c->ctx);
-    if (at) *at = before;
+    if (at) *at = before; /* as it was */
     return value;
 }
 
@@ -18453,7 +18453,7 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
                 "tsh_gradcheck: input %d is not a dense leaf; tsh_requires_grad makes one", i);
             return -1;
         }
-        tsh_zero_grad(in[i]);
+        tsh_zero_grad(in[i]); /* backward adds to gradients */
     }
     if (tsh_backward(ctx, fn(ctx, in, n, user)) != TSH_OK) return -1;
     for (int i = 0; i < n; i++) worst = tshi_check_max(worst, tshi_check_input(&c, in[i], samples));
@@ -18491,7 +18491,7 @@ typedef struct tshi_trace_file {
 static void tshi_trace_file_flush(tshi_trace_file *out) {
     tshi_trace_message *message = &out->message;
     tsh_comm *world = &out->ctx->world;
-    const size_t size = (size_t)message->used;
+    const size_t size = (size_t)message->used; /* bytes of text so far */
     if (world->rank > 0)
         (void)tshi_error_comm(out->ctx, tsh_send(world, message, TSHI_TRACE_FILE_WORDS, TSH_I64, 0),
                               "tsh_trace_end: send to rank 0");
@@ -18524,7 +18524,7 @@ static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event)
                    kinds[event->kind], out->ctx->world.rank, (long long)(event->begin / 1000),
                    (int)(event->begin % 1000), (long long)(length / 1000), (int)(length % 1000));
     tshi_trace_file_put(out, text);
-    text[0] = '\0';
+    text[0] = '\0'; /* other events have no args */
     if (event->kind == TSHI_TRACE_COLL)
         (void)snprintf(text, sizeof text, ",\"args\":{\"bytes\":%lld}", (long long)event->bytes);
     tshi_trace_file_put(out, text);
@@ -18601,7 +18601,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
     ctx->world.trace = NULL; /* the collectives below are not traced */
     if (ctx->world.rank == 0 && out.desc.path) {
         out.file = fopen(out.desc.path, "wb");
-        out.refused = !out.file;
+        out.refused = !out.file; /* reported at the end */
         out.why = errno;
     }
     tshi_trace_file_row(&out);
