@@ -13451,7 +13451,7 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
 /* A kind of layer; one constant per layer type, shared by all its modules. */
 typedef struct tshi_kind {
     const char *name; /* "linear": in reports, errors and tsh_plan_rule.kind */
-    tsh_tensor *(*forward)(tsh_module *module, tsh_tensor **in, int n); /* n inputs */
+    tsh_tensor *(*forward)(tsh_module *module, tsh_tensor **in, int n); /* `in` has n tensors */
     unsigned styles; /* bit 1 << style for each supported style; PREPARE styles: always supported */
     /* Sets the layouts of the parameters under a rule; R before. NULL: all stay R. */
     void (*layouts)(const tsh_module *module, const tsh_plan_rule *rule, tsh_layout *layouts);
@@ -13491,7 +13491,7 @@ TSHI_OUTLINE tsh_tensor *tshi_module_step(tsh_module *root, tshi_walk *at) {
     if (at->module)
         at->slot++; /* continue after the current parameter */
     else
-        at->module = root; /* start of a walk */
+        at->module = root; /* the first call of a walk */
     for (; at->module; at->module = tshi_module_next(root, at->module), at->slot = 0)
         for (; at->slot < TSHI_MODULE_PARAMS; at->slot++)
             if ((at->param = at->module->param[at->slot]) != NULL) return at->param;
@@ -13522,7 +13522,7 @@ static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
         ready[i] = in[i] && module->input_layouts[i]
                        ? tsh_redistribute(in[i], *module->input_layouts[i])
                        : in[i];
-    y = module->kind->forward(module, module->prepared ? ready : in, n); /* the layer's ops */
+    y = module->kind->forward(module, module->prepared ? ready : in, n); /* runs the layer's ops */
     /* First the layout of the style rule, then that of the PREPARE_OUTPUT rule. */
     if (y && module->output_layout) y = tsh_redistribute(y, *module->output_layout);
     return y && module->result ? tsh_redistribute(y, *module->result) : y;
@@ -13619,8 +13619,8 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
     const int as_it_is = !base->node || tshi_tape_accepts_partial(base->node) ||
                          base->depth < ctx->depth;
     const tshi_accumulator *from[2] = {&out->gr, &out->gp}; /* R gradient, partial gradient */
-    tshi_accumulator *to[2] = {&base->gr, as_it_is ? &base->gp : &base->gr}; /* where each goes */
-    tshi_dest dest; /* where in *to[i] */
+    tshi_accumulator *to[2] = {&base->gr, as_it_is ? &base->gp : &base->gr}; /* y's gradients */
+    tshi_dest dest; /* the part of *to[i] that is y's */
     if (!base->requires_grad || !(out->gr.live || out->gp.live)) return; /* no gradient arrived */
     if (out->gp.live && !as_it_is)
         (void)tshi_error_comm(ctx,
@@ -13634,7 +13634,7 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
     if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->partial_contributions = 1;
     tshi_tape_mark(ctx, y);                       /* the nodes that y depends on */
     tshi_tape_release_values(ctx, y, ctx->depth); /* except y; nodes saved what they need */
-    tshi_tape_walk(ctx);                          /* backward */
+    tshi_tape_walk(ctx);                          /* function that runs backward */
 }
 
 /* Runs the module's forward. NULL and an error if the output is not a tensor of values. */
@@ -13655,7 +13655,7 @@ static void tshi_recompute_replay(tshi_node *node) {
     now = tshi_recompute_save_counts(before->module);
     if (!now) return; /* no memory */
     tshi_recompute_restore_counts(ctx, before); /* draws the same dropout masks */
-    ctx->tape.newest = NULL; /* an empty tape */
+    ctx->tape.newest = NULL; /* starts an empty tape */
     ctx->tape.no_grad = 0; /* record even if the caller is in a no_grad scope */
     tsh_scope_begin(ctx); /* frees all recomputed tensors */
     for (i = 0; i < node->n; i++) {
@@ -13678,7 +13678,7 @@ static tsh_tensor *tshi_recompute_run_no_grad(tsh_module *module, tsh_tensor **i
     tsh_tensor *y, form;      /* the output; a copy of its shape and layout */
     tshi_block *block = NULL; /* the output's values, referenced past the end of the scope */
     tsh_scope_begin(ctx);
-    tsh_no_grad_begin(ctx); /* records no node */
+    tsh_no_grad_begin(ctx); /* the ops record no nodes */
     y = tshi_recompute_run_checked(module, in, n);
     if (y && !tshi_tensor_is_dense(y)) y = tshi_map_copy("tsh_checkpoint", y);
     tsh_no_grad_end(ctx);
@@ -13709,8 +13709,8 @@ static const tshi_op tshi_module_checkpoint_op = {
     "tsh_checkpoint", /* name in errors and traces */
     NULL,
     NULL,
-    tshi_recompute_replay,          /* backward */
-    (1u << TSHI_MODULE_INPUTS) - 1, /* all inputs */
+    tshi_recompute_replay,          /* runs backward of the ops */
+    (1u << TSHI_MODULE_INPUTS) - 1, /* saves the values of all inputs */
     TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
 
 /* Runs a checkpointed module's forward and records one node for all of it. */
@@ -13755,14 +13755,14 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
 /* Calls a module, checkpointed or not, as ctx->module: errors and traces name its path. */
 static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
-    const int64_t begin = tshi_trace_now(ctx->trace); /* for the module's event in the trace */
+    const int64_t begin = tshi_trace_now(ctx->trace); /* start of the module's event in the trace */
     const tsh_module *outer = ctx->module;            /* the caller's module, restored below */
     tsh_tensor *y;
     ctx->module = module; /* errors name its path */
     y = !module->checkpoint ? tshi_module_run(module, in, n)
         : ctx->tape.no_grad ? tshi_recompute_run_no_grad(module, in, n)
                             : tshi_recompute_checkpoint(module, in, n);
-    ctx->module = outer; /* also after an error */
+    ctx->module = outer; /* restored after an error, too */
     if (ctx->trace)
         (void)tshi_trace_add(ctx->trace, TSHI_TRACE_MODULE, module->path[0] ? module->path : "root",
                              begin, 0);
@@ -13824,7 +13824,7 @@ static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
                          (unsigned long long)ctx->seed);
     /* text and number lie before `hash` */
     line->hash = (int64_t)tshi_rng_hash(1, line, offsetof(tshi_line, hash));
-    line->rank = ctx->world.rank; /* for the error */
+    line->rank = ctx->world.rank; /* named in the error sentence */
     return !i || m;
 }
 
@@ -13834,7 +13834,7 @@ static tsh_result tshi_module_same(tsh_comm *comm, uint64_t hash, int *same) {
     int64_t ends[2]; /* the hash and its complement */
     tsh_result result;
     memcpy(&ends[0], &hash, sizeof hash);
-    ends[1] = ~ends[0]; /* its minimum is ~ of the maximum */
+    ends[1] = ~ends[0]; /* min(~hash) is ~max(hash) */
     result = tsh_allreduce(comm, ends, 2, TSH_I64, TSH_MIN);
     *same = result == TSH_OK && ends[0] == ~ends[1];
     return result;
@@ -13905,7 +13905,7 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     const tsh_comm_stats stats = comm->stats; /* restored below: not counted */
     struct tshi_trace *trace = comm->trace;   /* restored below: not traced */
     tshi_line line;
-    uint64_t hash = 0; /* of all lines */
+    uint64_t hash = 0; /* combined from the hashes of all lines */
     tsh_result result;
     int same;
     for (int i = 0; tshi_module_line(ctx, i, &line); i++)
@@ -13914,7 +13914,7 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     result = tshi_module_same(comm, hash, &same);
     if (result == TSH_OK && !same) result = tshi_module_find_diff(comm, ctx);
     comm->trace = trace;
-    comm->stats = stats; /* as if nothing had been sent */
+    comm->stats = stats; /* restored: these collectives do not count */
     return result;
 }
 
@@ -13922,7 +13922,7 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
  * tree. With pp > 1 the world compares in tsh_pipeline_new only: before, stages may differ. */
 static void tshi_module_changed(tsh_ctx *ctx) {
     ctx->compare = tshi_module_compare; /* called through a pointer: >>comm comes before */
-    if (ctx->tp.size > 1) ctx->tp.unchecked = ctx; /* see tshi_comm_run */
+    if (ctx->tp.size > 1) ctx->tp.unchecked = ctx; /* checked by tshi_comm_compare */
     if (ctx->dp.size > 1) ctx->dp.unchecked = ctx;
     if (ctx->world.size > 1 && ctx->pp.size == 1) ctx->world.unchecked = ctx;
 }
@@ -13983,7 +13983,7 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
 static tsh_module *tshi_module_finish(tsh_module *module) {
     tsh_module *parent = module->parent, **link = &parent->first;
     size_t n = strlen(module->path); /* a prefix of its own parameters' paths */
-    if (module->ctx->error.code == TSH_OK) return module; /* the usual case */
+    if (module->ctx->error.code == TSH_OK) return module; /* no error: nothing to undo */
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) /* frees its own parameters, not a shared weight */
         if (module->param[i] && strncmp(module->param[i]->path, module->path, n) == 0 &&
             module->param[i]->path[n] == '.')
@@ -14005,7 +14005,7 @@ static void tshi_module_param(tsh_module *module, int slot, const char *name, ts
     t->dtype = TSH_REAL;
     t->requires_grad = 1;
     t->init = init;     /* applied on first use */
-    t->fan_in = fan_in; /* of its initialiser */
+    t->fan_in = fan_in; /* inputs, for the initialiser */
     t->path = tshi_module_text(ctx, module->path, name);
     if (!t->path || tshi_tensor_set_shape(t, module->path, &shape, &layout) != TSH_OK) return;
     module->param[slot] = t;
@@ -14018,7 +14018,7 @@ static void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
     tsh_tensor before = *t;            /* shape, layout and block as they were */
     tsh_shape shape = tsh_shape_of(t); /* global: stays the same */
     tshi_block *block = NULL;
-    if (t->ctx->error.code != TSH_OK) return; /* unchanged */
+    if (t->ctx->error.code != TSH_OK) return; /* leave t unchanged */
     if (tshi_layout_equal(&t->layout, layout, t->dim, t->ctx->tp.size)) {
         t->layout = *layout; /* the same shards, though units may differ */
         return;
@@ -14061,9 +14061,9 @@ static int tshi_module_distance(const char *a, const char *b) {
     for (j = 0; j <= n; j++) row[j] = j; /* from "": insert j characters */
     for (i = 0; a[i]; i++) {
         int diagonal = row[0]; /* the entry of the row above, to the left */
-        row[0] = i + 1;        /* to "": delete all */
+        row[0] = i + 1;        /* to "": delete i + 1 characters */
         for (j = 1; j <= n; j++) {
-            int best = diagonal + (a[i] != b[j - 1]);         /* replace or keep */
+            int best = diagonal + (a[i] != b[j - 1]);         /* replace a[i], or keep it */
             diagonal = row[j];                                /* for the next column */
             if (row[j] + 1 < best) best = row[j] + 1;         /* delete a[i] */
             if (row[j - 1] + 1 < best) best = row[j - 1] + 1; /* insert b[j - 1] */
@@ -14377,7 +14377,7 @@ static void tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule
 /* Decides the style of a TSH_AUTO linear at its first input x, of shape (.., in): ROWWISE with x's
  * shards if x is sharded along its features; else COLWISE. Relayouts weight and bias. */
 static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
-    tsh_layout layouts[TSHI_MODULE_PARAMS]; /* of weight and bias */
+    tsh_layout layouts[TSHI_MODULE_PARAMS]; /* new layouts of weight and bias */
     int i, row = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1; /* 1: ROWWISE */
     module->style = row ? TSH_ROWWISE : TSH_COLWISE;
     tshi_nn_linear_shard(module, row ? x->layout : tsh_sharded(0), row, layouts);
@@ -14397,9 +14397,9 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
     int column, regather; /* column-parallel; keep x sharded and gather it again in backward */
     if (!x) return NULL;
     if (module->style == TSH_AUTO) tshi_nn_decide_auto(module, x);
-    if (module->reversed) w = tsh_transpose(w, 0, 1); /* along out */
+    if (module->reversed) w = tsh_transpose(w, 0, 1); /* a view: now (out, in) */
     if (!w) return NULL;
-    column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0; /* w (out, in) */
+    column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0; /* 1: w is sharded along out */
     regather = module->regather && column && x->layout.kind == TSH_SHARDED;
     if (column && module->input_layout && !regather) x = tsh_redistribute(x, tsh_replicated());
     if (column || w->layout.kind != TSH_SHARDED || (gives && gives->kind != TSH_SHARDED) ||
@@ -14533,8 +14533,8 @@ static int tshi_parallel_match_name(const char *p, const char *p_end, const char
 /* Returns 1 if the dotted path s matches the pattern p; ** matches any number of names. */
 static int tshi_parallel_match(const char *p, const char *s) {
     const char *pe = p, *se = s;                     /* ends of the first names */
-    while (*pe && *pe != '.') pe++;                  /* of the pattern */
-    while (*se && *se != '.') se++;                  /* of the path */
+    while (*pe && *pe != '.') pe++;                  /* end of the pattern's first name */
+    while (*se && *se != '.') se++;                  /* end of the path's first name */
     if (!*p) return !*s;                             /* the pattern ends: so must the path */
     if (pe - p == 2 && p[0] == '*' && p[1] == '*') { /* the first name of the pattern is ** */
         const char *rest = *pe ? pe + 1 : pe;                      /* the pattern after ** */
@@ -14553,7 +14553,7 @@ enum { TSHI_PARALLEL_BEFORE, TSHI_PARALLEL_STYLE, TSHI_PARALLEL_AFTER, TSHI_PARA
 
 /* The rules of a plan that apply to one module, and what follows from them. */
 typedef struct tshi_choice {
-    tsh_module *module;                                /* the module */
+    tsh_module *module;                                /* the module that the rules apply to */
     const tsh_plan_rule *rule[TSHI_PARALLEL_PURPOSES]; /* by purpose; NULL: no rule */
     tsh_layout layout[TSHI_MODULE_PARAMS];             /* new layouts of its parameters */
 } tshi_choice;
@@ -14732,8 +14732,8 @@ static void tshi_parallel_apply(const tshi_choice *choice) {
                         *after = choice->rule[TSHI_PARALLEL_AFTER];
     tsh_module *m = choice->module;
     tsh_layout whole = tsh_replicated(); /* the output layout of .gather_output */
-    if (before) tshi_parallel_prepare(m, before); /* applied first */
-    if (after) m->result = tshi_parallel_copy(m->ctx, after->output); /* used by tshi_module_run */
+    if (before) tshi_parallel_prepare(m, before); /* layouts of inputs */
+    if (after) m->result = tshi_parallel_copy(m->ctx, after->output); /* layout of the output */
     if (!rule) return;
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++)
         if (m->param[i]) tshi_module_relayout(m->param[i], &choice->layout[i]);
@@ -14745,7 +14745,7 @@ static void tshi_parallel_apply(const tshi_choice *choice) {
 
 TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules,
                                              int count) {
-    tshi_block *block; /* the choices */
+    tshi_block *block; /* one tshi_choice per module */
     int i, n = 0;      /* n: number of modules */
     if (!module || (count && !rules)) return TSH_ERR_ARGUMENT;
     if (module->ctx->error.code != TSH_OK) return module->ctx->error.code;
@@ -14821,7 +14821,7 @@ static int tshi_parallel_line(tsh_module *root, const tshi_walk *at, FILE *file)
 
 TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
     int64_t total = 0, local = 0; /* elements in all, elements on this rank */
-    unsigned long long bytes = 0; /* of this rank's shards */
+    unsigned long long bytes = 0; /* size of this rank's shards */
     tshi_walk at = {NULL, NULL, 0};
     if (!module || !file) return TSH_ERR_ARGUMENT;
     (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s %s\n", "parameter", "kind", "global shape",
@@ -14858,13 +14858,13 @@ static tsh_plan_rule tshi_parallel_rule(tsh_style style) {
  * Returns the module, or NULL after an error. */
 static tsh_module *tshi_parallel_shard(tsh_module *module, const tsh_plan_rule *wanted) {
     const tsh_layout *own = &module->param[0]->layout; /* the weight's current layout */
-    int table = module->kind->layouts == tshi_nn_embedding_layouts; /* (count, dim) */
+    int table = module->kind->layouts == tshi_nn_embedding_layouts; /* 1: a table (count, dim) */
     tsh_plan_rule rule = *wanted; /* with the style of an existing weight */
     char text[TSHI_TEXT_SIZE];
     if (own->kind == TSH_SHARDED) { /* shared with another layer */
         rule.style = (own->dim == 0) != table ? TSH_COLWISE : TSH_ROWWISE;
         rule.segments = own->segments;
-        rule.cut = own->segment; /* the same shards */
+        rule.cut = own->segment; /* lengths and units of the existing shards */
         if (wanted->style != TSH_PLAIN && wanted->style != TSH_AUTO && wanted->style != rule.style)
             (void)tsh_fail(module->ctx, TSH_ERR_LAYOUT,
                            "tsh_add_%s: \"%s\" is %s, but its weight \"%s\" is %s already",
@@ -14882,7 +14882,7 @@ static tsh_module *tshi_parallel_linear(tsh_module *module, const tsh_linear_des
                                         tsh_tensor *weight) {
     tsh_plan_rule rule = tshi_parallel_rule(desc->style);
     double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0;      /* of the uniform bias */
-    tsh_shape shape = desc->reversed ? tsh_shape2(desc->in, desc->out) /* of the weight */
+    tsh_shape shape = desc->reversed ? tsh_shape2(desc->in, desc->out) /* shape of the weight */
                                      : tsh_shape2(desc->out, desc->in);
     module->skip_bias_add = desc->skip_bias_add;
     module->reversed = desc->reversed; /* weight (in, out) */
@@ -14894,12 +14894,12 @@ static tsh_module *tshi_parallel_linear(tsh_module *module, const tsh_linear_des
         tshi_module_param(module, 1, "bias", tsh_shape1(desc->out),
                           tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
     if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
-    rule.segments = desc->segments; /* of the output features */
+    rule.segments = desc->segments; /* number of segments */
     rule.unit = desc->unit;         /* features that stay together */
     rule.gather_output = desc->gather_output;
     rule.input = desc->input;
     rule.output = desc->output;
-    rule.regather = desc->regather;            /* keep x sharded */
+    rule.regather = desc->regather;            /* save x sharded for backward */
     return tshi_parallel_shard(module, &rule); /* finishes the module */
 }
 
@@ -14969,7 +14969,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
     module->lookup = desc->lookup;   /* padding, sparse gradients */
     module->param[0] = desc->weight; /* shared, or NULL: made below */
     module->param_name[0] = "weight";
-    if (!desc->weight) /* else the parameter is shared */
+    if (!desc->weight) /* not shared: make one */
         tshi_module_param(module, 0, "weight", tsh_shape2(desc->count, desc->dim),
                           tshi_nn_init(desc->init, TSH_INIT_NORMAL, 0, 1), 0);
     if (!module->param[0]) return tshi_module_finish(module);
@@ -15018,7 +15018,7 @@ TSH_API TSHI_COLD tsh_result tsh_set_argument(tsh_module *module, const char *na
                                                          sizeof *argument);
         if (argument) argument->name = tshi_module_text(module->ctx, name, "");
         if (!argument || !argument->name) return module->ctx->error.code;
-        argument->next = module->arguments; /* newest first */
+        argument->next = module->arguments; /* prepend it */
         module->arguments = argument;
     }
     argument->value = argument->local = value; /* the same until a policy divides */
@@ -15050,7 +15050,7 @@ TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name) {
 
 /* The lists of an attention. Unused entries at the end are zeros, which end a list. */
 typedef struct tshi_attention_lists {
-    tsh_policy_heads heads[2];       /* of self-attention, of cross-attention */
+    tsh_policy_heads heads[2];       /* [0] self-attention, [1] cross-attention */
     tsh_policy_layer qkv[7], out[3]; /* inputs (q, k, v), outputs */
 } tshi_attention_lists;
 /* The lists of an MLP. */
@@ -15286,9 +15286,9 @@ static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_polic
 /* Sets .local of an attention's arguments to this rank's share, as its features are sharded. */
 static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_heads *at) {
     const tsh_comm *tp = &pass->root->ctx->tp;
-    tshi_policy_counts c; /* of the whole attention */
-    tsh_layout cut;       /* of the query heads */
-    int64_t owned;        /* this rank's query heads */
+    tshi_policy_counts c; /* counts of the attention over all ranks */
+    tsh_layout cut;       /* how the query heads are sharded */
+    int64_t owned;        /* number of this rank's query heads */
     if (!tshi_policy_read_counts(pass, at, &c)) return 0;
     cut = tsh_shard_units(0, c.group);
     owned = tsh_chunk(&cut, c.heads, tp->size, tp->rank, NULL);
@@ -15311,7 +15311,7 @@ static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_l
     if (!tshi_policy_read_counts(pass, layer->heads, &c)) return 0;
     for (s = 0; s < *n; s++) {
         int queries = !layer->kv && (s == 0 || !grouped); /* 1: segment s holds query heads */
-        segment[s].length = queries ? c.heads : c.kv;     /* in heads */
+        segment[s].length = queries ? c.heads : c.kv;     /* counted in heads for now */
         segment[s].unit = queries ? c.group : 1;
         total += segment[s].length;
     }
@@ -15334,10 +15334,10 @@ static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_l
             "stay whole",
             (long long)c.heads, (long long)c.kv, path, pass->root->ctx->tp.size);
     for (s = 0; s < *n; s++) {
-        segment[s].length *= head; /* now in features */
+        segment[s].length *= head; /* convert heads to features */
         segment[s].unit *= head;
     }
-    if (c.whole && layer->kv) *n = 0; /* replicated */
+    if (c.whole && layer->kv) *n = 0; /* keys and values stay replicated */
     return 1;
 }
 
@@ -15345,7 +15345,7 @@ static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_l
  * an error unless the layer is optional. */
 static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
                                           const tsh_policy_layer *layer) {
-    tsh_module *owner[2] = {NULL, NULL}; /* of weight, of bias */
+    tsh_module *owner[2] = {NULL, NULL}; /* modules that have the weight, the bias */
     const char *const name[2] = {layer->weight, layer->bias};
     char similar[TSH_MESSAGE_SIZE / 2] = "";
     if (!name[0] && !name[1])
@@ -15364,13 +15364,13 @@ static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
         (void)tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                "has \"%s\" and \"%s\" in different layers: give each its own entry",
                                name[0], name[1]);
-    return owner[0] ? owner[0] : owner[1]; /* one is enough */
+    return owner[0] ? owner[0] : owner[1]; /* a layer may have only one of them */
 }
 
 /* Appends layer m's rule to the plan. 0 and an error if the model does not fit the policy. */
 static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *layer, tsh_module *m,
                             tsh_style style) {
-    tsh_plan_rule *rule = &pass->rules[pass->count]; /* the next one */
+    tsh_plan_rule *rule = &pass->rules[pass->count]; /* the rule to write */
     const char *path = layer->weight ? layer->weight : layer->bias;
     tsh_layout layouts[TSHI_MODULE_PARAMS];      /* to learn which dimension is sharded */
     int n = layer->n_fused ? layer->n_fused : 1; /* number of segments */
@@ -15427,7 +15427,7 @@ static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *la
 static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     const tsh_comm *tp = &pass->root->ctx->tp;
     const char *const *path = pass->policy->arguments;
-    tsh_layout cut = tsh_sharded(0); /* even shares */
+    tsh_layout cut = tsh_sharded(0); /* sharded evenly */
     tshi_argument *argument;
     for (; path && *path; path++) {
         if (!(argument = tshi_policy_count(pass, *path))) return 0;
@@ -15472,22 +15472,22 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
                         "that name");
     memset(&pass, 0, sizeof pass);
     pass.root = root;
-    if (tshi_policy_blocks(&pass, policy) == 0) { /* first pass */
+    if (tshi_policy_blocks(&pass, policy) == 0) { /* first pass: count */
         const char *blocks = policy->blocks ? policy->blocks : "";
         tshi_module_suggest(root, blocks, similar, sizeof similar);
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_parallelize_policy: %s: \"%.64s\" matches no block below \"%s\"; %s",
                         policy->name ? policy->name : "", blocks, root->path, similar);
     }
-    capacity = (size_t)pass.count; /* at most as many */
+    capacity = (size_t)pass.count; /* max number of rules */
     block = tshi_mem_alloc(ctx, TSH_MEM_STEP, capacity * (rule + cut) + 1);
     if (!block) return ctx->error.code;
     pass.rules = (tsh_plan_rule *)tshi_mem_data(block); /* block: rules, then segments */
     pass.segments = (tsh_segment(*)[TSH_MAX_SEGMENTS])(void *)(pass.rules + capacity);
     pass.count = 0;
-    if (tshi_policy_blocks(&pass, policy) > 0 && /* second pass */
+    if (tshi_policy_blocks(&pass, policy) > 0 && /* second pass: write the rules */
         tsh_parallelize(root, pass.rules, pass.count) == TSH_OK) {
-        pass.divide = 1; /* third pass */
+        pass.divide = 1; /* third pass: divide arguments */
         (void)tshi_policy_blocks(&pass, policy);
     }
     tshi_mem_release(ctx, block);
@@ -15559,7 +15559,7 @@ static void tshi_optim_sum_part(void *job, int thread, int64_t from, int64_t to)
     for (; from < to; from++) {
         int64_t first = from * TSHI_OPTIM_BLOCK;
         const tshi_operand x = tshi_kernel_reals(all->x + first, 1);
-        double *sum = all->sums + from; /* unit `from`'s */
+        double *sum = all->sums + from; /* the sum of unit `from` */
         *sum = 0;
         all->kernel(tshi_base_min(TSHI_OPTIM_BLOCK, all->n - first), &x, &sum);
     }
@@ -15569,9 +15569,9 @@ static void tshi_optim_sum_part(void *job, int thread, int64_t from, int64_t to)
 static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
     const int64_t blocks = tshi_base_ceil(n, TSHI_OPTIM_BLOCK);
     tshi_squares all = {x, n, NULL, tshi_optim_squares[ctx->isa]};
-    tshi_block *scratch; /* holds all.sums */
+    tshi_block *scratch; /* memory of all.sums */
     double sum = 0;
-    if (!n) return 0; /* an empty shard */
+    if (!n) return 0; /* this rank's shard is empty */
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)blocks * sizeof(double));
     if (!scratch) return 0;
     all.sums = (double *)tshi_mem_data(scratch);
@@ -15603,7 +15603,7 @@ static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums)
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_now(ctx->trace);
-    const size_t bytes = (size_t)ctx->dp.size * sizeof(double); /* of sums */
+    const size_t bytes = (size_t)ctx->dp.size * sizeof(double); /* size of sums */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
     tshi_walk at = {NULL, NULL, 0};
     double *sums, sum = 0; /* sums: one per chunk, shape (dp.size); sum: of all chunks */
@@ -15863,7 +15863,7 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     x[TSHI_OPTIM_FIRST] = x[TSHI_OPTIM_SECOND] = tshi_kernel_reals(NULL, 1);
     tshi_kernel_move(&x[TSHI_OPTIM_X], tshi_optim_first(t));
     tshi_kernel_move(&x[TSHI_OPTIM_GRAD], tshi_optim_first(t));
-    each->steps++;                               /* for the bias corrections */
+    each->steps++;                               /* read by the bias corrections */
     if (d->kind != TSH_SGD || d->momentum > 0) { /* needs the first moment */
         if (!tshi_optim_moment(t, &each->first)) return;
         x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
@@ -15979,8 +15979,8 @@ static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
 static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
     double norm, max = optim->desc.clip_norm; /* max 0: no clipping */
     if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return;
-    optim->info.norm = norm; /* before clipping */
-    if (norm <= DBL_MAX) {   /* false for NaN */
+    optim->info.norm = norm; /* the norm before clipping */
+    if (norm <= DBL_MAX) {   /* false for NaN and infinity */
         tshi_optim_update_all(ctx, optim, max > 0 ? tshi_optim_clip_factor(norm, max) : 1);
         optim->info.steps++;
         return;
@@ -16035,13 +16035,13 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
  * a send queue is full; receives block. There is no deadlock: a rank receives from each neighbour
  * in the order in which that neighbour sends, and no send to one neighbour waits for a send to the
  * other. */
-enum { TSHI_PIPELINE_SENDS = 16 }; /* in flight to each of 2 neighbours; a comm's limit is 64 */
+enum { TSHI_PIPELINE_SENDS = 16 }; /* max sends in flight to a neighbour; a comm's limit is 64 */
 
 /* The description of a tensor, sent before its values as 64-bit words. */
 typedef struct tshi_message {
     int64_t dtype, requires_grad, ndim, kind, cut, segments; /* layout: kind, dim, segments */
     int64_t dim[TSH_MAX_DIMS];                               /* global shape */
-    tsh_segment segment[TSH_MAX_SEGMENTS];                   /* of the layout */
+    tsh_segment segment[TSH_MAX_SEGMENTS];                   /* segments of the layout */
 } tshi_message;
 enum { TSHI_PIPELINE_WORDS = sizeof(tshi_message) / sizeof(int64_t) };
 
@@ -16055,7 +16055,7 @@ typedef struct tshi_send_queue {
 
 /* A parameter that several stages hold (tied). Each of them computes a part of its gradient. */
 typedef struct tshi_tie {
-    struct tshi_tie *next; /* in tsh_pipeline.ties */
+    struct tshi_tie *next; /* next in tsh_pipeline.ties */
     tsh_tensor *param;
     unsigned char *holds; /* one entry per stage: 1 if the stage holds the parameter */
     int holders;          /* number of stages that hold it */
@@ -16090,7 +16090,7 @@ static void tshi_pipeline_wait_send(tsh_pipeline *p, tshi_send_queue *queue) {
  * failed, the waits return at once. */
 static void tshi_pipeline_end_sends(tsh_pipeline *p, int block) {
     for (int i = 0; i < 2; i++)
-        for (int done = 1; p->queue[i].count && done;) { /* in order */
+        for (int done = 1; p->queue[i].count && done;) { /* ends at the first unfinished send */
             tshi_send_queue *queue = &p->queue[i];
             if (!block && tsh_test(&p->ctx->pp, queue->req[queue->first], &done) != TSH_OK) return;
             if (done) tshi_pipeline_wait_send(p, queue);
@@ -16101,7 +16101,7 @@ static void tshi_pipeline_end_sends(tsh_pipeline *p, int block) {
  * which holds them; releases it on failure. */
 static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const void *data,
                                int64_t n, tsh_dtype dtype) {
-    tshi_send_queue *queue = &p->queue[to > p->stage]; /* that of the neighbour's direction */
+    tshi_send_queue *queue = &p->queue[to > p->stage]; /* queue to that neighbour */
     tsh_coll coll = tsh_coll_make(TSH_SEND, dtype);
     tsh_req req = 0;
     tshi_pipeline_end_sends(p, 0);
@@ -16174,7 +16174,7 @@ static const tshi_op tshi_pipeline_op = {
 /* Receives a tensor from the previous stage. Records it on the tape if it requires a gradient,
  * unless micro is NULL (evaluation). */
 static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *micro) {
-    tshi_message head; /* arrives first */
+    tshi_message head; /* x's description, received first */
     tsh_layout layout = tsh_replicated();
     tsh_shape shape = tsh_shape0();
     tshi_node *node;
@@ -16194,7 +16194,7 @@ static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *mic
     if (!micro || !head.requires_grad) return x; /* no gradient to send back */
     node = tshi_tape_add(&tshi_pipeline_op, x, NULL, 0, TSHI_NONE, 0);
     if (!node) return NULL;
-    node->params = micro; /* for tshi_pipeline_receive_backward */
+    node->params = micro; /* read by tshi_pipeline_receive_backward */
     micro->input = x;
     return x;
 }
@@ -16259,7 +16259,7 @@ static void tshi_pipeline_add_loss(tsh_pipeline *p, tsh_tensor *loss, int k) {
     p->total[0] += tsh_item(p->ctx, loss);
     if (p->desc.weight) weight = p->desc.weight(p->ctx, k, p->desc.user);
     p->total[1] += weight;
-    if (!(weight >= 0) || weight > DBL_MAX) /* or NaN */
+    if (!(weight >= 0) || weight > DBL_MAX) /* negative, infinite or NaN */
         (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
                        "tsh_pipeline: the weight of micro-batch %d is %g; it counts elements", k,
                        weight);
@@ -16285,7 +16285,7 @@ static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
 static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     tsh_ctx *ctx = p->ctx;
     const int64_t n = tsh_local_numel(y);
-    int64_t stride[TSH_MAX_DIMS]; /* of a dense shard */
+    int64_t stride[TSH_MAX_DIMS]; /* strides of a dense shard */
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
     tsh_real *grad; /* this rank's shard, dense */
     tshi_dest dest;
@@ -16305,7 +16305,7 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
 static void tshi_pipeline_end(tshi_micro *micro) {
     for (; micro->newest; micro->newest = micro->newest->older)
         tshi_tape_release_node(micro->newest);
-    tshi_mem_reset(&micro->arena); /* which held the nodes */
+    tshi_mem_reset(&micro->arena); /* frees the nodes */
     while (micro->handles.next != &micro->handles) tshi_tensor_release(micro->handles.next);
     micro->out = micro->input = NULL;
 }
@@ -16317,7 +16317,7 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
     tsh_tensor *last = ctx->handles.step.prev, *y = micro->out;
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_swap(ctx, micro);
-    if (y->base->requires_grad) { /* else no stage before has a gradient */
+    if (y->base->requires_grad) { /* 0: the stages before need no gradient */
         tshi_pipeline_seed(p, y);
         tshi_tape_mark(ctx, y);
     }
@@ -16351,7 +16351,7 @@ static void tshi_pipeline_send_tied(tsh_pipeline *p, const tshi_tie *tie) {
     tsh_tensor *t = tie->param;
     for (int s = 0; s <= p->last; s++) {
         if (s == p->stage || !tie->holds[s]) continue;
-        t->gr.block->refs++; /* one per send */
+        t->gr.block->refs++; /* each send holds a reference */
         tshi_pipeline_send(p, s, t->gr.block, tshi_mem_data(t->gr.block), tsh_local_numel(t),
                            TSH_REAL);
     }
@@ -16384,7 +16384,7 @@ static void tshi_pipeline_sum_tied(tsh_pipeline *p, const tshi_tie *tie) {
         }
         tshi_pipeline_end_sends(p, 1);
         memcpy(tshi_mem_data(t->gr.block), tshi_mem_data(sum), bytes);
-        t->sparse = t->gr.clean = 0; /* now dense */
+        t->sparse = t->gr.clean = 0; /* the sum is dense */
     }
     tshi_mem_release(ctx, sum);
     tshi_mem_release(ctx, part);
@@ -16443,7 +16443,7 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
         if (tie->holds[pipeline->stage] && tie->param->requires_grad && ctx->error.code == TSH_OK)
             tshi_pipeline_sum_tied(pipeline, tie);
     tshi_pipeline_broadcast_totals(pipeline);
-    if (summed) ctx->tape.weight += pipeline->total[1]; /* which tshi_tape_sync divides by */
+    if (summed) ctx->tape.weight += pipeline->total[1]; /* tshi_tape_sync divides by it */
     (void)tshi_tape_sync(ctx);
     return tshi_pipeline_mean_loss(pipeline, loss);
 }
@@ -16535,7 +16535,7 @@ static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
         if (at.param == param && at.module->stage) tie->holds[at.module->stage - 1] = 1;
     for (int s = p->last; s >= 0; s--) {
         if (!tie->holds[s]) continue;
-        param->stage = 1 + s; /* in the end, the first holder */
+        param->stage = 1 + s; /* after the loop: 1 + the first holder */
         tie->holders++;
     }
     param->absent = tie->holders && !tie->holds[p->stage];
@@ -16628,7 +16628,7 @@ static void tshi_pipeline_make(tsh_pipeline *p, tsh_module *container,
                        before->container->path);
     if (!before) tshi_module_changed(ctx); /* stages are assigned: models can be compared */
     if (!before && ctx->world.size > 1) ctx->world.unchecked = ctx;
-    if (tsh_ok(ctx)) tshi_pipeline_compare(p); /* collective */
+    if (tsh_ok(ctx)) tshi_pipeline_compare(p); /* collective: all ranks must call it */
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_assign_modules(p);
     if (before) return; /* parameters are assigned already */
@@ -16666,7 +16666,7 @@ static const char *tshi_file_kind(const char *path) {
     const unsigned long none = 0xFFFFFFFF, folder = 16, found = GetFileAttributesA(path);
     return found != none && (found & folder) ? "a folder" : NULL;
 #elif TSHI_POSIX
-    struct stat info; /* of the link's target */
+    struct stat info; /* describes the link's target */
     if (stat(path, &info) != 0 || S_ISREG(info.st_mode)) return NULL;
     return S_ISDIR(info.st_mode)                            ? "a folder"
            : S_ISFIFO(info.st_mode)                         ? "a FIFO"
@@ -16697,7 +16697,7 @@ static int tshi_file_seek(FILE *file, int64_t to) {
  * or links form a loop. */
 static int tshi_file_follow(const char *path, char *to, char *link, size_t size) {
 #if TSHI_POSIX
-    const int max = 40; /* as on Linux */
+    const int max = 40; /* max links to follow, as on Linux */
     char *slash, *name; /* the last slash; where the link's name begins in `to` */
     ssize_t n;
     int links; /* number of links followed */
@@ -16743,7 +16743,7 @@ static void tshi_file_sweep(const char *target, const char *mine, int lock, char
     const char *slash = strrchr(target, '/'); /* the last slash; NULL: the current folder */
     const size_t folder = slash ? (size_t)(slash - target) + 1 : 0, digits = 16;
     const size_t length = strlen(mine + folder), prefix = length - digits;
-    struct stat now, then; /* of the own file, just written, and of the one found */
+    struct stat now, then; /* states of the caller's own file and of the one found */
     struct dirent *entry;
     DIR *list; /* the folder's names */
     if (fstat(lock, &now) != 0) return;
@@ -16758,7 +16758,7 @@ static void tshi_file_sweep(const char *target, const char *mine, int lock, char
             strcmp(name, mine + folder) == 0)
             continue;
         strcpy(path + folder, name);
-        file = open(path, O_WRONLY | O_NONBLOCK); /* for its lock only */
+        file = open(path, O_WRONLY | O_NONBLOCK); /* opened for its lock only */
         if (file < 0) continue;
         if (flock(file, LOCK_EX | LOCK_NB) == 0 && fstat(file, &then) == 0 &&
             S_ISREG(then.st_mode) &&
@@ -16776,7 +16776,7 @@ static void tshi_file_sweep(const char *target, const char *mine, int lock, char
 /* Gives file `name` the mode of file `path` and, where this process may, its owner and group. */
 static void tshi_file_keep_owner(const char *name, const char *path) {
 #if TSHI_POSIX
-    struct stat old, made; /* of the replaced file, of the new one */
+    struct stat old, made; /* states of the replaced file and of the new one */
     mode_t mode;           /* permission bits */
     if (stat(path, &old) != 0 || stat(name, &made) != 0) return;
     mode = old.st_mode & 0777;
@@ -16796,7 +16796,7 @@ static int tshi_file_sync(const char *path, int folder) {
     const unsigned long generic_write = 0x40000000, share_all = 7, open_existing = 3;
     void *file;
     int synced;
-    if (folder) return 1; /* Windows cannot */
+    if (folder) return 1; /* Windows cannot sync a folder */
     file = CreateFileA(path, generic_write, share_all, NULL, open_existing, 0, NULL);
     synced = (intptr_t)file != -1 && FlushFileBuffers(file);
     if ((intptr_t)file != -1) (void)CloseHandle(file);
@@ -16876,7 +16876,7 @@ typedef struct tshi_io_count {
 typedef struct tshi_io_item {
     const char *prefix;          /* the name in the file is prefix + path */
     tsh_tensor *param, **moment; /* moment NULL: the parameter itself */
-    const tshi_io_count *steps;  /* of a moment: number of updates of its parameter */
+    const tshi_io_count *steps;  /* for a moment: number of updates of its parameter */
     const tshi_dtype *dtype;     /* type of its values; a moment's is that of tsh_real */
     int there;                   /* saving: 1 if it has values, here or on another stage */
     const tshi_io_entry *entry;  /* loading: what the file has for it; NULL: nothing */
@@ -16886,18 +16886,18 @@ typedef struct tshi_io_item {
 typedef struct tshi_io {
     tsh_ctx *ctx;
     tsh_module *root; /* the module to save or load */
-    const tsh_optim *optim; /* its moments, too; NULL: none */
+    const tsh_optim *optim; /* the optimiser whose moments are included; NULL: none */
     const char *op, *path; /* "tsh_save" or "tsh_load", for errors; as the user gave it */
     FILE *file; /* open for writing or reading; NULL: not open */
-    uint64_t hash; /* of the model or of the file; must be the same on all ranks */
+    uint64_t hash; /* hash of the model or file; must be the same on all ranks */
     tshi_arena arena; /* memory of this save or load */
     tshi_io_item *item; /* shape (items): all tensors */
     tshi_io_count *count; /* shape (counts): first `generators` ones, then the optimiser's */
     int items, counts, generators; /* numbers of tensors and counts */
     /* writing: */
     char *buffer; /* TSHI_IO_BUFFER bytes; on rank 0 of tp a second buffer follows */
-    int64_t *known; /* see tshi_io_merge_stages */
-    tshi_block *whole_block; /* for a moment gathered from its chunks */
+    int64_t *known; /* what the stages know, see tshi_io_merge_stages */
+    tshi_block *whole_block; /* memory for a moment gathered from its chunks */
     char *target; /* the path, its symbolic links resolved */
     char *temporary; /* the temporary file; NULL: there is none */
     int lock; /* descriptor of the temporary file, which is locked; -1: none */
@@ -16936,7 +16936,7 @@ static void tshi_io_close(tshi_io *io) {
     if (io->file) (void)fclose(io->file);
     if (io->temporary) (void)remove(io->temporary); /* a finished save has set it to NULL */
 #if TSHI_POSIX
-    if (io->lock >= 0) (void)close(io->lock); /* unlocks */
+    if (io->lock >= 0) (void)close(io->lock); /* closing unlocks it */
 #endif
     io->file = NULL;
     io->temporary = NULL;
@@ -17002,7 +17002,7 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
     if (max[0]) {
         (void)tshi_io_take_error(ctx, max[0], io->op);
     } else if (max[1] != -max[2]) {
-        const int reading = io->data > 0; /* a load */
+        const int reading = io->data > 0; /* 1: this is a load, not a save */
         (void)tshi_io_fail(io, reading ? TSH_ERR_IO : TSH_ERR_ARGUMENT, "%s",
                            reading
                                ? "is not the same file on every rank, or was saved anew while "
@@ -17065,7 +17065,7 @@ static int tshi_io_list(tshi_io *io) {
                                                  &m->dropout_calls);
         calls->optional = calls->staged = 1; /* most modules have no dropout */
     }
-    io->generators = io->counts; /* those so far */
+    io->generators = io->counts; /* the counts so far are the generators' */
     if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "steps", &optim->info.steps);
     if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "skipped", &optim->info.skipped);
     tshi_module_params(io->root, 1, tshi_io_add_param, io);
@@ -17110,7 +17110,7 @@ static void tshi_io_swap_bytes(void *values, int64_t count, size_t width) {
  * is none. Does not read beyond a NUL. */
 static int tshi_io_utf8(const unsigned char *s) {
     int n = s[0] < 0x80 ? 1 : s[0] < 0xC2 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : 4, i;
-    if (s[0] > 0xF4) return 0; /* above U+10FFFF */
+    if (s[0] > 0xF4) return 0; /* beyond U+10FFFF, the last character */
     for (i = 1; i < n; i++)    /* continuation bytes */
         if ((s[i] & 0xC0) != 0x80) return 0;
     if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] > 0x9F) ||
@@ -17428,7 +17428,7 @@ static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, in
                                  const void *shard, char *message, char *whole) {
     const size_t width = tsh_dtype_size(t->dtype);
     tshi_runs run = tshi_tensor_runs(t, rank, from, to);
-    size_t done = 0; /* bytes */
+    size_t done = 0; /* bytes copied so far */
     while (tshi_tensor_next_run(&run)) {
         const size_t bytes = (size_t)run.length * width;
         const char *in = shard ? (const char *)shard + (size_t)run.local * width : message + done;
@@ -17596,7 +17596,7 @@ static long tshi_io_hex(tshi_io *io) {
                            : c >= 'a' && c <= 'f' ? c - 'a' + 10
                            : c >= 'A' && c <= 'F' ? c - 'A' + 10
                                                   : -1;
-        if (digit < 0) return -1; /* too few digits */
+        if (digit < 0) return -1; /* not a hexadecimal digit */
         value = value * 16 + digit;
     }
     return value;
@@ -17687,7 +17687,7 @@ static int64_t tshi_io_whole(tshi_io *io) {
         return tshi_io_bad(io, "a number is too large");
     if (end == io->at || (*io->at == '0' && end > io->at + 1)) /* no digit, or a leading zero */
         return tshi_io_bad(io, "there is no whole number");
-    io->at += end - io->at; /* to the end of the number */
+    io->at += end - io->at; /* moves to the end of the number */
     return (int64_t)value;
 }
 
@@ -17951,7 +17951,7 @@ static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, con
 static int tshi_load_count(const tshi_io *io, tshi_io_count *count) {
     const char *text = tshi_load_metadata(io, count->prefix, count->name);
     const char *end = text ? tshi_io_digits(text, UINT64_MAX, &count->read) : NULL;
-    if (end && end > text && !*end) return 1; /* digits only */
+    if (end && end > text && !*end) return 1; /* it has only digits */
     count->read = 0;                          /* an optional one that is missing */
     if (!text && count->optional) return 1;
     return tshi_io_fail(io, TSH_ERR_IO, "has no whole number as \"%s%.128s\"", count->prefix,
@@ -18015,7 +18015,7 @@ static int tshi_load_match_all(tshi_io *io) {
     for (i = 0; i < io->items; i++) {
         if (!tshi_load_match(io, &io->item[i])) return 0;
         if (io->item[i].entry || !tshi_load_required(io, &io->item[i])) continue;
-        if (!missing++) lacks = &io->item[i]; /* for the error */
+        if (!missing++) lacks = &io->item[i]; /* the first one, for the error */
     }
     for (e = 0; e < io->entries; e++) {
         const char *name = io->entry[e].name;
@@ -18225,7 +18225,7 @@ static uint64_t tshi_check_sum(const void *values, size_t width, int64_t global,
 static uint64_t tshi_check_part(const tsh_tensor *t) {
     const size_t width = tsh_dtype_size(t->dtype);
     tshi_block *scratch; /* t's values, if it is not dense */
-    const char *values = (const char *)tshi_kernel_packed(t, &scratch); /* dense */
+    const char *values = (const char *)tshi_kernel_packed(t, &scratch); /* t's values, packed */
     tshi_runs run = tshi_tensor_own_runs(t);
     uint64_t sum = 0;
     while (values && tshi_tensor_next_run(&run))
@@ -18246,9 +18246,9 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
 /* A tensor whose values should be equal on several ranks: a parameter, or one of its moments. */
 typedef struct tshi_replica {
     const char *path, *what;    /* of the parameter; "" or which moments of it, for the error */
-    int64_t hash;               /* of this rank's values; 0: none */
+    int64_t hash;               /* hash of this rank's values; 0: it has none */
     int over_tp, over_dp;       /* 1: must be equal on all ranks of tp; of dp */
-    const unsigned char *holds; /* by rank of pp: 1 if it holds them; NULL: not compared over pp */
+    const unsigned char *holds; /* per rank of pp, 1: it holds them; NULL: do not compare over pp */
 } tshi_replica;
 
 /* The tensors to compare. Listed in two passes: count, then fill in. */
@@ -18278,7 +18278,7 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
                               ? tshi_check_part(t)
                               : tshi_check_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
                                                tshi_optim_count(t));
-    r->hash = (int64_t)(hash >> 1); /* not negative */
+    r->hash = (int64_t)(hash >> 1); /* fits int64_t without a sign */
 }
 
 /* Lists a parameter and its moments in all optimisers. */
@@ -18410,7 +18410,7 @@ static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) 
     double value = tsh_item(c->ctx, c->fn(c->ctx, c->in, c->n, c->user));
     tsh_scope_end(c->ctx);
     tsh_no_grad_end(c->ctx);
-    if (at) *at = before; /* as it was */
+    if (at) *at = before; /* restores the element */
     return value;
 }
 
@@ -18435,7 +18435,7 @@ static double tshi_check_input(const tshi_gradcheck *c, tsh_tensor *t, int64_t s
         tsh_real *at = tshi_check_element(t, e); /* NULL: another rank's */
         double up = tshi_check_loss(c, at, c->eps), down = tshi_check_loss(c, at, -c->eps);
         double found = at && grad ? (double)grad[at - tshi_tensor_values(t)] : 0;
-        double gap = fabs((up - down) / (2 * c->eps) - found); /* difference */
+        double gap = fabs((up - down) / (2 * c->eps) - found); /* difference from the gradient */
         if (at) worst = tshi_check_max(worst, gap / (fabs(found) > 1 ? fabs(found) : 1));
     }
     return worst;
@@ -18499,7 +18499,7 @@ static void tshi_trace_file_flush(tshi_trace_file *out) {
         out->refused = out->file ? fwrite(message->text, 1, size, out->file) != size
                                  : !out->desc.write(out->desc.user, message->text, size);
     if (out->refused && !out->why) out->why = errno;
-    message->used = 0; /* empty again */
+    message->used = 0; /* the message is empty again */
 }
 
 /* Appends to the text; writes or sends it whenever it is full. */
@@ -18513,7 +18513,7 @@ static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
 /* Appends one event, a "complete" one (ph X), with begin and duration in microseconds. */
 static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event) {
     static const char *const kinds[] = {"forward", "backward", "module", "collective", "optimiser"};
-    const int64_t length = event->end - event->begin; /* nanoseconds */
+    const int64_t length = event->end - event->begin; /* duration in nanoseconds */
     const char *name;
     char text[160]; /* a part of the event */
     tshi_trace_file_put(out, ",\n{\"ph\":\"X\",\"name\":\"");
@@ -18582,7 +18582,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc 
     trace->ctx = ctx;
     trace->desc = *desc;
     if (desc->limit < 1) trace->desc.limit = TSHI_TRACE_LIMIT;
-    trace->arena = arena; /* which also holds the trace itself */
+    trace->arena = arena; /* the arena holds the trace itself */
     ctx->trace = ctx->world.trace = ctx->tp.trace = ctx->pp.trace = ctx->dp.trace = trace;
     return TSH_OK;
 }
