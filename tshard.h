@@ -13477,8 +13477,8 @@ TSHI_OUTLINE tsh_module *tshi_module_next(const tsh_module *root, tsh_module *mo
     return module == root ? NULL : module->next;
 }
 
-/* A walk over the parameters below a module, in pre-order: now at param, module->param[slot].
- * Begins, and ends, as {NULL, NULL, 0}. */
+/* The position of a walk over the parameters below a module, in pre-order: param is
+ * module->param[slot]. Before the first step and after the last it is {NULL, NULL, 0}. */
 typedef struct tshi_walk {
     tsh_tensor *param;  /* the current parameter; NULL before the first and after the last */
     tsh_module *module; /* the module that the parameter was found in */
@@ -13548,7 +13548,7 @@ static uint64_t tshi_module_count(tsh_ctx *ctx) {
  * ops may read gradients of outer tensors through the node's inputs only. */
 /* One module's count of dropout calls, as it was at the forward. */
 typedef struct tshi_module_calls {
-    const tsh_module *module; /* to recognise modules added since */
+    const tsh_module *module; /* the module that the count belongs to */
     uint64_t dropout_calls;   /* module->dropout_calls */
 } tshi_module_calls;
 
@@ -13570,7 +13570,7 @@ static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     counts->module = module;
     counts->randn_calls = ctx->randn_calls;
     counts->dropout_calls = ctx->dropout_calls;
-    counts->each = (tshi_module_calls *)(void *)(counts + 1); /* lies after the struct */
+    counts->each = (tshi_module_calls *)(void *)(counts + 1); /* `each` lies after the struct */
     for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
         counts->each[i].module = m;
         counts->each[i++].dropout_calls = m->dropout_calls;
@@ -13634,7 +13634,7 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
     if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->partial_contributions = 1;
     tshi_tape_mark(ctx, y);                       /* the nodes that y depends on */
     tshi_tape_release_values(ctx, y, ctx->depth); /* except y; nodes saved what they need */
-    tshi_tape_walk(ctx);                          /* function that runs backward */
+    tshi_tape_walk(ctx);                          /* runs backward of the ops */
 }
 
 /* Runs the module's forward. NULL and an error if the output is not a tensor of values. */
@@ -13709,7 +13709,7 @@ static const tshi_op tshi_module_checkpoint_op = {
     "tsh_checkpoint", /* name in errors and traces */
     NULL,
     NULL,
-    tshi_recompute_replay,          /* runs backward of the ops */
+    tshi_recompute_replay,          /* function that runs backward */
     (1u << TSHI_MODULE_INPUTS) - 1, /* saves the values of all inputs */
     TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
 
@@ -13752,7 +13752,7 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
  * line until one differs (tshi_module_find_diff). */
 /* -- calling ---------------------------------------------------------------- */
 
-/* Calls a module, checkpointed or not, as ctx->module: errors and traces name its path. */
+/* Runs a module, checkpointed or not. Sets ctx->module meanwhile: errors and traces name it. */
 static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_now(ctx->trace); /* start of the module's event in the trace */
@@ -13828,8 +13828,8 @@ static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
     return !i || m;
 }
 
-/* Sets *same to 1 if all ranks have the same hash. One all-reduce: the minimum of the hash and that
- * of its complement, which is the complement of the maximum. */
+/* Sets *same to 1 if all ranks have the same hash, by one all-reduce (TSH_MIN) of the hash and of
+ * its complement: the minimum of the complement is the complement of the maximum. */
 static tsh_result tshi_module_same(tsh_comm *comm, uint64_t hash, int *same) {
     int64_t ends[2]; /* the hash and its complement */
     tsh_result result;
@@ -13875,7 +13875,7 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     int64_t *counts;        /* shape (size): int32 words of a line, the same for every rank */
     tshi_line line, *lines; /* this rank's line; one line per rank, shape (size) */
     tsh_result result = TSH_OK;
-    int r, i = 0, usual = 0, blamed = 0, more; /* ranks of the usual and of another line */
+    int r, i = 0, usual = 0, blamed = 0, more; /* usual, blamed: ranks whose lines are compared */
     if (!block) {
         tshi_error_report(ctx); /* the other ranks wait for this one */
         return TSH_ERR_MEMORY;
@@ -13987,7 +13987,7 @@ static tsh_module *tshi_module_finish(tsh_module *module) {
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) /* frees its own parameters, not a shared weight */
         if (module->param[i] && strncmp(module->param[i]->path, module->path, n) == 0 &&
             module->param[i]->path[n] == '.')
-            tshi_tensor_release(module->param[i]); /* no gradient, no memory yet */
+            tshi_tensor_release(module->param[i]); /* frees the handle */
     for (parent->last = NULL; *link != module; link = &(*link)->next) parent->last = *link;
     *link = NULL;
     return NULL;
@@ -14238,9 +14238,9 @@ TSH_API void tsh_zero_grads(tsh_module *module) {
 
 /* -- the generator's state -------------------------------------------------- */
 
-/* The state is TSHI_STATE_WORDS words, then one per module; see tsh_rng_state. */
+/* The state (tsh_rng_state): TSHI_STATE_WORDS words, then each module's dropout_calls. */
 enum { TSHI_STATE_MAGIC, TSHI_STATE_MODULES, TSHI_STATE_SEED, TSHI_STATE_RANDN, TSHI_STATE_DROPOUT,
-       TSHI_STATE_WORDS }; /* index of each word */
+       TSHI_STATE_WORDS }; /* indices of the words */
 
 /* The bytes "tshrng01" as a little-endian word. */
 static const uint64_t tshi_module_magic = 0x3130676E72687374u;
@@ -14554,7 +14554,7 @@ enum { TSHI_PARALLEL_BEFORE, TSHI_PARALLEL_STYLE, TSHI_PARALLEL_AFTER, TSHI_PARA
 /* The rules of a plan that apply to one module, and what follows from them. */
 typedef struct tshi_choice {
     tsh_module *module;                                /* the module that the rules apply to */
-    const tsh_plan_rule *rule[TSHI_PARALLEL_PURPOSES]; /* by purpose; NULL: no rule */
+    const tsh_plan_rule *rule[TSHI_PARALLEL_PURPOSES]; /* [purpose]: NULL if no rule has it */
     tsh_layout layout[TSHI_MODULE_PARAMS];             /* new layouts of its parameters */
 } tshi_choice;
 
@@ -14569,7 +14569,7 @@ static int tshi_parallel_purpose(const tsh_plan_rule *rule) {
 static int tshi_parallel_applies(const tsh_module *root, const tsh_module *m,
                                  const tsh_plan_rule *rule) {
     if (tshi_parallel_purpose(rule) == TSHI_PARALLEL_STYLE &&
-        !(m->kind->styles >> rule->style & 1u)) /* the bit of the style */
+        !(m->kind->styles >> rule->style & 1u)) /* its kind lacks the style */
         return 0;
     if (rule->kind && strcmp(rule->kind, m->kind->name) != 0) return 0;
     return tshi_parallel_match(rule->path, tshi_module_below(root, m->path));
@@ -15212,7 +15212,7 @@ TSH_API TSHI_COLD const tsh_policy *tsh_policy_find(const char *name) {
  * the third (divide 1), after the plan was applied, divides the arguments. */
 typedef struct tshi_policy_pass {
     tsh_module *root, *block;                  /* where the policy is applied; the current block */
-    const tsh_policy *policy;                  /* the current block's */
+    const tsh_policy *policy;                  /* the policy that the block belongs to */
     tsh_plan_rule *rules;                      /* the plan; NULL in the first pass */
     tsh_segment (*segments)[TSH_MAX_SEGMENTS]; /* segments[i]: of rule i, for its .cut */
     int count;                                 /* number of rules so far */
@@ -15374,7 +15374,7 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
     const char *path = layer->weight ? layer->weight : layer->bias;
     tsh_layout layouts[TSHI_MODULE_PARAMS];      /* to learn which dimension is sharded */
     int n = layer->n_fused ? layer->n_fused : 1; /* number of segments */
-    if (!m->reversed != !layer->reversed)        /* in and out would be swapped */
+    if (!m->reversed != !layer->reversed)        /* the policy would shard the wrong dimension */
         return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                 "stores \"%s\" %s, but the policy says %s: see "
                                 "tsh_linear_desc.reversed",
@@ -15389,7 +15389,7 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
     rule->segments = n;
     if (layer->heads && (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE) &&
         m->kind->layouts && m->param[0]) {
-        m->kind->layouts(m, rule, layouts); /* layouts[0]: of the weight */
+        m->kind->layouts(m, rule, layouts); /* layouts[0] is that of the weight */
         if (!tshi_policy_segments(pass, layer, path, m->param[0]->dim[layouts[0].dim],
                                   rule->style == TSH_ROWWISE, pass->segments[pass->count], &n))
             return 0;
@@ -15528,7 +15528,7 @@ typedef double *tshi_optim_total;
 TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
                                          const tshi_optim_total *total) {
     const tsh_real *x = (const tsh_real *)operand->data;
-    double partial[TSHI_BLOCK], sum = 0; /* sum: first of the remainder */
+    double partial[TSHI_BLOCK], sum = 0; /* sum: first of the elements after the last block */
     int64_t e;
     for (int i = 0; i < TSHI_BLOCK; i++) partial[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
@@ -15607,7 +15607,7 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
     tshi_walk at = {NULL, NULL, 0};
     double *sums, sum = 0; /* sums: one per chunk, shape (dp.size); sum: of all chunks */
-    int k, chunked = 0;    /* chunked: 1 if some parameter is (.zero) */
+    int k, chunked = 0;    /* chunked: 1 if a parameter is TSHI_CHUNKED */
     *norm = 0;
     if (!scratch) return ctx->error.code;
     sums = (double *)tshi_mem_data(scratch);
@@ -15773,7 +15773,7 @@ static void tshi_optim_keep_chunk(tsh_tensor *moment) {
  * down to this rank's chunk afterwards. */
 static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tsh_ctx *ctx = moment->ctx;
-    tsh_tensor part = *moment; /* with the block of the chunk */
+    tsh_tensor part = *moment; /* the moment with its old block */
     if (!(moment->flags & TSHI_CHUNKED) ||
         tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
         tshi_module_relayout(moment, layout);
@@ -15838,7 +15838,7 @@ static void tshi_optim_update_part(void *job, int thread, int64_t from, int64_t 
     }
 }
 
-/* Runs an update's kernel over the elements of t that this rank updates. */
+/* Runs an update's kernel on all threads, over the elements of t that this rank updates. */
 static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tshi_operand *x,
                            const void *params) {
     const int32_t *marks = t->sparse ? (const int32_t *)tshi_mem_data(t->marks) : NULL;
@@ -15864,7 +15864,7 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     tshi_kernel_move(&x[TSHI_OPTIM_X], tshi_optim_first(t));
     tshi_kernel_move(&x[TSHI_OPTIM_GRAD], tshi_optim_first(t));
     each->steps++;                               /* read by the bias corrections */
-    if (d->kind != TSH_SGD || d->momentum > 0) { /* needs the first moment */
+    if (d->kind != TSH_SGD || d->momentum > 0) { /* this kind has a first moment */
         if (!tshi_optim_moment(t, &each->first)) return;
         x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
     }
@@ -16269,7 +16269,7 @@ static void tshi_pipeline_add_loss(tsh_pipeline *p, tsh_tensor *loss, int k) {
 static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
     tsh_ctx *ctx = p->ctx;
     tshi_micro *micro = &p->micro[k % p->slots];
-    tsh_tensor *last = ctx->handles.step.prev; /* the newest tensor before */
+    tsh_tensor *last = ctx->handles.step.prev; /* the newest step tensor so far */
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_swap(ctx, micro);                        /* record on the micro-batch's tape */
     micro->out = tshi_pipeline_stage_forward(p, micro, k); /* kept for backward */
@@ -16310,7 +16310,7 @@ static void tshi_pipeline_end(tshi_micro *micro) {
     micro->out = micro->input = NULL;
 }
 
-/* Runs the backward of micro-batch k. */
+/* Runs the backward of micro-batch k and releases its memory. */
 static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
     tsh_ctx *ctx = p->ctx;
     tshi_micro *micro = &p->micro[k % p->slots];
@@ -16692,9 +16692,9 @@ static int tshi_file_seek(FILE *file, int64_t to) {
 #endif
 }
 
-/* Resolves the symbolic links of a path and writes the result to `to`; `link` is for the text of
- * one link. Both have `size` bytes, which the path fits in. 0 and errno if the result does not fit
- * or links form a loop. */
+/* Resolves the symbolic links of a path and writes the result to `to`; link: scratch for one link's
+ * target. Both have `size` bytes, which the path itself fits in. Returns 0 and sets errno if the
+ * result does not fit or links form a loop. */
 static int tshi_file_follow(const char *path, char *to, char *link, size_t size) {
 #if TSHI_POSIX
     const int max = 40; /* max links to follow, as on Linux */
@@ -16718,8 +16718,9 @@ static int tshi_file_follow(const char *path, char *to, char *link, size_t size)
 }
 
 #if TSHI_POSIX
-/* Locks a new temporary file, which shows other saves that its writer is alive. 0: another save has
- * locked it first, to remove it. On file systems without locks nothing is ever removed. */
+/* Locks a new temporary file, so that other saves see that its writer is alive. Returns 0 if
+ * another save has locked the file first, to remove it. On file systems without locks nothing is
+ * ever removed. */
 static int tshi_file_lock(int descriptor) {
 #ifdef LOCK_EX
     struct stat info;
@@ -16990,7 +16991,7 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
     tsh_comm *world = &ctx->world;
     int64_t max[3] = {0, 0, 0}; /* error (0: none), hash, -hash */
     tsh_coll coll = tshi_comm_coll(TSH_ALLREDUCE, max, max, 3, TSH_I64);
-    /* a slow disk writes 8 MiB per second; a file's header may claim any size */
+    /* 8 MiB per second for slow disks; limited, since a file's header may claim any size */
     const int64_t seconds = tshi_base_min(io->bytes >> 23, 1000000);
     if (ctx->reported) return ctx->error.code;
     max[0] = ctx->error.code != TSH_OK ? world->size - world->rank : 0;
@@ -17162,8 +17163,8 @@ static const char *tshi_io_kind(const tshi_io *io) {
     return name[io->optim->desc.kind];
 }
 
-/* The metadata's key for the hash of all values, 16 hexadecimal digits. They are written last, once
- * the hash is known. It does not depend on the degree of parallelism. */
+/* The metadata's key for the hash of all values. Its 16 hexadecimal digits are written last, once
+ * the hash is known. The hash does not depend on the degree of parallelism. */
 static const char tshi_io_hash_key[] = "\"tshard.hash\":\"";
 
 /* Appends the whole header to the text. PyTorch's files have "format": "pt". */
@@ -17537,7 +17538,7 @@ TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
     ctx = module->ctx;
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_io_begin(&io, "tsh_save", module, path, optim);
-    if (ctx->error.code == TSH_OK) tshi_io_prepare(&io); /* first half: all that can fail before */
+    if (ctx->error.code == TSH_OK) tshi_io_prepare(&io); /* first half: lists and checks */
     if (ctx->pp.size > 1 && tshi_io_agree(&io) == TSH_OK) tshi_io_merge_stages(&io);
     if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
     if (ctx->error.code != TSH_OK) tshi_io_close(&io); /* removes the temporary file */
@@ -17557,7 +17558,7 @@ TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
  * place, since none gets longer. The text ends with a NUL, where every parser stops. After an
  * error, parsers return 0 or "", and loops over elements end. */
 
-/* Reports what is wrong with the header at io->at. Returns 0. */
+/* Sets an error that says what is wrong with the header at io->at. Returns 0. */
 static int tshi_io_bad(const tshi_io *io, const char *what) {
     return tshi_io_fail(io, TSH_ERR_IO, "is no safetensors file: %s at byte %llu of its header",
                         what, (unsigned long long)(io->at - io->text));
@@ -17898,8 +17899,9 @@ static int tshi_io_read_header(tshi_io *io) {
         return tshi_io_foreign(io) ? 0 : tshi_io_read_error(io, what);
     n = (size_t)value;             /* fits: at most TSHI_IO_HEADER */
     io->data = 8 + (int64_t)value; /* values follow the header */
-    /* As many as fit into n bytes, and one in which parsing ends with an error. The shortest are
-     * "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} and, in the metadata, "":"", */
+    /* Limits: as many as fit into n bytes, plus one in which parsing ends with an error. The
+     * shortest are "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} and, in the metadata,
+     * "":"", */
     max_entries = n / 49 + 1;
     max_pairs = n / 6 + 1;
     io->text = io->at = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, n + 1);
@@ -17935,7 +17937,7 @@ static int tshi_io_read_header(tshi_io *io) {
 static void *tshi_load_find(const void *base, size_t n, size_t width, const char *prefix,
                             const char *name) {
     char key[TSHI_IO_NAME];
-    const char *wanted = key; /* a struct as tshi_io_by_name expects it */
+    const char *wanted = key; /* tshi_io_by_name compares pointers to names */
     (void)snprintf(key, sizeof key, "%s%s", prefix, name);
     return bsearch(&wanted, base, n, width, tshi_io_by_name);
 }
@@ -18086,8 +18088,8 @@ static void tshi_load_count_nonfinite(const tshi_dtype *dtype, const char *value
     }
 }
 
-/* Reads this rank's shard t of an item. Logs a warning if values are not finite: rank 0 for a
- * replicated tensor, every rank of tp for its shard of another. */
+/* Reads this rank's shard t of an item. Logs a warning if values are not finite: rank 0 of tp for a
+ * replicated tensor, every rank of tp for its shard of a sharded one. */
 static void tshi_load_values(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t) {
     const tsh_ctx *ctx = io->ctx;
     const int64_t width = item->dtype->size, data = io->data + item->entry->begin;
@@ -18096,7 +18098,7 @@ static void tshi_load_values(tshi_io *io, const tshi_io_item *item, const tsh_te
     while (tshi_tensor_next_run(&run)) {
         for (e = 0; e < run.length; e += n) {
             char *to = (char *)tshi_tensor_at(t) + (run.local + e) * width;
-            /* not more than is still in the cache when it is checked */
+            /* no more at a time than stays in the cache until it is checked */
             n = tshi_base_min(run.length - e, TSHI_IO_BUFFER / 4 / width);
             if (!tshi_io_read(io, data + (run.global + e) * width, to, (size_t)(n * width))) {
                 (void)tshi_io_read_error(io, "it became shorter while it was read");
@@ -18157,7 +18159,7 @@ static int64_t tshi_load_stamp(const tshi_io *io) {
 #endif
 }
 
-/* Opens the file, once, so that header and values are of the same save. */
+/* Opens the file once, so that header and values are of the same save. */
 static void tshi_load_open(tshi_io *io) {
     const char *kind = tshi_file_kind(io->path);
     errno = 0;
@@ -18210,6 +18212,10 @@ TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_
 /* Needs: >>redistribute >>module >>io.                                         */
 /* ========================================================================== */
 
+/* tsh_check_replicas lists all tensors that should be equal on several ranks with a hash of
+ * each, gathers the lists over a group, and compares every hash with the majority's. All ranks
+ * of a group must list the same tensors in the same order. tsh_gradcheck compares gradients
+ * with differences. */
 /* Returns the sum of the hashes of n elements. Each hash is of a value and its index in the whole
  * tensor; the first element's index is `global`. */
 static uint64_t tshi_check_sum(const void *values, size_t width, int64_t global, int64_t n) {
@@ -18469,6 +18475,8 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
 /* Needs: >>trace >>comm >>io.                                                  */
 /* ========================================================================== */
 
+/* Every rank writes its row into out->message. Whenever it is full, rank 0 writes it to the file;
+ * other ranks send it to rank 0, which receives rank after rank, each until an empty message. */
 enum { TSHI_TRACE_FILE_WORDS = 512 }; /* 64-bit words of a message, sent as TSH_I64 */
 
 /* A part of a rank's text, as it is sent to rank 0. */
@@ -18624,7 +18632,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 
 /* ========================================================================== */
 /* >>end                                                  MARK: - end (private) */
-/* Nothing of the implementation's macros stays.                                */
+/* Undefines the macros of the implementation.                                  */
 /* Needs: nothing.                                                              */
 /* ========================================================================== */
 
