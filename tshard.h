@@ -13750,6 +13750,7 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
  * modules and parameters by path, and the state of the random generator. To compare models, each
  * rank describes its model as lines; if the hashes of all lines differ, the ranks gather line after
  * line until one differs (tshi_module_find_diff). */
+
 /* -- calling ---------------------------------------------------------------- */
 
 /* Runs a module, checkpointed or not. Sets ctx->module meanwhile: errors and traces name it. */
@@ -15632,8 +15633,7 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     return ctx->error.code;
 }
 
-/* Returns the factor to scale gradients by: min(1, max / (norm + 1e-6)), as
- * torch.nn.utils.clip_grad_norm_. */
+/* Returns min(1, max / (norm + 1e-6)), the factor of torch.nn.utils.clip_grad_norm_. */
 static double tshi_optim_clip_factor(double norm, double max) {
     return fmin(1, max / (norm + 1e-6));
 }
@@ -16063,16 +16063,16 @@ typedef struct tshi_tie {
 
 struct tsh_pipeline {
     tsh_ctx *ctx;
-    tsh_module *container; /* the module whose children are assigned to stages */
-    tsh_pipeline_desc desc; /* as given to tsh_pipeline_new */
-    int *counts; /* number of children of the container, one entry per stage */
-    int stage, last; /* index of this rank's stage, of the last stage */
-    tsh_module *child; /* the first child of this stage */
-    int warmup, slots; /* forwards before the first backward; max micro-batches under way */
-    tshi_micro *micro; /* shape (slots): micro-batch k is in slot k % slots */
+    tsh_module *container;    /* the module whose children are assigned to stages */
+    tsh_pipeline_desc desc;   /* as given to tsh_pipeline_new */
+    int *counts;              /* number of children of the container, one entry per stage */
+    int stage, last;          /* index of this rank's stage, of the last stage */
+    tsh_module *child;        /* the first child of this stage */
+    int warmup, slots;        /* forwards before the first backward; max micro-batches under way */
+    tshi_micro *micro;        /* shape (slots): micro-batch k is in slot k % slots */
     tshi_send_queue queue[2]; /* [0] to the previous stage, [1] to the next one */
-    tshi_tie *ties; /* list of the tied parameters */
-    double total[2]; /* sums of losses and of weights (or micro-batches), on the last stage */
+    tshi_tie *ties;           /* list of the tied parameters */
+    double total[2];          /* last stage: sums of losses, of weights (or micro-batches) */
 };
 
 /* -- messages ---------------------------------------------------------------- */
@@ -16818,7 +16818,7 @@ static int tshi_file_sync(const char *path, int folder) {
 
 /* Renames file `name` to `path` atomically: there is always either the old file or the new one. */
 static int tshi_file_rename(const char *name, const char *path) {
-#if defined(_WIN32) /* whose rename does not replace files */
+#if defined(_WIN32) /* the rename of Windows does not replace files */
     const unsigned long replace = 1, write_through = 8;
     if (MoveFileExA(name, path, replace | write_through)) return 1;
     errno = EACCES; /* `path` is a folder, read-only, or open in some program */
@@ -16886,33 +16886,33 @@ typedef struct tshi_io_item {
 /* One save or load. */
 typedef struct tshi_io {
     tsh_ctx *ctx;
-    tsh_module *root; /* the module to save or load */
-    const tsh_optim *optim; /* the optimiser whose moments are included; NULL: none */
-    const char *op, *path; /* "tsh_save" or "tsh_load", for errors; as the user gave it */
-    FILE *file; /* open for writing or reading; NULL: not open */
-    uint64_t hash; /* hash of the model or file; must be the same on all ranks */
-    tshi_arena arena; /* memory of this save or load */
-    tshi_io_item *item; /* shape (items): all tensors */
-    tshi_io_count *count; /* shape (counts): first `generators` ones, then the optimiser's */
-    int items, counts, generators; /* numbers of tensors and counts */
+    tsh_module *root;              /* the module to save or load */
+    const tsh_optim *optim;        /* its moments are included; NULL: no optimiser */
+    const char *op, *path;         /* "tsh_save" or "tsh_load", for errors; the user's path */
+    FILE *file;                    /* open for writing or reading; NULL: not open */
+    uint64_t hash;                 /* hash of the model or file, the same on all ranks */
+    tshi_arena arena;              /* memory of this save or load */
+    tshi_io_item *item;            /* shape (items): all tensors */
+    tshi_io_count *count;          /* shape (counts): `generators` ones, then the optimiser's */
+    int items, counts, generators; /* numbers of tensors, of counts, of the generators' counts */
     /* writing: */
-    char *buffer; /* TSHI_IO_BUFFER bytes; on rank 0 of tp a second buffer follows */
-    int64_t *known; /* what the stages know, see tshi_io_merge_stages */
-    tshi_block *whole_block; /* memory for a moment gathered from its chunks */
-    char *target; /* the path, its symbolic links resolved */
-    char *temporary; /* the temporary file; NULL: there is none */
-    int lock; /* descriptor of the temporary file, which is locked; -1: none */
-    int64_t bytes; /* size of all values */
-    int64_t hash_at; /* position of the hash of all values in the file */
-    uint64_t hashes[TSHI_IO_HASHES]; /* the TSHI_IO_HASHES parts of that hash so far */
+    char *buffer;                    /* one buffer of TSHI_IO_BUFFER bytes; on rank 0 of tp, two */
+    int64_t *known;                  /* shape (items + counts), see tshi_io_merge_stages */
+    tshi_block *whole_block;         /* memory for a moment gathered from its chunks */
+    char *target;                    /* the path, its symbolic links resolved */
+    char *temporary;                 /* the temporary file; NULL: there is none */
+    int lock;                        /* descriptor of the temporary file, locked; -1: none */
+    int64_t bytes;                   /* size of all values */
+    int64_t hash_at;                 /* position of the hash of all values in the file */
+    uint64_t hashes[TSHI_IO_HASHES]; /* the parts of that hash so far */
     /* reading: */
-    int64_t stamp; /* time of the file's last change when it was opened, see tshi_load_stamp */
-    int64_t nonfinite; /* number of tensors with NaN or infinity */
-    char *text, *at; /* the header's text; the next character to parse */
-    tshi_io_entry *entry; /* shape (entries): tensors of the file */
-    tshi_io_pair *pair; /* shape (pairs): its metadata */
-    size_t entries, pairs;
-    int64_t data, place; /* position of the first value; position of the next read */
+    int64_t stamp;         /* time of the file's last change, read when it was opened */
+    int64_t nonfinite;     /* number of tensors with NaN or infinity */
+    char *text, *at;       /* the header's text; the next character to parse in it */
+    tshi_io_entry *entry;  /* shape (entries): tensors of the file */
+    tshi_io_pair *pair;    /* shape (pairs): metadata of the file */
+    size_t entries, pairs; /* numbers of tensors and of pairs in the file */
+    int64_t data, place;   /* positions of the first value and of the next read */
 } tshi_io;
 
 static const char tshi_io_first[] = "optim.first.", tshi_io_second[] = "optim.second.";
@@ -18212,10 +18212,10 @@ TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_
 /* Needs: >>redistribute >>module >>io.                                         */
 /* ========================================================================== */
 
-/* tsh_check_replicas lists all tensors that should be equal on several ranks with a hash of
- * each, gathers the lists over a group, and compares every hash with the majority's. All ranks
- * of a group must list the same tensors in the same order. tsh_gradcheck compares gradients
- * with differences. */
+/* tsh_check_replicas lists the tensors that should be equal on several ranks, with a hash of each,
+ * gathers the lists over a group, and compares each hash with the majority's. All ranks of a group
+ * list the same tensors in the same order. tsh_gradcheck uses finite differences. */
+
 /* Returns the sum of the hashes of n elements. Each hash is of a value and its index in the whole
  * tensor; the first element's index is `global`. */
 static uint64_t tshi_check_sum(const void *values, size_t width, int64_t global, int64_t n) {
@@ -18477,6 +18477,7 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
 
 /* Every rank writes its row into out->message. Whenever it is full, rank 0 writes it to the file;
  * other ranks send it to rank 0, which receives rank after rank, each until an empty message. */
+
 enum { TSHI_TRACE_FILE_WORDS = 512 }; /* 64-bit words of a message, sent as TSH_I64 */
 
 /* A part of a rank's text, as it is sent to rank 0. */
