@@ -14581,7 +14581,7 @@ static tsh_result tshi_parallel_choose(const tsh_module *root, tsh_module *m,
                                        const tsh_plan_rule *rules, int count, tshi_choice *choice) {
     int purpose;
     memset(choice, 0, sizeof *choice);
-    choice->module = m;
+    choice->module = m; /* set even if no rule applies */
     for (int i = 0; i < count; i++) {
         if (!tshi_parallel_applies(root, m, &rules[i])) continue;
         purpose = tshi_parallel_purpose(&rules[i]);
@@ -14596,7 +14596,7 @@ static tsh_result tshi_parallel_choose(const tsh_module *root, tsh_module *m,
 
 /* Checks a rule without a model. Returns the end of an error sentence; NULL if it is right. */
 static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
-    if (!rule->path) return "has no path";
+    if (!rule->path) return "has no path"; /* "" would be the root */
     if ((unsigned)rule->style >= (unsigned)TSH_STYLES) return "has a style that does not exist";
     if (rule->style == TSH_PREPARE_OUTPUT && !rule->output) return "names no output";
     if (rule->style == TSH_AUTO && (rule->segments > 1 || rule->unit > 1 || rule->cut))
@@ -14619,8 +14619,8 @@ static int tshi_parallel_matched(const tsh_plan_rule *rule, const tshi_choice *c
 /* Returns an error that suggests similar paths if no module has chosen the rule. */
 static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule *rule,
                                            const tshi_choice *choices, int n) {
-    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* "near it are ..." */
-    if (tshi_parallel_matched(rule, choices, n)) return TSH_OK;
+    char similar[TSH_MESSAGE_SIZE / 2] = "";                    /* "near it are ..." */
+    if (tshi_parallel_matched(rule, choices, n)) return TSH_OK; /* at least one module has it */
     tshi_module_suggest(root, rule->path, similar, sizeof similar);
     return tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
                     "tsh_parallelize: rule \"%.96s\" matches no module that takes its style; %s",
@@ -14849,7 +14849,7 @@ enum {
 static tsh_plan_rule tshi_parallel_rule(tsh_style style) {
     tsh_plan_rule rule;
     memset(&rule, 0, sizeof rule);
-    rule.path = "";
+    rule.path = ""; /* matches the root */
     rule.style = style;
     return rule;
 }
@@ -14895,9 +14895,9 @@ static tsh_module *tshi_parallel_linear(tsh_module *module, const tsh_linear_des
         tshi_module_param(module, 1, "bias", tsh_shape1(desc->out),
                           tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
     if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
-    rule.segments = desc->segments; /* number of segments */
-    rule.unit = desc->unit;         /* features that stay together */
-    rule.gather_output = desc->gather_output;
+    rule.segments = desc->segments;           /* number of segments */
+    rule.unit = desc->unit;                   /* features that stay together */
+    rule.gather_output = desc->gather_output; /* COLWISE: output R */
     rule.input = desc->input;
     rule.output = desc->output;
     rule.regather = desc->regather;            /* save x sharded for backward */
@@ -14998,7 +14998,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
 
 /* Returns the module's argument with this name; NULL if it has none. */
 static tshi_argument *tshi_policy_named(const tsh_module *module, const char *name) {
-    tshi_argument *argument = module->arguments;
+    tshi_argument *argument = module->arguments; /* a linked list */
     while (argument && strcmp(argument->name, name) != 0) argument = argument->next;
     return argument;
 }
@@ -15427,8 +15427,8 @@ static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *la
 /* Checks the policy's arguments that count no heads; in the third pass also divides them. */
 static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     const tsh_comm *tp = &pass->root->ctx->tp;
-    const char *const *path = pass->policy->arguments;
-    tsh_layout cut = tsh_sharded(0); /* sharded evenly */
+    const char *const *path = pass->policy->arguments; /* ended by NULL */
+    tsh_layout cut = tsh_sharded(0);                   /* even shares on all ranks */
     tshi_argument *argument;
     for (; path && *path; path++) {
         if (!(argument = tshi_policy_count(pass, *path))) return 0;
@@ -15441,14 +15441,14 @@ static int tshi_policy_arguments(const tshi_policy_pass *pass) {
 /* Runs one pass over all blocks. Returns their number; -1 and an error if one does not fit. */
 static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) {
     const tsh_policy *p;
-    int blocks = 0;
+    int blocks = 0;                  /* number of blocks that match */
     for (p = family; p; p = p->next) /* encoders, decoders */
         for (tsh_module *m = pass->root; m; m = tshi_module_next(pass->root, m)) {
             const char *path = tshi_module_below(pass->root, m->path);
             if (!p->blocks || !tshi_parallel_match(p->blocks, path)) continue;
             blocks++;
             pass->policy = p;
-            pass->block = m;
+            pass->block = m; /* for the functions below and their errors */
             if (!tshi_policy_layers(pass, p->attn_qkv, "attn_qkv", TSH_COLWISE) ||
                 !tshi_policy_layers(pass, p->attn_out, "attn_out", TSH_ROWWISE) ||
                 !tshi_policy_layers(pass, p->mlp_in, "mlp_in", TSH_COLWISE) ||
@@ -15471,7 +15471,7 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_parallelize_policy: there is no policy: tsh_policy_find knows none of "
                         "that name");
-    memset(&pass, 0, sizeof pass);
+    memset(&pass, 0, sizeof pass); /* first pass: rules is NULL */
     pass.root = root;
     if (tshi_policy_blocks(&pass, policy) == 0) { /* first pass: count */
         const char *blocks = policy->blocks ? policy->blocks : "";
@@ -15485,7 +15485,7 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
     if (!block) return ctx->error.code;
     pass.rules = (tsh_plan_rule *)tshi_mem_data(block); /* block: rules, then segments */
     pass.segments = (tsh_segment(*)[TSH_MAX_SEGMENTS])(void *)(pass.rules + capacity);
-    pass.count = 0;
+    pass.count = 0;                              /* counts the rules as they are written */
     if (tshi_policy_blocks(&pass, policy) > 0 && /* second pass: write the rules */
         tsh_parallelize(root, pass.rules, pass.count) == TSH_OK) {
         pass.divide = 1; /* third pass: divide arguments */
@@ -15648,7 +15648,7 @@ TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, doubl
     if (norm) *norm = before;
     factor = tshi_optim_clip_factor(before, max_norm);
     while (factor < 1 && tshi_module_step_once(module, &at)) {
-        if (!at.param->gr.live) continue;
+        if (!at.param->gr.live) continue; /* no gradient */
         x[0] = x[1] = tshi_kernel_reals((tsh_real *)tshi_mem_data(at.param->gr.block), 1);
         tshi_map_scale_forward[at.param->ctx->isa](tsh_local_numel(at.param), x, &factor);
     }
@@ -15793,7 +15793,7 @@ static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
 static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     tsh_ctx *ctx = param->ctx;
     const tsh_shape shape = tsh_shape_of(param);
-    tsh_tensor *m = *moment;
+    tsh_tensor *m = *moment; /* NULL: not created yet */
     if (m) {
         tshi_optim_relayout(m, &param->layout);
         return ctx->error.code == TSH_OK ? m : NULL;
@@ -15844,7 +15844,7 @@ static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tsh
     const int32_t *marks = t->sparse ? (const int32_t *)tshi_mem_data(t->marks) : NULL;
     const int64_t count = tshi_optim_count(t), rows = marks ? t->local[0] : count;
     tshi_optim_work work = {kernel, x, params, marks, 1};
-    if (!count) return;
+    if (!count) return; /* this rank updates nothing */
     work.width = count / rows;
     tshi_team_run(tshi_kernel_parts(t->ctx, rows, work.width), rows, marks ? 1 : 16,
                   tshi_optim_update_part, &work);
@@ -15927,7 +15927,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
         each->weight_decay = optim->desc.weight_decay;
         if (optim->desc.zero && ctx->dp.size > 1) at.param->flags |= TSHI_CHUNKED;
     }
-    optim->older = ctx->optims;
+    optim->older = ctx->optims; /* prepend to the ctx's list */
     ctx->optims = optim;
     return optim;
 }
@@ -15962,7 +15962,7 @@ static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
     for (int i = 0; i < optim->count && ctx->error.code == TSH_OK; i++) {
         tsh_tensor *param = optim->each[i].param;
         const int64_t begin = tshi_trace_now(ctx->trace);
-        if (!param->gr.live) continue;
+        if (!param->gr.live) continue; /* no gradient: keep the parameter as it is */
         if (!chunked && (param->flags & TSHI_CHUNKED))
             (void)tsh_fail(ctx, TSH_ERR_STATE,
                            "tsh_optim_step: \"%s\" belongs to another optimiser, which has .zero",
@@ -15994,7 +15994,7 @@ static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
 
 TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
     tsh_ctx *ctx = optim ? optim->module->ctx : NULL;
-    int64_t begin;
+    int64_t begin; /* start of the event in the trace */
     if (!ctx) return TSH_ERR_ARGUMENT;
     begin = tshi_trace_now(ctx->trace);
     tshi_optim_step(ctx, optim);
@@ -16893,7 +16893,7 @@ typedef struct tshi_io {
     uint64_t hash;                 /* hash of the model or file, the same on all ranks */
     tshi_arena arena;              /* memory of this save or load */
     tshi_io_item *item;            /* shape (items): all tensors */
-    tshi_io_count *count;          /* shape (counts): `generators` ones, then the optimiser's */
+    tshi_io_count *count;          /* shape (counts): the generators', then the optimiser's */
     int items, counts, generators; /* numbers of tensors, of counts, of the generators' counts */
     /* writing: */
     char *buffer;                    /* one buffer of TSHI_IO_BUFFER bytes; on rank 0 of tp, two */
