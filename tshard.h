@@ -13657,23 +13657,24 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
 /* Needs: >>context >>redistribute.                                             */
 /* ========================================================================== */
 
-/* A module is a node of the tree; its kind says what its forward computes. All modules live until
- * the ctx closes. Whatever adds a module or changes a layout calls tshi_module_changed, so that the
- * next collective of each group first compares the models of its ranks. */
+/* A module is a node of the tree; its kind says what its forward computes. Modules and their texts
+ * live in the arena ctx->books until the ctx closes. Invariant: every function that adds a module
+ * or changes a layout calls tshi_module_changed, so that the next collective of each group first
+ * compares the models of its ranks. tshi_module_run is the one place where a forward is called. */
 
-/* A kind of layer: its forward, the styles that it supports (bit 1 << style; the PREPARE styles go
- * with every kind), and what gives its parameters layouts under a rule where they are not to stay
- * replicated (NULL: nothing). */
+/* A kind of layer; one constant per layer type, shared by all its modules. */
 typedef struct tshi_kind {
-    const char *name;
-    tsh_tensor *(*forward)(tsh_module *module, tsh_tensor **in, int n);
-    unsigned styles;
+    const char *name; /* "linear": in reports, errors and tsh_plan_rule.kind */
+    tsh_tensor *(*forward)(tsh_module *module, tsh_tensor **in, int n); /* `in` has n tensors */
+    unsigned styles; /* bit 1 << style for each supported style; PREPARE styles: always supported */
+    /* Sets the layouts of the parameters under a rule; R before. NULL: all stay R. */
     void (*layouts)(const tsh_module *module, const tsh_plan_rule *rule, tsh_layout *layouts);
 } tshi_kind;
 
 enum { TSHI_MODULE_INPUTS = 16 }; /* max inputs of a checkpoint and of a PREPARE_INPUT rule */
 
 /* Joins two names to "a.b", or copies the one that is not empty; the text lives with the ctx. */
+/* Returns NULL and sets an error without memory. */
 static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) {
     size_t n = strlen(a) + strlen(b) + 2;
     char *text = (char *)tshi_mem_arena_alloc(ctx, &ctx->books, n);
@@ -13685,40 +13686,40 @@ static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) 
 
 /* Returns the module after `module` in pre-order below root; NULL at the end. */
 TSHI_OUTLINE tsh_module *tshi_module_next(const tsh_module *root, tsh_module *module) {
-    if (module->first) return module->first;
-    while (module != root && !module->next) module = module->parent;
+    if (module->first) return module->first;                         /* children first */
+    while (module != root && !module->next) module = module->parent; /* else climb */
     return module == root ? NULL : module->next;
 }
 
-/* A walk over the parameters below a module, in pre-order: now at param, module->param[slot].
- * Begins, and ends, as {NULL, NULL, 0}. */
+/* The position of a walk over the parameters below a module, in pre-order: param is
+ * module->param[slot]. Before the first step and after the last it is {NULL, NULL, 0}. */
 typedef struct tshi_walk {
-    tsh_tensor *param;
-    tsh_module *module;
-    int slot;
+    tsh_tensor *param;  /* the current parameter; NULL before the first and after the last */
+    tsh_module *module; /* the module that the parameter was found in */
+    int slot;           /* index into module->param */
 } tshi_walk;
 
 /* Steps to the next parameter below root and returns it; NULL at the end. A tied parameter comes
  * once per module that has it. */
 TSHI_OUTLINE tsh_tensor *tshi_module_step(tsh_module *root, tshi_walk *at) {
     if (at->module)
-        at->slot++;
+        at->slot++; /* continue after the current parameter */
     else
-        at->module = root;
+        at->module = root; /* the first call of a walk */
     for (; at->module; at->module = tshi_module_next(root, at->module), at->slot = 0)
         for (; at->slot < TSHI_MODULE_PARAMS; at->slot++)
             if ((at->param = at->module->param[at->slot]) != NULL) return at->param;
-    return at->param = NULL;
+    return at->param = NULL; /* at->module is NULL too, so the next call starts again */
 }
 
-/* Returns 1 if the walk meets its parameter for the first time, not for a tied one again. */
+/* Returns 1 if the walk reaches a parameter for the first time, 0 for a tied one seen before. */
 static int tshi_module_first(tsh_module *root, const tshi_walk *at) {
-    tshi_walk before = {NULL, NULL, 0};
+    tshi_walk before = {NULL, NULL, 0}; /* a second walk, from root */
     while (tshi_module_step(root, &before) != at->param) continue;
     return before.module == at->module && before.slot == at->slot;
 }
 
-/* tshi_module_step that passes over a tied parameter that came before. */
+/* As tshi_module_step, but returns a tied parameter only once: in the first module that has it. */
 static tsh_tensor *tshi_module_step_once(tsh_module *root, tshi_walk *at) {
     while (tshi_module_step(root, at) && !tshi_module_first(root, at)) continue;
     return at->param;
@@ -13726,7 +13727,7 @@ static tsh_tensor *tshi_module_step_once(tsh_module *root, tshi_walk *at) {
 
 /* Runs a module's forward. Inputs and output are redistributed as the rules of its plan say. */
 static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *ready[TSHI_MODULE_INPUTS], *y;
+    tsh_tensor *ready[TSHI_MODULE_INPUTS], *y; /* inputs after redistribution; output */
     if (module->prepared && n != module->prepared)
         return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
                                "tsh_forward: got %d inputs, the plan prepares %d", n,
@@ -13735,11 +13736,13 @@ static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
         ready[i] = in[i] && module->input_layouts[i]
                        ? tsh_redistribute(in[i], *module->input_layouts[i])
                        : in[i];
-    y = module->kind->forward(module, module->prepared ? ready : in, n);
+    y = module->kind->forward(module, module->prepared ? ready : in, n); /* runs the layer's ops */
+    /* First the layout of the style rule, then that of the PREPARE_OUTPUT rule. */
     if (y && module->output_layout) y = tsh_redistribute(y, *module->output_layout);
     return y && module->result ? tsh_redistribute(y, *module->result) : y;
 }
 
+/* Returns the number of modules of the whole tree, the root included. */
 static uint64_t tshi_module_count(tsh_ctx *ctx) {
     uint64_t n = 0;
     for (tsh_module *m = tsh_root(ctx); m; m = tshi_module_next(ctx->root, m)) n++;
@@ -13752,24 +13755,28 @@ static uint64_t tshi_module_count(tsh_ctx *ctx) {
 /* Needs: >>module >>tape >>redistribute.                                     */
 /* ========================================================================== */
 
-/* Chen et al. 2016: of a checkpointed module's forward, the tape keeps one node with the inputs and
- * the counts that random numbers are keyed by. Backward computes the module again on a tape of its
- * own, with the same counts and so the same dropout masks, and runs backward through that tape. */
+/* Activation checkpointing (Chen et al. 2016). Forward runs without recording; the tape gets one
+ * node, which holds the inputs and the counts that random numbers are keyed by. Backward of this
+ * node (tshi_recompute_replay) restores the counts, so that dropout draws the same masks, runs the
+ * module again on a tape of its own, and runs backward through that tape. Invariant: the recomputed
+ * ops may read gradients of outer tensors through the node's inputs only. */
+/* One module's count of dropout calls, as it was at the forward. */
 typedef struct tshi_module_calls {
-    const tsh_module *module;
-    uint64_t dropout_calls;
+    const tsh_module *module; /* the module that the count belongs to */
+    uint64_t dropout_calls;   /* module->dropout_calls */
 } tshi_module_calls;
 
+/* The counts of the ctx and of all modules, saved at the forward. */
 typedef struct tshi_rng_counts {
-    tsh_module *module;                  /* that is computed again with these counts */
-    uint64_t randn_calls, dropout_calls; /* of the ctx */
-    tshi_module_calls *each;             /* of all modules, in pre-order; then zeros */
+    tsh_module *module;                  /* the checkpointed module */
+    uint64_t randn_calls, dropout_calls; /* ctx->randn_calls and ctx->dropout_calls */
+    tshi_module_calls *each;             /* one per module, in pre-order; then a zeroed one */
 } tshi_rng_counts;
 
-/* Copies the counts into the tape's memory; NULL and an error: there is none. */
+/* Copies the current counts into the tape's arena; NULL and an error without memory. */
 static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     tsh_ctx *ctx = module->ctx;
-    const size_t n = (size_t)tshi_module_count(ctx) + 1;
+    const size_t n = (size_t)tshi_module_count(ctx) + 1; /* and the entry of zeros at the end */
     tshi_rng_counts *counts = (tshi_rng_counts *)tshi_mem_arena_alloc(
         ctx, &ctx->tape.arena, sizeof *counts + n * sizeof *counts->each);
     size_t i = 0;
@@ -13777,7 +13784,7 @@ static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     counts->module = module;
     counts->randn_calls = ctx->randn_calls;
     counts->dropout_calls = ctx->dropout_calls;
-    counts->each = (tshi_module_calls *)(void *)(counts + 1);
+    counts->each = (tshi_module_calls *)(void *)(counts + 1); /* `each` lies after the struct */
     for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
         counts->each[i].module = m;
         counts->each[i++].dropout_calls = m->dropout_calls;
@@ -13785,7 +13792,7 @@ static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     return counts;
 }
 
-/* Sets the counts back; modules added since then had a count of 0. */
+/* Restores saved counts. A module added since the save gets a count of 0. */
 static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *counts) {
     size_t i = 0;
     ctx->randn_calls = counts->randn_calls;
@@ -13794,18 +13801,20 @@ static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *c
         m->dropout_calls = counts->each[i].module == m ? counts->each[i++].dropout_calls : 0;
 }
 
-/* Checks that recomputed ops read no outer tensor with a gradient, other than the checkpoint's
- * inputs: the all-reduce of its gradient might have been started already. An error if so. */
+/* Checks that the recomputed ops read no outer tensor that requires a gradient, except the
+ * checkpoint's inputs: its gradient might be all-reduced already. Else sets and returns an
+ * error. */
 static tsh_result tshi_recompute_check_inputs(const tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
-    const tshi_node *inner;
-    int k;
-    for (inner = ctx->tape.newest; inner; inner = inner->older)
+    const tshi_node *inner; /* a recomputed op */
+    int k; /* index of the checkpoint's input that has the same base */
+    for (inner = ctx->tape.newest; inner; inner = inner->older) /* all recomputed ops */
         for (int i = 0; i < inner->n; i++) {
             const tsh_tensor *base = inner->in[i] ? inner->in[i]->base : NULL;
+            /* leaves are allowed, and tensors made inside the checkpoint */
             if (!base || !base->requires_grad || !base->node || base->depth >= ctx->depth) continue;
             for (k = 0; k < node->n && !(node->in[k] && node->in[k]->base == base);) k++;
-            if (k == node->n)
+            if (k == node->n) /* no input of the checkpoint */
                 return tsh_fail(ctx, TSH_ERR_STATE,
                                 "tsh_checkpoint: the forward reads what %s gave, which wants a "
                                 "gradient, but is none of its inputs; make it one",
@@ -13820,12 +13829,13 @@ static tsh_result tshi_recompute_check_inputs(const tshi_node *node) {
 static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
     tsh_ctx *ctx = y->ctx;
     tsh_tensor *out = node->out, *base = y->base;
+    /* 1: a partial gradient may be accumulated without an all-reduce */
     const int as_it_is = !base->node || tshi_tape_accepts_partial(base->node) ||
                          base->depth < ctx->depth;
-    const tshi_accumulator *from[2] = {&out->gr, &out->gp};
-    tshi_accumulator *to[2] = {&base->gr, as_it_is ? &base->gp : &base->gr};
-    tshi_dest dest;
-    if (!base->requires_grad || !(out->gr.live || out->gp.live)) return;
+    const tshi_accumulator *from[2] = {&out->gr, &out->gp}; /* R gradient, partial gradient */
+    tshi_accumulator *to[2] = {&base->gr, as_it_is ? &base->gp : &base->gr}; /* y's gradients */
+    tshi_dest dest; /* the part of *to[i] that is y's */
+    if (!base->requires_grad || !(out->gr.live || out->gp.live)) return; /* no gradient arrived */
     if (out->gp.live && !as_it_is)
         (void)tshi_error_comm(ctx,
                               tsh_allreduce(&ctx->tp, tshi_mem_data(out->gp.block),
@@ -13836,60 +13846,60 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
             tshi_tape_accumulate(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
                                  out->stride);
     if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->partial_contributions = 1;
-    tshi_tape_mark(ctx, y);
-    tshi_tape_release_values(ctx, y, ctx->depth);
-    tshi_tape_walk(ctx);
+    tshi_tape_mark(ctx, y);                       /* the nodes that y depends on */
+    tshi_tape_release_values(ctx, y, ctx->depth); /* except y; nodes saved what they need */
+    tshi_tape_walk(ctx);                          /* runs backward of the ops */
 }
 
-/* Runs the module's forward; NULL and an error if its output is not a tensor of values. */
+/* Runs the module's forward. NULL and an error if the output is not a tensor of values. */
 static tsh_tensor *tshi_recompute_run_checked(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *y = tshi_module_run(module, in, n);
     return y && tshi_tensor_check("tsh_checkpoint", &y, 1) ? y : NULL;
 }
 
-/* Backward of the checkpoint's node: recomputes the module, on a tape that holds nothing else. Its
- * inputs are tensors of the saved values; their bases are the inputs' own, so gradients that the
- * recomputed ops compute are accumulated into those. */
+/* Backward of the checkpoint's node: runs the module again on a tape that holds only its ops. Each
+ * input is a new tensor with the saved values whose base is that of the original input, so
+ * gradients that the recomputed ops compute are accumulated into the original. */
 static void tshi_recompute_replay(tshi_node *node) {
     const tshi_rng_counts *before = (const tshi_rng_counts *)node->params, *now;
     tsh_ctx *ctx = node->out->ctx;
-    tshi_node *outer = ctx->tape.newest;
-    tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL;
-    int i, no_grad = ctx->tape.no_grad;
+    tshi_node *outer = ctx->tape.newest;          /* the newest node of the outer tape */
+    tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL; /* recomputed inputs and output */
+    int i, no_grad = ctx->tape.no_grad;           /* restored at the end */
     now = tshi_recompute_save_counts(before->module);
-    if (!now) return;
-    tshi_recompute_restore_counts(ctx, before);
-    ctx->tape.newest = NULL;
-    ctx->tape.no_grad = 0;
-    tsh_scope_begin(ctx);
+    if (!now) return; /* no memory */
+    tshi_recompute_restore_counts(ctx, before); /* draws the same dropout masks */
+    ctx->tape.newest = NULL; /* starts an empty tape */
+    ctx->tape.no_grad = 0; /* record even if the caller is in a no_grad scope */
+    tsh_scope_begin(ctx); /* frees all recomputed tensors */
     for (i = 0; i < node->n; i++) {
         tsh_tensor *in = node->in[i];
         x[i] = in ? tshi_tensor_detached(in, node->saved[i]) : NULL;
-        if (x[i]) x[i]->base = in->base;
+        if (x[i]) x[i]->base = in->base; /* gradients go to the original */
     }
     if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);
-    tshi_recompute_restore_counts(ctx, now);
+    tshi_recompute_restore_counts(ctx, now); /* later ops draw as if nothing was recomputed */
     if (y && tshi_recompute_check_inputs(node) == TSH_OK) tshi_recompute_backward(node, y);
     tshi_tape_walk(ctx); /* after an error: releases the nodes that are left */
     tsh_scope_end(ctx);
     ctx->tape.no_grad = no_grad;
-    ctx->tape.newest = outer;
+    ctx->tape.newest = outer; /* back to the outer tape */
 }
 
 /* Runs the forward without recording, in a scope that frees every tensor but the output. */
 static tsh_tensor *tshi_recompute_run_no_grad(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
-    tsh_tensor *y, form;
-    tshi_block *block = NULL;
+    tsh_tensor *y, form;      /* the output; a copy of its shape and layout */
+    tshi_block *block = NULL; /* the output's values, referenced past the end of the scope */
     tsh_scope_begin(ctx);
-    tsh_no_grad_begin(ctx);
+    tsh_no_grad_begin(ctx); /* the ops record no nodes */
     y = tshi_recompute_run_checked(module, in, n);
     if (y && !tshi_tensor_is_dense(y)) y = tshi_map_copy("tsh_checkpoint", y);
     tsh_no_grad_end(ctx);
     if (y) {
         form = *y;
         block = y->block;
-        block->refs++;
+        block->refs++; /* survives tsh_scope_end */
     }
     tsh_scope_end(ctx);
     if (y) y = tshi_tensor_detached(&form, block);
@@ -13897,8 +13907,8 @@ static tsh_tensor *tshi_recompute_run_no_grad(tsh_module *module, tsh_tensor **i
     return y;
 }
 
-/* Counts the parameters below that require a gradient, a tied one once per module that has it; also
- * writes them to `list` unless that is NULL. */
+/* Returns the number of parameters below module that require a gradient; a tied one counts once per
+ * module that has it. Also writes them to `list`, unless that is NULL. */
 static int tshi_recompute_trainable(tsh_module *module, tsh_tensor **list) {
     tshi_walk at = {NULL, NULL, 0};
     int n = 0;
@@ -13910,11 +13920,11 @@ static int tshi_recompute_trainable(tsh_module *module, tsh_tensor **list) {
 }
 
 static const tshi_op tshi_module_checkpoint_op = {
-    "tsh_checkpoint",
+    "tsh_checkpoint", /* name in errors and traces */
     NULL,
     NULL,
-    tshi_recompute_replay,
-    (1u << TSHI_MODULE_INPUTS) - 1, /* all inputs */
+    tshi_recompute_replay,          /* function that runs backward */
+    (1u << TSHI_MODULE_INPUTS) - 1, /* saves the values of all inputs */
     TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
 
 /* Runs a checkpointed module's forward and records one node for all of it. */
@@ -13923,24 +13933,24 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
     tshi_rng_counts *counts;
     tsh_tensor *y;
     tshi_node *node;
-    int leaves;
+    int leaves; /* number of trainable parameters */
     if (n > TSHI_MODULE_INPUTS)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
                                "tsh_checkpoint: takes %d inputs at most, not %d",
                                TSHI_MODULE_INPUTS, n);
     for (int i = 0; i < n; i++)
         if (in[i] && !tshi_tensor_check("tsh_checkpoint", &in[i], 1)) return NULL;
-    counts = tshi_recompute_save_counts(module);
+    counts = tshi_recompute_save_counts(module); /* before the forward draws */
     y = counts ? tshi_recompute_run_no_grad(module, in, n) : NULL;
     leaves = y ? tshi_recompute_trainable(module, NULL) : 0;
     if (!y || (!tshi_tape_records(ctx, in, n) && !leaves)) return y;
-    /* all inputs marked: only the recomputation knows whose gradients are partial */
+    /* Sets the bits of all inputs: only the recomputation knows whose gradients are partial. */
     node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
                          (size_t)leaves * sizeof *node->leaves);
     if (!node) return NULL;
-    node->leaves = (tsh_tensor **)node->params;
+    node->leaves = (tsh_tensor **)node->params; /* the space reserved above */
     node->leaf_count = tshi_recompute_trainable(module, node->leaves);
-    node->params = counts;
+    node->params = counts; /* what tshi_recompute_replay reads */
     return y;
 }
 
@@ -13950,19 +13960,24 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
 /* Needs: >>module >>recompute >>init.                                        */
 /* ========================================================================== */
 
+/* This section: calling a module, comparing the models of all ranks, building the tree, finding
+ * modules and parameters by path, and the state of the random generator. To compare models, each
+ * rank describes its model as lines; if the hashes of all lines differ, the ranks gather line after
+ * line until one differs (tshi_module_find_diff). */
+
 /* -- calling ---------------------------------------------------------------- */
 
-/* Calls a module, checkpointed or not, as ctx->module: errors and traces name its path. */
+/* Runs a module, checkpointed or not. Sets ctx->module meanwhile: errors and traces name it. */
 static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
-    const int64_t begin = tshi_trace_now(ctx->trace);
-    const tsh_module *outer = ctx->module;
+    const int64_t begin = tshi_trace_now(ctx->trace); /* start of the module's event in the trace */
+    const tsh_module *outer = ctx->module;            /* the caller's module, restored below */
     tsh_tensor *y;
-    ctx->module = module;
+    ctx->module = module; /* errors name its path */
     y = !module->checkpoint ? tshi_module_run(module, in, n)
         : ctx->tape.no_grad ? tshi_recompute_run_no_grad(module, in, n)
                             : tshi_recompute_checkpoint(module, in, n);
-    ctx->module = outer;
+    ctx->module = outer; /* restored after an error, too */
     if (ctx->trace)
         (void)tshi_trace_add(ctx->trace, TSHI_TRACE_MODULE, module->path[0] ? module->path : "root",
                              begin, 0);
@@ -13971,28 +13986,28 @@ static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) 
 
 /* Forward of a container: the user's function, or the children in order. */
 static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = in[0];
+    tsh_tensor *x = in[0]; /* the current child's input */
     if (module->forward) return module->forward(module, in, n, module->user);
     if (n != 1)
         return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
                                "tsh_forward: a container without a forward takes one input, not %d",
                                n);
     for (tsh_module *child = module->first; child; child = child->next)
-        x = tshi_module_call(child, &x, 1);
+        x = tshi_module_call(child, &x, 1); /* each child takes the output of the one before */
     return x;
 }
 
 /* -- the same model on every rank -------------------------------------------- */
 
-/* Ranks compare their models as lines: the seed's, then one per module, in pre-order. */
+/* One line of a model's description. Line 0 is the seed, then one module each, in pre-order. */
 typedef struct tshi_line {
     char text[TSH_PATH_SIZE + 3 * TSHI_TEXT_SIZE]; /* "h.0" linear: weight f32 (64, 32) S(0) */
-    double number; /* the module's; compared as it is: its text depends on the host's locale */
-    int64_t hash;  /* of text and number */
-    int64_t rank;  /* whose line it is: a rank of the world; not compared */
+    double number; /* tsh_module.number; compared in binary: its text depends on the locale */
+    int64_t hash; /* hash of text and number: equal lines have equal hashes */
+    int64_t rank; /* the rank of the world that wrote the line; not part of the hash */
 } tshi_line;
 
-/* Describes one module. */
+/* Writes m's path, kind and number, and the name, dtype, shape and layout of its parameters. */
 static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     const size_t size = sizeof line->text;
     char text[TSHI_TEXT_SIZE];
@@ -14005,13 +14020,14 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
         if (!param) continue;
         tsh_text_add(line->text, size, "%s %s %s %s", i ? "," : ":", m->param_name[i],
                          tshi_dtype_name(param->dtype), tshi_tensor_text(param, text));
+        /* lengths of segments, if there is more than one */
         for (int k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
             tsh_text_add(line->text, size, "%s%lld", k ? " + " : " of ",
                              (long long)param->layout.segment[k].length);
     }
 }
 
-/* Fills in line i, from 0; returns 0 if the model has no such line. */
+/* Fills in line i of this rank's model. Returns 0 after the last module: the line is "nothing". */
 static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
     tsh_module *m = ctx->root;
     memset(line, 0, sizeof *line);
@@ -14021,42 +14037,43 @@ static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
     else
         tsh_text_add(line->text, sizeof line->text, i ? "nothing" : "the seed %llu",
                          (unsigned long long)ctx->seed);
+    /* text and number lie before `hash` */
     line->hash = (int64_t)tshi_rng_hash(1, line, offsetof(tshi_line, hash));
-    line->rank = ctx->world.rank;
+    line->rank = ctx->world.rank; /* named in the error sentence */
     return !i || m;
 }
 
-/* Sets *same to 1 if all ranks have the same hash. One all-reduce: the minimum of the hash and that
- * of its complement, which is the complement of the maximum. */
+/* Sets *same to 1 if all ranks have the same hash, by one all-reduce (TSH_MIN) of the hash and of
+ * its complement: the minimum of the complement is the complement of the maximum. */
 static tsh_result tshi_module_same(tsh_comm *comm, uint64_t hash, int *same) {
-    int64_t ends[2];
+    int64_t ends[2]; /* the hash and its complement */
     tsh_result result;
     memcpy(&ends[0], &hash, sizeof hash);
-    ends[1] = ~ends[0];
+    ends[1] = ~ends[0]; /* min(~hash) is ~max(hash) */
     result = tsh_allreduce(comm, ends, 2, TSH_I64, TSH_MIN);
     *same = result == TSH_OK && ends[0] == ~ends[1];
     return result;
 }
 
-/* Returns a rank whose hash most ranks have; at a tie, the lowest. Rank r's hash is hash[r *
- * stride]; only ranks with holds[r] count (holds NULL: all). */
+/* Returns the lowest rank whose hash is the most frequent. The hash of rank r is hash[r * stride].
+ * holds[r] 0: rank r does not count; holds NULL: all count. */
 static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
                                 const unsigned char *holds) {
-    int r, k, same, best = 0, max = 0;
+    int r, k, same, best = 0, max = 0; /* same: number of ranks with r's hash */
     for (r = 0; r < size; r++) {
         for (same = k = 0; k < size && (!holds || holds[r]); k++)
             same += (!holds || holds[k]) && hash[k * stride] == hash[r * stride];
-        if (same > max) best = r;
+        if (same > max) best = r; /* the first rank with so many */
         if (same > max) max = same;
     }
     return best;
 }
 
-/* Reports that a rank has the line `odd` where another has `usual`. */
+/* Sets an error that blames odd->rank: it has the line `odd` where another rank has `usual`. */
 static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, const tshi_line *odd,
                                     const tshi_line *usual) {
     const char *axis = comm == &ctx->tp ? "tp" : comm == &ctx->dp ? "dp" : "the world";
-    const int first = ctx->error.code == TSH_OK;
+    const int first = ctx->error.code == TSH_OK; /* no earlier error: set its rank below */
     (void)tsh_fail(ctx, TSH_ERR_MISMATCH,
                    "the ranks of %s built different models: rank %d has %s where rank %d has "
                    "%s; build the same model on each, with the same seed",
@@ -14064,26 +14081,27 @@ static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, const ts
     if (first) ctx->error.rank = (int)odd->rank;
 }
 
-/* Gathers all ranks' models line by line and reports the first that differs, on every rank. */
+/* On all ranks of comm: gathers the models line by line, and reports the first line that is not the
+ * same on all. Returns TSH_ERR_MISMATCH, or an error of the gathering. */
 static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
-    const int size = comm->size;
+    const int size = comm->size; /* number of ranks */
     const size_t bytes = (size_t)size * (sizeof(int64_t) + sizeof(tshi_line));
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
-    int64_t *counts;        /* (size) */
-    tshi_line line, *lines; /* this rank's, all ranks' (size) */
+    int64_t *counts;        /* shape (size): int32 words of a line, the same for every rank */
+    tshi_line line, *lines; /* this rank's line; one line per rank, shape (size) */
     tsh_result result = TSH_OK;
-    int r, i = 0, usual = 0, blamed = 0, more;
+    int r, i = 0, usual = 0, blamed = 0, more; /* usual, blamed: ranks whose lines are compared */
     if (!block) {
-        tshi_error_report(ctx);
+        tshi_error_report(ctx); /* the other ranks wait for this one */
         return TSH_ERR_MEMORY;
     }
-    counts = (int64_t *)tshi_mem_data(block);
+    counts = (int64_t *)tshi_mem_data(block); /* block: counts, then lines */
     lines = (tshi_line *)(void *)(counts + size);
     for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
     do {
         more = tshi_module_line(ctx, i++, &line); /* 0: other ranks have more lines */
         result = tsh_allgather(comm, &line, lines, counts, 1, TSH_I32);
-        if (result != TSH_OK) break;
+        if (result != TSH_OK) break; /* the world has failed */
         usual = tshi_module_majority(&lines->hash, sizeof line / sizeof line.hash, size, NULL);
         for (blamed = 0; blamed < size - 1 && lines[blamed].hash == lines[usual].hash;) blamed++;
     } while (more && lines[blamed].hash == lines[usual].hash);
@@ -14099,52 +14117,54 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
 
 /* Compares the models of a group's ranks, by collectives that are neither counted nor traced. */
 static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
-    const tsh_comm_stats stats = comm->stats;
-    struct tshi_trace *trace = comm->trace;
+    const tsh_comm_stats stats = comm->stats; /* restored below: not counted */
+    struct tshi_trace *trace = comm->trace;   /* restored below: not traced */
     tshi_line line;
-    uint64_t hash = 0;
+    uint64_t hash = 0; /* combined from the hashes of all lines */
     tsh_result result;
     int same;
     for (int i = 0; tshi_module_line(ctx, i, &line); i++)
         hash = tshi_rng_hash(hash, &line.hash, sizeof line.hash);
-    comm->trace = NULL;
+    comm->trace = NULL; /* no event for what follows */
     result = tshi_module_same(comm, hash, &same);
     if (result == TSH_OK && !same) result = tshi_module_find_diff(comm, ctx);
     comm->trace = trace;
-    comm->stats = stats;
+    comm->stats = stats; /* restored: these collectives do not count */
     return result;
 }
 
-/* Has the next collective of each group compare the models again; called after every change of the
+/* Makes the next collective of each group compare the models. Called after every change of the
  * tree. With pp > 1 the world compares in tsh_pipeline_new only: before, stages may differ. */
 static void tshi_module_changed(tsh_ctx *ctx) {
-    ctx->compare = tshi_module_compare;
-    if (ctx->tp.size > 1) ctx->tp.unchecked = ctx;
+    ctx->compare = tshi_module_compare; /* called through a pointer: >>comm comes before */
+    if (ctx->tp.size > 1) ctx->tp.unchecked = ctx; /* checked by tshi_comm_compare */
     if (ctx->dp.size > 1) ctx->dp.unchecked = ctx;
     if (ctx->world.size > 1 && ctx->pp.size == 1) ctx->world.unchecked = ctx;
 }
 
 /* -- the tree --------------------------------------------------------------- */
 
+/* The kind of the root and of tsh_add_module: no styles, no parameters. */
 static const tshi_kind tshi_module_container = {"module", tshi_module_forward, 0, NULL};
 
 TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
-    if (!ctx || ctx->root) return ctx ? ctx->root : NULL;
+    if (!ctx || ctx->root) return ctx ? ctx->root : NULL; /* made by the first call */
     ctx->root = (tsh_module *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *ctx->root);
     if (!ctx->root) return NULL;
     ctx->root->ctx = ctx;
-    ctx->root->name = ctx->root->path = "";
+    ctx->root->name = ctx->root->path = ""; /* the root's children have paths without a dot */
     ctx->root->kind = &tshi_module_container;
     return ctx->root;
 }
 
-/* Adds a child without parameters; NULL and an error for a bad or taken name. */
+/* Appends a child without parameters to parent. Returns NULL and sets an error if the name is
+ * empty, has a dot, is too long, or is that of another child. */
 static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const tshi_kind *kind) {
     tsh_ctx *ctx = parent ? parent->ctx : NULL;
     tsh_module *module;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
-    if (!name) name = "";
-    tshi_module_changed(ctx);
+    if (!name) name = "";     /* gets the error below */
+    tshi_module_changed(ctx); /* before any check, so that all ranks compare */
     if (!*name || strchr(name, '.') || strlen(parent->path) + strlen(name) + 16 > TSH_PATH_SIZE)
         (void)tsh_fail(
             ctx, TSH_ERR_ARGUMENT,
@@ -14161,11 +14181,11 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
     module->ctx = ctx;
     module->kind = kind;
     module->parent = parent;
-    module->evaluating = parent->evaluating;
+    module->evaluating = parent->evaluating; /* tsh_train may have been called before */
     module->name = tshi_module_text(ctx, name, "");
     module->path = tshi_module_text(ctx, parent->path, name);
     if (!module->name || !module->path) return NULL;
-    if (parent->last)
+    if (parent->last) /* append to the list of children */
         parent->last->next = module;
     else
         parent->first = module;
@@ -14173,21 +14193,23 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
     return module;
 }
 
-/* Ends a constructor: returns the new module or, after an error, removes it and returns NULL. */
+/* Ends a constructor: returns the new module or, after an error, unlinks it from its parent, frees
+ * its parameters and returns NULL. */
 static tsh_module *tshi_module_finish(tsh_module *module) {
     tsh_module *parent = module->parent, **link = &parent->first;
-    size_t n = strlen(module->path);
-    if (module->ctx->error.code == TSH_OK) return module;
+    size_t n = strlen(module->path); /* a prefix of its own parameters' paths */
+    if (module->ctx->error.code == TSH_OK) return module; /* no error: nothing to undo */
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) /* frees its own parameters, not a shared weight */
         if (module->param[i] && strncmp(module->param[i]->path, module->path, n) == 0 &&
             module->param[i]->path[n] == '.')
-            tshi_tensor_release(module->param[i]);
+            tshi_tensor_release(module->param[i]); /* frees the handle */
     for (parent->last = NULL; *link != module; link = &(*link)->next) parent->last = *link;
     *link = NULL;
     return NULL;
 }
 
-/* Gives a module a replicated parameter, which has no memory yet. */
+/* Adds a replicated parameter that requires a gradient. It gets memory and values on first use
+ * (tshi_init_materialize). fan_in: number of inputs, for the initialiser. */
 static void tshi_module_param(tsh_module *module, int slot, const char *name, tsh_shape shape,
                               tsh_init init, int64_t fan_in) {
     tsh_ctx *ctx = module->ctx;
@@ -14197,25 +14219,26 @@ static void tshi_module_param(tsh_module *module, int slot, const char *name, ts
     if (!t) return;
     t->dtype = TSH_REAL;
     t->requires_grad = 1;
-    t->init = init;
-    t->fan_in = fan_in;
+    t->init = init;     /* applied on first use */
+    t->fan_in = fan_in; /* inputs, for the initialiser */
     t->path = tshi_module_text(ctx, module->path, name);
     if (!t->path || tshi_tensor_set_shape(t, module->path, &shape, &layout) != TSH_OK) return;
     module->param[slot] = t;
-    module->param_name[slot] = name;
+    module->param_name[slot] = name; /* a string constant */
 }
 
-/* Gives a parameter or moment another layout: redistributes its values, frees its gradients. */
+/* Gives a parameter or moment another layout: redistributes its values (a collective over tp if
+ * they are allocated) and frees its gradients. On failure t is as before. */
 static void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
-    tsh_tensor before = *t;
-    tsh_shape shape = tsh_shape_of(t);
+    tsh_tensor before = *t;            /* shape, layout and block as they were */
+    tsh_shape shape = tsh_shape_of(t); /* global: stays the same */
     tshi_block *block = NULL;
-    if (t->ctx->error.code != TSH_OK) return;
+    if (t->ctx->error.code != TSH_OK) return; /* leave t unchanged */
     if (tshi_layout_equal(&t->layout, layout, t->dim, t->ctx->tp.size)) {
         t->layout = *layout; /* the same shards, though units may differ */
         return;
     }
-    if (tshi_tensor_recorded(t)) {
+    if (tshi_tensor_recorded(t)) { /* nodes of the tape saved its values */
         (void)tsh_fail(t->ctx, TSH_ERR_STATE,
                        "%s: ops are recorded that use it as it lies; end the step first: "
                        "tsh_step_end",
@@ -14232,40 +14255,41 @@ static void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
         return;
     }
     tshi_tensor_drop_values(t);
-    t->block = block;
+    t->block = block; /* its values in the new layout */
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_module(tsh_module *parent, const char *name,
                                    const tsh_module_desc *desc) {
     tsh_module *module = tshi_module_add(parent, name, &tshi_module_container);
     if (module && desc) module->forward = desc->forward;
-    if (module && desc) module->user = desc->user;
+    if (module && desc) module->user = desc->user; /* passed to desc->forward */
     return module;
 }
 
 /* -- walking ---------------------------------------------------------------- */
 
-/* Edit distance of a and b (Levenshtein 1966). row[j]: of a's first i characters and b's j. */
+/* Returns the edit distance of a and b (Levenshtein 1966), INT_MAX if b is too long. row[j] is the
+ * distance of the first i characters of a and the first j of b. */
 static int tshi_module_distance(const char *a, const char *b) {
     int row[TSH_PATH_SIZE + 1], i, j, n = (int)strlen(b);
     if (n > TSH_PATH_SIZE) return INT_MAX;
-    for (j = 0; j <= n; j++) row[j] = j;
+    for (j = 0; j <= n; j++) row[j] = j; /* from "": insert j characters */
     for (i = 0; a[i]; i++) {
-        int diagonal = row[0];
-        row[0] = i + 1;
+        int diagonal = row[0]; /* the entry of the row above, to the left */
+        row[0] = i + 1;        /* to "": delete i + 1 characters */
         for (j = 1; j <= n; j++) {
-            int best = diagonal + (a[i] != b[j - 1]);
-            diagonal = row[j];
-            if (row[j] + 1 < best) best = row[j] + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            int best = diagonal + (a[i] != b[j - 1]);         /* replace a[i], or keep it */
+            diagonal = row[j];                                /* for the next column */
+            if (row[j] + 1 < best) best = row[j] + 1;         /* delete a[i] */
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1; /* insert b[j - 1] */
             row[j] = best;
         }
     }
     return row[n];
 }
 
-/* Returns a module's or parameter's path relative to root: "" for root itself, the whole path of a
- * tied parameter from elsewhere. */
+/* Returns the part of a path below root: "" for root itself. A tied parameter may lie elsewhere:
+ * its whole path is returned. */
 static const char *tshi_module_below(const tsh_module *root, const char *path) {
     size_t n = strlen(root->path);
     if (!n || strncmp(path, root->path, n) != 0 || (path[n] && path[n] != '.')) return path;
@@ -14274,10 +14298,10 @@ static const char *tshi_module_below(const tsh_module *root, const char *path) {
 
 /* Appends the three paths below root that are nearest to `path`: "did you mean". */
 static void tshi_module_suggest(tsh_module *root, const char *path, char *text, size_t size) {
-    tsh_module *module, *best[3] = {NULL, NULL, NULL};
+    tsh_module *module, *best[3] = {NULL, NULL, NULL}; /* the nearest so far, nearest first */
     int shown, distance, min;
     tsh_text_add(text, size, "near it are");
-    for (shown = 0; shown < 3; shown++) {
+    for (shown = 0; shown < 3; shown++) { /* the nearest of those not shown yet */
         min = INT_MAX;
         for (module = root; module; module = tshi_module_next(root, module)) {
             distance = tshi_module_distance(path, tshi_module_below(root, module->path));
@@ -14293,12 +14317,12 @@ static void tshi_module_suggest(tsh_module *root, const char *path, char *text, 
     if (!shown) tsh_text_add(text, size, " no modules");
 }
 
-/* Finds the module at a path of n characters below `module`; NULL if there is none. */
+/* Returns the module at a path of n characters below `module`, or NULL. n 0: module itself. */
 static tsh_module *tshi_module_at(tsh_module *module, const char *path, size_t n) {
-    const char *end = path + n, *dot;
+    const char *end = path + n, *dot; /* dot: end of the current name */
     for (; module && path < end; path = dot + 1) {
-        for (dot = path; dot < end && *dot != '.';) dot++;
-        n = (size_t)(dot - path);
+        for (dot = path; dot < end && *dot != '.';) dot++; /* end of the name */
+        n = (size_t)(dot - path);                          /* now the length of the current name */
         module = module->first;
         while (module && (strncmp(module->name, path, n) != 0 || module->name[n]))
             module = module->next;
@@ -14308,7 +14332,7 @@ static tsh_module *tshi_module_at(tsh_module *module, const char *path, size_t n
 
 TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
     tsh_module *found;
-    char similar[TSH_MESSAGE_SIZE / 2] = "";
+    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* text for the error */
     if (!module) return NULL;
     if (!path) path = "?"; /* no module's name: gets the error below */
     found = tshi_module_at(module, path, strlen(path));
@@ -14319,9 +14343,9 @@ TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
     return NULL;
 }
 
-/* Finds a parameter by its path below `module`, and its module; NULL if there is none. */
+/* Returns the parameter at a path below `module` and sets *owner to its module; or NULL. */
 static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_module **owner) {
-    const char *dot = strrchr(path, '.');
+    const char *dot = strrchr(path, '.'); /* the parameter's name follows; NULL: no module */
     tsh_module *m = dot ? tshi_module_at(module, path, (size_t)(dot - path)) : module;
     for (int i = 0; i < TSHI_MODULE_PARAMS && m; i++)
         if (m->param[i] && strcmp(m->param_name[i], dot ? dot + 1 : path) == 0) {
@@ -14342,11 +14366,11 @@ TSH_API TSHI_COLD tsh_tensor *tsh_param(tsh_module *module, const char *path) {
                            "tsh_param: \"%s\" has no parameter \"%.64s\"", module->path, path);
 }
 
-/* Calls fn once for every parameter below; with `all`, for those of other stages only, too. */
+/* Calls fn once for every parameter below. all 0: not for those only on other stages. */
 static void tshi_module_params(tsh_module *module, int all,
                                void (*fn)(const char *path, tsh_tensor *param, void *user),
                                void *user) {
-    tshi_walk at = {NULL, NULL, 0};
+    tshi_walk at = {NULL, NULL, 0}; /* returns a tied parameter once */
     while (tshi_module_step_once(module, &at))
         if (all || !at.param->absent) fn(at.param->path, at.param, user);
 }
@@ -14368,7 +14392,7 @@ TSH_API tsh_module *tsh_child(const tsh_module *module, int index) {
 }
 
 TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source) {
-    tsh_tensor *old = module ? tsh_param(module, name) : NULL;
+    tsh_tensor *old = module ? tsh_param(module, name) : NULL; /* replaced by source */
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     tshi_walk at = {NULL, NULL, 0};
     if (!old) return module ? module->ctx->error.code : TSH_ERR_ARGUMENT;
@@ -14380,9 +14404,9 @@ TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_t
                         old->path, tshi_tensor_text(old, a), source->path,
                         tshi_tensor_text(source, b));
     if (old == source) return TSH_OK;
-    tshi_module_changed(module->ctx);
+    tshi_module_changed(module->ctx); /* shapes and layouts below may differ */
     while (tshi_module_step(module->ctx->root, &at))
-        if (at.param == old) at.module->param[at.slot] = source;
+        if (at.param == old) at.module->param[at.slot] = source; /* in every module that has it */
     tshi_tensor_release(old);
     return TSH_OK;
 }
@@ -14398,13 +14422,13 @@ TSH_API TSHI_COLD tsh_result tsh_materialize(tsh_module *module) {
 TSH_API TSHI_COLD tsh_result tsh_reset_parameters(tsh_module *module) {
     tshi_walk at = {NULL, NULL, 0};
     if (!module) return TSH_ERR_ARGUMENT;
-    if (module->ctx->tape.newest)
+    if (module->ctx->tape.newest) /* nodes have saved the old values */
         return tsh_fail(module->ctx, TSH_ERR_STATE,
                         "tsh_reset_parameters: ops are recorded that use the old values; end the "
                         "step first: tsh_step_end");
     while (tshi_module_step_once(module, &at)) {
         if (at.param->absent || module->ctx->error.code != TSH_OK) continue;
-        tsh_zero_grad(at.param);
+        tsh_zero_grad(at.param); /* gradients of the old values */
         (void)tshi_init_apply(at.param);
     }
     return module->ctx->error.code;
@@ -14429,21 +14453,21 @@ TSH_API void tsh_zero_grads(tsh_module *module) {
 
 /* -- the generator's state -------------------------------------------------- */
 
-/* The state is TSHI_STATE_WORDS words, then one per module; see tsh_rng_state. */
+/* The state (tsh_rng_state): TSHI_STATE_WORDS words, then each module's dropout_calls. */
 enum { TSHI_STATE_MAGIC, TSHI_STATE_MODULES, TSHI_STATE_SEED, TSHI_STATE_RANDN, TSHI_STATE_DROPOUT,
-       TSHI_STATE_WORDS };
+       TSHI_STATE_WORDS }; /* indices of the words */
 
 /* The bytes "tshrng01" as a little-endian word. */
 static const uint64_t tshi_module_magic = 0x3130676E72687374u;
 
-/* Stores word number `word` of a state or file, little-endian. */
+/* Writes value, little-endian, as word number `word` (8 bytes each). */
 static void tshi_module_store_word(unsigned char *state, size_t word, uint64_t value) {
     for (int i = 0; i < 8; i++) state[word * 8 + (size_t)i] = (unsigned char)(value >> 8 * i);
 }
 
-/* Loads it. */
+/* Returns word number `word`, read as little-endian. */
 static uint64_t tshi_module_load_word(const unsigned char *state, size_t word) {
-    uint64_t value = 0;
+    uint64_t value = 0; /* from the highest byte down */
     for (int i = 7; i >= 0; i--) value = value << 8 | state[word * 8 + (size_t)i];
     return value;
 }
@@ -14453,7 +14477,7 @@ TSH_API TSHI_COLD size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size) {
     uint64_t modules = ctx ? tshi_module_count(ctx) : 0;
     size_t word = TSHI_STATE_WORDS, need = ((size_t)modules + word) * 8;
     if (!modules) return 0;
-    if (!out || size < need) return need;
+    if (!out || size < need) return need; /* the caller asks for the size */
     tshi_module_store_word(out, TSHI_STATE_MAGIC, tshi_module_magic);
     tshi_module_store_word(out, TSHI_STATE_MODULES, modules);
     tshi_module_store_word(out, TSHI_STATE_SEED, ctx->seed);
@@ -14467,7 +14491,7 @@ TSH_API TSHI_COLD size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size) {
 TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, size_t size) {
     const unsigned char *in = (const unsigned char *)state;
     uint64_t modules = ctx ? tshi_module_count(ctx) : 0;
-    size_t word = TSHI_STATE_WORDS;
+    size_t word = TSHI_STATE_WORDS; /* the first module's word */
     if (!modules || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
     if (!in || size < word * 8 || tshi_module_load_word(in, 0) != tshi_module_magic)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
@@ -14479,6 +14503,7 @@ TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, 
                         "tree has %llu modules, whose state has %llu",
                         (unsigned long long)tshi_module_load_word(in, 1), (unsigned long long)size,
                         (unsigned long long)modules, (unsigned long long)((modules + word) * 8));
+    /* All checks are done: from here on nothing fails. */
     ctx->seed = tshi_module_load_word(in, TSHI_STATE_SEED);
     ctx->randn_calls = tshi_module_load_word(in, TSHI_STATE_RANDN);
     ctx->dropout_calls = tshi_module_load_word(in, TSHI_STATE_DROPOUT);
@@ -14493,16 +14518,17 @@ TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, 
 /* Needs: >>module >>op-linear >>op-embedding >>op-norm.                        */
 /* ========================================================================== */
 
-/* A layer is a tshi_kind, a forward, a function that gives its parameters' layouts, and a
- * constructor; constructors that take a style stand in >>parallel. A style only sets the layouts of
- * weights: ops derive what they compute from these, so forward is written once for all styles. */
+/* To add a layer, write a forward, a function that sets its parameters' layouts under a style, a
+ * tshi_kind with both, and a constructor (in >>parallel if it takes a style). A style only sets the
+ * layouts of weights: ops derive what they compute from these layouts, so forward is written once
+ * for all styles. */
 
-/* Returns the initial values given in a description, or the layer's own. */
+/* Returns the initialiser that the caller gave or, if that is TSH_INIT_DEFAULT, the layer's own. */
 static tsh_init tshi_nn_init(tsh_init given, tsh_init_kind kind, double a, double b) {
     return given.kind == TSH_INIT_DEFAULT ? tshi_init_make(kind, a, b) : given;
 }
 
-/* Adds a layer under parent; NULL and an error if it has no description. */
+/* Appends a layer of a kind to parent. Returns NULL and sets an error if desc is NULL. */
 static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_kind *kind,
                                const void *desc) {
     if (!desc && parent)
@@ -14511,10 +14537,11 @@ static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_
     return desc ? tshi_module_add(parent, name, kind) : NULL;
 }
 
-/* Returns the only input of a layer. Under TSH_SEQUENCE it is redistributed to S(1), or to the
- * rule's input. NULL and an error if it has not the layout that the plan declared. */
+/* Returns the only input of a layer. Under TSH_SEQUENCE it is redistributed to the plan's
+ * input layout (default S(1)). NULL and an error if it does not have the layout that the plan
+ * declared. */
 static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
-    char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE];
+    char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE]; /* texts for the error */
     tsh_layout takes = module->input_layout ? *module->input_layout : tsh_sharded(1);
     tsh_tensor *x = in[0];
     if (n != 1 || !x)
@@ -14532,7 +14559,8 @@ static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int 
                            tsh_layout_text(module->input_layout, want, sizeof want));
 }
 
-/* Returns S(dim), with the segments and units of a rule. */
+/* Returns the layout S(dim) with the rule's segments and units; rule->cut, if given, sets the
+ * length and unit of each segment. */
 static tsh_layout tshi_nn_shard(const tsh_plan_rule *rule, int dim) {
     tsh_layout layout = tsh_shard_segments(dim, rule->segments ? rule->segments : 1,
                                            rule->unit ? rule->unit : 1);
@@ -14543,27 +14571,29 @@ static tsh_layout tshi_nn_shard(const tsh_plan_rule *rule, int dim) {
 
 /* -- linear ----------------------------------------------------------------- */
 
-/* Sets the layouts of a linear's weight and bias: sharded as `cut` along the output features (dim
- * 0) or the input features (dim 1), where the bias stays replicated. */
+/* Sets layouts[0], of the weight, and layouts[1], of the bias. dim 0: both are sharded as
+ * `cut` along the output features. dim 1: the weight is sharded along the input features, the
+ * bias is R. */
 static void tshi_nn_linear_shard(const tsh_module *module, tsh_layout cut, int dim,
                                  tsh_layout *layouts) {
     layouts[0] = layouts[1] = cut;
-    layouts[0].dim = module->reversed ? 1 - dim : dim;
+    layouts[0].dim = module->reversed ? 1 - dim : dim; /* reversed: weight (in, out) */
     layouts[1].dim = 0;
-    if (dim == 1) layouts[1] = tsh_replicated();
+    if (dim == 1) layouts[1] = tsh_replicated(); /* every rank adds it after the reduction */
 }
 
+/* tshi_kind.layouts of linear and classifier: COLWISE is dim 0, ROWWISE dim 1. */
 static void tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                    tsh_layout *layouts) {
     if (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE)
         tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), rule->style == TSH_ROWWISE, layouts);
 }
 
-/* Decides TSH_AUTO at the first input x (.., in): ROWWISE if x is sharded along its features, with
- * the same shards; else COLWISE. */
+/* Decides the style of a TSH_AUTO linear at its first input x, of shape (.., in): ROWWISE with x's
+ * shards if x is sharded along its features; else COLWISE. Relayouts weight and bias. */
 static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
-    tsh_layout layouts[TSHI_MODULE_PARAMS];
-    int i, row = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1;
+    tsh_layout layouts[TSHI_MODULE_PARAMS]; /* new layouts of weight and bias */
+    int i, row = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1; /* 1: ROWWISE */
     module->style = row ? TSH_ROWWISE : TSH_COLWISE;
     tshi_nn_linear_shard(module, row ? x->layout : tsh_sharded(0), row, layouts);
     for (i = 0; i < 2; i++) {
@@ -14573,17 +14603,18 @@ static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
     }
 }
 
-/* y (.., out) = x (.., in) w^T + bias, w (out, in). A weight sharded along out is column-parallel:
- * x is R, or S(seq) and gathered; along in, row-parallel: x is sharded along its features. */
+/* y (.., out) = x (.., in) w^T + bias, with w (out, in). A weight sharded along out makes the layer
+ * column-parallel: x must be R, or is S(seq) and gathered. A weight sharded along in makes it
+ * row-parallel: x is sharded along its features. */
 static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n), *w = module->param[0], *b = module->param[1];
-    const tsh_layout *gives = module->output_layout;
-    int column, regather;
+    const tsh_layout *gives = module->output_layout; /* what the op itself is to produce */
+    int column, regather; /* column-parallel; keep x sharded and gather it again in backward */
     if (!x) return NULL;
     if (module->style == TSH_AUTO) tshi_nn_decide_auto(module, x);
-    if (module->reversed) w = tsh_transpose(w, 0, 1);
+    if (module->reversed) w = tsh_transpose(w, 0, 1); /* a view: now (out, in) */
     if (!w) return NULL;
-    column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0; /* w (out, in) */
+    column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0; /* 1: w is sharded along out */
     regather = module->regather && column && x->layout.kind == TSH_SHARDED;
     if (column && module->input_layout && !regather) x = tsh_redistribute(x, tsh_replicated());
     if (column || w->layout.kind != TSH_SHARDED || (gives && gives->kind != TSH_SHARDED) ||
@@ -14594,7 +14625,8 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
 
 /* -- embedding -------------------------------------------------------------- */
 
-/* ids (..) -> (.., dim). Unless the plan says otherwise, a sharded table's output becomes R. */
+/* ids (..) -> (.., dim), with weight (count, dim). The output of a sharded table is redistributed
+ * to R, unless the plan declares an output layout. */
 static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *ids = tshi_nn_input(module, in, n), *w = module->param[0];
     tsh_tensor *y = ids ? tsh_embedding(ids, w, &module->lookup) : NULL;
@@ -14602,7 +14634,7 @@ static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in
     return tsh_redistribute(y, tsh_replicated());
 }
 
-/* weight (count, dim): ROWWISE shards the vocabulary, COLWISE the features. */
+/* Layout of the weight (count, dim): ROWWISE shards the vocabulary, COLWISE the features. */
 static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                       tsh_layout *layouts) {
     (void)module;
@@ -14612,27 +14644,31 @@ static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_r
 
 /* -- norms, dropout --------------------------------------------------------- */
 
+/* The styles of the layers below. */
 enum { TSHI_NN_SEQUENCE = 1 << TSH_PLAIN | 1 << TSH_SEQUENCE };
 
-/* x (.., dim) -> (.., dim), as all layers below. */
+/* Layer norm: x (.., dim) -> (.., dim). */
 static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     return x ? tsh_layer_norm(x, module->param[0], module->param[1], module->number) : NULL;
 }
 
+/* RMS norm: x (.., dim) -> (.., dim). */
 static tsh_tensor *tshi_nn_rms_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     return x ? tsh_rms_norm(x, module->param[0], module->number) : NULL;
 }
 
+/* Dropout: x of any shape -> the same shape; x itself in evaluation mode. */
 static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     return x && !module->evaluating ? tsh_dropout(x, module->number, module) : x;
 }
 
-/* Gives a norm its parameters: weight (dim) of ones and, unless no_bias, bias (dim) of zeros. */
+/* Adds a norm's parameters: weight (dim) of ones and, unless no_bias, bias (dim) of zeros. eps:
+ * added to the variance. */
 static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int no_bias) {
-    module->number = eps;
+    module->number = eps; /* read by its forward */
     tshi_module_param(module, 0, "weight", tsh_shape1(dim),
                       tshi_init_make(TSH_INIT_ONES, 0, 0), 0);
     if (!no_bias)
@@ -14658,7 +14694,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *n
 TSH_API TSHI_COLD tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p) {
     static const tshi_kind kind = {"dropout", tshi_nn_dropout_forward, TSHI_NN_SEQUENCE, NULL};
     tsh_module *module = tshi_module_add(parent, name, &kind);
-    if (module) module->number = p;
+    if (module) module->number = p; /* probability that an element becomes 0 */
     return module;
 }
 
@@ -14680,7 +14716,7 @@ TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x) {
 
 TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh_tensor *y) {
     tsh_tensor *sum = tsh_add(x ? *x : NULL, y), *out = tsh_forward(module, sum);
-    if (x) *x = out ? sum : NULL;
+    if (x) *x = out ? sum : NULL; /* NULL after an error */
     return out;
 }
 
@@ -14690,16 +14726,17 @@ TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh
 /* Needs: >>nn.                                                                 */
 /* ========================================================================== */
 
-/* Applying a plan takes three steps: choose the rules of every module, check all of them, apply.
- * Nothing changes before the whole plan is known to fit, so an error leaves the model as it was. A
- * new layer is sharded by a plan of one rule, too. */
+/* Applying a plan takes three steps: choose the rules of every module (tshi_parallel_choose), check
+ * all of them against the shapes (tshi_parallel_layouts), apply (tshi_parallel_apply). Nothing
+ * changes before the whole plan has been checked, so an error leaves the model as it was. The
+ * constructor of a layer with a style applies a plan of one rule in the same way. */
 
-/* Matches a name, from s to s_end, against a pattern with * and ?. */
+/* Returns 1 if the name [s, s_end) matches the pattern [p, p_end): * any characters, ? one. */
 static int tshi_parallel_match_name(const char *p, const char *p_end, const char *s,
                                     const char *s_end) {
     for (; p < p_end; p++, s++) {
         if (*p == '*') {
-            for (; s <= s_end; s++)
+            for (; s <= s_end; s++) /* try every length of * */
                 if (tshi_parallel_match_name(p + 1, p_end, s, s_end)) return 1;
             return 0;
         }
@@ -14708,16 +14745,16 @@ static int tshi_parallel_match_name(const char *p, const char *p_end, const char
     return s == s_end;
 }
 
-/* Matches the dotted path s against the dotted pattern p; ** matches any number of names. */
+/* Returns 1 if the dotted path s matches the pattern p; ** matches any number of names. */
 static int tshi_parallel_match(const char *p, const char *s) {
-    const char *pe = p, *se = s;
-    while (*pe && *pe != '.') pe++;
-    while (*se && *se != '.') se++;
-    if (!*p) return !*s;
-    if (pe - p == 2 && p[0] == '*' && p[1] == '*') {
-        const char *rest = *pe ? pe + 1 : pe;
-        if (tshi_parallel_match(rest, s)) return 1;
-        return *s ? tshi_parallel_match(p, *se ? se + 1 : se) : 0;
+    const char *pe = p, *se = s;                     /* ends of the first names */
+    while (*pe && *pe != '.') pe++;                  /* end of the pattern's first name */
+    while (*se && *se != '.') se++;                  /* end of the path's first name */
+    if (!*p) return !*s;                             /* the pattern ends: so must the path */
+    if (pe - p == 2 && p[0] == '*' && p[1] == '*') { /* the first name of the pattern is ** */
+        const char *rest = *pe ? pe + 1 : pe;                      /* the pattern after ** */
+        if (tshi_parallel_match(rest, s)) return 1;                /* ** matches no more names */
+        return *s ? tshi_parallel_match(p, *se ? se + 1 : se) : 0; /* or one more name */
     }
     if (!*s || !tshi_parallel_match_name(p, pe, s, se)) return 0;
     return tshi_parallel_match(*pe ? pe + 1 : pe, *se ? se + 1 : se);
@@ -14725,38 +14762,40 @@ static int tshi_parallel_match(const char *p, const char *s) {
 
 /* -- choosing the rules of every module --------------------------------------- */
 
-/* A rule prepares inputs, shards, or prepares the output; a module gets at most one of each. */
+/* The purposes of rules: redistribute inputs, shard parameters, redistribute the output. At most
+ * one rule of each purpose may apply to a module. */
 enum { TSHI_PARALLEL_BEFORE, TSHI_PARALLEL_STYLE, TSHI_PARALLEL_AFTER, TSHI_PARALLEL_PURPOSES };
 
-/* What a plan does to one module. */
+/* The rules of a plan that apply to one module, and what follows from them. */
 typedef struct tshi_choice {
-    tsh_module *module;
-    const tsh_plan_rule *rule[TSHI_PARALLEL_PURPOSES];
-    tsh_layout layout[TSHI_MODULE_PARAMS];
+    tsh_module *module;                                /* the module that the rules apply to */
+    const tsh_plan_rule *rule[TSHI_PARALLEL_PURPOSES]; /* [purpose]: NULL if no rule has it */
+    tsh_layout layout[TSHI_MODULE_PARAMS];             /* new layouts of its parameters */
 } tshi_choice;
 
+/* Returns the purpose of a rule: TSHI_PARALLEL_... */
 static int tshi_parallel_purpose(const tsh_plan_rule *rule) {
     return rule->style == TSH_PREPARE_INPUT    ? TSHI_PARALLEL_BEFORE
            : rule->style == TSH_PREPARE_OUTPUT ? TSHI_PARALLEL_AFTER
                                                : TSHI_PARALLEL_STYLE;
 }
 
-/* Returns 1 if a rule applies to module m: by path, kind, and a style that m's kind supports. */
+/* Returns 1 if a rule applies to m: path and kind match, and m's kind supports the style. */
 static int tshi_parallel_applies(const tsh_module *root, const tsh_module *m,
                                  const tsh_plan_rule *rule) {
     if (tshi_parallel_purpose(rule) == TSHI_PARALLEL_STYLE &&
-        !(m->kind->styles >> rule->style & 1u))
+        !(m->kind->styles >> rule->style & 1u)) /* its kind lacks the style */
         return 0;
     if (rule->kind && strcmp(rule->kind, m->kind->name) != 0) return 0;
     return tshi_parallel_match(rule->path, tshi_module_below(root, m->path));
 }
 
-/* Chooses module m's rules; an error if two of one purpose apply. */
+/* Sets choice to the rules that apply to m. Returns an error if two of one purpose do. */
 static tsh_result tshi_parallel_choose(const tsh_module *root, tsh_module *m,
                                        const tsh_plan_rule *rules, int count, tshi_choice *choice) {
     int purpose;
     memset(choice, 0, sizeof *choice);
-    choice->module = m;
+    choice->module = m; /* set even if no rule applies */
     for (int i = 0; i < count; i++) {
         if (!tshi_parallel_applies(root, m, &rules[i])) continue;
         purpose = tshi_parallel_purpose(&rules[i]);
@@ -14764,14 +14803,14 @@ static tsh_result tshi_parallel_choose(const tsh_module *root, tsh_module *m,
             return tsh_fail(m->ctx, TSH_ERR_ARGUMENT,
                             "tsh_parallelize: rules \"%s\" and \"%s\" both match \"%s\"",
                             choice->rule[purpose]->path, rules[i].path, m->path);
-        choice->rule[purpose] = &rules[i];
+        choice->rule[purpose] = &rules[i]; /* the first rule of its purpose */
     }
     return TSH_OK;
 }
 
-/* Returns what is wrong with a rule whatever the model; NULL: nothing. */
+/* Checks a rule without a model. Returns the end of an error sentence; NULL if it is right. */
 static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
-    if (!rule->path) return "has no path";
+    if (!rule->path) return "has no path"; /* "" would be the root */
     if ((unsigned)rule->style >= (unsigned)TSH_STYLES) return "has a style that does not exist";
     if (rule->style == TSH_PREPARE_OUTPUT && !rule->output) return "names no output";
     if (rule->style == TSH_AUTO && (rule->segments > 1 || rule->unit > 1 || rule->cut))
@@ -14784,18 +14823,18 @@ static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
     return NULL;
 }
 
-/* Returns how many of the n modules a rule was chosen for. */
+/* Returns the number of the n choices that contain the rule. */
 static int tshi_parallel_matched(const tsh_plan_rule *rule, const tshi_choice *choices, int n) {
     int c, matched = 0;
     for (c = 0; c < n; c++) matched += choices[c].rule[tshi_parallel_purpose(rule)] == rule;
     return matched;
 }
 
-/* Checks that a rule was chosen for some module: an error with similar names if not. */
+/* Returns an error that suggests similar paths if no module has chosen the rule. */
 static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule *rule,
                                            const tshi_choice *choices, int n) {
-    char similar[TSH_MESSAGE_SIZE / 2] = "";
-    if (tshi_parallel_matched(rule, choices, n)) return TSH_OK;
+    char similar[TSH_MESSAGE_SIZE / 2] = "";                    /* "near it are ..." */
+    if (tshi_parallel_matched(rule, choices, n)) return TSH_OK; /* at least one module has it */
     tshi_module_suggest(root, rule->path, similar, sizeof similar);
     return tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
                     "tsh_parallelize: rule \"%.96s\" matches no module that takes its style; %s",
@@ -14804,13 +14843,13 @@ static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule
 
 /* -- checking --------------------------------------------------------------- */
 
-/* Fills in the layouts that a choice gives its module's parameters: an error if they do not fit the
- * shapes, or would change under ops that are recorded. */
+/* Fills in choice->layout. Returns an error if a layout does not fit its parameter's shape, or if
+ * it would change while recorded ops use the parameter. */
 static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE];
     tsh_module *m = choice->module;
     char text[TSHI_TEXT_SIZE];
-    if (!rule) return TSH_OK;
+    if (!rule) return TSH_OK; /* its parameters keep their layouts */
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) choice->layout[i] = tsh_replicated();
     if (m->kind->layouts) m->kind->layouts(m, rule, choice->layout);
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) {
@@ -14832,12 +14871,12 @@ static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
     return TSH_OK;
 }
 
-/* Checks that two choices give a parameter that they share one layout: an error if not. */
+/* Returns an error if two modules share a parameter and their choices give it different layouts. */
 static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choice *b) {
     char text[TSHI_TEXT_SIZE], other[TSHI_TEXT_SIZE];
     if (!a->rule[TSHI_PARALLEL_STYLE] || !b->rule[TSHI_PARALLEL_STYLE]) return TSH_OK;
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++)
-        for (int j = 0; j < TSHI_MODULE_PARAMS; j++) {
+        for (int j = 0; j < TSHI_MODULE_PARAMS; j++) { /* all pairs of parameters */
             const tsh_tensor *t = a->module->param[i];
             if (t && t == b->module->param[j] &&
                 !tshi_layout_equal(&a->layout[i], &b->layout[j], t->dim, t->ctx->tp.size))
@@ -14851,11 +14890,11 @@ static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choi
     return TSH_OK;
 }
 
-/* Chooses and checks for all modules below root. Returns a block of *n choices, which the caller
- * releases; an error, and a block of no use, if the plan does not fit. */
+/* Chooses the rules of all modules below root and checks them. Returns a block of *n choices, which
+ * the caller releases; after an error its contents are not to be used (it may be NULL). */
 static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rules, int count,
                                       int *n) {
-    const tsh_error *error = &root->ctx->error;
+    const tsh_error *error = &root->ctx->error; /* checked after every step */
     tsh_module *m;
     tshi_block *block;
     tshi_choice *choices;
@@ -14864,7 +14903,7 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
         if (tshi_parallel_flaw(&rules[i]))
             (void)tsh_fail(root->ctx, TSH_ERR_ARGUMENT, "tsh_parallelize: rule %d, \"%.96s\", %s",
                            i, rules[i].path ? rules[i].path : "", tshi_parallel_flaw(&rules[i]));
-    for (*n = 0, m = root; m; m = tshi_module_next(root, m)) (*n)++;
+    for (*n = 0, m = root; m; m = tshi_module_next(root, m)) (*n)++; /* count the modules */
     block = tshi_mem_alloc(root->ctx, TSH_MEM_STEP, (size_t)*n * sizeof *choices);
     if (!block || error->code != TSH_OK) return block;
     choices = (tshi_choice *)tshi_mem_data(block);
@@ -14873,7 +14912,7 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
             tshi_parallel_layouts(&choices[i]) != TSH_OK)
             return block;
     for (i = 0; i < count && error->code == TSH_OK; i++)
-        (void)tshi_parallel_check_rule(root, &rules[i], choices, *n);
+        (void)tshi_parallel_check_rule(root, &rules[i], choices, *n); /* each rule is used */
     for (i = 0; i < *n && error->code == TSH_OK; i++)
         for (int j = 0; j < i; j++) (void)tshi_parallel_check_tied(&choices[j], &choices[i]);
     return block;
@@ -14881,7 +14920,7 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
 
 /* -- applying --------------------------------------------------------------- */
 
-/* Copies a layout to memory that lives with the ctx; NULL for NULL. */
+/* Returns a copy of a layout that lives with the ctx; NULL for NULL, or without memory. */
 static const tsh_layout *tshi_parallel_copy(tsh_ctx *ctx, const tsh_layout *layout) {
     tsh_layout *copy = layout ? (tsh_layout *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *copy)
                               : NULL;
@@ -14889,58 +14928,60 @@ static const tsh_layout *tshi_parallel_copy(tsh_ctx *ctx, const tsh_layout *layo
     return copy;
 }
 
-/* Gives a module the input layouts of a PREPARE_INPUT rule. */
+/* Sets the layouts to which a PREPARE_INPUT rule redistributes the module's inputs. */
 static void tshi_parallel_prepare(tsh_module *m, const tsh_plan_rule *rule) {
-    int i, n = rule->inputs ? rule->input_count : 1;
+    int i, n = rule->inputs ? rule->input_count : 1; /* .input alone is for a single input */
     m->input_layouts = (const tsh_layout **)tshi_mem_arena_alloc(
         m->ctx, &m->ctx->books, (size_t)n * sizeof *m->input_layouts);
     if (!m->input_layouts) return;
     for (i = 0; i < n; i++)
         m->input_layouts[i] = tshi_parallel_copy(m->ctx,
                                                  rule->inputs ? rule->inputs[i] : rule->input);
-    m->prepared = n;
+    m->prepared = n; /* last: not set without memory */
 }
 
+/* Applies the rules of one module: relayouts its parameters and stores what forward reads. */
 static void tshi_parallel_apply(const tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE],
                         *before = choice->rule[TSHI_PARALLEL_BEFORE],
                         *after = choice->rule[TSHI_PARALLEL_AFTER];
     tsh_module *m = choice->module;
-    tsh_layout whole = tsh_replicated();
-    if (before) tshi_parallel_prepare(m, before);
-    if (after) m->result = tshi_parallel_copy(m->ctx, after->output);
+    tsh_layout whole = tsh_replicated(); /* the output layout of .gather_output */
+    if (before) tshi_parallel_prepare(m, before); /* layouts of inputs */
+    if (after) m->result = tshi_parallel_copy(m->ctx, after->output); /* layout of the output */
     if (!rule) return;
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++)
         if (m->param[i]) tshi_module_relayout(m->param[i], &choice->layout[i]);
-    m->style = rule->style;
-    m->regather = rule->regather;
+    m->style = rule->style;       /* read by the layer's forward */
+    m->regather = rule->regather; /* COLWISE, input S(seq) */
     m->input_layout = tshi_parallel_copy(m->ctx, rule->input);
     m->output_layout = tshi_parallel_copy(m->ctx, rule->gather_output ? &whole : rule->output);
 }
 
 TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules,
                                              int count) {
-    tshi_block *block;
-    int i, n = 0;
+    tshi_block *block; /* one tshi_choice per module */
+    int i, n = 0;      /* n: number of modules */
     if (!module || (count && !rules)) return TSH_ERR_ARGUMENT;
     if (module->ctx->error.code != TSH_OK) return module->ctx->error.code;
     block = tshi_parallel_plan(module, rules, count, &n);
     for (i = 0; i < n && module->ctx->error.code == TSH_OK; i++)
         tshi_parallel_apply((const tshi_choice *)tshi_mem_data(block) + i);
     tshi_mem_release(module->ctx, block);
-    tshi_module_changed(module->ctx);
+    tshi_module_changed(module->ctx); /* layouts are part of the comparison */
     return module->ctx->error.code;
 }
 
 /* -- reports ---------------------------------------------------------------- */
 
+/* Returns a style's name for reports. */
 static const char *tshi_parallel_style(tsh_style style) {
     static const char *const name[TSH_STYLES] = {
         "plain", "colwise", "rowwise", "auto", "sequence", "prepare input", "prepare output"};
     return name[style];
 }
 
-/* Reports a failed write to `file`; returns the ctx's error. */
+/* Sets an error if writing to `file` failed. Returns the ctx's error code. */
 static tsh_result tshi_parallel_written(tsh_ctx *ctx, const char *op, FILE *file) {
     if (ctx->error.code == TSH_OK && ferror(file))
         (void)tsh_fail(ctx, TSH_ERR_IO, "%s: the file does not take the text", op);
@@ -14950,13 +14991,14 @@ static tsh_result tshi_parallel_written(tsh_ctx *ctx, const char *op, FILE *file
 TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rules,
                                              int count, FILE *file) {
     tshi_block *block;
-    const tshi_choice *choices;
+    const tshi_choice *choices; /* one per module, in pre-order */
     int n;
     if (!module || !file || (count && !rules)) return TSH_ERR_ARGUMENT;
     if (module->ctx->error.code != TSH_OK) return module->ctx->error.code;
     block = tshi_parallel_plan(module, rules, count, &n);
     choices = block ? (const tshi_choice *)tshi_mem_data(block) : NULL;
     for (int i = 0; i < count && module->ctx->error.code == TSH_OK; i++) {
+        /* One line per rule: path, style, number of modules, their paths. */
         (void)fprintf(file, "%-32s %-14s %3d matched:", rules[i].path,
                       tshi_parallel_style(rules[i].style),
                       tshi_parallel_matched(&rules[i], choices, n));
@@ -14969,12 +15011,13 @@ TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_
     return tshi_parallel_written(module->ctx, "tsh_plan_report", file);
 }
 
-/* Writes one parameter's line. Returns 1 if this rank holds it, not tied to an earlier one. */
+/* Writes one parameter's line of tsh_summary. Returns 1 if it counts in the totals: this rank's
+ * stage holds it, and it is not tied to an earlier one. */
 static int tshi_parallel_line(tsh_module *root, const tshi_walk *at, FILE *file) {
     const tsh_tensor *t = at->param;
     char path[TSH_PATH_SIZE], global[TSHI_TEXT_SIZE], local[TSHI_TEXT_SIZE], lay[TSHI_TEXT_SIZE];
     const char *below = tshi_module_below(root, at->module->path);
-    const int first = tshi_module_first(root, at);
+    const int first = tshi_module_first(root, at); /* 0: the line names the tied parameter */
     (void)snprintf(path, sizeof path, "%s%s%s", below, *below ? "." : "",
                    at->module->param_name[at->slot]);
     (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s", path, at->module->kind->name,
@@ -14992,14 +15035,14 @@ static int tshi_parallel_line(tsh_module *root, const tshi_walk *at, FILE *file)
 }
 
 TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
-    int64_t total = 0, local = 0;
-    unsigned long long bytes = 0;
+    int64_t total = 0, local = 0; /* elements in all, elements on this rank */
+    unsigned long long bytes = 0; /* size of this rank's shards */
     tshi_walk at = {NULL, NULL, 0};
     if (!module || !file) return TSH_ERR_ARGUMENT;
     (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s %s\n", "parameter", "kind", "global shape",
                   "layout", "local shape", "bytes");
     while (tshi_module_step(module, &at)) {
-        if (!tshi_parallel_line(module, &at, file)) continue;
+        if (!tshi_parallel_line(module, &at, file)) continue; /* tied, or on another stage */
         total += tsh_numel(at.param);
         local += tsh_local_numel(at.param);
         bytes += (unsigned long long)tsh_local_numel(at.param) * tsh_dtype_size(at.param->dtype);
@@ -15016,26 +15059,27 @@ enum {
     TSHI_PARALLEL_EMBEDDING = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE
 };
 
-/* Returns a rule of a style, for the module itself. */
+/* Returns a rule with a style and an empty path: it matches the root itself. */
 static tsh_plan_rule tshi_parallel_rule(tsh_style style) {
     tsh_plan_rule rule;
     memset(&rule, 0, sizeof rule);
-    rule.path = "";
+    rule.path = ""; /* matches the root */
     rule.style = style;
     return rule;
 }
 
-/* Shards a linear, classifier or embedding, whose weight may be one that exists. If that is sharded
- * already, the layer takes the style that its layout has; NULL and an error if `wanted` differs. */
+/* Shards a new linear, classifier or embedding. Its weight may be an existing parameter: if that is
+ * sharded already, the layer takes the style of that layout; an error if `wanted` is another style.
+ * Returns the module, or NULL after an error. */
 static tsh_module *tshi_parallel_shard(tsh_module *module, const tsh_plan_rule *wanted) {
-    const tsh_layout *own = &module->param[0]->layout;
-    int table = module->kind->layouts == tshi_nn_embedding_layouts; /* (count, dim) */
-    tsh_plan_rule rule = *wanted;
+    const tsh_layout *own = &module->param[0]->layout; /* the weight's current layout */
+    int table = module->kind->layouts == tshi_nn_embedding_layouts; /* 1: a table (count, dim) */
+    tsh_plan_rule rule = *wanted; /* with the style of an existing weight */
     char text[TSHI_TEXT_SIZE];
-    if (own->kind == TSH_SHARDED) {
+    if (own->kind == TSH_SHARDED) { /* shared with another layer */
         rule.style = (own->dim == 0) != table ? TSH_COLWISE : TSH_ROWWISE;
         rule.segments = own->segments;
-        rule.cut = own->segment;
+        rule.cut = own->segment; /* lengths and units of the existing shards */
         if (wanted->style != TSH_PLAIN && wanted->style != TSH_AUTO && wanted->style != rule.style)
             (void)tsh_fail(module->ctx, TSH_ERR_LAYOUT,
                            "tsh_add_%s: \"%s\" is %s, but its weight \"%s\" is %s already",
@@ -15046,31 +15090,32 @@ static tsh_module *tshi_parallel_shard(tsh_module *module, const tsh_plan_rule *
     return tshi_module_finish(module);
 }
 
-/* Gives a linear its parameters, or `weight` for one of its own, and shards them. As
- * torch.nn.Linear, weight and bias are at first uniform in [-1 / sqrt(in), 1 / sqrt(in)). */
+/* Adds a linear's parameters and shards them; `weight`, if not NULL, is used in place of a new
+ * weight. By default, weight and bias are uniform in [-1 / sqrt(in), 1 / sqrt(in)), as in
+ * torch.nn.Linear. */
 static tsh_module *tshi_parallel_linear(tsh_module *module, const tsh_linear_desc *desc,
                                         tsh_tensor *weight) {
     tsh_plan_rule rule = tshi_parallel_rule(desc->style);
-    double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0;
-    tsh_shape shape = desc->reversed ? tsh_shape2(desc->in, desc->out)
+    double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0;      /* of the uniform bias */
+    tsh_shape shape = desc->reversed ? tsh_shape2(desc->in, desc->out) /* shape of the weight */
                                      : tsh_shape2(desc->out, desc->in);
     module->skip_bias_add = desc->skip_bias_add;
-    module->reversed = desc->reversed;
+    module->reversed = desc->reversed; /* weight (in, out) */
     tshi_module_param(module, 0, "weight", shape,
                       tshi_nn_init(desc->weight_init, TSH_INIT_KAIMING_UNIFORM, sqrt(5.0), 0),
                       desc->in);
-    if (weight) (void)tsh_tie(module, "weight", weight);
+    if (weight) (void)tsh_tie(module, "weight", weight); /* frees the new one */
     if (!desc->no_bias)
         tshi_module_param(module, 1, "bias", tsh_shape1(desc->out),
                           tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
     if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
-    rule.segments = desc->segments;
-    rule.unit = desc->unit;
-    rule.gather_output = desc->gather_output;
+    rule.segments = desc->segments;           /* number of segments */
+    rule.unit = desc->unit;                   /* features that stay together */
+    rule.gather_output = desc->gather_output; /* COLWISE: output R */
     rule.input = desc->input;
     rule.output = desc->output;
-    rule.regather = desc->regather;
-    return tshi_parallel_shard(module, &rule);
+    rule.regather = desc->regather;            /* save x sharded for backward */
+    return tshi_parallel_shard(module, &rule); /* finishes the module */
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
@@ -15091,7 +15136,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     static const tshi_kind kind = {"classifier", tshi_nn_linear_forward, TSHI_PARALLEL_LINEAR,
                                    tshi_nn_linear_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
-    tsh_linear_desc linear;
+    tsh_linear_desc linear; /* desc, as that of a linear */
     if (!module) return NULL;
     memset(&linear, 0, sizeof linear);
     linear.in = desc->in;
@@ -15107,9 +15152,10 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     return tshi_parallel_linear(module, &linear, desc->weight);
 }
 
-/* Checks that a given weight can be the table of a new embedding; 0 and an error if not. */
+/* Checks that desc->weight, if given, can be the table of a new embedding: a parameter of this ctx
+ * with shape (count, dim). Returns 0 and sets an error if not. */
 static int tshi_parallel_check_weight(tsh_ctx *ctx, const tsh_embedding_desc *desc) {
-    const tsh_tensor *w = desc->weight;
+    const tsh_tensor *w = desc->weight; /* shape (count, dim), or NULL */
     char text[TSHI_TEXT_SIZE];
     if (w && (!(w->flags & TSHI_PARAM) || w->ctx != ctx))
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
@@ -15128,17 +15174,17 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
                                    tshi_nn_embedding_layouts};
     tsh_module *module;
     tsh_plan_rule rule;
-    int64_t rows = desc && desc->weight ? desc->weight->dim[0] : desc ? desc->count : 0;
+    int64_t rows = desc && desc->weight ? desc->weight->dim[0] : desc ? desc->count : 0; /* count */
     if (parent && desc &&
         (!tshi_parallel_check_weight(parent->ctx, desc) ||
          !tshi_embedding_options(parent->ctx, "tsh_add_embedding", &desc->lookup, rows)))
         return NULL;
     module = tshi_nn_add(parent, name, &kind, desc);
     if (!module) return NULL;
-    module->lookup = desc->lookup;
-    module->param[0] = desc->weight;
+    module->lookup = desc->lookup;   /* padding, sparse gradients */
+    module->param[0] = desc->weight; /* shared, or NULL: made below */
     module->param_name[0] = "weight";
-    if (!desc->weight)
+    if (!desc->weight) /* not shared: make one */
         tshi_module_param(module, 0, "weight", tsh_shape2(desc->count, desc->dim),
                           tshi_nn_init(desc->init, TSH_INIT_NORMAL, 0, 1), 0);
     if (!module->param[0]) return tshi_module_finish(module);
@@ -15157,15 +15203,16 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
 /* Needs: >>parallel.                                                           */
 /* ========================================================================== */
 
-/* A policy lists the layers of a block; applying it writes one plan with a rule per layer, applies
- * that, and then divides the counts that modules have as arguments. A new family is a few lines of
- * TSHI_POLICY_ macros and a row of tshi_policy_shipped. */
+/* A policy lists the layers of a block by parameter names. tsh_parallelize_policy makes three
+ * passes over the blocks: it counts the rules, writes them as one plan, and, once that plan is
+ * applied, divides the modules' arguments (such as numbers of heads) by ranks. To add a family,
+ * write its lists with the TSHI_POLICY_ macros and a row in tshi_policy_shipped. */
 
 /* -- arguments -------------------------------------------------------------- */
 
-/* Finds a module's argument; NULL if it has none of that name. */
+/* Returns the module's argument with this name; NULL if it has none. */
 static tshi_argument *tshi_policy_named(const tsh_module *module, const char *name) {
-    tshi_argument *argument = module->arguments;
+    tshi_argument *argument = module->arguments; /* a linked list */
     while (argument && strcmp(argument->name, name) != 0) argument = argument->next;
     return argument;
 }
@@ -15181,19 +15228,20 @@ TSH_API TSHI_COLD tsh_result tsh_set_argument(tsh_module *module, const char *na
             "and holds no dot, a count is not negative",
             module->path, name ? name : "", (long long)value);
     argument = tshi_policy_named(module, name);
-    if (!argument) {
+    if (!argument) { /* a new one: prepend it to the list */
         argument = (tshi_argument *)tshi_mem_arena_alloc(module->ctx, &module->ctx->books,
                                                          sizeof *argument);
         if (argument) argument->name = tshi_module_text(module->ctx, name, "");
         if (!argument || !argument->name) return module->ctx->error.code;
-        argument->next = module->arguments;
+        argument->next = module->arguments; /* prepend it */
         module->arguments = argument;
     }
-    argument->value = argument->local = value;
+    argument->value = argument->local = value; /* the same until a policy divides */
     return TSH_OK;
 }
 
-/* Finds a module's argument for the function `op`; NULL and an error if there is none. */
+/* Returns the module's argument with this name. NULL and an error, in the name of `op`, if there is
+ * none; NULL without an error if module is NULL. */
 static const tshi_argument *tshi_policy_get(const tsh_module *module, const char *name,
                                             const char *op) {
     const tshi_argument *argument = module && name ? tshi_policy_named(module, name) : NULL;
@@ -15215,20 +15263,21 @@ TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name) {
 
 /* -- the shipped families --------------------------------------------------- */
 
-/* The lists of an attention and of an MLP, each ended by entries of zeros. */
+/* The lists of an attention. Unused entries at the end are zeros, which end a list. */
 typedef struct tshi_attention_lists {
-    tsh_policy_heads heads[2]; /* of self-attention, of cross-attention */
-    tsh_policy_layer qkv[7], out[3];
+    tsh_policy_heads heads[2];       /* [0] self-attention, [1] cross-attention */
+    tsh_policy_layer qkv[7], out[3]; /* inputs (q, k, v), outputs */
 } tshi_attention_lists;
+/* The lists of an MLP. */
 typedef struct tshi_mlp_lists {
-    tsh_policy_layer in[4], out[2];
+    tsh_policy_layer in[4], out[2]; /* layers into and out of the hidden features */
 } tshi_mlp_lists;
 
-/* Macros that write the tables. `names` is WB for a layer with weight and bias, W for one that need
- * have no bias; `maybe` is 1 for a layer that a block may lack; `heads` says where the heads that
- * it is cut by are counted, `kv` is 1 for keys and values. SPLIT is an attention whose queries,
- * keys and values are layers of their own, with paths that begin with `at`; CROSS has the same
- * layers again for cross-attention. */
+/* Macros that write the tables. names: WB for a layer with weight and bias, W for a layer whose
+ * bias is optional. maybe: 1 for a layer that a block may lack. heads: where the heads are counted
+ * by which the layer is sharded. kv: 1 for keys and values. SPLIT: an attention with separate
+ * layers for queries, keys and values, whose paths begin with `at`; CROSS: the same layers again
+ * for cross-attention. */
 #define TSHI_POLICY_WB(path) path ".weight", path ".bias"
 #define TSHI_POLICY_W(path)  path ".weight", NULL
 #define TSHI_POLICY_LAYER(names, path, maybe, heads, kv)                                           \
@@ -15253,8 +15302,8 @@ typedef struct tshi_mlp_lists {
     static const tshi_mlp_lists tshi_policy_##f##_mlp = {                                          \
         {TSHI_POLICY_LAYER(names, in, 0, NULL, 0)}, {TSHI_POLICY_LAYER(names, out, 0, NULL, 0)}}
 
-/* Layers are transformers' Conv1D, weights (in, out): reversed. Only decoders with cross-attention
- * have the optional layers. */
+/* GPT-2's layers are transformers' Conv1D with weights (in, out): reversed. Only decoders with
+ * cross-attention have the optional layers. */
 static const tshi_attention_lists tshi_policy_gpt2 = {
     {{"attn.num_heads", NULL, NULL}, {"crossattention.num_heads", NULL, NULL}},
     {{TSHI_POLICY_WB("attn.c_attn"), 3, TSH_PLAIN, 1, 0, &tshi_policy_gpt2.heads[0], 0},
@@ -15266,7 +15315,7 @@ static const tshi_mlp_lists tshi_policy_gpt2_mlp = {
     {{TSHI_POLICY_WB("mlp.c_fc"), 0, TSH_PLAIN, 1, 0, NULL, 0}},
     {{TSHI_POLICY_WB("mlp.c_proj"), 0, TSH_PLAIN, 1, 0, NULL, 0}}};
 
-/* query_key_value holds each head's q, k and v together: one part, in heads of 3 D. */
+/* query_key_value holds q, k and v head by head: one segment, in heads of 3 D features. */
 static const tshi_attention_lists tshi_policy_gpt_neox = {
     {{"attention.num_attention_heads", NULL, NULL}},
     {TSHI_POLICY_LAYER(WB, "attention.query_key_value", 0, &tshi_policy_gpt_neox.heads[0], 0)},
@@ -15315,7 +15364,7 @@ static const tshi_mlp_lists tshi_policy_llama_mlp = {
      TSHI_POLICY_LAYER(W, "mlp.up_proj", 0, NULL, 0)},
     {TSHI_POLICY_LAYER(W, "mlp.down_proj", 0, NULL, 0)}};
 
-/* An MLP has one input layer, wi, or, where it is gated, two, wi_0 and wi_1. */
+/* T5: an MLP has one input layer, wi, or, if it is gated, two: wi_0 and wi_1. */
 #define TSHI_POLICY_T5_MLP(f, at)                                                                  \
     static const tshi_mlp_lists tshi_policy_##f##_mlp = {                                          \
         {TSHI_POLICY_LAYER(W, at "wi", 1, NULL, 0), TSHI_POLICY_LAYER(W, at "wi_0", 1, NULL, 0),   \
@@ -15327,10 +15376,12 @@ TSHI_POLICY_T5_MLP(t5_decoder, "layer.2.DenseReluDense.");
 #define TSHI_POLICY_FAMILY(name, blocks, attention, mlp, next)                                     \
     { name, blocks, tshi_policy_##attention.qkv, tshi_policy_##attention.out,                      \
       tshi_policy_##mlp##_mlp.in, tshi_policy_##mlp##_mlp.out, NULL, next }
+/* Decoders that follow an encoder: .next of the encoder's policy. */
 static const tsh_policy tshi_policy_decoders[] = {
     TSHI_POLICY_FAMILY("bart", "**.decoder.layers.*", bart_decoder, opt, NULL),
     TSHI_POLICY_FAMILY("t5", "**.decoder.block.*", t5_decoder, t5_decoder, NULL),
 };
+/* What tsh_policy_find searches. */
 static const tsh_policy tshi_policy_shipped[] = {
     TSHI_POLICY_FAMILY("gpt2", "**.h.*", gpt2, gpt2, NULL),
     TSHI_POLICY_FAMILY("gpt_neo", "**.h.*", gpt_neo, gpt_neo, NULL),
@@ -15372,18 +15423,18 @@ TSH_API TSHI_COLD const tsh_policy *tsh_policy_find(const char *name) {
 
 /* -- one layer of one block ------------------------------------------------- */
 
-/* One pass over the blocks of a model: the first counts rules, the second writes them, the third,
- * once they are applied, divides the arguments. */
+/* One pass over the blocks of a model: the first (rules NULL) counts rules, the second writes them,
+ * the third (divide 1), after the plan was applied, divides the arguments. */
 typedef struct tshi_policy_pass {
-    tsh_module *root, *block; /* the block it is at */
-    const tsh_policy *policy;
-    tsh_plan_rule *rules;                      /* NULL: count them only */
-    tsh_segment (*segments)[TSH_MAX_SEGMENTS]; /* those of rule i in segments[i] */
-    int count;                                 /* of rules so far */
-    int divide;                                /* the third pass */
+    tsh_module *root, *block;                  /* where the policy is applied; the current block */
+    const tsh_policy *policy;                  /* the policy that the block belongs to */
+    tsh_plan_rule *rules;                      /* the plan; NULL in the first pass */
+    tsh_segment (*segments)[TSH_MAX_SEGMENTS]; /* segments[i]: of rule i, for its .cut */
+    int count;                                 /* number of rules so far */
+    int divide;                                /* 1: the third pass */
 } tshi_policy_pass;
 
-/* Reports an error about the pass's block; returns 0. */
+/* Sets an error about the policy and the current block, then as printf. Returns 0. */
 TSH_PRINTF(3, 4)
 static int tshi_policy_fail(const tshi_policy_pass *pass, tsh_result code, const char *format,
                             ...) {
@@ -15397,13 +15448,13 @@ static int tshi_policy_fail(const tshi_policy_pass *pass, tsh_result code, const
     return 0;
 }
 
-/* Returns 1 for the entry of zeros that ends a list. */
+/* Returns 1 if the entry is all zeros, which ends a list. */
 static int tshi_policy_is_end(const tsh_policy_layer *layer) {
     return !layer->weight && !layer->bias && !layer->n_fused && layer->replace == TSH_PLAIN &&
            !layer->reversed && !layer->ignore_checker && !layer->heads && !layer->kv;
 }
 
-/* Finds an argument below the block, by path; NULL and an error if there is none above 0. */
+/* Returns the argument "module.name" below the block. NULL and an error if it is not above 0. */
 static tshi_argument *tshi_policy_count(const tshi_policy_pass *pass, const char *path) {
     const char *dot = strrchr(path, '.'), *name = dot ? dot + 1 : path;
     tsh_module *module = tshi_module_at(pass->block, path, dot ? (size_t)(dot - path) : 0);
@@ -15417,13 +15468,13 @@ static tshi_argument *tshi_policy_count(const tshi_policy_pass *pass, const char
 
 /* The counts of one attention. Query heads that share a key head stay on one rank. */
 typedef struct tshi_policy_counts {
-    int64_t heads, kv; /* query heads; key and value heads */
-    int64_t group;     /* query heads that share a key head: the unit of their sharding */
-    int64_t hidden;    /* features of all query heads; 0: not given */
-    int whole;         /* fewer key heads than ranks: keys and values are not sharded */
+    int64_t heads, kv; /* number of query heads; of key (and of value) heads */
+    int64_t group;     /* query heads per key head: the unit of sharding */
+    int64_t hidden;    /* number of features of all query heads; 0: unknown */
+    int whole;         /* 1: fewer key heads than ranks: keys and values are R */
 } tshi_policy_counts;
 
-/* Reads the counts that `at` names; 0 and an error if they do not fit together. */
+/* Fills in c from the arguments that `at` names. 0 and an error if they do not fit together. */
 static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_policy_heads *at,
                                    tshi_policy_counts *c) {
     const tshi_argument *heads = at->heads ? tshi_policy_count(pass, at->heads) : NULL, *kv,
@@ -15442,17 +15493,17 @@ static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_polic
                                 "value heads and divide %lld hidden features",
                                 (long long)c->heads, at->heads, (long long)c->kv,
                                 (long long)c->hidden);
-    c->whole = c->kv < c->heads && c->kv < pass->root->ctx->tp.size;
+    c->whole = c->kv < c->heads && c->kv < pass->root->ctx->tp.size; /* grouped queries only */
     c->group = c->whole ? 1 : c->heads / c->kv;
     return 1;
 }
 
-/* Sets this rank's share of the counts of one attention, as its features are sharded. */
+/* Sets .local of an attention's arguments to this rank's share, as its features are sharded. */
 static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_heads *at) {
     const tsh_comm *tp = &pass->root->ctx->tp;
-    tshi_policy_counts c;
-    tsh_layout cut;
-    int64_t owned;
+    tshi_policy_counts c; /* counts of the attention over all ranks */
+    tsh_layout cut;       /* how the query heads are sharded */
+    int64_t owned;        /* number of this rank's query heads */
     if (!tshi_policy_read_counts(pass, at, &c)) return 0;
     cut = tsh_shard_units(0, c.group);
     owned = tsh_chunk(&cut, c.heads, tp->size, tp->rank, NULL);
@@ -15463,18 +15514,19 @@ static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_hea
     return 1;
 }
 
-/* Fills in the *n segments of a layer whose `features` are sharded by heads, and sets *n to 0 if it
- * stays replicated. `row`: of a row-parallel layer. 0 and an error if heads do not fit. */
+/* Fills in the *n segments of a layer whose `features` are sharded by heads; sets *n to 0 if the
+ * layer stays replicated. row: 1 for a row-parallel layer. Returns 0 and sets an error if the heads
+ * do not fit. */
 static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_layer *layer,
                                 const char *path, int64_t features, int row, tsh_segment *segment,
                                 int *n) {
     tshi_policy_counts c;
-    int64_t total = 0, head;
-    int s, grouped = *n == 3 && !layer->kv; /* [Q|K|V] */
+    int64_t total = 0, head;                /* heads of all segments; features of a head */
+    int s, grouped = *n == 3 && !layer->kv; /* 1: a fused [Q|K|V] */
     if (!tshi_policy_read_counts(pass, layer->heads, &c)) return 0;
     for (s = 0; s < *n; s++) {
-        int queries = !layer->kv && (s == 0 || !grouped);
-        segment[s].length = queries ? c.heads : c.kv;
+        int queries = !layer->kv && (s == 0 || !grouped); /* 1: segment s holds query heads */
+        segment[s].length = queries ? c.heads : c.kv;     /* counted in heads for now */
         segment[s].unit = queries ? c.group : 1;
         total += segment[s].length;
     }
@@ -15497,18 +15549,18 @@ static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_l
             "stay whole",
             (long long)c.heads, (long long)c.kv, path, pass->root->ctx->tp.size);
     for (s = 0; s < *n; s++) {
-        segment[s].length *= head;
+        segment[s].length *= head; /* convert heads to features */
         segment[s].unit *= head;
     }
-    if (c.whole && layer->kv) *n = 0;
+    if (c.whole && layer->kv) *n = 0; /* keys and values stay replicated */
     return 1;
 }
 
-/* Finds the module in the block that has a layer's weight and bias. NULL if there is none, with an
- * error unless the layer is optional. */
+/* Returns the module in the block that has the layer's weight and bias. NULL if there is none, with
+ * an error unless the layer is optional. */
 static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
                                           const tsh_policy_layer *layer) {
-    tsh_module *owner[2] = {NULL, NULL};
+    tsh_module *owner[2] = {NULL, NULL}; /* modules that have the weight, the bias */
     const char *const name[2] = {layer->weight, layer->bias};
     char similar[TSH_MESSAGE_SIZE / 2] = "";
     if (!name[0] && !name[1])
@@ -15527,17 +15579,17 @@ static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
         (void)tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                "has \"%s\" and \"%s\" in different layers: give each its own entry",
                                name[0], name[1]);
-    return owner[0] ? owner[0] : owner[1];
+    return owner[0] ? owner[0] : owner[1]; /* a layer may have only one of them */
 }
 
-/* Adds the rule of layer m to the plan; 0 and an error if the model does not fit the policy. */
+/* Appends layer m's rule to the plan. 0 and an error if the model does not fit the policy. */
 static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *layer, tsh_module *m,
                             tsh_style style) {
-    tsh_plan_rule *rule = &pass->rules[pass->count];
+    tsh_plan_rule *rule = &pass->rules[pass->count]; /* the rule to write */
     const char *path = layer->weight ? layer->weight : layer->bias;
-    tsh_layout layouts[TSHI_MODULE_PARAMS];
-    int n = layer->n_fused ? layer->n_fused : 1;
-    if (!m->reversed != !layer->reversed)
+    tsh_layout layouts[TSHI_MODULE_PARAMS];      /* to learn which dimension is sharded */
+    int n = layer->n_fused ? layer->n_fused : 1; /* number of segments */
+    if (!m->reversed != !layer->reversed)        /* the policy would shard the wrong dimension */
         return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                 "stores \"%s\" %s, but the policy says %s: see "
                                 "tsh_linear_desc.reversed",
@@ -15552,7 +15604,7 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
     rule->segments = n;
     if (layer->heads && (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE) &&
         m->kind->layouts && m->param[0]) {
-        m->kind->layouts(m, rule, layouts);
+        m->kind->layouts(m, rule, layouts); /* layouts[0] is that of the weight */
         if (!tshi_policy_segments(pass, layer, path, m->param[0]->dim[layouts[0].dim],
                                   rule->style == TSH_ROWWISE, pass->segments[pass->count], &n))
             return 0;
@@ -15569,14 +15621,15 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
 
 /* -- all layers of all blocks ----------------------------------------------- */
 
-/* Goes through one list of the policy for the pass's block; 0 and an error if that does not fit. */
+/* Runs the pass over one list of the policy, for the current block; `style` is for layers that name
+ * none. Returns 0 and sets an error if the block does not fit the list. */
 static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *layer,
                               const char *list, tsh_style style) {
-    int found = !layer || !pass->rules;
+    int found = !layer || !pass->rules; /* 1: the block has a layer of the list */
     for (; layer && !tshi_policy_is_end(layer); layer++) {
         tsh_module *m = pass->rules ? tshi_policy_find_layer(pass, layer) : NULL;
         if (pass->root->ctx->error.code != TSH_OK) return 0;
-        if (!pass->rules) pass->count++;
+        if (!pass->rules) pass->count++; /* first pass: all layers, even missing ones */
         if (!m) continue;
         found = 1;
         if (!pass->divide && !tshi_policy_rule(pass, layer, m, style)) return 0;
@@ -15585,11 +15638,11 @@ static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *la
     return found || tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "has no layer of the list %s", list);
 }
 
-/* Checks, or in the third pass divides, the policy's arguments that count no heads. */
+/* Checks the policy's arguments that count no heads; in the third pass also divides them. */
 static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     const tsh_comm *tp = &pass->root->ctx->tp;
-    const char *const *path = pass->policy->arguments;
-    tsh_layout cut = tsh_sharded(0);
+    const char *const *path = pass->policy->arguments; /* ended by NULL */
+    tsh_layout cut = tsh_sharded(0);                   /* even shares on all ranks */
     tshi_argument *argument;
     for (; path && *path; path++) {
         if (!(argument = tshi_policy_count(pass, *path))) return 0;
@@ -15599,17 +15652,17 @@ static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     return 1;
 }
 
-/* Runs one pass over all blocks; returns their number, -1 and an error if one does not fit. */
+/* Runs one pass over all blocks. Returns their number; -1 and an error if one does not fit. */
 static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) {
     const tsh_policy *p;
-    int blocks = 0;
-    for (p = family; p; p = p->next)
+    int blocks = 0;                  /* number of blocks that match */
+    for (p = family; p; p = p->next) /* encoders, decoders */
         for (tsh_module *m = pass->root; m; m = tshi_module_next(pass->root, m)) {
             const char *path = tshi_module_below(pass->root, m->path);
             if (!p->blocks || !tshi_parallel_match(p->blocks, path)) continue;
             blocks++;
             pass->policy = p;
-            pass->block = m;
+            pass->block = m; /* for the functions below and their errors */
             if (!tshi_policy_layers(pass, p->attn_qkv, "attn_qkv", TSH_COLWISE) ||
                 !tshi_policy_layers(pass, p->attn_out, "attn_out", TSH_ROWWISE) ||
                 !tshi_policy_layers(pass, p->mlp_in, "mlp_in", TSH_COLWISE) ||
@@ -15621,7 +15674,7 @@ static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) 
 }
 
 TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy) {
-    tshi_policy_pass pass;
+    tshi_policy_pass pass; /* state of all three passes */
     tshi_block *block;
     size_t rule = sizeof *pass.rules, cut = sizeof *pass.segments, capacity;
     char similar[TSH_MESSAGE_SIZE / 2] = "";
@@ -15632,24 +15685,24 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_parallelize_policy: there is no policy: tsh_policy_find knows none of "
                         "that name");
-    memset(&pass, 0, sizeof pass);
+    memset(&pass, 0, sizeof pass); /* first pass: rules is NULL */
     pass.root = root;
-    if (tshi_policy_blocks(&pass, policy) == 0) {
+    if (tshi_policy_blocks(&pass, policy) == 0) { /* first pass: count */
         const char *blocks = policy->blocks ? policy->blocks : "";
         tshi_module_suggest(root, blocks, similar, sizeof similar);
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_parallelize_policy: %s: \"%.64s\" matches no block below \"%s\"; %s",
                         policy->name ? policy->name : "", blocks, root->path, similar);
     }
-    capacity = (size_t)pass.count;
+    capacity = (size_t)pass.count; /* max number of rules */
     block = tshi_mem_alloc(ctx, TSH_MEM_STEP, capacity * (rule + cut) + 1);
     if (!block) return ctx->error.code;
-    pass.rules = (tsh_plan_rule *)tshi_mem_data(block);
+    pass.rules = (tsh_plan_rule *)tshi_mem_data(block); /* block: rules, then segments */
     pass.segments = (tsh_segment(*)[TSH_MAX_SEGMENTS])(void *)(pass.rules + capacity);
-    pass.count = 0;
-    if (tshi_policy_blocks(&pass, policy) > 0 &&
+    pass.count = 0;                              /* counts the rules as they are written */
+    if (tshi_policy_blocks(&pass, policy) > 0 && /* second pass: write the rules */
         tsh_parallelize(root, pass.rules, pass.count) == TSH_OK) {
-        pass.divide = 1;
+        pass.divide = 1; /* third pass: divide arguments */
         (void)tshi_policy_blocks(&pass, policy);
     }
     tshi_mem_release(ctx, block);
@@ -15662,34 +15715,35 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
 /* Needs: >>parallel >>comm.                                                    */
 /* ========================================================================== */
 
-/* With tsh_optim_desc.zero and dp > 1 (ZeRO, Rajbhandari et al. 2020), each rank of dp has one
- * chunk of every gradient and moment (TSHI_CHUNKED), updates that chunk of the parameter, and
- * gathers the others' chunks: the same bits as without. */
+/* One tsh_optim_step computes the norm of all gradients, clips them by it, and updates every
+ * parameter that has a gradient. With tsh_optim_desc.zero and dp > 1 (ZeRO, Rajbhandari et al.
+ * 2020), each rank of dp holds one chunk of every gradient and moment (TSHI_CHUNKED), updates that
+ * chunk of the parameter, and gathers the other ranks' chunks: the same bits as without .zero. */
 
-/* What an optimiser keeps of one parameter. Moments are made at the first update. */
+/* The state of one parameter. Moments are allocated at the first update. */
 typedef struct tshi_moments {
     tsh_tensor *param, *first, *second; /* Adam's m and v; SGD's momentum is `first` */
-    double lr_scale, weight_decay;
-    int64_t steps; /* updates of this parameter */
+    double lr_scale, weight_decay;      /* as set by tsh_optim_group */
+    int64_t steps;                      /* number of updates of this parameter so far */
 } tshi_moments;
 
 struct tsh_optim {
-    tsh_module *module;
-    tsh_optim_desc desc;
-    tsh_optim_info info;
-    tshi_moments *each;
-    int count;
-    tsh_optim *older; /* of the ctx */
+    tsh_module *module;  /* its parameters are optimised */
+    tsh_optim_desc desc; /* with defaults filled in */
+    tsh_optim_info info; /* counts of steps, the last norm */
+    tshi_moments *each;  /* shape (count): one per parameter, in pre-order */
+    int count;           /* number of parameters, a tied one once */
+    tsh_optim *older;    /* the ctx's optimiser created before this one */
 };
 
 /* -- the global norm -------------------------------------------------------- */
 
-/* **total += sum x^2 of n consecutive elements, in double, with TSHI_BLOCK partial sums. */
+/* **total += sum x^2 of n elements, in double, with TSHI_BLOCK sums at a time (vectorises). */
 typedef double *tshi_optim_total;
 TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
                                          const tshi_optim_total *total) {
     const tsh_real *x = (const tsh_real *)operand->data;
-    double partial[TSHI_BLOCK], sum = 0;
+    double partial[TSHI_BLOCK], sum = 0; /* sum: first of the elements after the last block */
     int64_t e;
     for (int i = 0; i < TSHI_BLOCK; i++) partial[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
@@ -15701,37 +15755,38 @@ TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_optim_squares, tshi_optim_total);
 
-/* Elements that are summed by one thread. The blocks' sums are added in order, so any number of
- * threads gives the same bits. */
+/* Number of elements that one unit of work sums. The units' sums are added in order, so the bits
+ * are the same for any number of threads. */
 enum { TSHI_OPTIM_BLOCK = 1 << 16 };
 
+/* The job of tshi_optim_sum_part, shared by all threads. */
 typedef struct tshi_squares {
-    tsh_real *x;
+    tsh_real *x; /* the elements, n of them */
     int64_t n;
-    double *sums; /* by block */
-    tshi_kernel_fn kernel;
+    double *sums;          /* one sum per unit of TSHI_OPTIM_BLOCK elements */
+    tshi_kernel_fn kernel; /* tshi_optim_squares for this CPU */
 } tshi_squares;
 
-/* A thread's share: blocks from `from` to `to`. */
+/* Runs on one thread: sums the squares of the units [from, to). */
 static void tshi_optim_sum_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_squares *all = (const tshi_squares *)job;
     (void)thread;
     for (; from < to; from++) {
         int64_t first = from * TSHI_OPTIM_BLOCK;
         const tshi_operand x = tshi_kernel_reals(all->x + first, 1);
-        double *sum = all->sums + from;
+        double *sum = all->sums + from; /* the sum of unit `from` */
         *sum = 0;
         all->kernel(tshi_base_min(TSHI_OPTIM_BLOCK, all->n - first), &x, &sum);
     }
 }
 
-/* Returns the sum of squares of n elements; 0 and an error without memory. */
+/* Returns the sum of squares of n elements; 0 and an error if there is no memory. */
 static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
     const int64_t blocks = tshi_base_ceil(n, TSHI_OPTIM_BLOCK);
     tshi_squares all = {x, n, NULL, tshi_optim_squares[ctx->isa]};
-    tshi_block *scratch;
+    tshi_block *scratch; /* memory of all.sums */
     double sum = 0;
-    if (!n) return 0;
+    if (!n) return 0; /* this rank's shard is empty */
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)blocks * sizeof(double));
     if (!scratch) return 0;
     all.sums = (double *)tshi_mem_data(scratch);
@@ -15741,16 +15796,16 @@ static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
     return sum;
 }
 
-/* Adds one gradient's squares: those of chunk k to sums[k]. A replicated gradient counts on rank 0
- * of tp only, one that several stages of a pipeline hold on the first of them. `chunked`: of
- * gradients, this rank has its own chunk only. */
+/* Adds the squares of chunk k of param's gradient to sums[k], for all k; chunked 1: for this rank's
+ * chunk only. A replicated gradient is added on rank 0 of tp only, that of a parameter that several
+ * stages hold on the first of these stages only. */
 static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums) {
     tsh_ctx *ctx = param->ctx;
     if (tshi_tape_pending(param))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "the gradient of \"%s\" is pending; call tsh_sync_grads first", param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
-    if (param->stage && param->stage - 1 != ctx->pp.rank) return;
+    if (param->stage && param->stage - 1 != ctx->pp.rank) return; /* another stage adds it */
     for (int k = 0; k < ctx->dp.size; k++)
         if (!chunked || k == ctx->dp.rank)
             sums[k] += tshi_optim_sum_squares(
@@ -15758,16 +15813,16 @@ static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums)
                 tshi_bucket_chunk_size(param, k));
 }
 
-/* Computes the 2-norm of all gradients below module, the same on every rank; NaN or infinite if any
- * gradient is. Squares are summed by chunks, so the bits are the same with and without .zero. */
+/* Sets *norm to the 2-norm of all gradients below module, the same on every rank; NaN or infinity
+ * if a gradient has one. Summed by chunks: the same bits with and without .zero. */
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_now(ctx->trace);
-    const size_t bytes = (size_t)ctx->dp.size * sizeof(double);
+    const size_t bytes = (size_t)ctx->dp.size * sizeof(double); /* size of sums */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
     tshi_walk at = {NULL, NULL, 0};
-    double *sums, sum = 0;
-    int k, chunked = 0;
+    double *sums, sum = 0; /* sums: one per chunk, shape (dp.size); sum: of all chunks */
+    int k, chunked = 0;    /* chunked: 1 if a parameter is TSHI_CHUNKED */
     *norm = 0;
     if (!scratch) return ctx->error.code;
     sums = (double *)tshi_mem_data(scratch);
@@ -15776,7 +15831,7 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
         chunked |= !at.param->absent && (at.param->flags & TSHI_CHUNKED);
     while (tshi_module_step_once(module, &at))
         if (!at.param->absent) tshi_optim_add_squares(at.param, chunked, sums);
-    if (tsh_ok(ctx) && chunked) /* sums[k] is rank k's, and 0 on the others */
+    if (tsh_ok(ctx) && chunked) /* sums[k] is 0 on all ranks but k */
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, sums, ctx->dp.size, TSH_F64, TSH_SUM),
                               "norm of gradients");
     for (k = 0; k < ctx->dp.size; k++) sum += sums[k];
@@ -15792,7 +15847,7 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     return ctx->error.code;
 }
 
-/* min(1, max / (norm + 1e-6)): torch.nn.utils.clip_grad_norm_. */
+/* Returns min(1, max / (norm + 1e-6)), the factor of torch.nn.utils.clip_grad_norm_. */
 static double tshi_optim_clip_factor(double norm, double max) {
     return fmin(1, max / (norm + 1e-6));
 }
@@ -15800,14 +15855,14 @@ static double tshi_optim_clip_factor(double norm, double max) {
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm) {
     tshi_walk at = {NULL, NULL, 0};
     tshi_operand x[2];
-    double before, factor;
+    double before, factor; /* norm before clipping; what gradients are multiplied by */
     if (norm) *norm = 0;
     if (!module) return TSH_ERR_ARGUMENT;
     if (tshi_optim_norm(module, &before) != TSH_OK) return module->ctx->error.code;
     if (norm) *norm = before;
     factor = tshi_optim_clip_factor(before, max_norm);
     while (factor < 1 && tshi_module_step_once(module, &at)) {
-        if (!at.param->gr.live) continue;
+        if (!at.param->gr.live) continue; /* no gradient */
         x[0] = x[1] = tshi_kernel_reals((tsh_real *)tshi_mem_data(at.param->gr.block), 1);
         tshi_map_scale_forward[at.param->ctx->isa](tsh_local_numel(at.param), x, &factor);
     }
@@ -15821,7 +15876,7 @@ enum { TSHI_OPTIM_X, TSHI_OPTIM_GRAD, TSHI_OPTIM_FIRST, TSHI_OPTIM_SECOND, TSHI_
 /* Adam (Kingma & Ba 2015), AdamW (Loshchilov & Hutter 2019): g = clip grad + decay x, m = b1 m +
  * (1 - b1) g, v = b2 v + (1 - b2) g^2, x = x keep - step m / (sqrt(v) root + eps). */
 typedef struct tshi_adam {
-    double clip, decay, keep, b1, b2, step, root, eps;
+    double clip, decay, keep, b1, b2, step, root, eps; /* factors of the formula above */
 } tshi_adam;
 TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand, const tshi_adam *p) {
     const tsh_real clip = TSHI_R(p->clip), decay = TSHI_R(p->decay), keep = TSHI_R(p->keep);
@@ -15829,14 +15884,14 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand, co
                    c2 = TSHI_R(1 - p->b2);
     const tsh_real step = TSHI_R(p->step), root = TSHI_R(p->root), eps = TSHI_R(p->eps);
     tsh_real pad[4][TSHI_BLOCK], x[TSHI_BLOCK], m[TSHI_BLOCK], v[TSHI_BLOCK];
-    const tsh_real *xs, *gs, *ms, *vs;
-    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
+    const tsh_real *xs, *gs, *ms, *vs;            /* blocks of x, gradient, m, v */
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) { /* loads pad the last block */
         xs = tshi_kernel_load(&operand[TSHI_OPTIM_X], e, n, pad[0]);
         gs = tshi_kernel_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
         ms = tshi_kernel_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
         vs = tshi_kernel_load(&operand[TSHI_OPTIM_SECOND], e, n, pad[3]);
         TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
-            const tsh_real g = gs[i] * clip + decay * xs[i];
+            const tsh_real g = gs[i] * clip + decay * xs[i]; /* decay: 0 for AdamW */
             m[i] = b1 * ms[i] + c1 * g;
             v[i] = b2 * vs[i] + c2 * g * g;
             x[i] = xs[i] * keep - step * m[i] / (tshi_math_sqrt(v[i]) * root + eps);
@@ -15851,15 +15906,15 @@ TSHI_KERNEL(tshi_optim_adam, tshi_adam);
 /* torch.optim.SGD: d = clip grad + decay x, m = momentum m + d, x -= lr (nesterov ? d + momentum m
  * : m); without momentum, whose operand is NULL, x -= lr d. */
 typedef struct tshi_sgd {
-    double clip, decay, lr, momentum;
-    int nesterov;
+    double clip, decay, lr, momentum; /* clip: factor of the gradient */
+    int nesterov;                     /* 1: Nesterov momentum */
 } tshi_sgd;
 TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand, const tshi_sgd *p) {
     const tsh_real clip = TSHI_R(p->clip), decay = TSHI_R(p->decay), lr = TSHI_R(p->lr),
                    momentum = TSHI_R(p->momentum);
-    const int remembers = operand[TSHI_OPTIM_FIRST].data != NULL;
+    const int remembers = operand[TSHI_OPTIM_FIRST].data != NULL; /* 1: with momentum */
     tsh_real pad[3][TSHI_BLOCK], x[TSHI_BLOCK], m[TSHI_BLOCK];
-    const tsh_real *xs, *gs, *ms;
+    const tsh_real *xs, *gs, *ms; /* blocks of x, gradient, m */
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         xs = tshi_kernel_load(&operand[TSHI_OPTIM_X], e, n, pad[0]);
         gs = tshi_kernel_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
@@ -15880,24 +15935,25 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand, con
 }
 TSHI_KERNEL(tshi_optim_sgd, tshi_sgd);
 
-/* Returns the first element of x that this rank updates: of all, or of its chunk. */
+/* Returns the index of x's first element that this rank updates: 0 or, with .zero, its chunk's. */
 static int64_t tshi_optim_first(const tsh_tensor *x) {
     return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk(x, x->ctx->dp.rank) : 0;
 }
 
-/* Returns how many elements it updates. */
+/* Returns the number of x's elements that this rank updates: all or, with .zero, its chunk's. */
 static int64_t tshi_optim_count(const tsh_tensor *x) {
     return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk_size(x, x->ctx->dp.rank)
                                    : tsh_local_numel(x);
 }
 
-/* Gathers all chunks of a moment into values, which hold as many elements as its parameter. */
+/* Gathers all chunks of a moment over dp into values, which has the size of its parameter. what:
+ * for the error text. */
 static tsh_result tshi_optim_gather(const tsh_tensor *moment, tsh_real *values, const char *what) {
     tsh_ctx *ctx = moment->ctx;
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)ctx->dp.size * sizeof(int64_t));
-    tsh_real *own = values + tshi_optim_first(moment);
+    tsh_real *own = values + tshi_optim_first(moment); /* where this rank's chunk goes */
     tsh_result result;
-    int64_t *counts;
+    int64_t *counts; /* shape (dp.size): number of elements per chunk */
     if (!block) return ctx->error.code;
     counts = (int64_t *)tshi_mem_data(block);
     for (int k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(moment, k);
@@ -15907,7 +15963,7 @@ static tsh_result tshi_optim_gather(const tsh_tensor *moment, tsh_real *values, 
     return result;
 }
 
-/* Gives a moment a new block of n elements, not filled; 0 and an error without memory. */
+/* Replaces a moment's block by an uninitialised one of n elements; 0 and an error: no memory. */
 static int tshi_optim_allocate(tsh_tensor *moment, int64_t n) {
     tshi_block *block = tshi_mem_alloc(moment->ctx, TSH_MEM_OPTIMISER, tshi_dtype_reals(n));
     if (!block) return 0;
@@ -15916,9 +15972,9 @@ static int tshi_optim_allocate(tsh_tensor *moment, int64_t n) {
     return 1;
 }
 
-/* Reduces a moment that holds all its values to this rank's chunk. */
+/* Cuts a moment that holds all values down to this rank's chunk. */
 static void tshi_optim_keep_chunk(tsh_tensor *moment) {
-    tshi_block *whole = moment->block;
+    tshi_block *whole = moment->block; /* referenced until the chunk is copied */
     const int64_t n = tshi_optim_count(moment);
     whole->refs++;
     if (tshi_optim_allocate(moment, n))
@@ -15927,10 +15983,11 @@ static void tshi_optim_keep_chunk(tsh_tensor *moment) {
     tshi_mem_release(moment->ctx, whole);
 }
 
-/* Gives a moment its parameter's new layout; chunks are gathered for that, and cut out again. */
+/* Gives a moment its parameter's new layout. A chunked moment is gathered over dp first and cut
+ * down to this rank's chunk afterwards. */
 static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tsh_ctx *ctx = moment->ctx;
-    tsh_tensor part = *moment;
+    tsh_tensor part = *moment; /* the moment with its old block */
     if (!(moment->flags & TSHI_CHUNKED) ||
         tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
         tshi_module_relayout(moment, layout);
@@ -15946,11 +16003,11 @@ static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tshi_mem_release(ctx, part.block);
 }
 
-/* Returns a moment with param's layout, zeros at its first use; NULL after an error. */
+/* Returns *moment with param's layout, created with zeros if it is NULL; NULL after an error. */
 static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     tsh_ctx *ctx = param->ctx;
     const tsh_shape shape = tsh_shape_of(param);
-    tsh_tensor *m = *moment;
+    tsh_tensor *m = *moment; /* NULL: not created yet */
     if (m) {
         tshi_optim_relayout(m, &param->layout);
         return ctx->error.code == TSH_OK ? m : NULL;
@@ -15968,25 +16025,26 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     return m;
 }
 
-/* An update that threads share: by elements or, where the gradient is row-sparse, by rows. */
+/* An update shared by threads: by elements or, if the gradient is row-sparse, by rows. */
 typedef struct tshi_optim_work {
-    tshi_kernel_fn kernel;
-    const tshi_operand *x; /* (TSHI_OPTIM_OPERANDS) */
-    const void *params;
-    const int32_t *marks; /* (rows): not 0 where the gradient has the row; NULL: not sparse */
-    int64_t width;        /* elements of a row; 1 if not sparse */
+    tshi_kernel_fn kernel; /* tshi_optim_adam or tshi_optim_sgd */
+    const tshi_operand *x; /* shape (TSHI_OPTIM_OPERANDS) */
+    const void *params;    /* tshi_adam or tshi_sgd */
+    const int32_t *marks;  /* shape (rows): not 0 where the gradient has the row; NULL: dense */
+    int64_t width;         /* elements per row; 1 if dense */
 } tshi_optim_work;
 
-/* A thread's share: runs the kernel over each run of marked rows. */
+/* Runs on one thread: updates the rows [from, to); of a sparse gradient only marked ones, a run of
+ * adjacent ones at a time. */
 static void tshi_optim_update_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_optim_work *work = (const tshi_optim_work *)job;
     const int32_t *marks = work->marks;
-    tshi_operand part[TSHI_OPTIM_OPERANDS];
-    int64_t n;
+    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* the operands at row r */
+    int64_t n;                              /* rows of this run */
     (void)thread;
     for (int64_t r = from; r < to; r += n) {
         n = marks ? 1 : to - from;
-        if (marks && !marks[r]) continue;
+        if (marks && !marks[r]) continue; /* the gradient lacks the row */
         while (marks && r + n < to && marks[r + n]) n++;
         memcpy(part, work->x, sizeof part);
         for (int i = 0; i < TSHI_OPTIM_OPERANDS; i++) tshi_kernel_move(&part[i], r * work->width);
@@ -15994,23 +16052,23 @@ static void tshi_optim_update_part(void *job, int thread, int64_t from, int64_t 
     }
 }
 
-/* Runs an update's kernel over the elements of t that this rank updates. */
+/* Runs an update's kernel on all threads, over the elements of t that this rank updates. */
 static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tshi_operand *x,
                            const void *params) {
     const int32_t *marks = t->sparse ? (const int32_t *)tshi_mem_data(t->marks) : NULL;
     const int64_t count = tshi_optim_count(t), rows = marks ? t->local[0] : count;
     tshi_optim_work work = {kernel, x, params, marks, 1};
-    if (!count) return;
+    if (!count) return; /* this rank updates nothing */
     work.width = count / rows;
     tshi_team_run(tshi_kernel_parts(t->ctx, rows, work.width), rows, marks ? 1 : 16,
                   tshi_optim_update_part, &work);
 }
 
-/* One parameter's update. */
+/* Updates one parameter and its moments, created if needed. clip: factor of the gradient. */
 static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
     const tsh_optim_desc *d = &optim->desc;
     tsh_tensor *t = each->param;
-    const double lr = d->lr * each->lr_scale, decay = each->weight_decay;
+    const double lr = d->lr * each->lr_scale, decay = each->weight_decay; /* this parameter's */
     tshi_sgd sgd = {clip, decay, lr, d->momentum, d->nesterov};
     tshi_adam p = {clip, decay, 1, d->beta1, d->beta2, 0, 0, d->eps};
     tshi_operand x[TSHI_OPTIM_OPERANDS];
@@ -16019,8 +16077,8 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     x[TSHI_OPTIM_FIRST] = x[TSHI_OPTIM_SECOND] = tshi_kernel_reals(NULL, 1);
     tshi_kernel_move(&x[TSHI_OPTIM_X], tshi_optim_first(t));
     tshi_kernel_move(&x[TSHI_OPTIM_GRAD], tshi_optim_first(t));
-    each->steps++;
-    if (d->kind != TSH_SGD || d->momentum > 0) {
+    each->steps++;                               /* read by the bias corrections */
+    if (d->kind != TSH_SGD || d->momentum > 0) { /* this kind has a first moment */
         if (!tshi_optim_moment(t, &each->first)) return;
         x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
     }
@@ -16031,10 +16089,10 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     if (!tshi_optim_moment(t, &each->second)) return;
     x[TSHI_OPTIM_SECOND].data = tshi_tensor_at(each->second);
     if (d->kind == TSH_ADAMW) {
-        p.decay = 0;
+        p.decay = 0; /* AdamW decays x itself, not through the gradient */
         p.keep = 1 - lr * decay;
     }
-    p.step = lr / (1 - pow(d->beta1, (double)each->steps));
+    p.step = lr / (1 - pow(d->beta1, (double)each->steps)); /* bias corrections */
     p.root = 1 / sqrt(1 - pow(d->beta2, (double)each->steps));
     if (t->sparse) { /* torch.optim.SparseAdam adds eps to sqrt(v) as it is */
         p.step /= p.root;
@@ -16043,7 +16101,7 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     tshi_optim_run(t, tshi_optim_adam[t->ctx->isa], x, &p);
 }
 
-/* Checks a description: an error if a value is out of range. */
+/* Checks a description; returns an error if a value is out of range. */
 static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
     if ((unsigned)d->kind <= (unsigned)TSH_ADAMW && d->lr >= TSH_ZERO && d->momentum >= 0 &&
         d->beta1 >= TSH_ZERO && d->beta1 < 1 && d->beta2 >= TSH_ZERO && d->beta2 < 1 &&
@@ -16061,7 +16119,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     tsh_ctx *ctx = module ? module->ctx : NULL;
     tshi_walk at = {NULL, NULL, 0};
     tsh_optim *optim;
-    size_t slots = 0;
+    size_t slots = 0; /* number of parameters */
     if (!ctx || ctx->error.code != TSH_OK || (desc && tshi_optim_check(ctx, desc) != TSH_OK))
         return NULL;
     optim = (tsh_optim *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *optim);
@@ -16072,25 +16130,25 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     optim->desc.beta1 = tshi_base_option(optim->desc.beta1, 0.9);
     optim->desc.beta2 = tshi_base_option(optim->desc.beta2, 0.999);
     optim->desc.eps = tshi_base_option(optim->desc.eps, 1e-8);
-    while (tshi_module_step_once(module, &at)) slots++;
+    while (tshi_module_step_once(module, &at)) slots++; /* `at` is zeros again at the end */
     optim->each = (tshi_moments *)tshi_mem_arena_alloc(ctx, &ctx->books,
                                                        (slots + 1) * sizeof *optim->each);
     if (!optim->each) return NULL;
     while (tshi_module_step_once(module, &at)) {
         tshi_moments *each = &optim->each[optim->count++];
         each->param = at.param;
-        each->lr_scale = 1;
+        each->lr_scale = 1; /* unless tsh_optim_group changes it */
         each->weight_decay = optim->desc.weight_decay;
         if (optim->desc.zero && ctx->dp.size > 1) at.param->flags |= TSHI_CHUNKED;
     }
-    optim->older = ctx->optims;
+    optim->older = ctx->optims; /* prepend to the ctx's list */
     ctx->optims = optim;
     return optim;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                    double weight_decay) {
-    int i, matched = 0;
+    int i, matched = 0; /* matched: number of parameters that match */
     if (!optim || !pattern) return TSH_ERR_ARGUMENT;
     for (i = 0; i < optim->count; i++) {
         tshi_moments *each = &optim->each[i];
@@ -16107,18 +16165,18 @@ TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *patte
 }
 
 TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
-    if (optim) optim->desc.lr = lr < 0 && lr >= TSH_ZERO ? 0 : lr;
+    if (optim) optim->desc.lr = lr < 0 && lr >= TSH_ZERO ? 0 : lr; /* TSH_ZERO means 0 */
 }
 
-/* Updates every parameter that has a gradient. Chunked ones are queued in buckets, whose all-gather
- * goes on during the next updates. */
+/* Updates every parameter that has a gradient. With .zero, parameters are queued in buckets, whose
+ * all-gathers run during the next updates. */
 static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
-    const int chunked = optim->desc.zero && ctx->dp.size > 1;
+    const int chunked = optim->desc.zero && ctx->dp.size > 1; /* ZeRO is in effect */
     if (chunked) tshi_bucket_begin(ctx, 0);
     for (int i = 0; i < optim->count && ctx->error.code == TSH_OK; i++) {
         tsh_tensor *param = optim->each[i].param;
         const int64_t begin = tshi_trace_now(ctx->trace);
-        if (!param->gr.live) continue;
+        if (!param->gr.live) continue; /* no gradient: keep the parameter as it is */
         if (!chunked && (param->flags & TSHI_CHUNKED))
             (void)tsh_fail(ctx, TSH_ERR_STATE,
                            "tsh_optim_step: \"%s\" belongs to another optimiser, which has .zero",
@@ -16128,20 +16186,20 @@ static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
         if (chunked) tshi_bucket_add(param, TSH_ALLGATHER);
         if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, param->path, begin, 0);
     }
-    if (chunked) tshi_bucket_end(ctx);
+    if (chunked) tshi_bucket_end(ctx); /* waits for the all-gathers */
 }
 
-/* Clips and updates; with a norm that is not finite, skips the step and logs that. */
+/* Clips and updates. If the norm is not finite, the step is skipped, counted and logged instead. */
 static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
-    double norm, max = optim->desc.clip_norm;
+    double norm, max = optim->desc.clip_norm; /* max 0: no clipping */
     if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return;
-    optim->info.norm = norm;
-    if (norm <= DBL_MAX) {
+    optim->info.norm = norm; /* the norm before clipping */
+    if (norm <= DBL_MAX) {   /* false for NaN and infinity */
         tshi_optim_update_all(ctx, optim, max > 0 ? tshi_optim_clip_factor(norm, max) : 1);
         optim->info.steps++;
         return;
     }
-    optim->info.skipped++;
+    optim->info.skipped++; /* the parameters are unchanged */
     tsh_log_message(
         &ctx->logger,
         "tsh_optim_step: a step is skipped, the %lldth: the norm of the gradients is %g",
@@ -16150,7 +16208,7 @@ static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
 
 TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
     tsh_ctx *ctx = optim ? optim->module->ctx : NULL;
-    int64_t begin;
+    int64_t begin; /* start of the event in the trace */
     if (!ctx) return TSH_ERR_ARGUMENT;
     begin = tshi_trace_now(ctx->trace);
     tshi_optim_step(ctx, optim);
@@ -16163,7 +16221,7 @@ TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim) {
     memset(&info, 0, sizeof info);
     if (!optim) return info;
     info = optim->info;
-    info.lr = optim->desc.lr;
+    info.lr = optim->desc.lr; /* the current rate */
     return info;
 }
 
@@ -16185,80 +16243,83 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
 /* Needs: >>tape >>module.                                                      */
 /* ========================================================================== */
 
-/* A stage keeps one tape per micro-batch under way and swaps it into the ctx for its forward, then
- * for its backward. A tensor received from the stage before is the output of a node without inputs,
- * whose backward sends the gradient back. Sends do not block until a send queue is full; receives
- * block. No deadlock: a rank receives from each neighbour in the order in which that one sends, and
- * no send waits for one to the other neighbour. */
-enum { TSHI_PIPELINE_SENDS = 16 }; /* in flight to each of 2 neighbours; a comm's limit is 64 */
+/* Each stage has one tape per micro-batch under way (tshi_micro) and swaps it into the ctx for the
+ * micro-batch's forward, then for its backward. A tensor received from the previous stage is the
+ * output of a node without inputs, whose backward sends the gradient back. Sends do not block until
+ * a send queue is full; receives block. There is no deadlock: a rank receives from each neighbour
+ * in the order in which that neighbour sends, and no send to one neighbour waits for a send to the
+ * other. */
+enum { TSHI_PIPELINE_SENDS = 16 }; /* max sends in flight to a neighbour; a comm's limit is 64 */
 
-/* Describes a tensor to the next stage; sent as 64-bit words. */
+/* The description of a tensor, sent before its values as 64-bit words. */
 typedef struct tshi_message {
     int64_t dtype, requires_grad, ndim, kind, cut, segments; /* layout: kind, dim, segments */
-    int64_t dim[TSH_MAX_DIMS];
-    tsh_segment segment[TSH_MAX_SEGMENTS];
+    int64_t dim[TSH_MAX_DIMS];                               /* global shape */
+    tsh_segment segment[TSH_MAX_SEGMENTS];                   /* segments of the layout */
 } tshi_message;
 enum { TSHI_PIPELINE_WORDS = sizeof(tshi_message) / sizeof(int64_t) };
 
-/* Sends in flight to one neighbour, oldest first in a ring; each keeps its values alive. */
+/* The sends in flight to one neighbour: a ring buffer, oldest first. Each keeps its values
+ * alive. */
 typedef struct tshi_send_queue {
-    tsh_req req[TSHI_PIPELINE_SENDS];
-    tshi_block *block[TSHI_PIPELINE_SENDS];
-    int first, count;
+    tsh_req req[TSHI_PIPELINE_SENDS];       /* requests, to wait for */
+    tshi_block *block[TSHI_PIPELINE_SENDS]; /* the values being sent */
+    int first, count;                       /* index of the oldest send; number of sends */
 } tshi_send_queue;
 
-/* A parameter that several stages hold: each computes a part of its gradient. */
+/* A parameter that several stages hold (tied). Each of them computes a part of its gradient. */
 typedef struct tshi_tie {
-    struct tshi_tie *next;
+    struct tshi_tie *next; /* next in tsh_pipeline.ties */
     tsh_tensor *param;
-    unsigned char *holds; /* by stage: 1 if it holds the parameter */
-    int holders;          /* how many do */
+    unsigned char *holds; /* one entry per stage: 1 if the stage holds the parameter */
+    int holders;          /* number of stages that hold it */
 } tshi_tie;
 
 struct tsh_pipeline {
     tsh_ctx *ctx;
-    tsh_module *container;
-    tsh_pipeline_desc desc;
-    int *counts;           /* children of the container, by stage */
-    int stage, last;       /* this rank's stage, the last one */
-    tsh_module *child;     /* the first child of this stage */
-    int warmup, slots;     /* forwards before the first backward; max micro-batches under way */
-    tshi_micro *micro;     /* (slots): micro-batch k in slot k modulo slots */
-    tshi_send_queue queue[2]; /* to the previous stage, to the next one */
-    tshi_tie *ties;
-    double total[2]; /* on the last stage: the sum of losses, of weights or micro-batches */
+    tsh_module *container;    /* the module whose children are assigned to stages */
+    tsh_pipeline_desc desc;   /* as given to tsh_pipeline_new */
+    int *counts;              /* number of children of the container, one entry per stage */
+    int stage, last;          /* index of this rank's stage, of the last stage */
+    tsh_module *child;        /* the first child of this stage */
+    int warmup, slots;        /* forwards before the first backward; max micro-batches under way */
+    tshi_micro *micro;        /* shape (slots): micro-batch k is in slot k % slots */
+    tshi_send_queue queue[2]; /* [0] to the previous stage, [1] to the next one */
+    tshi_tie *ties;           /* list of the tied parameters */
+    double total[2];          /* last stage: sums of losses, of weights (or micro-batches) */
 };
 
 /* -- messages ---------------------------------------------------------------- */
 
 /* Waits for the oldest send of a queue and releases its values. */
 static void tshi_pipeline_wait_send(tsh_pipeline *p, tshi_send_queue *queue) {
-    const int i = queue->first;
+    const int i = queue->first; /* the oldest send */
     (void)tshi_error_comm(p->ctx, tsh_wait(&p->ctx->pp, queue->req[i]), "tsh_pipeline: send");
     tshi_mem_release(p->ctx, queue->block[i]);
     queue->first = (i + 1) % TSHI_PIPELINE_SENDS;
     queue->count--;
 }
 
-/* Releases the values of completed sends. `block`: waits for all; after an error that the world
- * knows, waits return at once. */
+/* Releases the values of completed sends. block 1: waits for all sends first; if the world has
+ * failed, the waits return at once. */
 static void tshi_pipeline_end_sends(tsh_pipeline *p, int block) {
     for (int i = 0; i < 2; i++)
-        for (int done = 1; p->queue[i].count && done;) {
+        for (int done = 1; p->queue[i].count && done;) { /* ends at the first unfinished send */
             tshi_send_queue *queue = &p->queue[i];
             if (!block && tsh_test(&p->ctx->pp, queue->req[queue->first], &done) != TSH_OK) return;
             if (done) tshi_pipeline_wait_send(p, queue);
         }
 }
 
-/* Starts to send n elements to stage `to`. Takes over a reference to the block that they lie in. */
+/* Starts to send n elements at `data` to stage `to`. Takes over the caller's reference to block,
+ * which holds them; releases it on failure. */
 static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const void *data,
                                int64_t n, tsh_dtype dtype) {
-    tshi_send_queue *queue = &p->queue[to > p->stage];
+    tshi_send_queue *queue = &p->queue[to > p->stage]; /* queue to that neighbour */
     tsh_coll coll = tsh_coll_make(TSH_SEND, dtype);
     tsh_req req = 0;
     tshi_pipeline_end_sends(p, 0);
-    if (queue->count == TSHI_PIPELINE_SENDS) tshi_pipeline_wait_send(p, queue);
+    if (queue->count == TSHI_PIPELINE_SENDS) tshi_pipeline_wait_send(p, queue); /* full */
     coll.send = data;
     coll.count = n;
     coll.send_to = to;
@@ -16272,6 +16333,7 @@ static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const
     queue->block[(queue->first + queue->count++) % TSHI_PIPELINE_SENDS] = block;
 }
 
+/* Receives n elements from stage `from`; blocks until they arrive. */
 static tsh_result tshi_pipeline_receive(tsh_pipeline *p, int from, void *data, int64_t n,
                                         tsh_dtype dtype) {
     if (p->ctx->error.code != TSH_OK) return p->ctx->error.code;
@@ -16287,22 +16349,22 @@ static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
     tshi_message head = {y->dtype, !ctx->tape.no_grad && y->base->requires_grad, y->ndim,
                          y->layout.kind, y->layout.dim, y->layout.segments, {0}, {{0, 0}}};
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, sizeof head), *packed;
-    void *data;
+    void *data; /* y's values, packed */
     if (!block) return;
     memcpy(head.dim, y->dim, (size_t)y->ndim * sizeof *y->dim);
     memcpy(head.segment, y->layout.segment, sizeof head.segment);
     memcpy(tshi_mem_data(block), &head, sizeof head);
     tshi_pipeline_send(p, p->stage + 1, block, tshi_mem_data(block), TSHI_PIPELINE_WORDS, TSH_I64);
     data = tshi_kernel_packed(y, &packed);
-    if (data && !packed) {
+    if (data && !packed) { /* y is dense: send its own block */
         packed = y->block;
         packed->refs++;
     }
     tshi_pipeline_send(p, p->stage + 1, packed, data, tsh_local_numel(y), y->dtype);
 }
 
-/* Sends the gradient of the received tensor to the previous stage. Takes over a reference to its
- * block. block NULL: zeros, for an output that does not depend on the tensor. */
+/* Sends the gradient of the received tensor to the previous stage. Takes over the caller's
+ * reference to block. block NULL: sends zeros, since the output does not depend on the tensor. */
 static void tshi_pipeline_send_grad(tshi_micro *micro, tshi_block *block) {
     tsh_pipeline *p = micro->pipeline;
     const int64_t n = tsh_local_numel(micro->input);
@@ -16311,21 +16373,22 @@ static void tshi_pipeline_send_grad(tshi_micro *micro, tshi_block *block) {
         if (block) memset(tshi_mem_data(block), 0, tshi_dtype_reals(n));
     }
     if (block) tshi_pipeline_send(p, p->stage - 1, block, tshi_mem_data(block), n, TSH_REAL);
-    micro->input = NULL;
+    micro->input = NULL; /* no gradient is still to be sent */
 }
 
-/* Backward of a received tensor. */
+/* Backward of a received tensor: sends its gradient to the previous stage. */
 static void tshi_pipeline_receive_backward(tshi_node *node) {
-    node->out->gr.block->refs++;
+    node->out->gr.block->refs++; /* the send keeps it */
     tshi_pipeline_send_grad((tshi_micro *)node->params, node->out->gr.block);
 }
 
 static const tshi_op tshi_pipeline_op = {
     "tsh_pipeline", NULL, NULL, tshi_pipeline_receive_backward, TSHI_NONE, 0};
 
-/* Receives a tensor from the previous stage, and records it unless micro is NULL. */
+/* Receives a tensor from the previous stage. Records it on the tape if it requires a gradient,
+ * unless micro is NULL (evaluation). */
 static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *micro) {
-    tshi_message head;
+    tshi_message head; /* x's description, received first */
     tsh_layout layout = tsh_replicated();
     tsh_shape shape = tsh_shape0();
     tshi_node *node;
@@ -16342,26 +16405,26 @@ static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *mic
     if (!x || tshi_pipeline_receive(p, p->stage - 1, tshi_tensor_at(x), tsh_local_numel(x),
                                     x->dtype) != TSH_OK)
         return NULL;
-    if (!micro || !head.requires_grad) return x;
+    if (!micro || !head.requires_grad) return x; /* no gradient to send back */
     node = tshi_tape_add(&tshi_pipeline_op, x, NULL, 0, TSHI_NONE, 0);
     if (!node) return NULL;
-    node->params = micro;
+    node->params = micro; /* read by tshi_pipeline_receive_backward */
     micro->input = x;
     return x;
 }
 
-/* Runs this stage's forward of micro-batch k. Returns the output, which it sends to the next stage,
- * or on the last stage the loss; NULL after an error. */
+/* Runs this stage's children on micro-batch k. Returns their output, after starting to send it to
+ * the next stage, or on the last stage the loss; NULL after an error. */
 static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micro, int k) {
     tsh_ctx *ctx = p->ctx;
-    tsh_module *child = p->child;
-    tsh_tensor *x = p->stage > 0 ? tshi_pipeline_receive_tensor(p, micro)
+    tsh_module *child = p->child; /* the stage's children are adjacent */
+    tsh_tensor *x = p->stage > 0 ? tshi_pipeline_receive_tensor(p, micro) /* the stage's input */
                                  : p->desc.input(ctx, k, p->desc.user);
     int i;
     for (i = 0; i < p->counts[p->stage] && x && ctx->error.code == TSH_OK; i++) {
         x = tshi_module_call(child, &x, 1);
         child = child->next;
-        tshi_tape_progress(ctx);
+        tshi_tape_progress(ctx); /* lets sends go on */
     }
     if (!x || ctx->error.code != TSH_OK)
         return tshi_error_null(
@@ -16376,10 +16439,10 @@ static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micr
 
 /* -- micro-batches ------------------------------------------------------------ */
 
-/* Exchanges the micro-batch's tape and the ctx's. */
+/* Exchanges the tape (nodes and arena) of the micro-batch and that of the ctx. */
 static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
     tshi_tape *tape = &ctx->tape;
-    tshi_node *newest = tape->newest;
+    tshi_node *newest = tape->newest; /* the ctx's, while swapping */
     tshi_arena arena = tape->arena;
     tape->newest = micro->newest;
     tape->arena = micro->arena;
@@ -16387,30 +16450,30 @@ static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
     micro->arena = arena;
 }
 
-/* Hands the step tensors created after `last` to the micro-batch and releases their values: nodes
- * keep those that backward needs. Tensors that the user retains stay in the step. */
+/* Moves the step tensors created after `last` to the micro-batch and releases their values: nodes
+ * hold those that backward needs. Tensors that the user retains stay with the step. */
 static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *last) {
     tsh_tensor *t, *next;
     if (last->flags & TSHI_DEAD) last = &ctx->handles.step; /* a callback ended the step */
     for (t = last->next; t != &ctx->handles.step; t = next) {
         next = t->next;
-        if (t->flags & TSHI_RETAIN) continue;
-        t->prev->next = t->next;
+        if (t->flags & TSHI_RETAIN) continue; /* stays with the step */
+        t->prev->next = t->next;              /* unlink from the step */
         t->next->prev = t->prev;
         tshi_tensor_insert(&micro->handles, t);
         tshi_mem_release(ctx, t->block);
         t->block = NULL;
-        t->flags |= TSHI_STALE;
+        t->flags |= TSHI_STALE; /* reading it is an error */
     }
 }
 
 /* On the last stage: adds a micro-batch's loss and weight to the totals. */
 static void tshi_pipeline_add_loss(tsh_pipeline *p, tsh_tensor *loss, int k) {
-    double weight = 0;
+    double weight = 0; /* number of terms in the loss */
     p->total[0] += tsh_item(p->ctx, loss);
     if (p->desc.weight) weight = p->desc.weight(p->ctx, k, p->desc.user);
     p->total[1] += weight;
-    if (!(weight >= 0) || weight > DBL_MAX)
+    if (!(weight >= 0) || weight > DBL_MAX) /* negative, infinite or NaN */
         (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
                        "tsh_pipeline: the weight of micro-batch %d is %g; it counts elements", k,
                        weight);
@@ -16420,25 +16483,25 @@ static void tshi_pipeline_add_loss(tsh_pipeline *p, tsh_tensor *loss, int k) {
 static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
     tsh_ctx *ctx = p->ctx;
     tshi_micro *micro = &p->micro[k % p->slots];
-    tsh_tensor *last = ctx->handles.step.prev;
+    tsh_tensor *last = ctx->handles.step.prev; /* the newest step tensor so far */
     if (!tsh_ok(ctx)) return;
-    tshi_pipeline_swap(ctx, micro);
-    micro->out = tshi_pipeline_stage_forward(p, micro, k);
+    tshi_pipeline_swap(ctx, micro);                        /* record on the micro-batch's tape */
+    micro->out = tshi_pipeline_stage_forward(p, micro, k); /* kept for backward */
     if (p->stage == p->last && ctx->error.code == TSH_OK &&
         tshi_tape_check_loss(ctx, micro->out) == TSH_OK)
         tshi_pipeline_add_loss(p, micro->out, k);
     tshi_pipeline_swap(ctx, micro);
-    tshi_pipeline_take_handles(ctx, micro, last);
+    tshi_pipeline_take_handles(ctx, micro, last); /* step memory is for other micro-batches */
 }
 
-/* Seeds backward with y's gradient: received from the next stage or, on the last stage, 1 /
- * micro_batches for a loss that is a mean, 1 for a sum. */
+/* Seeds backward with y's gradient. On the last stage it is 1 / micro_batches if losses are means,
+ * 1 if they are sums; other stages receive it from the next stage. */
 static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     tsh_ctx *ctx = p->ctx;
     const int64_t n = tsh_local_numel(y);
-    int64_t stride[TSH_MAX_DIMS];
+    int64_t stride[TSH_MAX_DIMS]; /* strides of a dense shard */
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
-    tsh_real *grad;
+    tsh_real *grad; /* this rank's shard, dense */
     tshi_dest dest;
     if (!block) return;
     grad = (tsh_real *)tshi_mem_data(block);
@@ -16456,19 +16519,19 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
 static void tshi_pipeline_end(tshi_micro *micro) {
     for (; micro->newest; micro->newest = micro->newest->older)
         tshi_tape_release_node(micro->newest);
-    tshi_mem_reset(&micro->arena);
+    tshi_mem_reset(&micro->arena); /* frees the nodes */
     while (micro->handles.next != &micro->handles) tshi_tensor_release(micro->handles.next);
     micro->out = micro->input = NULL;
 }
 
-/* Runs the backward of micro-batch k. */
+/* Runs the backward of micro-batch k and releases its memory. */
 static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
     tsh_ctx *ctx = p->ctx;
     tshi_micro *micro = &p->micro[k % p->slots];
     tsh_tensor *last = ctx->handles.step.prev, *y = micro->out;
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_swap(ctx, micro);
-    if (y->base->requires_grad) {
+    if (y->base->requires_grad) { /* 0: the stages before need no gradient */
         tshi_pipeline_seed(p, y);
         tshi_tape_mark(ctx, y);
     }
@@ -16485,32 +16548,32 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
  * al. 2019), then the backwards that are left. With GPipe, warmup is the number of micro-batches.
  * The last backward may start to average gradients over dp. */
 static void tshi_pipeline_run(tsh_pipeline *p) {
-    const int m = p->desc.micro_batches;
-    int f;
+    const int m = p->desc.micro_batches; /* number of micro-batches */
+    int f;                               /* next micro-batch to go forward */
     p->total[0] = 0;
     p->total[1] = p->desc.weight ? 0 : m;
     for (f = 0; f < p->warmup; f++) tshi_pipeline_forward(p, f);
     for (int b = 0; b < m && p->ctx->error.code == TSH_OK; b++) {
-        if (f < m) tshi_pipeline_forward(p, f++);
-        if (b == m - 1) tshi_tape_sync_begin(p->ctx);
+        if (f < m) tshi_pipeline_forward(p, f++);     /* one more forward */
+        if (b == m - 1) tshi_tape_sync_begin(p->ctx); /* gradients are complete after it */
         tshi_pipeline_backward(p, b);
     }
 }
 
-/* Sends this stage's gradient to the others that hold the parameter. */
+/* Starts to send this stage's gradient of a tied parameter to the other stages that hold it. */
 static void tshi_pipeline_send_tied(tsh_pipeline *p, const tshi_tie *tie) {
     tsh_tensor *t = tie->param;
     for (int s = 0; s <= p->last; s++) {
         if (s == p->stage || !tie->holds[s]) continue;
-        t->gr.block->refs++;
+        t->gr.block->refs++; /* each send holds a reference */
         tshi_pipeline_send(p, s, t->gr.block, tshi_mem_data(t->gr.block), tsh_local_numel(t),
                            TSH_REAL);
     }
 }
 
-/* Sums the gradient of a tied parameter over the stages that hold it, in the order of the stages:
- * the same bits on each. All send first and then receive; where a send queue is too short for that,
- * stages send one after the other, since a full queue would block all of them. */
+/* Sums the gradient of a tied parameter over the stages that hold it, in stage order: the same bits
+ * on each. All stages send first and then receive; if a send queue is too short for that, each
+ * sends when it is its turn, since full queues would block all of them. */
 static void tshi_pipeline_sum_tied(tsh_pipeline *p, const tshi_tie *tie) {
     tsh_ctx *ctx = p->ctx;
     tsh_tensor *t = tie->param;
@@ -16522,7 +16585,7 @@ static void tshi_pipeline_sum_tied(tsh_pipeline *p, const tshi_tie *tie) {
     if (part && sum && tshi_tape_complete(t)) {
         if (at_once) tshi_pipeline_send_tied(p, tie);
         for (s = 0; s <= p->last; s++) {
-            tshi_block *to = terms ? part : sum;
+            tshi_block *to = terms ? part : sum; /* the first part starts the sum */
             if (!tie->holds[s]) continue;
             if (s == p->stage && !at_once) tshi_pipeline_send_tied(p, tie);
             if (s == p->stage)
@@ -16535,7 +16598,7 @@ static void tshi_pipeline_sum_tied(tsh_pipeline *p, const tshi_tie *tie) {
         }
         tshi_pipeline_end_sends(p, 1);
         memcpy(tshi_mem_data(t->gr.block), tshi_mem_data(sum), bytes);
-        t->sparse = t->gr.clean = 0;
+        t->sparse = t->gr.clean = 0; /* the sum is dense */
     }
     tshi_mem_release(ctx, sum);
     tshi_mem_release(ctx, part);
@@ -16549,7 +16612,7 @@ static void tshi_pipeline_broadcast_totals(tsh_pipeline *p) {
             "tsh_pipeline: broadcast of the loss");
 }
 
-/* Sets *loss to the mean over this replica's micro-batches or, weighted, over all replicas'. */
+/* Sets *loss to the mean over this replica's micro-batches or, if sums, over all replicas. */
 static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss) {
     tsh_ctx *ctx = p->ctx;
     if (p->desc.weight && ctx->error.code == TSH_OK)
@@ -16561,9 +16624,9 @@ static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss) {
     return ctx->error.code;
 }
 
-/* Prepares tied parameters for backward. Their gradients must not be averaged over dp before the
- * sum over stages, so `users` gets one more than backward counts down. A gradient that is there
- * already is summed, so only the first stage keeps it. */
+/* Prepares tied parameters for backward. One contribution more than backward delivers is expected,
+ * so that the gradient is not averaged over dp before it is summed over stages. A gradient from an
+ * earlier deferred backward is summed already, so only the first stage keeps it. */
 static void tshi_pipeline_begin_tied(tsh_pipeline *p) {
     for (const tshi_tie *tie = p->ctx->pipeline->ties; tie; tie = tie->next) {
         if (!p->ctx->tape.pending && tie->param->stage != 1 + p->stage) tsh_zero_grad(tie->param);
@@ -16573,8 +16636,8 @@ static void tshi_pipeline_begin_tied(tsh_pipeline *p) {
 
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     tsh_ctx *ctx = pipeline ? pipeline->ctx : NULL;
-    int summed;
-    if (loss) *loss = (double)NAN;
+    int summed;                    /* 1: losses are sums, weighted */
+    if (loss) *loss = (double)NAN; /* until it is known */
     if (!ctx) return TSH_ERR_ARGUMENT;
     summed = pipeline->desc.weight != NULL;
     if (ctx->tape.newest || ctx->tape.no_grad)
@@ -16594,7 +16657,7 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
         if (tie->holds[pipeline->stage] && tie->param->requires_grad && ctx->error.code == TSH_OK)
             tshi_pipeline_sum_tied(pipeline, tie);
     tshi_pipeline_broadcast_totals(pipeline);
-    if (summed) ctx->tape.weight += pipeline->total[1]; /* which tshi_tape_sync divides by */
+    if (summed) ctx->tape.weight += pipeline->total[1]; /* tshi_tape_sync divides by it */
     (void)tshi_tape_sync(ctx);
     return tshi_pipeline_mean_loss(pipeline, loss);
 }
@@ -16612,7 +16675,7 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
     tsh_no_grad_begin(ctx);
     for (int k = 0; k < micro_batches && tsh_ok(ctx); k++) {
         tsh_tensor *y;
-        tsh_scope_begin(ctx);
+        tsh_scope_begin(ctx); /* frees each micro-batch's tensors */
         y = tshi_pipeline_stage_forward(pipeline, NULL, k);
         if (pipeline->stage == pipeline->last && ctx->error.code == TSH_OK)
             tshi_pipeline_add_loss(pipeline, y, k);
@@ -16627,12 +16690,13 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
 
 /* -- assigning layers to stages ------------------------------------------------- */
 
-/* Decides how many children each stage gets; an error if they do not divide. */
+/* Sets p->counts, the number of children per stage; an error if they do not divide evenly and
+ * desc.counts is not given, or does not add up. */
 static tsh_result tshi_pipeline_partition(tsh_pipeline *p) {
     const char *path = p->container->path;
     const int *counts = p->desc.counts;
     const int stages = p->last + 1;
-    int s, children = 0, sum = 0;
+    int s, children = 0, sum = 0; /* sum: of the stages' counts */
     for (const tsh_module *child = p->container->first; child; child = child->next) children++;
     for (s = 0; s < stages; s++) {
         p->counts[s] = counts ? counts[s] : children / stages;
@@ -16655,24 +16719,25 @@ static tsh_result tshi_pipeline_partition(tsh_pipeline *p) {
                     children, path, stages);
 }
 
-/* Sets the stage of every module, and finds this stage's first child. Modules before the container
- * belong to the first stage, those after it to the last; the container's parents to none. */
+/* Sets .stage of every module, and p->child, this stage's first child. Modules before the container
+ * belong to the first stage, those after it to the last; the container and its parents to none. */
 static void tshi_pipeline_assign_modules(tsh_pipeline *p) {
     tsh_module *root = p->ctx->root, *m, *child = p->container->first;
-    int s = 0, left = p->counts[0], after = 0;
+    int s = 0, left = p->counts[0], after = 0; /* left: children still to be assigned to stage s */
     for (m = root; m; m = tshi_module_next(root, m)) {
-        after |= m == p->container;
+        after |= m == p->container; /* 1 from the container on */
         m->stage = 1 + (after ? p->last : 0);
     }
     for (m = p->container; m; m = m->parent) m->stage = 0;
     for (; child; child = child->next, left--) {
-        if (!left) left = p->counts[++s];
+        if (!left) left = p->counts[++s]; /* the next stage's first child */
         if (s == p->stage && !p->child) p->child = child;
         for (m = child; m; m = tshi_module_next(child, m)) m->stage = 1 + s;
     }
 }
 
-/* Finds the stages whose modules have a parameter; the other stages release its memory. */
+/* Finds the stages whose modules have a parameter, and sets param->stage and .absent. Stages that
+ * do not hold the parameter release its memory. If several hold it, it is added to p->ties. */
 static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
     tsh_ctx *ctx = p->ctx;
     tshi_tie *tie = (tshi_tie *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *tie);
@@ -16684,18 +16749,18 @@ static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
         if (at.param == param && at.module->stage) tie->holds[at.module->stage - 1] = 1;
     for (int s = p->last; s >= 0; s--) {
         if (!tie->holds[s]) continue;
-        param->stage = 1 + s;
+        param->stage = 1 + s; /* after the loop: 1 + the first holder */
         tie->holders++;
     }
     param->absent = tie->holders && !tie->holds[p->stage];
     if (param->absent) tshi_tensor_drop_values(param);
-    if (tie->holders < 2) return;
+    if (tie->holders < 2) return; /* not tied across stages */
     tie->param = param;
     tie->next = p->ties;
     p->ties = tie;
 }
 
-/* Compares descriptions over the world: ranks with different ones would deadlock. */
+/* Compares the descriptions of all ranks of the world: if they differed, ranks would deadlock. */
 static void tshi_pipeline_compare(const tsh_pipeline *p) {
     const int same[4] = {p->desc.micro_batches, (int)p->desc.schedule, p->last,
                          p->desc.weight != NULL};
@@ -16711,7 +16776,7 @@ static void tshi_pipeline_compare(const tsh_pipeline *p) {
                        "weights or modules");
 }
 
-/* Checks what does not depend on the stages; 0 and an error if it does not fit. */
+/* Checks the description and the container; returns 0 and sets an error if something is wrong. */
 static int tshi_pipeline_check(const tsh_module *container, const tsh_pipeline_desc *desc) {
     tsh_ctx *ctx = container->ctx;
     if (!desc || !desc->input || !desc->loss)
@@ -16742,7 +16807,7 @@ static int tshi_pipeline_slots(tsh_pipeline *p) {
     tsh_ctx *ctx = p->ctx;
     const int m = p->desc.micro_batches;
     p->warmup = p->desc.schedule == TSH_PIPELINE_GPIPE ? m : p->last - p->stage;
-    if (p->warmup > m) p->warmup = m;
+    if (p->warmup > m) p->warmup = m; /* fewer micro-batches than stages */
     p->slots = p->warmup < m ? p->warmup + 1 : m;
     p->micro = (tshi_micro *)tshi_mem_arena_alloc(ctx, &ctx->books,
                                                   (size_t)p->slots * sizeof *p->micro);
@@ -16750,16 +16815,17 @@ static int tshi_pipeline_slots(tsh_pipeline *p) {
         tshi_tensor_ring(&p->micro[i].handles);
         p->micro[i].pipeline = p;
         p->micro[i].next = ctx->micros;
-        ctx->micros = &p->micro[i];
+        ctx->micros = &p->micro[i]; /* list of all slots, for tsh_close */
     }
     return p->micro != NULL;
 }
 
-/* Fills p in and, if it is the ctx's first pipeline, assigns the parameters to stages. */
+/* Fills in p. The ctx's first pipeline also assigns the parameters to stages; later ones must have
+ * the same stages. */
 static void tshi_pipeline_make(tsh_pipeline *p, tsh_module *container,
                                const tsh_pipeline_desc *desc) {
     tsh_ctx *ctx = container->ctx;
-    const tsh_pipeline *before = ctx->pipeline;
+    const tsh_pipeline *before = ctx->pipeline; /* the first one; NULL: p is it */
     const size_t bytes = (size_t)ctx->pp.size * sizeof *p->counts;
     tshi_walk at = {NULL, NULL, 0};
     p->ctx = ctx;
@@ -16776,10 +16842,10 @@ static void tshi_pipeline_make(tsh_pipeline *p, tsh_module *container,
                        before->container->path);
     if (!before) tshi_module_changed(ctx); /* stages are assigned: models can be compared */
     if (!before && ctx->world.size > 1) ctx->world.unchecked = ctx;
-    if (tsh_ok(ctx)) tshi_pipeline_compare(p);
+    if (tsh_ok(ctx)) tshi_pipeline_compare(p); /* collective: all ranks must call it */
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_assign_modules(p);
-    if (before) return;
+    if (before) return; /* parameters are assigned already */
     while (tshi_module_step_once(ctx->root, &at))
         tshi_pipeline_assign_param(p, at.param);
     ctx->pipeline = p;
@@ -16801,19 +16867,20 @@ TSH_API TSHI_COLD tsh_pipeline *tsh_pipeline_new(tsh_module *container,
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-/* A save writes a temporary file, syncs it and renames it over the old one: a save that is killed
- * leaves the old file whole. Where a system has no such call, functions do nothing and succeed. */
+/* A save writes a temporary file, syncs it to disk and renames it over the old one, so a save that
+ * is killed leaves the old file whole. On a system that lacks a call, its function does nothing and
+ * returns success. */
 
 enum { TSHI_FILE_STALE = 3600 }; /* seconds; see tshi_file_sweep */
 
-/* Names the kind of what is at a path, symbolic links followed; NULL: a regular file, or nothing.
- * Does not open it, which could block (a FIFO) or rewind (a tape drive). */
+/* Returns the kind of what is at a path, with symbolic links followed; NULL for a regular file or
+ * for nothing. Does not open it, which could block (a FIFO) or rewind (a tape drive). */
 static const char *tshi_file_kind(const char *path) {
 #if defined(_WIN32)
     const unsigned long none = 0xFFFFFFFF, folder = 16, found = GetFileAttributesA(path);
     return found != none && (found & folder) ? "a folder" : NULL;
 #elif TSHI_POSIX
-    struct stat info;
+    struct stat info; /* describes the link's target */
     if (stat(path, &info) != 0 || S_ISREG(info.st_mode)) return NULL;
     return S_ISDIR(info.st_mode)                            ? "a folder"
            : S_ISFIFO(info.st_mode)                         ? "a FIFO"
@@ -16825,33 +16892,33 @@ static const char *tshi_file_kind(const char *path) {
 #endif
 }
 
-/* Goes to a position in a file; 0 if that fails. Steps fit a long; a system with 32-bit longs may
- * still refuse files over 2 GiB. */
+/* Sets the position of a file, in bytes; returns 0 if that fails. Each fseek moves by what fits a
+ * long; a system with 32-bit longs may still refuse files over 2 GiB. */
 static int tshi_file_seek(FILE *file, int64_t to) {
 #if defined(_WIN32)
     return _fseeki64(file, to, SEEK_SET) == 0;
 #else
     const int64_t max = LONG_MAX < INT64_MAX ? LONG_MAX : INT64_MAX;
-    int from = SEEK_SET;
+    int from = SEEK_SET; /* the first step is absolute, the others relative */
     for (; to > max; to -= max, from = SEEK_CUR)
         if (fseek(file, LONG_MAX, from) != 0) return 0;
     return fseek(file, (long)to, from) == 0;
 #endif
 }
 
-/* Resolves the symbolic links of a path and writes the result to `to`; `link` is for the text of
- * one link. Both have `size` bytes, which the path fits in. 0 and errno if the result does not fit
- * or links form a loop. */
+/* Resolves the symbolic links of a path and writes the result to `to`; link: scratch for one link's
+ * target. Both have `size` bytes, which the path itself fits in. Returns 0 and sets errno if the
+ * result does not fit or links form a loop. */
 static int tshi_file_follow(const char *path, char *to, char *link, size_t size) {
 #if TSHI_POSIX
-    const int max = 40; /* as on Linux */
-    char *slash, *name;
+    const int max = 40; /* max links to follow, as on Linux */
+    char *slash, *name; /* the last slash; where the link's name begins in `to` */
     ssize_t n;
-    int links;
+    int links; /* number of links followed */
     strcpy(to, path);
     for (links = 0; (n = readlink(to, link, size)) >= 0; links++) {
         slash = strrchr(to, '/');
-        name = link[0] == '/' || !slash ? to : slash + 1;
+        name = link[0] == '/' || !slash ? to : slash + 1; /* an absolute link replaces all */
         errno = links == max ? ELOOP : ENAMETOOLONG;
         if (links == max || (size_t)(name - to) + (size_t)n + 32 > size) return 0;
         memcpy(name, link, (size_t)n);
@@ -16865,8 +16932,9 @@ static int tshi_file_follow(const char *path, char *to, char *link, size_t size)
 }
 
 #if TSHI_POSIX
-/* Locks a new temporary file, which shows other saves that its writer is alive. 0: another save has
- * locked it first, to remove it. On file systems without locks nothing is ever removed. */
+/* Locks a new temporary file, so that other saves see that its writer is alive. Returns 0 if
+ * another save has locked the file first, to remove it. On file systems without locks nothing is
+ * ever removed. */
 static int tshi_file_lock(int descriptor) {
 #ifdef LOCK_EX
     struct stat info;
@@ -16880,19 +16948,19 @@ static int tshi_file_lock(int descriptor) {
 }
 #endif
 
-/* Removes temporary files that killed saves to `target` left: those that nobody has locked. Hosts
- * may not see each other's locks on a network file system, so another host's file must also be
- * TSHI_FILE_STALE seconds old, by the file system's clock. `mine` is the caller's own temporary
- * file, open as `lock`; all have names "<target>.tmp-<8 digits of the host><8 digits>". `path` is
- * for names as long as `mine`. */
+/* Removes temporary files that killed saves to `target` left: those that no process has locked.
+ * Hosts may not see each other's locks on a network file system, so another host's file must also
+ * be TSHI_FILE_STALE seconds old, by the file system's clock. mine: the caller's own temporary
+ * file, open as descriptor `lock`. path: scratch for a name as long as `mine`. All names are
+ * "<target>.tmp-<8 digits of the host><8 digits>". */
 static void tshi_file_sweep(const char *target, const char *mine, int lock, char *path) {
 #ifdef LOCK_EX
-    const char *slash = strrchr(target, '/');
+    const char *slash = strrchr(target, '/'); /* the last slash; NULL: the current folder */
     const size_t folder = slash ? (size_t)(slash - target) + 1 : 0, digits = 16;
     const size_t length = strlen(mine + folder), prefix = length - digits;
-    struct stat now, then;
+    struct stat now, then; /* states of the caller's own file and of the one found */
     struct dirent *entry;
-    DIR *list;
+    DIR *list; /* the folder's names */
     if (fstat(lock, &now) != 0) return;
     memcpy(path, target, folder);
     path[folder] = '\0';
@@ -16905,7 +16973,7 @@ static void tshi_file_sweep(const char *target, const char *mine, int lock, char
             strcmp(name, mine + folder) == 0)
             continue;
         strcpy(path + folder, name);
-        file = open(path, O_WRONLY | O_NONBLOCK);
+        file = open(path, O_WRONLY | O_NONBLOCK); /* opened for its lock only */
         if (file < 0) continue;
         if (flock(file, LOCK_EX | LOCK_NB) == 0 && fstat(file, &then) == 0 &&
             S_ISREG(then.st_mode) &&
@@ -16923,8 +16991,8 @@ static void tshi_file_sweep(const char *target, const char *mine, int lock, char
 /* Gives file `name` the mode of file `path` and, where this process may, its owner and group. */
 static void tshi_file_keep_owner(const char *name, const char *path) {
 #if TSHI_POSIX
-    struct stat old, made;
-    mode_t mode;
+    struct stat old, made; /* states of the replaced file and of the new one */
+    mode_t mode;           /* permission bits */
     if (stat(path, &old) != 0 || stat(name, &made) != 0) return;
     mode = old.st_mode & 0777;
     if ((old.st_uid != made.st_uid || old.st_gid != made.st_gid) &&
@@ -16937,19 +17005,19 @@ static void tshi_file_keep_owner(const char *name, const char *path) {
 #endif
 }
 
-/* Syncs a file, or a folder's list of files, to disk; 0 if that fails. */
+/* Syncs a file to disk, or with `folder` a folder's list of files; returns 0 if that fails. */
 static int tshi_file_sync(const char *path, int folder) {
 #if defined(_WIN32)
     const unsigned long generic_write = 0x40000000, share_all = 7, open_existing = 3;
     void *file;
     int synced;
-    if (folder) return 1;
+    if (folder) return 1; /* Windows cannot sync a folder */
     file = CreateFileA(path, generic_write, share_all, NULL, open_existing, 0, NULL);
     synced = (intptr_t)file != -1 && FlushFileBuffers(file);
     if ((intptr_t)file != -1) (void)CloseHandle(file);
     return synced;
 #elif TSHI_POSIX
-    const int fd = open(path, folder ? O_RDONLY : O_WRONLY);
+    const int fd = open(path, folder ? O_RDONLY : O_WRONLY); /* fsync needs a descriptor */
     int synced;
     if (fd < 0) return 0;
     synced = fsync(fd) == 0 || errno == EINVAL; /* EINVAL: this file system never does */
@@ -16964,7 +17032,7 @@ static int tshi_file_sync(const char *path, int folder) {
 
 /* Renames file `name` to `path` atomically: there is always either the old file or the new one. */
 static int tshi_file_rename(const char *name, const char *path) {
-#if defined(_WIN32) /* whose rename does not replace files */
+#if defined(_WIN32) /* the rename of Windows does not replace files */
     const unsigned long replace = 1, write_through = 8;
     if (MoveFileExA(name, path, replace | write_through)) return 1;
     errno = EACCES; /* `path` is a folder, read-only, or open in some program */
@@ -16980,88 +17048,90 @@ static int tshi_file_rename(const char *name, const char *path) {
 /* Needs: >>optim >>file.                                                       */
 /* ========================================================================== */
 
-/* Rank 0 of tp, pp and dp writes whole tensors, in buffers of TSHI_IO_BUFFER bytes that the other
- * ranks send it. Each half of a save or load ends with tshi_io_agree: after an error of any rank,
- * all ranks return it, and file or model stay as they were. */
+/* The writer, rank 0 of tp, pp and dp, writes whole tensors: other ranks send it their shards in
+ * buffers of TSHI_IO_BUFFER bytes. tsh_save and tsh_load end each of their two halves with
+ * tshi_io_agree: after an error on any rank all ranks return it; file or model are unchanged. */
 
 /* The format (https://github.com/huggingface/safetensors): 8 bytes, the little-endian length n of
  * the header; n bytes of JSON, {"__metadata__": {"key": "text"}, "name": {"dtype": "F32", "shape":
  * [2, 3], "data_offsets": [begin, end]}, ...}, padded with blanks; then the values, row-major and
  * without gaps. Offsets count from the first value. */
 enum {
-    TSHI_IO_BUFFER = 1 << 20,   /* bytes of the buffer for values */
-    TSHI_IO_HEADER = 100000000, /* max bytes of a header */
-    TSHI_IO_NAME = TSH_PATH_SIZE + 32,
-    TSHI_IO_QUOTE = 96,
-    TSHI_IO_LINK = 4096,  /* bytes that symbolic links may add to a path */
-    TSHI_IO_HASHES = 4,   /* interleaved parts of the hash of all values */
-    TSHI_IO_SAMPLE = 64,  /* bytes of each tensor; see tshi_load_sample */
-    TSHI_IO_NONFINITE = 8 /* max warnings that name a tensor */
+    TSHI_IO_BUFFER = 1 << 20,          /* bytes of the buffer for values */
+    TSHI_IO_HEADER = 100000000,        /* max bytes of a header */
+    TSHI_IO_NAME = TSH_PATH_SIZE + 32, /* bytes of a tensor's name: prefix, path and NUL */
+    TSHI_IO_QUOTE = 96,                /* bytes of a name from a file in an error sentence */
+    TSHI_IO_LINK = 4096,               /* bytes that symbolic links may add to a path */
+    TSHI_IO_HASHES = 4,                /* interleaved parts of the hash of all values */
+    TSHI_IO_SAMPLE = 64,               /* bytes of each tensor; see tshi_load_sample */
+    TSHI_IO_NONFINITE = 8              /* max warnings that name a tensor */
 };
 
-/* A tensor in the header of a file. */
+/* A tensor of a file, as its header describes it. */
 typedef struct tshi_io_entry {
     const char *name; /* first, as in tshi_io_pair: tshi_io_by_name compares both */
-    int64_t begin, end, dim[TSH_MAX_DIMS];
+    int64_t begin, end, dim[TSH_MAX_DIMS]; /* offsets of its values, in bytes; its shape */
     int ndim, type, taken; /* type: an index of tshi_io_types; taken: the model has it */
 } tshi_io_entry;
 
+/* A key and its text in a file's metadata. */
 typedef struct tshi_io_pair {
     const char *name, *text;
 } tshi_io_pair;
 
-/* A count of the model that the metadata holds: the state of generators and optimiser. */
+/* A count of the model that a file's metadata holds: state of the generators or the optimiser. */
 typedef struct tshi_io_count {
-    const char *prefix, *name; /* its key is both, joined */
-    uint64_t *value, read;     /* in the model, and from the file */
-    int optional;              /* a file without it means 0 */
-    int staged;                /* is 0 on stages that do not hold its module or parameter */
+    const char *prefix, *name; /* the metadata's key is both, joined */
+    uint64_t *value, read;     /* where the model has it; the file's value */
+    int optional;              /* 1: if a file lacks it, it is 0 */
+    int staged;                /* 1: is 0 on stages that do not hold its module or parameter */
 } tshi_io_count;
 
 /* A tensor of the model: a parameter, or a moment of one. */
 typedef struct tshi_io_item {
-    const char *prefix;          /* of its name in the file */
+    const char *prefix;          /* the name in the file is prefix + path */
     tsh_tensor *param, **moment; /* moment NULL: the parameter itself */
-    const tshi_io_count *steps;  /* of a moment: the updates of its parameter */
-    const tshi_dtype *dtype;     /* the parameter's; of moments that of tsh_real */
-    int there;                   /* writing: it has values, here or on another stage */
-    const tshi_io_entry *entry;  /* reading: its entry; NULL: the file has none */
+    const tshi_io_count *steps;  /* for a moment: number of updates of its parameter */
+    const tshi_dtype *dtype;     /* type of its values; a moment's is that of tsh_real */
+    int there;                   /* saving: 1 if it has values, here or on another stage */
+    const tshi_io_entry *entry;  /* loading: what the file has for it; NULL: nothing */
 } tshi_io_item;
 
 /* One save or load. */
 typedef struct tshi_io {
     tsh_ctx *ctx;
-    tsh_module *root;
-    const tsh_optim *optim;
-    const char *op, *path;
-    FILE *file;
-    uint64_t hash;    /* of the model, or the file: the same on all ranks */
-    tshi_arena arena; /* of this save or load */
-    tshi_io_item *item;
-    tshi_io_count *count; /* `generators` of the generators, then those of the optimiser */
-    int items, counts, generators;
+    tsh_module *root;              /* the module to save or load */
+    const tsh_optim *optim;        /* its moments are included; NULL: no optimiser */
+    const char *op, *path;         /* "tsh_save" or "tsh_load", for errors; the user's path */
+    FILE *file;                    /* open for writing or reading; NULL: not open */
+    uint64_t hash;                 /* hash of the model or file, the same on all ranks */
+    tshi_arena arena;              /* memory of this save or load */
+    tshi_io_item *item;            /* shape (items): all tensors */
+    tshi_io_count *count;          /* shape (counts): the generators', then the optimiser's */
+    int items, counts, generators; /* numbers of tensors, of counts, of the generators' counts */
     /* writing: */
-    char *buffer;            /* the buffer for values; on rank 0 of tp a second one after it */
-    int64_t *known;          /* see tshi_io_merge_stages */
-    tshi_block *whole_block; /* for a moment gathered from its chunks */
-    char *target;            /* the path, its symbolic links resolved */
-    char *temporary;         /* the temporary file; NULL: there is none */
-    int lock;                /* its descriptor, which is locked; -1: none */
-    int64_t bytes;           /* of all values */
-    int64_t hash_at;         /* where the header holds the hash of all values */
-    uint64_t hashes[TSHI_IO_HASHES]; /* that hash so far */
+    char *buffer;                    /* one buffer of TSHI_IO_BUFFER bytes; on rank 0 of tp, two */
+    int64_t *known;                  /* shape (items + counts), see tshi_io_merge_stages */
+    tshi_block *whole_block;         /* memory for a moment gathered from its chunks */
+    char *target;                    /* the path, its symbolic links resolved */
+    char *temporary;                 /* the temporary file; NULL: there is none */
+    int lock;                        /* descriptor of the temporary file, locked; -1: none */
+    int64_t bytes;                   /* size of all values */
+    int64_t hash_at;                 /* position of the hash of all values in the file */
+    uint64_t hashes[TSHI_IO_HASHES]; /* the parts of that hash so far */
     /* reading: */
-    int64_t stamp;     /* of the file's last change, when it was opened */
-    int64_t nonfinite; /* tensors with NaN or infinity */
-    char *text, *at; /* the header, the next character to parse */
-    tshi_io_entry *entry;
-    tshi_io_pair *pair;
-    size_t entries, pairs;
-    int64_t data, place; /* where values begin; the position of the next read */
+    int64_t stamp;         /* time of the file's last change, read when it was opened */
+    int64_t nonfinite;     /* number of tensors with NaN or infinity */
+    char *text, *at;       /* the header's text; the next character to parse in it */
+    tshi_io_entry *entry;  /* shape (entries): tensors of the file */
+    tshi_io_pair *pair;    /* shape (pairs): metadata of the file */
+    size_t entries, pairs; /* numbers of tensors and of pairs in the file */
+    int64_t data, place;   /* positions of the first value and of the next read */
 } tshi_io;
 
 static const char tshi_io_first[] = "optim.first.", tshi_io_second[] = "optim.second.";
 
+/* Fills in io for a save or load; an error if an argument is wrong. */
 static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const char *path,
                           const tsh_optim *optim) {
     memset(io, 0, sizeof *io);
@@ -17079,22 +17149,23 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
 /* Closes the file, and removes it if it is still a temporary one. */
 static void tshi_io_close(tshi_io *io) {
     if (io->file) (void)fclose(io->file);
-    if (io->temporary) (void)remove(io->temporary);
+    if (io->temporary) (void)remove(io->temporary); /* a finished save has set it to NULL */
 #if TSHI_POSIX
-    if (io->lock >= 0) (void)close(io->lock);
+    if (io->lock >= 0) (void)close(io->lock); /* closing unlocks it */
 #endif
     io->file = NULL;
     io->temporary = NULL;
     io->lock = -1;
 }
 
+/* Closes the file and releases all memory of the save or load. */
 static void tshi_io_end(tshi_io *io) {
     tshi_io_close(io);
     tshi_mem_release(io->ctx, io->whole_block);
     tshi_mem_close(io->ctx, TSH_MEM_BOOKS, io->arena.first);
 }
 
-/* Reports an error of this save or load: operation and path, then the rest as printf. Returns 0. */
+/* Sets an error that begins with operation and path, then as printf. Returns 0. */
 TSH_PRINTF(3, 4)
 static TSHI_COLD int tshi_io_fail(const tshi_io *io, tsh_result code, const char *format, ...) {
     char text[TSH_MESSAGE_SIZE];
@@ -17112,29 +17183,29 @@ static int tshi_io_system_error(const tshi_io *io, const char *what) {
                         errno ? strerror(errno) : "the system gives no reason");
 }
 
-/* Reports a path that is not a safetensors file. Returns 0. */
+/* Reports that the path is `what`, such as "a folder". Returns 0. */
 static int tshi_io_wrong_kind(const tshi_io *io, const char *what) {
     return tshi_io_fail(io, TSH_ERR_IO, "is %s; %s takes one safetensors file", what, io->op);
 }
 
-/* Gives all ranks of the world the error of rank size - `found`. */
+/* Gives all ranks of the world the error of one rank: found is world.size - that rank. */
 static tsh_result tshi_io_take_error(tsh_ctx *ctx, int64_t found, const char *op) {
     const int rank = ctx->world.size - (int)found;
-    tsh_error error = ctx->error;
+    tsh_error error = ctx->error; /* sent by `rank`, received by others */
     const tsh_result result = tshi_error_comm(
         ctx, tsh_broadcast(&ctx->world, &error, sizeof error / 4, TSH_I32, rank), op);
     if (result == TSH_OK) ctx->error = error;
     return result;
 }
 
-/* Compares errors and hashes of all ranks: all get the error of the lowest rank that has one. The
- * world does not fail, so the error can be cleared. */
+/* Collective over the world. If a rank has an error, all get that of the lowest such rank; if
+ * hashes differ, all get an error. The world does not fail, so the error can be cleared. */
 static tsh_result tshi_io_agree(const tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     tsh_comm *world = &ctx->world;
-    int64_t max[3] = {0, 0, 0};
+    int64_t max[3] = {0, 0, 0}; /* error (0: none), hash, -hash */
     tsh_coll coll = tshi_comm_coll(TSH_ALLREDUCE, max, max, 3, TSH_I64);
-    /* a slow disk writes 8 MiB per second; a file's header may claim any size */
+    /* 8 MiB per second for slow disks; limited, since a file's header may claim any size */
     const int64_t seconds = tshi_base_min(io->bytes >> 23, 1000000);
     if (ctx->reported) return ctx->error.code;
     max[0] = ctx->error.code != TSH_OK ? world->size - world->rank : 0;
@@ -17146,19 +17217,20 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
     if (max[0]) {
         (void)tshi_io_take_error(ctx, max[0], io->op);
     } else if (max[1] != -max[2]) {
-        const int reading = io->data > 0;
+        const int reading = io->data > 0; /* 1: this is a load, not a save */
         (void)tshi_io_fail(io, reading ? TSH_ERR_IO : TSH_ERR_ARGUMENT, "%s",
                            reading
                                ? "is not the same file on every rank, or was saved anew while "
                                  "ranks opened it; if so, load it again"
                                : "cannot be written: ranks hold different models or optimisers");
-        ctx->error.rank = -1;
+        ctx->error.rank = -1; /* no rank is to blame */
     }
     return ctx->error.code;
 }
 
 /* -- the tensors of a file --------------------------------------------------- */
 
+/* Appends a tensor to io->item and returns it. */
 static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *param,
                                  tsh_tensor **moment) {
     tshi_io_item *item = &io->item[io->items++];
@@ -17169,12 +17241,14 @@ static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *pa
     return item;
 }
 
+/* Callback of tshi_module_params: appends a parameter. */
 static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
     (void)path;
     (void)tshi_io_add((tshi_io *)user, "", param, NULL);
 }
 
-/* `value` is an int64_t or uint64_t. `read` begins with it, for files without the count. */
+/* Appends a count. value points to an int64_t or uint64_t; .read starts with its present value, for
+ * files without the count. */
 static tshi_io_count *tshi_io_add_count(tshi_io *io, const char *prefix, const char *name,
                                         const void *value) {
     tshi_io_count *count = &io->count[io->counts++];
@@ -17185,13 +17259,13 @@ static tshi_io_count *tshi_io_add_count(tshi_io *io, const char *prefix, const c
     return count;
 }
 
-/* Lists tensors and counts in the order of the file; 0 and an error without memory. */
+/* Lists all tensors and counts in the order of the file; 0 and an error without memory. */
 static int tshi_io_list(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const tsh_optim *optim = io->optim;
-    const int updated = optim ? optim->count : 0;
+    const int updated = optim ? optim->count : 0; /* number of parameters that it updates */
     const size_t modules = (size_t)tshi_module_count(ctx);
-    const size_t items = modules * TSHI_MODULE_PARAMS + 2 * (size_t)updated;
+    const size_t items = modules * TSHI_MODULE_PARAMS + 2 * (size_t)updated; /* at most */
     const size_t counts = modules + (size_t)updated + 5;
     tsh_module *m;
     int i;
@@ -17204,9 +17278,9 @@ static int tshi_io_list(tshi_io *io) {
     for (m = io->root; m; m = tshi_module_next(io->root, m)) {
         tshi_io_count *calls = tshi_io_add_count(io, "tshard.dropout_calls.", m->path,
                                                  &m->dropout_calls);
-        calls->optional = calls->staged = 1;
+        calls->optional = calls->staged = 1; /* most modules have no dropout */
     }
-    io->generators = io->counts;
+    io->generators = io->counts; /* the counts so far are the generators' */
     if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "steps", &optim->info.steps);
     if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "skipped", &optim->info.skipped);
     tshi_module_params(io->root, 1, tshi_io_add_param, io);
@@ -17214,7 +17288,7 @@ static int tshi_io_list(tshi_io *io) {
         tshi_moments *each = &optim->each[i];
         tshi_io_count *steps = tshi_io_add_count(io, "tshard.optim.steps.", each->param->path,
                                                  &each->steps);
-        steps->staged = 1;
+        steps->staged = 1; /* counted where the parameter is */
         tshi_io_add(io, tshi_io_first, each->param, &each->first)->steps = steps;
     }
     for (i = 0; i < updated; i++)
@@ -17223,23 +17297,24 @@ static int tshi_io_list(tshi_io *io) {
     return 1;
 }
 
-/* Returns an item's tensor; NULL: a moment that has not been made. */
+/* Returns an item's tensor: the parameter or its moment; NULL if the moment was not created. */
 static tsh_tensor *tshi_io_values(const tshi_io_item *item) {
     return item->moment ? *item->moment : item->param;
 }
 
+/* Returns 1 if the item is a moment of which this rank has a chunk only. */
 static int tshi_io_in_chunks(const tshi_io_item *item) {
     return item->moment && *item->moment && ((*item->moment)->flags & TSHI_CHUNKED);
 }
 
 /* Converts values between a file's little-endian and this machine's byte order, in place. */
 static void tshi_io_swap_bytes(void *values, int64_t count, size_t width) {
-    const uint16_t one = 1;
+    const uint16_t one = 1; /* its first byte is 1 on a little-endian machine */
     unsigned char *value = (unsigned char *)values, byte;
     size_t i;
     if (*(const unsigned char *)&one) return;
     for (; count > 0; count--, value += width)
-        for (i = 0; i < width / 2; i++) {
+        for (i = 0; i < width / 2; i++) { /* reverse the bytes of a value */
             byte = value[i];
             value[i] = value[width - 1 - i];
             value[width - 1 - i] = byte;
@@ -17250,8 +17325,8 @@ static void tshi_io_swap_bytes(void *values, int64_t count, size_t width) {
  * is none. Does not read beyond a NUL. */
 static int tshi_io_utf8(const unsigned char *s) {
     int n = s[0] < 0x80 ? 1 : s[0] < 0xC2 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : 4, i;
-    if (s[0] > 0xF4) return 0;
-    for (i = 1; i < n; i++)
+    if (s[0] > 0xF4) return 0; /* beyond U+10FFFF, the last character */
+    for (i = 1; i < n; i++)    /* continuation bytes */
         if ((s[i] & 0xC0) != 0x80) return 0;
     if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] > 0x9F) ||
         (s[0] == 0xF0 && s[1] < 0x90) || (s[0] == 0xF4 && s[1] > 0x8F))
@@ -17261,13 +17336,13 @@ static int tshi_io_utf8(const unsigned char *s) {
 
 /* -- writing: the header ----------------------------------------------------- */
 
-/* Text that is only measured while `at` is NULL, then written. */
+/* A text that is written to memory or, while `at` is NULL, only measured. */
 typedef struct tshi_io_text {
-    char *at;
-    size_t size, used;
+    char *at;          /* the buffer; NULL: measure only */
+    size_t size, used; /* bytes of the buffer; bytes so far */
 } tshi_io_text;
 
-/* Appends to the text, as printf. */
+/* Appends to the text, as printf; if text->at is NULL, only counts the bytes. */
 TSH_PRINTF(2, 3) static void tshi_io_put(tshi_io_text *text, const char *format, ...) {
     va_list list;
     int n;
@@ -17278,7 +17353,7 @@ TSH_PRINTF(2, 3) static void tshi_io_put(tshi_io_text *text, const char *format,
     if (n > 0) text->used += (size_t)n;
 }
 
-/* Writes a character of a JSON string to out, escaped if it must be. Returns out. */
+/* Writes a character, escaped if JSON needs it, to out as a string. Returns out. */
 static const char *tshi_io_escape(char c, char out[8]) {
     (void)snprintf(out, 8,
                    (unsigned char)c < 0x20 ? "\\u%04x"
@@ -17288,26 +17363,27 @@ static const char *tshi_io_escape(char c, char out[8]) {
     return out;
 }
 
-/* Appends a key, prefix and name in one, with the comma before it and the colon after it. */
+/* Appends ,"key": to the text, where the key is prefix + name. */
 static void tshi_io_put_name(tshi_io_text *text, const char *prefix, const char *name) {
-    char one[8];
+    char one[8]; /* one character, escaped */
     tshi_io_put(text, ",\"%s", prefix);
     for (; *name; name++) tshi_io_put(text, "%s", tshi_io_escape(*name, one));
     tshi_io_put(text, "\":");
 }
 
+/* Returns the optimiser's kind, as the metadata names it. */
 static const char *tshi_io_kind(const tshi_io *io) {
     static const char *const name[] = {"sgd", "adam", "adamw"};
     return name[io->optim->desc.kind];
 }
 
-/* The metadata's key for the hash of all values, 16 hexadecimal digits. They are written last, once
- * the hash is known. It does not depend on the degree of parallelism. */
+/* The metadata's key for the hash of all values. Its 16 hexadecimal digits are written last, once
+ * the hash is known. The hash does not depend on the degree of parallelism. */
 static const char tshi_io_hash_key[] = "\"tshard.hash\":\"";
 
-/* Writes the whole header. "format": "pt" is as PyTorch has it. */
+/* Appends the whole header to the text. PyTorch's files have "format": "pt". */
 static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
-    int64_t begin = 0, end;
+    int64_t begin = 0, end; /* offsets of the tensor's values */
     int i, d;
     tshi_io_put(text, "{\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\",%s%016d\"",
                 tshi_io_hash_key, 0);
@@ -17321,7 +17397,7 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     tshi_io_put(text, "}");
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].param; /* a moment has its form */
-        if (!io->item[i].there) continue;
+        if (!io->item[i].there) continue;        /* a moment not created yet */
         end = begin + tsh_numel(t) * io->item[i].dtype->size;
         tshi_io_put_name(text, io->item[i].prefix, t->path);
         tshi_io_put(text, "{\"dtype\":\"%s\",\"shape\":[", io->item[i].dtype->file);
@@ -17330,7 +17406,7 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
         begin = end;
     }
     tshi_io_put(text, "}");
-    while (text->used % 8) tshi_io_put(text, " ");
+    while (text->used % 8) tshi_io_put(text, " "); /* aligns the values */
 }
 
 /* -- writing ----------------------------------------------------------------- */
@@ -17340,7 +17416,7 @@ static int tshi_io_is_writer(const tsh_ctx *ctx) {
     return ctx->tp.rank == 0 && ctx->pp.rank == 0 && ctx->dp.rank == 0;
 }
 
-/* Checks that tsh_load can read a name: UTF-8, and not one of a moment. 0 and an error if not. */
+/* Returns 1 if tsh_load can read the name: UTF-8, and not a moment's. Else 0 and an error. */
 static int tshi_io_check_name(const tshi_io *io, const char *path) {
     const unsigned char *s = (const unsigned char *)path;
     while (*s && tshi_io_utf8(s)) s += tshi_io_utf8(s);
@@ -17353,7 +17429,7 @@ static int tshi_io_check_name(const tshi_io *io, const char *path) {
     return 0;
 }
 
-/* Writes to the file, unless there is an error. */
+/* Writes bytes to the file, unless there is an error already. */
 static void tshi_io_write(const tshi_io *io, const void *data, size_t bytes) {
     if (io->ctx->error.code != TSH_OK) return;
     errno = 0;
@@ -17361,7 +17437,7 @@ static void tshi_io_write(const tshi_io *io, const void *data, size_t bytes) {
         (void)tshi_io_system_error(io, "cannot be written");
 }
 
-/* Loads up to 8 bytes as a little-endian number. */
+/* Returns up to 8 bytes as a little-endian number. */
 static uint64_t tshi_io_word(const char *at, size_t bytes) {
     const uint16_t one = 1;
     uint64_t word = 0;
@@ -17374,19 +17450,20 @@ static uint64_t tshi_io_word(const char *at, size_t bytes) {
  * multiplications the processor overlaps. */
 static void tshi_io_hash_values(tshi_io *io, const char *values, size_t left) {
     uint64_t *hash = io->hashes;
-    size_t h;
+    size_t h; /* index of the hash whose turn it is */
     for (h = 0; left >= 8; h = (h + 1) % TSHI_IO_HASHES, values += 8, left -= 8)
         hash[h] = tshi_coll_mix(hash[h], tshi_io_word(values, 8));
     if (left) hash[h] = tshi_coll_mix(hash[h], tshi_io_word(values, left));
 }
 
-/* Creates and opens the file io->temporary; io->file stays NULL if that fails. 0: try another name.
- * If it is to replace a file, only the owner may read it until it gets that file's mode. */
+/* Creates, opens and locks the file io->temporary. Returns 0 if another name must be tried. On
+ * other failures returns 1, with io->file NULL. A file that replaces one has mode 0600 until it
+ * gets that file's mode. */
 static int tshi_io_create(tshi_io *io) {
 #if TSHI_POSIX
     struct stat old;
     const int mode = stat(io->target, &old) == 0 ? 0600 : 0666;
-    int copy;
+    int copy; /* a second descriptor, for io->file: the lock outlives fclose */
     errno = 0;
     io->lock = open(io->temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
     if (io->lock < 0) return errno != EEXIST;
@@ -17410,9 +17487,9 @@ static int tshi_io_create(tshi_io *io) {
  * rename cannot cross file systems. 0 and an error if that fails. */
 static int tshi_io_open_new(tshi_io *io) {
     const size_t size = strlen(io->path) + TSHI_IO_LINK;
-    uint64_t salt[4], host = 0;
+    uint64_t salt[4], host = 0; /* salt: makes the name unlikely to be taken */
     char *name;
-    int made = 0;
+    int made = 0; /* 1: created, or failed for good */
     io->target = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, 3 * size);
     if (!io->target) return 0;
     name = io->target + 2 * size;
@@ -17441,7 +17518,8 @@ static int tshi_io_open_new(tshi_io *io) {
     return tshi_io_system_error(io, "cannot be written");
 }
 
-/* Checks the file's size against the limit beyond which a write ends the process (SIGXFSZ). */
+/* Returns 1 if a file of so many bytes is within the process's limit, beyond which a write ends the
+ * process (SIGXFSZ); else 0 and an error. */
 static int tshi_io_fits(const tshi_io *io, int64_t bytes) {
 #if TSHI_POSIX
     struct rlimit limit;
@@ -17460,9 +17538,9 @@ static int tshi_io_fits(const tshi_io *io, int64_t bytes) {
 
 /* On the writer: makes the header, opens the temporary file, writes the header to it. */
 static void tshi_io_write_header(tshi_io *io) {
-    tshi_io_text text;
+    tshi_io_text text; /* the header, measured first */
     tshi_block *block;
-    const char *kind;
+    const char *kind; /* what the path is, if not a regular file */
     unsigned char length[8];
     memset(&text, 0, sizeof text);
     tshi_io_put_header(io, &text);
@@ -17476,11 +17554,11 @@ static void tshi_io_write_header(tshi_io *io) {
     if (io->ctx->error.code != TSH_OK) return;
     block = tshi_mem_alloc(io->ctx, TSH_MEM_BOOKS, text.used + 1);
     if (!block) return;
-    text.at = (char *)tshi_mem_data(block);
+    text.at = (char *)tshi_mem_data(block); /* from here on written */
     text.size = text.used + 1;
     text.used = 0;
     tshi_io_put_header(io, &text);
-    tshi_module_store_word(length, 0, text.used);
+    tshi_module_store_word(length, 0, text.used); /* the file's first 8 bytes */
     io->hash_at = 8 + (int64_t)(strstr(text.at, tshi_io_hash_key) - text.at) +
                   (int64_t)sizeof tshi_io_hash_key - 1;
     if (tshi_io_fits(io, 8 + (int64_t)text.used + io->bytes) && tshi_io_open_new(io)) {
@@ -17490,14 +17568,15 @@ static void tshi_io_write_header(tshi_io *io) {
     tshi_mem_release(io->ctx, block);
 }
 
+/* Adds bytes to the hash that all ranks compare. */
 static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
     io->hash = tshi_rng_hash(io->hash, data, bytes);
 }
 
-/* Lists and hashes what is to be written; allocates what the collectives need. */
+/* Lists and hashes what is to be saved, checks names, and allocates what the collectives need. */
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
-    int64_t whole = 0;
+    int64_t whole = 0; /* elements of the largest chunked moment, plus 1 */
     int i;
     if (ctx->pp.size > 1 && !ctx->pipeline)
         (void)tsh_fail(
@@ -17511,7 +17590,7 @@ static void tshi_io_prepare(tshi_io *io) {
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].param;
         io->item[i].there = !t->absent && tshi_io_values(&io->item[i]) != NULL;
-        if (!tshi_io_check_name(io, t->path)) return;
+        if (!tshi_io_check_name(io, t->path)) return; /* else tsh_load would refuse the file */
         if (tshi_io_in_chunks(&io->item[i]) && tsh_local_numel(t) >= whole)
             whole = tsh_local_numel(t) + 1;
         tshi_io_hash(io, io->item[i].prefix, strlen(io->item[i].prefix));
@@ -17524,8 +17603,8 @@ static void tshi_io_prepare(tshi_io *io) {
             ctx, &io->arena, (size_t)(io->items + io->counts) * sizeof *io->known);
 }
 
-/* Combines what the stages know, by one all-reduce (MAX): which moments exist, and the counts of
- * steps and dropout calls, which only the stages that hold a parameter or module count. */
+/* Combines what the stages know by one all-reduce (MAX) over pp: which moments exist, and the
+ * counts of steps and dropout calls, which only stages that hold a parameter or module count. */
 static void tshi_io_merge_stages(tshi_io *io) {
     int64_t *const there = io->known, *const counts = there + io->items;
     int i;
@@ -17540,7 +17619,8 @@ static void tshi_io_merge_stages(tshi_io *io) {
         if (io->count[i].staged) *io->count[i].value = (uint64_t)counts[i];
 }
 
-/* Does what can fail before values are sent: memory, the temporary file and its header. */
+/* Does all that can fail before values are sent: allocates buffers, opens the temporary file and
+ * writes its header. */
 static void tshi_io_begin_file(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const size_t buffers = ctx->tp.rank == 0 && ctx->tp.size > 1 ? 2 : 1;
@@ -17550,24 +17630,25 @@ static void tshi_io_begin_file(tshi_io *io) {
             io->bytes += tsh_numel(io->item[i].param) * io->item[i].dtype->size;
         tshi_io_hash(io, &io->item[i].there, sizeof io->item[i].there);
     }
-    if (ctx->dp.rank > 0) return;
+    if (ctx->dp.rank > 0) return; /* the first replica writes */
     io->buffer = (char *)tshi_mem_arena_alloc(ctx, &io->arena, buffers * TSHI_IO_BUFFER);
     if (io->buffer && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
 }
 
-/* Copies the runs of rank's shard among the global elements [from, to): from the shard, or if that
- * is NULL from a message that holds them one after the other; to `whole`, which begins with element
- * `from`, or if that is NULL to such a message. Returns the elements of all runs. */
+/* Copies the elements of rank's shard that are among the global elements [from, to). Source: the
+ * shard or, if that is NULL, a message that holds them one after the other. Destination: whole,
+ * which begins with element `from`, or, if that is NULL, the message. Returns the number of
+ * elements copied. */
 static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to,
                                  const void *shard, char *message, char *whole) {
     const size_t width = tsh_dtype_size(t->dtype);
     tshi_runs run = tshi_tensor_runs(t, rank, from, to);
-    size_t done = 0;
+    size_t done = 0; /* bytes copied so far */
     while (tshi_tensor_next_run(&run)) {
         const size_t bytes = (size_t)run.length * width;
         const char *in = shard ? (const char *)shard + (size_t)run.local * width : message + done;
         char *out = whole ? whole + (size_t)(run.global - from) * width : message + done;
-        if (in != out) memcpy(out, in, bytes);
+        if (in != out) memcpy(out, in, bytes); /* in == out: only counted */
         done += bytes;
     }
     return (int64_t)(done / width);
@@ -17578,24 +17659,24 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
     tsh_comm *tp = &io->ctx->tp;
     const int owners = t->layout.kind == TSH_SHARDED ? tp->size : 1;
     char *buffer = io->buffer, *message = buffer + TSHI_IO_BUFFER;
-    const void *mine = tshi_tensor_at(t);
+    const void *mine = tshi_tensor_at(t); /* this rank's shard */
     tsh_result result = TSH_OK;
     int64_t n = tshi_io_copy_runs(t, tp->rank, from, to, mine, buffer, tp->rank ? NULL : buffer);
     int r;
     if (tp->rank > 0 && n) result = tsh_send(tp, buffer, n, t->dtype, 0);
     for (r = 1; tp->rank == 0 && r < owners && result == TSH_OK; r++) {
-        n = tshi_io_copy_runs(t, r, from, to, NULL, message, NULL);
+        n = tshi_io_copy_runs(t, r, from, to, NULL, message, NULL); /* how many rank r sends */
         if (n) result = tsh_recv(tp, message, n, t->dtype, r);
         if (result == TSH_OK) (void)tshi_io_copy_runs(t, r, from, to, NULL, message, buffer);
     }
     return tshi_error_comm(io->ctx, result, io->op);
 }
 
-/* Writes the tensor t of an item, in buffers that the rank 0 of tp of the stage that holds it sends
- * to the writer. After a failed write, the writer still receives what the others send. */
+/* Writes the item's tensor t, buffer by buffer: rank 0 of tp on its stage gathers a buffer and
+ * sends it to the writer. After a failed write, the writer still receives the other buffers. */
 static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const tshi_io_item *item) {
     const tsh_dtype dtype = (tsh_dtype)(item->dtype - tshi_dtypes);
-    const int stage = item->param->stage ? item->param->stage - 1 : 0;
+    const int stage = item->param->stage ? item->param->stage - 1 : 0; /* the stage that sends it */
     tsh_ctx *ctx = io->ctx;
     const size_t width = (size_t)item->dtype->size;
     const int64_t n = tsh_numel(t), step = TSHI_IO_BUFFER / (int64_t)width;
@@ -17611,7 +17692,7 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
             result = tsh_send(&ctx->pp, buffer, to - from, dtype, 0);
         if (writer && !holds) result = tsh_recv(&ctx->pp, buffer, to - from, dtype, stage);
         if (tshi_error_comm(ctx, result, io->op) != TSH_OK) return TSH_ERR_IO;
-        if (!writer) continue;
+        if (!writer) continue; /* only the writer has the file */
         tshi_io_swap_bytes(buffer, to - from, width);
         tshi_io_hash_values(io, buffer, (size_t)(to - from) * width);
         tshi_io_write(io, buffer, (size_t)(to - from) * width);
@@ -17619,10 +17700,10 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
     return TSH_OK;
 }
 
-/* Gathers a chunked moment over dp, then writes the item from the first replica. */
+/* Writes an item from the first replica. A chunked moment is gathered over dp first. */
 static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
-    tsh_tensor whole;
+    tsh_tensor whole; /* the gathered moment */
     if (t && tshi_io_in_chunks(item)) {
         whole = *t;
         whole.block = io->whole_block;
@@ -17638,7 +17719,7 @@ static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
 static int tshi_io_write_hash(tshi_io *io) {
     char digits[24];
     uint64_t hash = 0;
-    int h, sealed, closed;
+    int h, sealed, closed; /* 1: the hash was written; the file was closed */
     for (h = 0; h < TSHI_IO_HASHES; h++) hash = tshi_coll_mix(hash, io->hashes[h]);
     (void)snprintf(digits, sizeof digits, "%016llx", (unsigned long long)hash);
     sealed = tshi_file_seek(io->file, io->hash_at) && fwrite(digits, 1, 16, io->file) == 16;
@@ -17647,7 +17728,7 @@ static int tshi_io_write_hash(tshi_io *io) {
     return sealed && closed;
 }
 
-/* On the writer: syncs the temporary file, which stays locked, and renames it over the old file. */
+/* On the writer: completes and syncs the temporary file, then renames it over the old file. */
 static int tshi_io_finish(tshi_io *io) {
     char *name = io->temporary, *slash;
     errno = 0;
@@ -17655,7 +17736,7 @@ static int tshi_io_finish(tshi_io *io) {
         return tshi_io_system_error(io, "cannot be written");
     tshi_file_keep_owner(name, io->target);
     if (!tshi_file_rename(name, io->target)) return tshi_io_system_error(io, "cannot be replaced");
-    io->temporary = NULL;
+    io->temporary = NULL; /* no longer to be removed */
     slash = strrchr(name, '/');
     if (slash) slash[slash == name] = '\0';
     (void)tshi_file_sync(slash ? name : ".", 1); /* no error if it fails: the file is there */
@@ -17666,16 +17747,16 @@ TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
                                       const tsh_optim *optim) {
     tshi_io io;
     tsh_ctx *ctx;
-    int i;
+    int i; /* index of the item */
     if (!module) return TSH_ERR_ARGUMENT;
     ctx = module->ctx;
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_io_begin(&io, "tsh_save", module, path, optim);
-    if (ctx->error.code == TSH_OK) tshi_io_prepare(&io);
+    if (ctx->error.code == TSH_OK) tshi_io_prepare(&io); /* first half: lists and checks */
     if (ctx->pp.size > 1 && tshi_io_agree(&io) == TSH_OK) tshi_io_merge_stages(&io);
     if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
-    if (ctx->error.code != TSH_OK) tshi_io_close(&io);
-    if (tshi_io_agree(&io) == TSH_OK) {
+    if (ctx->error.code != TSH_OK) tshi_io_close(&io); /* removes the temporary file */
+    if (tshi_io_agree(&io) == TSH_OK) {                /* second half: values */
         for (i = 0; i < io.items; i++)
             if (tshi_io_write_item(&io, &io.item[i]) != TSH_OK) break;
         if (io.file && ctx->error.code == TSH_OK) (void)tshi_io_finish(&io);
@@ -17691,7 +17772,7 @@ TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
  * place, since none gets longer. The text ends with a NUL, where every parser stops. After an
  * error, parsers return 0 or "", and loops over elements end. */
 
-/* Reports what is wrong with the header at io->at. Returns 0. */
+/* Sets an error that says what is wrong with the header at io->at. Returns 0. */
 static int tshi_io_bad(const tshi_io *io, const char *what) {
     return tshi_io_fail(io, TSH_ERR_IO, "is no safetensors file: %s at byte %llu of its header",
                         what, (unsigned long long)(io->at - io->text));
@@ -17719,7 +17800,7 @@ static int tshi_io_skip_char(tshi_io *io, char c) {
     return 1;
 }
 
-/* Parses "u" and four hexadecimal digits; -1 if they are not there. */
+/* Parses "u" and four hexadecimal digits; returns their value, -1 if they are not there. */
 static long tshi_io_hex(tshi_io *io) {
     long value = 0;
     int i;
@@ -17730,37 +17811,37 @@ static long tshi_io_hex(tshi_io *io) {
                            : c >= 'a' && c <= 'f' ? c - 'a' + 10
                            : c >= 'A' && c <= 'F' ? c - 'A' + 10
                                                   : -1;
-        if (digit < 0) return -1;
+        if (digit < 0) return -1; /* not a hexadecimal digit */
         value = value * 16 + digit;
     }
     return value;
 }
 
-/* Parses what follows the "\" of "\u0041" and writes the character as UTF-8; returns the end of
- * that. NULL for another escape, for half a surrogate pair and for NUL. */
+/* Parses what follows the "\" of "\u0041" and writes that character as UTF-8 at out. Returns the
+ * end of the output; NULL for another escape, half a surrogate pair, or NUL. */
 static char *tshi_io_unicode(tshi_io *io, char *out) {
-    long code = tshi_io_hex(io), low;
+    long code = tshi_io_hex(io), low; /* code point; second half of a pair */
     int n, i;
     if (code <= 0 || (code >= 0xDC00 && code < 0xE000)) return NULL;
-    if (code >= 0xD800 && code < 0xDC00) {
+    if (code >= 0xD800 && code < 0xDC00) { /* first half of a surrogate pair */
         if (*io->at != '\\') return NULL;
         io->at++;
         low = tshi_io_hex(io);
         if (low < 0xDC00 || low >= 0xE000) return NULL;
         code = 0x10000 + (code - 0xD800) * 1024 + (low - 0xDC00);
     }
-    n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4; /* bytes of UTF-8 */
     for (i = n - 1; i > 0; i--, code >>= 6) out[i] = (char)(unsigned char)(0x80 | (code & 0x3F));
     out[0] = (char)(unsigned char)(n == 1 ? code : (0xF00 >> n & 0xFF) | code);
     return out + n;
 }
 
-/* Parses a string and returns it decoded. */
+/* Parses a string and returns it, decoded in place and ended by a NUL; "" after an error. */
 static const char *tshi_io_string(tshi_io *io) {
     static const char escape[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";
-    const char *found, *wrong = NULL;
-    char *start, *out;
-    int n;
+    const char *found, *wrong = NULL; /* found: the escape; wrong: an error text */
+    char *start, *out;                /* the decoded string, its end so far */
+    int n;                            /* bytes of the next character */
     if (!tshi_io_skip_char(io, '"')) wrong = "there is no string";
     for (start = out = io->at; !wrong && *io->at != '"';) {
         n = tshi_io_utf8((const unsigned char *)io->at);
@@ -17782,27 +17863,27 @@ static const char *tshi_io_string(tshi_io *io) {
     return start;
 }
 
-/* Parses a key of an object and its colon. */
+/* Parses a key and the colon after it; returns the key. */
 static const char *tshi_io_key(tshi_io *io) {
     const char *key = tshi_io_string(io);
     if (!tshi_io_skip_char(io, ':')) (void)tshi_io_bad(io, "a colon is missing");
     return key;
 }
 
-/* Parses the first of the two brackets and returns 1 if an element follows, 0 after the second one.
- * `what` says that there is no such bracket. */
+/* Parses an opening bracket, brackets[0]. Returns 1 if an element follows, 0 if brackets[1] does,
+ * or if there is no opening bracket, with the error `what`. */
 static int tshi_io_open(tshi_io *io, const char *brackets, const char *what) {
     if (!tshi_io_skip_char(io, brackets[0])) return tshi_io_bad(io, what);
     return !tshi_io_skip_char(io, brackets[1]);
 }
 
-/* Parses what follows an element: returns 1 after a comma, 0 after the bracket `close`. */
+/* Parses what follows an element: returns 1 after a comma, 0 after `close` or an error. */
 static int tshi_io_next(tshi_io *io, char close) {
     if (io->ctx->error.code != TSH_OK || tshi_io_skip_char(io, close)) return 0;
     return tshi_io_skip_char(io, ',') || tshi_io_bad(io, "a comma or a bracket is missing");
 }
 
-/* Parses the digits at `at` and returns their end; NULL if the number is greater than max. */
+/* Parses digits: sets *out to their value and returns their end; NULL if it is greater than max. */
 static const char *tshi_io_digits(const char *at, uint64_t max, uint64_t *out) {
     for (*out = 0; *at >= '0' && *at <= '9'; at++) {
         const uint64_t digit = (uint64_t)(*at - '0');
@@ -17812,20 +17893,20 @@ static const char *tshi_io_digits(const char *at, uint64_t max, uint64_t *out) {
     return at;
 }
 
-/* Parses a whole number, 0 to 2^62. */
+/* Parses a whole number from 0 to INT64_MAX / 2 and returns it. */
 static int64_t tshi_io_whole(tshi_io *io) {
     const char *end;
     uint64_t value;
     tshi_io_skip(io);
     if (!(end = tshi_io_digits(io->at, INT64_MAX / 2, &value)))
         return tshi_io_bad(io, "a number is too large");
-    if (end == io->at || (*io->at == '0' && end > io->at + 1))
+    if (end == io->at || (*io->at == '0' && end > io->at + 1)) /* no digit, or a leading zero */
         return tshi_io_bad(io, "there is no whole number");
-    io->at += end - io->at;
+    io->at += end - io->at; /* moves to the end of the number */
     return (int64_t)value;
 }
 
-/* Parses a list, "[1, 2]", of at most `max` whole numbers; returns how many there are. */
+/* Parses a list, "[1, 2]", of at most `max` whole numbers into out; returns how many there are. */
 static int tshi_io_numbers(tshi_io *io, int64_t *out, int max) {
     int count = 0, more = tshi_io_open(io, "[]", "there is no list");
     for (; more; more = tshi_io_next(io, ']')) {
@@ -17840,14 +17921,14 @@ static int tshi_io_numbers(tshi_io *io, int64_t *out, int max) {
 /* The format's dtypes of whole bytes; tsh_load reads only those of the model's tensors. */
 typedef struct tshi_io_type {
     const char *name;
-    int64_t size;
+    int64_t size; /* bytes of a value */
 } tshi_io_type;
 static const tshi_io_type tshi_io_types[] = {{"F32", 4}, {"F64", 8},     {"BOOL", 1},    {"U8", 1},
                                              {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"I16", 2},
                                              {"U16", 2}, {"F16", 2},     {"BF16", 2},    {"I32", 4},
                                              {"U32", 4}, {"I64", 8},     {"U64", 8}};
 
-/* Parses a dtype's name to an index of tshi_io_types. */
+/* Parses a dtype's name; returns its index in tshi_io_types. */
 static int tshi_io_dtype(tshi_io *io) {
     const char *name = tshi_io_string(io);
     int type = (int)(sizeof tshi_io_types / sizeof tshi_io_types[0]) - 1;
@@ -17855,11 +17936,12 @@ static int tshi_io_dtype(tshi_io *io) {
     return type >= 0 ? type : tshi_io_bad(io, "a dtype is unknown");
 }
 
-/* Parses {"dtype": .., "shape": .., "data_offsets": ..}, each once, in any order. */
+/* Parses a tensor's object into entry: {"dtype": .., "shape": .., "data_offsets": ..}, each key
+ * once, in any order. */
 static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
     enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL = 7 };
     int64_t offset[2] = {0, 0};
-    int seen = 0, n = 0;
+    int seen = 0, n = 0; /* seen: bits of the keys so far; n: number of offsets */
     if (!tshi_io_skip_char(io, '{')) (void)tshi_io_bad(io, "a tensor is no object");
     do {
         const char *key = tshi_io_key(io);
@@ -17869,7 +17951,7 @@ static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
                                                              : 0;
         if (!which || (seen & which)) (void)tshi_io_bad(io, "a key is unknown or twice there");
         seen |= which;
-        if (which == DTYPE) entry->type = tshi_io_dtype(io);
+        if (which == DTYPE) entry->type = tshi_io_dtype(io); /* an index of tshi_io_types */
         if (which == SHAPE) entry->ndim = tshi_io_numbers(io, entry->dim, TSH_MAX_DIMS);
         if (which == OFFSETS) n = tshi_io_numbers(io, offset, 2);
     } while (tshi_io_next(io, '}'));
@@ -17883,21 +17965,21 @@ static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
 static void tshi_io_read_pairs(tshi_io *io) {
     int more = tshi_io_open(io, "{}", "__metadata__ is no object");
     for (; more; more = tshi_io_next(io, '}')) {
-        tshi_io_pair *pair = &io->pair[io->pairs++];
+        tshi_io_pair *pair = &io->pair[io->pairs++]; /* there is space: see tshi_io_read_header */
         pair->name = tshi_io_key(io);
         pair->text = tshi_io_string(io);
     }
 }
 
-/* Parses the whole header: n characters from io->at on, then a NUL. */
+/* Parses the whole header, of n characters and a NUL, into io->entry and io->pair. */
 static void tshi_io_read_entries(tshi_io *io, size_t n) {
     const char *end = io->at + n, *name;
-    int more, metadata = 0;
+    int more, metadata = 0;                                     /* metadata: 1 after __metadata__ */
     if (*io->at != '{') (void)tshi_io_bad(io, "there is no {"); /* nor may blanks precede it */
     for (more = tshi_io_open(io, "{}", ""); more; more = tshi_io_next(io, '}')) {
         name = tshi_io_key(io);
         if (strcmp(name, "__metadata__") != 0) {
-            io->entry[io->entries].name = name;
+            io->entry[io->entries].name = name; /* points into io->text */
             tshi_io_read_entry(io, &io->entry[io->entries++]);
         } else if (metadata++) {
             (void)tshi_io_bad(io, "__metadata__ is there twice");
@@ -17911,10 +17993,12 @@ static void tshi_io_read_entries(tshi_io *io, size_t n) {
 
 /* -- reading: order, gaps, names ---------------------------------------------- */
 
+/* Compares two structs by their first field, a name; for qsort and bsearch. */
 static int tshi_io_by_name(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
+/* Compares two entries by their offsets; for qsort. */
 static int tshi_io_by_place(const void *a, const void *b) {
     const tshi_io_entry *x = (const tshi_io_entry *)a, *y = (const tshi_io_entry *)b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
@@ -17928,7 +18012,7 @@ static int tshi_io_bad_entry(const tshi_io *io, const char *name, const char *wh
                         tshi_io_quote(name, quote), what);
 }
 
-/* Sorts n structs whose first field is a name by it; 0 and an error if one is there twice. */
+/* Sorts n structs by their first field, a name; 0 and the error `twice` if a name occurs twice. */
 static int tshi_io_sort_names(const tshi_io *io, void *base, size_t n, size_t width,
                               const char *twice) {
     const char *at = (const char *)base;
@@ -17940,10 +18024,10 @@ static int tshi_io_sort_names(const tshi_io *io, void *base, size_t n, size_t wi
     return 1;
 }
 
-/* Checks that sizes fit shapes, that values have no gaps or overlaps, and that no name is there
+/* Checks that sizes fit shapes, that values have neither gaps nor overlaps, and that no name occurs
  * twice; 0 and an error if not. Leaves entries and metadata sorted by name. */
 static int tshi_io_check_entries(tshi_io *io) {
-    int64_t at = 0, bytes;
+    int64_t at = 0, bytes; /* end of the tensor before; size by dtype and shape */
     size_t i;
     int d;
     qsort(io->entry, io->entries, sizeof *io->entry, tshi_io_by_place);
@@ -17960,7 +18044,7 @@ static int tshi_io_check_entries(tshi_io *io) {
             return tshi_io_bad_entry(io, e->name, "overlaps another tensor, or leaves a gap");
         at = e->end;
     }
-    io->bytes = at;
+    io->bytes = at; /* the last tensor's end */
     return tshi_io_sort_names(io, io->entry, io->entries, sizeof *io->entry, "is there twice") &&
            tshi_io_sort_names(io, io->pair, io->pairs, sizeof *io->pair,
                               "is twice in __metadata__");
@@ -17968,23 +18052,23 @@ static int tshi_io_check_entries(tshi_io *io) {
 
 /* -- reading: bytes ----------------------------------------------------------- */
 
-/* Reads the bytes at position `at` of the file; 0 if it ends before. */
+/* Reads bytes at position `at` of the file; returns 0 if the file ends before, or on an error. */
 static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     size_t got;
     errno = 0;
-    if (at != io->place && !tshi_file_seek(io->file, at)) return 0;
+    if (at != io->place && !tshi_file_seek(io->file, at)) return 0; /* seeks only if it must */
     got = fread(to, 1, bytes, io->file);
     io->place = at + (int64_t)got;
     return got == bytes;
 }
 
-/* Reports a failed read: an error of the system, or the end of the file. Returns 0. */
+/* Reports a failed read: a system error or, if the file ended, `what`. Returns 0. */
 static int tshi_io_read_error(const tshi_io *io, const char *what) {
     if (ferror(io->file)) return tshi_io_system_error(io, "cannot be read");
     return tshi_io_fail(io, TSH_ERR_IO, "is no safetensors file: %s", what);
 }
 
-/* Other formats: their first bytes, and what they are. */
+/* Other formats: their first bytes and a description for the error. */
 static const tshi_io_pair tshi_io_forms[] = {
     {"{", "JSON text, such as the index of a sharded checkpoint"},
     {"PK\3\4", "a zip archive, as torch.save writes (safetensors.torch.save_file converts it)"},
@@ -17997,11 +18081,11 @@ static const tshi_io_pair tshi_io_forms[] = {
     {"version https://git-lfs", "a git-lfs pointer (`git lfs pull` fetches the file)"},
 };
 
-/* Reports a file of another format and returns 1; 0: not recognised. */
+/* Returns 1 and sets an error if the file is of another format that is recognised; else 0. */
 static int tshi_io_foreign(tshi_io *io) {
     const size_t forms = sizeof tshi_io_forms / sizeof tshi_io_forms[0];
     unsigned char start[32];
-    size_t i, n, letters = 0;
+    size_t i, n, letters = 0; /* n: bytes read; letters: bytes of text */
     memset(start, 0, sizeof start);
     (void)tshi_io_read(io, 0, start, sizeof start);
     n = (size_t)io->place;
@@ -18016,10 +18100,10 @@ static int tshi_io_foreign(tshi_io *io) {
 
 /* Reads and checks the header, and that the file ends with its values; 0 and an error if not. */
 static int tshi_io_read_header(tshi_io *io) {
-    unsigned char length[8], byte;
+    unsigned char length[8], byte; /* byte: read to learn where the file ends */
     char what[TSHI_TEXT_SIZE];
     uint64_t value;
-    size_t n, max_entries, max_pairs;
+    size_t n, max_entries, max_pairs; /* n: bytes of the header */
     if (!tshi_io_read(io, 0, length, sizeof length))
         return tshi_io_foreign(io) ? 0 : tshi_io_read_error(io, "it ends within the first 8 bytes");
     value = tshi_module_load_word(length, 0);
@@ -18027,10 +18111,11 @@ static int tshi_io_read_header(tshi_io *io) {
                    (unsigned long long)value);
     if (value < 2 || value > TSHI_IO_HEADER || !tshi_io_read(io, 7 + (int64_t)value, &byte, 1))
         return tshi_io_foreign(io) ? 0 : tshi_io_read_error(io, what);
-    n = (size_t)value;
-    io->data = 8 + (int64_t)value;
-    /* As many as fit into n bytes, and one in which parsing ends with an error. The shortest are
-     * "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} and, in the metadata, "":"", */
+    n = (size_t)value;             /* fits: at most TSHI_IO_HEADER */
+    io->data = 8 + (int64_t)value; /* values follow the header */
+    /* Limits: as many as fit into n bytes, plus one in which parsing ends with an error. The
+     * shortest are "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} and, in the metadata,
+     * "":"", */
     max_entries = n / 49 + 1;
     max_pairs = n / 6 + 1;
     io->text = io->at = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, n + 1);
@@ -18056,40 +18141,41 @@ static int tshi_io_read_header(tshi_io *io) {
 /* Needs: >>io.                                                                 */
 /* ========================================================================== */
 
-/* Every rank reads the file itself: the header, then the parts that its shards need. All checks
- * come before the first value is changed. */
+/* Every rank reads the file itself: the header, then the parts that its shards need. tshi_load_all
+ * has two halves: tshi_load_check compares the header with the model, then the ranks agree; only
+ * after that are values changed, parameter by parameter. */
 
 /* -- checking a file against the model ---------------------------------------- */
 
-/* Finds prefix + name among n structs that are sorted by name; NULL if it is not there. */
+/* Returns the struct with the name prefix + name, of n that are sorted by name; or NULL. */
 static void *tshi_load_find(const void *base, size_t n, size_t width, const char *prefix,
                             const char *name) {
     char key[TSHI_IO_NAME];
-    const char *wanted = key;
+    const char *wanted = key; /* tshi_io_by_name compares pointers to names */
     (void)snprintf(key, sizeof key, "%s%s", prefix, name);
     return bsearch(&wanted, base, n, width, tshi_io_by_name);
 }
 
-/* Finds a text of the metadata by key, prefix + name; NULL if there is none. */
+/* Returns the metadata's text for the key prefix + name; NULL if there is none. */
 static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, const char *name) {
     const tshi_io_pair *pair = (const tshi_io_pair *)tshi_load_find(io->pair, io->pairs,
                                                                     sizeof *pair, prefix, name);
     return pair ? pair->text : NULL;
 }
 
-/* Parses a count of the metadata; 0 and an error if it is missing or wrong. */
+/* Sets count->read from the metadata; 0 and an error if it is missing or no number. */
 static int tshi_load_count(const tshi_io *io, tshi_io_count *count) {
     const char *text = tshi_load_metadata(io, count->prefix, count->name);
     const char *end = text ? tshi_io_digits(text, UINT64_MAX, &count->read) : NULL;
-    if (end && end > text && !*end) return 1;
-    count->read = 0;
+    if (end && end > text && !*end) return 1; /* it has only digits */
+    count->read = 0;                          /* an optional one that is missing */
     if (!text && count->optional) return 1;
     return tshi_io_fail(io, TSH_ERR_IO, "has no whole number as \"%s%.128s\"", count->prefix,
                         count->name);
 }
 
-/* Parses the state of the generators, which files of other programs lack, and that of the
- * optimiser, if there is one; 0 and an error if it is wrong. */
+/* Reads the state of the generators, which files of other programs lack, and that of the optimiser,
+ * if one is to be loaded; 0 and an error if something is wrong. */
 static int tshi_load_counts(const tshi_io *io) {
     const char *kind = tshi_load_metadata(io, "tshard.", "optim");
     int i = tshi_load_metadata(io, "tshard.", "seed") ? 0 : io->generators;
@@ -18113,17 +18199,18 @@ static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
     return !item->moment || (io->optim->desc.kind != TSH_SGD && item->steps->read > 0);
 }
 
-/* Finds an item's entry; 0 and an error if its dtype or shape differs. */
+/* Sets item->entry to the file's tensor of the same name, NULL if it has none; 0 and an error if
+ * dtype or shape differs. */
 static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     const char *dtype = item->dtype->file;
     char theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE];
     const tsh_tensor *t = item->param;
     tshi_io_entry *e = (tshi_io_entry *)tshi_load_find(io->entry, io->entries, sizeof *e,
                                                        item->prefix, t->path);
-    int same;
+    int same; /* 1: the shapes are equal */
     item->entry = e;
-    if (!e) return 1;
-    e->taken = 1;
+    if (!e) return 1; /* tshi_load_match_all decides */
+    e->taken = 1;     /* the model has it */
     same = e->ndim == t->ndim && memcmp(e->dim, t->dim, sizeof t->dim[0] * (size_t)t->ndim) == 0;
     if (same && strcmp(tshi_io_types[e->type].name, dtype) == 0) return 1;
     (void)tsh_fail(io->ctx, same ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
@@ -18133,17 +18220,18 @@ static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     return 0;
 }
 
-/* Checks that file and model have the same tensors, but for moments without an optimiser. */
+/* Checks that file and model have the same tensors; without an optimiser, the file may also have
+ * moments. 0 and an error if not. */
 static int tshi_load_match_all(tshi_io *io) {
-    const tshi_io_item *lacks = NULL;
-    const char *strange = NULL;
+    const tshi_io_item *lacks = NULL; /* the first that the file lacks */
+    const char *strange = NULL;       /* the first name that the model lacks */
     char quote[TSHI_IO_QUOTE];
-    int i, missing = 0;
-    size_t e, more = 0;
+    int i, missing = 0; /* number of tensors that the file lacks */
+    size_t e, more = 0; /* number that the model lacks */
     for (i = 0; i < io->items; i++) {
         if (!tshi_load_match(io, &io->item[i])) return 0;
         if (io->item[i].entry || !tshi_load_required(io, &io->item[i])) continue;
-        if (!missing++) lacks = &io->item[i];
+        if (!missing++) lacks = &io->item[i]; /* the first one, for the error */
     }
     for (e = 0; e < io->entries; e++) {
         const char *name = io->entry[e].name;
@@ -18153,7 +18241,7 @@ static int tshi_load_match_all(tshi_io *io) {
             continue;
         if (!more++) strange = name;
     }
-    if (!lacks && !strange) return 1;
+    if (!lacks && !strange) return 1; /* all tensors match */
     return tshi_io_fail(
         io, TSH_ERR_ARGUMENT,
         "lacks %d of the model's tensors%s%s%.96s%s and has %llu that the model lacks%s%s%s",
@@ -18162,9 +18250,9 @@ static int tshi_load_match_all(tshi_io *io) {
         strange ? tshi_io_quote(strange, quote) : "", strange ? "\")" : "");
 }
 
-/* Makes io->hash, the header's, tell different files apart: ranks compare it. A header of tsh_save
- * holds the hash of all values; for other files, adds a few bytes from the middle of every tensor,
- * some of which training changes. (Hosts may have copies, so inode and date say nothing.) */
+/* Extends io->hash, that of the header, so that it differs for different files: ranks compare it. A
+ * header of tsh_save holds the hash of all values; for other files, adds a few bytes in the middle
+ * of every tensor, which training probably changed. (Inode and date differ for copies.) */
 static int tshi_load_sample(tshi_io *io) {
     unsigned char bytes[TSHI_IO_SAMPLE];
     int i;
@@ -18182,7 +18270,7 @@ static int tshi_load_sample(tshi_io *io) {
 
 /* Reads the header and checks it against the model; 0 and an error if they do not fit. */
 static int tshi_load_check(tshi_io *io) {
-    const char *format;
+    const char *format; /* version of tshard's metadata; NULL: another program's file */
     if (io->ctx->tape.newest)
         (void)tsh_fail(io->ctx, TSH_ERR_STATE,
                        "%s: ops are recorded that use the old values; end the step first: "
@@ -18198,15 +18286,14 @@ static int tshi_load_check(tshi_io *io) {
 
 /* -- values ------------------------------------------------------------------- */
 
-/* Adds to found the NaN, found[0], and the infinite values, found[1]: only for these is x - x not
- * 0. */
+/* Adds the number of NaN to found[0], of infinite values to found[1]. For both, x - x is not 0. */
 static void tshi_load_count_nonfinite(const tshi_dtype *dtype, const char *values, int64_t count,
                                       int64_t *found) {
     enum { BLOCK = 256 };
-    tsh_real x[BLOCK];
+    tsh_real x[BLOCK]; /* values, converted */
     int64_t e, i, n;
     for (e = 0; e < count && dtype->floating; e += n) {
-        n = tshi_base_min(BLOCK, count - e);
+        n = tshi_base_min(BLOCK, count - e); /* elements of this block */
         dtype->load(values + e * dtype->size, 1, n, x);
         for (i = 0; i < n; i++) {
             found[0] += x[i] != x[i];
@@ -18215,17 +18302,17 @@ static void tshi_load_count_nonfinite(const tshi_dtype *dtype, const char *value
     }
 }
 
-/* Reads this rank's shard t of an item. Logs a warning if values are not finite: rank 0 for a
- * replicated tensor, every rank of tp for its shard of another. */
+/* Reads this rank's shard t of an item. Logs a warning if values are not finite: rank 0 of tp for a
+ * replicated tensor, every rank of tp for its shard of a sharded one. */
 static void tshi_load_values(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t) {
     const tsh_ctx *ctx = io->ctx;
     const int64_t width = item->dtype->size, data = io->data + item->entry->begin;
     tshi_runs run = tshi_tensor_runs(t, ctx->tp.rank, 0, tsh_numel(t));
-    int64_t found[2] = {0, 0}, e, n;
+    int64_t found[2] = {0, 0}, e, n; /* number of NaN, of infinite values */
     while (tshi_tensor_next_run(&run)) {
         for (e = 0; e < run.length; e += n) {
             char *to = (char *)tshi_tensor_at(t) + (run.local + e) * width;
-            /* not more than is still in the cache when it is checked */
+            /* no more at a time than stays in the cache until it is checked */
             n = tshi_base_min(run.length - e, TSHI_IO_BUFFER / 4 / width);
             if (!tshi_io_read(io, data + (run.global + e) * width, to, (size_t)(n * width))) {
                 (void)tshi_io_read_error(io, "it became shorter while it was read");
@@ -18235,7 +18322,7 @@ static void tshi_load_values(tshi_io *io, const tshi_io_item *item, const tsh_te
             tshi_load_count_nonfinite(item->dtype, to, n, found);
         }
     }
-    if (!found[0] && !found[1]) return;
+    if (!found[0] && !found[1]) return; /* all values are finite */
     if (ctx->dp.rank > 0 || (ctx->tp.rank > 0 && t->layout.kind != TSH_SHARDED)) return;
     if (io->nonfinite++ < TSHI_IO_NONFINITE)
         tsh_log_message(&ctx->logger,
@@ -18245,18 +18332,19 @@ static void tshi_load_values(tshi_io *io, const tshi_io_item *item, const tsh_te
                         (long long)found[1], (long long)tsh_local_numel(t), ctx->world.rank);
 }
 
-/* Reads this rank's shard of an item; allocates memory for it if it has none. */
+/* Reads this rank's shard of an item, after allocating memory if needed. A chunked moment is read
+ * whole and cut down to this rank's chunk. A moment that the file lacks becomes 0. */
 static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
     const size_t bytes = (size_t)(tsh_local_numel(t) * item->dtype->size);
-    if (t->absent) return;
+    if (t->absent) return; /* another stage reads it */
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment &&
             !tshi_layout_equal(&(*item->moment)->layout, &t->layout, t->dim, io->ctx->tp.size)) {
-            tshi_tensor_release(*item->moment);
+            tshi_tensor_release(*item->moment); /* has an old layout: make a new one */
             *item->moment = NULL;
         }
-        t = tshi_optim_moment(t, item->moment);
+        t = tshi_optim_moment(t, item->moment); /* creates it if needed */
         if (t && tshi_io_in_chunks(item) && !tshi_optim_allocate(t, tsh_local_numel(t))) return;
         if (t && !item->entry) memset(tshi_tensor_at(t), 0, bytes);
         if (t && !item->entry && tshi_io_in_chunks(item)) tshi_optim_keep_chunk(t);
@@ -18285,11 +18373,11 @@ static int64_t tshi_load_stamp(const tshi_io *io) {
 #endif
 }
 
-/* Opens the file, once, so that header and values are of the same save. */
+/* Opens the file once, so that header and values are of the same save. */
 static void tshi_load_open(tshi_io *io) {
     const char *kind = tshi_file_kind(io->path);
     errno = 0;
-    if (!kind) io->file = fopen(io->path, "rb");
+    if (!kind) io->file = fopen(io->path, "rb"); /* a FIFO could block */
     if (kind)
         (void)tshi_io_wrong_kind(io, kind);
     else if (!io->file)
@@ -18298,12 +18386,13 @@ static void tshi_load_open(tshi_io *io) {
         io->stamp = tshi_load_stamp(io);
 }
 
-/* Loads from io->file, which is open unless ctx holds an error. */
+/* Checks the open file against the model, then loads it. If ctx holds an error, only takes part in
+ * the first agreement. */
 static tsh_result tshi_load_all(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     int i;
     if (ctx->error.code == TSH_OK) (void)tshi_load_check(io);
-    if (tshi_io_agree(io) != TSH_OK) return ctx->error.code;
+    if (tshi_io_agree(io) != TSH_OK) return ctx->error.code; /* nothing has been changed */
     for (i = 0; i < io->items && ctx->error.code == TSH_OK; i++)
         tshi_load_read_item(io, &io->item[i]);
     if (io->nonfinite > TSHI_IO_NONFINITE)
@@ -18319,7 +18408,7 @@ static tsh_result tshi_load_all(tshi_io *io) {
 }
 
 TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim) {
-    tshi_io io;
+    tshi_io io; /* state of this load */
     tsh_ctx *ctx;
     if (!module) return TSH_ERR_ARGUMENT;
     ctx = module->ctx;
@@ -18337,7 +18426,12 @@ TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_
 /* Needs: >>redistribute >>module >>io.                                         */
 /* ========================================================================== */
 
-/* Returns the sum of the hashes of n elements; the first has this index in the whole tensor. */
+/* tsh_check_replicas lists the tensors that should be equal on several ranks, with a hash of each,
+ * gathers the lists over a group, and compares each hash with the majority's. All ranks of a group
+ * list the same tensors in the same order. tsh_gradcheck uses finite differences. */
+
+/* Returns the sum of the hashes of n elements. Each hash is of a value and its index in the whole
+ * tensor; the first element's index is `global`. */
 static uint64_t tshi_check_sum(const void *values, size_t width, int64_t global, int64_t n) {
     uint64_t sum = 0;
     for (int64_t i = 0; i < n; i++)
@@ -18346,12 +18440,12 @@ static uint64_t tshi_check_sum(const void *values, size_t width, int64_t global,
     return sum;
 }
 
-/* Returns this rank's part of tsh_hash, which is a sum over global elements (of a hash of index and
- * value): the parts of all ranks of a sharded tensor add up to it. */
+/* Returns this rank's part of tsh_hash, the sum of hashes over the whole tensor. For a sharded
+ * tensor the parts of all ranks add up to it. */
 static uint64_t tshi_check_part(const tsh_tensor *t) {
     const size_t width = tsh_dtype_size(t->dtype);
-    tshi_block *scratch;
-    const char *values = (const char *)tshi_kernel_packed(t, &scratch);
+    tshi_block *scratch; /* t's values, if it is not dense */
+    const char *values = (const char *)tshi_kernel_packed(t, &scratch); /* t's values, packed */
     tshi_runs run = tshi_tensor_own_runs(t);
     uint64_t sum = 0;
     while (values && tshi_tensor_next_run(&run))
@@ -18371,20 +18465,21 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
 
 /* A tensor whose values should be equal on several ranks: a parameter, or one of its moments. */
 typedef struct tshi_replica {
-    const char *path, *what;
-    int64_t hash;
-    int over_tp, over_dp;       /* equal over tp, over dp */
-    const unsigned char *holds; /* by rank of pp: 1 if it holds them; NULL: not compared over pp */
+    const char *path, *what;    /* of the parameter; "" or which moments of it, for the error */
+    int64_t hash;               /* hash of this rank's values; 0: it has none */
+    int over_tp, over_dp;       /* 1: must be equal on all ranks of tp; of dp */
+    const unsigned char *holds; /* per rank of pp, 1: it holds them; NULL: do not compare over pp */
 } tshi_replica;
 
+/* The tensors to compare. Listed in two passes: count, then fill in. */
 typedef struct tshi_replicas {
-    tshi_replica *each; /* NULL: they are counted only */
-    int count;
-    int tied; /* parameters that several stages hold, else all of this stage */
+    tshi_replica *each; /* shape (count); NULL: only count them */
+    int count;          /* number of tensors so far */
+    int tied;           /* 1: parameters that several stages hold; 0: all of this stage */
 } tshi_replicas;
 
-/* Counts or, once all->each has memory, lists t: param or one of its moments. With `holds`, a
- * missing tensor is listed, too: all ranks of pp need the same list. */
+/* Counts the tensor t, param or one of its moments; if all->each is not NULL, also lists it. With
+ * `holds`, a missing tensor is listed, too: all ranks of pp need the same list. */
 static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
                             const char *what, const unsigned char *holds) {
     const int found = t && t->block;
@@ -18396,17 +18491,17 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->path = param->path;
     r->what = what;
     r->holds = holds;
-    if (!found) return;
+    if (!found) return; /* hash 0, not compared over tp or dp */
     r->over_tp = t->layout.kind == TSH_REPLICATED;
-    r->over_dp = t == param || !(t->flags & TSHI_CHUNKED);
+    r->over_dp = t == param || !(t->flags & TSHI_CHUNKED); /* chunks differ between ranks */
     const uint64_t hash = r->over_dp
                               ? tshi_check_part(t)
                               : tshi_check_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
                                                tshi_optim_count(t));
-    r->hash = (int64_t)(hash >> 1);
+    r->hash = (int64_t)(hash >> 1); /* fits int64_t without a sign */
 }
 
-/* Lists a parameter and its moments. */
+/* Lists a parameter and its moments in all optimisers. */
 static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
                            const unsigned char *holds) {
     tshi_check_list(all, param, param, "", holds);
@@ -18418,6 +18513,7 @@ static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
         }
 }
 
+/* Callback of tshi_module_params: lists a parameter if it is of the kind to compare. */
 static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
     tshi_replicas *all = (tshi_replicas *)user;
     const tshi_tie *tie = all->tied ? param->ctx->pipeline->ties : NULL;
@@ -18427,16 +18523,16 @@ static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
         if (tie->param == param) tshi_check_all(all, param, tie->holds);
 }
 
-/* Compares the listed values over comm, whose name is `axis`. Reports the first that differs, and
- * the ranks that differ from the majority. */
+/* Compares the listed values over comm, which is called `axis` in the error. The error names the
+ * first tensor that differs and the ranks that differ from the majority. */
 static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
                             const tshi_replicas *all) {
     const int n = all->count, size = comm->size;
     const size_t words = (size_t)n * (size_t)(size + 1) + (size_t)size;
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, words * sizeof(int64_t));
-    char list[TSH_MESSAGE_SIZE / 4] = "";
+    char list[TSH_MESSAGE_SIZE / 4] = ""; /* "1, 3": the ranks that differ */
     int64_t *mine, *theirs, *counts; /* hashes (n), of all ranks (size, n); counts (size) */
-    int i, r, usual, differ = 0;
+    int i, r, usual, differ = 0; /* usual: a rank of the majority; differ: how many do not agree */
     if (!block) {
         tshi_error_report(ctx); /* the others wait for this rank */
         return;
@@ -18447,7 +18543,7 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     for (i = 0; i < n; i++) {
         const tshi_replica *one = &all->each[i];
         const int equal = comm == &ctx->tp ? one->over_tp : comm == &ctx->dp ? one->over_dp : 1;
-        mine[i] = equal ? one->hash : 0;
+        mine[i] = equal ? one->hash : 0; /* 0 on all ranks: not compared */
     }
     for (r = 0; r < size; r++) counts[r] = n;
     (void)tshi_error_comm(ctx, tsh_allgather(comm, mine, theirs, counts, 1, TSH_I64),
@@ -18477,14 +18573,14 @@ static void tshi_check_agree(tsh_ctx *ctx) {
     if (!ctx->reported &&
         tshi_error_comm(ctx, tsh_allreduce(world, &found, 1, TSH_I64, TSH_MAX), op) == TSH_OK &&
         found && tshi_io_take_error(ctx, found, op) == TSH_OK)
-        (void)tsh_barrier(world);
+        (void)tsh_barrier(world); /* all have the error before any goes on */
 }
 
-/* Compares parameters and moments over tp and dp; or, tied, those of several stages over pp. */
+/* Compares parameters and moments over tp and dp; tied 1: those of several stages, over pp. */
 static void tshi_check_axes(tsh_module *module, int tied) {
     tsh_ctx *ctx = module->ctx;
-    tshi_replicas all = {NULL, 0, tied};
-    tshi_block *block;
+    tshi_replicas all = {NULL, 0, tied}; /* first pass: count */
+    tshi_block *block;                   /* memory of all.each */
     tshi_module_params(module, tied, tshi_check_param, &all);
     block = tshi_mem_alloc(ctx, TSH_MEM_STEP, ((size_t)all.count + 1) * sizeof *all.each);
     if (!block) {
@@ -18492,7 +18588,7 @@ static void tshi_check_axes(tsh_module *module, int tied) {
         return;
     }
     all.each = (tshi_replica *)tshi_mem_data(block);
-    all.count = 0;
+    all.count = 0; /* second pass: fill in */
     tshi_module_params(module, tied, tshi_check_param, &all);
     if (tied) {
         tshi_check_over(ctx, &ctx->pp, "pp", &all);
@@ -18514,16 +18610,18 @@ TSH_API TSHI_COLD int tsh_check_replicas(tsh_module *module) {
 
 /* -- gradcheck -------------------------------------------------------------- */
 
+/* The arguments of tsh_gradcheck. */
 typedef struct tshi_gradcheck {
     tsh_ctx *ctx;
-    tsh_gradcheck_fn fn;
-    tsh_tensor **in;
-    int n;
-    void *user;
-    double eps;
+    tsh_gradcheck_fn fn; /* returns the loss */
+    tsh_tensor **in;     /* shape (n): its inputs, leaves */
+    int n;               /* number of inputs */
+    void *user;          /* passed to fn */
+    double eps;          /* step of the finite differences */
 } tshi_gradcheck;
 
-/* Returns the loss after *at += by, and restores *at. NULL: another rank has the element. */
+/* Returns the loss with *at increased by `by`, and restores *at. at NULL: another rank holds the
+ * element and changes it. */
 static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) {
     tsh_real before = at ? *at : 0;
     if (at) *at = TSHI_R((double)before + by);
@@ -18532,32 +18630,32 @@ static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) 
     double value = tsh_item(c->ctx, c->fn(c->ctx, c->in, c->n, c->user));
     tsh_scope_end(c->ctx);
     tsh_no_grad_end(c->ctx);
-    if (at) *at = before;
+    if (at) *at = before; /* restores the element */
     return value;
 }
 
-/* Returns element e of the whole tensor, NULL if another rank holds it. */
+/* Returns a pointer to element e of the whole tensor; NULL if another rank holds it. */
 static tsh_real *tshi_check_element(const tsh_tensor *t, int64_t e) {
     tshi_runs run = tshi_tensor_runs(t, t->ctx->tp.rank, e, e + 1);
     return tshi_tensor_next_run(&run) ? tshi_tensor_values(t) + run.local : NULL;
 }
 
-/* max(a, b); NaN if either is. */
+/* Returns max(a, b); NaN if either is NaN. */
 static double tshi_check_max(double a, double b) {
     return a != a || b <= a ? a : b;
 }
 
-/* Returns the largest difference between one input's gradient and (f(x + eps) - f(x - eps)) / (2
- * eps), relative to gradients above 1, over this rank's elements. */
+/* Returns the largest difference, over this rank's elements, between an input's gradient and (f(x +
+ * eps) - f(x - eps)) / (2 eps); it is relative where the gradient is above 1. */
 static double tshi_check_input(const tshi_gradcheck *c, tsh_tensor *t, int64_t samples) {
     const int64_t numel = tsh_numel(t), every = samples > 0 ? numel / samples : 1;
     const tsh_real *grad = t->gr.live ? (const tsh_real *)tshi_mem_data(t->gr.block) : NULL;
-    double worst = 0;
+    double worst = 0; /* the largest so far */
     for (int64_t e = 0; e < numel && c->ctx->error.code == TSH_OK; e += every > 0 ? every : 1) {
-        tsh_real *at = tshi_check_element(t, e);
+        tsh_real *at = tshi_check_element(t, e); /* NULL: another rank's */
         double up = tshi_check_loss(c, at, c->eps), down = tshi_check_loss(c, at, -c->eps);
         double found = at && grad ? (double)grad[at - tshi_tensor_values(t)] : 0;
-        double gap = fabs((up - down) / (2 * c->eps) - found);
+        double gap = fabs((up - down) / (2 * c->eps) - found); /* difference from the gradient */
         if (at) worst = tshi_check_max(worst, gap / (fabs(found) > 1 ? fabs(found) : 1));
     }
     return worst;
@@ -18567,7 +18665,7 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
                                        void *user, double eps, int64_t samples) {
     const tshi_gradcheck c = {ctx, fn, in, n, user, eps > 0 ? eps : TSHI_DOUBLE ? 1e-5 : 1e-2};
     double worst = 0;
-    if (!ctx || !fn || !in || !tsh_ok(ctx)) return -1;
+    if (!ctx || !fn || !in || !tsh_ok(ctx)) return -1; /* -1: no result */
     for (int i = 0; i < n; i++) {
         if (!in[i] || !(in[i]->flags & TSHI_LEAF) || !tshi_tensor_is_dense(in[i])) {
             (void)tsh_fail(
@@ -18575,7 +18673,7 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
                 "tsh_gradcheck: input %d is not a dense leaf; tsh_requires_grad makes one", i);
             return -1;
         }
-        tsh_zero_grad(in[i]);
+        tsh_zero_grad(in[i]); /* backward adds to gradients */
     }
     if (tsh_backward(ctx, fn(ctx, in, n, user)) != TSH_OK) return -1;
     for (int i = 0; i < n; i++) worst = tshi_check_max(worst, tshi_check_input(&c, in[i], samples));
@@ -18591,28 +18689,32 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
 /* Needs: >>trace >>comm >>io.                                                  */
 /* ========================================================================== */
 
-enum { TSHI_TRACE_FILE_WORDS = 512 }; /* of a message, as TSH_I64 */
+/* Every rank writes its row into out->message. Whenever it is full, rank 0 writes it to the file;
+ * other ranks send it to rank 0, which receives rank after rank, each until an empty message. */
 
-/* A part of the text, as it is sent to rank 0. */
+enum { TSHI_TRACE_FILE_WORDS = 512 }; /* 64-bit words of a message, sent as TSH_I64 */
+
+/* A part of a rank's text, as it is sent to rank 0. */
 typedef struct tshi_trace_message {
-    int64_t used; /* bytes of text; 0: a rank's last message */
+    int64_t used; /* number of bytes in text; 0: this rank's last message */
     char text[8 * TSHI_TRACE_FILE_WORDS - 8];
 } tshi_trace_message;
 
+/* The state of tsh_trace_end on one rank. */
 typedef struct tshi_trace_file {
     tsh_ctx *ctx;
-    tsh_trace_desc desc;
-    FILE *file;
-    int refused; /* on rank 0: writing failed */
-    int why;     /* errno then */
-    tshi_trace_message message;
+    tsh_trace_desc desc;        /* where the text goes */
+    FILE *file;                 /* on rank 0, if desc has a path */
+    int refused;                /* on rank 0: 1 after writing failed */
+    int why;                    /* errno of that failure */
+    tshi_trace_message message; /* text not written or sent yet */
 } tshi_trace_file;
 
-/* Rank 0 writes the text so far; others send it, even if it is empty. */
+/* Rank 0: writes the text of out->message. Other ranks: send it to rank 0, even if it is empty. */
 static void tshi_trace_file_flush(tshi_trace_file *out) {
     tshi_trace_message *message = &out->message;
     tsh_comm *world = &out->ctx->world;
-    const size_t size = (size_t)message->used;
+    const size_t size = (size_t)message->used; /* bytes of text so far */
     if (world->rank > 0)
         (void)tshi_error_comm(out->ctx, tsh_send(world, message, TSHI_TRACE_FILE_WORDS, TSH_I64, 0),
                               "tsh_trace_end: send to rank 0");
@@ -18620,10 +18722,10 @@ static void tshi_trace_file_flush(tshi_trace_file *out) {
         out->refused = out->file ? fwrite(message->text, 1, size, out->file) != size
                                  : !out->desc.write(out->desc.user, message->text, size);
     if (out->refused && !out->why) out->why = errno;
-    message->used = 0;
+    message->used = 0; /* the message is empty again */
 }
 
-/* Appends to the text, which is written or sent whenever it is full. */
+/* Appends to the text; writes or sends it whenever it is full. */
 static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
     for (; *text; text++) {
         if (out->message.used == (int64_t)sizeof out->message.text) tshi_trace_file_flush(out);
@@ -18631,12 +18733,12 @@ static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
     }
 }
 
-/* Puts one event, a "complete" one (ph X): begin and duration in microseconds. */
+/* Appends one event, a "complete" one (ph X), with begin and duration in microseconds. */
 static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event) {
     static const char *const kinds[] = {"forward", "backward", "module", "collective", "optimiser"};
-    const int64_t length = event->end - event->begin;
+    const int64_t length = event->end - event->begin; /* duration in nanoseconds */
     const char *name;
-    char text[160];
+    char text[160]; /* a part of the event */
     tshi_trace_file_put(out, ",\n{\"ph\":\"X\",\"name\":\"");
     for (name = event->name; *name; name++)
         tshi_trace_file_put(out, tshi_io_escape(*name, text));
@@ -18645,18 +18747,18 @@ static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event)
                    kinds[event->kind], out->ctx->world.rank, (long long)(event->begin / 1000),
                    (int)(event->begin % 1000), (long long)(length / 1000), (int)(length % 1000));
     tshi_trace_file_put(out, text);
-    text[0] = '\0';
+    text[0] = '\0'; /* other events have no args */
     if (event->kind == TSHI_TRACE_COLL)
         (void)snprintf(text, sizeof text, ",\"args\":{\"bytes\":%lld}", (long long)event->bytes);
     tshi_trace_file_put(out, text);
     tshi_trace_file_put(out, "}");
 }
 
-/* Puts this rank's row of the trace: its name, then its events. */
+/* Appends this rank's row of the trace: its name, then its events. */
 static void tshi_trace_file_row(tshi_trace_file *out) {
     const tsh_ctx *ctx = out->ctx;
     char text[224];
-    if (ctx->world.rank == 0)
+    if (ctx->world.rank == 0) /* begin of the file */
         tshi_trace_file_put(out, "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
                                  "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":0,\"tid\":0,"
                                  "\"args\":{\"name\":\"tshard\"}}");
@@ -18666,16 +18768,17 @@ static void tshi_trace_file_row(tshi_trace_file *out) {
                    ctx->world.rank, ctx->world.rank, ctx->tp.rank, ctx->pp.rank, ctx->dp.rank,
                    (long long)ctx->trace->lost);
     tshi_trace_file_put(out, text);
-    for (const tshi_event *event = ctx->trace->first; event; event = event->next)
+    for (const tshi_event *event = ctx->trace->first; event; event = event->next) /* oldest first */
         tshi_trace_file_event(out, event);
 }
 
-/* On rank 0: receives and writes the other ranks' texts; receives all even if writing fails. */
+/* On rank 0: receives and writes the other ranks' texts, in the order of ranks, and the end of the
+ * file. Receives all even if writing fails. */
 static void tshi_trace_file_gather(tshi_trace_file *out) {
     tsh_comm *world = &out->ctx->world;
     for (int r = 1; r < world->size; r++) {
         do {
-            tshi_trace_file_flush(out); /* at first nothing */
+            tshi_trace_file_flush(out); /* writes the message before */
             if (tshi_error_comm(out->ctx,
                                 tsh_recv(world, &out->message, TSHI_TRACE_FILE_WORDS, TSH_I64, r),
                                 "tsh_trace_end: receive") != TSH_OK)
@@ -18702,13 +18805,13 @@ TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc 
     trace->ctx = ctx;
     trace->desc = *desc;
     if (desc->limit < 1) trace->desc.limit = TSHI_TRACE_LIMIT;
-    trace->arena = arena;
+    trace->arena = arena; /* the arena holds the trace itself */
     ctx->trace = ctx->world.trace = ctx->tp.trace = ctx->pp.trace = ctx->dp.trace = trace;
     return TSH_OK;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
-    tshi_trace_file out = TSHI_ZERO;
+    tshi_trace_file out = TSHI_ZERO; /* nothing written yet */
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->error.code == TSH_OK && !ctx->trace)
         return tsh_fail(ctx, TSH_ERR_STATE, "tsh_trace_end: no trace runs");
@@ -18718,16 +18821,16 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
     }
     out.ctx = ctx;
     out.desc = ctx->trace->desc;
-    ctx->world.trace = NULL; /* what follows is not part of it */
+    ctx->world.trace = NULL; /* the collectives below are not traced */
     if (ctx->world.rank == 0 && out.desc.path) {
         out.file = fopen(out.desc.path, "wb");
-        out.refused = !out.file;
+        out.refused = !out.file; /* reported at the end */
         out.why = errno;
     }
     tshi_trace_file_row(&out);
-    tshi_trace_file_flush(&out);
+    tshi_trace_file_flush(&out); /* the rest of the row */
     if (ctx->world.rank > 0)
-        tshi_trace_file_flush(&out); /* the last, empty */
+        tshi_trace_file_flush(&out); /* the empty message that ends this rank's text */
     else
         tshi_trace_file_gather(&out);
     if (out.file && fclose(out.file) != 0 && !out.refused) {
@@ -18744,13 +18847,13 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 
 /* ========================================================================== */
 /* >>end                                                  MARK: - end (private) */
-/* Nothing of the implementation's macros stays.                                */
+/* Undefines the macros of the implementation.                                  */
 /* Needs: nothing.                                                              */
 /* ========================================================================== */
 
-#undef tshi_error_null
+#undef tshi_error_null /* >>error */
 #undef tshi_error_zero
-#undef TSHI_ZERO
+#undef TSHI_ZERO /* >>base */
 #undef TSHI_R
 #undef TSHI_DOUBLE
 #undef TSHI_RESTRICT
@@ -18768,13 +18871,13 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_X86
 #undef TSHI_AVX2
 #undef TSHI_AVX512
-#undef TSHI_KERNEL
+#undef TSHI_KERNEL /* >>kernel */
 #undef TSHI_KERNEL_FUSED
 #undef TSHI_KERNEL_ISA
 #undef TSHI_KERNEL_TABLE
 #undef TSHI_FUSED
 #undef TSHI_LANES
-#undef TSHI_GEMM_JOIN_
+#undef TSHI_GEMM_JOIN_ /* >>gemm */
 #undef TSHI_GEMM_JOIN
 #undef TSHI_GEMM_IS_float
 #undef TSHI_GEMM_IS_double
@@ -18810,5 +18913,5 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_GROUP
 #undef TSHI_GEMM_DOT
 #undef TSHI_BINARY_GRAD
-#endif /* TSHARD_IMPLEMENTED */
-#endif /* TSHARD_IMPLEMENTATION */
+#endif                  /* TSHARD_IMPLEMENTED */
+#endif                  /* TSHARD_IMPLEMENTATION */
