@@ -2996,7 +2996,7 @@ static void tshi_uv_tick(tsh_uv_world *world) { /* Does what is due. */
     tshi_uv_tend(world, now);         /* continues handshakes, dials */
     tshi_uv_log_counted(world, now);  /* logs refusals, once a second */
     if (tshi_uv_failed(world) == TSH_OK && world->listener >= 0 && !world->listening &&
-        now >= world->accept_at) /* starts accepting, or resumes it */
+        now >= world->accept_at) /* starts or resumes accepting */
         world->listening = tshi_uv_watch(&world->control, world->listener, UV_READABLE, world,
                                          tshi_uv_accept);
     if (tshi_uv_failed(world) == TSH_OK && world->forming && now >= world->due)
@@ -3095,7 +3095,7 @@ static void tshi_uv_on_request(uv_async_t *async) {
     }
     uv_mutex_unlock(&world->lock);
     if (e.kind == TSHI_UV_LATE && world->making) tshi_uv_name_missing(world->making, &e.error);
-    if (e.kind != TSHI_UV_NOTHING) tshi_uv_hold(world, &e); /* this thread takes the report on */
+    if (e.kind != TSHI_UV_NOTHING) tshi_uv_hold(world, &e); /* reports to the coordinator */
     if (made) tshi_uv_dial_group(world, made);              /* dials the lower ranks */
 }
 
@@ -3320,7 +3320,7 @@ static tshi_uv_at tshi_uv_locate(const tshi_uv_op *op, int first, int64_t at) {
     tshi_uv_at place;
     int64_t low = at / (TSHI_UV_SEGMENT * (int64_t)tshi_uv_steps(op)), high = low + 1;
     while (tshi_uv_before_row(op, first, high) <= at) high = low + 2 * (high - low);
-    while (high - low > 1) { /* the row is low or later, and before high */
+    while (high - low > 1) { /* the row sought is in [low, high) */
         int64_t middle = low + (high - low) / 2;
         if (tshi_uv_before_row(op, first, middle) <= at)
             low = middle;
@@ -3440,7 +3440,7 @@ static int64_t tshi_uv_direct_size(const tshi_uv_op *op, int from, int to) {
     case TSH_ALLREDUCE: return coll->count * tshi_uv_width(op); /* all of it */
     case TSH_ALLGATHER: return tshi_uv_length(op, from);        /* the part of `from` */
     case TSH_REDUCE_SCATTER: return tshi_uv_length(op, to);     /* the part of `to` */
-    case TSH_ALLTOALL: /* one of the two is this rank: its counts say */
+    case TSH_ALLTOALL: /* this rank is one of the two and knows the count */
         return (from == op->group->rank ? coll->send_counts[to] : coll->recv_counts[from]) *
                coll->blocks * tshi_uv_width(op);
     case TSH_SPLIT: return coll->count; /* bytes of a ticket */
@@ -3637,7 +3637,7 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
         int a = group->ranks[link->peer], b = group->world->rank;           /* world ranks */
         if (head->seq == op->head.seq && head->digest == op->head.digest &&
             head->group == group->id && head->bytes == (uint64_t)op->in[link->peer].total)
-            return 1; /* both called the same */
+            return 1; /* both called the same collective */
         tshi_uv_report_error(
             group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tsh_blamed(a, b),
             "rank %d and rank %d called different collectives (collective %llu of group %llu)", a,
@@ -3742,7 +3742,7 @@ static tshi_uv_fifo *tshi_uv_choose(tshi_uv_link *link) {
         link->sent++; /* this clear is used */
         return &link->out;
     }
-    tshi_uv_unfit(link, &sent, wanted, link->group->rank, link->peer); /* differs: an error */
+    tshi_uv_unfit(link, &sent, wanted, link->group->rank, link->peer); /* an error: they differ */
     return NULL;
 }
 
@@ -4521,7 +4521,7 @@ enum { TSHI_UV_LOOPS_NEED = 64 << 10 }; /* bytes: more than libuv takes for two 
 
 /* Makes both event loops with their handles, and the lock and condition between the threads. */
 static tsh_result tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
-    int room = tshi_uv_has_memory(TSHI_UV_LOOPS_NEED); /* 1: enough for both loops */
+    int room = tshi_uv_has_memory(TSHI_UV_LOOPS_NEED); /* 1: enough memory for both loops */
     int locked = uv_mutex_init(&world->lock) == 0, noticed = uv_cond_init(&world->changed) == 0;
     int why = locked && noticed && room ? uv_loop_init(&world->loop) : UV_ENOMEM, opened = why == 0;
     if (opened) why = uv_loop_init(&world->control);
@@ -4546,7 +4546,7 @@ static tsh_result tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
 /* Chooses how long waits poll: briefly if this host has more ranks than cores. */
 static void tshi_uv_count_local(tsh_uv_world *world) {
     const tshi_uv_group *group = world->world_group;
-    int local = 1;                        /* ranks of this host */
+    int local = 1;                        /* number of ranks on this host */
     for (int r = 0; r < group->size; r++) /* link[r]: the one for collectives */
         if (group->link[r].fd >= 0) local += tshi_uv_is_local(group->link[r].fd);
     world->spins = local > sysconf(_SC_NPROCESSORS_ONLN) ? 4 : 400; /* polls before a sleep */
