@@ -2209,14 +2209,17 @@ static int tshi_uv_client_step(tshi_uv_conn *conn) {
 
 /* ========================================================================== */
 /* >>uv-form                                         MARK: - uv-form (private) */
-/* The world forms around rank 0; groups form around their members.            */
+/* Setting up connections. Every rank first connects to rank 0 and sends it    */
+/* its own address (HERE). Rank 0 sends all addresses (TABLE); then each rank  */
+/* dials all lower ranks, sends READY to rank 0 once it has all connections,   */
+/* and waits for rank 0's GO. In a new group, too, members dial lower ones.    */
 /* Needs: >>uv-connect.                                                         */
 /* ========================================================================== */
 
-/* An error where an address needs a key, and there is none. */
+/* Returns an error if `address` is beyond loopback and no key (nor TSHARD_INSECURE) is set. */
 static tsh_result tshi_uv_need_key(tsh_uv_world *world, const tshi_uv_address *address,
                                    tsh_error *error) {
-    char host[64];
+    char host[64]; /* numeric address, for the error */
     if (world->keyed || world->insecure || tshi_uv_loopback(address)) return TSH_OK;
     tshi_uv_host_text(address, host, sizeof host);
     return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
@@ -2226,53 +2229,53 @@ static tsh_result tshi_uv_need_key(tsh_uv_world *world, const tshi_uv_address *a
                          world->rank, host);
 }
 
-static void tshi_uv_close_listener(tsh_uv_world *world) {
+static void tshi_uv_close_listener(tsh_uv_world *world) { /* Stops accepting connections. */
     tshi_uv_unwatch(&world->listening);
     tshi_uv_close_fd(&world->listener);
 }
 
-/* A connection that is to be made; lack of memory ends the world. */
+/* Adds a connection to `address` that the next tick dials. Lack of memory is reported. */
 static void tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint64_t group, int rank,
                              const tshi_uv_address *address) {
-    tshi_uv_conn *conn = tshi_uv_conn_new(world, 1);
+    tshi_uv_conn *conn = tshi_uv_conn_new(world, 1); /* 1: dialled by this rank */
     if (!conn) {
         tshi_uv_lacks_memory(world, rank);
         return;
     }
-    conn->hello.purpose = purpose;
+    conn->hello.purpose = purpose; /* what it will be used for */
     conn->hello.group = group;
-    conn->hello.server = rank;
+    conn->hello.server = rank; /* the rank that should answer */
     conn->address = *address;
 }
 
-/* The data connections to the members before this one; those after it dial themselves. */
+/* Dials the data connections to the group's lower ranks; the higher ranks dial this rank. */
 static void tshi_uv_dial_group(tsh_uv_world *world, const tshi_uv_group *group) {
     for (int r = 0; r < group->rank; r++) {
-        int rank = group->ranks[r];
+        int rank = group->ranks[r]; /* world rank */
         tshi_uv_address address = world->peer[rank].address;
-        if (group->ports[r]) tshi_uv_set_port(&address, group->ports[r]);
-        tshi_uv_add_dial(world, TSHI_UV_DATA, group->id, rank, &address);
-        tshi_uv_add_dial(world, TSHI_UV_MESSAGES, group->id, rank, &address);
+        if (group->ports[r]) tshi_uv_set_port(&address, group->ports[r]); /* 0: as in the table */
+        tshi_uv_add_dial(world, TSHI_UV_DATA, group->id, rank, &address); /* for collectives */
+        tshi_uv_add_dial(world, TSHI_UV_MESSAGES, group->id, rank, &address); /* for SEND, RECV */
     }
 }
 
-/* Rank 0 answers: this rank listens, and says where. */
+/* Called when rank 0 has accepted this rank: starts listening and sends rank 0 the address. */
 static void tshi_uv_joined(tsh_uv_world *world) {
     tsh_error error;
     tshi_uv_cursor *c;
-    char host[64] = "";
-    if (world->bind_host[0]) {
+    char host[64] = "";        /* "": rank 0 takes the address that it sees */
+    if (world->bind_host[0]) { /* the user chose an address (TSHARD_BIND) */
         tshi_uv_host_text(&world->own, host, sizeof host);
         if (strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0) host[0] = 0;
     } else {
-        (void)tshi_uv_end_of(world->peer[0].fd, 0, &world->own);
-        tshi_uv_set_port(&world->own, 0);
+        (void)tshi_uv_end_of(world->peer[0].fd, 0, &world->own); /* this end of the connection */
+        tshi_uv_set_port(&world->own, 0);                        /* the system picks a port */
     }
     if (tshi_uv_need_key(world, &world->own, &error) != TSH_OK) {
         tshi_uv_suspect(world, TSHI_UV_ABORT, error.code, error.rank, "%s", error.message);
         return;
     }
-    world->listener = tshi_uv_listen(&world->own);
+    world->listener = tshi_uv_listen(&world->own); /* -1: refused (errno) */
     if (world->listener < 0) {
         tshi_uv_host_text(&world->own, host, sizeof host);
         tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_IO, world->rank,
@@ -2281,36 +2284,37 @@ static void tshi_uv_joined(tsh_uv_world *world) {
                         world->rank, host, tshi_uv_why(errno));
         return;
     }
-    (void)tshi_uv_end_of(world->listener, 0, &world->own);
-    (void)tshi_uv_end_of(world->peer[0].fd, 1, &world->peer[0].address);
+    (void)tshi_uv_end_of(world->listener, 0, &world->own);               /* now with the port */
+    (void)tshi_uv_end_of(world->peer[0].fd, 1, &world->peer[0].address); /* rank 0's address */
     c = tshi_uv_write(world, TSHI_UV_HERE);
-    tshi_uv_text_field(c, host, sizeof host);
+    tshi_uv_text_field(c, host, sizeof host); /* read by tshi_uv_read_place */
     (void)tshi_uv_field(c, (uint64_t)tshi_uv_port(&world->own), 2);
     tshi_uv_post(&world->peer[0]);
 }
 
-/* Reads where a rank listens. 0: no host was told; only the port in *address is set. */
+/* Reads a host and port into *address. Returns 0 if no host was given: only the port is set. */
 static int tshi_uv_read_place(tshi_uv_cursor *c, tshi_uv_address *address) {
-    tshi_uv_address found[TSHI_UV_ADDRESSES];
+    tshi_uv_address found[TSHI_UV_ADDRESSES]; /* only the first one is used */
     const char *why;
     char host[64];
-    int port, told;
+    int port, told; /* told: 1 if a host was given */
     tshi_uv_text_field(c, host, sizeof host);
     port = (int)tshi_uv_field(c, 0, 2);
-    told = !c->bad && host[0] && tshi_uv_resolve(host, port, 1, found, &why);
+    told = !c->bad && host[0] && tshi_uv_resolve(host, port, 1, found, &why); /* no DNS lookup */
     if (told) *address = found[0];
     tshi_uv_set_port(address, port);
     return told;
 }
 
-/* Rank 0 learns where a rank listens: as it says, else where it comes from. */
+/* Rank 0: stores where a rank listens: on the host it sent, else on the one it connects from. */
 static void tshi_uv_on_here(tshi_uv_peer *peer, tshi_uv_cursor *c) {
-    if (peer->world->rank != 0) return;
-    (void)tshi_uv_end_of(peer->fd, 1, &peer->address);
+    if (peer->world->rank != 0) return;                /* only rank 0 collects addresses */
+    (void)tshi_uv_end_of(peer->fd, 1, &peer->address); /* default: the host it connects from */
     (void)tshi_uv_read_place(c, &peer->address);
-    peer->placed = !c->bad;
+    peer->placed = !c->bad; /* the address is known and may go into the table */
 }
 
+/* Lists the ranks that have not connected to this rank yet, as " 1 3"; "": none. */
 static void tshi_uv_list_absent(const tsh_uv_world *world, char *text, size_t room) {
     text[0] = 0;
     for (int r = 0; r < world->size; r++)
@@ -2318,26 +2322,26 @@ static void tshi_uv_list_absent(const tsh_uv_world *world, char *text, size_t ro
             tsh_text_add(text, room, " %d", r);
 }
 
-static void tshi_uv_tell_absent(tsh_uv_world *world) {
+static void tshi_uv_tell_absent(tsh_uv_world *world) { /* Rank 0 tells all who is absent. */
     char text[256];
     tshi_uv_list_absent(world, text, sizeof text);
     tshi_uv_text_field(tshi_uv_write(world, TSHI_UV_MISSING), text, sizeof text);
     tshi_uv_post_all(world);
 }
 
-/* The key of all connections but the first ones: nobody without the table is let in. */
+/* Derives the key of the later connections; only ranks that have the table's token know it. */
 static void tshi_uv_set_mesh(tsh_uv_world *world) {
     (void)crypto_auth_hmacsha256(world->mesh, world->token, sizeof world->token, world->secret);
-    world->tabled = 1;
+    world->tabled = 1; /* rank 0's address table is here */
 }
 
-static void tshi_uv_send_table(tsh_uv_world *world) {
+static void tshi_uv_send_table(tsh_uv_world *world) { /* Rank 0: sends all ranks' addresses. */
     tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_TABLE);
     char host[64];
-    randombytes_buf(world->token, sizeof world->token);
+    randombytes_buf(world->token, sizeof world->token); /* random, for tshi_uv_set_mesh */
     tshi_uv_set_mesh(world);
     tshi_uv_bytes_field(c, world->token, sizeof world->token);
-    for (int r = 1; r < world->size; r++) {
+    for (int r = 1; r < world->size; r++) { /* all ranks know rank 0's address already */
         tshi_uv_host_text(&world->peer[r].address, host, sizeof host);
         tshi_uv_text_field(c, host, sizeof host);
         (void)tshi_uv_field(c, (uint64_t)tshi_uv_port(&world->peer[r].address), 2);
@@ -2345,28 +2349,29 @@ static void tshi_uv_send_table(tsh_uv_world *world) {
     tshi_uv_post_all(world);
 }
 
-static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
-    if (world->tabled) return;
+static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) { /* Reads rank 0's table. */
+    if (world->tabled) return; /* a second table is ignored */
     tshi_uv_bytes_field(c, world->token, sizeof world->token);
     for (int r = 1; r < world->size && !c->bad; r++)
-        if (!tshi_uv_read_place(c, &world->peer[r].address)) c->bad = 1;
-    if (c->bad) return;
+        if (!tshi_uv_read_place(c, &world->peer[r].address)) c->bad = 1; /* a host is required */
+    if (c->bad) return; /* malformed; tshi_uv_next_message sees that */
     tshi_uv_set_mesh(world);
-    for (int r = 1; r < world->rank; r++)
+    for (int r = 1; r < world->rank; r++) /* lower ranks; the higher ones dial this rank */
         tshi_uv_add_dial(world, TSHI_UV_CONTROL, 0, r, &world->peer[r].address);
-    tshi_uv_dial_group(world, world->world_group);
+    tshi_uv_dial_group(world, world->world_group); /* the data connections, to rank 0 as well */
 }
 
-static void tshi_uv_completed(tsh_uv_world *world) {
-    tshi_uv_log_counted(world, INT64_MAX);
+static void tshi_uv_completed(tsh_uv_world *world) { /* The world has formed: wakes the caller. */
+    tshi_uv_log_counted(world, INT64_MAX);           /* logs the refusals counted so far */
     tshi_uv_close_listener(world);
     uv_mutex_lock(&world->lock);
-    world->forming = 0;
-    uv_cond_broadcast(&world->changed);
+    world->forming = 0;                 /* read by tshi_uv_await_world */
+    uv_cond_broadcast(&world->changed); /* wakes tshi_uv_await_world */
     uv_mutex_unlock(&world->lock);
 }
 
-/* 1 if all other ranks are ready, or else are there, and (`placed`) have said where they listen. */
+/* Returns 1 if every other rank has sent READY (ready = 1), or else has a control connection and,
+ * if placed = 1, a known address. */
 static int tshi_uv_all(const tsh_uv_world *world, int placed, int ready) {
     for (int r = 0; r < world->size; r++) {
         const tshi_uv_peer *peer = &world->peer[r];
@@ -2376,24 +2381,24 @@ static int tshi_uv_all(const tsh_uv_world *world, int placed, int ready) {
     return 1;
 }
 
-/* Takes the next steps that are possible now. */
+/* Completes the group and the world as far as is possible now; called at every tick. */
 static void tshi_uv_form(tsh_uv_world *world) {
     tshi_uv_group *group = world->making;
-    if (group && group->missing == 0) {
+    if (group && group->missing == 0) { /* all connections of the group are made */
         world->making = NULL;
         tshi_uv_close_listener(world);
-        TSHI_UV_PUT(&group->linked, 1);
-        (void)uv_async_send(&world->wake_caller);
+        TSHI_UV_PUT(&group->linked, 1);           /* the group is the caller's from here on */
+        (void)uv_async_send(&world->wake_caller); /* wakes tshi_uv_wait_for */
     }
-    if (!world->forming) return;
+    if (!world->forming) return; /* what follows sets up the world */
     if (world->rank == 0 && !world->tabled && tshi_uv_all(world, 1, 0)) tshi_uv_send_table(world);
     if (!world->told_ready && world->tabled && tshi_uv_all(world, 0, 0) &&
-        world->world_group->missing == 0) {
+        world->world_group->missing == 0) { /* all of this rank's connections are made */
         world->told_ready = 1;
         (void)tshi_uv_write(world, TSHI_UV_READY);
-        tshi_uv_post(&world->peer[0]);
+        tshi_uv_post(&world->peer[0]); /* no-op if this is rank 0 */
     }
-    if (world->rank == 0 && world->told_ready && tshi_uv_all(world, 0, 1)) {
+    if (world->rank == 0 && world->told_ready && tshi_uv_all(world, 0, 1)) { /* all sent READY */
         (void)tshi_uv_write(world, TSHI_UV_GO);
         tshi_uv_post_all(world);
         tshi_uv_completed(world);
@@ -2402,28 +2407,30 @@ static void tshi_uv_form(tsh_uv_world *world) {
 
 /* ========================================================================== */
 /* >>uv-hear                                         MARK: - uv-hear (private) */
-/* What peers say on their control connections.                                */
+/* Handles what peers send on their control connections, on the control        */
+/* thread. There is one handler per type of message; it sets c->bad if the     */
+/* message is malformed, and the peer then counts as lost.                     */
 /* Needs: >>uv-cycle >>uv-form.                                                */
 /* ========================================================================== */
 
-static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) {
+static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) { /* Closes the connection. */
     tshi_uv_unwatch(&peer->poll);
     tshi_uv_close_fd(&peer->fd);
-    peer->in.used = peer->out.used = 0;
-    peer->state = state;
+    peer->in.used = peer->out.used = 0; /* drops unread and unsent bytes */
+    peer->state = state;                /* TSHI_UV_LEFT or TSHI_UV_LOST */
 }
 
-static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) {
-    const tshi_uv_report *held = &peer->world->held;
+static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* An answer to our ASK. */
+    const tshi_uv_report *held = &peer->world->held; /* the report that this rank asked about */
     tshi_uv_answer answer;
     uint64_t group = 0, seq = 0;
     memset(&answer, 0, sizeof answer);
-    answer.record.coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
+    answer.record.coll = tsh_coll_make(TSH_BARRIER, TSH_F32); /* valid values for fields not sent */
     tshi_uv_answer_fields(c, &group, &seq, &answer);
     if (!c->bad && group == held->group && seq == held->seq) peer->answer = answer;
 }
 
-static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
+static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* Answers the coordinator. */
     tshi_uv_answer answer;
     uint64_t group = tshi_uv_field(c, 0, 8), seq = tshi_uv_field(c, 0, 8);
     tshi_uv_answer_for(peer->world, group, seq, &answer);
@@ -2431,70 +2438,70 @@ static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_post(peer);
 }
 
-/* A peer takes this rank for its coordinator and sends an error report. This rank keeps it, unless
- * it has a graver one. If it has a coordinator itself, it forwards the report, and later the
- * decision to the peer. */
+/* Receives an error report: the peer takes this rank for its coordinator. If the world has failed
+ * already, the peer gets that error. Else this rank holds the report, unless it holds a more severe
+ * one, and forwards it to its own coordinator if that is another rank. */
 static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
     tshi_uv_report e;
     memset(&e, 0, sizeof e);
     tshi_uv_report_fields(c, &e, world->size);
     if (c->bad) return;
-    peer->reported = 1;
+    peer->reported = 1; /* tshi_uv_pass_on sends it the decision */
     if (tshi_uv_failed(world) != TSH_OK)
-        tshi_uv_pass_on(world);
+        tshi_uv_pass_on(world); /* the error is decided already */
     else
         tshi_uv_hold(world, &e);
 }
 
-static void tshi_uv_on_confirm(tshi_uv_peer *peer, tshi_uv_cursor *c) {
-    uint64_t wait = tshi_uv_field(c, 0, 8);
+static void tshi_uv_on_confirm(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* Answers with STILL. */
+    uint64_t wait = tshi_uv_field(c, 0, 8); /* number of the wait that is asked about */
     tshi_uv_cursor *out = tshi_uv_write(peer->world, TSHI_UV_STILL);
     (void)tshi_uv_field(out, wait, 8);
     (void)tshi_uv_field(out, (uint64_t)tshi_uv_still(peer->world, wait), 1);
     tshi_uv_post(peer);
 }
 
-static void tshi_uv_on_still(tshi_uv_peer *peer, tshi_uv_cursor *c) {
+static void tshi_uv_on_still(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* A reply to our CONFIRM. */
     uint64_t wait = tshi_uv_field(c, 0, 8);
     int still = (int)tshi_uv_field(c, 0, 1);
     if (!c->bad && tshi_uv_confirmed(peer->world, peer->rank, wait, still))
-        tshi_uv_follow(peer->world, -1);
+        tshi_uv_follow(peer->world, -1); /* that was no cycle: look for another */
 }
 
-/* 1 if the group that is being made still waits for a rank. */
+/* Returns 1 if the group that is being made still lacks a connection to world rank `rank`. */
 static int tshi_uv_misses(const tsh_uv_world *world, int rank) {
     for (uint32_t purpose = TSHI_UV_DATA; world->making && purpose <= TSHI_UV_MESSAGES; purpose++) {
         const tshi_uv_link *link = tshi_uv_link_for(world->making, purpose, rank);
-        if (link && link->fd < 0) return 1;
+        if (link && link->fd < 0) return 1; /* not connected yet */
     }
     return 0;
 }
 
-/* A rank has left in good order: an error only where a world or a group forms, and needs it. */
+/* A rank has shut down in good order: an error only if a connection to it is still to be made. */
 static void tshi_uv_on_bye(tshi_uv_peer *peer) {
     tsh_uv_world *world = peer->world;
-    tshi_uv_peer_end(peer, TSHI_UV_LEFT);
+    tshi_uv_peer_end(peer, TSHI_UV_LEFT); /* closes the connection */
     if ((world->forming && !world->told_ready) || tshi_uv_misses(world, peer->rank))
         tshi_uv_suspect(world, TSHI_UV_GONE, TSH_ERR_LOST, peer->rank,
                         "rank %d at %s left while its connections were made", peer->rank,
                         peer->name);
     uv_mutex_lock(&world->lock);
-    TSHI_UV_PUT(&world->blocked_new, world->blocked.wait != 0);
+    TSHI_UV_PUT(&world->blocked_new, world->blocked.wait != 0); /* reports the current wait again */
     uv_mutex_unlock(&world->lock);
 }
 
-/* "; rank 0 last called barrier, collective 3 of group 1". Returns text. */
+/* Writes "; rank 0 last called barrier, collective 3 of group 1", or "" if none. Returns text. */
 static const char *tshi_uv_last_call(tsh_uv_world *world, char *text, size_t room) {
     const tshi_uv_group *group;
     tshi_uv_record record;
-    uint64_t id = 0, seq = 0;
+    uint64_t id = 0, seq = 0; /* id 0: no collective yet */
     uv_mutex_lock(&world->lock);
-    group = tshi_uv_find_group(world, world->last);
+    group = tshi_uv_find_group(world, world->last); /* NULL: none yet, or closed already */
     if (group) {
         id = group->id;
-        seq = group->started - 1;
-        record = group->record[seq % TSHI_UV_RECORDS];
+        seq = group->started - 1;                      /* number of its latest collective */
+        record = group->record[seq % TSHI_UV_RECORDS]; /* copied: the caller may overwrite it */
     }
     uv_mutex_unlock(&world->lock);
     text[0] = 0;
@@ -2503,10 +2510,10 @@ static const char *tshi_uv_last_call(tsh_uv_world *world, char *text, size_t roo
     return text;
 }
 
-/* The network forgot a data connection: what this rank wrote does not reach a peer that waits. */
+/* Reports that a data connection is dead: bytes that this rank wrote never reach the peer. */
 static void tshi_uv_suspect_link(tshi_uv_peer *peer, const tshi_uv_address ends[2]) {
     tsh_uv_world *world = peer->world;
-    char texts[2][80], last[240];
+    char texts[2][80], last[240]; /* both ends as host:port */
     for (int i = 0; i < 2; i++) tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
     tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, tsh_blamed(world->rank, peer->rank),
                     "the data connection of rank %d (%s) and rank %d (%s) is dead: for %.1f s "
@@ -2516,91 +2523,93 @@ static void tshi_uv_suspect_link(tshi_uv_peer *peer, const tshi_uv_address ends[
                     tshi_uv_last_call(world, last, sizeof last));
 }
 
-/* A peer waits on a data connection and says how many bytes have come. Where this rank has written
- * more, some are on their way; a connection on which for a heartbeat none of them comes is dead.
- * TCP itself would not tell: it tries for minutes where bytes are unacknowledged, knows of nothing
- * where none are, and TCP_USER_TIMEOUT also ends a connection whose reader is only busy. */
+/* A peer waits on a data connection and reports how many bytes it has received. If this rank has
+ * written more, some are in flight; if none of them arrives for a heartbeat, the connection is
+ * dead. TCP does not report that: it retries for minutes while bytes are unacknowledged, does
+ * nothing if none are, and TCP_USER_TIMEOUT also ends a connection whose reader is only busy. */
 static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
-    uint64_t id = tshi_uv_field(c, 0, 8), got = tshi_uv_field(c, 0, 8);
-    uint32_t purpose = (uint32_t)tshi_uv_field(c, 0, 1);
+    uint64_t id = tshi_uv_field(c, 0, 8), got = tshi_uv_field(c, 0, 8); /* got: bytes received */
+    uint32_t purpose = (uint32_t)tshi_uv_field(c, 0, 1); /* TSHI_UV_DATA or TSHI_UV_MESSAGES */
     int64_t now = tsh_now();
     tshi_uv_group *group;
-    tshi_uv_link *link = NULL;
-    tshi_uv_address ends[2];
-    int dead = 0;
+    tshi_uv_link *link = NULL; /* NULL: the group is closed or unknown */
+    tshi_uv_address ends[2];   /* for the error */
+    int dead = 0;              /* 1: reported once the lock is released */
     uv_mutex_lock(&world->lock);
     group = c->bad ? NULL : tshi_uv_find_group(world, id);
     if (group) link = tshi_uv_link_for(group, purpose, peer->rank);
     if (link) {
+        /* same: no progress since a report that is not old */
         int same = got == link->peer_got && now - link->peer_got_at < world->heartbeat / 2;
-        /* After a break TCP tries again late: by then it may have waited for as long once more. */
+        /* After the network was cut, TCP resends late: up to as long again as the cut lasted. */
         if (!same || TSHI_UV_GET(&link->wrote) <= got || tshi_uv_missed(world, &peer->heard))
-            link->stalled_since = 0;
+            link->stalled_since = 0; /* bytes arrive, or none are in flight */
         else if (!link->stalled_since)
-            link->stalled_since = now;
+            link->stalled_since = now; /* the first report without progress */
         link->peer_got = got;
         link->peer_got_at = now;
         dead = link->stalled_since && now - link->stalled_since >= world->heartbeat;
         for (int i = 0; i < 2 && dead; i++) (void)tshi_uv_end_of(link->fd, i, &ends[i]);
     }
     uv_mutex_unlock(&world->lock);
-    if (dead) tshi_uv_suspect_link(peer, ends);
+    if (dead) tshi_uv_suspect_link(peer, ends); /* not under the lock, which this call takes */
 }
 
+/* Handles one message of a peer. Sets c->bad if it is malformed or of an unknown type. */
 static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
     tsh_error error;
     switch (type) {
-    case TSHI_UV_BEAT: break;
-    case TSHI_UV_HERE: tshi_uv_on_here(peer, c); break;
+    case TSHI_UV_BEAT: break; /* alive: tshi_uv_read_peer has noted that */
+    case TSHI_UV_HERE: tshi_uv_on_here(peer, c); break; /* rank 0: where the peer listens */
     case TSHI_UV_MISSING: tshi_uv_text_field(c, world->absent, sizeof world->absent); break;
-    case TSHI_UV_TABLE: tshi_uv_on_table(world, c); break;
-    case TSHI_UV_READY: peer->ready = 1; break;
-    case TSHI_UV_GO:
+    case TSHI_UV_TABLE: tshi_uv_on_table(world, c); break; /* from rank 0: all addresses */
+    case TSHI_UV_READY: peer->ready = 1; break; /* rank 0: the peer has all connections */
+    case TSHI_UV_GO:                            /* from rank 0: the world has formed */
         if (world->forming) tshi_uv_completed(world);
         break;
-    case TSHI_UV_REPORT: tshi_uv_on_report(peer, c); break;
-    case TSHI_UV_ASK: tshi_uv_on_ask(peer, c); break;
-    case TSHI_UV_TELL: tshi_uv_on_tell(peer, c); break;
-    case TSHI_UV_BLOCKED:
+    case TSHI_UV_REPORT: tshi_uv_on_report(peer, c); break; /* an error report to this rank */
+    case TSHI_UV_ASK: tshi_uv_on_ask(peer, c); break;       /* asks which collective we called */
+    case TSHI_UV_TELL: tshi_uv_on_tell(peer, c); break;     /* the answer to an ASK */
+    case TSHI_UV_BLOCKED: /* to the coordinator: what the peer waits for */
         tshi_uv_blocked_fields(c, &peer->blocked, world->size);
-        if (!c->bad) tshi_uv_follow(world, peer->rank);
+        if (!c->bad) tshi_uv_follow(world, peer->rank); /* look for a cycle from that rank on */
         break;
-    case TSHI_UV_CONFIRM: tshi_uv_on_confirm(peer, c); break;
-    case TSHI_UV_STILL: tshi_uv_on_still(peer, c); break;
-    case TSHI_UV_DECISION:
+    case TSHI_UV_CONFIRM: tshi_uv_on_confirm(peer, c); break; /* asks if we still wait */
+    case TSHI_UV_STILL: tshi_uv_on_still(peer, c); break;     /* the answer to a CONFIRM */
+    case TSHI_UV_DECISION: /* the world's error, from a coordinator */
         memset(&error, 0, sizeof error);
         tshi_uv_error_fields(c, &error, world->size);
         if (!c->bad) tshi_uv_on_decision(peer, &error);
         break;
-    case TSHI_UV_BYE: tshi_uv_on_bye(peer); break;
-    case TSHI_UV_AWAIT: tshi_uv_on_await(peer, c); break;
-    default: c->bad = 1;
+    case TSHI_UV_BYE: tshi_uv_on_bye(peer); break;        /* the peer shuts down */
+    case TSHI_UV_AWAIT: tshi_uv_on_await(peer, c); break; /* how many of our bytes have arrived */
+    default: c->bad = 1;                                  /* unknown type */
     }
 }
 
-/* The first whole message of in: 1 handled, 0 there is none, -1 it is none of ours. */
+/* Handles the first message in peer->in. Returns 1: handled; 0: incomplete; -1: malformed. */
 static int tshi_uv_next_message(tshi_uv_peer *peer) {
     tshi_uv_cursor c = tshi_uv_cursor_over(peer->in.data, peer->in.used, 0);
-    size_t n = (size_t)tshi_uv_field(&c, 0, 4);
+    size_t n = (size_t)tshi_uv_field(&c, 0, 4); /* length of the payload */
     unsigned type = (unsigned)tshi_uv_field(&c, 0, 1);
-    if (c.bad) return 0;
-    if (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES) return -1;
-    if (peer->in.used < n + TSHI_UV_MESSAGE_HEAD) return 0;
-    c.end = c.at + n;
+    if (c.bad) return 0;                                         /* the head is incomplete */
+    if (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES) return -1; /* too long, or unknown */
+    if (peer->in.used < n + TSHI_UV_MESSAGE_HEAD) return 0;      /* the payload is incomplete */
+    c.end = c.at + n;                                            /* handlers read no further */
     tshi_uv_dispatch(peer, type, &c);
     if (c.bad) return -1;
-    if (peer->fd >= 0) tshi_uv_drop(&peer->in, n + TSHI_UV_MESSAGE_HEAD);
+    if (peer->fd >= 0) tshi_uv_drop(&peer->in, n + TSHI_UV_MESSAGE_HEAD); /* removes the message */
     return 1;
 }
 
-static void tshi_uv_peer_gone(tshi_uv_peer *peer, const char *how) {
+static void tshi_uv_peer_gone(tshi_uv_peer *peer, const char *how) { /* Reports a lost peer. */
     tsh_uv_world *world = peer->world;
     char last[240];
     tshi_uv_peer_end(peer, TSHI_UV_LOST);
-    if (world->parting) return;
-    if (tshi_uv_is_cut(peer))
+    if (world->parting) return; /* expected while this rank shuts down */
+    if (tshi_uv_is_cut(peer))   /* did the network break, or the process end? */
         tshi_uv_suspect_cut(world);
     else
         tshi_uv_suspect(world, TSHI_UV_GONE, TSH_ERR_LOST, peer->rank,
@@ -2608,50 +2617,51 @@ static void tshi_uv_peer_gone(tshi_uv_peer *peer, const char *how) {
                         tshi_uv_last_call(world, last, sizeof last));
 }
 
-static void tshi_uv_read_peer(tshi_uv_peer *peer) {
+static void tshi_uv_read_peer(tshi_uv_peer *peer) { /* Reads and handles all that has arrived. */
     for (;;) {
         ssize_t n;
-        int heard = 0;
-        if (!tshi_uv_reserve(&peer->in, 4096)) {
+        int heard = 0;                           /* what tshi_uv_next_message returned */
+        if (!tshi_uv_reserve(&peer->in, 4096)) { /* 0: no memory for 4 KiB more */
             if (!peer->world->parting) tshi_uv_lacks_memory(peer->world, peer->rank);
             return;
         }
         n = recv(peer->fd, peer->in.data + peer->in.used, peer->in.room - peer->in.used, 0);
-        if (n < 0 && tshi_uv_later()) return;
-        if (n <= 0) {
+        if (n < 0 && tshi_uv_later()) return; /* nothing more for now */
+        if (n <= 0) {                         /* 0: the peer closed; -1: an error */
             tshi_uv_peer_gone(peer, n == 0 ? "its connection ended" : tshi_uv_why(errno));
             return;
         }
         peer->in.used += (size_t)n;
-        tshi_uv_beats(peer, &peer->heard, tsh_now());
-        tshi_uv_look(peer);
+        tshi_uv_beats(peer, &peer->heard, tsh_now()); /* the peer is alive */
+        tshi_uv_look(peer);                           /* updates peer->acked */
         while (peer->fd >= 0 && (heard = tshi_uv_next_message(peer)) > 0) {
         }
         if (heard < 0) tshi_uv_peer_gone(peer, "it sent what is not a control message");
-        if (peer->fd < 0) return;
+        if (peer->fd < 0) return; /* a handler closed the connection */
     }
 }
 
-static void tshi_uv_peer_event(uv_poll_t *poll, int status, int events) {
+static void tshi_uv_peer_event(uv_poll_t *poll, int status, int events) { /* A socket is ready. */
     tshi_uv_peer *peer = (tshi_uv_peer *)poll->data;
     (void)status;
     (void)events;
     tshi_uv_read_peer(peer);
-    if (peer->fd >= 0) tshi_uv_flush(peer);
+    if (peer->fd >= 0) tshi_uv_flush(peer); /* sends what waits in peer->out */
 }
 
 /* ========================================================================== */
 /* >>uv-admit                                       MARK: - uv-admit (private) */
-/* Connections are dialled and accepted, and find their place once they are    */
-/* proven.                                                                     */
+/* Dials and accepts connections. Once both ends are authenticated, each is    */
+/* assigned: to a peer as its control connection, or to a link of a group. A   */
+/* dialled connection that fails is dialled again; an accepted one is freed.   */
 /* Needs: >>uv-hear.                                                            */
 /* ========================================================================== */
 
-/* A control connection. 0: no memory. */
+/* Makes fd the control connection to `rank`. Returns 0, after a report, if memory is lacking. */
 static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *name) {
     tshi_uv_peer *peer = &world->peer[rank];
 #ifdef TCP_THIN_LINEAR_TIMEOUTS
-    int one = 1; /* after a short break TCP soon tries again, not after twice the time each time */
+    int one = 1; /* after a short break TCP resends at even intervals, not doubled ones */
     (void)setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &one, sizeof one);
 #endif
     peer->poll = tshi_uv_watch(&world->control, fd, UV_READABLE, peer, tshi_uv_peer_event);
@@ -2660,104 +2670,103 @@ static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *nam
         return 0;
     }
     peer->fd = fd;
-    peer->events = UV_READABLE;
+    peer->events = UV_READABLE; /* what libuv watches for now */
     peer->state = TSHI_UV_THERE;
-    peer->heard.last = peer->acked.last = tsh_now();
+    peer->heard.last = peer->acked.last = tsh_now(); /* silence counts from here on */
     (void)snprintf(peer->name, sizeof peer->name, "%s", name);
     return 1;
 }
 
-/* The same host at both ends. */
+/* Returns 1 if both ends of the connection are on this host. */
 static int tshi_uv_is_local(int fd) {
     tshi_uv_address ends[2];
     char text[2][64];
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) { /* this end, then the other */
         if (!tshi_uv_end_of(fd, i, &ends[i])) return 0;
         tshi_uv_host_text(&ends[i], text[i], sizeof text[i]);
     }
-    return tshi_uv_loopback(&ends[0]) || strcmp(text[0], text[1]) == 0;
+    return tshi_uv_loopback(&ends[0]) || strcmp(text[0], text[1]) == 0; /* same address: one host */
 }
 
-/* A data connection of the group that is being made. Between ranks of one host bytes are best taken
- * over while they are still in a cache. 0: it has no place. */
+/* Assigns a data connection to its link. Between ranks of one host a small send buffer lets the
+ * receiver read bytes while they are in the cache. Returns 0 if no link needs the connection. */
 static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, int rank, int fd) {
     tshi_uv_link *link = tshi_uv_meant(world, hello, rank);
-    int near = TSHI_UV_NEAR;
-    if (!link || link->fd >= 0) return 0;
+    int near = TSHI_UV_NEAR;              /* bytes */
+    if (!link || link->fd >= 0) return 0; /* not wanted, or made already */
     if (tshi_uv_is_local(fd)) (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &near, sizeof near);
     link->fd = fd;
-    link->group->missing--;
+    link->group->missing--; /* one connection less to wait for */
     return 1;
 }
 
-/* A proven connection finds its place. */
+/* Hands an authenticated connection over to its peer or its link, else ends it. */
 static void tshi_uv_proven(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     int rank = conn->dialled ? conn->hello.server : conn->hello.client, kept;
     tshi_uv_unwatch(&conn->poll);
-    if (conn->hello.purpose <= TSHI_UV_CONTROL) {
+    if (conn->hello.purpose <= TSHI_UV_CONTROL) { /* TSHI_UV_JOIN or TSHI_UV_CONTROL */
         kept = tshi_uv_attach(world, rank, conn->fd, conn->name);
-        if (kept && rank == 0) tshi_uv_joined(world);
-        if (kept && world->rank == 0) tshi_uv_tell_absent(world);
+        if (kept && rank == 0) tshi_uv_joined(world); /* rank 0 has accepted this rank */
+        if (kept && world->rank == 0) tshi_uv_tell_absent(world); /* the list has changed */
     } else {
         kept = tshi_uv_place_link(world, &conn->hello, rank, conn->fd);
     }
     if (kept) {
-        conn->fd = -1;
+        conn->fd = -1; /* the peer or the link owns it now */
         tshi_uv_conn_free(conn);
     } else {
-        tshi_uv_conn_end(conn);
+        tshi_uv_conn_end(conn); /* dialled again, if dialled here */
     }
 }
 
-static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
+static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) { /* Runs the handshake. */
     tshi_uv_conn *conn = (tshi_uv_conn *)poll->data;
     int done = conn->dialled ? tshi_uv_client_step(conn) : tshi_uv_server_step(conn);
     (void)status;
     (void)events;
-    if (done < 0) {
+    if (done < 0) { /* refused or broken */
         tshi_uv_conn_end(conn);
-    } else if (done) {
+    } else if (done) { /* both ends are authenticated */
         tshi_uv_proven(conn);
-    } else if (conn->phase == TSHI_UV_HAS_HELLO) {
-        (void)uv_poll_stop(poll);
+    } else if (conn->phase == TSHI_UV_HAS_HELLO) { /* the handshake waits for rank 0's table */
+        (void)uv_poll_stop(poll);                  /* tshi_uv_tend continues it */
     } else {
         int writes = conn->out_used || conn->phase == TSHI_UV_CONNECTS;
         (void)uv_poll_start(poll, UV_READABLE | (writes ? UV_WRITABLE : 0), tshi_uv_conn_event);
     }
 }
 
-/* A connection begins its handshake, of which the server writes first. */
+/* Starts the handshake on fd; sends the greeting if this rank accepted the connection. */
 static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address *peer) {
-    int events = UV_READABLE | (conn->dialled ? UV_WRITABLE : 0);
-    int patience = conn->dialled ? TSHI_UV_DIAL_S : TSHI_UV_PATIENCE_S;
+    int events = UV_READABLE | (conn->dialled ? UV_WRITABLE : 0); /* writable: it has connected */
+    int patience = conn->dialled ? TSHI_UV_DIAL_S : TSHI_UV_PATIENCE_S; /* in seconds */
     conn->fd = fd;
     conn->phase = conn->dialled ? TSHI_UV_CONNECTS : TSHI_UV_AWAITS_HELLO;
-    conn->until = tsh_now() + patience * TSHI_UV_SECOND;
+    conn->until = tsh_now() + patience * TSHI_UV_SECOND; /* tshi_uv_tend ends it then */
     tshi_uv_address_text(peer, conn->name, sizeof conn->name);
     conn->poll = tshi_uv_watch(&conn->world->control, fd, events, conn, tshi_uv_conn_event);
     if (!conn->poll) {
-        tshi_uv_conn_end(conn);
+        tshi_uv_conn_end(conn); /* no memory */
     } else if (!conn->dialled) {
         uint32_t version = TSHI_UV_VERSION;
-        randombytes_buf(conn->hello.server_nonce, 32);
+        randombytes_buf(conn->hello.server_nonce, 32); /* prevents replayed hellos */
         (void)tshi_uv_greeting(conn->out, 1, &version, conn->hello.server_nonce);
         conn->out_used = TSHI_UV_GREETING;
-        conn->in_need = TSHI_UV_CLIENT_HELLO;
-        tshi_uv_conn_event(conn->poll, 0, 0);
+        conn->in_need = TSHI_UV_CLIENT_HELLO; /* bytes of the hello to read */
+        tshi_uv_conn_event(conn->poll, 0, 0); /* writes the greeting at once */
     }
 }
 
-/* Drops an unauthenticated connection at random. Were it the oldest, nobody whose round trip takes
- * longer than others take to fill all places would ever get in. At random, a connection survives
- * the arrival of as many new ones as are held with probability 1/e; ranks try again. 0: there is
- * none. */
+/* Drops one unauthenticated connection at random. Returns 0 if there is none. Dropping the oldest
+ * would shut out ranks whose round trip takes longer than others need to fill all n places. At
+ * random, a connection survives n arrivals with probability 1/e, and a rank dials again. */
 static int tshi_uv_drop_unproven(tsh_uv_world *world) {
-    tshi_uv_conn *conn = world->conns;
+    tshi_uv_conn *conn = world->conns; /* dialled ones are in this list, too */
     int skip;
     if (!world->unproven) return 0;
-    skip = (int)randombytes_uniform((uint32_t)world->unproven);
-    while (conn->dialled || skip--) conn = conn->next;
+    skip = (int)randombytes_uniform((uint32_t)world->unproven); /* how many to pass over */
+    while (conn->dialled || skip--) conn = conn->next;          /* dialled ones do not count */
     tshi_uv_note(world, TSHI_UV_OF_UNPROVEN,
                  "rank %d refused %s: %d connections wait for their proof", world->rank, conn->name,
                  world->unproven);
@@ -2765,34 +2774,34 @@ static int tshi_uv_drop_unproven(tsh_uv_world *world) {
     return 1;
 }
 
-/* No descriptor is left: a world that forms may find some later, one that runs will not. */
+/* Handles a lack of descriptors. While the world forms, some may be freed; later it is an error. */
 static void tshi_uv_too_few(tsh_uv_world *world) {
-    int need = tshi_uv_descriptors(world->size);
+    int need = tshi_uv_descriptors(world->size); /* what the world and its groups take */
     uv_mutex_lock(&world->lock);
     for (const tshi_uv_group *group = world->groups; group; group = group->next)
-        if (group != world->world_group) need += 2 * (group->size - 1);
+        if (group != world->world_group) need += 2 * (group->size - 1); /* 2 links per member */
     uv_mutex_unlock(&world->lock);
     tshi_uv_hindered(world, "too few descriptors: rank %d needs about %d (ulimit -n)", world->rank,
                      need);
-    if (!world->forming)
+    if (!world->forming) /* while it forms, accepting is tried again */
         tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_IO, world->rank, "%s", world->obstacle);
 }
 
-static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
+static void tshi_uv_accept(uv_poll_t *poll, int status, int events) { /* Accepts connections. */
     tsh_uv_world *world = (tsh_uv_world *)poll->data;
     (void)status;
     (void)events;
-    for (int i = 0; i < TSHI_UV_ACCEPTS && world->listener >= 0; i++) {
+    for (int i = 0; i < TSHI_UV_ACCEPTS && world->listener >= 0; i++) { /* several at a time */
         tshi_uv_address from;
         tshi_uv_conn *conn;
         int fd;
         from.size = (socklen_t)sizeof from.storage;
         fd = accept(world->listener, (struct sockaddr *)&from.storage, &from.size);
         if (fd < 0) {
-            if (!tshi_uv_out_of_descriptors(errno)) return;
-            if (tshi_uv_drop_unproven(world)) continue;
+            if (!tshi_uv_out_of_descriptors(errno)) return; /* no connection is waiting */
+            if (tshi_uv_drop_unproven(world)) continue;     /* frees a descriptor: try again */
             tshi_uv_too_few(world);
-            tshi_uv_unwatch(&world->listening); /* tried again at a later tick */
+            tshi_uv_unwatch(&world->listening); /* a later tick tries again */
             world->accept_at = tsh_now() + 100 * TSHI_UV_MS;
             return;
         }
@@ -2801,19 +2810,19 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
         if (conn)
             tshi_uv_conn_begin(conn, fd, &from);
         else
-            (void)close(fd);
+            (void)close(fd); /* no memory, or the system refused */
     }
 }
 
-static void tshi_uv_dial(tshi_uv_conn *conn) {
+static void tshi_uv_dial(tshi_uv_conn *conn) { /* Connects conn; ends it if that fails. */
     tsh_uv_world *world = conn->world;
     const tshi_uv_address *address = &conn->address;
-    char name[80];
+    char name[80]; /* host:port, for the error */
     int fd, why;
     if (conn->hello.purpose == TSHI_UV_JOIN)
-        address = &world->address[conn->attempts % world->addresses];
+        address = &world->address[conn->attempts % world->addresses]; /* rank 0 may have several */
     fd = tshi_uv_connect(address);
-    why = errno;
+    why = errno; /* before another call changes errno */
     if (fd >= 0) {
         tshi_uv_conn_begin(conn, fd, address);
         return;
@@ -2823,31 +2832,34 @@ static void tshi_uv_dial(tshi_uv_conn *conn) {
         tshi_uv_too_few(world);
     else
         tshi_uv_hindered(world, "%s: %s", name, tshi_uv_why(why));
-    tshi_uv_conn_end(conn);
+    tshi_uv_conn_end(conn); /* dialled again later */
 }
 
 /* ========================================================================== */
 /* >>uv-control                                   MARK: - uv-control (private) */
-/* The control thread: beats, and all else that takes time.                    */
+/* The control thread. After each batch of events, and at least every 100 ms,  */
+/* tshi_uv_tick does what is due: beats, silence, dialling, error reports and  */
+/* decisions. The thread ends once the last group is closed and peers know.    */
 /* Needs: >>uv-admit.                                                           */
 /* ========================================================================== */
 
-enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_MISSING_MS = 300 }; /* a beat after which one is missing */
+enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_MISSING_MS = 300 }; /* when a beat is due, and is overdue */
+/* ms between AWAIT messages; ms by which this thread must wake late for silence to count anew */
 enum { TSHI_UV_AWAIT_MS = 120, TSHI_UV_OVERSLEPT_MS = 1000 };
 
-static void tshi_uv_beat(tsh_uv_world *world, int64_t now) {
+static void tshi_uv_beat(tsh_uv_world *world, int64_t now) { /* Sends a beat if one is due. */
     if (now < world->beat) return;
     for (int r = 0; r < world->size; r++)
-        if (world->peer[r].fd >= 0) tshi_uv_look(&world->peer[r]);
+        if (world->peer[r].fd >= 0) tshi_uv_look(&world->peer[r]); /* updates peer->acked */
     (void)tshi_uv_write(world, TSHI_UV_BEAT);
     for (int r = 0; r < world->size; r++)
-        if (!world->peer[r].out.used) tshi_uv_post(&world->peer[r]);
+        if (!world->peer[r].out.used) tshi_uv_post(&world->peer[r]); /* nothing else is queued */
     world->beat = now + TSHI_UV_BEAT_MS * TSHI_UV_MS;
 }
 
-/* While the caller waits, sends each peer it waits for the number of bytes received so far. A peer
- * gets the next such message only when it has acknowledged the last, so that slow networks do not
- * fill with outdated counts. */
+/* While the caller is blocked, sends each peer that it waits for the number of bytes received so
+ * far. A peer gets the next such message only after it has acknowledged the previous one, so that
+ * counts do not pile up on slow networks. */
 static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
     if (now < world->await_at) return;
     world->await_at = now + TSHI_UV_AWAIT_MS * TSHI_UV_MS;
@@ -2857,12 +2869,12 @@ static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
             tshi_uv_link *link = &group->link[i];
             tshi_uv_peer *peer = &world->peer[group->ranks[link->peer]];
             tshi_uv_cursor *c;
-            if (peer->fd < 0 || !TSHI_UV_GET(&link->awaits)) continue;
-            tshi_uv_look(peer);
-            if (peer->mark && peer->marked < now) continue;
+            if (peer->fd < 0 || !TSHI_UV_GET(&link->awaits)) continue; /* needs nothing from peer */
+            tshi_uv_look(peer);                                        /* updates peer->acked */
+            if (peer->mark && peer->marked < now) continue; /* an older message is unacknowledged */
             c = tshi_uv_write(world, TSHI_UV_AWAIT);
-            (void)tshi_uv_field(c, group->id, 8);
-            (void)tshi_uv_field(c, TSHI_UV_GET(&link->got), 8);
+            (void)tshi_uv_field(c, group->id, 8);               /* read by tshi_uv_on_await */
+            (void)tshi_uv_field(c, TSHI_UV_GET(&link->got), 8); /* bytes received so far */
             (void)tshi_uv_field(c, i < group->size ? TSHI_UV_DATA : TSHI_UV_MESSAGES, 1);
             tshi_uv_post(peer);
         }
@@ -2870,27 +2882,28 @@ static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
     uv_mutex_unlock(&world->lock);
 }
 
-/* Silence counts only while this loop itself runs in time. */
+/* Reports peers silent for a heartbeat. Time in which this thread did not run does not count. */
 static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
+    /* overslept: this thread woke so late that peers' messages may be unread */
     int overslept = world->ticked && now - world->ticked > TSHI_UV_OVERSLEPT_MS * TSHI_UV_MS, cut;
-    int64_t due;
+    int64_t due; /* when this peer's silence becomes an error */
     char last[240];
-    world->silent_at = INT64_MAX;
+    world->silent_at = INT64_MAX; /* the earliest such time of all peers */
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer *peer = &world->peer[r];
         if (peer->state != TSHI_UV_THERE) continue;
-        if (overslept) peer->heard.last = peer->acked.last = now;
-        if (world->parting || tshi_uv_failed(world) != TSH_OK) continue;
+        if (overslept) peer->heard.last = peer->acked.last = now;        /* count anew from now */
+        if (world->parting || tshi_uv_failed(world) != TSH_OK) continue; /* silence is no error */
         cut = tshi_uv_is_cut(peer);
-        /* Silence begins where a beat is missing. Half open, a peer is heard for a while after it
-         * ceased to hear: then it begins with the first beat that is not acknowledged. */
+        /* Silence starts when a beat is overdue. On a half-open connection the peer is still heard
+         * after it ceased to receive: there it starts with our first unacknowledged bytes. */
         due = peer->heard.last + TSHI_UV_MISSING_MS * TSHI_UV_MS + world->heartbeat;
         if (cut && peer->mark) due = tshi_uv_min(due, peer->marked + world->heartbeat);
         if (now < due) {
             world->silent_at = tshi_uv_min(world->silent_at, due);
             continue;
         }
-        peer->state = TSHI_UV_MUTE;
+        peer->state = TSHI_UV_MUTE; /* reported only once */
         if (cut)
             tshi_uv_suspect_cut(world);
         else
@@ -2901,14 +2914,14 @@ static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
     }
 }
 
-/* Answers the handshakes that had to wait for rank 0's address table, dials, and drops what takes
- * too long. */
+/* Continues handshakes that waited for rank 0's address table, dials the connections that are due,
+ * and ends handshakes that take too long. */
 static void tshi_uv_tend(tsh_uv_world *world, int64_t now) {
     tshi_uv_conn *conn = world->conns, *next;
     for (; conn; conn = next) {
-        next = conn->next;
+        next = conn->next; /* conn may be freed below */
         if (conn->phase == TSHI_UV_HAS_HELLO && world->tabled) {
-            tshi_uv_conn_event(conn->poll, 0, 0);
+            tshi_uv_conn_event(conn->poll, 0, 0); /* the table is here: replies now */
             continue;
         }
         if (now < conn->until) continue;
@@ -2921,30 +2934,30 @@ static void tshi_uv_tend(tsh_uv_world *world, int64_t now) {
         else
             tshi_uv_note(world, TSHI_UV_OF_UNPROVEN, "rank %d refused %s: no proof within %d s",
                          world->rank, conn->name, TSHI_UV_PATIENCE_S);
-        tshi_uv_conn_end(conn);
+        tshi_uv_conn_end(conn); /* dialled again later, or freed */
     }
 }
 
-/* All are there, but these do not reach all others, as far as this rank knows. */
+/* All ranks have joined. Appends those that may still lack connections to other ranks. */
 static void tshi_uv_list_unready(const tsh_uv_world *world, char *text, size_t room) {
     tsh_text_add(text, room, "; a firewall between hosts? Still connecting:");
-    if (world->rank) tsh_text_add(text, room, " %d", world->rank);
+    if (world->rank) tsh_text_add(text, room, " %d", world->rank); /* no other rank is known */
     for (int r = 1; r < world->size && !world->rank; r++)
-        if (!world->peer[r].ready) tsh_text_add(text, room, " %d", r);
+        if (!world->peer[r].ready) tsh_text_add(text, room, " %d", r); /* rank 0: no READY yet */
 }
 
-/* Time is up for the world to form. */
+/* The world did not form in time: reports which ranks are absent and what was in the way. */
 static void tshi_uv_not_formed(tsh_uv_world *world) {
-    char absent[256], where[340], hint[256] = "", host[64];
+    char absent[256], where[340], hint[256] = "", host[64]; /* parts of the sentence */
     int there = world->rank == 0 || world->peer[0].state == TSHI_UV_THERE;
-    const char *obstacle;
-    long first;
+    const char *obstacle; /* what last hindered a connection of this rank */
+    long first;           /* lowest absent rank; -1: none */
     if (world->rank == 0)
-        tshi_uv_list_absent(world, absent, sizeof absent);
+        tshi_uv_list_absent(world, absent, sizeof absent); /* rank 0 knows who is absent */
     else
         (void)snprintf(absent, sizeof absent, "%s", there ? world->absent : "");
-    first = absent[0] ? strtol(absent, NULL, 10) : -1;
-    if (first < 0 || first >= world->size) first = -1;
+    first = absent[0] ? strtol(absent, NULL, 10) : -1; /* the list is sorted */
+    if (first < 0 || first >= world->size) first = -1; /* a received text may be wrong */
     tshi_uv_name(world->host, world->port, where, sizeof where);
     tshi_uv_host_text(&world->own, host, sizeof host);
     if (world->rank == 0 && tshi_uv_loopback(&world->own) && strcmp(world->host, host) != 0)
@@ -2952,14 +2965,14 @@ static void tshi_uv_not_formed(tsh_uv_world *world) {
                        "; rank 0 listens on %s, where other hosts cannot reach it: set TSHARD_HOST "
                        "or TSHARD_BIND to an address of its network",
                        host);
-    else if (!there)
+    else if (!there) /* no control connection to rank 0 */
         (void)snprintf(hint, sizeof hint,
                        "; rank 0 has not started, does not listen at %.60s (TSHARD_HOST, "
                        "TSHARD_PORT), or its world is complete already",
                        where);
-    else if (!absent[0] && !world->obstacle[0])
+    else if (!absent[0] && !world->obstacle[0]) /* all have joined, nothing was refused */
         tshi_uv_list_unready(world, hint, sizeof hint);
-    obstacle = there && absent[0] ? "" : world->obstacle; /* it hinders no other rank */
+    obstacle = there && absent[0] ? "" : world->obstacle; /* not why ranks are absent */
     if (there)
         tshi_uv_suspect(world, TSHI_UV_LATE, TSH_ERR_TIMEOUT, (int)first,
                         "the world of %d ranks did not form in %.1f s%s%s%s%s%s", world->size,
@@ -2972,27 +2985,27 @@ static void tshi_uv_not_formed(tsh_uv_world *world) {
                         obstacle, hint);
 }
 
-static void tshi_uv_tick(tsh_uv_world *world) {
+static void tshi_uv_tick(tsh_uv_world *world) { /* Does what is due. */
     int64_t now = tsh_now();
-    tshi_uv_beat(world, now);
-    tshi_uv_tell_awaited(world, now);
-    tshi_uv_note_silence(world, now);
-    tshi_uv_take_offer(world, now); /* the coordinator may be another now */
-    tshi_uv_send_report(world);
-    tshi_uv_form(world);
-    tshi_uv_tend(world, now);
-    tshi_uv_log_counted(world, now);
+    tshi_uv_beat(world, now);         /* every 250 ms */
+    tshi_uv_tell_awaited(world, now); /* every 120 ms while the caller is blocked */
+    tshi_uv_note_silence(world, now); /* reports peers silent for a heartbeat */
+    tshi_uv_take_offer(world, now);   /* uses a decision held back, if its time has come */
+    tshi_uv_send_report(world);       /* again, if the coordinator has changed */
+    tshi_uv_form(world);              /* completes the world or a group */
+    tshi_uv_tend(world, now);         /* continues handshakes, dials */
+    tshi_uv_log_counted(world, now);  /* logs refusals, once a second */
     if (tshi_uv_failed(world) == TSH_OK && world->listener >= 0 && !world->listening &&
-        now >= world->accept_at)
+        now >= world->accept_at) /* starts or resumes accepting */
         world->listening = tshi_uv_watch(&world->control, world->listener, UV_READABLE, world,
                                          tshi_uv_accept);
     if (tshi_uv_failed(world) == TSH_OK && world->forming && now >= world->due)
-        tshi_uv_not_formed(world);
-    if (TSHI_UV_GET(&world->blocked_new)) tshi_uv_send_blocked(world);
-    tshi_uv_decide(world, now);
+        tshi_uv_not_formed(world);                                     /* joining timed out */
+    if (TSHI_UV_GET(&world->blocked_new)) tshi_uv_send_blocked(world); /* to the coordinator */
+    tshi_uv_decide(world, now); /* chooses the world's error, if that is due */
 }
 
-/* 1 if all peers know that this rank shuts down, and have gone too or were given their time. */
+/* Returns 1 if all peers have closed their connections, or had 20 ms (200 if bytes are unsent). */
 static int tshi_uv_parted(tsh_uv_world *world, int64_t now) {
     int unsent = 0, there = 0;
     for (int r = 0; r < world->size; r++) {
@@ -3004,69 +3017,69 @@ static int tshi_uv_parted(tsh_uv_world *world, int64_t now) {
     return !there || now - world->parting > (unsent ? 200 : 20) * TSHI_UV_MS;
 }
 
-static void tshi_uv_part(tsh_uv_world *world) {
-    if (tshi_uv_has_reported(world)) return;
+static void tshi_uv_part(tsh_uv_world *world) { /* Begins the shutdown: sends BYE to all. */
+    if (tshi_uv_has_reported(world)) return;    /* waits for the decision first */
     world->parting = tsh_now();
     (void)tshi_uv_write(world, TSHI_UV_BYE);
     tshi_uv_post_all(world);
     for (int r = 0; r < world->size; r++)
         if (world->peer[r].fd >= 0 && !world->peer[r].out.used)
-            (void)shutdown(world->peer[r].fd, SHUT_WR);
+            (void)shutdown(world->peer[r].fd, SHUT_WR); /* no more bytes from this rank */
 }
 
-/* Tells libuv what may wake this thread. */
+/* Updates which events libuv watches on the control connections. */
 static void tshi_uv_watch_peers(tsh_uv_world *world) {
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer *peer = &world->peer[r];
-        int events = UV_READABLE | (peer->out.used ? UV_WRITABLE : 0);
-        if (peer->fd < 0 || events == peer->events) continue;
+        int events = UV_READABLE | (peer->out.used ? UV_WRITABLE : 0); /* writable: if bytes wait */
+        if (peer->fd < 0 || events == peer->events) continue; /* no connection, or no change */
         (void)uv_poll_start(peer->poll, events, tshi_uv_peer_event);
         peer->events = events;
     }
 }
 
-static void tshi_uv_on_tick(uv_timer_t *timer) {
+static void tshi_uv_on_tick(uv_timer_t *timer) { /* Only ends the loop's sleep. */
     (void)timer;
 }
 
-/* Whatever has happened, these follow from it. */
+/* Runs before libuv sleeps: ticks, then sets the timer for the next tick. */
 static void tshi_uv_on_turn(uv_prepare_t *turn) {
     tsh_uv_world *world = (tsh_uv_world *)turn->data;
     int ended = tshi_uv_failed(world) != TSH_OK, leaving = TSHI_UV_GET(&world->leaving), wait;
-    int64_t next;
+    int64_t next; /* when the next beat, or error of silence, is due */
     tshi_uv_tick(world);
     if (leaving && !world->parting) tshi_uv_part(world);
     if (world->parting && tshi_uv_parted(world, tsh_now())) {
-        uv_stop(&world->control);
+        uv_stop(&world->control); /* ends uv_run in tshi_uv_main */
         return;
     }
     tshi_uv_watch_peers(world);
     next = tshi_uv_min(world->silent_at, world->beat);
-    wait = world->forming || world->making || world->conns || leaving ||
+    wait = world->forming || world->making || world->conns || leaving || /* busy: tick often */
                    tshi_uv_has_reported(world) || (!ended && world->offered_at)
-               ? 5
-               : (int)tshi_uv_min(100, (next - tsh_now()) / TSHI_UV_MS + 1);
+               ? 5                                                           /* ms */
+               : (int)tshi_uv_min(100, (next - tsh_now()) / TSHI_UV_MS + 1); /* ms, at most 100 */
     if (wait < 1) wait = 1;
-    world->ticked = tsh_now() + wait * TSHI_UV_MS;
+    world->ticked = tsh_now() + wait * TSHI_UV_MS; /* when this thread should wake */
     (void)uv_timer_start(&world->tick, tshi_uv_on_tick, (uint64_t)wait, 0);
 }
 
-/* Time is up for a group's connections: whose are not there, and why. */
+/* A group was not connected in time: names the lowest rank that is missing, and why. */
 static void tshi_uv_name_missing(const tshi_uv_group *group, tsh_error *error) {
     const tsh_uv_world *world = group->world;
-    for (int r = group->size - 1; r >= 0; r--) {
+    for (int r = group->size - 1; r >= 0; r--) { /* the lowest missing rank is set last */
         if (r == group->rank || (group->link[r].fd >= 0 && group->link[group->size + r].fd >= 0))
             continue;
         error->rank = group->ranks[r];
     }
-    if (error->rank < 0) return;
+    if (error->rank < 0) return; /* no rank is missing */
     tsh_text_add(error->message, sizeof error->message, "; absent ranks: %d", error->rank);
-    if (world->obstacle[0])
+    if (world->obstacle[0]) /* why the last attempt failed */
         tsh_text_add(error->message, sizeof error->message, " (%s)", world->obstacle);
 }
 
-/* The caller's thread has something: an error report, a group to be made, a long wait, or it
- * leaves. */
+/* Callback of wake_control: takes the caller's error report and the group that it wants connected.
+ * Other reasons to wake, a long wait or a shutdown, are seen by the next tick. */
 static void tshi_uv_on_request(uv_async_t *async) {
     tsh_uv_world *world = (tsh_uv_world *)async->data;
     tshi_uv_report e;
@@ -3075,24 +3088,24 @@ static void tshi_uv_on_request(uv_async_t *async) {
     e = world->reported;
     world->reported.kind = TSHI_UV_NOTHING;
     if (world->requested) {
-        made = world->making = world->requested;
+        made = world->making = world->requested; /* the control thread's until it is linked */
         world->requested = NULL;
-        world->listener = made->listener;
+        world->listener = made->listener; /* where the higher ranks dial */
         made->listener = -1;
     }
     uv_mutex_unlock(&world->lock);
     if (e.kind == TSHI_UV_LATE && world->making) tshi_uv_name_missing(world->making, &e.error);
-    if (e.kind != TSHI_UV_NOTHING) tshi_uv_hold(world, &e);
-    if (made) tshi_uv_dial_group(world, made);
+    if (e.kind != TSHI_UV_NOTHING) tshi_uv_hold(world, &e); /* reports to the coordinator */
+    if (made) tshi_uv_dial_group(world, made);              /* dials the lower ranks */
 }
 
-/* The whole life of the control thread. */
+/* Main function of the control thread: runs its loop until it is stopped, then closes all. */
 static void tshi_uv_main(void *argument) {
     tsh_uv_world *world = (tsh_uv_world *)argument;
     if (world->rank) tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]);
-    (void)uv_run(&world->control, UV_RUN_DEFAULT);
+    (void)uv_run(&world->control, UV_RUN_DEFAULT); /* until tshi_uv_on_turn stops it */
     while (world->conns) tshi_uv_conn_free(world->conns);
-    tshi_uv_log_counted(world, INT64_MAX);
+    tshi_uv_log_counted(world, INT64_MAX); /* what has not been logged yet */
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer_end(&world->peer[r], TSHI_UV_LEFT);
         free(world->peer[r].in.data);
@@ -3103,13 +3116,15 @@ static void tshi_uv_main(void *argument) {
 
 /* ========================================================================== */
 /* >>uv-group                                       MARK: - uv-group (private) */
-/* A group of ranks and its data connections.                                  */
+/* A group of ranks: its members, two data connections to each (one for        */
+/* collectives, one for messages) and its operations. The control thread       */
+/* connects a group; after that only the caller's thread uses it.              */
 /* Needs: >>uv-connect.                                                         */
 /* ========================================================================== */
 
-static void tshi_uv_group_free(tshi_uv_group *group) {
+static void tshi_uv_group_free(tshi_uv_group *group) { /* Closes and frees a group, or NULL. */
     if (!group) return;
-    for (int i = 0; group->link && i < 2 * group->size; i++) {
+    for (int i = 0; group->link && i < 2 * group->size; i++) { /* NULL: out of memory */
         tshi_uv_unwatch(&group->link[i].poll);
         tshi_uv_close_fd(&group->link[i].fd);
     }
@@ -3121,7 +3136,7 @@ static void tshi_uv_group_free(tshi_uv_group *group) {
     free(group);
 }
 
-/* Not yet known to others. Its ranks and ports are to be filled in. */
+/* Returns a group without connections; the caller fills in ranks and ports. NULL: no memory. */
 static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int rank, int size) {
     size_t n = (size_t)size;
     tshi_uv_group *group = (tshi_uv_group *)calloc(1, sizeof *group);
@@ -3130,101 +3145,105 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     group->id = id;
     group->rank = rank;
     group->size = size;
-    group->listener = -1;
-    group->missing = 2 * (size - 1);
-    group->link = (tshi_uv_link *)calloc(2 * n, sizeof *group->link);
+    group->listener = -1;            /* none yet */
+    group->missing = 2 * (size - 1); /* two connections to every other member */
+    group->link = (tshi_uv_link *)calloc(2 * n, sizeof *group->link); /* see tshi_uv_link_to */
     group->streams = (tshi_uv_stream *)calloc(2 * n * TSHI_UV_OPS, sizeof *group->streams);
-    group->ranks = (int *)calloc(2 * n, sizeof *group->ranks);
+    group->ranks = (int *)calloc(2 * n, sizeof *group->ranks); /* ranks, then ports */
     for (int i = 0; group->link && i < 2 * size; i++) {
         group->link[i].group = group;
-        group->link[i].fd = -1;
-        group->link[i].peer = i % size;
+        group->link[i].fd = -1;         /* not connected */
+        group->link[i].peer = i % size; /* rank of the group */
     }
     if (!group->link || !group->streams || !group->ranks) {
         tshi_uv_group_free(group);
         return NULL;
     }
-    group->ports = group->ranks + n;
+    group->ports = group->ranks + n; /* the second half of the array */
     for (size_t i = 0; i < TSHI_UV_OPS; i++) {
         group->op[i].group = group;
-        group->op[i].in = group->streams + 2 * i * n;
+        group->op[i].in = group->streams + 2 * i * n; /* one stream per peer, each way */
         group->op[i].out = group->op[i].in + n;
     }
     return group;
 }
 
-static int tshi_uv_next(const tshi_uv_group *group) {
+static int tshi_uv_next(const tshi_uv_group *group) { /* Returns the next rank on the ring. */
     return group->rank + 1 == group->size ? 0 : group->rank + 1;
 }
 
-static int tshi_uv_prev(const tshi_uv_group *group) {
+static int tshi_uv_prev(const tshi_uv_group *group) { /* Returns the previous rank on the ring. */
     return group->rank == 0 ? group->size - 1 : group->rank - 1;
 }
 
 /* ---- queues ---- */
 
-static void tshi_uv_push(tshi_uv_fifo *fifo, const tshi_uv_op *op) {
+static void tshi_uv_push(tshi_uv_fifo *fifo, const tshi_uv_op *op) { /* Appends op to a queue. */
     fifo->op[(fifo->first + fifo->used) % TSHI_UV_OPS] = (unsigned char)(op - op->group->op);
     fifo->used++;
 }
 
-static void tshi_uv_pop(tshi_uv_fifo *fifo) {
+static void tshi_uv_pop(tshi_uv_fifo *fifo) { /* Removes the first operation of a queue. */
     fifo->first = (fifo->first + 1) % TSHI_UV_OPS;
     fifo->used--;
 }
 
+/* Returns the first operation of a queue, which must not be empty. */
 static tshi_uv_op *tshi_uv_first(tshi_uv_group *group, const tshi_uv_fifo *fifo) {
-    return &group->op[fifo->op[fifo->first]];
+    return &group->op[fifo->op[fifo->first]]; /* a queue holds indices of group->op */
 }
 
 /* ========================================================================== */
 /* >>uv-algorithm                               MARK: - uv-algorithm (private) */
-/* Which bytes of a collective go to whom, and where those of others belong.   */
+/* Computes which bytes a collective sends to which peer, and where received   */
+/* bytes belong. It does no I/O: >>uv-flow calls tshi_uv_bytes_at.             */
 /* Needs: >>uv-group.                                                           */
 /* ========================================================================== */
 
-/* A ring carries, from rank to rank, one stream of bytes: for each segment of the chunks in turn, a
- * number of steps. In step t rank r sends that segment of chunk r-1-t of a sum, r-t of a gather
- * (indices mod P), and receives that of the chunk before. So whatever comes in goes out again one
- * step later, while it is still in a cache: summed with this rank's own piece in the first P-1
- * steps of a sum, as it is afterwards. The chunk k = r-1 that rank r starts with is x[k+1]; then
- * come x[k+2] and so on up to x[k+P]: the order that the contract promises. */
+/* The ring. Every rank sends one stream of bytes to the next rank and receives one from the rank
+ * before. Data is cut into P chunks and every chunk into segments. A stream consists of rows: row i
+ * carries segment i of the chunks, one chunk per step. In step t, rank r sends that of chunk r-1-t
+ * in a sum, of chunk r-t in a gather (indices mod P), and receives that of the chunk before. What
+ * arrives in one step is sent in the next, while it is in the cache: in the first P-1 steps of a
+ * sum with this rank's own segment added, else unchanged. So chunk k is the sum x[k+1] + x[k+2] +
+ * ... + x[k+P], with x[r] from rank r mod P: the documented order (rule 5 of >>comm-api). */
 
+/* A place in a buffer. */
 typedef struct tshi_uv_span {
-    char *at;
-    int64_t size; /* contiguous bytes from there */
+    char *at;     /* the first byte */
+    int64_t size; /* contiguous bytes from `at` */
 } tshi_uv_span;
 
-static int64_t tshi_uv_width(const tshi_uv_op *op) {
+static int64_t tshi_uv_width(const tshi_uv_op *op) { /* Returns the bytes of an element. */
     return (int64_t)tsh_dtype_size(op->coll.dtype);
 }
 
-/* Bytes of chunk k. */
+/* Returns the size of chunk k in bytes, which may be 0. */
 static int64_t tshi_uv_length(const tshi_uv_op *op, int k) {
     const tsh_coll *coll = &op->coll;
     const int size = op->group->size;
-    if (coll->kind == TSH_ALLREDUCE)
+    if (coll->kind == TSH_ALLREDUCE) /* chunks of rule 5 (>>comm-api) */
         return (tsh_coll_chunk(coll->count, size, k + 1) - tsh_coll_chunk(coll->count, size, k)) *
                tshi_uv_width(op);
-    return coll->recv_counts[k] * coll->blocks * tshi_uv_width(op);
+    return coll->recv_counts[k] * coll->blocks * tshi_uv_width(op); /* as the call's counts say */
 }
 
-/* `blocks` rows of counts: the place of byte `offset` of rank k's piece. */
+/* Finds byte `offset` of rank k's part in a buffer of `blocks` rows of counts[0] + ... elements. */
 static tshi_uv_span tshi_uv_in_rows(const tshi_uv_op *op, void *base, const int64_t *counts, int k,
                                     int64_t offset) {
-    int64_t width = tshi_uv_width(op), row = counts[k] * width;
-    int64_t whole = tsh_coll_before(counts, op->group->size) * width;
-    int64_t b = row ? offset / row : 0, within = row ? offset % row : 0;
+    int64_t width = tshi_uv_width(op), row = counts[k] * width; /* row: bytes per row, of rank k */
+    int64_t whole = tsh_coll_before(counts, op->group->size) * width;    /* bytes of a whole row */
+    int64_t b = row ? offset / row : 0, within = row ? offset % row : 0; /* b: index of the row */
     tshi_uv_span span;
     span.at = (char *)base + b * whole + tsh_coll_before(counts, k) * width + within;
-    span.size = row - within;
+    span.size = row - within; /* to the end of the part in this row */
     return span;
 }
 
-/* The place of byte `offset` of chunk k in a buffer that holds all chunks. */
+/* Finds byte `offset` of chunk k in a buffer that holds the chunks of all ranks. */
 static tshi_uv_span tshi_uv_in_whole(const tshi_uv_op *op, void *base, int k, int64_t offset) {
     const tsh_coll *coll = &op->coll;
-    int64_t chunk;
+    int64_t chunk; /* where the chunk starts, in elements */
     tshi_uv_span span;
     if (coll->kind != TSH_ALLREDUCE) return tshi_uv_in_rows(op, base, coll->recv_counts, k, offset);
     chunk = tsh_coll_chunk(coll->count, op->group->size, k);
@@ -3233,45 +3252,45 @@ static tshi_uv_span tshi_uv_in_whole(const tshi_uv_op *op, void *base, int k, in
     return span;
 }
 
-static void *tshi_uv_send_buffer(const tshi_uv_op *op) {
-    return (void *)(uintptr_t)op->coll.send; /* only read */
+static void *tshi_uv_send_buffer(const tshi_uv_op *op) { /* Returns coll.send as non-const. */
+    return (void *)(uintptr_t)op->coll.send;             /* const is cast away; only read */
 }
 
-static int tshi_uv_sums(const tshi_uv_op *op) {
+static int tshi_uv_sums(const tshi_uv_op *op) { /* Returns 1 if op is a reduction. */
     return op->coll.kind == TSH_ALLREDUCE || op->coll.kind == TSH_REDUCE_SCATTER;
 }
 
-/* The chunk that a ring's outgoing stream starts with, and the incoming one. */
+/* Returns the chunk with which a ring's outgoing stream starts. */
 static int tshi_uv_first_out(const tshi_uv_op *op) {
     return tshi_uv_sums(op) ? tshi_uv_prev(op->group) : op->group->rank;
 }
 
-static int tshi_uv_first_in(const tshi_uv_op *op) {
+static int tshi_uv_first_in(const tshi_uv_op *op) { /* Returns the first chunk that is received. */
     return (tshi_uv_first_out(op) + op->group->size - 1) % op->group->size;
 }
 
-static int tshi_uv_steps(const tshi_uv_op *op) {
+static int tshi_uv_steps(const tshi_uv_op *op) { /* Returns the number of steps of a row. */
     return (op->coll.kind == TSH_ALLREDUCE ? 2 : 1) * (op->group->size - 1);
 }
 
-/* The steps whose incoming bytes are summed. */
+/* Returns how many steps of a row, the first ones, add what is received. */
 static int tshi_uv_summed(const tshi_uv_op *op) {
     return tshi_uv_sums(op) ? op->group->size - 1 : 0;
 }
 
-/* Where a ring's stream is. */
+/* A position in a ring's stream. */
 typedef struct tshi_uv_at {
-    int64_t row; /* segment */
-    int step, chunk;
-    int64_t done, left; /* bytes of the step, and to its end */
-    int64_t offset;     /* in the chunk */
+    int64_t row;        /* index of the row of segments */
+    int step, chunk;    /* step of the row; chunk of that step */
+    int64_t done, left; /* bytes of the step before this position, and after */
+    int64_t offset;     /* of this position in the chunk, in bytes */
 } tshi_uv_at;
 
-static int tshi_uv_chunk_of(const tshi_uv_op *op, int first, int step) {
+static int tshi_uv_chunk_of(const tshi_uv_op *op, int first, int step) { /* Returns step's chunk. */
     return (first + 2 * op->group->size - step) % op->group->size;
 }
 
-/* Bytes of a stream before a row of segments. */
+/* Returns the bytes of a stream before row `row`; `first` is the chunk of the stream's step 0. */
 static int64_t tshi_uv_before_row(const tshi_uv_op *op, int first, int64_t row) {
     int64_t total = 0;
     for (int t = 0; t < tshi_uv_steps(op); t++)
@@ -3280,13 +3299,13 @@ static int64_t tshi_uv_before_row(const tshi_uv_op *op, int first, int64_t row) 
     return total;
 }
 
-/* Bytes of chunk k in a row. */
+/* Returns the size in bytes of chunk k's segment in a row; 0: the chunk ends before it. */
 static int64_t tshi_uv_segment(const tshi_uv_op *op, int k, int64_t row) {
     int64_t left = tshi_uv_length(op, k) - row * TSHI_UV_SEGMENT;
     return left < 0 ? 0 : tshi_uv_min(left, TSHI_UV_SEGMENT);
 }
 
-/* Bytes of a stream before `done` bytes of a step. */
+/* Returns the offset in the stream of the point `done` bytes into step `step` of row `row`. */
 static int64_t tshi_uv_position(const tshi_uv_op *op, int first, int64_t row, int step,
                                 int64_t done) {
     int64_t total = tshi_uv_before_row(op, first, row) + done;
@@ -3295,25 +3314,25 @@ static int64_t tshi_uv_position(const tshi_uv_op *op, int first, int64_t row, in
     return total;
 }
 
-/* The place of byte `at` of a stream, which is longer. Rows are full but for the last ones, so the
- * first guess is mostly right. */
+/* Finds the row, step and chunk of byte `at`, which must lie in the stream. All rows but the last
+ * ones are full, so the first guess, by division, is mostly right. */
 static tshi_uv_at tshi_uv_locate(const tshi_uv_op *op, int first, int64_t at) {
     tshi_uv_at place;
     int64_t low = at / (TSHI_UV_SEGMENT * (int64_t)tshi_uv_steps(op)), high = low + 1;
     while (tshi_uv_before_row(op, first, high) <= at) high = low + 2 * (high - low);
-    while (high - low > 1) {
+    while (high - low > 1) { /* the row sought is in [low, high) */
         int64_t middle = low + (high - low) / 2;
         if (tshi_uv_before_row(op, first, middle) <= at)
             low = middle;
         else
             high = middle;
     }
-    at -= tshi_uv_before_row(op, first, low);
+    at -= tshi_uv_before_row(op, first, low); /* now an offset in the row */
     place.row = low;
-    for (place.step = 0;; place.step++) {
+    for (place.step = 0;; place.step++) { /* walks along the steps of the row */
         int64_t n;
         place.chunk = tshi_uv_chunk_of(op, first, place.step);
-        n = tshi_uv_segment(op, place.chunk, low);
+        n = tshi_uv_segment(op, place.chunk, low); /* bytes of the step */
         place.done = at;
         place.left = n - at;
         place.offset = low * TSHI_UV_SEGMENT + at;
@@ -3322,87 +3341,88 @@ static tshi_uv_at tshi_uv_locate(const tshi_uv_op *op, int first, int64_t at) {
     }
 }
 
-/* The window in which bytes wait to be summed, and those of a reduce-scatter to be sent on: byte
- * `at` of the incoming stream lies at `at` mod its size. */
+/* Finds byte `at` of the incoming stream in the window: a circular buffer in scratch for bytes that
+ * wait to be summed or, in a reduce-scatter, to be sent on. */
 static tshi_uv_span tshi_uv_window(const tshi_uv_op *op, int64_t at) {
     tshi_uv_span span;
     span.at = op->scratch + at % TSHI_UV_WINDOW;
-    span.size = TSHI_UV_WINDOW - at % TSHI_UV_WINDOW;
+    span.size = TSHI_UV_WINDOW - at % TSHI_UV_WINDOW; /* to its end; the rest wraps around */
     return span;
 }
 
-/* Bytes of the outgoing stream that are ready: each step's follow from the incoming step before,
- * the first step's from nothing. */
+/* Returns how many bytes of the outgoing stream may be sent: those of step t need the incoming ones
+ * of step t-1; those of step 0 need nothing. */
 static int64_t tshi_uv_ring_ready(const tshi_uv_op *op, int64_t total) {
     tshi_uv_at in;
     int first = tshi_uv_first_out(op);
-    if (op->ready >= op->in[tshi_uv_prev(op->group)].total) return total;
-    in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready);
+    if (op->ready >= op->in[tshi_uv_prev(op->group)].total) return total; /* all has arrived */
+    in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready); /* the position of op->ready */
     if (in.step + 1 < tshi_uv_steps(op))
         return tshi_uv_position(op, first, in.row, in.step + 1, in.done);
-    return tshi_uv_position(op, first, in.row + 1, 1, 0);
+    return tshi_uv_position(op, first, in.row + 1, 1, 0); /* the next row's step 0 needs nothing */
 }
 
-/* Bytes of a reduce-scatter's incoming stream that are not needed in the window any more. */
+/* Returns how many bytes of a reduce-scatter's incoming stream were sent on from the window. */
 static int64_t tshi_uv_sent_on(const tshi_uv_op *op) {
-    const tshi_uv_stream *s = &op->out[tshi_uv_next(op->group)];
+    const tshi_uv_stream *s = &op->out[tshi_uv_next(op->group)]; /* the outgoing stream */
     int first = tshi_uv_first_in(op);
     tshi_uv_at out;
-    if (s->done == s->total) return op->ready;
+    if (s->done == s->total) return op->ready; /* all is sent */
     out = tshi_uv_locate(op, tshi_uv_first_out(op), s->done);
     if (out.step == 0) return tshi_uv_min(op->ready, tshi_uv_before_row(op, first, out.row));
     return tshi_uv_min(op->ready, tshi_uv_position(op, first, out.row, out.step - 1, out.done));
 }
 
+/* Finds byte `at` of the outgoing stream, which must be ready to send. */
 static tshi_uv_span tshi_uv_ring_out(const tshi_uv_op *op, int64_t at) {
     tshi_uv_at out = tshi_uv_locate(op, tshi_uv_first_out(op), at);
     char *send = (char *)tshi_uv_send_buffer(op);
-    tshi_uv_span span = {send + out.offset, out.left};
-    if (out.step > 0 && op->coll.kind == TSH_REDUCE_SCATTER)
+    tshi_uv_span span = {send + out.offset, out.left};       /* all-gather, step 0: its own part */
+    if (out.step > 0 && op->coll.kind == TSH_REDUCE_SCATTER) /* sums lie in the window */
         span = tshi_uv_window(
             op, tshi_uv_position(op, tshi_uv_first_in(op), out.row, out.step - 1, out.done));
-    else if (out.step > 0 || tshi_uv_sums(op))
+    else if (out.step > 0 || tshi_uv_sums(op)) /* step 0: in send; later: in recv */
         span = tshi_uv_in_whole(op, out.step ? op->coll.recv : send, out.chunk, out.offset);
     span.size = tshi_uv_min(span.size, out.left);
     return span;
 }
 
-/* Where the incoming bytes from `at` go; size 0: there is no room yet. */
+/* Finds where byte `at` of the incoming stream is to be stored; size 0: the window is full. */
 static tshi_uv_span tshi_uv_ring_in(const tshi_uv_op *op, int64_t at) {
     tshi_uv_at in = tshi_uv_locate(op, tshi_uv_first_in(op), at);
-    int64_t used = op->ready;
+    int64_t used = op->ready; /* bytes that have left the window */
     tshi_uv_span span;
-    if (in.step >= tshi_uv_summed(op)) {
+    if (in.step >= tshi_uv_summed(op)) { /* nothing to add: straight into recv */
         span = tshi_uv_in_whole(op, op->coll.recv, in.chunk, in.offset);
     } else {
         if (op->coll.kind == TSH_REDUCE_SCATTER) used = tshi_uv_sent_on(op);
         span = tshi_uv_window(op, at);
-        span.size = tshi_uv_min(span.size, used + TSHI_UV_WINDOW - at);
+        span.size = tshi_uv_min(span.size, used + TSHI_UV_WINDOW - at); /* at most what is free */
     }
     span.size = tshi_uv_min(span.size, in.left);
     return span;
 }
 
-/* Sums what has come of a step, in whole elements; returns the bytes that are done. */
+/* Sums `come` received bytes of a step, whole elements only. Returns how many bytes were summed. */
 static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
     const tsh_coll *coll = &op->coll;
-    tshi_uv_span left = tshi_uv_window(op, op->ready), out = left;
+    tshi_uv_span left = tshi_uv_window(op, op->ready), out = left; /* left: received partial sums */
     tshi_uv_span right = tshi_uv_in_whole(op, tshi_uv_send_buffer(op), in.chunk, in.offset);
     int64_t width = tshi_uv_width(op), most = tshi_uv_min(left.size, right.size);
-    int64_t n = tshi_uv_min(most, tshi_uv_min(come, in.left)) / width;
-    int last = in.step == op->group->size - 2;
+    int64_t n = tshi_uv_min(most, tshi_uv_min(come, in.left)) / width; /* n: in elements */
+    int last = in.step == op->group->size - 2; /* 1: this step completes the chunk */
     if (coll->kind == TSH_ALLREDUCE)
-        out = tshi_uv_in_whole(op, coll->recv, in.chunk, in.offset);
+        out = tshi_uv_in_whole(op, coll->recv, in.chunk, in.offset); /* into its final place */
     else if (last)
-        out.at = (char *)coll->recv + in.offset;
+        out.at = (char *)coll->recv + in.offset; /* the sum for this rank */
     tsh_coll_fold(out.at, left.at, right.at, n, coll->dtype, coll->redop);
     if (last) tsh_coll_finish(out.at, n, coll->dtype, coll->redop, op->group->size);
     return n * width;
 }
 
-/* Makes ready what has come of a ring's stream. */
+/* Sums what has arrived on a ring, and advances op->ready, the bytes that may be sent on. */
 static void tshi_uv_ring_fold(tshi_uv_op *op) {
-    int64_t come = op->in[tshi_uv_prev(op->group)].done, n = 1;
+    int64_t come = op->in[tshi_uv_prev(op->group)].done, n = 1; /* n 0: no whole element */
     while (op->ready < come && n) {
         tshi_uv_at in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready);
         n = in.step < tshi_uv_summed(op) ? tshi_uv_fold_step(op, in, come - op->ready)
@@ -3413,29 +3433,29 @@ static void tshi_uv_ring_fold(tshi_uv_op *op) {
 
 /* ---- each to each ---- */
 
-/* What `from` sends to `to`, in bytes. */
+/* Returns the bytes that rank `from` sends to rank `to` in the direct algorithm. */
 static int64_t tshi_uv_direct_size(const tshi_uv_op *op, int from, int to) {
     const tsh_coll *coll = &op->coll;
     switch (coll->kind) {
-    case TSH_ALLREDUCE: return coll->count * tshi_uv_width(op);
-    case TSH_ALLGATHER: return tshi_uv_length(op, from);
-    case TSH_REDUCE_SCATTER: return tshi_uv_length(op, to);
-    case TSH_ALLTOALL:
+    case TSH_ALLREDUCE: return coll->count * tshi_uv_width(op); /* all of it */
+    case TSH_ALLGATHER: return tshi_uv_length(op, from);        /* the part of `from` */
+    case TSH_REDUCE_SCATTER: return tshi_uv_length(op, to);     /* the part of `to` */
+    case TSH_ALLTOALL: /* this rank is one of the two and knows the count */
         return (from == op->group->rank ? coll->send_counts[to] : coll->recv_counts[from]) *
                coll->blocks * tshi_uv_width(op);
-    case TSH_SPLIT: return coll->count;
-    default: return 0;
+    case TSH_SPLIT: return coll->count; /* bytes of a ticket */
+    default: return 0;                  /* a barrier: headers only */
     }
 }
 
-/* Reductions keep what comes in rows of scratch, by rank; the tickets of a split have their rows
- * in recv. */
+/* Returns where the direct algorithm stores what rank `from` sent: a reduction in row `from` of
+ * scratch, a split (tickets) in row `from` of recv. */
 static char *tshi_uv_row(const tshi_uv_op *op, int from) {
     char *rows = op->coll.kind == TSH_SPLIT ? (char *)op->coll.recv : op->scratch;
     return rows + tshi_uv_direct_size(op, from, op->group->rank) * from;
 }
 
-/* The place of byte `offset` of what goes to a peer (out), or comes from it. */
+/* Finds byte `offset` of what is sent to a peer (out = 1), or received from it (out = 0). */
 static tshi_uv_span tshi_uv_direct_at(const tshi_uv_op *op, int peer, int64_t offset, int out) {
     const tsh_coll *coll = &op->coll;
     void *base = out ? tshi_uv_send_buffer(op) : coll->recv;
@@ -3443,36 +3463,36 @@ static tshi_uv_span tshi_uv_direct_at(const tshi_uv_op *op, int peer, int64_t of
     tshi_uv_span span;
     if (coll->kind == TSH_ALLTOALL)
         return tshi_uv_in_rows(op, base, out ? coll->send_counts : coll->recv_counts, peer, offset);
-    if (coll->kind == (out ? TSH_REDUCE_SCATTER : TSH_ALLGATHER))
+    if (coll->kind == (out ? TSH_REDUCE_SCATTER : TSH_ALLGATHER)) /* cut into the ranks' parts */
         return tshi_uv_in_whole(op, base, peer, offset);
-    span.at = (out ? (char *)base : tshi_uv_row(op, peer)) + offset;
+    span.at = (out ? (char *)base : tshi_uv_row(op, peer)) + offset; /* one contiguous piece */
     span.size = tshi_uv_direct_size(op, out ? own : peer, out ? peer : own) - offset;
     return span;
 }
 
-/* n elements that every rank has sent, `at` bytes into its message; this rank's own are there. */
+/* For tsh_coll_sum: elements of every rank's data. */
 typedef struct tshi_uv_parts {
-    const tshi_uv_op *op;
-    const char *own;
-    int64_t at;
+    const tshi_uv_op *op; /* the reduction */
+    const char *own;      /* this rank's elements, which were not sent */
+    int64_t at;           /* offset in the other ranks' data, in bytes */
 } tshi_uv_parts;
 
-static const void *tshi_uv_message_of(const void *user, int r) {
+static const void *tshi_uv_message_of(const void *user, int r) { /* Returns rank r's elements. */
     const tshi_uv_parts *p = (const tshi_uv_parts *)user;
     return r == p->op->group->rank ? p->own : tshi_uv_row(p->op, r) + p->at;
 }
 
-/* All is sent and received. `recv` may be `send`: the sum goes through a tile. */
+/* Sums all ranks' data once it has arrived. Sums go through a tile, since recv may be send. */
 static void tshi_uv_direct_sums(const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
     const tshi_uv_group *group = op->group;
     int64_t width = tshi_uv_width(op), n;
     double tile[512]; /* aligned for every dtype */
     int reduces = coll->kind == TSH_ALLREDUCE, k = reduces ? 0 : group->rank;
-    for (; k < (reduces ? group->size : group->rank + 1); k++) {
+    for (; k < (reduces ? group->size : group->rank + 1); k++) { /* own chunk, or all chunks */
         int64_t size = tshi_uv_length(op, k);
         int64_t base = reduces ? tsh_coll_chunk(coll->count, group->size, k) * width : 0;
-        for (int64_t at = 0; at < size; at += n * width) {
+        for (int64_t at = 0; at < size; at += n * width) { /* a tile at a time */
             tshi_uv_span own = tshi_uv_in_whole(op, tshi_uv_send_buffer(op), k, at);
             tshi_uv_parts parts = {op, own.at, base + at};
             n = tshi_uv_min(own.size, (int64_t)sizeof tile) / width;
@@ -3482,36 +3502,36 @@ static void tshi_uv_direct_sums(const tshi_uv_op *op) {
     }
 }
 
-/* n bytes of what this rank gives itself go into their place. */
+/* Copies n bytes, from `offset` on, of what this rank sends to itself. */
 static void tshi_uv_own_piece(const tshi_uv_op *op, int64_t offset, int64_t n) {
     const int rank = op->group->rank;
     for (int64_t end = offset + n; offset < end;) {
         tshi_uv_span from = tshi_uv_direct_at(op, rank, offset, 1);
         tshi_uv_span to = tshi_uv_direct_at(op, rank, offset, 0);
         to.size = tshi_uv_min(to.size, end - offset);
-        if (to.at != from.at) memmove(to.at, from.at, (size_t)to.size);
+        if (to.at != from.at) memmove(to.at, from.at, (size_t)to.size); /* in place: no copy */
         offset += to.size;
     }
 }
 
 /* ---- any algorithm ---- */
 
-/* Where the next bytes for `peer` are (out), or those that come from it go; size 0: none are
- * ready, or there is no room. */
+/* Finds the next bytes to send to `peer` (out = 1), or room for the next ones from it (out = 0),
+ * from byte `offset` of `total` on. Size 0: none are ready, or there is no room yet. */
 static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t offset, int64_t total,
                                      int out) {
     tshi_uv_span span = {NULL, 0};
-    int64_t ready = total;
+    int64_t ready = total; /* bytes of the frame that may move so far */
     if (out && op->algorithm == TSHI_UV_RING) ready = tshi_uv_ring_ready(op, total);
     if (out && op->algorithm == TSHI_UV_CHAIN && op->group->rank != op->coll.root)
-        ready = op->in[tshi_uv_prev(op->group)].done;
+        ready = op->in[tshi_uv_prev(op->group)].done; /* a chain sends on what has arrived */
     if (offset >= ready) return span;
     if (op->algorithm == TSHI_UV_RING) {
         span = out ? tshi_uv_ring_out(op, offset) : tshi_uv_ring_in(op, offset);
     } else if (op->algorithm == TSHI_UV_DIRECT) {
         span = tshi_uv_direct_at(op, peer, offset, out);
     } else {
-        int sends = out && op->algorithm == TSHI_UV_MESSAGE;
+        int sends = out && op->algorithm == TSHI_UV_MESSAGE; /* chain, star or message */
         span.at = (char *)(sends ? tshi_uv_send_buffer(op) : op->coll.recv) + offset;
         span.size = total - offset;
     }
@@ -3521,15 +3541,18 @@ static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t off
 
 /* ========================================================================== */
 /* >>uv-flow                                         MARK: - uv-flow (private) */
-/* Bytes move, on every connection that has some to move.                      */
+/* Moves bytes on the data connections, in frames: a header and a payload.     */
+/* Each connection has a queue of operations per direction (in, out). One for  */
+/* messages also has a queue of clears, frames without a payload: by a clear   */
+/* the receiver tells the sender that it may send the message.                 */
 /* Needs: >>uv-algorithm >>uv-error.                                              */
 /* ========================================================================== */
 
-static int tshi_uv_for_messages(const tshi_uv_link *link) {
+static int tshi_uv_for_messages(const tshi_uv_link *link) { /* Returns 1 if for SEND and RECV. */
     return link >= link->group->link + link->group->size;
 }
 
-/* "all-reduce of 7 f32 (sum), collective 3 of group 1". op NULL: the group is being made. */
+/* Writes "all-reduce of 7 f32 (sum), collective 3 of group 1"; op NULL: a group is being made. */
 static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, char *text,
                             size_t room) {
     text[0] = 0;
@@ -3539,15 +3562,16 @@ static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, ch
         tsh_text_add(text, room, "the connections of group %llu", (unsigned long long)group->id);
 }
 
-/* A queue of a connection that is in use. */
+/* Returns a queue of the connection that is not empty, to name its operation in an error. */
 static tshi_uv_fifo *tshi_uv_in_use(tshi_uv_link *link) {
     return link->in.used ? &link->in : link->out.used ? &link->out : &link->clears;
 }
 
+/* Reports that a data connection is lost, and in which call it was needed. */
 static void tshi_uv_broke(tshi_uv_link *link, const tshi_uv_fifo *fifo, const char *how) {
     tshi_uv_group *group = link->group;
     tsh_uv_world *world = group->world;
-    int peer = group->ranks[link->peer];
+    int peer = group->ranks[link->peer]; /* world rank */
     char text[200];
     tshi_uv_op_text(group, tshi_uv_first(group, fifo), text, sizeof text);
     tshi_uv_report_error(world, TSHI_UV_GONE, 0, 0, TSH_ERR_LOST, peer,
@@ -3555,7 +3579,7 @@ static void tshi_uv_broke(tshi_uv_link *link, const tshi_uv_fifo *fifo, const ch
                          world->peer[peer].name, how, world->rank, text);
 }
 
-/* A message and its receive do not fit. */
+/* Reports that a message and the receive for it differ; from, to: ranks of the group. */
 static void tshi_uv_unfit(tshi_uv_link *link, const tshi_uv_head *sent, const tshi_uv_head *wanted,
                           int from, int to) {
     tshi_uv_group *group = link->group;
@@ -3574,79 +3598,81 @@ static void tshi_uv_unfit(tshi_uv_link *link, const tshi_uv_head *sent, const ts
                          error.message);
 }
 
+/* Returns 1 if a message and its receive (or clear) agree in count, dtype, tag and number. */
 static int tshi_uv_fits(const tshi_uv_head *sent, const tshi_uv_head *wanted) {
     return sent->count == wanted->count && sent->dtype == wanted->dtype &&
            sent->tag == wanted->tag && sent->seq == wanted->seq;
 }
 
+/* Returns the header of a message (receives = 0), or of the clear for it (receives = 1). */
 static tshi_uv_head tshi_uv_message_head(const tshi_uv_op *op, int receives) {
-    const tsh_coll half = tsh_coll_half(&op->coll, receives);
+    const tsh_coll half = tsh_coll_half(&op->coll, receives); /* one half of a SENDRECV */
     tshi_uv_head head;
     memset(&head, 0, sizeof head);
     head.group = op->group->id;
     head.kind = (uint8_t)half.kind;
     head.dtype = (uint8_t)half.dtype;
     head.tag = half.tag;
-    head.seq = op->number[receives];
+    head.seq = op->number[receives]; /* counted per peer and direction */
     head.count = half.count;
     if (!receives) head.bytes = (uint64_t)(half.count * tshi_uv_width(op));
     return head;
 }
 
-/* One frame of op is done; the last one completes it. */
+/* Removes a finished frame from its queue. After the last one, the direct algorithm sums. */
 static void tshi_uv_frame_done(tshi_uv_op *op, tshi_uv_fifo *fifo) {
     tshi_uv_pop(fifo);
     if (--op->pending == 0 && op->algorithm == TSHI_UV_DIRECT && tshi_uv_sums(op))
         tshi_uv_direct_sums(op);
 }
 
-/* The header of a frame is here. 1: go on; 0: the world ends. Where a peer's collective is not this
- * rank's, the coordinator asks all ranks. */
+/* Checks the header of a frame that is being received. 1: go on; 0: an error was reported. If the
+ * peer's collective is not this rank's, the coordinator asks all ranks what they called. */
 static int tshi_uv_check_head(tshi_uv_link *link) {
     tshi_uv_group *group = link->group;
     const tshi_uv_head *head = &link->heard;
     const tshi_uv_op *op = link->in.used ? tshi_uv_first(group, &link->in) : NULL;
     if (!tshi_uv_for_messages(link)) {
-        uint64_t seq = head->seq < op->head.seq ? head->seq : op->head.seq;
-        int a = group->ranks[link->peer], b = group->world->rank;
+        uint64_t seq = head->seq < op->head.seq ? head->seq : op->head.seq; /* the earlier one */
+        int a = group->ranks[link->peer], b = group->world->rank;           /* world ranks */
         if (head->seq == op->head.seq && head->digest == op->head.digest &&
             head->group == group->id && head->bytes == (uint64_t)op->in[link->peer].total)
-            return 1;
+            return 1; /* both called the same collective */
         tshi_uv_report_error(
             group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tsh_blamed(a, b),
             "rank %d and rank %d called different collectives (collective %llu of group %llu)", a,
             b, (unsigned long long)seq, (unsigned long long)group->id);
         return 0;
     }
-    if (head->kind == TSH_RECV && link->cleared - link->sent < TSHI_UV_OPS) {
-        link->clear[link->cleared++ % TSHI_UV_OPS] = *head;
-        link->heard_done = 0;
+    if (head->kind == TSH_RECV && link->cleared - link->sent < TSHI_UV_OPS) { /* a clear arrived */
+        link->clear[link->cleared++ % TSHI_UV_OPS] = *head; /* the message may be sent */
+        link->heard_done = 0;                               /* expect the next header */
         return 1;
     }
     if (op && head->kind == TSH_SEND && head->bytes == (uint64_t)op->in[link->peer].total) {
         tshi_uv_head wanted = tshi_uv_message_head(op, 1);
-        if (tshi_uv_fits(head, &wanted)) return 1;
+        if (tshi_uv_fits(head, &wanted)) return 1; /* the message that op receives */
     }
     tshi_uv_broke(link, tshi_uv_in_use(link), "sent what nobody asked for");
     return 0;
 }
 
-/* Moves, in one system call, `left` bytes of a header, then payload of op (NULL: none). Returns
- * the bytes that moved; link->want has the event to wait for where some did not. */
+/* Sends or receives, in one system call, `left` bytes of a header and then payload of op (NULL:
+ * none). Returns the bytes moved; if that was not all, link->want has the event to wait for. */
 static size_t tshi_uv_transfer(tshi_uv_link *link, const tshi_uv_fifo *fifo, void *head,
                                size_t left, const tshi_uv_op *op, int out) {
-    struct iovec iov[TSHI_UV_IO_SPANS];
+    struct iovec iov[TSHI_UV_IO_SPANS]; /* the header, then spans of the payload */
     struct msghdr message;
     const tshi_uv_stream *s = !op ? NULL : out ? &op->out[link->peer] : &op->in[link->peer];
-    uint64_t *count = out ? &link->wrote : &link->got;
-    int64_t payload = 0;
-    int used = left != 0;
+    uint64_t *count = out ? &link->wrote : &link->got; /* counts bytes, for AWAIT messages */
+    int64_t payload = 0;                               /* bytes in iov beside the header */
+    int used = left != 0;                              /* entries of iov */
     ssize_t n;
     iov[0].iov_base = head;
     iov[0].iov_len = left;
     while (op && used < TSHI_UV_IO_SPANS && payload < TSHI_UV_IO_BYTES) {
         tshi_uv_span span = tshi_uv_bytes_at(op, link->peer, s->done + payload, s->total, out);
-        if (span.size <= 0) break;
+        if (span.size <= 0) break; /* none are ready, or there is no room */
         span.size = tshi_uv_min(span.size, TSHI_UV_IO_BYTES - payload);
         iov[used].iov_base = span.at;
         iov[used++].iov_len = (size_t)span.size;
@@ -3657,98 +3683,99 @@ static size_t tshi_uv_transfer(tshi_uv_link *link, const tshi_uv_fifo *fifo, voi
     message.msg_iov = iov;
     message.msg_iovlen = (size_t)used;
     n = out ? sendmsg(link->fd, &message, TSHI_UV_NOSIGNAL) : recvmsg(link->fd, &message, 0);
-    if ((n < 0 && !tshi_uv_later()) || (n == 0 && !out)) {
+    if ((n < 0 && !tshi_uv_later()) || (n == 0 && !out)) { /* an error, or the peer closed */
         tshi_uv_broke(link, fifo, n < 0 ? "lost its connection" : "closed its connection");
         return 0;
     }
-    if (n < 0) n = 0;
+    if (n < 0) n = 0; /* try again later */
     TSHI_UV_PUT(count, *count + (uint64_t)n);
     if ((size_t)n < left + (size_t)payload) link->want |= out ? UV_WRITABLE : UV_READABLE;
     return (size_t)n;
 }
 
-/* Payload has gone. A ring's own piece is put in its place as it goes, while it is in the cache. */
+/* Counts n sent bytes. All-gather on a ring copies its own part now, while it is in the cache. */
 static void tshi_uv_payload_went(const tshi_uv_op *op, tshi_uv_stream *s, size_t n) {
     int64_t end = s->done + (int64_t)n;
     while (op->algorithm == TSHI_UV_RING && op->coll.kind == TSH_ALLGATHER && s->done < end) {
         tshi_uv_at at = tshi_uv_locate(op, tshi_uv_first_out(op), s->done);
         int64_t now = tshi_uv_min(at.left, end - s->done);
-        if (at.step == 0) tshi_uv_own_piece(op, at.offset, now);
+        if (at.step == 0) tshi_uv_own_piece(op, at.offset, now); /* step 0 sends this rank's own */
         s->done += now;
     }
     s->done = end;
 }
 
-/* Reads once. 2: all that there was room for came, so more may be there; 1: less came; 0: nothing,
- * or there is no room. */
+/* Reads once. Returns 2: all that was asked for has arrived, so more may be there; 1: less has
+ * arrived; 0: nothing, or there is no room. */
 static int tshi_uv_read_once(tshi_uv_link *link) {
     tshi_uv_op *op = link->in.used ? tshi_uv_first(link->group, &link->in) : NULL;
     tshi_uv_stream *s = op ? &op->in[link->peer] : NULL;
-    size_t head = sizeof link->heard - link->heard_done, n, got;
+    size_t head = sizeof link->heard - link->heard_done, n, got; /* head: header bytes missing */
+    /* The header of a message is read alone: only if it fits op, the payload belongs to op. */
     got = tshi_uv_transfer(link, tshi_uv_in_use(link), (char *)&link->heard + link->heard_done,
                            head, !head || !tshi_uv_for_messages(link) ? op : NULL, 0);
     if (!got) return 0;
-    n = got < head ? got : head;
+    n = got < head ? got : head; /* header bytes among those received */
     link->heard_done += n;
-    if (head && n == head && !tshi_uv_check_head(link)) return 0;
+    if (head && n == head && !tshi_uv_check_head(link)) return 0; /* the header is complete */
     if (op && link->heard_done == sizeof link->heard) {
         s->done += (int64_t)(got - n);
-        if (op->algorithm == TSHI_UV_RING) tshi_uv_ring_fold(op);
+        if (op->algorithm == TSHI_UV_RING) tshi_uv_ring_fold(op); /* sums what has arrived */
         if (s->done == s->total) {
-            link->heard_done = 0;
+            link->heard_done = 0; /* a header comes next */
             tshi_uv_frame_done(op, &link->in);
         }
     }
-    return link->want & UV_READABLE ? 1 : 2;
+    return link->want & UV_READABLE ? 1 : 2; /* want is set if less has arrived */
 }
 
-/* The queue whose first frame is to be written; NULL: none may go. */
+/* Returns the queue whose first frame is to be written next; NULL: none may be sent now. */
 static tshi_uv_fifo *tshi_uv_choose(tshi_uv_link *link) {
-    const tshi_uv_head *wanted = &link->clear[link->sent % TSHI_UV_OPS];
+    const tshi_uv_head *wanted = &link->clear[link->sent % TSHI_UV_OPS]; /* the next clear */
     tshi_uv_head sent;
-    if (link->writing) return link->writing;
+    if (link->writing) return link->writing; /* finish a frame that was begun */
     if (!tshi_uv_for_messages(link)) return link->out.used ? &link->out : NULL;
-    if (link->clears.used) return &link->clears;
-    if (!link->out.used || link->cleared == link->sent) return NULL;
+    if (link->clears.used) return &link->clears;                     /* clears go before messages */
+    if (!link->out.used || link->cleared == link->sent) return NULL; /* no message, or no clear */
     sent = tshi_uv_message_head(tshi_uv_first(link->group, &link->out), 0);
     if (tshi_uv_fits(&sent, wanted)) {
-        link->sent++;
+        link->sent++; /* this clear is used */
         return &link->out;
     }
-    tshi_uv_unfit(link, &sent, wanted, link->group->rank, link->peer);
+    tshi_uv_unfit(link, &sent, wanted, link->group->rank, link->peer); /* an error: they differ */
     return NULL;
 }
 
-/* Writes once. 0: nothing could go. */
+/* Writes once, as much as the socket takes. Returns 0 if nothing could be sent. */
 static int tshi_uv_write_once(tshi_uv_link *link) {
-    tshi_uv_fifo *fifo = link->writing = tshi_uv_choose(link);
+    tshi_uv_fifo *fifo = link->writing = tshi_uv_choose(link); /* set until the frame is sent */
     tshi_uv_op *op = fifo ? tshi_uv_first(link->group, fifo) : NULL;
     tshi_uv_stream *s;
     tshi_uv_head head;
     size_t left, n, put;
     if (!op) return 0;
-    s = fifo == &link->clears ? &op->clear : &op->out[link->peer];
+    s = fifo == &link->clears ? &op->clear : &op->out[link->peer]; /* a clear has no payload */
     head = tshi_uv_for_messages(link) ? tshi_uv_message_head(op, fifo == &link->clears) : op->head;
     head.bytes = (uint64_t)s->total;
-    left = sizeof head - s->head;
+    left = sizeof head - s->head; /* header bytes still to send */
     put = tshi_uv_transfer(link, fifo, (char *)&head + s->head, left, s->total ? op : NULL, 1);
     if (!put) return 0;
-    n = put < left ? put : left;
+    n = put < left ? put : left; /* header bytes among those sent */
     s->head += n;
     tshi_uv_payload_went(op, s, put - n);
-    if (s->head == sizeof head && s->done == s->total) {
+    if (s->head == sizeof head && s->done == s->total) { /* the frame is complete */
         link->writing = NULL;
         tshi_uv_frame_done(op, fifo);
     }
     return 1;
 }
 
-/* Messages of a rank to itself. */
+/* Copies messages that this rank sends to itself. Returns 1 if there were any. */
 static int tshi_uv_meet(tshi_uv_link *link) {
     int moved = 0;
     for (; link->in.used && link->out.used; moved = 1) {
-        tshi_uv_op *to = tshi_uv_first(link->group, &link->in);
-        tshi_uv_op *from = tshi_uv_first(link->group, &link->out);
+        tshi_uv_op *to = tshi_uv_first(link->group, &link->in);    /* the operation that receives */
+        tshi_uv_op *from = tshi_uv_first(link->group, &link->out); /* the one that sends */
         tshi_uv_head sent = tshi_uv_message_head(from, 0);
         tshi_uv_head wanted = tshi_uv_message_head(to, 1);
         if (!tshi_uv_fits(&sent, &wanted)) {
@@ -3762,28 +3789,28 @@ static int tshi_uv_meet(tshi_uv_link *link) {
     return moved;
 }
 
-static int tshi_uv_move_link(tshi_uv_link *link) {
+static int tshi_uv_move_link(tshi_uv_link *link) { /* Moves bytes of a link; 0: none moved. */
     int moved = 0, got;
-    link->want = 0;
+    link->want = 0; /* events that tshi_uv_watch_links waits for */
     if (!link->in.used && !link->out.used && !link->clears.used) return 0;
-    if (link->peer == link->group->rank) return tshi_uv_meet(link);
-    if (link->in.used || tshi_uv_for_messages(link)) {
+    if (link->peer == link->group->rank) return tshi_uv_meet(link); /* messages to itself */
+    if (link->in.used || tshi_uv_for_messages(link)) { /* a clear may arrive at any time */
         do {
             got = tshi_uv_read_once(link);
             moved |= got;
         } while (got == 2 && (link->in.used || (tshi_uv_for_messages(link) && link->out.used)));
     }
-    if (TSHI_UV_GET(&link->group->world->halted)) return 0;
+    if (TSHI_UV_GET(&link->group->world->halted)) return 0; /* an error was reported */
     while (!(link->want & UV_WRITABLE) && tshi_uv_write_once(link)) moved = 1;
     return moved;
 }
 
-/* Moves what can be moved now, in all groups; 0: nothing. */
+/* Moves all bytes that can be moved now, in all groups. Returns 0 if there were none. */
 static int tshi_uv_advance(tsh_uv_world *world) {
     int moved = 0;
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
-        for (int i = 0; group->active && i < 2 * group->size; i++) {
-            if (TSHI_UV_GET(&world->halted)) return 0;
+        for (int i = 0; group->active && i < 2 * group->size; i++) { /* idle groups are skipped */
+            if (TSHI_UV_GET(&world->halted)) return 0;               /* an error was reported */
             moved |= tshi_uv_move_link(&group->link[i]);
         }
     }
@@ -3792,38 +3819,40 @@ static int tshi_uv_advance(tsh_uv_world *world) {
 
 /* ========================================================================== */
 /* >>uv-start                                       MARK: - uv-start (private) */
-/* Starting a collective: its algorithm, and its frames in the queues.         */
+/* Starting a collective: chooses its algorithm, queues its frames on the      */
+/* data connections, and sends what the sockets take at once.                  */
 /* Needs: >>uv-flow.                                                            */
 /* ========================================================================== */
 
-/* Up to here bytes go from each to each, in fewer steps than along a ring. In bytes that one rank
- * sends. */
+/* Limits in bytes (see tshi_uv_choose_algorithm) up to which ranks send directly to each other, or
+ * a root to all ranks: that takes fewer steps than a ring or a chain. */
 enum { TSHI_UV_DIRECT_MOST = 96 << 10, TSHI_UV_STAR_MOST = 32 << 10 };
 
+/* Appends a frame with `total` bytes of payload to a queue. */
 static void tshi_uv_queue(tshi_uv_op *op, tshi_uv_fifo *fifo, tshi_uv_stream *s, int64_t total) {
     memset(s, 0, sizeof *s);
     s->total = total;
-    op->pending++;
+    op->pending++; /* op is complete when this is 0 again */
     tshi_uv_push(fifo, op);
 }
 
-/* `total` bytes come from a peer, */
+/* Queues the receipt of `total` bytes from a peer (a rank of the group). */
 static void tshi_uv_expect(tshi_uv_op *op, int peer, int64_t total) {
     tshi_uv_link *link = tshi_uv_link_to(op->group, peer, op->algorithm == TSHI_UV_MESSAGE);
     tshi_uv_queue(op, &link->in, &op->in[peer], total);
 }
 
-/* or go to it. */
+/* Queues the sending of `total` bytes to a peer (a rank of the group). */
 static void tshi_uv_promise(tshi_uv_op *op, int peer, int64_t total) {
     tshi_uv_link *link = tshi_uv_link_to(op->group, peer, op->algorithm == TSHI_UV_MESSAGE);
     tshi_uv_queue(op, &link->out, &op->out[peer], total);
 }
 
-/* By size alone, so that all ranks choose alike. */
+/* Chooses by the sizes alone, so that all ranks make the same choice. */
 static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
     const int size = op->group->size;
-    int64_t sent = 0;
+    int64_t sent = 0; /* bytes, about what one rank sends */
     switch (coll->kind) {
     case TSH_ALLREDUCE:
     case TSH_ALLGATHER:
@@ -3836,11 +3865,11 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     case TSH_SEND:
     case TSH_RECV:
     case TSH_SENDRECV: return TSHI_UV_MESSAGE;
-    default: return TSHI_UV_DIRECT;
+    default: return TSHI_UV_DIRECT; /* all-to-all, barrier, split */
     }
 }
 
-static void tshi_uv_plan_direct(tshi_uv_op *op) {
+static void tshi_uv_plan_direct(tshi_uv_op *op) { /* Queues frames to and from every peer. */
     const tsh_coll *coll = &op->coll;
     const int rank = op->group->rank, size = op->group->size;
     if (coll->kind == TSH_ALLTOALL && coll->send_counts[rank] != coll->recv_counts[rank])
@@ -3851,42 +3880,42 @@ static void tshi_uv_plan_direct(tshi_uv_op *op) {
             op->group->world->rank, rank, (long long)coll->send_counts[rank], rank,
             (long long)coll->recv_counts[rank]);
     else if (coll->kind == TSH_ALLTOALL || coll->kind == TSH_ALLGATHER)
-        tshi_uv_own_piece(op, 0, tshi_uv_direct_size(op, rank, rank));
+        tshi_uv_own_piece(op, 0, tshi_uv_direct_size(op, rank, rank)); /* copies its own part */
     for (int j = 1; j < size; j++) {
-        int to = (rank + j) % size;
+        int to = (rank + j) % size; /* starts with the next rank, not all with 0 */
         tshi_uv_promise(op, to, tshi_uv_direct_size(op, rank, to));
         tshi_uv_expect(op, to, tshi_uv_direct_size(op, to, rank));
     }
 }
 
-static void tshi_uv_plan_ring(tshi_uv_op *op) {
-    const int64_t rows = INT64_MAX / TSHI_UV_SEGMENT; /* all that there are */
+static void tshi_uv_plan_ring(tshi_uv_op *op) { /* Queues one stream to send, one to receive. */
+    const int64_t rows = INT64_MAX / TSHI_UV_SEGMENT; /* more rows than exist: all bytes */
     const tshi_uv_group *group = op->group;
     tshi_uv_promise(op, tshi_uv_next(group), tshi_uv_before_row(op, tshi_uv_first_out(op), rows));
     tshi_uv_expect(op, tshi_uv_prev(group), tshi_uv_before_row(op, tshi_uv_first_in(op), rows));
 }
 
-/* Beside the bytes, each rank's header goes to the next one, so that all are checked. */
+/* Queues a broadcast. Empty frames to the next rank let every rank's header be checked, too. */
 static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     int next = tshi_uv_next(group), prev = tshi_uv_prev(group), root = op->coll.root;
     int64_t bytes = op->coll.count * tshi_uv_width(op);
     int star = op->algorithm == TSHI_UV_STAR, is_root = group->rank == root;
     if (group->size == 1) return;
-    if (star && is_root)
+    if (star && is_root) /* root sends to every rank */
         for (int j = 1; j < group->size; j++) tshi_uv_promise(op, (root + j) % group->size, bytes);
     else
-        tshi_uv_promise(op, next, star || next == root ? 0 : bytes);
-    if (is_root || (star && prev != root)) tshi_uv_expect(op, prev, 0);
-    if (!is_root) tshi_uv_expect(op, star ? root : prev, bytes);
+        tshi_uv_promise(op, next, star || next == root ? 0 : bytes); /* a chain ends before root */
+    if (is_root || (star && prev != root)) tshi_uv_expect(op, prev, 0); /* only a header */
+    if (!is_root) tshi_uv_expect(op, star ? root : prev, bytes);        /* the payload */
 }
 
-static void tshi_uv_plan_message(tshi_uv_op *op) {
+static void tshi_uv_plan_message(tshi_uv_op *op) { /* Queues a SEND, RECV or SENDRECV. */
     const tsh_coll *coll = &op->coll;
     int64_t width = tshi_uv_width(op);
     if (coll->kind != TSH_SEND) {
         tshi_uv_link *link = tshi_uv_link_to(op->group, coll->recv_from, 1);
-        op->number[1] = link->receives++;
+        op->number[1] = link->receives++; /* its number among those from this peer */
         tshi_uv_expect(op, coll->recv_from, tsh_coll_half(coll, 1).count * width);
         if (link->peer != op->group->rank) tshi_uv_queue(op, &link->clears, &op->clear, 0);
     }
@@ -3896,7 +3925,7 @@ static void tshi_uv_plan_message(tshi_uv_op *op) {
     }
 }
 
-/* What the coordinator may ask for later. */
+/* Records the call, under the lock, so that this rank can answer the coordinator's ASK later. */
 static void tshi_uv_remember(const tshi_uv_op *op) {
     tshi_uv_group *group = op->group;
     tshi_uv_record *record = &group->record[op->head.seq % TSHI_UV_RECORDS];
@@ -3905,39 +3934,39 @@ static void tshi_uv_remember(const tshi_uv_op *op) {
     uv_mutex_lock(&group->world->lock);
     record->coll = *coll;
     record->digest = op->head.digest;
-    record->counts = counts;
+    record->counts = counts; /* how many of the counts are recorded */
     for (int r = 0; r < counts; r++) {
         record->send_counts[r] = coll->send_counts ? coll->send_counts[r] : 0;
         record->recv_counts[r] = coll->recv_counts[r];
     }
-    group->started = op->head.seq + 1;
-    group->world->last = group->id;
+    group->started = op->head.seq + 1; /* how many collectives were started */
+    group->world->last = group->id;    /* for tshi_uv_last_call */
     uv_mutex_unlock(&group->world->lock);
 }
 
-/* Bytes of scratch that op needs: only sums do. */
+/* Returns the bytes of scratch that op needs; only reductions need any. */
 static size_t tshi_uv_scratch(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     if (!tshi_uv_sums(op) || group->size == 1) return 0;
-    if (op->algorithm == TSHI_UV_RING) return TSHI_UV_WINDOW;
+    if (op->algorithm == TSHI_UV_RING) return TSHI_UV_WINDOW; /* a circular buffer */
     return (size_t)(tshi_uv_direct_size(op, group->rank, group->rank) * group->size);
 }
 
-/* There is no memory for a collective. */
+/* Reports that there is no memory for a collective; returns the world's error. */
 static tsh_result tshi_uv_no_scratch(const tshi_uv_group *group, const tsh_coll *coll) {
-    char text[200] = "start ";
+    char text[200] = "start "; /* the end of "rank 1 cannot start ..." */
     size_t used = strlen(text);
     (void)tsh_coll_text(coll, NULL, group->size, text + used, sizeof text - used);
     tsh_text_add(text, sizeof text, " of group %llu", (unsigned long long)group->id);
     return tshi_uv_cannot(group->world, TSH_ERR_MEMORY, text, "no memory");
 }
 
-/* Queues the frames of an operation that is described by coll, and writes as much as the sockets
- * take now. */
+/* Starts coll in a free slot of group->op: queues its frames and writes as much as the sockets take
+ * now. *out: the operation. Returns TSH_ERR_STATE if no slot is free. */
 static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tshi_uv_op **out) {
     tshi_uv_op *op = group->op;
     size_t need;
-    while (op < group->op + TSHI_UV_OPS && op->used) op++;
+    while (op < group->op + TSHI_UV_OPS && op->used) op++; /* the first free slot */
     if (op == group->op + TSHI_UV_OPS) return TSH_ERR_STATE;
     *out = op;
     op->coll = *coll;
@@ -3948,10 +3977,10 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
     if (need > op->scratch_size) {
         free(op->scratch);
         op->scratch = (char *)malloc(need);
-        op->scratch_size = op->scratch ? need : 0;
+        op->scratch_size = op->scratch ? need : 0; /* later calls use scratch again */
         if (!op->scratch) return tshi_uv_no_scratch(group, coll);
     }
-    op->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout);
+    op->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout); /* absolute, in ns */
     op->used = 1;
     group->active++;
     if (op->algorithm == TSHI_UV_MESSAGE) {
@@ -3959,96 +3988,98 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
     } else {
         memset(&op->head, 0, sizeof op->head);
         op->head.group = group->id;
-        op->head.seq = group->started;
-        op->head.digest = tsh_coll_digest(coll, group->size);
+        op->head.seq = group->started;                        /* its number in the group */
+        op->head.digest = tsh_coll_digest(coll, group->size); /* compared by the peers */
         op->head.count = coll->count;
         op->head.kind = (uint8_t)coll->kind;
         tshi_uv_remember(op);
-        op->pending = 1; /* until all frames are in the queues */
+        op->pending = 1; /* so that op is not complete before all frames are queued */
         if (op->algorithm == TSHI_UV_DIRECT) tshi_uv_plan_direct(op);
         if (op->algorithm == TSHI_UV_RING) tshi_uv_plan_ring(op);
         if (op->algorithm == TSHI_UV_STAR || op->algorithm == TSHI_UV_CHAIN)
             tshi_uv_plan_broadcast(op);
-        if (--op->pending == 0 && tshi_uv_sums(op)) tshi_uv_direct_sums(op);
+        if (--op->pending == 0 && tshi_uv_sums(op)) tshi_uv_direct_sums(op); /* P = 1: no frames */
     }
-    (void)tshi_uv_advance(group->world);
+    (void)tshi_uv_advance(group->world); /* starts sending */
     return TSH_OK;
 }
 
 /* ========================================================================== */
 /* >>uv-wait                                         MARK: - uv-wait (private) */
-/* A rank that waits moves data, spins a little, then sleeps; and says so when */
-/* that takes long.                                                            */
+/* Waiting. A rank that waits moves data, polls for a short time, then sleeps  */
+/* in libuv. After 20 ms the control thread reports to the coordinator what    */
+/* the rank waits for, to find cycles (>>uv-cycle). A timeout is an error.     */
 /* Needs: >>uv-start.                                                           */
 /* ========================================================================== */
 
-enum { TSHI_UV_BLOCKED_MS = 20, TSHI_UV_NAP_MS = 500 };
+enum { TSHI_UV_BLOCKED_MS = 20, TSHI_UV_NAP_MS = 500 }; /* when a wait is reported; longest sleep */
 
-/* What a rank waits for: an operation, or the connections of a group (op NULL). */
+/* What a rank waits for: an operation or, with op NULL, the connections of a group. */
 typedef struct tshi_uv_waiting {
-    tshi_uv_group *group;
-    tshi_uv_op *op;
-    int64_t deadline, begun;
-    int noted; /* the control thread knows of it */
+    tshi_uv_group *group;    /* whose operation or connections are awaited */
+    tshi_uv_op *op;          /* NULL: the connections of group */
+    int64_t deadline, begun; /* absolute times in ns; begun 0: has not slept yet */
+    int noted;               /* 1: the control thread knows of the wait */
 } tshi_uv_waiting;
 
-static void tshi_uv_poll_event(uv_poll_t *poll, int status, int events) {
+static void tshi_uv_poll_event(uv_poll_t *poll, int status, int events) { /* Only ends the sleep. */
     (void)poll;
     (void)status;
     (void)events;
 }
 
-/* A timer may be due before uv_run begins to sleep, which it then must not. */
+/* The timer may fire before uv_run sleeps; stopping the loop keeps it from sleeping then. */
 static void tshi_uv_timer_event(uv_timer_t *timer) {
     uv_stop(timer->loop);
 }
 
-static int tshi_uv_over(const tshi_uv_waiting *wait) {
+static int tshi_uv_over(const tshi_uv_waiting *wait) { /* Returns 1 if done, or failed. */
     if (tshi_uv_failed(wait->group->world) != TSH_OK) return 1;
     return wait->op ? wait->op->pending == 0 : TSHI_UV_GET(&wait->group->linked);
 }
 
-/* The peer that a message waits for; *number: of the message; *sends: whether it is sent. */
+/* Returns the peer, a rank of the group, that a SEND, RECV or SENDRECV waits for. *number: of the
+ * message; *sends: 1 if it waits to send, 0 to receive. */
 static int tshi_uv_awaited(const tshi_uv_op *op, uint64_t *number, int *sends) {
     const tsh_coll *coll = &op->coll;
     *sends = coll->kind == TSH_SEND ||
              (coll->kind == TSH_SENDRECV && op->out[coll->send_to].done == 0 &&
-              op->out[coll->send_to].head == 0);
+              op->out[coll->send_to].head == 0); /* nothing is sent yet */
     *number = op->number[!*sends];
     return *sends ? coll->send_to : coll->recv_from;
 }
 
-/* Time is up: the coordinator finds out who is absent from a collective. */
+/* Reports a timeout. For a collective, the coordinator finds out which ranks are absent. */
 static void tshi_uv_late(const tshi_uv_group *group, const tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
     char text[240];
-    uint64_t id = op ? group->id : 0, seq = op ? op->head.seq : 0;
+    uint64_t id = op ? group->id : 0, seq = op ? op->head.seq : 0; /* 0: nothing to ask about */
     int sends, peer = -1;
-    if (TSHI_UV_GET(&world->halted)) return;
+    if (TSHI_UV_GET(&world->halted)) return; /* an error was reported already */
     tshi_uv_op_text(group, op, text, sizeof text);
     if (op && op->algorithm == TSHI_UV_MESSAGE) {
-        peer = group->ranks[tshi_uv_awaited(op, &seq, &sends)];
-        id = seq = 0;
+        peer = group->ranks[tshi_uv_awaited(op, &seq, &sends)]; /* a message has only one peer */
+        id = seq = 0;                                           /* the coordinator need not ask */
         tsh_text_add(text, sizeof text, "; absent ranks: %d", peer);
     }
     tshi_uv_report_error(world, TSHI_UV_LATE, id, seq, TSH_ERR_TIMEOUT, peer,
                          "rank %d ran out of time in %s", world->rank, text);
 }
 
-/* Under the lock: what this rank had started when it got blocked. */
+/* Records all that this rank has started, for tshi_uv_awaits. Call it under the lock. */
 static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_blocked *s) {
     const tshi_uv_group *g = world->groups;
     s->groups = s->pairs = 0;
     for (; g && s->groups < TSHI_UV_BLOCKED_GROUPS; g = g->next) {
         s->groups_of[s->groups].id = g->id;
-        s->groups_of[s->groups++].started = g->started;
+        s->groups_of[s->groups++].started = g->started; /* number of collectives */
         for (int i = g->size; i < 2 * g->size && s->pairs < TSHI_UV_BLOCKED_PAIRS; i++) {
             const tshi_uv_link *link = &g->link[i];
-            if (!link->sends && !link->receives) continue;
+            if (!link->sends && !link->receives) continue; /* no messages with that peer yet */
             s->pairs_of[s->pairs].group = g->id;
             s->pairs_of[s->pairs].peer = g->ranks[link->peer];
-            s->pairs_of[s->pairs].sends = link->sends;
-            s->pairs_of[s->pairs++].receives = link->receives;
+            s->pairs_of[s->pairs].sends = link->sends;         /* messages to the peer */
+            s->pairs_of[s->pairs++].receives = link->receives; /* messages from the peer */
         }
     }
 }
@@ -4060,80 +4091,81 @@ static void tshi_uv_note_blocked(const tshi_uv_op *op) {
     tshi_uv_blocked *s = &world->blocked;
     int peer = -1;
     uv_mutex_lock(&world->lock);
-    s->wait = ++world->waits;
+    s->wait = ++world->waits; /* a new number for every wait */
     s->group = group->id;
     s->seq = op->head.seq;
     s->sends = 0;
     if (op->algorithm == TSHI_UV_MESSAGE) peer = tshi_uv_awaited(op, &s->seq, &s->sends);
-    s->peer = peer < 0 ? -1 : group->ranks[peer];
+    s->peer = peer < 0 ? -1 : group->ranks[peer]; /* -1: a collective; else a world rank */
     s->members = group->size;
     memcpy(s->member, group->ranks, (size_t)group->size * sizeof *group->ranks);
     tshi_uv_op_text(group, op, s->text, sizeof s->text);
     tshi_uv_list_started(world, s);
-    TSHI_UV_PUT(&world->blocked_new, 1);
+    TSHI_UV_PUT(&world->blocked_new, 1); /* the control thread sends it on */
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
 }
 
-static void tshi_uv_unblock(tsh_uv_world *world) {
+static void tshi_uv_unblock(tsh_uv_world *world) { /* Ends what tshi_uv_note_blocked began. */
     uv_mutex_lock(&world->lock);
     world->blocked.wait = 0;
-    TSHI_UV_PUT(&world->blocked_new, 0);
+    TSHI_UV_PUT(&world->blocked_new, 0); /* nothing to send any more */
     uv_mutex_unlock(&world->lock);
 }
 
-/* Tells libuv which connections may wake this rank. */
+/* Tells libuv which events on data connections end this thread's sleep. */
 static void tshi_uv_watch_links(tsh_uv_world *world) {
-    int still = TSHI_UV_GET(&world->halted);
+    int still = TSHI_UV_GET(&world->halted); /* 1: an error was reported, move no data */
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
         for (int i = 0; i < 2 * group->size; i++) {
             tshi_uv_link *link = &group->link[i];
-            int want = still || !group->active ? 0 : link->want;
-            TSHI_UV_PUT(&link->awaits, want & UV_READABLE);
-            if (want == link->polled || link->fd < 0) continue;
-            if (!link->poll)
+            int want = still || !group->active ? 0 : link->want; /* events: UV_READABLE, ... */
+            TSHI_UV_PUT(&link->awaits, want & UV_READABLE);      /* if set, AWAITs are sent */
+            if (want == link->polled || link->fd < 0) continue;  /* no change, or not connected */
+            if (!link->poll)                                     /* made at the first sleep */
                 link->poll = tshi_uv_watch(&world->loop, link->fd, want, NULL, tshi_uv_poll_event);
             else if (want)
                 (void)uv_poll_start(link->poll, want, tshi_uv_poll_event);
             else
-                (void)uv_poll_stop(link->poll);
+                (void)uv_poll_stop(link->poll); /* nothing to wait for */
             if (!link->poll)
                 tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_MEMORY, world->rank,
                                      "rank %d: no memory to watch a connection", world->rank);
-            link->polled = link->poll ? want : 0;
+            link->polled = link->poll ? want : 0; /* what libuv watches now */
         }
     }
 }
 
-/* Sleeps until a connection moves, the control thread has news, or time has passed. */
+/* Sleeps until a connection is ready, the control thread wakes it, or something is due. */
 static void tshi_uv_nap(tshi_uv_waiting *wait) {
     tsh_uv_world *world = wait->group->world;
     int64_t now = tsh_now(), until;
-    if (!wait->begun) wait->begun = now;
-    until = now + TSHI_UV_NAP_MS * TSHI_UV_MS;
+    if (!wait->begun) wait->begun = now;       /* the first sleep of this wait */
+    until = now + TSHI_UV_NAP_MS * TSHI_UV_MS; /* wakes up then at the latest */
     if (now >= wait->deadline)
         tshi_uv_late(wait->group, wait->op);
     else
         until = tshi_uv_min(until, wait->deadline);
     if (wait->op && !wait->noted) {
         int64_t note = wait->begun + TSHI_UV_BLOCKED_MS * TSHI_UV_MS;
-        wait->noted = now >= note;
+        wait->noted = now >= note; /* blocked for 20 ms: report it */
         if (wait->noted)
             tshi_uv_note_blocked(wait->op);
         else
             until = tshi_uv_min(until, note);
     }
     tshi_uv_watch_links(world);
-    uv_update_time(&world->loop); /* it is as old as the last sleep */
+    uv_update_time(&world->loop); /* libuv's time is that of the last sleep */
     (void)uv_timer_start(&world->timer, tshi_uv_timer_event,
-                         (uint64_t)((until - now) / TSHI_UV_MS + 1), 0);
-    if (!tshi_uv_over(wait)) (void)uv_run(&world->loop, UV_RUN_ONCE);
+                         (uint64_t)((until - now) / TSHI_UV_MS + 1), 0); /* in ms, rounded up */
+    if (!tshi_uv_over(wait)) (void)uv_run(&world->loop, UV_RUN_ONCE); /* sleeps, handles events */
 }
 
+/* Waits until op is complete or, if op is NULL, group is connected. Returns the world's error. */
 static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
     tshi_uv_waiting wait = {group, op, 0, 0, 0};
-    int spins = 0, turns = 0;
+    int spins = 0, turns = 0; /* rounds without progress in a row; all rounds */
     wait.deadline = op ? op->deadline : tsh_deadline(0, world->timeout);
     for (;;) {
         int moved = tshi_uv_advance(world);
@@ -4141,8 +4173,8 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
         if (++turns % 64 == 0 && tsh_now() >= wait.deadline) tshi_uv_late(group, op);
         if (moved) {
             spins = 0;
-        } else if (spins++ < world->spins) {
-            (void)sched_yield(); /* the awaited rank may have been put on this core */
+        } else if (spins++ < world->spins) { /* polls a little before it sleeps */
+            (void)sched_yield();             /* the awaited rank may share this core */
         } else {
             tshi_uv_nap(&wait);
         }
@@ -4153,63 +4185,66 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
 
 /* ========================================================================== */
 /* >>uv-ops                                           MARK: - uv-ops (private) */
-/* The eight functions of the backend.                                         */
+/* The eight functions of the backend (tsh_comm_ops): start, wait, test,       */
+/* progress, status, abort, split and close. The caller's thread calls them;   */
+/* only abort may come from any thread.                                        */
 /* Needs: >>uv-wait >>uv-control.                                               */
 /* ========================================================================== */
 
-static tshi_uv_group *tshi_uv_group_of(const tsh_comm *comm) {
+static tshi_uv_group *tshi_uv_group_of(const tsh_comm *comm) { /* Returns the comm's group. */
     return (tshi_uv_group *)comm->impl;
 }
 
-static tshi_uv_op *tshi_uv_op_of(tshi_uv_group *group, tsh_req req) {
+static tshi_uv_op *tshi_uv_op_of(tshi_uv_group *group, tsh_req req) { /* req is its index plus 1 */
     return &group->op[(req - 1) % TSHI_UV_OPS];
 }
 
-/* Waits for an operation and releases it. */
+/* Waits for an operation, then frees its slot. Returns TSH_OK or the world's error. */
 static tsh_result tshi_uv_finish(tshi_uv_op *op) {
     tsh_result result = tshi_uv_wait_for(op->group, op);
-    op->used = 0;
+    op->used = 0; /* the slot is free again */
     op->group->active--;
     return result;
 }
 
+/* Starts a collective. *req: the request, 0 after an error. */
 static tsh_result tshi_uv_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
     tshi_uv_group *group = tshi_uv_group_of(comm);
-    tsh_result result = tshi_uv_failed(group->world);
+    tsh_result result = tshi_uv_failed(group->world); /* a failed world starts nothing */
     tshi_uv_op *op = NULL;
-    *req = 0;
+    *req = 0; /* 0: no request */
     if (result == TSH_OK) result = tshi_uv_launch(group, coll, &op);
-    if (result == TSH_OK) *req = (tsh_req)(op - group->op) + 1;
+    if (result == TSH_OK) *req = (tsh_req)(op - group->op) + 1; /* index plus 1: 0 means none */
     return result;
 }
 
-static tsh_result tshi_uv_wait(tsh_comm *comm, tsh_req req) {
+static tsh_result tshi_uv_wait(tsh_comm *comm, tsh_req req) { /* Waits for a request to end. */
     return tshi_uv_finish(tshi_uv_op_of(tshi_uv_group_of(comm), req));
 }
 
-static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) {
+static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) { /* Asks if req is done. */
     tshi_uv_group *group = tshi_uv_group_of(comm);
     tshi_uv_op *op = tshi_uv_op_of(group, req);
     tsh_result result;
     (void)tshi_uv_advance(group->world);
     result = tshi_uv_failed(group->world);
-    *done = result != TSH_OK || op->pending == 0;
+    *done = result != TSH_OK || op->pending == 0; /* an error also ends a request */
     if (!*done && tsh_now() >= op->deadline) tshi_uv_late(group, op);
     return result;
 }
 
-static void tshi_uv_progress(tsh_comm *comm) {
+static void tshi_uv_progress(tsh_comm *comm) { /* Moves data while the caller computes. */
     (void)tshi_uv_advance(tshi_uv_group_of(comm)->world);
 }
 
-static tsh_result tshi_uv_status(tsh_comm *comm, tsh_error *error) {
+static tsh_result tshi_uv_status(tsh_comm *comm, tsh_error *error) { /* Returns the world's error */
     tsh_uv_world *world = tshi_uv_group_of(comm)->world;
     tsh_result failed = tshi_uv_failed(world);
-    if (failed != TSH_OK && error) *error = world->error; /* written before `failed` */
+    if (failed != TSH_OK && error) *error = world->error; /* complete before `failed` is set */
     return failed;
 }
 
-static void tshi_uv_abort(tsh_comm *comm, const tsh_error *why) {
+static void tshi_uv_abort(tsh_comm *comm, const tsh_error *why) { /* Reports why; does not wait. */
     tsh_uv_world *world = tshi_uv_group_of(comm)->world;
     tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, why->code,
                          why->rank < 0 ? world->rank : why->rank, "%s", why->message);
@@ -4217,75 +4252,77 @@ static void tshi_uv_abort(tsh_comm *comm, const tsh_error *why) {
 
 /* ---- split ---- */
 
-typedef struct tshi_uv_ticket {
-    int32_t color, key, port;
-    uint64_t id; /* for the new group, if this rank is its color's first */
+typedef struct tshi_uv_ticket { /* What a rank sends to all others in a split. */
+    int32_t color, key, port;   /* of tsh_split; port: where this rank listens, 0: nowhere */
+    uint64_t id;                /* of the new group, if this rank is the lowest of its color */
 } tshi_uv_ticket;
 
-/* The group of this rank's color. */
+/* Returns a new, unconnected group of the ranks of this rank's color. NULL: no memory. */
 static tshi_uv_group *tshi_uv_color_group(tshi_uv_group *parent, const tshi_uv_ticket *tickets) {
-    int color = tickets[parent->rank].color, n, leader = 0;
-    int *order = (int *)calloc((size_t)parent->size, sizeof *order);
+    int color = tickets[parent->rank].color, n, leader = 0; /* leader: lowest rank of the color */
+    int *order = (int *)calloc((size_t)parent->size, sizeof *order); /* ranks of the parent */
     tshi_uv_group *group;
     if (!order) return NULL;
     n = tsh_split_order(tickets, sizeof *tickets, parent->size, color, order);
     while (tickets[leader].color != color) leader++;
-    group = tshi_uv_group_new(parent->world, tickets[leader].id, 0, n);
+    group = tshi_uv_group_new(parent->world, tickets[leader].id, 0, n); /* its rank is set below */
     for (int i = 0; group && i < n; i++) {
-        group->ranks[i] = parent->ranks[order[i]];
-        group->ports[i] = tickets[order[i]].port;
+        group->ranks[i] = parent->ranks[order[i]]; /* world rank */
+        group->ports[i] = tickets[order[i]].port;  /* where the member listens */
         if (order[i] == parent->rank) group->rank = i;
     }
     free(order);
     return group;
 }
 
+/* Enters a group into the world's list and makes *out its comm. */
 static void tshi_uv_add_group(tshi_uv_group *group, const tsh_comm_ops *ops, tsh_comm *out) {
     tsh_uv_world *world = group->world;
     uv_mutex_lock(&world->lock);
     group->next = world->groups;
     world->groups = group;
     uv_mutex_unlock(&world->lock);
-    world->open++;
+    world->open++; /* the world closes with its last group */
     *out = tsh_comm_make(ops, group, group->rank, group->size, group->id);
 }
 
-/* All ranks' tickets, sent from each to each like a small all-gather. */
+/* Fills in the tickets of all ranks of the group: an all-gather of one ticket each. */
 static tsh_result tshi_uv_trade(tshi_uv_group *group, tshi_uv_ticket *tickets) {
     tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
     tsh_result result;
     tshi_uv_op *op = NULL;
-    coll.count = (int64_t)sizeof *tickets;
-    coll.send = &tickets[group->rank];
-    coll.recv = tickets;
+    coll.count = (int64_t)sizeof *tickets; /* bytes of a ticket */
+    coll.send = &tickets[group->rank];     /* this rank's ticket */
+    coll.recv = tickets;                   /* all tickets, by rank */
     result = tshi_uv_launch(group, &coll, &op);
     return result == TSH_OK ? tshi_uv_finish(op) : result;
 }
 
-/* Connects a new group; the control thread does the work. */
+/* Has the control thread connect a new group, and waits for that. The group owns `listener`. */
 static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     tsh_uv_world *world = group->world;
     group->listener = listener;
-    if (group->size == 1) {
+    if (group->size == 1) { /* nobody to connect to */
         tshi_uv_close_fd(&group->listener);
         return TSH_OK;
     }
     uv_mutex_lock(&world->lock);
-    world->requested = group;
+    world->requested = group; /* tshi_uv_on_request takes it */
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
     return tshi_uv_wait_for(group, NULL);
 }
 
+/* Called by all ranks of comm: makes *out the group of this rank's color; none if color < 0. */
 static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     tshi_uv_group *parent = tshi_uv_group_of(comm), *group = NULL;
     tsh_uv_world *world = parent->world;
     tsh_result result = tshi_uv_failed(world);
     tshi_uv_ticket *tickets;
-    tshi_uv_address at = world->own;
-    int alone = color < 0 || parent->size == 1, listener = -1;
+    tshi_uv_address at = world->own; /* the address of the world's listener */
+    int alone = color < 0 || parent->size == 1, listener = -1; /* 1: no connections are needed */
     if (result != TSH_OK) return result;
-    tshi_uv_set_port(&at, 0);
+    tshi_uv_set_port(&at, 0); /* the system picks a port */
     if (!alone) listener = tshi_uv_listen(&at);
     if (!alone && (listener < 0 || !tshi_uv_end_of(listener, 0, &at)))
         return tshi_uv_cannot(world, TSH_ERR_IO, "join a group", tshi_uv_why(errno));
@@ -4293,46 +4330,46 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
     if (tickets) {
         uint64_t id = 2 + world->ids++ * (uint64_t)world->size + (uint64_t)world->rank;
         tshi_uv_ticket mine = {color, key, alone ? 0 : tshi_uv_port(&at), id};
-        tickets[parent->rank] = mine;
+        tickets[parent->rank] = mine; /* of a color, only the lowest rank's id is used */
         result = tshi_uv_trade(parent, tickets);
         if (result == TSH_OK && color >= 0) group = tshi_uv_color_group(parent, tickets);
     }
     if (!tickets || (result == TSH_OK && color >= 0 && !group))
         result = tshi_uv_cannot(world, TSH_ERR_MEMORY, "join a group", "no memory");
     free(tickets);
-    if (!group) {
+    if (!group) { /* an error, or color < 0 */
         tshi_uv_close_fd(&listener);
         return result;
     }
     tshi_uv_add_group(group, comm->ops, out);
-    result = tshi_uv_link_up(group, listener);
+    result = tshi_uv_link_up(group, listener); /* waits until all are connected */
     if (result != TSH_OK) tsh_comm_close(out);
     return result;
 }
 
 /* ---- close ---- */
 
-static void tshi_uv_world_free(tsh_uv_world *world) {
+static void tshi_uv_world_free(tsh_uv_world *world) { /* Frees a world whose loops are closed. */
     if (!world) return;
     free(world->peer);
     free(world->members);
     free(world->search);
-    sodium_memzero(world->secret, sizeof world->secret);
+    sodium_memzero(world->secret, sizeof world->secret); /* the key leaves memory */
     sodium_memzero(world->mesh, sizeof world->mesh);
     free(world);
 }
 
-static void tshi_uv_close_handle(uv_handle_t *handle, void *unused) {
+static void tshi_uv_close_handle(uv_handle_t *handle, void *unused) { /* Used by uv_walk. */
     (void)unused;
     if (!uv_is_closing(handle)) uv_close(handle, NULL);
 }
 
-/* Closes both loops, once no control thread runs, and frees the world. */
+/* Closes both event loops and frees the world. The control thread must have ended. */
 static void tshi_uv_world_end(tsh_uv_world *world) {
     for (int i = 0; i < 2; i++) {
         uv_loop_t *loop = i ? &world->loop : &world->control;
         uv_walk(loop, tshi_uv_close_handle, NULL);
-        (void)uv_run(loop, UV_RUN_DEFAULT);
+        (void)uv_run(loop, UV_RUN_DEFAULT); /* ends when all handles are closed */
         (void)uv_loop_close(loop);
     }
     uv_cond_destroy(&world->changed);
@@ -4340,8 +4377,8 @@ static void tshi_uv_world_end(tsh_uv_world *world) {
     tshi_uv_world_free(world);
 }
 
-/* The last group to be closed shuts down in good order: it tells the peers, and ends the control
- * thread. */
+/* Closes a group. With the last one the world shuts down: the control thread sends BYE to all peers
+ * and ends, and the world is freed. */
 static void tshi_uv_close(tsh_comm *comm) {
     tshi_uv_group *group = tshi_uv_group_of(comm), **at;
     tsh_uv_world *world = group->world;
@@ -4350,20 +4387,20 @@ static void tshi_uv_close(tsh_comm *comm) {
                              "rank %d closed group %llu before it waited for its requests",
                              world->rank, (unsigned long long)group->id);
     uv_mutex_lock(&world->lock);
-    for (at = &world->groups; *at != group;) at = &(*at)->next;
+    for (at = &world->groups; *at != group;) at = &(*at)->next; /* takes it out of the list */
     *at = group->next;
     uv_mutex_unlock(&world->lock);
     if (tshi_uv_failed(world) == TSH_OK) {
         tshi_uv_group_free(group);
-    } else { /* the control thread may still be connecting it */
+    } else { /* the control thread may still be connecting this group */
         group->next = world->ended;
-        world->ended = group;
+        world->ended = group; /* freed with the world */
     }
     comm->impl = NULL;
-    if (--world->open) return;
-    TSHI_UV_PUT(&world->leaving, 1);
+    if (--world->open) return;       /* other groups are still open */
+    TSHI_UV_PUT(&world->leaving, 1); /* tshi_uv_on_turn begins the shutdown */
     (void)uv_async_send(&world->wake_control);
-    (void)uv_thread_join(&world->thread);
+    (void)uv_thread_join(&world->thread); /* waits for the control thread to end */
     while ((group = world->ended) != NULL) {
         world->ended = group->next;
         tshi_uv_group_free(group);
@@ -4376,17 +4413,19 @@ static const tsh_comm_ops tshi_uv_ops = TSH_COMM_OPS(tshi_uv, "uv",
 
 /* ========================================================================== */
 /* >>uv-world                                       MARK: - uv-world (private) */
-/* Joining, and the runner.                                                    */
+/* Joining a world: settings, memory, sockets and event loops, then the        */
+/* control thread, which makes all connections while the caller waits. Also    */
+/* tsh_uv_open and the runner, tsh_uv_run.                                     */
 /* Needs: >>uv-ops >>uv-settings.                                               */
 /* ========================================================================== */
 
-/* Allocates the arrays with one entry per rank. 0: out of memory. */
+/* Allocates the arrays with one entry per rank. Returns 0 if memory is lacking. */
 static int tshi_uv_world_alloc(tsh_uv_world *world) {
     size_t n = (size_t)world->size;
     world->peer = (tshi_uv_peer *)calloc(n, sizeof *world->peer);
-    world->members = (int *)calloc((n + 1) * n, sizeof *world->members);
+    world->members = (int *)calloc((n + 1) * n, sizeof *world->members); /* n + 1 lists of n */
     world->search = (tsh_coll_search *)calloc(n, sizeof *world->search);
-    world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size);
+    world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size); /* its id is 1 */
     if (!world->peer || !world->members || !world->search || !world->world_group) return 0;
     for (int r = 0; r < world->size; r++) {
         world->peer[r].world = world;
@@ -4395,48 +4434,48 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
         world->peer[r].blocked.member = world->members + (size_t)r * n;
         world->world_group->ranks[r] = r;
     }
-    world->blocked.member = world->members + n * n;
+    world->blocked.member = world->members + n * n; /* the last list: this rank's own */
     return 1;
 }
 
-/* Also finds how many unauthenticated connections are held: half of the descriptors that are not
- * needed, so that the program keeps some. */
+/* Checks the limit of descriptors. Unauthenticated connections get half of those that the world
+ * does not need, so that the program keeps some. */
 static tsh_result tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *error) {
     struct rlimit limit;
     int need = tshi_uv_descriptors(world->size);
     int64_t half;
-    world->unproven_limit = TSHI_UV_UNPROVEN;
+    world->unproven_limit = TSHI_UV_UNPROVEN; /* the maximum */
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return TSH_OK;
     if (limit.rlim_cur < (rlim_t)need)
         return tsh_error_set(error, TSH_ERR_IO, world->rank,
                              "rank %d may open %lu descriptors, but a world of %d ranks needs "
                              "about %d (ulimit -n)",
                              world->rank, (unsigned long)limit.rlim_cur, world->size, need);
-    half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2;
+    half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2; /* the other half is the program's */
     world->unproven_limit = (int)tshi_uv_min(half, TSHI_UV_UNPROVEN);
-    if (world->unproven_limit < TSHI_UV_FEW) world->unproven_limit = TSHI_UV_FEW;
+    if (world->unproven_limit < TSHI_UV_FEW) world->unproven_limit = TSHI_UV_FEW; /* the minimum */
     return TSH_OK;
 }
 
-/* Rank 0 listens, on the first address that it can, or on the socket that it was given. */
+/* Rank 0: listens on the first address of its host that works, or on the socket it was given. */
 static tsh_result tshi_uv_rank0_listens(tsh_uv_world *world, tsh_error *error) {
     tshi_uv_address list[TSHI_UV_ADDRESSES];
-    const char *why = "is no listening socket";
+    const char *why = "is no listening socket"; /* the end of the error's sentence */
     const char *bound = world->bind_host[0] ? world->bind_host : world->host;
-    int given = world->listener >= 0;
-    int n = !given ? tshi_uv_resolve(bound, world->port, 0, list, &why)
+    int given = world->listener >= 0; /* 1: TSHARD_LISTENER or tsh_uv_desc.listener */
+    int n = !given ? tshi_uv_resolve(bound, world->port, 0, list, &why) /* n: number of addresses */
                    : tshi_uv_prepare_fd(world->listener) &&
                          tshi_uv_end_of(world->listener, 0, &list[0]);
     for (int i = 0; i < n && (given || world->listener < 0); i++) {
         if (tshi_uv_need_key(world, &list[i], error) != TSH_OK) return error->code;
-        if (!given) world->listener = tshi_uv_listen(&list[i]);
+        if (!given) world->listener = tshi_uv_listen(&list[i]); /* -1: try the next address */
         if (world->listener < 0) why = tshi_uv_why(errno);
     }
     if (n && world->listener >= 0 && tshi_uv_end_of(world->listener, 0, &world->own)) {
-        world->port = tshi_uv_port(&world->own);
+        world->port = tshi_uv_port(&world->own); /* that of the socket, if given */
         return TSH_OK;
     }
-    if (given) world->listener = -1;
+    if (given) world->listener = -1; /* the given socket stays open */
     return tsh_error_set(error, TSH_ERR_IO, 0, "rank 0 cannot listen on %s port %d: %s; set %s",
                          bound, world->port, why,
                          given ? "TSHARD_LISTENER to a listening socket, or unset it"
@@ -4444,13 +4483,13 @@ static tsh_result tshi_uv_rank0_listens(tsh_uv_world *world, tsh_error *error) {
                                  "address of this host");
 }
 
-/* Sockets and addresses that are needed before the control thread runs. */
+/* Finds rank 0 before the control thread runs: rank 0 listens, the others look its host up. */
 static tsh_result tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
     tshi_uv_address list[TSHI_UV_ADDRESSES];
     const char *why;
     if (tshi_uv_enough_descriptors(world, error) != TSH_OK) return error->code;
     if (world->rank == 0) return tshi_uv_rank0_listens(world, error);
-    world->listener = -1;
+    world->listener = -1; /* opened by tshi_uv_joined */
     world->addresses = tshi_uv_resolve(world->host, world->port, 0, world->address, &why);
     if (!world->addresses)
         return tsh_error_set(error, TSH_ERR_IO, world->rank,
@@ -4461,28 +4500,28 @@ static tsh_result tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
             return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
                                  "rank %d: TSHARD_BIND is \"%.100s\": %s", world->rank,
                                  world->bind_host, why);
-        world->own = list[0];
+        world->own = list[0]; /* where tshi_uv_joined listens */
     }
-    return tshi_uv_need_key(world, &world->address[0], error);
+    return tshi_uv_need_key(world, &world->address[0], error); /* dialling it may need a key */
 }
 
-/* The control thread sees no signals: those are the host program's. */
+/* Starts the control thread with all signals blocked: the program's own threads get them. */
 static tsh_result tshi_uv_start_control(tsh_uv_world *world, tsh_error *error) {
     sigset_t all, before;
     int failed;
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_BLOCK, &all, &before);
-    failed = uv_thread_create(&world->thread, tshi_uv_main, world);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    failed = uv_thread_create(&world->thread, tshi_uv_main, world); /* inherits the mask */
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL); /* restores this thread's mask */
     return failed ? tsh_error_set(error, TSH_ERR_IO, world->rank, "the system refused a thread")
                   : TSH_OK;
 }
 
 enum { TSHI_UV_LOOPS_NEED = 64 << 10 }; /* bytes: more than libuv takes for two loops */
 
-/* Both loops with their handles, and the lock between them. */
+/* Makes both event loops with their handles, and the lock and condition between the threads. */
 static tsh_result tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
-    int room = tshi_uv_has_memory(TSHI_UV_LOOPS_NEED);
+    int room = tshi_uv_has_memory(TSHI_UV_LOOPS_NEED); /* 1: enough memory for both loops */
     int locked = uv_mutex_init(&world->lock) == 0, noticed = uv_cond_init(&world->changed) == 0;
     int why = locked && noticed && room ? uv_loop_init(&world->loop) : UV_ENOMEM, opened = why == 0;
     if (opened) why = uv_loop_init(&world->control);
@@ -4494,42 +4533,43 @@ static tsh_result tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
                              "rank %d has no event loop: %s (%d descriptors are needed: ulimit -n)",
                              world->rank, uv_strerror(why), tshi_uv_descriptors(world->size));
     }
-    (void)uv_timer_init(&world->loop, &world->timer);
-    (void)uv_async_init(&world->loop, &world->wake_caller, NULL);
-    (void)uv_timer_init(&world->control, &world->tick);
-    (void)uv_prepare_init(&world->control, &world->turn);
+    (void)uv_timer_init(&world->loop, &world->timer);             /* limits the caller's sleep */
+    (void)uv_async_init(&world->loop, &world->wake_caller, NULL); /* ends the caller's sleep */
+    (void)uv_timer_init(&world->control, &world->tick);   /* limits the control thread's sleep */
+    (void)uv_prepare_init(&world->control, &world->turn); /* runs before every sleep */
     (void)uv_async_init(&world->control, &world->wake_control, tshi_uv_on_request);
     world->turn.data = world->wake_control.data = world;
     (void)uv_prepare_start(&world->turn, tshi_uv_on_turn);
     return TSH_OK;
 }
 
-/* Ranks of this host that outnumber its cores had better not spin. */
+/* Chooses how long waits poll: briefly if this host has more ranks than cores. */
 static void tshi_uv_count_local(tsh_uv_world *world) {
     const tshi_uv_group *group = world->world_group;
-    int local = 1;
-    for (int r = 0; r < group->size; r++)
+    int local = 1;                        /* number of ranks on this host */
+    for (int r = 0; r < group->size; r++) /* link[r]: the one for collectives */
         if (group->link[r].fd >= 0) local += tshi_uv_is_local(group->link[r].fd);
-    world->spins = local > sysconf(_SC_NPROCESSORS_ONLN) ? 4 : 400;
+    world->spins = local > sysconf(_SC_NPROCESSORS_ONLN) ? 4 : 400; /* polls before a sleep */
 }
 
-/* Waits until the world has formed, or will not. */
+/* Waits until the world has formed or failed. Returns TSH_OK or the world's error. */
 static tsh_result tshi_uv_await_world(tsh_uv_world *world, tsh_error *error) {
     tsh_result failed;
     uv_mutex_lock(&world->lock);
     while (world->forming && tshi_uv_failed(world) == TSH_OK)
-        uv_cond_wait(&world->changed, &world->lock);
+        uv_cond_wait(&world->changed, &world->lock); /* woken by tshi_uv_completed or _fail */
     failed = tshi_uv_failed(world);
     if (failed != TSH_OK) *error = world->error;
     uv_mutex_unlock(&world->lock);
     return failed;
 }
 
+/* Opens the world, starts the control thread, and waits until it is connected. Owns `world`. */
 static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *error) {
-    int opened;
+    int opened; /* 1: the event loops exist */
     tsh_result result;
-    world->forming = 1;
-    world->due = tsh_now() + world->timeout;
+    world->forming = 1;                      /* until tshi_uv_completed */
+    world->due = tsh_now() + world->timeout; /* joining times out then */
     result = tshi_uv_world_alloc(world)
                  ? tshi_uv_find_rank0(world, error)
                  : tsh_error_set(error, TSH_ERR_MEMORY, world->rank,
@@ -4547,12 +4587,13 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
     tshi_uv_add_group(world->world_group, &tshi_uv_ops, out);
     result = tshi_uv_await_world(world, error);
     if (result != TSH_OK)
-        tsh_comm_close(out);
+        tsh_comm_close(out); /* ends the control thread; frees the world */
     else
         tshi_uv_count_local(world);
     return result;
 }
 
+/* Reads the settings and joins. For one rank nothing is opened: *out is all 0 but its size, 1. */
 static tsh_result tshi_uv_open(const tsh_uv_desc *desc, tsh_comm *out, tsh_error *error) {
     tsh_uv_world *world;
     memset(out, 0, sizeof *out);
@@ -4566,12 +4607,12 @@ static tsh_result tshi_uv_open(const tsh_uv_desc *desc, tsh_comm *out, tsh_error
         (void)tsh_error_set(error, TSH_ERR_IO, -1, "libsodium finds no random numbers");
     else if (tshi_uv_settings(desc, world, error) == TSH_OK && world->size > 1)
         return tshi_uv_join(world, out, error);
-    tshi_uv_world_free(world);
+    tshi_uv_world_free(world); /* an error, or a world of one rank */
     if (error->code == TSH_OK) out->size = 1;
     return error->code;
 }
 
-/* Where an error of opening goes: to desc->error, and to the logger if there is one. */
+/* Copies the result of opening to *place, if not NULL, and logs it if it is an error. */
 static void tshi_uv_not_open(tsh_error *place, const tsh_logger *logger, const char *function,
                              const tsh_error *error) {
     if (place) *place = *error;
@@ -4585,7 +4626,7 @@ TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out) {
     tsh_error error;
     memset(&none, 0, sizeof none);
     memset(&error, 0, sizeof error);
-    if (!desc) desc = &none;
+    if (!desc) desc = &none; /* everything from the environment */
     if (out)
         (void)tshi_uv_open(desc, out, &error);
     else
@@ -4596,8 +4637,8 @@ TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out) {
 
 TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
                        int (*fn)(tsh_ctx *ctx, void *user), void *user) {
-    tsh_uv_desc join;
-    tsh_desc with;
+    tsh_uv_desc join; /* copy of *uv, or all 0 */
+    tsh_desc with;    /* copy of *desc, or all 0 */
     tsh_comm comm;
     tsh_error error;
     memset(&join, 0, sizeof join);
@@ -4605,7 +4646,7 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
     memset(&error, 0, sizeof error);
     if (uv) join = *uv;
     if (desc) with = *desc;
-    if (!join.logger.fn) join.logger = with.logger;
+    if (!join.logger.fn) join.logger = with.logger; /* each uses the other's, if it has none */
     if (!with.logger.fn) with.logger = join.logger;
     if (fn)
         (void)tshi_uv_open(&join, &comm, &error);
@@ -4613,7 +4654,7 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
         (void)tsh_error_set(&error, TSH_ERR_ARGUMENT, -1, "fn is NULL");
     tshi_uv_not_open(join.error, &with.logger, "tsh_uv_run", &error);
     if (error.code != TSH_OK) return 1;
-    return tsh_run_on(&comm, &with, fn, user, join.error); /* which logs its errors */
+    return tsh_run_on(&comm, &with, fn, user, join.error); /* tsh_run_on logs its errors */
 }
 
 #undef TSHI_UV_GET
