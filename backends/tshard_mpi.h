@@ -661,7 +661,7 @@ static void tshi_mpi_unpack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) 
         tshi_mpi_copy(op, op->into, k, tshi_mpi_length(op, op->into, k), all[k].eager, 0);
 }
 
-/* For tsh_call_mismatch: outputs rank r's call of the collective that `user`, an operation, is. */
+/* For tsh_call_mismatch; user: an operation. Outputs rank r's call of the same collective. */
 static int tshi_mpi_called(const void *user, int r, tsh_call *out) {
     const tshi_mpi_op *op = (const tshi_mpi_op *)user;
     size_t n = (size_t)op->group->size;
@@ -691,7 +691,7 @@ static int tshi_mpi_mismatch(tshi_mpi_group *group, const tshi_mpi_op *op) {
 
 /* On one communicator, all ranks must call MPI's collectives in the same order. So an operation
  * begins when all operations before it have made their last collective call (`last` is 1). Which
- * call is the last depends only on the operation, which is the same on all ranks, not on time. */
+ * call is the last depends only on the operation, which is the same on all ranks. */
 
 static void tshi_mpi_finish(tshi_mpi_world *world, tshi_mpi_op *op) {
     tshi_mpi_give(world, op->out);
@@ -767,7 +767,7 @@ static void tshi_mpi_direct(tshi_mpi_group *group, tshi_mpi_op *op) {
         (op->out->bytes, bytes, MPI_BYTE, op->in->bytes, bytes, MPI_BYTE, group->comm, op->req));
 }
 
-/* Every rank gets a segment of its own piece from each rank: all-to-all, or to be summed. */
+/* Every rank gets a segment of its own piece from each rank: in an all-to-all, or to be summed. */
 static void tshi_mpi_scatter(tshi_mpi_group *group, tshi_mpi_op *op) {
     int *out = op->lengths, *in = op->lengths + 2 * group->size;
     int all_to_all = op->coll.kind == TSH_ALLTOALL;
@@ -801,7 +801,7 @@ static void tshi_mpi_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
     int bytes = (int)((size_t)n * width); /* of this segment */
     int tag = TSHI_MPI_TAG_BODY + (int)(op->seq % TSHI_MPI_BODIES);
     char *stage = op->out->bytes;
-    MPI_Datatype types[4]; /* by tsh_dtype */
+    MPI_Datatype types[4]; /* MPI's type of each tsh_dtype */
     types[TSH_F32] = MPI_FLOAT;
     types[TSH_F64] = MPI_DOUBLE;
     types[TSH_I32] = MPI_INT32_T;
@@ -856,7 +856,7 @@ static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
     if (coll->kind == TSH_ALLTOALL)
         for (int64_t i = 0; i < 2 * pieces * pieces; i++) {
             int64_t n = op->counts[2 * pieces + i] * coll->blocks;
-            if (op->longest < n) op->longest = n; /* of all ranks: they do as many rounds */
+            if (op->longest < n) op->longest = n; /* the longest piece of any rank */
         }
     op->step = tshi_mpi_min(op->longest, TSHARD_MPI_SEGMENT / (width * pieces));
     if (op->step < 1) op->step = 1;
@@ -873,13 +873,13 @@ static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
 /* The heads of all ranks have arrived: compares them, and starts what comes next. */
 static void tshi_mpi_compare(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
-    int fits = 1, alike = 1; /* fits: all calls are the same; alike: all kinds */
+    int fits = 1, alike = 1; /* 1 if all calls, all kinds are the same */
     for (int r = 1; r <= group->size; r++) {
         fits = fits && op->block[r].call.digest == op->block->call.digest;
         alike = alike && op->block[r].call.coll.kind == coll->kind;
     }
     if (!fits) {
-        group->broken = 1; /* no other operation of the group goes on */
+        group->broken = 1; /* the group's other operations stop */
         if (alike && tshi_mpi_gathers(coll))
             tshi_mpi_tell_counts(group, op);
         else
@@ -1103,7 +1103,7 @@ static void tshi_mpi_advance(tshi_mpi_world *world) {
 
 /* ========================================================================== */
 /* >>mpi-wait                                       MARK: - mpi-wait (private) */
-/* Waiting until an operation is done, the world has failed, or the deadline.  */
+/* A waiting rank polls; after 20 ms it reports to rank 0, which finds cycles. */
 /* Needs: >>mpi-progress.                                                       */
 /* ========================================================================== */
 
@@ -1189,7 +1189,7 @@ static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_op *op) {
     int64_t begin = tsh_now(), waited = 0; /* waited: ns since a call of MPI completed */
     uint64_t moves = world->moves;
     unsigned spins = 0;
-    int told = 0; /* 1: rank 0 knows that this rank waits */
+    int told = 0; /* 1: this rank has reported to rank 0 that it waits */
     for (unsigned round = 1; world->error.code == TSH_OK; round++) {
         tshi_mpi_advance(world);
         if (tshi_mpi_is_done(op) && world->suspect.code == TSH_OK) {
@@ -1620,7 +1620,7 @@ static tsh_result tshi_mpi_open(const tsh_mpi_desc *desc, int *argc, char ***arg
         (void)MPI_Comm_free(&world->control);
         tshi_mpi_world_free(world);
     }
-    if (set.ours) (void)MPI_Finalize(); /* which waits for all ranks */
+    if (set.ours) (void)MPI_Finalize(); /* returns when all ranks have called it */
     return result;
 }
 

@@ -97,8 +97,7 @@ TSH_API void tsh_threads_world_free(tsh_threads_world *world);
 #define TSHARD_THREADS_IMPLEMENTED
 /* ========================================================================== */
 /* >>threads-system                           MARK: - threads-system (private) */
-/* What differs between systems: threads, locks, timed waits, the clock. Both  */
-/* parts below, Windows and POSIX, define the same types and functions.        */
+/* Threads, locks, timed waits, the clock: once for Windows, once for POSIX.   */
 /* Needs: >>threads-api.                                                        */
 /* ========================================================================== */
 
@@ -339,17 +338,17 @@ static void tshi_threads_free(void *p) { /* from tshi_threads_alloc; may be NULL
 /* Needs: >>threads-system.                                                     */
 /* ========================================================================== */
 
-/* All atomics must be sequentially consistent, for two pairs of ranks that each store, then load
- * what the other stores: one posts, then reads `sleepers`; the other counts itself as a sleeper,
- * then reads the posts. One sets `working`, then reads `failed`; the other, the reverse. */
+/* All atomics must be sequentially consistent. The poster sets `stamp`, then reads `sleepers`; the
+ * sleeper adds itself to `sleepers`, then reads `stamp`. A worker sets `working`, then reads
+ * `failed`; a failing rank sets `failed`, then reads `working`. One must see the other's store. */
 #define TSHI_THREADS_GET(place)        __atomic_load_n((place), __ATOMIC_SEQ_CST)
 #define TSHI_THREADS_PUT(place, value) __atomic_store_n((place), (value), __ATOMIC_SEQ_CST)
 #define TSHI_THREADS_ADD(place, value) __atomic_add_fetch((place), (value), __ATOMIC_SEQ_CST)
 #define TSHI_THREADS_APART             __attribute__((aligned(64))) /* a cache line of its own */
 
-/* A slot is overwritten RING collectives later, when no peer reads it any more: this rank has at
- * most 64 in flight, and a peer may be 64 more behind, as nobody waits until peers have read an
- * eager message, one that is copied into its slot. */
+/* A slot is reused RING collectives later, when no peer reads it any more: 64 that a rank may have
+ * in flight, plus 64 that a peer may be behind. An eager message is a short one that is copied into
+ * the slot; its sender does not wait until all peers have read it. */
 enum {
     TSHI_THREADS_RING = 128,    /* slots of a member */
     TSHI_THREADS_PAIRWISE = 64, /* pair records of a member: a comm's limit in flight */
@@ -383,7 +382,7 @@ typedef struct tshi_threads_call {
 /* A pair record: a SEND, RECV or SENDRECV that was started. A request holds the record's index. */
 typedef struct tshi_threads_pair {
     tshi_threads_call call;
-    uint64_t send_number, recv_number; /* its message's number, from 0, to and from the peer */
+    uint64_t send_number, recv_number; /* the message's number among those to, from a peer */
     int used;                          /* 1 from start until its wait returns */
     int receiving; /* atomic: 1 until this rank has copied the message that it receives */
     int sending;   /* atomic: 1 until the peer has copied the message that it is sent */
@@ -392,23 +391,23 @@ typedef struct tshi_threads_pair {
 /* The messages from one rank of a group to another: a ring of indices of the sender's pair records,
  * in the order in which the messages were started. */
 typedef struct TSHI_THREADS_APART tshi_threads_mailbox {
-    uint64_t posted; /* atomic, written only by the sender: how many it has posted so far */
-    unsigned char record[TSHI_THREADS_PAIRWISE]; /* of message n, at n % PAIRWISE */
+    uint64_t posted; /* atomic, written only by the sender: how many messages it has posted */
+    unsigned char record[TSHI_THREADS_PAIRWISE]; /* message n is at n % PAIRWISE */
     TSHI_THREADS_APART uint64_t wanted; /* atomic, written only by the receiver: receives started */
-    uint64_t taken; /* read and written only by the receiver: how many it has copied */
+    uint64_t taken; /* used only by the receiver: how many messages it has copied */
 } tshi_threads_mailbox;
 
 /* One rank in one group: the impl of a comm. Peers only write `sending` of its pair records. */
 typedef struct TSHI_THREADS_APART tshi_threads_member {
-    tshi_threads_slot slot[TSHI_THREADS_RING];     /* of collective n: at n % RING */
-    tshi_threads_call call[TSHI_THREADS_RING];     /* the same */
-    tshi_threads_pair pair[TSHI_THREADS_PAIRWISE]; /* its messages to and from one rank */
-    TSHI_THREADS_APART uint64_t finished; /* atomic: in how many collectives it has done its part */
-    int closed;                           /* atomic: 1 once its comm is closed */
-    TSHI_THREADS_APART uint64_t started;  /* how many collectives it has started */
-    uint64_t shared; /* number + 1 of its last collective that is not eager; 0: none */
-    int seen;        /* how many members it has seen to have posted collective `finished` */
-    int receiving;   /* how many of its pair records are `receiving` */
+    tshi_threads_slot slot[TSHI_THREADS_RING];     /* collective n is at n % RING */
+    tshi_threads_call call[TSHI_THREADS_RING];     /* collective n is at n % RING, too */
+    tshi_threads_pair pair[TSHI_THREADS_PAIRWISE]; /* messages that this rank has started */
+    TSHI_THREADS_APART uint64_t finished; /* atomic: how many collectives this rank is done with */
+    int closed;                           /* atomic: 1 once the comm is closed */
+    TSHI_THREADS_APART uint64_t started;  /* how many collectives this rank has started */
+    uint64_t shared; /* 1 + the number of the last collective that was not eager; 0: none */
+    int seen;        /* how many members are known to have posted collective `finished` */
+    int receiving;   /* how many of the pair records are `receiving` */
     int rank;        /* of the group */
     tshi_threads_group *group;
     struct tshi_threads_member *next; /* the same rank's member in another group; NULL: none */
@@ -421,27 +420,27 @@ struct TSHI_THREADS_APART tshi_threads_group {
     int size;
     int open;                      /* atomic: how many members are not closed yet */
     int *ranks;                    /* the world rank of each member */
-    tshi_threads_mailbox *mailbox; /* of messages from rank i to j, at i * size + j */
+    tshi_threads_mailbox *mailbox; /* messages from rank i to j are at i * size + j */
     tshi_threads_member *member;   /* one for each rank of the group */
 };
 
 /* One rank of the world. */
 typedef struct TSHI_THREADS_APART tshi_threads_rank {
-    int working; /* atomic: 1 while it may touch buffers of peers */
-    int asleep;  /* atomic: 1 while it sleeps, or is about to */
-    TSHI_THREADS_APART tshi_threads_monitor wake; /* what it sleeps on */
-    int woken;                    /* under wake's lock: 1 if it was woken since it last slept */
-    tshi_threads_member *members; /* of its open comms */
-    tshi_threads_member *root;    /* its member in the group of the whole world */
+    int working; /* atomic: 1 while this rank may touch buffers of peers */
+    int asleep;  /* atomic: 1 while this rank sleeps, or is about to */
+    TSHI_THREADS_APART tshi_threads_monitor wake; /* what this rank sleeps on */
+    int woken;                    /* under wake's lock: 1 if a peer has woken this rank */
+    tshi_threads_member *members; /* one for each open comm of this rank */
+    tshi_threads_member *root;    /* the member in the group of the whole world */
     tshi_threads_member *blocked; /* under the world's lock: the member that waits, or NULL */
-    tsh_req blocked_req;          /* the request that it waits for there, for over 20 ms */
-    int taken;                    /* 1 once tsh_threads_comm has handed out its comm */
+    tsh_req blocked_req;          /* the request that member has waited for, over 20 ms */
+    int taken;                    /* 1 once tsh_threads_comm has handed out the comm */
 } tshi_threads_rank;
 
 struct tsh_threads_world {
-    TSHI_THREADS_APART int failed; /* atomic: code of the world's error, set after it; 0: none */
+    TSHI_THREADS_APART int failed; /* atomic: the error's code, set after `error`; 0: none */
     int sleepers;                  /* atomic: how many ranks sleep, or are about to */
-    int size, spins, crowded;      /* ranks; polls before a sleep; 1: more ranks than cores */
+    int size, spins, crowded;      /* how many ranks; polls before a sleep; 1: ranks > cores */
     int64_t timeout;               /* of collectives without timeout_ns, in ns */
     tshi_threads_rank *rank;       /* one for each rank */
     tsh_coll_search *search;       /* one for each rank: the search for a cycle of blocked ranks */
@@ -475,11 +474,11 @@ static int tshi_threads_posted(const tshi_threads_group *group, int m, uint64_t 
 
 /* ========================================================================== */
 /* >>threads-sleep                             MARK: - threads-sleep (private) */
-/* A rank that polled in vain sleeps until the last rank posts or finishes.    */
+/* A waiting rank polls, then sleeps; the last to post or to finish wakes it.  */
 /* Needs: >>threads-types.                                                      */
 /* ========================================================================== */
 
-static void tshi_threads_wake(tshi_threads_rank *rank) { /* if it sleeps, or is about to */
+static void tshi_threads_wake(tshi_threads_rank *rank) { /* if asleep, or about to be */
     if (!TSHI_THREADS_GET(&rank->asleep)) return;
     tshi_threads_lock(&rank->wake);
     rank->woken = 1;
@@ -491,7 +490,7 @@ static void tshi_threads_wake_group(const tshi_threads_group *group) {
     for (int r = 0; r < group->size; r++) tshi_threads_wake(&group->world->rank[group->ranks[r]]);
 }
 
-/* Sleeps until another rank wakes this one, or until tsh_now() is `until`. 1: it was the time. */
+/* Sleeps until another rank wakes this one, or until tsh_now() is `until`: then 1. */
 static int tshi_threads_nap(tshi_threads_rank *rank, int64_t until) {
     int expired = 0;
     tshi_threads_lock(&rank->wake);
@@ -567,7 +566,7 @@ static int tshi_threads_called(const void *user, int r, tsh_call *out) {
     out->coll = tshi_threads_call_of(&group->member[r], member->finished)->coll;
     out->digest = tshi_threads_slot_of(&group->member[r], member->finished)->digest;
     out->rank = group->ranks[r];
-    out->counts = out->coll.recv_counts ? group->size : 0; /* all can be read */
+    out->counts = out->coll.recv_counts ? group->size : 0; /* 0: it has none */
     return 1;
 }
 
@@ -596,7 +595,7 @@ typedef struct TSHI_THREADS_APART tshi_threads_tile {
 typedef struct tshi_threads_parts {
     tshi_threads_member *member;
     uint64_t number; /* of the collective */
-    size_t offset;   /* the same in the messages of all ranks */
+    size_t offset;   /* in bytes, the same on all ranks */
 } tshi_threads_parts;
 
 static const void *tshi_threads_part(const void *user, int r) {
@@ -626,7 +625,7 @@ static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k
         n = tshi_threads_min(left, (int64_t)(TSHI_THREADS_TILE / width));
         bytes = (size_t)n * width;
         tsh_coll_sum(tile.bytes, n, coll, group->size, k, tshi_threads_part, &parts);
-        for (int j = 1; j <= group->size && !to; j++) { /* own recv last */
+        for (int j = 1; j <= group->size && !to; j++) { /* this rank's recv is last */
             int r = (member->rank + j) % group->size;   /* each rank begins at another peer */
             memcpy(tshi_threads_slot_of(&group->member[r], number)->recv + parts.offset, tile.bytes,
                    bytes);
@@ -642,7 +641,7 @@ static void tshi_threads_allreduce(tshi_threads_member *member, uint64_t number,
     const int eager = tshi_threads_call_of(member, number)->eager, size = member->group->size;
     for (int k = eager ? 0 : member->rank; k < (eager ? size : member->rank + 1); k++) {
         int64_t at = tsh_coll_chunk(coll->count, size, k);         /* where the chunk starts */
-        int64_t n = tsh_coll_chunk(coll->count, size, k + 1) - at; /* its elements */
+        int64_t n = tsh_coll_chunk(coll->count, size, k + 1) - at; /* its length */
         char *to = eager && n ? (char *)coll->recv + (size_t)at * tsh_dtype_size(coll->dtype)
                               : NULL;
         tshi_threads_sum(member, number, k, at, n, to);
@@ -651,9 +650,9 @@ static void tshi_threads_allreduce(tshi_threads_member *member, uint64_t number,
 
 static void tshi_threads_reduce_scatter(tshi_threads_member *member, uint64_t number,
                                         const tsh_coll *coll) {
-    int64_t mine = coll->recv_counts[member->rank]; /* in elements: this rank's piece of a block; */
-    int64_t before = tsh_coll_before(coll->recv_counts, member->rank);       /* where it starts; */
-    int64_t whole = tsh_coll_before(coll->recv_counts, member->group->size); /* the whole block */
+    int64_t mine = coll->recv_counts[member->rank]; /* elements of this rank's piece of a block */
+    int64_t before = tsh_coll_before(coll->recv_counts, member->rank);       /* its offset there */
+    int64_t whole = tsh_coll_before(coll->recv_counts, member->group->size); /* length of a block */
     for (int64_t b = 0; b < coll->blocks && mine; b++)
         tshi_threads_sum(member, number, member->rank, b * whole + before, mine,
                          (char *)coll->recv + (size_t)(b * mine) * tsh_dtype_size(coll->dtype));
@@ -678,7 +677,8 @@ static int tshi_threads_unequal(const tshi_threads_member *member, uint64_t numb
     return 0;
 }
 
-/* ALLGATHER and ALLTOALL: copies this rank's piece of each rank's send to its own recv. */
+/* ALLGATHER, ALLTOALL: copies this rank's piece of each peer's send to its recv. The piece is the
+ * n elements from `at` on in every block of `step` elements. */
 static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
                                  const tsh_coll *coll) {
     const tshi_threads_group *group = member->group;
@@ -690,10 +690,10 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
     for (int j = 0; j < group->size; j++) {
         int from = (member->rank + j) % group->size;
         const tsh_coll *peer = &tshi_threads_call_of(&group->member[from], number)->coll;
-        int64_t n = coll->recv_counts[from], step = n, at = 0; /* of `step` sent, n from `at` */
+        int64_t n = coll->recv_counts[from], step = n, at = 0;
         const char *send;
         char *recv;
-        if (n == 0) continue; /* its send may be NULL */
+        if (n == 0) continue; /* the peer's send may be NULL */
         if (all_to_all) {
             at = tsh_coll_before(peer->send_counts, member->rank);
             step = tsh_coll_before(peer->send_counts, group->size);
@@ -741,14 +741,14 @@ static tshi_threads_group *tshi_threads_group_new(tsh_threads_world *world, int 
 static void tshi_threads_group_free(tsh_threads_world *world, tshi_threads_group *group) {
     tshi_threads_group **at = &world->groups;
     tshi_threads_lock(&world->lock);
-    while (*at != group) at = &(*at)->next; /* finds where the list points to it */
+    while (*at != group) at = &(*at)->next; /* at: the pointer to this group */
     *at = group->next;
     tshi_threads_unlock(&world->lock);
     tshi_threads_free(group);
 }
 
 static int tshi_threads_color(const tshi_threads_group *group, uint64_t number, int r) {
-    tsh_ticket ticket; /* what rank r has posted */
+    tsh_ticket ticket; /* what rank r has put in its slot */
     memcpy(&ticket, tshi_threads_slot_of(&group->member[r], number)->eager, sizeof ticket);
     return ticket.color;
 }
@@ -1046,7 +1046,7 @@ static void tshi_threads_tell_cycle(const tsh_threads_world *world, int r, tsh_e
 static void tshi_threads_check_cycle(tshi_threads_member *member, tsh_req req) {
     tsh_threads_world *world = member->group->world;
     tshi_threads_rank *self = tshi_threads_self(member);
-    int r = member->group->ranks[member->rank]; /* this rank; then a rank of the cycle, or -1 */
+    int r = member->group->ranks[member->rank]; /* this rank; later a rank of the cycle, or -1 */
     tsh_error error;
     tshi_threads_lock(&world->lock);
     self->blocked = member;
@@ -1127,7 +1127,7 @@ static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *co
     slot->recv = (char *)coll->recv;
     if (bytes) memcpy(slot->eager, load, bytes);
     member->started = number + 1;
-    if (!eager) member->shared = number + 1;    /* a close must wait for this one */
+    if (!eager) member->shared = number + 1;    /* close checks that it is finished */
     TSHI_THREADS_PUT(&slot->stamp, number + 1); /* now peers may read the slot */
     if (TSHI_THREADS_GET(&group->world->sleepers)) {
         int m = 0;
@@ -1149,7 +1149,7 @@ static tsh_result tshi_threads_message(tshi_threads_member *member, const tsh_co
     pair->call.deadline = tsh_deadline(coll->timeout_ns, member->group->world->timeout);
     pair->used = 1;
     *req = TSHI_THREADS_REQ_PAIR | (tsh_req)i;
-    if (coll->kind != TSH_SEND) { /* it receives */
+    if (coll->kind != TSH_SEND) { /* receives a message */
         tshi_threads_mailbox *mailbox = tshi_threads_between(member->group, coll->recv_from,
                                                              member->rank);
         pair->recv_number = mailbox->wanted;
@@ -1157,13 +1157,13 @@ static tsh_result tshi_threads_message(tshi_threads_member *member, const tsh_co
         member->receiving++;
         TSHI_THREADS_PUT(&mailbox->wanted, pair->recv_number + 1);
     }
-    if (coll->kind != TSH_RECV) { /* it sends */
+    if (coll->kind != TSH_RECV) { /* sends a message */
         tshi_threads_mailbox *mailbox = tshi_threads_between(member->group, member->rank,
                                                              coll->send_to);
         pair->send_number = mailbox->posted;
         TSHI_THREADS_PUT(&pair->sending, 1);
         mailbox->record[pair->send_number % TSHI_THREADS_PAIRWISE] = (unsigned char)i;
-        TSHI_THREADS_PUT(&mailbox->posted, pair->send_number + 1); /* now it may be copied */
+        TSHI_THREADS_PUT(&mailbox->posted, pair->send_number + 1); /* now a peer may copy it */
         tshi_threads_wake(&member->group->world->rank[member->group->ranks[coll->send_to]]);
     }
     return TSH_OK;
@@ -1191,7 +1191,7 @@ static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
     tshi_threads_member *member = tshi_threads_member_of(comm);
     tsh_threads_world *world = member->group->world;
     tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
-    int64_t patience = 20000000; /* ns that it sleeps at once */
+    int64_t patience = 20000000; /* how long to sleep at first, in ns */
     int spins = 0, failed;
     while (!tshi_threads_ready(member, req)) {
         if (spins++ < world->spins) {
@@ -1203,7 +1203,7 @@ static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
     }
     tshi_threads_unblock(world, tshi_threads_self(member));
     failed = TSHI_THREADS_GET(&world->failed);
-    if (failed != TSH_OK) (void)tshi_threads_settle(world); /* rule 4 of >>comm-api */
+    if (failed != TSH_OK) (void)tshi_threads_settle(world); /* see rule 4 in >>comm-api */
     if (pair) pair->used = 0;
     return (tsh_result)failed;
 }
@@ -1263,7 +1263,7 @@ static void tshi_threads_close(tsh_comm *comm) {
         tshi_threads_raise(world, &error);
     }
     if (TSHI_THREADS_GET(&world->failed) != TSH_OK) (void)tshi_threads_settle(world);
-    for (at = &self->members; *at != member;) at = &(*at)->next; /* where the list points to it */
+    for (at = &self->members; *at != member;) at = &(*at)->next; /* at: the pointer to it */
     *at = member->next;
     TSHI_THREADS_PUT(&member->closed, 1);
     tshi_threads_wake_group(group);
@@ -1382,7 +1382,7 @@ typedef struct tshi_threads_job {
     tshi_threads_thread thread;
 } tshi_threads_job;
 
-static void *tshi_threads_main(void *argument) { /* runs one rank: a job */
+static void *tshi_threads_main(void *argument) { /* runs one rank; argument: its job */
     tshi_threads_job *job = (tshi_threads_job *)argument;
     tsh_comm comm;
     job->result = 1;
