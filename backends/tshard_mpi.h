@@ -29,56 +29,57 @@
  *   own chunk, MPI_Iallgatherv; where all messages together have at most 32 KiB, MPI_Iallgather and
  *   a sum of all. The bits are those of the threads and the TCP backend, and do not depend on the
  *   MPI library, its version or its algorithms;
- * - compare what all ranks called before any byte moves: 200 bytes of each rank go around first
- *   (MPI_Iallgather), and messages of up to 80 bytes travel in them, so that a small collective is
- *   one of MPI's (a reduce-scatter's never do). An all-to-all tells everybody all counts, too: 16 P
- *   bytes from each of P ranks;
- * - move much in segments of TSHARD_MPI_SEGMENT bytes, through buffers of its own, so that MPI
- *   never sees a count above it, and never a buffer of the caller's: when a call returns, also with
+ * - compare what all ranks called before any data moves: an MPI_Iallgather of 200 bytes per rank,
+ *   the heads, comes first. Messages of up to 80 bytes are sent in the heads (never those of a
+ *   reduce-scatter), so that a small collective is a single call of MPI. In an all-to-all, every
+ *   rank also sends its counts, 16 P bytes, to all P ranks;
+ * - move long messages in segments of TSHARD_MPI_SEGMENT bytes, through buffers of its own. MPI
+ *   never gets a larger count, and never a buffer of the caller's: when a call returns, also with
  *   an error, nothing touches the caller's memory any more;
- * - end in one error, the same on every rank, where ranks call different collectives, a rank closes
- *   its comm early, ranks wait for each other in a cycle (looked for after 20 ms), time runs out
- *   or a rank aborts: rank 0 gets reports over a communicator of its own, and sends all its
- *   decision. Where rank 0 is in no call, ranks believe what they saw themselves after 0.5 s;
- * - leave MPI to its owner: where the program has called MPI_Init, it also calls MPI_Finalize.
+ * - report one error, the same on every rank, if ranks call different collectives, a rank closes
+ *   its comm early, ranks wait for each other in a cycle (searched for after 20 ms), a collective
+ *   exceeds its time limit or a rank aborts. Ranks report errors to rank 0 over a communicator of
+ *   their own, and rank 0 sends the first one to all. If rank 0 makes no calls, a rank takes the
+ *   error that it has seen itself after 0.5 s;
+ * - leave MPI to its owner: a program that has called MPI_Init also calls MPI_Finalize.
  *
  * DOES NOT
  *
  * - notice that a rank has died: mpirun and srun end the whole job then;
- * - call MPI_Abort. After an error, what MPI still works on stays allocated until the process
- *   ends, and communicators are not freed. MPI itself goes on, and another world can be opened, but
- *   MPI_Finalize then finds communication that never ends; both Open MPI and MPICH get over it, the
- *   standard does not promise that. tsh_mpi_run calls it after an error only where all ranks have
- *   closed their comms within a second;
+ * - call MPI_Abort. After an error, buffers that MPI still uses stay allocated until the process
+ *   ends, and communicators are not freed. MPI stays usable, and another world can be opened, but
+ *   MPI_Finalize then finds communication that never completes: Open MPI and MPICH accept this, the
+ *   standard does not promise it. tsh_mpi_run calls MPI_Finalize after an error only if all ranks
+ *   have closed their comms within a second;
  * - move data in the background: MPI is called in start, test, wait and progress;
- * - find out who is absent where a rank has started a collective and computes: absent are all ranks
- *   that do not wait in it;
- * - use a rank's comms from several threads; only tsh_comm_abort may come from any thread, and is
- *   told to the others at the next call of the rank's own;
+ * - know which ranks are late: a timeout names all ranks that do not wait in the collective as
+ *   absent, also one that has started it and computes meanwhile;
+ * - use a rank's comms from several threads; only tsh_comm_abort may come from any thread. The
+ *   other ranks learn of it at the next call of the rank's own thread;
  * - keep a time limit in what MPI-3 has only in a blocking form: MPI_Init_thread, MPI_Comm_split
  *   (in tsh_split, once all ranks have started theirs), MPI_Comm_free and MPI_Finalize. They
- *   return when all ranks are in them: a rank that is stopped there, or on its way there, holds the
- *   others up until the job is ended.
+ *   return when all ranks have called them: if a rank is stopped before or in such a call, the
+ *   others wait until the job is ended.
  *
- * The last tsh_comm_close of a world returns when all ranks have closed theirs, or time is up.
+ * The last tsh_comm_close of a world waits until all ranks have closed theirs, or times out.
  *
- * COSTS, per rank, from libc's malloc: about 230 bytes per member for each collective in flight of
- * a group, and 16 P per member for an all-to-all; up to two segments for each that is under way.
+ * COSTS, per rank, from libc's malloc: for each collective in flight, about 230 bytes per member of
+ * its group (an all-to-all: and 16 P per member); while its data moves, up to two segments.
  *
- * THREADS. Where MPI is not initialised, MPI_THREAD_FUNNELED is asked for, or what
- * desc.thread_level says; where it is, its level is taken. It must allow the calling thread to use
- * MPI: a level below MPI_THREAD_SERIALIZED allows only the thread that initialised it.
+ * THREADS. If MPI is not initialised, this backend initialises it with desc.thread_level (0:
+ * MPI_THREAD_FUNNELED); otherwise MPI must have that level at least. Below
+ * MPI_THREAD_SERIALIZED, only the thread that initialised MPI may use the backend.
  *
  * ENVIRONMENT
  *
- *     TSHARD_TIMEOUT             seconds until opening, or a collective without timeout_ns, gives
- *                                up; 300; 0: never
- *     TSHARD_MPI_NATIVE          1 (on rank 0): sums, products and averages over 80 bytes by
- *                                MPI_Iallreduce: in the order that MPI likes, with other bits, and
- *                                maybe faster. MIN and MAX stay as they are, since MPI does not
- *                                say what they make of NaN. 0: not
+ *     TSHARD_TIMEOUT             after how many seconds opening, or a collective without
+ *                                timeout_ns, fails; 0: never; default 300
+ *     TSHARD_MPI_NATIVE          1 (on rank 0): all-reduces of over 80 bytes by MPI_Iallreduce
+ *                                (SUM, PROD, AVG). MPI chooses the order of sums, so the bits
+ *                                differ; it may be faster. MIN and MAX are not affected, since
+ *                                MPI does not define them for NaN. 0: no (default)
  *
- * Any other value of a variable is an error; an empty one is unset.
+ * Any other value of a variable is an error; an empty one counts as unset.
  */
 #include "../tshard.h"
 
@@ -86,7 +87,7 @@
 #define TSHARD_MPI_H
 /* ========================================================================== */
 /* >>mpi-api                                                 MARK: - mpi-api */
-/* A runner for whole programs, and comms for one's own.                       */
+/* A runner for whole programs; or a comm in a program that uses MPI itself.   */
 /* Needs: the public part of tshard.h.                                         */
 /* ========================================================================== */
 
@@ -98,27 +99,28 @@ extern "C" {
 typedef struct tsh_mpi_desc {
     const void *comm; /* points to the MPI_Comm whose ranks form the world; it is duplicated. NULL:
                          MPI_COMM_WORLD */
-    int thread_level; /* asked of MPI, and needed: MPI_THREAD_FUNNELED ...; 0: FUNNELED, and of an
-                         MPI that is initialised, that it may be called from this thread */
-    double timeout;   /* seconds until opening, or a collective without timeout_ns, gives up;
-                         negative: never; 0: TSHARD_TIMEOUT, else 300 */
-    int native; /* of rank 0: 1: sums by MPI_Iallreduce; negative: not; 0: TSHARD_MPI_NATIVE */
-    tsh_error *error; /* where tsh_mpi_open says why it failed; NULL: nowhere */
+    int thread_level; /* the lowest level MPI may have, MPI_THREAD_FUNNELED ...; 0: FUNNELED, or if
+                         MPI is initialised, any that allows calls from this thread */
+    double timeout;   /* after how many seconds opening, or a collective without timeout_ns, fails;
+                         negative: never; 0: as the variable TSHARD_TIMEOUT says, else 300 */
+    int native;       /* 1: sums by MPI_Iallreduce; negative: in the documented order; 0: as the
+                         variable TSHARD_MPI_NATIVE says. Rank 0's value counts */
+    tsh_error *error; /* output: why tsh_mpi_open failed; NULL: not wanted */
 } tsh_mpi_desc;
 
-/* Opens a world; collective over desc->comm. Initialises MPI where that was not done, and then ends
- * it when the world's last comm is closed; an MPI that was ended cannot be had again. desc NULL:
- * all zero. Errors: TSH_ERR_ARGUMENT (out is NULL; desc->comm is MPI_COMM_NULL or an
- * intercommunicator; TSHARD_TIMEOUT is not a time), TSH_ERR_STATE (MPI has been finalised),
- * TSH_ERR_UNSUPPORTED (the thread level), TSH_ERR_MEMORY (of one rank: on all, but where not
- * even the bytes are there by which it tells them), TSH_ERR_TIMEOUT (not all ranks came),
- * TSH_ERR_IO (MPI refused). After the last two MPI is not ended, and may still work on desc->comm:
- * no other world of it can be opened. */
+/* Opens a world; collective over desc->comm (desc NULL: all zero). If MPI is not initialised, does
+ * so, and finalises it when the world's last comm is closed; MPI cannot be initialised again after
+ * that. Errors: TSH_ERR_ARGUMENT (out is NULL; desc->comm is MPI_COMM_NULL or an intercommunicator;
+ * a variable or timeout is not valid), TSH_ERR_STATE (MPI has been finalised), TSH_ERR_UNSUPPORTED
+ * (the thread level), TSH_ERR_MEMORY (if a rank has none, all ranks fail, unless it cannot even
+ * tell them), TSH_ERR_TIMEOUT (some rank has not called it), TSH_ERR_IO (a call of MPI failed).
+ * After the last two, MPI is not finalised and may still use desc->comm: open no other world of
+ * it. */
 TSH_API tsh_result tsh_mpi_open(const tsh_mpi_desc *desc, tsh_comm *out);
 /* Initialises MPI with argc and argv (both may be NULL) unless that was done, opens the world and a
- * ctx by desc (NULL: all defaults; its comm is ignored), runs fn, closes, and ends MPI if it began
- * it. Returns fn's result, or 1 where fn is NULL or the world or the ctx could not be opened;
- * desc->logger is told why. */
+ * ctx by desc (NULL: all defaults; its comm is ignored), runs fn, closes both, and finalises MPI if
+ * it has initialised it. Returns fn's result; 1, and reports why to desc->logger, if fn is NULL or
+ * the world or the ctx could not be opened. */
 TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
                         int (*fn)(tsh_ctx *ctx, void *user), void *user);
 
@@ -134,7 +136,10 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
 #define TSHARD_MPI_IMPLEMENTED
 /* ========================================================================== */
 /* >>mpi-types                                     MARK: - mpi-types (private) */
-/* A world of groups, each with a communicator and a row of operations.        */
+/* A world of groups, each with an MPI communicator and a list of operations.  */
+/* An operation is a state machine: in each state it waits for one nonblocking */
+/* call of MPI (tshi_mpi_follow says what comes next). A collective first      */
+/* exchanges heads, a message greetings: blocks that say what was called.      */
 /* Needs: >>mpi-api.                                                            */
 /* ========================================================================== */
 
@@ -150,7 +155,7 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
 #include <pthread.h> /* pthread_self */
 #include <sched.h>   /* sched_yield */
 #include <stdio.h>   /* snprintf */
-#include <stdlib.h> /* calloc */
+#include <stdlib.h>  /* calloc */
 #include <string.h>
 #include <time.h>   /* clock_gettime, nanosleep */
 #include <unistd.h> /* sysconf */
@@ -160,10 +165,10 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
 #endif
 
 #ifndef OMPI_SKIP_MPICXX
-#define OMPI_SKIP_MPICXX 1 /* the C++ bindings, which MPI-3 has removed */
+#define OMPI_SKIP_MPICXX 1 /* leaves out the C++ bindings, which MPI-3 has removed */
 #endif
 #ifndef MPICH_SKIP_MPICXX
-#define MPICH_SKIP_MPICXX 1
+#define MPICH_SKIP_MPICXX 1 /* the same in MPICH */
 #endif
 #include <mpi.h>
 #undef OMPI_SKIP_MPICXX
@@ -173,7 +178,7 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
 #error "tshard_mpi.h needs MPI-3"
 #endif
 
-/* Bytes that MPI is given at once. */
+/* Bytes that one call of MPI gets at most. */
 #ifndef TSHARD_MPI_SEGMENT
 #define TSHARD_MPI_SEGMENT (4 << 20)
 #endif
@@ -185,134 +190,143 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
 extern "C" {
 #endif
 
-enum { TSHI_MPI_EAGER = 80 };       /* bytes that are sent with the heads */
-enum { TSHI_MPI_STAGES = 4 };       /* buffers that are kept for the next collective */
-enum { TSHI_MPI_NEAR = 32 << 10 };  /* bytes of all messages that are cheaper to send to all */
-enum { TSHI_MPI_BODIES = 1 << 14 }; /* tags of messages' bodies, more than are in flight */
+enum { TSHI_MPI_EAGER = 80 };       /* bytes of the longest message that is sent in a head */
+enum { TSHI_MPI_STAGES = 4 };       /* buffers that are kept for later collectives */
+enum { TSHI_MPI_NEAR = 32 << 10 };  /* bytes of all messages together, if they go to all ranks */
+enum { TSHI_MPI_BODIES = 1 << 14 }; /* tags of messages' bodies: more than can be in flight */
 
-/* Tags on a group's communicator: the two ends of a message greet, then bodies follow; and on the
- * world's control communicator. */
+/* Tags on a group's communicator: greetings from a sender, from a receiver; from BODY on, bodies of
+ * messages. Then tags on the world's control communicator. */
 enum { TSHI_MPI_TAG_SEND, TSHI_MPI_TAG_RECV, TSHI_MPI_TAG_BODY };
-enum { TSHI_MPI_DECISION, TSHI_MPI_ERROR, TSHI_MPI_ABORT, TSHI_MPI_LATE, TSHI_MPI_REPORT };
+enum {
+    TSHI_MPI_DECISION, /* from rank 0: the world's error */
+    TSHI_MPI_ERROR,    /* to rank 0: an error */
+    TSHI_MPI_ABORT,    /* to all ranks: an error */
+    TSHI_MPI_LATE,     /* to rank 0: a timeout; rank 0 finds out which ranks are absent */
+    TSHI_MPI_REPORT    /* to rank 0: a tsh_wait_report */
+};
 
-#define TSHI_MPI_MS INT64_C(1000000)
+#define TSHI_MPI_MS INT64_C(1000000) /* a millisecond in ns */
 
-/* What a rank tells of a collective to all, and of a message to its other end. The pointers in
- * call.coll are valid on that rank only. */
+/* The head of a collective, sent to all ranks, or the greeting of a message, sent to its other end.
+ * The pointers in call.coll are valid only on the rank that sent the block. */
 typedef struct tshi_mpi_block {
     tsh_call call;
-    char eager[TSHI_MPI_EAGER];
+    char eager[TSHI_MPI_EAGER]; /* a short message, or a tshi_mpi_ticket */
 } tshi_mpi_block;
 
+/* What the call of MPI that an operation waits for does. */
 typedef enum tshi_mpi_state {
-    TSHI_MPI_QUEUED,
-    TSHI_MPI_HEADS,   /* blocks go around */
-    TSHI_MPI_COUNTS,  /* counts go around: of an all-to-all, or to describe a mismatch */
-    TSHI_MPI_DIRECT,  /* a small all-reduce: every message goes to all */
-    TSHI_MPI_SCATTER, /* a segment of every chunk goes to its owner */
-    TSHI_MPI_GATHER,  /* finished segments go to all */
-    TSHI_MPI_WHOLE,   /* a segment of a broadcast, a message, or MPI's own all-reduce */
-    TSHI_MPI_GREET,   /* the two ends of a message tell each other what they called */
-    TSHI_MPI_DONE
+    TSHI_MPI_QUEUED,  /* no call yet: operations before this one must go on first */
+    TSHI_MPI_HEADS,   /* all ranks exchange their heads */
+    TSHI_MPI_COUNTS,  /* all ranks exchange counts: of an all-to-all, or to describe a mismatch */
+    TSHI_MPI_DIRECT,  /* a small all-reduce: every rank gets every message */
+    TSHI_MPI_SCATTER, /* every rank gets a segment of its own piece from all ranks */
+    TSHI_MPI_GATHER,  /* every rank gets a segment of every piece from the piece's owner */
+    TSHI_MPI_WHOLE,   /* a segment of a broadcast, of a message, or of MPI's own all-reduce */
+    TSHI_MPI_GREET,   /* the two ends of a message exchange greetings */
+    TSHI_MPI_DONE     /* no call is left */
 } tshi_mpi_state;
 
-/* A buffer that MPI works on. */
+/* A stage: a buffer that MPI sends from or receives to. The world has a list of free ones. */
 typedef struct tshi_mpi_stage {
     struct tshi_mpi_stage *next;
-    size_t size;
-    char *bytes;
+    size_t size; /* capacity in bytes */
+    char *bytes; /* they follow the struct in memory */
 } tshi_mpi_stage;
 
-/* A collective, or one half of a message, that was started and not yet waited for. */
+/* An operation: a collective, or the sending or receiving half of a message, from its start to its
+ * wait. A piece is the part of a message that one rank owns: its chunk, or its count. */
 typedef struct tshi_mpi_op {
-    struct tshi_mpi_op *next;  /* the one that was started after it */
-    struct tshi_mpi_op *other; /* the other half of a SENDRECV */
+    struct tshi_mpi_op *next;  /* the operation that was started next in this group */
+    struct tshi_mpi_op *other; /* of a SENDRECV's sending half: the receiving half; else NULL */
     const struct tshi_mpi_group *group;
-    tsh_coll coll;
-    uint64_t id;
-    uint64_t seq; /* of the collectives of its group; of the messages from sender to receiver */
-    int message, peer; /* a half of a message, to or from this rank of the group */
-    int sends;         /* this rank gives what is sent: a message, a broadcast */
-    int64_t deadline;
+    tsh_coll coll; /* a copy of the caller's */
+    uint64_t id;   /* the request: how many operations of the group were started, this one too */
+    uint64_t seq;  /* its number, from 0: of collectives, or of messages from sender to receiver */
+    int message, peer; /* 1: half of a message; peer: the other end's rank in the group */
+    int sends;         /* 1: this rank sends: a message, or as the root of a broadcast */
+    int64_t deadline;  /* the time (tsh_now) at which it times out */
     tshi_mpi_state state;
-    int last;              /* has given MPI its last part: the next collective may begin */
-    MPI_Request req[2];    /* the second: of the other greeting */
-    int64_t at, step;      /* elements of each piece: done, of a segment */
+    int last;              /* 1: its last collective call of MPI was made: the next op may begin */
+    MPI_Request req[2];    /* the calls it waits for; [1]: only to receive a greeting */
+    int64_t at, step;      /* at: how many elements of each piece are done; step: of a segment */
     int64_t longest;       /* elements of the longest piece */
-    tshi_mpi_block *block; /* this rank's, then those of all, or of the other end */
-    int64_t *counts;       /* 2 P of this rank, then those of all; NULL: none */
-    int64_t *from, *into;  /* P + 1: where the pieces of a row of send and recv start */
-    int *lengths;          /* 4 P of MPI's arguments */
-    tshi_mpi_stage *out, *in;
-    char *part; /* of this rank, to be gathered */
+    tshi_mpi_block *block; /* [0]: this rank's; [1 + r]: rank r's, or [1]: the other end's */
+    int64_t *counts;       /* send and recv counts: 2 P of this rank, then of all; NULL: none */
+    int64_t *from, *into;  /* P + 1 offsets: where each piece starts in a row of send, of recv */
+    int *lengths;          /* 2 P lengths and offsets to send, then 2 P to receive, for MPI */
+    tshi_mpi_stage *out, *in; /* what MPI sends from and receives to; NULL: none */
+    char *part;               /* this rank's segment for GATHER */
 } tshi_mpi_op;
 
 typedef struct tshi_mpi_world tshi_mpi_world;
 
 typedef struct tshi_mpi_group {
-    struct tshi_mpi_group *next;
+    struct tshi_mpi_group *next; /* in the world's list */
     tshi_mpi_world *world;
-    MPI_Comm comm;
-    uint64_t id;
+    MPI_Comm comm; /* carries the group's collectives and messages */
+    uint64_t id;   /* the same on all its ranks; 1: the whole world */
     int rank, size;
-    int closing, broken;     /* closed by this rank; by an error */
-    int *ranks;              /* of the world, by rank of the group */
-    uint64_t started, ids;   /* collectives; all operations */
-    uint64_t *sends, *recvs; /* messages started, by peer */
-    tshi_mpi_op *first;      /* in the order in which they were started */
+    int closing, broken;     /* 1: this rank has closed its comm; 1: calls did not fit */
+    int *ranks;              /* the world rank of each rank of the group */
+    uint64_t started, ids;   /* how many collectives, and operations of any kind, were started */
+    uint64_t *sends, *recvs; /* how many messages to, and from, each peer were started */
+    tshi_mpi_op *first;      /* operations, in the order in which they were started */
 } tshi_mpi_group;
 
-/* A control message under way; its bytes follow. */
+/* A control message that is being sent; its bytes follow the struct in memory. */
 typedef struct tshi_mpi_post {
     struct tshi_mpi_post *next;
     MPI_Request req;
 } tshi_mpi_post;
 
 struct tshi_mpi_world {
-    tsh_comm_ops ops; /* what its comms point to */
-    MPI_Comm control;
+    tsh_comm_ops ops; /* the table that this world's comms point to */
+    MPI_Comm control; /* carries control messages, about errors and waits */
     int rank, size;
-    int native, ours;  /* MPI_Iallreduce; MPI is this world's to end */
-    int crowded, open; /* more ranks than cores here; comms that are not closed */
-    int64_t timeout;
-    uint64_t moves;  /* parts of operations that MPI has done */
-    uint64_t splits; /* that this rank has taken part in */
-    pthread_t owner;
-    tsh_error error;    /* of the world; code TSH_OK: none */
-    tsh_error suspect;  /* what this rank believes, */
-    int64_t suspect_at; /* since then */
-    int asked;          /* atomic: 1: another thread writes wish, 2: it is written, 3: told */
+    int native, ours;   /* 1: sums by MPI_Iallreduce; 1: this world has initialised MPI */
+    int crowded, open;  /* 1: more ranks than cores on this host; how many comms are open */
+    int64_t timeout;    /* of opening and of collectives without timeout_ns, in ns */
+    uint64_t moves;     /* how many calls of MPI have completed: a wait in vain sees no change */
+    uint64_t splits;    /* how many splits this rank has taken part in */
+    pthread_t owner;    /* the thread that opened the world and makes all calls of MPI */
+    tsh_error error;    /* the world's error; code TSH_OK: none */
+    tsh_error suspect;  /* an error that rank 0 has not decided on yet; code TSH_OK: none */
+    int64_t suspect_at; /* the time (tsh_now) at which this rank learnt of it */
+    int asked;          /* atomic: an abort from another thread, which 1: writes, 2: has written
+                           `wish`; 3: the owner has reported it; 0: none */
     tsh_error wish;
-    /* while it opens; MPI may write here even after an error: */
-    int mine[2], least[2]; /* has memory, rank 0's choice of sums: this rank's, the least of all */
-    char *hosts;           /* the name of this rank's host, then those of all */
+    /* Used in opening only, but MPI may write here even after opening has failed: */
+    int mine[2], least[2]; /* [0]: has memory, [1]: rank 0's `native`; least: the min over ranks */
+    char *hosts;           /* the host name of this rank, then of all ranks, of equal lengths */
     tshi_mpi_group *groups;
-    tshi_mpi_post *posts;
-    tshi_mpi_stage *stages; /* for the next collective */
-    /* of rank 0: */
-    tsh_wait_report **report; /* by rank: the last one; NULL: none */
-    tsh_coll_search *search;
-    tsh_error late;  /* time ran out; */
-    int64_t late_at; /* decided when the others had time to say that they are here */
-    int late_from;
+    tshi_mpi_post *posts;   /* control messages that are being sent */
+    tshi_mpi_stage *stages; /* free buffers, the one used last first */
+    /* Used by rank 0 only: */
+    tsh_wait_report **report; /* the last one of each rank; NULL: none */
+    tsh_coll_search *search;  /* one for each rank: the search for a cycle of waits */
+    tsh_error late;           /* a timeout; code TSH_OK: none */
+    int64_t late_at; /* when `late` becomes the world's error: 50 ms later, as reports may come */
+    int late_from;   /* the rank that timed out */
 };
 
 static int64_t tshi_mpi_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* 1 if the world has failed, or is about to: collectives stand still. */
+/* 1 if the world has failed, or an error waits for rank 0's decision: collectives stand still. */
 static int tshi_mpi_over(const tshi_mpi_world *world) {
     return world->error.code != TSH_OK || world->suspect.code != TSH_OK;
 }
 
 /* ========================================================================== */
 /* >>mpi-post                                       MARK: - mpi-post (private) */
-/* Words between ranks of the world, over the control communicator.            */
+/* Sending control messages to ranks of the world.                             */
 /* Needs: >>mpi-types.                                                          */
 /* ========================================================================== */
 
-/* A message that cannot be sent is not: this rank, and those it concerns, have time limits. */
+/* Starts to send a copy of bytes to rank `to`. Ignores failures, as every wait has a time limit. */
 static void tshi_mpi_send(tshi_mpi_world *world, int to, int tag, const void *bytes, size_t size) {
     tshi_mpi_post *post = (tshi_mpi_post *)malloc(sizeof *post + size);
     if (!post) return;
@@ -330,7 +344,7 @@ static void tshi_mpi_send_all(tshi_mpi_world *world, int tag, const tsh_error *e
         if (r != world->rank) tshi_mpi_send(world, r, tag, error, sizeof *error);
 }
 
-/* Drops what has been sent. */
+/* Frees control messages that have been sent. */
 static void tshi_mpi_sent(tshi_mpi_world *world) {
     for (tshi_mpi_post **at = &world->posts; *at;) {
         tshi_mpi_post *post = *at;
@@ -347,18 +361,20 @@ static void tshi_mpi_sent(tshi_mpi_world *world) {
 
 /* ========================================================================== */
 /* >>mpi-raise                                     MARK: - mpi-raise (private) */
-/* Errors are reported to rank 0, which sends the first one to all ranks.      */
+/* Ranks report errors to rank 0, which sends the first one to all ranks: the  */
+/* world's error. If it sends none, a rank's own report is its error in 0.5 s. */
 /* Needs: >>mpi-post.                                                           */
 /* ========================================================================== */
 
-/* On rank 0: the world fails with this error, unless it has one already. */
+/* On rank 0: sets the world's error, unless there is one, and sends it to all ranks. */
 static void tshi_mpi_decide(tshi_mpi_world *world, const tsh_error *error) {
     if (world->error.code != TSH_OK) return;
     world->error = *error;
     tshi_mpi_send_all(world, TSHI_MPI_DECISION, error);
 }
 
-/* Rank `from` says that something is wrong (itself: this rank does). */
+/* Handles an error that rank `from`, which may be this rank, reports. Rank 0 decides on it at once,
+ * or, if it is a timeout (LATE), 50 ms later; other ranks keep the first one in `suspect`. */
 static void tshi_mpi_take_error(tshi_mpi_world *world, int from, int tag, const tsh_error *error) {
     if (world->error.code != TSH_OK) return;
     if (world->rank == 0 && tag == TSHI_MPI_LATE && world->late.code == TSH_OK) {
@@ -373,8 +389,8 @@ static void tshi_mpi_take_error(tshi_mpi_world *world, int from, int tag, const 
     }
 }
 
-/* To rank 0, which finds error.rank at fault, or (-1, and LATE) finds out who; an abort to all, as
- * they may be waiting where rank 0 is not. */
+/* Reports an error of this rank to rank 0. error.rank is the rank blamed; of LATE it is -1: rank 0
+ * finds out. An ABORT goes to all ranks, since rank 0 may not be in a call. */
 static void tshi_mpi_raise(tshi_mpi_world *world, int tag, const tsh_error *error) {
     if (tshi_mpi_over(world)) return;
     if (tag == TSHI_MPI_ABORT && world->rank != 0)
@@ -384,7 +400,7 @@ static void tshi_mpi_raise(tshi_mpi_world *world, int tag, const tsh_error *erro
     tshi_mpi_take_error(world, world->rank, tag, error);
 }
 
-/* Returns what it raises. */
+/* Raises and returns TSH_ERR_MEMORY; `what` follows "rank 1 has no memory to". */
 static tsh_result tshi_mpi_no_memory(tshi_mpi_world *world, const char *what) {
     tsh_error error;
     (void)tsh_error_set(&error, TSH_ERR_MEMORY, world->rank, "rank %d has no memory to %s",
@@ -393,7 +409,7 @@ static tsh_result tshi_mpi_no_memory(tshi_mpi_world *world, const char *what) {
     return TSH_ERR_MEMORY;
 }
 
-/* MPI refused; `what` was asked. 0 where it did not. */
+/* If code, which MPI's function `what` has returned, is an error, raises it and returns 1. */
 static int tshi_mpi_refused(tshi_mpi_world *world, int code, const char *what) {
     char reason[MPI_MAX_ERROR_STRING + 1];
     tsh_error error;
@@ -407,16 +423,17 @@ static int tshi_mpi_refused(tshi_mpi_world *world, int code, const char *what) {
     return 1;
 }
 
-/* Calls MPI. 1, and an error, if it refuses. */
+/* Calls a function of MPI. If it fails, raises an error and returns 1. */
 #define TSHI_MPI_CALL(world, call, arguments) tshi_mpi_refused(world, call arguments, #call)
 
 /* ========================================================================== */
 /* >>mpi-hear                                       MARK: - mpi-hear (private) */
-/* What others say.                                                            */
+/* Receiving control messages, and deciding on errors.                         */
 /* Needs: >>mpi-raise.                                                          */
 /* ========================================================================== */
 
-/* Rank `from` waits in *report, which is taken over: does it wait in a cycle? */
+/* On rank 0: replaces rank `from`'s report, and raises an error if the rank waits in a cycle. Takes
+ * ownership of report, from malloc. */
 static void tshi_mpi_reported(tshi_mpi_world *world, int from, tsh_wait_report *report) {
     tsh_error error;
     free(world->report[from]);
@@ -425,10 +442,10 @@ static void tshi_mpi_reported(tshi_mpi_world *world, int from, tsh_wait_report *
         tshi_mpi_raise(world, TSHI_MPI_ERROR, &error);
 }
 
-/* Takes one control message; 0: there is none. */
+/* Receives and handles one control message. 0: none has arrived, or it cannot be received. */
 static int tshi_mpi_receive(tshi_mpi_world *world) {
     MPI_Status status;
-    int there = 0, size = (int)sizeof(tsh_error);
+    int there = 0, size = (int)sizeof(tsh_error); /* there: one has arrived; size: in bytes */
     tsh_error error;
     tsh_wait_report *report = NULL;
     if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, world->control, &there, &status) || !there)
@@ -452,7 +469,7 @@ static int tshi_mpi_receive(tshi_mpi_world *world) {
     return 1;
 }
 
-/* Sends and receives control messages, and decides on errors. */
+/* Does all that can be done now about control messages and errors, without blocking. */
 static void tshi_mpi_serve(tshi_mpi_world *world) {
     if (world->posts) tshi_mpi_sent(world);
     if (__atomic_load_n(&world->asked, __ATOMIC_SEQ_CST) == 2) {
@@ -466,7 +483,7 @@ static void tshi_mpi_serve(tshi_mpi_world *world) {
         tshi_mpi_decide(world, &world->late);
     }
     if (world->suspect.code != TSH_OK &&
-        tsh_now() >= world->suspect_at + 500 * TSHI_MPI_MS) { /* rank 0 is busy */
+        tsh_now() >= world->suspect_at + 500 * TSHI_MPI_MS) { /* rank 0 makes no calls */
         if (world->suspect.rank < 0)
             tsh_text_add(world->suspect.message, sizeof world->suspect.message,
                          "; rank 0 is in no call, and others may not be");
@@ -476,11 +493,14 @@ static void tshi_mpi_serve(tshi_mpi_world *world) {
 
 /* ========================================================================== */
 /* >>mpi-stage                                     MARK: - mpi-stage (private) */
-/* Buffers for MPI, and what lies where in the caller's.                       */
+/* Buffers for MPI; copying between them and the caller's; sums.               */
+/* A message has `blocks` rows; elements start[k] ... start[k + 1] - 1 of each */
+/* row belong to piece k, which is rank k's. All pieces move at the same time, */
+/* `step` elements of each in a round.                                         */
 /* Needs: >>mpi-hear.                                                           */
 /* ========================================================================== */
 
-/* NULL: no memory, and an error is raised. */
+/* Returns a buffer of at least `size` bytes, free or new. NULL: no memory, an error is raised. */
 static tshi_mpi_stage *tshi_mpi_take(tshi_mpi_world *world, size_t size) {
     tshi_mpi_stage **at = &world->stages, *stage;
     while (*at && (*at)->size < size) at = &(*at)->next;
@@ -499,7 +519,8 @@ static tshi_mpi_stage *tshi_mpi_take(tshi_mpi_world *world, size_t size) {
     return NULL;
 }
 
-/* Keeps it for the next; of more than a few, the one that was used longest ago goes. */
+/* Puts a buffer (may be NULL) in the list of free ones, and frees the one that was used longest ago
+ * if there are more than TSHI_MPI_STAGES. */
 static void tshi_mpi_give(tshi_mpi_world *world, tshi_mpi_stage *stage) {
     tshi_mpi_stage **at = &world->stages;
     if (!stage) return;
@@ -510,19 +531,19 @@ static void tshi_mpi_give(tshi_mpi_world *world, tshi_mpi_stage *stage) {
     *at = NULL;
 }
 
-/* Elements of piece k, `blocks` rows of which the message has. */
+/* Returns how many elements piece k has, in all rows. */
 static int64_t tshi_mpi_length(const tshi_mpi_op *op, const int64_t *start, int k) {
     return (start[k + 1] - start[k]) * op->coll.blocks;
 }
 
-/* Of piece k, what goes in this round. */
+/* Returns how many elements of piece k move in this round. */
 static int64_t tshi_mpi_round(const tshi_mpi_op *op, const int64_t *start, int k) {
     int64_t left = tshi_mpi_length(op, start, k) - op->at;
     return left <= 0 ? 0 : tshi_mpi_min(left, op->step);
 }
 
-/* Copies this round's n elements of piece k from what the caller sends to a stage (pack), or from
- * the stage to where the caller receives. */
+/* Copies this round's n elements of piece k: from the caller's send to the stage (packs is 1), or
+ * from the stage to the caller's recv. */
 static void tshi_mpi_copy(const tshi_mpi_op *op, const int64_t *start, int k, int64_t n,
                           char *stage, int packs) {
     size_t width = tsh_dtype_size(op->coll.dtype);
@@ -537,17 +558,17 @@ static void tshi_mpi_copy(const tshi_mpi_op *op, const int64_t *start, int k, in
     }
 }
 
-/* The same for all pieces, of which piece k lies places[k] bytes into the stage. */
+/* Copies this round's elements of all pieces: piece k's are places[k] bytes into the stage. */
 static void tshi_mpi_copy_all(const tshi_mpi_op *op, const int64_t *start, const int *places,
                               char *stage, int packs) {
     for (int k = 0; k < op->group->size; k++)
         tshi_mpi_copy(op, start, k, tshi_mpi_round(op, start, k), stage + places[k], packs);
 }
 
-/* The parts of one chunk, one after the other. */
+/* For tshi_mpi_part: what each rank contributes to a sum, `stride` bytes apart in memory. */
 typedef struct tshi_mpi_parts {
-    char *first;
-    size_t stride;
+    char *first;   /* rank 0's */
+    size_t stride; /* in bytes */
 } tshi_mpi_parts;
 
 static const void *tshi_mpi_part(const void *user, int r) {
@@ -555,7 +576,8 @@ static const void *tshi_mpi_part(const void *user, int r) {
     return parts->first + (size_t)r * parts->stride;
 }
 
-/* Rule 5's sum of chunk k, whose parts of n elements are `stride` bytes apart at x. */
+/* Sums n elements of chunk k in the order of rule 5 of >>comm-api. x: those of rank 0; the others'
+ * follow, `stride` bytes apart. */
 static void tshi_mpi_sum(const tshi_mpi_op *op, char *x, size_t stride, int k, int64_t n,
                          char *sum) {
     tshi_mpi_parts parts;
@@ -564,7 +586,7 @@ static void tshi_mpi_sum(const tshi_mpi_op *op, char *x, size_t stride, int k, i
     if (n > 0) tsh_coll_sum(sum, n, &op->coll, op->group->size, k, tshi_mpi_part, &parts);
 }
 
-/* Sums all of an all-reduce, whose messages are `stride` bytes apart at x. */
+/* Sums all chunks of an all-reduce to recv; x, stride: as above, but whole messages. */
 static void tshi_mpi_sum_all(const tshi_mpi_op *op, char *x, size_t stride) {
     for (int k = 0; k < op->group->size; k++) {
         size_t offset = (size_t)op->into[k] * tsh_dtype_size(op->coll.dtype);
@@ -575,7 +597,7 @@ static void tshi_mpi_sum_all(const tshi_mpi_op *op, char *x, size_t stride) {
 
 /* ========================================================================== */
 /* >>mpi-heads                                     MARK: - mpi-heads (private) */
-/* What all ranks called, compared; small messages travel along.               */
+/* What all ranks have called, to be compared; short messages are sent along.  */
 /* Needs: >>mpi-stage.                                                          */
 /* ========================================================================== */
 
@@ -583,7 +605,7 @@ static int tshi_mpi_gathers(const tsh_coll *coll) {
     return coll->kind == TSH_ALLGATHER || coll->kind == TSH_REDUCE_SCATTER;
 }
 
-/* Fills from and into: a message of P pieces. */
+/* Fills op's from, into and longest: where the pieces of the message start. */
 static void tshi_mpi_lay(const tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     const int64_t *send = coll->kind == TSH_ALLTOALL ? coll->send_counts : coll->recv_counts;
@@ -601,8 +623,8 @@ static void tshi_mpi_lay(const tshi_mpi_group *group, tshi_mpi_op *op) {
     }
 }
 
-/* 1 if what each rank sends fits in its head, so that no more is needed: the same on all ranks, if
- * they called the same. */
+/* 1 if what each rank sends fits in its head, so that no other call of MPI is needed. All ranks get
+ * the same answer if they have called the same. */
 static int tshi_mpi_is_eager(const tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     int64_t n = coll->kind == TSH_ALLGATHER ? op->longest : coll->count;
@@ -618,7 +640,7 @@ static void tshi_mpi_fill(const tshi_mpi_group *group, tshi_mpi_block *block,
     block->call.rank = group->ranks[group->rank];
 }
 
-/* What this rank sends, into its own block. */
+/* Copies what this rank sends to its own block. */
 static void tshi_mpi_pack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     int64_t n = coll->count;
@@ -627,7 +649,7 @@ static void tshi_mpi_pack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) {
     if (n > 0) memcpy(op->block->eager, from, (size_t)n * tsh_dtype_size(coll->dtype));
 }
 
-/* What all ranks sent is in their blocks. */
+/* Copies or sums what all ranks have sent in their blocks to recv. */
 static void tshi_mpi_unpack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     tshi_mpi_block *all = op->block + 1;
@@ -639,7 +661,7 @@ static void tshi_mpi_unpack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) 
         tshi_mpi_copy(op, op->into, k, tshi_mpi_length(op, op->into, k), all[k].eager, 0);
 }
 
-/* What rank r has called where `user`, an operation, is. */
+/* For tsh_call_mismatch; user: an operation. Outputs rank r's call of the same collective. */
 static int tshi_mpi_called(const void *user, int r, tsh_call *out) {
     const tshi_mpi_op *op = (const tshi_mpi_op *)user;
     size_t n = (size_t)op->group->size;
@@ -652,7 +674,7 @@ static int tshi_mpi_called(const void *user, int r, tsh_call *out) {
     return 1;
 }
 
-/* 1, and an error, where the calls of all ranks do not fit; counts, too, if they are here. */
+/* Raises an error and returns 1 if the calls of all ranks, or counts if exchanged, do not fit. */
 static int tshi_mpi_mismatch(tshi_mpi_group *group, const tshi_mpi_op *op) {
     tsh_error error;
     if (!tsh_call_mismatch(tshi_mpi_called, op, group->size, op->seq, group->id, &error)) return 0;
@@ -663,26 +685,26 @@ static int tshi_mpi_mismatch(tshi_mpi_group *group, const tshi_mpi_op *op) {
 
 /* ========================================================================== */
 /* >>mpi-rounds                                   MARK: - mpi-rounds (private) */
-/* A collective or a message, segment by segment; each step follows MPI's last. */
+/* The steps of a collective or a message: each makes one nonblocking MPI call. */
 /* Needs: >>mpi-heads.                                                          */
 /* ========================================================================== */
 
-/* On one communicator MPI wants its collectives in one order on all ranks. So an operation begins
- * when all before it have given MPI their last part (`last`), which depends on what they are, not
- * on when they are done. */
+/* On one communicator, all ranks must call MPI's collectives in the same order. So an operation
+ * begins when all operations before it have made their last collective call (`last` is 1). Which
+ * call is the last depends only on the operation, which is the same on all ranks. */
 
 static void tshi_mpi_finish(tshi_mpi_world *world, tshi_mpi_op *op) {
     tshi_mpi_give(world, op->out);
     tshi_mpi_give(world, op->in);
     op->out = op->in = NULL;
     op->state = TSHI_MPI_DONE;
-    op->last = 1;
+    op->last = 1; /* no further call is made */
 }
 
-/* Gives MPI the operation's first part: who called what. */
+/* The first call of a collective: all ranks exchange their heads. */
 static void tshi_mpi_begin_heads(tshi_mpi_group *group, tshi_mpi_op *op) {
     op->state = TSHI_MPI_HEADS;
-    /* Where counts may have to be told, the next operation waits for that. */
+    /* If ranks may have to exchange counts next, the next operation must wait. */
     op->last = op->coll.kind >= TSH_BARRIER ||
                (tshi_mpi_is_eager(op) && !tshi_mpi_gathers(&op->coll));
     (void)TSHI_MPI_CALL(group->world, MPI_Iallgather,
@@ -690,7 +712,7 @@ static void tshi_mpi_begin_heads(tshi_mpi_group *group, tshi_mpi_op *op) {
                          (int)sizeof *op->block, MPI_BYTE, group->comm, op->req));
 }
 
-/* All ranks tell all counts. */
+/* All ranks exchange their counts. */
 static void tshi_mpi_tell_counts(tshi_mpi_group *group, tshi_mpi_op *op) {
     size_t n = (size_t)group->size, width = sizeof *op->counts;
     op->counts = (int64_t *)calloc(2 * n * (n + 1), width);
@@ -706,7 +728,8 @@ static void tshi_mpi_tell_counts(tshi_mpi_group *group, tshi_mpi_op *op) {
                          2 * group->size, MPI_INT64_T, group->comm, op->req));
 }
 
-/* This round's lengths and places in bytes: of all pieces, or (own) of this rank's from each. */
+/* Fills length with P lengths and P offsets in bytes of this round: of all pieces; or (own is 1) of
+ * this rank's piece, once from each rank. */
 static void tshi_mpi_measure(const tshi_mpi_group *group, const tshi_mpi_op *op,
                              const int64_t *start, int own, int *length) {
     int width = (int)tsh_dtype_size(op->coll.dtype), sum = 0;
@@ -717,7 +740,7 @@ static void tshi_mpi_measure(const tshi_mpi_group *group, const tshi_mpi_op *op,
     }
 }
 
-/* 1 if MPI brings all of it to where it belongs by itself: in one piece, not in P. */
+/* 1 if a single call of MPI moves (or sums) a segment of the whole message, not of P pieces. */
 static int tshi_mpi_is_whole(const tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     return op->message || coll->kind == TSH_BROADCAST ||
@@ -725,15 +748,15 @@ static int tshi_mpi_is_whole(const tshi_mpi_op *op) {
             coll->redop != TSH_MAX);
 }
 
-/* 1 if the messages of all ranks are so few bytes that each rank may sum them all. */
+/* 1 if the messages of all ranks are so short that each rank gets and sums them all. */
 static int tshi_mpi_is_direct(const tshi_mpi_group *group, const tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
-    int64_t most = tshi_mpi_min(TSHI_MPI_NEAR, TSHARD_MPI_SEGMENT);
+    int64_t most = tshi_mpi_min(TSHI_MPI_NEAR, TSHARD_MPI_SEGMENT); /* bytes */
     return coll->kind == TSH_ALLREDUCE && !tshi_mpi_is_whole(op) &&
            coll->count <= most / group->size / (int64_t)tsh_dtype_size(coll->dtype);
 }
 
-/* Every rank gets every message, to sum all chunks. */
+/* A short all-reduce: every rank gets every message, and later sums all chunks. */
 static void tshi_mpi_direct(tshi_mpi_group *group, tshi_mpi_op *op) {
     int bytes = (int)((size_t)op->coll.count * tsh_dtype_size(op->coll.dtype));
     memcpy(op->out->bytes, op->coll.send, (size_t)bytes);
@@ -744,7 +767,7 @@ static void tshi_mpi_direct(tshi_mpi_group *group, tshi_mpi_op *op) {
         (op->out->bytes, bytes, MPI_BYTE, op->in->bytes, bytes, MPI_BYTE, group->comm, op->req));
 }
 
-/* Every rank gets the pieces that are its own: of an all-to-all, or to sum them. */
+/* Every rank gets a segment of its own piece from each rank: in an all-to-all, or to be summed. */
 static void tshi_mpi_scatter(tshi_mpi_group *group, tshi_mpi_op *op) {
     int *out = op->lengths, *in = op->lengths + 2 * group->size;
     int all_to_all = op->coll.kind == TSH_ALLTOALL;
@@ -758,7 +781,7 @@ static void tshi_mpi_scatter(tshi_mpi_group *group, tshi_mpi_op *op) {
                          in + group->size, MPI_BYTE, group->comm, op->req));
 }
 
-/* Every rank gets all pieces; this rank's is op->part. */
+/* Every rank gets a segment of every piece from its owner; this rank sends op->part. */
 static void tshi_mpi_gather(tshi_mpi_group *group, tshi_mpi_op *op) {
     int *in = op->lengths;
     tshi_mpi_measure(group, op, op->into, 0, in);
@@ -769,16 +792,16 @@ static void tshi_mpi_gather(tshi_mpi_group *group, tshi_mpi_op *op) {
                          MPI_BYTE, group->comm, op->req));
 }
 
-/* A segment that MPI brings to where it belongs by itself. */
+/* Moves the next segment of a broadcast, a message or MPI's own all-reduce. */
 static void tshi_mpi_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     size_t width = tsh_dtype_size(coll->dtype);
     int64_t n = tshi_mpi_min(op->step, op->longest - op->at);
     const char *from = (const char *)(coll->kind == TSH_BROADCAST ? coll->recv : coll->send);
-    int bytes = (int)((size_t)n * width);
+    int bytes = (int)((size_t)n * width); /* of this segment */
     int tag = TSHI_MPI_TAG_BODY + (int)(op->seq % TSHI_MPI_BODIES);
     char *stage = op->out->bytes;
-    MPI_Datatype types[4];
+    MPI_Datatype types[4]; /* MPI's type of each tsh_dtype */
     types[TSH_F32] = MPI_FLOAT;
     types[TSH_F64] = MPI_DOUBLE;
     types[TSH_I32] = MPI_INT32_T;
@@ -802,6 +825,7 @@ static void tshi_mpi_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
                             (stage, bytes, MPI_BYTE, op->peer, tag, group->comm, op->req));
 }
 
+/* Makes the call of the next round, or finishes: all elements are done. */
 static void tshi_mpi_next_round(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     if (op->at >= op->longest) {
@@ -822,7 +846,8 @@ static void tshi_mpi_next_round(tshi_mpi_group *group, tshi_mpi_op *op) {
     }
 }
 
-/* All ranks called the same, and the message is not in the heads. */
+/* All ranks have called the same, and the message was too long for the heads: chooses the length of
+ * a segment, gets buffers and starts the first round. */
 static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     int whole = tshi_mpi_is_whole(op);
@@ -831,7 +856,7 @@ static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
     if (coll->kind == TSH_ALLTOALL)
         for (int64_t i = 0; i < 2 * pieces * pieces; i++) {
             int64_t n = op->counts[2 * pieces + i] * coll->blocks;
-            if (op->longest < n) op->longest = n;
+            if (op->longest < n) op->longest = n; /* the longest piece of any rank */
         }
     op->step = tshi_mpi_min(op->longest, TSHARD_MPI_SEGMENT / (width * pieces));
     if (op->step < 1) op->step = 1;
@@ -840,21 +865,21 @@ static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
         size_t messages = tshi_mpi_is_direct(group, op) ? (size_t)group->size : 1;
         op->out = tshi_mpi_take(group->world, bytes);
         if (op->out && !whole) op->in = tshi_mpi_take(group->world, bytes * messages);
-        if (!op->out || (!whole && !op->in)) return; /* and an error is on its way */
+        if (!op->out || (!whole && !op->in)) return; /* an error was raised */
     }
     tshi_mpi_next_round(group, op);
 }
 
-/* The heads of all ranks are here: compares them. */
+/* The heads of all ranks have arrived: compares them, and starts what comes next. */
 static void tshi_mpi_compare(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
-    int fits = 1, alike = 1;
+    int fits = 1, alike = 1; /* 1 if all calls, all kinds are the same */
     for (int r = 1; r <= group->size; r++) {
         fits = fits && op->block[r].call.digest == op->block->call.digest;
         alike = alike && op->block[r].call.coll.kind == coll->kind;
     }
     if (!fits) {
-        group->broken = 1;
+        group->broken = 1; /* the group's other operations stop */
         if (alike && tshi_mpi_gathers(coll))
             tshi_mpi_tell_counts(group, op);
         else
@@ -871,7 +896,8 @@ static void tshi_mpi_compare(tshi_mpi_group *group, tshi_mpi_op *op) {
     }
 }
 
-/* The parts of a round that this rank owns are here: copies them, or sums them. */
+/* A segment of this rank's piece has arrived from each rank: copies or sums them. The sum of an
+ * all-reduce overwrites its first summand. */
 static void tshi_mpi_scattered(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     int64_t n = tshi_mpi_round(op, op->from, group->rank);
@@ -886,6 +912,7 @@ static void tshi_mpi_scattered(tshi_mpi_group *group, tshi_mpi_op *op) {
     tshi_mpi_sum(op, op->in->bytes, stride, group->rank, n, op->part);
 }
 
+/* A segment of a broadcast, a message or MPI's own all-reduce has arrived: copies it to recv. */
 static void tshi_mpi_came_whole(const tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     size_t width = tsh_dtype_size(coll->dtype);
@@ -896,7 +923,7 @@ static void tshi_mpi_came_whole(const tshi_mpi_op *op) {
         memcpy((char *)coll->recv + (size_t)op->at * width, op->out->bytes, (size_t)n * width);
 }
 
-/* Both greetings are here: compares them. A short message came along. */
+/* The other end's greeting has arrived: compares it. A short message came with it. */
 static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_call *sent = &op->block[!op->sends].call, *wanted = &op->block[op->sends].call;
     int64_t bytes = op->longest * (int64_t)tsh_dtype_size(op->coll.dtype);
@@ -920,7 +947,7 @@ static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op) {
 /* Needs: >>mpi-rounds.                                                         */
 /* ========================================================================== */
 
-/* MPI has done what it had of op: what comes next? */
+/* The calls of MPI that op waited for have completed: does what comes next. */
 static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
     group->world->moves++;
     switch (op->state) {
@@ -945,21 +972,21 @@ static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
     case TSHI_MPI_GREET: tshi_mpi_met(group, op); return;
     case TSHI_MPI_DONE: return;
     }
-    op->at += op->step;
+    op->at += op->step; /* the round is done */
     tshi_mpi_next_round(group, op);
 }
 
-/* Everything of a group that can go on, in order; of a broken one, the counts that describe a
- * mismatch. */
+/* Advances all operations of a group that can go on, in order. In a group with a mismatch, only the
+ * exchange of counts goes on, which serves to describe it. */
 static void tshi_mpi_advance_group(tshi_mpi_group *group) {
     tshi_mpi_world *world = group->world;
-    int turn = 1; /* those before have given MPI all they have */
+    int turn = 1; /* all operations before op have made their last collective call */
     for (tshi_mpi_op *op = group->first; op; op = op->next) {
         int done = 1;
         while (op->state != TSHI_MPI_DONE && done && (turn || op->state != TSHI_MPI_QUEUED) &&
                (!group->broken || op->state == TSHI_MPI_COUNTS)) {
             MPI_Status status[2]; /* for MPI_STATUSES_IGNORE gcc warns with MPICH */
-            /* What could not be started has no request, and looks done. */
+            /* If a call of MPI failed, there is no request, and Testall says done. */
             if (op->state == TSHI_MPI_QUEUED ||
                 !TSHI_MPI_CALL(world, MPI_Testall, (2, op->req, &done, status))) {
                 if (done) tshi_mpi_follow(group, op);
@@ -970,8 +997,8 @@ static void tshi_mpi_advance_group(tshi_mpi_group *group) {
     }
 }
 
-/* A new operation at the end of the row, with its arrays, for n ranks, in one block of memory;
- * NULL: there is none. */
+/* Appends a new operation to the group's list, allocated in one block of memory with its arrays for
+ * `ranks` ranks. NULL: out of memory. */
 static tshi_mpi_op *tshi_mpi_add_op(tshi_mpi_group *group, const tsh_coll *coll, int ranks) {
     size_t n = (size_t)ranks, starts = 2 * (n + 1) * sizeof(int64_t);
     tshi_mpi_op **at = &group->first;
@@ -992,7 +1019,7 @@ static tshi_mpi_op *tshi_mpi_add_op(tshi_mpi_group *group, const tsh_coll *coll,
     return op;
 }
 
-/* Takes a collective or a close into the row. */
+/* Appends a collective, or a close, to the group's list. NULL: out of memory. */
 static tshi_mpi_op *tshi_mpi_add_collective(tshi_mpi_group *group, const tsh_coll *coll) {
     tshi_mpi_op *op = tshi_mpi_add_op(group, coll, group->size);
     if (!op) return NULL;
@@ -1005,7 +1032,8 @@ static tshi_mpi_op *tshi_mpi_add_collective(tshi_mpi_group *group, const tsh_col
     return op;
 }
 
-/* Takes a half of a message into the row: its greeting goes, the other's is awaited. */
+/* Appends half of a message to the group's list, sends its greeting and starts to receive that of
+ * the other end. NULL: out of memory. */
 static tshi_mpi_op *tshi_mpi_add_half(tshi_mpi_group *group, const tsh_coll *coll, int sends) {
     const tsh_coll half = tsh_coll_half(coll, !sends);
     size_t bytes = (size_t)half.count * tsh_dtype_size(half.dtype);
@@ -1018,7 +1046,7 @@ static tshi_mpi_op *tshi_mpi_add_half(tshi_mpi_group *group, const tsh_coll *col
     op->sends = sends;
     op->peer = peer;
     op->state = TSHI_MPI_GREET;
-    op->last = 1; /* in no order with collectives */
+    op->last = 1; /* messages need no order with collectives */
     op->longest = half.count;
     op->seq = sends ? group->sends[peer]++ : group->recvs[peer]++;
     tshi_mpi_fill(group, op->block, &half);
@@ -1032,12 +1060,13 @@ static tshi_mpi_op *tshi_mpi_add_half(tshi_mpi_group *group, const tsh_coll *col
     return op;
 }
 
-/* 1 if op, and the other half of a SENDRECV, is done. */
+/* 1 if op is done and, if it is a SENDRECV, so is its other half. */
 static int tshi_mpi_is_done(const tshi_mpi_op *op) {
     return op->state == TSHI_MPI_DONE && (!op->other || op->other->state == TSHI_MPI_DONE);
 }
 
-/* Out of the row, with its other half. After an error MPI may still work on it: left alone. */
+/* Removes op and its other half from the list and frees them. One that is not done is not freed:
+ * after an error, MPI may still use its memory. */
 static void tshi_mpi_release(tshi_mpi_group *group, tshi_mpi_op *op) {
     tshi_mpi_op **at = &group->first;
     while (*at != op) at = &(*at)->next;
@@ -1048,8 +1077,8 @@ static void tshi_mpi_release(tshi_mpi_group *group, tshi_mpi_op *op) {
     free(op);
 }
 
-/* Frees the groups that all of their ranks have closed; after an error none, as MPI may not be done
- * with them. */
+/* Frees the groups that all of their ranks have closed. After an error frees none, as MPI may still
+ * use them. */
 static void tshi_mpi_sweep(tshi_mpi_world *world) {
     if (tshi_mpi_over(world)) return;
     for (tshi_mpi_group **at = &world->groups; *at;) {
@@ -1065,7 +1094,7 @@ static void tshi_mpi_sweep(tshi_mpi_world *world) {
     }
 }
 
-/* Everything that this rank can do now, on all of its comms. */
+/* Does everything that this rank can do now on any of its comms, without blocking. */
 static void tshi_mpi_advance(tshi_mpi_world *world) {
     if (tshi_mpi_over(world)) return;
     for (tshi_mpi_group *group = world->groups; group; group = group->next)
@@ -1074,11 +1103,12 @@ static void tshi_mpi_advance(tshi_mpi_world *world) {
 
 /* ========================================================================== */
 /* >>mpi-wait                                       MARK: - mpi-wait (private) */
-/* Until something is done, all is lost, or time is up.                        */
+/* A waiting rank polls; after 20 ms it reports to rank 0, which finds cycles. */
 /* Needs: >>mpi-progress.                                                       */
 /* ========================================================================== */
 
-/* Appends how far this rank has come with `peer` of a group, or (-1) in its collectives. */
+/* Appends to report how many messages to and from `peer` of a group this rank has started; or, if
+ * peer is -1, how many collectives. */
 static void tshi_mpi_mark(const tshi_mpi_group *group, int peer, tsh_wait_report *report) {
     tsh_wait_mark *mark = (tsh_wait_mark *)(void *)(report + 1) + report->marks;
     mark->group = group->id;
@@ -1088,7 +1118,7 @@ static void tshi_mpi_mark(const tshi_mpi_group *group, int peer, tsh_wait_report
     if (peer < 0 || mark->sends || mark->recvs) report->marks++;
 }
 
-/* The half of a message that waits; and the ranks that op waits for. */
+/* Writes the world ranks that op waits for to awaited; of a message also which half is not done. */
 static void tshi_mpi_write_awaited(const tshi_mpi_op *op, tsh_wait_report *report, int *awaited) {
     const tshi_mpi_group *group = op->group;
     report->send_to = report->recv_from = -1;
@@ -1106,7 +1136,7 @@ static void tshi_mpi_write_awaited(const tshi_mpi_op *op, tsh_wait_report *repor
     }
 }
 
-/* Tells rank 0 where this rank waits. */
+/* Reports to rank 0 that this rank waits for op. Without memory, does nothing. */
 static void tshi_mpi_tell_wait(tshi_mpi_world *world, const tshi_mpi_op *op) {
     const tshi_mpi_group *group = op->group;
     size_t marks = 0;
@@ -1131,6 +1161,7 @@ static void tshi_mpi_tell_wait(tshi_mpi_world *world, const tshi_mpi_op *op) {
     free(report);
 }
 
+/* Reports that op has timed out, unless there is an error. Rank 0 finds out who is absent. */
 static void tshi_mpi_time_out(tshi_mpi_world *world, const tshi_mpi_op *op) {
     const tshi_mpi_group *group = op->group;
     tsh_error error;
@@ -1141,8 +1172,8 @@ static void tshi_mpi_time_out(tshi_mpi_world *world, const tshi_mpi_op *op) {
     tshi_mpi_raise(world, TSHI_MPI_LATE, &error);
 }
 
-/* A rank that waits in vain. Where ranks share cores, a short sleep lets the awaited one run sooner
- * than sched_yield does. */
+/* Pauses between two polls of a wait that has lasted `waited` ns. If ranks share cores (crowded), a
+ * short sleep lets the awaited rank run sooner than sched_yield does. */
 static void tshi_mpi_rest(int crowded, int64_t waited, unsigned spins) {
     struct timespec t;
     t.tv_sec = 0;
@@ -1153,16 +1184,16 @@ static void tshi_mpi_rest(int crowded, int64_t waited, unsigned spins) {
         (void)sched_yield();
 }
 
-/* Until op is done, or the world has ended. */
+/* Waits until op is done or the world has failed. */
 static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_op *op) {
-    int64_t begin = tsh_now(), waited = 0; /* since something was done */
+    int64_t begin = tsh_now(), waited = 0; /* waited: ns since a call of MPI completed */
     uint64_t moves = world->moves;
     unsigned spins = 0;
-    int told = 0;
+    int told = 0; /* 1: this rank has reported to rank 0 that it waits */
     for (unsigned round = 1; world->error.code == TSH_OK; round++) {
         tshi_mpi_advance(world);
         if (tshi_mpi_is_done(op) && world->suspect.code == TSH_OK) {
-            tshi_mpi_serve(world); /* the world may have failed, all the same */
+            tshi_mpi_serve(world); /* the world may have failed meanwhile */
             break;
         }
         if (round % 8 == 0 || waited > 10 * TSHI_MPI_MS) {
@@ -1181,10 +1212,10 @@ static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_op *op) {
     }
 }
 
-/* Until the messages of this rank are on their way and (request not NULL) a request is done. 0: it
- * is not, after `limit`, or a second after an error. */
+/* Waits until MPI has sent this rank's control messages and completed *request (may be NULL). 0: it
+ * has not, after `limit` ns or, if the world fails, a second after that. */
 static int tshi_mpi_settle(tshi_mpi_world *world, MPI_Request *request, int64_t limit) {
-    int64_t begin = tsh_now(), well = begin;
+    int64_t begin = tsh_now(), well = begin; /* well: when there was last no error */
     for (unsigned spins = 0;; spins++) {
         int64_t now = tsh_now();
         int done = 1;
@@ -1199,7 +1230,7 @@ static int tshi_mpi_settle(tshi_mpi_world *world, MPI_Request *request, int64_t 
 
 /* ========================================================================== */
 /* >>mpi-ops                                         MARK: - mpi-ops (private) */
-/* The eight functions of the backend.                                         */
+/* start, test, wait, progress, split, status, abort, close: see >>comm-api.   */
 /* Needs: >>mpi-wait.                                                           */
 /* ========================================================================== */
 
@@ -1207,7 +1238,7 @@ static tshi_mpi_group *tshi_mpi_group_of(const tsh_comm *comm) {
     return (tshi_mpi_group *)comm->impl;
 }
 
-/* NULL: no operation has this number, or it has been waited for. */
+/* Returns the operation of a request. NULL: there is none, or it has been waited for. */
 static tshi_mpi_op *tshi_mpi_find(const tshi_mpi_group *group, tsh_req req) {
     tshi_mpi_op *op = group->first;
     while (op && op->id != req) op = op->next;
@@ -1277,8 +1308,7 @@ static void tshi_mpi_abort(tsh_comm *comm, const tsh_error *why) {
     }
 }
 
-/* A group that has no communicator yet, with its arrays in one block of memory. NULL: there is
- * none. */
+/* Allocates a group and its arrays in one block; it has no communicator yet. NULL: no memory. */
 static tshi_mpi_group *tshi_mpi_group_new(tshi_mpi_world *world, int size) {
     size_t n = (size_t)size;
     tshi_mpi_group *group = (tshi_mpi_group *)calloc(
@@ -1292,7 +1322,7 @@ static tshi_mpi_group *tshi_mpi_group_new(tshi_mpi_world *world, int size) {
     return group;
 }
 
-/* The group, which has its communicator, becomes one of the world's. */
+/* Adds a group, which has its communicator now, to the world's list; outputs its comm. */
 static void tshi_mpi_join(tshi_mpi_group *group, uint64_t id, tsh_comm *out) {
     tshi_mpi_world *world = group->world;
     MPI_Group all, some;
@@ -1311,13 +1341,14 @@ static void tshi_mpi_join(tshi_mpi_group *group, uint64_t id, tsh_comm *out) {
     *out = tsh_comm_make(&world->ops, group, group->rank, group->size, id);
 }
 
-/* What a rank adds to its head of a split. */
+/* What a rank puts in the `eager` bytes of its head of a split. */
 typedef struct tshi_mpi_ticket {
     int64_t color;
-    uint64_t splits; /* that this rank has taken part in */
+    uint64_t splits; /* how many splits this rank has taken part in, this one too */
 } tshi_mpi_ticket;
 
-/* A number that no other group of the world has: made of that of the first rank of this color. */
+/* Returns the id of a color's new group: made of the world rank and the number of splits of the
+ * color's first rank, so that it is the same on all its ranks and no other group has it. */
 static uint64_t tshi_mpi_new_id(const tshi_mpi_group *group, const tshi_mpi_op *op, int color) {
     tshi_mpi_ticket ticket;
     int r = -1;
@@ -1327,9 +1358,9 @@ static uint64_t tshi_mpi_new_id(const tshi_mpi_group *group, const tshi_mpi_op *
     return 1 + (uint64_t)group->ranks[r] + (uint64_t)group->world->size * ticket.splits;
 }
 
-/* Whether all ranks of the group go into MPI_Comm_split, which has no limit of time: one that gave
- * up after it had started the split does not come to this barrier. A rank that learns of an error
- * here waits a little for those that went before they knew. */
+/* A barrier before MPI_Comm_split, which has no time limit. 1: all ranks of the group are here, and
+ * will call MPI_Comm_split. A rank that failed after it started the split does not come here. On an
+ * error waits 200 ms more, as other ranks may have passed before they learnt of it. */
 static int tshi_mpi_all_go(tshi_mpi_world *world, const tshi_mpi_group *group,
                            const tshi_mpi_op *op) {
     int64_t begin = tsh_now(), well = begin;
@@ -1348,7 +1379,7 @@ static int tshi_mpi_all_go(tshi_mpi_world *world, const tshi_mpi_group *group,
     }
 }
 
-/* Once all ranks have started the split, all go into MPI_Comm_split. */
+/* Calls MPI_Comm_split once all ranks of the group have started the split. */
 static tsh_result tshi_mpi_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     tshi_mpi_group *group = tshi_mpi_group_of(comm), *part;
     tshi_mpi_world *world = group->world;
@@ -1396,8 +1427,8 @@ static void tshi_mpi_world_free(tshi_mpi_world *world) {
     free(world);
 }
 
-/* The last comm is closed. Waits for the others; where there was an error, for a second. Then MPI
- * has nothing left to do for this world, if there was none. */
+/* Called when the last comm of this rank is closed. Waits until all ranks have closed theirs, after
+ * an error for a second at most. Frees the world unless MPI may still use it. */
 static void tshi_mpi_end(tshi_mpi_world *world) {
     tshi_mpi_group *group = world->groups;
     MPI_Request all;
@@ -1406,11 +1437,11 @@ static void tshi_mpi_end(tshi_mpi_world *world) {
         if (group->first)
             tshi_mpi_await(world, group->first);
         else
-            tshi_mpi_serve(world); /* this rank could not start the close: an error */
+            tshi_mpi_serve(world); /* the close could not be started: an error follows */
         tshi_mpi_sweep(world);
         group = world->groups;
     }
-    came = tshi_mpi_settle(world, NULL, world->timeout) && /* rank 0 has heard all of them, then */
+    came = tshi_mpi_settle(world, NULL, world->timeout) && /* reports are sent before the barrier */
            MPI_Ibarrier(world->control, &all) == MPI_SUCCESS &&
            tshi_mpi_settle(world, &all, world->timeout);
     if (came && world->error.code == TSH_OK) {
@@ -1424,7 +1455,7 @@ static void tshi_mpi_close(tsh_comm *comm) {
     tshi_mpi_group *group = tshi_mpi_group_of(comm);
     tshi_mpi_world *world = group->world;
     tsh_coll coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
-    coll.kind = TSH_COLL_KINDS; /* a kind of its own: this rank leaves the group */
+    coll.kind = TSH_COLL_KINDS; /* means that this rank closes the group */
     if (world->error.code == TSH_OK) tshi_mpi_serve(world);
     if (world->error.code == TSH_OK && group->first) {
         tsh_error error;
@@ -1432,7 +1463,7 @@ static void tshi_mpi_close(tsh_comm *comm) {
                             "rank %d closed group %llu before it waited for its requests",
                             world->rank, (unsigned long long)group->id);
         tshi_mpi_raise(world, TSHI_MPI_ERROR, &error);
-        for (; world->error.code == TSH_OK; tshi_mpi_serve(world)) /* for half a second */
+        for (; world->error.code == TSH_OK; tshi_mpi_serve(world)) /* at most half a second */
             (void)sched_yield();
     }
     group->closing = 1;
@@ -1459,7 +1490,8 @@ static const char *tshi_mpi_level_name(int level) {
                                             : "MPI_THREAD_MULTIPLE";
 }
 
-/* MPI may be called from this thread, as much as is wanted; *ours: it was initialised here. */
+/* Initialises MPI if that was not done (*ours is then 1), and checks that its thread level is at
+ * least `wanted` (0: any) and allows calls from this thread. */
 static tsh_result tshi_mpi_init(int wanted, int *argc, char ***argv, int *ours, tsh_error *error) {
     int begun = 0, ended = 0, level = MPI_THREAD_SINGLE, mine = 1;
     tsh_result result = TSH_OK;
@@ -1492,7 +1524,7 @@ static tsh_result tshi_mpi_init(int wanted, int *argc, char ***argv, int *ours, 
     return result;
 }
 
-/* Waits for a step of opening, which MPI has begun with this code. */
+/* Waits until *request, a step of opening, completes; code: what its call of MPI has returned. */
 static tsh_result tshi_mpi_opened(const tshi_mpi_world *world, int code, MPI_Request *request,
                                   tsh_error *error) {
     int64_t begin = tsh_now(), waited = 0;
@@ -1510,8 +1542,8 @@ static tsh_result tshi_mpi_opened(const tshi_mpi_world *world, int code, MPI_Req
                          (double)world->timeout / 1e9);
 }
 
-/* Two communicators, and in between all that needs memory, so that where one rank has none, all
- * ranks fail. */
+/* Makes the control communicator, allocates all memory, and lets all ranks fail if one has none;
+ * then makes the communicator of the world's group. */
 static tsh_result tshi_mpi_form(tshi_mpi_world *world, MPI_Comm base, tsh_comm *out,
                                 tsh_error *error) {
     MPI_Request request;
@@ -1584,11 +1616,11 @@ static tsh_result tshi_mpi_open(const tsh_mpi_desc *desc, int *argc, char ***arg
         result = tsh_error_set(error, TSH_ERR_MEMORY, -1, "tsh_mpi_open: no memory");
     }
     if (result != TSH_ERR_MEMORY && result != TSH_ERR_ARGUMENT) return result;
-    if (world) { /* MPI is done with it */
+    if (world) { /* MPI does not use it any more */
         (void)MPI_Comm_free(&world->control);
         tshi_mpi_world_free(world);
     }
-    if (set.ours) (void)MPI_Finalize(); /* which waits for all ranks */
+    if (set.ours) (void)MPI_Finalize(); /* returns when all ranks have called it */
     return result;
 }
 
@@ -1602,7 +1634,7 @@ TSH_API tsh_result tsh_mpi_open(const tsh_mpi_desc *desc, tsh_comm *out) {
     return error.code;
 }
 
-/* Tells the logger why no world was opened, beginning with this rank while MPI can tell it. */
+/* Logs why no world was opened; the message begins with this rank if MPI can still tell it. */
 static void tshi_mpi_not_open(const tsh_desc *desc, tsh_result code, const char *why) {
     int begun = 0, ended = 0, rank = -1;
     char who[24] = "";
@@ -1621,7 +1653,7 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
     tsh_error why = {TSH_ERR_ARGUMENT, -1, "tsh_mpi_run: fn is NULL"};
     memset(&usual, 0, sizeof usual);
     if (fn && tshi_mpi_open(&usual, argc, argv, &comm, &why) == TSH_OK)
-        return tsh_run_on(&comm, desc, fn, user, NULL); /* which logs its errors */
+        return tsh_run_on(&comm, desc, fn, user, NULL); /* logs its own errors */
     tshi_mpi_not_open(desc, why.code, why.message);
     return 1;
 }

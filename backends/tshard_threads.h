@@ -20,17 +20,17 @@
  * - every collective of tshard.h in its documented order of sums: the bits equal any other ordered
  *   backend's, so that a run on many hosts replays here in one debugger;
  * - move bytes once: a rank sums its own chunk straight out of its peers' buffers and writes the
- *   result into all of theirs. An all-reduce costs two barriers (all started, all finished), and
- *   one where the message is at most 96 bytes: it is then sent as it is posted;
- * - spin briefly where every rank has a core, and sleep, so that 64 ranks on 2 cores are fine;
- * - end in one sentence, the same on every rank, when ranks call different collectives, a rank
- *   leaves early, ranks wait for each other in a cycle (looked for after 20 ms), time runs out or
- *   a rank aborts.
+ *   result into all of theirs. An all-reduce costs two barriers (all started, all finished). A
+ *   message of at most 96 bytes is copied when it is posted, and costs only the first barrier;
+ * - poll briefly if every rank has a core of its own, then sleep: 64 ranks on 2 cores work well;
+ * - report one error, the same on every rank, when ranks call different collectives, a rank closes
+ *   its comm early, ranks wait for each other in a cycle (searched for after 20 ms of waiting), a
+ *   collective exceeds its time limit, or a rank aborts.
  *
  * DOES NOT
  *
- * - run in the background: work happens in start's follow-ups (test, wait, progress). Overlap hides
- *   skew between ranks, not copying;
+ * - work in the background: data moves only inside test, wait and progress. A non-blocking
+ *   collective hides that ranks arrive at different times, not the time of copying;
  * - protect one rank's memory from another's bugs, or survive a crash: it is one process;
  * - use a rank's comms from several threads; only tsh_comm_abort may come from any thread;
  * - run more than 1,024 ranks.
@@ -41,8 +41,8 @@
  *
  * ENVIRONMENT
  *
- * TSHARD_TIMEOUT: seconds until a collective without timeout_ns gives up; 300; 0: never; empty:
- * unset. Anything else is an error: no world is made.
+ * The variable TSHARD_TIMEOUT: after how many seconds a collective without timeout_ns fails; 0:
+ * never; unset or empty: 300. Any other value is an error: no world is made.
  *
  * ONE'S OWN THREADS
  *
@@ -59,7 +59,7 @@
 #define TSHARD_THREADS_H
 /* ========================================================================== */
 /* >>threads-api                                         MARK: - threads-api */
-/* A runner for whole programs, and worlds for one's own threads.              */
+/* Runs a function on n threads, or makes a world for threads of the caller.   */
 /* Needs: the public part of tshard.h.                                         */
 /* ========================================================================== */
 
@@ -69,19 +69,20 @@ extern "C" {
 
 typedef struct tsh_threads_world tsh_threads_world;
 
-/* Runs fn on nranks threads, each with a ctx opened by desc (NULL: all defaults; its comm is
- * ignored) and closed after fn. Returns 0, or the result of the lowest rank that returned another;
- * 1 for a rank whose ctx could not be opened, and where threads or memory are missing, nranks is
- * not 1 to 1024, or TSHARD_TIMEOUT is no time; desc->logger is told why. */
+/* Runs fn on nranks threads, each with a ctx that is opened by desc (NULL: all defaults; its comm
+ * is ignored) and closed after fn. Returns 0 if fn returned 0 on all ranks, else the result of the
+ * lowest rank with another. Returns 1, and reports why to desc->logger, if a ctx, thread or memory
+ * could not be had, nranks is not 1 to 1024, or the variable TSHARD_TIMEOUT is not a time. */
 TSH_API int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                             void *user);
 
-/* A world for nranks threads of the caller's own. Errors: TSH_ERR_ARGUMENT (out is NULL, nranks is
- * not 1 to 1024, TSHARD_TIMEOUT is no time), TSH_ERR_MEMORY, TSH_ERR_IO (no mutex). */
+/* Makes a world for nranks threads of the caller. Errors: TSH_ERR_ARGUMENT (out is NULL, nranks is
+ * not 1 to 1024, TSHARD_TIMEOUT is not a time), TSH_ERR_MEMORY, TSH_ERR_IO (no mutex). */
 TSH_API tsh_result tsh_threads_world_new(int nranks, tsh_threads_world **out);
-/* The comm of one rank, to be used by one thread and closed by it; once per rank. */
+/* Outputs the comm of one rank, which one thread uses and closes. Errors: TSH_ERR_ARGUMENT,
+ * TSH_ERR_STATE (this rank's comm has been handed out before). */
 TSH_API tsh_result tsh_threads_comm(tsh_threads_world *world, int rank, tsh_comm *out);
-/* When no thread is in a call any more. Comms that are still open become invalid. NULL is fine. */
+/* Frees the world (may be NULL) once no thread is in a call. Comms still open become invalid. */
 TSH_API void tsh_threads_world_free(tsh_threads_world *world);
 
 #ifdef __cplusplus
@@ -96,7 +97,7 @@ TSH_API void tsh_threads_world_free(tsh_threads_world *world);
 #define TSHARD_THREADS_IMPLEMENTED
 /* ========================================================================== */
 /* >>threads-system                           MARK: - threads-system (private) */
-/* What differs between systems: threads, locks, timed waits, the clock.       */
+/* Threads, locks, timed waits, the clock: once for Windows, once for POSIX.   */
 /* Needs: >>threads-api.                                                        */
 /* ========================================================================== */
 
@@ -123,7 +124,7 @@ extern "C" {
 #if defined(_WIN32)
 /* -- Windows, from Vista on ------------------------------------------------- */
 
-/* As windows.h declares them: its macros (IN, OUT, near, small, ...) would reach the program. */
+/* windows.h is not included, as its macros (IN, OUT, near, small, ...) would reach the program. */
 struct _RTL_SRWLOCK;
 struct _RTL_CONDITION_VARIABLE;
 #define TSHI_THREADS_DLL(type) __declspec(dllimport) type __stdcall
@@ -139,26 +140,26 @@ TSHI_THREADS_DLL(unsigned long) WaitForSingleObject(void *handle, unsigned long 
 TSHI_THREADS_DLL(int) CloseHandle(void *handle);
 #undef TSHI_THREADS_DLL
 
-/* A lock, and a condition under it; either is one pointer, NULL at first. */
+/* A mutex (SRWLOCK) and the CONDITION_VARIABLE used with it: one pointer each, NULL at first. */
 typedef struct tshi_threads_monitor {
     void *lock, *condition;
 } tshi_threads_monitor;
 
 typedef struct tshi_threads_thread {
-    void *handle;
-    void *(*body)(void *);
-    void *argument;
+    void *handle;          /* of the running thread; closed when it is joined */
+    void *(*body)(void *); /* the function that the thread runs */
+    void *argument;        /* what `body` is called with */
 } tshi_threads_thread;
 
 static int tshi_threads_cores(void) {
-    return (int)GetActiveProcessorCount(0xffff); /* of all processor groups */
+    return (int)GetActiveProcessorCount(0xffff); /* cores online, of all processor groups */
 }
 
-static void tshi_threads_yield(void) {
+static void tshi_threads_yield(void) { /* offers the core to another thread */
     (void)SwitchToThread();
 }
 
-/* This and start_thread return 0 if the system refuses. */
+/* Returns 1; 0 if the system cannot create the mutex or the condition variable. */
 static int tshi_threads_monitor_init(tshi_threads_monitor *monitor) {
     monitor->lock = monitor->condition = NULL;
     return 1;
@@ -168,16 +169,16 @@ static void tshi_threads_monitor_destroy(tshi_threads_monitor *monitor) {
     (void)monitor;
 }
 
-static unsigned __stdcall tshi_threads_begin(void *argument) {
+static unsigned __stdcall tshi_threads_begin(void *argument) { /* runs the thread */
     tshi_threads_thread *thread = (tshi_threads_thread *)argument;
     (void)thread->body(thread->argument);
     return 0;
 }
 
-/* With 8 MiB of stack, as on Linux. *thread must stay where it is until joined. */
+/* 0: the system refuses. The stack is 8 MiB, as on Linux. *thread must not move until joined. */
 static int tshi_threads_start_thread(tshi_threads_thread *thread, void *(*body)(void *),
                                      void *argument) {
-    const unsigned reservation = 0x10000; /* the 8 MiB are not committed at once */
+    const unsigned reservation = 0x10000; /* STACK_SIZE_PARAM_IS_A_RESERVATION: of addresses only */
     thread->body = body;
     thread->argument = argument;
     thread->handle = (void *)_beginthreadex(NULL, 8u << 20, tshi_threads_begin, thread, reservation,
@@ -186,7 +187,7 @@ static int tshi_threads_start_thread(tshi_threads_thread *thread, void *(*body)(
 }
 
 static void tshi_threads_join_thread(tshi_threads_thread *thread) {
-    (void)WaitForSingleObject(thread->handle, 0xffffffff /* no limit */);
+    (void)WaitForSingleObject(thread->handle, 0xffffffff /* no time limit */);
     (void)CloseHandle(thread->handle);
 }
 
@@ -202,10 +203,10 @@ static void tshi_threads_signal(tshi_threads_monitor *monitor) {
     WakeConditionVariable((struct _RTL_CONDITION_VARIABLE *)&monitor->condition);
 }
 
-/* Under the lock. Returns 1 if tsh_now() has reached `until`, 0 when signalled, or for no reason.
- * Sleeps whole milliseconds, a minute at most. */
+/* Sleeps; the caller holds the lock. Returns 1 if tsh_now() has reached `until`, else 0: signalled,
+ * or for no reason. Sleeps whole milliseconds, a minute at most. */
 static int tshi_threads_monitor_wait(tshi_threads_monitor *monitor, int64_t until) {
-    int64_t left = until - tsh_now();
+    int64_t left = until - tsh_now(); /* ns, then ms */
     if (left <= 0) return 1;
     left = left / 1000000 + 1;
     (void)SleepConditionVariableSRW((struct _RTL_CONDITION_VARIABLE *)&monitor->condition,
@@ -217,13 +218,13 @@ static int tshi_threads_monitor_wait(tshi_threads_monitor *monitor, int64_t unti
 #else
 /* -- POSIX ------------------------------------------------------------------ */
 
-/* Waits need tsh_now's clock: with the time of day, someone who sets the clock back would make a
- * rank sleep past its time limit. Under -std=c99 glibc and musl hide its name and
- * pthread_condattr_setclock, which are in libc all the same. C++ hides neither. */
+/* Timed waits must use the clock of tsh_now, CLOCK_MONOTONIC: if the time of day were set back, a
+ * rank would sleep past its time limit. Under -std=c99 the headers of glibc and musl hide this name
+ * and pthread_condattr_setclock, but libc has both. In C++ neither is hidden. */
 #if defined(CLOCK_MONOTONIC)
 #define TSHI_THREADS_CLOCK CLOCK_MONOTONIC
 #elif defined(__linux__)
-#define TSHI_THREADS_CLOCK 1
+#define TSHI_THREADS_CLOCK 1 /* CLOCK_MONOTONIC in Linux's numbering */
 #else
 #error "tshard_threads.h needs POSIX: compile with -D_POSIX_C_SOURCE=200809L (or -std=gnu99)"
 #endif
@@ -234,7 +235,7 @@ extern int pthread_condattr_setclock(pthread_condattr_t *attr, int clock);
 #error "tshard_threads.h: where _POSIX_C_SOURCE is defined on macOS, define _DARWIN_C_SOURCE, too"
 #endif
 
-/* A lock, and a condition under it. */
+/* A mutex and the condition variable used with it. */
 typedef struct tshi_threads_monitor {
     pthread_mutex_t lock;
     pthread_cond_t condition;
@@ -243,26 +244,26 @@ typedef struct tshi_threads_monitor {
 typedef pthread_t tshi_threads_thread;
 
 static int tshi_threads_cores(void) {
-    return (int)sysconf(_SC_NPROCESSORS_ONLN);
+    return (int)sysconf(_SC_NPROCESSORS_ONLN); /* cores online */
 }
 
-static void tshi_threads_yield(void) {
+static void tshi_threads_yield(void) { /* offers the core to another thread */
     (void)sched_yield();
 }
 
-/* This and start_thread return 0 if the system refuses. */
+/* Returns 1; 0 if the system cannot create the mutex or the condition variable. */
 static int tshi_threads_monitor_init(tshi_threads_monitor *monitor) {
     int done;
-#if defined(__APPLE__) /* which waits for a length of time instead */
+#if defined(__APPLE__) /* its timed wait takes a duration, so there is no clock to choose */
     done = pthread_cond_init(&monitor->condition, NULL) == 0;
 #else
-    pthread_condattr_t attr;
+    pthread_condattr_t attr; /* chooses the clock of timed waits */
     if (pthread_condattr_init(&attr) != 0) return 0;
     done = pthread_condattr_setclock(&attr, TSHI_THREADS_CLOCK) == 0 &&
            pthread_cond_init(&monitor->condition, &attr) == 0;
     (void)pthread_condattr_destroy(&attr);
 #endif
-    if (!done || pthread_mutex_init(&monitor->lock, NULL) == 0) return done;
+    if (!done || pthread_mutex_init(&monitor->lock, NULL) == 0) return done; /* below: no mutex */
     (void)pthread_cond_destroy(&monitor->condition);
     return 0;
 }
@@ -274,7 +275,7 @@ static void tshi_threads_monitor_destroy(tshi_threads_monitor *monitor) {
 
 static int tshi_threads_start_thread(tshi_threads_thread *thread, void *(*body)(void *),
                                      void *argument) {
-    return pthread_create(thread, NULL, body, argument) == 0;
+    return pthread_create(thread, NULL, body, argument) == 0; /* 0: the system refuses */
 }
 
 static void tshi_threads_join_thread(tshi_threads_thread *thread) {
@@ -293,9 +294,9 @@ static void tshi_threads_signal(tshi_threads_monitor *monitor) {
     (void)pthread_cond_signal(&monitor->condition);
 }
 
-/* Under the lock. Returns 1 if tsh_now() has reached `until`, 0 if signalled, or for no reason. */
+/* Sleeps, under the lock. 1: tsh_now() has reached `until`; 0: signalled, or for no reason. */
 static int tshi_threads_monitor_wait(tshi_threads_monitor *monitor, int64_t until) {
-    struct timespec t;
+    struct timespec t; /* macOS: a duration; else the time `until` */
 #if defined(__APPLE__)
     const int64_t left = until - tsh_now();
     if (left <= 0) return 1;
@@ -312,17 +313,17 @@ static int tshi_threads_monitor_wait(tshi_threads_monitor *monitor, int64_t unti
 #endif
 /* -- everywhere ------------------------------------------------------------- */
 
-/* Allocates zeroed memory that begins on a cache line. The byte before it holds its distance, 1 to
+/* Allocates zeroed memory that starts on a cache line. The byte before it holds its distance, 1 to
  * 64, from the block that malloc returned. NULL: out of memory. */
 static void *tshi_threads_alloc(size_t bytes) {
     unsigned char *block = (unsigned char *)malloc(bytes + 64);
-    size_t offset = block ? 64 - ((uintptr_t)block & 63) : 0;
+    size_t offset = block ? 64 - ((uintptr_t)block & 63) : 0; /* 1 to 64 */
     if (!block) return NULL;
     block[offset - 1] = (unsigned char)offset;
     return memset(block + offset, 0, bytes);
 }
 
-static void tshi_threads_free(void *p) {
+static void tshi_threads_free(void *p) { /* from tshi_threads_alloc; may be NULL */
     unsigned char *bytes = (unsigned char *)p;
     if (bytes) free(bytes - bytes[-1]);
 }
@@ -330,114 +331,123 @@ static void tshi_threads_free(void *p) {
 /* ========================================================================== */
 /* >>threads-types                             MARK: - threads-types (private) */
 /* A world of ranks, groups of members, and the slots that members post in.    */
+/* A member is one rank in one group. Collectives of a group are numbered from */
+/* 0. To start number n, a member fills slot n % RING and sets its stamp; when */
+/* all stamps are set, each member does its part. Only a member writes to its  */
+/* own slots; messages between two ranks go through a mailbox instead.         */
 /* Needs: >>threads-system.                                                     */
 /* ========================================================================== */
 
-/* All atomics are sequentially consistent: "post, then look for sleepers" against "sleep, then
- * look for posts", and "work, then look for an error" against "set the error, then look for
- * workers", need that. */
+/* All atomics must be sequentially consistent. The poster sets `stamp`, then reads `sleepers`; the
+ * sleeper adds itself to `sleepers`, then reads `stamp`. A worker sets `working`, then reads
+ * `failed`; a failing rank sets `failed`, then reads `working`. One must see the other's store. */
 #define TSHI_THREADS_GET(place)        __atomic_load_n((place), __ATOMIC_SEQ_CST)
 #define TSHI_THREADS_PUT(place, value) __atomic_store_n((place), (value), __ATOMIC_SEQ_CST)
 #define TSHI_THREADS_ADD(place, value) __atomic_add_fetch((place), (value), __ATOMIC_SEQ_CST)
 #define TSHI_THREADS_APART             __attribute__((aligned(64))) /* a cache line of its own */
 
-/* A slot is free again after RING more collectives: 64 that this rank may have in flight, and 64
- * that a peer may be behind, since a small message is part of its post, and not waited
- * for. */
-enum { TSHI_THREADS_RING = 128, TSHI_THREADS_PAIRWISE = 64, TSHI_THREADS_EAGER = 96 };
+/* A slot is reused RING collectives later, when no peer reads it any more: 64 that a rank may have
+ * in flight, plus 64 that a peer may be behind. An eager message is a short one that is copied into
+ * the slot; its sender does not wait until all peers have read it. */
+enum {
+    TSHI_THREADS_RING = 128,    /* slots of a member */
+    TSHI_THREADS_PAIRWISE = 64, /* pair records of a member: a comm's limit in flight */
+    TSHI_THREADS_EAGER = 96     /* bytes of the longest eager message */
+};
 enum { TSHI_THREADS_TEXT = 320 };   /* bytes of the description of a call */
-enum { TSHI_THREADS_RANKS = 1024 }; /* mailboxes for all pairs of them are 192 MiB a group */
-enum { TSHI_THREADS_TILE = 4096 }; /* bytes summed at once, in the first-level cache */
+enum { TSHI_THREADS_RANKS = 1024 }; /* max ranks of a world; its mailboxes are then 192 MiB */
+enum { TSHI_THREADS_TILE = 4096 };  /* bytes summed at once: they stay in the first-level cache */
 
-#define TSHI_THREADS_REQ_PAIR ((tsh_req)1 << 63)
+#define TSHI_THREADS_REQ_PAIR ((tsh_req)1 << 63) /* the bit of requests that are pair records */
 
-/* What peers read of a collective that was posted: one or two cache lines. */
+/* What every peer reads of a collective that was posted; written only by the member that posts. */
 typedef struct TSHI_THREADS_APART tshi_threads_slot {
-    uint64_t stamp;  /* the collective's number + 1, written last */
-    uint64_t digest; /* equal on all ranks, or the call is a mismatch */
-    const char *send;
+    uint64_t stamp;   /* atomic: the collective's number + 1, written last */
+    uint64_t digest;  /* tsh_coll_digest of the call: if two ranks' differ, it is a mismatch */
+    const char *send; /* the buffers of the call */
     char *recv;
-    char eager[TSHI_THREADS_EAGER]; /* a small message; split: color and key */
+    char eager[TSHI_THREADS_EAGER]; /* an eager message; of a split, its tsh_ticket */
 } tshi_threads_slot;
 
 typedef struct tshi_threads_group tshi_threads_group;
 
-/* The rest of it. */
+/* A call that was started: a collective, or the message of a pair record. */
 typedef struct tshi_threads_call {
-    tsh_coll coll;
-    int64_t deadline;
-    int eager;
-    tshi_threads_group *made; /* split: the new group, of the first of its color */
+    tsh_coll coll;            /* a copy of the caller's; the counts are still the caller's */
+    int64_t deadline;         /* the time (tsh_now) at which it times out */
+    int eager;                /* 1: no peer touches the buffers of this rank */
+    tshi_threads_group *made; /* of a split, at the first rank of a color: the color's group */
 } tshi_threads_call;
 
-/* One SEND, RECV or SENDRECV. */
+/* A pair record: a SEND, RECV or SENDRECV that was started. A request holds the record's index. */
 typedef struct tshi_threads_pair {
     tshi_threads_call call;
-    uint64_t send_number, recv_number;
-    int used;
-    int receiving; /* atomic: until the copy is here */
-    int sending;   /* atomic: until the receiver has copied */
+    uint64_t send_number, recv_number; /* the message's number among those to, from a peer */
+    int used;                          /* 1 from start until its wait returns */
+    int receiving; /* atomic: 1 until this rank has copied the message that it receives */
+    int sending;   /* atomic: 1 until the peer has copied the message that it is sent */
 } tshi_threads_pair;
 
-/* From one rank of a group to another: which of the sender's pair records are posted. */
+/* The messages from one rank of a group to another: a ring of indices of the sender's pair records,
+ * in the order in which the messages were started. */
 typedef struct TSHI_THREADS_APART tshi_threads_mailbox {
-    uint64_t posted; /* atomic, the sender's */
-    unsigned char record[TSHI_THREADS_PAIRWISE];
-    TSHI_THREADS_APART uint64_t wanted; /* atomic, the receiver's: receives started */
-    uint64_t taken;                     /* receives done */
+    uint64_t posted; /* atomic, written only by the sender: how many messages it has posted */
+    unsigned char record[TSHI_THREADS_PAIRWISE]; /* message n is at n % PAIRWISE */
+    TSHI_THREADS_APART uint64_t wanted; /* atomic, written only by the receiver: receives started */
+    uint64_t taken; /* used only by the receiver: how many messages it has copied */
 } tshi_threads_mailbox;
 
-/* One rank's place in a group. */
+/* One rank in one group: the impl of a comm. Peers only write `sending` of its pair records. */
 typedef struct TSHI_THREADS_APART tshi_threads_member {
-    tshi_threads_slot slot[TSHI_THREADS_RING];
-    tshi_threads_call call[TSHI_THREADS_RING];
-    tshi_threads_pair pair[TSHI_THREADS_PAIRWISE];
-    TSHI_THREADS_APART uint64_t
-        finished; /* atomic: collectives whose work here is done, in order */
-    int closed;   /* atomic */
-    TSHI_THREADS_APART uint64_t started;
-    uint64_t shared; /* number + 1 of the last one whose end all must meet */
-    int seen;        /* members that have posted number `finished` */
-    int receiving;   /* pair records that still receive */
-    int rank;
+    tshi_threads_slot slot[TSHI_THREADS_RING];     /* collective n is at n % RING */
+    tshi_threads_call call[TSHI_THREADS_RING];     /* collective n is at n % RING, too */
+    tshi_threads_pair pair[TSHI_THREADS_PAIRWISE]; /* messages that this rank has started */
+    TSHI_THREADS_APART uint64_t finished; /* atomic: how many collectives this rank is done with */
+    int closed;                           /* atomic: 1 once the comm is closed */
+    TSHI_THREADS_APART uint64_t started;  /* how many collectives this rank has started */
+    uint64_t shared; /* 1 + the number of the last collective that was not eager; 0: none */
+    int seen;        /* how many members are known to have posted collective `finished` */
+    int receiving;   /* how many of the pair records are `receiving` */
+    int rank;        /* of the group */
     tshi_threads_group *group;
-    struct tshi_threads_member *next; /* of the same world rank */
+    struct tshi_threads_member *next; /* the same rank's member in another group; NULL: none */
 } tshi_threads_member;
 
 struct TSHI_THREADS_APART tshi_threads_group {
     tsh_threads_world *world;
-    tshi_threads_group *next;
-    uint64_t id;
+    tshi_threads_group *next; /* in the world's list */
+    uint64_t id;              /* 1: the group of the whole world */
     int size;
-    int open;   /* atomic: members not closed yet */
-    int *ranks; /* of the world, by rank of the group */
-    tshi_threads_mailbox *mailbox;
-    tshi_threads_member *member;
+    int open;                      /* atomic: how many members are not closed yet */
+    int *ranks;                    /* the world rank of each member */
+    tshi_threads_mailbox *mailbox; /* messages from rank i to j are at i * size + j */
+    tshi_threads_member *member;   /* one for each rank of the group */
 };
 
+/* One rank of the world. */
 typedef struct TSHI_THREADS_APART tshi_threads_rank {
-    int working; /* atomic: may touch buffers of peers */
-    int asleep;  /* atomic */
-    TSHI_THREADS_APART tshi_threads_monitor wake;
-    int woken; /* under wake's lock */
-    tshi_threads_member *members;
-    tshi_threads_member *root;  /* its place in the world */
-    tshi_threads_member *blocked; /* under the world's lock: has waited long, for blocked_req */
-    tsh_req blocked_req;
-    int taken;
+    int working; /* atomic: 1 while this rank may touch buffers of peers */
+    int asleep;  /* atomic: 1 while this rank sleeps, or is about to */
+    TSHI_THREADS_APART tshi_threads_monitor wake; /* what this rank sleeps on */
+    int woken;                    /* under wake's lock: 1 if a peer has woken this rank */
+    tshi_threads_member *members; /* one for each open comm of this rank */
+    tshi_threads_member *root;    /* the member in the group of the whole world */
+    tshi_threads_member *blocked; /* under the world's lock: the member that waits, or NULL */
+    tsh_req blocked_req;          /* the request that member has waited for, over 20 ms */
+    int taken;                    /* 1 once tsh_threads_comm has handed out the comm */
 } tshi_threads_rank;
 
 struct tsh_threads_world {
-    TSHI_THREADS_APART int failed;  /* atomic, a tsh_result; error is valid once it is set */
-    int sleepers;                   /* atomic */
-    int size, spins, crowded;
-    int64_t timeout;
-    tshi_threads_rank *rank;
-    tsh_coll_search *search; /* by rank: the search for a cycle of blocked ranks */
-    tsh_error error;
-    tshi_threads_monitor lock; /* of error, groups and blocked ranks */
+    TSHI_THREADS_APART int failed; /* atomic: the error's code, set after `error`; 0: none */
+    int sleepers;                  /* atomic: how many ranks sleep, or are about to */
+    int size, spins, crowded;      /* how many ranks; polls before a sleep; 1: ranks > cores */
+    int64_t timeout;               /* of collectives without timeout_ns, in ns */
+    tshi_threads_rank *rank;       /* one for each rank */
+    tsh_coll_search *search;       /* one for each rank: the search for a cycle of blocked ranks */
+    tsh_error error;               /* the world's error; never changes after `failed` is set */
+    tshi_threads_monitor lock;     /* protects error, groups, ids and blocked ranks */
     tshi_threads_group *groups;
-    uint64_t ids;
+    uint64_t ids; /* how many groups have been made */
 };
 
 static tshi_threads_rank *tshi_threads_self(const tshi_threads_member *member) {
@@ -457,18 +467,18 @@ static tshi_threads_call *tshi_threads_call_of(tshi_threads_member *member, uint
     return &member->call[number % TSHI_THREADS_RING];
 }
 
-/* 1 if rank m has posted its part of this collective. */
+/* 1 if rank m of the group has started collective `number`. */
 static int tshi_threads_posted(const tshi_threads_group *group, int m, uint64_t number) {
     return TSHI_THREADS_GET(&tshi_threads_slot_of(&group->member[m], number)->stamp) > number;
 }
 
 /* ========================================================================== */
 /* >>threads-sleep                             MARK: - threads-sleep (private) */
-/* A rank that spun in vain sleeps; who completes a barrier wakes the others.  */
+/* A waiting rank polls, then sleeps; the last to post or to finish wakes it.  */
 /* Needs: >>threads-types.                                                      */
 /* ========================================================================== */
 
-static void tshi_threads_wake(tshi_threads_rank *rank) {
+static void tshi_threads_wake(tshi_threads_rank *rank) { /* if asleep, or about to be */
     if (!TSHI_THREADS_GET(&rank->asleep)) return;
     tshi_threads_lock(&rank->wake);
     rank->woken = 1;
@@ -480,7 +490,7 @@ static void tshi_threads_wake_group(const tshi_threads_group *group) {
     for (int r = 0; r < group->size; r++) tshi_threads_wake(&group->world->rank[group->ranks[r]]);
 }
 
-/* Sleeps until woken or `until`; 1: time was up. */
+/* Sleeps until another rank wakes this one, or until tsh_now() is `until`: then 1. */
 static int tshi_threads_nap(tshi_threads_rank *rank, int64_t until) {
     int expired = 0;
     tshi_threads_lock(&rank->wake);
@@ -490,15 +500,14 @@ static int tshi_threads_nap(tshi_threads_rank *rank, int64_t until) {
     return expired;
 }
 
-/* One round of a spin. Now and then the core is offered to others: the awaited rank may have been
- * put on this one. */
+/* Pauses between two polls. Every 32nd time (crowded: always) lets another thread have the core. */
 static void tshi_threads_pause(const tsh_threads_world *world, int spins) {
     if (world->crowded || spins % 32 == 31) {
         tshi_threads_yield();
         return;
     }
 #if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
+    __builtin_ia32_pause(); /* frees the core's resources for its other hardware thread */
 #elif defined(__aarch64__)
     __asm__ __volatile__("yield");
 #endif
@@ -506,11 +515,12 @@ static void tshi_threads_pause(const tsh_threads_world *world, int spins) {
 
 /* ========================================================================== */
 /* >>threads-error                             MARK: - threads-error (private) */
-/* The first error ends the world; and the sentences it is told in.            */
+/* The first error is the world's error. After it, no call returns while a     */
+/* rank is between enter and leave, where it may touch buffers of its peers.   */
 /* Needs: >>threads-sleep.                                                      */
 /* ========================================================================== */
 
-/* The world fails with this error, unless it has one already. */
+/* Sets the world's error, unless it has one already, and wakes all ranks. Any thread. */
 static void tshi_threads_raise(tsh_threads_world *world, const tsh_error *error) {
     tshi_threads_lock(&world->lock);
     if (TSHI_THREADS_GET(&world->failed) == TSH_OK) {
@@ -521,7 +531,7 @@ static void tshi_threads_raise(tsh_threads_world *world, const tsh_error *error)
     for (int r = 0; r < world->size; r++) tshi_threads_wake(&world->rank[r]);
 }
 
-/* After the world has failed: 1 while some rank may still touch this one's buffers. */
+/* After the world has failed: 1 while some rank may still touch buffers of this one. */
 static int tshi_threads_touched(const tsh_threads_world *world) {
     for (int r = 0; r < world->size; r++)
         if (TSHI_THREADS_GET(&world->rank[r].working)) return 1;
@@ -529,12 +539,12 @@ static int tshi_threads_touched(const tsh_threads_world *world) {
 }
 
 static tsh_result tshi_threads_settle(const tsh_threads_world *world) {
-    while (tshi_threads_touched(world)) tshi_threads_yield();
+    while (tshi_threads_touched(world)) tshi_threads_yield(); /* no rank starts new work now */
     return (tsh_result)TSHI_THREADS_GET(&world->failed);
 }
 
-/* From here to tshi_threads_leave no rank returns with an error: peers' buffers are safe to touch.
- * 0: too late, the world has failed. */
+/* From here to tshi_threads_leave this rank may touch buffers of its peers: no rank returns with an
+ * error in between. Returns 1, or 0 if it may not: the world has failed. */
 static int tshi_threads_enter(const tshi_threads_member *member) {
     tshi_threads_rank *self = tshi_threads_self(member);
     TSHI_THREADS_PUT(&self->working, 1);
@@ -543,24 +553,24 @@ static int tshi_threads_enter(const tshi_threads_member *member) {
     return 0;
 }
 
-/* 1 if the world has not failed. */
+/* Ends what tshi_threads_enter began. Returns 1 if the world has not failed. */
 static int tshi_threads_leave(const tshi_threads_member *member) {
     TSHI_THREADS_PUT(&tshi_threads_self(member)->working, 0);
     return TSHI_THREADS_GET(&member->group->world->failed) == TSH_OK;
 }
 
-/* What rank r has called where `user`, a member, is. */
+/* For tsh_call_mismatch: outputs rank r's call of the collective that `user`, a member, is in. */
 static int tshi_threads_called(const void *user, int r, tsh_call *out) {
     const tshi_threads_member *member = (const tshi_threads_member *)user;
     const tshi_threads_group *group = member->group;
     out->coll = tshi_threads_call_of(&group->member[r], member->finished)->coll;
     out->digest = tshi_threads_slot_of(&group->member[r], member->finished)->digest;
     out->rank = group->ranks[r];
-    out->counts = out->coll.recv_counts ? group->size : 0;
+    out->counts = out->coll.recv_counts ? group->size : 0; /* 0: it has none */
     return 1;
 }
 
-/* 1, and the world's error, if the calls of all ranks do not fit. */
+/* Compares the calls of all ranks. If they do not fit, sets the world's error and returns 1. */
 static int tshi_threads_mismatch(const tshi_threads_member *member) {
     const tshi_threads_group *group = member->group;
     tsh_error error;
@@ -573,19 +583,19 @@ static int tshi_threads_mismatch(const tshi_threads_member *member) {
 
 /* ========================================================================== */
 /* >>threads-work                               MARK: - threads-work (private) */
-/* This rank's part of each kind, once all have posted it.                     */
+/* This rank's part of a collective of each kind, once all have posted it.     */
 /* Needs: >>threads-error.                                                      */
 /* ========================================================================== */
 
 typedef struct TSHI_THREADS_APART tshi_threads_tile {
-    char bytes[TSHI_THREADS_TILE];
+    char bytes[TSHI_THREADS_TILE]; /* sums, before they are copied to every recv */
 } tshi_threads_tile;
 
-/* Elements `offset` bytes into the messages of a collective. */
+/* Elements that tsh_coll_sum sums: `offset` bytes into each rank's message. */
 typedef struct tshi_threads_parts {
     tshi_threads_member *member;
-    uint64_t number;
-    size_t offset;
+    uint64_t number; /* of the collective */
+    size_t offset;   /* in bytes, the same on all ranks */
 } tshi_threads_parts;
 
 static const void *tshi_threads_part(const void *user, int r) {
@@ -599,8 +609,8 @@ static int64_t tshi_threads_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Sums elements at ... at + n - 1 of the messages, all in chunk k, tile by tile: into `to`, or
- * (NULL) into the same place of every rank's recv. */
+/* Sums elements at ... at + n - 1 of the messages, which all lie in chunk k, tile by tile. The sums
+ * go to `to`; if that is NULL, to the same elements of every rank's recv. */
 static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k, int64_t at,
                              int64_t n, char *to) {
     const tshi_threads_group *group = member->group;
@@ -615,8 +625,8 @@ static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k
         n = tshi_threads_min(left, (int64_t)(TSHI_THREADS_TILE / width));
         bytes = (size_t)n * width;
         tsh_coll_sum(tile.bytes, n, coll, group->size, k, tshi_threads_part, &parts);
-        for (int j = 1; j <= group->size && !to; j++) {
-            int r = (member->rank + j) % group->size;
+        for (int j = 1; j <= group->size && !to; j++) { /* this rank's recv is last */
+            int r = (member->rank + j) % group->size;   /* each rank begins at another peer */
             memcpy(tshi_threads_slot_of(&group->member[r], number)->recv + parts.offset, tile.bytes,
                    bytes);
         }
@@ -624,14 +634,14 @@ static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k
     }
 }
 
-/* An eager message was part of the post: this rank sums all chunks, and touches nobody's buffers.
- * Of another, only this rank reads or writes chunk `rank` of anyone, hence in place too. */
+/* Eager messages are in the slots: this rank sums all chunks into its own recv. Otherwise, it alone
+ * reads and writes chunk `rank` of every rank's buffers, so send and recv may be the same. */
 static void tshi_threads_allreduce(tshi_threads_member *member, uint64_t number,
                                    const tsh_coll *coll) {
     const int eager = tshi_threads_call_of(member, number)->eager, size = member->group->size;
     for (int k = eager ? 0 : member->rank; k < (eager ? size : member->rank + 1); k++) {
-        int64_t at = tsh_coll_chunk(coll->count, size, k);
-        int64_t n = tsh_coll_chunk(coll->count, size, k + 1) - at;
+        int64_t at = tsh_coll_chunk(coll->count, size, k);         /* where the chunk starts */
+        int64_t n = tsh_coll_chunk(coll->count, size, k + 1) - at; /* its length */
         char *to = eager && n ? (char *)coll->recv + (size_t)at * tsh_dtype_size(coll->dtype)
                               : NULL;
         tshi_threads_sum(member, number, k, at, n, to);
@@ -640,9 +650,9 @@ static void tshi_threads_allreduce(tshi_threads_member *member, uint64_t number,
 
 static void tshi_threads_reduce_scatter(tshi_threads_member *member, uint64_t number,
                                         const tsh_coll *coll) {
-    int64_t mine = coll->recv_counts[member->rank];
-    int64_t before = tsh_coll_before(coll->recv_counts, member->rank);
-    int64_t whole = tsh_coll_before(coll->recv_counts, member->group->size);
+    int64_t mine = coll->recv_counts[member->rank]; /* elements of this rank's piece of a block */
+    int64_t before = tsh_coll_before(coll->recv_counts, member->rank);       /* its offset there */
+    int64_t whole = tsh_coll_before(coll->recv_counts, member->group->size); /* length of a block */
     for (int64_t b = 0; b < coll->blocks && mine; b++)
         tshi_threads_sum(member, number, member->rank, b * whole + before, mine,
                          (char *)coll->recv + (size_t)(b * mine) * tsh_dtype_size(coll->dtype));
@@ -655,7 +665,7 @@ static void tshi_threads_broadcast(tshi_threads_member *member, uint64_t number,
            (size_t)coll->count * tsh_dtype_size(coll->dtype));
 }
 
-/* 1 if this rank and a peer do not expect what the other one sends. */
+/* All-to-all: 1 if, with some peer, the count one side sends is not what the other side expects. */
 static int tshi_threads_unequal(const tshi_threads_member *member, uint64_t number,
                                 const tsh_coll *coll) {
     for (int m = 0; m < member->group->size; m++) {
@@ -667,13 +677,14 @@ static int tshi_threads_unequal(const tshi_threads_member *member, uint64_t numb
     return 0;
 }
 
-/* ALLGATHER and ALLTOALL: copies the piece of each rank out of what it sends. */
+/* ALLGATHER, ALLTOALL: copies this rank's piece of each peer's send to its recv. The piece is the
+ * n elements from `at` on in every block of `step` elements. */
 static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
                                  const tsh_coll *coll) {
     const tshi_threads_group *group = member->group;
     size_t width = tsh_dtype_size(coll->dtype);
-    int all_to_all = coll->kind == TSH_ALLTOALL;
-    int64_t row = tsh_coll_before(coll->recv_counts, group->size);
+    int all_to_all = coll->kind == TSH_ALLTOALL;                   /* else all-gather */
+    int64_t row = tsh_coll_before(coll->recv_counts, group->size); /* elements of a block of recv */
     if (all_to_all && tshi_threads_unequal(member, number, coll) && tshi_threads_mismatch(member))
         return;
     for (int j = 0; j < group->size; j++) {
@@ -682,15 +693,14 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
         int64_t n = coll->recv_counts[from], step = n, at = 0;
         const char *send;
         char *recv;
-        if (n == 0) continue; /* a NULL send is fine then */
+        if (n == 0) continue; /* the peer's send may be NULL */
         if (all_to_all) {
             at = tsh_coll_before(peer->send_counts, member->rank);
             step = tsh_coll_before(peer->send_counts, group->size);
         }
         send = (const char *)peer->send + (size_t)at * width;
         recv = (char *)coll->recv + (size_t)tsh_coll_before(coll->recv_counts, from) * width;
-        for (int64_t b = 0; b < coll->blocks && recv != send;
-             b++) /* equal: this rank's, in place */
+        for (int64_t b = 0; b < coll->blocks && recv != send; b++) /* equal: own piece, in place */
             memcpy(recv + (size_t)(b * row) * width, send + (size_t)(b * step) * width,
                    (size_t)n * width);
     }
@@ -698,12 +708,13 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
 
 /* ========================================================================== */
 /* >>threads-group                             MARK: - threads-group (private) */
-/* Groups are made by the first of their ranks, and freed by the last to       */
-/* close.                                                                      */
+/* In a split, the first rank of each color makes the color's group; after the */
+/* split's second barrier, all find it there. The last rank to close frees it. */
 /* Needs: >>threads-work.                                                       */
 /* ========================================================================== */
 
-/* A group, its members, mailboxes and ranks in one block of memory. NULL: there is none. */
+/* Allocates a group with its members, mailboxes and ranks in one block of memory, and adds it to
+ * the world's list. The caller fills `ranks`. NULL: out of memory. */
 static tshi_threads_group *tshi_threads_group_new(tsh_threads_world *world, int size) {
     size_t n = (size_t)size;
     tshi_threads_group *group = (tshi_threads_group *)tshi_threads_alloc(
@@ -730,25 +741,26 @@ static tshi_threads_group *tshi_threads_group_new(tsh_threads_world *world, int 
 static void tshi_threads_group_free(tsh_threads_world *world, tshi_threads_group *group) {
     tshi_threads_group **at = &world->groups;
     tshi_threads_lock(&world->lock);
-    while (*at != group) at = &(*at)->next;
+    while (*at != group) at = &(*at)->next; /* at: the pointer to this group */
     *at = group->next;
     tshi_threads_unlock(&world->lock);
     tshi_threads_free(group);
 }
 
 static int tshi_threads_color(const tshi_threads_group *group, uint64_t number, int r) {
-    tsh_ticket ticket;
+    tsh_ticket ticket; /* what rank r has put in its slot */
     memcpy(&ticket, tshi_threads_slot_of(&group->member[r], number)->eager, sizeof ticket);
     return ticket.color;
 }
 
-/* The first rank of a color makes its group. */
+/* Returns the first rank that gave this color. It makes the color's group. */
 static int tshi_threads_leader(const tshi_threads_group *group, uint64_t number, int color) {
     int r = 0;
     while (tshi_threads_color(group, number, r) != color) r++;
     return r;
 }
 
+/* If this rank is the first of its color, makes the color's group and sets `made` of its call. */
 static void tshi_threads_split_work(tshi_threads_member *member, uint64_t number) {
     tshi_threads_group *group = member->group, *made = NULL;
     const void *tickets = tshi_threads_slot_of(group->member, number)->eager;
@@ -768,6 +780,7 @@ static void tshi_threads_split_work(tshi_threads_member *member, uint64_t number
     }
 }
 
+/* Outputs the comm of one rank of the group and adds the member to its world rank's list. */
 static void tshi_threads_join(tshi_threads_group *group, int rank, const tsh_comm_ops *ops,
                               tsh_comm *out) {
     tshi_threads_member *member = &group->member[rank];
@@ -779,11 +792,12 @@ static void tshi_threads_join(tshi_threads_group *group, int rank, const tsh_com
 
 /* ========================================================================== */
 /* >>threads-progress                       MARK: - threads-progress (private) */
-/* Does what all have posted, in order.                                        */
+/* Does this rank's part of every collective that all members have posted, in  */
+/* the order of their numbers, and copies the messages that have arrived.      */
 /* Needs: >>threads-group.                                                      */
 /* ========================================================================== */
 
-/* 1 if every member has posted the next collective of this one. */
+/* 1 if every member has posted the collective that this member executes next. */
 static int tshi_threads_gathered(tshi_threads_member *member) {
     while (member->seen < member->group->size &&
            tshi_threads_posted(member->group, member->seen, member->finished))
@@ -791,6 +805,7 @@ static int tshi_threads_gathered(tshi_threads_member *member) {
     return member->seen == member->group->size;
 }
 
+/* 1 if every member has done its part of this collective: nobody touches its buffers any more. */
 static int tshi_threads_all_finished(const tshi_threads_group *group, uint64_t number) {
     for (int m = 0; m < group->size; m++)
         if (TSHI_THREADS_GET(&group->member[m].finished) <= number) return 0;
@@ -798,7 +813,7 @@ static int tshi_threads_all_finished(const tshi_threads_group *group, uint64_t n
 }
 
 static int tshi_threads_fits(tshi_threads_member *member, uint64_t number) {
-    uint64_t digest = tshi_threads_slot_of(member, number)->digest;
+    uint64_t digest = tshi_threads_slot_of(member, number)->digest; /* equal: the same call */
     for (int m = 0; m < member->group->size; m++)
         if (tshi_threads_slot_of(&member->group->member[m], number)->digest != digest) return 0;
     return 1;
@@ -813,11 +828,11 @@ static void tshi_threads_work(tshi_threads_member *member, uint64_t number) {
     case TSH_ALLGATHER:
     case TSH_ALLTOALL: tshi_threads_collect(member, number, coll); break;
     case TSH_SPLIT: tshi_threads_split_work(member, number); break;
-    default: break;
+    default: break; /* a barrier */
     }
 }
 
-/* Does this rank's part of the next collective; 0: the world has ended. */
+/* Does this rank's part of its next collective, which all have posted. 0: the world has failed. */
 static int tshi_threads_execute(tshi_threads_member *member) {
     uint64_t number = member->finished;
     const tshi_threads_call *call = tshi_threads_call_of(member, number);
@@ -836,15 +851,15 @@ static int tshi_threads_execute(tshi_threads_member *member) {
     return 1;
 }
 
-/* Copies what `record` receives from the mailbox, whose next post is its own. 0: the world has
- * failed. */
+/* Copies the oldest message of the mailbox, the one that `record` receives, and marks it as sent.
+ * 0: the world has failed, also if the two calls do not fit. */
 static int tshi_threads_take(tshi_threads_member *member, tshi_threads_pair *record,
                              tshi_threads_mailbox *mailbox) {
     tshi_threads_group *group = member->group;
     int from = record->call.coll.recv_from;
     tshi_threads_pair *sent =
         &group->member[from].pair[mailbox->record[record->recv_number % TSHI_THREADS_PAIRWISE]];
-    tsh_coll a, b;
+    tsh_coll a, b; /* what was sent, what is received */
     if (!tshi_threads_enter(member)) return 0;
     a = tsh_coll_half(&sent->call.coll, 0);
     b = tsh_coll_half(&record->call.coll, 1);
@@ -865,9 +880,10 @@ static int tshi_threads_take(tshi_threads_member *member, tshi_threads_pair *rec
     return 1;
 }
 
-/* Receives of one pair are served in order; a pass may make another possible. */
+/* Copies all messages that have arrived. Those of one sender are copied in order, so one copy may
+ * make another possible: passes over the records until a pass copies nothing. */
 static void tshi_threads_match(tshi_threads_member *member) {
-    int moved = 1;
+    int moved = 1; /* whether the pass has copied a message */
     while (moved && member->receiving) {
         moved = 0;
         for (int i = 0; i < TSHI_THREADS_PAIRWISE; i++) {
@@ -885,7 +901,7 @@ static void tshi_threads_match(tshi_threads_member *member) {
     }
 }
 
-/* Everything that this rank can do now, on all of its comms. */
+/* Does everything that this rank can do now on any of its comms, without blocking. */
 static void tshi_threads_advance(tshi_threads_rank *self) {
     for (tshi_threads_member *member = self->members; member; member = member->next) {
         while (member->finished < member->started && tshi_threads_gathered(member))
@@ -896,27 +912,30 @@ static void tshi_threads_advance(tshi_threads_rank *self) {
 
 /* ========================================================================== */
 /* >>threads-wait                               MARK: - threads-wait (private) */
-/* Completion, and what may keep it from coming: a rank that left, a cycle of */
-/* waits, a timeout.                                                           */
+/* Waiting: a rank polls, then sleeps. It fails the world if a rank that it    */
+/* needs has closed its comm, at its deadline, or if ranks wait for each other */
+/* in a cycle, for which it searches after 20 ms, then every 500 ms.           */
 /* Needs: >>threads-progress.                                                   */
 /* ========================================================================== */
 
-/* A request is its collective's number + 1, doubled, plus 1 if it is eager; or a pair record. */
+/* A request is (number + 1) * 2, plus 1 if eager, for a collective; for a message, the index of its
+ * pair record plus TSHI_THREADS_REQ_PAIR. Returns the number of the collective. */
 static uint64_t tshi_threads_number_of(tsh_req req) {
     return (req >> 1) - 1;
 }
 
 static tshi_threads_pair *tshi_threads_pair_of(tshi_threads_member *member, tsh_req req) {
-    if (!(req & TSHI_THREADS_REQ_PAIR)) return NULL;
+    if (!(req & TSHI_THREADS_REQ_PAIR)) return NULL; /* the request of a collective */
     return &member->pair[req % TSHI_THREADS_PAIRWISE];
 }
 
-/* What a request waits in. */
+/* Returns the call that a request belongs to. */
 static const tshi_threads_call *tshi_threads_request(tshi_threads_member *member, tsh_req req) {
     const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
     return pair ? &pair->call : tshi_threads_call_of(member, tshi_threads_number_of(req));
 }
 
+/* 1 if req is complete: recv is filled, and no peer touches this rank's buffers any more. */
 static int tshi_threads_complete(tshi_threads_member *member, tsh_req req) {
     const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
     if (pair) return !TSHI_THREADS_GET(&pair->receiving) && !TSHI_THREADS_GET(&pair->sending);
@@ -924,7 +943,8 @@ static int tshi_threads_complete(tshi_threads_member *member, tsh_req req) {
     return (req & 1) || tshi_threads_all_finished(member->group, tshi_threads_number_of(req));
 }
 
-/* 1 if rank m has posted its part of what member waits for. */
+/* 1 if rank m has started its part of request req: the collective; or, of a message, the receive of
+ * what this rank sends to m, and the send of what it receives from m. Other ranks: always 1. */
 static int tshi_threads_came(tshi_threads_member *member, tsh_req req, int m) {
     const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
     if (!pair) return tshi_threads_posted(member->group, m, tshi_threads_number_of(req));
@@ -937,8 +957,8 @@ static int tshi_threads_came(tshi_threads_member *member, tsh_req req, int m) {
                  pair->recv_number);
 }
 
-/* Writes what member waits in: "all-reduce of 7 f32 (sum), collective 3 of group 1". Returns text,
- * which has TSHI_THREADS_TEXT bytes. */
+/* Writes which call member waits in: "all-reduce of 7 f32 (sum), collective 3 of group 1". Returns
+ * text, which has TSHI_THREADS_TEXT bytes. */
 static char *tshi_threads_where(char *text, tshi_threads_member *member, tsh_req req) {
     text[0] = '\0';
     tsh_coll_where(&tshi_threads_request(member, req)->coll, member->group->size,
@@ -946,7 +966,7 @@ static char *tshi_threads_where(char *text, tshi_threads_member *member, tsh_req
     return text;
 }
 
-/* 1, and the world fails, if a rank has closed without its part. */
+/* Fails the world and returns 1 if a rank has closed its comm without starting its part of req. */
 static int tshi_threads_check_lost(tshi_threads_member *member, tsh_req req) {
     const tshi_threads_group *group = member->group;
     char text[TSHI_THREADS_TEXT];
@@ -963,6 +983,8 @@ static int tshi_threads_check_lost(tshi_threads_member *member, tsh_req req) {
     return 1;
 }
 
+/* Fails the world: req has timed out. The error names the ranks that have not started their part;
+ * if all have, those that have not finished; it blames the first of them. */
 static void tshi_threads_time_out(tshi_threads_member *member, tsh_req req) {
     const tshi_threads_group *group = member->group;
     uint64_t number = tshi_threads_number_of(req);
@@ -985,7 +1007,8 @@ static void tshi_threads_time_out(tshi_threads_member *member, tsh_req req) {
     tshi_threads_raise(group->world, &error);
 }
 
-/* Under the world's lock: the i-th rank that blocked rank r waits for, or -1. */
+/* For tsh_coll_cycle, under the world's lock. Rank r is blocked in a group: returns the world rank
+ * of the group's rank i if r waits for it, else -1. */
 static int tshi_threads_awaits(const void *user, int r, int i) {
     const tsh_threads_world *world = (const tsh_threads_world *)user;
     tshi_threads_member *member = world->rank[r].blocked;
@@ -995,7 +1018,7 @@ static int tshi_threads_awaits(const void *user, int r, int i) {
     return member->group->ranks[i];
 }
 
-/* Under the world's lock: how many blocked ranks wait where rank r does. */
+/* For tsh_coll_blame, under the world's lock: how many ranks are blocked in rank r's request. */
 static int tshi_threads_together(const void *user, int r) {
     const tsh_threads_world *world = (const tsh_threads_world *)user;
     const tshi_threads_rank *self = &world->rank[r];
@@ -1006,7 +1029,7 @@ static int tshi_threads_together(const void *user, int r) {
     return count;
 }
 
-/* Under the world's lock, r on a cycle: fills error. */
+/* Fills error: rank r is on a cycle. The caller holds the world's lock. */
 static void tshi_threads_tell_cycle(const tsh_threads_world *world, int r, tsh_error *error) {
     char texts[2][TSHI_THREADS_TEXT];
     int waits, blamed = tsh_coll_blame(world->search, r, tshi_threads_together, world, &waits);
@@ -1017,12 +1040,13 @@ static void tshi_threads_tell_cycle(const tsh_threads_world *world, int r, tsh_e
                         tshi_threads_where(texts[1], b->blocked, b->blocked_req));
 }
 
-/* Registers this rank as blocked and follows who waits for whom. A blocked rank can only be freed
- * by the one it waits for, and takes the lock before it goes on, so a cycle found here is real. */
+/* Marks this rank as blocked in req; fails the world if ranks wait for each other in a cycle. The
+ * cycle is real: a blocked rank goes on only after the rank it waits for starts its part, and on a
+ * cycle that rank is blocked as well. Each takes the lock to unmark itself before it returns. */
 static void tshi_threads_check_cycle(tshi_threads_member *member, tsh_req req) {
     tsh_threads_world *world = member->group->world;
     tshi_threads_rank *self = tshi_threads_self(member);
-    int r = member->group->ranks[member->rank];
+    int r = member->group->ranks[member->rank]; /* this rank; later a rank of the cycle, or -1 */
     tsh_error error;
     tshi_threads_lock(&world->lock);
     self->blocked = member;
@@ -1035,20 +1059,21 @@ static void tshi_threads_check_cycle(tshi_threads_member *member, tsh_req req) {
 }
 
 static void tshi_threads_unblock(tsh_threads_world *world, tshi_threads_rank *self) {
-    if (!self->blocked) return;
+    if (!self->blocked) return; /* tshi_threads_check_cycle has not marked it */
     tshi_threads_lock(&world->lock);
     self->blocked = NULL;
     tshi_threads_unlock(&world->lock);
 }
 
-/* 1 if there is nothing to wait for any more. */
+/* Makes progress, then returns 1 if req is complete or the world has failed. */
 static int tshi_threads_ready(tshi_threads_member *member, tsh_req req) {
     tshi_threads_advance(tshi_threads_self(member));
     return TSHI_THREADS_GET(&member->group->world->failed) != TSH_OK ||
            tshi_threads_complete(member, req);
 }
 
-/* Not ready: 1, and the world fails, if that will not change. */
+/* For a request that is not ready: if its deadline has passed, or a rank that it needs has closed
+ * its comm, fails the world and returns 1. */
 static int tshi_threads_hopeless(tshi_threads_member *member, tsh_req req, int64_t now) {
     if (now < tshi_threads_request(member, req)->deadline)
         return tshi_threads_check_lost(member, req);
@@ -1056,13 +1081,14 @@ static int tshi_threads_hopeless(tshi_threads_member *member, tsh_req req, int64
     return 1;
 }
 
-/* Sleeps until something happens. *patience, in ns, grows from 20 ms to half a second. */
+/* Sleeps until another rank wakes this one, the deadline, or for *patience ns; if for so long, then
+ * searches for a cycle. *patience is 20 ms at first, then half a second. */
 static void tshi_threads_sleep(tshi_threads_member *member, tsh_req req, int64_t *patience) {
     tsh_threads_world *world = member->group->world;
     tshi_threads_rank *self = tshi_threads_self(member);
     int64_t now = tsh_now();
     TSHI_THREADS_PUT(&self->asleep, 1);
-    (void)TSHI_THREADS_ADD(&world->sleepers, 1);
+    (void)TSHI_THREADS_ADD(&world->sleepers, 1); /* from here on, peers wake this rank */
     if (!tshi_threads_ready(member, req) && !tshi_threads_hopeless(member, req, now)) {
         int64_t deadline = tshi_threads_request(member, req)->deadline;
         int64_t until = tshi_threads_min(deadline, now + *patience);
@@ -1077,7 +1103,7 @@ static void tshi_threads_sleep(tshi_threads_member *member, tsh_req req, int64_t
 
 /* ========================================================================== */
 /* >>threads-ops                                 MARK: - threads-ops (private) */
-/* The eight functions of the backend.                                         */
+/* start, test, wait, progress, split, status, abort, close: see >>comm-api.   */
 /* Needs: >>threads-wait.                                                       */
 /* ========================================================================== */
 
@@ -1085,7 +1111,7 @@ static tshi_threads_member *tshi_threads_member_of(const tsh_comm *comm) {
     return (tshi_threads_member *)comm->impl;
 }
 
-/* Publishes a collective; `load` of `bytes` travels with it. */
+/* Posts a collective and copies `load`, an eager message or a ticket of a split. */
 static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *coll,
                                  const void *load, size_t bytes, int eager) {
     tshi_threads_group *group = member->group;
@@ -1101,8 +1127,8 @@ static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *co
     slot->recv = (char *)coll->recv;
     if (bytes) memcpy(slot->eager, load, bytes);
     member->started = number + 1;
-    if (!eager) member->shared = number + 1;
-    TSHI_THREADS_PUT(&slot->stamp, number + 1);
+    if (!eager) member->shared = number + 1;    /* close checks that it is finished */
+    TSHI_THREADS_PUT(&slot->stamp, number + 1); /* now peers may read the slot */
     if (TSHI_THREADS_GET(&group->world->sleepers)) {
         int m = 0;
         while (m < group->size && tshi_threads_posted(group, m, number)) m++;
@@ -1111,6 +1137,7 @@ static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *co
     return (tsh_req)(number + 1) << 1 | (tsh_req)eager;
 }
 
+/* Starts a SEND, RECV or SENDRECV in a free pair record. TSH_ERR_STATE: all of them are in use. */
 static tsh_result tshi_threads_message(tshi_threads_member *member, const tsh_coll *coll,
                                        tsh_req *req) {
     int i = 0;
@@ -1122,7 +1149,7 @@ static tsh_result tshi_threads_message(tshi_threads_member *member, const tsh_co
     pair->call.deadline = tsh_deadline(coll->timeout_ns, member->group->world->timeout);
     pair->used = 1;
     *req = TSHI_THREADS_REQ_PAIR | (tsh_req)i;
-    if (coll->kind != TSH_SEND) {
+    if (coll->kind != TSH_SEND) { /* receives a message */
         tshi_threads_mailbox *mailbox = tshi_threads_between(member->group, coll->recv_from,
                                                              member->rank);
         pair->recv_number = mailbox->wanted;
@@ -1130,13 +1157,13 @@ static tsh_result tshi_threads_message(tshi_threads_member *member, const tsh_co
         member->receiving++;
         TSHI_THREADS_PUT(&mailbox->wanted, pair->recv_number + 1);
     }
-    if (coll->kind != TSH_RECV) {
+    if (coll->kind != TSH_RECV) { /* sends a message */
         tshi_threads_mailbox *mailbox = tshi_threads_between(member->group, member->rank,
                                                              coll->send_to);
         pair->send_number = mailbox->posted;
         TSHI_THREADS_PUT(&pair->sending, 1);
         mailbox->record[pair->send_number % TSHI_THREADS_PAIRWISE] = (unsigned char)i;
-        TSHI_THREADS_PUT(&mailbox->posted, pair->send_number + 1);
+        TSHI_THREADS_PUT(&mailbox->posted, pair->send_number + 1); /* now a peer may copy it */
         tshi_threads_wake(&member->group->world->rank[member->group->ranks[coll->send_to]]);
     }
     return TSH_OK;
@@ -1146,7 +1173,7 @@ static tsh_result tshi_threads_start(tsh_comm *comm, const tsh_coll *coll, tsh_r
     tshi_threads_member *member = tshi_threads_member_of(comm);
     int failed = TSHI_THREADS_GET(&member->group->world->failed);
     size_t bytes = 0;
-    int eager = coll->kind == TSH_BARRIER;
+    int eager = coll->kind == TSH_BARRIER; /* also an all-reduce that fits in a slot */
     *req = 0;
     if (failed != TSH_OK) return (tsh_result)failed;
     if (coll->kind == TSH_SEND || coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV)
@@ -1164,7 +1191,7 @@ static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
     tshi_threads_member *member = tshi_threads_member_of(comm);
     tsh_threads_world *world = member->group->world;
     tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
-    int64_t patience = 20000000;
+    int64_t patience = 20000000; /* how long to sleep at first, in ns */
     int spins = 0, failed;
     while (!tshi_threads_ready(member, req)) {
         if (spins++ < world->spins) {
@@ -1176,7 +1203,7 @@ static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
     }
     tshi_threads_unblock(world, tshi_threads_self(member));
     failed = TSHI_THREADS_GET(&world->failed);
-    if (failed != TSH_OK) (void)tshi_threads_settle(world);
+    if (failed != TSH_OK) (void)tshi_threads_settle(world); /* see rule 4 in >>comm-api */
     if (pair) pair->used = 0;
     return (tsh_result)failed;
 }
@@ -1189,7 +1216,7 @@ static tsh_result tshi_threads_test(tsh_comm *comm, tsh_req req, int *done) {
     if (!*done) (void)tshi_threads_hopeless(member, req, tsh_now());
     failed = TSHI_THREADS_GET(&world->failed);
     if (failed == TSH_OK) return TSH_OK;
-    *done = !tshi_threads_touched(world); /* told once the buffers are free */
+    *done = !tshi_threads_touched(world); /* the error is returned only once buffers are free */
     return *done ? (tsh_result)failed : TSH_OK;
 }
 
@@ -1211,7 +1238,7 @@ static void tshi_threads_abort(tsh_comm *comm, const tsh_error *why) {
     tshi_threads_raise(member->group->world, &error);
 }
 
-/* 1 if peers may still need this rank, or its buffers. */
+/* 1 if peers may still need this rank or its buffers: requests of it have not been waited for. */
 static int tshi_threads_owes(tshi_threads_member *member) {
     if (member->finished < member->started) return 1;
     if (member->shared && !tshi_threads_all_finished(member->group, member->shared - 1)) return 1;
@@ -1236,7 +1263,7 @@ static void tshi_threads_close(tsh_comm *comm) {
         tshi_threads_raise(world, &error);
     }
     if (TSHI_THREADS_GET(&world->failed) != TSH_OK) (void)tshi_threads_settle(world);
-    for (at = &self->members; *at != member;) at = &(*at)->next;
+    for (at = &self->members; *at != member;) at = &(*at)->next; /* at: the pointer to it */
     *at = member->next;
     TSHI_THREADS_PUT(&member->closed, 1);
     tshi_threads_wake_group(group);
@@ -1250,7 +1277,7 @@ static tsh_result tshi_threads_split(tsh_comm *comm, int color, int key, tsh_com
     tsh_result result = (tsh_result)TSHI_THREADS_GET(&group->world->failed);
     tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
     tsh_ticket ticket;
-    int place = 0;
+    int place = 0; /* this rank in the new group */
     tsh_req req;
     uint64_t number;
     if (result != TSH_OK) return result;
@@ -1275,7 +1302,7 @@ static const tsh_comm_ops tshi_threads_ops = TSH_COMM_OPS(tshi_threads, "threads
 /* Needs: >>threads-ops.                                                        */
 /* ========================================================================== */
 
-/* With `ready` ranks initialised. */
+/* Frees a world of which only the first `ready` ranks have a monitor. */
 static void tshi_threads_world_drop(tsh_threads_world *world, int ready) {
     while (world->groups) tshi_threads_group_free(world, world->groups);
     for (int r = 0; r < ready; r++) tshi_threads_monitor_destroy(&world->rank[r].wake);
@@ -1283,7 +1310,7 @@ static void tshi_threads_world_drop(tsh_threads_world *world, int ready) {
     tshi_threads_free(world);
 }
 
-/* tsh_threads_world_new, with a sentence in error. */
+/* Does the work of tsh_threads_world_new; on failure, error says why. */
 static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, tsh_error *error) {
     tsh_threads_world *world;
     tshi_threads_group *root;
@@ -1308,7 +1335,7 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, t
     world->rank = (tshi_threads_rank *)(void *)(world + 1);
     world->search = (tsh_coll_search *)(void *)(world->rank + nranks);
     while (ready < nranks && tshi_threads_monitor_init(&world->rank[ready].wake)) ready++;
-    root = ready == nranks ? tshi_threads_group_new(world, nranks) : NULL;
+    root = ready == nranks ? tshi_threads_group_new(world, nranks) : NULL; /* the group of all */
     if (!root) {
         tshi_threads_world_drop(world, ready);
         return tsh_error_set(error, TSH_ERR_MEMORY, -1,
@@ -1345,16 +1372,17 @@ TSH_API void tsh_threads_world_free(tsh_threads_world *world) {
     if (world) tshi_threads_world_drop(world, world->size);
 }
 
+/* What one thread of tsh_threads_run is given, and what it returns. */
 typedef struct tshi_threads_job {
     tsh_threads_world *world;
     const tsh_desc *desc;
     int (*fn)(tsh_ctx *ctx, void *user);
     void *user;
-    int rank, result;
+    int rank, result; /* result: what fn returned; 1: no ctx could be opened */
     tshi_threads_thread thread;
 } tshi_threads_job;
 
-static void *tshi_threads_main(void *argument) {
+static void *tshi_threads_main(void *argument) { /* runs one rank; argument: its job */
     tshi_threads_job *job = (tshi_threads_job *)argument;
     tsh_comm comm;
     job->result = 1;
@@ -1368,7 +1396,7 @@ TSH_API int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx 
     tsh_threads_world *world = NULL;
     tshi_threads_job *jobs = NULL;
     tsh_error error;
-    int started = 0, result;
+    int started = 0, result; /* started: how many threads run */
     (void)tsh_error_set(&error, TSH_ERR_ARGUMENT, -1, "fn is NULL");
     if (fn && tshi_threads_world_make(nranks, &world, &error) == TSH_OK) {
         jobs = (tshi_threads_job *)calloc((size_t)nranks, sizeof *jobs);
@@ -1383,7 +1411,7 @@ TSH_API int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx 
         job->rank = started;
         if (!tshi_threads_start_thread(&job->thread, tshi_threads_main, job)) break;
     }
-    if (jobs && started < nranks) { /* an error for the ranks that run, too */
+    if (jobs && started < nranks) { /* the ranks that already run get this error, too */
         (void)tsh_error_set(&error, TSH_ERR_IO, started,
                             "rank %d of %d has no thread: the system refused it", started, nranks);
         tshi_threads_raise(world, &error);
