@@ -21,45 +21,47 @@
  *
  * DOES
  *
- * - every collective of tshard.h in its documented order of sums, so that a run replays bit for bit
- *   on the threads backend, in one debugger;
- * - send little from each to each and much along a ring, in segments that are summed and sent on as
- *   they come, without a copy of what is not summed. Every group has connections of its own;
- * - spin briefly where every rank of a host has a core, then sleep;
- * - end in one error, the same on every rank, that names the rank at fault: at once where a process
- *   ends, after TSHARD_HEARTBEAT where one is stopped or cut off, soon where ranks call different
- *   collectives or wait for each other in a cycle, after a timeout where one never comes. A
- *   small thread per process sees to that, also while its rank computes.
+ * - run every collective of tshard.h with sums in the documented order: a run can be repeated on
+ *   the threads backend, in one debugger, with bitwise the same results;
+ * - send short arrays directly from each rank to each, and long ones along a ring, in segments that
+ *   are summed and forwarded as they arrive. Bytes that need no sum are not copied. Every group has
+ *   its own connections;
+ * - let a waiting rank spin briefly if every rank of its host has a core, and then sleep;
+ * - report one error, the same on every rank, that names the rank at fault: at once if a process
+ *   ends; after TSHARD_HEARTBEAT if a process is stopped or cut off; soon if ranks call different
+ *   collectives or wait for each other in a cycle; after a timeout if a rank never calls. A small
+ *   thread in each process watches for errors, also while its rank computes.
  *
  * A NETWORK THAT BREAKS
  *
- * Ranks decide on one error through a coordinator, the lowest rank that is not lost: what a rank
- * finds goes to it as a report, and its decision to all. No rank is taken for lost before
- * TSHARD_HEARTBEAT of silence, and all that are lost are known half a second later.
+ * Ranks agree on one error through a coordinator, the lowest rank that is not lost. A rank that
+ * finds an error reports it to the coordinator, which sends its decision to all ranks. A silent
+ * rank counts as lost after TSHARD_HEARTBEAT; half a second later all lost ranks are known.
  *
- * - A break that heals before that is not noticed. TCP tries again at intervals that grow, so a
- *   connection may be silent for up to twice as long as the break was.
- * - A cut into two sides ends the world on both, in one error: the side with most of the ranks goes
- *   before the other (at a tie, the one with the lowest rank), and the lowest rank of the other is
- *   named. Of two ranks that is rank 1. Both sides come to it without hearing each other, so it is
- *   the same whenever the cut heals. A rank that was cut off never decides for the others. The same
- *   holds where a rank closes its world or is stopped just before or during the cut only if both
- *   sides knew it: each side counts the ranks that it knew of.
- * - A stopped process is silent, but its system still acknowledges what it is sent: it is named.
- *   When it wakes up it gets the same error.
- * - Cuts into three or more sides, and a break between two ranks that a third one hears both, end
- *   in an error on every rank that names an end of a broken connection, but not always in one.
- * - A data connection that the network has forgotten (a firewall, a NAT) is found when a rank waits
- *   on it: TSHARD_HEARTBEAT after the first byte that does not arrive, the error names both ends. A
- *   peer that only computes, or does not read, is not reported.
+ * - A break that heals before that causes no error. TCP retransmits at growing intervals, so a
+ *   connection may stay silent for up to twice as long as the break lasted.
+ * - If the network is cut into two sides, the world fails on both with the same error. It blames
+ *   the lowest rank of the smaller side; of equal sides, of the one without the lowest rank. Of two
+ *   ranks that is rank 1. Each side finds this without hearing the other, so the error does not
+ *   depend on when the cut heals. A rank that was cut off never decides for the others. If a rank
+ *   closes its world or is stopped just before or during the cut, the error is the same only if
+ *   both sides knew that: each side counts the ranks that it knew of.
+ * - A stopped process sends nothing, but its system still acknowledges what arrives: its rank is
+ *   blamed. When the process continues, it gets the same error.
+ * - If the network is cut into three or more sides, or only between two ranks that a third rank
+ *   hears, every rank gets an error that names an end of a broken connection, but not always the
+ *   same one.
+ * - A data connection that a firewall or NAT has dropped is found when a rank waits on it: an error
+ *   names both ends, TSHARD_HEARTBEAT after the first byte that does not arrive. A peer that only
+ *   computes, or does not read, is not reported.
  *
  * DOES NOT
  *
- * - move data in the background: bytes go in start, test, wait and progress;
- * - end a host name's lookup: that takes what the system's resolver takes, over any time limit;
- * - live on without a lost rank: the world ends. tshard-run --max-restarts starts it anew;
- * - protect what is sent (SECURITY), use shared memory within a host, or more than one network;
- * - connect over 1,024 ranks, or machines of different byte orders;
+ * - move data in the background: bytes move only during calls of start, test, wait and progress;
+ * - limit the time of a host name lookup: it takes as long as the system's resolver takes;
+ * - continue without a lost rank: the world fails. tshard-run --max-restarts starts it again;
+ * - protect what is sent (SECURITY), use shared memory within a host, or use several networks;
+ * - connect more than 1,024 ranks, or machines of different byte orders;
  * - survive if another thread takes the last memory between tshard's test (64 KiB while a world
  *   opens, later 16 bytes for each descriptor) and libuv's own allocation: libuv 1.44 then aborts
  *   the process; or if memory runs out while glibc 2.36 looks up a host name, which crashes (an
@@ -71,69 +73,70 @@
  *
  * Descriptors: 3 (P-1) connections and 10; a group of p ranks 2 (p-1) more. Memory from libc's
  * malloc: about 160 KiB, and 20 KiB per rank, for the world; 65 KiB, and 10 KiB per member, for a
- * group; 1 MiB, kept until its group is closed, for each ring sum that is in flight at once. Beats:
- * a packet to each rank every 250 ms. The system's socket buffers come on top.
+ * group; 1 MiB, kept until its group is closed, for each ring sum that is in flight at once; and
+ * the system's socket buffers. Heartbeats: a packet to each rank every 250 ms.
  *
- * ENVIRONMENT: what a tsh_uv_desc leaves out. An empty variable is none. The first family that
- * gives rank and size is taken, TSHARD_, torchrun's or Slurm's; without any the world is one rank.
- * A value that is not accepted is an error, which names the variable.
+ * ENVIRONMENT: read for each setting that the tsh_uv_desc leaves out. An empty variable counts as
+ * unset. Rank and size come from the first family that sets them: TSHARD_, torchrun's, Slurm's. If
+ * none does, the world is one rank. An invalid value is an error that names the variable.
  *
  *     TSHARD_RANK, TSHARD_SIZE   this rank and how many there are; else RANK, WORLD_SIZE; else
  *                                SLURM_PROCID, SLURM_NTASKS
- *     TSHARD_HOST                where rank 0 listens; else MASTER_ADDR; else, of Slurm's family,
- *                                the first of SLURM_STEP_NODELIST or SLURM_JOB_NODELIST; else
+ *     TSHARD_HOST                host where rank 0 listens; else MASTER_ADDR; else, with Slurm, the
+ *                                first host of SLURM_STEP_NODELIST or SLURM_JOB_NODELIST; else
  *                                127.0.0.1
- *     TSHARD_PORT                its port; else MASTER_PORT, and 1 more where
- *                                TORCHELASTIC_USE_AGENT_STORE is True (torchrun's store is there);
- *                                else, of Slurm's family, 20000 + SLURM_JOB_ID mod 20000
- *     TSHARD_BIND                the address this rank listens on; else rank 0: its host, others:
- *                                the address from which they reach rank 0. 0.0.0.0 or :: is all
- *     TSHARD_LISTENER            rank 0: the number of a descriptor that listens already
- *     TSHARD_JOB                 a name that keeps jobs apart which share a key; else none
+ *     TSHARD_PORT                port of rank 0; else MASTER_PORT, plus 1 if
+ *                                TORCHELASTIC_USE_AGENT_STORE is True (torchrun's store listens on
+ *                                that port); else, with Slurm, 20000 + SLURM_JOB_ID mod 20000
+ *     TSHARD_BIND                address this rank listens on; else rank 0: its host, other ranks:
+ *                                the address from which they reach rank 0. 0.0.0.0 or ::: all
+ *     TSHARD_LISTENER            rank 0: number of a descriptor (a socket that listens already)
+ *     TSHARD_JOB                 a name that keeps apart jobs that share a key; else empty
  *     TSHARD_KEY                 the shared secret, 16 bytes or more
- *     TSHARD_KEY_FILE            a file that holds it; ends of line after it do not count. It must
- *                                belong to root or this user, and no other user may read it.
- *                                `tshard-run --new-key FILE` writes one
- *     TSHARD_INSECURE            1: no key, though others can reach this rank; 0: not
- *     TSHARD_TIMEOUT             seconds until joining, or a collective without timeout_ns, gives
- *                                up; 300; 0: never
- *     TSHARD_HEARTBEAT           seconds of silence until a rank is dead, 1 or more; 10; 0: never,
- *                                for debuggers
+ *     TSHARD_KEY_FILE            a file that holds the key; line ends after the key do not count.
+ *                                The file must belong to root or this user, and no other user may
+ *                                read it. `tshard-run --new-key FILE` writes one
+ *     TSHARD_INSECURE            1: let other hosts connect without a key; 0 (default): do not
+ *     TSHARD_TIMEOUT             seconds after which joining, or a collective without timeout_ns,
+ *                                fails; default 300; 0: never
+ *     TSHARD_HEARTBEAT           seconds of silence after which a rank counts as lost, 1 or more;
+ *                                default 10; 0: never, for debuggers
  *
  * SECURITY
  *
- * Protected: who joins. On loopback no key is asked for; any other address needs one, or
- * TSHARD_INSECURE. Both ends of every connection prove that they know it, the caller first, by
- * HMAC-SHA256 over two random nonces, both ranks, what the connection is for, job, world size and
- * version; so neither a replayed nor a reflected handshake lets anybody in.
+ * Protected: who can join. On loopback no key is needed; any other address needs a key, or
+ * TSHARD_INSECURE. Both ends of every connection prove that they know the key, the client first, by
+ * HMAC-SHA256 over two random nonces, both ranks, the connection's purpose, job, world size and
+ * version; so neither a replayed nor a reflected handshake is accepted.
  *
- * Not protected: what is said after that (backends/README.md, Security). Who knows the key is
- * trusted: a rank can end the world, and name any rank as the one at fault. Without a key any local
- * user may join a loopback job (tshard-run -n makes a random one), and with TSHARD_INSECURE anybody
- * who reaches it.
+ * Not protected: the bytes sent after the handshake (backends/README.md, Security). Whoever knows
+ * the key is trusted: a rank can make the world fail, and blame any rank for it. Without a key any
+ * local user may join a loopback job (tshard-run -n makes a random key), and with TSHARD_INSECURE
+ * anybody who can connect.
  *
  * UNAUTHENTICATED CONNECTIONS, FIREWALLS
  *
- * Rank 0 listens on its port, each other rank on a port that the system picks
- * (net.ipv4.ip_local_port_range), while the world forms; the members of a group on others while it
- * is made. Let hosts reach each other there. When all are connected nobody listens any more.
+ * While the world is set up, rank 0 listens on its port, and each other rank on a port that the
+ * system picks (net.ipv4.ip_local_port_range). While a group is set up, its members listen on other
+ * such ports. Firewalls between hosts must let these through. Once connected, no rank listens.
  *
- * Until it has proved itself, a connection is told the version and a nonce; 104 bytes of it are
- * read, within 5 s. Half of what `ulimit -n` allows beyond tshard's own need, 8 to 1,024, may be
- * held so; when they are, one of them, taken at random, is dropped for a new one. Scanners,
- * browsers, wrong keys and other jobs are turned away, and once a second the logger hears how many,
- * and where the last one came from; the world forms on. Ranks that were crowded out call again. A
- * rank that is refused by one who does not prove that it has the key logs that, and calls again
- * until time is up.
+ * To a connection that is not authenticated yet, a rank sends the protocol version and a nonce, and
+ * it reads 104 bytes from it, within 5 s. At most half of the descriptors that `ulimit -n` allows
+ * beyond tshard's own need, 8 to 1,024, are used for such connections; when they are in use, each
+ * new connection replaces one chosen at random. Scanners, browsers, wrong keys and other jobs are
+ * refused; once a second the logger gets their number and the address of the last one. Ranks that
+ * were replaced connect again. A rank that is refused by a server without a proof that it has the
+ * key logs that, and connects again until the timeout.
  *
  * SECTIONS
  *
- * Shared: >>uv-types >>uv-wire (bytes that are trusted nowhere) >>uv-socket >>uv-settings
- * >>uv-error. The control thread: >>uv-post >>uv-decide (which rank is blamed) >>uv-cycle (ranks
- * that wait for each other) >>uv-connect (the handshake) >>uv-form (how a world and a group come
- * to be) >>uv-hear (what peers say) >>uv-admit (who is let in) >>uv-control (what takes time). The
- * caller's: >>uv-group >>uv-algorithm (which bytes go where) >>uv-flow >>uv-start >>uv-wait
- * >>uv-ops (the eight functions). Both: >>uv-world (joining).
+ * Shared: >>uv-types >>uv-wire (encoding; nothing received is trusted) >>uv-socket >>uv-settings
+ * >>uv-error. Run by the control thread: >>uv-post (sending control messages) >>uv-decide (which
+ * rank is blamed) >>uv-cycle (ranks that wait for each other) >>uv-connect (the handshake)
+ * >>uv-form (setting up a world and a group) >>uv-hear (received control messages) >>uv-admit
+ * (dialling, accepting) >>uv-control (heartbeats, timeouts). Run by the caller's thread: >>uv-group
+ * >>uv-algorithm (which bytes go where) >>uv-flow >>uv-start >>uv-wait >>uv-ops (the backend's
+ * eight functions). Both: >>uv-world (joining).
  */
 #include "../tshard.h"
 
@@ -149,39 +152,40 @@
 extern "C" {
 #endif
 
-/* How this process joins its world. All zero: everything from the environment; without any, a
- * world of one rank. */
+/* How this process joins its world. All zero: every setting comes from the environment; if that has
+ * none either, the world is one rank. */
 typedef struct tsh_uv_desc {
-    int rank, size;    /* size 0: both from the environment */
-    const char *host;  /* where rank 0 listens, a name or an address; NULL: environment, else
-                         127.0.0.1 */
-    int port;          /* 0: environment */
+    int rank, size;    /* this rank, and the number of ranks; size 0: both from the environment */
+    const char *host;  /* where rank 0 listens, a name or an address; NULL: from the environment,
+                          else 127.0.0.1 */
+    int port;          /* TCP port of rank 0; 0: from the environment */
     const char *bind;  /* the address this rank listens on; NULL: TSHARD_BIND, else rank 0: host,
-                         others: the address from which they reach rank 0 */
-    int listener;      /* rank 0: a listening socket that is there already; 0: TSHARD_LISTENER, else
-                         none */
-    const char *job;   /* keeps jobs apart that share a key; NULL: TSHARD_JOB, else "" */
+                          other ranks: the address from which they reach rank 0 */
+    int listener;      /* rank 0: descriptor of a socket that listens already; 0: the variable
+                          TSHARD_LISTENER, else none */
+    const char *job;   /* name that keeps apart jobs that share a key; NULL: TSHARD_JOB, else "" */
     const void *key;   /* shared secret; NULL: TSHARD_KEY, else TSHARD_KEY_FILE, else none */
-    size_t key_size;   /* in bytes, 16 or more */
-    int insecure;      /* 1: beyond loopback without a key; 0: TSHARD_INSECURE */
-    double timeout;    /* seconds until joining, or a collective without timeout_ns, gives up;
-                         negative: never; 0: TSHARD_TIMEOUT, else 300. To look up the names of
-                         host and bind may take longer: an address is not looked up */
-    double heartbeat;  /* seconds of silence until a rank is dead, 1 or more; negative: never; 0:
-                         TSHARD_HEARTBEAT, else 10 */
-    tsh_logger logger; /* refused connections; called from the backend's own thread, which must
-                          not be kept: beats stop meanwhile. Zero: of tsh_uv_run, tsh_desc.logger */
-    tsh_error *error;  /* where tsh_uv_open and tsh_uv_run say why they failed; NULL: tsh_uv_open
-                          tells the logger */
+    size_t key_size;   /* size of key in bytes, 16 or more */
+    int insecure;      /* 1: allow other hosts without a key; 0: as TSHARD_INSECURE says */
+    double timeout;    /* seconds after which joining, or a collective without timeout_ns, fails;
+                          negative: never; 0: TSHARD_TIMEOUT, else 300. Looking up a name in host or
+                          bind may take longer */
+    double heartbeat;  /* seconds of silence after which a rank counts as lost, 1 or more; negative:
+                          never; 0: TSHARD_HEARTBEAT, else 10 */
+    tsh_logger logger; /* gets refused connections, from the backend's own thread; must return
+                          quickly: no heartbeat is sent meanwhile. Zero: tsh_desc.logger in
+                          tsh_uv_run, else none */
+    tsh_error *error;  /* receives why tsh_uv_open or tsh_uv_run failed; NULL: tsh_uv_open logs that
+                          instead */
 } tsh_uv_desc;
 
 /* Joins the world and returns when it is complete. desc NULL: all from the environment. Errors:
  * TSH_ERR_ARGUMENT (a setting that makes no sense), TSH_ERR_IO (no socket, no address, a wrong
  * key), TSH_ERR_TIMEOUT (with the list of absent ranks), TSH_ERR_LOST. */
 TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out);
-/* Joins, opens a ctx by desc (NULL: all defaults; its comm is ignored), runs fn and closes.
- * Returns fn's result, or 1 where fn is NULL or the world or the ctx could not be opened;
- * desc->logger is told why, or uv->logger where desc has none, and uv->error has it. */
+/* Joins the world, opens a ctx by desc (NULL: all defaults; its comm is ignored), runs fn and
+ * closes both. Returns fn's result, or 1 if fn is NULL or the world or the ctx could not be opened;
+ * that error goes to uv->error, and to desc->logger, or uv->logger if desc has none. */
 TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
                        int (*fn)(tsh_ctx *ctx, void *user), void *user);
 
