@@ -203,8 +203,11 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
 #define TSHARD_UV_IMPLEMENTED
 /* ========================================================================== */
 /* >>uv-types                                       MARK: - uv-types (private) */
-/* A world of two threads: the caller's, which moves data, and the control     */
-/* thread, which makes connections and watches over the ranks.                 */
+/* The structs of a world. Each process has two threads: the caller's thread   */
+/* moves data on data connections, a pair per peer and group; the control      */
+/* thread makes connections, sends heartbeats and decides on errors, on one    */
+/* control connection per peer. What both threads use is guarded by            */
+/* world->lock, or atomic; the structs say so.                                 */
 /* Needs: >>uv-api.                                                             */
 /* ========================================================================== */
 
@@ -220,7 +223,7 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
 #endif
 
 #include <errno.h>
-#include <fcntl.h>
+#include <fcntl.h>  /* O_NONBLOCK, FD_CLOEXEC */
 #include <limits.h> /* INT_MAX */
 #include <netdb.h>  /* getaddrinfo */
 #include <netinet/in.h>
@@ -252,212 +255,229 @@ extern "C" {
 #define TSHI_UV_GET(place)        __atomic_load_n((place), __ATOMIC_SEQ_CST)
 #define TSHI_UV_PUT(place, value) __atomic_store_n((place), (value), __ATOMIC_SEQ_CST)
 
-#define TSHI_UV_SECOND  INT64_C(1000000000)
+#define TSHI_UV_SECOND  INT64_C(1000000000) /* all int64_t times and durations are in ns */
 #define TSHI_UV_MS      INT64_C(1000000)
 
 enum {
-    TSHI_UV_OPS = 64,            /* in flight in one group, as the front door allows */
-    TSHI_UV_RECORDS = 128,       /* of the last collectives, for the coordinator's questions */
-    TSHI_UV_COUNTS = 16,         /* of a call's counts that are remembered for its description */
-    TSHI_UV_IO_SPANS = 64,       /* pieces of memory in one system call, */
-    TSHI_UV_IO_BYTES = 1 << 20,  /* and bytes */
-    TSHI_UV_RANKS = 1024,        /* in a world: all addresses fit one control message */
-    TSHI_UV_UNPROVEN = 1024,     /* unauthenticated connections that are held, at most and */
-    TSHI_UV_FEW = 8,             /* at least */
-    TSHI_UV_ACCEPTS = 64,        /* at one time */
-    TSHI_UV_NEAR = 512 << 10,    /* bytes under way between two ranks of a host */
-    TSHI_UV_SEGMENT = 512 << 10, /* of a chunk, that goes around a ring before the next */
-    TSHI_UV_WINDOW = 1 << 20     /* more than a segment */
+    TSHI_UV_OPS = 64,            /* operations in flight in one group: the limit of a comm */
+    TSHI_UV_RECORDS = 128,       /* latest collectives remembered, to answer the coordinator */
+    TSHI_UV_COUNTS = 16,         /* counts of a call that are remembered, to describe it */
+    TSHI_UV_IO_SPANS = 64,       /* contiguous spans of memory per system call, at most */
+    TSHI_UV_IO_BYTES = 1 << 20,  /* bytes of payload per system call, at most */
+    TSHI_UV_RANKS = 1024,        /* ranks in a world, at most: addresses fit one message */
+    TSHI_UV_UNPROVEN = 1024,     /* largest limit of unauthenticated connections */
+    TSHI_UV_FEW = 8,             /* smallest limit of unauthenticated connections */
+    TSHI_UV_ACCEPTS = 64,        /* connections accepted per event of the listener, at most */
+    TSHI_UV_NEAR = 512 << 10,    /* SO_SNDBUF, in bytes, between two ranks of one host */
+    TSHI_UV_SEGMENT = 512 << 10, /* bytes of a chunk that go around a ring at a time */
+    TSHI_UV_WINDOW = 1 << 20     /* bytes of a ring sum's scratch; more than a segment */
 };
 
-/* On the data connections, a header before each collective's bytes, and before each message. Ranks
- * of one world have one byte order: the handshake's version number would not fit otherwise. */
+/* The header of a frame on a data connection: before the bytes of each collective and of each
+ * message. It is sent as it is in memory, in the byte order that all ranks share: the version
+ * number of the handshake would differ otherwise. */
 typedef struct tshi_uv_head {
-    uint64_t group, seq, digest, bytes;
-    int64_t count;
-    int32_t tag;
-    uint8_t kind, dtype, redop, pad;
+    uint64_t group,         /* id of the group */
+        seq,                /* number of the collective in the group; of the message in its pair */
+        digest,             /* hash of the call (tsh_coll_digest); of messages: 0 */
+        bytes;              /* of payload, which follows */
+    int64_t count;          /* elements */
+    int32_t tag;            /* of a message */
+    uint8_t kind,           /* tsh_coll_kind; TSH_RECV: a "clear" */
+        dtype, redop, pad;  /* tsh_dtype of a message; the others are 0 */
 } tshi_uv_head;
 
-/* What is remembered of a call. */
+/* What a group remembers of a collective that it started, to compare and to describe it. */
 typedef struct tshi_uv_record {
-    tsh_coll coll; /* its pointers are not used */
-    uint64_t digest;
-    int counts; /* how many of each follow */
-    int64_t send_counts[TSHI_UV_COUNTS], recv_counts[TSHI_UV_COUNTS];
+    tsh_coll coll;   /* the call; its pointers are not valid */
+    uint64_t digest; /* hash of the call: the same on all ranks that made the same call */
+    int counts;      /* number of entries of send_counts, and of recv_counts */
+    int64_t send_counts[TSHI_UV_COUNTS], recv_counts[TSHI_UV_COUNTS]; /* elements, by rank */
 } tshi_uv_record;
 
-/* One frame to or from one peer. */
+/* How much of one frame has been sent to, or received from, one peer. */
 typedef struct tshi_uv_stream {
-    int64_t total, done; /* bytes of payload */
-    size_t head;         /* bytes of the header that are sent */
+    int64_t total, done; /* bytes of payload: in all; moved so far */
+    size_t head;         /* bytes of the header sent so far; unused for incoming frames */
 } tshi_uv_stream;
 
-/* How the bytes of a collective travel. */
+/* Between which ranks the bytes of a collective are sent. */
 typedef enum tshi_uv_algorithm {
-    TSHI_UV_DIRECT, /* each to each */
-    TSHI_UV_RING,   /* along the ring, summed or gathered on the way */
-    TSHI_UV_CHAIN,  /* broadcast from rank to rank */
-    TSHI_UV_STAR,   /* broadcast from root to each */
+    TSHI_UV_DIRECT, /* each rank sends to each other rank */
+    TSHI_UV_RING,   /* each rank sends to the next one, summing or gathering on the way */
+    TSHI_UV_CHAIN,  /* broadcast: each rank forwards to the next one */
+    TSHI_UV_STAR,   /* broadcast: root sends to each other rank */
     TSHI_UV_MESSAGE /* SEND, RECV, SENDRECV */
 } tshi_uv_algorithm;
 
 typedef struct tshi_uv_group tshi_uv_group;
 
+/* A slot of a group for an operation (a collective or a message) in flight. Used by the caller's
+ * thread only. */
 typedef struct tshi_uv_op {
     tshi_uv_group *group;
-    tsh_coll coll;
+    tsh_coll coll;               /* the call */
     tshi_uv_algorithm algorithm;
-    tshi_uv_head head;
-    int64_t deadline;
-    int used;
-    int pending;              /* frames that are not done */
-    int64_t ready;            /* bytes of a ring's incoming stream that may go on */
-    tshi_uv_stream *in, *out; /* by peer */
-    tshi_uv_stream clear;     /* RECV: tells the sender that its message may come */
-    uint64_t number[2];       /* of the message that it sends, and of that it receives */
-    char *scratch;            /* kept from call to call */
-    size_t scratch_size;
+    tshi_uv_head head;           /* sent in front of each frame of a collective */
+    int64_t deadline;            /* when the operation has timed out */
+    int used;                    /* 1: started, and not waited for yet; 0: the slot is free */
+    int pending;                 /* number of frames not completely sent or received */
+    int64_t ready;               /* bytes of a ring's incoming stream that may be forwarded */
+    tshi_uv_stream *in, *out;    /* frames from and to each peer, by rank of the group */
+    tshi_uv_stream clear;        /* RECV: the frame that asks the sender for the message */
+    uint64_t number[2];          /* [0]: number of the message sent; [1]: of the one received */
+    char *scratch;               /* buffer of a sum; stays allocated for the slot's next sum */
+    size_t scratch_size;         /* in bytes */
 } tshi_uv_op;
 
-/* Operations in the order in which they use one direction of a connection. */
+/* A queue of operations, in the order in which they use one direction of a connection. */
 typedef struct tshi_uv_fifo {
-    unsigned char op[TSHI_UV_OPS];
-    unsigned first, used;
+    unsigned char op[TSHI_UV_OPS]; /* ring buffer of indices into group->op */
+    unsigned first, used;          /* position of the oldest entry; number of entries */
 } tshi_uv_fifo;
 
-/* A data connection. Collectives and messages have one each, so that neither blocks the other. A
- * message's bytes go only where its receiver has announced itself ("clear"), so that whatever else
- * is on the connection gets through. */
+/* A data connection to one peer of a group. A pair of ranks has two, for collectives and for
+ * messages, so that neither blocks the other. A message is sent only after its receiver has sent a
+ * "clear": a header of kind RECV, without payload. Otherwise a message that nobody receives yet
+ * would block the clears after it. */
 typedef struct tshi_uv_link {
     tshi_uv_group *group;
-    int fd, peer; /* rank of the group; no fd to oneself */
-    tshi_uv_fifo in, out, clears;
-    tshi_uv_fifo *writing;           /* in the midst of a frame of that */
-    tshi_uv_head heard;              /* the frame that is being received, */
-    size_t heard_done;               /* so many bytes of its header, */
-    uint64_t sends, receives;        /* messages started */
-    uint64_t sent, cleared;          /* bodies begun; receivers heard of */
-    tshi_uv_head clear[TSHI_UV_OPS]; /* by number */
-    int want, polled;                /* libuv's events */
-    uint64_t wrote, got;             /* atomic: bytes of all frames so far */
+    int fd, peer;                    /* socket, -1: none (peer is this rank); rank of the group */
+    tshi_uv_fifo in, out, clears;    /* operations yet to receive; to send; to send a clear */
+    tshi_uv_fifo *writing;           /* queue whose first frame is sent in part; NULL: none */
+    tshi_uv_head heard;              /* header of the frame that is being received */
+    size_t heard_done;               /* bytes of that header received so far */
+    uint64_t sends, receives;        /* number of messages started: SENDs; RECVs */
+    uint64_t sent, cleared;          /* number of messages begun to be sent; of clears received */
+    tshi_uv_head clear[TSHI_UV_OPS]; /* the clears; that of message n is at n % TSHI_UV_OPS */
+    int want, polled;                /* libuv's events: to be waited for; that poll waits for now */
+    uint64_t wrote, got;             /* atomic: bytes written; bytes read; headers included */
     int awaits;                      /* atomic: 1 if the caller has read all that arrived and
                                       * needs more */
-    uint64_t peer_got;               /* control thread: bytes that the peer had received when it */
-    int64_t peer_got_at;             /* last reported; when that was; */
-    int64_t stalled_since;           /* since when later bytes are under way, 0: none */
-    uv_poll_t *poll;                 /* made at the first sleep */
+    uint64_t peer_got;               /* control thread: the peer's `got` in its latest AWAIT */
+    int64_t peer_got_at;             /* control thread: when that AWAIT arrived */
+    int64_t stalled_since;           /* control thread: since when the peer's `got` stands still,
+                                      * though this rank has written more; 0: it does not */
+    uv_poll_t *poll;                 /* NULL until the caller first sleeps */
 } tshi_uv_link;
 
 typedef struct tsh_uv_world tsh_uv_world;
 
 struct tshi_uv_group {
     tsh_uv_world *world;
-    tshi_uv_group *next; /* under the lock: all groups of this rank */
-    uint64_t id, started;
-    int rank, size, active; /* active: operations in flight */
-    int *ranks;             /* of the world, by rank of the group */
-    tshi_uv_link *link;     /* collectives by peer, then messages by peer */
-    tshi_uv_op op[TSHI_UV_OPS];
-    tshi_uv_stream *streams;
-    tshi_uv_record record[TSHI_UV_RECORDS]; /* under the lock */
-    /* While it is made, the control thread's, which it is handed to under the lock: */
-    int listener, missing; /* a listening socket; connections to come */
-    int *ports;            /* of the members' listening sockets; 0: the world's */
-    int linked;            /* atomic: complete, and the caller's from here on */
+    tshi_uv_group *next;        /* next of world->groups; guarded by the lock */
+    uint64_t id, started;       /* the same on all members; number of collectives started */
+    int rank, size, active;     /* this rank in the group; members; operations in flight */
+    int *ranks;                 /* world rank of each member, by rank of the group */
+    tshi_uv_link *link;         /* [r]: collectives with peer r; [size + r]: messages with r */
+    tshi_uv_op op[TSHI_UV_OPS]; /* slots; a tsh_req is an index + 1 */
+    tshi_uv_stream *streams;    /* memory of op[].in and op[].out */
+    tshi_uv_record record[TSHI_UV_RECORDS]; /* of collective seq: seq % TSHI_UV_RECORDS; locked */
+    /* Used by the control thread, once the caller's thread has set world->requested: */
+    int listener, missing; /* listening socket, -1: none; number of connections not made yet */
+    int *ports;            /* port each member listens on for this group; 0: peer->address has it */
+    int linked;            /* atomic: 1 once all connections are made; then the caller uses them */
 };
 
-/* What both ends of a connection prove that they mean. */
+/* What a connection is made for. Both ends prove that they know the key and agree on all this. */
 typedef struct tshi_uv_hello {
-    uint32_t version;
-    int client, server, size; /* ranks, and of the world */
-    uint32_t purpose;
-    uint64_t group, job;
-    unsigned char client_nonce[32], server_nonce[32];
+    uint32_t version;         /* TSHI_UV_VERSION of the other end */
+    int client, server, size; /* world rank of the client and of the server; number of ranks */
+    uint32_t purpose;         /* a tshi_uv_purpose */
+    uint64_t group, job;      /* id of the group, 0: none; hash of the job's name */
+    unsigned char client_nonce[32], server_nonce[32]; /* random: a handshake cannot be replayed */
 } tshi_uv_hello;
 
-enum { TSHI_UV_ADDRESSES = 8 };
+enum { TSHI_UV_ADDRESSES = 8 }; /* addresses of one host that are tried, at most */
 
+/* A socket address, IPv4 or IPv6. */
 typedef struct tshi_uv_address {
     struct sockaddr_storage storage;
-    socklen_t size;
+    socklen_t size; /* bytes of storage that are used */
 } tshi_uv_address;
 
-/* What a rank holds against another. Larger outranks smaller. */
+/* What an error report is about. A report of a larger kind replaces one of a smaller kind. */
 typedef enum tshi_uv_error_kind {
-    TSHI_UV_NOTHING,
-    TSHI_UV_LATE,     /* timeout of a collective */
-    TSHI_UV_SILENT,   /* no beat */
-    TSHI_UV_CROSSED,  /* waits that cannot end */
-    TSHI_UV_MISMATCH, /* descriptors differ */
+    TSHI_UV_NOTHING,  /* there is no report */
+    TSHI_UV_LATE,     /* a collective, or joining, timed out */
+    TSHI_UV_SILENT,   /* a rank sends no heartbeat, or a data connection is dead */
+    TSHI_UV_CROSSED,  /* ranks wait for each other in a cycle */
+    TSHI_UV_MISMATCH, /* ranks called different collectives */
     TSHI_UV_GONE,     /* a connection ended */
-    TSHI_UV_ABORT     /* the rank says so itself */
+    TSHI_UV_ABORT     /* a rank reports that it cannot continue itself */
 } tshi_uv_error_kind;
 
+/* An error that one rank found, for the coordinator. */
 typedef struct tshi_uv_report {
     tshi_uv_error_kind kind;
-    uint64_t group, seq; /* a collective that the coordinator asks all ranks about; group 0: none */
-    tsh_error error;
+    uint64_t group, seq; /* collective that the coordinator asks all ranks about; group 0: none */
+    tsh_error error;     /* the world's error, if the coordinator decides on this report */
 } tshi_uv_report;
 
-/* What a rank answers the coordinator about a collective. */
+/* A rank's answer (TELL) to the coordinator's question (ASK) about one collective of a group. */
 typedef struct tshi_uv_answer {
-    int told, member, started, rank; /* rank: in the group */
-    tshi_uv_record record;
+    int told,              /* 1: the rank has answered */
+        member,            /* 1: the rank is in the group */
+        started,           /* 1: the rank has started the collective */
+        rank;              /* the rank's number in the group */
+    tshi_uv_record record; /* what the rank called, if started */
 } tshi_uv_answer;
 
-enum { TSHI_UV_BLOCKED_GROUPS = 64, TSHI_UV_BLOCKED_PAIRS = 256 };
+enum { TSHI_UV_BLOCKED_GROUPS = 64, TSHI_UV_BLOCKED_PAIRS = 256 }; /* entries, at most */
 
-/* Where a rank has waited for over 20 ms, and what it had started by then. */
+/* What a rank reports when it has waited for over 20 ms: what it waits in, and all that it had
+ * started by then. */
 typedef struct tshi_uv_blocked {
     uint64_t wait;       /* number of the wait; 0: not blocked */
-    uint64_t group, seq; /* what it waits in; of a pair, seq is the message's number */
-    int peer;            /* world rank that a pair waits for; -1: a collective */
-    int sends;           /* of a pair: 1 it sends, 0 it receives */
-    char text[160];      /* the call, in words */
-    int members, groups, pairs;
-    int *member; /* world ranks of the group */
+    uint64_t group, seq; /* group of the wait; number of the collective, or of the message */
+    int peer;            /* message: world rank that it waits for; -1: it waits in a collective */
+    int sends;           /* message: 1: it is to be sent; 0: it is to be received */
+    char text[160];      /* description of the call */
+    int members, groups, pairs; /* number of entries of member; of groups_of; of pairs_of */
+    int *member;                /* world ranks of the group; memory of world->members */
     struct {
-        uint64_t id, started;
+        uint64_t id, started; /* a group; number of collectives started in it */
     } groups_of[TSHI_UV_BLOCKED_GROUPS];
     struct {
-        uint64_t group, sends, receives;
-        int peer;
+        uint64_t group, sends, receives; /* a group; number of SENDs and of RECVs started */
+        int peer;                        /* with this world rank */
     } pairs_of[TSHI_UV_BLOCKED_PAIRS];
 } tshi_uv_blocked;
 
+/* The state of a peer, as this rank sees it. */
 typedef enum tshi_uv_state {
     TSHI_UV_ABSENT, /* no control connection yet */
-    TSHI_UV_THERE,
-    TSHI_UV_MUTE, /* silent for a heartbeat: taken for lost; the connection stays, so that it and
-                     this rank can learn each other's decision */
-    TSHI_UV_LEFT, /* orderly shutdown */
-    TSHI_UV_LOST
+    TSHI_UV_THERE,  /* connected */
+    TSHI_UV_MUTE, /* silent for TSHARD_HEARTBEAT, counts as lost; the connection stays open, so that
+                     peer and this rank still receive each other's decision */
+    TSHI_UV_LEFT, /* orderly shutdown: it has sent BYE */
+    TSHI_UV_LOST  /* its control connection ended without BYE */
 } tshi_uv_state;
 
+/* A growing array of bytes, received or to be sent. */
 typedef struct tshi_uv_buffer {
     char *data;
-    size_t used, room;
+    size_t used, room; /* bytes in use; bytes allocated */
 } tshi_uv_buffer;
 
-/* A cursor over bytes that are written or read. `bad`: they do not suffice, or make no sense. */
+/* A position in bytes that are written or read, field by field. */
 typedef struct tshi_uv_cursor {
-    unsigned char *at, *end;
-    int writes, bad;
+    unsigned char *at, *end; /* the next field; the end of the bytes */
+    int writes, bad;         /* 1: writes, 0: reads; 1: a field did not fit, or is invalid */
 } tshi_uv_cursor;
 
-enum { TSHI_UV_MESSAGE_HEAD = 5, TSHI_UV_PAYLOAD = 60000 }; /* bytes of a control message at most */
+enum { TSHI_UV_MESSAGE_HEAD = 5, TSHI_UV_PAYLOAD = 60000 }; /* bytes; the payload: at most */
 
 /* A control message that is being written. */
 typedef struct tshi_uv_outgoing {
-    tshi_uv_cursor c;
+    tshi_uv_cursor c; /* over bytes */
     unsigned char bytes[TSHI_UV_MESSAGE_HEAD + TSHI_UV_PAYLOAD];
 } tshi_uv_outgoing;
 
-/* Times of an event that recurs: a message received, an acknowledgement. */
+/* Times of a recurring event: bytes received, or an acknowledgement. */
 typedef struct tshi_uv_pulse {
-    int64_t last; /* the last one */
-    int64_t back; /* the last one after a gap, 0: no gap yet */
+    int64_t last; /* time of the latest event */
+    int64_t back; /* time of the latest event that ended a gap (tshi_uv_gap); 0: no gap yet */
 } tshi_uv_pulse;
 
 /* What the control thread knows of a rank. */
@@ -465,139 +485,147 @@ typedef struct tshi_uv_peer {
     tsh_uv_world *world;
     int rank;
     tshi_uv_state state;
-    int fd, events; /* libuv's */
+    int fd, events;          /* control connection, -1: none; libuv events that poll waits for */
     uv_poll_t *poll;
-    tshi_uv_buffer in, out;
-    tshi_uv_pulse heard;     /* something came from it */
-    tshi_uv_pulse acked;     /* its system acknowledged what had been sent until then */
-    uint64_t sent, mark;     /* bytes; those whose acknowledgement is awaited, 0: none are, */
-    int64_t marked;          /* and when the last of them was sent */
-    int reported;            /* it has sent an error report and waits for the decision */
+    tshi_uv_buffer in, out;  /* bytes received and not yet handled; bytes to be sent */
+    tshi_uv_pulse heard;     /* bytes arrived from the peer */
+    tshi_uv_pulse acked;     /* its system acknowledged all bytes sent by that time */
+    uint64_t sent, mark;     /* bytes sent so far; `sent` of which an acknowledgement is awaited, 0:
+                                none is */
+    int64_t marked;          /* when mark was set */
+    int reported;            /* 1: it has sent this rank an error report and waits for a decision */
     tshi_uv_address address; /* where it listens */
-    int placed, ready;       /* that is known; rank 0: it has all its connections */
+    int placed, ready;       /* rank 0 only: 1: address is known; 1: it has all its connections */
     char name[80];           /* host:port of the control connection */
     /* What the coordinator knows of it: */
-    tshi_uv_answer answer;
-    tshi_uv_blocked blocked;
-    uint64_t asked; /* it is on the cycle, and to confirm this wait */
+    tshi_uv_answer answer;   /* to the latest ASK */
+    tshi_uv_blocked blocked; /* its latest BLOCKED message */
+    uint64_t asked;          /* number of the wait that it is asked to confirm (CONFIRM); 0: none */
 } tshi_uv_peer;
 
 /* What a connection is for. */
 typedef enum tshi_uv_purpose {
-    TSHI_UV_JOIN, /* to rank 0, becomes the control connection */
-    TSHI_UV_CONTROL,
-    TSHI_UV_DATA,
-    TSHI_UV_MESSAGES
+    TSHI_UV_JOIN,    /* a rank joins the world: its control connection with rank 0 */
+    TSHI_UV_CONTROL, /* a control connection between two other ranks */
+    TSHI_UV_DATA,    /* collectives of a group */
+    TSHI_UV_MESSAGES /* SEND and RECV of a group */
 } tshi_uv_purpose;
 
-/* A step of the handshake. The client's, then the server's. */
+/* The state of a handshake: the first four are the client's, the others the server's. */
 typedef enum tshi_uv_phase {
-    TSHI_UV_WAITS, /* to be dialled */
-    TSHI_UV_CONNECTS,
-    TSHI_UV_AWAITS_GREETING,
-    TSHI_UV_AWAITS_REPLY,
-    TSHI_UV_AWAITS_HELLO,
-    TSHI_UV_HAS_HELLO, /* which waits for the table */
-    TSHI_UV_REPLIES
+    TSHI_UV_WAITS,           /* not connected; dialled at conn->until */
+    TSHI_UV_CONNECTS,        /* connect() is in progress */
+    TSHI_UV_AWAITS_GREETING, /* the server sends first */
+    TSHI_UV_AWAITS_REPLY,    /* the client's hello has been written */
+    TSHI_UV_AWAITS_HELLO,    /* the greeting has been written */
+    TSHI_UV_HAS_HELLO,       /* the hello is checked once rank 0's address table is here */
+    TSHI_UV_REPLIES          /* the reply is being sent */
 } tshi_uv_phase;
 
-/* A connection before it is trusted: one that is to be made, or one that came to us. */
+/* A connection that is not authenticated yet: dialled by this rank (the client), or accepted. */
 typedef struct tshi_uv_conn {
     tsh_uv_world *world;
-    struct tshi_uv_conn *next;
-    int dialled, attempts;   /* dialled: by this rank, again and again */
-    tshi_uv_address address; /* where it calls */
-    int fd;
+    struct tshi_uv_conn *next;         /* next of world->conns */
+    int dialled, attempts;             /* 1: dialled, 0: accepted; number of failed attempts */
+    tshi_uv_address address;           /* where to dial; unused for JOIN */
+    int fd;                            /* -1: none */
     tshi_uv_phase phase;
     uv_poll_t *poll;
-    int64_t until; /* it is dropped then, or dialled */
+    int64_t until;                     /* WAITS: when to dial; else: when the handshake times out */
     tshi_uv_hello hello;
-    unsigned char in[128], out[128];
-    size_t in_used, in_need, out_used;
-    int welcome; /* the server's reply was that */
-    char name[80];
+    unsigned char in[128], out[128];   /* bytes received; bytes to be sent */
+    size_t in_used, in_need, out_used; /* bytes in `in`; bytes to wait for; bytes left in `out` */
+    int welcome;                       /* server: 1 if the reply accepts the client */
+    char name[80];                     /* host:port of the other end */
 } tshi_uv_conn;
 
-/* Messages of one kind, of which the logger gets one a second. */
+/* Limits log messages of one kind to one a second. */
 typedef struct tshi_uv_log_count {
-    int64_t told; /* when it got the last one; 0: none yet */
-    int count;    /* since then */
-    char last[256];
+    int64_t told;   /* when the last one was logged; 0: never */
+    int count;      /* number of messages since then */
+    char last[256]; /* text of the latest message */
 } tshi_uv_log_count;
 
+/* Kinds of such messages: refused clients that did not prove the key; refused clients that did;
+ * servers that refused this rank without a proof. The last is the number of kinds. */
 enum { TSHI_UV_OF_UNPROVEN, TSHI_UV_OF_KEY_HOLDERS, TSHI_UV_OF_SERVERS, TSHI_UV_TALLIES };
 
 struct tsh_uv_world {
-    int rank, size, spins;
-    int64_t timeout, heartbeat;
-    uint64_t job;
-    unsigned char secret[32], token[32], mesh[32]; /* of the key; random; of both */
-    char jobname[300], host[256];
-    int port;
+    int rank, size, spins;         /* this rank; number of ranks; idle turns before a wait sleeps */
+    int64_t timeout, heartbeat;    /* TSHARD_TIMEOUT and TSHARD_HEARTBEAT, in ns */
+    uint64_t job;                  /* hash of jobname */
+    unsigned char secret[32],      /* hash of the shared key; all 0: no key */
+        token[32],                 /* random bytes, which rank 0 sends with the address table */
+        mesh[32];                  /* HMAC of both: the key of all connections but JOIN */
+    char jobname[300], host[256];  /* TSHARD_JOB; host of rank 0 */
+    int port;                      /* of rank 0 */
     tsh_logger logger;
 
-    /* The caller's thread. */
+    /* Used by the caller's thread: */
     uv_loop_t loop;
-    uv_timer_t timer;
-    uv_async_t wake_caller;
-    int open; /* groups */
-    uint64_t waits, ids;
+    uv_timer_t timer;       /* ends the loop's sleep */
+    uv_async_t wake_caller; /* the control thread wakes loop */
+    int open;               /* number of groups not closed yet */
+    uint64_t waits, ids;    /* number of long waits so far; of splits so far */
 
-    /* Between the threads. */
+    /* Used by both threads, under the lock unless it says atomic: */
     uv_mutex_t lock;
-    uv_cond_t changed;
-    int failed; /* atomic, a tsh_result; error is valid once it is set */
-    int halted; /* atomic: an error was reported, no data moves */
-    tsh_error error;
-    tshi_uv_group *groups;
-    tshi_uv_report reported; /* the caller's, to be taken */
-    tshi_uv_report held;     /* the control thread's, until a decision comes */
-    tshi_uv_blocked blocked;
-    uint64_t last;            /* the group of the latest collective */
-    int blocked_new, leaving; /* atomic */
-    int forming;              /* written under the lock, by the control thread */
-    tshi_uv_group *requested; /* a group that is to be made */
-    tshi_uv_group *ended;     /* the caller's: closed after the world failed */
+    uv_cond_t changed;        /* signalled when the world has formed or failed */
+    int failed;               /* atomic, a tsh_result; error is valid once this is not TSH_OK */
+    int halted;               /* atomic: 1: an error was reported, no data moves */
+    tsh_error error;          /* the world's error */
+    tshi_uv_group *groups;    /* list of all groups that are not closed */
+    tshi_uv_report reported;  /* written by the caller's thread, taken by the control thread */
+    tshi_uv_report held;      /* control thread: the gravest report, until a decision comes */
+    tshi_uv_blocked blocked;  /* what the caller's thread is blocked on */
+    uint64_t last;            /* id of the group of the latest collective */
+    int blocked_new, leaving; /* atomic: 1: `blocked` is to be sent; 1: this rank shuts down */
+    int forming;              /* 1 until the world is complete; written by the control thread */
+    tshi_uv_group *requested; /* group whose connections the control thread is to make; or NULL */
+    tshi_uv_group *ended;     /* caller's thread: groups closed after the world failed, not freed */
 
-    /* The control thread. */
+    /* Used by the control thread: */
     uv_thread_t thread;
     uv_loop_t control;
-    uv_prepare_t turn; /* after whatever happened, before the loop sleeps, */
-    uv_timer_t tick;   /* which this ends */
-    uv_async_t wake_control;
-    uv_poll_t *listening;
-    int listener, tabled, told_ready, insecure, keyed;
-    char bind_host[256];
-    tshi_uv_address own;                        /* where this rank listens */
+    uv_prepare_t turn;       /* calls tshi_uv_on_turn each time before the loop sleeps */
+    uv_timer_t tick;         /* ends that sleep */
+    uv_async_t wake_control; /* the caller's thread wakes control */
+    uv_poll_t *listening;    /* watches listener; NULL: none, or no descriptors were left */
+    int listener,            /* listening socket; -1: none */
+        tabled,              /* 1: the address table is known */
+        told_ready,          /* 1: this rank has sent READY */
+        insecure, keyed;     /* 1: other hosts need no key; 1: a key is given */
+    char bind_host[256];     /* TSHARD_BIND; "": none */
+    tshi_uv_address own;     /* where this rank listens */
     tshi_uv_address address[TSHI_UV_ADDRESSES]; /* of rank 0 */
-    int addresses;
-    tshi_uv_peer *peer; /* by rank */
-    int *members;       /* room of all tshi_uv_blocked.member */
-    tshi_uv_conn *conns;
-    /* connections that have not proved the key: how many there are, and may be */
-    int unproven, unproven_limit;
+    int addresses;                              /* number of entries of address */
+    tshi_uv_peer *peer;                         /* by world rank */
+    int *members;                               /* memory of all tshi_uv_blocked.member */
+    tshi_uv_conn *conns;                        /* list of connections not authenticated yet */
+    int unproven, unproven_limit;               /* number of those that were accepted; its limit */
     tshi_uv_log_count tally[TSHI_UV_TALLIES];
-    tshi_uv_group *world_group, *making;
-    tsh_coll_search *search; /* by rank: the coordinator's for a cycle of blocked ranks */
-    int confirming;          /* ranks on a cycle that have not confirmed their wait */
+    tshi_uv_group *world_group, *making; /* of all ranks; whose connections are made now, or NULL */
+    tsh_coll_search *search; /* by rank: the coordinator's search for a cycle of blocked ranks */
+    int confirming;          /* number of ranks on a cycle that have not confirmed their wait */
     tshi_uv_outgoing outgoing;
-    int64_t due;             /* when the world is to have formed, */
-    int64_t beat, accept_at; /* the next beat goes, accepting is tried again, */
-    int64_t silent_at;       /* the next rank has been silent for a heartbeat, */
-    int64_t await_at;        /* the next AWAIT messages go, */
-    int64_t ticked;          /* this thread was to wake, */
-    int64_t parting;         /* since when this rank shuts down; 0: it does not */
-    int64_t held_since;
-    int64_t considered_at; /* since when this rank, as coordinator, collects reports; 0: it does
-                              not */
-    int reported_to;       /* the coordinator that knows what is held */
-    tsh_error offer;       /* a decision of a rank that is not this rank's coordinator, */
-    int offered_by;        /* that rank, */
-    int64_t offered_at;    /* and when; 0: none */
-    char absent[256];      /* as rank 0 says */
-    char obstacle[300];    /* what last hindered a connection */
+    int64_t due;             /* when joining times out */
+    int64_t beat,            /* when the next heartbeats are to be sent */
+        accept_at;           /* when accepting is tried again; after lack of descriptors */
+    int64_t silent_at;       /* when the next rank counts as lost, if it stays silent */
+    int64_t await_at;        /* when the next AWAIT messages are to be sent */
+    int64_t ticked;          /* when this thread was to wake last, at the latest */
+    int64_t parting;         /* when this rank sent BYE; 0: not yet */
+    int64_t held_since;      /* when the first report came into `held`; 0: none did */
+    int64_t considered_at;   /* when this rank, as coordinator, began to collect reports; 0: not */
+    int reported_to;         /* coordinator to which `held` was sent; -1: to none yet */
+    tsh_error offer;         /* held-back decision of a rank that is not the coordinator */
+    int offered_by;          /* rank that sent the offer */
+    int64_t offered_at;      /* when the first offer arrived; 0: none did */
+    char absent[256];        /* ranks that have not joined, as rank 0 reports them */
+    char obstacle[300];      /* why a connection last failed, for the error of a timeout */
 };
 
+/* Returns a text for an errno. */
 static const char *tshi_uv_why(int error) {
     return uv_strerror(uv_translate_sys_error(error));
 }
@@ -606,7 +634,8 @@ static int64_t tshi_uv_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Logs what was counted, if the last message is a second old (`now` INT64_MAX: in any case). */
+/* Logs the counted messages of each kind, if its last log message is a second old. `now` INT64_MAX:
+ * in any case. */
 static void tshi_uv_log_counted(tsh_uv_world *world, int64_t now) {
     for (int i = 0; i < TSHI_UV_TALLIES; i++) {
         tshi_uv_log_count *t = &world->tally[i];
@@ -621,7 +650,7 @@ static void tshi_uv_log_counted(tsh_uv_world *world, int64_t now) {
     }
 }
 
-/* A message that others can cause as often as they like: one a second is logged, with a count. */
+/* Logs a message that others can cause as often as they like: at most one a second of its kind. */
 TSH_PRINTF(3, 4)
 static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...) {
     tshi_uv_log_count *t = &world->tally[kind];
