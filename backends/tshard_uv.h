@@ -259,7 +259,7 @@ enum {
     TSHI_UV_COUNTS = 16,         /* counts of a call that are remembered, to describe it */
     TSHI_UV_IO_SPANS = 64,       /* contiguous spans of memory per system call, at most */
     TSHI_UV_IO_BYTES = 1 << 20,  /* bytes of payload per system call, at most */
-    TSHI_UV_RANKS = 1024,        /* ranks in a world, at most: addresses fit one message */
+    TSHI_UV_RANKS = 1024,        /* ranks in a world: all addresses fit one control message */
     TSHI_UV_UNPROVEN = 1024,     /* largest limit of unauthenticated connections */
     TSHI_UV_FEW = 8,             /* smallest limit of unauthenticated connections */
     TSHI_UV_ACCEPTS = 64,        /* connections accepted per event of the listener, at most */
@@ -335,7 +335,7 @@ typedef struct tshi_uv_fifo {
  * would block the clears after it. */
 typedef struct tshi_uv_link {
     tshi_uv_group *group;
-    int fd, peer;                    /* socket, -1: none (peer is this rank); rank of the group */
+    int fd, peer;                    /* socket, -1 if peer is this rank; peer's rank in the group */
     tshi_uv_fifo in, out, clears;    /* operations yet to receive; to send; to send a clear */
     tshi_uv_fifo *writing;           /* queue whose first frame is sent in part; NULL: none */
     tshi_uv_head heard;              /* header of the frame that is being received */
@@ -343,13 +343,12 @@ typedef struct tshi_uv_link {
     uint64_t sends, receives;        /* number of messages started: SENDs; RECVs */
     uint64_t sent, cleared;          /* number of messages begun to be sent; of clears received */
     tshi_uv_head clear[TSHI_UV_OPS]; /* the clears; that of message n is at n % TSHI_UV_OPS */
-    int want, polled;                /* libuv's events: to be waited for; that poll waits for now */
+    int want, polled;                /* libuv events: needed now; those that poll waits for */
     uint64_t wrote, got;             /* atomic: bytes written; bytes read; headers included */
-    int awaits;                      /* atomic: 1 if the caller has read all that arrived and
-                                      * needs more */
+    int awaits;                      /* atomic: 1 if the caller has read all bytes and needs more */
     uint64_t peer_got;               /* control thread: the peer's `got` in its latest AWAIT */
     int64_t peer_got_at;             /* control thread: when that AWAIT arrived */
-    int64_t stalled_since;           /* since when peer_got stands still below `wrote`; 0: not */
+    int64_t stalled_since;           /* control thread: when peer_got began to lag wrote; 0: not */
     uv_poll_t *poll;                 /* NULL until the caller first sleeps */
 } tshi_uv_link;
 
@@ -358,7 +357,7 @@ typedef struct tsh_uv_world tsh_uv_world;
 struct tshi_uv_group {
     tsh_uv_world *world;
     tshi_uv_group *next;        /* next of world->groups; guarded by the lock */
-    uint64_t id, started;       /* the same on all members; number of collectives started */
+    uint64_t id, started;       /* id: the same on all members; number of collectives started */
     int rank, size, active;     /* this rank in the group; members; operations in flight */
     int *ranks;                 /* world rank of each member, by rank of the group */
     tshi_uv_link *link;         /* [r]: collectives with peer r; [size + r]: messages with r */
@@ -408,8 +407,8 @@ typedef struct tshi_uv_report {
 
 /* A rank's answer (TELL) to the coordinator's question (ASK) about one collective of a group. */
 typedef struct tshi_uv_answer {
-    int told, member,      /* 1: the rank has answered; 1: the rank is in the group */
-        started, rank;     /* 1: it has started the collective; its rank in the group */
+    int told, member,      /* 1 if the rank has answered; 1 if it is in the group */
+        started, rank;     /* 1 if it has started the collective; its rank in the group */
     tshi_uv_record record; /* what the rank called, if started */
 } tshi_uv_answer;
 
@@ -452,10 +451,10 @@ typedef struct tshi_uv_buffer {
 /* A position in bytes that are written or read, field by field. */
 typedef struct tshi_uv_cursor {
     unsigned char *at, *end; /* the next field; the end of the bytes */
-    int writes, bad;         /* 1: writes, 0: reads; 1: a field did not fit, or is invalid */
+    int writes, bad;         /* 1: writes, 0: reads; 1 if a field did not fit or is invalid */
 } tshi_uv_cursor;
 
-enum { TSHI_UV_MESSAGE_HEAD = 5, TSHI_UV_PAYLOAD = 60000 }; /* bytes; the payload: at most */
+enum { TSHI_UV_MESSAGE_HEAD = 5, TSHI_UV_PAYLOAD = 60000 }; /* bytes per control message */
 
 /* A control message that is being written. */
 typedef struct tshi_uv_outgoing {
@@ -479,11 +478,11 @@ typedef struct tshi_uv_peer {
     tshi_uv_buffer in, out;  /* bytes received and not yet handled; bytes to be sent */
     tshi_uv_pulse heard;     /* bytes arrived from the peer */
     tshi_uv_pulse acked;     /* its system acknowledged all bytes sent by that time */
-    uint64_t sent, mark;     /* bytes sent; how many are to be acknowledged for `acked`, 0: none */
+    uint64_t sent, mark;     /* bytes sent; `acked` waits until so many are acknowledged, 0: none */
     int64_t marked;          /* when mark was set */
     int reported;            /* 1: it has sent this rank an error report and waits for a decision */
     tshi_uv_address address; /* where it listens */
-    int placed, ready;       /* rank 0 only: 1: address is known; 1: it has all its connections */
+    int placed, ready;       /* rank 0 only: 1 if address is known; 1 if it has sent READY */
     char name[80];           /* host:port of the control connection */
     /* What the coordinator knows of it: */
     tshi_uv_answer answer;   /* to the latest ASK */
@@ -514,7 +513,7 @@ typedef enum tshi_uv_phase {
 typedef struct tshi_uv_conn {
     tsh_uv_world *world;
     struct tshi_uv_conn *next; /* next of world->conns */
-    int dialled, attempts;     /* 1: dialled, 0: accepted; number of failed attempts */
+    int dialled, attempts;     /* 1: dialled, 0: accepted; number of attempts that failed */
     tshi_uv_address address;   /* where to dial; unused for JOIN */
     int fd;                    /* -1: none */
     tshi_uv_phase phase;
@@ -543,7 +542,7 @@ struct tsh_uv_world {
     uint64_t job;                 /* hash of jobname */
     unsigned char secret[32],     /* hash of the shared key; all 0: no key */
         token[32],                /* random bytes, which rank 0 sends with the address table */
-        mesh[32];                 /* HMAC of both: the key of all connections but JOIN */
+        mesh[32];                 /* HMAC of token by secret: the key of all connections but JOIN */
     char jobname[300], host[256]; /* TSHARD_JOB; host of rank 0 */
     int port;                     /* of rank 0 */
     tsh_logger logger;
@@ -555,7 +554,7 @@ struct tsh_uv_world {
     int open;               /* number of groups not closed yet */
     uint64_t waits, ids;    /* number of long waits so far; of splits so far */
 
-    /* Used by both threads, under the lock unless it says atomic: */
+    /* Used by both threads, under the lock unless a field says otherwise: */
     uv_mutex_t lock;
     uv_cond_t changed;        /* signalled when the world has formed or failed */
     int failed;               /* atomic, a tsh_result; error is valid once this is not TSH_OK */
@@ -566,7 +565,7 @@ struct tsh_uv_world {
     tshi_uv_report held;      /* control thread: the gravest report, until a decision comes */
     tshi_uv_blocked blocked;  /* what the caller's thread is blocked on */
     uint64_t last;            /* id of the group of the latest collective */
-    int blocked_new, leaving; /* atomic: 1: `blocked` is to be sent; 1: this rank shuts down */
+    int blocked_new, leaving; /* atomic: 1 if `blocked` is to be sent; 1 if this rank shuts down */
     int forming;              /* 1 until the world is complete; written by the control thread */
     tshi_uv_group *requested; /* group whose connections the control thread is to make; or NULL */
     tshi_uv_group *ended;     /* caller's thread: groups closed after the world failed, not freed */
@@ -579,8 +578,8 @@ struct tsh_uv_world {
     uv_async_t wake_control; /* the caller's thread wakes control */
     uv_poll_t *listening;    /* watches listener; NULL: none, or no descriptors were left */
     int listener,            /* listening socket; -1: none */
-        tabled, told_ready,  /* 1: the address table is known; 1: this rank has sent READY */
-        insecure, keyed;     /* 1: other hosts need no key; 1: a key is given */
+        tabled, told_ready,  /* 1 if the address table is known; 1 if this rank has sent READY */
+        insecure, keyed;     /* 1 if other hosts need no key; 1 if a key is given */
     char bind_host[256];     /* TSHARD_BIND; "": none */
     tshi_uv_address own;     /* where this rank listens */
     tshi_uv_address address[TSHI_UV_ADDRESSES]; /* of rank 0 */
@@ -865,6 +864,7 @@ static void tshi_uv_report_fields(tshi_uv_cursor *c, tshi_uv_report *e, int size
     tshi_uv_error_fields(c, &e->error, size);
 }
 
+/* Payload of TELL: the collective, then the answer. */
 static void tshi_uv_answer_fields(tshi_uv_cursor *c, uint64_t *group, uint64_t *seq,
                                   tshi_uv_answer *answer) {
     tshi_uv_record *record = &answer->record;
@@ -1315,7 +1315,7 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
 /* ========================================================================== */
 /* >>uv-error                                       MARK: - uv-error (private) */
 /* The world's error: the first one set. The caller's thread only reports      */
-/* errors; the control thread decides (>>uv-decide) and sets it. All locked.   */
+/* errors; the control thread decides (>>uv-decide) and sets it, locked.       */
 /* Needs: >>uv-types.                                                           */
 /* ========================================================================== */
 
@@ -1515,7 +1515,7 @@ static void tshi_uv_send_decision(tsh_uv_world *world, tsh_error *error) {
     tshi_uv_fail(world, error);
 }
 
-/* Adopts the decision held back as world->offer, once no lower rank than its sender is connected, or
+/* Adopts the decision held back as world->offer, once no rank below its sender is connected, or
  * after TSHI_UV_ALONE_MS. Forwards it to all: its sender may not reach every rank. */
 static void tshi_uv_take_offer(tsh_uv_world *world, int64_t now) {
     if (!world->offered_at || tshi_uv_failed(world) != TSH_OK ||
@@ -2012,7 +2012,7 @@ static tshi_uv_link *tshi_uv_link_to(tshi_uv_group *group, int peer, int message
     return &group->link[(messages ? group->size : 0) + peer];
 }
 
-/* Returns the data connection of a purpose to a world rank; NULL: no other member of the group. */
+/* Returns the data connection to a world rank; NULL: it is this rank, or not in the group. */
 static tshi_uv_link *tshi_uv_link_for(tshi_uv_group *group, uint32_t purpose, int world_rank) {
     int r = tshi_uv_member(group, world_rank);
     return r < 0 || r == group->rank ? NULL
@@ -2195,8 +2195,7 @@ static int tshi_uv_conn_write(tshi_uv_conn *conn) {
     return conn->out_used == 0;
 }
 
-/* Receives until conn->in has in_need bytes, and not one more: those after the handshake are read
- * elsewhere. Returns 1: they are here; 0: call again later; -1: the connection broke. */
+/* Receives until conn->in has in_need bytes, and not one more. Returns as tshi_uv_conn_write. */
 static int tshi_uv_conn_read(tshi_uv_conn *conn) {
     ssize_t n;
     if (conn->in_used == conn->in_need) return 1;
