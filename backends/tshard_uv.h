@@ -840,7 +840,7 @@ typedef enum tshi_uv_type {
     TSHI_UV_REPORT,   /* to the coordinator: an error report */
     TSHI_UV_ASK,      /* from the coordinator: which call was collective seq of a group? */
     TSHI_UV_TELL,     /* the answer to ASK */
-    TSHI_UV_BLOCKED,  /* to the coordinator: the sender has waited for over 20 ms, and in what */
+    TSHI_UV_BLOCKED,  /* to the coordinator: the sender has waited for 20 ms; a tshi_uv_blocked */
     TSHI_UV_CONFIRM,  /* from the coordinator: is the receiver still in that wait? */
     TSHI_UV_STILL,    /* the answer to CONFIRM */
     TSHI_UV_DECISION, /* the world's error */
@@ -1508,7 +1508,7 @@ static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
     }
 }
 
-/* As coordinator: decides. Sends the error to all peers and sets it as the world's error. */
+/* Makes `error` the world's error and sends it to all peers. */
 static void tshi_uv_send_decision(tsh_uv_world *world, tsh_error *error) {
     tshi_uv_error_fields(tshi_uv_write(world, TSHI_UV_DECISION), error, world->size);
     tshi_uv_post_all(world);
@@ -1615,7 +1615,7 @@ static void tshi_uv_lacks_memory(tsh_uv_world *world, int rank) {
 
 /* ---- a network that is cut ---- */
 
-/* Returns how long nothing must arrive for a gap, in ns. */
+/* Returns the length of a gap, in ns: a pulse without an event for so long has missed beats. */
 static int64_t tshi_uv_gap(const tsh_uv_world *world) {
     return world->heartbeat / 3;
 }
@@ -1668,7 +1668,7 @@ static tshi_uv_side tshi_uv_side_of(const tsh_uv_world *world, int r) {
     return peer->state == TSHI_UV_THERE ? TSHI_UV_OURS : TSHI_UV_NEITHER;
 }
 
-/* Writes a side's ranks: "ranks 2 3 (10.77.0.3)"; *count of them. Returns the lowest; -1: none. */
+/* Writes a side: "ranks 2 3 (10.77.0.3)"; *count: how many. Returns the lowest rank; -1: none. */
 static int tshi_uv_list_side(const tsh_uv_world *world, tshi_uv_side side, int *count, char *text,
                              size_t room) {
     char host[64];
@@ -1846,7 +1846,7 @@ static int tshi_uv_still(tsh_uv_world *world, uint64_t wait) {
     return still;
 }
 
-/* Handles STILL of rank r; the last one missing reports the cycle. Returns 1: r waits no more. */
+/* Handles STILL of rank r; reports the cycle if no STILL is missing. Returns 1: r waits no more. */
 static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int still) {
     tshi_uv_peer *peer = &world->peer[r];
     if (!world->confirming || peer->asked != wait) return 0;
@@ -1877,11 +1877,11 @@ static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
     return mine && tshi_uv_confirmed(world, world->rank, mine, tshi_uv_still(world, mine));
 }
 
-/* Searches a cycle from rank r on, or from every rank if r is -1, and asks its ranks to confirm.
- * Only the ranks that it waits for can release a blocked rank: if all ranks on a cycle are still in
- * the waits that they reported, the cycle is real. */
+/* Searches for a cycle from rank r on, or from every rank if r is -1; asks its ranks to confirm. A
+ * blocked rank can be released only by the ranks that it waits for: if all ranks on a cycle are
+ * still in the waits that they reported, the cycle is real. */
 static void tshi_uv_follow(tsh_uv_world *world, int r) {
-    int on, at; /* a rank on the cycle, -1: none; a rank */
+    int on, at; /* on: a rank on the cycle, -1: none */
     if (world->confirming || tshi_uv_failed(world) != TSH_OK) return;
     do {
         int end = r < 0 ? world->size : r + 1;
@@ -2065,8 +2065,8 @@ static const char *tshi_uv_status_text(uint32_t status) {
     return texts[status];
 }
 
-/* Checks the hello in conn->in, puts the reply into conn->out and logs a refusal. Returns 0 if the
- * address table has not arrived, from which follows the key of all connections but JOIN. */
+/* Checks the hello in conn->in, puts the reply into conn->out and logs a refusal. Returns 0 if that
+ * must wait for the address table: it has the token, of which the key (world->mesh) is made. */
 static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
@@ -2132,7 +2132,7 @@ static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     conn->out_used = TSHI_UV_CLIENT_HELLO;
     conn->in_used = 0;
     conn->in_need = TSHI_UV_REPLY;
-    conn->until = tsh_now() + 2 * TSHI_UV_PATIENCE_S * TSHI_UV_SECOND; /* the server: half */
+    conn->until = tsh_now() + 2 * TSHI_UV_PATIENCE_S * TSHI_UV_SECOND; /* server: half of it */
     conn->phase = TSHI_UV_AWAITS_REPLY;
     return 1;
 }
