@@ -88,8 +88,8 @@
  *                                TORCHELASTIC_USE_AGENT_STORE is True (torchrun's store listens on
  *                                that port); else, with Slurm, 20000 + SLURM_JOB_ID mod 20000
  *     TSHARD_BIND                address this rank listens on; else rank 0: its host, other ranks:
- *                                the address from which they reach rank 0. 0.0.0.0 or ::: all
- *     TSHARD_LISTENER            rank 0: number of a descriptor (a socket that listens already)
+ *                                the address from which they reach rank 0. 0.0.0.0 or :: is all
+ *     TSHARD_LISTENER            rank 0: descriptor number of a socket that listens already
  *     TSHARD_JOB                 a name that keeps apart jobs that share a key; else empty
  *     TSHARD_KEY                 the shared secret, 16 bytes or more
  *     TSHARD_KEY_FILE            a file that holds the key; line ends after the key do not count.
