@@ -21,45 +21,46 @@
  *
  * DOES
  *
- * - every collective of tshard.h in its documented order of sums, so that a run replays bit for bit
- *   on the threads backend, in one debugger;
- * - send little from each to each and much along a ring, in segments that are summed and sent on as
- *   they come, without a copy of what is not summed. Every group has connections of its own;
- * - spin briefly where every rank of a host has a core, then sleep;
- * - end in one error, the same on every rank, that names the rank at fault: at once where a process
- *   ends, after TSHARD_HEARTBEAT where one is stopped or cut off, soon where ranks call different
- *   collectives or wait for each other in a cycle, after a timeout where one never comes. A
- *   small thread per process sees to that, also while its rank computes.
+ * - run every collective of tshard.h with sums in the documented order: a run can be repeated on
+ *   the threads backend, in one debugger, with bitwise the same results;
+ * - send short arrays directly from each rank to each, and long ones along a ring, in segments that
+ *   are summed and forwarded as they arrive. Bytes that need no sum are not copied. Every group has
+ *   its own connections;
+ * - let a waiting rank spin briefly if every rank of its host has a core, and then sleep;
+ * - report one error, the same on every rank, that names the rank at fault: at once if a process
+ *   ends; after TSHARD_HEARTBEAT if a process is stopped or cut off; soon if ranks call different
+ *   collectives or wait for each other in a cycle; after a timeout if a rank never calls. A small
+ *   thread in each process watches for errors, also while its rank computes.
  *
  * A NETWORK THAT BREAKS
  *
- * Ranks decide on one error through a coordinator, the lowest rank that is not lost: what a rank
- * finds goes to it as a report, and its decision to all. No rank is taken for lost before
- * TSHARD_HEARTBEAT of silence, and all that are lost are known half a second later.
+ * Ranks agree on one error through a coordinator, the lowest rank that is not lost. A rank that
+ * finds an error reports it to the coordinator, which sends its decision to all ranks. A silent
+ * rank counts as lost after TSHARD_HEARTBEAT; half a second later all lost ranks are known.
  *
- * - A break that heals before that is not noticed. TCP tries again at intervals that grow, so a
- *   connection may be silent for up to twice as long as the break was.
- * - A cut into two sides ends the world on both, in one error: the side with most of the ranks goes
- *   before the other (at a tie, the one with the lowest rank), and the lowest rank of the other is
- *   named. Of two ranks that is rank 1. Both sides come to it without hearing each other, so it is
- *   the same whenever the cut heals. A rank that was cut off never decides for the others. The same
- *   holds where a rank closes its world or is stopped just before or during the cut only if both
- *   sides knew it: each side counts the ranks that it knew of.
- * - A stopped process is silent, but its system still acknowledges what it is sent: it is named.
- *   When it wakes up it gets the same error.
- * - Cuts into three or more sides, and a break between two ranks that a third one hears both, end
- *   in an error on every rank that names an end of a broken connection, but not always in one.
- * - A data connection that the network has forgotten (a firewall, a NAT) is found when a rank waits
- *   on it: TSHARD_HEARTBEAT after the first byte that does not arrive, the error names both ends. A
- *   peer that only computes, or does not read, is not reported.
+ * - A break that heals before that causes no error. TCP retransmits at growing intervals, so a
+ *   connection may stay silent for up to twice as long as the break lasted.
+ * - If the network is cut into two sides, the world fails on both with the same error. It blames
+ *   the lowest rank of the smaller side; of equal sides, of the one without the lowest rank. Of two
+ *   ranks that is rank 1. Each side finds this without hearing the other, so the error does not
+ *   depend on when the cut heals. A rank that was cut off never decides for the others. If a rank
+ *   closes its world or is stopped just before or during the cut, the error is the same only if
+ *   both sides knew that: each side counts the ranks that it knew of.
+ * - A stopped process sends nothing, but its system still acknowledges what arrives: its rank is
+ *   blamed. When the process continues, it gets the same error.
+ * - Cuts into three or more sides, or only between two ranks that a third rank hears, cause errors
+ *   that name an end of a broken connection on every rank, but not always the same error.
+ * - A data connection that a firewall or NAT has dropped is found when a rank waits on it: an error
+ *   names both ends, TSHARD_HEARTBEAT after the first byte that does not arrive. A peer that only
+ *   computes, or does not read, is not reported.
  *
  * DOES NOT
  *
- * - move data in the background: bytes go in start, test, wait and progress;
- * - end a host name's lookup: that takes what the system's resolver takes, over any time limit;
- * - live on without a lost rank: the world ends. tshard-run --max-restarts starts it anew;
- * - protect what is sent (SECURITY), use shared memory within a host, or more than one network;
- * - connect over 1,024 ranks, or machines of different byte orders;
+ * - move data in the background: bytes move only during calls of start, test, wait and progress;
+ * - limit the time of a host name lookup: it takes as long as the system's resolver takes;
+ * - continue without a lost rank: the world fails. tshard-run --max-restarts starts it again;
+ * - protect what is sent (SECURITY), use shared memory within a host, or use several networks;
+ * - connect more than 1,024 ranks, or machines of different byte orders;
  * - survive if another thread takes the last memory between tshard's test (64 KiB while a world
  *   opens, later 16 bytes for each descriptor) and libuv's own allocation: libuv 1.44 then aborts
  *   the process; or if memory runs out while glibc 2.36 looks up a host name, which crashes (an
@@ -71,69 +72,70 @@
  *
  * Descriptors: 3 (P-1) connections and 10; a group of p ranks 2 (p-1) more. Memory from libc's
  * malloc: about 160 KiB, and 20 KiB per rank, for the world; 65 KiB, and 10 KiB per member, for a
- * group; 1 MiB, kept until its group is closed, for each ring sum that is in flight at once. Beats:
- * a packet to each rank every 250 ms. The system's socket buffers come on top.
+ * group; 1 MiB, kept until its group is closed, for each ring sum that is in flight at once; and
+ * the system's socket buffers. Heartbeats: a packet to each rank every 250 ms.
  *
- * ENVIRONMENT: what a tsh_uv_desc leaves out. An empty variable is none. The first family that
- * gives rank and size is taken, TSHARD_, torchrun's or Slurm's; without any the world is one rank.
- * A value that is not accepted is an error, which names the variable.
+ * ENVIRONMENT: read for each setting that the tsh_uv_desc leaves out. An empty variable counts as
+ * unset. Rank and size come from the first family that sets them: TSHARD_, torchrun's, Slurm's. If
+ * none does, the world is one rank. An invalid value is an error that names the variable.
  *
  *     TSHARD_RANK, TSHARD_SIZE   this rank and how many there are; else RANK, WORLD_SIZE; else
  *                                SLURM_PROCID, SLURM_NTASKS
- *     TSHARD_HOST                where rank 0 listens; else MASTER_ADDR; else, of Slurm's family,
- *                                the first of SLURM_STEP_NODELIST or SLURM_JOB_NODELIST; else
+ *     TSHARD_HOST                host where rank 0 listens; else MASTER_ADDR; else, with Slurm, the
+ *                                first host of SLURM_STEP_NODELIST or SLURM_JOB_NODELIST; else
  *                                127.0.0.1
- *     TSHARD_PORT                its port; else MASTER_PORT, and 1 more where
- *                                TORCHELASTIC_USE_AGENT_STORE is True (torchrun's store is there);
- *                                else, of Slurm's family, 20000 + SLURM_JOB_ID mod 20000
- *     TSHARD_BIND                the address this rank listens on; else rank 0: its host, others:
+ *     TSHARD_PORT                port of rank 0; else MASTER_PORT, plus 1 if
+ *                                TORCHELASTIC_USE_AGENT_STORE is True (torchrun's store listens on
+ *                                that port); else, with Slurm, 20000 + SLURM_JOB_ID mod 20000
+ *     TSHARD_BIND                address this rank listens on; else rank 0: its host, other ranks:
  *                                the address from which they reach rank 0. 0.0.0.0 or :: is all
- *     TSHARD_LISTENER            rank 0: the number of a descriptor that listens already
- *     TSHARD_JOB                 a name that keeps jobs apart which share a key; else none
+ *     TSHARD_LISTENER            rank 0: descriptor number of a socket that listens already
+ *     TSHARD_JOB                 a name that keeps apart jobs that share a key; else empty
  *     TSHARD_KEY                 the shared secret, 16 bytes or more
- *     TSHARD_KEY_FILE            a file that holds it; ends of line after it do not count. It must
- *                                belong to root or this user, and no other user may read it.
- *                                `tshard-run --new-key FILE` writes one
- *     TSHARD_INSECURE            1: no key, though others can reach this rank; 0: not
- *     TSHARD_TIMEOUT             seconds until joining, or a collective without timeout_ns, gives
- *                                up; 300; 0: never
- *     TSHARD_HEARTBEAT           seconds of silence until a rank is dead, 1 or more; 10; 0: never,
- *                                for debuggers
+ *     TSHARD_KEY_FILE            a file that holds the key; line ends after the key do not count.
+ *                                The file must belong to root or this user, and no other user may
+ *                                read it. `tshard-run --new-key FILE` writes one
+ *     TSHARD_INSECURE            1: let other hosts connect without a key; 0 (default): do not
+ *     TSHARD_TIMEOUT             seconds after which joining, or a collective without timeout_ns,
+ *                                fails; default 300; 0: never
+ *     TSHARD_HEARTBEAT           seconds of silence after which a rank counts as lost, 1 or more;
+ *                                default 10; 0: never, for debuggers
  *
  * SECURITY
  *
- * Protected: who joins. On loopback no key is asked for; any other address needs one, or
- * TSHARD_INSECURE. Both ends of every connection prove that they know it, the caller first, by
- * HMAC-SHA256 over two random nonces, both ranks, what the connection is for, job, world size and
- * version; so neither a replayed nor a reflected handshake lets anybody in.
+ * Protected: who can join. On loopback no key is needed; any other address needs a key, or
+ * TSHARD_INSECURE. Both ends of every connection prove that they know the key, the client first, by
+ * HMAC-SHA256 over two random nonces, both ranks, the connection's purpose, job, world size and
+ * version; so neither a replayed nor a reflected handshake is accepted.
  *
- * Not protected: what is said after that (backends/README.md, Security). Who knows the key is
- * trusted: a rank can end the world, and name any rank as the one at fault. Without a key any local
- * user may join a loopback job (tshard-run -n makes a random one), and with TSHARD_INSECURE anybody
- * who reaches it.
+ * Not protected: the bytes sent after the handshake (backends/README.md, Security). Whoever knows
+ * the key is trusted: a rank can make the world fail, and blame any rank for it. Without a key any
+ * local user may join a loopback job (tshard-run -n makes a random key), and with TSHARD_INSECURE
+ * anybody who can connect.
  *
  * UNAUTHENTICATED CONNECTIONS, FIREWALLS
  *
- * Rank 0 listens on its port, each other rank on a port that the system picks
- * (net.ipv4.ip_local_port_range), while the world forms; the members of a group on others while it
- * is made. Let hosts reach each other there. When all are connected nobody listens any more.
+ * While the world is set up, rank 0 listens on its port, and each other rank on a port that the
+ * system picks (net.ipv4.ip_local_port_range). While a group is set up, its members listen on other
+ * such ports. Firewalls between hosts must let these through. Once connected, no rank listens.
  *
- * Until it has proved itself, a connection is told the version and a nonce; 104 bytes of it are
- * read, within 5 s. Half of what `ulimit -n` allows beyond tshard's own need, 8 to 1,024, may be
- * held so; when they are, one of them, taken at random, is dropped for a new one. Scanners,
- * browsers, wrong keys and other jobs are turned away, and once a second the logger hears how many,
- * and where the last one came from; the world forms on. Ranks that were crowded out call again. A
- * rank that is refused by one who does not prove that it has the key logs that, and calls again
- * until time is up.
+ * To a connection that is not authenticated yet, a rank sends the protocol version and a nonce, and
+ * it reads 104 bytes from it, within 5 s. At most half of the descriptors that `ulimit -n` allows
+ * beyond tshard's own need, 8 to 1,024, are used for such connections; when they are in use, each
+ * new connection replaces one chosen at random. Scanners, browsers, wrong keys and other jobs are
+ * refused; once a second the logger gets their number and the address of the last one. Ranks that
+ * were replaced connect again. A rank that is refused by a server without a proof that it has the
+ * key logs that, and connects again until the timeout.
  *
  * SECTIONS
  *
- * Shared: >>uv-types >>uv-wire (bytes that are trusted nowhere) >>uv-socket >>uv-settings
- * >>uv-error. The control thread: >>uv-post >>uv-decide (which rank is blamed) >>uv-cycle (ranks
- * that wait for each other) >>uv-connect (the handshake) >>uv-form (how a world and a group come
- * to be) >>uv-hear (what peers say) >>uv-admit (who is let in) >>uv-control (what takes time). The
- * caller's: >>uv-group >>uv-algorithm (which bytes go where) >>uv-flow >>uv-start >>uv-wait
- * >>uv-ops (the eight functions). Both: >>uv-world (joining).
+ * Shared: >>uv-types >>uv-wire (encoding; nothing received is trusted) >>uv-socket >>uv-settings
+ * >>uv-error. Run by the control thread: >>uv-post (sending control messages) >>uv-decide (which
+ * rank is blamed) >>uv-cycle (ranks that wait for each other) >>uv-connect (the handshake)
+ * >>uv-form (setting up a world and a group) >>uv-hear (received control messages) >>uv-admit
+ * (dialling, accepting) >>uv-control (heartbeats, timeouts). Run by the caller's thread: >>uv-group
+ * >>uv-algorithm (which bytes go where) >>uv-flow >>uv-start >>uv-wait >>uv-ops (the backend's
+ * eight functions). Both: >>uv-world (joining).
  */
 #include "../tshard.h"
 
@@ -149,39 +151,37 @@
 extern "C" {
 #endif
 
-/* How this process joins its world. All zero: everything from the environment; without any, a
- * world of one rank. */
+/* How this process joins its world. All zero: all from the environment; without any, one rank. */
 typedef struct tsh_uv_desc {
-    int rank, size;    /* size 0: both from the environment */
-    const char *host;  /* where rank 0 listens, a name or an address; NULL: environment, else
-                         127.0.0.1 */
-    int port;          /* 0: environment */
+    int rank, size;    /* this rank, and the number of ranks; size 0: both from the environment */
+    const char *host;  /* where rank 0 listens, a name or an address; NULL: from the environment,
+                          else 127.0.0.1 */
+    int port;          /* TCP port of rank 0; 0: from the environment */
     const char *bind;  /* the address this rank listens on; NULL: TSHARD_BIND, else rank 0: host,
-                         others: the address from which they reach rank 0 */
-    int listener;      /* rank 0: a listening socket that is there already; 0: TSHARD_LISTENER, else
-                         none */
-    const char *job;   /* keeps jobs apart that share a key; NULL: TSHARD_JOB, else "" */
+                          other ranks: the address from which they reach rank 0 */
+    int listener;      /* rank 0: descriptor of a socket that listens already; 0: the variable
+                          TSHARD_LISTENER, else none */
+    const char *job;   /* name that keeps apart jobs that share a key; NULL: TSHARD_JOB, else "" */
     const void *key;   /* shared secret; NULL: TSHARD_KEY, else TSHARD_KEY_FILE, else none */
-    size_t key_size;   /* in bytes, 16 or more */
-    int insecure;      /* 1: beyond loopback without a key; 0: TSHARD_INSECURE */
-    double timeout;    /* seconds until joining, or a collective without timeout_ns, gives up;
-                         negative: never; 0: TSHARD_TIMEOUT, else 300. To look up the names of
-                         host and bind may take longer: an address is not looked up */
-    double heartbeat;  /* seconds of silence until a rank is dead, 1 or more; negative: never; 0:
-                         TSHARD_HEARTBEAT, else 10 */
-    tsh_logger logger; /* refused connections; called from the backend's own thread, which must
-                          not be kept: beats stop meanwhile. Zero: of tsh_uv_run, tsh_desc.logger */
-    tsh_error *error;  /* where tsh_uv_open and tsh_uv_run say why they failed; NULL: tsh_uv_open
-                          tells the logger */
+    size_t key_size;   /* size of key in bytes, 16 or more */
+    int insecure;      /* 1: allow other hosts without a key; 0: as TSHARD_INSECURE says */
+    double timeout;    /* seconds after which joining, or a collective without timeout_ns, fails;
+                          negative: never; 0: TSHARD_TIMEOUT, else 300. Looking up a name in host or
+                          bind may take longer */
+    double heartbeat;  /* seconds of silence after which a rank counts as lost, 1 or more; negative:
+                          never; 0: TSHARD_HEARTBEAT, else 10 */
+    tsh_logger logger; /* gets refused connections, from the backend's thread; must return quickly,
+                          as no heartbeat is sent meanwhile. Zero: in tsh_uv_run, tsh_desc.logger */
+    tsh_error *error;  /* gets the error of tsh_uv_open or tsh_uv_run; NULL: tsh_uv_open logs it */
 } tsh_uv_desc;
 
 /* Joins the world and returns when it is complete. desc NULL: all from the environment. Errors:
  * TSH_ERR_ARGUMENT (a setting that makes no sense), TSH_ERR_IO (no socket, no address, a wrong
  * key), TSH_ERR_TIMEOUT (with the list of absent ranks), TSH_ERR_LOST. */
 TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out);
-/* Joins, opens a ctx by desc (NULL: all defaults; its comm is ignored), runs fn and closes.
- * Returns fn's result, or 1 where fn is NULL or the world or the ctx could not be opened;
- * desc->logger is told why, or uv->logger where desc has none, and uv->error has it. */
+/* Joins the world, opens a ctx by desc (NULL: all defaults; its comm is ignored), runs fn and
+ * closes both. Returns fn's result, or 1 if fn is NULL or the world or the ctx could not be opened;
+ * that error goes to uv->error, and to desc->logger, or uv->logger if desc has none. */
 TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
                        int (*fn)(tsh_ctx *ctx, void *user), void *user);
 
@@ -199,8 +199,10 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
 #define TSHARD_UV_IMPLEMENTED
 /* ========================================================================== */
 /* >>uv-types                                       MARK: - uv-types (private) */
-/* A world of two threads: the caller's, which moves data, and the control     */
-/* thread, which makes connections and watches over the ranks.                 */
+/* The structs of a world. Each process has two threads: the caller's thread   */
+/* moves data, on two data connections per peer and group; the control thread  */
+/* makes connections, sends heartbeats and decides on errors, on one control   */
+/* connection per peer. What both use is guarded by world->lock, or atomic.    */
 /* Needs: >>uv-api.                                                             */
 /* ========================================================================== */
 
@@ -216,7 +218,7 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
 #endif
 
 #include <errno.h>
-#include <fcntl.h>
+#include <fcntl.h>  /* O_NONBLOCK, FD_CLOEXEC */
 #include <limits.h> /* INT_MAX */
 #include <netdb.h>  /* getaddrinfo */
 #include <netinet/in.h>
@@ -248,212 +250,222 @@ extern "C" {
 #define TSHI_UV_GET(place)        __atomic_load_n((place), __ATOMIC_SEQ_CST)
 #define TSHI_UV_PUT(place, value) __atomic_store_n((place), (value), __ATOMIC_SEQ_CST)
 
-#define TSHI_UV_SECOND  INT64_C(1000000000)
+#define TSHI_UV_SECOND  INT64_C(1000000000) /* all int64_t times and durations are in ns */
 #define TSHI_UV_MS      INT64_C(1000000)
 
 enum {
-    TSHI_UV_OPS = 64,            /* in flight in one group, as the front door allows */
-    TSHI_UV_RECORDS = 128,       /* of the last collectives, for the coordinator's questions */
-    TSHI_UV_COUNTS = 16,         /* of a call's counts that are remembered for its description */
-    TSHI_UV_IO_SPANS = 64,       /* pieces of memory in one system call, */
-    TSHI_UV_IO_BYTES = 1 << 20,  /* and bytes */
-    TSHI_UV_RANKS = 1024,        /* in a world: all addresses fit one control message */
-    TSHI_UV_UNPROVEN = 1024,     /* unauthenticated connections that are held, at most and */
-    TSHI_UV_FEW = 8,             /* at least */
-    TSHI_UV_ACCEPTS = 64,        /* at one time */
-    TSHI_UV_NEAR = 512 << 10,    /* bytes under way between two ranks of a host */
-    TSHI_UV_SEGMENT = 512 << 10, /* of a chunk, that goes around a ring before the next */
-    TSHI_UV_WINDOW = 1 << 20     /* more than a segment */
+    TSHI_UV_OPS = 64,            /* operations in flight in one group: the limit of a comm */
+    TSHI_UV_RECORDS = 128,       /* latest collectives remembered, to answer the coordinator */
+    TSHI_UV_COUNTS = 16,         /* counts of a call that are remembered, to describe it */
+    TSHI_UV_IO_SPANS = 64,       /* contiguous spans of memory per system call, at most */
+    TSHI_UV_IO_BYTES = 1 << 20,  /* bytes of payload per system call, at most */
+    TSHI_UV_RANKS = 1024,        /* ranks in a world: all addresses fit one control message */
+    TSHI_UV_UNPROVEN = 1024,     /* largest limit of unauthenticated connections */
+    TSHI_UV_FEW = 8,             /* smallest limit of unauthenticated connections */
+    TSHI_UV_ACCEPTS = 64,        /* connections accepted per event of the listener, at most */
+    TSHI_UV_NEAR = 512 << 10,    /* SO_SNDBUF, in bytes, between two ranks of one host */
+    TSHI_UV_SEGMENT = 512 << 10, /* bytes of a chunk that go around a ring at a time */
+    TSHI_UV_WINDOW = 1 << 20     /* bytes of a ring sum's scratch; more than a segment */
 };
 
-/* On the data connections, a header before each collective's bytes, and before each message. Ranks
- * of one world have one byte order: the handshake's version number would not fit otherwise. */
+/* The header of a frame on a data connection: before the bytes of each collective and of each
+ * message. It is sent as it is in memory, in the byte order that all ranks share: the handshake
+ * refuses another one, in which the job's number (tshi_uv_settings) differs. */
 typedef struct tshi_uv_head {
-    uint64_t group, seq, digest, bytes;
-    int64_t count;
-    int32_t tag;
-    uint8_t kind, dtype, redop, pad;
+    uint64_t group,        /* id of the group */
+        seq,               /* number of the collective in the group; of the message in its pair */
+        digest, bytes;     /* hash of the call (of messages: 0); size of the payload that follows */
+    int64_t count;         /* elements */
+    int32_t tag;           /* of a message */
+    uint8_t kind,          /* tsh_coll_kind; TSH_RECV: a "clear" */
+        dtype, redop, pad; /* tsh_dtype of a message; the others are 0 */
 } tshi_uv_head;
 
-/* What is remembered of a call. */
+/* What a group remembers of a collective that it started, to compare and to describe it. */
 typedef struct tshi_uv_record {
-    tsh_coll coll; /* its pointers are not used */
-    uint64_t digest;
-    int counts; /* how many of each follow */
-    int64_t send_counts[TSHI_UV_COUNTS], recv_counts[TSHI_UV_COUNTS];
+    tsh_coll coll;   /* the call; its pointers are not valid */
+    uint64_t digest; /* hash of the call: the same on all ranks that made the same call */
+    int counts;      /* number of entries of send_counts, and of recv_counts */
+    int64_t send_counts[TSHI_UV_COUNTS], recv_counts[TSHI_UV_COUNTS]; /* elements, by rank */
 } tshi_uv_record;
 
-/* One frame to or from one peer. */
+/* How much of one frame has been sent to, or received from, one peer. */
 typedef struct tshi_uv_stream {
-    int64_t total, done; /* bytes of payload */
-    size_t head;         /* bytes of the header that are sent */
+    int64_t total, done; /* bytes of payload: in all; moved so far */
+    size_t head;         /* bytes of the header sent so far; unused for incoming frames */
 } tshi_uv_stream;
 
-/* How the bytes of a collective travel. */
+/* Between which ranks the bytes of a collective are sent. */
 typedef enum tshi_uv_algorithm {
-    TSHI_UV_DIRECT, /* each to each */
-    TSHI_UV_RING,   /* along the ring, summed or gathered on the way */
-    TSHI_UV_CHAIN,  /* broadcast from rank to rank */
-    TSHI_UV_STAR,   /* broadcast from root to each */
+    TSHI_UV_DIRECT, /* each rank sends to each other rank */
+    TSHI_UV_RING,   /* each rank sends to the next one, summing or gathering on the way */
+    TSHI_UV_CHAIN,  /* broadcast: each rank forwards to the next one */
+    TSHI_UV_STAR,   /* broadcast: root sends to each other rank */
     TSHI_UV_MESSAGE /* SEND, RECV, SENDRECV */
 } tshi_uv_algorithm;
 
 typedef struct tshi_uv_group tshi_uv_group;
 
+/* A slot for an operation (collective or message) in flight. Used by the caller's thread only. */
 typedef struct tshi_uv_op {
     tshi_uv_group *group;
-    tsh_coll coll;
+    tsh_coll coll; /* the call */
     tshi_uv_algorithm algorithm;
-    tshi_uv_head head;
-    int64_t deadline;
-    int used;
-    int pending;              /* frames that are not done */
-    int64_t ready;            /* bytes of a ring's incoming stream that may go on */
-    tshi_uv_stream *in, *out; /* by peer */
-    tshi_uv_stream clear;     /* RECV: tells the sender that its message may come */
-    uint64_t number[2];       /* of the message that it sends, and of that it receives */
-    char *scratch;            /* kept from call to call */
-    size_t scratch_size;
+    tshi_uv_head head;        /* sent in front of each frame of a collective */
+    int64_t deadline;         /* when the operation has timed out */
+    int used;                 /* 1: started, and not waited for yet; 0: the slot is free */
+    int pending;              /* number of frames not completely sent or received */
+    int64_t ready;            /* bytes of a ring's incoming stream that may be forwarded */
+    tshi_uv_stream *in, *out; /* frames from and to each peer, by rank of the group */
+    tshi_uv_stream clear;     /* RECV: the frame that asks the sender for the message */
+    uint64_t number[2];       /* [0]: number of the message sent; [1]: of the one received */
+    char *scratch;            /* buffer of a sum; stays allocated for the slot's next sum */
+    size_t scratch_size;      /* in bytes */
 } tshi_uv_op;
 
-/* Operations in the order in which they use one direction of a connection. */
+/* A queue of operations, in the order in which they use one direction of a connection. */
 typedef struct tshi_uv_fifo {
-    unsigned char op[TSHI_UV_OPS];
-    unsigned first, used;
+    unsigned char op[TSHI_UV_OPS]; /* ring buffer of indices into group->op */
+    unsigned first, used;          /* position of the oldest entry; number of entries */
 } tshi_uv_fifo;
 
-/* A data connection. Collectives and messages have one each, so that neither blocks the other. A
- * message's bytes go only where its receiver has announced itself ("clear"), so that whatever else
- * is on the connection gets through. */
+/* A data connection to one peer of a group. A pair of ranks has two, for collectives and for
+ * messages, so that neither blocks the other. A message is sent only after its receiver has sent a
+ * "clear": a header of kind RECV, without payload. Otherwise a message that nobody receives yet
+ * would block the clears after it. */
 typedef struct tshi_uv_link {
     tshi_uv_group *group;
-    int fd, peer; /* rank of the group; no fd to oneself */
-    tshi_uv_fifo in, out, clears;
-    tshi_uv_fifo *writing;           /* in the midst of a frame of that */
-    tshi_uv_head heard;              /* the frame that is being received, */
-    size_t heard_done;               /* so many bytes of its header, */
-    uint64_t sends, receives;        /* messages started */
-    uint64_t sent, cleared;          /* bodies begun; receivers heard of */
-    tshi_uv_head clear[TSHI_UV_OPS]; /* by number */
-    int want, polled;                /* libuv's events */
-    uint64_t wrote, got;             /* atomic: bytes of all frames so far */
-    int awaits;                      /* atomic: 1 if the caller has read all that arrived and
-                                      * needs more */
-    uint64_t peer_got;               /* control thread: bytes that the peer had received when it */
-    int64_t peer_got_at;             /* last reported; when that was; */
-    int64_t stalled_since;           /* since when later bytes are under way, 0: none */
-    uv_poll_t *poll;                 /* made at the first sleep */
+    int fd, peer;                    /* socket, -1 if peer is this rank; peer's rank in the group */
+    tshi_uv_fifo in, out, clears;    /* operations yet to receive; to send; to send a clear */
+    tshi_uv_fifo *writing;           /* queue whose first frame is sent in part; NULL: none */
+    tshi_uv_head heard;              /* header of the frame that is being received */
+    size_t heard_done;               /* bytes of that header received so far */
+    uint64_t sends, receives;        /* number of messages started: SENDs; RECVs */
+    uint64_t sent, cleared;          /* number of messages begun to be sent; of clears received */
+    tshi_uv_head clear[TSHI_UV_OPS]; /* the clears; that of message n is at n % TSHI_UV_OPS */
+    int want, polled;                /* libuv events: needed now; those that poll waits for */
+    uint64_t wrote, got;             /* atomic: bytes written; bytes read; headers included */
+    int awaits;                      /* atomic: 1 if the caller has read all bytes and needs more */
+    uint64_t peer_got;               /* control thread: the peer's `got` in its latest AWAIT */
+    int64_t peer_got_at;             /* control thread: when that AWAIT arrived */
+    int64_t stalled_since;           /* control thread: when peer_got began to lag wrote; 0: not */
+    uv_poll_t *poll;                 /* NULL until the caller first sleeps */
 } tshi_uv_link;
 
 typedef struct tsh_uv_world tsh_uv_world;
 
 struct tshi_uv_group {
     tsh_uv_world *world;
-    tshi_uv_group *next; /* under the lock: all groups of this rank */
-    uint64_t id, started;
-    int rank, size, active; /* active: operations in flight */
-    int *ranks;             /* of the world, by rank of the group */
-    tshi_uv_link *link;     /* collectives by peer, then messages by peer */
-    tshi_uv_op op[TSHI_UV_OPS];
-    tshi_uv_stream *streams;
-    tshi_uv_record record[TSHI_UV_RECORDS]; /* under the lock */
-    /* While it is made, the control thread's, which it is handed to under the lock: */
-    int listener, missing; /* a listening socket; connections to come */
-    int *ports;            /* of the members' listening sockets; 0: the world's */
-    int linked;            /* atomic: complete, and the caller's from here on */
+    tshi_uv_group *next;        /* next of world->groups; guarded by the lock */
+    uint64_t id, started;       /* id: the same on all members; number of collectives started */
+    int rank, size, active;     /* this rank in the group; members; operations in flight */
+    int *ranks;                 /* world rank of each member, by rank of the group */
+    tshi_uv_link *link;         /* [r]: collectives with peer r; [size + r]: messages with r */
+    tshi_uv_op op[TSHI_UV_OPS]; /* slots; a tsh_req is an index + 1 */
+    tshi_uv_stream *streams;    /* memory of op[].in and op[].out */
+    tshi_uv_record record[TSHI_UV_RECORDS]; /* of collective seq: seq % TSHI_UV_RECORDS; locked */
+    /* Used by the control thread, once the caller's thread has set world->requested: */
+    int listener, missing; /* listening socket, -1: none; number of connections not made yet */
+    int *ports;            /* port each member listens on for this group; 0: peer->address has it */
+    int linked;            /* atomic: 1 once all connections are made; then the caller uses them */
 };
 
-/* What both ends of a connection prove that they mean. */
+/* What a connection is made for. Both ends prove that they know the key and agree on all this. */
 typedef struct tshi_uv_hello {
-    uint32_t version;
-    int client, server, size; /* ranks, and of the world */
-    uint32_t purpose;
-    uint64_t group, job;
-    unsigned char client_nonce[32], server_nonce[32];
+    uint32_t version;         /* TSHI_UV_VERSION of the other end */
+    int client, server, size; /* world rank of the client and of the server; number of ranks */
+    uint32_t purpose;         /* a tshi_uv_purpose */
+    uint64_t group, job;      /* id of the group, 0: none; hash of the job's name */
+    unsigned char client_nonce[32], server_nonce[32]; /* random: a handshake cannot be replayed */
 } tshi_uv_hello;
 
-enum { TSHI_UV_ADDRESSES = 8 };
+enum { TSHI_UV_ADDRESSES = 8 }; /* addresses of one host that are tried, at most */
 
+/* A socket address, IPv4 or IPv6. */
 typedef struct tshi_uv_address {
     struct sockaddr_storage storage;
-    socklen_t size;
+    socklen_t size; /* bytes of storage that are used */
 } tshi_uv_address;
 
-/* What a rank holds against another. Larger outranks smaller. */
+/* What an error report is about. A report of a larger kind replaces one of a smaller kind. */
 typedef enum tshi_uv_error_kind {
-    TSHI_UV_NOTHING,
-    TSHI_UV_LATE,     /* timeout of a collective */
-    TSHI_UV_SILENT,   /* no beat */
-    TSHI_UV_CROSSED,  /* waits that cannot end */
-    TSHI_UV_MISMATCH, /* descriptors differ */
+    TSHI_UV_NOTHING,  /* there is no report */
+    TSHI_UV_LATE,     /* a collective, or joining, timed out */
+    TSHI_UV_SILENT,   /* a rank sends no heartbeat, or a data connection is dead */
+    TSHI_UV_CROSSED,  /* ranks wait for each other in a cycle */
+    TSHI_UV_MISMATCH, /* ranks called different collectives */
     TSHI_UV_GONE,     /* a connection ended */
-    TSHI_UV_ABORT     /* the rank says so itself */
+    TSHI_UV_ABORT     /* a rank reports that it cannot continue itself */
 } tshi_uv_error_kind;
 
+/* An error that one rank found, for the coordinator. */
 typedef struct tshi_uv_report {
     tshi_uv_error_kind kind;
-    uint64_t group, seq; /* a collective that the coordinator asks all ranks about; group 0: none */
-    tsh_error error;
+    uint64_t group, seq; /* collective that the coordinator asks all ranks about; group 0: none */
+    tsh_error error;     /* the world's error, if the coordinator decides on this report */
 } tshi_uv_report;
 
-/* What a rank answers the coordinator about a collective. */
+/* A rank's answer (TELL) to the coordinator's question (ASK) about one collective of a group. */
 typedef struct tshi_uv_answer {
-    int told, member, started, rank; /* rank: in the group */
-    tshi_uv_record record;
+    int told, member,      /* 1 if the rank has answered; 1 if it is in the group */
+        started, rank;     /* 1 if it has started the collective; its rank in the group */
+    tshi_uv_record record; /* what the rank called, if started */
 } tshi_uv_answer;
 
-enum { TSHI_UV_BLOCKED_GROUPS = 64, TSHI_UV_BLOCKED_PAIRS = 256 };
+enum { TSHI_UV_BLOCKED_GROUPS = 64, TSHI_UV_BLOCKED_PAIRS = 256 }; /* entries, at most */
 
-/* Where a rank has waited for over 20 ms, and what it had started by then. */
+/* What a rank reports when it has waited for 20 ms: its wait, and what it had started by then. */
 typedef struct tshi_uv_blocked {
     uint64_t wait;       /* number of the wait; 0: not blocked */
-    uint64_t group, seq; /* what it waits in; of a pair, seq is the message's number */
-    int peer;            /* world rank that a pair waits for; -1: a collective */
-    int sends;           /* of a pair: 1 it sends, 0 it receives */
-    char text[160];      /* the call, in words */
-    int members, groups, pairs;
-    int *member; /* world ranks of the group */
+    uint64_t group, seq; /* group of the wait; number of the collective, or of the message */
+    int peer;            /* message: world rank that it waits for; -1: it waits in a collective */
+    int sends;           /* message: 1: it is to be sent; 0: it is to be received */
+    char text[160];      /* description of the call */
+    int members, groups, pairs; /* number of entries of member; of groups_of; of pairs_of */
+    int *member;                /* world ranks of the group; memory of world->members */
     struct {
-        uint64_t id, started;
+        uint64_t id, started; /* a group; number of collectives started in it */
     } groups_of[TSHI_UV_BLOCKED_GROUPS];
     struct {
-        uint64_t group, sends, receives;
-        int peer;
+        uint64_t group, sends, receives; /* a group; number of SENDs and of RECVs started */
+        int peer;                        /* with this world rank */
     } pairs_of[TSHI_UV_BLOCKED_PAIRS];
 } tshi_uv_blocked;
 
+/* The state of a peer, as this rank sees it. */
 typedef enum tshi_uv_state {
     TSHI_UV_ABSENT, /* no control connection yet */
-    TSHI_UV_THERE,
-    TSHI_UV_MUTE, /* silent for a heartbeat: taken for lost; the connection stays, so that it and
-                     this rank can learn each other's decision */
-    TSHI_UV_LEFT, /* orderly shutdown */
-    TSHI_UV_LOST
+    TSHI_UV_THERE,  /* connected */
+    TSHI_UV_MUTE, /* silent for TSHARD_HEARTBEAT, counts as lost; the connection stays open, so that
+                     peer and this rank still receive each other's decision */
+    TSHI_UV_LEFT, /* orderly shutdown: it has sent BYE */
+    TSHI_UV_LOST  /* its control connection ended without BYE */
 } tshi_uv_state;
 
+/* A growing array of bytes, received or to be sent. */
 typedef struct tshi_uv_buffer {
     char *data;
-    size_t used, room;
+    size_t used, room; /* bytes in use; bytes allocated */
 } tshi_uv_buffer;
 
-/* A cursor over bytes that are written or read. `bad`: they do not suffice, or make no sense. */
+/* A position in bytes that are written or read, field by field. */
 typedef struct tshi_uv_cursor {
-    unsigned char *at, *end;
-    int writes, bad;
+    unsigned char *at, *end; /* the next field; the end of the bytes */
+    int writes, bad;         /* 1: writes, 0: reads; 1 if a field did not fit or is invalid */
 } tshi_uv_cursor;
 
-enum { TSHI_UV_MESSAGE_HEAD = 5, TSHI_UV_PAYLOAD = 60000 }; /* bytes of a control message at most */
+enum { TSHI_UV_MESSAGE_HEAD = 5, TSHI_UV_PAYLOAD = 60000 }; /* bytes per control message */
 
 /* A control message that is being written. */
 typedef struct tshi_uv_outgoing {
-    tshi_uv_cursor c;
+    tshi_uv_cursor c; /* over bytes */
     unsigned char bytes[TSHI_UV_MESSAGE_HEAD + TSHI_UV_PAYLOAD];
 } tshi_uv_outgoing;
 
-/* Times of an event that recurs: a message received, an acknowledgement. */
+/* Times of a recurring event: bytes received, or an acknowledgement. */
 typedef struct tshi_uv_pulse {
-    int64_t last; /* the last one */
-    int64_t back; /* the last one after a gap, 0: no gap yet */
+    int64_t last; /* time of the latest event */
+    int64_t back; /* time of the latest event that ended a gap (tshi_uv_gap); 0: no gap yet */
 } tshi_uv_pulse;
 
 /* What the control thread knows of a rank. */
@@ -461,139 +473,143 @@ typedef struct tshi_uv_peer {
     tsh_uv_world *world;
     int rank;
     tshi_uv_state state;
-    int fd, events; /* libuv's */
+    int fd, events; /* control connection, -1: none; libuv events that poll waits for */
     uv_poll_t *poll;
-    tshi_uv_buffer in, out;
-    tshi_uv_pulse heard;     /* something came from it */
-    tshi_uv_pulse acked;     /* its system acknowledged what had been sent until then */
-    uint64_t sent, mark;     /* bytes; those whose acknowledgement is awaited, 0: none are, */
-    int64_t marked;          /* and when the last of them was sent */
-    int reported;            /* it has sent an error report and waits for the decision */
+    tshi_uv_buffer in, out;  /* bytes received and not yet handled; bytes to be sent */
+    tshi_uv_pulse heard;     /* bytes arrived from the peer */
+    tshi_uv_pulse acked;     /* its system acknowledged all bytes sent by that time */
+    uint64_t sent, mark;     /* bytes sent; `acked` waits until so many are acknowledged, 0: none */
+    int64_t marked;          /* when mark was set */
+    int reported;            /* 1: it has sent this rank an error report and waits for a decision */
     tshi_uv_address address; /* where it listens */
-    int placed, ready;       /* that is known; rank 0: it has all its connections */
+    int placed, ready;       /* rank 0 only: 1 if address is known; 1 if it has sent READY */
     char name[80];           /* host:port of the control connection */
     /* What the coordinator knows of it: */
-    tshi_uv_answer answer;
-    tshi_uv_blocked blocked;
-    uint64_t asked; /* it is on the cycle, and to confirm this wait */
+    tshi_uv_answer answer;   /* to the latest ASK */
+    tshi_uv_blocked blocked; /* its latest BLOCKED message */
+    uint64_t asked;          /* number of the wait that it is asked to confirm (CONFIRM); 0: none */
 } tshi_uv_peer;
 
 /* What a connection is for. */
 typedef enum tshi_uv_purpose {
-    TSHI_UV_JOIN, /* to rank 0, becomes the control connection */
-    TSHI_UV_CONTROL,
-    TSHI_UV_DATA,
-    TSHI_UV_MESSAGES
+    TSHI_UV_JOIN,    /* a rank joins the world: its control connection with rank 0 */
+    TSHI_UV_CONTROL, /* a control connection between two other ranks */
+    TSHI_UV_DATA,    /* collectives of a group */
+    TSHI_UV_MESSAGES /* SEND and RECV of a group */
 } tshi_uv_purpose;
 
-/* A step of the handshake. The client's, then the server's. */
+/* The state of a handshake: the first four are the client's, the others the server's. */
 typedef enum tshi_uv_phase {
-    TSHI_UV_WAITS, /* to be dialled */
-    TSHI_UV_CONNECTS,
-    TSHI_UV_AWAITS_GREETING,
-    TSHI_UV_AWAITS_REPLY,
-    TSHI_UV_AWAITS_HELLO,
-    TSHI_UV_HAS_HELLO, /* which waits for the table */
-    TSHI_UV_REPLIES
+    TSHI_UV_WAITS,           /* not connected; dialled at conn->until */
+    TSHI_UV_CONNECTS,        /* connect() is in progress */
+    TSHI_UV_AWAITS_GREETING, /* the server sends first */
+    TSHI_UV_AWAITS_REPLY,    /* the client's hello has been written */
+    TSHI_UV_AWAITS_HELLO,    /* the greeting has been written */
+    TSHI_UV_HAS_HELLO,       /* the hello is checked once rank 0's address table is here */
+    TSHI_UV_REPLIES          /* the reply is being sent */
 } tshi_uv_phase;
 
-/* A connection before it is trusted: one that is to be made, or one that came to us. */
+/* A connection that is not authenticated yet: dialled by this rank (the client), or accepted. */
 typedef struct tshi_uv_conn {
     tsh_uv_world *world;
-    struct tshi_uv_conn *next;
-    int dialled, attempts;   /* dialled: by this rank, again and again */
-    tshi_uv_address address; /* where it calls */
-    int fd;
+    struct tshi_uv_conn *next; /* next of world->conns */
+    int dialled, attempts;     /* 1: dialled, 0: accepted; number of attempts that failed */
+    tshi_uv_address address;   /* where to dial; unused for JOIN */
+    int fd;                    /* -1: none */
     tshi_uv_phase phase;
     uv_poll_t *poll;
-    int64_t until; /* it is dropped then, or dialled */
+    int64_t until; /* WAITS: when to dial; else: when the handshake times out */
     tshi_uv_hello hello;
-    unsigned char in[128], out[128];
-    size_t in_used, in_need, out_used;
-    int welcome; /* the server's reply was that */
-    char name[80];
+    unsigned char in[128], out[128];   /* bytes received; bytes to be sent */
+    size_t in_used, in_need, out_used; /* bytes in `in`; bytes to wait for; bytes left in `out` */
+    int welcome;                       /* server: 1 if the reply accepts the client */
+    char name[80];                     /* host:port of the other end */
 } tshi_uv_conn;
 
-/* Messages of one kind, of which the logger gets one a second. */
+/* Limits log messages of one kind to one a second. */
 typedef struct tshi_uv_log_count {
-    int64_t told; /* when it got the last one; 0: none yet */
-    int count;    /* since then */
-    char last[256];
+    int64_t told;   /* when the last one was logged; 0: never */
+    int count;      /* number of messages since then */
+    char last[256]; /* text of the latest message */
 } tshi_uv_log_count;
 
+/* Kinds: refused clients that did not prove the key, or did; unproven servers; number of kinds. */
 enum { TSHI_UV_OF_UNPROVEN, TSHI_UV_OF_KEY_HOLDERS, TSHI_UV_OF_SERVERS, TSHI_UV_TALLIES };
 
 struct tsh_uv_world {
-    int rank, size, spins;
-    int64_t timeout, heartbeat;
-    uint64_t job;
-    unsigned char secret[32], token[32], mesh[32]; /* of the key; random; of both */
-    char jobname[300], host[256];
-    int port;
+    int rank, size, spins;        /* this rank; number of ranks; idle turns before a wait sleeps */
+    int64_t timeout, heartbeat;   /* TSHARD_TIMEOUT and TSHARD_HEARTBEAT, in ns */
+    uint64_t job;                 /* hash of jobname */
+    unsigned char secret[32],     /* hash of the shared key; all 0: no key */
+        token[32],                /* random bytes, which rank 0 sends with the address table */
+        mesh[32];                 /* HMAC of token by secret: the key of all connections but JOIN */
+    char jobname[300], host[256]; /* TSHARD_JOB; host of rank 0 */
+    int port;                     /* of rank 0 */
     tsh_logger logger;
 
-    /* The caller's thread. */
+    /* Used by the caller's thread: */
     uv_loop_t loop;
-    uv_timer_t timer;
-    uv_async_t wake_caller;
-    int open; /* groups */
-    uint64_t waits, ids;
+    uv_timer_t timer;       /* ends the loop's sleep */
+    uv_async_t wake_caller; /* the control thread wakes loop */
+    int open;               /* number of groups not closed yet */
+    uint64_t waits, ids;    /* number of long waits so far; of splits so far */
 
-    /* Between the threads. */
+    /* Used by both threads, under the lock unless a field says otherwise: */
     uv_mutex_t lock;
-    uv_cond_t changed;
-    int failed; /* atomic, a tsh_result; error is valid once it is set */
-    int halted; /* atomic: an error was reported, no data moves */
-    tsh_error error;
-    tshi_uv_group *groups;
-    tshi_uv_report reported; /* the caller's, to be taken */
-    tshi_uv_report held;     /* the control thread's, until a decision comes */
-    tshi_uv_blocked blocked;
-    uint64_t last;            /* the group of the latest collective */
-    int blocked_new, leaving; /* atomic */
-    int forming;              /* written under the lock, by the control thread */
-    tshi_uv_group *requested; /* a group that is to be made */
-    tshi_uv_group *ended;     /* the caller's: closed after the world failed */
+    uv_cond_t changed;        /* signalled when the world has formed or failed */
+    int failed;               /* atomic, a tsh_result; error is valid once this is not TSH_OK */
+    int halted;               /* atomic: 1: an error was reported, no data moves */
+    tsh_error error;          /* the world's error */
+    tshi_uv_group *groups;    /* list of all groups that are not closed */
+    tshi_uv_report reported;  /* written by the caller's thread, taken by the control thread */
+    tshi_uv_report held;      /* control thread: the gravest report, until a decision comes */
+    tshi_uv_blocked blocked;  /* what the caller's thread is blocked on */
+    uint64_t last;            /* id of the group of the latest collective */
+    int blocked_new, leaving; /* atomic: 1 if `blocked` is to be sent; 1 if this rank shuts down */
+    int forming;              /* 1 until the world is complete; written by the control thread */
+    tshi_uv_group *requested; /* group whose connections the control thread is to make; or NULL */
+    tshi_uv_group *ended;     /* caller's thread: groups closed after the world failed, not freed */
 
-    /* The control thread. */
+    /* Used by the control thread: */
     uv_thread_t thread;
     uv_loop_t control;
-    uv_prepare_t turn; /* after whatever happened, before the loop sleeps, */
-    uv_timer_t tick;   /* which this ends */
-    uv_async_t wake_control;
-    uv_poll_t *listening;
-    int listener, tabled, told_ready, insecure, keyed;
-    char bind_host[256];
-    tshi_uv_address own;                        /* where this rank listens */
+    uv_prepare_t turn;       /* calls tshi_uv_on_turn each time before the loop sleeps */
+    uv_timer_t tick;         /* ends that sleep */
+    uv_async_t wake_control; /* the caller's thread wakes control */
+    uv_poll_t *listening;    /* watches listener; NULL: none, or no descriptors were left */
+    int listener,            /* listening socket; -1: none */
+        tabled, told_ready,  /* 1 if the address table is known; 1 if this rank has sent READY */
+        insecure, keyed;     /* 1 if other hosts need no key; 1 if a key is given */
+    char bind_host[256];     /* TSHARD_BIND; "": none */
+    tshi_uv_address own;     /* where this rank listens */
     tshi_uv_address address[TSHI_UV_ADDRESSES]; /* of rank 0 */
-    int addresses;
-    tshi_uv_peer *peer; /* by rank */
-    int *members;       /* room of all tshi_uv_blocked.member */
-    tshi_uv_conn *conns;
-    /* connections that have not proved the key: how many there are, and may be */
-    int unproven, unproven_limit;
+    int addresses;                              /* number of entries of address */
+    tshi_uv_peer *peer;                         /* by world rank */
+    int *members;                               /* memory of all tshi_uv_blocked.member */
+    tshi_uv_conn *conns;                        /* list of connections not authenticated yet */
+    int unproven, unproven_limit;               /* number of those that were accepted; its limit */
     tshi_uv_log_count tally[TSHI_UV_TALLIES];
-    tshi_uv_group *world_group, *making;
-    tsh_coll_search *search; /* by rank: the coordinator's for a cycle of blocked ranks */
-    int confirming;          /* ranks on a cycle that have not confirmed their wait */
+    tshi_uv_group *world_group, *making; /* of all ranks; whose connections are made now, or NULL */
+    tsh_coll_search *search; /* by rank: the coordinator's search for a cycle of blocked ranks */
+    int confirming;          /* number of ranks on a cycle that have not confirmed their wait */
     tshi_uv_outgoing outgoing;
-    int64_t due;             /* when the world is to have formed, */
-    int64_t beat, accept_at; /* the next beat goes, accepting is tried again, */
-    int64_t silent_at;       /* the next rank has been silent for a heartbeat, */
-    int64_t await_at;        /* the next AWAIT messages go, */
-    int64_t ticked;          /* this thread was to wake, */
-    int64_t parting;         /* since when this rank shuts down; 0: it does not */
-    int64_t held_since;
-    int64_t considered_at; /* since when this rank, as coordinator, collects reports; 0: it does
-                              not */
-    int reported_to;       /* the coordinator that knows what is held */
-    tsh_error offer;       /* a decision of a rank that is not this rank's coordinator, */
-    int offered_by;        /* that rank, */
-    int64_t offered_at;    /* and when; 0: none */
-    char absent[256];      /* as rank 0 says */
-    char obstacle[300];    /* what last hindered a connection */
+    int64_t due;             /* when joining times out */
+    int64_t beat, accept_at; /* when heartbeats are sent next; when accepting is tried again */
+    int64_t silent_at;       /* when the next rank counts as lost, if it stays silent */
+    int64_t await_at;        /* when the next AWAIT messages are to be sent */
+    int64_t ticked;          /* when this thread was to wake last, at the latest */
+    int64_t parting;         /* when this rank sent BYE; 0: not yet */
+    int64_t held_since;      /* when the first report came into `held`; 0: none did */
+    int64_t considered_at;   /* when this rank, as coordinator, began to collect reports; 0: not */
+    int reported_to;         /* coordinator to which `held` was sent; -1: to none yet */
+    tsh_error offer;         /* held-back decision of a rank that is not the coordinator */
+    int offered_by;          /* rank that sent the offer */
+    int64_t offered_at;      /* when the first offer arrived; 0: none did */
+    char absent[256];        /* ranks that have not joined, as rank 0 reports them */
+    char obstacle[300];      /* why a connection last failed, for the error of a timeout */
 };
 
+/* Returns a text for an errno. */
 static const char *tshi_uv_why(int error) {
     return uv_strerror(uv_translate_sys_error(error));
 }
@@ -602,7 +618,7 @@ static int64_t tshi_uv_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Logs what was counted, if the last message is a second old (`now` INT64_MAX: in any case). */
+/* Logs the counted messages, one a second of each kind at most; `now` INT64_MAX: all at once. */
 static void tshi_uv_log_counted(tsh_uv_world *world, int64_t now) {
     for (int i = 0; i < TSHI_UV_TALLIES; i++) {
         tshi_uv_log_count *t = &world->tally[i];
@@ -617,7 +633,7 @@ static void tshi_uv_log_counted(tsh_uv_world *world, int64_t now) {
     }
 }
 
-/* A message that others can cause as often as they like: one a second is logged, with a count. */
+/* Logs a message that others can cause as often as they like: at most one a second of its kind. */
 TSH_PRINTF(3, 4)
 static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...) {
     tshi_uv_log_count *t = &world->tally[kind];
@@ -631,18 +647,21 @@ static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...)
 
 /* ========================================================================== */
 /* >>uv-wire                                         MARK: - uv-wire (private) */
-/* Bytes of the handshake and of control messages: written and read here, and  */
-/* trusted nowhere.                                                             */
+/* Encoding of the handshake and of control messages. One function per message */
+/* writes the given values as fields, or reads fields, as the cursor says. A   */
+/* field that does not fit or is invalid sets cursor->bad; those after it read */
+/* as 0. Nothing received is trusted.                                          */
 /* Needs: >>uv-types.                                                           */
 /* ========================================================================== */
 
+/* Returns a cursor at the beginning of bytes. `writes`: 1: fields are written, 0: read. */
 static tshi_uv_cursor tshi_uv_cursor_over(void *bytes, size_t size, int writes) {
     unsigned char *at = (unsigned char *)bytes;
     tshi_uv_cursor c = {at, at + size, writes, 0};
     return c;
 }
 
-/* The next n bytes; NULL: there are not so many. */
+/* Returns the next n bytes and moves the cursor past them; NULL, and sets bad: fewer are left. */
 static unsigned char *tshi_uv_take(tshi_uv_cursor *c, size_t n) {
     unsigned char *at = c->at;
     if (c->bad || n > (size_t)(c->end - c->at)) {
@@ -653,12 +672,10 @@ static unsigned char *tshi_uv_take(tshi_uv_cursor *c, size_t n) {
     return at;
 }
 
-/* A field is written if the cursor writes, else read: what is below serves both ends. */
-
-/* A number of n bytes, little endian. Returns it; 0 where there are not so many. */
+/* Writes or reads a number of n bytes, little endian. Returns it; 0 if fewer bytes are left. */
 static uint64_t tshi_uv_field(tshi_uv_cursor *c, uint64_t value, size_t n) {
     unsigned char *at = tshi_uv_take(c, n);
-    uint64_t there = 0;
+    uint64_t there = 0; /* the number in the bytes */
     for (size_t i = 0; at && i < n; i++) {
         if (c->writes) at[i] = (unsigned char)(value >> 8 * i);
         there |= (uint64_t)at[i] << 8 * i;
@@ -679,7 +696,7 @@ static void tshi_uv_bytes_field(tshi_uv_cursor *c, void *bytes, size_t n) {
     if (at) memcpy(c->writes ? at : bytes, c->writes ? bytes : at, n);
 }
 
-/* Text that is read is cut to room; bytes that do not print become '?'. */
+/* Writes or reads a length and a text. Reading cuts it to room; control characters become '?'. */
 static void tshi_uv_text_field(tshi_uv_cursor *c, char *text, size_t room) {
     size_t n = (size_t)tshi_uv_field(c, c->writes ? strlen(text) : 0, 2), kept = 0;
     unsigned char *at = tshi_uv_take(c, n);
@@ -692,14 +709,14 @@ static void tshi_uv_text_field(tshi_uv_cursor *c, char *text, size_t room) {
     text[kept] = 0;
 }
 
-/* A rank of a world of `size`, or -1. */
+/* Writes or reads a rank of a world of `size`, or -1; sets bad if it is neither. */
 static int tshi_uv_rank_field(tshi_uv_cursor *c, int rank, int size) {
     rank = tshi_uv_int_field(c, rank);
     if (rank < -1 || rank >= size) c->bad = 1;
     return rank;
 }
 
-/* How many follow, at most `most`; 0 if that is not so. */
+/* Writes or reads a number of entries, 0 to `most`. Returns it; 0, and sets bad: out of range. */
 static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
     count = tshi_uv_int_field(c, count);
     if (count < 0 || count > most) c->bad = 1;
@@ -708,21 +725,23 @@ static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
 
 /* ---- the handshake ---- */
 
-/* The server begins: "tshd", version, its nonce. The client's hello is what follows, and a proof.
- * The server replies: a status, its own value where they differ, and its proof. */
-#define TSHI_UV_VERSION UINT32_C(0x74730001) /* byte order, and 1 */
+/* 1. Server: greeting: "tshd", version, nonce.
+ * 2. Client: hello: "TSHD", version, nonce, the fields of tshi_uv_hello, proof.
+ * 3. Server: reply: status, the server's own value of the field that differs, proof.
+ * A proof is an HMAC over the hello (tshi_uv_proof) under a key that both ends have. */
+#define TSHI_UV_VERSION UINT32_C(0x74730001) /* "ts", and 1: the version */
 
-enum { TSHI_UV_GREETING = 40, TSHI_UV_CLIENT_HELLO = 104, TSHI_UV_REPLY = 44 };
+enum { TSHI_UV_GREETING = 40, TSHI_UV_CLIENT_HELLO = 104, TSHI_UV_REPLY = 44 }; /* bytes */
 
 typedef enum tshi_uv_reply {
-    TSHI_UV_WELCOME,
-    TSHI_UV_OTHER_KEY, /* of these two, no proof is given */
-    TSHI_UV_OTHER_VERSION,
-    TSHI_UV_OTHER_JOB,
-    TSHI_UV_OTHER_SIZE,
-    TSHI_UV_OTHER_RANK, /* the client meant another rank */
-    TSHI_UV_TAKEN,      /* that rank is there already */
-    TSHI_UV_UNKNOWN     /* no such group is being made */
+    TSHI_UV_WELCOME,       /* accepted */
+    TSHI_UV_OTHER_KEY,     /* the client's proof is wrong; the reply has no proof either */
+    TSHI_UV_OTHER_VERSION, /* of the protocol; the reply has no proof */
+    TSHI_UV_OTHER_JOB,     /* the jobs' names differ */
+    TSHI_UV_OTHER_SIZE,    /* the numbers of ranks differ */
+    TSHI_UV_OTHER_RANK,    /* the client expected another rank at this address */
+    TSHI_UV_TAKEN,         /* the client's rank has this connection already */
+    TSHI_UV_UNKNOWN        /* the group, or the world, is not being set up now */
 } tshi_uv_reply;
 
 static void tshi_uv_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello) {
@@ -734,10 +753,10 @@ static void tshi_uv_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello) {
     hello->job = tshi_uv_field(c, hello->job, 8);
 }
 
-/* HMAC-SHA256 of 'C' or 'S', a status, and the whole hello (RFC 2104 by libsodium). */
+/* Computes HMAC-SHA256 (RFC 2104) over who ('C'lient, 'S'erver), status (client: 0) and hello. */
 static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t status,
                           const tshi_uv_hello *hello, unsigned char proof[32]) {
-    unsigned char bytes[5 + 4 * 5 + 16 + 64];
+    unsigned char bytes[5 + 4 * 5 + 16 + 64]; /* who, status; version, 4 ints; 2 ids; 2 nonces */
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, sizeof bytes, 1);
     tshi_uv_hello all = *hello;
     (void)tshi_uv_field(&c, (uint64_t)who, 1);
@@ -749,7 +768,7 @@ static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t sta
     (void)crypto_auth_hmacsha256(proof, bytes, sizeof bytes, secret);
 }
 
-/* "tshd" or "TSHD", the version, and the nonce of whoever writes. 0: another word was read. */
+/* Writes or reads `word` (4 letters), the version and the writer's nonce. 0: read another word. */
 static int tshi_uv_greeting_fields(tshi_uv_cursor *c, const char *word, uint32_t *version,
                                    unsigned char nonce[32]) {
     char magic[4];
@@ -760,15 +779,15 @@ static int tshi_uv_greeting_fields(tshi_uv_cursor *c, const char *word, uint32_t
     return memcmp(magic, word, 4) == 0;
 }
 
-/* Writes the server's greeting, or reads it. 0: not a greeting. */
+/* Writes or reads the server's greeting. Returns 0 if it read something else. */
 static int tshi_uv_greeting(unsigned char bytes[TSHI_UV_GREETING], int writes, uint32_t *version,
                             unsigned char nonce[32]) {
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_GREETING, writes);
     return tshi_uv_greeting_fields(&c, "tshd", version, nonce);
 }
 
-/* Writes the client's hello, or reads it: all but the server's nonce. The first four bytes are
- * looked at as they come. */
+/* Writes or reads the client's hello, which has all fields but the server's nonce. Reading does not
+ * check "TSHD": tshi_uv_server_step does that as soon as these bytes arrive. */
 static void tshi_uv_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO], int writes,
                                  tshi_uv_hello *hello, unsigned char proof[32]) {
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO, writes);
@@ -777,11 +796,12 @@ static void tshi_uv_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO], int 
     tshi_uv_bytes_field(&c, proof, 32);
 }
 
-/* 1 if a reply of this status has a proof. */
+/* Returns 1 if a reply of this status has a proof. */
 static int tshi_uv_is_proven(uint32_t status) {
     return status != TSHI_UV_OTHER_KEY && status != TSHI_UV_OTHER_VERSION;
 }
 
+/* Writes the server's reply. `value`: the server's value of the field that differs. */
 static void tshi_uv_put_reply(unsigned char bytes[TSHI_UV_REPLY], tshi_uv_reply status,
                               int64_t value, const tshi_uv_hello *hello,
                               const unsigned char secret[32]) {
@@ -794,7 +814,7 @@ static void tshi_uv_put_reply(unsigned char bytes[TSHI_UV_REPLY], tshi_uv_reply 
     tshi_uv_bytes_field(&c, proof, 32);
 }
 
-/* 0: not a reply, or not from one who knows the secret. */
+/* Reads a reply. Returns 0 if it is not a reply, or its proof is wrong. */
 static int tshi_uv_get_reply(unsigned char bytes[TSHI_UV_REPLY], const tshi_uv_hello *hello,
                              const unsigned char secret[32], uint32_t *status, int64_t *value) {
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY, 0);
@@ -808,25 +828,25 @@ static int tshi_uv_get_reply(unsigned char bytes[TSHI_UV_REPLY], const tshi_uv_h
     return sodium_memcmp(proof, expected, 32) == 0;
 }
 
-/* ---- control messages: length (4), type (1), what follows ---- */
+/* ---- control messages: length of the payload (4 bytes), type (1), payload ---- */
 
 typedef enum tshi_uv_type {
-    TSHI_UV_BEAT,
-    TSHI_UV_HERE,    /* to rank 0: where I listen */
-    TSHI_UV_MISSING, /* from rank 0: who is absent */
-    TSHI_UV_TABLE,   /* from rank 0: where all listen, and the world's token */
-    TSHI_UV_READY,   /* to rank 0: I have all connections */
-    TSHI_UV_GO,      /* from rank 0: so have all */
-    TSHI_UV_REPORT,  /* to the coordinator: an error report */
-    TSHI_UV_ASK,     /* the coordinator asks a rank which collective it called */
-    TSHI_UV_TELL,
-    TSHI_UV_BLOCKED, /* to the coordinator: I have waited for long */
-    TSHI_UV_CONFIRM, /* from the coordinator: do you still? */
-    TSHI_UV_STILL,
-    TSHI_UV_DECISION, /* a decision: the world's error */
-    TSHI_UV_BYE,
-    TSHI_UV_AWAIT, /* to a peer whose bytes this rank waits for: how many have arrived */
-    TSHI_UV_TYPES
+    TSHI_UV_BEAT,     /* heartbeat, to all */
+    TSHI_UV_HERE,     /* to rank 0: where the sender listens */
+    TSHI_UV_MISSING,  /* from rank 0: which ranks have not joined yet */
+    TSHI_UV_TABLE,    /* from rank 0: the address table (where each rank listens), and the token */
+    TSHI_UV_READY,    /* to rank 0: the sender has all its connections */
+    TSHI_UV_GO,       /* from rank 0: all ranks have all their connections */
+    TSHI_UV_REPORT,   /* to the coordinator: an error report */
+    TSHI_UV_ASK,      /* from the coordinator: which call was collective seq of a group? */
+    TSHI_UV_TELL,     /* the answer to ASK */
+    TSHI_UV_BLOCKED,  /* to the coordinator: the sender has waited for 20 ms; a tshi_uv_blocked */
+    TSHI_UV_CONFIRM,  /* from the coordinator: is the receiver still in that wait? */
+    TSHI_UV_STILL,    /* the answer to CONFIRM */
+    TSHI_UV_DECISION, /* the world's error */
+    TSHI_UV_BYE,      /* the sender shuts down in good order */
+    TSHI_UV_AWAIT,    /* the sender waits for the receiver's data: how many bytes have arrived */
+    TSHI_UV_TYPES     /* number of types */
 } tshi_uv_type;
 
 static void tshi_uv_error_fields(tshi_uv_cursor *c, tsh_error *error, int size) {
@@ -844,11 +864,12 @@ static void tshi_uv_report_fields(tshi_uv_cursor *c, tshi_uv_report *e, int size
     tshi_uv_error_fields(c, &e->error, size);
 }
 
+/* Payload of TELL: the collective, then the answer. */
 static void tshi_uv_answer_fields(tshi_uv_cursor *c, uint64_t *group, uint64_t *seq,
                                   tshi_uv_answer *answer) {
     tshi_uv_record *record = &answer->record;
     tsh_coll *coll = &record->coll;
-    unsigned bits = (unsigned)(answer->member | answer->started << 1);
+    unsigned bits = (unsigned)(answer->member | answer->started << 1); /* one byte holds both */
     *group = tshi_uv_field(c, *group, 8);
     *seq = tshi_uv_field(c, *seq, 8);
     bits = (unsigned)tshi_uv_field(c, bits, 1);
@@ -871,7 +892,7 @@ static void tshi_uv_answer_fields(tshi_uv_cursor *c, uint64_t *group, uint64_t *
     }
 }
 
-/* Of a world of `size` ranks; s->member has room for all. */
+/* Payload of BLOCKED in a world of `size` ranks. s->member must have `size` entries. */
 static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int size) {
     s->wait = tshi_uv_field(c, s->wait, 8);
     s->group = tshi_uv_field(c, s->group, 8);
@@ -896,13 +917,13 @@ static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int si
         s->pairs_of[i].receives = tshi_uv_field(c, s->pairs_of[i].receives, 8);
         s->pairs_of[i].peer = tshi_uv_int_field(c, s->pairs_of[i].peer);
     }
-    if (c->bad && !c->writes) s->wait = 0;
+    if (c->bad && !c->writes) s->wait = 0; /* an invalid message counts as not blocked */
 }
 
 /* ========================================================================== */
 /* >>uv-socket                                     MARK: - uv-socket (private) */
-/* Addresses, and sockets that never block, never leak into children and never */
-/* raise a signal.                                                             */
+/* Addresses, and sockets. No socket blocks, is inherited by a child process   */
+/* or raises SIGPIPE.                                                          */
 /* Needs: >>uv-types.                                                           */
 /* ========================================================================== */
 
@@ -914,8 +935,8 @@ static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int si
 #error "tshard_uv.h needs MSG_NOSIGNAL or SO_NOSIGPIPE: on macOS define _DARWIN_C_SOURCE, too"
 #endif
 
-/* The addresses of a host, the system's preference first; their number, 0 and *why if none.
- * `numeric`: names are not looked up. */
+/* Fills list with the addresses of a host, the system's preference first, and returns their number;
+ * 0: none, *why says why. `numeric` 1: host must be an address, no name is looked up. */
 static int tshi_uv_resolve(const char *host, int port, int numeric, tshi_uv_address *list,
                            const char **why) {
     struct addrinfo hints, *found = NULL;
@@ -958,6 +979,7 @@ static void tshi_uv_set_port(tshi_uv_address *address, int port) {
         ((struct sockaddr_in6 *)(void *)storage)->sin6_port = htons((uint16_t)port);
 }
 
+/* Returns 1 if only this host can reach the address. */
 static int tshi_uv_loopback(const tshi_uv_address *address) {
     const struct sockaddr_storage *storage = &address->storage;
     if (storage->ss_family == AF_INET) {
@@ -972,19 +994,19 @@ static int tshi_uv_loopback(const tshi_uv_address *address) {
     return 0;
 }
 
-/* The numeric address; "?" where there is none. */
+/* Writes the address without its port, in digits; "?" if that fails. */
 static void tshi_uv_host_text(const tshi_uv_address *address, char *text, size_t room) {
     if (getnameinfo(tshi_uv_sockaddr(address), address->size, text, (socklen_t)room, NULL, 0,
                     NI_NUMERICHOST) != 0)
         (void)snprintf(text, room, "?");
 }
 
-/* "127.0.0.1:4000", "[::1]:4000" */
+/* Writes "127.0.0.1:4000" or "[::1]:4000". */
 static void tshi_uv_name(const char *host, int port, char *text, size_t room) {
     (void)snprintf(text, room, strchr(host, ':') ? "[%s]:%d" : "%s:%d", host, port);
 }
 
-/* This end, or the other one, of a socket. 0: it has none. */
+/* Gets the address of a socket's own end, or (`other` 1) of the peer's. 0: the system failed. */
 static int tshi_uv_end_of(int fd, int other, tshi_uv_address *address) {
     struct sockaddr *to = (struct sockaddr *)&address->storage;
     memset(address, 0, sizeof *address);
@@ -1003,7 +1025,7 @@ static void tshi_uv_close_fd(int *fd) {
     *fd = -1;
 }
 
-/* 0: the system refused (errno). */
+/* Makes a socket non-blocking, closed on exec, without TCP delay and SIGPIPE. 0: failed (errno). */
 static int tshi_uv_prepare_fd(int fd) {
     int flags = fcntl(fd, F_GETFL), one = 1;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -1014,7 +1036,7 @@ static int tshi_uv_prepare_fd(int fd) {
            fcntl(fd, F_SETFD, FD_CLOEXEC) == 0;
 }
 
-/* errno stays. */
+/* Closes fd, keeps errno as it was, and returns -1. */
 static int tshi_uv_give_up(int fd) {
     int why = errno;
     (void)close(fd);
@@ -1027,7 +1049,7 @@ static int tshi_uv_socket(const tshi_uv_address *address) {
     return fd < 0 || tshi_uv_prepare_fd(fd) ? fd : tshi_uv_give_up(fd);
 }
 
-/* A listening socket; -1: refused (errno). */
+/* Returns a new listening socket; -1: the system refused (errno). */
 static int tshi_uv_listen(const tshi_uv_address *address) {
     int one = 1, fd = tshi_uv_socket(address);
     if (fd < 0) return -1;
@@ -1037,7 +1059,7 @@ static int tshi_uv_listen(const tshi_uv_address *address) {
                : tshi_uv_give_up(fd);
 }
 
-/* A socket that is connecting; -1: refused (errno). */
+/* Returns a new socket that is connecting; -1: the system refused (errno). */
 static int tshi_uv_connect(const tshi_uv_address *address) {
     int fd = tshi_uv_socket(address);
     if (fd < 0) return -1;
@@ -1047,12 +1069,12 @@ static int tshi_uv_connect(const tshi_uv_address *address) {
                : tshi_uv_give_up(fd);
 }
 
-/* 1 if errno says that the call would block or was interrupted: try again later. */
+/* Returns 1 if errno says that the call would block or was interrupted: try again later. */
 static int tshi_uv_later(void) {
     return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 }
 
-/* Bytes that the other end's system has not acknowledged; -1: unknown. */
+/* Returns how many sent bytes the other end's system has not acknowledged; -1: unknown. */
 static int tshi_uv_unacknowledged(int fd) {
     int bytes = -1;
 #if defined(SO_NWRITE) /* macOS */
@@ -1070,20 +1092,20 @@ static int tshi_uv_out_of_descriptors(int why) {
     return why == EMFILE || why == ENFILE;
 }
 
-/* Sockets of a world: three to each peer; a listener, two loops, some that are unauthenticated. A
- * group takes two more to each member. */
+/* Returns the number of descriptors that a world of `size` ranks needs; groups need more. */
 static int tshi_uv_descriptors(int size) {
-    return 3 * (size - 1) + 24;
+    return 3 * (size - 1) + 24; /* 3 per peer; listener, loops, unauthenticated connections */
 }
 
 /* ========================================================================== */
 /* >>uv-settings                                 MARK: - uv-settings (private) */
-/* From the desc and the environment: TSHARD_*, then torchrun's, then Slurm's. */
+/* Reads the settings of a world: from the tsh_uv_desc, else from variables:   */
+/* TSHARD_*, then torchrun's, then Slurm's. Functions that fail fill *error.   */
 /* Needs: >>uv-socket.                                                          */
 /* ========================================================================== */
 
-/* Rank and size, and of which family they are: 0 the desc, 1 TSHARD_*, 2 torchrun, 3 Slurm, 4
- * none. */
+/* Sets the world's rank and size, and *of to the family that gave them: 0 the desc, 1 TSHARD_*,
+ * 2 torchrun, 3 Slurm, 4 none. */
 static tsh_result tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world, int *of,
                                    tsh_error *error) {
     static const char *const ranks[] = {"TSHARD_RANK", "RANK", "SLURM_PROCID"};
@@ -1100,7 +1122,7 @@ static tsh_result tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world,
             return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is set, but not %s",
                                  has_rank ? rank : size, has_rank ? size : rank);
     }
-    if (!desc->size && !has_size) {
+    if (!desc->size && !has_size) { /* no family: a world of one rank */
         family = 4;
         world->rank = 0;
         world->size = 1;
@@ -1113,17 +1135,17 @@ static tsh_result tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world,
     return TSH_OK;
 }
 
-/* "node[03-07,9],b2" gives "node03", "a,b" gives "a". */
+/* Writes the first host of a Slurm list: "node03" of "node[03-07,9],b2", "a" of "a,b". */
 static void tshi_uv_first_host(const char *list, char *host, size_t room) {
     size_t n = strcspn(list, "[,"), m;
     const char *inner = list[n] == '[' ? list + n + 1 : "";
     const char *behind = strchr(inner, ']');
-    m = strcspn(inner, "-,]");
+    m = strcspn(inner, "-,]"); /* length of the first number */
     (void)snprintf(host, room, "%.*s%.*s%.*s", (int)n, list, (int)m, inner,
                    behind ? (int)strcspn(behind + 1, ",[") : 0, behind ? behind + 1 : "");
 }
 
-/* Copies desc's text, else the variable's. 1: copied; 0: neither is given; -1: too long. */
+/* Copies the text that desc gives, else the variable's. 1: copied; 0: neither given; -1: error. */
 static int tshi_uv_text(const char *given, const char *variable, char *text, size_t room,
                         tsh_error *error) {
     if (!given) return tsh_env_text(variable, text, room, error);
@@ -1134,7 +1156,7 @@ static int tshi_uv_text(const char *given, const char *variable, char *text, siz
     return -1;
 }
 
-/* The host of rank 0. */
+/* Sets world->host, the host of rank 0. */
 static tsh_result tshi_uv_set_host(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
                                    tsh_error *error) {
     char *host = world->host, nodes[4096];
@@ -1150,7 +1172,7 @@ static tsh_result tshi_uv_set_host(const tsh_uv_desc *desc, int family, tsh_uv_w
     return has < 0 ? error->code : TSH_OK;
 }
 
-/* The port of rank 0; 0 stays where none is known. */
+/* Sets world->port, the port of rank 0; 0 if none is given. */
 static tsh_result tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
                                          tsh_error *error) {
     int has, id = 0;
@@ -1163,7 +1185,7 @@ static tsh_result tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, ts
     if (!has) {
         has = tsh_env_int("MASTER_PORT", 1, 65534, &world->port, error);
         if (has > 0 && tsh_env_text("TORCHELASTIC_USE_AGENT_STORE", agent, sizeof agent, error))
-            has = strcmp(agent, "True") == 0 ? 2 : strcmp(agent, "False") == 0 ? 1 : -1;
+            has = strcmp(agent, "True") == 0 ? 2 : strcmp(agent, "False") == 0 ? 1 : -1; /* 2: +1 */
         if (has < 0 && agent[0])
             return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
                                  "TORCHELASTIC_USE_AGENT_STORE is \"%s\"; it takes True or False",
@@ -1177,9 +1199,9 @@ static tsh_result tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, ts
     return has < 0 ? error->code : TSH_OK;
 }
 
-enum { TSHI_UV_KEY_ROOM = 4096, TSHI_UV_KEY_LEAST = 16 };
+enum { TSHI_UV_KEY_ROOM = 4096, TSHI_UV_KEY_LEAST = 16 }; /* bytes of a key: limit, minimum */
 
-/* Hashes a key that was found at `where`. */
+/* Hashes a key into `hash`. `where`: the setting or file it came from, for the error. */
 static tsh_result tshi_uv_take_key(const void *key, size_t size, const char *where,
                                    unsigned char hash[32], tsh_error *error) {
     (void)crypto_hash_sha256(hash, (const unsigned char *)key, size);
@@ -1191,12 +1213,12 @@ static tsh_result tshi_uv_take_key(const void *key, size_t size, const char *whe
                          where, (int)size, TSHI_UV_KEY_LEAST);
 }
 
-/* Reads a key file; *size is 0 before, and its length afterwards. Only the user of this process, or
- * root, may have written it, and nobody else read it. */
+/* Reads a key file into bytes and adds its length to *size, which must be 0. An error unless it
+ * belongs to the user of this process or to root, and no other user can read or write it. */
 static tsh_result tshi_uv_read_key(int fd, const char *path, unsigned char *bytes, size_t room,
                                    size_t *size, tsh_error *error) {
     struct stat info;
-    ssize_t more = fd < 0 || fstat(fd, &info) != 0 ? -1 : 1;
+    ssize_t more = fd < 0 || fstat(fd, &info) != 0 ? -1 : 1; /* 0: end, -1: failed (errno) */
     if (more > 0 && !S_ISREG(info.st_mode))
         return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
                              "TSHARD_KEY_FILE: %.300s is not a regular file", path);
@@ -1220,10 +1242,10 @@ static tsh_result tshi_uv_read_key(int fd, const char *path, unsigned char *byte
                          "TSHARD_KEY_FILE: %.300s has %d bytes or more", path, (int)room);
 }
 
-/* The key in a file; its last line's end does not count. */
+/* Hashes the key in a file, without the line ends after it. */
 static tsh_result tshi_uv_key_file(const char *path, unsigned char hash[32], tsh_error *error) {
     unsigned char bytes[TSHI_UV_KEY_ROOM];
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO does not block */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a FIFO does not block */
     size_t n = 0;
     tsh_result result = tshi_uv_read_key(fd, path, bytes, sizeof bytes, &n, error);
     if (fd >= 0) (void)close(fd);
@@ -1233,7 +1255,7 @@ static tsh_result tshi_uv_key_file(const char *path, unsigned char hash[32], tsh
     return result;
 }
 
-/* The secret, the hash of the key; it stays all zero where there is none. */
+/* Sets world->insecure, keyed, and secret: the hash of the key; all zeros if there is no key. */
 static tsh_result tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
     char text[TSHI_UV_KEY_ROOM];
     int has;
@@ -1256,7 +1278,7 @@ static tsh_result tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, 
     return has < 0 ? error->code : TSH_OK;
 }
 
-/* Everything but sockets. */
+/* Reads and checks all settings of the world; opens no socket. */
 static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
     unsigned char hash[32];
     int family = 0;
@@ -1277,7 +1299,7 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
                              "that a busy machine keeps",
                              (double)world->heartbeat / 1e9);
     (void)crypto_hash_sha256(hash, (const unsigned char *)world->jobname, strlen(world->jobname));
-    memcpy(&world->job, hash, sizeof world->job);
+    memcpy(&world->job, hash, sizeof world->job); /* differs on ranks of another byte order */
     world->listener = desc->listener > 0 ? desc->listener : -1;
     if (world->listener < 0 && world->rank == 0 &&
         tsh_env_int("TSHARD_LISTENER", 1, INT_MAX, &world->listener, error) < 0)
@@ -1292,15 +1314,17 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
 
 /* ========================================================================== */
 /* >>uv-error                                       MARK: - uv-error (private) */
-/* The first error ends the world; between the two threads, under the lock.    */
+/* The world's error: the first one set. The caller's thread only reports      */
+/* errors; the control thread decides (>>uv-decide) and sets it, locked.       */
 /* Needs: >>uv-types.                                                           */
 /* ========================================================================== */
 
+/* Returns the code of the world's error; TSH_OK: it has not failed. Any thread. */
 static tsh_result tshi_uv_failed(const tsh_uv_world *world) {
     return (tsh_result)TSHI_UV_GET(&world->failed);
 }
 
-/* The world fails with this error, unless it has one already. */
+/* Sets the world's error, unless it has one already, and wakes the caller's thread. */
 static void tshi_uv_fail(tsh_uv_world *world, const tsh_error *error) {
     uv_mutex_lock(&world->lock);
     if (tshi_uv_failed(world) == TSH_OK) {
@@ -1323,7 +1347,7 @@ static void tshi_uv_fill_report(tshi_uv_report *e, tshi_uv_error_kind kind, tsh_
     (void)vsnprintf(e->error.message, sizeof e->error.message, format, list);
 }
 
-/* From the caller's side: reports an error to the control thread; the first one counts. */
+/* Reports an error to the control thread, unless a report is pending, and stops moving data. */
 TSH_PRINTF(7, 8)
 static void tshi_uv_report_error(tsh_uv_world *world, tshi_uv_error_kind kind, uint64_t group,
                                  uint64_t seq, tsh_result code, int rank, const char *format, ...) {
@@ -1341,8 +1365,8 @@ static void tshi_uv_report_error(tsh_uv_world *world, tshi_uv_error_kind kind, u
     (void)uv_async_send(&world->wake_control);
 }
 
-/* This rank cannot do what the others wait for. Returns the world's error, once it is decided, so
- * that tsh_comm_error has a sentence when the call that failed returns. */
+/* Reports that this rank cannot do what the others wait for. Waits until the world's error is
+ * decided, and returns its code: tsh_comm_error has a sentence when the failed call returns. */
 static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const char *what,
                                  const char *why) {
     tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, code, world->rank, "rank %d cannot %s: %s",
@@ -1353,14 +1377,14 @@ static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const cha
     return tshi_uv_failed(world);
 }
 
-/* Under the lock. */
+/* Returns the group with this id; NULL: none. The caller must hold the lock. */
 static tshi_uv_group *tshi_uv_find_group(const tsh_uv_world *world, uint64_t id) {
     tshi_uv_group *group = world->groups;
     while (group && group->id != id) group = group->next;
     return group;
 }
 
-/* The rank of the group that a rank of the world is; -1: none. */
+/* Converts a world rank to a rank of the group; -1: it is not a member. */
 static int tshi_uv_member(const tshi_uv_group *group, int world_rank) {
     for (int r = 0; r < group->size; r++)
         if (group->ranks[r] == world_rank) return r;
@@ -1369,22 +1393,23 @@ static int tshi_uv_member(const tshi_uv_group *group, int world_rank) {
 
 /* ========================================================================== */
 /* >>uv-post                                         MARK: - uv-post (private) */
-/* Control messages to the peers.                                              */
+/* Sending control messages. tshi_uv_write begins one in world->outgoing, the  */
+/* *_field functions append to it, tshi_uv_post sends it to a peer.            */
 /* Needs: >>uv-wire >>uv-socket >>uv-error.                                   */
 /* ========================================================================== */
 
-enum { TSHI_UV_BACKLOG = 1 << 20 }; /* bytes that a peer may be behind on its control messages */
+enum { TSHI_UV_BACKLOG = 1 << 20 }; /* unsent bytes to a peer above which messages are discarded */
 
-/* The control thread writes one outgoing at a time: this begins it, tshi_uv_post sends it. */
+/* Begins a control message; returns the cursor for its payload. */
 static tshi_uv_cursor *tshi_uv_write(tsh_uv_world *world, tshi_uv_type type) {
     tshi_uv_outgoing *outgoing = &world->outgoing;
     outgoing->c = tshi_uv_cursor_over(outgoing->bytes, sizeof outgoing->bytes, 1);
-    (void)tshi_uv_field(&outgoing->c, 0, 4); /* the length, when it is known */
+    (void)tshi_uv_field(&outgoing->c, 0, 4); /* the length, which tshi_uv_post fills in */
     (void)tshi_uv_field(&outgoing->c, type, 1);
     return &outgoing->c;
 }
 
-/* Room for n bytes more. */
+/* Ensures capacity for n more bytes. Returns 0 if out of memory. */
 static int tshi_uv_reserve(tshi_uv_buffer *bytes, size_t n) {
     size_t room = bytes->room ? bytes->room : 1024;
     char *data;
@@ -1397,13 +1422,14 @@ static int tshi_uv_reserve(tshi_uv_buffer *bytes, size_t n) {
     return 1;
 }
 
+/* Removes the first n bytes. */
 static void tshi_uv_drop(tshi_uv_buffer *bytes, size_t n) {
     memmove(bytes->data, bytes->data + n, bytes->used - n);
     bytes->used -= n;
 }
 
-/* Sends what the peer takes now; tshi_uv_watch_peers waits for the rest. What cannot be sent at all
- * is forgotten: reading finds out that the peer is gone. */
+/* Sends as much of peer->out as the socket takes now; tshi_uv_watch_peers waits to send the rest.
+ * If sending fails, discards the bytes: reading will report that the peer is gone. */
 static void tshi_uv_flush(tshi_uv_peer *peer) {
     tshi_uv_buffer *out = &peer->out;
     while (out->used) {
@@ -1418,8 +1444,8 @@ static void tshi_uv_flush(tshi_uv_peer *peer) {
     }
 }
 
-/* Sends the outgoing, if the peer is there and is not this rank. One that does not read is soon
- * silent, so what would be too much for it is not kept. */
+/* Sends world->outgoing to the peer. No-op if there is no connection to it (as to this rank), if
+ * too much is unsent (a peer that does not read will be found silent), or if out of memory. */
 static void tshi_uv_post(tshi_uv_peer *peer) {
     tshi_uv_outgoing *outgoing = &peer->world->outgoing;
     size_t n = (size_t)(outgoing->c.at - outgoing->bytes);
@@ -1439,13 +1465,18 @@ static void tshi_uv_post_all(tsh_uv_world *world) {
 
 /* ========================================================================== */
 /* >>uv-decide                                     MARK: - uv-decide (private) */
-/* An error report goes to the coordinator, the lowest rank that is not lost;  */
-/* it collects, asks where it must, and its decision goes to all.              */
+/* How ranks agree on one error. A rank that finds one sends a report to the   */
+/* coordinator, the lowest rank that is not lost. The coordinator collects     */
+/* reports for a while, holds the gravest, asks all ranks what they called     */
+/* (ASK, TELL) if it is about a collective, and sends its decision to all.     */
 /* Needs: >>uv-post.                                                            */
 /* ========================================================================== */
 
+/* The coordinator collects reports for 20 ms, and waits for answers until 60 ms from the start.
+ * A rank decides alone if no decision arrives for 500 ms. */
 enum { TSHI_UV_COLLECT_MS = 20, TSHI_UV_ASK_MS = 60, TSHI_UV_ALONE_MS = 500 };
 
+/* Returns this rank's coordinator: the lowest rank that it is connected to, or itself. */
 static int tshi_uv_coordinator_of(const tsh_uv_world *world) {
     int r = 0;
     while (r != world->rank && world->peer[r].state != TSHI_UV_THERE) r++;
@@ -1460,10 +1491,9 @@ static void tshi_uv_pass_on(tsh_uv_world *world) {
         if (world->peer[r].reported) tshi_uv_post(&world->peer[r]);
 }
 
-/* Receives a decision. It counts at once if it is from this rank's coordinator, or if it says that
- * this rank is lost. Another is kept; it counts when no lower rank than its sender is left, or when
- * none came from the coordinator for TSHI_UV_ALONE_MS. So a rank that was cut off does not decide
- * for the others when it is back. */
+/* Handles a decision. It becomes the world's error at once if its sender is the coordinator, or if
+ * it says that this rank is lost. Another is held back as world->offer (of several, that of the
+ * lowest sender): so a rank that was cut off does not decide for the others when it is back. */
 static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
     tsh_uv_world *world = peer->world;
     if (tshi_uv_failed(world) != TSH_OK) return;
@@ -1478,13 +1508,15 @@ static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
     }
 }
 
+/* Makes `error` the world's error and sends it to all peers. */
 static void tshi_uv_send_decision(tsh_uv_world *world, tsh_error *error) {
     tshi_uv_error_fields(tshi_uv_write(world, TSHI_UV_DECISION), error, world->size);
     tshi_uv_post_all(world);
     tshi_uv_fail(world, error);
 }
 
-/* A decision that was kept counts now; ranks that its sender does not reach hear of it, too. */
+/* Adopts the decision held back as world->offer, once no rank below its sender is connected, or
+ * after TSHI_UV_ALONE_MS. Forwards it to all: its sender may not reach every rank. */
 static void tshi_uv_take_offer(tsh_uv_world *world, int64_t now) {
     if (!world->offered_at || tshi_uv_failed(world) != TSH_OK ||
         (world->offered_by > tshi_uv_coordinator_of(world) &&
@@ -1493,7 +1525,7 @@ static void tshi_uv_take_offer(tsh_uv_world *world, int64_t now) {
     tshi_uv_send_decision(world, &world->offer);
 }
 
-/* What this rank called. */
+/* Fills this rank's answer about collective seq of group id. */
 static void tshi_uv_answer_for(tsh_uv_world *world, uint64_t id, uint64_t seq,
                                tshi_uv_answer *answer) {
     const tshi_uv_group *group;
@@ -1510,12 +1542,12 @@ static void tshi_uv_answer_for(tsh_uv_world *world, uint64_t id, uint64_t seq,
     uv_mutex_unlock(&world->lock);
 }
 
-/* 1 if a rank has told what it started, or that it is not concerned. */
+/* Returns 1 if a rank has answered that it started the collective, or is not in the group. */
 static int tshi_uv_has_told(const tshi_uv_answer *answer) {
     return answer->told && (answer->started || !answer->member);
 }
 
-/* Asks the ranks that have not. */
+/* Asks the ranks without such an answer about the collective that world->held is about. */
 static void tshi_uv_ask(tsh_uv_world *world) {
     tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_ASK);
     (void)tshi_uv_field(c, world->held.group, 8);
@@ -1529,13 +1561,13 @@ static void tshi_uv_ask(tsh_uv_world *world) {
     }
 }
 
-/* This rank holds an error report, and waits for a decision. */
+/* Returns 1 if this rank holds an error report and waits for a decision. */
 static int tshi_uv_has_reported(const tsh_uv_world *world) {
     return world->held.kind != TSHI_UV_NOTHING && tshi_uv_failed(world) == TSH_OK;
 }
 
-/* Sends the coordinator what this rank holds, once to each that is one. If it is that itself, it
- * considers the report: others may follow, and it may have to ask. */
+/* Sends world->held to the coordinator, unless it has that already. If this rank is that, begins to
+ * collect reports, and asks all ranks about the collective that the report is about. */
 static void tshi_uv_send_report(tsh_uv_world *world) {
     int to = tshi_uv_coordinator_of(world);
     if (!tshi_uv_has_reported(world) || to == world->reported_to) return;
@@ -1551,8 +1583,8 @@ static void tshi_uv_send_report(tsh_uv_world *world) {
     if (world->held.group) tshi_uv_ask(world);
 }
 
-/* Keeps an error report, of this rank or to it; a graver one replaces it. A coordinator that only
- * hears of an error still moves data: peers may be about to finish what they are in. */
+/* Holds a report, of this rank or sent to it, unless it holds a graver one (a larger kind; the same
+ * kind about a lower rank). The coordinator still moves data: calls in flight may yet complete. */
 static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_report *e) {
     if (tshi_uv_failed(world) != TSH_OK || e->kind < world->held.kind ||
         (e->kind == world->held.kind && e->error.rank >= world->held.error.rank))
@@ -1563,6 +1595,7 @@ static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_report *e) {
     tshi_uv_send_report(world);
 }
 
+/* Control thread: stops moving data and holds a report of an error that this rank has found. */
 TSH_PRINTF(5, 6)
 static void tshi_uv_suspect(tsh_uv_world *world, tshi_uv_error_kind kind, tsh_result code, int rank,
                             const char *format, ...) {
@@ -1582,12 +1615,12 @@ static void tshi_uv_lacks_memory(tsh_uv_world *world, int rank) {
 
 /* ---- a network that is cut ---- */
 
-/* An interval without beats that counts as a gap. */
+/* Returns the length of a gap, in ns: a pulse without an event for so long has missed beats. */
 static int64_t tshi_uv_gap(const tsh_uv_world *world) {
     return world->heartbeat / 3;
 }
 
-/* Records the event at time `at`. Time in which this thread itself did not run is no gap. */
+/* Records an event at time `at`. Time in which this thread itself did not run counts as no gap. */
 static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) {
     const tsh_uv_world *world = peer->world;
     int64_t now = tsh_now(), gap = tshi_uv_gap(world);
@@ -1596,11 +1629,11 @@ static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) 
     pulse->last = at;
 }
 
-/* What has the peer's system acknowledged? */
+/* Updates peer->acked, once the bytes up to peer->mark are acknowledged, and sets the next mark. */
 static void tshi_uv_look(tshi_uv_peer *peer) {
     int left = tshi_uv_unacknowledged(peer->fd);
     int64_t now = tsh_now();
-    if (left < 0) { /* the system does not say: silence is all that tells of a cut */
+    if (left < 0) { /* this system cannot say: count all as acknowledged */
         tshi_uv_beats(peer, &peer->acked, now);
         peer->mark = 0;
         return;
@@ -1611,22 +1644,22 @@ static void tshi_uv_look(tshi_uv_peer *peer) {
     peer->marked = now;
 }
 
-/* 1 if the last event is a gap ago, or a gap ended within the last heartbeat. */
+/* Returns 1 if a gap has begun, or ended less than TSHARD_HEARTBEAT ago. */
 static int tshi_uv_missed(const tsh_uv_world *world, const tshi_uv_pulse *pulse) {
     int64_t now = tsh_now();
     return now - pulse->last > tshi_uv_gap(world) ||
            (pulse->back && now - pulse->back < world->heartbeat);
 }
 
-/* Whether the network to a peer is cut, or was just now. A process that is stopped or busy is
- * silent, too, but its system acknowledges what it is sent. */
+/* Returns 1 if the network to a peer is cut, or was just now. A process that is stopped or busy is
+ * silent, too, but its system still acknowledges the bytes that arrive. */
 static int tshi_uv_is_cut(const tshi_uv_peer *peer) {
     return tshi_uv_missed(peer->world, &peer->heard) && tshi_uv_missed(peer->world, &peer->acked);
 }
 
 typedef enum tshi_uv_side { TSHI_UV_OURS, TSHI_UV_THEIRS, TSHI_UV_NEITHER } tshi_uv_side;
 
-/* On which side of a cut a rank is. Those that have left or are stopped are on neither. */
+/* Returns the side of a cut on which rank r is. Ranks that left or are stopped are on neither. */
 static tshi_uv_side tshi_uv_side_of(const tsh_uv_world *world, int r) {
     const tshi_uv_peer *peer = &world->peer[r];
     if (r == world->rank) return TSHI_UV_OURS;
@@ -1635,7 +1668,7 @@ static tshi_uv_side tshi_uv_side_of(const tsh_uv_world *world, int r) {
     return peer->state == TSHI_UV_THERE ? TSHI_UV_OURS : TSHI_UV_NEITHER;
 }
 
-/* "ranks 2 3 (10.77.0.3)"; returns the lowest, and how many there are. */
+/* Writes a side: "ranks 2 3 (10.77.0.3)"; *count: how many. Returns the lowest rank; -1: none. */
 static int tshi_uv_list_side(const tsh_uv_world *world, tshi_uv_side side, int *count, char *text,
                              size_t room) {
     char host[64];
@@ -1658,23 +1691,22 @@ static int tshi_uv_list_side(const tsh_uv_world *world, tshi_uv_side side, int *
     return lowest;
 }
 
-/* Reports that the network is cut. The side with most of the ranks goes before the other (at a tie,
- * the one with the lowest rank does); the lowest rank of the other is named. Both sides say so in
- * one sentence without having heard each other. */
+/* Reports that the network is cut. Blames the lowest rank of the smaller side; of equal sides, of
+ * the one without the lowest rank. Both sides write the same text without hearing each other. */
 static void tshi_uv_suspect_cut(tsh_uv_world *world) {
     char ours[128], theirs[128];
     int here, there;
     int a = tshi_uv_list_side(world, TSHI_UV_OURS, &here, ours, sizeof ours);
     int b = tshi_uv_list_side(world, TSHI_UV_THEIRS, &there, theirs, sizeof theirs);
     int first = here > there || (here == there && a < b);
-    if (b < 0) return; /* it has just healed */
+    if (b < 0) return; /* no rank is cut off any more */
     tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, first ? b : a,
                     "%s and %s have not heard each other for %.1f s (TSHARD_HEARTBEAT): the "
                     "network between them is cut, or a host is down",
                     first ? ours : theirs, first ? theirs : ours, (double)world->heartbeat / 1e9);
 }
 
-/* What the rank of the group that is asked about has called; `user` is the world. */
+/* For tsh_call_mismatch: gets the call of a rank of the group from its answer. 0: it has none. */
 static int tshi_uv_called(const void *user, int rank, tsh_call *out) {
     const tsh_uv_world *world = (const tsh_uv_world *)user;
     for (int r = 0; r < world->size; r++) {
@@ -1692,8 +1724,8 @@ static int tshi_uv_called(const void *user, int rank, tsh_call *out) {
     return 0;
 }
 
-/* Time is up: who has not come? Ranks that have not answered belong to the group if this rank knows
- * it, and that. */
+/* After a timeout: appends the ranks that have not started the collective, and blames the lowest.
+ * Ranks that have not answered count if this rank knows that they are in the group. */
 static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
     const tshi_uv_group *group;
     int first = -1;
@@ -1713,6 +1745,7 @@ static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
     error->rank = first;
 }
 
+/* Returns 1 if no answer of a connected rank is missing. */
 static int tshi_uv_answered(const tsh_uv_world *world) {
     for (int r = 0; r < world->size; r++)
         if ((r == world->rank || world->peer[r].state == TSHI_UV_THERE) &&
@@ -1721,8 +1754,8 @@ static int tshi_uv_answered(const tsh_uv_world *world) {
     return 1;
 }
 
-/* The coordinator decides, once it has collected reports for a while, and answers where it asked.
- * A rank that has heard no decision for long decides alone. */
+/* As coordinator: decides on world->held, once reports have been collected and the ranks asked have
+ * answered. Any other rank: decides alone, if no decision has arrived for TSHI_UV_ALONE_MS. */
 static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
     tshi_uv_report *e = &world->held;
     int64_t waited = now - world->considered_at;
@@ -1744,28 +1777,31 @@ static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
 
 /* ========================================================================== */
 /* >>uv-cycle                                       MARK: - uv-cycle (private) */
-/* Ranks that wait for each other in a cycle: in crossed groups, or messages. */
+/* Ranks that wait for each other in a cycle: in crossed groups, or messages.  */
+/* A rank that has waited for 20 ms sends BLOCKED to the coordinator, which    */
+/* searches for a cycle, asks its ranks to confirm, and then reports an error. */
 /* Needs: >>uv-decide.                                                           */
 /* ========================================================================== */
 
-/* Collectives of a group that a blocked rank had started. */
+/* Returns the number of collectives of a group that a blocked rank had started. */
 static uint64_t tshi_uv_blocked_started(const tshi_uv_blocked *s, uint64_t group) {
     for (int i = 0; i < s->groups; i++)
         if (s->groups_of[i].id == group) return s->groups_of[i].started;
-    return UINT64_MAX; /* unknown: not held against it */
+    return UINT64_MAX; /* unknown: assume that it has started all */
 }
 
-/* Messages with `peer` that it had started: receives, or sends. */
+/* Returns the number of RECVs from, or SENDs to, `peer` that a blocked rank had started. */
 static uint64_t tshi_uv_blocked_messages(const tshi_uv_blocked *s, uint64_t group, int peer,
                                          int receives) {
     if (tshi_uv_blocked_started(s, group) == UINT64_MAX) return UINT64_MAX;
     for (int i = 0; i < s->pairs; i++)
         if (s->pairs_of[i].group == group && s->pairs_of[i].peer == peer)
             return receives ? s->pairs_of[i].receives : s->pairs_of[i].sends;
-    return s->pairs < TSHI_UV_BLOCKED_PAIRS ? 0 : UINT64_MAX;
+    return s->pairs < TSHI_UV_BLOCKED_PAIRS ? 0 : UINT64_MAX; /* a full list may lack this pair */
 }
 
-/* The i-th rank that blocked rank r waits for, if that is blocked too; else -1. */
+/* For tsh_coll_cycle: returns the i-th rank that blocked rank r waits for, if that rank is blocked,
+ * too, and has not started what r waits for; else -1. `user` is world->peer. */
 static int tshi_uv_awaits(const void *user, int r, int i) {
     const tshi_uv_peer *all = (const tshi_uv_peer *)user;
     const tshi_uv_blocked *s = &all[r].blocked, *other;
@@ -1780,7 +1816,7 @@ static int tshi_uv_awaits(const void *user, int r, int i) {
     return started <= s->seq ? m : -1;
 }
 
-/* How many of the ranks that rank r waits with are blocked there. */
+/* For tsh_coll_blame: returns how many ranks are blocked in the same collective as rank r. */
 static int tshi_uv_together(const void *user, int r) {
     const tshi_uv_peer *all = (const tshi_uv_peer *)user;
     const tshi_uv_blocked *s = &all[r].blocked;
@@ -1792,7 +1828,7 @@ static int tshi_uv_together(const void *user, int r) {
     return count;
 }
 
-/* r is on a cycle, all confirmed. */
+/* Reports the cycle that rank r is on; all its ranks have confirmed. */
 static void tshi_uv_report_cycle(tsh_uv_world *world, int r) {
     const tshi_uv_peer *all = world->peer;
     int waits, blamed = tsh_coll_blame(world->search, r, tshi_uv_together, all, &waits);
@@ -1801,7 +1837,7 @@ static void tshi_uv_report_cycle(tsh_uv_world *world, int r) {
                     all[blamed].blocked.text, waits, all[waits].blocked.text);
 }
 
-/* 1 if this rank is still in that wait. */
+/* Returns 1 if this rank is still in the wait of this number. */
 static int tshi_uv_still(tsh_uv_world *world, uint64_t wait) {
     int still;
     uv_mutex_lock(&world->lock);
@@ -1810,7 +1846,7 @@ static int tshi_uv_still(tsh_uv_world *world, uint64_t wait) {
     return still;
 }
 
-/* One of the cycle has answered; 1 if that was no cycle. */
+/* Handles STILL of rank r; reports the cycle if no STILL is missing. Returns 1: r waits no more. */
 static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int still) {
     tshi_uv_peer *peer = &world->peer[r];
     if (!world->confirming || peer->asked != wait) return 0;
@@ -1824,8 +1860,8 @@ static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int stil
     return 1;
 }
 
-/* Asks the others on a cycle, of which `on` is one, whether they still wait; 1 if this rank is on
- * it and does not. */
+/* Asks the ranks on the cycle of rank `on` whether they still wait. Returns 1 if this rank is on it
+ * and does not: there is no cycle. */
 static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
     uint64_t mine;
     int at = on;
@@ -1841,11 +1877,11 @@ static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
     return mine && tshi_uv_confirmed(world, world->rank, mine, tshi_uv_still(world, mine));
 }
 
-/* Follows who waits for whom from rank r on, or from every rank if -1. A blocked rank can only be
- * freed by those it waits for: if all on a cycle still are in the waits that they reported, the
- * cycle is real. */
+/* Searches for a cycle from rank r on, or from every rank if r is -1; asks its ranks to confirm. A
+ * blocked rank can be released only by the ranks that it waits for: if all ranks on a cycle are
+ * still in the waits that they reported, the cycle is real. */
 static void tshi_uv_follow(tsh_uv_world *world, int r) {
-    int on, at;
+    int on, at; /* on: a rank on the cycle, -1: none */
     if (world->confirming || tshi_uv_failed(world) != TSH_OK) return;
     do {
         int end = r < 0 ? world->size : r + 1;
@@ -1857,10 +1893,10 @@ static void tshi_uv_follow(tsh_uv_world *world, int r) {
     } while (on >= 0 && tshi_uv_ask_cycle(world, on));
 }
 
-/* Takes this rank's report to the coordinator, which may be itself: then it reads what it wrote. */
+/* Sends world->blocked to the coordinator. If that is this rank, decodes the message right here. */
 static void tshi_uv_send_blocked(tsh_uv_world *world) {
     int to = tshi_uv_coordinator_of(world);
-    tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_BLOCKED), own = *c;
+    tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_BLOCKED), own = *c; /* own: reads it back */
     uv_mutex_lock(&world->lock);
     TSHI_UV_PUT(&world->blocked_new, 0);
     tshi_uv_blocked_fields(c, &world->blocked, world->size);
@@ -1876,28 +1912,31 @@ static void tshi_uv_send_blocked(tsh_uv_world *world) {
 
 /* ========================================================================== */
 /* >>uv-connect                                   MARK: - uv-connect (private) */
-/* Connections, dialled and accepted, until both ends have proved themselves.  */
+/* The handshake of a connection (tshi_uv_conn), dialled or accepted, until    */
+/* both ends are authenticated. tshi_uv_client_step and tshi_uv_server_step    */
+/* advance it; >>uv-admit calls them when the socket is ready.                 */
 /* Needs: >>uv-decide.                                                           */
 /* ========================================================================== */
 
-enum { TSHI_UV_PATIENCE_S = 5, TSHI_UV_DIAL_S = 2 };
+enum { TSHI_UV_PATIENCE_S = 5, TSHI_UV_DIAL_S = 2 }; /* limit of the server; of the client's dial */
 
 static void tshi_uv_freed(uv_handle_t *handle) {
     free(handle);
 }
 
-/* libuv aborts the process when its table of descriptors cannot grow. So it grows only after this
- * much memory was there a moment ago. */
+/* Returns 1 if `bytes` can be allocated now. Called before libuv enlarges its descriptor table: if
+ * it gets no memory for that, libuv aborts the process. */
 static int tshi_uv_has_memory(size_t bytes) {
     void *volatile probe = malloc(bytes); /* volatile: or compilers leave the pair out */
     free(probe);
     return probe != NULL;
 }
 
+/* Makes loop call callback on libuv `events` of fd; poll->data is `data`. NULL: no memory. */
 static uv_poll_t *tshi_uv_watch(uv_loop_t *loop, int fd, int events, void *data,
                                 uv_poll_cb callback) {
     uv_poll_t *poll = (uv_poll_t *)calloc(1, sizeof *poll);
-    size_t table = 2 * ((size_t)fd + 4) * sizeof(void *); /* the next power of two at most */
+    size_t table = 2 * ((size_t)fd + 4) * sizeof(void *); /* libuv's table: the next power of 2 */
     if (!poll || ((unsigned)fd >= loop->nwatchers && !tshi_uv_has_memory(table)) ||
         uv_poll_init(loop, poll, fd) != 0) {
         free(poll);
@@ -1915,7 +1954,7 @@ static void tshi_uv_unwatch(uv_poll_t **poll) {
     *poll = NULL;
 }
 
-/* A connection that came to us, or is to be dialled. NULL: no memory. */
+/* Adds a connection to world->conns: accepted, or (`dialled` 1) to be dialled. NULL: no memory. */
 static tshi_uv_conn *tshi_uv_conn_new(tsh_uv_world *world, int dialled) {
     tshi_uv_conn *conn = (tshi_uv_conn *)calloc(1, sizeof *conn);
     if (!conn) return NULL;
@@ -1938,11 +1977,11 @@ static void tshi_uv_conn_free(tshi_uv_conn *conn) {
     free(conn);
 }
 
-/* Forgets a connection that has not found its place; one that is dialled tries again: soon, later
- * each time, never in step with others. */
+/* Ends a handshake that failed. Frees an accepted connection; a dialled one is dialled again after
+ * a random delay, which grows with each attempt from 5 ms to 160 ms on average. */
 static void tshi_uv_conn_end(tshi_uv_conn *conn) {
     int shift = conn->attempts < 5 ? conn->attempts : 5;
-    int64_t step = TSHI_UV_MS * 5 << shift;
+    int64_t step = TSHI_UV_MS * 5 << shift; /* mean delay */
     if (!conn->dialled) {
         tshi_uv_conn_free(conn);
         return;
@@ -1955,7 +1994,7 @@ static void tshi_uv_conn_end(tshi_uv_conn *conn) {
     conn->until = tsh_now() + step / 2 + (int64_t)randombytes_uniform((uint32_t)step);
 }
 
-/* Notes why a connection could not be made, for the error after a timeout. */
+/* Records in world->obstacle why a connection could not be made, for the error after a timeout. */
 TSH_PRINTF(2, 3) static void tshi_uv_hindered(tsh_uv_world *world, const char *format, ...) {
     va_list list;
     va_start(list, format);
@@ -1963,23 +2002,25 @@ TSH_PRINTF(2, 3) static void tshi_uv_hindered(tsh_uv_world *world, const char *f
     va_end(list);
 }
 
+/* Returns the key of handshakes of this purpose, 32 bytes. */
 static const unsigned char *tshi_uv_secret(const tsh_uv_world *world, uint32_t purpose) {
     return purpose == TSHI_UV_JOIN ? world->secret : world->mesh;
 }
 
+/* Returns the data connection to `peer`, a rank of the group. `messages`: 1: of SEND and RECV. */
 static tshi_uv_link *tshi_uv_link_to(tshi_uv_group *group, int peer, int messages) {
     return &group->link[(messages ? group->size : 0) + peer];
 }
 
-/* NULL: that rank is none of the others. */
+/* Returns the data connection to a world rank; NULL: it is this rank, or not in the group. */
 static tshi_uv_link *tshi_uv_link_for(tshi_uv_group *group, uint32_t purpose, int world_rank) {
     int r = tshi_uv_member(group, world_rank);
     return r < 0 || r == group->rank ? NULL
                                      : tshi_uv_link_to(group, r, purpose == TSHI_UV_MESSAGES);
 }
 
-/* The connection to a rank that a hello means, of the group whose connections are being made; NULL:
- * none. */
+/* Returns the data connection to `rank` that a hello is for, in the group that is being set up;
+ * NULL: the hello is for another group, or the rank is not in it. */
 static tshi_uv_link *tshi_uv_meant(const tsh_uv_world *world, const tshi_uv_hello *hello,
                                    int rank) {
     tshi_uv_group *group = world->forming ? world->world_group : world->making;
@@ -1989,7 +2030,7 @@ static tshi_uv_link *tshi_uv_meant(const tsh_uv_world *world, const tshi_uv_hell
 
 /* ---- the server's side ---- */
 
-/* The reply to a hello whose proof is right; *value: ours, where it differs. */
+/* Returns the reply to a hello with a valid proof; *value: this rank's value of what differs. */
 static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_uv_hello *hello,
                                          int64_t *value) {
     const tshi_uv_link *link;
@@ -2003,7 +2044,7 @@ static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_u
         return TSHI_UV_OTHER_RANK;
     *value = hello->client;
     if (hello->purpose > TSHI_UV_MESSAGES) return TSHI_UV_UNKNOWN;
-    if (hello->purpose <= TSHI_UV_CONTROL) {
+    if (hello->purpose <= TSHI_UV_CONTROL) { /* JOIN or CONTROL */
         if (world->peer[hello->client].state != TSHI_UV_ABSENT) return TSHI_UV_TAKEN;
         return world->forming ? TSHI_UV_WELCOME : TSHI_UV_UNKNOWN;
     }
@@ -2024,7 +2065,8 @@ static const char *tshi_uv_status_text(uint32_t status) {
     return texts[status];
 }
 
-/* Replies to the hello in conn->in; 0: it cannot be checked before the table is here. */
+/* Checks the hello in conn->in, puts the reply into conn->out and logs a refusal. Returns 0 if that
+ * must wait for the address table: it has the token, of which the key (world->mesh) is made. */
 static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
@@ -2057,8 +2099,7 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
 
 /* ---- the client's side ---- */
 
-/* A refusal from one who has not proved that it has the key may be anybody's: it is logged, and
- * this rank tries again until time is up. */
+/* Logs a refusal without a proof of the key. Anybody could have sent it: this rank dials again. */
 static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hindered(world,
@@ -2069,6 +2110,7 @@ static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
                  world->obstacle);
 }
 
+/* Reads the greeting in conn->in and puts the hello into conn->out. 0: the connection is to end. */
 static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
@@ -2090,12 +2132,12 @@ static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     conn->out_used = TSHI_UV_CLIENT_HELLO;
     conn->in_used = 0;
     conn->in_need = TSHI_UV_REPLY;
-    conn->until = tsh_now() + 2 * TSHI_UV_PATIENCE_S * TSHI_UV_SECOND; /* more than the server */
+    conn->until = tsh_now() + 2 * TSHI_UV_PATIENCE_S * TSHI_UV_SECOND; /* server: half of it */
     conn->phase = TSHI_UV_AWAITS_REPLY;
     return 1;
 }
 
-/* A proven refusal that trying again will not change ends the world. */
+/* Handles a refusal. If it has a proof and dialling again cannot help, the world fails. */
 static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) {
     tsh_uv_world *world = conn->world;
     int to = conn->hello.server;
@@ -2113,7 +2155,7 @@ static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) 
                         world->rank, world->size, to, conn->name, (long long)value);
         break;
     case TSHI_UV_TAKEN:
-        if (conn->hello.purpose != TSHI_UV_JOIN) break; /* an earlier attempt of ours is in place */
+        if (conn->hello.purpose != TSHI_UV_JOIN) break; /* an earlier attempt succeeded */
         tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_ARGUMENT, world->rank,
                         "rank %d is already in the world of rank %d at %s: each rank needs its own "
                         "TSHARD_RANK",
@@ -2129,7 +2171,7 @@ static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) 
     }
 }
 
-/* 1: both ends are proven. */
+/* Checks the reply in conn->in. Returns 1 if it is a welcome: both ends are authenticated. */
 static int tshi_uv_accept_reply(tshi_uv_conn *conn) {
     const unsigned char *secret = tshi_uv_secret(conn->world, conn->hello.purpose);
     uint32_t status;
@@ -2142,7 +2184,7 @@ static int tshi_uv_accept_reply(tshi_uv_conn *conn) {
 
 /* ---- bytes ---- */
 
-/* 1: all of out is sent; 0: later; -1: the connection broke. */
+/* Sends conn->out. Returns 1: all is sent; 0: call again later; -1: the connection broke. */
 static int tshi_uv_conn_write(tshi_uv_conn *conn) {
     ssize_t n;
     if (!conn->out_used) return 1;
@@ -2153,7 +2195,7 @@ static int tshi_uv_conn_write(tshi_uv_conn *conn) {
     return conn->out_used == 0;
 }
 
-/* The same for in_need bytes of in. Not a byte more is read: it is not ours. */
+/* Receives until conn->in has in_need bytes, and not one more. Returns as tshi_uv_conn_write. */
 static int tshi_uv_conn_read(tshi_uv_conn *conn) {
     ssize_t n;
     if (conn->in_used == conn->in_need) return 1;
@@ -2164,7 +2206,8 @@ static int tshi_uv_conn_read(tshi_uv_conn *conn) {
     return conn->in_used == conn->in_need;
 }
 
-/* A step of the handshake: 1 when the connection is proven, 0 later, -1 when it is to end. */
+/* Advances the server's handshake as far as possible now. Returns 1: both ends are authenticated;
+ * 0: call again when the socket is ready; -1: the connection is to end. */
 static int tshi_uv_server_step(tshi_uv_conn *conn) {
     int done = tshi_uv_conn_write(conn);
     if (done < 0) return -1;
@@ -2179,12 +2222,13 @@ static int tshi_uv_server_step(tshi_uv_conn *conn) {
         conn->phase = TSHI_UV_HAS_HELLO;
     }
     if (conn->phase == TSHI_UV_HAS_HELLO) {
-        if (!tshi_uv_reply_to_hello(conn)) return 0;
+        if (!tshi_uv_reply_to_hello(conn)) return 0; /* tshi_uv_tend calls again with the table */
         done = tshi_uv_conn_write(conn);
     }
-    return done == 1 && !conn->welcome ? -1 : done;
+    return done == 1 && !conn->welcome ? -1 : done; /* a refusal ends once it is sent */
 }
 
+/* Advances the client's handshake; returns the same as tshi_uv_server_step. */
 static int tshi_uv_client_step(tshi_uv_conn *conn) {
     int failed = 0, done;
     socklen_t size = (socklen_t)sizeof failed;
