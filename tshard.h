@@ -4313,6 +4313,135 @@ TSHI_INLINE tsh_real tshi_math_pow(tsh_real v, tsh_real w) {
     return TSHI_R(tshi_math_float(out));
 }
 
+/* Returns d a^b / da = b a^(b - 1); 0 if b is 0, also at a = 0. */
+TSHI_INLINE tsh_real tshi_math_power_derivative(tsh_real a, tsh_real b) {
+    return b < 0 || b > 0 ? b * tshi_math_pow(a, b - TSHI_R(1)) : b * TSHI_R(0);
+}
+
+/* The cumulative normal distribution Phi, with a = |x| and z = a^2: Phi(-a) = e^(-z / 2) R(a),
+ * where R is the Mills ratio over sqrt(2 pi), and M(a) = a R(a). Near 0, Phi(x) = 1/2 + x S(z). The
+ * next three functions approximate S(z), R(a) and y - a Phi(-a) by polynomials. */
+
+/* Returns S(z), for a up to 0.6875. */
+TSHI_INLINE float tshi_math_normal(float z, int fused) {
+    return tshi_math_steps(1.32573507e-4f, z, -1.20952074e-3f, 9.98079125e-3f, -6.64911047e-2f,
+                             3.98942292e-1f, fused);
+}
+
+/* Returns R(a) with a small absolute, not relative, error: this suffices for 1 - Phi(-a). */
+TSHI_INLINE float tshi_math_mills(float a, int fused) {
+    const float g = a / (a + 2.5f); /* maps [0, infinity) to [0, 1) */
+    float r = tshi_math_steps(1.66279189e-2f, g, 2.21382603e-2f, -5.62647432e-2f, -9.86833498e-2f,
+                                4.93170805e-2f, fused);
+    r = tshi_math_fma(r, g, 5.65180779e-1f, fused);
+    r = tshi_math_fma(r, g, -9.97356653e-1f, fused);
+    return tshi_math_fma(r, g, 0.5f, fused);
+}
+
+/* Returns y - a Phi(-a) for a from 0.6875 to 14.4, where a Phi(-a) rounds to 0. The relative error
+ * must be small, as y may be 0. z is a^2 rounded, low is a^2 - z, and -a^2 / 2 = n ln 2 + r / 2.
+ * M's coefficients hold a factor 2^-24 and the power of 2 a factor 2^24, so that the power is not a
+ * denormal number and the product is rounded only once. */
+TSHI_INLINE float tshi_math_minus_tail(float y, float a, int fused) {
+    const float u = (a - 1.5625f) / (a + 3.03125f);                     /* small where M is steep */
+    const float cut = tshi_math_float(tshi_math_bits(a) & 0xFFFFF000u); /* upper bits of a */
+    const float z = fused ? (float)(a * a) : (float)(cut * cut);
+    const float low = fused ? tshi_math_fma(a, a, -z, 1) : (float)((a - cut) * (a + cut));
+    const float shifted = tshi_math_round(tshi_math_fma(z, -0.72134752f, 12582912.0f, fused));
+    const float n = shifted - 12582912.0f; /* -z / (2 ln 2), rounded to an integer */
+    float r, p, m;
+    m = tshi_math_steps(-2.96510150e-10f, u, 5.05886832e-10f, 8.87562024e-10f, -1.91779503e-9f,
+                          -4.12072465e-9f, fused);
+    m = tshi_math_steps(m, u, 1.74520522e-8f, -2.54221497e-8f, 1.80368893e-8f, 1.86518925e-8f,
+                          fused);
+    r = tshi_math_fma(n, -1.38671875f, -z, fused); /* 2 ln 2 in two parts */
+    r = tshi_math_fma(n, 4.2438888e-4f, r, fused) - low;
+    p = tshi_math_steps(2.1585102e-5f, r, 2.6152439e-4f, 2.6042746e-3f, 2.0833150e-2f,
+                          1.2499998e-1f, fused);
+    p = tshi_math_fma(p, r, 0.5f, fused);                               /* r p = e^(r / 2) - 1 */
+    m = tshi_math_fma(m * r, p, m, fused);                              /* M e^(r / 2) */
+    p = tshi_math_float((tshi_math_bits(shifted) << 23) + 0x4B800000u); /* 2^n times 2^24 */
+    return tshi_math_fma(-m, p, y, fused);
+}
+
+/* gelu(x) = x Phi(x): x / 2 + x^2 S(x^2) near 0, else max(x, 0) - a Phi(-a). Infinities and NaN
+ * take the first form, so gelu(-infinity) is NaN, as -infinity times 0 is. The result has the sign
+ * bit of x; a result that rounds to 0 would lack it otherwise. */
+TSHI_INLINE tsh_real tshi_math_gelu(tsh_real v, int fused) {
+    const float x = (float)v;
+    const uint32_t bits = tshi_math_bits(x) & 0x7FFFFFFFu;                    /* of |x| */
+    const int32_t order = (int32_t)tshi_math_bits(x);                         /* negative if x is */
+    const float a = tshi_math_float(bits < 0x41666666u ? bits : 0x41666666u); /* min(|x|, 14.4) */
+    float mid, ends;
+    if (TSHI_DOUBLE) /* tsh_real is double: libm */
+        return TSHI_R(0.5 * (double)v * erfc((double)v * -0.70710678118654752));
+    mid = tshi_math_fma(tshi_math_normal(a * a, fused) * x, x, 0.5f * x, fused);
+    ends = tshi_math_minus_tail(tshi_math_float((uint32_t)(order > 0 ? order : 0)), a, fused);
+    return TSHI_R(
+        tshi_math_float(tshi_math_pick(bits - 0x3F300000u < 0x40500000u, tshi_math_bits(ends),
+                                           tshi_math_bits(mid)) |
+                          ((uint32_t)order ^ bits)));
+}
+
+/* Returns gelu'(x) = Phi(x) + x phi(x), with phi = Phi'. gelu'(a) = 1 - gelu'(-a), where
+ * gelu'(-a) = e^(-a^2 / 2) (R(a) - a / sqrt(2 pi)). */
+TSHI_INLINE tsh_real tshi_math_gelu_derivative(tsh_real v, int fused) {
+    const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
+    const float a = tshi_math_float(bits < 0x41600000u ? bits : 0x41600000u); /* min(|x|, 14) */
+    float y;
+    if (TSHI_DOUBLE) {
+        const double bell = 0.39894228040143268 * exp(-0.5 * (double)v * (double)v); /* phi(x) */
+        return TSHI_R(0.5 * erfc((double)v * -0.70710678118654752) + (double)v * bell);
+    }
+    y = tshi_math_fma(-0.39894228f, a, tshi_math_mills(a, fused), fused);
+    y = y * (float)tshi_math_exp_below(TSHI_R(-0.5f * a * a), fused); /* gelu'(-a) */
+    y = tshi_math_float(
+        tshi_math_pick((int)(x >> 31), tshi_math_bits(y), tshi_math_bits(1.0f - y)));
+    return TSHI_R(y + ((float)v - (float)v)); /* v - v is 0, or NaN if v is not finite */
+}
+
+/* Returns erf(x). With a = |x|: erf(a) = 1 - e^-P, where P = a + a Q(a), for a up to 3.95 (from
+ * 3.88 on it is 1). With -P = n ln 2 + r that is 1 - 2^n - 2^n (e^r - 1). The sign is as x's. */
+TSHI_INLINE tsh_real tshi_math_erf(tsh_real v, int fused) {
+    const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
+    const float a = tshi_math_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu); /* min(|x|, 3.95) */
+    uint32_t n; /* as an exponent: (n << 23) + bits of 1.0 is 2^n */
+    float q, power;
+    if (TSHI_DOUBLE) return TSHI_R(erf((double)v));
+    q = tshi_math_steps(-9.25656514e-6f, a, 1.17644027e-4f, -6.32846961e-4f, 1.66704645e-3f,
+                          -1.60415613e-4f, fused);
+    q = tshi_math_steps(q, a, -1.91530529e-2f, 1.02777824e-1f, 6.36619389e-1f, 1.28379166e-1f,
+                          fused);
+    q = tshi_math_exp_rest(-tshi_math_fma(q, a, a, fused), &n, fused);
+    q = tshi_math_exp_less_one(q, fused);             /* e^r - 1 */
+    power = tshi_math_float((n << 23) + 0x3F800000u); /* 2^n */
+    q = tshi_math_fma(-power, q, 1.0f - power, fused);
+    return TSHI_R(tshi_math_float(
+        tshi_math_pick(bits > 0x7F800000u, x, tshi_math_bits(q) | (x ^ bits))));
+}
+
+/* Returns e^-2u for u = sqrt(2 / pi) (x + 0.044715 x^3). gelu_tanh is x / (1 + e^-2u). */
+TSHI_INLINE tsh_real tshi_math_gelu_power(tsh_real x, int fused) {
+    return tshi_math_exp(-x * (TSHI_R(1.5957691216057308) + TSHI_R(0.071354816272600) * x * x),
+                           fused);
+}
+
+/* d/dx of x s, where s = 1 / (1 + e^-2u) is the sigmoid of 2u: s + x s (1 - s) d(2u)/dx. */
+TSHI_INLINE tsh_real tshi_math_gelu_tanh_derivative(tsh_real x, int fused) {
+    tsh_real s = TSHI_R(1) / (TSHI_R(1) + tshi_math_gelu_power(x, fused));
+    tsh_real du2 = TSHI_R(1.5957691216057308) + TSHI_R(0.2140644488178) * x * x; /* d(2u)/dx */
+    return s + x * s * (TSHI_R(1) - s) * du2;
+}
+
+TSHI_INLINE tsh_real tshi_math_silu(tsh_real x, int fused) {
+    return x / (TSHI_R(1) + tshi_math_exp(-x, fused)); /* x times sigmoid(x) */
+}
+
+TSHI_INLINE tsh_real tshi_math_silu_derivative(tsh_real x, int fused) {
+    tsh_real s = tshi_math_sigmoid(x, fused);
+    return s * (TSHI_R(1) + x * (TSHI_R(1) - s)); /* the derivative of x s, where s is sigmoid(x) */
+}
+
 /* ========================================================================== */
 /* >>kernel                                            MARK: - kernel (private) */
 /* Loops over strided operands, kernels per instruction set, sums of rows.     */
@@ -9377,135 +9506,6 @@ static void tshi_map_backward(tshi_node *node) {
 
 /* -- unary ops -------------------------------------------------------------- */
 
-/* Returns d a^b / da = b a^(b - 1); 0 if b is 0, also at a = 0. */
-TSHI_INLINE tsh_real tshi_map_power_derivative(tsh_real a, tsh_real b) {
-    return b < 0 || b > 0 ? b * tshi_math_pow(a, b - TSHI_R(1)) : b * TSHI_R(0);
-}
-
-/* The cumulative normal distribution Phi, with a = |x| and z = a^2: Phi(-a) = e^(-z / 2) R(a),
- * where R is the Mills ratio over sqrt(2 pi), and M(a) = a R(a). Near 0, Phi(x) = 1/2 + x S(z). The
- * next three functions approximate S(z), R(a) and y - a Phi(-a) by polynomials. */
-
-/* Returns S(z), for a up to 0.6875. */
-TSHI_INLINE float tshi_map_normal(float z, int fused) {
-    return tshi_math_steps(1.32573507e-4f, z, -1.20952074e-3f, 9.98079125e-3f, -6.64911047e-2f,
-                             3.98942292e-1f, fused);
-}
-
-/* Returns R(a) with a small absolute, not relative, error: this suffices for 1 - Phi(-a). */
-TSHI_INLINE float tshi_map_mills(float a, int fused) {
-    const float g = a / (a + 2.5f); /* maps [0, infinity) to [0, 1) */
-    float r = tshi_math_steps(1.66279189e-2f, g, 2.21382603e-2f, -5.62647432e-2f, -9.86833498e-2f,
-                                4.93170805e-2f, fused);
-    r = tshi_math_fma(r, g, 5.65180779e-1f, fused);
-    r = tshi_math_fma(r, g, -9.97356653e-1f, fused);
-    return tshi_math_fma(r, g, 0.5f, fused);
-}
-
-/* Returns y - a Phi(-a) for a from 0.6875 to 14.4, where a Phi(-a) rounds to 0. The relative error
- * must be small, as y may be 0. z is a^2 rounded, low is a^2 - z, and -a^2 / 2 = n ln 2 + r / 2.
- * M's coefficients hold a factor 2^-24 and the power of 2 a factor 2^24, so that the power is not a
- * denormal number and the product is rounded only once. */
-TSHI_INLINE float tshi_map_minus_tail(float y, float a, int fused) {
-    const float u = (a - 1.5625f) / (a + 3.03125f);                     /* small where M is steep */
-    const float cut = tshi_math_float(tshi_math_bits(a) & 0xFFFFF000u); /* upper bits of a */
-    const float z = fused ? (float)(a * a) : (float)(cut * cut);
-    const float low = fused ? tshi_math_fma(a, a, -z, 1) : (float)((a - cut) * (a + cut));
-    const float shifted = tshi_math_round(tshi_math_fma(z, -0.72134752f, 12582912.0f, fused));
-    const float n = shifted - 12582912.0f; /* -z / (2 ln 2), rounded to an integer */
-    float r, p, m;
-    m = tshi_math_steps(-2.96510150e-10f, u, 5.05886832e-10f, 8.87562024e-10f, -1.91779503e-9f,
-                          -4.12072465e-9f, fused);
-    m = tshi_math_steps(m, u, 1.74520522e-8f, -2.54221497e-8f, 1.80368893e-8f, 1.86518925e-8f,
-                          fused);
-    r = tshi_math_fma(n, -1.38671875f, -z, fused); /* 2 ln 2 in two parts */
-    r = tshi_math_fma(n, 4.2438888e-4f, r, fused) - low;
-    p = tshi_math_steps(2.1585102e-5f, r, 2.6152439e-4f, 2.6042746e-3f, 2.0833150e-2f,
-                          1.2499998e-1f, fused);
-    p = tshi_math_fma(p, r, 0.5f, fused);                               /* r p = e^(r / 2) - 1 */
-    m = tshi_math_fma(m * r, p, m, fused);                              /* M e^(r / 2) */
-    p = tshi_math_float((tshi_math_bits(shifted) << 23) + 0x4B800000u); /* 2^n times 2^24 */
-    return tshi_math_fma(-m, p, y, fused);
-}
-
-/* gelu(x) = x Phi(x): x / 2 + x^2 S(x^2) near 0, else max(x, 0) - a Phi(-a). Infinities and NaN
- * take the first form, so gelu(-infinity) is NaN, as -infinity times 0 is. The result has the sign
- * bit of x; a result that rounds to 0 would lack it otherwise. */
-TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
-    const float x = (float)v;
-    const uint32_t bits = tshi_math_bits(x) & 0x7FFFFFFFu;                    /* of |x| */
-    const int32_t order = (int32_t)tshi_math_bits(x);                         /* negative if x is */
-    const float a = tshi_math_float(bits < 0x41666666u ? bits : 0x41666666u); /* min(|x|, 14.4) */
-    float mid, ends;
-    if (TSHI_DOUBLE) /* tsh_real is double: libm */
-        return TSHI_R(0.5 * (double)v * erfc((double)v * -0.70710678118654752));
-    mid = tshi_math_fma(tshi_map_normal(a * a, fused) * x, x, 0.5f * x, fused);
-    ends = tshi_map_minus_tail(tshi_math_float((uint32_t)(order > 0 ? order : 0)), a, fused);
-    return TSHI_R(
-        tshi_math_float(tshi_math_pick(bits - 0x3F300000u < 0x40500000u, tshi_math_bits(ends),
-                                           tshi_math_bits(mid)) |
-                          ((uint32_t)order ^ bits)));
-}
-
-/* Returns gelu'(x) = Phi(x) + x phi(x), with phi = Phi'. gelu'(a) = 1 - gelu'(-a), where
- * gelu'(-a) = e^(-a^2 / 2) (R(a) - a / sqrt(2 pi)). */
-TSHI_INLINE tsh_real tshi_map_gelu_derivative(tsh_real v, int fused) {
-    const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
-    const float a = tshi_math_float(bits < 0x41600000u ? bits : 0x41600000u); /* min(|x|, 14) */
-    float y;
-    if (TSHI_DOUBLE) {
-        const double bell = 0.39894228040143268 * exp(-0.5 * (double)v * (double)v); /* phi(x) */
-        return TSHI_R(0.5 * erfc((double)v * -0.70710678118654752) + (double)v * bell);
-    }
-    y = tshi_math_fma(-0.39894228f, a, tshi_map_mills(a, fused), fused);
-    y = y * (float)tshi_math_exp_below(TSHI_R(-0.5f * a * a), fused); /* gelu'(-a) */
-    y = tshi_math_float(
-        tshi_math_pick((int)(x >> 31), tshi_math_bits(y), tshi_math_bits(1.0f - y)));
-    return TSHI_R(y + ((float)v - (float)v)); /* v - v is 0, or NaN if v is not finite */
-}
-
-/* Returns erf(x). With a = |x|: erf(a) = 1 - e^-P, where P = a + a Q(a), for a up to 3.95 (from
- * 3.88 on it is 1). With -P = n ln 2 + r that is 1 - 2^n - 2^n (e^r - 1). The sign is as x's. */
-TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
-    const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
-    const float a = tshi_math_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu); /* min(|x|, 3.95) */
-    uint32_t n; /* as an exponent: (n << 23) + bits of 1.0 is 2^n */
-    float q, power;
-    if (TSHI_DOUBLE) return TSHI_R(erf((double)v));
-    q = tshi_math_steps(-9.25656514e-6f, a, 1.17644027e-4f, -6.32846961e-4f, 1.66704645e-3f,
-                          -1.60415613e-4f, fused);
-    q = tshi_math_steps(q, a, -1.91530529e-2f, 1.02777824e-1f, 6.36619389e-1f, 1.28379166e-1f,
-                          fused);
-    q = tshi_math_exp_rest(-tshi_math_fma(q, a, a, fused), &n, fused);
-    q = tshi_math_exp_less_one(q, fused);             /* e^r - 1 */
-    power = tshi_math_float((n << 23) + 0x3F800000u); /* 2^n */
-    q = tshi_math_fma(-power, q, 1.0f - power, fused);
-    return TSHI_R(tshi_math_float(
-        tshi_math_pick(bits > 0x7F800000u, x, tshi_math_bits(q) | (x ^ bits))));
-}
-
-/* Returns e^-2u for u = sqrt(2 / pi) (x + 0.044715 x^3). gelu_tanh is x / (1 + e^-2u). */
-TSHI_INLINE tsh_real tshi_map_gelu_power(tsh_real x, int fused) {
-    return tshi_math_exp(-x * (TSHI_R(1.5957691216057308) + TSHI_R(0.071354816272600) * x * x),
-                           fused);
-}
-
-/* d/dx of x s, where s = 1 / (1 + e^-2u) is the sigmoid of 2u: s + x s (1 - s) d(2u)/dx. */
-TSHI_INLINE tsh_real tshi_map_gelu_tanh_derivative(tsh_real x, int fused) {
-    tsh_real s = TSHI_R(1) / (TSHI_R(1) + tshi_map_gelu_power(x, fused));
-    tsh_real du2 = TSHI_R(1.5957691216057308) + TSHI_R(0.2140644488178) * x * x; /* d(2u)/dx */
-    return s + x * s * (TSHI_R(1) - s) * du2;
-}
-
-TSHI_INLINE tsh_real tshi_map_silu(tsh_real x, int fused) {
-    return x / (TSHI_R(1) + tshi_math_exp(-x, fused)); /* x times sigmoid(x) */
-}
-
-TSHI_INLINE tsh_real tshi_map_silu_derivative(tsh_real x, int fused) {
-    tsh_real s = tshi_math_sigmoid(x, fused);
-    return s * (TSHI_R(1) + x * (TSHI_R(1) - s)); /* the derivative of x s, where s is sigmoid(x) */
-}
-
 /* Checks that the n inputs are floating and runs the row's op on them. c: the op's scalar. */
 static tsh_tensor *tshi_map_apply(const tshi_map_row *row, tsh_tensor *const *in, int n, double c) {
     tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, in, n);
@@ -9541,7 +9541,7 @@ TSHI_SCALAR(scale, keep, NONE, x *c, g *c)
 TSHI_SCALAR(add_scalar, nonlinear, NONE, x + c, g)
 TSHI_UNARY_ROW("tsh_pow_scalar", square, nonlinear, X, x *x, g *(v + v))
 TSHI_UNARY_ROW("tsh_pow_scalar", pow_scalar, nonlinear, X, tshi_math_pow(x, c),
-               g *tshi_map_power_derivative(v, c))
+               g *tshi_math_power_derivative(v, c))
 TSH_API tsh_tensor *tsh_pow_scalar(tsh_tensor *x, double c) {
     const int square = c >= 2 && c <= 2; /* c == 2: a product instead of a power */
     return tshi_map_apply(square ? &tshi_map_square_row : &tshi_map_pow_scalar_row, &x, 1, c);
@@ -9552,12 +9552,12 @@ TSHI_UNARY(sqrt, nonlinear, OUT, tshi_math_sqrt(x), g *TSHI_R(0.5) / v)
 TSHI_UNARY(sigmoid, nonlinear, OUT, tshi_math_sigmoid(x, fused), g *v *(TSHI_R(1) - v))
 TSHI_UNARY(tanh, nonlinear, OUT, tshi_math_tanh(x, fused), g *(TSHI_R(1) - v * v))
 TSHI_UNARY(relu, nonlinear, OUT, x <= 0 ? TSHI_R(0) : x, v <= 0 ? TSHI_R(0) : g)
-TSHI_UNARY(erf, nonlinear, X, tshi_map_erf(x, fused), /* erf'(x) = 2 / sqrt(pi) e^(-x^2) */
+TSHI_UNARY(erf, nonlinear, X, tshi_math_erf(x, fused), /* erf'(x) = 2 / sqrt(pi) e^(-x^2) */
            g *(TSHI_R(1.1283791670955126) * tshi_math_exp(-v * v, fused)))
-TSHI_UNARY(gelu, nonlinear, X, tshi_map_gelu(x, fused), g *tshi_map_gelu_derivative(v, fused))
-TSHI_UNARY(gelu_tanh, nonlinear, X, x / (TSHI_R(1) + tshi_map_gelu_power(x, fused)),
-           g *tshi_map_gelu_tanh_derivative(v, fused))
-TSHI_UNARY(silu, nonlinear, X, tshi_map_silu(x, fused), g *tshi_map_silu_derivative(v, fused))
+TSHI_UNARY(gelu, nonlinear, X, tshi_math_gelu(x, fused), g *tshi_math_gelu_derivative(v, fused))
+TSHI_UNARY(gelu_tanh, nonlinear, X, x / (TSHI_R(1) + tshi_math_gelu_power(x, fused)),
+           g *tshi_math_gelu_tanh_derivative(v, fused))
+TSHI_UNARY(silu, nonlinear, X, tshi_math_silu(x, fused), g *tshi_math_silu_derivative(v, fused))
 #undef TSHI_UNARY_ROW
 #undef TSHI_UNARY
 #undef TSHI_SCALAR
@@ -9592,7 +9592,7 @@ TSHI_BINARY(sub, add, TSHI_NONE, TSHI_A, a - b, g, -g)
 TSHI_BINARY(mul, multiply, TSHI_A | TSHI_B, TSHI_NONE, a *b, g *b, g *a)
 TSHI_BINARY(div, divide, TSHI_A | TSHI_B, TSHI_NONE, a / b, g / b, -g *a / (b * b))
 TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
-            g *tshi_map_power_derivative(a, b), g *tshi_map_pow_derivative(a, b, fused))
+            g *tshi_math_power_derivative(a, b), g *tshi_map_pow_derivative(a, b, fused))
 #undef TSHI_BINARY
 
 /* -- comparisons, where, cast ------------------------------------------------ */
@@ -18912,6 +18912,5 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_PAIR
 #undef TSHI_GEMM_GROUP
 #undef TSHI_GEMM_DOT
-#undef TSHI_BINARY_GRAD
 #endif                  /* TSHARD_IMPLEMENTED */
 #endif                  /* TSHARD_IMPLEMENTATION */
