@@ -3628,16 +3628,14 @@ static tsh_result tshi_init_fans(const tsh_tensor *t, const char *op, tsh_init *
     }
     fan = kaiming ? (init->fan_out ? out : in) * (1 + init->a * init->a) : in + out;
     size = init->gain * sqrt((normal ? 2.0 : 6.0) / (fan > 0 ? fan : 1));
-    *init = tshi_init_make(normal ? TSH_INIT_NORMAL : TSH_INIT_UNIFORM, normal ? 0 : -size,
-                                size);
+    *init = tshi_init_make(normal ? TSH_INIT_NORMAL : TSH_INIT_UNIFORM, normal ? 0 : -size, size);
     return TSH_OK;
 }
 
 /* Prepares TRUNC_NORMAL: resolves the defaults of low and high, and sets f->from and f->to to the
  * distribution function there. If low and high lie above the mean, mirrors the distribution (b is
  * negated), because the function is more exact near 0 than near 1. */
-static tsh_result tshi_init_truncate(const tsh_tensor *t, const char *op,
-                                       tshi_tensor_filling *f) {
+static tsh_result tshi_init_truncate(const tsh_tensor *t, const char *op, tshi_tensor_filling *f) {
     tsh_init *init = &f->init;
     if (init->low == 0 && init->high == 0) {
         init->low = -2;
@@ -3754,8 +3752,7 @@ static tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, tsh_init i
         t->block = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS,
                                   tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
     if (!t->block) return TSH_ERR_MEMORY;
-    if (tshi_init_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) != TSH_OK &&
-        !had) {
+    if (tshi_init_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) != TSH_OK && !had) {
         tshi_mem_release(t->ctx, t->block);
         t->block = NULL;
     }
@@ -3910,9 +3907,7 @@ TSH_API void tsh_tensor_free(tsh_tensor *t) {
 
 TSH_API tsh_tensor *tsh_filled(tsh_ctx *ctx, tsh_shape shape, double value) {
     tsh_tensor *t = tshi_tensor_out(ctx, "tsh_filled", TSH_REAL, &shape, NULL);
-    if (t)
-        (void)tshi_init_fill(t, "tsh_filled", tshi_init_make(TSH_INIT_CONSTANT, value, 0),
-                               0);
+    if (t) (void)tshi_init_fill(t, "tsh_filled", tshi_init_make(TSH_INIT_CONSTANT, value, 0), 0);
     return t;
 }
 
@@ -3928,7 +3923,7 @@ TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape) {
     tsh_tensor *t = tshi_tensor_out(ctx, "tsh_randn", TSH_REAL, &shape, NULL);
     if (t)
         (void)tshi_init_fill(t, "tsh_randn", tshi_init_make(TSH_INIT_NORMAL, 0, 1),
-                               tshi_rng_hash(ctx->randn_calls++, "randn", 5));
+                             tshi_rng_hash(ctx->randn_calls++, "randn", 5));
     return t;
 }
 
@@ -4038,7 +4033,7 @@ TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const ts
 #define TSHI_INIT_FUNCTION(name, kind, a, b)                                                       \
     TSH_API tsh_result tsh_init_##name(tsh_tensor *t, const tsh_init *desc) {                      \
         return tshi_tensor_init("tsh_init_" #name, t, desc,                                        \
-                                tshi_init_make(TSH_INIT_##kind, a, b));                       \
+                                tshi_init_make(TSH_INIT_##kind, a, b));                            \
     }
 TSHI_INIT_FUNCTION(uniform, UNIFORM, 0, 1)
 TSHI_INIT_FUNCTION(normal, NORMAL, 0, 1)
@@ -4079,8 +4074,7 @@ TSHI_INLINE float tshi_math_fma(float a, float b, float c, int fused) {
 }
 
 /* Returns (((p x + a) x + b) x + c) x + d: four steps of Horner's rule for a polynomial. */
-TSHI_INLINE float tshi_math_steps(float p, float x, float a, float b, float c, float d,
-                                    int fused) {
+TSHI_INLINE float tshi_math_steps(float p, float x, float a, float b, float c, float d, int fused) {
     p = tshi_math_fma(p, x, a, fused);
     p = tshi_math_fma(p, x, b, fused);
     p = tshi_math_fma(p, x, c, fused);
@@ -4133,7 +4127,7 @@ TSHI_INLINE float tshi_math_exp_rest(float x, uint32_t *n, int fused) {
 /* Returns (e^r - 1 - r) / r^2 for |r| < 0.35. */
 TSHI_INLINE float tshi_math_exp_tail(float r, int fused) {
     return tshi_math_steps(1.3814465e-3f, r, 8.3687805e-3f, 4.1668394e-2f, 1.6666520e-1f,
-                             4.9999993e-1f, fused);
+                           4.9999993e-1f, fused);
 }
 
 /* Returns e^r - 1 for |r| < 0.35. */
@@ -4146,7 +4140,7 @@ TSHI_INLINE float tshi_math_exp_less_one(float r, int fused) {
 TSHI_INLINE float tshi_math_exp_whole(float r, int fused) {
     if (!fused) return tshi_math_exp_less_one(r, fused) + 1.0f;
     return tshi_math_fma(tshi_math_fma(tshi_math_exp_tail(r, fused), r, 1.0f, fused), r, 1.0f,
-                           fused);
+                         fused);
 }
 
 /* Returns e^x for x <= 0 (or just above), in fewer steps than tshi_math_exp: 0 for x < -87, any
@@ -4197,16 +4191,16 @@ TSHI_INLINE tsh_real tshi_math_tanh(tsh_real v, int fused) {
     float q, power, mid; /* power: 2^n; mid: tanh x for |x| < 0.625 */
     if (TSHI_DOUBLE) return TSHI_R(tanh((double)v));
     mid = tshi_math_steps(-5.7049874e-3f, z, 2.0639088e-2f, -5.3739715e-2f, 1.3331442e-1f,
-                            -3.3333282e-1f, fused);
+                          -3.3333282e-1f, fused);
     mid = tshi_math_fma(mid * z, x, x, fused);
     q = 2.0f * tshi_math_float(a < 0x41200000u ? a : 0x41200000u);       /* 2 |x|, |x| at most 10 */
     q = tshi_math_exp_less_one(tshi_math_exp_rest(q, &n, fused), fused); /* e^r - 1 */
     power = tshi_math_float((n << 23) + 0x3F800000u);                    /* 2^n */
     q = tshi_math_fma(power, q, power - 1.0f, fused);                    /* e^(2 |x|) - 1 */
     q = q / (q + 2.0f);
-    return TSHI_R(tshi_math_float(tshi_math_pick(a - 0x3F200000u <= 0x40600000u,
-                                                     tshi_math_bits(q), tshi_math_bits(mid)) |
-                                    sign));
+    return TSHI_R(tshi_math_float(
+        tshi_math_pick(a - 0x3F200000u <= 0x40600000u, tshi_math_bits(q), tshi_math_bits(mid)) |
+        sign));
 }
 
 /* Returns log x = n log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), and log(1 + f) =
@@ -4221,9 +4215,8 @@ TSHI_INLINE tsh_real tshi_math_log(tsh_real v, int fused) {
     f = tshi_math_float(m - k) - 1.0f;              /* 1 + f is x / 2^n */
     e = (float)(int32_t)(k - (0x0B800000u & tiny)); /* 0x0B800000: 23 << 23 */
     p = tshi_math_steps(6.7466066e-2f, f, -1.1679658e-1f, 1.1890323e-1f, -1.2405135e-1f,
-                          1.4219224e-1f, fused);
-    p = tshi_math_steps(p, f, -1.6668007e-1f, 2.0002134e-1f, -2.5000010e-1f, 3.3333312e-1f,
-                          fused);
+                        1.4219224e-1f, fused);
+    p = tshi_math_steps(p, f, -1.6668007e-1f, 2.0002134e-1f, -2.5000010e-1f, 3.3333312e-1f, fused);
     p = tshi_math_fma(p, f, -0.5f, fused);   /* P(f) f - 1/2 */
     whole = e * (0.693359375f / 8388608.0f); /* the larger part of n log 2 */
     sum = whole + f;
@@ -4232,8 +4225,8 @@ TSHI_INLINE tsh_real tshi_math_log(tsh_real v, int fused) {
     /* log 0 is -infinity, log infinity is infinity, all else that is special is NaN */
     special = tshi_math_pick(bits << 1 == 0u, 0xFF800000u, 0x7FC00000u);
     special = tshi_math_pick(bits == 0x7F800000u, bits, special);
-    return TSHI_R(tshi_math_float(
-        tshi_math_pick(bits - 1u < 0x7F7FFFFFu, tshi_math_bits(sum), special)));
+    return TSHI_R(
+        tshi_math_float(tshi_math_pick(bits - 1u < 0x7F7FFFFFu, tshi_math_bits(sum), special)));
 }
 
 TSHI_INLINE tsh_real tshi_math_sqrt(tsh_real x) {
@@ -4303,11 +4296,11 @@ TSHI_INLINE tsh_real tshi_math_pow(tsh_real v, tsh_real w) {
     whole = even | (uint32_t)(tshi_math_bits((float)integer) == y); /* 1: y is an integer */
     odd = whole & (uint32_t)integer & 1u;                           /* 1: y is odd */
     out = tshi_math_pick((a == 0u) | (a == infinity),               /* 0^y and infinity^y */
-                           tshi_math_pick((uint32_t)(a == 0u) == y >> 31, infinity, 0u), out);
+                         tshi_math_pick((uint32_t)(a == 0u) == y >> 31, infinity, 0u), out);
     out |= x & odd << 31;                                  /* x's sign */
     out = tshi_math_pick((a > infinity) | (b > infinity) | /* NaN; x < 0 and y no integer */
-                               (int)((x >> 31) & (whole ^ 1u) & (uint32_t)(a - 1u < infinity - 1u)),
-                           0x7FC00000u, out);
+                             (int)((x >> 31) & (whole ^ 1u) & (uint32_t)(a - 1u < infinity - 1u)),
+                         0x7FC00000u, out);
     out = tshi_math_pick((b == 0u) | (x == 0x3F800000u) | ((a == 0x3F800000u) & (b == infinity)),
                            0x3F800000u, out); /* 1: x^0, 1^y, (-1)^infinity */
     return TSHI_R(tshi_math_float(out));
@@ -4325,14 +4318,14 @@ TSHI_INLINE tsh_real tshi_math_power_derivative(tsh_real a, tsh_real b) {
 /* Returns S(z), for a up to 0.6875. */
 TSHI_INLINE float tshi_math_normal(float z, int fused) {
     return tshi_math_steps(1.32573507e-4f, z, -1.20952074e-3f, 9.98079125e-3f, -6.64911047e-2f,
-                             3.98942292e-1f, fused);
+                           3.98942292e-1f, fused);
 }
 
 /* Returns R(a) with a small absolute, not relative, error: this suffices for 1 - Phi(-a). */
 TSHI_INLINE float tshi_math_mills(float a, int fused) {
     const float g = a / (a + 2.5f); /* maps [0, infinity) to [0, 1) */
     float r = tshi_math_steps(1.66279189e-2f, g, 2.21382603e-2f, -5.62647432e-2f, -9.86833498e-2f,
-                                4.93170805e-2f, fused);
+                              4.93170805e-2f, fused);
     r = tshi_math_fma(r, g, 5.65180779e-1f, fused);
     r = tshi_math_fma(r, g, -9.97356653e-1f, fused);
     return tshi_math_fma(r, g, 0.5f, fused);
@@ -4351,13 +4344,13 @@ TSHI_INLINE float tshi_math_minus_tail(float y, float a, int fused) {
     const float n = shifted - 12582912.0f; /* -z / (2 ln 2), rounded to an integer */
     float r, p, m;
     m = tshi_math_steps(-2.96510150e-10f, u, 5.05886832e-10f, 8.87562024e-10f, -1.91779503e-9f,
-                          -4.12072465e-9f, fused);
+                        -4.12072465e-9f, fused);
     m = tshi_math_steps(m, u, 1.74520522e-8f, -2.54221497e-8f, 1.80368893e-8f, 1.86518925e-8f,
-                          fused);
+                        fused);
     r = tshi_math_fma(n, -1.38671875f, -z, fused); /* 2 ln 2 in two parts */
     r = tshi_math_fma(n, 4.2438888e-4f, r, fused) - low;
     p = tshi_math_steps(2.1585102e-5f, r, 2.6152439e-4f, 2.6042746e-3f, 2.0833150e-2f,
-                          1.2499998e-1f, fused);
+                        1.2499998e-1f, fused);
     p = tshi_math_fma(p, r, 0.5f, fused);                               /* r p = e^(r / 2) - 1 */
     m = tshi_math_fma(m * r, p, m, fused);                              /* M e^(r / 2) */
     p = tshi_math_float((tshi_math_bits(shifted) << 23) + 0x4B800000u); /* 2^n times 2^24 */
@@ -4377,10 +4370,9 @@ TSHI_INLINE tsh_real tshi_math_gelu(tsh_real v, int fused) {
         return TSHI_R(0.5 * (double)v * erfc((double)v * -0.70710678118654752));
     mid = tshi_math_fma(tshi_math_normal(a * a, fused) * x, x, 0.5f * x, fused);
     ends = tshi_math_minus_tail(tshi_math_float((uint32_t)(order > 0 ? order : 0)), a, fused);
-    return TSHI_R(
-        tshi_math_float(tshi_math_pick(bits - 0x3F300000u < 0x40500000u, tshi_math_bits(ends),
-                                           tshi_math_bits(mid)) |
-                          ((uint32_t)order ^ bits)));
+    return TSHI_R(tshi_math_float(tshi_math_pick(bits - 0x3F300000u < 0x40500000u,
+                                                 tshi_math_bits(ends), tshi_math_bits(mid)) |
+                                  ((uint32_t)order ^ bits)));
 }
 
 /* Returns gelu'(x) = Phi(x) + x phi(x), with phi = Phi'. gelu'(a) = 1 - gelu'(-a), where
@@ -4409,21 +4401,21 @@ TSHI_INLINE tsh_real tshi_math_erf(tsh_real v, int fused) {
     float q, power;
     if (TSHI_DOUBLE) return TSHI_R(erf((double)v));
     q = tshi_math_steps(-9.25656514e-6f, a, 1.17644027e-4f, -6.32846961e-4f, 1.66704645e-3f,
-                          -1.60415613e-4f, fused);
+                        -1.60415613e-4f, fused);
     q = tshi_math_steps(q, a, -1.91530529e-2f, 1.02777824e-1f, 6.36619389e-1f, 1.28379166e-1f,
-                          fused);
+                        fused);
     q = tshi_math_exp_rest(-tshi_math_fma(q, a, a, fused), &n, fused);
     q = tshi_math_exp_less_one(q, fused);             /* e^r - 1 */
     power = tshi_math_float((n << 23) + 0x3F800000u); /* 2^n */
     q = tshi_math_fma(-power, q, 1.0f - power, fused);
-    return TSHI_R(tshi_math_float(
-        tshi_math_pick(bits > 0x7F800000u, x, tshi_math_bits(q) | (x ^ bits))));
+    return TSHI_R(
+        tshi_math_float(tshi_math_pick(bits > 0x7F800000u, x, tshi_math_bits(q) | (x ^ bits))));
 }
 
 /* Returns e^-2u for u = sqrt(2 / pi) (x + 0.044715 x^3). gelu_tanh is x / (1 + e^-2u). */
 TSHI_INLINE tsh_real tshi_math_gelu_power(tsh_real x, int fused) {
     return tshi_math_exp(-x * (TSHI_R(1.5957691216057308) + TSHI_R(0.071354816272600) * x * x),
-                           fused);
+                         fused);
 }
 
 /* d/dx of x s, where s = 1 / (1 + e^-2u) is the sigmoid of 2u: s + x s (1 - s) d(2u)/dx. */
@@ -4721,8 +4713,7 @@ TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
         best = best > rank ? best : rank;
     }
     /* converts the integer back to the bits of the float */
-    return TSHI_R(
-        tshi_math_float((uint32_t)best ^ ((0u - ((uint32_t)best >> 31)) & 0x7FFFFFFFu)));
+    return TSHI_R(tshi_math_float((uint32_t)best ^ ((0u - ((uint32_t)best >> 31)) & 0x7FFFFFFFu)));
 }
 
 /* Returns the largest of n > 0 values, NaN if any is NaN; a 0 may have either sign. */
@@ -5362,7 +5353,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real)), add = t->add;     \
         const TSHI_GEMM_VEC_##isa zero = {0}, alpha = TSHI_GEMM_SET_##isa(t->alpha);               \
         int64_t p = 0;                                                                             \
-        memset(t->sums, 0, (size_t)rows * (size_t)cols * sizeof *t->sums);                         \
+        memset(t->sums, 0, (size_t)rows *(size_t)cols * sizeof *t->sums);                          \
         for (; p + TSHI_GEMM_STEPS <= t->k; p += TSHI_GEMM_STEPS)                                  \
             tshi_gemm_steps_##isa(t, p, TSHI_GEMM_STEPS, rows, cols);                              \
         for (; p < t->k; p++) tshi_gemm_steps_##isa(t, p, 1, rows, cols);                          \
@@ -11179,7 +11170,7 @@ TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
 /* Checks the arguments of tsh_read and tsh_write: t is of ctx and its values have `bytes` bytes.
  * Returns ctx; NULL and an error if not. */
 static tsh_ctx *tshi_values_io(const char *op, tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent,
-                                     const void *data, size_t bytes) {
+                               const void *data, size_t bytes) {
     int64_t n = extent == TSH_LOCAL ? tsh_local_numel(t) : tsh_numel(t); /* number of elements */
     size_t need = (size_t)n * tsh_dtype_size(tsh_dtype_of(t));           /* number of bytes */
     if (!tshi_tensor_check_in(ctx, op, t)) return NULL;
@@ -14669,11 +14660,10 @@ static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, 
  * added to the variance. */
 static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int no_bias) {
     module->number = eps; /* read by its forward */
-    tshi_module_param(module, 0, "weight", tsh_shape1(dim),
-                      tshi_init_make(TSH_INIT_ONES, 0, 0), 0);
+    tshi_module_param(module, 0, "weight", tsh_shape1(dim), tshi_init_make(TSH_INIT_ONES, 0, 0), 0);
     if (!no_bias)
-        tshi_module_param(module, 1, "bias", tsh_shape1(dim),
-                          tshi_init_make(TSH_INIT_ZEROS, 0, 0), 0);
+        tshi_module_param(module, 1, "bias", tsh_shape1(dim), tshi_init_make(TSH_INIT_ZEROS, 0, 0),
+                          0);
     return tshi_module_finish(module);
 }
 
