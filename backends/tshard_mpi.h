@@ -1566,7 +1566,7 @@ static tsh_result tshi_mpi_form(tshi_mpi_world *world, MPI_Comm base, tsh_comm *
     code = MPI_Iallreduce(world->mine, world->least, 2, MPI_INT, MPI_MIN, world->control, &request);
     result = tshi_mpi_opened(world, code, &request, error);
     if (result != TSH_OK) return result;
-    if (!world->least[0]) {
+    if (!world->least[0] || !group) {
         free(group);
         return tsh_error_set(error, TSH_ERR_MEMORY, -1, "tsh_mpi_open: no memory on some rank");
     }

@@ -1398,7 +1398,7 @@ TSH_API int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx 
     tsh_error error;
     int started = 0, result; /* started: how many threads run */
     (void)tsh_error_set(&error, TSH_ERR_ARGUMENT, -1, "fn is NULL");
-    if (fn && tshi_threads_world_make(nranks, &world, &error) == TSH_OK) {
+    if (fn && tshi_threads_world_make(nranks, &world, &error) == TSH_OK && world) {
         jobs = (tshi_threads_job *)calloc((size_t)nranks, sizeof *jobs);
         (void)tsh_error_set(&error, TSH_ERR_MEMORY, -1, "no memory for %d threads", nranks);
     }
