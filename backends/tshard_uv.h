@@ -363,7 +363,8 @@ struct tshi_uv_group {
     tshi_uv_link *link;         /* [r]: collectives with peer r; [size + r]: messages with r */
     tshi_uv_op op[TSHI_UV_OPS]; /* slots; a tsh_req is an index + 1 */
     tshi_uv_stream *streams;    /* memory of op[].in and op[].out */
-    tshi_uv_record record[TSHI_UV_RECORDS]; /* of collective seq: seq % TSHI_UV_RECORDS; locked */
+    /* What was called: collective seq at [seq % TSHI_UV_RECORDS]. Guarded by the lock. */
+    tshi_uv_record record[TSHI_UV_RECORDS];
     /* Used by the control thread, once the caller's thread has set world->requested: */
     int listener, missing; /* listening socket, -1: none; number of connections not made yet */
     int *ports;            /* port each member listens on for this group; 0: peer->address has it */
@@ -735,8 +736,8 @@ enum { TSHI_UV_GREETING = 40, TSHI_UV_CLIENT_HELLO = 104, TSHI_UV_REPLY = 44 }; 
 
 typedef enum tshi_uv_reply {
     TSHI_UV_WELCOME,       /* accepted */
-    TSHI_UV_OTHER_KEY,     /* the client's proof is wrong; the reply has no proof either */
-    TSHI_UV_OTHER_VERSION, /* of the protocol; the reply has no proof */
+    TSHI_UV_OTHER_KEY,     /* the client has another key, so its proof is wrong */
+    TSHI_UV_OTHER_VERSION, /* the client has another version of the protocol */
     TSHI_UV_OTHER_JOB,     /* the jobs' names differ */
     TSHI_UV_OTHER_SIZE,    /* the numbers of ranks differ */
     TSHI_UV_OTHER_RANK,    /* the client expected another rank at this address */
@@ -892,7 +893,8 @@ static void tshi_uv_answer_fields(tshi_uv_cursor *c, uint64_t *group, uint64_t *
     }
 }
 
-/* Payload of BLOCKED in a world of `size` ranks. s->member must have `size` entries. */
+/* Reads or writes, as c does, the payload of a BLOCKED message in a world of `size` ranks.
+ * s->member must have `size` entries. */
 static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int size) {
     s->wait = tshi_uv_field(c, s->wait, 8);
     s->group = tshi_uv_field(c, s->group, 8);
@@ -2393,7 +2395,8 @@ static void tshi_uv_send_table(tsh_uv_world *world) { /* Rank 0: sends all ranks
     tshi_uv_post_all(world);
 }
 
-static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) { /* Reads rank 0's table. */
+/* Reads rank 0's table of the addresses where the ranks listen. */
+static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
     if (world->tabled) return; /* a second table is ignored */
     tshi_uv_bytes_field(c, world->token, sizeof world->token);
     for (int r = 1; r < world->size && !c->bad; r++)
@@ -3147,7 +3150,7 @@ static void tshi_uv_on_request(uv_async_t *async) {
 static void tshi_uv_main(void *argument) {
     tsh_uv_world *world = (tsh_uv_world *)argument;
     if (world->rank) tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]);
-    (void)uv_run(&world->control, UV_RUN_DEFAULT); /* until tshi_uv_on_turn stops it */
+    (void)uv_run(&world->control, UV_RUN_DEFAULT); /* until the world has ended: tshi_uv_on_turn stops the loop */
     while (world->conns) tshi_uv_conn_free(world->conns);
     tshi_uv_log_counted(world, INT64_MAX); /* what has not been logged yet */
     for (int r = 0; r < world->size; r++) {
@@ -3492,8 +3495,8 @@ static int64_t tshi_uv_direct_size(const tshi_uv_op *op, int from, int to) {
     }
 }
 
-/* Returns where the direct algorithm stores what rank `from` sent: a reduction in row `from` of
- * scratch, a split (tickets) in row `from` of recv. */
+/* Returns where the direct algorithm stores what rank `from` sent: row `from` of scratch, if it
+ * will be reduced; row `from` of recv, if it is the color and key of a split. */
 static char *tshi_uv_row(const tshi_uv_op *op, int from) {
     char *rows = op->coll.kind == TSH_SPLIT ? (char *)op->coll.recv : op->scratch;
     return rows + tshi_uv_direct_size(op, from, op->group->rank) * from;
