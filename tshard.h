@@ -1159,14 +1159,14 @@ TSH_API tsh_tensor *tsh_full(tsh_tensor *x);
  * that take it as it lies, or it has a gradient. */
 TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout);
 
-/* The operators that other systems build their layers on, of what each rank holds: a replicated
- * tensor may differ between ranks here. Nothing at one rank. They equal Megatron's f and g and
- * their kin, torchshard.distributed's copy, reduce, scatter, gather, and ml's mp_copy, ... copy:
- * x R -> R, itself; backward all-reduces the gradients by op, once. reduce: R or P -> R, an
- * all-reduce by op; backward passes the gradient on. scatter: R -> S(dim), this rank's slice;
- * backward all-gathers. gather: S(dim), or R, whose equal pieces are put one after the other along
- * dim -> R, an all-gather; backward takes this rank's slice of complete gradients and
- * reduce-scatters partial ones. */
+/* The operators that other systems build their layers on, applied to what each rank holds; here a
+ * replicated tensor may differ between ranks. At one rank they do nothing. They equal Megatron's f
+ * and g, torchshard.distributed's copy, reduce, scatter and gather, and the mp_ functions of ml.
+ * copy: R -> R, x unchanged; backward all-reduces the gradients by op, once.
+ * reduce: R or P -> R, an all-reduce by op; backward passes the gradient on.
+ * scatter: R -> S(dim), this rank's slice; backward all-gathers.
+ * gather: S(dim) -> R, or R -> R where each rank's x is one of equal pieces: an all-gather along
+ * dim; backward takes this rank's slice of complete gradients and reduce-scatters partial ones. */
 TSH_API tsh_tensor *tsh_tp_copy(tsh_tensor *x, tsh_redop op);
 TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op);
 TSH_API tsh_tensor *tsh_tp_scatter(tsh_tensor *x, int dim);
@@ -4205,7 +4205,8 @@ TSHI_INLINE tsh_real tshi_math_tanh(tsh_real v, int fused) {
 
 /* Returns log x = n log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), and log(1 + f) =
  * f - f^2 / 2 + f^3 P(f) (as in Cephes). The larger part of n log 2 is exact; the rounding error of
- * its sum with f is added last. e is 2^23 n: bits, not shifted; its factors are divided by 2^23. */
+ * its sum with f is added last. e is n 2^23, the bits of the
+ * exponent where they are; so constants that multiply e are divided by 2^23. */
 TSHI_INLINE tsh_real tshi_math_log(tsh_real v, int fused) {
     float x = (float)v, e, f, p, whole, sum, rest;
     uint32_t bits = tshi_math_bits(x), tiny = 0u - (uint32_t)(bits < 0x00800000u), k, m, special;
@@ -6241,7 +6242,7 @@ static const tsh_wait_mark *tshi_coll_mark(const tsh_wait_report *report, uint64
 
 TSH_API int tsh_wait_missing(tsh_wait_report *const *report, int r, int m) {
     const tsh_wait_report *a = report[r], *b = report[m];
-    const tsh_wait_mark *here, *pair; /* what m has started in r's group, and in messages with r */
+    const tsh_wait_mark *here, *pair; /* what m has started: in r's group; messages with r */
     if (!a || !b) return 0;           /* r or m is not known to wait */
     here = tshi_coll_mark(b, a->group, -1);
     if (!here) return 0;                            /* m is not in the group */
@@ -8571,7 +8572,7 @@ static void tshi_tape_clear_rows(tsh_tensor *base) {
 TSH_API void tsh_zero_grad(tsh_tensor *t) {
     if (!t) return;
     if (t->base->sparse && t->base->gr.live && !t->base->gp.live) tshi_tape_clear_rows(t->base);
-    t->base->gr.live = t->base->gp.live = t->base->sparse = 0; /* the memory is reused */
+    t->base->gr.live = t->base->gp.live = t->base->sparse = 0; /* none; the memory stays */
 }
 
 /* -- steps and scopes ------------------------------------------------------- */
@@ -12015,7 +12016,8 @@ TSHI_INLINE void tshi_norm_rows_body(int64_t n, const tshi_operand *operand, con
 }
 TSHI_KERNEL(tshi_norm_rows, tshi_norm);
 
-/* Adds TSHI_BLOCK values of h to lane[0 ...], and of h xh to lane[TSHI_BLOCK ...]. */
+/* With h = w dy and xh = (x - mean) rstd: adds TSHI_BLOCK values of h to lane[0 ...], and of h xh
+ * to lane[TSHI_BLOCK ...]. */
 TSHI_INLINE void tshi_norm_step(tsh_real *lane, const tsh_real *x, const tsh_real *w,
                                 const tsh_real *dy, const tsh_real *stats) {
     const tsh_real mean = stats[0], rstd = stats[1]; /* mean and rstd of the row */

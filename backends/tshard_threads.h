@@ -358,7 +358,7 @@ enum { TSHI_THREADS_TEXT = 320 };   /* bytes of the description of a call */
 enum { TSHI_THREADS_RANKS = 1024 }; /* max ranks of a world; its mailboxes are then 192 MiB */
 enum { TSHI_THREADS_TILE = 4096 };  /* bytes summed at once: they stay in the first-level cache */
 
-#define TSHI_THREADS_REQ_PAIR ((tsh_req)1 << 63) /* the bit of requests that are pair records */
+#define TSHI_THREADS_REQ_PAIR ((tsh_req)1 << 63) /* set in the request of a message */
 
 /* What every peer reads of a collective that was posted; written only by the member that posts. */
 typedef struct TSHI_THREADS_APART tshi_threads_slot {
@@ -397,7 +397,8 @@ typedef struct TSHI_THREADS_APART tshi_threads_mailbox {
     uint64_t taken; /* used only by the receiver: how many messages it has copied */
 } tshi_threads_mailbox;
 
-/* One rank in one group: the impl of a comm. Peers only write `sending` of its pair records. */
+/* One rank in one group: the impl of a comm. The only field that peers write is `sending` of its
+ * pair records. */
 typedef struct TSHI_THREADS_APART tshi_threads_member {
     tshi_threads_slot slot[TSHI_THREADS_RING];     /* collective n is at n % RING */
     tshi_threads_call call[TSHI_THREADS_RING];     /* collective n is at n % RING, too */
@@ -595,7 +596,7 @@ typedef struct TSHI_THREADS_APART tshi_threads_tile {
 typedef struct tshi_threads_parts {
     tshi_threads_member *member;
     uint64_t number; /* of the collective */
-    size_t offset;   /* in bytes, the same on all ranks */
+    size_t offset;   /* where the piece begins in the buffers, in bytes; the same on all ranks */
 } tshi_threads_parts;
 
 static const void *tshi_threads_part(const void *user, int r) {
@@ -1173,7 +1174,7 @@ static tsh_result tshi_threads_start(tsh_comm *comm, const tsh_coll *coll, tsh_r
     tshi_threads_member *member = tshi_threads_member_of(comm);
     int failed = TSHI_THREADS_GET(&member->group->world->failed);
     size_t bytes = 0;
-    int eager = coll->kind == TSH_BARRIER; /* also an all-reduce that fits in a slot */
+    int eager = coll->kind == TSH_BARRIER; /* set below for a small all-reduce, too */
     *req = 0;
     if (failed != TSH_OK) return (tsh_result)failed;
     if (coll->kind == TSH_SEND || coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV)

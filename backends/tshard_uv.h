@@ -3150,7 +3150,7 @@ static void tshi_uv_on_request(uv_async_t *async) {
 static void tshi_uv_main(void *argument) {
     tsh_uv_world *world = (tsh_uv_world *)argument;
     if (world->rank) tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]);
-    (void)uv_run(&world->control, UV_RUN_DEFAULT); /* until the world has ended: tshi_uv_on_turn stops the loop */
+    (void)uv_run(&world->control, UV_RUN_DEFAULT); /* until tshi_uv_on_turn ends the loop */
     while (world->conns) tshi_uv_conn_free(world->conns);
     tshi_uv_log_counted(world, INT64_MAX); /* what has not been logged yet */
     for (int r = 0; r < world->size; r++) {
