@@ -4,7 +4,8 @@
     lint.py [FOLDER]      the project's folder; this file's by default
 
 A room is a section of a header with a banner "/* >>name ... MARK: - name */". Private functions are
-tshi_<room>_<verb> (of a room "op-x": tshi_x_<verb>); those that macros generate are not looked at.
+tshi_<room>_<verb> (of a room "op-x" or "x-api": tshi_x_<verb>); those that macros generate are not
+looked at.
 """
 
 import bisect
