@@ -1233,8 +1233,8 @@ typedef struct tsh_rope_desc {
     int64_t start;   /* global position of x's first row */
 } tsh_rope_desc;
 /* Rotary position embedding (Su et al. 2021) of x (.., T, D): pair i of the row at position t is
- * turned by the angle t base^(-2 i / dims). Linear: keeps R, P, and S of every dimension but D;
- * positions are global where T is sharded. No collective; backward turns by minus the angle. */
+ * rotated by the angle t base^(-2 i / dims). Linear: keeps R, P, and S of every dimension but D;
+ * positions are global where T is sharded. No collective; backward rotates by minus the angle. */
 TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc);
 
 typedef struct tsh_attention_desc {
@@ -1929,7 +1929,8 @@ struct tsh_tensor {
     tsh_dtype dtype;
     unsigned flags;  /* TSHI_OWNED, ... */
     int ndim, depth; /* depth: how many scopes were open when it was created */
-    /* dim: global shape; local: shape of this rank's shard; stride: of the shard, in elements */
+    /* dim: shape of the whole tensor; local: shape of this rank's shard; stride: strides of the
+     * shard, in elements */
     int64_t dim[TSH_MAX_DIMS], local[TSH_MAX_DIMS], stride[TSH_MAX_DIMS];
     tsh_layout layout; /* resolved: dim >= 0, segments >= 1, every length and unit given */
     tshi_block *block; /* the values; NULL: a parameter that is not allocated yet, or stale */
@@ -2047,7 +2048,7 @@ typedef struct tshi_handles {
 
 typedef struct tshi_tape {
     tshi_node *newest; /* the last recorded call; NULL: the tape is empty */
-    tshi_arena arena;  /* holds the nodes and their params */
+    tshi_arena arena;  /* memory of the nodes and of their parameters */
     int no_grad;       /* how many tsh_no_grad_begin are open; 0: calls are recorded */
     int pending;       /* 1: leaves have gradients that tsh_sync_grads must still sum over dp */
     int summed;        /* 1: losses are sums of terms; 0: losses are means */
@@ -5204,7 +5205,7 @@ enum {
     TSHI_GEMM_FETCH_C = 2,    /* rows of C per prefetch */
     TSHI_GEMM_C_STRIP = 8,    /* columns that the reference kernel computes at a time */
     TSHI_GEMM_FEW = 6,        /* limit of rows for `stream`, which needs contiguous rows of B */
-    TSHI_GEMM_STEPS = 8       /* rows of B that `stream` reads at a time */
+    TSHI_GEMM_STEPS = 8       /* the kernel `stream` reads so many rows of B at a time */
 };
 
 /* -- the reference micro-kernel ------------------------------------------- */
@@ -7835,10 +7836,11 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
  * A tensor has two accumulators, gr and gp (see tshi_node); views share those of their base.
  *
  * tsh_backward has three parts. tshi_tape_mark finds the nodes that the loss depends on and counts
- * the contributions that each tensor will get. tshi_tape_walk runs the backward of these nodes and
- * releases them. tshi_tape_sync completes the gradients of leaves over tp and dp. Collectives run
- * while backward goes on: the all-reduce of a partial gradient starts with its last contribution
- * (tshi_tape_input_done), that of a bucket of leaves when it is full (tshi_tape_deliver). */
+ * how many gradients will be added to each tensor. tshi_tape_walk runs the backward of these nodes
+ * and releases them. tshi_tape_sync completes the gradients of leaves over tp and dp. Collectives
+ * run while backward goes on: the all-reduce of a partial gradient starts with its last
+ * contribution (tshi_tape_input_done), that of a bucket of leaves when it is full
+ * (tshi_tape_deliver). */
 
 /* Returns 1 if a call with these inputs must be recorded: one of them requires a gradient. */
 static int tshi_tape_records(const tsh_ctx *ctx, tsh_tensor *const *in, int n) {
@@ -8769,7 +8771,7 @@ static int tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
                            world, tp, pp, pp_fits ? "tp" : "pp", list);
 }
 
-/* Fills, for the i-th axis of desc->order, its size (number of ranks) size[i] and its letter
+/* Fills, for the i-th axis of desc->order, its size (number of ranks) size[i] and its name
  * axis[i]: 't', 'p' or 'd'. Returns 0 and an error if tp times pp does not divide the world, or the
  * order is not valid. */
 static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], char axis[3]) {
@@ -10298,7 +10300,7 @@ static void tshi_reduce_softmax_backward(tshi_node *node) {
     rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&y, &scratch[1]), params->n);
     rows.x[2] = tshi_kernel_reals(tshi_kernel_packed_reals(&dy, &scratch[2]), params->n);
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, params->n);
-    tshi_map_accumulate(&dx, &dest, scratch[0]); /* unless the kernel wrote to dest */
+    tshi_map_accumulate(&dx, &dest, scratch[0]); /* no-op if the kernel wrote to dest itself */
     tshi_mem_release(ctx, scratch[1]);
     tshi_mem_release(ctx, scratch[2]);
 }
@@ -10353,7 +10355,7 @@ TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim) {
 TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_permute", &x, 1);
     tsh_tensor *out;
-    unsigned seen = 0; /* bits of the dimensions of x that are named so far */
+    unsigned seen = 0; /* bit mask: the dimensions of x that dims has named so far */
     int d;
     if (!ctx) return NULL;
     out = tshi_tensor_view(x);
@@ -18077,7 +18079,7 @@ static const tshi_io_pair tshi_io_forms[] = {
 static int tshi_io_foreign(tshi_io *io) {
     const size_t forms = sizeof tshi_io_forms / sizeof tshi_io_forms[0];
     unsigned char start[32];
-    size_t i, n, letters = 0; /* n: bytes read; letters: bytes of text */
+    size_t i, n, printable = 0; /* n: bytes read; printable: how many are text */
     memset(start, 0, sizeof start);
     (void)tshi_io_read(io, 0, start, sizeof start);
     n = (size_t)io->place;
@@ -18086,8 +18088,8 @@ static int tshi_io_foreign(tshi_io *io) {
         if (memcmp(start, tshi_io_forms[i].name, strlen(tshi_io_forms[i].name)) == 0)
             return !tshi_io_wrong_kind(io, tshi_io_forms[i].text);
     for (i = 0; i < n; i++)
-        letters += (start[i] >= ' ' && start[i] < 127) || (start[i] >= '\t' && start[i] <= '\r');
-    return letters == n && !tshi_io_wrong_kind(io, n ? "a text" : "an empty file");
+        printable += (start[i] >= ' ' && start[i] < 127) || (start[i] >= '\t' && start[i] <= '\r');
+    return printable == n && !tshi_io_wrong_kind(io, n ? "a text" : "an empty file");
 }
 
 /* Reads and checks the header, and that the file ends with its values; 0 and an error if not. */

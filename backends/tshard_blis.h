@@ -240,10 +240,10 @@ static void tshi_blis_pieces(const tshi_blis_job *j, int64_t most,
 /* A product whose sizes are ints. */
 static void tshi_blis_fits(const tshi_blis_job *j) {
     /* C^T = B^T A^T: C may have unit stride the other way. */
-    const tshi_blis_job turned = {j->n, j->m,   j->k,   j->alpha, j->b, j->csb, j->rsb,
-                                  j->a, j->csa, j->rsa, j->beta,  j->c, j->csc, j->rsc};
+    const tshi_blis_job transposed = {j->n, j->m,   j->k,   j->alpha, j->b, j->csb, j->rsb,
+                                      j->a, j->csa, j->rsa, j->beta,  j->c, j->csc, j->rsc};
     if (tshi_blis_taken(j)) return;
-    if (!tshi_blis_taken(&turned)) tshi_blis_pieces(j, TSHI_BLIS_BLOCK, tshi_blis_copied);
+    if (!tshi_blis_taken(&transposed)) tshi_blis_pieces(j, TSHI_BLIS_BLOCK, tshi_blis_copied);
 }
 
 /* Without terms C is only scaled, which libraries do not agree on. */

@@ -139,7 +139,7 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
 /* A world of groups, each with an MPI communicator and a list of operations.  */
 /* An operation is a state machine: in each state it waits for one nonblocking */
 /* call of MPI (tshi_mpi_follow says what comes next). A collective first      */
-/* exchanges heads, a message greetings: blocks that say what was called.      */
+/* exchanges heads, a message envelopes: blocks that say what was called.      */
 /* Needs: >>mpi-api.                                                            */
 /* ========================================================================== */
 
@@ -195,7 +195,7 @@ enum { TSHI_MPI_STAGES = 4 };       /* buffers that are kept for later collectiv
 enum { TSHI_MPI_NEAR = 32 << 10 };  /* bytes of all messages together, if they go to all ranks */
 enum { TSHI_MPI_BODIES = 1 << 14 }; /* tags of messages' bodies: more than can be in flight */
 
-/* Tags on a group's communicator: greetings from a sender, from a receiver; from BODY on, bodies of
+/* Tags on a group's communicator: envelopes from a sender, from a receiver; from BODY on, bodies of
  * messages. Then tags on the world's control communicator. */
 enum { TSHI_MPI_TAG_SEND, TSHI_MPI_TAG_RECV, TSHI_MPI_TAG_BODY };
 enum {
@@ -208,7 +208,7 @@ enum {
 
 #define TSHI_MPI_MS INT64_C(1000000) /* a millisecond in ns */
 
-/* The head of a collective, sent to all ranks, or the greeting of a message, sent to its other end.
+/* The head of a collective, sent to all ranks, or the envelope of a message, sent to its other end.
  * The pointers in call.coll are valid only on the rank that sent the block. */
 typedef struct tshi_mpi_block {
     tsh_call call;
@@ -224,7 +224,7 @@ typedef enum tshi_mpi_state {
     TSHI_MPI_SCATTER, /* every rank gets a segment of its own piece from all ranks */
     TSHI_MPI_GATHER,  /* every rank gets a segment of every piece from the piece's owner */
     TSHI_MPI_WHOLE,   /* a segment of a broadcast, of a message, or of MPI's own all-reduce */
-    TSHI_MPI_GREET,   /* the two ends of a message exchange greetings */
+    TSHI_MPI_ENVELOPE,   /* the two ends of a message exchange envelopes */
     TSHI_MPI_DONE     /* no call is left */
 } tshi_mpi_state;
 
@@ -244,12 +244,12 @@ typedef struct tshi_mpi_op {
     tsh_coll coll; /* a copy of the caller's */
     uint64_t id;   /* the request: how many operations of the group were started, this one too */
     uint64_t seq;  /* its number, from 0: of collectives, or of messages from sender to receiver */
-    int message, peer; /* 1: half of a message; peer: the other end's rank in the group */
+    int message, peer; /* 1: a send or a receive; peer: rank of its other end in the group */
     int sends;         /* 1: this rank sends: a message, or as the root of a broadcast */
     int64_t deadline;  /* the time (tsh_now) at which it times out */
     tshi_mpi_state state;
     int last;              /* 1: its last collective call of MPI was made: the next op may begin */
-    MPI_Request req[2];    /* the calls it waits for; [1]: only to receive a greeting */
+    MPI_Request req[2];    /* the calls it waits for; [1]: only to receive a envelope */
     int64_t at, step;      /* at: how many elements of each piece are done; step: of a segment */
     int64_t longest;       /* elements of the longest piece */
     tshi_mpi_block *block; /* [0]: this rank's; [1 + r]: rank r's, or [1]: the other end's */
@@ -623,8 +623,8 @@ static void tshi_mpi_lay(const tshi_mpi_group *group, tshi_mpi_op *op) {
     }
 }
 
-/* 1 if what each rank sends fits in its head, so that no other call of MPI is needed. All ranks get
- * the same answer if they have called the same. */
+/* 1 if what each rank sends fits in its head, so that no other call of MPI is needed. All ranks
+ * of the group that make the same call get the same answer. */
 static int tshi_mpi_is_eager(const tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     int64_t n = coll->kind == TSH_ALLGATHER ? op->longest : coll->count;
@@ -923,7 +923,7 @@ static void tshi_mpi_came_whole(const tshi_mpi_op *op) {
         memcpy((char *)coll->recv + (size_t)op->at * width, op->out->bytes, (size_t)n * width);
 }
 
-/* The other end's greeting has arrived: compares it. A short message came with it. */
+/* The other end's envelope has arrived: compares it. A short message came with it. */
 static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_call *sent = &op->block[!op->sends].call, *wanted = &op->block[op->sends].call;
     int64_t bytes = op->longest * (int64_t)tsh_dtype_size(op->coll.dtype);
@@ -969,7 +969,7 @@ static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
         tshi_mpi_copy_all(op, op->into, op->lengths + group->size, op->out->bytes, 0);
         break;
     case TSHI_MPI_WHOLE: tshi_mpi_came_whole(op); break;
-    case TSHI_MPI_GREET: tshi_mpi_met(group, op); return;
+    case TSHI_MPI_ENVELOPE: tshi_mpi_met(group, op); return;
     case TSHI_MPI_DONE: return;
     }
     op->at += op->step; /* the round is done */
@@ -1032,7 +1032,7 @@ static tshi_mpi_op *tshi_mpi_add_collective(tshi_mpi_group *group, const tsh_col
     return op;
 }
 
-/* Appends half of a message to the group's list, sends its greeting and starts to receive that of
+/* Appends half of a message to the group's list, sends its envelope and starts to receive that of
  * the other end. NULL: out of memory. */
 static tshi_mpi_op *tshi_mpi_add_half(tshi_mpi_group *group, const tsh_coll *coll, int sends) {
     const tsh_coll half = tsh_coll_half(coll, !sends);
@@ -1045,7 +1045,7 @@ static tshi_mpi_op *tshi_mpi_add_half(tshi_mpi_group *group, const tsh_coll *col
     op->message = 1;
     op->sends = sends;
     op->peer = peer;
-    op->state = TSHI_MPI_GREET;
+    op->state = TSHI_MPI_ENVELOPE;
     op->last = 1; /* messages need no order with collectives */
     op->longest = half.count;
     op->seq = sends ? group->sends[peer]++ : group->recvs[peer]++;

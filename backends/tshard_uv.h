@@ -425,7 +425,7 @@ typedef struct tshi_uv_blocked {
     int members, groups, pairs; /* number of entries of member; of groups_of; of pairs_of */
     int *member;                /* world ranks of the group; memory of world->members */
     struct {
-        uint64_t id, started; /* a group; number of collectives started in it */
+        uint64_t id, started; /* id of a group; how many collectives the rank has started there */
     } groups_of[TSHI_UV_BLOCKED_GROUPS];
     struct {
         uint64_t group, sends, receives; /* a group; number of SENDs and of RECVs started */
@@ -505,7 +505,7 @@ typedef enum tshi_uv_phase {
     TSHI_UV_CONNECTS,        /* connect() is in progress */
     TSHI_UV_AWAITS_GREETING, /* the server sends first */
     TSHI_UV_AWAITS_REPLY,    /* the client's hello has been written */
-    TSHI_UV_AWAITS_HELLO,    /* the greeting has been written */
+    TSHI_UV_AWAITS_HELLO,    /* the server hello has been written */
     TSHI_UV_HAS_HELLO,       /* the hello is checked once rank 0's address table is here */
     TSHI_UV_REPLIES          /* the reply is being sent */
 } tshi_uv_phase;
@@ -726,13 +726,13 @@ static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
 
 /* ---- the handshake ---- */
 
-/* 1. Server: greeting: "tshd", version, nonce.
- * 2. Client: hello: "TSHD", version, nonce, the fields of tshi_uv_hello, proof.
+/* 1. Server hello: "tshd", version, nonce.
+ * 2. Client hello: "TSHD", version, nonce, the fields of tshi_uv_hello, proof.
  * 3. Server: reply: status, the server's own value of the field that differs, proof.
  * A proof is an HMAC over the hello (tshi_uv_proof) under a key that both ends have. */
 #define TSHI_UV_VERSION UINT32_C(0x74730001) /* "ts", and 1: the version */
 
-enum { TSHI_UV_GREETING = 40, TSHI_UV_CLIENT_HELLO = 104, TSHI_UV_REPLY = 44 }; /* bytes */
+enum { TSHI_UV_SERVER_HELLO = 40, TSHI_UV_CLIENT_HELLO = 104, TSHI_UV_REPLY = 44 }; /* bytes */
 
 typedef enum tshi_uv_reply {
     TSHI_UV_WELCOME,       /* accepted */
@@ -769,9 +769,9 @@ static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t sta
     (void)crypto_auth_hmacsha256(proof, bytes, sizeof bytes, secret);
 }
 
-/* Writes or reads `word` (4 letters), the version and the writer's nonce. 0: read another word. */
-static int tshi_uv_greeting_fields(tshi_uv_cursor *c, const char *word, uint32_t *version,
-                                   unsigned char nonce[32]) {
+/* Writes or reads `word` (4 bytes), the version and the writer's nonce. 0: read another word. */
+static int tshi_uv_hello_start(tshi_uv_cursor *c, const char *word, uint32_t *version,
+                               unsigned char nonce[32]) {
     char magic[4];
     memcpy(magic, word, 4);
     tshi_uv_bytes_field(c, magic, 4);
@@ -780,11 +780,11 @@ static int tshi_uv_greeting_fields(tshi_uv_cursor *c, const char *word, uint32_t
     return memcmp(magic, word, 4) == 0;
 }
 
-/* Writes or reads the server's greeting. Returns 0 if it read something else. */
-static int tshi_uv_greeting(unsigned char bytes[TSHI_UV_GREETING], int writes, uint32_t *version,
-                            unsigned char nonce[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_GREETING, writes);
-    return tshi_uv_greeting_fields(&c, "tshd", version, nonce);
+/* Writes or reads the server hello. Returns 0 if it read something else. */
+static int tshi_uv_server_hello(unsigned char bytes[TSHI_UV_SERVER_HELLO], int writes,
+                                uint32_t *version, unsigned char nonce[32]) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_SERVER_HELLO, writes);
+    return tshi_uv_hello_start(&c, "tshd", version, nonce);
 }
 
 /* Writes or reads the client's hello, which has all fields but the server's nonce. Reading does not
@@ -792,7 +792,7 @@ static int tshi_uv_greeting(unsigned char bytes[TSHI_UV_GREETING], int writes, u
 static void tshi_uv_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO], int writes,
                                  tshi_uv_hello *hello, unsigned char proof[32]) {
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO, writes);
-    (void)tshi_uv_greeting_fields(&c, "TSHD", &hello->version, hello->client_nonce);
+    (void)tshi_uv_hello_start(&c, "TSHD", &hello->version, hello->client_nonce);
     tshi_uv_hello_fields(&c, hello);
     tshi_uv_bytes_field(&c, proof, 32);
 }
@@ -2112,12 +2112,13 @@ static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
                  world->obstacle);
 }
 
-/* Reads the greeting in conn->in and puts the hello into conn->out. 0: the connection is to end. */
+/* Reads the server hello in conn->in and puts the client's hello into conn->out. 0: the connection
+ * is to end. */
 static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
     unsigned char proof[32];
-    if (!tshi_uv_greeting(conn->in, 0, &hello->version, hello->server_nonce)) {
+    if (!tshi_uv_server_hello(conn->in, 0, &hello->version, hello->server_nonce)) {
         tshi_uv_hindered(world, "something else than tshard answers at %s", conn->name);
         return 0;
     }
@@ -2243,7 +2244,7 @@ static int tshi_uv_client_step(tshi_uv_conn *conn) {
             return -1;
         }
         conn->phase = TSHI_UV_AWAITS_GREETING;
-        conn->in_need = TSHI_UV_GREETING;
+        conn->in_need = TSHI_UV_SERVER_HELLO;
     }
     if (tshi_uv_conn_write(conn) < 0) return -1;
     done = tshi_uv_conn_read(conn);
@@ -2784,7 +2785,7 @@ static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) { /* Run
     }
 }
 
-/* Starts the handshake on fd; sends the greeting if this rank accepted the connection. */
+/* Starts the handshake on fd; sends the server hello if this rank accepted the connection. */
 static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address *peer) {
     int events = UV_READABLE | (conn->dialled ? UV_WRITABLE : 0); /* writable: it has connected */
     int patience = conn->dialled ? TSHI_UV_DIAL_S : TSHI_UV_PATIENCE_S; /* in seconds */
@@ -2798,10 +2799,10 @@ static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address
     } else if (!conn->dialled) {
         uint32_t version = TSHI_UV_VERSION;
         randombytes_buf(conn->hello.server_nonce, 32); /* prevents replayed hellos */
-        (void)tshi_uv_greeting(conn->out, 1, &version, conn->hello.server_nonce);
-        conn->out_used = TSHI_UV_GREETING;
+        (void)tshi_uv_server_hello(conn->out, 1, &version, conn->hello.server_nonce);
+        conn->out_used = TSHI_UV_SERVER_HELLO;
         conn->in_need = TSHI_UV_CLIENT_HELLO; /* bytes of the hello to read */
-        tshi_uv_conn_event(conn->poll, 0, 0); /* writes the greeting at once */
+        tshi_uv_conn_event(conn->poll, 0, 0); /* writes the server hello at once */
     }
 }
 
@@ -3052,7 +3053,8 @@ static void tshi_uv_tick(tsh_uv_world *world) { /* Does what is due. */
     tshi_uv_decide(world, now); /* chooses the world's error, if that is due */
 }
 
-/* Returns 1 if all peers have closed their connections, or had 20 ms (200 if bytes are unsent). */
+/* Returns 1 if the shutdown can end: all peers have closed their connections, or 20 ms are over, or
+ * 200 ms while bytes wait to be sent. */
 static int tshi_uv_parted(tsh_uv_world *world, int64_t now) {
     int unsent = 0, there = 0;
     for (int r = 0; r < world->size; r++) {

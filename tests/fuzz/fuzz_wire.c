@@ -266,7 +266,7 @@ static int take_proof(wire *w, const tshi_uv_hello *hello, char who, uint32_t st
 /* A stranger claims to be a rank. */
 static void happens_claim(wire *w) {
     int which = take_connection(w);
-    unsigned char greeting[TSHI_UV_GREETING], bytes[TSHI_UV_CLIENT_HELLO], proof[32] = {0};
+    unsigned char greeting[TSHI_UV_SERVER_HELLO], bytes[TSHI_UV_CLIENT_HELLO], proof[32] = {0};
     tshi_uv_hello hello;
     uint32_t version;
     memset(&hello, 0, sizeof hello);
@@ -278,7 +278,7 @@ static void happens_claim(wire *w) {
     hello.group = hello.purpose <= TSHI_UV_CONTROL ? 0 : w->world->forming ? 1 : GROUP;
     hello.job = w->world->job;
     if (pretend_hear(which, greeting, sizeof greeting))
-        (void)tshi_uv_greeting(greeting, 0, &version, w->nonce[which]);
+        (void)tshi_uv_server_hello(greeting, 0, &version, w->nonce[which]);
     memcpy(hello.server_nonce, w->nonce[which], sizeof hello.server_nonce);
     tshi_uv_client_hello(bytes, 1, &hello, proof);
     tamper(w, bytes, TSHI_UV_CLIENT_HELLO - 32);
@@ -289,14 +289,14 @@ static void happens_claim(wire *w) {
 
 /* Who was called greets. */
 static void happens_greeting(wire *w) {
-    unsigned char bytes[TSHI_UV_GREETING], nonce[32];
+    unsigned char bytes[TSHI_UV_SERVER_HELLO], nonce[32];
     int which = take_connection(w);
     uint32_t version = 0x74730001;
     memset(nonce, 'n', sizeof nonce);
-    (void)tshi_uv_greeting(bytes, 1, &version, nonce);
+    (void)tshi_uv_server_hello(bytes, 1, &version, nonce);
     tamper(w, bytes, sizeof bytes);
     if (!pretend.socket[which].called) return;
-    (void)tshi_uv_greeting(bytes, 0, &version, w->nonce[which]);
+    (void)tshi_uv_server_hello(bytes, 0, &version, w->nonce[which]);
     pretend_say(which, bytes, sizeof bytes);
 }
 
