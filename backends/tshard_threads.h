@@ -20,8 +20,8 @@
  * - every collective of tshard.h in its documented order of sums: the bits equal any other ordered
  *   backend's, so that a run on many hosts replays here in one debugger;
  * - move bytes once: a rank sums its own chunk straight out of its peers' buffers and writes the
- *   result into all of theirs. An all-reduce costs two barriers (all started, all finished). A
- *   message of at most 96 bytes is copied when it is posted, and costs only the first barrier;
+ *   result into all of theirs. An all-reduce costs two barriers (all started, all finished); one of
+ *   at most 96 bytes is copied when it is started and costs only the first, as does a barrier;
  * - poll briefly if every rank has a core of its own, then sleep: 64 ranks on 2 cores work well;
  * - report one error, the same on every rank, when ranks call different collectives, a rank closes
  *   its comm early, ranks wait for each other in a cycle (searched for after 20 ms of waiting), a
@@ -347,12 +347,12 @@ static void tshi_threads_free(void *p) { /* from tshi_threads_alloc; may be NULL
 #define TSHI_THREADS_APART             __attribute__((aligned(64))) /* a cache line of its own */
 
 /* A slot is reused RING collectives later, when no peer reads it any more: 64 that a rank may have
- * in flight, plus 64 that a peer may be behind. An eager message is a short one that is copied into
- * the slot; its sender does not wait until all peers have read it. */
+ * in flight, plus 64 that a peer may be behind. An eager call, a barrier or an all-reduce of at most
+ * EAGER bytes, is copied into the slot; its rank does not wait until all peers have read it. */
 enum {
     TSHI_THREADS_RING = 128,    /* slots of a member */
     TSHI_THREADS_PAIRWISE = 64, /* pair records of a member: a comm's limit in flight */
-    TSHI_THREADS_EAGER = 96     /* bytes of the longest eager message */
+    TSHI_THREADS_EAGER = 96     /* bytes of the longest eager all-reduce */
 };
 enum { TSHI_THREADS_TEXT = 320 };   /* bytes of the description of a call */
 enum { TSHI_THREADS_RANKS = 1024 }; /* max ranks of a world; its mailboxes are then 192 MiB */
@@ -366,12 +366,12 @@ typedef struct TSHI_THREADS_APART tshi_threads_slot {
     uint64_t digest;  /* tsh_coll_digest of the call: if two ranks' differ, it is a mismatch */
     const char *send; /* the buffers of the call */
     char *recv;
-    char eager[TSHI_THREADS_EAGER]; /* an eager message; of a split, its tsh_ticket */
+    char eager[TSHI_THREADS_EAGER]; /* values of an eager all-reduce; of a split, its tsh_ticket */
 } tshi_threads_slot;
 
 typedef struct tshi_threads_group tshi_threads_group;
 
-/* A call that was started: a collective, or the message of a pair record. */
+/* A call that was started: a collective, or a SEND, RECV or SENDRECV (in a pair record, below). */
 typedef struct tshi_threads_call {
     tsh_coll coll;            /* a copy of the caller's; the counts are still the caller's */
     int64_t deadline;         /* the time (tsh_now) at which it times out */
@@ -385,7 +385,7 @@ typedef struct tshi_threads_pair {
     uint64_t send_number, recv_number; /* the message's number among those to, from a peer */
     int used;                          /* 1 from start until its wait returns */
     int receiving; /* atomic: 1 until this rank has copied the message that it receives */
-    int sending;   /* atomic: 1 until the peer has copied the message that it is sent */
+    int sending;   /* atomic: 1 until the peer has copied the message that this rank sends */
 } tshi_threads_pair;
 
 /* The messages from one rank of a group to another: a ring of indices of the sender's pair records,
@@ -532,7 +532,7 @@ static void tshi_threads_raise(tsh_threads_world *world, const tsh_error *error)
     for (int r = 0; r < world->size; r++) tshi_threads_wake(&world->rank[r]);
 }
 
-/* After the world has failed: 1 while some rank may still touch buffers of this one. */
+/* After the world has failed: 1 while any rank may still touch buffers of its peers. */
 static int tshi_threads_touched(const tsh_threads_world *world) {
     for (int r = 0; r < world->size; r++)
         if (TSHI_THREADS_GET(&world->rank[r].working)) return 1;
@@ -560,7 +560,8 @@ static int tshi_threads_leave(const tshi_threads_member *member) {
     return TSHI_THREADS_GET(&member->group->world->failed) == TSH_OK;
 }
 
-/* For tsh_call_mismatch: outputs rank r's call of the collective that `user`, a member, is in. */
+/* For tsh_call_mismatch: outputs the call that the group's rank r makes of the collective that
+ * `user`, a member, is in. */
 static int tshi_threads_called(const void *user, int r, tsh_call *out) {
     const tshi_threads_member *member = (const tshi_threads_member *)user;
     const tshi_threads_group *group = member->group;
@@ -709,8 +710,9 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
 
 /* ========================================================================== */
 /* >>threads-group                             MARK: - threads-group (private) */
-/* In a split, the first rank of each color makes the color's group; after the */
-/* split's second barrier, all find it there. The last rank to close frees it. */
+/* In a split, the first rank of each color makes the color's group and puts   */
+/* it in `made` of its call; after the second barrier, the others of the color  */
+/* read it there. The last rank of a group to close frees it.                   */
 /* Needs: >>threads-work.                                                       */
 /* ========================================================================== */
 
@@ -944,8 +946,9 @@ static int tshi_threads_complete(tshi_threads_member *member, tsh_req req) {
     return (req & 1) || tshi_threads_all_finished(member->group, tshi_threads_number_of(req));
 }
 
-/* 1 if rank m has started its part of request req: the collective; or, of a message, the receive of
- * what this rank sends to m, and the send of what it receives from m. Other ranks: always 1. */
+/* 0 if request req still waits for rank m of the group to start its part: the collective; of a
+ * message, the RECV of what this rank sends to m, or the SEND of what it receives from m. Else 1,
+ * also if the message has nothing to do with m. */
 static int tshi_threads_came(tshi_threads_member *member, tsh_req req, int m) {
     const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
     if (!pair) return tshi_threads_posted(member->group, m, tshi_threads_number_of(req));
@@ -1008,8 +1011,8 @@ static void tshi_threads_time_out(tshi_threads_member *member, tsh_req req) {
     tshi_threads_raise(group->world, &error);
 }
 
-/* For tsh_coll_cycle, under the world's lock. Rank r is blocked in a group: returns the world rank
- * of the group's rank i if r waits for it, else -1. */
+/* For tsh_coll_cycle, under the world's lock. Rank r of the world is blocked in a group: returns
+ * the world rank of the group's rank i if r waits for it, else -1. */
 static int tshi_threads_awaits(const void *user, int r, int i) {
     const tsh_threads_world *world = (const tsh_threads_world *)user;
     tshi_threads_member *member = world->rank[r].blocked;
@@ -1019,7 +1022,8 @@ static int tshi_threads_awaits(const void *user, int r, int i) {
     return member->group->ranks[i];
 }
 
-/* For tsh_coll_blame, under the world's lock: how many ranks are blocked in rank r's request. */
+/* For tsh_coll_blame, under the world's lock: how many ranks, r included, are blocked in the same
+ * call as rank r of the world (of messages: in the pair record of the same index). */
 static int tshi_threads_together(const void *user, int r) {
     const tsh_threads_world *world = (const tsh_threads_world *)user;
     const tshi_threads_rank *self = &world->rank[r];
@@ -1112,7 +1116,7 @@ static tshi_threads_member *tshi_threads_member_of(const tsh_comm *comm) {
     return (tshi_threads_member *)comm->impl;
 }
 
-/* Posts a collective and copies `load`, an eager message or a ticket of a split. */
+/* Posts a collective and copies `load`, the values of an eager all-reduce or a split's ticket. */
 static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *coll,
                                  const void *load, size_t bytes, int eager) {
     tshi_threads_group *group = member->group;
@@ -1164,7 +1168,7 @@ static tsh_result tshi_threads_message(tshi_threads_member *member, const tsh_co
         pair->send_number = mailbox->posted;
         TSHI_THREADS_PUT(&pair->sending, 1);
         mailbox->record[pair->send_number % TSHI_THREADS_PAIRWISE] = (unsigned char)i;
-        TSHI_THREADS_PUT(&mailbox->posted, pair->send_number + 1); /* now a peer may copy it */
+        TSHI_THREADS_PUT(&mailbox->posted, pair->send_number + 1); /* the receiver may copy it */
         tshi_threads_wake(&member->group->world->rank[member->group->ranks[coll->send_to]]);
     }
     return TSH_OK;

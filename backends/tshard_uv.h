@@ -420,7 +420,7 @@ typedef struct tshi_uv_blocked {
     uint64_t wait;       /* number of the wait; 0: not blocked */
     uint64_t group, seq; /* group of the wait; number of the collective, or of the message */
     int peer;            /* message: world rank that it waits for; -1: it waits in a collective */
-    int sends;           /* message: 1: it is to be sent; 0: it is to be received */
+    int sends;           /* message: 1 if that rank is to receive it from this one, else 0 */
     char text[160];      /* description of the call */
     int members, groups, pairs; /* number of entries of member; of groups_of; of pairs_of */
     int *member;                /* world ranks of the group; memory of world->members */
@@ -466,7 +466,8 @@ typedef struct tshi_uv_outgoing {
 /* Times of a recurring event: bytes received, or an acknowledgement. */
 typedef struct tshi_uv_pulse {
     int64_t last; /* time of the latest event */
-    int64_t back; /* time of the latest event that ended a gap (tshi_uv_gap); 0: no gap yet */
+    int64_t back; /* time of the latest event after a silence (tshi_uv_gap): then the network may
+                   * just have healed; 0: none yet */
 } tshi_uv_pulse;
 
 /* What the control thread knows of a rank. */
@@ -501,7 +502,7 @@ typedef enum tshi_uv_purpose {
 
 /* The state of a handshake: the first four are the client's, the others the server's. */
 typedef enum tshi_uv_phase {
-    TSHI_UV_WAITS,           /* not connected; dialled at conn->until */
+    TSHI_UV_WAITS,           /* not connected; to be dialled at conn->until */
     TSHI_UV_CONNECTS,        /* connect() is in progress */
     TSHI_UV_AWAITS_GREETING, /* the server sends first */
     TSHI_UV_AWAITS_REPLY,    /* the client's hello has been written */
@@ -2748,7 +2749,8 @@ static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, i
     return 1;
 }
 
-/* Hands an authenticated connection over to its peer or its link, else ends it. */
+/* Hands an authenticated connection over to its peer or its link. Ends it if that link does not
+ * exist or has a connection already, or if memory is lacking. */
 static void tshi_uv_proven(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     int rank = conn->dialled ? conn->hello.server : conn->hello.client, kept;
@@ -2831,7 +2833,7 @@ static void tshi_uv_too_few(tsh_uv_world *world) {
     uv_mutex_unlock(&world->lock);
     tshi_uv_hindered(world, "too few descriptors: rank %d needs about %d (ulimit -n)", world->rank,
                      need);
-    if (!world->forming) /* while it forms, accepting is tried again */
+    if (!world->forming) /* before the world has formed, accepting is tried again */
         tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_IO, world->rank, "%s", world->obstacle);
 }
 
@@ -3537,10 +3539,10 @@ static void tshi_uv_direct_sums(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     int64_t width = tshi_uv_width(op), n;
     double tile[512]; /* aligned for every dtype */
-    int reduces = coll->kind == TSH_ALLREDUCE, k = reduces ? 0 : group->rank;
-    for (; k < (reduces ? group->size : group->rank + 1); k++) { /* own chunk, or all chunks */
+    int all = coll->kind == TSH_ALLREDUCE; /* every chunk; reduce-scatter: this rank's only */
+    for (int k = all ? 0 : group->rank; k < (all ? group->size : group->rank + 1); k++) {
         int64_t size = tshi_uv_length(op, k);
-        int64_t base = reduces ? tsh_coll_chunk(coll->count, group->size, k) * width : 0;
+        int64_t base = all ? tsh_coll_chunk(coll->count, group->size, k) * width : 0;
         for (int64_t at = 0; at < size; at += n * width) { /* a tile at a time */
             tshi_uv_span own = tshi_uv_in_whole(op, tshi_uv_send_buffer(op), k, at);
             tshi_uv_parts parts = {op, own.at, base + at};
@@ -4335,7 +4337,8 @@ static void tshi_uv_add_group(tshi_uv_group *group, const tsh_comm_ops *ops, tsh
     *out = tsh_comm_make(ops, group, group->rank, group->size, group->id);
 }
 
-/* Fills in the tickets of all ranks of the group: an all-gather of one ticket each. */
+/* All-gathers the tickets (color, key, port, id) of a split over the group that is split. The
+ * caller has filled in tickets[group->rank]; the others are received. */
 static tsh_result tshi_uv_trade(tshi_uv_group *group, tshi_uv_ticket *tickets) {
     tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
     tsh_result result;
@@ -4592,7 +4595,8 @@ static tsh_result tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
     return TSH_OK;
 }
 
-/* Chooses how long waits poll: briefly if this host has more ranks than cores. */
+/* Counts the ranks of this host, and sets how often a wait polls before it sleeps: less often where
+ * they are more than the cores, since the awaited rank may need this core. */
 static void tshi_uv_count_local(tsh_uv_world *world) {
     const tshi_uv_group *group = world->world_group;
     int local = 1;                        /* number of ranks on this host */
