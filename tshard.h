@@ -1710,9 +1710,10 @@ typedef struct tsh_trace_desc {
 /* Notes from now on what this rank does: forward passes of modules by path; ops forward and
  * backward by name; an optimiser's steps, and in them the norm of the gradients and updates by
  * parameter; collectives with their bytes (as tsh_comm_stats counts), and the waits for those that
- * were started early. On every rank, or tsh_trace_end fails. Names of custom ops must stay until
- * then. Errors: TSH_ERR_STATE (one runs), TSH_ERR_ARGUMENT (neither or both of path and
- * write; no clock). Where no trace runs, an op costs two branches, which go the same way always. */
+ * were started early; of each the path of the module it ran in, in backward too. On every rank, or
+ * tsh_trace_end fails. Names of custom ops must stay until then. Errors: TSH_ERR_STATE (one runs),
+ * TSH_ERR_ARGUMENT (neither or both of path and write; no clock). Where no trace runs, an op costs
+ * two branches, which go the same way always. */
 TSH_API tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc);
 /* Ends it and writes one text of all ranks, a lane per rank, in Chrome's Trace Event Format, which
  * Perfetto opens (ui.perfetto.dev). Collective over the world: every other rank sends to rank 0.
@@ -2844,6 +2845,7 @@ enum { TSHI_TRACE_OPEN = 16, TSHI_TRACE_FLIGHTS = 64, TSHI_TRACE_LIMIT = 1000000
 typedef struct tshi_event {
     struct tshi_event *next;
     const char *name;   /* of an op or collective, or a path; not copied */
+    const char *module; /* path of the module in whose forward or backward it ran; "": in none */
     int64_t begin, end; /* nanoseconds, on the clock of tshi_trace_now */
     int64_t bytes;      /* collective: as tsh_comm_stats counts; others: 0 */
     int kind;           /* TSHI_TRACE_FORWARD, ... */
@@ -2888,6 +2890,7 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
         return NULL;
     }
     event->name = name;
+    event->module = trace->ctx->module ? trace->ctx->module->path : "";
     event->begin = begin;
     event->end = tshi_trace_now(trace);
     event->bytes = bytes;
@@ -18727,25 +18730,32 @@ static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
     }
 }
 
+/* Appends text as JSON has it between quotes. */
+static void tshi_trace_file_string(tshi_trace_file *out, const char *text) {
+    char letter[8];
+    for (; *text; text++) tshi_trace_file_put(out, tshi_io_escape(*text, letter));
+}
+
 /* Appends one event, a "complete" one (ph X), with begin and duration in microseconds. */
 static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event) {
     static const char *const kinds[] = {"forward", "backward", "module", "collective", "optimiser"};
     const int64_t length = event->end - event->begin; /* duration in nanoseconds */
-    const char *name;
     char text[160]; /* a part of the event */
     tshi_trace_file_put(out, ",\n{\"ph\":\"X\",\"name\":\"");
-    for (name = event->name; *name; name++)
-        tshi_trace_file_put(out, tshi_io_escape(*name, text));
+    tshi_trace_file_string(out, event->name);
     (void)snprintf(text, sizeof text,
-                   "\",\"cat\":\"%s\",\"pid\":0,\"tid\":%d,\"ts\":%lld.%03d,\"dur\":%lld.%03d",
+                   "\",\"cat\":\"%s\",\"pid\":0,\"tid\":%d,\"ts\":%lld.%03d,\"dur\":%lld.%03d"
+                   ",\"args\":{",
                    kinds[event->kind], out->ctx->world.rank, (long long)(event->begin / 1000),
                    (int)(event->begin % 1000), (long long)(length / 1000), (int)(length % 1000));
     tshi_trace_file_put(out, text);
-    text[0] = '\0'; /* other events have no args */
+    text[0] = '\0'; /* other events have no bytes */
     if (event->kind == TSHI_TRACE_COLL)
-        (void)snprintf(text, sizeof text, ",\"args\":{\"bytes\":%lld}", (long long)event->bytes);
+        (void)snprintf(text, sizeof text, "\"bytes\":%lld,", (long long)event->bytes);
     tshi_trace_file_put(out, text);
-    tshi_trace_file_put(out, "}");
+    tshi_trace_file_put(out, "\"module\":\"");
+    tshi_trace_file_string(out, event->module);
+    tshi_trace_file_put(out, "\"}}");
 }
 
 /* Appends this rank's row of the trace: its name, then its events. */

@@ -348,7 +348,8 @@ static void tshi_threads_free(void *p) { /* from tshi_threads_alloc; may be NULL
 
 /* A slot is reused RING collectives later, when no peer reads it any more: 64 that a rank may have
  * in flight, plus 64 that a peer may be behind. An eager call, a barrier or an all-reduce of at
- * most EAGER bytes, is copied into the slot; its rank does not wait until all peers have read it. */
+ * most EAGER bytes, is copied into the slot; its rank does not wait until all peers have read
+ * it. */
 enum {
     TSHI_THREADS_RING = 128,    /* slots of a member */
     TSHI_THREADS_PAIRWISE = 64, /* pair records of a member: a comm's limit in flight */

@@ -88,7 +88,7 @@ static void assert_json(const char *data) {
 /* ---------------------------------------------------------------------- events */
 
 typedef struct event {
-    char name[64], kind[16];
+    char name[64], kind[16], module[64];
     int lane;
     double begin, length, bytes;
 } event;
@@ -96,7 +96,7 @@ typedef struct event {
 /* The next line that is an event; 0: there is none. */
 static int next_event(const char **at, event *e) {
     for (; *at; *at = strchr(*at, '\n'), *at += *at != NULL) {
-        const char *bytes;
+        const char *bytes, *module;
         e->bytes = -1;
         if (sscanf(*at,
                    "{\"ph\":\"X\",\"name\":\"%63[^\"]\",\"cat\":\"%15[a-z]\",\"pid\":0,"
@@ -104,8 +104,12 @@ static int next_event(const char **at, event *e) {
                    e->name, e->kind, &e->lane, &e->begin, &e->length) != 5)
             continue;
         bytes = strstr(*at, "\"bytes\":");
+        module = strstr(*at, "\"module\":\"");
         *at = strchr(*at, '\n') + 1;
         if (bytes && bytes < *at) e->bytes = strtod(bytes + 8, NULL);
+        assert_true(module && module < *at);
+        e->module[0] = '\0';
+        (void)sscanf(module, "\"module\":\"%63[^\"]", e->module);
         return 1;
     }
     return 0;
@@ -117,6 +121,17 @@ static int count(int lane, const char *kind, const char *name) {
     int n = 0;
     while (next_event(&at, &e))
         n += e.lane == lane && strcmp(e.kind, kind) == 0 && (!name || strcmp(e.name, name) == 0);
+    return n;
+}
+
+/* Events of this op that ran in the forward or backward of this module. */
+static int count_in(int lane, const char *kind, const char *name, const char *module) {
+    const char *at = written.data;
+    event e;
+    int n = 0;
+    while (next_event(&at, &e))
+        n += e.lane == lane && strcmp(e.kind, kind) == 0 && strcmp(e.name, name) == 0 &&
+             strcmp(e.module, module) == 0;
     return n;
 }
 
@@ -193,6 +208,12 @@ static void every_rank_has_a_lane(void **state) {
             assert_int_equal(count(r, "module", "h"), STEPS);
             assert_int_equal(count(r, "forward", "tsh_attention"), STEPS * GPT_LAYERS);
             assert_int_equal(count(r, "backward", "tsh_attention"), STEPS * GPT_LAYERS);
+            for (int back = 0; back < 2; back++) {
+                const char *kind = back ? "backward" : "forward";
+                assert_int_equal(count_in(r, kind, "tsh_attention", "h.1.attn"), STEPS);
+                assert_int_equal(count_in(r, kind, "tsh_linear", "h.0.mlp.c_fc"), STEPS);
+                assert_int_equal(count_in(r, kind, "tsh_cross_entropy", ""), STEPS);
+            }
             assert_int_equal(count(r, "forward", "tsh_cross_entropy"), STEPS);
             assert_int_equal(count(r, "backward", "tsh_cross_entropy"), STEPS);
             assert_int_equal(count(r, "optimiser", "tsh_optim_step"), STEPS);
