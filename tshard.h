@@ -1041,7 +1041,7 @@ typedef struct tsh_desc {
     tsh_logger logger;   /* warnings, and the first error of the ctx: see ERRORS in the manual */
     size_t bucket_bytes; /* of gradients that travel over dp in one message; 0: 1 MiB. Leaves of at
                           * least that size travel alone, without a copy. No bit depends on it */
-    int no_overlap;      /* 1: they start to travel at the end of backward. No bit depends on it */
+    int no_overlap;      /* 1: buckets travel only after backward has ended. No bit depends on it */
 } tsh_desc;
 
 /* Opens one rank's world; collective where comm has several ranks (one split per axis). On failure
@@ -1450,9 +1450,10 @@ typedef struct tsh_plan_rule {
 } tsh_plan_rule;
 /* Gives every module below that a rule matches its style. Values already there are kept and laid
  * anew (collective where they were sharded), with an optimiser's moments; their gradients are
- * forgotten. Between steps. A rule that matches nothing that takes its style, two rules for one
- * purpose of one module, or two layouts for a tied parameter, all of whose users want a rule: an
- * error; nothing is changed then. torch.distributed.tensor.parallel.parallelize_module. */
+ * forgotten. Between steps. Errors, after which nothing is changed: a rule that matches no module
+ * that takes its style; two rules for one purpose (inputs, parameters, output) of one module; rules
+ * that give a tied parameter two layouts. Give each module that uses a tied parameter a rule: one
+ * without is not checked. torch.distributed.tensor.parallel.parallelize_module. */
 TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules, int count);
 /* Writes which modules each rule matches; changes nothing. Errors as tsh_parallelize. */
 TSH_API tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rules, int count,
@@ -1515,7 +1516,9 @@ typedef struct tsh_policy {
     const tsh_policy_layer *attn_out; /* row-parallel, the bias replicated */
     const tsh_policy_layer *mlp_in;   /* column-parallel */
     const tsh_policy_layer *mlp_out;  /* row-parallel */
-    const char *const *arguments;  /* others to divide as features are, ended by NULL; NULL: none */
+    /* Paths of further arguments below a block, such as a number of features, of which each rank
+     * gets its part (torch.chunk's); ended by NULL; NULL: none. */
+    const char *const *arguments;
     const struct tsh_policy *next; /* of other blocks of the family, such as decoders; NULL: none */
 } tsh_policy;
 /* gpt2, gpt_neo, gptj, gpt_neox, opt, bloom, llama, mistral, qwen2, phi, bert, roberta,
@@ -1560,9 +1563,9 @@ TSH_API tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double
                                    double weight_decay);
 /* The learning rate of the steps to come, 0 too; groups scale it. */
 TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr);
-/* One step with the gradients there are. One all-reduce over tp and pp (norm), with .zero over dp
- * too, and the parameters' all-gathers; where any gradient is not finite the step is skipped on
- * every rank. */
+/* One step with the gradients there are. One all-reduce over tp and pp (norm); with .zero it is
+ * over dp too, and all-gathers of the parameters follow. Where any gradient is not finite, the step
+ * is skipped on every rank. */
 TSH_API tsh_result tsh_optim_step(tsh_optim *optim);
 
 typedef struct tsh_optim_info {
@@ -5336,7 +5339,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
         const tsh_real *b = t->b + p * t->rsb;                                                     \
         tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x: A of these steps */     \
-        /* bytes to the rows of B that are read next, perhaps after the last one */                \
+        /* bytes from here to the rows of B to prefetch, which may lie outside B */                \
         const uintptr_t next = (uintptr_t)(steps * t->rsb) * sizeof *b;                            \
         TSHI_GEMM_VEC_##isa y[TSHI_GEMM_STEPS], sum; /* y: from each of B's rows */                \
         for (int i = 0; i < rows; i++)                                                             \
@@ -5767,7 +5770,8 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     }
 }
 
-/* Runs the three outer loops (jc, pc, ic) of the scheme above. */
+/* Runs the three outer loops of the scheme on top of this section: over panels of columns (jc),
+ * slices of k (pc) and blocks of rows (ic). */
 static void tshi_gemm_blocks(const tshi_gemm_job *all) {
     const tshi_gemm_kernel *kernel = all->kernel;
     const int64_t mc = tshi_gemm_even(all->m, kernel->mc, kernel->mr);
@@ -7141,9 +7145,10 @@ static void tshi_compose_abort(tsh_comm *comm, const tsh_error *why) {
     messages->ops->abort(messages, &error);
 }
 
-/* Returns the group of this rank's color, made from the headers of a split. Sets *id, which its
- * ranks agree on and no other group uses, from the first of its ranks and the number of splits that
- * rank had started. Returns NULL if there is no memory. */
+/* Returns the new group of this rank's color, from the colors and keys that all ranks have sent in
+ * the headers of a split. Sets *id: the same on all its ranks and used by no other group, as it
+ * combines the lowest of its ranks in the old group with how many splits that rank has started.
+ * NULL: no memory. */
 static tshi_compose_group *tshi_compose_color_group(const tshi_compose_op *op, int color,
                                                     uint64_t *id) {
     const tshi_compose_group *group = op->group;
@@ -8361,8 +8366,8 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     return ctx->error.code;
 }
 
-/* Completes the gradients of leaves: first over tp, then over dp, where buckets sent during
- * backward are in flight. Divides the gradients of summed losses by the number of terms. */
+/* Completes the gradients of leaves: first over tp, then over dp, where backward has sent some
+ * buckets already. Divides the gradients of summed losses by the sum of their weights. */
 static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
     const int replicas = ctx->dp.size > 1; /* gradients are also summed over dp */
@@ -10053,7 +10058,8 @@ static void tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_re
     for (i = 0; i < count; i++) sums[i] *= TSHI_R(r->params.c);
 }
 
-/* dx = c dy, broadcast along the reduced dimensions. */
+/* dx = c dy, broadcast along the reduced dimensions; c is 1 for a sum, and 1 / (number of elements)
+ * for a mean. */
 static void tshi_reduce_sum_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     tsh_tensor *x = node->in[0];
@@ -11348,8 +11354,8 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
                             tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix d,
                             tshi_matrix c) {
     enum {
-        ROWS = 12,         /* multiples at which m (if transposed, n) is cut */
-        COLUMNS = 32,      /* multiples at which n (if transposed, m) is cut */
+        ROWS = 12,         /* m is cut at multiples of it: whole tiles (n, if C^T is computed) */
+        COLUMNS = 32,      /* n is cut at multiples of it (m, if C^T is computed) */
         SIDE = 96,         /* rows or columns that are worth a thread */
         MIN_WORK = 1 << 20 /* multiply-adds that are worth a thread */
     };
@@ -14025,7 +14031,8 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     }
 }
 
-/* Fills in line i of this rank's model. Returns 0 after the last module: the line is "nothing". */
+/* Writes line i of the description of this rank's model: line 0 is the seed, each further one a
+ * module. Past the last module the text is "nothing", and 0 is returned. */
 static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
     tsh_module *m = ctx->root;
     memset(line, 0, sizeof *line);
@@ -15143,7 +15150,8 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     linear.bias_init = desc->bias_init;
     linear.style = desc->style;
     if (desc->weight && desc->style == TSH_AUTO)
-        linear.style = TSH_COLWISE; /* the first input must not relayout a weight that others use */
+        linear.style = TSH_COLWISE; /* AUTO would let the first input choose the layout of a weight
+                                     * that others use too */
     linear.gather_output = desc->gather_output;
     linear.input = desc->input;
     return tshi_parallel_linear(module, &linear, desc->weight);
@@ -16488,7 +16496,8 @@ static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
         tshi_tape_check_loss(ctx, micro->out) == TSH_OK)
         tshi_pipeline_add_loss(p, micro->out, k);
     tshi_pipeline_swap(ctx, micro);
-    tshi_pipeline_take_handles(ctx, micro, last); /* step memory is for other micro-batches */
+    tshi_pipeline_take_handles(ctx, micro, last); /* frees what backward does not need: the next
+                                                   * micro-batch uses that memory */
 }
 
 /* Seeds backward with y's gradient. On the last stage it is 1 / micro_batches if losses are means,
@@ -16542,7 +16551,7 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
 /* -- the schedule ------------------------------------------------------------- */
 
 /* Runs the schedule: `warmup` forwards, then a forward and a backward in turn (1F1B, Narayanan et
- * al. 2019), then the backwards that are left. With GPipe, warmup is the number of micro-batches.
+ * al. 2021), then the backwards that are left. With GPipe, warmup is the number of micro-batches.
  * The last backward may start to average gradients over dp. */
 static void tshi_pipeline_run(tsh_pipeline *p) {
     const int m = p->desc.micro_batches; /* number of micro-batches */
@@ -17121,7 +17130,7 @@ typedef struct tshi_io {
     int64_t nonfinite;     /* number of tensors with NaN or infinity */
     char *text, *at;       /* the header's text; the next character to parse in it */
     tshi_io_entry *entry;  /* shape (entries): tensors of the file */
-    tshi_io_pair *pair;    /* shape (pairs): metadata of the file */
+    tshi_io_pair *pair;    /* shape (pairs): keys and values of the file's __metadata__ */
     size_t entries, pairs; /* numbers of tensors and of pairs in the file */
     int64_t data, place;   /* positions of the first value and of the next read */
 } tshi_io;
