@@ -1914,7 +1914,8 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_STALE = 16,    /* its values were released; to use them is TSH_ERR_STALE */
     TSHI_DEAD = 32,     /* the handle itself was released, and may be reused later */
     TSHI_CHUNKED = 64,  /* each rank of dp holds a chunk of its gradient (a moment: its values) */
-    TSHI_AVERAGED = 128 /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
+    TSHI_AVERAGED = 128, /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
+    TSHI_CONSUMED = 256  /* a backward has released the node of the op that made it */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
@@ -8323,6 +8324,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
                 (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->op->name, begin, 0);
             tshi_tape_progress(ctx);
         }
+        node->out->flags |= TSHI_CONSUMED;
         tshi_tape_release_node(node);
     }
     ctx->module = outer;
@@ -8416,6 +8418,10 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
         return tsh_fail(ctx, TSH_ERR_SHAPE,
                         "tsh_backward: the loss must be one replicated value, not %s %s",
                         tshi_dtype_name(loss->dtype), tshi_tensor_text(loss, text));
+    if ((loss->base->flags & (TSHI_CONSUMED | TSHI_DEAD)) == TSHI_CONSUMED)
+        return tsh_fail(ctx, TSH_ERR_STATE,
+                        "tsh_backward: a tsh_backward before has consumed the graph of the loss; "
+                        "record it again, or add up all losses and call tsh_backward once");
     if (!tshi_tensor_check("tsh_backward", &loss, 1)) return ctx->error.code;
     if (!loss->base->requires_grad || !loss->base->node)
         return tsh_fail(
@@ -10531,7 +10537,6 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
 static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
     int64_t total = tsh_numel(x), known = 1; /* known: product of the sizes given */
     int d, open = -1;                        /* open: the dimension whose size is -1 */
-    if (shape->ndim < 0 || shape->ndim > TSH_MAX_DIMS) return 0;
     for (d = 0; d < shape->ndim; d++) {
         if (shape->dim[d] < -1 || (shape->dim[d] < 0 && open >= 0)) return 0;
         if (shape->dim[d] > 0 && known > INT64_MAX / shape->dim[d]) return 0;
@@ -10641,11 +10646,16 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
     if (!ctx) return NULL;
     memset(&form, 0, sizeof form);
     form.ctx = ctx;
+    if (shape.ndim < 0 || shape.ndim > TSH_MAX_DIMS)
+        return tshi_error_null(ctx, TSH_ERR_SHAPE,
+                               "tsh_reshape: %s to %d dimensions; there may be 0 to %d",
+                               tshi_tensor_text(x, from), shape.ndim, TSH_MAX_DIMS);
+    (void)tshi_tensor_sizes(shape.dim, shape.ndim, to); /* as asked for, with -1 */
     if (!tshi_view_sizes(x, &shape))
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
-                               "tsh_reshape: %s has %lld elements, which the new shape of %d "
-                               "dimensions does not",
-                               tshi_tensor_text(x, from), (long long)tsh_numel(x), shape.ndim);
+                               "tsh_reshape: %s has %lld elements, which do not fit the new shape "
+                               "%s",
+                               tshi_tensor_text(x, from), (long long)tsh_numel(x), to);
     if (!tshi_view_layout(x, &shape, &layout))
         return tshi_error_null(ctx, TSH_ERR_LAYOUT,
                                "tsh_reshape: from %s to %s would cut across the sharded dimension "
