@@ -1689,7 +1689,8 @@ TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in,
  * parameters below over tp, all of them over dp, those tied across stages over pp, and likewise the
  * moments that optimisers keep for them (those that .zero cuts not over dp). Hashes are compared:
  * one all-gather over each axis of 8 bytes per tensor, one all-reduce over the world. The error
- * names the first tensor and the ranks that most others differ from. */
+ * names the first tensor and the ranks that most others differ from. Before that, the whole trees
+ * are compared (names, kinds, dtypes, shapes, layouts): TSH_ERR_MISMATCH names rank and module. */
 TSH_API int tsh_check_replicas(tsh_module *module);
 /* A 64-bit hash of a tensor's global values: equal at every degree if the values are. Collective
  * where sharded. */
@@ -10419,7 +10420,7 @@ static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t len
 
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_slice", &x, 1);
-    char text[TSHI_TEXT_SIZE];
+    char text[TSHI_TEXT_SIZE], hint[2 * TSHI_TEXT_SIZE] = "";
     tsh_tensor *out;
     int d;
     if (!ctx) return NULL;
@@ -10431,12 +10432,20 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
     out = tshi_tensor_view(x);
     if (!out) return NULL;
     if (x->layout.kind == TSH_SHARDED && x->layout.dim == d && (start || length != x->dim[d])) {
+        const int fused = x->layout.segments == 1 && length > 0 &&
+                          start % length == 0 && x->dim[d] % length == 0; /* as [Q|K|V] */
+        if (fused && x->dim[d] / length <= TSH_MAX_SEGMENTS)
+            tsh_text_add(hint, sizeof hint,
+                         "if these are %d fused parts, as [Q|K|V], give the rule of their linear "
+                         ".segments = %d in the plan (and .unit = head size); else ",
+                         (int)(x->dim[d] / length), (int)(x->dim[d] / length));
         if (!tshi_view_segments(out, d, start, length))
             return tshi_error_null(
                 ctx, TSH_ERR_LAYOUT,
                 "tsh_slice: [%lld, %lld) does not begin and end at segment boundaries of the "
-                "sharded dimension of %s; gather it first: tsh_redistribute(x, tsh_replicated())",
-                (long long)start, (long long)(start + length), tshi_tensor_text(x, text));
+                "sharded dimension of %s; %sgather it first: "
+                "tsh_redistribute(x, tsh_replicated())",
+                (long long)start, (long long)(start + length), tshi_tensor_text(x, text), hint);
     } else if (length != x->dim[d]) {
         out->offset += start * x->stride[d]; /* the dimension is not sharded */
         out->local[d] = length;
@@ -18603,9 +18612,26 @@ static void tshi_check_axes(tsh_module *module, int tied) {
     tshi_mem_release(ctx, block);
 }
 
+/* Compares the trees of all ranks: over the world, or over tp and dp where the stages of a pipeline
+ * may still differ. In place of the comparison that the next collective of a group may owe, as a
+ * rank that has changed its tree owes one and the others do not. */
+static void tshi_check_models(tsh_ctx *ctx) {
+    tsh_comm *comm[3];
+    const int whole = ctx->pp.size == 1 || ctx->pipeline, n = whole ? 1 : 3;
+    comm[0] = &ctx->world;
+    comm[1] = &ctx->tp;
+    comm[2] = &ctx->dp;
+    ctx->tp.unchecked = ctx->dp.unchecked = ctx->world.unchecked = NULL;
+    for (int i = !whole; i < n && ctx->error.code == TSH_OK; i++)
+        if (comm[i]->size > 1)
+            (void)tshi_error_comm(ctx, tshi_module_compare(comm[i], ctx), "tsh_check_replicas");
+}
+
 TSH_API TSHI_COLD int tsh_check_replicas(tsh_module *module) {
     tsh_ctx *ctx = module ? module->ctx : NULL;
     if (!ctx || !tsh_ok(ctx)) return 0;
+    tshi_check_models(ctx);
+    if (!tsh_ok(ctx)) return 0;
     tshi_check_axes(module, 0);
     if (ctx->pipeline && ctx->pipeline->ties) tshi_check_axes(module, 1);
     tshi_check_agree(ctx);

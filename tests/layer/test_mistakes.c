@@ -4,6 +4,12 @@
 #include "../support/ranks.h"
 #include "../support/unit.h"
 
+/* ctx has an error of this code whose sentence has `part`. */
+static int says(tsh_ctx *ctx, tsh_result code, const char *part) {
+    const tsh_error *error = tsh_last_error(ctx);
+    return error->code == code && strstr(error->message, part) != NULL;
+}
+
 /* ------------------------------------------------------------- backward, shapes */
 
 static tsh_tensor *leaf(tsh_ctx *ctx) {
@@ -45,10 +51,87 @@ static void test_reshape_to_another_size(void **state) {
     unit_close(ctx);
 }
 
+/* ----------------------------------------------------------------- several ranks */
+
+/* A fused QKV whose rule has no .segments: 3 parts of 2 heads of 4 features. */
+static int fused(tsh_ctx *ctx, void *user) {
+    const int segments = *(const int *)user;
+    const tsh_linear_desc desc = {.in = 8, .out = 24};
+    const tsh_plan_rule plan[] = {
+        {.path = "qkv", .style = TSH_COLWISE, .segments = segments, .unit = 4}};
+    tsh_module *root = tsh_root(ctx), *qkv = tsh_add_linear(root, "qkv", &desc);
+    tsh_tensor *y, *part[3];
+    CHECK(tsh_parallelize(root, plan, 1) == TSH_OK && tsh_materialize(root) == TSH_OK, "the model");
+    y = tsh_forward(qkv, tsh_ones(ctx, tsh_shape2(5, 8)));
+    if (segments == 3) {
+        CHECK(tsh_split_dim(y, 1, 3, part) == TSH_OK, "three segments");
+        return 0;
+    }
+    CHECK(tsh_split_dim(y, 1, 3, part) == TSH_ERR_LAYOUT, "one segment");
+    CHECK(says(ctx, TSH_ERR_LAYOUT,
+               "tsh_slice: [0, 8) does not begin and end at segment boundaries of the sharded "
+               "dimension of (5, 24) S(1, unit 4); if these are 3 fused parts, as [Q|K|V], give "
+               "the rule of their linear .segments = 3 in the plan (and .unit = head size); else "
+               "gather it first: tsh_redistribute(x, tsh_replicated())"), "split");
+    tsh_clear_error(ctx);
+    CHECK(!tsh_slice(y, 1, 2, 7), "no part of a fused one");
+    CHECK(says(ctx, TSH_ERR_LAYOUT, "S(1, unit 4); gather it first"), "slice");
+    tsh_clear_error(ctx);
+    return 0;
+}
+
+static void test_fused_without_segments(void **state) {
+    int segments, ranks;
+    (void)state;
+    for (ranks = 1; ranks <= 4; ranks++)
+        for (segments = 1; segments <= 3; segments += 2) ranks_run(ranks, fused, &segments);
+}
+
+/* One rank has a layer more, which is never called; before the first step or after it. */
+typedef struct extra_case {
+    int after, odd; /* odd: that rank */
+} extra_case;
+
+static int extra_layer(tsh_ctx *ctx, void *user) {
+    const extra_case *c = (const extra_case *)user;
+    const tsh_linear_desc square = {.in = 4, .out = 4};
+    const int rank = tsh_world(ctx)->rank;
+    tsh_module *root = tsh_root(ctx), *one = tsh_add_linear(root, "one", &square);
+    char blames[96];
+    CHECK(one && tsh_materialize(root) == TSH_OK, "the model");
+    if (c->after) CHECK(tsh_check_replicas(root), "all are alike");
+    if (c->after) CHECK(tsh_check_replicas(one), "and below a module");
+    if (rank == c->odd) CHECK(tsh_add_linear(root, "extra", &square), "never called");
+    CHECK(!tsh_check_replicas(one), "one rank has more");
+    (void)snprintf(blames, sizeof blames, "rank %d has \"extra\" linear: weight %s (4, 4) R",
+                   c->odd, sizeof(tsh_real) == 4 ? "f32" : "f64");
+    CHECK(says(ctx, TSH_ERR_MISMATCH, blames), "%s", blames);
+    CHECK(says(ctx, TSH_ERR_MISMATCH, "has nothing; build the same model on each"), "the way out");
+    CHECK(tsh_last_error(ctx)->rank == c->odd, "rank %d", tsh_last_error(ctx)->rank);
+    return 0;
+}
+
+static void test_extra_layer_on_one_rank(void **state) {
+    extra_case c = {0, 1};
+    tsh_desc desc;
+    int ranks;
+    (void)state;
+    memset(&desc, 0, sizeof desc);
+    for (ranks = 2; ranks <= 4; ranks++)
+        for (c.after = 0; c.after < 2; c.after++)
+            for (desc.tp = 1; desc.tp <= ranks; desc.tp++) {
+                if (ranks % desc.tp) continue;
+                c.odd = ranks - 1;
+                ranks_run_with(ranks, &desc, extra_layer, &c);
+            }
+}
+
 int main(void) {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_backward_twice),
         cmocka_unit_test(test_reshape_to_another_size),
+        cmocka_unit_test(test_fused_without_segments),
+        cmocka_unit_test(test_extra_layer_on_one_rank),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
