@@ -1916,7 +1916,8 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_DEAD = 32,     /* the handle itself was released, and may be reused later */
     TSHI_CHUNKED = 64,  /* each rank of dp holds a chunk of its gradient (a moment: its values) */
     TSHI_AVERAGED = 128, /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
-    TSHI_CONSUMED = 256  /* a backward has released the node of the op that made it */
+    TSHI_CONSUMED = 256, /* a backward has released the node of the op that made it */
+    TSHI_USED = 512      /* an optimiser has used its gradient, which was not zeroed since */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
@@ -2087,11 +2088,17 @@ typedef struct tshi_micro {
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
 typedef struct tshi_trace tshi_trace;
 
+/* Warnings, each given once per ctx; and steps without a tsh_step_end before it is missed. */
+enum { TSHI_WARN_GRADS = 1, TSHI_WARN_STEP = 2, TSHI_WARN_STEPS = 32 };
+
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp; /* all ranks; this rank's group of each axis of parallelism */
     tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
     int reported;    /* 1: the error was reported to the world, or came from the world */
     int logged;      /* 1: the logger got the error */
+    unsigned warned; /* bit mask of the warnings that the logger got: TSHI_WARN_... */
+    int steps;       /* steps of optimisers since the last tsh_step_end or tsh_scope_end */
+    int64_t held;    /* number of step tensors after half of TSHI_WARN_STEPS of them */
     tsh_allocator allocator;             /* the default one resolved: fn is not NULL */
     tsh_logger logger;                   /* its fn may be NULL */
     tsh_gemm gemm;                       /* the user's matrix product; fn NULL: the built-in one */
@@ -2262,6 +2269,13 @@ static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int received) {
                      : "",
                  tsh_result_name(ctx->error.code));
     ctx->logger.fn(ctx->logger.user, text);
+}
+
+/* Gives the logger of the world's rank 0 a warning, once. which: TSHI_WARN_... */
+static TSHI_COLD void tshi_error_warn(tsh_ctx *ctx, unsigned which, const char *sentence) {
+    if (!(ctx->warned & which) && ctx->world.rank == 0)
+        tsh_log_message(&ctx->logger, "warning: %s", sentence);
+    ctx->warned |= which;
 }
 
 /* If ctx has an error that is not reported yet: logs the error, and aborts the world with it, so
@@ -8464,6 +8478,19 @@ static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
     return 1;
 }
 
+/* Warns if the loss adds to a gradient that an optimiser has used already. After tshi_tape_mark. */
+static void tshi_tape_warn(tsh_ctx *ctx) {
+    const tsh_tensor *head = &ctx->handles.owned;
+    for (tsh_tensor *t = head->next; t != head; t = t->next) {
+        if (!t->contributions || !(t->flags & TSHI_USED)) continue;
+        t->flags &= ~(unsigned)TSHI_USED;
+        if (t->gr.live)
+            tshi_error_warn(ctx, TSHI_WARN_GRADS,
+                            "tsh_backward adds to gradients that tsh_optim_step has used; call "
+                            "tsh_zero_grads after each tsh_optim_step");
+    }
+}
+
 TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
                                      const tsh_backward_desc *desc) {
     int defer = desc && desc->defer; /* 1: tsh_sync_grads completes the gradients */
@@ -8477,6 +8504,7 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
     dest.data[0] = dest.add ? TSHI_R(dest.data[0] + TSHI_R(1)) : TSHI_R(1); /* d loss / d loss */
     if (!defer) tshi_tape_sync_begin(ctx); /* buckets are sent during the walk */
     tshi_tape_mark(ctx, loss);
+    tshi_tape_warn(ctx);
     tshi_tape_release_values(ctx, loss, 0); /* at every scope depth */
     tshi_tape_walk(ctx);
     tshi_mem_reset(&ctx->tape.arena); /* frees the nodes */
@@ -8582,6 +8610,7 @@ TSH_API void tsh_zero_grad(tsh_tensor *t) {
     if (!t) return;
     if (t->base->sparse && t->base->gr.live && !t->base->gp.live) tshi_tape_clear_rows(t->base);
     t->base->gr.live = t->base->gp.live = t->base->sparse = 0; /* none; the memory stays */
+    t->base->flags &= ~(unsigned)TSHI_USED;
 }
 
 /* -- steps and scopes ------------------------------------------------------- */
@@ -8595,6 +8624,7 @@ TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     head = &ctx->handles.step; /* all step tensors */
     for (ctx->handles.ended = 0; head->next != head; ctx->handles.ended++)
         tshi_tensor_release(head->next);
+    ctx->steps = 0;
     return tsh_ok(ctx) ? TSH_OK : ctx->error.code;
 }
 
@@ -8614,6 +8644,7 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx) {
     else
         while (head->prev != head && head->prev->depth >= ctx->depth)
             tshi_tensor_release(head->prev);
+    ctx->steps = 0;
     ctx->depth--;
 }
 
@@ -16219,12 +16250,30 @@ static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
         (long long)optim->info.skipped, norm);
 }
 
+/* Marks the gradients as used. Warns if, after many steps, none has been ended and each has left
+ * step tensors. */
+static void tshi_optim_warn(tsh_ctx *ctx, const tsh_optim *optim) {
+    for (int i = 0; i < optim->count; i++)
+        if (optim->each[i].param->gr.live) optim->each[i].param->flags |= TSHI_USED;
+    ctx->steps++;
+    if (ctx->steps != TSHI_WARN_STEPS / 2 && ctx->steps != TSHI_WARN_STEPS) return;
+    const int64_t before = ctx->held;
+    ctx->held = 0;
+    for (const tsh_tensor *t = ctx->handles.step.next; t != &ctx->handles.step; t = t->next)
+        ctx->held++;
+    if (ctx->steps == TSHI_WARN_STEPS && ctx->held - before >= TSHI_WARN_STEPS / 2)
+        tshi_error_warn(ctx, TSHI_WARN_STEP,
+                        "memory grows: many calls of tsh_optim_step, and no tsh_step_end between "
+                        "them; call tsh_step_end at the end of each step");
+}
+
 TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
     tsh_ctx *ctx = optim ? optim->module->ctx : NULL;
     int64_t begin; /* start of the event in the trace */
     if (!ctx) return TSH_ERR_ARGUMENT;
     begin = tshi_trace_now(ctx->trace);
     tshi_optim_step(ctx, optim);
+    tshi_optim_warn(ctx, optim);
     if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, "tsh_optim_step", begin, 0);
     return ctx->error.code;
 }

@@ -126,12 +126,84 @@ static void test_extra_layer_on_one_rank(void **state) {
             }
 }
 
+/* -------------------------------------------------------------------- warnings */
+
+/* What a training loop forgets. */
+typedef enum forgotten { NOTHING, ZERO_GRADS, STEP_END, BOTH } forgotten;
+
+/* What the logger got: rank 0 alone warns, so that one thread writes here. */
+typedef struct heard {
+    int grads, steps, other;
+} heard;
+
+static void hear(void *user, const char *message) {
+    heard *h = (heard *)user;
+    if (strcmp(message, "warning: tsh_backward adds to gradients that tsh_optim_step has used; "
+                        "call tsh_zero_grads after each tsh_optim_step") == 0)
+        h->grads++;
+    else if (strcmp(message, "warning: memory grows: many calls of tsh_optim_step, and no "
+                             "tsh_step_end between them; call tsh_step_end at the end of each "
+                             "step") == 0)
+        h->steps++;
+    else
+        h->other++;
+}
+
+static tsh_tensor *forget_loss(tsh_ctx *ctx, const char *name) {
+    tsh_tensor *x = tsh_forward(tsh_find(tsh_root(ctx), name), tsh_ones(ctx, tsh_shape2(3, 4)));
+    return tsh_mean(tsh_mul(x, x), TSH_ALL, 0);
+}
+
+/* 100 steps of two micro-batches, the first deferred. Gradients of "b" stay from the first on. */
+static int forget(tsh_ctx *ctx, void *user) {
+    const forgotten f = *(const forgotten *)user;
+    const tsh_linear_desc square = {.in = 4, .out = 4};
+    const tsh_optim_desc sgd = {.kind = TSH_SGD, .lr = 1e-3};
+    const tsh_backward_desc defer = {.defer = 1};
+    tsh_module *root = tsh_root(ctx), *a = tsh_add_linear(root, "a", &square);
+    tsh_module *b = tsh_add_linear(root, "b", &square);
+    tsh_optim *first, *second;
+    CHECK(tsh_materialize(root) == TSH_OK, "the model");
+    first = tsh_optim_new(a, &sgd);
+    second = tsh_optim_new(b, &sgd);
+    CHECK(tsh_backward(ctx, forget_loss(ctx, "b")) == TSH_OK, "b");
+    CHECK(tsh_optim_step(second) == TSH_OK && tsh_step_end(ctx) == TSH_OK, "b");
+    for (int i = 0; i < 100; i++) {
+        CHECK(tsh_backward_with(ctx, forget_loss(ctx, "a"), &defer) == TSH_OK, "step %d", i);
+        CHECK(tsh_backward(ctx, forget_loss(ctx, "a")) == TSH_OK, "step %d", i);
+        CHECK(tsh_optim_step(first) == TSH_OK, "step %d", i);
+        if (!(f & ZERO_GRADS)) tsh_zero_grads(a);
+        if (!(f & STEP_END)) (void)tsh_step_end(ctx);
+    }
+    return 0;
+}
+
+static void test_forgotten_calls(void **state) {
+    int f, ranks;
+    (void)state;
+    for (ranks = 1; ranks <= 4; ranks++)
+        for (f = NOTHING; f <= BOTH; f++) {
+            heard h = {0, 0, 0};
+            forgotten what = (forgotten)f;
+            tsh_desc desc;
+            memset(&desc, 0, sizeof desc);
+            desc.tp = 1;
+            desc.logger.fn = hear;
+            desc.logger.user = &h;
+            ranks_run_with(ranks, &desc, forget, &what);
+            assert_int_equal(h.grads, (f & ZERO_GRADS) != 0);
+            assert_int_equal(h.steps, (f & STEP_END) != 0);
+            assert_int_equal(h.other, 0);
+        }
+}
+
 int main(void) {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_backward_twice),
         cmocka_unit_test(test_reshape_to_another_size),
         cmocka_unit_test(test_fused_without_segments),
         cmocka_unit_test(test_extra_layer_on_one_rank),
+        cmocka_unit_test(test_forgotten_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
