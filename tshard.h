@@ -1692,7 +1692,8 @@ TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in,
  * parameters below over tp, all of them over dp, those tied across stages over pp, and likewise the
  * moments that optimisers keep for them (those that .zero cuts not over dp). Hashes are compared:
  * one all-gather over each axis of 8 bytes per tensor, one all-reduce over the world. The error
- * names the first tensor and the ranks that most others differ from. */
+ * names the first tensor and the ranks that most others differ from. Before that, the whole trees
+ * are compared (names, kinds, dtypes, shapes, layouts): TSH_ERR_MISMATCH names rank and module. */
 TSH_API int tsh_check_replicas(tsh_module *module);
 /* A 64-bit hash of a tensor's global values: equal at every degree if the values are. Collective
  * where sharded. */
@@ -1918,7 +1919,9 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_STALE = 16,    /* its values were released; to use them is TSH_ERR_STALE */
     TSHI_DEAD = 32,     /* the handle itself was released, and may be reused later */
     TSHI_CHUNKED = 64,  /* each rank of dp holds a chunk of its gradient (a moment: its values) */
-    TSHI_AVERAGED = 128 /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
+    TSHI_AVERAGED = 128, /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
+    TSHI_CONSUMED = 256, /* a backward has released the node of the op that made it */
+    TSHI_USED = 512      /* an optimiser has used its gradient, which was not zeroed since */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
@@ -2089,11 +2092,17 @@ typedef struct tshi_micro {
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
 typedef struct tshi_trace tshi_trace;
 
+/* Warnings, each given once per ctx; and steps without a tsh_step_end before it is missed. */
+enum { TSHI_WARN_GRADS = 1, TSHI_WARN_STEP = 2, TSHI_WARN_STEPS = 32 };
+
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp; /* all ranks; this rank's group of each axis of parallelism */
     tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
     int reported;    /* 1: the error was reported to the world, or came from the world */
     int logged;      /* 1: the logger got the error */
+    unsigned warned; /* bit mask of the warnings that the logger got: TSHI_WARN_... */
+    int steps;       /* steps of optimisers since the last tsh_step_end or tsh_scope_end */
+    int64_t held;    /* number of step tensors after half of TSHI_WARN_STEPS of them */
     tsh_allocator allocator;             /* the default one resolved: fn is not NULL */
     tsh_logger logger;                   /* its fn may be NULL */
     tsh_gemm gemm;                       /* the user's matrix product; fn NULL: the built-in one */
@@ -2264,6 +2273,13 @@ static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int received) {
                      : "",
                  tsh_result_name(ctx->error.code));
     ctx->logger.fn(ctx->logger.user, text);
+}
+
+/* Gives the logger of the world's rank 0 a warning, once. which: TSHI_WARN_... */
+static TSHI_COLD void tshi_error_warn(tsh_ctx *ctx, unsigned which, const char *sentence) {
+    if (!(ctx->warned & which) && ctx->world.rank == 0)
+        tsh_log_message(&ctx->logger, "warning: %s", sentence);
+    ctx->warned |= which;
 }
 
 /* If ctx has an error that is not reported yet: logs the error, and aborts the world with it, so
@@ -8331,6 +8347,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
                 (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->op->name, begin, 0);
             tshi_tape_progress(ctx);
         }
+        node->out->flags |= TSHI_CONSUMED;
         tshi_tape_release_node(node);
     }
     ctx->module = outer;
@@ -8424,6 +8441,10 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
         return tsh_fail(ctx, TSH_ERR_SHAPE,
                         "tsh_backward: the loss must be one replicated value, not %s %s",
                         tshi_dtype_name(loss->dtype), tshi_tensor_text(loss, text));
+    if ((loss->base->flags & (TSHI_CONSUMED | TSHI_DEAD)) == TSHI_CONSUMED)
+        return tsh_fail(ctx, TSH_ERR_STATE,
+                        "tsh_backward: a tsh_backward before has consumed the graph of the loss; "
+                        "record it again, or add up all losses and call tsh_backward once");
     if (!tshi_tensor_check("tsh_backward", &loss, 1)) return ctx->error.code;
     if (!loss->base->requires_grad || !loss->base->node)
         return tsh_fail(
@@ -8465,6 +8486,19 @@ static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
     return 1;
 }
 
+/* Warns if the loss adds to a gradient that an optimiser has used already. After tshi_tape_mark. */
+static void tshi_tape_warn(tsh_ctx *ctx) {
+    const tsh_tensor *head = &ctx->handles.owned;
+    for (tsh_tensor *t = head->next; t != head; t = t->next) {
+        if (!t->contributions || !(t->flags & TSHI_USED)) continue;
+        t->flags &= ~(unsigned)TSHI_USED;
+        if (t->gr.live)
+            tshi_error_warn(ctx, TSHI_WARN_GRADS,
+                            "tsh_backward adds to gradients that tsh_optim_step has used; call "
+                            "tsh_zero_grads after each tsh_optim_step");
+    }
+}
+
 TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
                                      const tsh_backward_desc *desc) {
     int defer = desc && desc->defer; /* 1: tsh_sync_grads completes the gradients */
@@ -8478,6 +8512,7 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
     dest.data[0] = dest.add ? TSHI_R(dest.data[0] + TSHI_R(1)) : TSHI_R(1); /* d loss / d loss */
     if (!defer) tshi_tape_sync_begin(ctx); /* buckets are sent during the walk */
     tshi_tape_mark(ctx, loss);
+    tshi_tape_warn(ctx);
     tshi_tape_release_values(ctx, loss, 0); /* at every scope depth */
     tshi_tape_walk(ctx);
     tshi_mem_reset(&ctx->tape.arena); /* frees the nodes */
@@ -8583,6 +8618,7 @@ TSH_API void tsh_zero_grad(tsh_tensor *t) {
     if (!t) return;
     if (t->base->sparse && t->base->gr.live && !t->base->gp.live) tshi_tape_clear_rows(t->base);
     t->base->gr.live = t->base->gp.live = t->base->sparse = 0; /* none; the memory stays */
+    t->base->flags &= ~(unsigned)TSHI_USED;
 }
 
 /* -- steps and scopes ------------------------------------------------------- */
@@ -8596,6 +8632,7 @@ TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     head = &ctx->handles.step; /* all step tensors */
     for (ctx->handles.ended = 0; head->next != head; ctx->handles.ended++)
         tshi_tensor_release(head->next);
+    ctx->steps = 0;
     return tsh_ok(ctx) ? TSH_OK : ctx->error.code;
 }
 
@@ -8615,6 +8652,7 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx) {
     else
         while (head->prev != head && head->prev->depth >= ctx->depth)
             tshi_tensor_release(head->prev);
+    ctx->steps = 0;
     ctx->depth--;
 }
 
@@ -10422,7 +10460,7 @@ static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t len
 
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_slice", &x, 1);
-    char text[TSHI_TEXT_SIZE];
+    char text[TSHI_TEXT_SIZE], hint[2 * TSHI_TEXT_SIZE] = "";
     tsh_tensor *out;
     int d;
     if (!ctx) return NULL;
@@ -10434,12 +10472,20 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
     out = tshi_tensor_view(x);
     if (!out) return NULL;
     if (x->layout.kind == TSH_SHARDED && x->layout.dim == d && (start || length != x->dim[d])) {
+        const int fused = x->layout.segments == 1 && length > 0 &&
+                          start % length == 0 && x->dim[d] % length == 0; /* as [Q|K|V] */
+        if (fused && x->dim[d] / length <= TSH_MAX_SEGMENTS)
+            tsh_text_add(hint, sizeof hint,
+                         "if these are %d fused parts, as [Q|K|V], give the rule of their linear "
+                         ".segments = %d in the plan (and .unit = head size); else ",
+                         (int)(x->dim[d] / length), (int)(x->dim[d] / length));
         if (!tshi_view_segments(out, d, start, length))
             return tshi_error_null(
                 ctx, TSH_ERR_LAYOUT,
                 "tsh_slice: [%lld, %lld) does not begin and end at segment boundaries of the "
-                "sharded dimension of %s; gather it first: tsh_redistribute(x, tsh_replicated())",
-                (long long)start, (long long)(start + length), tshi_tensor_text(x, text));
+                "sharded dimension of %s; %sgather it first: "
+                "tsh_redistribute(x, tsh_replicated())",
+                (long long)start, (long long)(start + length), tshi_tensor_text(x, text), hint);
     } else if (length != x->dim[d]) {
         out->offset += start * x->stride[d]; /* the dimension is not sharded */
         out->local[d] = length;
@@ -10540,7 +10586,6 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
 static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
     int64_t total = tsh_numel(x), known = 1; /* known: product of the sizes given */
     int d, open = -1;                        /* open: the dimension whose size is -1 */
-    if (shape->ndim < 0 || shape->ndim > TSH_MAX_DIMS) return 0;
     for (d = 0; d < shape->ndim; d++) {
         if (shape->dim[d] < -1 || (shape->dim[d] < 0 && open >= 0)) return 0;
         if (shape->dim[d] > 0 && known > INT64_MAX / shape->dim[d]) return 0;
@@ -10650,11 +10695,16 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
     if (!ctx) return NULL;
     memset(&form, 0, sizeof form);
     form.ctx = ctx;
+    if (shape.ndim < 0 || shape.ndim > TSH_MAX_DIMS)
+        return tshi_error_null(ctx, TSH_ERR_SHAPE,
+                               "tsh_reshape: %s to %d dimensions; there may be 0 to %d",
+                               tshi_tensor_text(x, from), shape.ndim, TSH_MAX_DIMS);
+    (void)tshi_tensor_sizes(shape.dim, shape.ndim, to); /* as asked for, with -1 */
     if (!tshi_view_sizes(x, &shape))
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
-                               "tsh_reshape: %s has %lld elements, which the new shape of %d "
-                               "dimensions does not",
-                               tshi_tensor_text(x, from), (long long)tsh_numel(x), shape.ndim);
+                               "tsh_reshape: %s has %lld elements, which do not fit the new shape "
+                               "%s",
+                               tshi_tensor_text(x, from), (long long)tsh_numel(x), to);
     if (!tshi_view_layout(x, &shape, &layout))
         return tshi_error_null(ctx, TSH_ERR_LAYOUT,
                                "tsh_reshape: from %s to %s would cut across the sharded dimension "
@@ -16211,12 +16261,30 @@ static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
         (long long)optim->info.skipped, norm);
 }
 
+/* Marks the gradients as used. Warns if, after many steps, none has been ended and each has left
+ * step tensors. */
+static void tshi_optim_warn(tsh_ctx *ctx, const tsh_optim *optim) {
+    for (int i = 0; i < optim->count; i++)
+        if (optim->each[i].param->gr.live) optim->each[i].param->flags |= TSHI_USED;
+    ctx->steps++;
+    if (ctx->steps != TSHI_WARN_STEPS / 2 && ctx->steps != TSHI_WARN_STEPS) return;
+    const int64_t before = ctx->held;
+    ctx->held = 0;
+    for (const tsh_tensor *t = ctx->handles.step.next; t != &ctx->handles.step; t = t->next)
+        ctx->held++;
+    if (ctx->steps == TSHI_WARN_STEPS && ctx->held - before >= TSHI_WARN_STEPS / 2)
+        tshi_error_warn(ctx, TSHI_WARN_STEP,
+                        "memory grows: many calls of tsh_optim_step, and no tsh_step_end between "
+                        "them; call tsh_step_end at the end of each step");
+}
+
 TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
     tsh_ctx *ctx = optim ? optim->module->ctx : NULL;
     int64_t begin; /* start of the event in the trace */
     if (!ctx) return TSH_ERR_ARGUMENT;
     begin = tshi_trace_now(ctx->trace);
     tshi_optim_step(ctx, optim);
+    tshi_optim_warn(ctx, optim);
     if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, "tsh_optim_step", begin, 0);
     return ctx->error.code;
 }
@@ -18605,9 +18673,26 @@ static void tshi_check_axes(tsh_module *module, int tied) {
     tshi_mem_release(ctx, block);
 }
 
+/* Compares the trees of all ranks: over the world, or over tp and dp where the stages of a pipeline
+ * may still differ. In place of the comparison that the next collective of a group may owe, as a
+ * rank that has changed its tree owes one and the others do not. */
+static void tshi_check_models(tsh_ctx *ctx) {
+    tsh_comm *comm[3];
+    const int whole = ctx->pp.size == 1 || ctx->pipeline, n = whole ? 1 : 3;
+    comm[0] = &ctx->world;
+    comm[1] = &ctx->tp;
+    comm[2] = &ctx->dp;
+    ctx->tp.unchecked = ctx->dp.unchecked = ctx->world.unchecked = NULL;
+    for (int i = !whole; i < n && ctx->error.code == TSH_OK; i++)
+        if (comm[i]->size > 1)
+            (void)tshi_error_comm(ctx, tshi_module_compare(comm[i], ctx), "tsh_check_replicas");
+}
+
 TSH_API TSHI_COLD int tsh_check_replicas(tsh_module *module) {
     tsh_ctx *ctx = module ? module->ctx : NULL;
     if (!ctx || !tsh_ok(ctx)) return 0;
+    tshi_check_models(ctx);
+    if (!tsh_ok(ctx)) return 0;
     tshi_check_axes(module, 0);
     if (ctx->pipeline && ctx->pipeline->ties) tshi_check_axes(module, 1);
     tshi_check_agree(ctx);
