@@ -1360,6 +1360,11 @@ typedef struct tsh_rms_norm_desc {
     int64_t dim;
     double eps; /* 0: 1e-6; TSH_ZERO: 0 */
 } tsh_rms_norm_desc;
+typedef struct tsh_param_desc {
+    tsh_init init;            /* default: ZEROS */
+    const tsh_layout *layout; /* R or S; NULL: R. A plan may change it */
+    int buffer;               /* 1: no gradient, and no optimiser's; else as a parameter */
+} tsh_param_desc;
 
 /* The tree's top, made with the ctx. */
 TSH_API tsh_module *tsh_root(tsh_ctx *ctx);
@@ -1420,6 +1425,13 @@ TSH_API tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
                                      const tsh_rms_norm_desc *desc);
 /* tsh_dropout with probability p, keyed by the layer's path; nothing outside training mode. */
 TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p);
+/* A parameter without a layer, TSH_REAL, such as a class token: torch.nn.Parameter, and with
+ * .buffer register_buffer. desc NULL: all defaults. It is a child of its own name and of kind
+ * "param" or "buffer", whose forward returns its input; tsh_param, optimisers and files know it by
+ * that path ("h.0.scale"). Plans: ROWWISE shards its first dimension, COLWISE the last, PLAIN none.
+ * NULL and an error: a name that the module has already, or a layout that is P or does not fit. */
+TSH_API tsh_tensor *tsh_add_param(tsh_module *module, const char *name, tsh_shape shape,
+                                  const tsh_param_desc *desc);
 /* A module's forward. A row-parallel linear and a vocabulary embedding complete to R (one
  * all-reduce), or to the output that a plan asks for. */
 TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n);
@@ -1914,7 +1926,8 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_STALE = 16,    /* its values were released; to use them is TSH_ERR_STALE */
     TSHI_DEAD = 32,     /* the handle itself was released, and may be reused later */
     TSHI_CHUNKED = 64,  /* each rank of dp holds a chunk of its gradient (a moment: its values) */
-    TSHI_AVERAGED = 128 /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
+    TSHI_AVERAGED = 128, /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
+    TSHI_BUFFER = 256    /* a parameter that no optimiser updates */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
@@ -14013,8 +14026,8 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *param = m->param[i];
         if (!param) continue;
-        tsh_text_add(line->text, size, "%s %s %s %s", i ? "," : ":", m->param_name[i],
-                         tshi_dtype_name(param->dtype), tshi_tensor_text(param, text));
+        tsh_text_add(line->text, size, "%s %s%s%s %s", i ? "," : ":", m->param_name[i],
+                         *m->param_name[i] ? " " : "", tshi_dtype_name(param->dtype), tshi_tensor_text(param, text));
         /* lengths of segments, if there is more than one */
         for (int k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
             tsh_text_add(line->text, size, "%s%lld", k ? " + " : " of ",
@@ -14153,7 +14166,7 @@ TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
 }
 
 /* Appends a child without parameters to parent. Returns NULL and sets an error if the name is
- * empty, has a dot, is too long, or is that of another child. */
+ * empty, has a dot, is too long, or is that of another child or of parent's parameter. */
 static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const tshi_kind *kind) {
     tsh_ctx *ctx = parent ? parent->ctx : NULL;
     tsh_module *module;
@@ -14170,6 +14183,11 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
         if (strcmp(other->name, name) == 0)
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_add_%s: \"%s\" has a child \"%s\" already",
                            kind->name, parent->path, name);
+    for (int i = 0; i < TSHI_MODULE_PARAMS; i++)
+        if (parent->param[i] && strcmp(parent->param_name[i], name) == 0)
+            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                           "tsh_add_%s: \"%s\" has a parameter \"%s\" already", kind->name,
+                           parent->path, name);
     if (ctx->error.code != TSH_OK) return NULL;
     module = (tsh_module *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *module);
     if (!module) return NULL;
@@ -14192,11 +14210,11 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
  * its parameters and returns NULL. */
 static tsh_module *tshi_module_finish(tsh_module *module) {
     tsh_module *parent = module->parent, **link = &parent->first;
-    size_t n = strlen(module->path); /* a prefix of its own parameters' paths */
+    size_t n = strlen(module->path); /* a prefix of its own parameters' paths, or their path */
     if (module->ctx->error.code == TSH_OK) return module; /* no error: nothing to undo */
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) /* frees its own parameters, not a shared weight */
         if (module->param[i] && strncmp(module->param[i]->path, module->path, n) == 0 &&
-            module->param[i]->path[n] == '.')
+            (!module->param[i]->path[n] || module->param[i]->path[n] == '.'))
             tshi_tensor_release(module->param[i]); /* frees the handle */
     for (parent->last = NULL; *link != module; link = &(*link)->next) parent->last = *link;
     *link = NULL;
@@ -14204,7 +14222,8 @@ static tsh_module *tshi_module_finish(tsh_module *module) {
 }
 
 /* Adds a replicated parameter that requires a gradient. It gets memory and values on first use
- * (tshi_init_materialize). fan_in: number of inputs, for the initialiser. */
+ * (tshi_init_materialize). name "": its path is the module's. fan_in: number of inputs, for the
+ * initialiser. */
 static void tshi_module_param(tsh_module *module, int slot, const char *name, tsh_shape shape,
                               tsh_init init, int64_t fan_in) {
     tsh_ctx *ctx = module->ctx;
@@ -14347,7 +14366,10 @@ static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_
             *owner = m;
             return m->param[i];
         }
-    return NULL;
+    m = tshi_module_at(module, path, strlen(path)); /* a bare parameter is a module's only one */
+    if (!m || !m->param[0] || *m->param_name[0]) return NULL;
+    *owner = m;
+    return m->param[0];
 }
 
 TSH_API TSHI_COLD tsh_tensor *tsh_param(tsh_module *module, const char *path) {
@@ -14692,6 +14714,49 @@ TSH_API TSHI_COLD tsh_module *tsh_add_dropout(tsh_module *parent, const char *na
     return module;
 }
 
+/* -- bare parameters -------------------------------------------------------- */
+
+/* A container without a forward of its own passes it over. */
+static tsh_tensor *tshi_nn_param_forward(tsh_module *module, tsh_tensor **in, int n) {
+    return tshi_nn_input(module, in, n);
+}
+
+/* ROWWISE shards the first dimension, COLWISE the last. */
+static void tshi_nn_param_layouts(const tsh_module *module, const tsh_plan_rule *rule,
+                                  tsh_layout *layouts) {
+    if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_shard(rule, 0);
+    if (rule->style == TSH_COLWISE) layouts[0] = tshi_nn_shard(rule, module->param[0]->ndim - 1);
+}
+
+TSH_API TSHI_COLD tsh_tensor *tsh_add_param(tsh_module *module, const char *name, tsh_shape shape,
+                                            const tsh_param_desc *desc) {
+    enum { STYLES = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE };
+    static const tshi_kind kinds[2] = {
+        {"param", tshi_nn_param_forward, STYLES, tshi_nn_param_layouts},
+        {"buffer", tshi_nn_param_forward, STYLES, tshi_nn_param_layouts}};
+    tsh_init init = tshi_init_make(TSH_INIT_ZEROS, 0, 0);
+    tsh_module *own = tshi_module_add(module, name, &kinds[0]); /* holds the parameter */
+    tsh_tensor *t;
+    if (!own) return NULL;
+    tshi_module_param(own, 0, "", shape, desc ? tshi_nn_init(desc->init, init.kind, 0, 0) : init,
+                      0);
+    t = own->param[0];
+    if (t && desc && desc->layout) {
+        if (desc->layout->kind == TSH_PARTIAL)
+            (void)tsh_fail(own->ctx, TSH_ERR_LAYOUT,
+                           "tsh_add_param: \"%s\" is to be partial; a parameter is R or S",
+                           own->path);
+        else
+            (void)tshi_tensor_set_shape(t, own->path, &shape, desc->layout);
+    }
+    if (t && desc && desc->buffer) {
+        own->kind = &kinds[1];
+        t->requires_grad = 0;
+        t->flags = (t->flags & ~(unsigned)TSHI_LEAF) | TSHI_BUFFER;
+    }
+    return tshi_module_finish(own) ? t : NULL;
+}
+
 /* -- forward ---------------------------------------------------------------- */
 
 TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n) {
@@ -15012,7 +15077,8 @@ static int tshi_parallel_line(tsh_module *root, const tshi_walk *at, FILE *file)
     char path[TSH_PATH_SIZE], global[TSHI_TEXT_SIZE], local[TSHI_TEXT_SIZE], lay[TSHI_TEXT_SIZE];
     const char *below = tshi_module_below(root, at->module->path);
     const int first = tshi_module_first(root, at); /* 0: the line names the tied parameter */
-    (void)snprintf(path, sizeof path, "%s%s%s", below, *below ? "." : "",
+    (void)snprintf(path, sizeof path, "%s%s%s", below,
+                   *below && *at->module->param_name[at->slot] ? "." : "",
                    at->module->param_name[at->slot]);
     (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s", path, at->module->kind->name,
                   tshi_tensor_sizes(t->dim, t->ndim, global),
@@ -16113,7 +16179,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     tsh_ctx *ctx = module ? module->ctx : NULL;
     tshi_walk at = {NULL, NULL, 0};
     tsh_optim *optim;
-    size_t slots = 0; /* number of parameters */
+    size_t slots = 0; /* number of parameters and buffers */
     if (!ctx || ctx->error.code != TSH_OK || (desc && tshi_optim_check(ctx, desc) != TSH_OK))
         return NULL;
     optim = (tsh_optim *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *optim);
@@ -16129,7 +16195,9 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
                                                        (slots + 1) * sizeof *optim->each);
     if (!optim->each) return NULL;
     while (tshi_module_step_once(module, &at)) {
-        tshi_moments *each = &optim->each[optim->count++];
+        tshi_moments *each = &optim->each[optim->count];
+        if (at.param->flags & TSHI_BUFFER) continue;
+        optim->count++;
         each->param = at.param;
         each->lr_scale = 1; /* unless tsh_optim_group changes it */
         each->weight_decay = optim->desc.weight_decay;
