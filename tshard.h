@@ -1655,11 +1655,11 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
 
 /* Writes every parameter below module, and with optim its moments, into one safetensors file of
  * global tensors, the same bytes at every degree of tp and pp; tsh_load reads it at any other.
- * Entries: parameters by their path (tied ones once), "optim.first.<path>" and
- * "optim.second.<path>", TSH_REAL (F32 or F64), row-major; in __metadata__ a hash of all values,
- * the state of the generators (seed, counts of randn and of every module's dropout) and of optim
- * (kind, steps, skipped). optim NULL: none. Parameters without memory get their initial values
- * first.
+ * Entries: parameters by their path below module (tied ones once; one tied to a parameter elsewhere
+ * by its whole path), "optim.first.<path>" and "optim.second.<path>", TSH_REAL (F32 or F64),
+ * row-major; in __metadata__ a hash of all values, the state of the generators (seed, counts of
+ * randn and of every module's dropout) and of optim (kind, steps, skipped). optim NULL: none.
+ * Parameters without memory get their initial values first.
  * Collective over the world: two all-reduces; between them tp ranks of the first replica (dp) send
  * pieces of at most 1 MiB to its first rank, which never holds a whole tensor; stages of a pipeline
  * by way of their own first ranks, after an all-reduce more over the world and over pp. It writes a
@@ -1672,6 +1672,14 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
  * TSH_ERR_UNSUPPORTED (pp above 1 without a pipeline); no temporary file is left, and
  * tsh_clear_error on every rank recovers. */
 TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_optim *optim);
+typedef struct tsh_file_desc {
+    const char *prefix; /* in the file, each path follows this and a dot; NULL or "": nothing.
+                         * Loading: tensors of the file under other prefixes are skipped */
+} tsh_file_desc;
+/* The same with a prefix; desc NULL: tsh_save. TSH_ERR_ARGUMENT: a prefix of TSH_PATH_SIZE
+ * characters or more. */
+TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh_optim *optim,
+                                 const tsh_file_desc *desc);
 /* Reads what tsh_save wrote, or another program's safetensors file, into a model of the same names
  * and shapes, with or without memory, at any degree and layout; every rank reads its own slices.
  * optim: the same kind, its moments and steps are restored; NULL: they are skipped. The state of
@@ -1687,6 +1695,10 @@ TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_opti
  * TSH_ERR_ARGUMENT (tensors that the file or the model lacks, or another kind of optimiser),
  * TSH_ERR_SHAPE, TSH_ERR_DTYPE. Files over 2 GiB need a 64-bit long. */
 TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim);
+/* The same with a prefix, such as that of one block in the file of a whole model; desc NULL:
+ * tsh_load. Errors as tsh_save_with. */
+TSH_API tsh_result tsh_load_with(tsh_module *module, const char *path, tsh_optim *optim,
+                                 const tsh_file_desc *desc);
 
 /* -- checks ----------------------------------------------------------------- */
 
@@ -14027,7 +14039,8 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
         const tsh_tensor *param = m->param[i];
         if (!param) continue;
         tsh_text_add(line->text, size, "%s %s%s%s %s", i ? "," : ":", m->param_name[i],
-                         *m->param_name[i] ? " " : "", tshi_dtype_name(param->dtype), tshi_tensor_text(param, text));
+                         *m->param_name[i] ? " " : "", tshi_dtype_name(param->dtype),
+                         tshi_tensor_text(param, text));
         /* lengths of segments, if there is more than one */
         for (int k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
             tsh_text_add(line->text, size, "%s%lld", k ? " + " : " of ",
@@ -17121,7 +17134,7 @@ static int tshi_file_rename(const char *name, const char *path) {
 enum {
     TSHI_IO_BUFFER = 1 << 20,          /* bytes of the buffer for values */
     TSHI_IO_HEADER = 100000000,        /* max bytes of a header */
-    TSHI_IO_NAME = TSH_PATH_SIZE + 32, /* bytes of a tensor's name: prefix, path and NUL */
+    TSHI_IO_NAME = 2 * TSH_PATH_SIZE + 32, /* bytes of a tensor's name: prefixes, path and NUL */
     TSHI_IO_QUOTE = 96,                /* bytes of a name from a file in an error sentence */
     TSHI_IO_LINK = 4096,               /* bytes that symbolic links may add to a path */
     TSHI_IO_HASHES = 4,                /* interleaved parts of the hash of all values */
@@ -17151,7 +17164,7 @@ typedef struct tshi_io_count {
 
 /* A tensor of the model: a parameter, or a moment of one. */
 typedef struct tshi_io_item {
-    const char *prefix;          /* the name in the file is prefix + path */
+    const char *prefix, *path;   /* the name in the file is prefix + path */
     tsh_tensor *param, **moment; /* moment NULL: the parameter itself */
     const tshi_io_count *steps;  /* for a moment: number of updates of its parameter */
     const tshi_dtype *dtype;     /* type of its values; a moment's is that of tsh_real */
@@ -17165,6 +17178,7 @@ typedef struct tshi_io {
     tsh_module *root;              /* the module to save or load */
     const tsh_optim *optim;        /* its moments are included; NULL: no optimiser */
     const char *op, *path;         /* "tsh_save" or "tsh_load", for errors; the user's path */
+    const char *prefix;            /* precedes every path in the file, with a dot; "": none */
     FILE *file;                    /* open for writing or reading; NULL: not open */
     uint64_t hash;                 /* hash of the model or file, the same on all ranks */
     tshi_arena arena;              /* memory of this save or load */
@@ -17195,15 +17209,20 @@ static const char tshi_io_first[] = "optim.first.", tshi_io_second[] = "optim.se
 
 /* Fills in io for a save or load; an error if an argument is wrong. */
 static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const char *path,
-                          const tsh_optim *optim) {
+                          const tsh_optim *optim, const tsh_file_desc *desc) {
     memset(io, 0, sizeof *io);
     io->ctx = root->ctx;
     io->root = root;
     io->optim = optim;
     io->op = op;
     io->path = path ? path : "";
+    io->prefix = desc && desc->prefix ? desc->prefix : "";
     io->lock = -1;
     if (!*io->path) (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: there is no path", op);
+    if (strlen(io->prefix) >= TSH_PATH_SIZE)
+        (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                       "%s: the prefix \"%.64s...\" has %llu characters; at most %d are possible",
+                       op, io->prefix, (unsigned long long)strlen(io->prefix), TSH_PATH_SIZE - 1);
     if (optim && optim->module->ctx != io->ctx)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: the optimiser belongs to another ctx", op);
 }
@@ -17292,11 +17311,24 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
 
 /* -- the tensors of a file --------------------------------------------------- */
 
+/* Returns the path that the file has for a path of the tree; "" and an error without memory. */
+static const char *tshi_io_name(tshi_io *io, const char *path) {
+    const char *below = tshi_module_below(io->root, path);
+    const size_t size = strlen(io->prefix) + strlen(below) + 2;
+    char *name;
+    if (!*io->prefix) return below;
+    name = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, size);
+    if (!name) return "";
+    (void)snprintf(name, size, "%s%s%s", io->prefix, *below ? "." : "", below);
+    return name;
+}
+
 /* Appends a tensor to io->item and returns it. */
 static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *param,
                                  tsh_tensor **moment) {
     tshi_io_item *item = &io->item[io->items++];
     item->prefix = prefix;
+    item->path = tshi_io_name(io, param->path);
     item->param = param;
     item->moment = moment;
     item->dtype = &tshi_dtypes[moment ? TSH_REAL : param->dtype];
@@ -17338,8 +17370,8 @@ static int tshi_io_list(tshi_io *io) {
     (void)tshi_io_add_count(io, "tshard.", "randn_calls", &ctx->randn_calls);
     (void)tshi_io_add_count(io, "tshard.", "dropout_calls", &ctx->dropout_calls);
     for (m = io->root; m; m = tshi_module_next(io->root, m)) {
-        tshi_io_count *calls = tshi_io_add_count(io, "tshard.dropout_calls.", m->path,
-                                                 &m->dropout_calls);
+        tshi_io_count *calls = tshi_io_add_count(io, "tshard.dropout_calls.",
+                                                 tshi_io_name(io, m->path), &m->dropout_calls);
         calls->optional = calls->staged = 1; /* most modules have no dropout */
     }
     io->generators = io->counts; /* the counts so far are the generators' */
@@ -17348,15 +17380,15 @@ static int tshi_io_list(tshi_io *io) {
     tshi_module_params(io->root, 1, tshi_io_add_param, io);
     for (i = 0; i < updated; i++) {
         tshi_moments *each = &optim->each[i];
-        tshi_io_count *steps = tshi_io_add_count(io, "tshard.optim.steps.", each->param->path,
-                                                 &each->steps);
+        tshi_io_count *steps = tshi_io_add_count(
+            io, "tshard.optim.steps.", tshi_io_name(io, each->param->path), &each->steps);
         steps->staged = 1; /* counted where the parameter is */
         tshi_io_add(io, tshi_io_first, each->param, &each->first)->steps = steps;
     }
     for (i = 0; i < updated; i++)
         tshi_io_add(io, tshi_io_second, optim->each[i].param, &optim->each[i].second)->steps =
             &io->count[io->generators + 2 + i];
-    return 1;
+    return ctx->error.code == TSH_OK; /* memory for names */
 }
 
 /* Returns an item's tensor: the parameter or its moment; NULL if the moment was not created. */
@@ -17461,7 +17493,7 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
         const tsh_tensor *t = io->item[i].param; /* a moment has its form */
         if (!io->item[i].there) continue;        /* a moment not created yet */
         end = begin + tsh_numel(t) * io->item[i].dtype->size;
-        tshi_io_put_name(text, io->item[i].prefix, t->path);
+        tshi_io_put_name(text, io->item[i].prefix, io->item[i].path);
         tshi_io_put(text, "{\"dtype\":\"%s\",\"shape\":[", io->item[i].dtype->file);
         for (d = 0; d < t->ndim; d++) tshi_io_put(text, d ? ",%lld" : "%lld", (long long)t->dim[d]);
         tshi_io_put(text, "],\"data_offsets\":[%lld,%lld]}", (long long)begin, (long long)end);
@@ -17652,11 +17684,12 @@ static void tshi_io_prepare(tshi_io *io) {
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].param;
         io->item[i].there = !t->absent && tshi_io_values(&io->item[i]) != NULL;
-        if (!tshi_io_check_name(io, t->path)) return; /* else tsh_load would refuse the file */
+        /* else tsh_load would refuse the file */
+        if (!tshi_io_check_name(io, io->item[i].path)) return;
         if (tshi_io_in_chunks(&io->item[i]) && tsh_local_numel(t) >= whole)
             whole = tsh_local_numel(t) + 1;
         tshi_io_hash(io, io->item[i].prefix, strlen(io->item[i].prefix));
-        tshi_io_hash(io, t->path, strlen(t->path));
+        tshi_io_hash(io, io->item[i].path, strlen(io->item[i].path));
         tshi_io_hash(io, t->dim, sizeof t->dim[0] * (size_t)t->ndim);
     }
     if (whole) io->whole_block = tshi_mem_alloc(ctx, TSH_MEM_BOOKS, tshi_dtype_reals(whole));
@@ -17807,13 +17840,18 @@ static int tshi_io_finish(tshi_io *io) {
 
 TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
                                       const tsh_optim *optim) {
+    return tsh_save_with(module, path, optim, NULL);
+}
+
+TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
+                                           const tsh_optim *optim, const tsh_file_desc *desc) {
     tshi_io io;
     tsh_ctx *ctx;
     int i; /* index of the item */
     if (!module) return TSH_ERR_ARGUMENT;
     ctx = module->ctx;
     if (!tsh_ok(ctx)) return ctx->error.code;
-    tshi_io_begin(&io, "tsh_save", module, path, optim);
+    tshi_io_begin(&io, "tsh_save", module, path, optim, desc);
     if (ctx->error.code == TSH_OK) tshi_io_prepare(&io); /* first half: lists and checks */
     if (ctx->pp.size > 1 && tshi_io_agree(&io) == TSH_OK) tshi_io_merge_stages(&io);
     if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
@@ -18268,7 +18306,7 @@ static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     char theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE];
     const tsh_tensor *t = item->param;
     tshi_io_entry *e = (tshi_io_entry *)tshi_load_find(io->entry, io->entries, sizeof *e,
-                                                       item->prefix, t->path);
+                                                       item->prefix, item->path);
     int same; /* 1: the shapes are equal */
     item->entry = e;
     if (!e) return 1; /* tshi_load_match_all decides */
@@ -18282,8 +18320,20 @@ static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     return 0;
 }
 
-/* Checks that file and model have the same tensors; without an optimiser, the file may also have
- * moments. 0 and an error if not. */
+/* Returns 1 if the file's tensor is not to be loaded: a moment where there is no optimiser, or one
+ * that lies under another prefix. */
+static int tshi_load_skips(const tshi_io *io, const char *name) {
+    const size_t n = strlen(io->prefix), first = sizeof tshi_io_first - 1,
+                 second = sizeof tshi_io_second - 1;
+    const size_t moment = strncmp(name, tshi_io_first, first) == 0     ? first
+                          : strncmp(name, tshi_io_second, second) == 0 ? second
+                                                                       : 0;
+    if (moment && !io->optim) return 1;
+    return n && (strncmp(name + moment, io->prefix, n) != 0 || name[moment + n] != '.');
+}
+
+/* Checks that file and model have the same tensors, those aside that tshi_load_skips. 0 and an
+ * error if not. */
 static int tshi_load_match_all(tshi_io *io) {
     const tshi_io_item *lacks = NULL; /* the first that the file lacks */
     const char *strange = NULL;       /* the first name that the model lacks */
@@ -18297,17 +18347,14 @@ static int tshi_load_match_all(tshi_io *io) {
     }
     for (e = 0; e < io->entries; e++) {
         const char *name = io->entry[e].name;
-        if (io->entry[e].taken ||
-            (!io->optim && (strncmp(name, tshi_io_first, sizeof tshi_io_first - 1) == 0 ||
-                            strncmp(name, tshi_io_second, sizeof tshi_io_second - 1) == 0)))
-            continue;
+        if (io->entry[e].taken || tshi_load_skips(io, name)) continue;
         if (!more++) strange = name;
     }
     if (!lacks && !strange) return 1; /* all tensors match */
     return tshi_io_fail(
         io, TSH_ERR_ARGUMENT,
         "lacks %d of the model's tensors%s%s%.96s%s and has %llu that the model lacks%s%s%s",
-        missing, lacks ? " (\"" : "", lacks ? lacks->prefix : "", lacks ? lacks->param->path : "",
+        missing, lacks ? " (\"" : "", lacks ? lacks->prefix : "", lacks ? lacks->path : "",
         lacks ? "\")" : "", (unsigned long long)more, strange ? " (\"" : "",
         strange ? tshi_io_quote(strange, quote) : "", strange ? "\")" : "");
 }
@@ -18390,7 +18437,7 @@ static void tshi_load_values(tshi_io *io, const tshi_io_item *item, const tsh_te
         tsh_log_message(&ctx->logger,
                         "%s: \"%.128s\": \"%s%.96s\" holds %lld NaN and %lld infinite values "
                         "among the %lld that rank %d read",
-                        io->op, io->path, item->prefix, item->param->path, (long long)found[0],
+                        io->op, io->path, item->prefix, item->path, (long long)found[0],
                         (long long)found[1], (long long)tsh_local_numel(t), ctx->world.rank);
 }
 
@@ -18470,12 +18517,17 @@ static tsh_result tshi_load_all(tshi_io *io) {
 }
 
 TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim) {
+    return tsh_load_with(module, path, optim, NULL);
+}
+
+TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path, tsh_optim *optim,
+                                           const tsh_file_desc *desc) {
     tshi_io io; /* state of this load */
     tsh_ctx *ctx;
     if (!module) return TSH_ERR_ARGUMENT;
     ctx = module->ctx;
     if (!tsh_ok(ctx)) return ctx->error.code;
-    tshi_io_begin(&io, "tsh_load", module, path, optim);
+    tshi_io_begin(&io, "tsh_load", module, path, optim, desc);
     if (ctx->error.code == TSH_OK) tshi_load_open(&io);
     (void)tshi_load_all(&io);
     tshi_io_end(&io);

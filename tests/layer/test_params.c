@@ -1,5 +1,5 @@
-/* Bare parameters and buffers: the same values at every degree, trained, sharded by plans, saved and
- * loaded at another degree; and what tsh_add_param refuses. */
+/* Bare parameters and buffers: the same values at every degree, trained, sharded by plans, saved
+ * and loaded at another degree or under another prefix; and what tsh_add_param refuses. */
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
@@ -21,20 +21,24 @@ static tsh_tensor *net_forward(tsh_module *net, tsh_tensor **in, int n, void *us
     return tsh_forward(tsh_find(net, "out"), x);
 }
 
-static tsh_module *net_add(tsh_ctx *ctx) {
+static tsh_module *net_add_to(tsh_module *parent) {
     static const tsh_module_desc forward = {.forward = net_forward};
     const tsh_layout cut = tsh_sharded(0);
     const tsh_linear_desc out = {.in = WIDTH, .out = WIDTH};
     const tsh_param_desc normal = {.init = {.kind = TSH_INIT_NORMAL, .b = 0.5}};
     const tsh_param_desc ones = {.init = {.kind = TSH_INIT_ONES}, .layout = &cut};
     const tsh_param_desc buffer = {.init = {.kind = TSH_INIT_UNIFORM, .b = 1}, .buffer = 1};
-    tsh_module *net = tsh_add_module(tsh_root(ctx), "net", &forward);
+    tsh_module *net = tsh_add_module(parent, "net", &forward);
     tsh_add_param(net, "cls_token", tsh_shape2(1, WIDTH), &normal);
     tsh_add_param(net, "scale", tsh_shape1(WIDTH), &ones);
     tsh_add_param(net, "offset", tsh_shape1(WIDTH), &buffer);
     tsh_add_param(net, "unused", tsh_shape1(3), NULL);
     tsh_add_linear(net, "out", &out);
     return net;
+}
+
+static tsh_module *net_add(tsh_ctx *ctx) {
+    return net_add_to(tsh_root(ctx));
 }
 
 typedef struct outcome {
@@ -120,6 +124,73 @@ static void parameters_train_and_are_saved_at_every_degree(void **state) {
                         "net.cls_token net.scale net.offset net.unused net.out.weight net.out.bias ");
 }
 
+/* One block of a tree is saved under a prefix and loaded into a block elsewhere: at another degree,
+ * with its moments, and out of a file that holds more. */
+static int moves(tsh_ctx *ctx, void *user) {
+    const tsh_file_desc block = {.prefix = "vit.block"}, strange = {.prefix = "vit"};
+    const tsh_optim_desc adam = {.kind = TSH_ADAM, .lr = 0.01};
+    const int saves = tsh_tp(ctx)->size == 1;
+    outcome mine, *want = (outcome *)user;
+    tsh_module *at = tsh_add_module(tsh_root(ctx), saves ? "a" : "other", NULL), *net;
+    tsh_optim *optim;
+    memset(&mine, 0, sizeof mine);
+    if (!saves) at = tsh_add_module(at, "deep", NULL);
+    net = net_add_to(at);
+    optim = tsh_optim_new(net, &adam);
+    if (saves && train_steps(ctx, net, optim, &mine)) return 1;
+    if (saves) {
+        tsh_each_param(net, hash_param, &mine);
+        CHECK(tsh_save_with(net, files_path("block"), optim, &block) == TSH_OK, "saved");
+        CHECK(tsh_save(net, files_path("plain"), NULL) == TSH_OK, "saved");
+        CHECK(tsh_save(at, files_path("whole"), NULL) == TSH_OK, "saved");
+        *want = mine;
+        return 0;
+    }
+    CHECK(tsh_load_with(net, files_path("block"), optim, &block) == TSH_OK, "loaded");
+    CHECK(tsh_optim_state(optim).steps == STEPS, "%d", (int)tsh_optim_state(optim).steps);
+    tsh_each_param(net, hash_param, &mine);
+    CHECK(memcmp(mine.hash, want->hash, 6 * sizeof mine.hash[0]) == 0, "values of the block");
+    CHECK(tsh_save_with(net, files_path("again"), optim, &block) == TSH_OK, "saved");
+    tsh_reset_parameters(net);
+    CHECK(tsh_load(net, files_path("plain"), NULL) == TSH_OK, "without a prefix");
+    tsh_reset_parameters(net);
+    CHECK(tsh_load_with(net, files_path("whole"), NULL, &(tsh_file_desc){"net"}) == TSH_OK,
+          "out of a larger file");
+    mine.hashes = 0;
+    tsh_each_param(net, hash_param, &mine);
+    CHECK(memcmp(mine.hash, want->hash, 6 * sizeof mine.hash[0]) == 0, "values of the whole");
+    CHECK(tsh_load_with(net, files_path("block"), NULL, &strange) == TSH_ERR_ARGUMENT, "loaded");
+    CHECK(strstr(tsh_last_error(ctx)->message, "(\"vit.cls_token\")") != NULL, "another sentence");
+    tsh_clear_error(ctx);
+    return 0;
+}
+
+static void a_block_moves_under_another_prefix(void **state) {
+    outcome want;
+    (void)state;
+    memset(&want, 0, sizeof want);
+    for (int i = 0; i < 4; i++) {
+        ranks_run(i + 1, moves, &want);
+        if (i) files_expect_same("block", "again");
+    }
+}
+
+static int has_a_long_prefix(tsh_ctx *ctx, void *user) {
+    char text[TSH_PATH_SIZE + 1];
+    const tsh_file_desc too_long = {.prefix = text};
+    (void)user;
+    memset(text, 'x', TSH_PATH_SIZE);
+    text[TSH_PATH_SIZE] = '\0';
+    CHECK(tsh_save_with(net_add(ctx), files_path("no"), NULL, &too_long) == TSH_ERR_ARGUMENT, "no");
+    tsh_clear_error(ctx);
+    return 0;
+}
+
+static void a_prefix_has_a_limit(void **state) {
+    (void)state;
+    ranks_run(2, has_a_long_prefix, NULL);
+}
+
 /* Without a forward of its own, a container passes a bare parameter over. */
 static int is_passed_over(tsh_ctx *ctx, void *user) {
     tsh_module *list = tsh_add_module(tsh_root(ctx), "list", NULL);
@@ -173,6 +244,8 @@ static void mistakes_are_told(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parameters_train_and_are_saved_at_every_degree),
+        cmocka_unit_test(a_block_moves_under_another_prefix),
+        cmocka_unit_test(a_prefix_has_a_limit),
         cmocka_unit_test(containers_pass_them_over),
         cmocka_unit_test(mistakes_are_told),
     };
