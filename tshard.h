@@ -1360,6 +1360,11 @@ typedef struct tsh_rms_norm_desc {
     int64_t dim;
     double eps; /* 0: 1e-6; TSH_ZERO: 0 */
 } tsh_rms_norm_desc;
+typedef struct tsh_param_desc {
+    tsh_init init;            /* default: ZEROS */
+    const tsh_layout *layout; /* R or S; NULL: R. A plan may change it */
+    int buffer;               /* 1: no gradient, and no optimiser's; else as a parameter */
+} tsh_param_desc;
 
 /* The tree's top, made with the ctx. */
 TSH_API tsh_module *tsh_root(tsh_ctx *ctx);
@@ -1420,6 +1425,13 @@ TSH_API tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
                                      const tsh_rms_norm_desc *desc);
 /* tsh_dropout with probability p, keyed by the layer's path; nothing outside training mode. */
 TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p);
+/* A parameter without a layer, TSH_REAL, such as a class token: torch.nn.Parameter, and with
+ * .buffer register_buffer. desc NULL: all defaults. It is a child of its own name and of kind
+ * "param" or "buffer", whose forward returns its input; tsh_param, optimisers and files know it by
+ * that path ("h.0.scale"). Plans: ROWWISE shards its first dimension, COLWISE the last, PLAIN none.
+ * NULL and an error: a name that the module has already, or a layout that is P or does not fit. */
+TSH_API tsh_tensor *tsh_add_param(tsh_module *module, const char *name, tsh_shape shape,
+                                  const tsh_param_desc *desc);
 /* A module's forward. A row-parallel linear and a vocabulary embedding complete to R (one
  * all-reduce), or to the output that a plan asks for. */
 TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n);
@@ -1646,11 +1658,11 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
 
 /* Writes every parameter below module, and with optim its moments, into one safetensors file of
  * global tensors, the same bytes at every degree of tp and pp; tsh_load reads it at any other.
- * Entries: parameters by their path (tied ones once), "optim.first.<path>" and
- * "optim.second.<path>", TSH_REAL (F32 or F64), row-major; in __metadata__ a hash of all values,
- * the state of the generators (seed, counts of randn and of every module's dropout) and of optim
- * (kind, steps, skipped). optim NULL: none. Parameters without memory get their initial values
- * first.
+ * Entries: parameters by their path below module (tied ones once; one tied to a parameter elsewhere
+ * by its whole path), "optim.first.<path>" and "optim.second.<path>", TSH_REAL (F32 or F64),
+ * row-major; in __metadata__ a hash of all values, the state of the generators (seed, counts of
+ * randn and of every module's dropout) and of optim (kind, steps, skipped). optim NULL: none.
+ * Parameters without memory get their initial values first.
  * Collective over the world: two all-reduces; between them tp ranks of the first replica (dp) send
  * pieces of at most 1 MiB to its first rank, which never holds a whole tensor; stages of a pipeline
  * by way of their own first ranks, after an all-reduce more over the world and over pp. It writes a
@@ -1663,6 +1675,14 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
  * TSH_ERR_UNSUPPORTED (pp above 1 without a pipeline); no temporary file is left, and
  * tsh_clear_error on every rank recovers. */
 TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_optim *optim);
+typedef struct tsh_file_desc {
+    const char *prefix; /* in the file, each path follows this and a dot; NULL or "": nothing.
+                         * Loading: tensors of the file under other prefixes are skipped */
+} tsh_file_desc;
+/* The same with a prefix; desc NULL: tsh_save. TSH_ERR_ARGUMENT: a prefix of TSH_PATH_SIZE
+ * characters or more. */
+TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh_optim *optim,
+                                 const tsh_file_desc *desc);
 /* Reads what tsh_save wrote, or another program's safetensors file, into a model of the same names
  * and shapes, with or without memory, at any degree and layout; every rank reads its own slices.
  * optim: the same kind, its moments and steps are restored; NULL: they are skipped. The state of
@@ -1678,6 +1698,10 @@ TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_opti
  * TSH_ERR_ARGUMENT (tensors that the file or the model lacks, or another kind of optimiser),
  * TSH_ERR_SHAPE, TSH_ERR_DTYPE. Files over 2 GiB need a 64-bit long. */
 TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim);
+/* The same with a prefix, such as that of one block in the file of a whole model; desc NULL:
+ * tsh_load. Errors as tsh_save_with. */
+TSH_API tsh_result tsh_load_with(tsh_module *module, const char *path, tsh_optim *optim,
+                                 const tsh_file_desc *desc);
 
 /* -- checks ----------------------------------------------------------------- */
 
@@ -1921,7 +1945,8 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_CHUNKED = 64,  /* each rank of dp holds a chunk of its gradient (a moment: its values) */
     TSHI_AVERAGED = 128, /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
     TSHI_CONSUMED = 256, /* a backward has released the node of the op that made it */
-    TSHI_USED = 512      /* an optimiser has used its gradient, which was not zeroed since */
+    TSHI_USED = 512,     /* an optimiser has used its gradient, which was not zeroed since */
+    TSHI_BUFFER = 1024   /* a parameter that no optimiser updates */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
@@ -14072,8 +14097,9 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *param = m->param[i];
         if (!param) continue;
-        tsh_text_add(line->text, size, "%s %s %s %s", i ? "," : ":", m->param_name[i],
-                         tshi_dtype_name(param->dtype), tshi_tensor_text(param, text));
+        tsh_text_add(line->text, size, "%s %s%s%s %s", i ? "," : ":", m->param_name[i],
+                         *m->param_name[i] ? " " : "", tshi_dtype_name(param->dtype),
+                         tshi_tensor_text(param, text));
         /* lengths of segments, if there is more than one */
         for (int k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
             tsh_text_add(line->text, size, "%s%lld", k ? " + " : " of ",
@@ -14213,7 +14239,7 @@ TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
 }
 
 /* Appends a child without parameters to parent. Returns NULL and sets an error if the name is
- * empty, has a dot, is too long, or is that of another child. */
+ * empty, has a dot, is too long, or is that of another child or of parent's parameter. */
 static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const tshi_kind *kind) {
     tsh_ctx *ctx = parent ? parent->ctx : NULL;
     tsh_module *module;
@@ -14230,6 +14256,11 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
         if (strcmp(other->name, name) == 0)
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_add_%s: \"%s\" has a child \"%s\" already",
                            kind->name, parent->path, name);
+    for (int i = 0; i < TSHI_MODULE_PARAMS; i++)
+        if (parent->param[i] && strcmp(parent->param_name[i], name) == 0)
+            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                           "tsh_add_%s: \"%s\" has a parameter \"%s\" already", kind->name,
+                           parent->path, name);
     if (ctx->error.code != TSH_OK) return NULL;
     module = (tsh_module *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *module);
     if (!module) return NULL;
@@ -14252,11 +14283,11 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
  * its parameters and returns NULL. */
 static tsh_module *tshi_module_finish(tsh_module *module) {
     tsh_module *parent = module->parent, **link = &parent->first;
-    size_t n = strlen(module->path); /* a prefix of its own parameters' paths */
+    size_t n = strlen(module->path); /* a prefix of its own parameters' paths, or their path */
     if (module->ctx->error.code == TSH_OK) return module; /* no error: nothing to undo */
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) /* frees its own parameters, not a shared weight */
         if (module->param[i] && strncmp(module->param[i]->path, module->path, n) == 0 &&
-            module->param[i]->path[n] == '.')
+            (!module->param[i]->path[n] || module->param[i]->path[n] == '.'))
             tshi_tensor_release(module->param[i]); /* frees the handle */
     for (parent->last = NULL; *link != module; link = &(*link)->next) parent->last = *link;
     *link = NULL;
@@ -14264,7 +14295,8 @@ static tsh_module *tshi_module_finish(tsh_module *module) {
 }
 
 /* Adds a replicated parameter that requires a gradient. It gets memory and values on first use
- * (tshi_init_materialize). fan_in: number of inputs, for the initialiser. */
+ * (tshi_init_materialize). name "": its path is the module's. fan_in: number of inputs, for the
+ * initialiser. */
 static void tshi_module_param(tsh_module *module, int slot, const char *name, tsh_shape shape,
                               tsh_init init, int64_t fan_in) {
     tsh_ctx *ctx = module->ctx;
@@ -14407,7 +14439,10 @@ static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_
             *owner = m;
             return m->param[i];
         }
-    return NULL;
+    m = tshi_module_at(module, path, strlen(path)); /* a bare parameter is a module's only one */
+    if (!m || !m->param[0] || *m->param_name[0]) return NULL;
+    *owner = m;
+    return m->param[0];
 }
 
 TSH_API TSHI_COLD tsh_tensor *tsh_param(tsh_module *module, const char *path) {
@@ -14752,6 +14787,49 @@ TSH_API TSHI_COLD tsh_module *tsh_add_dropout(tsh_module *parent, const char *na
     return module;
 }
 
+/* -- bare parameters -------------------------------------------------------- */
+
+/* A container without a forward of its own passes it over. */
+static tsh_tensor *tshi_nn_param_forward(tsh_module *module, tsh_tensor **in, int n) {
+    return tshi_nn_input(module, in, n);
+}
+
+/* ROWWISE shards the first dimension, COLWISE the last. */
+static void tshi_nn_param_layouts(const tsh_module *module, const tsh_plan_rule *rule,
+                                  tsh_layout *layouts) {
+    if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_shard(rule, 0);
+    if (rule->style == TSH_COLWISE) layouts[0] = tshi_nn_shard(rule, module->param[0]->ndim - 1);
+}
+
+TSH_API TSHI_COLD tsh_tensor *tsh_add_param(tsh_module *module, const char *name, tsh_shape shape,
+                                            const tsh_param_desc *desc) {
+    enum { STYLES = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE };
+    static const tshi_kind kinds[2] = {
+        {"param", tshi_nn_param_forward, STYLES, tshi_nn_param_layouts},
+        {"buffer", tshi_nn_param_forward, STYLES, tshi_nn_param_layouts}};
+    tsh_init init = tshi_init_make(TSH_INIT_ZEROS, 0, 0);
+    tsh_module *own = tshi_module_add(module, name, &kinds[0]); /* holds the parameter */
+    tsh_tensor *t;
+    if (!own) return NULL;
+    tshi_module_param(own, 0, "", shape, desc ? tshi_nn_init(desc->init, init.kind, 0, 0) : init,
+                      0);
+    t = own->param[0];
+    if (t && desc && desc->layout) {
+        if (desc->layout->kind == TSH_PARTIAL)
+            (void)tsh_fail(own->ctx, TSH_ERR_LAYOUT,
+                           "tsh_add_param: \"%s\" is to be partial; a parameter is R or S",
+                           own->path);
+        else
+            (void)tshi_tensor_set_shape(t, own->path, &shape, desc->layout);
+    }
+    if (t && desc && desc->buffer) {
+        own->kind = &kinds[1];
+        t->requires_grad = 0;
+        t->flags = (t->flags & ~(unsigned)TSHI_LEAF) | TSHI_BUFFER;
+    }
+    return tshi_module_finish(own) ? t : NULL;
+}
+
 /* -- forward ---------------------------------------------------------------- */
 
 TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n) {
@@ -15072,7 +15150,8 @@ static int tshi_parallel_line(tsh_module *root, const tshi_walk *at, FILE *file)
     char path[TSH_PATH_SIZE], global[TSHI_TEXT_SIZE], local[TSHI_TEXT_SIZE], lay[TSHI_TEXT_SIZE];
     const char *below = tshi_module_below(root, at->module->path);
     const int first = tshi_module_first(root, at); /* 0: the line names the tied parameter */
-    (void)snprintf(path, sizeof path, "%s%s%s", below, *below ? "." : "",
+    (void)snprintf(path, sizeof path, "%s%s%s", below,
+                   *below && *at->module->param_name[at->slot] ? "." : "",
                    at->module->param_name[at->slot]);
     (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s", path, at->module->kind->name,
                   tshi_tensor_sizes(t->dim, t->ndim, global),
@@ -16174,7 +16253,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     tsh_ctx *ctx = module ? module->ctx : NULL;
     tshi_walk at = {NULL, NULL, 0};
     tsh_optim *optim;
-    size_t slots = 0; /* number of parameters */
+    size_t slots = 0; /* number of parameters and buffers */
     if (!ctx || ctx->error.code != TSH_OK || (desc && tshi_optim_check(ctx, desc) != TSH_OK))
         return NULL;
     optim = (tsh_optim *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *optim);
@@ -16190,7 +16269,9 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
                                                        (slots + 1) * sizeof *optim->each);
     if (!optim->each) return NULL;
     while (tshi_module_step_once(module, &at)) {
-        tshi_moments *each = &optim->each[optim->count++];
+        tshi_moments *each = &optim->each[optim->count];
+        if (at.param->flags & TSHI_BUFFER) continue;
+        optim->count++;
         each->param = at.param;
         each->lr_scale = 1; /* unless tsh_optim_group changes it */
         each->weight_decay = optim->desc.weight_decay;
@@ -17133,7 +17214,7 @@ static int tshi_file_rename(const char *name, const char *path) {
 enum {
     TSHI_IO_BUFFER = 1 << 20,          /* bytes of the buffer for values */
     TSHI_IO_HEADER = 100000000,        /* max bytes of a header */
-    TSHI_IO_NAME = TSH_PATH_SIZE + 32, /* bytes of a tensor's name: prefix, path and NUL */
+    TSHI_IO_NAME = 2 * TSH_PATH_SIZE + 32, /* bytes of a tensor's name: prefixes, path and NUL */
     TSHI_IO_QUOTE = 96,                /* bytes of a name from a file in an error sentence */
     TSHI_IO_LINK = 4096,               /* bytes that symbolic links may add to a path */
     TSHI_IO_HASHES = 4,                /* interleaved parts of the hash of all values */
@@ -17163,7 +17244,7 @@ typedef struct tshi_io_count {
 
 /* A tensor of the model: a parameter, or a moment of one. */
 typedef struct tshi_io_item {
-    const char *prefix;          /* the name in the file is prefix + path */
+    const char *prefix, *path;   /* the name in the file is prefix + path */
     tsh_tensor *param, **moment; /* moment NULL: the parameter itself */
     const tshi_io_count *steps;  /* for a moment: number of updates of its parameter */
     const tshi_dtype *dtype;     /* type of its values; a moment's is that of tsh_real */
@@ -17177,6 +17258,7 @@ typedef struct tshi_io {
     tsh_module *root;              /* the module to save or load */
     const tsh_optim *optim;        /* its moments are included; NULL: no optimiser */
     const char *op, *path;         /* "tsh_save" or "tsh_load", for errors; the user's path */
+    const char *prefix;            /* precedes every path in the file, with a dot; "": none */
     FILE *file;                    /* open for writing or reading; NULL: not open */
     uint64_t hash;                 /* hash of the model or file, the same on all ranks */
     tshi_arena arena;              /* memory of this save or load */
@@ -17207,15 +17289,20 @@ static const char tshi_io_first[] = "optim.first.", tshi_io_second[] = "optim.se
 
 /* Fills in io for a save or load; an error if an argument is wrong. */
 static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const char *path,
-                          const tsh_optim *optim) {
+                          const tsh_optim *optim, const tsh_file_desc *desc) {
     memset(io, 0, sizeof *io);
     io->ctx = root->ctx;
     io->root = root;
     io->optim = optim;
     io->op = op;
     io->path = path ? path : "";
+    io->prefix = desc && desc->prefix ? desc->prefix : "";
     io->lock = -1;
     if (!*io->path) (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: there is no path", op);
+    if (strlen(io->prefix) >= TSH_PATH_SIZE)
+        (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                       "%s: the prefix \"%.64s...\" has %llu characters; at most %d are possible",
+                       op, io->prefix, (unsigned long long)strlen(io->prefix), TSH_PATH_SIZE - 1);
     if (optim && optim->module->ctx != io->ctx)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: the optimiser belongs to another ctx", op);
 }
@@ -17304,11 +17391,24 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
 
 /* -- the tensors of a file --------------------------------------------------- */
 
+/* Returns the path that the file has for a path of the tree; "" and an error without memory. */
+static const char *tshi_io_name(tshi_io *io, const char *path) {
+    const char *below = tshi_module_below(io->root, path);
+    const size_t size = strlen(io->prefix) + strlen(below) + 2;
+    char *name;
+    if (!*io->prefix) return below;
+    name = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, size);
+    if (!name) return "";
+    (void)snprintf(name, size, "%s%s%s", io->prefix, *below ? "." : "", below);
+    return name;
+}
+
 /* Appends a tensor to io->item and returns it. */
 static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *param,
                                  tsh_tensor **moment) {
     tshi_io_item *item = &io->item[io->items++];
     item->prefix = prefix;
+    item->path = tshi_io_name(io, param->path);
     item->param = param;
     item->moment = moment;
     item->dtype = &tshi_dtypes[moment ? TSH_REAL : param->dtype];
@@ -17350,8 +17450,8 @@ static int tshi_io_list(tshi_io *io) {
     (void)tshi_io_add_count(io, "tshard.", "randn_calls", &ctx->randn_calls);
     (void)tshi_io_add_count(io, "tshard.", "dropout_calls", &ctx->dropout_calls);
     for (m = io->root; m; m = tshi_module_next(io->root, m)) {
-        tshi_io_count *calls = tshi_io_add_count(io, "tshard.dropout_calls.", m->path,
-                                                 &m->dropout_calls);
+        tshi_io_count *calls = tshi_io_add_count(io, "tshard.dropout_calls.",
+                                                 tshi_io_name(io, m->path), &m->dropout_calls);
         calls->optional = calls->staged = 1; /* most modules have no dropout */
     }
     io->generators = io->counts; /* the counts so far are the generators' */
@@ -17360,15 +17460,15 @@ static int tshi_io_list(tshi_io *io) {
     tshi_module_params(io->root, 1, tshi_io_add_param, io);
     for (i = 0; i < updated; i++) {
         tshi_moments *each = &optim->each[i];
-        tshi_io_count *steps = tshi_io_add_count(io, "tshard.optim.steps.", each->param->path,
-                                                 &each->steps);
+        tshi_io_count *steps = tshi_io_add_count(
+            io, "tshard.optim.steps.", tshi_io_name(io, each->param->path), &each->steps);
         steps->staged = 1; /* counted where the parameter is */
         tshi_io_add(io, tshi_io_first, each->param, &each->first)->steps = steps;
     }
     for (i = 0; i < updated; i++)
         tshi_io_add(io, tshi_io_second, optim->each[i].param, &optim->each[i].second)->steps =
             &io->count[io->generators + 2 + i];
-    return 1;
+    return ctx->error.code == TSH_OK; /* memory for names */
 }
 
 /* Returns an item's tensor: the parameter or its moment; NULL if the moment was not created. */
@@ -17473,7 +17573,7 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
         const tsh_tensor *t = io->item[i].param; /* a moment has its form */
         if (!io->item[i].there) continue;        /* a moment not created yet */
         end = begin + tsh_numel(t) * io->item[i].dtype->size;
-        tshi_io_put_name(text, io->item[i].prefix, t->path);
+        tshi_io_put_name(text, io->item[i].prefix, io->item[i].path);
         tshi_io_put(text, "{\"dtype\":\"%s\",\"shape\":[", io->item[i].dtype->file);
         for (d = 0; d < t->ndim; d++) tshi_io_put(text, d ? ",%lld" : "%lld", (long long)t->dim[d]);
         tshi_io_put(text, "],\"data_offsets\":[%lld,%lld]}", (long long)begin, (long long)end);
@@ -17664,11 +17764,12 @@ static void tshi_io_prepare(tshi_io *io) {
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].param;
         io->item[i].there = !t->absent && tshi_io_values(&io->item[i]) != NULL;
-        if (!tshi_io_check_name(io, t->path)) return; /* else tsh_load would refuse the file */
+        /* else tsh_load would refuse the file */
+        if (!tshi_io_check_name(io, io->item[i].path)) return;
         if (tshi_io_in_chunks(&io->item[i]) && tsh_local_numel(t) >= whole)
             whole = tsh_local_numel(t) + 1;
         tshi_io_hash(io, io->item[i].prefix, strlen(io->item[i].prefix));
-        tshi_io_hash(io, t->path, strlen(t->path));
+        tshi_io_hash(io, io->item[i].path, strlen(io->item[i].path));
         tshi_io_hash(io, t->dim, sizeof t->dim[0] * (size_t)t->ndim);
     }
     if (whole) io->whole_block = tshi_mem_alloc(ctx, TSH_MEM_BOOKS, tshi_dtype_reals(whole));
@@ -17819,13 +17920,18 @@ static int tshi_io_finish(tshi_io *io) {
 
 TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
                                       const tsh_optim *optim) {
+    return tsh_save_with(module, path, optim, NULL);
+}
+
+TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
+                                           const tsh_optim *optim, const tsh_file_desc *desc) {
     tshi_io io;
     tsh_ctx *ctx;
     int i; /* index of the item */
     if (!module) return TSH_ERR_ARGUMENT;
     ctx = module->ctx;
     if (!tsh_ok(ctx)) return ctx->error.code;
-    tshi_io_begin(&io, "tsh_save", module, path, optim);
+    tshi_io_begin(&io, "tsh_save", module, path, optim, desc);
     if (ctx->error.code == TSH_OK) tshi_io_prepare(&io); /* first half: lists and checks */
     if (ctx->pp.size > 1 && tshi_io_agree(&io) == TSH_OK) tshi_io_merge_stages(&io);
     if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
@@ -18280,7 +18386,7 @@ static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     char theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE];
     const tsh_tensor *t = item->param;
     tshi_io_entry *e = (tshi_io_entry *)tshi_load_find(io->entry, io->entries, sizeof *e,
-                                                       item->prefix, t->path);
+                                                       item->prefix, item->path);
     int same; /* 1: the shapes are equal */
     item->entry = e;
     if (!e) return 1; /* tshi_load_match_all decides */
@@ -18294,8 +18400,20 @@ static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     return 0;
 }
 
-/* Checks that file and model have the same tensors; without an optimiser, the file may also have
- * moments. 0 and an error if not. */
+/* Returns 1 if the file's tensor is not to be loaded: a moment where there is no optimiser, or one
+ * that lies under another prefix. */
+static int tshi_load_skips(const tshi_io *io, const char *name) {
+    const size_t n = strlen(io->prefix), first = sizeof tshi_io_first - 1,
+                 second = sizeof tshi_io_second - 1;
+    const size_t moment = strncmp(name, tshi_io_first, first) == 0     ? first
+                          : strncmp(name, tshi_io_second, second) == 0 ? second
+                                                                       : 0;
+    if (moment && !io->optim) return 1;
+    return n && (strncmp(name + moment, io->prefix, n) != 0 || name[moment + n] != '.');
+}
+
+/* Checks that file and model have the same tensors, those aside that tshi_load_skips. 0 and an
+ * error if not. */
 static int tshi_load_match_all(tshi_io *io) {
     const tshi_io_item *lacks = NULL; /* the first that the file lacks */
     const char *strange = NULL;       /* the first name that the model lacks */
@@ -18309,17 +18427,14 @@ static int tshi_load_match_all(tshi_io *io) {
     }
     for (e = 0; e < io->entries; e++) {
         const char *name = io->entry[e].name;
-        if (io->entry[e].taken ||
-            (!io->optim && (strncmp(name, tshi_io_first, sizeof tshi_io_first - 1) == 0 ||
-                            strncmp(name, tshi_io_second, sizeof tshi_io_second - 1) == 0)))
-            continue;
+        if (io->entry[e].taken || tshi_load_skips(io, name)) continue;
         if (!more++) strange = name;
     }
     if (!lacks && !strange) return 1; /* all tensors match */
     return tshi_io_fail(
         io, TSH_ERR_ARGUMENT,
         "lacks %d of the model's tensors%s%s%.96s%s and has %llu that the model lacks%s%s%s",
-        missing, lacks ? " (\"" : "", lacks ? lacks->prefix : "", lacks ? lacks->param->path : "",
+        missing, lacks ? " (\"" : "", lacks ? lacks->prefix : "", lacks ? lacks->path : "",
         lacks ? "\")" : "", (unsigned long long)more, strange ? " (\"" : "",
         strange ? tshi_io_quote(strange, quote) : "", strange ? "\")" : "");
 }
@@ -18402,7 +18517,7 @@ static void tshi_load_values(tshi_io *io, const tshi_io_item *item, const tsh_te
         tsh_log_message(&ctx->logger,
                         "%s: \"%.128s\": \"%s%.96s\" holds %lld NaN and %lld infinite values "
                         "among the %lld that rank %d read",
-                        io->op, io->path, item->prefix, item->param->path, (long long)found[0],
+                        io->op, io->path, item->prefix, item->path, (long long)found[0],
                         (long long)found[1], (long long)tsh_local_numel(t), ctx->world.rank);
 }
 
@@ -18482,12 +18597,17 @@ static tsh_result tshi_load_all(tshi_io *io) {
 }
 
 TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim) {
+    return tsh_load_with(module, path, optim, NULL);
+}
+
+TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path, tsh_optim *optim,
+                                           const tsh_file_desc *desc) {
     tshi_io io; /* state of this load */
     tsh_ctx *ctx;
     if (!module) return TSH_ERR_ARGUMENT;
     ctx = module->ctx;
     if (!tsh_ok(ctx)) return ctx->error.code;
-    tshi_io_begin(&io, "tsh_load", module, path, optim);
+    tshi_io_begin(&io, "tsh_load", module, path, optim, desc);
     if (ctx->error.code == TSH_OK) tshi_load_open(&io);
     (void)tshi_load_all(&io);
     tshi_io_end(&io);

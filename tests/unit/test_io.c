@@ -111,7 +111,8 @@ static void names_are_escaped(void **state) {
     EXPECT(TSH_ERR_ARGUMENT, "is not UTF-8; give its module another name");
     odd = tsh_add_module(tsh_add_module(tsh_root(ctx), "optim", NULL), "first", NULL);
     tsh_add_layer_norm(odd, "x", &d);
-    assert_int_equal(tsh_save(tsh_find(tsh_root(ctx), "optim"), files_path("names"), NULL),
+    assert_int_equal(tsh_save_with(tsh_find(tsh_root(ctx), "optim"), files_path("names"), NULL,
+                                   &(tsh_file_desc){.prefix = "optim"}),
                      TSH_ERR_ARGUMENT);
     EXPECT(TSH_ERR_ARGUMENT, "\"optim.first.x.weight\" is one of an optimiser's moments");
     tsh_close(ctx);
@@ -282,7 +283,8 @@ static int any_layout(tsh_ctx *ctx, void *user) {
         CHECK(tsh_save(tsh_root(ctx), j->path, NULL) == TSH_OK, "save");
         return 0;
     }
-    CHECK(tsh_load(m, j->path, NULL) == TSH_OK, "load"); /* of a part of the tree */
+    /* a part of the tree */
+    CHECK(tsh_load_with(m, j->path, NULL, &(tsh_file_desc){.prefix = "m"}) == TSH_OK, "load");
     values = ranks_values(ctx, tsh_param(m, "weight"));
     for (e = 0; e < 30; e++)
         CHECK(values[e] == ranks_number(4, (uint64_t)e), "element %ld is %g", (long)e, values[e]);
