@@ -34,7 +34,7 @@ static tsh_result load(target t, const uint8_t *data, size_t size, tsh_optim *op
     if (!copy) abort();
     copy[0] = 0; /* no file of fmemopen is empty */
     if (size) memcpy(copy, data, size);
-    tshi_io_begin(&io, "tsh_load", tsh_root(t.ctx), "input", optim);
+    tshi_io_begin(&io, "tsh_load", tsh_root(t.ctx), "input", optim, NULL);
     io.file = fmemopen(copy, size + !size, "rb");
     if (!io.file) abort();
     result = tshi_load_all(&io);
