@@ -1304,7 +1304,8 @@ typedef tsh_tensor *(*tsh_forward_fn)(tsh_module *module, tsh_tensor **in, int n
 
 typedef enum tsh_style {
     TSH_PLAIN,          /* every rank holds the whole layer */
-    TSH_COLWISE,        /* linear: output features are sharded; embedding: embedding_dim */
+    TSH_COLWISE,        /* linear: output features are sharded; embedding: embedding_dim, and the
+                         * output is gathered to R (torch gives Shard(-1)) */
     TSH_ROWWISE,        /* linear: input features are sharded; embedding: the vocabulary */
     TSH_AUTO,           /* linear with a weight of its own, as its first input arrives: sharded by
                            features, row-wise, else column-wise */
@@ -1444,7 +1445,8 @@ TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh
 
 /* One line of a plan: the modules whose path below the root matches get the style. */
 typedef struct tsh_plan_rule {
-    const char *path; /* dots separate names; * and ? match within one, ** any number of them */
+    const char *path; /* dots separate names; *, ? and [qkv], [0-9], [!qkv] match within one, ** any
+                       * number of names */
     tsh_style style;
     int segments;             /* of the sharded dimension; 0: 1 */
     int64_t unit;             /* 0: 1 */
@@ -1570,7 +1572,8 @@ typedef struct tsh_optim_desc {
  * optimiser's then. */
 TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc);
 /* Parameters whose path below the module matches: learning rate times lr_scale, this weight decay.
- * Later groups win. */
+ * Later groups win. A pattern is that of tsh_plan_rule: "**.bias" are all biases, "*.bias" only
+ * those of the module's own children. TSH_ERR_ARGUMENT: it matches none. */
 TSH_API tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                    double weight_decay);
 /* The learning rate of the steps to come, 0 too; groups scale it. */
@@ -14863,7 +14866,22 @@ TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh
  * changes before the whole plan has been checked, so an error leaves the model as it was. The
  * constructor of a layer with a style applies a plan of one rule in the same way. */
 
-/* Returns 1 if the name [s, s_end) matches the pattern [p, p_end): * any characters, ? one. */
+/* Sets *has to whether c is in the set at p: "[qkv]", "[0-9]" or, all but these, "[!qkv]". Returns
+ * the distance to its closing bracket; 0: none, so that the bracket at p stands for itself. */
+static int tshi_parallel_match_set(const char *p, const char *p_end, char c, int *has) {
+    const char *at = p + 1;
+    const int others = at < p_end && *at == '!';
+    const char *first = at += others; /* a ']' here is a member */
+    for (*has = others; at < p_end && (*at != ']' || at == first); at++) {
+        const char low = *at;
+        if (at + 2 < p_end && at[1] == '-' && at[2] != ']') at += 2; /* a range */
+        if (low <= c && c <= *at) *has = !others;
+    }
+    return at < p_end ? (int)(at - p) : 0;
+}
+
+/* Returns 1 if the name [s, s_end) matches the pattern [p, p_end): * any characters, ? one, [...]
+ * one of a set. */
 static int tshi_parallel_match_name(const char *p, const char *p_end, const char *s,
                                     const char *s_end) {
     for (; p < p_end; p++, s++) {
@@ -14872,7 +14890,9 @@ static int tshi_parallel_match_name(const char *p, const char *p_end, const char
                 if (tshi_parallel_match_name(p + 1, p_end, s, s_end)) return 1;
             return 0;
         }
-        if (s >= s_end || (*p != '?' && *p != *s)) return 0;
+        int has = 0, set = *p == '[' && s < s_end ? tshi_parallel_match_set(p, p_end, *s, &has) : 0;
+        if (s >= s_end || (set ? !has : *p != '?' && *p != *s)) return 0;
+        p += set;
     }
     return s == s_end;
 }
@@ -15815,10 +15835,14 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
     tsh_ctx *ctx = root ? root->ctx : NULL;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->error.code != TSH_OK) return ctx->error.code;
-    if (!policy)
+    if (!policy) {
+        for (size_t i = 0; i < sizeof tshi_policy_shipped / sizeof *tshi_policy_shipped; i++)
+            tsh_text_add(similar, sizeof similar, " %s", tshi_policy_shipped[i].name);
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                        "tsh_parallelize_policy: there is no policy: tsh_policy_find knows none of "
-                        "that name");
+                        "tsh_parallelize_policy: there is no policy (NULL is what tsh_policy_find "
+                        "returns for an unknown name); those it knows are%s",
+                        similar);
+    }
     memset(&pass, 0, sizeof pass); /* first pass: rules is NULL */
     pass.root = root;
     if (tshi_policy_blocks(&pass, policy) == 0) { /* first pass: count */
@@ -16296,8 +16320,11 @@ TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *patte
     }
     if (matched) return TSH_OK;
     return tsh_fail(optim->module->ctx, TSH_ERR_ARGUMENT,
-                    "tsh_optim_group: \"%.96s\" matches none of the %d parameters", pattern,
-                    optim->count);
+                    "tsh_optim_group: \"%.96s\" matches none of the %d parameters, the first of "
+                    "which is \"%.96s\"; * stays within a name, ** is any number of names, as in "
+                    "\"**.bias\"",
+                    pattern, optim->count,
+                    optim->count ? tshi_module_below(optim->module, optim->each->param->path) : "");
 }
 
 TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {

@@ -474,7 +474,7 @@ static const refusal refusals[] = {
     {"fused", "fuses 5 parts in \"rel_attn.q.weight\"; a layer has at most 4", TSH_ERR_ARGUMENT},
     {"parts", "\"transformer.layer.0.ff.layer_1.weight\"", TSH_ERR_LAYOUT},
     {"twice", "both match \"transformer.layer.0.rel_attn.q\"", TSH_ERR_ARGUMENT},
-    {"no policy", "there is no policy", TSH_ERR_ARGUMENT},
+    {"no policy", "those it knows are gpt2 gpt_neo gptj", TSH_ERR_ARGUMENT},
 };
 
 /* Changes what `what` says; the model is there. */

@@ -426,6 +426,13 @@ static void patterns_match_whole_names(void **state) {
                 {"**.0.**", "0 h.0 0.up h.0.up h.0.0", "h.1.up h.00.up"},
                 {"*a*b*", "ab xaxbx aab", "ba a b xa.bx"},
                 {"a**b", "ab axxb", "a.b"}, /* ** means many names only as a name of its own */
+                {"w[qkv]", "wq wk wv", "wo w wqq [qkv] w[qkv]"},
+                {"h.[1-39]?.u", "h.10.u h.9x.u", "h.40.u h.1.u h.-0.u"},
+                {"[!a-c]x", "dx -x", "ax cx x"},
+                {"a[]b]", "a] ab", "a[ a"},
+                {"a[-z]", "a- az", "ab"},
+                {"a[b", "a[b", "ab a"}, /* not closed: a character as others */
+                {"*[12]", "h1 h12", "h h.1 h13"},
                 {"", "", "h"}};
     char list[128], *word;
     int i;
