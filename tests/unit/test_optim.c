@@ -203,8 +203,8 @@ static void groups_change_rate_and_decay(void **state) {
     assert_int_equal(tsh_optim_group(optim, "*.w*", 0.5, 4), TSH_OK); /* later groups win */
     assert_int_equal(tsh_optim_group(optim, "bias", 1, 0), TSH_ERR_ARGUMENT);
     EXPECT(TSH_ERR_ARGUMENT, "tsh_optim_group: \"bias\" matches none of the 2 parameters, the "
-                             "first of which is \"v.weight\"; * stays within a name, ** is any number of "
-                             "names, as in \"**.bias\"");
+                             "first of which is \"v.weight\"; * stays within a name, ** is any "
+                             "number of names, as in \"**.bias\"");
     for (e = 0; e < N; e++) {
         g[e] = e;
         want_weight[e] = 1 - 0.25 * (e + 4);
