@@ -1041,7 +1041,7 @@ typedef struct tsh_desc {
     tsh_logger logger;   /* warnings, and the first error of the ctx: see ERRORS in the manual */
     size_t bucket_bytes; /* of gradients that travel over dp in one message; 0: 1 MiB. Leaves of at
                           * least that size travel alone, without a copy. No bit depends on it */
-    int no_overlap;      /* 1: buckets travel only after backward has ended. No bit depends on it */
+    int no_overlap;      /* 1: buckets are sent only after backward. No bit depends on it */
 } tsh_desc;
 
 /* Opens one rank's world; collective where comm has several ranks (one split per axis). On failure
@@ -17285,7 +17285,7 @@ typedef struct tshi_io {
     tsh_module *root;              /* the module to save or load */
     const tsh_optim *optim;        /* its moments are included; NULL: no optimiser */
     const char *op, *path;         /* "tsh_save" or "tsh_load", for errors; the user's path */
-    const char *prefix;            /* precedes every path in the file, with a dot; "": none */
+    const char *prefix;            /* names in the file: this, a dot, the path; "": the path only */
     FILE *file;                    /* open for writing or reading; NULL: not open */
     uint64_t hash;                 /* hash of the model or file, the same on all ranks */
     tshi_arena arena;              /* memory of this save or load */
@@ -17306,8 +17306,8 @@ typedef struct tshi_io {
     int64_t stamp;         /* time of the file's last change, read when it was opened */
     int64_t nonfinite;     /* number of tensors with NaN or infinity */
     char *text, *at;       /* the header's text; the next character to parse in it */
-    tshi_io_entry *entry;  /* shape (entries): tensors of the file */
-    tshi_io_pair *pair;    /* shape (pairs): keys and values of the file's __metadata__ */
+    tshi_io_entry *entry;  /* array of `entries`: the tensors of the file */
+    tshi_io_pair *pair;    /* array of `pairs`: keys and values of the file's __metadata__ */
     size_t entries, pairs; /* numbers of tensors and of pairs in the file */
     int64_t data, place;   /* positions of the first value and of the next read */
 } tshi_io;
@@ -18824,13 +18824,12 @@ static void tshi_check_axes(tsh_module *module, int tied) {
  * may still differ. In place of the comparison that the next collective of a group may owe, as a
  * rank that has changed its tree owes one and the others do not. */
 static void tshi_check_models(tsh_ctx *ctx) {
-    tsh_comm *comm[3];
-    const int whole = ctx->pp.size == 1 || ctx->pipeline, n = whole ? 1 : 3;
-    comm[0] = &ctx->world;
-    comm[1] = &ctx->tp;
-    comm[2] = &ctx->dp;
+    const int whole = ctx->pp.size == 1 || ctx->pipeline; /* all ranks have the same tree */
+    tsh_comm *comm[2];
+    comm[0] = whole ? &ctx->world : &ctx->tp;
+    comm[1] = &ctx->dp;
     ctx->tp.unchecked = ctx->dp.unchecked = ctx->world.unchecked = NULL;
-    for (int i = !whole; i < n && ctx->error.code == TSH_OK; i++)
+    for (int i = 0; i < 2 - whole && ctx->error.code == TSH_OK; i++)
         if (comm[i]->size > 1)
             (void)tshi_error_comm(ctx, tshi_module_compare(comm[i], ctx), "tsh_check_replicas");
 }
@@ -18973,8 +18972,8 @@ static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
 
 /* Appends text as JSON has it between quotes. */
 static void tshi_trace_file_string(tshi_trace_file *out, const char *text) {
-    char letter[8];
-    for (; *text; text++) tshi_trace_file_put(out, tshi_io_escape(*text, letter));
+    char one[8]; /* one character, escaped */
+    for (; *text; text++) tshi_trace_file_put(out, tshi_io_escape(*text, one));
 }
 
 /* Appends one event, a "complete" one (ph X), with begin and duration in microseconds. */

@@ -1024,7 +1024,8 @@ static int tshi_threads_awaits(const void *user, int r, int i) {
 }
 
 /* For tsh_coll_blame, under the world's lock: how many ranks, r included, are blocked in the same
- * call as rank r of the world (of messages: in the pair record of the same index). */
+ * collective as rank r of the world. Messages count as the same if their pair records have the
+ * same index. */
 static int tshi_threads_together(const void *user, int r) {
     const tsh_threads_world *world = (const tsh_threads_world *)user;
     const tshi_threads_rank *self = &world->rank[r];
@@ -1169,7 +1170,7 @@ static tsh_result tshi_threads_message(tshi_threads_member *member, const tsh_co
         pair->send_number = mailbox->posted;
         TSHI_THREADS_PUT(&pair->sending, 1);
         mailbox->record[pair->send_number % TSHI_THREADS_PAIRWISE] = (unsigned char)i;
-        TSHI_THREADS_PUT(&mailbox->posted, pair->send_number + 1); /* the receiver may copy it */
+        TSHI_THREADS_PUT(&mailbox->posted, pair->send_number + 1); /* may be copied now */
         tshi_threads_wake(&member->group->world->rank[member->group->ranks[coll->send_to]]);
     }
     return TSH_OK;

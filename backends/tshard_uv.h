@@ -4337,8 +4337,8 @@ static void tshi_uv_add_group(tshi_uv_group *group, const tsh_comm_ops *ops, tsh
     *out = tsh_comm_make(ops, group, group->rank, group->size, group->id);
 }
 
-/* All-gathers the tickets (color, key, port, id) of a split over the group that is split. The
- * caller has filled in tickets[group->rank]; the others are received. */
+/* All-gathers the tickets (color, key, port, id) of a split over the group that is split. On
+ * entry, tickets[group->rank] is this rank's own; the others are overwritten. */
 static tsh_result tshi_uv_trade(tshi_uv_group *group, tshi_uv_ticket *tickets) {
     tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
     tsh_result result;

@@ -53,7 +53,8 @@ static void test_reshape_to_another_size(void **state) {
 
 /* ----------------------------------------------------------------- several ranks */
 
-/* A fused QKV whose rule has no .segments: 3 parts of 2 heads of 4 features. */
+/* Splits the output of a fused QKV, three parts of two heads of 4 features. user: the .segments of
+ * its rule; 1 is an error. */
 static int fused(tsh_ctx *ctx, void *user) {
     const int segments = *(const int *)user;
     const tsh_linear_desc desc = {.in = 8, .out = 24};

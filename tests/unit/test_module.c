@@ -431,7 +431,7 @@ static void patterns_match_whole_names(void **state) {
                 {"[!a-c]x", "dx -x", "ax cx x"},
                 {"a[]b]", "a] ab", "a[ a"},
                 {"a[-z]", "a- az", "ab"},
-                {"a[b", "a[b", "ab a"}, /* not closed: a character as others */
+                {"a[b", "a[b", "ab a"}, /* no closing bracket: '[' stands for itself */
                 {"*[12]", "h1 h12", "h h.1 h13"},
                 {"", "", "h"}};
     char list[128], *word;
