@@ -53,6 +53,7 @@
  *     >>bucket        gradients on their way between replicas
  *     >>tape          recording, and backward with two accumulators
  *     >>dump          the tape as text and as a graph
+ *     >>profile       tables of where time and memory go
  *     >>context       opening and closing one rank's world
  *     >>rule          layout rules of all ops
  *     >>op-map        elementwise ops, dropout, copies
@@ -226,7 +227,8 @@
  *
  * WHERE THE TIME GOES
  *   tsh_trace_begin(ctx, &(tsh_trace_desc){.path = "trace.json"}) on every rank, a few steps,
- *   tsh_trace_end(ctx): a file for ui.perfetto.dev with a lane per rank.
+ *   tsh_trace_end(ctx): a file for ui.perfetto.dev with a lane per rank. As text: tsh_profile(ctx,
+ *   1), a few steps, tsh_profile(ctx, 0); or TSHARD_PROFILE=1 in the environment.
  *
  * SPEED
  *   Compile with -O3 (and -fno-math-errno where the compiler has it, so that square roots
@@ -1736,7 +1738,7 @@ typedef struct tsh_trace_desc {
     /* Nanoseconds, never less than before; NULL: the system's clock. */
     int64_t (*now)(void *user);
     void *user;
-    int64_t limit; /* events of a rank, 64 bytes each; later ones are only counted; 0: a million */
+    int64_t limit; /* events of a rank, 96 bytes each; later ones are only counted; 0: a million */
 } tsh_trace_desc;
 /* Notes from now on what this rank does: forward passes of modules by path; ops forward and
  * backward by name; an optimiser's steps, and in them the norm of the gradients and updates by
@@ -1751,6 +1753,22 @@ TSH_API tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc);
  * Times of different hosts are those of their own clocks. After an error nothing is written.
  * Errors: TSH_ERR_STATE (none runs); TSH_ERR_IO on rank 0. */
 TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
+/* Where the time and the memory of this rank go. on 1: begins; on 0: ends and gives tables to the
+ * logger, a line per message. All figures are per step (until each tsh_step_end; without one, all
+ * is one step). Times, in milliseconds, are those of a row alone, without the ops and collectives
+ * that it called, so that rows add up to the step:
+ *   by op: calls; forward, backward and update (tsh_optim_step); share of the step; the rate, in
+ *     GFLOP/s of matrix products (two per multiply-add), else in GB/s read and written; a
+ *     collective's is of bytes as tsh_comm_stats counts, with the time in tsh_wait. Ops between
+ *     tsh_no_grad_begin and end are one row, evaluation, in steps that also have a backward
+ *   by module, where "h.*" is h.0, h.1, ... together: the same times; MB or kB (10^6 or 10^3
+ *     bytes) of its parameters, gradients and moments, and of what is held of its step tensors where that is most
+ *     (at the beginning of a tsh_backward, or a step's end); below, up to tsh_mem_stats' total
+ * Local: no collective runs. The environment variable TSHARD_PROFILE=1 does the same on rank 0 from
+ * tsh_open to tsh_close, without the first step where there are more, and to stderr where there is
+ * no logger. Errors: TSH_ERR_ARGUMENT (no logger; no clock), TSH_ERR_STATE (one, or a trace, runs
+ * already; none runs), TSH_ERR_MEMORY. Off, an op costs two branches more. */
+TSH_API tsh_result tsh_profile(tsh_ctx *ctx, int on);
 
 #ifdef __cplusplus
 }
@@ -1908,7 +1926,8 @@ struct tshi_block {
     tshi_block *next, *prev; /* of a free block: neighbours in the free list of its size class */
     int refs;                /* number of references; 0: the block is free */
     int kind, last;          /* kind: TSH_MEM_...; last: 1 for the last block of a pool page */
-    char padding[TSHI_ALIGN - 2 * sizeof(size_t) - 2 * sizeof(void *) - 3 * sizeof(int)];
+    const tsh_module *module; /* the one in whose forward or backward it was allocated, or NULL */
+    char padding[TSHI_ALIGN - 2 * sizeof(size_t) - 3 * sizeof(void *) - 4 * sizeof(int)];
 };
 
 /* Memory from the allocator that a pool or an arena hands out in parts. */
@@ -1983,7 +2002,8 @@ struct tsh_tensor {
     int sparse;        /* 1: the gradient is row-sparse: 0 in every row r with marks[r] == 0 */
     tshi_block *marks; /* int32_t per local row; NULL: never had a row-sparse gradient */
     /* The fields from here on are used in a parameter only. */
-    const char *path; /* its module's path and its own name: "h.3.mlp.c_fc.weight" */
+    const char *path; /* its module's path and its own name: "h.3.mlp.c_fc.weight"; a moment of an
+                       * optimiser has that of its parameter */
     tsh_init init;    /* how its initial values are computed */
     int64_t fan_in, zero_row; /* fan_in: for init; 0: take it from the shape;
                                * zero_row: 1 + the row whose initial values are 0; 0: none */
@@ -2085,6 +2105,7 @@ typedef struct tshi_tape {
     tshi_node *newest; /* the last recorded call; NULL: the tape is empty */
     tshi_arena arena;  /* memory of the nodes and of their parameters */
     int no_grad;       /* how many tsh_no_grad_begin are open; 0: calls are recorded */
+    int evaluating;    /* the same without those that a checkpoint's forward has opened */
     int pending;       /* 1: leaves have gradients that tsh_sync_grads must still sum over dp */
     int summed;        /* 1: losses are sums of terms; 0: losses are means */
     double weight;     /* if summed: the number of terms in this rank's losses */
@@ -2579,6 +2600,7 @@ TSHI_OUTLINE tshi_block *tshi_mem_alloc(tsh_ctx *ctx, int kind, size_t bytes) {
     if (kind != TSH_MEM_STEP) block->size = size; /* a pool block may be larger; its size is set */
     block->kind = kind;
     block->refs = 1;
+    block->module = ctx->module; /* for tsh_profile */
     return block;
 }
 
@@ -2878,13 +2900,20 @@ TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop o
 /* The checks of an op's inputs call tshi_trace_open, and the recording of its output on the tape
  * calls tshi_trace_close, which adds the op's event. Backward, modules and optimisers add an event
  * by tshi_trace_add when they end. Collectives find the trace in comm->trace. Events are a list in
- * an arena, oldest first. After desc.limit events, further ones are only counted, in `lost`. */
+ * an arena, oldest first. After desc.limit events, further ones are only counted, in `lost`. A
+ * profile (>>profile) is a trace whose events become rows of a table after each step. */
 enum { /* kinds of events */
     TSHI_TRACE_FORWARD,
     TSHI_TRACE_BACKWARD,
     TSHI_TRACE_MODULE,
     TSHI_TRACE_COLL,
     TSHI_TRACE_OPTIM
+};
+enum { /* what a program does at an event; evaluation: between tsh_no_grad_begin and end */
+    TSHI_PHASE_FORWARD,
+    TSHI_PHASE_BACKWARD,
+    TSHI_PHASE_UPDATE,
+    TSHI_PHASE_EVALUATION
 };
 /* Max ops on the stack; max collectives followed until their wait; default of desc.limit. */
 enum { TSHI_TRACE_OPEN = 16, TSHI_TRACE_FLIGHTS = 64, TSHI_TRACE_LIMIT = 1000000 };
@@ -2893,9 +2922,13 @@ typedef struct tshi_event {
     struct tshi_event *next;
     const char *name;   /* of an op or collective, or a path; not copied */
     const char *module; /* path of the module in whose forward or backward it ran; "": in none */
+    const char *group;  /* collective: "tp", "pp", "dp" or "world"; others: "" */
     int64_t begin, end; /* nanoseconds, on the clock of tshi_trace_now */
-    int64_t bytes;      /* collective: as tsh_comm_stats counts; others: 0 */
-    int kind;           /* TSHI_TRACE_FORWARD, ... */
+    int64_t wait;       /* collective: nanoseconds in tsh_wait; others: 0 */
+    int64_t bytes; /* read and written; of a collective, as tsh_comm_stats counts; 0: not known */
+    double flops;  /* floating-point operations of matrix products: two per multiply-add */
+    int kind, phase;          /* TSHI_TRACE_FORWARD, ...; TSHI_PHASE_FORWARD, ... */
+    struct tshi_event *below; /* used by >>profile only */
 } tshi_event;
 
 /* A collective that was started and not waited for yet. */
@@ -2908,9 +2941,14 @@ typedef struct tshi_flight {
 struct tshi_trace {
     tsh_ctx *ctx;
     tsh_trace_desc desc;
-    tshi_arena arena;         /* holds the events, and this struct itself */
+    tshi_arena arena, books;  /* hold the events; what stays until the trace is dropped */
     tshi_event *first, *last; /* the list of events */
     int64_t count, lost;      /* number of events in the list; of those that were not added */
+    int phase;                /* TSHI_PHASE_..., as the calls of the library set it */
+    double flops;             /* of products since the last event of an op */
+    /* Called before a backward (ended 0) and at a step's end (1); NULL: this is no profile. */
+    void (*profile)(tshi_trace *trace, int ended);
+    struct tshi_profile *rows; /* the profile's table */
     /* A stack of the ops that began and have not ended; ops may call other ops. */
     struct {
         const char *name; /* of the op */
@@ -2926,6 +2964,13 @@ static int64_t tshi_trace_now(const tshi_trace *trace) {
     return trace->desc.now ? trace->desc.now(trace->desc.user) : tsh_now();
 }
 
+/* Sets what the events from now on belong to. Returns the phase until now, to be restored. */
+static int tshi_trace_phase(tshi_trace *trace, int phase) {
+    const int before = trace ? trace->phase : TSHI_PHASE_FORWARD;
+    if (trace) trace->phase = phase;
+    return before;
+}
+
 /* Appends an event that lasts from `begin` to now. Returns NULL if it was only counted as lost. */
 TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char *name,
                                         int64_t begin, int64_t bytes) {
@@ -2938,10 +2983,16 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     }
     event->name = name;
     event->module = trace->ctx->module ? trace->ctx->module->path : "";
+    event->group = "";
     event->begin = begin;
     event->end = tshi_trace_now(trace);
     event->bytes = bytes;
     event->kind = kind;
+    event->phase = trace->ctx->tape.evaluating ? TSHI_PHASE_EVALUATION : trace->phase;
+    if (kind == TSHI_TRACE_FORWARD || kind == TSHI_TRACE_BACKWARD) {
+        event->flops = trace->flops; /* ops that it called have taken theirs already */
+        trace->flops = 0;
+    }
     *(trace->last ? &trace->last->next : &trace->first) = event;
     trace->last = event;
     trace->count++;
@@ -2959,13 +3010,14 @@ static void tshi_trace_open(tshi_trace *trace, const char *op) {
     trace->open[trace->depth++].begin = tshi_trace_now(trace);
 }
 
-/* Adds the event of an op that has ended, and pops the op and all entries above it. */
-static void tshi_trace_close(tshi_trace *trace, const char *op) {
+/* Adds the event of an op that has ended, and pops the op and all entries above it. bytes: those
+ * that the op has read and written. */
+static void tshi_trace_close(tshi_trace *trace, const char *op, int64_t bytes) {
     int at = trace->depth;
     while (at > 0 && strcmp(trace->open[at - 1].name, op) != 0) at--;
     if (at == 0) return;
     trace->depth = at - 1;
-    (void)tshi_trace_add(trace, TSHI_TRACE_FORWARD, op, trace->open[at - 1].begin, 0);
+    (void)tshi_trace_add(trace, TSHI_TRACE_FORWARD, op, trace->open[at - 1].begin, bytes);
 }
 
 /* Adds the event of a collective that was started (from `begin` to now), and keeps it in
@@ -2973,7 +3025,13 @@ static void tshi_trace_close(tshi_trace *trace, const char *op) {
 static void tshi_trace_sent(const tsh_comm *comm, const char *name, int64_t begin, uint64_t bytes,
                             tsh_req req) {
     tshi_trace *trace = comm->trace;
+    const tsh_ctx *ctx = trace->ctx;
     tshi_event *event = tshi_trace_add(trace, TSHI_TRACE_COLL, name, begin, (int64_t)bytes);
+    if (event)
+        event->group = comm == &ctx->tp   ? "tp"
+                       : comm == &ctx->pp ? "pp"
+                       : comm == &ctx->dp ? "dp"
+                                          : "world";
     for (int i = 0; i < TSHI_TRACE_FLIGHTS && event && req; i++) {
         if (trace->flight[i].comm) continue;
         trace->flight[i].comm = comm;
@@ -2990,21 +3048,51 @@ static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) 
     for (int i = 0; i < TSHI_TRACE_FLIGHTS; i++) {
         tshi_flight *flight = &trace->flight[i];
         if (flight->comm != comm || flight->req != req) continue;
+        tshi_event *event = flight->event;
         flight->comm = NULL;
-        if (flight->event == trace->last)
-            flight->event->end = tshi_trace_now(trace);
+        if (event == trace->last)
+            event->end = tshi_trace_now(trace);
         else
-            (void)tshi_trace_add(trace, TSHI_TRACE_COLL, "wait", begin, flight->event->bytes);
+            event = tshi_trace_add(trace, TSHI_TRACE_COLL, "wait", begin, event->bytes);
+        if (event) event->wait = event->end - begin;
+        if (event) event->group = flight->event->group;
         return;
     }
+}
+
+/* Begins a trace. Returns NULL, with an error, if one runs already, or there is no memory or no
+ * clock. op: the public function, for the error. */
+static TSHI_COLD tshi_trace *tshi_trace_new(tsh_ctx *ctx, const char *op,
+                                            const tsh_trace_desc *desc) {
+    tshi_arena books = TSHI_ZERO;
+    tshi_trace *trace = NULL;
+    if (ctx->trace)
+        (void)tsh_fail(ctx, TSH_ERR_STATE, "%s: a %s runs already; end it first", op,
+                       ctx->trace->profile ? "profile (tsh_profile, TSHARD_PROFILE)"
+                                           : "trace (tsh_trace_begin)");
+    else if (!desc->now && tsh_now() < 0)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "%s: the library was compiled without a clock; compile it with "
+                       "-D_POSIX_C_SOURCE=200809L or as C11, or give a trace's desc.now",
+                       op);
+    else
+        trace = (tshi_trace *)tshi_mem_arena_alloc(ctx, &books, sizeof *trace);
+    if (!trace) return NULL;
+    trace->ctx = ctx;
+    trace->desc = *desc;
+    if (desc->limit < 1) trace->desc.limit = TSHI_TRACE_LIMIT;
+    trace->books = books; /* this arena holds the trace itself */
+    ctx->trace = ctx->world.trace = ctx->tp.trace = ctx->pp.trace = ctx->dp.trace = trace;
+    return trace;
 }
 
 /* Ends the trace, if one runs, and frees its events. */
 static void tshi_trace_drop(tsh_ctx *ctx) {
     if (!ctx->trace) return;
-    const tshi_arena arena = ctx->trace->arena;
+    const tshi_arena events = ctx->trace->arena, books = ctx->trace->books;
     ctx->trace = ctx->world.trace = ctx->tp.trace = ctx->pp.trace = ctx->dp.trace = NULL;
-    tshi_mem_close(ctx, TSH_MEM_BOOKS, arena.first); /* the trace itself lies in it */
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, events.first);
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, books.first); /* the trace itself lies in it */
 }
 
 /* ========================================================================== */
@@ -7990,12 +8078,37 @@ static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor
                    tshi_tensor_text(out, form), found, why);
 }
 
+static int64_t tshi_tape_local_bytes(const tsh_tensor *t) {
+    return tsh_local_numel(t) * tshi_dtypes[t->dtype].size; /* this rank's values */
+}
+
+/* Returns the bytes of an op's inputs and output on this rank: what its forward reads and writes. */
+static TSHI_COLD int64_t tshi_tape_bytes(const tsh_tensor *out, tsh_tensor *const *in, int n) {
+    int64_t bytes = tshi_tape_local_bytes(out);
+    for (int i = 0; i < n; i++)
+        if (in[i]) bytes += tshi_tape_local_bytes(in[i]);
+    return bytes;
+}
+
+/* The same of a node's backward: the gradient of the output, and of each input the gradient if it
+ * is needed, and the values if they are saved. */
+static TSHI_COLD int64_t tshi_tape_backward_bytes(const tshi_node *node) {
+    int64_t bytes = tsh_local_numel(node->out) * (int64_t)sizeof(tsh_real);
+    for (int i = 0; i < node->n; i++) {
+        const tsh_tensor *t = node->in[i];
+        if (!t) continue;
+        if (node->saved[i]) bytes += tshi_tape_local_bytes(t);
+        if (t->base->requires_grad) bytes += tsh_local_numel(t) * (int64_t)sizeof(tsh_real);
+    }
+    return bytes + (node->saved[node->n] ? tshi_tape_local_bytes(node->out) : 0);
+}
+
 /* Records a finished call (see tshi_tape_add). Every op calls this last, when out has its values.
  * Returns NULL, without recording, if the op has no backward or no input requires a gradient, and
  * after an error. */
 static tshi_node *tshi_tape_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                                    unsigned partial, size_t params) {
-    if (out->ctx->trace) tshi_trace_close(out->ctx->trace, op->name);
+    if (out->ctx->trace) tshi_trace_close(out->ctx->trace, op->name, tshi_tape_bytes(out, in, n));
     if (out->ctx->anomalies) tshi_tape_check_output(op, out, in, n);
     if (!op->backward || out->ctx->error.code != TSH_OK || !tshi_tape_records(out->ctx, in, n))
         return NULL;
@@ -8362,17 +8475,20 @@ static void tshi_tape_progress(void *user) {
  * only releases them. The caller resets the arena, which holds the memory of the nodes. */
 static void tshi_tape_walk(tsh_ctx *ctx) {
     const tsh_module *outer = ctx->module;
+    const int phase = tshi_trace_phase(ctx->trace, TSHI_PHASE_BACKWARD);
     tshi_node *node, *older;
+    if (ctx->trace && ctx->trace->profile) ctx->trace->profile(ctx->trace, 0);
     for (node = ctx->tape.newest; node; node = older) {
         older = node->older;        /* the node is released below */
         ctx->module = node->module; /* errors begin with the module's path */
         if (node->progress.reached && ctx->error.code == TSH_OK && tshi_tape_complete_out(node)) {
             const int64_t begin = tshi_trace_now(ctx->trace);
+            const int64_t bytes = ctx->trace ? tshi_tape_backward_bytes(node) : 0;
             node->op->backward(node);
             for (int i = 0; i < node->n; i++) tshi_tape_input_done(node, i); /* if not yet done */
             for (int i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
             if (ctx->trace)
-                (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->op->name, begin, 0);
+                (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->op->name, begin, bytes);
             tshi_tape_progress(ctx);
         }
         node->out->flags |= TSHI_CONSUMED;
@@ -8380,6 +8496,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
     }
     ctx->module = outer;
     ctx->tape.newest = NULL;
+    (void)tshi_trace_phase(ctx->trace, phase);
 }
 
 /* Completes the partial gradients of all leaves with one all-reduce over tp, in one buffer. */
@@ -8416,6 +8533,7 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
 static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
     const int replicas = ctx->dp.size > 1; /* gradients are also summed over dp */
+    const int phase = tshi_trace_phase(ctx->trace, TSHI_PHASE_BACKWARD);
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
     if (replicas) tshi_bucket_sum_weights(ctx, ctx->tape.weight);
     for (t = head->next; t != head && ctx->error.code == TSH_OK && replicas; t = t->next) {
@@ -8437,6 +8555,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
                                replicas ? ctx->buckets.weight : ctx->tape.weight);
     }
     ctx->tape.pending = ctx->tape.syncing = 0;
+    (void)tshi_trace_phase(ctx->trace, phase);
     return ctx->error.code;
 }
 
@@ -8536,6 +8655,7 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
     if (ctx->error.code == TSH_OK)
         (void)tshi_tape_begin(ctx, desc && desc->summed, desc ? desc->weight : 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
+    if (ctx->trace && ctx->trace->profile) ctx->trace->profile(ctx->trace, 0);
     if (!tshi_tape_dest_in(loss, &loss->base->gr, &dest)) return ctx->error.code;
     dest.data[0] = dest.add ? TSHI_R(dest.data[0] + TSHI_R(1)) : TSHI_R(1); /* d loss / d loss */
     if (!defer) tshi_tape_sync_begin(ctx); /* buckets are sent during the walk */
@@ -8568,11 +8688,15 @@ static int tshi_tape_pending(const tsh_tensor *leaf) {
 /* -- gradients: public functions -------------------------------------------- */
 
 TSH_API void tsh_no_grad_begin(tsh_ctx *ctx) {
-    if (ctx) ctx->tape.no_grad++;
+    if (!ctx) return;
+    ctx->tape.no_grad++;
+    ctx->tape.evaluating++;
 }
 
 TSH_API void tsh_no_grad_end(tsh_ctx *ctx) {
-    if (ctx && ctx->tape.no_grad) ctx->tape.no_grad--;
+    if (!ctx || !ctx->tape.no_grad) return;
+    ctx->tape.no_grad--;
+    if (ctx->tape.evaluating) ctx->tape.evaluating--;
 }
 
 TSH_API void tsh_detect_anomaly(tsh_ctx *ctx, int on) {
@@ -8654,6 +8778,7 @@ TSH_API void tsh_zero_grad(tsh_tensor *t) {
 TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     tsh_tensor *head;
     if (!ctx) return TSH_ERR_ARGUMENT;
+    if (ctx->trace && ctx->trace->profile) ctx->trace->profile(ctx->trace, 1);
     for (; ctx->tape.newest; ctx->tape.newest = ctx->tape.newest->older) /* no backward was run */
         tshi_tape_release_node(ctx->tape.newest);
     tshi_mem_reset(&ctx->tape.arena);
@@ -8820,6 +8945,378 @@ TSH_API TSHI_COLD tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file) {
 }
 
 /* ========================================================================== */
+/* >>profile                                          MARK: - profile (private) */
+/* Tables of where time and memory go, by op and by module.                    */
+/* Needs: >>trace >>coll >>tape.                                                */
+/* ========================================================================== */
+
+/* A profile is a trace that is not written to a file. At the end of each step, tshi_profile_fold
+ * adds every event to two rows, that of its op and that of its module, and frees the events.
+ * Memory: the step pool is looked at when it is fullest, all else when the tables are written. */
+
+enum { TSHI_PROFILE_NAME = 64 }; /* bytes of a row's name */
+enum { /* what a row holds */
+    TSHI_PROFILE_PARAMETERS,
+    TSHI_PROFILE_GRADIENTS,
+    TSHI_PROFILE_MOMENTS,
+    TSHI_PROFILE_STEP,
+    TSHI_PROFILE_KINDS
+};
+
+/* A row of a table. Sums of all steps, which are divided when the row is written. */
+typedef struct tshi_profile_row {
+    struct tshi_profile_row *next;
+    char name[TSHI_PROFILE_NAME];
+    int64_t calls;
+    int64_t ns[TSHI_PHASE_EVALUATION + 1]; /* nanoseconds of the row alone, by phase */
+    int64_t wait, bytes;                   /* as in tshi_event */
+    double flops;
+    size_t held[TSHI_PROFILE_KINDS]; /* bytes; modules only */
+} tshi_profile_row;
+
+typedef struct tshi_profile {
+    tshi_profile_row *ops, *modules; /* lists; modules: in the order of the tree */
+    int64_t begin, end, steps;       /* nanoseconds; number of steps that have ended until `end` */
+    int skip;                        /* 1: the first step is to be left out if there is another */
+    size_t live; /* bytes of the step pool in use when the rows' TSHI_PROFILE_STEP was measured */
+} tshi_profile;
+
+/* Returns the row of this name, added to the list if there is none; NULL: no memory. */
+static tshi_profile_row *tshi_profile_find(tshi_trace *trace, tshi_profile_row **list,
+                                           const char *name) {
+    while (*list && strncmp((*list)->name, name, TSHI_PROFILE_NAME - 1) != 0)
+        list = &(*list)->next;
+    if (*list) return *list;
+    *list = (tshi_profile_row *)tshi_mem_arena_alloc(trace->ctx, &trace->books, sizeof **list);
+    if (*list) (void)snprintf((*list)->name, TSHI_PROFILE_NAME, "%s", name);
+    return *list;
+}
+
+/* Returns the row of a module. Names that are numbers become "*": "h.3.mlp" is a part of "h.*.mlp".
+ * parameter 1: the path is that of a parameter, whose own name is left out. */
+static tshi_profile_row *tshi_profile_module(tshi_trace *trace, const char *path, int parameter) {
+    char name[TSHI_PROFILE_NAME];
+    const char *end = path ? strrchr(path, '.') : NULL;
+    size_t used = 0;
+    if (!parameter && path) end = path + strlen(path);
+    while (end && path < end && used < sizeof name - 2) {
+        const size_t length = strcspn(path, ".");
+        const int number = length && strspn(path, "0123456789") == length;
+        const size_t n = number ? 1 : length;
+        if (used) name[used++] = '.';
+        (void)snprintf(name + used, sizeof name - used, "%.*s", (int)n, number ? "*" : path);
+        used = used + n < sizeof name ? used + n : sizeof name - 1;
+        path += length + (path[length] == '.');
+    }
+    name[used] = '\0';
+    return tshi_profile_find(trace, &trace->rows->modules, used ? name : "(no module)");
+}
+
+/* Adds rows for all modules below this one: the table has the order of the tree. */
+static void tshi_profile_tree(tshi_trace *trace, const tsh_module *module) {
+    (void)tshi_profile_module(trace, module->path, 0);
+    for (module = module->first; module; module = module->next) tshi_profile_tree(trace, module);
+}
+
+/* Adds an event that took `self` nanoseconds itself to a row, if there is one. */
+static void tshi_profile_add(tshi_profile_row *row, const tshi_event *event, int64_t self) {
+    if (!row) return;
+    row->ns[event->phase] += self;
+    row->calls += event->kind != TSHI_TRACE_BACKWARD;
+    row->wait += event->wait;
+    row->bytes += event->bytes;
+    row->flops += event->flops;
+}
+
+/* Adds an event to the row of its op and to that of its module. training 1: the step has a backward;
+ * what runs without gradients is then an evaluation. */
+static void tshi_profile_count(tshi_trace *trace, tshi_event *event, int64_t self, int training) {
+    const char *name = event->kind == TSHI_TRACE_MODULE  ? "modules, between ops"
+                       : event->kind == TSHI_TRACE_OPTIM ? "tsh_optim_step"
+                                                         : event->name;
+    char text[TSHI_PROFILE_NAME];
+    if (event->phase == TSHI_PHASE_EVALUATION) {
+        if (training) {
+            tshi_profile_add(tshi_profile_find(trace, &trace->rows->ops, "evaluation"), event, self);
+            tshi_profile_add(tshi_profile_find(trace, &trace->rows->modules, "(evaluation)"), event,
+                             self);
+            return;
+        }
+        event->phase = TSHI_PHASE_FORWARD;
+    }
+    (void)snprintf(text, sizeof text, "%s%s%s", name, event->group[0] ? " over " : "",
+                   event->group);
+    tshi_profile_add(tshi_profile_find(trace, &trace->rows->ops, text), event, self);
+    tshi_profile_add(event->kind == TSHI_TRACE_OPTIM ? tshi_profile_module(trace, event->name, 1)
+                                                     : tshi_profile_module(trace, event->module, 0),
+                     event, self);
+}
+
+/* Adds all events to rows and frees them. Events come in the order of their ends: those that an
+ * event contains are the last ones before it that began after it did. `below` makes a stack of the
+ * events that no later one contains. */
+static void tshi_profile_fold(tshi_trace *trace) {
+    tshi_event *event, *top = NULL;
+    int training = 0;
+    for (event = trace->first; event; event = event->next)
+        training |= event->kind == TSHI_TRACE_BACKWARD;
+    for (event = trace->first; event; event = event->next) {
+        int64_t self = event->end - event->begin;
+        for (; top && top->begin >= event->begin; top = top->below) self -= top->end - top->begin;
+        event->below = top;
+        top = event;
+        tshi_profile_count(trace, event, self, training);
+    }
+    tshi_mem_reset(&trace->arena);
+    trace->first = trace->last = NULL;
+    trace->count = trace->depth = 0;
+    memset(trace->flight, 0, sizeof trace->flight); /* their events are freed */
+}
+
+/* Notes what each module holds of the step pool, if the pool is fuller than it was before. */
+static void tshi_profile_measure(tshi_trace *trace) {
+    const tsh_ctx *ctx = trace->ctx;
+    tshi_profile_row *row;
+    if (ctx->mem.step_live <= trace->rows->live) return;
+    trace->rows->live = ctx->mem.step_live;
+    for (row = trace->rows->modules; row; row = row->next) row->held[TSHI_PROFILE_STEP] = 0;
+    for (tshi_page *page = ctx->pool.pages; page; page = page->next) {
+        tshi_block *block = (tshi_block *)(void *)((char *)page + TSHI_POOL_OFFSET);
+        for (;; block = tshi_mem_right(block)) {
+            if (block->refs) {
+                row = tshi_profile_module(trace, block->module ? block->module->path : NULL, 0);
+                if (row) row->held[TSHI_PROFILE_STEP] += block->size + sizeof *block;
+            }
+            if (block->last) break;
+        }
+    }
+}
+
+/* tshi_trace.profile: a backward begins, or (ended 1) a step has ended. */
+static void tshi_profile_step(tshi_trace *trace, int ended) {
+    tshi_profile *profile = trace->rows;
+    tshi_profile_row *row;
+    if (!profile->modules && trace->ctx->root) tshi_profile_tree(trace, trace->ctx->root);
+    tshi_profile_measure(trace);
+    if (!ended) return;
+    if (profile->skip && profile->steps == 1) { /* another step: forget the first one */
+        for (row = profile->ops; row; row = row->next)
+            memset(&row->calls, 0, sizeof *row - offsetof(tshi_profile_row, calls));
+        for (row = profile->modules; row; row = row->next)
+            memset(&row->calls, 0,
+                   offsetof(tshi_profile_row, held) - offsetof(tshi_profile_row, calls));
+        profile->begin = profile->end;
+        profile->steps = profile->skip = 0;
+    }
+    tshi_profile_fold(trace);
+    profile->end = tshi_trace_now(trace);
+    profile->steps++;
+}
+
+/* -- the tables ------------------------------------------------------------- */
+
+/* Adds the bytes of a block, if it is one, to the row of the tensor's module; a block of several
+ * tensors in equal parts. */
+static void tshi_profile_hold(tshi_trace *trace, const tsh_tensor *t, const tshi_block *block) {
+    const int kind = !block                              ? TSHI_PROFILE_STEP
+                     : block->kind == TSH_MEM_PARAMETERS ? TSHI_PROFILE_PARAMETERS
+                     : block->kind == TSH_MEM_GRADIENTS  ? TSHI_PROFILE_GRADIENTS
+                     : block->kind == TSH_MEM_OPTIMISER  ? TSHI_PROFILE_MOMENTS
+                                                         : TSHI_PROFILE_STEP;
+    tshi_profile_row *row;
+    if (kind == TSHI_PROFILE_STEP) return; /* measured elsewhere */
+    row = tshi_profile_module(trace, t->path, 1);
+    if (row) row->held[kind] += (block->size + sizeof *block) / (size_t)block->refs;
+}
+
+/* Returns all time of a row, in nanoseconds. */
+static int64_t tshi_profile_time(const tshi_profile_row *row) {
+    int64_t ns = 0;
+    for (int i = 0; i <= TSHI_PHASE_EVALUATION; i++) ns += row->ns[i];
+    return ns;
+}
+
+/* Adds up a list of rows. */
+static tshi_profile_row tshi_profile_sum(const tshi_profile_row *row) {
+    tshi_profile_row sum = TSHI_ZERO;
+    for (; row; row = row->next) {
+        for (int i = 0; i <= TSHI_PHASE_EVALUATION; i++) sum.ns[i] += row->ns[i];
+        for (int i = 0; i < TSHI_PROFILE_KINDS; i++) sum.held[i] += row->held[i];
+    }
+    return sum;
+}
+
+/* Writes the times of a row into text: forward, backward, update, share of the step. */
+static const char *tshi_profile_times(const tshi_profile *profile, const tshi_profile_row *row,
+                                      char text[TSHI_TEXT_SIZE]) {
+    const double step = 1e6 * (double)profile->steps; /* from nanoseconds to milliseconds */
+    (void)snprintf(text, TSHI_TEXT_SIZE, "%9.3f %9.3f %9.3f %6.1f %%",
+                   (double)(row->ns[TSHI_PHASE_FORWARD] + row->ns[TSHI_PHASE_EVALUATION]) / step,
+                   (double)row->ns[TSHI_PHASE_BACKWARD] / step,
+                   (double)row->ns[TSHI_PHASE_UPDATE] / step,
+                   100 * (double)tshi_profile_time(row) / (double)(profile->end - profile->begin));
+    return text;
+}
+
+/* Logs a row of the table of ops. sum 1: the row has no calls and no rate. */
+static void tshi_profile_log_op(const tsh_ctx *ctx, const tshi_profile_row *row, int sum) {
+    const tshi_profile *profile = ctx->trace->rows;
+    const double seconds = (double)tshi_profile_time(row) / 1e9;
+    char times[TSHI_TEXT_SIZE], rate[TSHI_TEXT_SIZE] = "", calls[32] = "";
+    if (!sum)
+        (void)snprintf(calls, sizeof calls, "%.1f", (double)row->calls / (double)profile->steps);
+    if (row->flops > 0 && seconds > 0)
+        (void)snprintf(rate, sizeof rate, "  %7.1f GFLOP/s", row->flops / seconds / 1e9);
+    else if (row->bytes > 0 && seconds > 0)
+        (void)snprintf(rate, sizeof rate, "  %7.1f GB/s", (double)row->bytes / seconds / 1e9);
+    if (row->wait > 0)
+        tsh_text_add(rate, sizeof rate, ", waits %.3f ms",
+                     (double)row->wait / 1e6 / (double)profile->steps);
+    tsh_log_message(&ctx->logger, "%-30.63s %7s %s%s", row->name, calls,
+                    tshi_profile_times(profile, row, times), rate);
+}
+
+/* Logs the table of ops: those that take most of the time first. */
+static void tshi_profile_log_ops(const tsh_ctx *ctx, const tshi_profile_row *outside) {
+    tshi_profile_row *row, *most, sum = tshi_profile_sum(ctx->trace->rows->ops);
+    int64_t before = INT64_MAX, next; /* time of the row that was logged last */
+    tsh_log_message(&ctx->logger, "%-30s %7s %9s %9s %9s %8s  %s", "op", "calls", "forward",
+                    "backward", "update", "share", "   rate");
+    do {
+        next = -1;
+        most = NULL;
+        for (row = ctx->trace->rows->ops; row; row = row->next) {
+            const int64_t time = tshi_profile_time(row);
+            if (time < before && time > next) {
+                next = time;
+                most = row;
+            }
+        }
+        for (row = most; row; row = row->next)
+            if (tshi_profile_time(row) == next && row->calls) tshi_profile_log_op(ctx, row, 0);
+        before = next;
+    } while (most);
+    tshi_profile_log_op(ctx, outside, 1);
+    for (int i = 0; i <= TSHI_PHASE_EVALUATION; i++) sum.ns[i] += outside->ns[i];
+    (void)snprintf(sum.name, sizeof sum.name, "a step");
+    tshi_profile_log_op(ctx, &sum, 1);
+}
+
+/* Returns the bytes in the unit of the table: MB, or kB if all is below 10 MB. */
+static double tshi_profile_unit(const tsh_ctx *ctx, size_t bytes) {
+    return (double)bytes / (ctx->mem.total < 10000000 ? 1e3 : 1e6);
+}
+
+/* Logs a row of the table of modules. */
+static void tshi_profile_log_module(const tsh_ctx *ctx, const tshi_profile_row *row) {
+    char text[TSHI_TEXT_SIZE];
+    size_t held = 0;
+    (void)tshi_profile_times(ctx->trace->rows, row, text);
+    for (int i = 0; i < TSHI_PROFILE_KINDS; i++) {
+        held += row->held[i];
+        tsh_text_add(text, sizeof text, " %9.2f", tshi_profile_unit(ctx, row->held[i]));
+    }
+    if (!held && !tshi_profile_time(row)) return; /* a container that only calls its children */
+    tsh_log_message(&ctx->logger, "%-30.63s %s", row->name, text);
+}
+
+/* Logs the table of modules, and what else is in tsh_mem_stats. */
+static void tshi_profile_log_modules(tsh_ctx *ctx, const tshi_profile_row *outside) {
+    tshi_trace *trace = ctx->trace;
+    tshi_profile_row *row, sum;
+    const tsh_tensor *t, *head = &ctx->handles.owned;
+    const tsh_mem mem = ctx->mem;
+    for (t = head->next; t != head; t = t->next) {
+        if (t->base != t) continue; /* a view: its base has been counted */
+        tshi_profile_hold(trace, t, t->block);
+        tshi_profile_hold(trace, t, t->gr.block);
+        tshi_profile_hold(trace, t, t->gp.block);
+        tshi_profile_hold(trace, t, t->marks);
+    }
+    tsh_log_message(&ctx->logger, "%-30s %9s %9s %9s %8s %9s %9s %9s %9s", "module", "forward",
+                    "backward", "update", "share", "parameter", "gradient", "moment", "step");
+    for (row = trace->rows->modules; row; row = row->next) tshi_profile_log_module(ctx, row);
+    tshi_profile_log_module(ctx, outside);
+    sum = tshi_profile_sum(trace->rows->modules);
+    for (int i = 0; i <= TSHI_PHASE_EVALUATION; i++) sum.ns[i] += outside->ns[i];
+    (void)snprintf(sum.name, sizeof sum.name, "a step");
+    tshi_profile_log_module(ctx, &sum);
+    tsh_log_message(&ctx->logger,
+                    "%s held; besides: %.2f of the step pool that was free then, %.2f of other "
+                    "tensors, %.2f of handles, tape, modules, profile; in all %.2f",
+                    mem.total < 10000000 ? "kB" : "MB",
+                    tshi_profile_unit(ctx, mem.now[TSH_MEM_STEP] - trace->rows->live),
+                    tshi_profile_unit(ctx, mem.now[TSH_MEM_TENSORS]),
+                    tshi_profile_unit(ctx, mem.now[TSH_MEM_BOOKS]),
+                    tshi_profile_unit(ctx, mem.total));
+}
+
+/* Ends the profile that runs: logs its tables and frees it. */
+static TSHI_COLD void tshi_profile_end(tsh_ctx *ctx) {
+    tshi_trace *trace = ctx->trace;
+    tshi_profile *profile = trace->rows;
+    const tsh_comm *world = &ctx->world;
+    tshi_profile_row outside = TSHI_ZERO;
+    if (profile->steps == 0) tshi_profile_step(trace, 1); /* no step has ended: all is one */
+    (void)snprintf(outside.name, sizeof outside.name, "outside the library");
+    outside.ns[TSHI_PHASE_FORWARD] = profile->end - profile->begin;
+    for (const tshi_profile_row *row = profile->ops; row; row = row->next)
+        outside.ns[TSHI_PHASE_FORWARD] -= tshi_profile_time(row);
+    tsh_log_message(&ctx->logger, "profile of rank %d of %d (tp %d): %lld step%s of %.3f ms",
+                    world->rank, world->size, ctx->tp.size, (long long)profile->steps,
+                    profile->steps == 1 ? "" : "s",
+                    (double)(profile->end - profile->begin) / 1e6 / (double)profile->steps);
+    tshi_profile_log_ops(ctx, &outside);
+    tshi_profile_log_modules(ctx, &outside);
+    if (trace->lost)
+        tsh_log_message(&ctx->logger, "%lld events were left out: more than %lld in a step",
+                        (long long)trace->lost, (long long)trace->desc.limit);
+    tshi_trace_drop(ctx);
+}
+
+/* Begins a profile. op: the public function, for errors. skip: as in tshi_profile. */
+static TSHI_COLD void tshi_profile_begin(tsh_ctx *ctx, const char *op, int skip) {
+    const tsh_trace_desc desc = TSHI_ZERO;
+    tshi_trace *trace = tshi_trace_new(ctx, op, &desc);
+    if (!trace) return;
+    trace->rows = (tshi_profile *)tshi_mem_arena_alloc(ctx, &trace->books, sizeof *trace->rows);
+    if (!trace->rows) {
+        tshi_trace_drop(ctx);
+        return;
+    }
+    trace->profile = tshi_profile_step;
+    trace->rows->skip = skip;
+    trace->rows->begin = trace->rows->end = tshi_trace_now(trace);
+}
+
+/* Begins the profile that TSHARD_PROFILE asks for, on rank 0. */
+static TSHI_COLD void tshi_profile_open(tsh_ctx *ctx) {
+    tsh_error error;
+    int on = 0;
+    if (ctx->error.code != TSH_OK) return;
+    if (tsh_env_int("TSHARD_PROFILE", 0, 1, &on, &error) < 0)
+        (void)tsh_fail(ctx, error.code, "tsh_open: %s", error.message);
+    if (!on || ctx->world.rank > 0) return;
+    if (!ctx->logger.fn) ctx->logger.fn = tsh_log_stderr;
+    tshi_profile_begin(ctx, "tsh_open", 1);
+}
+
+TSH_API TSHI_COLD tsh_result tsh_profile(tsh_ctx *ctx, int on) {
+    if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
+    if (on && !ctx->logger.fn)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "tsh_profile: the tables go to the logger, and there is none; give "
+                        "tsh_open a tsh_desc.logger.fn, such as tsh_log_stderr");
+    if (!on && (!ctx->trace || !ctx->trace->profile))
+        return tsh_fail(ctx, TSH_ERR_STATE, "tsh_profile: no profile runs");
+    if (on)
+        tshi_profile_begin(ctx, "tsh_profile", 0);
+    else
+        tshi_profile_end(ctx);
+    return ctx->error.code;
+}
+
+/* ========================================================================== */
 /* >>context                                          MARK: - context (private) */
 /* One rank's world: opened from a description, closed with all it holds.      */
 /* Needs: >>gemm >>comm >>tape.                                                 */
@@ -8936,12 +9433,14 @@ TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
     tsh_ctx *ctx = *out = tshi_context_make(desc); /* the caller closes it, also after an error */
     if (!ctx) return tshi_context_no_memory(desc);
     tshi_context_groups(ctx, desc);
+    tshi_profile_open(ctx);
     tshi_error_report(ctx); /* other ranks learn of an error in tsh_open */
     return ctx->error.code;
 }
 
 TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     if (!ctx) return;
+    if (ctx->trace && ctx->trace->profile) tshi_profile_end(ctx);
     tshi_error_report(ctx);  /* while the comms are still open */
     (void)tsh_step_end(ctx); /* releases the tape and step tensors */
     while (ctx->handles.owned.next != &ctx->handles.owned)
@@ -11450,6 +11949,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     char *scratch = tshi_matmul_scratch(ctx, each * (size_t)pieces);
     tshi_products all = {
         {ctx, m, n, k, alpha, beta, ra, rb, d, c, &progress}, scratch, each, m >= n};
+    if (ctx->trace) ctx->trace->flops += 2.0 * (double)m * (double)n * (double)k;
     if (side && scratch && ctx->error.code == TSH_OK)
         tshi_team_run(pieces, side, unit, tshi_matmul_piece, &all);
     tshi_mem_release(ctx, converted[0]);
@@ -12927,8 +13427,20 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
         }
 }
 
+/* Returns the floating-point operations of the products of all heads: per visible pair of query and
+ * key, two products of D in forward (Q K^T, P V) and five in backward. */
+static TSHI_COLD double tshi_attention_flops(const tshi_heads *all) {
+    const tshi_head *h = &all->head;
+    const double heads = (double)all->in[0]->local[0] * (double)all->in[0]->local[1];
+    double pairs = 0; /* of one head */
+    for (int64_t i = 0; i < h->tq; i++) pairs += (double)tshi_attention_visible(h, i);
+    return heads * pairs * 2 * (double)h->d * (all->grad[3] ? 5 : 2);
+}
+
 /* Computes all heads, then releases scratch and converted values. */
 static void tshi_attention_run(tshi_heads *all) {
+    tsh_ctx *ctx = all->head.ctx;
+    if (ctx->trace) ctx->trace->flops += tshi_attention_flops(all);
     if (all->head.ctx->error.code == TSH_OK)
         tshi_team_run(all->pieces, all->in[0]->local[0] * all->groups, 1, tshi_attention_piece,
                       all);
@@ -13974,10 +14486,10 @@ static tsh_tensor *tshi_recompute_run_no_grad(tsh_module *module, tsh_tensor **i
     tsh_tensor *y, form;      /* the output; a copy of its shape and layout */
     tshi_block *block = NULL; /* the output's values, referenced past the end of the scope */
     tsh_scope_begin(ctx);
-    tsh_no_grad_begin(ctx); /* the ops record no nodes */
+    ctx->tape.no_grad++; /* the ops record no nodes */
     y = tshi_recompute_run_checked(module, in, n);
     if (y && !tshi_tensor_is_dense(y)) y = tshi_map_copy("tsh_checkpoint", y);
-    tsh_no_grad_end(ctx);
+    ctx->tape.no_grad--;
     if (y) {
         form = *y;
         block = y->block;
@@ -16173,6 +16685,7 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     m = tshi_tensor_handle(ctx, TSHI_OWNED | (param->flags & TSHI_CHUNKED));
     if (!m) return NULL;
     m->dtype = TSH_REAL;
+    m->path = param->path;
     if (tshi_tensor_set_shape(m, "tsh_optim_step", &shape, &param->layout) != TSH_OK ||
         !tshi_optim_allocate(m, tshi_optim_count(m))) {
         tshi_tensor_release(m);
@@ -16391,9 +16904,11 @@ TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
     int64_t begin; /* start of the event in the trace */
     if (!ctx) return TSH_ERR_ARGUMENT;
     begin = tshi_trace_now(ctx->trace);
+    (void)tshi_trace_phase(ctx->trace, TSHI_PHASE_UPDATE);
     tshi_optim_step(ctx, optim);
     tshi_optim_warn(ctx, optim);
     if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, "tsh_optim_step", begin, 0);
+    (void)tshi_trace_phase(ctx->trace, TSHI_PHASE_FORWARD);
     return ctx->error.code;
 }
 
@@ -19035,29 +19550,17 @@ static void tshi_trace_file_gather(tshi_trace_file *out) {
 }
 
 TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc) {
-    tshi_arena arena = TSHI_ZERO;
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
-    if (ctx->trace) return tsh_fail(ctx, TSH_ERR_STATE, "tsh_trace_begin: a trace runs already");
     if (!desc || !desc->path == !desc->write)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_trace_begin: takes either a path or write");
-    if (!desc->now && tsh_now() < 0)
-        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                        "tsh_trace_begin: the library was compiled without a clock; give desc.now, "
-                        "or compile it with -D_POSIX_C_SOURCE=200809L or as C11");
-    tshi_trace *trace = (tshi_trace *)tshi_mem_arena_alloc(ctx, &arena, sizeof *trace);
-    if (!trace) return ctx->error.code;
-    trace->ctx = ctx;
-    trace->desc = *desc;
-    if (desc->limit < 1) trace->desc.limit = TSHI_TRACE_LIMIT;
-    trace->arena = arena; /* the arena holds the trace itself */
-    ctx->trace = ctx->world.trace = ctx->tp.trace = ctx->pp.trace = ctx->dp.trace = trace;
-    return TSH_OK;
+    (void)tshi_trace_new(ctx, "tsh_trace_begin", desc);
+    return ctx->error.code;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
     tshi_trace_file out = TSHI_ZERO; /* nothing written yet */
     if (!ctx) return TSH_ERR_ARGUMENT;
-    if (ctx->error.code == TSH_OK && !ctx->trace)
+    if (ctx->error.code == TSH_OK && (!ctx->trace || ctx->trace->profile))
         return tsh_fail(ctx, TSH_ERR_STATE, "tsh_trace_end: no trace runs");
     if (!tsh_ok(ctx)) {
         tshi_trace_drop(ctx);
