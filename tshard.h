@@ -1753,21 +1753,21 @@ TSH_API tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc);
  * Times of different hosts are those of their own clocks. After an error nothing is written.
  * Errors: TSH_ERR_STATE (none runs); TSH_ERR_IO on rank 0. */
 TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
-/* Where the time and the memory of this rank go. on 1: begins; on 0: ends and gives tables to the
- * logger, a line per message. All figures are per step (until each tsh_step_end; without one, all
- * is one step). Times, in milliseconds, are those of a row alone, without the ops and collectives
- * that it called, so that rows add up to the step:
- *   by op: calls; forward, backward and update (tsh_optim_step); share of the step; the rate, in
- *     GFLOP/s of matrix products (two per multiply-add), else in GB/s read and written; a
- *     collective's is of bytes as tsh_comm_stats counts, with the time in tsh_wait. Ops between
- *     tsh_no_grad_begin and end are one row, evaluation, in steps that also have a backward
- *   by module, where "h.*" is h.0, h.1, ... together: the same times; MB or kB (10^6 or 10^3
- *     bytes) of its parameters, gradients and moments, and of what is held of its step tensors where that is most
- *     (at the beginning of a tsh_backward, or a step's end); below, up to tsh_mem_stats' total
+/* Where the time and the memory of this rank go. on 1: begins; on 0: ends, and gives two tables to
+ * the logger, a line per message. All figures are per step (until each tsh_step_end; without one,
+ * all is one step). Times, in milliseconds, are those of a row alone, without the ops and
+ * collectives that it called, so that rows add up to the step.
+ *   By op: calls; forward, backward and update (tsh_optim_step); share of the step; the rate, in
+ *   GFLOP/s of matrix products (two per multiply-add), else in GB/s read and written. That of a
+ *   collective is of the bytes that tsh_comm_stats counts; "waits" is the time in tsh_wait. In
+ *   steps with a backward, what runs between tsh_no_grad_begin and end is one row, evaluation.
+ *   By module, where "h.*" is h.0, h.1, ... together: the same times; MB or kB (10^6 or 10^3 bytes)
+ *   of parameters, gradients and moments, and of step tensors at the moment when these are most (a
+ *   backward begins, or a step ends); then all else, up to tsh_mem_stats' total.
  * Local: no collective runs. The environment variable TSHARD_PROFILE=1 does the same on rank 0 from
  * tsh_open to tsh_close, without the first step where there are more, and to stderr where there is
- * no logger. Errors: TSH_ERR_ARGUMENT (no logger; no clock), TSH_ERR_STATE (one, or a trace, runs
- * already; none runs), TSH_ERR_MEMORY. Off, an op costs two branches more. */
+ * no logger. Errors: TSH_ERR_ARGUMENT (no logger; no clock), TSH_ERR_STATE (a profile or a trace
+ * runs already; none runs), TSH_ERR_MEMORY. */
 TSH_API tsh_result tsh_profile(tsh_ctx *ctx, int on);
 
 #ifdef __cplusplus
@@ -8078,29 +8078,30 @@ static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor
                    tshi_tensor_text(out, form), found, why);
 }
 
-static int64_t tshi_tape_local_bytes(const tsh_tensor *t) {
-    return tsh_local_numel(t) * tshi_dtypes[t->dtype].size; /* this rank's values */
+static size_t tshi_tape_local_bytes(const tsh_tensor *t) {
+    return tshi_dtype_bytes(t->dtype, tsh_local_numel(t)); /* of this rank's values */
 }
 
-/* Returns the bytes of an op's inputs and output on this rank: what its forward reads and writes. */
+/* Returns the bytes of an op's inputs and output on this rank: what forward reads and writes. */
 static TSHI_COLD int64_t tshi_tape_bytes(const tsh_tensor *out, tsh_tensor *const *in, int n) {
-    int64_t bytes = tshi_tape_local_bytes(out);
+    size_t bytes = tshi_tape_local_bytes(out);
     for (int i = 0; i < n; i++)
         if (in[i]) bytes += tshi_tape_local_bytes(in[i]);
-    return bytes;
+    return (int64_t)bytes;
 }
 
 /* The same of a node's backward: the gradient of the output, and of each input the gradient if it
  * is needed, and the values if they are saved. */
 static TSHI_COLD int64_t tshi_tape_backward_bytes(const tshi_node *node) {
-    int64_t bytes = tsh_local_numel(node->out) * (int64_t)sizeof(tsh_real);
+    size_t bytes = tshi_dtype_reals(tsh_local_numel(node->out));
     for (int i = 0; i < node->n; i++) {
         const tsh_tensor *t = node->in[i];
         if (!t) continue;
         if (node->saved[i]) bytes += tshi_tape_local_bytes(t);
-        if (t->base->requires_grad) bytes += tsh_local_numel(t) * (int64_t)sizeof(tsh_real);
+        if (t->base->requires_grad) bytes += tshi_dtype_reals(tsh_local_numel(t));
     }
-    return bytes + (node->saved[node->n] ? tshi_tape_local_bytes(node->out) : 0);
+    if (node->saved[node->n]) bytes += tshi_tape_local_bytes(node->out);
+    return (int64_t)bytes;
 }
 
 /* Records a finished call (see tshi_tape_add). Every op calls this last, when out has its values.
@@ -8108,7 +8109,8 @@ static TSHI_COLD int64_t tshi_tape_backward_bytes(const tshi_node *node) {
  * after an error. */
 static tshi_node *tshi_tape_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                                    unsigned partial, size_t params) {
-    if (out->ctx->trace) tshi_trace_close(out->ctx->trace, op->name, tshi_tape_bytes(out, in, n));
+    if (out->ctx->trace)
+        tshi_trace_close(out->ctx->trace, op->name, tshi_tape_bytes(out, in, n));
     if (out->ctx->anomalies) tshi_tape_check_output(op, out, in, n);
     if (!op->backward || out->ctx->error.code != TSH_OK || !tshi_tape_records(out->ctx, in, n))
         return NULL;
@@ -8488,7 +8490,8 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
             for (int i = 0; i < node->n; i++) tshi_tape_input_done(node, i); /* if not yet done */
             for (int i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
             if (ctx->trace)
-                (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->op->name, begin, bytes);
+                (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->op->name, begin,
+                                     bytes);
             tshi_tape_progress(ctx);
         }
         node->out->flags |= TSHI_CONSUMED;
@@ -9028,27 +9031,24 @@ static void tshi_profile_add(tshi_profile_row *row, const tshi_event *event, int
     row->flops += event->flops;
 }
 
-/* Adds an event to the row of its op and to that of its module. training 1: the step has a backward;
- * what runs without gradients is then an evaluation. */
-static void tshi_profile_count(tshi_trace *trace, tshi_event *event, int64_t self, int training) {
+/* Adds an event to the row of its op and to that of its module. training 1: the step has a
+ * backward; what runs without gradients is then an evaluation. */
+static void tshi_profile_count(tshi_trace *trace, const tshi_event *event, int64_t self,
+                               int training) {
     const char *name = event->kind == TSHI_TRACE_MODULE  ? "modules, between ops"
                        : event->kind == TSHI_TRACE_OPTIM ? "tsh_optim_step"
                                                          : event->name;
+    const int evaluation = training && event->phase == TSHI_PHASE_EVALUATION;
+    tshi_profile_row **modules = &trace->rows->modules;
     char text[TSHI_PROFILE_NAME];
-    if (event->phase == TSHI_PHASE_EVALUATION) {
-        if (training) {
-            tshi_profile_add(tshi_profile_find(trace, &trace->rows->ops, "evaluation"), event, self);
-            tshi_profile_add(tshi_profile_find(trace, &trace->rows->modules, "(evaluation)"), event,
-                             self);
-            return;
-        }
-        event->phase = TSHI_PHASE_FORWARD;
-    }
     (void)snprintf(text, sizeof text, "%s%s%s", name, event->group[0] ? " over " : "",
                    event->group);
-    tshi_profile_add(tshi_profile_find(trace, &trace->rows->ops, text), event, self);
-    tshi_profile_add(event->kind == TSHI_TRACE_OPTIM ? tshi_profile_module(trace, event->name, 1)
-                                                     : tshi_profile_module(trace, event->module, 0),
+    tshi_profile_add(tshi_profile_find(trace, &trace->rows->ops, evaluation ? "evaluation" : text),
+                     event, self);
+    tshi_profile_add(evaluation ? tshi_profile_find(trace, modules, "(evaluation)")
+                     : event->kind == TSHI_TRACE_OPTIM
+                         ? tshi_profile_module(trace, event->name, 1)
+                         : tshi_profile_module(trace, event->module, 0),
                      event, self);
 }
 

@@ -173,7 +173,8 @@ static void rows_add_up_to_the_step(void **state) {
         assert_true(r.ms[0] + r.ms[1] < 1e-9 && r.ms[2] > 0);
         if (ranks > 1) {
             r = find_row(&told, 0, "all-reduce over tp");
-            assert_true(r.ms[0] > 0 && r.ms[1] > 0 && has(&told, "waits"));
+            assert_true(r.ms[0] > 0 && r.ms[2] > 0 && has(&told, "waits"));
+            assert_true(find_row(&told, 0, "wait over tp").ms[1] > 0); /* started early */
         }
     }
 }
