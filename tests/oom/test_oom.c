@@ -345,6 +345,33 @@ static tsh_tensor *square(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
     return tsh_sum(tsh_mul(in[0], in[0]), TSH_ALL, 0);
 }
 
+static void ignore(void *user, const char *message) {
+    (void)user, (void)message;
+}
+
+static void work_profile(tsh_ctx *ctx) {
+    (void)tsh_profile(ctx, 1);
+    work_gpt(ctx);
+    (void)tsh_profile(ctx, 0);
+}
+
+/* Parameters and a buffer without a layer, in a file, too. */
+static void work_params(tsh_ctx *ctx) {
+    const tsh_param_desc buffer = {.buffer = 1};
+    const tsh_optim_desc adam = {.kind = TSH_ADAM};
+    const tsh_plan_rule rule = {.path = "scale", .style = TSH_COLWISE};
+    tsh_module *root = tsh_root(ctx);
+    tsh_tensor *scale = tsh_add_param(root, "scale", tsh_shape1(WIDTH), NULL);
+    tsh_tensor *shift = tsh_add_param(root, "shift", tsh_shape2(ROWS, WIDTH), &buffer);
+    tsh_optim *optim;
+    (void)tsh_parallelize(root, &rule, 1);
+    (void)tsh_materialize(root);
+    optim = tsh_optim_new(root, &adam);
+    scale = tsh_redistribute(scale, tsh_replicated());
+    finish(ctx, tsh_mul(tsh_add(wide(ctx, "R"), shift), scale));
+    (void)tsh_optim_step(optim);
+}
+
 static void work_gradcheck(tsh_ctx *ctx) {
     tsh_tensor *x = wide(ctx, "R");
     (void)tsh_gradcheck(ctx, square, &x, 1, NULL, 0, 2);
@@ -410,6 +437,8 @@ static const job jobs[] = {
     {"gpipe", work_gpipe, 0, 2, 0},
     {"gradcheck", work_gradcheck, 0, 0, 0},
     {"trace", work_trace, 0, 0, 0},
+    {"profile", work_profile, 0, 0, 0},
+    {"parameters", work_params, 0, 0, 0},
 };
 
 /* --------------------------------------------------------------------- one rank */
@@ -428,6 +457,7 @@ static uint64_t try_alone(const job *j, int fails, uint64_t fail_at) {
     tsh_ctx *ctx = NULL;
     tsh_result result;
     counting_begin(&memory, &desc);
+    desc.logger.fn = ignore;
     memory.fails = fails;
     memory.fail_at = fail_at;
     result = tsh_open(&desc, &ctx);
@@ -504,6 +534,7 @@ static uint64_t try_two(const job *j, int fails, int only, uint64_t fail_at) {
     job copy = *j;
     int r;
     counting_begin(&memory, &desc);
+    desc.logger.fn = ignore;
     memory.fails = fails;
     memory.fail_at = fail_at;
     memory.only = only;
