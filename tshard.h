@@ -10325,11 +10325,14 @@ static tshi_dropout tshi_map_next_mask(tsh_ctx *ctx, double p, tsh_module *owner
     return mask;
 }
 
+enum { TSHI_MAP_DRAW = 32 }; /* words that the x86 kernels draw at a time */
+
 #if TSHI_X86
-/* As tshi_rng_words, with Philox's 32-bit counters in 64-bit lanes, whose upper halves are ignored:
- * each of Philox's products is then one instruction. Compilers do not find that by themselves. The
- * order of the lanes is such that unpacking puts the words in the order of tshi_rng_words. bytes:
- * size of a vector; reg: its type; op: calls an intrinsic by name; last, the lanes' order. */
+/* As tshi_rng_words for TSHI_MAP_DRAW words, with Philox's 32-bit counters in 64-bit lanes, whose
+ * upper halves are ignored: each of Philox's products is then one instruction. Compilers do not
+ * find that by themselves. The order of the lanes is such that unpacking puts the words in the
+ * order of tshi_rng_words. bytes: size of a vector; reg: its type; op: calls an intrinsic by name;
+ * last, the lanes' order. */
 #define TSHI_MAP_WORDS(isa, TARGET, bytes, reg, op, ...)                                           \
     typedef uint64_t tshi_map_##isa __attribute__((vector_size(bytes), may_alias));                \
     TARGET TSHI_INLINE void tshi_map_words_##isa(uint64_t key, uint64_t stream, uint64_t position, \
@@ -10337,7 +10340,7 @@ static tshi_dropout tshi_map_next_mask(tsh_ctx *ctx, double p, tsh_module *owner
         const tshi_map_##isa zero = {0}, lanes = {__VA_ARGS__};                                    \
         const tshi_map_##isa m0 = zero + 0xD2511F53u, m1 = zero + 0xCD9E8D57u;                     \
         int i, r;                                                                                  \
-        for (i = 0; i < TSHI_RNG_WORDS; i += (bytes) / 2) {                                        \
+        for (i = 0; i < TSHI_MAP_DRAW; i += (bytes) / 2) {                                         \
             tshi_map_##isa c0 = lanes + (position + (uint64_t)i / 4), c1 = c0 >> 32, a, b;         \
             tshi_map_##isa c2 = zero + stream, c3 = c2 >> 32, k0 = zero + key, k1 = k0 >> 32;      \
             for (r = 0; r < 10; r++) { /* Philox's rounds */                                       \
@@ -10372,8 +10375,9 @@ TSHI_MAP_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2, 6,
 #endif
 #define tshi_map_words_portable tshi_rng_words
 
-/* Defines the dropout kernel: y = x times 0 or 1 / (1 - p). Operands: y and x (may be y), dense. */
-#define TSHI_MAP_MASK(isa, TARGET)                                                                 \
+/* Defines the dropout kernel: y = x times 0 or 1 / (1 - p). Operands: y and x (may be y), dense.
+ * draw: words that are drawn at a time. */
+#define TSHI_MAP_MASK(isa, TARGET, draw)                                                           \
     TARGET static void tshi_map_mask_##isa(int64_t n, const tshi_operand *operand,                 \
                                            const void *params) {                                   \
         const tshi_dropout_run *part = (const tshi_dropout_run *)params;                           \
@@ -10387,15 +10391,15 @@ TSHI_MAP_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2, 6,
         int64_t i, j, m;                                                                           \
         int skip = (int)(part->first % 4); /* Philox makes 4 words at a time */                    \
         for (i = 0; i < n; i += m, skip = 0) {                                                     \
-            m = tshi_base_min(TSHI_RNG_WORDS - skip, n - i);                                       \
+            m = tshi_base_min((draw) - skip, n - i);                                               \
             tshi_map_words_##isa(key, stream, (uint64_t)(part->first + i) / 4, word);              \
             TSHI_LANES for (j = 0; j < m; j++)                                                     \
                 y[i + j] = word[skip + j] >= below ? x[i + j] * scale : 0;                         \
         }                                                                                          \
     }
-TSHI_MAP_MASK(portable, )
-TSHI_MAP_MASK(avx2, TSHI_AVX2)
-TSHI_MAP_MASK(avx512, TSHI_AVX512)
+TSHI_MAP_MASK(portable, , TSHI_RNG_WORDS)
+TSHI_MAP_MASK(avx2, TSHI_AVX2, TSHI_MAP_DRAW)
+TSHI_MAP_MASK(avx512, TSHI_AVX512, TSHI_MAP_DRAW)
 #undef TSHI_MAP_MASK
 #undef tshi_map_words_portable
 #if !TSHI_X86
