@@ -380,8 +380,7 @@ typedef struct tshi_threads_call {
     tsh_coll coll;            /* a copy of the caller's; the counts are still the caller's */
     int64_t deadline;         /* the time (tsh_now) at which it times out */
     int eager;                /* 1: no peer touches the buffers of this rank */
-    tshi_threads_group *made; /* of a split, at the first rank of a color: the color's group, */
-    uint64_t name;            /* and its name, as in the id of a group; 0: none */
+    tshi_threads_group *made; /* of a split, at the first rank of a color: the color's group */
 } tshi_threads_call;
 
 /* A pair record: a SEND, RECV or SENDRECV that was started. A request holds the record's index. */
@@ -415,6 +414,7 @@ typedef struct TSHI_THREADS_APART tshi_threads_member {
     int seen;        /* how many members are known to have posted collective `finished` */
     int receiving;   /* how many of the pair records are `receiving` */
     int rank;        /* of the group */
+    uint64_t name;   /* of the groups that this rank's split makes, as in their ids; 0: none */
     tshi_threads_group *group;
     struct tshi_threads_member *next; /* the same rank's member in another group; NULL: none */
 } tshi_threads_member;
@@ -773,16 +773,15 @@ static int tshi_threads_leader(const tshi_threads_group *group, uint64_t number,
 /* If this rank is the first of its color, makes the color's group and sets `made` of its call. */
 static void tshi_threads_split_work(tshi_threads_member *member, uint64_t number) {
     tshi_threads_group *group = member->group, *made = NULL;
-    tshi_threads_call *call = tshi_threads_call_of(member, number);
     const void *tickets = tshi_threads_slot_of(group->member, number)->eager;
     int color = tshi_threads_color(group, number, member->rank), size = 0, *order;
     if (color < 0 || tshi_threads_leader(group, number, color) != member->rank) return;
     order = (int *)tshi_threads_alloc((size_t)group->size * sizeof *order);
     if (order) size = tsh_split_order(tickets, sizeof *member, group->size, color, order);
-    if (order) made = tshi_threads_group_new(group->world, size, call->name);
+    if (order) made = tshi_threads_group_new(group->world, size, member->name);
     for (int i = 0; made && i < size; i++) made->ranks[i] = group->ranks[order[i]];
     tshi_threads_free(order);
-    call->made = made;
+    tshi_threads_call_of(member, number)->made = made;
     if (!made) {
         tsh_error error;
         (void)tsh_error_set(&error, TSH_ERR_MEMORY, group->ranks[member->rank],
@@ -1298,9 +1297,9 @@ static tsh_result tshi_threads_split(tsh_comm *comm, int color, int key, tsh_com
     if (result != TSH_OK) return result;
     ticket.color = color;
     ticket.key = key;
+    member->name = out->id;
     req = tshi_threads_post(member, &coll, &ticket, sizeof ticket, 0);
     number = tshi_threads_number_of(req);
-    tshi_threads_call_of(member, number)->name = out->id; /* read only by this rank, in its wait */
     result = tshi_threads_wait(comm, req);
     if (result != TSH_OK || color < 0) return result;
     made = tshi_threads_call_of(&group->member[tshi_threads_leader(group, number, color)], number)
