@@ -3046,7 +3046,7 @@ static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64
 }
 
 /* Tells the logger that the world is not complete yet. Rank 0 knows which ranks are absent; another
- * one speaks only if it cannot reach rank 0, or all have joined and it cannot reach some of them. */
+ * one speaks only if it cannot reach rank 0, or all have joined but it cannot reach some. */
 static void tshi_uv_give_notice(const tsh_uv_world *world) {
     int joined = world->rank && world->peer[0].state == TSHI_UV_THERE; /* 1: rank 0 knows of it */
     tsh_error error;
