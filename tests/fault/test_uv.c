@@ -261,7 +261,8 @@ static void test_absent_first(void **state) {
 
 /* Which rank comes late, and what the ranks that know of it then have in their logs. */
 typedef struct late_case {
-    int late; /* -1: none */
+    int late;      /* -1: none */
+    double notice; /* see tsh_uv_desc */
     const char *says;
 } late_case;
 
@@ -271,13 +272,13 @@ static void late_prepare(job *j, tsh_uv_desc *uv) {
     const late_case *c = (const late_case *)j->user;
     uv->logger.fn = log_keep;
     uv->logger.user = &late_log;
-    uv->notice = 0.5;
+    uv->notice = c->notice;
     if (j->rank == c->late) sleep_ms(1500);
 }
 
 static void late_rank_0_to_2(job *j) {
     const late_case *c = (const late_case *)j->user;
-    int told = c->late == 0 ? j->rank > 0 : c->late > 0 && j->rank == 0;
+    int told = c->late == 0 ? j->rank > 0 : c->late > 0 && c->notice > 0 && j->rank == 0;
     if (c->late < 0) sleep_ms(700); /* nor later */
     CHECK(tsh_barrier(&j->comm) == TSH_OK);
     CHECK(late_log.count == told);
@@ -287,11 +288,15 @@ static void late_rank_0_to_2(job *j) {
 /* A world that is not complete after a while says once who is absent, and goes on waiting. */
 static void test_notice(void **state) {
     static const late_case cases[] = {
-        {-1, ""},
-        {2, "the world of 3 ranks is not complete after 0.5 s; absent ranks: 2; waiting until 30 s "
-            "are over (TSHARD_TIMEOUT)"},
-        {1, "the world of 3 ranks is not complete after 0.5 s; absent ranks: 1; waiting until "},
-        {0, " of 3 did not reach rank 0 in 0.5 s"},
+        {-1, 0.5, ""},
+        {2, -1, ""}, /* never */
+        {2, 0, ""},  /* after 10 s */
+        {2, 0.5,
+         "the world of 3 ranks is not complete after 0.5 s; absent ranks: 2; waiting until 30 s "
+         "are over (TSHARD_TIMEOUT)"},
+        {1, 0.5,
+         "the world of 3 ranks is not complete after 0.5 s; absent ranks: 1; waiting until "},
+        {0, 0.5, " of 3 did not reach rank 0 in 0.5 s"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -815,6 +820,9 @@ static void test_variables_of_text(void **state) {
     uv.heartbeat = 0.0 / strtod("0", NULL);
     expect_refusal(&uv, TSH_ERR_ARGUMENT, "tsh_uv_desc.heartbeat is not a number");
     uv.heartbeat = 0;
+    uv.notice = 0.0 / strtod("0", NULL);
+    expect_refusal(&uv, TSH_ERR_ARGUMENT, "tsh_uv_desc.notice is not a number");
+    uv.notice = 0;
     uv.host = text;
     expect_refusal(&uv, TSH_ERR_ARGUMENT, "5999 bytes");
 }

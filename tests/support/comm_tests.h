@@ -440,6 +440,7 @@ static void careless_rank(job *j) {
     if (req) CHECK(done && tsh_wait(&j->comm, req) == TSH_ERR_LOST);
     CHECK(tsh_send(&j->comm, &y, 1, TSH_F32, 1) == TSH_ERR_LOST);
     CHECK(tsh_comm_error(&j->comm, &j->verdict) == TSH_ERR_LOST && j->verdict.rank == 1);
+    CHECK(strcmp(j->verdict.message, "rank 1 closed world before it waited for its requests") == 0);
 }
 
 static void test_careless_close(void **state) {
