@@ -169,7 +169,9 @@
  *   it reaches the other ranks (with one rank: in the same calls). So an error that is cleared
  *   before is never logged. With several ranks, the sentence begins with the rank that logs it:
  *   "rank 1: ..." is an error of its own, "rank 0 stops: rank 1: ..." one that it learnt from rank
- *   1. Runners (tsh_run, tsh_threads_run, ...) also log why a rank could not start or join.
+ *   1. Runners (tsh_run, tsh_threads_run, ...) also log why a rank could not start or join. What is
+ *   said of a collective names its group: "collective 3 of tp", of dp, pp or world, or of "group 7"
+ *   where the program itself split it off.
  *
  * THE SAME NUMBERS EVERYWHERE
  *   Initial weights and dropout masks are keyed by seed, path and global element index: the same
@@ -494,7 +496,8 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
  * exactly once, in any order.
  *  2. All ranks of a group start the same collectives in the same order; between groups any order
  * goes. SEND, RECV and SENDRECV are numbered per pair of ranks and direction instead. split is
- * posted and checked like a collective.
+ * posted and checked like a collective. It ORs out->id, which has the name of the new group
+ * (tsh_group_text) or is 0, into the new group's id.
  *  3. test and progress never block. A wait on any request progresses every outstanding request of
  * this rank, on all comms, so that no order of waits can deadlock.
  *  4. No call returns, not even with an error, while a peer or a pending write may still touch its
@@ -605,7 +608,7 @@ struct tsh_comm {
     const tsh_comm_ops *ops; /* NULL: a group of one, built in */
     void *impl;
     int rank, size;
-    uint64_t id;
+    uint64_t id; /* the same on all ranks of the group: see tsh_group_text */
     uint64_t next_seq;
     int in_flight;
     tsh_comm_stats stats;
@@ -724,7 +727,11 @@ TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size);
 TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
                             size_t capacity);
 
-/* Appends "all-reduce of 7 f32 (sum), collective 3 of group 1"; messages have no number. */
+/* Writes the name of a group, by its id, into text, cut to `capacity` bytes: "tp", "dp" or "pp" of
+ * a ctx, whose ids have the name's first letter in their highest byte; "world" of id 1; "group 7"
+ * of another id. Groups of one axis, as the tp of two replicas, have one name. Returns text. */
+TSH_API char *tsh_group_text(uint64_t group, char *text, size_t capacity);
+/* Appends "all-reduce of 7 f32 (sum), collective 3 of tp"; messages have no number. */
 TSH_API void tsh_coll_where(const tsh_coll *coll, int size, uint64_t seq, uint64_t group,
                             char *text, size_t capacity);
 /* The SEND or the RECV that a message is, or that a SENDRECV has: its count is in .count. */
@@ -6017,6 +6024,8 @@ static const char *const tshi_coll_kinds[TSH_COLL_KINDS] = {
     "send",       "receive",    "send-receive",   "barrier",   "split"};
 
 enum { TSHI_COLL_TEXT = 256 }; /* bytes of a call's description */
+enum { TSHI_COLL_NAME = 32 };  /* bytes of a group's name: "group ", 20 digits, a final 0 */
+enum { TSHI_COLL_AXIS = 56 };  /* shift of an axis' letter, 't', 'd' or 'p', in a group's id */
 
 /* Returns 1 for kinds between two ranks; these are numbered per pair of ranks, not per group. */
 static int tshi_coll_pairwise(tsh_coll_kind kind) {
@@ -6154,13 +6163,27 @@ TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int siz
     return text;
 }
 
+TSH_API char *tsh_group_text(uint64_t group, char *text, size_t capacity) {
+    const int axis = (int)(group >> TSHI_COLL_AXIS);
+    if (!capacity) return text; /* no byte for the terminating 0 */
+    text[0] = '\0';
+    if (axis == 't' || axis == 'd' || axis == 'p')
+        tsh_text_add(text, capacity, "%cp", axis);
+    else if (group == 1)
+        tsh_text_add(text, capacity, "world");
+    else
+        tsh_text_add(text, capacity, "group %llu", (unsigned long long)group);
+    return text;
+}
+
 TSH_API void tsh_coll_where(const tsh_coll *coll, int size, uint64_t seq, uint64_t group,
                             char *text, size_t capacity) {
+    char name[TSHI_COLL_NAME];
     size_t used = strlen(text);
     (void)tsh_coll_text(coll, NULL, size, text + used, capacity - used);
     if (!tshi_coll_pairwise(coll->kind))
         tsh_text_add(text, capacity, ", collective %llu", (unsigned long long)seq);
-    tsh_text_add(text, capacity, " of group %llu", (unsigned long long)group);
+    tsh_text_add(text, capacity, " of %s", tsh_group_text(group, name, sizeof name));
 }
 
 TSH_API tsh_coll tsh_coll_half(const tsh_coll *coll, int receives) {
@@ -6205,6 +6228,7 @@ static int tshi_coll_unequal(const tshi_coll_calls *all, int from, int to) {
  * rank with the most differences (of several the lowest, rank 0 last), and returns 1. */
 static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t group,
                               tsh_error *error) {
+    char name[TSHI_COLL_NAME];
     int blamed = -1, max = 0, m = 0, sends; /* m: a rank that disagrees with the one blamed */
     const int64_t *mine, *theirs;
     tsh_call a, b;
@@ -6226,9 +6250,10 @@ static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t
     (void)tsh_error_set(
         error, TSH_ERR_MISMATCH, a.rank,
         "rank %d called all-to-all with %s_counts[%d] = %lld where rank %d has %s_counts[%d] = "
-        "%lld (collective %llu of group %llu)",
+        "%lld (collective %llu of %s)",
         a.rank, sends ? "send" : "recv", m, (long long)mine[m], b.rank, sends ? "recv" : "send",
-        blamed, (long long)theirs[blamed], (unsigned long long)seq, (unsigned long long)group);
+        blamed, (long long)theirs[blamed], (unsigned long long)seq,
+        tsh_group_text(group, name, sizeof name));
     return 1;
 }
 
@@ -6255,18 +6280,18 @@ static int tshi_coll_left(const tshi_coll_calls *all, uint64_t seq, uint64_t gro
     return 1;
 }
 
-/* Fills error, which blames rank_a: "rank 1 called A where rank 0 called B (collective 3 of group
- * 1)". known: how many counts of both calls are known. unit, number: "collective", 3. */
+/* Fills error, which blames rank_a: "rank 1 called A where rank 0 called B (collective 3 of tp)".
+ * known: how many counts of both calls are known. unit, number: "collective", 3. */
 static void tshi_coll_mismatch(const tsh_coll *a, const tsh_coll *b, int known, int rank_a,
                                int rank_b, const char *unit, uint64_t number, uint64_t group,
                                tsh_error *error) {
-    char texts[2][TSHI_COLL_TEXT];
+    char texts[2][TSHI_COLL_TEXT], name[TSHI_COLL_NAME];
     (void)tsh_coll_text(a, b, known, texts[0], sizeof texts[0]);
     (void)tsh_coll_text(b, a, known, texts[1], sizeof texts[1]);
     (void)tsh_error_set(error, TSH_ERR_MISMATCH, rank_a,
-                        "rank %d called %s where rank %d called %s (%s %llu of group %llu)", rank_a,
+                        "rank %d called %s where rank %d called %s (%s %llu of %s)", rank_a,
                         texts[0], rank_b, texts[1], unit, (unsigned long long)number,
-                        (unsigned long long)group);
+                        tsh_group_text(group, name, sizeof name));
 }
 
 TSH_API int tsh_call_mismatch(int (*call)(const void *user, int r, tsh_call *out), const void *user,
@@ -6595,7 +6620,7 @@ enum { TSHI_COMPOSE_MARKS = 64 };           /* limit of the marks in a report */
  * call.coll are valid on the rank that wrote them only. */
 typedef struct tshi_compose_header {
     tsh_call call;     /* what the rank has called */
-    uint64_t splits;   /* number of splits that the rank has started: makes group ids unique */
+    uint64_t made;     /* of a split: id of the new group, if the rank is the first of its color */
     tsh_ticket ticket; /* of a split: its color and key */
 } tshi_compose_header;
 
@@ -6647,7 +6672,7 @@ struct tshi_compose_world {
     tsh_comm messages;          /* the backend's comm, of SEND and RECV only; owned */
     int64_t timeout;            /* default time limit in ns */
     int open_comms;             /* number of this rank's comms that are not closed */
-    uint64_t splits;            /* number of splits that this rank has started */
+    uint64_t splits, made;      /* number of splits that this rank has started; the last's `made` */
     tshi_compose_group *groups; /* list of groups, the newest first */
     size_t report_bytes;        /* bytes of one report with its marks and awaited ranks */
     tsh_wait_report **report;  /* per rank of the world: its last report; NULL: not known to wait */
@@ -6798,7 +6823,7 @@ static void tshi_compose_send_header(tshi_compose_op *op, const tsh_ticket *tick
     header->call.rank = group->ranks[group->rank];
     header->call.counts = tshi_coll_rows(coll->kind) ? n : 0;
     if (ticket) header->ticket = *ticket; /* only a split has a ticket */
-    header->splits = group->world->splits;
+    header->made = group->world->made;
     if (coll->kind == TSH_ALLTOALL) memcpy(counts, coll->send_counts, (size_t)n * sizeof *counts);
     if (tshi_coll_rows(coll->kind))
         memcpy(counts + n, coll->recv_counts, (size_t)n * sizeof *counts);
@@ -7278,8 +7303,7 @@ static void tshi_compose_abort(tsh_comm *comm, const tsh_error *why) {
 }
 
 /* Returns the new group of this rank's color, from the colors and keys that all ranks have sent in
- * the headers of a split. Sets *id: the same on all its ranks and used by no other group, as it
- * combines the lowest of its ranks in the old group with how many splits that rank has started.
+ * the headers of a split. Sets *id to what the lowest of its ranks in the old group has made up.
  * NULL: no memory. */
 static tshi_compose_group *tshi_compose_color_group(const tshi_compose_op *op, int color,
                                                     uint64_t *id) {
@@ -7293,28 +7317,30 @@ static tshi_compose_group *tshi_compose_color_group(const tshi_compose_op *op, i
     made = tshi_compose_group_new(group->world, n);
     for (int i = 0; made && i < n; i++) made->ranks[i] = group->ranks[order[i]];
     while (tshi_compose_header_of(op, first)->ticket.color != color) first++;
-    *id = 1 + (uint64_t)group->ranks[first] +
-          (uint64_t)group->world->messages.size * tshi_compose_header_of(op, first)->splits;
+    *id = tshi_compose_header_of(op, first)->made;
     free(order);
     return made;
 }
 
 static tsh_result tshi_compose_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     tshi_compose_group *group = tshi_compose_group_of(comm), *made = NULL; /* made: the new group */
-    tsh_result code = tshi_compose_code(group->world);
+    tshi_compose_world *world = group->world;
+    tsh_result code = tshi_compose_code(world);
     tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
     tsh_ticket ticket = {color, key};
     tshi_compose_op *op;
     uint64_t id = 0;
     if (code != TSH_OK) return code;
-    group->world->splits++; /* includes this split */
+    world->made = 1 + (uint64_t)world->messages.rank +
+                  (uint64_t)world->messages.size * ++world->splits; /* no other group's id */
+    world->made |= out->id;                                         /* the new group's name */
     op = tshi_compose_add(group, &coll, &ticket);
     if (!op) return TSH_ERR_MEMORY;
     code = tshi_compose_await(op);
     if (code == TSH_OK && color >= 0) made = tshi_compose_color_group(op, color, &id);
     tshi_compose_release(op);
     if (code != TSH_OK || color < 0) return code;
-    if (!made) return tshi_compose_no_memory(group->world);
+    if (!made) return tshi_compose_no_memory(world);
     tshi_compose_open(made, id, out);
     return TSH_OK;
 }
@@ -7326,12 +7352,13 @@ static void tshi_compose_close(tsh_comm *comm) {
     tshi_compose_group *group = tshi_compose_group_of(comm);
     tshi_compose_world *world = group->world;
     tsh_coll coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
+    char name[TSHI_COLL_NAME];
     tsh_error error;
     coll.kind = TSH_COLL_KINDS; /* a kind of its own: this rank closes the group */
     if (group->first && tshi_compose_code(world) == TSH_OK) {
         (void)tsh_error_set(&error, TSH_ERR_LOST, world->messages.rank,
-                            "rank %d closed group %llu before it waited for its requests",
-                            world->messages.rank, (unsigned long long)group->id);
+                            "rank %d closed %s before it waited for its requests",
+                            world->messages.rank, tsh_group_text(group->id, name, sizeof name));
         tshi_compose_raise(world, &error);
     }
     if (tshi_compose_code(world) == TSH_OK && tshi_compose_add(group, &coll, NULL))
@@ -7664,10 +7691,13 @@ TSH_API void tsh_comm_progress(tsh_comm *comm) {
     if (comm && comm->ops) comm->ops->progress(comm);
 }
 
-TSH_API tsh_result tsh_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
+/* tsh_split; `name` has the name of the new groups as an id has it (tsh_group_text); 0: none. */
+static tsh_result tshi_comm_split(tsh_comm *comm, uint64_t name, int color, int key,
+                                  tsh_comm *out) {
     tsh_result result = TSH_OK;
     if (!out) return TSH_ERR_ARGUMENT;
     memset(out, 0, sizeof *out); /* no group, in case of an error */
+    out->id = name;              /* read by the backend's split */
     if (!tshi_comm_usable(comm) || color < -1) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
     if (comm->ops) {
@@ -7679,6 +7709,10 @@ TSH_API tsh_result tsh_split(tsh_comm *comm, int color, int key, tsh_comm *out) 
     comm->next_seq++; /* numbered like a collective */
     comm->stats.calls[TSH_SPLIT]++;
     return TSH_OK;
+}
+
+TSH_API tsh_result tsh_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
+    return tshi_comm_split(comm, 0, color, key, out);
 }
 
 TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
@@ -9375,7 +9409,8 @@ static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
         tsh_comm *comm = axis[i] == 't' ? &ctx->tp : axis[i] == 'p' ? &ctx->pp : &ctx->dp;
         int own = rank / step % size[i]; /* this rank's coordinate along axis i */
         if (size[i] == 1) continue;      /* the ctx has a group of one already */
-        if (tshi_error_comm(ctx, tsh_split(&ctx->world, rank - own * step, own, comm),
+        const uint64_t name = (uint64_t)axis[i] << TSHI_COLL_AXIS;
+        if (tshi_error_comm(ctx, tshi_comm_split(&ctx->world, name, rank - own * step, own, comm),
                             "tsh_open: split") != TSH_OK)
             return;
     }

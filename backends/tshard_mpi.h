@@ -59,7 +59,8 @@
  * - keep a time limit in what MPI-3 has only in a blocking form: MPI_Init_thread, MPI_Comm_split
  *   (in tsh_split, once all ranks have started theirs), MPI_Comm_free and MPI_Finalize. They
  *   return when all ranks have called them: if a rank is stopped before or in such a call, the
- *   others wait until the job is ended.
+ *   others wait until the job is ended. So nothing says which ranks MPI_Init waits for: look at
+ *   what the launcher says of them.
  *
  * The last tsh_comm_close of a world waits until all ranks have closed theirs, or times out.
  *
@@ -1344,18 +1345,17 @@ static void tshi_mpi_join(tshi_mpi_group *group, uint64_t id, tsh_comm *out) {
 /* What a rank puts in the `eager` bytes of its head of a split. */
 typedef struct tshi_mpi_ticket {
     int64_t color;
-    uint64_t splits; /* how many splits this rank has taken part in, this one too */
+    uint64_t id; /* of the new group, if this rank is the first of its color */
 } tshi_mpi_ticket;
 
-/* Returns the id of a color's new group: made of the world rank and the number of splits of the
- * color's first rank, so that it is the same on all its ranks and no other group has it. */
-static uint64_t tshi_mpi_new_id(const tshi_mpi_group *group, const tshi_mpi_op *op, int color) {
+/* Returns the id of a color's new group, that of the ticket of the color's first rank. */
+static uint64_t tshi_mpi_new_id(const tshi_mpi_op *op, int color) {
     tshi_mpi_ticket ticket;
     int r = -1;
     do {
         memcpy(&ticket, op->block[1 + ++r].eager, sizeof ticket);
     } while (ticket.color != color);
-    return 1 + (uint64_t)group->ranks[r] + (uint64_t)group->world->size * ticket.splits;
+    return ticket.id;
 }
 
 /* A barrier before MPI_Comm_split, which has no time limit. 1: all ranks of the group are here, and
@@ -1393,11 +1393,12 @@ static tsh_result tshi_mpi_split(tsh_comm *comm, int color, int key, tsh_comm *o
     op = tshi_mpi_add_collective(group, &coll);
     if (!op) return tshi_mpi_no_memory(world, "start a split");
     ticket.color = color;
-    ticket.splits = ++world->splits;
+    ticket.id = 1 + (uint64_t)world->rank + (uint64_t)world->size * ++world->splits; /* unique */
+    ticket.id |= out->id; /* the group's name */
     memcpy(op->block->eager, &ticket, sizeof ticket);
     tshi_mpi_await(world, op);
     expected = op->state == TSHI_MPI_DONE && tshi_mpi_all_go(world, group, op);
-    if (expected && color >= 0) id = tshi_mpi_new_id(group, op, color);
+    if (expected && color >= 0) id = tshi_mpi_new_id(op, color);
     refused = expected &&
               TSHI_MPI_CALL(world, MPI_Comm_split,
                             (group->comm, color < 0 ? MPI_UNDEFINED : color, key, &made));
@@ -1458,10 +1459,11 @@ static void tshi_mpi_close(tsh_comm *comm) {
     coll.kind = TSH_COLL_KINDS; /* means that this rank closes the group */
     if (world->error.code == TSH_OK) tshi_mpi_serve(world);
     if (world->error.code == TSH_OK && group->first) {
+        char name[32]; /* of the group */
         tsh_error error;
         (void)tsh_error_set(&error, TSH_ERR_LOST, world->rank,
-                            "rank %d closed group %llu before it waited for its requests",
-                            world->rank, (unsigned long long)group->id);
+                            "rank %d closed %s before it waited for its requests", world->rank,
+                            tsh_group_text(group->id, name, sizeof name));
         tshi_mpi_raise(world, TSHI_MPI_ERROR, &error);
         for (; world->error.code == TSH_OK; tshi_mpi_serve(world)) /* at most half a second */
             (void)sched_yield();

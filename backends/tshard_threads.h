@@ -52,6 +52,9 @@
  *     tsh_threads_comm(world, r, &comm);      // use it, or give it to tsh_open as desc.comm
  *     tsh_comm_close(&comm);
  *     tsh_threads_world_free(world);          // when all threads are done
+ *
+ * A rank whose thread was never started is missed in the first collective of the others (in
+ * tsh_open, if the ctx has groups): its error after TSHARD_TIMEOUT lists the absent ranks.
  */
 #include "../tshard.h"
 
@@ -411,6 +414,7 @@ typedef struct TSHI_THREADS_APART tshi_threads_member {
     int seen;        /* how many members are known to have posted collective `finished` */
     int receiving;   /* how many of the pair records are `receiving` */
     int rank;        /* of the group */
+    uint64_t name;   /* of the groups that this rank's split makes, as in their ids; 0: none */
     tshi_threads_group *group;
     struct tshi_threads_member *next; /* the same rank's member in another group; NULL: none */
 } tshi_threads_member;
@@ -718,8 +722,10 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
 /* ========================================================================== */
 
 /* Allocates a group with its members, mailboxes and ranks in one block of memory, and adds it to
- * the world's list. The caller fills `ranks`. NULL: out of memory. */
-static tshi_threads_group *tshi_threads_group_new(tsh_threads_world *world, int size) {
+ * the world's list. name: what its id has beside a number. The caller fills `ranks`. NULL: out of
+ * memory. */
+static tshi_threads_group *tshi_threads_group_new(tsh_threads_world *world, int size,
+                                                  uint64_t name) {
     size_t n = (size_t)size;
     tshi_threads_group *group = (tshi_threads_group *)tshi_threads_alloc(
         sizeof *group + n * sizeof *group->member + n * n * sizeof *group->mailbox +
@@ -735,7 +741,7 @@ static tshi_threads_group *tshi_threads_group_new(tsh_threads_world *world, int 
         group->member[r].rank = r;
     }
     tshi_threads_lock(&world->lock);
-    group->id = ++world->ids;
+    group->id = name | ++world->ids;
     group->next = world->groups;
     world->groups = group;
     tshi_threads_unlock(&world->lock);
@@ -772,7 +778,7 @@ static void tshi_threads_split_work(tshi_threads_member *member, uint64_t number
     if (color < 0 || tshi_threads_leader(group, number, color) != member->rank) return;
     order = (int *)tshi_threads_alloc((size_t)group->size * sizeof *order);
     if (order) size = tsh_split_order(tickets, sizeof *member, group->size, color, order);
-    if (order) made = tshi_threads_group_new(group->world, size);
+    if (order) made = tshi_threads_group_new(group->world, size, member->name);
     for (int i = 0; made && i < size; i++) made->ranks[i] = group->ranks[order[i]];
     tshi_threads_free(order);
     tshi_threads_call_of(member, number)->made = made;
@@ -962,7 +968,7 @@ static int tshi_threads_came(tshi_threads_member *member, tsh_req req, int m) {
                  pair->recv_number);
 }
 
-/* Writes which call member waits in: "all-reduce of 7 f32 (sum), collective 3 of group 1". Returns
+/* Writes which call member waits in: "all-reduce of 7 f32 (sum), collective 3 of tp". Returns
  * text, which has TSHI_THREADS_TEXT bytes. */
 static char *tshi_threads_where(char *text, tshi_threads_member *member, tsh_req req) {
     text[0] = '\0';
@@ -1263,10 +1269,11 @@ static void tshi_threads_close(tsh_comm *comm) {
     tshi_threads_rank *self = tshi_threads_self(member);
     int rank = group->ranks[member->rank];
     if (TSHI_THREADS_GET(&world->failed) == TSH_OK && tshi_threads_owes(member)) {
+        char name[32]; /* of the group */
         tsh_error error;
         (void)tsh_error_set(&error, TSH_ERR_LOST, rank,
-                            "rank %d closed group %llu before it waited for its requests", rank,
-                            (unsigned long long)group->id);
+                            "rank %d closed %s before it waited for its requests", rank,
+                            tsh_group_text(group->id, name, sizeof name));
         tshi_threads_raise(world, &error);
     }
     if (TSHI_THREADS_GET(&world->failed) != TSH_OK) (void)tshi_threads_settle(world);
@@ -1290,6 +1297,7 @@ static tsh_result tshi_threads_split(tsh_comm *comm, int color, int key, tsh_com
     if (result != TSH_OK) return result;
     ticket.color = color;
     ticket.key = key;
+    member->name = out->id;
     req = tshi_threads_post(member, &coll, &ticket, sizeof ticket, 0);
     number = tshi_threads_number_of(req);
     result = tshi_threads_wait(comm, req);
@@ -1320,7 +1328,7 @@ static void tshi_threads_world_drop(tsh_threads_world *world, int ready) {
 /* Does the work of tsh_threads_world_new; on failure, error says why. */
 static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, tsh_error *error) {
     tsh_threads_world *world;
-    tshi_threads_group *root;
+    tshi_threads_group *root = NULL;
     int64_t timeout;
     int ready = 0;
     if (nranks < 1 || nranks > TSHI_THREADS_RANKS)
@@ -1342,7 +1350,7 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, t
     world->rank = (tshi_threads_rank *)(void *)(world + 1);
     world->search = (tsh_coll_search *)(void *)(world->rank + nranks);
     while (ready < nranks && tshi_threads_monitor_init(&world->rank[ready].wake)) ready++;
-    root = ready == nranks ? tshi_threads_group_new(world, nranks) : NULL; /* the group of all */
+    if (ready == nranks) root = tshi_threads_group_new(world, nranks, 0); /* the group of all */
     if (!root) {
         tshi_threads_world_drop(world, ready);
         return tsh_error_set(error, TSH_ERR_MEMORY, -1,

@@ -30,7 +30,9 @@
  * - report one error, the same on every rank, that names the rank at fault: at once if a process
  *   ends; after TSHARD_HEARTBEAT if a process is stopped or cut off; soon if ranks call different
  *   collectives or wait for each other in a cycle; after a timeout if a rank never calls. A small
- *   thread in each process watches for errors, also while its rank computes.
+ *   thread in each process watches for errors, also while its rank computes;
+ * - tell the logger which ranks are absent if the world is not complete after 10 s: rank 0 says
+ *   it, other ranks only what it cannot know. Joining goes on until TSHARD_TIMEOUT.
  *
  * A NETWORK THAT BREAKS
  *
@@ -170,8 +172,11 @@ typedef struct tsh_uv_desc {
                           bind may take longer */
     double heartbeat;  /* seconds of silence after which a rank counts as lost, 1 or more; negative:
                           never; 0: TSHARD_HEARTBEAT, else 10 */
-    tsh_logger logger; /* gets refused connections, from the backend's thread; must return quickly,
-                          as no heartbeat is sent meanwhile. Zero: in tsh_uv_run, tsh_desc.logger */
+    double notice;     /* seconds of joining after which the logger is told, once, which ranks are
+                          absent; negative: never; 0: 10 */
+    tsh_logger logger; /* gets refused connections and that notice, from the backend's thread; must
+                          return quickly, as no heartbeat is sent meanwhile. Zero: in tsh_uv_run,
+                          tsh_desc.logger */
     tsh_error *error;  /* gets the error of tsh_uv_open or tsh_uv_run; NULL: tsh_uv_open logs it */
 } tsh_uv_desc;
 
@@ -260,6 +265,7 @@ enum {
     TSHI_UV_IO_SPANS = 64,       /* contiguous spans of memory per system call, at most */
     TSHI_UV_IO_BYTES = 1 << 20,  /* bytes of payload per system call, at most */
     TSHI_UV_RANKS = 1024,        /* ranks in a world: all addresses fit one control message */
+    TSHI_UV_NAME = 32,           /* bytes of a group's name */
     TSHI_UV_UNPROVEN = 1024,     /* largest limit of unauthenticated connections */
     TSHI_UV_FEW = 8,             /* smallest limit of unauthenticated connections */
     TSHI_UV_ACCEPTS = 64,        /* connections accepted per event of the listener, at most */
@@ -541,6 +547,7 @@ enum { TSHI_UV_OF_UNPROVEN, TSHI_UV_OF_KEY_HOLDERS, TSHI_UV_OF_SERVERS, TSHI_UV_
 struct tsh_uv_world {
     int rank, size, spins;        /* this rank; number of ranks; idle turns before a wait sleeps */
     int64_t timeout, heartbeat;   /* TSHARD_TIMEOUT and TSHARD_HEARTBEAT, in ns */
+    int64_t notice;               /* tsh_uv_desc.notice, in ns */
     uint64_t job;                 /* hash of jobname */
     unsigned char secret[32],     /* hash of the shared key; all 0: no key */
         token[32],                /* random bytes, which rank 0 sends with the address table */
@@ -595,7 +602,7 @@ struct tsh_uv_world {
     tsh_coll_search *search; /* by rank: the coordinator's search for a cycle of blocked ranks */
     int confirming;          /* number of ranks on a cycle that have not confirmed their wait */
     tshi_uv_outgoing outgoing;
-    int64_t due;             /* when joining times out */
+    int64_t due, notice_at;  /* when joining times out; when the logger is told who is absent */
     int64_t beat, accept_at; /* when heartbeats are sent next; when accepting is tried again */
     int64_t silent_at;       /* when the next rank counts as lost, if it stays silent */
     int64_t await_at;        /* when the next AWAIT messages are to be sent */
@@ -1292,6 +1299,7 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
         !tsh_timeout(desc->timeout, "tsh_uv_desc.timeout", &world->timeout, error) ||
         !tsh_time_limit(desc->heartbeat, "tsh_uv_desc.heartbeat", "TSHARD_HEARTBEAT", 10,
                         &world->heartbeat, error) ||
+        !tsh_time_limit(desc->notice, "tsh_uv_desc.notice", "", 10, &world->notice, error) ||
         tshi_uv_text(desc->bind, "TSHARD_BIND", world->bind_host, room, error) < 0 ||
         tshi_uv_text(desc->job, "TSHARD_JOB", world->jobname, sizeof world->jobname, error) < 0 ||
         tshi_uv_set_key(desc, world, error) != TSH_OK)
@@ -2540,7 +2548,7 @@ static void tshi_uv_on_bye(tshi_uv_peer *peer) {
     uv_mutex_unlock(&world->lock);
 }
 
-/* Writes "; rank 0 last called barrier, collective 3 of group 1", or "" if none. Returns text. */
+/* Writes "; rank 0 last called barrier, collective 3 of tp", or "" if none. Returns text. */
 static const char *tshi_uv_last_call(tsh_uv_world *world, char *text, size_t room) {
     const tshi_uv_group *group;
     tshi_uv_record record;
@@ -2996,8 +3004,10 @@ static void tshi_uv_list_unready(const tsh_uv_world *world, char *text, size_t r
         if (!world->peer[r].ready) tsh_text_add(text, room, " %d", r); /* rank 0: no READY yet */
 }
 
-/* The world did not form in time: reports which ranks are absent and what was in the way. */
-static void tshi_uv_not_formed(tsh_uv_world *world) {
+/* Fills error: the world has not formed for `passed` ns, which ranks are absent, and what is in the
+ * way. how: "did not form in". */
+static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64_t passed,
+                               tsh_error *error) {
     char absent[256], where[340], hint[256] = "", host[64]; /* parts of the sentence */
     int there = world->rank == 0 || world->peer[0].state == TSHI_UV_THERE;
     const char *obstacle; /* what last hindered a connection of this rank */
@@ -3024,15 +3034,42 @@ static void tshi_uv_not_formed(tsh_uv_world *world) {
         tshi_uv_list_unready(world, hint, sizeof hint);
     obstacle = there && absent[0] ? "" : world->obstacle; /* not why ranks are absent */
     if (there)
-        tshi_uv_suspect(world, TSHI_UV_LATE, TSH_ERR_TIMEOUT, (int)first,
-                        "the world of %d ranks did not form in %.1f s%s%s%s%s%s", world->size,
-                        (double)world->timeout / 1e9, absent[0] ? "; absent ranks:" : "", absent,
-                        obstacle[0] ? "; " : "", obstacle, hint);
+        (void)tsh_error_set(error, TSH_ERR_TIMEOUT, (int)first,
+                            "the world of %d ranks %s %.1f s%s%s%s%s%s", world->size, how,
+                            (double)passed / 1e9, absent[0] ? "; absent ranks:" : "", absent,
+                            obstacle[0] ? "; " : "", obstacle, hint);
     else
-        tshi_uv_suspect(world, TSHI_UV_LATE, TSH_ERR_TIMEOUT, -1,
-                        "rank %d of %d did not reach rank 0 in %.1f s%s%s%s", world->rank,
-                        world->size, (double)world->timeout / 1e9, obstacle[0] ? ": " : "",
-                        obstacle, hint);
+        (void)tsh_error_set(error, TSH_ERR_TIMEOUT, -1,
+                            "rank %d of %d did not reach rank 0 in %.1f s%s%s%s", world->rank,
+                            world->size, (double)passed / 1e9, obstacle[0] ? ": " : "", obstacle,
+                            hint);
+}
+
+/* Tells the logger that the world is not complete yet. Rank 0 knows which ranks are absent; another
+ * one speaks only if it cannot reach rank 0, or all have joined but it cannot reach some. */
+static void tshi_uv_give_notice(const tsh_uv_world *world) {
+    int joined = world->rank && world->peer[0].state == TSHI_UV_THERE; /* 1: rank 0 knows of it */
+    tsh_error error;
+    if (joined && (world->absent[0] || world->told_ready)) return;
+    tshi_uv_not_formed(world, "is not complete after", world->notice, &error);
+    if (world->timeout < INT64_C(1000000000) * TSHI_UV_SECOND) /* longer: there is no limit */
+        tsh_log_message(&world->logger, "%s; waiting until %g s are over (TSHARD_TIMEOUT)",
+                        error.message, (double)world->timeout / 1e9);
+    else
+        tsh_log_message(&world->logger, "%s; waiting without a time limit", error.message);
+}
+
+/* While the world forms: tells the logger once that it takes long; reports that time is up. */
+static void tshi_uv_watch_forming(tsh_uv_world *world, int64_t now) {
+    tsh_error error;
+    if (!world->forming || tshi_uv_failed(world) != TSH_OK) return;
+    if (now >= world->due) {
+        tshi_uv_not_formed(world, "did not form in", world->timeout, &error);
+        tshi_uv_suspect(world, TSHI_UV_LATE, error.code, error.rank, "%s", error.message);
+    } else if (now >= world->notice_at) {
+        world->notice_at = INT64_MAX; /* told once */
+        tshi_uv_give_notice(world);
+    }
 }
 
 static void tshi_uv_tick(tsh_uv_world *world) { /* Does what is due. */
@@ -3049,8 +3086,7 @@ static void tshi_uv_tick(tsh_uv_world *world) { /* Does what is due. */
         now >= world->accept_at) /* starts or resumes accepting */
         world->listening = tshi_uv_watch(&world->control, world->listener, UV_READABLE, world,
                                          tshi_uv_accept);
-    if (tshi_uv_failed(world) == TSH_OK && world->forming && now >= world->due)
-        tshi_uv_not_formed(world);                                     /* joining timed out */
+    tshi_uv_watch_forming(world, now);                                 /* joining takes long */
     if (TSHI_UV_GET(&world->blocked_new)) tshi_uv_send_blocked(world); /* to the coordinator */
     tshi_uv_decide(world, now); /* chooses the world's error, if that is due */
 }
@@ -3603,14 +3639,16 @@ static int tshi_uv_for_messages(const tshi_uv_link *link) { /* Returns 1 if for 
     return link >= link->group->link + link->group->size;
 }
 
-/* Writes "all-reduce of 7 f32 (sum), collective 3 of group 1"; op NULL: a group is being made. */
+/* Writes "all-reduce of 7 f32 (sum), collective 3 of tp"; op NULL: a group is being made. */
 static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, char *text,
                             size_t room) {
+    char name[TSHI_UV_NAME];
     text[0] = 0;
     if (op)
         tsh_coll_where(&op->coll, group->size, op->head.seq, group->id, text, room);
     else
-        tsh_text_add(text, room, "the connections of group %llu", (unsigned long long)group->id);
+        tsh_text_add(text, room, "the connections of %s",
+                     tsh_group_text(group->id, name, sizeof name));
 }
 
 /* Returns a queue of the connection that is not empty, to name its operation in an error. */
@@ -3684,6 +3722,7 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
     const tshi_uv_head *head = &link->heard;
     const tshi_uv_op *op = link->in.used ? tshi_uv_first(group, &link->in) : NULL;
     if (!tshi_uv_for_messages(link)) {
+        char name[TSHI_UV_NAME];
         uint64_t seq = head->seq < op->head.seq ? head->seq : op->head.seq; /* the earlier one */
         int a = group->ranks[link->peer], b = group->world->rank;           /* world ranks */
         if (head->seq == op->head.seq && head->digest == op->head.digest &&
@@ -3691,8 +3730,8 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
             return 1; /* both called the same collective */
         tshi_uv_report_error(
             group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tsh_blamed(a, b),
-            "rank %d and rank %d called different collectives (collective %llu of group %llu)", a,
-            b, (unsigned long long)seq, (unsigned long long)group->id);
+            "rank %d and rank %d called different collectives (collective %llu of %s)", a, b,
+            (unsigned long long)seq, tsh_group_text(group->id, name, sizeof name));
         return 0;
     }
     if (head->kind == TSH_RECV && link->cleared - link->sent < TSHI_UV_OPS) { /* a clear arrived */
@@ -4005,10 +4044,10 @@ static size_t tshi_uv_scratch(const tshi_uv_op *op) {
 
 /* Reports that there is no memory for a collective; returns the world's error. */
 static tsh_result tshi_uv_no_scratch(const tshi_uv_group *group, const tsh_coll *coll) {
-    char text[200] = "start "; /* the end of "rank 1 cannot start ..." */
+    char text[200] = "start ", name[TSHI_UV_NAME]; /* text: the end of "rank 1 cannot start ..." */
     size_t used = strlen(text);
     (void)tsh_coll_text(coll, NULL, group->size, text + used, sizeof text - used);
-    tsh_text_add(text, sizeof text, " of group %llu", (unsigned long long)group->id);
+    tsh_text_add(text, sizeof text, " of %s", tsh_group_text(group->id, name, sizeof name));
     return tshi_uv_cannot(group->world, TSH_ERR_MEMORY, text, "no memory");
 }
 
@@ -4381,7 +4420,7 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
     tickets = (tshi_uv_ticket *)calloc((size_t)parent->size, sizeof *tickets);
     if (tickets) {
         uint64_t id = 2 + world->ids++ * (uint64_t)world->size + (uint64_t)world->rank;
-        tshi_uv_ticket mine = {color, key, alone ? 0 : tshi_uv_port(&at), id};
+        tshi_uv_ticket mine = {color, key, alone ? 0 : tshi_uv_port(&at), out->id | id};
         tickets[parent->rank] = mine; /* of a color, only the lowest rank's id is used */
         result = tshi_uv_trade(parent, tickets);
         if (result == TSH_OK && color >= 0) group = tshi_uv_color_group(parent, tickets);
@@ -4434,10 +4473,11 @@ static void tshi_uv_world_end(tsh_uv_world *world) {
 static void tshi_uv_close(tsh_comm *comm) {
     tshi_uv_group *group = tshi_uv_group_of(comm), **at;
     tsh_uv_world *world = group->world;
+    char name[TSHI_UV_NAME];
     if (group->active && tshi_uv_failed(world) == TSH_OK)
         tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_LOST, world->rank,
-                             "rank %d closed group %llu before it waited for its requests",
-                             world->rank, (unsigned long long)group->id);
+                             "rank %d closed %s before it waited for its requests", world->rank,
+                             tsh_group_text(group->id, name, sizeof name));
     uv_mutex_lock(&world->lock);
     for (at = &world->groups; *at != group;) at = &(*at)->next; /* takes it out of the list */
     *at = group->next;
@@ -4623,6 +4663,7 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
     tsh_result result;
     world->forming = 1;                      /* until tshi_uv_completed */
     world->due = tsh_now() + world->timeout; /* joining times out then */
+    world->notice_at = tsh_now() + world->notice;
     result = tshi_uv_world_alloc(world)
                  ? tshi_uv_find_rank0(world, error)
                  : tsh_error_set(error, TSH_ERR_MEMORY, world->rank,

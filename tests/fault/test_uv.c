@@ -259,6 +259,53 @@ static void test_absent_first(void **state) {
     }
 }
 
+/* Which rank comes late, and what the ranks that know of it then have in their logs. */
+typedef struct late_case {
+    int late;      /* -1: none */
+    double notice; /* see tsh_uv_desc */
+    const char *says;
+} late_case;
+
+static log_lines late_log; /* of this process */
+
+static void late_prepare(job *j, tsh_uv_desc *uv) {
+    const late_case *c = (const late_case *)j->user;
+    uv->logger.fn = log_keep;
+    uv->logger.user = &late_log;
+    uv->notice = c->notice;
+    if (j->rank == c->late) sleep_ms(1500);
+}
+
+static void late_rank_0_to_2(job *j) {
+    const late_case *c = (const late_case *)j->user;
+    int told = c->late == 0 ? j->rank > 0 : c->late > 0 && c->notice > 0 && j->rank == 0;
+    if (c->late < 0) sleep_ms(700); /* nor later */
+    CHECK(tsh_barrier(&j->comm) == TSH_OK);
+    CHECK(late_log.count == told);
+    for (int i = 0; i < told; i++) CHECK(strstr(late_log.line[0], c->says));
+}
+
+/* A world that is not complete after a while says once who is absent, and goes on waiting. */
+static void test_notice(void **state) {
+    static const late_case cases[] = {
+        {-1, 0.5, ""},
+        {2, -1, ""}, /* never */
+        {2, 0, ""},  /* after 10 s */
+        {2, 0.5,
+         "the world of 3 ranks is not complete after 0.5 s; absent ranks: 2; waiting until 30 s "
+         "are over (TSHARD_TIMEOUT)"},
+        {1, 0.5,
+         "the world of 3 ranks is not complete after 0.5 s; absent ranks: 1; waiting until "},
+        {0, 0.5, " of 3 did not reach rank 0 in 0.5 s"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        world_desc desc = tcp_desc(3, late_rank_0_to_2, &cases[i]);
+        desc.prepare = late_prepare;
+        world_run_desc(&desc);
+    }
+}
+
 typedef enum intruder { WRONG_KEY, WRONG_JOB, WRONG_SIZE, TWICE, INTRUDERS } intruder;
 
 /* A world of three, whose rank 2 comes late; the test's rank 3 is the intruder, before that. */
@@ -773,6 +820,9 @@ static void test_variables_of_text(void **state) {
     uv.heartbeat = 0.0 / strtod("0", NULL);
     expect_refusal(&uv, TSH_ERR_ARGUMENT, "tsh_uv_desc.heartbeat is not a number");
     uv.heartbeat = 0;
+    uv.notice = 0.0 / strtod("0", NULL);
+    expect_refusal(&uv, TSH_ERR_ARGUMENT, "tsh_uv_desc.notice is not a number");
+    uv.notice = 0;
     uv.host = text;
     expect_refusal(&uv, TSH_ERR_ARGUMENT, "5999 bytes");
 }
@@ -967,7 +1017,7 @@ int main(void) {
         COMM_TESTS,      TEST(sizes),        TEST(same_as_threads),
         TEST(soak),      TEST(kill),         TEST(stop),
         TEST(exit),      TEST(lonely),       TEST(local_error),
-        TEST(absent),    TEST(absent_first), TEST(intruders),
+        TEST(absent),    TEST(absent_first), TEST(notice), TEST(intruders),
         TEST(strangers), TEST(environment),  TEST(listener),
         TEST(impostor),  TEST(crowd),
         TEST(alone),     TEST(settings),     TEST(run),

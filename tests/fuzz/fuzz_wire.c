@@ -145,7 +145,7 @@ static void wire_open(wire *w, unsigned how) {
     world->rank = (int)(how & 3);
     world->size = RANKS;
     world->timeout = 20 * INT64_C(1000000000);
-    world->heartbeat = 10 * INT64_C(1000000000);
+    world->heartbeat = world->notice = 10 * INT64_C(1000000000);
     world->keyed = 1;
     world->listener = -1;
     world->logger.fn = wire_log;
@@ -163,6 +163,7 @@ static void wire_open(wire *w, unsigned how) {
     must(tshi_uv_world_alloc(world) && tshi_uv_open_loops(world, &error) == TSH_OK);
     for (int r = 0; r < RANKS; r++) wire_address(&world->peer[r].address);
     world->due = tsh_now() + world->timeout;
+    world->notice_at = tsh_now() + world->notice;
     tshi_uv_add_group(world->world_group, &tshi_uv_ops, &w->comm);
     wire_begin(w, how);
 }

@@ -91,7 +91,7 @@ static const seed seeds[] = {
     {"unasked", TSH_ERR_LOST, 1, 0, 0, 0, "sent what nobody asked for"},
     {"data_ended", TSH_ERR_LOST, 1, 0, 0, 0, "closed its connection"},
     {"late", TSH_ERR_TIMEOUT, 1, 0, 0, 0, "absent ranks: 1 2 3"},
-    {"late_in_a_send", TSH_ERR_TIMEOUT, 1, 0, 0, 0, "to rank 1 of group 1; absent ranks: 1"},
+    {"late_in_a_send", TSH_ERR_TIMEOUT, 1, 0, 0, 0, "to rank 1 of world; absent ranks: 1"},
     {"split", TSH_OK, -1, 0, 6, 0, ""},
 };
 

@@ -399,7 +399,7 @@ static void limit(int argc, char **argv) {
     MUST(tsh_barrier(&comm) == TSH_ERR_TIMEOUT);
     MUST(comm.rank == 1 || (now_ms() - begin > 499 && now_ms() - begin < 1500));
     MUST(tsh_comm_error(&comm, &error) == TSH_ERR_TIMEOUT && error.rank == 1);
-    MUST(strcmp(error.message, "rank 0 ran out of time in barrier, collective 1 of group 1; absent "
+    MUST(strcmp(error.message, "rank 0 ran out of time in barrier, collective 1 of world; absent "
                                "ranks: 1") == 0);
     tsh_comm_close(&comm);
     MUST(MPI_Finalize() == MPI_SUCCESS);

@@ -311,7 +311,68 @@ static void test_tie(void **state) {
     assert_verdict(4, TSH_ERR_MISMATCH, 1);
     assert_string_equal(jobs[3].verdict.message,
                         "rank 1 called all-reduce of 6 f32 (sum) where rank 0 called all-reduce of "
-                        "7 f32 (sum) (collective 0 of group 1)");
+                        "7 f32 (sum) (collective 0 of world)");
+}
+
+/* A collective in a group of a ctx, or (group NULL) in one that the program has split off, to which
+ * the last rank brings another count. */
+typedef struct named_case {
+    tsh_comm *(*group)(tsh_ctx *ctx);
+    int ranks, tp, pp, right; /* right: the lowest rank of the last rank's group */
+    const char *says;
+} named_case;
+
+static void named_rank(job *j) {
+    const named_case *c = (const named_case *)j->user;
+    float x[7] = {0};
+    tsh_comm own, *group = &own;
+    tsh_desc desc;
+    tsh_ctx *ctx;
+    memset(&desc, 0, sizeof desc);
+    desc.tp = c->tp;
+    desc.pp = c->pp;
+    desc.comm = j->comm;
+    memset(&j->comm, 0, sizeof j->comm); /* the ctx closes it */
+    CHECK(tsh_open(&desc, &ctx) == TSH_OK);
+    memset(&own, 0, sizeof own);
+    if (!c->group) CHECK(tsh_split(tsh_world(ctx), j->rank / 2, 0, &own) == TSH_OK);
+    if (c->group) group = c->group(ctx);
+    (void)tsh_barrier(tsh_world(ctx)); /* all have their groups; some may be in the error already */
+    (void)tsh_allreduce(group, x, j->rank == j->ranks - 1 ? 6 : 7, TSH_F32, TSH_SUM);
+    CHECK(tsh_barrier(tsh_world(ctx)) == TSH_ERR_MISMATCH); /* of other groups' ranks, too */
+    CHECK(tsh_comm_error(tsh_world(ctx), &j->verdict) == TSH_ERR_MISMATCH);
+    tsh_comm_close(&own);
+    tsh_close(ctx);
+}
+
+/* Two groups of four ranks have the same name; rank 0, which may decide, is not in the one that
+ * differs. */
+static void test_named_groups(void **state) {
+    static const named_case cases[] = {
+        {tsh_tp, 2, 2, 1, 0, " (collective 0 of tp)"},
+        {tsh_tp, 3, 3, 1, 0, " (collective 0 of tp)"},
+        {tsh_tp, 4, 2, 1, 2, " (collective 0 of tp)"},
+        {tsh_dp, 2, 1, 1, 0, " (collective 0 of dp)"},
+        {tsh_dp, 4, 2, 1, 1, " (collective 0 of dp)"},
+        {tsh_pp, 4, 1, 2, 2, " (collective 0 of pp)"},
+        {tsh_world, 4, 2, 1, 0, " (collective 3 of world)"}, /* 2 splits, a barrier */
+        {NULL, 4, 2, 1, 2, " (collective 0 of group "},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const named_case *c = &cases[i];
+        char want[160];
+        if (elsewhere(c->ranks)) continue;
+        world_run(c->ranks, named_rank, c);
+        assert_verdict(c->ranks, TSH_ERR_MISMATCH, c->ranks - 1);
+        (void)snprintf(want, sizeof want,
+                       "rank %d called all-reduce of 6 f32 (sum) where rank %d called all-reduce "
+                       "of 7 f32 (sum)%s",
+                       c->ranks - 1, c->right, c->says);
+        for (int r = 0; r < c->ranks; r++)
+            if (strncmp(jobs[r].verdict.message, want, strlen(want)) != 0)
+                fail_msg("%s\n", jobs[r].verdict.message);
+    }
 }
 
 static void message_mismatch_rank(job *j) {
@@ -379,6 +440,7 @@ static void careless_rank(job *j) {
     if (req) CHECK(done && tsh_wait(&j->comm, req) == TSH_ERR_LOST);
     CHECK(tsh_send(&j->comm, &y, 1, TSH_F32, 1) == TSH_ERR_LOST);
     CHECK(tsh_comm_error(&j->comm, &j->verdict) == TSH_ERR_LOST && j->verdict.rank == 1);
+    CHECK(strcmp(j->verdict.message, "rank 1 closed world before it waited for its requests") == 0);
 }
 
 static void test_careless_close(void **state) {
@@ -532,6 +594,7 @@ static void test_repeat(void **state) {
         cmocka_unit_test(test_self), cmocka_unit_test(test_split),                                 \
         cmocka_unit_test(test_mismatch), cmocka_unit_test(test_tie),                               \
         cmocka_unit_test(test_message_mismatch), cmocka_unit_test(test_leave),                     \
+        cmocka_unit_test(test_named_groups),                                                       \
         cmocka_unit_test(test_careless_close), cmocka_unit_test(test_abort),                       \
         cmocka_unit_test(test_abort_from_thread), cmocka_unit_test(test_timeout),                  \
         cmocka_unit_test(test_circle), cmocka_unit_test(test_nan), cmocka_unit_test(test_repeat)

@@ -448,7 +448,7 @@ static void a_rank_that_is_gone_is_the_error_of_what_waits_for_it(void **state) 
     assert_int_equal(error.rank, 1);
     assert_string_equal(error.message,
                         "rank 1 is gone while rank 0 waits for it in all-reduce of 100000 f32 "
-                        "(sum), collective 0 of group 1");
+                        "(sum), collective 0 of world");
     assert_int_equal(tsh_barrier(&comm), TSH_ERR_LOST);
     tsh_comm_close(&comm);
     messages.rank = 1; /* whose peer is slow: time runs out in test */
@@ -461,7 +461,7 @@ static void a_rank_that_is_gone_is_the_error_of_what_waits_for_it(void **state) 
     assert_int_equal(tsh_wait(&comm, req), TSH_ERR_TIMEOUT);
     assert_string_equal(lonely_error.message,
                         "rank 1 ran out of time in all-reduce of 3 f32 (sum), collective 0 of "
-                        "group 1; absent ranks: 0");
+                        "world; absent ranks: 0");
     assert_int_equal(lonely_error.rank, 0);
     tsh_comm_close(&comm);
 }
@@ -567,7 +567,7 @@ static void messages_that_do_not_fit(void **state) {
     tsh_message_mismatch(&sent, &wanted, 3, 0, 9, 1, &error);
     assert_true(error.code == TSH_ERR_MISMATCH && error.rank == 3);
     assert_string_equal(error.message, "rank 3 called send of 3 f32 to rank 1 where rank 0 called "
-                                       "receive of 4 f32 from rank 2 (message 9 of group 1)");
+                                       "receive of 4 f32 from rank 2 (message 9 of world)");
     assert_true(tsh_blamed(2, 1) == 1 && tsh_blamed(0, 5) == 5 && tsh_blamed(4, 0) == 4);
 }
 
@@ -678,10 +678,36 @@ static void a_call_is_told_with_its_place(void **state) {
     tsh_coll coll = taken(TSH_ALLREDUCE);
     char text[64] = "in ";
     (void)state;
-    tsh_coll_where(&coll, 3, 4, 1, text, sizeof text);
-    assert_string_equal(text, "in all-reduce of 7 f32 (sum), collective 4 of group 1");
+    tsh_coll_where(&coll, 3, 4, 7, text, sizeof text);
+    assert_string_equal(text, "in all-reduce of 7 f32 (sum), collective 4 of group 7");
     tsh_text_add(text, 56, "%d", 1234); /* cut */
-    assert_string_equal(text, "in all-reduce of 7 f32 (sum), collective 4 of group 112");
+    assert_string_equal(text, "in all-reduce of 7 f32 (sum), collective 4 of group 712");
+    text[0] = '\0';
+    tsh_coll_where(&coll, 3, 4, UINT64_C(0x74) << 56 | 7, text, sizeof text);
+    assert_string_equal(text, "all-reduce of 7 f32 (sum), collective 4 of tp");
+}
+
+static void groups_have_names(void **state) {
+    static const struct {
+        uint64_t id;
+        const char *name;
+    } rows[] = {
+        {1, "world"}, /* the letters of the axes: t is 0x74, d 0x64, p 0x70 */
+        {UINT64_C(0x74) << 56 | 1, "tp"},
+        {UINT64_C(0x64) << 56 | 12, "dp"},
+        {UINT64_C(0x70) << 56 | 3, "pp"},
+        {0, "group 0"},
+        {2, "group 2"},
+        {UINT64_C(0x0a) << 56, "group 720575940379279360"}, /* no letter of an axis */
+        {UINT64_MAX, "group 18446744073709551615"},
+    };
+    char text[32];
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        assert_string_equal(tsh_group_text(rows[i].id, text, sizeof text), rows[i].name);
+    assert_string_equal(tsh_group_text(1, text, 4), "wor"); /* cut */
+    assert_ptr_equal(tsh_group_text(2, text, 0), text);     /* nothing is written */
+    assert_string_equal(text, "wor");
 }
 
 #define EXPECT_COLL(coll, other, want)                                                             \
@@ -799,6 +825,7 @@ int main(void) {
         cmocka_unit_test(a_sum_begins_behind_its_chunk),
         cmocka_unit_test(time_limits),
         cmocka_unit_test(a_call_is_told_with_its_place),
+        cmocka_unit_test(groups_have_names),
         cmocka_unit_test(descriptors_have_text),
         cmocka_unit_test(the_first_count_that_differs_is_told),
         cmocka_unit_test(values_that_mean_nothing_are_told_as_numbers),
