@@ -315,7 +315,8 @@ static const mistake mistakes[] = {
     {integers_in_a_product, 1, TSH_ERR_DTYPE, MLP "tsh_matmul: argument 2 is i32, not f32"},
     {item_of_many_elements, 1, TSH_ERR_SHAPE,
      MLP "tsh_item: takes one replicated element, not (2, 3, 4) R"},
-    {buffer_too_small, 1, TSH_ERR_SHAPE, MLP "tsh_read: 16 bytes were given, the tensor's"},
+    {buffer_too_small, 1, TSH_ERR_ARGUMENT,
+     MLP "tsh_read: 16 bytes were given, the tensor's global shape holds 96"},
 
     {null_argument, 4, TSH_ERR_ARGUMENT, MLP "tsh_add: argument 2 is NULL"},
     {forward_without_a_result, 4, TSH_ERR_ARGUMENT,
@@ -347,8 +348,8 @@ static const mistake mistakes[] = {
     {norm_of_sharded_features, 4, TSH_ERR_LAYOUT,
      "of 8 features); gather it first: tsh_redistribute(x, tsh_replicated())"},
     {gelu_of_a_partial_sum, -2, TSH_ERR_LAYOUT,
-     MLP "tsh_gelu: input is a partial sum; x is (2, 3, 1) P on 2 ranks; complete it first: "
-         "tsh_redistribute(x, tsh_replicated())"},
+     MLP "tsh_gelu: input is a partial sum, and the op is not linear; x is (2, 3, 1) P on 2 "
+         "ranks; complete it first: tsh_redistribute(x, tsh_replicated())"},
     {bias_on_every_rank, 4, TSH_ERR_LAYOUT,
      MLP "tsh_add: layouts of (2, 3, 1) P and (1) R do not go together; complete the partial sum "
          "first: tsh_redistribute(x, tsh_replicated())"},
@@ -357,8 +358,9 @@ static const mistake mistakes[] = {
          "tsh_redistribute(b, tsh_layout_of(a)), or gather: tsh_redistribute(a, "
          "tsh_replicated())"},
     {softmax_over_sharded_features, -3, TSH_ERR_LAYOUT,
-     MLP "tsh_softmax: input is sharded along the dimension; x is (2, 3, 8) S(2) on 3 ranks; "
-         "complete it first: tsh_redistribute(x, tsh_replicated())"},
+     MLP "tsh_softmax: input is not whole along the dimension, and the op needs all values there; "
+         "x is (2, 3, 8) S(2) on 3 ranks; complete it first: tsh_redistribute(x, "
+         "tsh_replicated())"},
     {loss_of_partial_logits, -4, TSH_ERR_LAYOUT,
      MLP "tsh_cross_entropy: the logits (2, 3, 1) P are a partial sum over 4 ranks; complete them "
          "first: tsh_redistribute(logits, tsh_replicated())"},
