@@ -3896,8 +3896,9 @@ static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) 
     for (int i = 0; i < n && ctx->error.code == TSH_OK; i++) {
         if (!in[i] || in[i]->ctx != ctx)
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d %s", op, i + 1,
-                           in[i] ? "belongs to another ctx; tsh_read and tsh_tensor_from copy values"
-                             : "is NULL");
+                           in[i] ? "belongs to another ctx; tsh_read and tsh_tensor_from copy "
+                                     "values"
+                                   : "is NULL");
         else if (!in[i]->block)
             (void)tshi_init_materialize(in[i]);
         if (ctx->error.code == TSH_OK && (in[i]->flags & TSHI_STALE))
@@ -9463,8 +9464,8 @@ static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shap
             if (length[d] == 1) length[d] = own; /* the size that is not 1, if there is one */
             if (length[d] == own || own == 1) continue;
             return tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
-                            "%s: shapes %s and %s do not broadcast (%lld against %lld); counted from "
-                            "the last one, sizes must be equal or 1: tsh_reshape", op,
+                            "%s: shapes %s and %s do not broadcast (%lld against %lld); counted "
+                            "from the last one, sizes must be equal or 1: tsh_reshape", op,
                             tshi_tensor_text(in[0], a), tshi_tensor_text(in[i], b),
                             (long long)length[d], (long long)own) == TSH_OK;
         }
@@ -11893,8 +11894,8 @@ static int tshi_embedding_rows(const tsh_tensor *ids, const tsh_tensor *w, const
         int64_t id = tshi_tensor_integer(ids, values, i);
         if (id < 0 || id >= w->dim[0])
             return tsh_fail(w->ctx, TSH_ERR_ARGUMENT,
-                            "tsh_embedding: id %lld at position %lld is outside [0, %lld), the rows of "
-                            "the weight",
+                            "tsh_embedding: id %lld at position %lld is outside [0, %lld), the "
+                            "rows of the weight",
                             (long long)id, (long long)i, (long long)w->dim[0]) == TSH_OK;
         row[i] = tshi_tensor_local(w, 0, id); /* -1: on another rank */
     }
@@ -16477,7 +16478,7 @@ static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
         (long long)optim->info.skipped, norm);
 }
 
-/* Warns if a parameter was added below optim's module after optim was made, and has no optimiser. */
+/* Warns if a parameter without an optimiser was added below optim's module after optim was made. */
 static TSHI_COLD void tshi_optim_warn_late(tsh_ctx *ctx, const tsh_optim *optim) {
     tshi_walk at = {NULL, NULL, 0};
     char text[TSH_MESSAGE_SIZE];
@@ -17721,7 +17722,8 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
                 tshi_io_hash_key, 0);
     for (i = 0; i < io->counts; i++) {
         const tshi_io_count *count = &io->count[i];
-        if (i == io->generators) tshi_io_put(text, ",\"tshard.optim\":\"%s\"", tshi_optim_kind(io->optim));
+        if (i == io->generators)
+            tshi_io_put(text, ",\"tshard.optim\":\"%s\"", tshi_optim_kind(io->optim));
         if (count->optional && !*count->value) continue;
         tshi_io_put_name(text, count->prefix, count->name);
         tshi_io_put(text, "\"%llu\"", (unsigned long long)*count->value);
@@ -18570,7 +18572,7 @@ static int tshi_load_skips(const tshi_io *io, const char *name) {
     return n && (strncmp(name + moment, io->prefix, n) != 0 || name[moment + n] != '.');
 }
 
-/* Returns the length of the prefix of `name`, before a dot and `path`; 0 if name has another end. */
+/* Returns the length of the prefix of `name`, before a dot and `path`; 0: it has another end. */
 static size_t tshi_load_prefix(const char *name, const char *path) {
     const size_t n = strlen(name), k = strlen(path);
     return n > k + 1 && name[n - k - 1] == '.' && strcmp(name + n - k, path) == 0 ? n - k - 1 : 0;
@@ -18584,7 +18586,7 @@ static int tshi_load_match_all(tshi_io *io) {
     char quote[TSHI_IO_QUOTE] = "", hint[TSHI_IO_QUOTE + 64] = "";
     int i, missing = 0; /* number of tensors that the file lacks */
     size_t e, more = 0; /* number that the model lacks */
-    size_t prefix = 0, found; /* length of the prefix that the model lacks; 0: another difference */
+    size_t prefix = 0, found; /* length of a prefix that the file has and the model lacks; or 0 */
     for (i = 0; i < io->items; i++) {
         if (!tshi_load_match(io, &io->item[i])) return 0;
         if (io->item[i].entry || !tshi_load_required(io, &io->item[i])) continue;

@@ -402,18 +402,18 @@ static void test_files_that_do_not_fit(void **state) {
 
 /* -------------------------------------------------------------------- warnings */
 
-#define WARN_GRADS                                                                                 \
-    "warning: tsh_backward adds to gradients that tsh_optim_step has used; call tsh_zero_grads "    \
-    "after each tsh_optim_step"
-#define WARN_STEP                                                                                  \
-    "warning: memory grows: many calls of tsh_optim_step, and no tsh_step_end between them; call "  \
-    "tsh_step_end at the end of each step"
-#define WARN_NONE                                                                                  \
-    "warning: tsh_optim_step changes nothing, as no parameter has a gradient; call tsh_backward "   \
-    "before it, and tsh_zero_grads only after it"
-#define WARN_LATE                                                                                  \
-    "warning: \"b.weight\" was added after tsh_optim_new and is never updated; call tsh_optim_new " \
-    "when the model is complete"
+static const char warn_grads[] =
+    "warning: tsh_backward adds to gradients that tsh_optim_step has used; call tsh_zero_grads "
+    "after each tsh_optim_step";
+static const char warn_step[] =
+    "warning: memory grows: many calls of tsh_optim_step, and no tsh_step_end between them; call "
+    "tsh_step_end at the end of each step";
+static const char warn_none[] =
+    "warning: tsh_optim_step changes nothing, as no parameter has a gradient; call tsh_backward "
+    "before it, and tsh_zero_grads only after it";
+static const char warn_late[] =
+    "warning: \"b.weight\" was added after tsh_optim_new and is never updated; call tsh_optim_new "
+    "when the model is complete";
 
 static log_lines lines; /* of rank 0, which alone warns */
 
@@ -464,8 +464,8 @@ static void test_forgotten_calls(void **state) {
     for (ranks = 1; ranks <= 4; ranks++)
         for (f = NOTHING; f <= BOTH; f++) {
             forgotten what = (forgotten)f;
-            expect_warnings(ranks, desc, forget, &what, f & ZERO_GRADS ? WARN_GRADS : NULL,
-                            f & STEP_END ? WARN_STEP : NULL);
+            expect_warnings(ranks, desc, forget, &what, f & ZERO_GRADS ? warn_grads : NULL,
+                            f & STEP_END ? warn_step : NULL);
         }
 }
 
@@ -495,7 +495,7 @@ static void test_steps_without_gradients(void **state) {
         for (i = NO_BACKWARD; i <= IN_TIME; i++) {
             zeroed when = (zeroed)i;
             expect_warnings(ranks, desc, step_without_gradients, &when,
-                            when == IN_TIME ? NULL : WARN_NONE, NULL);
+                            when == IN_TIME ? NULL : warn_none, NULL);
         }
 }
 
@@ -522,7 +522,7 @@ static void test_layers_after_the_optimiser(void **state) {
     (void)state;
     for (ranks = 1; ranks <= 3; ranks++)
         for (own = 0; own < 2; own++)
-            expect_warnings(ranks, desc, layer_after_the_optimiser, &own, own ? NULL : WARN_LATE,
+            expect_warnings(ranks, desc, layer_after_the_optimiser, &own, own ? NULL : warn_late,
                             NULL);
 }
 
@@ -565,7 +565,7 @@ static void test_a_pipeline(void **state) {
     (void)state;
     for (desc.pp = 1; desc.pp <= 2; desc.pp++)
         for (forgets = 0; forgets < 2; forgets++)
-            expect_warnings(2, desc, stages, &forgets, forgets ? WARN_GRADS : NULL, NULL);
+            expect_warnings(2, desc, stages, &forgets, forgets ? warn_grads : NULL, NULL);
 }
 
 /* ------------------------------------------------------------ who makes none */
