@@ -169,6 +169,8 @@
  *   before is never logged. With several ranks, the sentence begins with the rank that logs it:
  *   "rank 1: ..." is an error of its own, "rank 0 stops: rank 1: ..." one that it learnt from rank
  *   1. Runners (tsh_run, tsh_threads_run, ...) also log why a rank could not start or join.
+ *   Rank 0 also logs, once each, what a training loop seems to forget: "warning: ..." names the call.
+ *   examples/README.md lists mistakes by their sentences.
  *
  * THE SAME NUMBERS EVERYWHERE
  *   Initial weights and dropout masks are keyed by seed, path and global element index: the same
@@ -16498,15 +16500,15 @@ static TSHI_COLD void tshi_optim_warn_late(tsh_ctx *ctx, const tsh_optim *optim)
 /* Marks the gradients as used. Warns if there are none; and if, after many steps, none has been
  * ended and each has left step tensors. */
 static void tshi_optim_warn(tsh_ctx *ctx, const tsh_optim *optim) {
-    int held = 0, live = 0; /* numbers of parameters on this stage, and with a gradient */
+    int wanted = 0, live = 0; /* numbers of parameters that require a gradient, that have one */
     if (ctx->error.code != TSH_OK) return;
     for (int i = 0; i < optim->count; i++) {
         tsh_tensor *param = optim->each[i].param;
-        held += !param->absent;
+        wanted += param->requires_grad;
         live += param->gr.live;
         if (param->gr.live) param->flags |= TSHI_USED;
     }
-    if (held && !live)
+    if (wanted && !live && ctx->pp.size == 1) /* a stage may lie before all that is trained */
         tshi_error_warn(ctx, TSHI_WARN_NONE,
                         "tsh_optim_step changes nothing, as no parameter has a gradient; call "
                         "tsh_backward before it, and tsh_zero_grads only after it");

@@ -538,8 +538,11 @@ static tsh_tensor *mean_square(tsh_ctx *ctx, tsh_tensor *y, int k, void *user) {
     return tsh_mean(tsh_mul(y, y), TSH_ALL, 0);
 }
 
-/* user: 1: without tsh_zero_grads. */
+/* What a training loop with a pipeline does. FROZEN: the last layer alone is trained. */
+typedef enum loop { WHOLE, FROZEN, FORGETS, LOOPS } loop;
+
 static int stages(tsh_ctx *ctx, void *user) {
+    const loop what = *(const loop *)user;
     const tsh_pipeline_desc desc = {.micro_batches = 3, .input = ones, .loss = mean_square};
     tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
     tsh_pipeline *pipeline;
@@ -549,10 +552,12 @@ static int stages(tsh_ctx *ctx, void *user) {
     tsh_add_linear(h, "1", &square);
     pipeline = tsh_pipeline_new(h, &desc);
     optim = tsh_optim_new(h, NULL);
+    if (what == FROZEN) tsh_requires_grad(tsh_param(h, "0.weight"), 0);
+    if (what == FROZEN) tsh_requires_grad(tsh_param(h, "0.bias"), 0);
     for (int i = 0; i < 40; i++) {
         CHECK(tsh_pipeline_train(pipeline, &loss) == TSH_OK, "step %d", i);
         CHECK(tsh_optim_step(optim) == TSH_OK, "step %d", i);
-        if (!*(const int *)user) tsh_zero_grads(h);
+        if (what != FORGETS) tsh_zero_grads(h);
         CHECK(tsh_step_end(ctx) == TSH_OK, "step %d", i);
         if (i % 10 == 0) CHECK(tsh_pipeline_evaluate(pipeline, 0, &loss) == TSH_OK, "%d", i);
     }
@@ -561,25 +566,28 @@ static int stages(tsh_ctx *ctx, void *user) {
 
 static void test_a_pipeline(void **state) {
     tsh_desc desc = {.tp = 1};
-    int forgets;
+    int i;
     (void)state;
     for (desc.pp = 1; desc.pp <= 2; desc.pp++)
-        for (forgets = 0; forgets < 2; forgets++)
-            expect_warnings(2, desc, stages, &forgets, forgets ? warn_grads : NULL, NULL);
+        for (i = WHOLE; i < LOOPS; i++) {
+            loop what = (loop)i;
+            expect_warnings(2, desc, stages, &what, what == FORGETS ? warn_grads : NULL, NULL);
+        }
 }
 
 /* ------------------------------------------------------------ who makes none */
 
-/* A GPT as it is trained: two micro-batches a step, evaluations, groups, a checkpoint. */
+/* A GPT as it is trained: two micro-batches a step, evaluations, groups, a checkpoint. user: .zero
+ * of the optimiser. */
 static int no_mistake(tsh_ctx *ctx, void *user) {
-    const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .lr = 1e-3, .clip_norm = 1};
+    const tsh_optim_desc adamw = {
+        .kind = TSH_ADAMW, .lr = 1e-3, .clip_norm = 1, .zero = *(const int *)user};
     const tsh_backward_desc defer = {.defer = 1};
     const tsh_shape batch = tsh_shape2(GPT_BATCH, GPT_CONTEXT);
     tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, batch, NULL);
     tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, batch, NULL);
     tsh_module *gpt = gpt_add(ctx);
     tsh_optim *optim;
-    (void)user;
     CHECK(tsh_parallelize(gpt, gpt_plan, GPT_RULES) == TSH_OK, "plan");
     CHECK((optim = tsh_optim_new(gpt, &adamw)) != NULL, "optimiser");
     CHECK(tsh_optim_group(optim, "**.bias", 1, 0) == TSH_OK, "group");
@@ -610,11 +618,12 @@ static int no_mistake(tsh_ctx *ctx, void *user) {
 
 static void test_no_mistake_and_no_message(void **state) {
     tsh_desc desc = {.tp = 1};
-    int ranks;
+    int ranks, zero;
     (void)state;
     for (ranks = 1; ranks <= 4; ranks++)
         for (desc.tp = 1; desc.tp <= ranks; desc.tp++)
-            if (ranks % desc.tp == 0) expect_warnings(ranks, desc, no_mistake, NULL, NULL, NULL);
+            for (zero = 0; zero < 2 && ranks % desc.tp == 0; zero++)
+                expect_warnings(ranks, desc, no_mistake, &zero, NULL, NULL);
 }
 
 int main(void) {
