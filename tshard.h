@@ -169,8 +169,8 @@
  *   before is never logged. With several ranks, the sentence begins with the rank that logs it:
  *   "rank 1: ..." is an error of its own, "rank 0 stops: rank 1: ..." one that it learnt from rank
  *   1. Runners (tsh_run, tsh_threads_run, ...) also log why a rank could not start or join.
- *   Rank 0 also logs, once each, what a training loop seems to forget: "warning: ..." names the call.
- *   examples/README.md lists mistakes by their sentences.
+ *   Rank 0 also logs, once each, what a training loop seems to forget; "warning: ..." says which
+ *   call. examples/README.md lists mistakes by their sentences.
  *
  * THE SAME NUMBERS EVERYWHERE
  *   Initial weights and dropout masks are keyed by seed, path and global element index: the same

@@ -390,11 +390,13 @@ static int files_that_do_not_fit(tsh_ctx *ctx, void *user) {
 }
 
 static void test_files_that_do_not_fit(void **state) {
+    static const char zip[] = "PK\3\4 and what torch.save writes next";
+    static const char table[] = "epoch,loss\n1,4.25\n2,3.125\n";
     int ranks;
     (void)state;
     for (ranks = 1; ranks <= 3; ranks++) {
-        if (FILES_MINE) files_write("model.pt", "PK\3\4 and what torch.save writes next", 37);
-        if (FILES_MINE) files_write("model.csv", "epoch,loss\n1,4.25\n2,3.125\n", 28);
+        if (FILES_MINE) files_write("model.pt", zip, sizeof zip - 1);
+        if (FILES_MINE) files_write("model.csv", table, sizeof table - 1);
         ranks_run(ranks, files_that_do_not_fit, NULL);
         files_clear();
     }
