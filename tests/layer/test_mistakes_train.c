@@ -383,7 +383,7 @@ static int files_that_do_not_fit(tsh_ctx *ctx, void *user) {
     CHECK_SAYS(TSH_ERR_IO, "/model.pt\" is a zip archive, as torch.save writes "
                            "(safetensors.torch.save_file converts it)");
     (void)tsh_load(whole, files_path("model.csv"), NULL);
-    CHECK_SAYS(TSH_ERR_IO, "/model.csv\" is no safetensors file: ");
+    CHECK_SAYS(TSH_ERR_IO, "/model.csv\" is a text; tsh_load takes one safetensors file");
     (void)tsh_load(whole, files_path("nowhere"), NULL);
     CHECK_SAYS(TSH_ERR_IO, "/nowhere\" cannot be opened: No such file or directory");
     return 0;
