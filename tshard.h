@@ -172,6 +172,8 @@
  *   1. Runners (tsh_run, tsh_threads_run, ...) also log why a rank could not start or join. What is
  *   said of a collective names its group: "collective 3 of tp", of dp, pp or world, or of "group 7"
  *   where the program itself split it off.
+ *   Rank 0 also logs, once each, what a training loop seems to forget; "warning: ..." says which
+ *   call. examples/README.md lists mistakes by their sentences.
  *
  * THE SAME NUMBERS EVERYWHERE
  *   Initial weights and dropout masks are keyed by seed, path and global element index: the same
@@ -1482,7 +1484,9 @@ TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rule
 TSH_API tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rules, int count,
                                    FILE *file);
 /* Writes the tree as a table: path, kind, global shape, layout, local shape and bytes on this rank
- * of every parameter, and totals. Tied parameters count once. */
+ * of every parameter, and totals. Tied parameters count once. Then a line for every group of each
+ * optimiser of module, or of one below: how many parameters have this learning rate and this weight
+ * decay, and the first of them. */
 TSH_API tsh_result tsh_summary(tsh_module *module, FILE *file);
 /* Layers that their description or a plan can shard. A linear, torch.nn.Linear: x (.., in) -> (..,
  * out) by "weight" (out, in), or (in, out) if reversed, and "bias" (out). Plain: no collective, or
@@ -1582,7 +1586,8 @@ typedef struct tsh_optim_desc {
 TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc);
 /* Parameters whose path below the module matches: learning rate times lr_scale, this weight decay.
  * Later groups win. A pattern is that of tsh_plan_rule: "**.bias" are all biases, "*.bias" only
- * those of the module's own children. TSH_ERR_ARGUMENT: it matches none. */
+ * those of the module's own children; tsh_summary says how many a group has. TSH_ERR_ARGUMENT: it
+ * matches none, or a value is below 0. */
 TSH_API tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                    double weight_decay);
 /* The learning rate of the steps to come, 0 too; groups scale it. */
@@ -2149,7 +2154,13 @@ typedef struct tshi_gemm_kernel tshi_gemm_kernel;
 typedef struct tshi_trace tshi_trace;
 
 /* Warnings, each given once per ctx; and steps without a tsh_step_end before it is missed. */
-enum { TSHI_WARN_GRADS = 1, TSHI_WARN_STEP = 2, TSHI_WARN_STEPS = 32 };
+enum {
+    TSHI_WARN_GRADS = 1,  /* bits: gradients are not zeroed */
+    TSHI_WARN_STEP = 2,   /* steps are not ended */
+    TSHI_WARN_NONE = 4,   /* an optimiser finds no gradients */
+    TSHI_WARN_LATE = 8,   /* a parameter is younger than its optimiser */
+    TSHI_WARN_STEPS = 32 /* no bit: a number of steps */
+};
 
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp; /* all ranks; this rank's group of each axis of parallelism */
@@ -2180,6 +2191,8 @@ struct tsh_ctx {
     const tsh_module *module; /* the innermost one whose forward or backward runs; or NULL */
     tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx); /* compares models; NULL: there is none */
     tsh_optim *optims;      /* list of all optimisers, the newest first */
+    /* Writes the groups of optim and older ones for tsh_summary; NULL: no optimiser yet. */
+    void (*write_groups)(const tsh_optim *optim, const tsh_module *root, FILE *file);
     tsh_pipeline *pipeline; /* the first one; NULL: none */
     tshi_micro *micros;     /* list of the micro-batches of all pipelines */
 };
@@ -3980,7 +3993,9 @@ static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) 
     for (int i = 0; i < n && ctx->error.code == TSH_OK; i++) {
         if (!in[i] || in[i]->ctx != ctx)
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d %s", op, i + 1,
-                           in[i] ? "belongs to another ctx" : "is NULL");
+                           in[i] ? "belongs to another ctx; tsh_read and tsh_tensor_from copy "
+                                     "values"
+                                   : "is NULL");
         else if (!in[i]->block)
             (void)tshi_init_materialize(in[i]);
         if (ctx->error.code == TSH_OK && (in[i]->flags & TSHI_STALE))
@@ -8623,7 +8638,8 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
                         ctx->tp.size);
     if (tsh_numel(loss) != 1 || !tshi_dtype_computes(loss->dtype))
         return tsh_fail(ctx, TSH_ERR_SHAPE,
-                        "tsh_backward: the loss must be one replicated value, not %s %s",
+                        "tsh_backward: the loss must be one replicated value, not %s %s, as "
+                        "tsh_mean(loss, TSH_ALL, 0) gives",
                         tshi_dtype_name(loss->dtype), tshi_tensor_text(loss, text));
     if ((loss->base->flags & (TSHI_CONSUMED | TSHI_DEAD)) == TSHI_CONSUMED)
         return tsh_fail(ctx, TSH_ERR_STATE,
@@ -8633,7 +8649,11 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
     if (!loss->base->requires_grad || !loss->base->node)
         return tsh_fail(
             ctx, TSH_ERR_STATE,
-            "tsh_backward: the loss does not depend on any tensor that requires a gradient");
+            "tsh_backward: the loss does not depend on any tensor that requires a gradient; %s",
+            ctx->tape.no_grad
+                ? "nothing is recorded since tsh_no_grad_begin: call tsh_no_grad_end first"
+                : "parameters do, and tensors after tsh_requires_grad(t, 1), but not through "
+                  "tsh_detach or what is computed after tsh_no_grad_begin");
     return TSH_OK;
 }
 
@@ -8670,9 +8690,11 @@ static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
     return 1;
 }
 
-/* Warns if the loss adds to a gradient that an optimiser has used already. After tshi_tape_mark. */
+/* Warns, once, if a backward adds to a gradient that an optimiser has used already. Comes after
+ * tshi_tape_mark. */
 static void tshi_tape_warn(tsh_ctx *ctx) {
     const tsh_tensor *head = &ctx->handles.owned;
+    if (ctx->warned & TSHI_WARN_GRADS) return;
     for (tsh_tensor *t = head->next; t != head; t = t->next) {
         if (!t->contributions || !(t->flags & TSHI_USED)) continue;
         t->flags &= ~(unsigned)TSHI_USED;
@@ -9978,7 +10000,8 @@ static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shap
             if (length[d] == 1) length[d] = own; /* the size that is not 1, if there is one */
             if (length[d] == own || own == 1) continue;
             return tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
-                            "%s: shapes %s and %s do not broadcast (%lld against %lld)", op,
+                            "%s: shapes %s and %s do not broadcast (%lld against %lld); counted "
+                            "from the last one, sizes must be equal or 1: tsh_reshape", op,
                             tshi_tensor_text(in[0], a), tshi_tensor_text(in[i], b),
                             (long long)length[d], (long long)own) == TSH_OK;
         }
@@ -11024,6 +11047,17 @@ static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t len
     return kept && at == end; /* 0: the part ends inside a segment */
 }
 
+/* Adds to hint what the plan lacks if the sharded dimension of x, of one segment, is so many parts
+ * one after the other: fused Q, K, V. */
+static TSHI_COLD void tshi_view_hint_fused(const tsh_tensor *x, int64_t parts, char *hint,
+                                           size_t size) {
+    if (x->layout.segments == 1 && parts > 1 && parts <= TSH_MAX_SEGMENTS)
+        tsh_text_add(hint, size,
+                     "if these are %d fused parts, as [Q|K|V], give the rule of their linear "
+                     ".segments = %d in the plan (and .unit = head size); else ",
+                     (int)parts, (int)parts);
+}
+
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_slice", &x, 1);
     char text[TSHI_TEXT_SIZE], hint[2 * TSHI_TEXT_SIZE] = "";
@@ -11038,13 +11072,8 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
     out = tshi_tensor_view(x);
     if (!out) return NULL;
     if (x->layout.kind == TSH_SHARDED && x->layout.dim == d && (start || length != x->dim[d])) {
-        const int fused = x->layout.segments == 1 && length > 0 &&
-                          start % length == 0 && x->dim[d] % length == 0; /* as [Q|K|V] */
-        if (fused && x->dim[d] / length <= TSH_MAX_SEGMENTS)
-            tsh_text_add(hint, sizeof hint,
-                         "if these are %d fused parts, as [Q|K|V], give the rule of their linear "
-                         ".segments = %d in the plan (and .unit = head size); else ",
-                         (int)(x->dim[d] / length), (int)(x->dim[d] / length));
+        if (length > 0 && start % length == 0 && x->dim[d] % length == 0) /* as [Q|K|V] */
+            tshi_view_hint_fused(x, x->dim[d] / length, hint, sizeof hint);
         if (!tshi_view_segments(out, d, start, length))
             return tshi_error_null(
                 ctx, TSH_ERR_LAYOUT,
@@ -11226,6 +11255,24 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
     return 1;
 }
 
+/* Adds to hint what the plan lacks if a reshape that is refused splits the sharded dimension of x
+ * into fused parts or heads: (3 H D) to (3, H, D), (H D) to (H, D). */
+static TSHI_COLD void tshi_view_hint_split(const tsh_tensor *x, const tsh_shape *shape, char *hint,
+                                           size_t size) {
+    int a0 = 0, a1 = 0, b0 = 0, b1 = 0, heads; /* heads: the dimension of shape that has them */
+    if (!tsh_numel(x)) return;
+    tshi_view_group(x, shape, x->layout.dim, &a0, &a1, &b0, &b1);
+    if (a1 - a0 != 1 || b1 - b0 < 2) return; /* other dimensions are merged with it */
+    if (b1 - b0 > 2 || shape->dim[b0] == 3) tshi_view_hint_fused(x, shape->dim[b0], hint, size);
+    heads = b0 + (x->layout.segments > 1 && b1 - b0 > 2);
+    if (!*hint)
+        tsh_text_add(hint, size,
+                     "if these are %lld heads, give the rule of their linear .unit = %lld in the "
+                     "plan; else ",
+                     (long long)shape->dim[heads],
+                     (long long)tshi_tensor_product(shape->dim + heads + 1, b1 - heads - 1));
+}
+
 /* Fills in strides with which x's local values have the local sizes `to`. Returns 0 if there are
  * none: x must be copied. */
 static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, int64_t *stride) {
@@ -11254,7 +11301,7 @@ static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, i
 
 TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_reshape", &x, 1);
-    char from[TSHI_TEXT_SIZE], to[TSHI_TEXT_SIZE];
+    char from[TSHI_TEXT_SIZE], to[TSHI_TEXT_SIZE], hint[2 * TSHI_TEXT_SIZE] = "";
     int64_t stride[TSH_MAX_DIMS];
     tsh_tensor *out, form; /* form: only the new shape and layout */
     tsh_layout layout;
@@ -11271,14 +11318,16 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
                                "tsh_reshape: %s has %lld elements, which do not fit the new shape "
                                "%s",
                                tshi_tensor_text(x, from), (long long)tsh_numel(x), to);
-    if (!tshi_view_layout(x, &shape, &layout))
+    if (!tshi_view_layout(x, &shape, &layout)) {
+        tshi_view_hint_split(x, &shape, hint, sizeof hint);
         return tshi_error_null(ctx, TSH_ERR_LAYOUT,
                                "tsh_reshape: from %s to %s would cut across the sharded dimension "
                                "or its units of %lld; "
-                               "gather it first: tsh_redistribute(x, tsh_replicated())",
+                               "%sgather it first: tsh_redistribute(x, tsh_replicated())",
                                tshi_tensor_text(x, from),
                                tshi_tensor_sizes(shape.dim, shape.ndim, to),
-                               (long long)x->layout.segment[0].unit);
+                               (long long)x->layout.segment[0].unit, hint);
+    }
     if (tshi_tensor_set_shape(&form, "tsh_reshape", &shape, &layout) != TSH_OK) return NULL;
     if (!tshi_view_strides(x, form.ndim, form.local, stride)) {
         x = tshi_map_copy("tsh_reshape", x); /* dense: has strides for every shape */
@@ -12077,7 +12126,9 @@ static int tshi_matmul_shape(tsh_tensor *a, tsh_tensor *b, tsh_shape *shape) {
         shape->dim[shape->ndim - d] = p == 1 ? q : p;
     }
     if (!fits)
-        return tsh_fail(a->ctx, TSH_ERR_SHAPE, "tsh_matmul: %s times %s has no meaning",
+        return tsh_fail(a->ctx, TSH_ERR_SHAPE,
+                        "tsh_matmul: %s times %s does not fit; takes (.., m, k) times (.., k, n) "
+                        "with leading sizes that broadcast: tsh_transpose, tsh_reshape",
                         tshi_tensor_text(a, ta), tshi_tensor_text(b, tb)) == TSH_OK;
     shape->dim[shape->ndim - 2] = a->dim[a->ndim - 2];
     shape->dim[shape->ndim - 1] = b->dim[b->ndim - 1];
@@ -12384,7 +12435,8 @@ static int tshi_embedding_rows(const tsh_tensor *ids, const tsh_tensor *w, const
         int64_t id = tshi_tensor_integer(ids, values, i);
         if (id < 0 || id >= w->dim[0])
             return tsh_fail(w->ctx, TSH_ERR_ARGUMENT,
-                            "tsh_embedding: id %lld at position %lld is outside [0, %lld)",
+                            "tsh_embedding: id %lld at position %lld is outside [0, %lld), the "
+                            "rows of the weight",
                             (long long)id, (long long)i, (long long)w->dim[0]) == TSH_OK;
         row[i] = tshi_tensor_local(w, 0, id); /* -1: on another rank */
     }
@@ -12487,11 +12539,13 @@ static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *looku
 /* Checks dtypes and shapes of ids and weight, and the options. Returns 0 after an error. */
 static int tshi_embedding_check(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc) {
     int integers = !tshi_dtypes[ids->dtype].floating;
+    char ti[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
     if (!integers || w->ndim != 2 || ids->ndim >= TSH_MAX_DIMS)
         (void)tsh_fail(w->ctx, integers ? TSH_ERR_SHAPE : TSH_ERR_DTYPE,
-                       "tsh_embedding: takes i32 or i64 ids and a weight (V, D), not %s "
-                       "and %d dimensions",
-                       tshi_dtype_name(ids->dtype), w->ndim);
+                       "tsh_embedding: ids %s %s, weight %s; takes ids of i32 or i64, as "
+                       "tsh_cast(ids, TSH_I64) gives, and a weight (V, D)",
+                       tshi_dtype_name(ids->dtype), tshi_tensor_text(ids, ti),
+                       tshi_tensor_text(w, tw));
     else if (desc->max_norm > 0 && w->base->node)
         (void)tsh_fail(w->ctx, TSH_ERR_ARGUMENT,
                        "tsh_embedding: max_norm changes the weight in place, but it is what %s "
@@ -12799,7 +12853,8 @@ static int tshi_norm_check(const char *op, tsh_tensor *x, tsh_tensor *w, tsh_ten
     if (x->ndim < 1 || w->ndim != 1 || w->dim[0] != x->dim[x->ndim - 1] ||
         (b && (b->ndim != 1 || b->dim[0] != w->dim[0])))
         (void)tsh_fail(ctx, TSH_ERR_SHAPE,
-                       "%s: input %s, weight %s; weight and bias must hold the last dimension", op,
+                       "%s: input %s, weight %s; weight and bias must have as many elements as the "
+                       "input has features (its last dimension)", op,
                        tshi_tensor_text(x, tx), tshi_tensor_text(w, tw));
     return ctx->error.code == TSH_OK;
 }
@@ -14001,8 +14056,9 @@ static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, in
         size *= target->dim[d];
     }
     (void)tsh_fail(target->ctx, TSH_ERR_ARGUMENT,
-                   "tsh_cross_entropy: target %lld at row %lld is outside [0, %lld)", (long long)y,
-                   (long long)row, (long long)classes);
+                   "tsh_cross_entropy: target %lld at row %lld is outside [0, %lld); to leave such "
+                   "rows out: .ignore = 1, .ignore_index = %lld",
+                   (long long)y, (long long)row, (long long)classes, (long long)y);
 }
 
 /* For class indices: fills in loss->local, and loss->own with the weight of each row's class, or 0
@@ -14370,8 +14426,11 @@ static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
                        ? tsh_redistribute(in[i], *module->input_layouts[i])
                        : in[i];
     y = module->kind->forward(module, module->prepared ? ready : in, n); /* runs the layer's ops */
+    if (!y) /* kept only if there is no error yet: then nothing else tells of the NULL */
+        return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_forward: the module's forward returned NULL");
     /* First the layout of the style rule, then that of the PREPARE_OUTPUT rule. */
-    if (y && module->output_layout) y = tsh_redistribute(y, *module->output_layout);
+    if (module->output_layout) y = tsh_redistribute(y, *module->output_layout);
     return y && module->result ? tsh_redistribute(y, *module->result) : y;
 }
 
@@ -15000,14 +15059,24 @@ static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_
 }
 
 TSH_API TSHI_COLD tsh_tensor *tsh_param(tsh_module *module, const char *path) {
+    const char *dot;                         /* before the parameter's name; NULL: no module's */
+    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* text for the error */
     tsh_module *owner;
     tsh_tensor *found;
     if (!module) return NULL;
     if (!path) path = "?"; /* no parameter's name: gets the error below */
     found = tshi_module_lookup(module, path, &owner);
     if (found) return found;
+    dot = strrchr(path, '.');
+    owner = dot ? tshi_module_at(module, path, (size_t)(dot - path)) : module;
+    for (int i = 0; i < TSHI_MODULE_PARAMS && owner; i++)
+        if (owner->param[i])
+            tsh_text_add(similar, sizeof similar, "%s \"%s\"", *similar ? "," : "there are",
+                         owner->param_name[i]);
+    if (!*similar) tshi_module_suggest(module, path, similar, sizeof similar);
     return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
-                           "tsh_param: \"%s\" has no parameter \"%.64s\"", module->path, path);
+                           "tsh_param: \"%s\" has no parameter \"%.64s\"; %s", module->path, path,
+                           similar);
 }
 
 /* Calls fn once for every parameter below. all 0: not for those only on other stages. */
@@ -15536,9 +15605,15 @@ static int tshi_parallel_matched(const tsh_plan_rule *rule, const tshi_choice *c
 /* Returns an error that suggests similar paths if no module has chosen the rule. */
 static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule *rule,
                                            const tshi_choice *choices, int n) {
-    char similar[TSH_MESSAGE_SIZE / 2] = "";                    /* "near it are ..." */
+    char similar[TSH_MESSAGE_SIZE / 2] = "";                    /* what there is instead */
     if (tshi_parallel_matched(rule, choices, n)) return TSH_OK; /* at least one module has it */
-    tshi_module_suggest(root, rule->path, similar, sizeof similar);
+    for (int c = 0; c < n && !*similar; c++) { /* is it the kind that does not fit? */
+        const tsh_module *m = choices[c].module;
+        if (tshi_parallel_match(rule->path, tshi_module_below(root, m->path)))
+            tsh_text_add(similar, sizeof similar, "\"%s\" is of kind \"%s\"", m->path,
+                         m->kind->name);
+    }
+    if (!*similar) tshi_module_suggest(root, rule->path, similar, sizeof similar);
     return tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
                     "tsh_parallelize: rule \"%.96s\" matches no module that takes its style; %s",
                     rule->path, similar);
@@ -15753,6 +15828,7 @@ TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
     }
     (void)fprintf(file, "%lld parameters; rank %d of %d holds %lld, %llu bytes\n", (long long)total,
                   module->ctx->tp.rank, module->ctx->tp.size, (long long)local, bytes);
+    if (module->ctx->optims) module->ctx->write_groups(module->ctx->optims, module, file);
     return tshi_parallel_written(module->ctx, "tsh_summary", file);
 }
 
@@ -16512,7 +16588,8 @@ static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums)
     tsh_ctx *ctx = param->ctx;
     if (tshi_tape_pending(param))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
-                       "the gradient of \"%s\" is pending; call tsh_sync_grads first", param->path);
+                       "norm of gradients: that of \"%s\" is pending (.defer); call tsh_sync_grads "
+                       "before tsh_optim_step or tsh_clip_grad_norm", param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
     if (param->stage && param->stage - 1 != ctx->pp.rank) return; /* another stage adds it */
     for (int k = 0; k < ctx->dp.size; k++)
@@ -16825,6 +16902,35 @@ static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
                     d->clip_norm);
 }
 
+/* Returns the optimiser's kind, as tsh_summary and files name it. */
+static const char *tshi_optim_kind(const tsh_optim *optim) {
+    static const char *const name[] = {"sgd", "adam", "adamw"};
+    return name[optim->desc.kind];
+}
+
+/* For tsh_summary: writes the groups of the optimisers of root and of modules below, oldest first.
+ * A group is all parameters that have the same learning rate and weight decay. */
+static TSHI_COLD void tshi_optim_write_groups(const tsh_optim *optim, const tsh_module *root,
+                                              FILE *file) {
+    const tsh_module *m = optim->module;
+    if (optim->older) tshi_optim_write_groups(optim->older, root, file);
+    while (m && m != root) m = m->parent;
+    for (int i = 0; m && i < optim->count; i++) {
+        const tshi_moments *each = &optim->each[i], *other;
+        int before = 0, count = 0; /* parameters of the group before this one, and in all */
+        for (other = optim->each; other < optim->each + optim->count; other++) {
+            if (other->lr_scale != each->lr_scale || other->weight_decay != each->weight_decay)
+                continue;
+            before += other < each;
+            count++;
+        }
+        if (before) continue; /* the group's line is written */
+        (void)fprintf(file, "%s: %d parameters, the first \"%s\": lr %g, weight decay %g\n",
+                      tshi_optim_kind(optim), count, tshi_module_below(root, each->param->path),
+                      optim->desc.lr * each->lr_scale, each->weight_decay);
+    }
+}
+
 TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc) {
     tsh_ctx *ctx = module ? module->ctx : NULL;
     tshi_walk at = {NULL, NULL, 0};
@@ -16855,6 +16961,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     }
     optim->older = ctx->optims; /* prepend to the ctx's list */
     ctx->optims = optim;
+    ctx->write_groups = tshi_optim_write_groups;
     return optim;
 }
 
@@ -16862,6 +16969,10 @@ TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *patte
                                    double weight_decay) {
     int i, matched = 0; /* matched: number of parameters that match */
     if (!optim || !pattern) return TSH_ERR_ARGUMENT;
+    if (!(lr_scale >= 0 && weight_decay >= 0)) /* NaN, too */
+        return tsh_fail(optim->module->ctx, TSH_ERR_ARGUMENT,
+                        "tsh_optim_group: \"%.96s\" gets lr_scale %g and weight_decay %g; neither "
+                        "may be below 0", pattern, lr_scale, weight_decay);
     for (i = 0; i < optim->count; i++) {
         tshi_moments *each = &optim->each[i];
         if (!tshi_parallel_match(pattern, tshi_module_below(optim->module, each->param->path)))
@@ -16921,11 +17032,39 @@ static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
         (long long)optim->info.skipped, norm);
 }
 
-/* Marks the gradients as used. Warns if, after many steps, none has been ended and each has left
- * step tensors. */
+/* Warns if a parameter without an optimiser was added below optim's module after optim was made. */
+static TSHI_COLD void tshi_optim_warn_late(tsh_ctx *ctx, const tsh_optim *optim) {
+    tshi_walk at = {NULL, NULL, 0};
+    char text[TSH_MESSAGE_SIZE];
+    while (tshi_module_step_once(optim->module, &at)) {
+        int known = (at.param->flags & TSHI_BUFFER) || !at.param->requires_grad;
+        for (const tsh_optim *o = ctx->optims; o && !known; o = o->older)
+            for (int i = 0; i < o->count && !known; i++) known = o->each[i].param == at.param;
+        if (known) continue;
+        (void)snprintf(text, sizeof text,
+                       "\"%s\" was added after tsh_optim_new and is never updated; call "
+                       "tsh_optim_new when the model is complete", at.param->path);
+        tshi_error_warn(ctx, TSHI_WARN_LATE, text);
+        return;
+    }
+}
+
+/* Marks the gradients as used. Warns if there are none; and if, after many steps, none has been
+ * ended and each has left step tensors. */
 static void tshi_optim_warn(tsh_ctx *ctx, const tsh_optim *optim) {
-    for (int i = 0; i < optim->count; i++)
-        if (optim->each[i].param->gr.live) optim->each[i].param->flags |= TSHI_USED;
+    int wanted = 0, live = 0; /* numbers of parameters that require a gradient, that have one */
+    if (ctx->error.code != TSH_OK) return;
+    for (int i = 0; i < optim->count; i++) {
+        tsh_tensor *param = optim->each[i].param;
+        wanted += param->requires_grad;
+        live += param->gr.live;
+        if (param->gr.live) param->flags |= TSHI_USED;
+    }
+    if (wanted && !live && ctx->pp.size == 1) /* a stage may lie before all that is trained */
+        tshi_error_warn(ctx, TSHI_WARN_NONE,
+                        "tsh_optim_step changes nothing, as no parameter has a gradient; call "
+                        "tsh_backward before it, and tsh_zero_grads only after it");
+    if (optim->info.steps + optim->info.skipped == 1) tshi_optim_warn_late(ctx, optim);
     ctx->steps++;
     if (ctx->steps != TSHI_WARN_STEPS / 2 && ctx->steps != TSHI_WARN_STEPS) return;
     const int64_t before = ctx->held;
@@ -17270,6 +17409,7 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
     if (y->base->requires_grad) { /* 0: the stages before need no gradient */
         tshi_pipeline_seed(p, y);
         tshi_tape_mark(ctx, y);
+        tshi_tape_warn(ctx);
     }
     tshi_tape_walk(ctx);
     if (micro->input && ctx->error.code == TSH_OK) tshi_pipeline_send_grad(micro, NULL);
@@ -18126,12 +18266,6 @@ static void tshi_io_put_name(tshi_io_text *text, const char *prefix, const char 
     tshi_io_put(text, "\":");
 }
 
-/* Returns the optimiser's kind, as the metadata names it. */
-static const char *tshi_io_kind(const tshi_io *io) {
-    static const char *const name[] = {"sgd", "adam", "adamw"};
-    return name[io->optim->desc.kind];
-}
-
 /* The metadata's key for the hash of all values. Its 16 hexadecimal digits are written last, once
  * the hash is known. The hash does not depend on the degree of parallelism. */
 static const char tshi_io_hash_key[] = "\"tshard.hash\":\"";
@@ -18144,7 +18278,8 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
                 tshi_io_hash_key, 0);
     for (i = 0; i < io->counts; i++) {
         const tshi_io_count *count = &io->count[i];
-        if (i == io->generators) tshi_io_put(text, ",\"tshard.optim\":\"%s\"", tshi_io_kind(io));
+        if (i == io->generators)
+            tshi_io_put(text, ",\"tshard.optim\":\"%s\"", tshi_optim_kind(io->optim));
         if (count->optional && !*count->value) continue;
         tshi_io_put_name(text, count->prefix, count->name);
         tshi_io_put(text, "\"%llu\"", (unsigned long long)*count->value);
@@ -18944,11 +19079,11 @@ static int tshi_load_counts(const tshi_io *io) {
         return tshi_io_fail(io, TSH_ERR_ARGUMENT,
                             "holds no optimiser's state, the optimiser is %s; NULL for it loads "
                             "the parameters alone",
-                            tshi_io_kind(io));
-    if (io->optim && strcmp(kind, tshi_io_kind(io)) != 0)
+                            tshi_optim_kind(io->optim));
+    if (io->optim && strcmp(kind, tshi_optim_kind(io->optim)) != 0)
         return tshi_io_fail(io, TSH_ERR_ARGUMENT,
                             "holds the state of \"%.32s\", the optimiser is %s", kind,
-                            tshi_io_kind(io));
+                            tshi_optim_kind(io->optim));
     for (; i < io->counts; i++)
         if (!tshi_load_count(io, &io->count[i])) return 0;
     return 1;
@@ -18993,14 +19128,21 @@ static int tshi_load_skips(const tshi_io *io, const char *name) {
     return n && (strncmp(name + moment, io->prefix, n) != 0 || name[moment + n] != '.');
 }
 
+/* Returns the length of the prefix of `name`, before a dot and `path`; 0: it has another end. */
+static size_t tshi_load_prefix(const char *name, const char *path) {
+    const size_t n = strlen(name), k = strlen(path);
+    return n > k + 1 && name[n - k - 1] == '.' && strcmp(name + n - k, path) == 0 ? n - k - 1 : 0;
+}
+
 /* Checks that file and model have the same tensors, those aside that tshi_load_skips. 0 and an
  * error if not. */
 static int tshi_load_match_all(tshi_io *io) {
     const tshi_io_item *lacks = NULL; /* the first that the file lacks */
     const char *strange = NULL;       /* the first name that the model lacks */
-    char quote[TSHI_IO_QUOTE];
+    char quote[TSHI_IO_QUOTE] = "", hint[TSHI_IO_QUOTE + 64] = "";
     int i, missing = 0; /* number of tensors that the file lacks */
     size_t e, more = 0; /* number that the model lacks */
+    size_t prefix = 0, found; /* length of a prefix that the file has and the model lacks; or 0 */
     for (i = 0; i < io->items; i++) {
         if (!tshi_load_match(io, &io->item[i])) return 0;
         if (io->item[i].entry || !tshi_load_required(io, &io->item[i])) continue;
@@ -19009,15 +19151,21 @@ static int tshi_load_match_all(tshi_io *io) {
     for (e = 0; e < io->entries; e++) {
         const char *name = io->entry[e].name;
         if (io->entry[e].taken || tshi_load_skips(io, name)) continue;
-        if (!more++) strange = name;
+        found = lacks && !prefix ? tshi_load_prefix(name, lacks->path) : 0;
+        if (!more++ || found) strange = name;
+        if (found) prefix = found;
     }
     if (!lacks && !strange) return 1; /* all tensors match */
+    if (strange) (void)tshi_io_quote(strange, quote);
+    if (prefix)
+        tsh_text_add(hint, sizeof hint, "; tsh_load_with takes .prefix = \"%.*s\"",
+                     prefix < sizeof quote ? (int)prefix : (int)sizeof quote - 1, quote);
     return tshi_io_fail(
         io, TSH_ERR_ARGUMENT,
-        "lacks %d of the model's tensors%s%s%.96s%s and has %llu that the model lacks%s%s%s",
+        "lacks %d of the model's tensors%s%s%.96s%s and has %llu that the model lacks%s%s%s%s",
         missing, lacks ? " (\"" : "", lacks ? lacks->prefix : "", lacks ? lacks->path : "",
         lacks ? "\")" : "", (unsigned long long)more, strange ? " (\"" : "",
-        strange ? tshi_io_quote(strange, quote) : "", strange ? "\")" : "");
+        strange ? quote : "", strange ? "\")" : "", hint);
 }
 
 /* Extends io->hash, that of the header, so that it differs for different files: ranks compare it. A

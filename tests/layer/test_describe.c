@@ -34,17 +34,19 @@ static int forward_errors(tsh_ctx *ctx, void *user) {
     lin = tsh_add_linear(mlp, "c_fc", &linear);
     ln = tsh_add_layer_norm(mlp, "ln", &norm);
     CHECK(!tsh_forward(block, x), "an op of a container's forward");
-    SAYS("h.mlp: tsh_add: shapes (2, 4) R and (3) R do not broadcast (4 against 3)");
+    SAYS("h.mlp: tsh_add: shapes (2, 4) R and (3) R do not broadcast (4 against 3); counted from "
+         "the last one, sizes must be equal or 1: tsh_reshape");
     tsh_clear_error(ctx);
     CHECK(!tsh_forward(lin, narrow), "a layer");
     SAYS("h.mlp.c_fc: tsh_linear: input has 5 features, weight \"h.mlp.c_fc.weight\" takes 4");
     tsh_clear_error(ctx);
     CHECK(!tsh_forward_residual(ln, &narrow, narrow) && !narrow, "a norm of a sum");
-    SAYS("h.mlp.ln: tsh_layer_norm: input (2, 5) R, weight (4) R; weight and bias must hold the "
-         "last dimension");
+    SAYS("h.mlp.ln: tsh_layer_norm: input (2, 5) R, weight (4) R; weight and bias must have as "
+         "many elements as the input has features (its last dimension)");
     tsh_clear_error(ctx);
     CHECK(!tsh_matmul(x, x), "an op outside of all modules");
-    SAYS("tsh_matmul: (2, 4) R times (2, 4) R has no meaning");
+    SAYS("tsh_matmul: (2, 4) R times (2, 4) R does not fit; takes (.., m, k) times (.., k, n) with "
+         "leading sizes that broadcast: tsh_transpose, tsh_reshape");
     tsh_clear_error(ctx);
     CHECK(!tsh_forward(tsh_root(ctx), NULL), "an op of the root, whose path is empty");
     tsh_clear_error(ctx);
@@ -146,7 +148,8 @@ static int stage_errors(tsh_ctx *ctx, void *user) {
     CHECK(tsh_pipeline_train(pipeline, NULL) != TSH_OK && tsh_last_error(ctx)->rank == 1, "fails");
     if (forward)
         CHECK(!strcmp(tsh_last_error(ctx)->message + (rank ? 0 : strlen("rank 1: ")),
-                      "h.1: tsh_add: shapes (4) R and (3) R do not broadcast (4 against 3)"),
+                      "h.1: tsh_add: shapes (4) R and (3) R do not broadcast (4 against 3); "
+                      "counted from the last one, sizes must be equal or 1: tsh_reshape"),
               "%s", tsh_last_error(ctx)->message);
     else
         CHECK(!strcmp(tsh_last_error(ctx)->message, rank ? "h.1: stubborn: no"

@@ -193,7 +193,7 @@ static const tsh_layout somewhere = {TSH_SHARDED, 1, 1, {{0, 0}}};
 
 static const refusal refusals[] = {
     {{{.path = "a", .style = TSH_SEQUENCE}}, 1, {"\"a\" matches no module that takes its style"}},
-    {{{.path = "n", .style = TSH_AUTO}}, 1, {"\"n\" matches no module", "near it are"}},
+    {{{.path = "n", .style = TSH_AUTO}}, 1, {"\"n\" matches no module", "\"n\" is of kind"}},
     {{{.path = "a", .style = TSH_COLWISE, .kind = "embedding"}}, 1, {"\"a\" matches no module"}},
     {{{.path = "a", .style = TSH_PREPARE_OUTPUT}}, 1, {"rule 0", "\"a\"", "names no output"}},
     {{{.path = "a", .style = TSH_PREPARE_INPUT}}, 1, {"rule 0", "\"a\"", "names no input"}},

@@ -59,6 +59,20 @@ UNUSED TSH_PRINTF(3, 4) static int ranks_fail(tsh_ctx *ctx, int line, const char
     } while (0)
 #define CHECK_OK() CHECK(tsh_ok(ctx), "no error is expected")
 
+/* ctx holds an error of this code whose sentence holds `part`. */
+UNUSED static int ranks_says(tsh_ctx *ctx, tsh_result code, const char *part) {
+    const tsh_error *error = tsh_last_error(ctx);
+    return error->code == code && strstr(error->message, part) != NULL;
+}
+
+/* As CHECK: there is such an error; it is forgotten then. */
+#define CHECK_SAYS(code, part)                                                                     \
+    do {                                                                                           \
+        if (!ranks_says(ctx, code, part))                                                          \
+            return ranks_fail(ctx, __LINE__, "not %s, \"%s\"", tsh_result_name(code), part);       \
+        tsh_clear_error(ctx);                                                                      \
+    } while (0)
+
 #ifdef TESTS_MPI
 /* On all processes; every one gets the largest result, and what all ranks report. */
 static int ranks_over_mpi(const tsh_desc *desc, int (*fn)(tsh_ctx *, void *), void *user) {

@@ -360,13 +360,6 @@ static void a_file(void **state) {
 
 /* ---------------------------------------------------------------------- errors */
 
-static int says(tsh_ctx *ctx, tsh_result code, const char *part) {
-    const tsh_error *error = tsh_last_error(ctx);
-    CHECK(error->code == code && strstr(error->message, part), "%s: %s", part, error->message);
-    tsh_clear_error(ctx);
-    return 0;
-}
-
 static int mistakes(tsh_ctx *ctx, void *user) {
     const tsh_trace_desc good = {.write = take, .user = &written}, none = {.user = &written};
     const tsh_trace_desc both = {.path = "x", .write = take};
@@ -375,19 +368,18 @@ static int mistakes(tsh_ctx *ctx, void *user) {
     CHECK(tsh_trace_begin(NULL, &good) == TSH_ERR_ARGUMENT, "no ctx");
     CHECK(tsh_trace_end(NULL) == TSH_ERR_ARGUMENT, "no ctx");
     CHECK(tsh_trace_end(ctx) == TSH_ERR_STATE, "end first");
-    if (says(ctx, TSH_ERR_STATE, "no trace runs")) return 1;
+    CHECK_SAYS(TSH_ERR_STATE, "no trace runs");
     CHECK(tsh_trace_begin(ctx, NULL) == TSH_ERR_ARGUMENT, "no desc");
-    if (says(ctx, TSH_ERR_ARGUMENT, "either a path or write")) return 1;
+    CHECK_SAYS(TSH_ERR_ARGUMENT, "either a path or write");
     CHECK(tsh_trace_begin(ctx, &none) == TSH_ERR_ARGUMENT, "nowhere to go");
-    if (says(ctx, TSH_ERR_ARGUMENT, "either a path or write")) return 1;
+    CHECK_SAYS(TSH_ERR_ARGUMENT, "either a path or write");
     CHECK(tsh_trace_begin(ctx, &both) == TSH_ERR_ARGUMENT, "two ways to go");
-    if (says(ctx, TSH_ERR_ARGUMENT, "either a path or write")) return 1;
+    CHECK_SAYS(TSH_ERR_ARGUMENT, "either a path or write");
     CHECK(tsh_trace_begin(ctx, &nowhere) == TSH_OK, "begin");
     CHECK(tsh_trace_begin(ctx, &good) == TSH_ERR_STATE, "twice");
-    if (says(ctx, TSH_ERR_STATE, "runs already")) return 1;
+    CHECK_SAYS(TSH_ERR_STATE, "runs already");
     CHECK(tsh_trace_end(ctx) == TSH_ERR_IO, "no folder");
-    if (says(ctx, TSH_ERR_IO, "/nonexistent/folder/trace.json cannot be written: No such"))
-        return 1;
+    CHECK_SAYS(TSH_ERR_IO, "/nonexistent/folder/trace.json cannot be written: No such");
     CHECK(tsh_trace_begin(ctx, &good) == TSH_OK, "after an error");
     CHECK(tsh_trace_end(ctx) == TSH_OK, "end");
     CHECK(tsh_trace_begin(ctx, &good) == TSH_OK, "closed without an end");
