@@ -11,7 +11,7 @@ static int train(tsh_ctx *ctx, void *user) {
     add_vit(model);
     tsh_parallelize(model, plan, sizeof plan / sizeof *plan);
 
-    tsh_schedule cosine = {.kind = TSH_COSINE, .lr = 5e-3, .total = STEPS};
+    tsh_schedule cosine = {.kind = TSH_COSINE, .lr = 1e-3, .total = STEPS};
     tsh_optim_desc adamw = {.kind = TSH_ADAMW, .weight_decay = 0.01, .clip_norm = 1};
     tsh_optim *optim = tsh_optim_new(model, &adamw);
     tsh_optim_group(optim, "**.bias", 1, 0); /* the same learning rate, no weight decay */

