@@ -1275,11 +1275,11 @@ typedef struct tsh_cross_entropy_desc {
  * dimensions or more are copied, unless their classes lie side by side in memory. Logits R; or
  * sharded along the classes: an all-reduce of the row maxima and one of all row sums, whatever the
  * options; or along another dimension: mean and sum give P, and the mean of integer targets
- * all-reduces its divisor. No collective backward. Integer targets are R, or sharded where rows are; one
- * outside [0, V) that is not ignored is an error on every rank. Probabilities are R or laid out as
- * the logits and get no gradient. The mean divides by the sum of the weights of the targets'
- * classes, or by the number of rows of probabilities. A class with logit -inf is padding: smoothing
- * leaves it out. */
+ * all-reduces its divisor. No collective backward. Integer targets are R, or sharded where rows
+ * are; one outside [0, V) that is not ignored is an error on every rank. Probabilities are R or
+ * laid out as the logits and get no gradient. The mean divides by the sum of the weights of the
+ * targets' classes, or by the number of rows of probabilities. A class with logit -inf is padding:
+ * smoothing leaves it out. */
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc);
 

@@ -1,5 +1,6 @@
 /* 07: loads the model that 06_vit_train.c saved into a tree of its own, on one rank or any other
- * number, and reads new digits. Build: cc -O3 07_vit_predict.c -lm -pthread; run: ./a.out [ranks [file]] */
+ * number, and reads new digits.
+ * Build: cc -O3 07_vit_predict.c -lm -pthread; run: ./a.out [ranks [file]] */
 #define TSHARD_IMPLEMENTATION
 #include "vit.h"
 #include <stdlib.h>

@@ -383,7 +383,8 @@ def loss_dims():
                         weight=w.double() if letters else None, reduction=reduction,
                         ignore_index=2 if kind == "inside" else -100,
                         label_smoothing=SMOOTHING if letters else 0.0)
-                    (out * (up.double() if reduction == "none" else up.flatten()[0])).sum().backward()
+                    scale = up.double() if reduction == "none" else up.flatten()[0]
+                    (out * scale).sum().backward()
                     name = "%s_%s_%s_%s" % (form, letters, kind, reduction)
                     c.put(name, "out", out)
                     c.put(name, "grad", leaf.grad)
@@ -512,8 +513,8 @@ def sparse_optimisers():
 def main():
     torch.set_num_threads(1)
     files = {"map": maps, "reduce": reductions, "view": views, "matmul": matrices, "norm": norms,
-             "attention": attentions, "loss": losses, "loss_options": loss_options, "loss_dim": loss_dims,
-             "model": model, "optim": optimisers, "rope": ropes, "lookup": lookups,
+             "attention": attentions, "loss": losses, "loss_options": loss_options,
+             "loss_dim": loss_dims, "model": model, "optim": optimisers, "rope": ropes, "lookup": lookups,
              "sparse": sparse_optimisers}
     sizes = {name: write(name, files[name]().tensors) for name in sys.argv[1:] or files}
     print("%d bytes in all: %s" % (sum(sizes.values()), sizes))

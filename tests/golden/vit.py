@@ -75,7 +75,8 @@ def main():
     torch.set_num_threads(1)
     tensors = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, real, dtype in (("f32", "float", torch.float32), ("f64", "double", torch.float64)):
+        for name, real, dtype in (("f32", "float", torch.float32),
+                                  ("f64", "double", torch.float64)):
             tensors[name + ".loss"], tensors[name + ".right"] = train(
                 initial_weights(real, folder), dtype)
     print("%d bytes" % write("vit", tensors))

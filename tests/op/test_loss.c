@@ -205,14 +205,10 @@ static int dim_call(tsh_ctx *ctx, const golden_file *file, const char *form, con
     tsh_cross_entropy_desc desc = c->desc;
     const int probs = strcmp(kind, "probs") == 0, rows = c->x - (c->x > 1);
     tsh_tensor *x = golden_make(ctx, file, form, "logits", c->x);
-    tsh_tensor *t = golden_make(ctx, file, form, kind,
-                                probs         ? c->t
-                                : c->x == 1   ? -1
-                                              : rows);
+    tsh_tensor *t = golden_make(ctx, file, form, kind, probs ? c->t : c->x == 1 ? -1 : rows);
     tsh_tensor *out;
     tsh_layout layout, slope;
-    if (c->use_weight)
-        desc.weight = golden_make(ctx, file, form, "weight", c->x == 1 ? 0 : -1);
+    if (c->use_weight) desc.weight = golden_make(ctx, file, form, "weight", c->x == 1 ? 0 : -1);
     CHECK(x && t && (!c->use_weight || desc.weight), "%s", c->name);
     if (golden_read(ctx, file, form, "up", c->up) ||
         golden_read(ctx, file, c->name, "out", c->out) ||
@@ -222,7 +218,7 @@ static int dim_call(tsh_ctx *ctx, const golden_file *file, const char *form, con
     out = tsh_cross_entropy(x, t, &desc);
     CHECK(out, "%s", c->name);
     layout = tsh_layout_of(out);
-    CHECK(layout.kind == (c->x < 0 || c->x == 1                 ? TSH_REPLICATED
+    CHECK(layout.kind == (c->x < 0 || c->x == 1               ? TSH_REPLICATED
                           : desc.reduction == TSH_REDUCE_NONE ? TSH_SHARDED
                                                               : TSH_PARTIAL),
           "%s: the layout of the result", c->name);
@@ -473,8 +469,8 @@ static void logits_of_a_thousand_are_exact(void **state) {
 }
 
 /* Fused segments in the vocabulary, strides that are not dense, more dimensions. Letters: p: the
- * integers of input 1 are probabilities; x, t: that input is turned; n: no reduction; d: classes are
- * in dimension 1. */
+ * integers of input 1 are probabilities; x, t: that input is turned; n: no reduction; d: classes
+ * are in dimension 1. */
 static tsh_tensor *op_options(probe *p) {
     tsh_cross_entropy_desc desc = {.label_smoothing = 0.25, .z_loss = 0.125};
     tsh_tensor *x = p->in[0], *t = p->in[1];
