@@ -514,8 +514,8 @@ def main():
     torch.set_num_threads(1)
     files = {"map": maps, "reduce": reductions, "view": views, "matmul": matrices, "norm": norms,
              "attention": attentions, "loss": losses, "loss_options": loss_options,
-             "loss_dim": loss_dims, "model": model, "optim": optimisers, "rope": ropes, "lookup": lookups,
-             "sparse": sparse_optimisers}
+             "loss_dim": loss_dims, "model": model, "optim": optimisers, "rope": ropes,
+             "lookup": lookups, "sparse": sparse_optimisers}
     sizes = {name: write(name, files[name]().tensors) for name in sys.argv[1:] or files}
     print("%d bytes in all: %s" % (sum(sizes.values()), sizes))
 
