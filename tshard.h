@@ -1278,16 +1278,19 @@ typedef struct tsh_cross_entropy_desc {
     double label_smoothing; /* e, in [0, 1]: the target becomes (1 - e) target + e / V */
     double z_loss;          /* adds z_loss (log sum exp)^2 to each row's loss */
     tsh_tensor *weight;     /* of the classes, (V), R or cut as the classes; NULL: 1. No gradient */
+    int dim;                /* of the classes: 0: the last; 1: dimension 1, as torch */
 } tsh_cross_entropy_desc;
 /* logits (.., V), target (..) of integers or (.., V) of probabilities -> a scalar, or (..)
- * unreduced; torch.nn.functional.cross_entropy with classes last. Logits R; or S(-1), the
- * vocabulary: an all-reduce of the row maxima and one of all row sums, whatever the options; or
- * sharded along another dimension: mean and sum give P, and the mean of integer targets all-reduces
- * its divisor. No collective backward. Integer targets are R, or sharded where rows are; one
- * outside [0, V) that is not ignored is an error on every rank. Probabilities are R or laid out as
- * the logits and get no gradient. The mean divides by the sum of the weights of the targets'
- * classes, or by the number of rows of probabilities. A class with logit -inf is padding: smoothing
- * leaves it out. */
+ * unreduced. With .dim = 1 as torch.nn.functional.cross_entropy: logits (V) or (N, V, d1, ..),
+ * target (N, d1, ..) or probabilities of the logits' shape, unreduced (N, d1, ..); logits of three
+ * dimensions or more are copied, unless their classes lie side by side in memory. Logits R; or
+ * sharded along the classes: an all-reduce of the row maxima and one of all row sums, whatever the
+ * options; or along another dimension: mean and sum give P, and the mean of integer targets
+ * all-reduces its divisor. No collective backward. Integer targets are R, or sharded where rows
+ * are; one outside [0, V) that is not ignored is an error on every rank. Probabilities are R or
+ * laid out as the logits and get no gradient. The mean divides by the sum of the weights of the
+ * targets' classes, or by the number of rows of probabilities. A class with logit -inf is padding:
+ * smoothing leaves it out. */
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc);
 
@@ -9936,38 +9939,55 @@ static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
 
 /* -- cross-entropy ---------------------------------------------------------------- */
 
-/* The rule of cross-entropy. The logits have shape (rows ..., classes).
+/* Returns the dimension of the logits that has the classes. */
+static int tshi_rule_classes(const tsh_tensor *logits, int dim) {
+    return dim && logits->ndim > 1 ? 1 : logits->ndim - 1;
+}
+
+/* The rule of cross-entropy. The logits have a dimension of classes; the others are rows.
  * Logits R or S(classes), target R: R. Logits and target S(rows): P; S if losses are not reduced.
  * A target of probabilities may have the layout of the logits, too. The weight per class is R, or
- * sharded as the classes. *params: the tsh_reduction. */
+ * sharded as the classes. *params: the tsh_cross_entropy_desc. */
 static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
-    const int reduced = *(const tsh_reduction *)call->params != TSH_REDUCE_NONE;
+    const tsh_cross_entropy_desc *desc = (const tsh_cross_entropy_desc *)call->params;
     const tsh_tensor *x = call->in[0], *target = call->in[1], *weight = call->in[2];
-    const int size = x->ctx->tp.size, last = x->ndim - 1;
+    const int size = x->ctx->tp.size, axis = tshi_rule_classes(x, desc->dim);
     const int probs = tshi_dtypes[target->dtype].floating; /* 0: the target has class indices */
-    const int cut = tshi_rule_is_sharded(x, last), rows = !cut && x->layout.kind == TSH_SHARDED;
-    int fits = (rows || probs) && tshi_layout_equal(&x->layout, &target->layout, target->dim, size);
+    const int cut = tshi_rule_is_sharded(x, axis), rows = !cut && x->layout.kind == TSH_SHARDED;
+    tsh_layout losses = x->layout; /* of the row losses: as x, without the classes */
+    int fits;
     char text[TSHI_TEXT_SIZE];
+    if (rows && losses.dim > axis) losses.dim--;
+    fits = (rows || probs) &&
+           tshi_layout_equal(probs ? &x->layout : &losses, &target->layout, target->dim, size);
     if (x->layout.kind == TSH_PARTIAL)
         return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
                         "%s: the logits %s are a partial sum over %d ranks; complete "
                         "them first: tsh_redistribute(logits, tsh_replicated())",
                         call->op->name, tshi_tensor_text(x, text), size) == TSH_OK;
     if (probs ? !fits : !rows) fits = target->layout.kind == TSH_REPLICATED;
-    if (!fits)
+    if (!fits) {
+        (void)snprintf(text, sizeof text,
+                       "the target is to be sharded as the logits' rows: "
+                       "tsh_redistribute(target, tsh_sharded(%d))",
+                       losses.dim);
         return tshi_rule_refuse(call, x, target,
-                                probs  ? "the target is replicated, or laid out as the logits"
+                                probs ? "the target is replicated, or laid out as the logits"
+                                : losses.dim != x->layout.dim ? text
                                 : rows ? "the target is to be sharded as the logits' rows: "
                                          "tsh_redistribute(target, tsh_layout_of(logits))"
                                        : "the target is to be replicated: "
                                          "tsh_redistribute(target, tsh_replicated())");
+    }
     if (weight && weight->layout.kind != TSH_REPLICATED &&
         !(cut && weight->layout.kind == TSH_SHARDED &&
-          tshi_layout_same_shards(&x->layout, &weight->layout, x->dim[last], size)))
+          tshi_layout_same_shards(&x->layout, &weight->layout, x->dim[axis], size)))
         return tshi_rule_refuse(call, x, weight,
                                 "the weight is replicated, or cut as the classes: "
                                 "tsh_redistribute(weight, tsh_replicated())");
-    if (!rows || reduced) output->layout = rows ? tsh_partial() : tsh_replicated();
+    output->layout = !rows                                ? tsh_replicated()
+                     : desc->reduction == TSH_REDUCE_NONE ? losses
+                                                          : tsh_partial();
     return 1;
 }
 
@@ -13962,6 +13982,11 @@ static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, i
     if ((unsigned)desc->reduction > (unsigned)TSH_REDUCE_NONE)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_cross_entropy: %d is no reduction",
                        (int)desc->reduction);
+    else if (desc->dim != 0 && desc->dim != 1)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_cross_entropy: dim is %d; classes are in the last dimension (0), or in "
+                       "dimension 1 (1)",
+                       desc->dim);
     else if (!(desc->label_smoothing >= 0 && desc->label_smoothing <= 1))
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                        "tsh_cross_entropy: label_smoothing is %g, not within [0, 1]",
@@ -13980,27 +14005,46 @@ static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, i
     return 0;
 }
 
-/* Checks the shapes of the logits (.., V), the target and the class weights (V) or NULL. A target
- * is integers (..) or probabilities (.., V). Returns 0 after an error. */
-static int tshi_loss_shapes(tsh_tensor *const *in) {
-    tsh_tensor *x = in[0], *target = in[1], *weight = in[2]; /* (.., V); (..) or (.., V); (V) */
-    char tx[TSHI_TEXT_SIZE], tt[TSHI_TEXT_SIZE];
+/* Returns 1 if the target's shape is that of logits x whose classes are dimension `axis`: the same
+ * for probabilities, the same without the classes for integers. */
+static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int axis) {
     const int probs = tshi_dtypes[target->dtype].floating; /* 1: probabilities */
     int fits = x->ndim == target->ndim + !probs && x->ndim > 0;
-    for (int d = 0; d < target->ndim && fits; d++) fits = x->dim[d] == target->dim[d];
-    if (!fits)
-        (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
-                       "tsh_cross_entropy: logits %s and target %s %s; takes (.., V) and integers "
-                       "(..), or probabilities (.., V)",
+    for (int d = 0; d < target->ndim && fits; d++)
+        fits = x->dim[d + (!probs && d >= axis)] == target->dim[d];
+    return fits;
+}
+
+/* Checks the shapes of the logits, the target and the class weights (V) or NULL. Returns 0 after an
+ * error. */
+static int tshi_loss_shapes(tsh_tensor *const *in, const tsh_cross_entropy_desc *desc) {
+    tsh_tensor *x = in[0], *target = in[1], *weight = in[2];
+    char tx[TSHI_TEXT_SIZE], tt[TSHI_TEXT_SIZE];
+    const int axis = tshi_rule_classes(x, desc->dim); /* of the classes */
+    if (!tshi_loss_fits(x, target, axis))
+        (void)tsh_fail(x->ctx, TSH_ERR_SHAPE, "tsh_cross_entropy: logits %s and target %s %s; %s%s",
                        tshi_tensor_text(x, tx), tshi_dtype_name(target->dtype),
-                       tshi_tensor_text(target, tt));
+                       tshi_tensor_text(target, tt),
+                       desc->dim ? "with .dim = 1, takes (N, V, d1, ..) and integers (N, d1, ..), "
+                                   "or probabilities of the logits' shape"
+                                 : "takes (.., V) and integers (..), or probabilities (.., V)",
+                       !tshi_loss_fits(x, target, tshi_rule_classes(x, !desc->dim)) ? ""
+                       : desc->dim ? "; if classes are last, as here, give .dim = 0"
+                                   : "; if classes are in dimension 1, as here, give .dim = 1");
     else if (weight && tshi_tensor_check_floating("tsh_cross_entropy: weight", &weight, 1) &&
-             (weight->ndim != 1 || weight->dim[0] != x->dim[x->ndim - 1]))
+             (weight->ndim != 1 || weight->dim[0] != x->dim[axis]))
         (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
                        "tsh_cross_entropy: logits %s have %lld classes, weight is %s",
-                       tshi_tensor_text(x, tx), (long long)x->dim[x->ndim - 1],
+                       tshi_tensor_text(x, tx), (long long)x->dim[axis],
                        tshi_tensor_text(weight, tt));
     return x->ctx->error.code == TSH_OK;
+}
+
+/* Returns a view of t with dimension `axis`, the classes, last; NULL: an error. */
+static tsh_tensor *tshi_loss_turn(tsh_tensor *t, int axis) {
+    int order[TSH_MAX_DIMS];
+    for (int d = 0; d < t->ndim; d++) order[d] = d < axis ? d : d < t->ndim - 1 ? d + 1 : axis;
+    return axis < t->ndim - 1 ? tsh_permute(t, order) : t;
 }
 
 /* Returns this rank's shard of t in a layout, dense and without a gradient; NULL: an error. t is
@@ -14014,14 +14058,17 @@ static tsh_tensor *tshi_loss_shard(tsh_tensor *t, const tsh_layout *layout) {
     return t;
 }
 
-/* Fills in *loss, and replaces logits, probabilities and weights by copies if their layout or
- * strides are not what the kernels take. Returns 0 after an error. */
+/* Fills in *loss, turns logits and probabilities to classes last, and replaces them and weights by
+ * copies if their layout or strides are not what the kernels take. Returns 0 after an error. */
 static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, tshi_loss *loss) {
-    tsh_tensor *x = in[0]; /* shape (.., V) */
-    int last = x->ndim - 1, cut = x->layout.kind == TSH_SHARDED && x->layout.dim == last;
-    tsh_layout classes = x->layout; /* will be that of the class weights */
+    const int axis = tshi_rule_classes(in[0], desc->dim), last = in[0]->ndim - 1;
+    const int cut = in[0]->layout.kind == TSH_SHARDED && in[0]->layout.dim == axis;
+    tsh_layout classes = in[0]->layout; /* will be that of the class weights */
+    tsh_tensor *x = in[0] = tshi_loss_turn(in[0], axis); /* shape (.., V) */
     memset(loss, 0, sizeof *loss);
     loss->probs = tshi_dtypes[in[1]->dtype].floating;
+    if (loss->probs) in[1] = tshi_loss_turn(in[1], axis);
+    if (!x || !in[1]) return 0;
     if (x->stride[last] != 1 || !tshi_kernel_rows(x, &loss->rows, &loss->step))
         in[0] = x = tshi_map_copy("tsh_cross_entropy", x);
     if (x && loss->probs) in[1] = tshi_loss_shard(in[1], &x->layout);
@@ -14233,10 +14280,10 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     if (!desc) desc = &usual;
     if (!ctx || !tshi_tensor_check_floating(op->name, in, 1) ||
         !tshi_loss_options(ctx, desc, tshi_dtypes[target->dtype].floating) ||
-        !tshi_loss_shapes(in) || !tshi_rule_run(op, in, 3, &desc->reduction, &output) ||
+        !tshi_loss_shapes(in, desc) || !tshi_rule_run(op, in, 3, desc, &output) ||
         !tshi_loss_plan(in, desc, &loss))
         return NULL;
-    output.shape = tsh_shape_of(logits);
+    output.shape = tsh_shape_of(in[0]); /* (.., V) */
     output.shape.ndim = desc->reduction == TSH_REDUCE_NONE ? logits->ndim - 1 : 0;
     out = tshi_tensor_out(ctx, "tsh_cross_entropy", TSH_REAL, &output.shape, &output.layout);
     aux = out ? tshi_mem_alloc(ctx, TSH_MEM_STEP,

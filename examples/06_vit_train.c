@@ -1,17 +1,17 @@
-/* 06: a vision transformer on two ranks learns in which direction from a cross a ring lies, and is
- * saved. Build: cc -O3 06_vit_train.c -lm -pthread; run: ./a.out [ranks [file]] */
+/* 06: a vision transformer on two ranks learns to read digits, and is saved.
+ * Build: cc -O3 06_vit_train.c -lm -pthread; run: ./a.out [ranks [file]] */
 #define TSHARD_IMPLEMENTATION
 #include "vit.h"
 #include <stdlib.h>
 
-enum { BATCH = 32, STEPS = 400 };
+enum { BATCH = 64, STEPS = 500 };
 
 static int train(tsh_ctx *ctx, void *user) {
-    tsh_module *model = tsh_root(ctx);
+    tsh_module *model = tsh_add_module(tsh_root(ctx), "vit", NULL);
     add_vit(model);
     tsh_parallelize(model, plan, sizeof plan / sizeof *plan);
 
-    tsh_schedule cosine = {.kind = TSH_COSINE, .lr = 5e-3, .total = STEPS};
+    tsh_schedule cosine = {.kind = TSH_COSINE, .lr = 1e-3, .total = STEPS};
     tsh_optim_desc adamw = {.kind = TSH_ADAMW, .weight_decay = 0.01, .clip_norm = 1};
     tsh_optim *optim = tsh_optim_new(model, &adamw);
     tsh_optim_group(optim, "**.bias", 1, 0); /* the same learning rate, no weight decay */
@@ -32,8 +32,8 @@ static int train(tsh_ctx *ctx, void *user) {
             printf("step %3d  loss %.4f\n", step + 1, value);
         tsh_step_end(ctx);
     }
-    tsh_save(model, (const char *)user, NULL);
-    return !tsh_ok(ctx) || !(value < 0.2); /* guessing has loss log 4 = 1.39 */
+    tsh_save(tsh_root(ctx), (const char *)user, NULL); /* "vit.cls_token" and so on */
+    return !tsh_ok(ctx) || !(value < 0.5); /* guessing has loss log 10 = 2.3 */
 }
 
 int main(int argc, char **argv) {

@@ -1,5 +1,6 @@
-/* 07: loads the model that 06_vit_train.c saved, on one rank or any other number, and says what
- * new images show. Build: cc -O3 07_vit_predict.c -lm -pthread; run: ./a.out [ranks [file]] */
+/* 07: loads the model that 06_vit_train.c saved into a tree of its own, on one rank or any other
+ * number, and reads new digits.
+ * Build: cc -O3 07_vit_predict.c -lm -pthread; run: ./a.out [ranks [file]] */
 #define TSHARD_IMPLEMENTATION
 #include "vit.h"
 #include <stdlib.h>
@@ -7,10 +8,10 @@
 enum { IMAGES = 500, SHOWN = 5 };
 
 static int predict(tsh_ctx *ctx, void *user) {
-    tsh_module *model = tsh_root(ctx);
+    tsh_module *model = tsh_add_module(tsh_root(ctx), "reader", NULL);
     add_vit(model);
     tsh_parallelize(model, plan, sizeof plan / sizeof *plan);
-    tsh_load(model, (const char *)user, NULL);
+    tsh_load_with(model, (const char *)user, NULL, &(tsh_file_desc){.prefix = "vit"});
     tsh_train(model, 0); /* torch's model.eval() */
 
     tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(IMAGES, PATCHES, PIXELS), NULL);
@@ -30,11 +31,9 @@ static int predict(tsh_ctx *ctx, void *user) {
     const int64_t *truth = (const int64_t *)tsh_data(ctx, target);
     int right = 0, speaks = tsh_world(ctx)->rank == 0;
     for (int i = 0; i < IMAGES; i++) right += guess[i] == truth[i];
-    for (int i = 0; i < SHOWN && speaks; i++) {
-        const tsh_real *at = &logits[i * CLASSES];
-        printf("image %d: %-5s (it is %s), logits %.4f %.4f %.4f %.4f\n", i, classes[guess[i]],
-               classes[truth[i]], (double)at[0], (double)at[1], (double)at[2], (double)at[3]);
-    }
+    for (int i = 0; i < SHOWN && speaks; i++)
+        printf("image %d: %d (it is %d), logit %.4f\n", i, (int)guess[i], (int)truth[i],
+               (double)logits[i * CLASSES + guess[i]]);
     if (speaks) printf("%d of %d right\n", right, IMAGES);
     return right < IMAGES * 95 / 100;
 }

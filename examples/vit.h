@@ -6,16 +6,16 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Images of 16 x 16 pixels, cut into 4 x 4 patches of 4 x 4 pixels. */
-enum { PATCHES = 16, PIXELS = 16, WIDTH = 32, HEADS = 4, LAYERS = 2, CLASSES = 4 };
-static const char *const classes[CLASSES] = {"right", "left", "down", "up"};
+/* Images of 8 x 8 pixels, cut into 4 x 4 patches of 2 x 2 pixels; a class token precedes these. */
+enum { PATCHES = 16, PIXELS = 4, TOKENS = 1 + PATCHES, WIDTH = 32, HEADS = 4, LAYERS = 2 };
+enum { CLASSES = 10 };
 
 static tsh_tensor *call(tsh_module *self, const char *child, tsh_tensor *x) {
     return tsh_forward(tsh_find(self, child), x);
 }
 
 static tsh_tensor *attention(tsh_module *self, tsh_tensor **in, int n, void *user) {
-    tsh_shape heads = tsh_shape4(tsh_dim(in[0], 0), PATCHES, HEADS, WIDTH / HEADS);
+    tsh_shape heads = tsh_shape4(tsh_dim(in[0], 0), TOKENS, HEADS, WIDTH / HEADS);
     tsh_tensor *qkv[3] = {NULL}, *y;
     (void)n, (void)user;
     tsh_split_dim(call(self, "qkv", in[0]), -1, 3, qkv);
@@ -32,18 +32,24 @@ static tsh_tensor *block(tsh_module *self, tsh_tensor **in, int n, void *user) {
 
 /* patches (B, PATCHES, PIXELS) -> logits (B, CLASSES) */
 static tsh_tensor *vit(tsh_module *self, tsh_tensor *patches) {
-    tsh_tensor *index = tsh_arange(tsh_ctx_of(patches), TSH_I64, 0, PATCHES, 1);
-    tsh_tensor *x = tsh_add(call(self, "embed", patches), call(self, "position", index));
-    return call(self, "head", tsh_mean(call(self, "norm", call(self, "blocks", x)), 1, 0));
+    int64_t batch = tsh_dim(patches, 0);
+    tsh_tensor *zeros = tsh_zeros(tsh_ctx_of(patches), tsh_shape3(batch, 1, WIDTH));
+    tsh_tensor *token = tsh_add(zeros, tsh_param(self, "cls_token")); /* one for each image */
+    tsh_tensor *x = tsh_concat((tsh_tensor *[]){token, call(self, "embed", patches)}, 2, 1);
+    x = call(self, "blocks", tsh_add(x, tsh_param(self, "pos_embed")));
+    token = tsh_reshape(tsh_slice(x, 1, 0, 1), tsh_shape2(batch, WIDTH));
+    return call(self, "head", call(self, "norm", token));
 }
 
 static void add_vit(tsh_module *self) {
+    tsh_param_desc normal = {.init = {.kind = TSH_INIT_NORMAL, .b = 1}};
     tsh_layer_norm_desc norm = {.dim = WIDTH};
     tsh_linear_desc embed = {.in = PIXELS, .out = WIDTH}, head = {.in = WIDTH, .out = CLASSES};
     tsh_linear_desc qkv = {.in = WIDTH, .out = 3 * WIDTH}, proj = {.in = WIDTH, .out = WIDTH};
     tsh_linear_desc fc1 = {.in = WIDTH, .out = 4 * WIDTH}, fc2 = {.in = 4 * WIDTH, .out = WIDTH};
     tsh_add_linear(self, "embed", &embed);
-    tsh_add_embedding(self, "position", &(tsh_embedding_desc){.count = PATCHES, .dim = WIDTH});
+    tsh_add_param(self, "cls_token", tsh_shape3(1, 1, WIDTH), &normal);
+    tsh_add_param(self, "pos_embed", tsh_shape3(1, TOKENS, WIDTH), &normal);
     tsh_module *blocks = tsh_add_module(self, "blocks", NULL); /* calls its children in turn */
     for (int i = 0; i < LAYERS; i++) {
         const char name[] = {(char)('0' + i), '\0'};
@@ -67,28 +73,34 @@ static const tsh_plan_rule plan[] = {
     {.path = "blocks.*.fc1", .style = TSH_COLWISE},
     {.path = "blocks.*.fc2", .style = TSH_ROWWISE}};
 
+/* Digits of 5 x 7 pixels, one every 6 columns. */
+static const char *const font[7] = {
+    " ###    #    ###   ###     #  #####   ##  #####  ###   ### ",
+    "#   #  ##   #   # #   #   ##  #      #        # #   # #   #",
+    "#   #   #       #     #  # #  ####  #        #  #   # #   #",
+    "#   #   #      #    ##  #  #      # ####    #    ###   ####",
+    "#   #   #     #       # #####     # #   #  #    #   #     #",
+    "#   #   #    #    #   #    #  #   # #   #  #    #   #    # ",
+    " ###   ###  #####  ###     #   ###   ###   #     ###   ##  "};
+
 static unsigned draw(unsigned *state, unsigned n) { /* 0 .. n - 1 */
     *state = (*state * 1664525u + 1013904223u) & 0xFFFFFFFFu;
     return (*state >> 16) % n;
 }
 
-/* Each shows a cross and a ring in noise; the class is the direction from the cross to the ring. */
+/* Each shows a digit at one of four places, in noise; the class is the digit. */
 static void make_images(unsigned seed, int count, void *values, void *truth) {
-    static const char cross[] = "#..#.##..##.#..#", ring[] = "#####..##..#####";
     tsh_real *pixels = (tsh_real *)values;
     int64_t *target = (int64_t *)truth;
     for (int i = 0; i < count && values != NULL && truth != NULL; i++, pixels += PATCHES * PIXELS) {
-        unsigned line = draw(&seed, 4), a = draw(&seed, 3), b = a + 1 + draw(&seed, 3 - a);
-        unsigned way = draw(&seed, CLASSES), down = way / 2; /* a line is a row, or a column */
-        target[i] = way;
-        for (unsigned p = 0; p < PATCHES; p++) {
-            unsigned at = down ? p / 4 : p % 4, on = (down ? p % 4 : p / 4) == line;
-            const char *first = way % 2 ? ring : cross, *second = way % 2 ? cross : ring;
-            const char *stamp = on && at == a ? first : on && at == b ? second : NULL;
-            for (unsigned k = 0; k < PIXELS; k++)
-                pixels[p * PIXELS + k] = (tsh_real)draw(&seed, 256) / 512 +
-                                         (stamp != NULL && stamp[k] == '#' ? 1 : 0);
-        }
+        unsigned digit = draw(&seed, CLASSES), left = 1 + draw(&seed, 2), top = draw(&seed, 2);
+        target[i] = digit;
+        for (unsigned p = 0; p < PATCHES; p++)
+            for (unsigned k = 0; k < PIXELS; k++) {
+                unsigned row = p / 4 * 2 + k / 2 - top, column = p % 4 * 2 + k % 2 - left;
+                int ink = row < 7 && column < 5 && font[row][6 * digit + column] == '#';
+                pixels[p * PIXELS + k] = (tsh_real)draw(&seed, 192) / 256 + (tsh_real)ink;
+            }
     }
 }
 

@@ -243,7 +243,7 @@ def python_runs(page):
                 raise Skipped("%s is missing: pip install torch safetensors" % package)
         code = "\n".join(block.text for block in blocks(page) if block.kind == "python")
         with open(os.path.join(folder, "prog.py"), "w", encoding="utf-8") as out:
-            out.write(re.sub(r"\bSTEPS = 32, 400\n", "STEPS = 32, 2\n", code))
+            out.write(re.sub(r"\bSTEPS = 64, 500\n", "STEPS = 64, 2\n", code))
         text = call(shlex.join([sys.executable, "prog.py"]), folder, folder)
         check(re.search(r"\d+ of 500 right", text), text)
     return test

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Writes the golden files of test_golden.c beside itself: what PyTorch computes.
 
-    /usr/bin/python3 tests/golden/generate.py        (Debian's python3-torch, 1.13.1)
+    /usr/bin/python3 tests/golden/generate.py [NAME ...]
+
+NAME is a file without its ending; without any, all are written. loss_dim was written by PyTorch
+2.13, the others by Debian's python3-torch, 1.13.1.
 
 A file holds cases; a case is a group of tensors "case.what":
     in0, in1, ...       the inputs, float32 or int64
@@ -17,6 +20,7 @@ import json
 import os
 import random
 import struct
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -357,6 +361,36 @@ def option_loss(x, t, w, kind, letters, reduction):
                    extra.sum() / divisor)
 
 
+def loss_dims():
+    """Classes in dimension 1: "<form>.<kind>" is the target, "<form>_<letters>_<kind>_<reduction>"
+    as in loss_options."""
+    c = Cases()
+    for form, shape in {"flat": (2, 6, 3), "deep": (1, 5, 3, 2)}.items():
+        rows = shape[:1] + shape[2:]
+        x, w = c.real(form, "logits", shape, -5, 5), c.real(form, "weight", shape[1:2], 0.25, 2)
+        up = c.real(form, "up", rows)
+        ids = ints(3, -100, 0, 2, 2, 4).reshape(rows)
+        targets = {"outside": ids, "inside": ids.clamp(min=1),
+                   "probs": torch.softmax(c.real(form, "probs", shape, -3, 3), 1)}
+        for what, value in dict(targets, logits=x, weight=w, up=up).items():
+            c.put(form, what, value)
+        for kind, target in targets.items():
+            for letters in ("", "we"):
+                for reduction in ("none", "sum", "mean"):
+                    leaf = x.double().requires_grad_()
+                    out = F.cross_entropy(
+                        leaf, target.double() if kind == "probs" else target,
+                        weight=w.double() if letters else None, reduction=reduction,
+                        ignore_index=2 if kind == "inside" else -100,
+                        label_smoothing=SMOOTHING if letters else 0.0)
+                    scale = up.double() if reduction == "none" else up.flatten()[0]
+                    (out * scale).sum().backward()
+                    name = "%s_%s_%s_%s" % (form, letters, kind, reduction)
+                    c.put(name, "out", out)
+                    c.put(name, "grad", leaf.grad)
+    return c
+
+
 # ---- a whole model, optimisers ------------------------------------------------
 
 VOCABULARY, WIDTH, HEADS, BLOCKS, BATCH, LENGTH = 11, 8, 2, 2, 2, 6
@@ -479,9 +513,10 @@ def sparse_optimisers():
 def main():
     torch.set_num_threads(1)
     files = {"map": maps, "reduce": reductions, "view": views, "matmul": matrices, "norm": norms,
-             "attention": attentions, "loss": losses, "loss_options": loss_options, "model": model,
-             "optim": optimisers, "rope": ropes, "lookup": lookups, "sparse": sparse_optimisers}
-    sizes = {name: write(name, make().tensors) for name, make in files.items()}
+             "attention": attentions, "loss": losses, "loss_options": loss_options,
+             "loss_dim": loss_dims, "model": model, "optim": optimisers, "rope": ropes,
+             "lookup": lookups, "sparse": sparse_optimisers}
+    sizes = {name: write(name, files[name]().tensors) for name in sys.argv[1:] or files}
     print("%d bytes in all: %s" % (sum(sizes.values()), sizes))
 
 

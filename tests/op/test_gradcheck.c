@@ -403,6 +403,14 @@ static void test_loss(void **state) {
             check(ctx, "cross_entropy", loss_fn, &in, 1, &u);
             check(ctx, "cross_entropy turned", loss_turned_fn, &in, 1, &u);
         }
+    u.target = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, 5), NULL, target);
+    u.desc.dim = 1;
+    u.desc.label_smoothing = 0.1;
+    for (i = 0; i < 3; i++) {
+        u.desc.reduction = reduction[i];
+        in = leaf(ctx, tsh_shape3(1, 6, 5), -3, 3, i);
+        check(ctx, "cross_entropy in dimension 1", loss_fn, &in, 1, &u);
+    }
     tsh_close(ctx);
 }
 

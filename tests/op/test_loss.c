@@ -186,6 +186,128 @@ static void every_option_gives_what_pytorch_gives(void **state) {
     golden_finish(&file);
 }
 
+/* ---------------------------------------------------- PyTorch's, classes in dimension 1 */
+
+/* A golden tensor of up to ROWS * CLASSES elements, sharded along dim (-1: R); NULL: none. */
+static tsh_tensor *golden_make(tsh_ctx *ctx, const golden_file *file, const char *name,
+                               const char *what, int dim) {
+    double values[ROWS * CLASSES];
+    golden_tensor g;
+    if (!golden_find(file, name, what, &g) || g.count > ROWS * CLASSES) return NULL;
+    if (g.dtype == TSH_I64) return make(ctx, TSH_I64, g.shape, dim, g.data);
+    if (golden_read(ctx, file, name, what, values)) return NULL;
+    return make(ctx, TSH_REAL, g.shape, dim, values);
+}
+
+/* c: name, reduction, form and kind of the golden, and c->x, the layout of the logits. */
+static int dim_call(tsh_ctx *ctx, const golden_file *file, const char *form, const char *kind,
+                    call *c) {
+    tsh_cross_entropy_desc desc = c->desc;
+    const int probs = strcmp(kind, "probs") == 0, rows = c->x - (c->x > 1);
+    tsh_tensor *x = golden_make(ctx, file, form, "logits", c->x);
+    tsh_tensor *t = golden_make(ctx, file, form, kind, probs ? c->t : c->x == 1 ? -1 : rows);
+    tsh_tensor *out;
+    tsh_layout layout, slope;
+    if (c->use_weight) desc.weight = golden_make(ctx, file, form, "weight", c->x == 1 ? 0 : -1);
+    CHECK(x && t && (!c->use_weight || desc.weight), "%s", c->name);
+    if (golden_read(ctx, file, form, "up", c->up) ||
+        golden_read(ctx, file, c->name, "out", c->out) ||
+        golden_read(ctx, file, c->name, "grad", c->grad))
+        return 1;
+    tsh_requires_grad(x, 1);
+    out = tsh_cross_entropy(x, t, &desc);
+    CHECK(out, "%s", c->name);
+    layout = tsh_layout_of(out);
+    CHECK(layout.kind == (c->x < 0 || c->x == 1               ? TSH_REPLICATED
+                          : desc.reduction == TSH_REDUCE_NONE ? TSH_SHARDED
+                                                              : TSH_PARTIAL),
+          "%s: the layout of the result", c->name);
+    CHECK(layout.kind != TSH_SHARDED || layout.dim == rows, "%s: S(%d)", c->name, layout.dim);
+    if (same_numbers(ctx, c, "value", out, c->out)) return 1;
+    CHECK(tsh_backward(ctx, weigh(ctx, c, out)) == TSH_OK, "%s", c->name);
+    layout = tsh_layout_of(x);
+    slope = tsh_layout_of(tsh_grad(x));
+    CHECK(slope.kind == layout.kind && (c->x < 0 || slope.dim == c->x), "%s: gradient", c->name);
+    if (same_numbers(ctx, c, "gradient", tsh_grad(x), c->grad)) return 1;
+    CHECK(tsh_step_end(ctx) == TSH_OK, "%s", c->name);
+    tsh_tensor_free(x);
+    tsh_tensor_free(t);
+    tsh_tensor_free(desc.weight);
+    return 0;
+}
+
+static int dim_rank(tsh_ctx *ctx, void *user) {
+    static const char *const reductions[] = {"mean", "sum", "none"};
+    static const char *const kinds[] = {"outside", "inside", "probs"};
+    static const char *const forms[] = {"flat", "deep"};
+    const golden_file *file = (const golden_file *)user;
+    int f, k, w, r, x;
+    for (f = 0; f < COUNT(forms); f++)
+        for (k = 0; k < COUNT(kinds); k++)
+            for (w = 0; w < 2; w++)
+                for (r = 0; r < 3; r++)
+                    for (x = -1; x < 3 + f; x++) {
+                        char name[64];
+                        call c;
+                        memset(&c, 0, sizeof c);
+                        (void)snprintf(name, sizeof name, "%s_%s_%s_%s", forms[f], w ? "we" : "",
+                                       kinds[k], reductions[r]);
+                        c.name = name;
+                        c.x = x;
+                        c.t = r == 1 ? x : -1; /* probabilities are sharded, too */
+                        c.use_weight = w;
+                        c.tolerance = 16 * 1.2e-7; /* as in golden_rank */
+                        c.desc.dim = 1;
+                        c.desc.reduction = (tsh_reduction)r;
+                        c.desc.label_smoothing = w ? 0.1 : 0;
+                        c.desc.ignore = k == 1;
+                        c.desc.ignore_index = 2;
+                        if (dim_call(ctx, file, forms[f], kinds[k], &c)) return 1;
+                    }
+    CHECK_OK();
+    return 0;
+}
+
+/* Classes: 6, even on 2 and 3 ranks, none for the last of 4; and 5, uneven. */
+static void classes_in_dimension_1_give_what_pytorch_gives(void **state) {
+    golden_file file = golden_open("loss_dim");
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(ranks_degrees); i++) ranks_run(ranks_degrees[i], dim_rank, &file);
+    golden_finish(&file);
+}
+
+/* Logits (2, 5, 3), a view of a tensor whose classes lie last, are not copied; others once. */
+static int dim_memory(tsh_ctx *ctx, void *user) {
+    static const int64_t target[6] = {0, 4, 1, 2, 3, 3};
+    const tsh_cross_entropy_desc desc = {.dim = 1};
+    tsh_tensor *t = make(ctx, TSH_I64, tsh_shape2(2, 3), -1, target), *x;
+    size_t bytes[2];
+    int turned;
+    (void)user;
+    for (turned = 0; turned < 2; turned++) {
+        size_t before;
+        x = tsh_requires_grad(
+            tsh_tensor_new(ctx, TSH_REAL, turned ? tsh_shape3(2, 3, 5) : tsh_shape3(2, 5, 3), NULL),
+            1);
+        before = tsh_mem_stats(ctx).step_live;
+        CHECK(tsh_cross_entropy(turned ? tsh_transpose(x, 1, 2) : x, t, &desc), "the loss");
+        bytes[turned] = tsh_mem_stats(ctx).step_live - before;
+        CHECK(tsh_step_end(ctx) == TSH_OK, "the end");
+        tsh_tensor_free(x);
+    }
+    CHECK(bytes[0] >= bytes[1] + 30 * sizeof(tsh_real), "%d bytes, and %d", (int)bytes[0],
+          (int)bytes[1]);
+    CHECK(bytes[0] < bytes[1] + 2 * 30 * sizeof(tsh_real) + 256, "%d bytes, and %d", (int)bytes[0],
+          (int)bytes[1]);
+    return 0;
+}
+
+static void logits_are_copied_once_at_most(void **state) {
+    (void)state;
+    ranks_run(1, dim_memory, NULL);
+}
+
 /* ------------------------------------------------- the definition, in double
  * Torch's documentation read word by word: log-probabilities, a target distribution smoothed over
  * all classes, weights, and only then the reduction. x - most - log(sum), for lse is rounded to the
@@ -347,7 +469,8 @@ static void logits_of_a_thousand_are_exact(void **state) {
 }
 
 /* Fused segments in the vocabulary, strides that are not dense, more dimensions. Letters: p: the
- * integers of input 1 are probabilities; x, t: that input is turned; n: no reduction. */
+ * integers of input 1 are probabilities; x, t: that input is turned; n: no reduction; d: classes
+ * are in dimension 1. */
 static tsh_tensor *op_options(probe *p) {
     tsh_cross_entropy_desc desc = {.label_smoothing = 0.25, .z_loss = 0.125};
     tsh_tensor *x = p->in[0], *t = p->in[1];
@@ -355,6 +478,7 @@ static tsh_tensor *op_options(probe *p) {
     if (probe_has(p, "t")) t = tsh_transpose(t, 0, 1);
     if (probe_has(p, "p")) t = tsh_cast(t, TSH_REAL);
     if (probe_has(p, "n")) desc.reduction = TSH_REDUCE_NONE;
+    if (probe_has(p, "d")) desc.dim = 1;
     if (p->in[2]) desc.weight = tsh_add_scalar(tsh_cast(p->in[2], TSH_REAL), 0.5);
     return tsh_cross_entropy(x, t, &desc);
 }
@@ -377,6 +501,17 @@ static void every_form_of_the_inputs_gives_the_same(void **state) {
         ROW("p n", "S(1)", "2,n,5 S(1)", "%3 2,n,5 S(1)", "%4 5 R"),
         ROW("p x t", "P", "5,n S(1)", "%3 5,n R", "%4 5 R"),
         ROW("", "P", "2,n,5 S(1)", "%5 2,n S(1)", "%4 5 R"),
+        ROW("d", "R", "2,6n,3 R", "%6n 2,3 R", "%4 6n R"),
+        ROW("d", "R", "2,6n,3 " FUSED(1), "%6n 2,3 R", "%4 6n " FUSED(0)),
+        ROW("d n", "R", "2,5n,3,2 S(1)", "%5n 2,3,2 R", "%4 5n R"),
+        ROW("d n", "S(1)", "2,5,n,3 S(2)", "%5 2,n,3 S(1)", "%4 5 R"),
+        ROW("d n", "S(0)", "n,5,3 S(0)", "%5 n,3 S(0)"),
+        ROW("d", "P", "2,5,n S(2)", "%5 2,n S(1)", "%4 5 R"),
+        ROW("d", "P", "n,5 S(0)", "%5 n S(0)", "%4 5 R"),
+        ROW("d p", "R", "2,5n,3 S(1)", "%3 2,5n,3 S(1)", "%4 5n S(0)"),
+        ROW("d p n", "S(1)", "2,5,n S(2)", "%3 2,5,n R", "%4 5 R"),
+        ROW("d p n", "S(1)", "2,5,n S(2)", "%3 2,5,n S(2)"),
+        ROW("d p x t", "P", "5,n,2 S(1)", "%3 5,n,2 R"),
     };
     static const int64_t lengths[] = {1, 2, 5};
     (void)state;
@@ -555,6 +690,32 @@ static int refuses(tsh_ctx *ctx, tsh_tensor *x, tsh_tensor *t, const tsh_cross_e
     return 0;
 }
 
+/* whole: (ROWS, 6) */
+static int refusals_of_dim(tsh_ctx *ctx, tsh_tensor *whole) {
+    const tsh_cross_entropy_desc last = {.reduction = TSH_REDUCE_MEAN}, first = {.dim = 1};
+    tsh_tensor *x = tsh_reshape(whole, tsh_shape3(2, 6, 3)), *cut; /* classes: 6 */
+    tsh_tensor *y = tsh_reshape(whole, tsh_shape3(2, 3, 6));
+    static const int64_t ids[6] = {0};
+    tsh_tensor *t = make(ctx, TSH_I64, tsh_shape2(2, 3), -1, ids);
+    tsh_cross_entropy_desc weighted = {.dim = 1};
+    weighted.weight = make(ctx, TSH_REAL, tsh_shape1(3), -1, (const double[3]){1, 1, 1});
+    cut = tsh_redistribute(x, tsh_sharded(2));
+    return refuses(ctx, x, t, &last, TSH_ERR_SHAPE,
+                   "logits (2, 6, 3) R and target i64 (2, 3) R; takes (.., V) and integers (..), "
+                   "or probabilities (.., V); if classes are in dimension 1, as here, give "
+                   ".dim = 1") ||
+           refuses(ctx, y, t, &first, TSH_ERR_SHAPE,
+                   "with .dim = 1, takes (N, V, d1, ..) and integers (N, d1, ..), or "
+                   "probabilities of the logits' shape; if classes are last, as here, give "
+                   ".dim = 0") ||
+           refuses(ctx, x, y, &first, TSH_ERR_SHAPE, "or probabilities of the logits' shape") ||
+           refuses(ctx, x, t, &weighted, TSH_ERR_SHAPE, "have 6 classes, weight is (3) R") ||
+           refuses(ctx, cut, t, &first, TSH_ERR_LAYOUT,
+                   "(2, 6, 3) S(2) and (2, 3) R do not go together; the target is to be sharded as "
+                   "the logits' rows: tsh_redistribute(target, tsh_sharded(1))") ||
+           refuses(ctx, cut, y, &first, TSH_ERR_SHAPE, "(2, 3, 6)");
+}
+
 static int refusals(tsh_ctx *ctx, void *user) {
     call c = invent(6, 8, 2);
     const tsh_shape form = tsh_shape2(ROWS, 6);
@@ -588,6 +749,16 @@ static int refusals(tsh_ctx *ctx, void *user) {
         return 1;
     d.weight = t;
     if (refuses(ctx, x, t, &d, TSH_ERR_DTYPE, "weight")) return 1;
+    d = usual;
+    d.dim = 2;
+    if (refuses(ctx, x, t, &d, TSH_ERR_ARGUMENT, "dim is 2; classes are in the last dimension (0)"))
+        return 1;
+    d.dim = 1;
+    CHECK(tsh_cross_entropy(x, t, &d), "of (N, V), dimension 1 is the last");
+    CHECK(tsh_cross_entropy(tsh_reshape(tsh_slice(whole, 0, 0, 1), tsh_shape1(6)),
+                            tsh_reshape(tsh_slice(t, 0, 0, 1), tsh_shape0()), &d),
+          "of (V), the only one");
+    if (refusals_of_dim(ctx, whole)) return 1;
     d.weight = make(ctx, TSH_REAL, tsh_shape1(6), -1, c.weight);
     if (refuses(ctx, x, tsh_reshape(whole, tsh_shape3(3, 2, 6)), NULL, TSH_ERR_SHAPE,
                 "probabilities (.., V)"))
@@ -668,6 +839,8 @@ static void targets_and_weights_get_no_gradient(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_option_gives_what_pytorch_gives),
+        cmocka_unit_test(classes_in_dimension_1_give_what_pytorch_gives),
+        cmocka_unit_test(logits_are_copied_once_at_most),
         cmocka_unit_test(every_option_gives_what_the_definition_says),
         cmocka_unit_test(rows_may_be_sharded),
         cmocka_unit_test(logits_of_a_thousand_are_exact),
