@@ -9209,11 +9209,13 @@ static tshi_profile_row tshi_profile_sum(const tshi_profile_row *row) {
 static const char *tshi_profile_times(const tshi_profile *profile, const tshi_profile_row *row,
                                       char text[TSHI_TEXT_SIZE]) {
     const double step = 1e6 * (double)profile->steps; /* from nanoseconds to milliseconds */
-    (void)snprintf(text, TSHI_TEXT_SIZE, "%9.3f %9.3f %9.3f %6.1f %%",
+    const double all = (double)(profile->end - profile->begin);
+    const int digits = all / step < 1 ? 5 : 3; /* more of them in steps below a millisecond */
+    (void)snprintf(text, TSHI_TEXT_SIZE, "%9.*f %9.*f %9.*f %6.1f %%", digits,
                    (double)(row->ns[TSHI_PHASE_FORWARD] + row->ns[TSHI_PHASE_EVALUATION]) / step,
-                   (double)row->ns[TSHI_PHASE_BACKWARD] / step,
+                   digits, (double)row->ns[TSHI_PHASE_BACKWARD] / step, digits,
                    (double)row->ns[TSHI_PHASE_UPDATE] / step,
-                   100 * (double)tshi_profile_time(row) / (double)(profile->end - profile->begin));
+                   100 * (double)tshi_profile_time(row) / all);
     return text;
 }
 

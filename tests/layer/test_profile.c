@@ -3,7 +3,7 @@
 #include "../../backends/tshard_threads.h"
 #include "../support/small_gpt.h"
 
-enum { STEPS = 6, LINES = 96, LINE = 256 };
+enum { STEPS = 200, LINES = 96, LINE = 256 };
 
 /* What the logger of rank 0 got. */
 typedef struct page {
@@ -164,7 +164,7 @@ static void rows_add_up_to_the_step(void **state) {
         near(row_ms(&step), profiled.ms, 0.03, "a step, by a clock outside");
         near(row_ms(&ops), row_ms(&step), 0.01, "all ops");
         near(row_ms(&modules), row_ms(&step), 0.01, "all modules");
-        near(ops.share, 100, 0.01, "shares");
+        near(ops.share, 100, 0.02, "shares"); /* of one decimal each */
         r = find_row(&told, 0, "tsh_linear");
         near(r.calls, 4 * GPT_LAYERS + 1, 1e-9, "calls of tsh_linear");
         assert_true(r.ms[0] > 0 && r.ms[1] > 0 && r.ms[2] < 1e-9);
@@ -173,8 +173,9 @@ static void rows_add_up_to_the_step(void **state) {
         assert_true(r.ms[0] + r.ms[1] < 1e-9 && r.ms[2] > 0);
         if (ranks > 1) {
             r = find_row(&told, 0, "all-reduce over tp");
-            assert_true(r.ms[0] > 0 && r.ms[2] > 0 && has(&told, "waits"));
-            assert_true(find_row(&told, 0, "wait over tp").ms[1] > 0); /* started early */
+            assert_true(r.calls > 1 && r.ms[0] > 0 && has(&told, "waits"));
+            r = find_row(&told, 0, "wait over tp"); /* of what was started early, in backward */
+            assert_true(r.ms[0] < 1e-9 && r.ms[2] < 1e-9);
         }
     }
 }
