@@ -3,7 +3,7 @@
 #include "../../backends/tshard_threads.h"
 #include "../support/small_gpt.h"
 
-enum { STEPS = 200, LINES = 96, LINE = 256 };
+enum { STEPS = 40, LINES = 96, LINE = 256 };
 
 /* What the logger of rank 0 got. */
 typedef struct page {
