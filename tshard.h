@@ -6043,7 +6043,7 @@ static const char *const tshi_coll_kinds[TSH_COLL_KINDS] = {
 
 enum { TSHI_COLL_TEXT = 256 }; /* bytes of a call's description */
 enum { TSHI_COLL_NAME = 32 };  /* bytes of a group's name: "group ", 20 digits, a final 0 */
-enum { TSHI_COLL_AXIS = 56 };  /* shift of an axis' letter, 't', 'd' or 'p', in a group's id */
+enum { TSHI_COLL_AXIS = 56 };  /* a group's id, from this bit on: 't', 'd', 'p' or 0 */
 
 /* Returns 1 for kinds between two ranks; these are numbered per pair of ranks, not per group. */
 static int tshi_coll_pairwise(tsh_coll_kind kind) {
@@ -14633,7 +14633,7 @@ static tsh_tensor *tshi_recompute_run_no_grad(tsh_module *module, tsh_tensor **i
     tsh_tensor *y, form;      /* the output; a copy of its shape and layout */
     tshi_block *block = NULL; /* the output's values, referenced past the end of the scope */
     tsh_scope_begin(ctx);
-    ctx->tape.no_grad++; /* the ops record no nodes */
+    ctx->tape.no_grad++; /* ops are not recorded */
     y = tshi_recompute_run_checked(module, in, n);
     if (y && !tshi_tensor_is_dense(y)) y = tshi_map_copy("tsh_checkpoint", y);
     ctx->tape.no_grad--;

@@ -3059,7 +3059,7 @@ static void tshi_uv_give_notice(const tsh_uv_world *world) {
         tsh_log_message(&world->logger, "%s; waiting without a time limit", error.message);
 }
 
-/* While the world forms: tells the logger once that it takes long; reports that time is up. */
+/* While the world forms: tells the logger once that it takes long; reports the timeout. */
 static void tshi_uv_watch_forming(tsh_uv_world *world, int64_t now) {
     tsh_error error;
     if (!world->forming || tshi_uv_failed(world) != TSH_OK) return;

@@ -1,5 +1,5 @@
 /* Mistakes that a new user makes around a model, each with the sentence it gets: in training loops,
- * with optimisers, plans, ranks and files; and no sentence for who makes none. Those within a
+ * with optimisers, plans, ranks and files; and no message for a program without one. Those within a
  * model's forward are in test_mistakes.c. */
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
@@ -13,7 +13,7 @@ static tsh_tensor *leaf(tsh_ctx *ctx) {
     return tsh_requires_grad(tsh_keep(tsh_ones(ctx, tsh_shape2(2, 6))), 1);
 }
 
-/* The mean square of what the module gives for ones. */
+/* A loss: the mean square of the module's output for an input of ones. */
 static tsh_tensor *loss_of(tsh_module *module) {
     tsh_tensor *x = tsh_forward(module, tsh_ones(tsh_ctx_of(tsh_param(module, "weight")),
                                                  tsh_shape2(3, 4)));
@@ -577,7 +577,7 @@ static void test_a_pipeline(void **state) {
         }
 }
 
-/* ------------------------------------------------------------ who makes none */
+/* -------------------------------------------------------- no mistakes */
 
 /* A GPT as it is trained: two micro-batches a step, evaluations, groups, a checkpoint. user: .zero
  * of the optimiser. */

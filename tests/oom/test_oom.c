@@ -370,7 +370,7 @@ static void work_params(tsh_ctx *ctx) {
     scale = tsh_redistribute(scale, tsh_replicated());
     finish(ctx, tsh_mul(tsh_add(wide(ctx, "R"), shift), scale));
     (void)tsh_optim_step(optim);
-    (void)tsh_step_end(ctx); /* tells the other rank of an error */
+    (void)tsh_step_end(ctx); /* reports this rank's error to the other rank */
 }
 
 static void work_gradcheck(tsh_ctx *ctx) {

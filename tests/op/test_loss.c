@@ -268,7 +268,7 @@ static int dim_rank(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
-/* Classes: 6, even on 2 and 3 ranks, none for the last of 4; and 5, uneven. */
+/* 6 classes: equal shards on 2 and 3 ranks, an empty one on the last of 4. 5: unequal shards. */
 static void classes_in_dimension_1_give_what_pytorch_gives(void **state) {
     golden_file file = golden_open("loss_dim");
     int i;
@@ -283,16 +283,17 @@ static int dim_memory(tsh_ctx *ctx, void *user) {
     const tsh_cross_entropy_desc desc = {.dim = 1};
     tsh_tensor *t = make(ctx, TSH_I64, tsh_shape2(2, 3), -1, target), *x;
     size_t bytes[2];
-    int turned;
+    int transposed;
     (void)user;
-    for (turned = 0; turned < 2; turned++) {
+    for (transposed = 0; transposed < 2; transposed++) {
         size_t before;
         x = tsh_requires_grad(
-            tsh_tensor_new(ctx, TSH_REAL, turned ? tsh_shape3(2, 3, 5) : tsh_shape3(2, 5, 3), NULL),
+            tsh_tensor_new(ctx, TSH_REAL,
+                           transposed ? tsh_shape3(2, 3, 5) : tsh_shape3(2, 5, 3), NULL),
             1);
         before = tsh_mem_stats(ctx).step_live;
-        CHECK(tsh_cross_entropy(turned ? tsh_transpose(x, 1, 2) : x, t, &desc), "the loss");
-        bytes[turned] = tsh_mem_stats(ctx).step_live - before;
+        CHECK(tsh_cross_entropy(transposed ? tsh_transpose(x, 1, 2) : x, t, &desc), "the loss");
+        bytes[transposed] = tsh_mem_stats(ctx).step_live - before;
         CHECK(tsh_step_end(ctx) == TSH_OK, "the end");
         tsh_tensor_free(x);
     }
@@ -469,8 +470,8 @@ static void logits_of_a_thousand_are_exact(void **state) {
 }
 
 /* Fused segments in the vocabulary, strides that are not dense, more dimensions. Letters: p: the
- * integers of input 1 are probabilities; x, t: that input is turned; n: no reduction; d: classes
- * are in dimension 1. */
+ * integers of input 1 are probabilities; x, t: that input is transposed; n: no reduction; d:
+ * classes are in dimension 1. */
 static tsh_tensor *op_options(probe *p) {
     tsh_cross_entropy_desc desc = {.label_smoothing = 0.25, .z_loss = 0.125};
     tsh_tensor *x = p->in[0], *t = p->in[1];

@@ -692,13 +692,13 @@ static void groups_have_names(void **state) {
         uint64_t id;
         const char *name;
     } rows[] = {
-        {1, "world"}, /* the letters of the axes: t is 0x74, d 0x64, p 0x70 */
+        {1, "world"}, /* highest byte: 't' is 0x74, 'd' 0x64, 'p' 0x70 */
         {UINT64_C(0x74) << 56 | 1, "tp"},
         {UINT64_C(0x64) << 56 | 12, "dp"},
         {UINT64_C(0x70) << 56 | 3, "pp"},
         {0, "group 0"},
         {2, "group 2"},
-        {UINT64_C(0x0a) << 56, "group 720575940379279360"}, /* no letter of an axis */
+        {UINT64_C(0x0a) << 56, "group 720575940379279360"}, /* a highest byte that names no axis */
         {UINT64_MAX, "group 18446744073709551615"},
     };
     char text[32];
