@@ -377,7 +377,9 @@ typedef struct tsh_error {
     char message[TSH_MESSAGE_SIZE]; /* one full sentence with the values concerned */
 } tsh_error;
 
-typedef enum tsh_dtype { TSH_F32, TSH_F64, TSH_I32, TSH_I64 } tsh_dtype;
+/* BF16: the upper half of a float (8 bits of exponent, 7 of fraction); F16: IEEE's binary16. Ops
+ * compute with them in tsh_real and round once, to the nearest, ties to even, when they store. */
+typedef enum tsh_dtype { TSH_F32, TSH_F64, TSH_I32, TSH_I64, TSH_BF16, TSH_F16 } tsh_dtype;
 
 /* Says 0 for an option whose 0 means "the default": {.beta1 = TSH_ZERO}. Only options that name it
  * take it. */
@@ -709,10 +711,14 @@ TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) 
  * not overlap them otherwise. */
 TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64_t n,
                            tsh_dtype dtype, tsh_redop op);
+/* 1 if out of tsh_coll_fold may be rounded, as of the SUM of two bf16: a sum of several ranks is to
+ * be rounded once, at its end, so it takes tsh_coll_sum. */
+TSH_API int tsh_coll_rounds(tsh_dtype dtype, tsh_redop op);
 /* AVG's division of n finished sums by the number of ranks; nothing for other ops. */
 TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop op, int size);
-/* Rule 5's sum of n elements of chunk k: out = x[k+1] + x[k+2] + ... + x[k+P]. part(user, r) is
- * where those of rank r are; out may be the first of them, and overlaps no other. */
+/* Rule 5's sum of n elements of chunk k: out = x[k+1] + x[k+2] + ... + x[k+P], of bf16 and f16 in
+ * float, rounded once. part(user, r) is where those of rank r are; out may be the first of them, and
+ * overlaps no other. */
 TSH_API void tsh_coll_sum(void *out, int64_t n, const tsh_coll *coll, int size, int k,
                           const void *(*part)(const void *user, int r), const void *user);
 /* counts[0] + ... + counts[r-1]: where rank r's part of a row starts. */
@@ -2721,8 +2727,8 @@ typedef struct tshi_dtype {
     /* (used for integers only) As load and store; exact for every integer. */
     void (*load_integer)(const void *from, int64_t step, int64_t n, int64_t *to);
     void (*store_integer)(void *to, int64_t step, int64_t n, const int64_t *from);
-    /* (optional) The reductions of collectives. NULL: in tsh_real, rounded to the dtype after each
-     * step. */
+    /* (optional) The reductions of collectives. NULL: in tsh_real, rounded to the dtype at the end of
+     * a sum of all ranks. */
     const tshi_fold_fn *fold;                      /* one function per tsh_redop */
     void (*divide)(void *sums, int64_t n, int by); /* TSH_AVG: sums[i] /= by, n elements */
 } tshi_dtype;
@@ -2815,6 +2821,82 @@ TSHI_DTYPE(i64, int64_t, uint64_t, TSHI_DTYPE_CLAMP, 9223372036854774784.0) /* e
 TSHI_DTYPE_DIVIDE(f32, float)
 TSHI_DTYPE_DIVIDE(f64, double)
 
+/* -- 16-bit floats: conversions without branches, which compilers vectorise ---------------- */
+
+static uint32_t tshi_dtype_float_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static float tshi_dtype_float_of(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* Returns the bits of x as a float. A double that is no float is rounded to the one of its two
+ * neighbours whose last bit is 1, so that rounding the result once more, to a shorter format, gives
+ * what rounding x itself would ("round to odd"; Boldo & Melquiond 2008). */
+static uint32_t tshi_dtype_odd(tsh_real x) {
+    const float near = (float)x;
+    uint32_t bits = tshi_dtype_float_bits(near);
+    if (TSHI_DOUBLE && (double)near != (double)x && x == x) {
+        bits -= fabs((double)near) > fabs((double)x); /* towards zero */
+        bits |= 1u;
+    }
+    return bits;
+}
+
+TSHI_INLINE tsh_real tshi_dtype_from_bf16(uint16_t h) {
+    return TSHI_R(tshi_dtype_float_of((uint32_t)h << 16));
+}
+
+/* Rounds to the nearest, ties to even; a NaN stays one. */
+TSHI_INLINE uint16_t tshi_dtype_to_bf16(tsh_real x) {
+    const uint32_t bits = tshi_dtype_odd(x);
+    const uint32_t rounded = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
+    return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? bits >> 16 | 0x40u : rounded);
+}
+
+/* Exponent and fraction, moved to their places in a float, give the value times 2^-112, also if it
+ * is subnormal. */
+TSHI_INLINE tsh_real tshi_dtype_from_f16(uint16_t h) {
+    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = (uint32_t)(h & 0x7FFFu) << 13;
+    const float scaled = tshi_dtype_float_of(rest) * 5192296858534827628530496329220096.0f;
+    const uint32_t bits = rest >= 0x0F800000u ? rest | 0x7F800000u /* infinity or NaN */
+                                              : tshi_dtype_float_bits(scaled);
+    return TSHI_R(tshi_dtype_float_of(bits | sign));
+}
+
+/* Rounds to the nearest, ties to even; what rounds to 2^16 or more becomes infinity. Below 2^-14 the
+ * result is a multiple of 2^-24, the distance of floats in [0.5, 1): adding 0.5 rounds to it. */
+TSHI_INLINE uint16_t tshi_dtype_to_f16(tsh_real x) {
+    const uint32_t all = tshi_dtype_odd(x), bits = all & 0x7FFFFFFFu;
+    const uint32_t normal = (bits - 0x38000000u + 0xFFFu + (bits >> 13 & 1u)) >> 13;
+    const uint32_t small = tshi_dtype_float_bits(tshi_dtype_float_of(bits) + 0.5f) - 0x3F000000u;
+    const uint32_t special = bits > 0x7F800000u ? 0x7E00u : 0x7C00u; /* NaN; infinity */
+    const uint32_t h = bits < 0x38800000u ? small : bits < 0x47800000u ? normal : special;
+    return (uint16_t)(h | (all >> 16 & 0x8000u));
+}
+
+/* Defines tshi_dtype_load_<name> and tshi_dtype_store_<name> of a dtype of 16 bits. */
+#define TSHI_DTYPE_SHORT(name)                                                                     \
+    static void tshi_dtype_load_##name(const void *data, int64_t step, int64_t n, tsh_real *to) {  \
+        const uint16_t *TSHI_RESTRICT from = (const uint16_t *)data;                               \
+        for (int64_t i = 0; i < n; i++) to[i] = tshi_dtype_from_##name(from[i * step]);            \
+    }                                                                                              \
+    static void tshi_dtype_store_##name(void *data, int64_t step, int64_t n,                       \
+                                        const tsh_real *from) {                                    \
+        uint16_t *TSHI_RESTRICT to = (uint16_t *)data;                                             \
+        for (int64_t i = 0; i < n; i++) to[i * step] = tshi_dtype_to_##name(from[i]);              \
+    }
+TSHI_DTYPE_SHORT(bf16)
+TSHI_DTYPE_SHORT(f16)
+
+#define TSHI_DTYPE_SHORT_ROW(suffix, file)                                                         \
+    {#suffix, file, 2,    1,    tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,               \
+     NULL,    NULL, NULL, NULL, NULL,                     NULL}
 #define TSHI_DTYPE_ROW(suffix, file, size, floating, divide)                                       \
     {#suffix, file, size, floating, tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,           \
      tshi_dtype_get_##suffix, tshi_dtype_put_##suffix, tshi_dtype_load_integer_##suffix,           \
@@ -2824,12 +2906,16 @@ static const tshi_dtype tshi_dtypes[] = {TSHI_DTYPE_ROW(f32, "F32", 4, 1, tshi_d
                                          TSHI_DTYPE_ROW(f64, "F64", 8, 1, tshi_dtype_divide_f64),
                                          TSHI_DTYPE_ROW(i32, "I32", 4, 0, NULL),
                                          TSHI_DTYPE_ROW(i64, "I64", 8, 0, NULL),
+                                         TSHI_DTYPE_SHORT_ROW(bf16, "BF16"),
+                                         TSHI_DTYPE_SHORT_ROW(f16, "F16"),
 #if defined(TSHI_DTYPE_MORE) /* a test defines it, to add a row */
                                          TSHI_DTYPE_MORE
 #endif
 };
 enum { TSHI_DTYPES = sizeof tshi_dtypes / sizeof tshi_dtypes[0] };
 #undef TSHI_DTYPE_ROW
+#undef TSHI_DTYPE_SHORT_ROW
+#undef TSHI_DTYPE_SHORT
 #undef TSHI_DTYPE_CLAMP
 #undef TSHI_DTYPE_ANY
 #undef TSHI_DTYPE
@@ -2898,6 +2984,10 @@ TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64
         tshi_dtypes[TSH_REAL].fold[op](l, l, r, m);
         row->store((char *)out + e * row->size, 1, m, l);
     }
+}
+
+TSH_API int tsh_coll_rounds(tsh_dtype dtype, tsh_redop op) {
+    return !tshi_dtypes[dtype].fold && op != TSH_MIN && op != TSH_MAX;
 }
 
 TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop op, int size) {
@@ -6086,9 +6176,32 @@ TSH_API tsh_comm tsh_comm_make(const tsh_comm_ops *ops, void *impl, int rank, in
     return comm;
 }
 
+/* tsh_coll_sum of a dtype that the sums of tsh_coll_fold would be rounded to: in tsh_real, run by
+ * run, rounded once. */
+static void tshi_coll_sum_wide(void *out, int64_t n, const tsh_coll *coll, int size, int k,
+                               const void *(*part)(const void *user, int r), const void *user) {
+    const tshi_dtype *row = &tshi_dtypes[coll->dtype];
+    tsh_real sum[TSHI_DTYPE_RUN], next[TSHI_DTYPE_RUN];
+    int64_t m; /* elements of this run */
+    for (int64_t e = 0; e < n; e += m) {
+        m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
+        row->load((const char *)part(user, (k + 1) % size) + e * row->size, 1, m, sum);
+        for (int j = 2; j <= size; j++) {
+            row->load((const char *)part(user, (k + j) % size) + e * row->size, 1, m, next);
+            tshi_dtypes[TSH_REAL].fold[coll->redop](sum, sum, next, m);
+        }
+        tsh_coll_finish(sum, m, TSH_REAL, coll->redop, size);
+        row->store((char *)out + e * row->size, 1, m, sum);
+    }
+}
+
 TSH_API void tsh_coll_sum(void *out, int64_t n, const tsh_coll *coll, int size, int k,
                           const void *(*part)(const void *user, int r), const void *user) {
     const void *left = part(user, (k + 1) % size); /* x[k+1] (rule 5), then the sum so far */
+    if (tsh_coll_rounds(coll->dtype, coll->redop)) {
+        tshi_coll_sum_wide(out, n, coll, size, k, part, user);
+        return;
+    }
     for (int j = 2; j <= size; j++) {              /* left to right, in the order of a ring */
         tsh_coll_fold(out, left, part(user, (k + j) % size), n, coll->dtype, coll->redop);
         left = out;
@@ -10342,7 +10455,8 @@ TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
     if ((unsigned)dtype >= (unsigned)TSHI_DTYPES ||
         (tshi_dtypes[dtype].floating && !tshi_dtype_computes(dtype)))
         return tshi_error_null(ctx, TSH_ERR_DTYPE,
-                               "tsh_cast: takes %s, i32 or i64 in this build, not dtype %d",
+                               "tsh_cast: takes %s, bf16, f16, i32 or i64 in this build, not dtype "
+                               "%d",
                                tshi_dtype_name(TSH_REAL), (int)dtype);
     return tshi_map_run(&tshi_map_cast_op, &x, 1, dtype, tshi_kernel_copy, 0);
 }

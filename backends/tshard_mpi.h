@@ -746,7 +746,7 @@ static int tshi_mpi_is_whole(const tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     return op->message || coll->kind == TSH_BROADCAST ||
            (coll->kind == TSH_ALLREDUCE && op->group->world->native && coll->redop != TSH_MIN &&
-            coll->redop != TSH_MAX);
+            coll->redop != TSH_MAX && !tsh_coll_rounds(coll->dtype, coll->redop));
 }
 
 /* 1 if the messages of all ranks are so short that each rank gets and sums them all. */

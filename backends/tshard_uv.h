@@ -3949,6 +3949,8 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     case TSH_REDUCE_SCATTER:
         for (int k = 0; k < size; k++) sent += tshi_uv_length(op, k);
         if (coll->kind == TSH_ALLREDUCE) sent *= size - 1;
+        if (coll->kind != TSH_ALLGATHER && tsh_coll_rounds(coll->dtype, coll->redop))
+            return TSHI_UV_DIRECT; /* a ring would round the sum at every rank */
         return size == 1 || sent <= TSHI_UV_DIRECT_MOST ? TSHI_UV_DIRECT : TSHI_UV_RING;
     case TSH_BROADCAST:
         return coll->count * tshi_uv_width(op) <= TSHI_UV_STAR_MOST ? TSHI_UV_STAR : TSHI_UV_CHAIN;

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include "short_floats.h"
 
 /* ---------------------------------------------------------------- reference */
 
@@ -16,6 +17,7 @@ typedef union number {
     double f64;
     int32_t i32;
     int64_t i64;
+    uint16_t u16; /* a float of 16 bits */
 } number;
 
 static uint64_t mix(uint64_t x) {
@@ -35,6 +37,8 @@ static number element(tsh_dtype dtype, int rank, int64_t i) {
     case TSH_F64: v.f64 = real; break;
     case TSH_I32: memcpy(&v.i32, &bits, sizeof v.i32); break;
     case TSH_I64: memcpy(&v.i64, &bits, sizeof v.i64); break;
+    case TSH_BF16: v.u16 = short_bits(&short_bf16, real); break;
+    case TSH_F16: v.u16 = short_bits(&short_f16, real); break;
     }
     return v;
 }
@@ -60,13 +64,35 @@ static number combine(tsh_dtype dtype, tsh_redop op, number a, number b) {
         APPLY(i64, (int64_t)((uint64_t)a.i64 + (uint64_t)b.i64),
               (int64_t)((uint64_t)a.i64 * (uint64_t)b.i64))
         break;
+    case TSH_BF16:
+    case TSH_F16: break; /* see ordered_short */
     }
     return a;
+}
+
+/* The same of 16-bit floats, as below: in float, or double where tsh_real is, rounded once. */
+static number ordered_short(const short_format *f, tsh_dtype dtype, tsh_redop op, int ranks, int k,
+                            int64_t i) {
+    tsh_real acc = (tsh_real)short_value(f, element(dtype, (k + 1) % ranks, i).u16);
+    number v;
+    memset(&v, 0, sizeof v);
+    for (int n = 2; n <= ranks; n++) {
+        const tsh_real x = (tsh_real)short_value(f, element(dtype, (k + n) % ranks, i).u16);
+        acc = op == TSH_PROD  ? acc * x
+              : op == TSH_MIN ? (x < acc ? x : acc)
+              : op == TSH_MAX ? (x > acc ? x : acc)
+                              : acc + x;
+    }
+    if (op == TSH_AVG) acc /= (tsh_real)ranks;
+    v.u16 = short_bits(f, (double)acc);
+    return v;
 }
 
 /* x[k+1] + x[k+2] + ... + x[k+P] of element i. */
 static number ordered(tsh_dtype dtype, tsh_redop op, int ranks, int k, int64_t i) {
     number acc = element(dtype, (k + 1) % ranks, i);
+    if (dtype == TSH_BF16) return ordered_short(&short_bf16, dtype, op, ranks, k, i);
+    if (dtype == TSH_F16) return ordered_short(&short_f16, dtype, op, ranks, k, i);
     for (int n = 2; n <= ranks; n++)
         acc = combine(dtype, op, acc, element(dtype, (k + n) % ranks, i));
     if (op == TSH_AVG && dtype == TSH_F32) acc.f32 /= (float)ranks;

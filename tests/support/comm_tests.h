@@ -77,7 +77,7 @@ static void grid_rank(job *j) {
     grid_case c;
     memset(&c, 0, sizeof c);
     for (int n = 0; n < 4; n++) {
-        for (int dtype = TSH_F32; dtype <= TSH_I64; dtype++) {
+        for (int dtype = TSH_F32; dtype <= TSH_F16; dtype++) {
             c.count = counts[n];
             c.dtype = (tsh_dtype)dtype;
             grid_one(j, c);

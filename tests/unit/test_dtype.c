@@ -1,5 +1,5 @@
-/* A dtype is one row of one table: with a row of its own (bfloat.h) every op takes tensors of it.
- * Inputs are values that it holds exactly, so that outputs are those of tsh_real, rounded once, and
+/* A dtype is one row of one table: with a row of its own (bfloat.h) every op takes tensors of it, as
+ * of bf16 and f16. Inputs are values that it holds exactly, so that outputs are those of tsh_real, rounded once, and
  * gradients, which are of tsh_real, have the same bits. */
 /* build: double */
 #define TSHARD_IMPLEMENTATION
@@ -8,6 +8,7 @@
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
 #include "../support/unit.h"
+#include "../support/short_floats.h"
 
 enum { HALF_INPUTS = 4, HALF_MAX = 4096 };
 
@@ -104,18 +105,21 @@ static const half_computation half_computations[] = {
     {"cross_entropy", half_cross_entropy, {HALF_2(5, 37)}, 1, 0, 0, 1},
 };
 
-static tsh_real half_rounded(tsh_real x) {
-    return (tsh_real)bfloat_value(bfloat_bits((float)x));
+/* x rounded to a dtype of 16 bits, by its definition. */
+static tsh_real half_rounded(tsh_dtype dtype, tsh_real x) {
+    const short_format *f = dtype == TSH_F16 ? &short_f16 : &short_bf16;
+    return (tsh_real)short_value(f, short_bits(f, (double)x));
 }
 
-/* Inputs that a bfloat holds, of either dtype. */
+/* Inputs that 16 bits of either format hold, of any dtype. */
 static tsh_tensor *half_input(tsh_ctx *ctx, const half_computation *c, int i, tsh_dtype dtype) {
     tsh_tensor *x = tsh_keep(tsh_randn(ctx, c->shape[i])), *y;
     tsh_real *values = (tsh_real *)tsh_data(ctx, x);
     int64_t e;
     for (e = 0; e < tsh_numel(x); e++) {
         const double v = (double)values[e];
-        values[e] = half_rounded((tsh_real)(c->positive ? fabs(v) + 0.25 : v));
+        values[e] = half_rounded(TSH_BF16, (tsh_real)(c->positive ? fabs(v) + 0.25 : v));
+        values[e] = half_rounded(TSH_F16, values[e]);
     }
     y = tsh_keep(tsh_cast(x, dtype));
     assert_non_null(y);
@@ -151,35 +155,92 @@ static void half_compute(const half_computation *c, tsh_dtype dtype, tsh_real *o
     unit_close(ctx);
 }
 
-static void every_op_takes_another_row(void **state) {
+/* A computation in a dtype of 16 bits against the same in tsh_real. */
+static void half_compare(const half_computation *c, tsh_dtype dtype) {
     static tsh_real out[2][HALF_MAX * 6], grad[2][HALF_INPUTS][HALF_MAX * 8];
     int64_t count[2], e;
-    int k, i, d;
-    (void)state;
-    for (k = 0; k < COUNT(half_computations); k++) {
-        const half_computation *c = &half_computations[k];
-        half_compute(c, TSH_REAL, out[0], &count[0], grad[0]);
-        half_compute(c, BFLOAT, out[1], &count[1], grad[1]);
-        assert_int_equal(count[0], count[1]);
-        for (e = 0; e < count[0]; e++) {
-            const tsh_real want = c->loss ? out[0][e] : half_rounded(out[0][e]);
-            if (memcmp(&want, &out[1][e], sizeof want) != 0)
-                fail_msg("%s: element %d is %g, not %g rounded", c->name, (int)e,
-                         (double)out[1][e], (double)out[0][e]);
-        }
-        for (i = 0; i < c->n; i++) {
-            int64_t n = 1;
-            double most = 0;
-            for (d = 0; d < c->shape[i].ndim; d++) n *= c->shape[i].dim[d];
-            for (e = 0; e < n; e++) most = fmax(most, fabs((double)grad[0][i][e]));
-            for (e = 0; e < n; e++) {
-                const double off = fabs((double)grad[1][i][e] - (double)grad[0][i][e]);
-                if (!(off <= c->loosened * most))
-                    fail_msg("%s: element %d of gradient %d is %.9g, not %.9g", c->name, (int)e, i,
-                             (double)grad[1][i][e], (double)grad[0][i][e]);
-            }
+    int i, d;
+    half_compute(c, TSH_REAL, out[0], &count[0], grad[0]);
+    half_compute(c, dtype, out[1], &count[1], grad[1]);
+    assert_int_equal(count[0], count[1]);
+    for (e = 0; e < count[0]; e++) {
+        const tsh_real want = c->loss ? out[0][e] : half_rounded(dtype, out[0][e]);
+        if (memcmp(&want, &out[1][e], sizeof want) != 0)
+            fail_msg("%s of dtype %d: element %d is %g, not %g rounded", c->name, (int)dtype,
+                     (int)e, (double)out[1][e], (double)out[0][e]);
+    }
+    for (i = 0; i < c->n; i++) {
+        int64_t n = 1;
+        double most = 0;
+        for (d = 0; d < c->shape[i].ndim; d++) n *= c->shape[i].dim[d];
+        for (e = 0; e < n; e++) most = fmax(most, fabs((double)grad[0][i][e]));
+        for (e = 0; e < n; e++) {
+            const double off = fabs((double)grad[1][i][e] - (double)grad[0][i][e]);
+            if (!(off <= c->loosened * most))
+                fail_msg("%s of dtype %d: element %d of gradient %d is %.9g, not %.9g", c->name,
+                         (int)dtype, (int)e, i, (double)grad[1][i][e], (double)grad[0][i][e]);
         }
     }
+}
+
+static void every_op_takes_every_row(void **state) {
+    int k;
+    (void)state;
+    for (k = 0; k < COUNT(half_computations); k++) {
+        half_compare(&half_computations[k], TSH_BF16);
+        half_compare(&half_computations[k], TSH_F16);
+        half_compare(&half_computations[k], BFLOAT);
+    }
+}
+
+/* ------------------------------------------------------------------ rounding */
+
+/* Stores x, and compares with the definition. */
+static void half_store(tsh_dtype dtype, const short_format *f, tsh_real x) {
+    const uint16_t want = short_bits(f, (double)x);
+    uint16_t bits;
+    tshi_dtypes[dtype].store(&bits, 1, 1, &x);
+    if (bits != want && x == x) /* of a NaN, other bits may differ */
+        fail_msg("dtype %d: %a becomes %04x, not %04x", (int)dtype, (double)x, bits, want);
+    if (x != x) assert_true(short_value(f, bits) != short_value(f, bits));
+}
+
+/* All 65,536 values; what lies in the middle of two, and next to it; floats of all sizes. */
+static void half_round(tsh_dtype dtype, const short_format *f) {
+    uint32_t bits, more = 1;
+    for (bits = 0; bits < 0x10000u; bits++) {
+        const uint16_t h = (uint16_t)bits;
+        const double value = short_value(f, h), next = short_value(f, (uint16_t)(h + 1));
+        const double middle = value / 2 + next / 2;
+        tsh_real x;
+        tshi_dtypes[dtype].load(&h, 1, 1, &x);
+        if (memcmp(&x, &(tsh_real){(tsh_real)value}, sizeof x) != 0 && value == value)
+            fail_msg("dtype %d: %04x is %a, not %a", (int)dtype, h, (double)x, value);
+        if (value == value)
+            half_store(dtype, f, x);
+        else
+            assert_true(x != x);
+        if (!isfinite(middle) || (h & 0x7FFF) == 0x7FFF) continue;
+        half_store(dtype, f, (tsh_real)middle);
+        half_store(dtype, f, (tsh_real)nextafter(middle, INFINITY)); /* a double: rounded once */
+        half_store(dtype, f, (tsh_real)nextafter(middle, -INFINITY));
+        half_store(dtype, f, (tsh_real)nextafterf((float)middle, INFINITY));
+        half_store(dtype, f, (tsh_real)nextafterf((float)middle, -INFINITY));
+    }
+    for (bits = 0; bits < 2000000u; bits++) {
+        float x;
+        more = more * 1664525u + 1013904223u;
+        memcpy(&x, &more, sizeof x);
+        half_store(dtype, f, (tsh_real)x);
+    }
+    half_store(dtype, f, (tsh_real)NAN);
+    half_store(dtype, f, (tsh_real)3.4028234e38);
+}
+
+static void short_floats_are_rounded_once(void **state) {
+    (void)state;
+    half_round(TSH_BF16, &short_bf16);
+    half_round(TSH_F16, &short_f16);
 }
 
 static void promotion_is_the_wider_one(void **state) {
@@ -190,12 +251,15 @@ static void promotion_is_the_wider_one(void **state) {
     assert_int_equal(tsh_dtype_of(tsh_add(half, x)), TSH_REAL);
     assert_int_equal(tsh_dtype_of(tsh_mul(x, half)), TSH_REAL);
     assert_int_equal(tsh_dtype_of(tsh_eq(half, half)), TSH_I32);
+    half = tsh_cast(x, TSH_BF16);
+    assert_int_equal(tsh_dtype_of(tsh_add(half, half)), TSH_BF16);
+    assert_int_equal(tsh_dtype_of(tsh_add(half, tsh_cast(x, TSH_F16))), TSH_REAL);
     unit_close(ctx);
 }
 
 /* ------------------------------------------------------------------ ranks */
 
-/* Rank r gives r + 1 + e / 4: sums are rounded after each addition, in the ring's order. */
+/* Rank r gives r + 1 + e / 4: sums in tsh_real, in the ring's order, rounded once at the end. */
 static int sums_of_ranks(tsh_ctx *ctx, void *user) {
     enum { COUNT_ = 77 };
     uint16_t buffer[COUNT_];
@@ -209,20 +273,19 @@ static int sums_of_ranks(tsh_ctx *ctx, void *user) {
         CHECK(tsh_allreduce(world, buffer, COUNT_, BFLOAT, (tsh_redop)op) == TSH_OK, "op %d", op);
         for (e = 0; e < COUNT_; e++) {
             int64_t k = 0;
-            float want;
+            tsh_real want;
             while (tsh_coll_chunk(COUNT_, size, (int)k + 1) <= e) k++;
-            want = bfloat_value(bfloat_bits((float)((k + 1) % size) + 1 + (float)e / 4));
+            want = (tsh_real)bfloat_value(bfloat_bits((float)((k + 1) % size) + 1 + (float)e / 4));
             for (j = 2; j <= size; j++) {
-                const float x = bfloat_value(
+                const tsh_real x = (tsh_real)bfloat_value(
                     bfloat_bits((float)((k + j) % size) + 1 + (float)e / 4));
                 want = op == TSH_PROD  ? want * x
-                       : op == TSH_MIN ? fminf(want, x)
-                       : op == TSH_MAX ? fmaxf(want, x)
+                       : op == TSH_MIN ? (x < want ? x : want)
+                       : op == TSH_MAX ? (x > want ? x : want)
                                        : want + x;
-                want = bfloat_value(bfloat_bits(want));
             }
-            if (op == TSH_AVG) want = bfloat_value(bfloat_bits(want / (float)size));
-            CHECK(buffer[e] == bfloat_bits(want), "op %d, element %d: %g, not %g", op, e,
+            if (op == TSH_AVG) want /= (tsh_real)size;
+            CHECK(buffer[e] == bfloat_bits((float)want), "op %d, element %d: %g, not %g", op, e,
                   (double)bfloat_value(buffer[e]), (double)want);
         }
     }
@@ -290,7 +353,7 @@ static void files_hold_it(void **state) {
     n = fread(text, 1, sizeof text, file);
     fclose(file);
     for (n = n < sizeof text ? n : sizeof text - 1; n > 0; n--)
-        if (memcmp(text + n - 1, "\"BF16\"", n + 5 < sizeof text ? 6 : 0) == 0) break;
+        if (memcmp(text + n - 1, "\"U16\"", n + 4 < sizeof text ? 5 : 0) == 0) break;
     assert_true(n > 0);
     assert_int_equal(tsh_materialize(tsh_root(other)), TSH_OK);
     memset(tsh_data(other, again), 0, 9 * 5 * 2);
@@ -299,7 +362,7 @@ static void files_hold_it(void **state) {
     assert_memory_equal(tsh_data(ctx, bias[0]), tsh_data(other, bias[1]), 5 * sizeof(tsh_real));
     again->dtype = TSH_REAL;
     assert_int_not_equal(tsh_load(tsh_root(other), path, NULL), TSH_OK);
-    assert_non_null(strstr(tsh_last_error(other)->message, "is BF16 (5, 9) in"));
+    assert_non_null(strstr(tsh_last_error(other)->message, "is U16 (5, 9) in"));
     again->dtype = BFLOAT;
     tsh_clear_error(other);
     remove(path);
@@ -309,7 +372,8 @@ static void files_hold_it(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_op_takes_another_row),
+        cmocka_unit_test(every_op_takes_every_row),
+        cmocka_unit_test(short_floats_are_rounded_once),
         cmocka_unit_test(promotion_is_the_wider_one),
         cmocka_unit_test(ranks_share_it),
         cmocka_unit_test(files_hold_it),
