@@ -377,9 +377,18 @@ typedef struct tsh_error {
     char message[TSH_MESSAGE_SIZE]; /* one full sentence with the values concerned */
 } tsh_error;
 
-/* BF16: the upper half of a float (8 bits of exponent, 7 of fraction); F16: IEEE's binary16. Ops
- * compute with them in tsh_real and round once, to the nearest, ties to even, when they store. */
-typedef enum tsh_dtype { TSH_F32, TSH_F64, TSH_I32, TSH_I64, TSH_BF16, TSH_F16 } tsh_dtype;
+/* The types of elements. TSH_BF16: the upper half of a float (8 bits of exponent, 7 of fraction);
+ * TSH_F16: IEEE's binary16. Ops compute with them in tsh_real and round once, to the nearest, ties
+ * to even, when they store. */
+typedef enum tsh_dtype {
+    TSH_DTYPE_DEFAULT, /* no dtype: in a description, the default that its doc names */
+    TSH_F32,
+    TSH_F64,
+    TSH_BF16,
+    TSH_F16,
+    TSH_I32,
+    TSH_I64
+} tsh_dtype;
 
 /* Says 0 for an option whose 0 means "the default": {.beta1 = TSH_ZERO}. Only options that name it
  * take it. */
@@ -717,8 +726,8 @@ TSH_API int tsh_coll_rounds(tsh_dtype dtype, tsh_redop op);
 /* AVG's division of n finished sums by the number of ranks; nothing for other ops. */
 TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop op, int size);
 /* Rule 5's sum of n elements of chunk k: out = x[k+1] + x[k+2] + ... + x[k+P], of bf16 and f16 in
- * float, rounded once. part(user, r) is where those of rank r are; out may be the first of them, and
- * overlaps no other. */
+ * float, rounded once. part(user, r) is where those of rank r are; out may be the first of them,
+ * and overlaps no other. */
 TSH_API void tsh_coll_sum(void *out, int64_t n, const tsh_coll *coll, int size, int k,
                           const void *(*part)(const void *user, int r), const void *user);
 /* counts[0] + ... + counts[r-1]: where rank r's part of a row starts. */
@@ -2727,8 +2736,8 @@ typedef struct tshi_dtype {
     /* (used for integers only) As load and store; exact for every integer. */
     void (*load_integer)(const void *from, int64_t step, int64_t n, int64_t *to);
     void (*store_integer)(void *to, int64_t step, int64_t n, const int64_t *from);
-    /* (optional) The reductions of collectives. NULL: in tsh_real, rounded to the dtype at the end of
-     * a sum of all ranks. */
+    /* (optional) The reductions of collectives. NULL: in tsh_real, rounded to the dtype at the end
+     * of a sum of all ranks. */
     const tshi_fold_fn *fold;                      /* one function per tsh_redop */
     void (*divide)(void *sums, int64_t n, int by); /* TSH_AVG: sums[i] /= by, n elements */
 } tshi_dtype;
@@ -2869,8 +2878,8 @@ TSHI_INLINE tsh_real tshi_dtype_from_f16(uint16_t h) {
     return TSHI_R(tshi_dtype_float_of(bits | sign));
 }
 
-/* Rounds to the nearest, ties to even; what rounds to 2^16 or more becomes infinity. Below 2^-14 the
- * result is a multiple of 2^-24, the distance of floats in [0.5, 1): adding 0.5 rounds to it. */
+/* Rounds to the nearest, ties to even; what rounds to 2^16 or more becomes infinity. Below 2^-14
+ * the result is a multiple of 2^-24, the distance of floats in [0.5, 1): adding 0.5 rounds it. */
 TSHI_INLINE uint16_t tshi_dtype_to_f16(tsh_real x) {
     const uint32_t all = tshi_dtype_odd(x), bits = all & 0x7FFFFFFFu;
     const uint32_t normal = (bits - 0x38000000u + 0xFFFu + (bits >> 13 & 1u)) >> 13;
@@ -2902,12 +2911,14 @@ TSHI_DTYPE_SHORT(f16)
      tshi_dtype_get_##suffix, tshi_dtype_put_##suffix, tshi_dtype_load_integer_##suffix,           \
      tshi_dtype_store_integer_##suffix, tshi_dtype_folds_##suffix, divide}
 /* In the order of tsh_dtype. */
-static const tshi_dtype tshi_dtypes[] = {TSHI_DTYPE_ROW(f32, "F32", 4, 1, tshi_dtype_divide_f32),
+static const tshi_dtype tshi_dtypes[] = {{"default", NULL, 0, 0, NULL, NULL,
+                                          NULL, NULL, NULL, NULL, NULL, NULL}, /* no dtype */
+                                         TSHI_DTYPE_ROW(f32, "F32", 4, 1, tshi_dtype_divide_f32),
                                          TSHI_DTYPE_ROW(f64, "F64", 8, 1, tshi_dtype_divide_f64),
-                                         TSHI_DTYPE_ROW(i32, "I32", 4, 0, NULL),
-                                         TSHI_DTYPE_ROW(i64, "I64", 8, 0, NULL),
                                          TSHI_DTYPE_SHORT_ROW(bf16, "BF16"),
                                          TSHI_DTYPE_SHORT_ROW(f16, "F16"),
+                                         TSHI_DTYPE_ROW(i32, "I32", 4, 0, NULL),
+                                         TSHI_DTYPE_ROW(i64, "I64", 8, 0, NULL),
 #if defined(TSHI_DTYPE_MORE) /* a test defines it, to add a row */
                                          TSHI_DTYPE_MORE
 #endif
@@ -2934,8 +2945,13 @@ static size_t tshi_dtype_bytes(tsh_dtype dtype, int64_t n) {
     return tshi_base_mul((size_t)n, (size_t)tshi_dtypes[dtype].size); /* SIZE_MAX: overflow */
 }
 
+/* Returns 1 if a caller's dtype is one of the table; TSH_DTYPE_DEFAULT is none. */
+static int tshi_dtype_exists(tsh_dtype dtype) {
+    return dtype != TSH_DTYPE_DEFAULT && (unsigned)dtype < (unsigned)TSHI_DTYPES;
+}
+
 TSH_API size_t tsh_dtype_size(tsh_dtype dtype) {
-    return (unsigned)dtype < (unsigned)TSHI_DTYPES ? (size_t)tshi_dtypes[dtype].size : 0;
+    return tshi_dtype_exists(dtype) ? (size_t)tshi_dtypes[dtype].size : 0;
 }
 
 static const char *tshi_dtype_name(tsh_dtype dtype) {
@@ -3680,7 +3696,7 @@ static tsh_tensor *tshi_tensor_make(tsh_ctx *ctx, const char *op, unsigned flags
                                     const tsh_layout *layout) {
     tsh_layout replicated = tsh_replicated();
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
-    if ((unsigned)dtype >= (unsigned)TSHI_DTYPES)
+    if (!tshi_dtype_exists(dtype))
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "%s: %d is no dtype", op, (int)dtype);
     tsh_tensor *t = tshi_tensor_handle(ctx, flags);
     if (!t) return NULL;
@@ -4184,7 +4200,7 @@ TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape) {
 TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, double stop,
                                double step) {
     const double length = step != 0 ? ceil((stop - start) / step) : -1; /* number of elements */
-    if ((unsigned)dtype >= (unsigned)TSHI_DTYPES ||
+    if (!tshi_dtype_exists(dtype) ||
         (tshi_dtypes[dtype].floating && !tshi_dtype_computes(dtype)) ||
         !tshi_dtype_holds(dtype, start) || !tshi_dtype_holds(dtype, stop))
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "tsh_arange: dtype %d cannot hold %g to %g",
@@ -6272,7 +6288,7 @@ TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int siz
     tsh_text_add(text, capacity, " of ");
     if (!tshi_coll_rows(coll->kind) && kind != TSH_SENDRECV)
         tsh_text_add(text, capacity, "%lld ", (long long)coll->count);
-    if ((unsigned)coll->dtype < (unsigned)TSHI_DTYPES) /* a broken peer may send another value */
+    if (tshi_dtype_exists(coll->dtype)) /* a broken peer may send another value */
         tsh_text_add(text, capacity, "%s", tshi_dtypes[coll->dtype].name);
     else
         tsh_text_add(text, capacity, "dtype %d", (int)coll->dtype);
@@ -7616,7 +7632,7 @@ static int tshi_comm_usable(const tsh_comm *comm) {
 
 /* Returns 1 if dtype, counts, reduction, buffers and time limit of a collective are valid. */
 static int tshi_comm_valid(const tsh_coll *coll, tshi_comm_size size) {
-    if ((unsigned)coll->dtype >= (unsigned)TSHI_DTYPES || size.send < 0 || size.recv < 0) return 0;
+    if (!tshi_dtype_exists(coll->dtype) || size.send < 0 || size.recv < 0) return 0;
     if (tshi_coll_reduces(coll->kind) &&
         ((unsigned)coll->redop > TSH_AVG ||
          (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating))) /* AVG: floats only */
@@ -10452,7 +10468,7 @@ static const tshi_op tshi_map_cast_op = {
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_cast", &x, 1);
     if (!ctx || x->dtype == dtype) return ctx ? x : NULL; /* nothing to convert */
-    if ((unsigned)dtype >= (unsigned)TSHI_DTYPES ||
+    if (!tshi_dtype_exists(dtype) ||
         (tshi_dtypes[dtype].floating && !tshi_dtype_computes(dtype)))
         return tshi_error_null(ctx, TSH_ERR_DTYPE,
                                "tsh_cast: takes %s, bf16, f16, i32 or i64 in this build, not dtype "

@@ -13,6 +13,7 @@
 static void crowd_rank(job *j) {
     grid_case c;
     memset(&c, 0, sizeof c);
+    c.dtype = TSH_F32;
     c.count = 1000;
     grid_allreduce(j, c);
 }

@@ -100,6 +100,7 @@ static void silent_rank(job *j) {
     volatile uint64_t x = 1;
     grid_case c;
     memset(&c, 0, sizeof c);
+    c.dtype = TSH_F32;
     c.count = 1000;
     grid_allreduce(j, c);
     while (now_ms() < until)
@@ -138,6 +139,7 @@ static void slow_rank(job *j) {
     const slow *s = (const slow *)j->user;
     grid_case c;
     memset(&c, 0, sizeof c);
+    c.dtype = TSH_F32;
     c.blocks = 1;
     job_step(j);
     CHECK(job_told(j, 1, 20));

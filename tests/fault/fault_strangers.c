@@ -395,6 +395,7 @@ static void strangers_prepare(job *j, tsh_uv_desc *uv) {
 static void strangers_rank(job *j) {
     grid_case c;
     memset(&c, 0, sizeof c);
+    c.dtype = TSH_F32;
     c.count = 100;
     for (int i = 0; i < 1000; i++) grid_allreduce(j, c);
     job_step(j);

@@ -272,7 +272,7 @@ static void grid(tsh_comm *comm, world *w, int64_t count) {
     j.ranks = comm->size;
     j.of = w;
     c.count = count;
-    for (int dtype = TSH_F32; dtype <= TSH_F16; dtype++) {
+    for (int dtype = TSH_F32; dtype <= TSH_I64; dtype++) {
         c.dtype = (tsh_dtype)dtype;
         grid_one(&j, c);
     }

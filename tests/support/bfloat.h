@@ -40,6 +40,6 @@ static void bfloat_store(void *to, int64_t step, int64_t n, const bfloat_real *f
 /* As few fields as a row may have. */
 #define TSHI_DTYPE_MORE                                                                            \
     {"bfloat", "U16", 2, 1, bfloat_load, bfloat_store, NULL, NULL, NULL, NULL, NULL, NULL}
-#define BFLOAT ((tsh_dtype)(TSH_F16 + 1))
+#define BFLOAT ((tsh_dtype)(TSHI_DTYPES - 1))
 
 #endif

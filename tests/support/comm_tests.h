@@ -77,7 +77,7 @@ static void grid_rank(job *j) {
     grid_case c;
     memset(&c, 0, sizeof c);
     for (int n = 0; n < 4; n++) {
-        for (int dtype = TSH_F32; dtype <= TSH_F16; dtype++) {
+        for (int dtype = TSH_F32; dtype <= TSH_I64; dtype++) {
             c.count = counts[n];
             c.dtype = (tsh_dtype)dtype;
             grid_one(j, c);
@@ -95,6 +95,7 @@ static void test_grid(void **state) {
 static void large_rank(job *j) {
     grid_case c;
     memset(&c, 0, sizeof c);
+    c.dtype = TSH_F32;
     c.count = 1000000;
     c.blocks = 1;
     grid_allreduce(j, c);

@@ -7,7 +7,7 @@
 
 /* A format of 16 bits: sign, exponent, fraction. */
 typedef struct short_format {
-    int fraction, bias; /* bits of the fraction; of an exponent field of 1, the value is 2^(1-bias) */
+    int fraction, bias; /* bits of the fraction; an exponent field of 1 means 2^(1 - bias) */
 } short_format;
 
 static const short_format short_bf16 = {7, 127}, short_f16 = {10, 15};

@@ -147,10 +147,21 @@ static void fold_is_the_plain_loop(void **state) {
     int dtype, op, i, form;
     (void)state;
     for (dtype = TSH_F32; dtype <= TSH_I64; dtype++)
-        for (op = TSH_SUM; op <= TSH_AVG; op++)
+        for (op = TSH_SUM; op <= TSH_AVG && dtype != TSH_BF16 && dtype != TSH_F16; op++)
             for (i = 0; i < COUNT(lengths); i++)
                 for (form = 0; form < COUNT(forms); form++)
                     check_fold((tsh_dtype)dtype, (tsh_redop)op, lengths[i], form);
+}
+
+/* Sums of 16-bit floats are rounded, so collectives keep them in float until their end. */
+static void fold_says_what_it_rounds(void **state) {
+    int dtype, op;
+    (void)state;
+    for (dtype = TSH_F32; dtype <= TSH_I64; dtype++)
+        for (op = TSH_SUM; op <= TSH_AVG; op++)
+            assert_int_equal(tsh_coll_rounds((tsh_dtype)dtype, (tsh_redop)op),
+                             (dtype == TSH_BF16 || dtype == TSH_F16) && op != TSH_MIN &&
+                                 op != TSH_MAX);
 }
 
 /* What the plain loop says, said once more in numbers. */
@@ -725,8 +736,10 @@ static void descriptors_have_text(void **state) {
                                         "barrier",
                                         "split"};
     static const char *const dtypes[] = {
-        "send of 7 f32 to rank 1 with tag 4", "send of 7 f64 to rank 1 with tag 4",
-        "send of 7 i32 to rank 1 with tag 4", "send of 7 i64 to rank 1 with tag 4"};
+        "send of 7 dtype 0 to rank 1 with tag 4", "send of 7 f32 to rank 1 with tag 4",
+        "send of 7 f64 to rank 1 with tag 4",     "send of 7 bf16 to rank 1 with tag 4",
+        "send of 7 f16 to rank 1 with tag 4",     "send of 7 i32 to rank 1 with tag 4",
+        "send of 7 i64 to rank 1 with tag 4"};
     static const char *const redops[] = {
         "all-reduce of 7 f32 (sum)", "all-reduce of 7 f32 (product)", "all-reduce of 7 f32 (min)",
         "all-reduce of 7 f32 (max)", "all-reduce of 7 f32 (average)"};
@@ -807,6 +820,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_comm_hands_descriptors_to_its_backend),
         cmocka_unit_test(fold_is_the_plain_loop),
+        cmocka_unit_test(fold_says_what_it_rounds),
         cmocka_unit_test(fold_wraps_and_keeps_the_left),
         cmocka_unit_test(finish_divides_averages_only),
         cmocka_unit_test(chunks_are_those_of_a_plain_dimension),

@@ -1,6 +1,6 @@
-/* A dtype is one row of one table: with a row of its own (bfloat.h) every op takes tensors of it, as
- * of bf16 and f16. Inputs are values that it holds exactly, so that outputs are those of tsh_real, rounded once, and
- * gradients, which are of tsh_real, have the same bits. */
+/* A dtype is one row of one table: with a row of its own (bfloat.h) every op takes tensors of it,
+ * as of bf16 and f16. Inputs are values that it holds exactly, so that outputs are those of
+ * tsh_real, rounded once, and gradients, which are of tsh_real, have the same bits. */
 /* build: double */
 #define TSHARD_IMPLEMENTATION
 #include "../support/bfloat.h"
