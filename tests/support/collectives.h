@@ -343,7 +343,7 @@ static void soak_round(job *group, uint64_t draw) {
     grid_case c;
     memset(&c, 0, sizeof c);
     c.count = soak_length(mix(draw + 1));
-    c.dtype = (tsh_dtype)(mix(draw + 2) % 4);
+    c.dtype = (tsh_dtype)(TSH_F32 + mix(draw + 2) % 6);
     c.op = (tsh_redop)(mix(draw + 3) % (integer(c.dtype) ? 4 : 5));
     c.in_place = (int)(mix(draw + 4) % 2);
     c.blocks = 1 + (int64_t)(mix(draw + 5) % 3);
