@@ -1998,7 +1998,8 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_AVERAGED = 128, /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
     TSHI_CONSUMED = 256, /* a backward has released the node of the op that made it */
     TSHI_USED = 512,     /* an optimiser has used its gradient, which was not zeroed since */
-    TSHI_BUFFER = 1024   /* a parameter that no optimiser updates */
+    TSHI_BUFFER = 1024,  /* a parameter that no optimiser updates */
+    TSHI_OPTIMISED = 2048 /* a parameter that an optimiser was made for */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
@@ -2039,6 +2040,8 @@ struct tsh_tensor {
                                * zero_row: 1 + the row whose initial values are 0; 0: none */
     int stage;  /* 1 + the first pipeline stage that holds it; 0: there is no pipeline */
     int absent; /* 1: other pipeline stages hold the parameter, this rank's stage does not */
+    tshi_block *low; /* uint16_t per local element: the lower halves of the exact float weights of
+                      * a bf16 parameter (see tshi_tensor_exact); NULL: all 0 */
 };
 
 /* Bit masks over an op's inputs (bit i: input i) and its output (TSHI_OUT). They say which values
@@ -3603,7 +3606,8 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
     tshi_mem_release(t->ctx, t->gr.block);
     tshi_mem_release(t->ctx, t->gp.block);
     tshi_mem_release(t->ctx, t->marks);
-    t->block = t->marks = NULL;
+    tshi_mem_release(t->ctx, t->low);
+    t->block = t->marks = t->low = NULL;
     memset(&t->gr, 0, sizeof t->gr);
     memset(&t->gp, 0, sizeof t->gp);
     t->sparse = 0;
@@ -3745,6 +3749,73 @@ static void *tshi_tensor_at(const tsh_tensor *t) { /* returns the first local el
 static tsh_real *tshi_tensor_values(const tsh_tensor *t) { /* t's dtype must be TSH_REAL */
     return (tsh_real *)tshi_tensor_at(t);
 }
+
+/* -- exact weights ------------------------------------------------------------
+ * Small updates of a bf16 weight would be lost by rounding. So an optimiser updates a float of bits
+ * E. The parameter's value is E rounded to bf16, (E + 0x8000) >> 16, and t->low holds E & 0xFFFF:
+ * together the memory of a float. (Ties are rounded away from 0, so that E can be computed from
+ * both. A NaN loses its lower half.) Where t->low is NULL, the exact weights are the values. */
+
+/* Returns the float of a bf16 value and the lower half of its bits. */
+TSHI_INLINE tsh_real tshi_tensor_join(uint16_t value, uint16_t low) {
+    return TSHI_R(tshi_dtype_float_of(((uint32_t)value - (low >> 15)) << 16 | low));
+}
+
+/* Does the inverse: sets *value and *low from a float. */
+TSHI_INLINE void tshi_tensor_split(tsh_real x, uint16_t *value, uint16_t *low) {
+    const uint32_t all = tshi_dtype_float_bits((float)x);
+    const uint32_t bits = (all & 0x7FFFFFFFu) > 0x7F800000u ? (all & 0xFFFF0000u) | 0x400000u : all;
+    *value = (uint16_t)((bits + 0x8000u) >> 16);
+    *low = (uint16_t)bits;
+}
+
+/* Copies the exact weights of n local elements of a parameter, from element `from` on, to `to`. Of
+ * any other tensor that is dense: the values. */
+static void tshi_tensor_exact(const tsh_tensor *t, int64_t from, int64_t n, tsh_real *to) {
+    const tshi_dtype *row = &tshi_dtypes[t->dtype];
+    const char *at = (const char *)tshi_tensor_at(t) + from * row->size;
+    if (!t->low) {
+        row->load(at, 1, n, to);
+        return;
+    }
+    const uint16_t *value = (const uint16_t *)(const void *)at;
+    const uint16_t *low = (const uint16_t *)tshi_mem_data(t->low) + from;
+    for (int64_t i = 0; i < n; i++) to[i] = tshi_tensor_join(value[i], low[i]);
+}
+
+/* Allocates t->low, all 0, if t is a bf16 parameter of an optimiser and lacks it. Returns 0 without
+ * memory. */
+static int tshi_tensor_keep_exact(tsh_tensor *t) {
+    const size_t bytes = tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t));
+    if (t->low || t->dtype != TSH_BF16 || !(t->flags & TSHI_OPTIMISED)) return 1;
+    t->low = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS, bytes);
+    if (t->low) memset(tshi_mem_data(t->low), 0, bytes);
+    return t->low != NULL;
+}
+
+/* Sets n elements to `values`, exactly if t is a bf16 parameter of an optimiser; else rounded to
+ * t's dtype. Returns 0 without memory. */
+static int tshi_tensor_set_exact(tsh_tensor *t, int64_t from, int64_t n, const tsh_real *values) {
+    const tshi_dtype *row = &tshi_dtypes[t->dtype];
+    char *at = (char *)tshi_tensor_at(t) + from * row->size;
+    if (!tshi_tensor_keep_exact(t)) return 0;
+    if (!t->low) {
+        row->store(at, 1, n, values);
+        return 1;
+    }
+    uint16_t *value = (uint16_t *)(void *)at;
+    uint16_t *low = (uint16_t *)tshi_mem_data(t->low) + from;
+    for (int64_t i = 0; i < n; i++) tshi_tensor_split(values[i], &value[i], &low[i]);
+    return 1;
+}
+
+/* Makes the values the exact weights, after they were written. */
+static void tshi_tensor_forget_exact(const tsh_tensor *t) {
+    if (t->low)
+        memset(tshi_mem_data(t->low), 0, tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t)));
+}
+
+/* -- runs ------------------------------------------------------------------- */
 
 /* Iterates over the runs of a shard: the stretches of elements that are consecutive in the whole
  * tensor (row-major). Columns 2 and 3 of a (2, 4) tensor are the runs [2, 4) and [6, 8). A row is
@@ -4024,6 +4095,7 @@ static tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, tsh_init i
         tshi_mem_release(t->ctx, t->block);
         t->block = NULL;
     }
+    tshi_tensor_forget_exact(t);
     return t->ctx->error.code;
 }
 
