@@ -1021,8 +1021,8 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss, const tsh_b
 /* Completes gradients that .defer left pending: partial ones over tp, then the average over dp.
  * Nothing, and no collective, where none are. */
 TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx);
-/* A leaf's or retained tensor's gradient, a detached step tensor; NULL while it has none. Pending:
- * an error. It is a window on the accumulator that the next backward writes again: tsh_keep copies.
+/* A leaf's or retained tensor's gradient, a detached step tensor, TSH_REAL (TSH_BF16 where its
+ * optimiser's .grad_dtype says so); NULL while it has none. Pending: an error. It is a window on the accumulator that the next backward writes again: tsh_keep copies.
  */
 TSH_API tsh_tensor *tsh_grad(tsh_tensor *t);
 /* Forgets a leaf's gradient; its memory is kept for the next. */
@@ -1068,6 +1068,7 @@ typedef struct tsh_desc {
     size_t bucket_bytes; /* of gradients that travel over dp in one message; 0: 1 MiB. Leaves of at
                           * least that size travel alone, without a copy. No bit depends on it */
     int no_overlap;      /* 1: buckets are sent only after backward. No bit depends on it */
+    tsh_dtype dtype;     /* of new parameters; 0: TSH_REAL. A layer's .dtype overrides it */
 } tsh_desc;
 
 /* Opens one rank's world; collective where comm has several ranks (one split per axis). On failure
@@ -1316,7 +1317,7 @@ typedef struct tsh_custom_desc {
     tsh_shape shape;   /* of the output */
     tsh_layout layout; /* of the output */
     unsigned partial;  /* bit i: backward gives input i's gradient as a partial sum */
-    /* Inputs arrive dense. forward fills out; backward adds to grad_in[i], local and dense, NULL
+    /* Inputs arrive dense, floating ones as TSH_REAL. forward fills out; backward adds to grad_in[i], local and dense, NULL
      * where not wanted. */
     void (*forward)(void *user, tsh_tensor *const *in, int n, tsh_real *out);
     void (*backward)(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
@@ -1362,6 +1363,7 @@ typedef struct tsh_linear_desc {
     int regather;             /* as in tsh_plan_rule */
     tsh_init weight_init;     /* default: KAIMING_UNIFORM with a = sqrt 5, as torch.nn.Linear */
     tsh_init bias_init;       /* default: UNIFORM within 1 / sqrt(in) */
+    tsh_dtype dtype;          /* of the parameters; 0: tsh_desc.dtype. So in every description */
 } tsh_linear_desc;
 typedef struct tsh_classifier_desc {
     int64_t in, classes;
@@ -1372,6 +1374,7 @@ typedef struct tsh_classifier_desc {
     const tsh_layout *input; /* as in tsh_plan_rule */
     tsh_init weight_init;    /* as in tsh_linear_desc */
     tsh_init bias_init;
+    tsh_dtype dtype; /* of the layer's own parameters */
 } tsh_classifier_desc;
 typedef struct tsh_embedding_desc {
     int64_t count, dim; /* rows (vocabulary), columns */
@@ -1380,20 +1383,24 @@ typedef struct tsh_embedding_desc {
     tsh_init init;            /* default: NORMAL(0, 1); the padding row 0 */
     tsh_lookup_desc lookup;   /* as tsh_embedding */
     tsh_tensor *weight;       /* an existing parameter: its cut stays, R takes style; NULL: own */
+    tsh_dtype dtype;          /* of a weight of its own */
 } tsh_embedding_desc;
 typedef struct tsh_layer_norm_desc {
     int64_t dim;
     double eps; /* 0: 1e-5; TSH_ZERO: 0 */
     int no_bias;
+    tsh_dtype dtype;
 } tsh_layer_norm_desc;
 typedef struct tsh_rms_norm_desc {
     int64_t dim;
     double eps; /* 0: 1e-6; TSH_ZERO: 0 */
+    tsh_dtype dtype;
 } tsh_rms_norm_desc;
 typedef struct tsh_param_desc {
     tsh_init init;            /* default: ZEROS */
     const tsh_layout *layout; /* R or S; NULL: R. A plan may change it */
     int buffer;               /* 1: no gradient, and no optimiser's; else as a parameter */
+    tsh_dtype dtype;          /* a buffer's may be TSH_I32 or TSH_I64 */
 } tsh_param_desc;
 
 /* The tree's top, made with the ctx. */
@@ -1422,6 +1429,12 @@ TSH_API tsh_result tsh_materialize(tsh_module *module);
 /* Gives every parameter below its initial values again, tied ones once, and forgets the gradients:
  * the same bits as the first time. Between steps. torch's reset_parameters. */
 TSH_API tsh_result tsh_reset_parameters(tsh_module *module);
+/* Converts all floating parameters and buffers below to a dtype, with values or still without, in
+ * any layout; torch.nn.Module.to. Values are rounded once, to the nearest. Initial values are those
+ * of TSH_REAL, rounded, so that it makes no difference when they come. Gradients stay. Before an
+ * optimiser is made. Errors, after which nothing is changed: no floating dtype; a recorded op has
+ * used a parameter; an optimiser has one. */
+TSH_API tsh_result tsh_to(tsh_module *module, tsh_dtype dtype);
 /* Training mode on or off for all below; on at first. Dropout works in training mode only. */
 TSH_API void tsh_train(tsh_module *module, int on);
 TSH_API int tsh_training(const tsh_module *module);
@@ -1455,7 +1468,7 @@ TSH_API tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
                                      const tsh_rms_norm_desc *desc);
 /* tsh_dropout with probability p, keyed by the layer's path; nothing outside training mode. */
 TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p);
-/* A parameter without a layer, TSH_REAL, such as a class token: torch.nn.Parameter, and with
+/* A parameter without a layer, such as a class token: torch.nn.Parameter, and with
  * .buffer register_buffer. desc NULL: all defaults. It is a child of its own name and of kind
  * "param" or "buffer", whose forward returns its input; tsh_param, optimisers and files know it by
  * that path ("h.0.scale"). Plans: ROWWISE shards its first dimension, COLWISE the last, PLAIN none.
@@ -1501,8 +1514,8 @@ TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rule
 /* Writes which modules each rule matches; changes nothing. Errors as tsh_parallelize. */
 TSH_API tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rules, int count,
                                    FILE *file);
-/* Writes the tree as a table: path, kind, global shape, layout, local shape and bytes on this rank
- * of every parameter, and totals. Tied parameters count once. Then a line for every group of each
+/* Writes the tree as a table: path, kind, dtype, global shape, layout, local shape and bytes on this
+ * rank of every parameter, and totals. Tied parameters count once. Then a line for every group of each
  * optimiser of module, or of one below: how many parameters have this learning rate and this weight
  * decay, and the first of them. */
 TSH_API tsh_result tsh_summary(tsh_module *module, FILE *file);
@@ -1593,8 +1606,16 @@ typedef struct tsh_optim_desc {
     int zero; /* 1: moments are cut over dp (ZeRO stage 1, Rajbhandari et al. 2020): each rank keeps
                  those of its chunk of every parameter (tsh_coll_chunk of the local elements),
                  whatever the sizes */
+    tsh_dtype grad_dtype, moments_dtype; /* 0: TSH_REAL. TSH_BF16: half the memory, for the gradients
+                 between two backwards or steps, and for the moments. They are rounded up or down at
+                 random, so that sums stay right on average (stochastic rounding, Gupta et al.
+                 2015), keyed as dropout is: the same bits at every degree and number of threads */
 } tsh_optim_desc;
-/* For every parameter below module; torch.optim.SGD, Adam, AdamW. Where a gradient is row-sparse
+/* For every parameter below module; torch.optim.SGD, Adam, AdamW. A bf16 parameter is the rounded
+ * value of a float weight whose other 16 bits the optimiser keeps and updates, too, so that no small
+ * step is lost: the same memory as of a float. (What tsh_write or tsh_init_* writes is the float;
+ * tsh_data writes to its upper half.) A parameter of TSH_F16 is an error: its range does not hold
+ * gradients and small weights. Where a gradient is row-sparse
  * (tsh_lookup_desc), values, moments and weight decay of the rows it touches only;
  * torch.optim.SparseAdam. Closed with the ctx. With .zero, backward reduce-scatters the gradients
  * of these parameters in place of the all-reduce, so that tsh_grad cannot read them, and a step
@@ -2042,6 +2063,11 @@ struct tsh_tensor {
     int absent; /* 1: other pipeline stages hold the parameter, this rank's stage does not */
     tshi_block *low; /* uint16_t per local element: the lower halves of the exact float weights of
                       * a bf16 parameter (see tshi_tensor_exact); NULL: all 0 */
+    /* The fields below are for an optimiser, which sets the first three. */
+    tsh_dtype grad_dtype, moments_dtype; /* TSH_BF16; or 0 or TSH_REAL: not rounded */
+    const int64_t *updates; /* number of updates so far: keys the rounding of the gradient */
+    tshi_block *packed;     /* the gradient in bf16, while gr.live is 1 and gr.block is NULL */
+    uint64_t packs;         /* how often the gradient was packed since it was empty */
 };
 
 /* Bit masks over an op's inputs (bit i: input i) and its output (TSHI_OUT). They say which values
@@ -2195,6 +2221,7 @@ struct tsh_ctx {
     tsh_logger logger;                   /* its fn may be NULL */
     tsh_gemm gemm;                       /* the user's matrix product; fn NULL: the built-in one */
     const tshi_gemm_kernel *gemm_kernel; /* the built-in one's kernel for this CPU */
+    tsh_dtype dtype; /* of new parameters; TSH_REAL unless tsh_desc says another */
     tshi_block *gemm_scratch;            /* the built-in one's packed operands; NULL: none yet */
     int isa;     /* instruction set of the kernels that run: TSHI_ISA_... */
     int threads; /* of this rank, at least 1 */
@@ -3607,7 +3634,8 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
     tshi_mem_release(t->ctx, t->gp.block);
     tshi_mem_release(t->ctx, t->marks);
     tshi_mem_release(t->ctx, t->low);
-    t->block = t->marks = t->low = NULL;
+    tshi_mem_release(t->ctx, t->packed);
+    t->block = t->marks = t->low = t->packed = NULL;
     memset(&t->gr, 0, sizeof t->gr);
     memset(&t->gp, 0, sizeof t->gp);
     t->sparse = 0;
@@ -3809,6 +3837,11 @@ static int tshi_tensor_set_exact(tsh_tensor *t, int64_t from, int64_t n, const t
     return 1;
 }
 
+/* Returns 1 if t's gradient is kept in bf16 (see tshi_tape_pack). */
+static int tshi_tensor_packs(const tsh_tensor *t) {
+    return t->grad_dtype == TSH_BF16;
+}
+
 /* Makes the values the exact weights, after they were written. */
 static void tshi_tensor_forget_exact(const tsh_tensor *t) {
     if (t->low)
@@ -3858,6 +3891,19 @@ static int tshi_tensor_next_run(tshi_runs *run) {
         run->held += end - begin;
         run->segment = (run->segment + 1) % run->segments;
         if (!run->segment) run->row += run->width;
+        if (run->length > 0) return 1;
+    }
+    return 0;
+}
+
+/* As tshi_tensor_next_run, but visits only the local elements [from, to). */
+static int tshi_tensor_next_run_in(tshi_runs *run, int64_t from, int64_t to) {
+    while (tshi_tensor_next_run(run)) {
+        const int64_t skip = from > run->local ? from - run->local : 0;
+        const int64_t end = tshi_base_min(run->local + run->length, to);
+        run->local += skip;
+        run->global += skip;
+        run->length = end - run->local;
         if (run->length > 0) return 1;
     }
     return 0;
@@ -4106,7 +4152,7 @@ static tsh_result tshi_init_apply(tsh_tensor *t) {
     if (result != TSH_OK || row < 0) return result;
     const int64_t width = tshi_tensor_product(t->local + 1, t->ndim - 1);
     memset((char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, row * width), 0,
-           tshi_dtype_bytes(t->dtype, width));
+           tshi_dtype_bytes(t->dtype, width)); /* exact weights are 0, too: they were forgotten */
     return TSH_OK;
 }
 
@@ -5352,6 +5398,60 @@ TSHI_INLINE void tshi_kernel_add_body(int64_t n, const tshi_operand *x, const vo
         tshi_kernel_store(&x[0], e, n, tshi_kernel_load(&x[1], e, n, pad), 1);
 }
 TSHI_KERNEL(tshi_kernel_add, void);
+
+/* -- stochastic rounding to bf16 ----------------------------------------------
+ * A float whose lower 16 bits are l, 2^16 times the distance to the next bf16 value below (in
+ * magnitude), is rounded away from 0 with probability l / 2^16. Element e of the whole tensor draws
+ * the random bits of (key, stream, e). */
+typedef struct tshi_noise {
+    uint64_t key, stream; /* of the random generator Philox */
+    int64_t element;      /* global index of the kernel's first element; the others follow it */
+} tshi_noise;
+
+/* Random words that were drawn: `word` is those of the elements from `first` on. */
+typedef struct tshi_words {
+    uint32_t word[TSHI_RNG_WORDS];
+    int64_t first; /* negative: none yet */
+} tshi_words;
+
+/* Returns the words of the block from the kernel's element e on. */
+TSHI_INLINE const uint32_t *tshi_kernel_words(const tshi_noise *noise, int64_t e,
+                                              tshi_words *drawn) {
+    const int64_t at = noise->element + e;
+    if (drawn->first < 0 || at + TSHI_BLOCK > drawn->first + TSHI_RNG_WORDS) {
+        drawn->first = at - at % 4; /* Philox makes 4 words at a time */
+        tshi_rng_words(noise->key, noise->stream, (uint64_t)drawn->first / 4, drawn->word);
+    }
+    return drawn->word + (at - drawn->first);
+}
+
+/* Stores a block as elements e, e + 1, ... of y, which has n, contiguous and bf16, by the 16 bits of
+ * each word from bit `shift` on. */
+TSHI_INLINE void tshi_kernel_store_random(const tshi_operand *y, int64_t e, int64_t n,
+                                          const tsh_real *block, const uint32_t *word, int shift) {
+    uint16_t rounded[TSHI_BLOCK];
+    TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
+        const uint32_t bits = tshi_dtype_float_bits((float)block[i]);
+        const uint32_t sum = (bits + (word[i] >> shift & 0xFFFFu)) >> 16;
+        rounded[i] = (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? bits >> 16 | 0x40u : sum);
+    }
+    if (n - e >= TSHI_BLOCK)
+        memcpy((uint16_t *)y->data + e, rounded, sizeof rounded);
+    else
+        memcpy((uint16_t *)y->data + e, rounded, (size_t)(n - e) * sizeof *rounded);
+}
+
+/* Kernel: x[0], bf16, = x[1], tsh_real, rounded at random. */
+TSHI_INLINE void tshi_kernel_random_body(int64_t n, const tshi_operand *x,
+                                         const tshi_noise *noise) {
+    tsh_real pad[TSHI_BLOCK];
+    tshi_words drawn;
+    drawn.first = -1;
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK)
+        tshi_kernel_store_random(&x[0], e, n, tshi_kernel_load(&x[1], e, n, pad),
+                                 tshi_kernel_words(noise, e, &drawn), 0);
+}
+TSHI_KERNEL(tshi_kernel_random, tshi_noise);
 
 /* Copies t's local values to `dense`, row-major, of dtype `dtype`; to_tensor: in the other
  * direction. */
@@ -8008,15 +8108,22 @@ static int64_t tshi_bucket_chunk_size(const tsh_tensor *leaf, int k) {
     return tshi_bucket_chunk(leaf, k + 1) - tshi_bucket_chunk(leaf, k);
 }
 
+/* Returns the leaf whose own memory is the message: the only one of the bucket, unless it is a
+ * parameter of another dtype; NULL: the leaves are copied. */
+static tsh_tensor *tshi_bucket_only(const tshi_bucket *b) {
+    tsh_tensor *leaf = b->first->leaf;
+    return b->first->next || (b->kind == TSH_ALLGATHER && leaf->dtype != TSH_REAL) ? NULL : leaf;
+}
+
 /* Returns the number of elements in the message, padding included. */
 static int64_t tshi_bucket_elements(const tsh_ctx *ctx, const tshi_bucket *b) {
-    return b->first->next ? b->width * ctx->dp.size : b->count;
+    return tshi_bucket_only(b) ? b->count : b->width * ctx->dp.size;
 }
 
 /* Returns where row k of the message starts; if the bucket has one leaf, where its chunk k does. */
 static tsh_real *tshi_bucket_row(const tshi_bucket *b, int k) {
     return (tsh_real *)tshi_mem_data(b->block) +
-           (b->first->next ? b->width * k : tshi_bucket_chunk(b->first->leaf, k));
+           (tshi_bucket_only(b) ? tshi_bucket_chunk(b->first->leaf, k) : b->width * k);
 }
 
 /* out 0: copies chunk k of every leaf into `row`, with padding. out 1: copies `row` back into the
@@ -8026,18 +8133,22 @@ static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out
     for (const tshi_bucket_entry *p = b->first; p; p = p->next) {
         tsh_tensor *leaf = p->leaf;
         const int gathers = b->kind == TSH_ALLGATHER; /* copies parameters, not gradients */
-        tsh_real *at = (tsh_real *)(gathers ? tshi_tensor_at(leaf) : tshi_mem_data(leaf->gr.block));
+        const int64_t first = tshi_bucket_chunk(leaf, k);
         const int64_t n = tshi_bucket_chunk_size(leaf, k), padded = tshi_bucket_chunk_size(leaf, 0);
-        at += tshi_bucket_chunk(leaf, k); /* chunk k in the leaf */
-        if (!out) {
+        tsh_real *at = gathers ? NULL : (tsh_real *)tshi_mem_data(leaf->gr.block) + first;
+        if (gathers && out) {
+            (void)tshi_tensor_set_exact(leaf, first, n, row);
+        } else if (gathers) {
+            tshi_tensor_exact(leaf, first, n, row); /* also what bf16 cuts off */
+        } else if (!out) {
             memcpy(row, at, (size_t)n * sizeof *row);
-            memset(row + n, 0, (size_t)(padded - n) * sizeof *row); /* padding */
-        } else if (!gathers && leaf->gr.live) {
+        } else if (leaf->gr.live) {
             tsh_coll_fold(at, at, row, n, TSH_REAL, TSH_SUM); /* at += row */
             leaf->sparse = 0; /* any row of the leaf may differ from 0 */
         } else {
             memcpy(at, row, (size_t)n * sizeof *row);
         }
+        if (!out) memset(row + n, 0, (size_t)(padded - n) * sizeof *row); /* padding */
         row += padded; /* where the next leaf's chunk is */
     }
 }
@@ -8054,7 +8165,7 @@ static void tshi_bucket_await(tsh_ctx *ctx) {
 /* Makes the message, b->block, and what else the collective needs. Returns 0 without memory. */
 static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
     const int gathers = b->kind == TSH_ALLGATHER, size = ctx->dp.size, rank = ctx->dp.rank;
-    tsh_tensor *only = b->first->next ? NULL : b->first->leaf; /* NULL: several leaves */
+    tsh_tensor *only = tshi_bucket_only(b); /* NULL: the leaves are copied */
     int k;
     if (b->kind != TSH_ALLREDUCE) {
         b->counts = (int64_t *)tshi_mem_arena_alloc(ctx, &ctx->buckets.arena,
@@ -8178,7 +8289,7 @@ static void tshi_bucket_divide(tsh_real *x, int64_t n, double by) {
 static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     const int rank = ctx->dp.rank, scatters = b->kind == TSH_REDUCE_SCATTER;
     const int gathers = b->kind == TSH_ALLGATHER;
-    tsh_tensor *only = b->first->next ? NULL : b->first->leaf;
+    tsh_tensor *only = tshi_bucket_only(b);
     tsh_real *own = b->own ? (tsh_real *)tshi_mem_data(b->own) : NULL;
     int k, in_place = only && (gathers || !only->gr.block); /* the leaf's own memory was sent */
     if (ctx->buckets.summed)
@@ -8192,7 +8303,8 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     for (const tshi_bucket_entry *p = b->first; p && !gathers; p = p->next) {
         tshi_block **grad = &p->leaf->gr.block;
         const size_t bytes = tshi_dtype_reals(tsh_local_numel(p->leaf));
-        if (!*grad && !(*grad = tshi_mem_alloc(ctx, TSH_MEM_GRADIENTS, bytes))) return;
+        const int kind = tshi_tensor_packs(p->leaf) ? TSH_MEM_STEP : TSH_MEM_GRADIENTS;
+        if (!*grad && !(*grad = tshi_mem_alloc(ctx, kind, bytes))) return;
     }
     for (k = 0; k < ctx->dp.size; k++) /* row by row, except those that are in place already */
         if (scatters ? k == rank : !in_place && !(gathers && k == rank))
@@ -8402,12 +8514,59 @@ typedef struct tshi_dest {
     int add;               /* 0: overwrite what is there; 1: add to it */
 } tshi_dest;
 
-/* Allocates acc, an accumulator of base, if it has no memory yet. Returns 0 without memory. */
+/* Gradients of leaves with tsh_optim_desc.grad_dtype are packed: after each contribution,
+ * tshi_tape_pack rounds them to bf16, and frees the accumulator. gr.live is 1 then, but gr.block is
+ * NULL. tshi_tape_allocate undoes it, for the next contribution. */
+
+/* Returns t's gradient in gr as an operand: of tsh_real, or bf16 while it is packed. */
+static tshi_operand tshi_tape_operand(const tsh_tensor *t) {
+    return t->gr.block ? tshi_kernel_reals((tsh_real *)tshi_mem_data(t->gr.block), 1)
+                       : tshi_kernel_operand(tshi_mem_data(t->packed), 1, TSH_BF16);
+}
+
+/* Allocates acc, an accumulator of base, if it has no memory yet; a packed gradient is unpacked.
+ * Returns 0 without memory. */
 static int tshi_tape_allocate(tsh_tensor *base, tshi_accumulator *acc) {
-    int kind = base->flags & TSHI_OWNED ? TSH_MEM_GRADIENTS : TSH_MEM_STEP;
-    if (!acc->block)
-        acc->block = tshi_mem_alloc(base->ctx, kind, tshi_dtype_reals(tsh_local_numel(base)));
+    const int64_t n = tsh_local_numel(base);
+    const int stays = base->flags & TSHI_OWNED && !tshi_tensor_packs(base);
+    if (acc->block) return 1;
+    acc->block = tshi_mem_alloc(base->ctx, stays ? TSH_MEM_GRADIENTS : TSH_MEM_STEP,
+                                tshi_dtype_reals(n));
+    if (acc->block && acc->live)
+        tshi_dtypes[TSH_BF16].load(tshi_mem_data(base->packed), 1, n,
+                                   (tsh_real *)tshi_mem_data(acc->block));
     return acc->block != NULL;
+}
+
+/* Runs on one thread: packs the local elements [from, to) of a leaf's gradient. */
+static void tshi_tape_pack_part(void *job, int thread, int64_t from, int64_t to) {
+    const tsh_tensor *t = (const tsh_tensor *)job;
+    tshi_runs run = tshi_tensor_own_runs(t);
+    tshi_noise noise = {t->ctx->seed, tshi_rng_hash(t->packs, "gradient", 8), 0};
+    (void)thread;
+    noise.stream = tshi_rng_hash(noise.stream + (uint64_t)*t->updates, t->path, strlen(t->path));
+    while (tshi_tensor_next_run_in(&run, from, to)) {
+        tshi_operand x[2];
+        x[0] = tshi_kernel_operand(tshi_mem_data(t->packed), 1, TSH_BF16);
+        x[1] = tshi_kernel_reals((tsh_real *)tshi_mem_data(t->gr.block), 1);
+        tshi_kernel_move(&x[0], run.local);
+        tshi_kernel_move(&x[1], run.local);
+        noise.element = run.global;
+        tshi_kernel_random[t->ctx->isa](run.length, x, &noise);
+    }
+}
+
+/* Packs a leaf's gradient, if its optimiser wants that. A row-sparse one stays as it is. */
+static void tshi_tape_pack(tsh_tensor *t) {
+    const int64_t n = tsh_local_numel(t);
+    if (!tshi_tensor_packs(t) || !t->gr.live || !t->gr.block || t->sparse) return;
+    if (!t->packed)
+        t->packed = tshi_mem_alloc(t->ctx, TSH_MEM_GRADIENTS, tshi_dtype_bytes(TSH_BF16, n));
+    if (!t->packed) return;
+    tshi_team_run(tshi_kernel_parts(t->ctx, n, 1), n, 16, tshi_tape_pack_part, t);
+    tshi_mem_release(t->ctx, t->gr.block);
+    t->gr.block = NULL;
+    t->packs++;
 }
 
 /* Fills acc, an accumulator of base, with zeros and marks it live. */
@@ -8519,10 +8678,12 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
  * be summed over dp. Leaves partial and row-sparse gradients to tshi_tape_sync, which first
  * completes them over tp, or with the rows that other ranks have touched. */
 static void tshi_tape_deliver(tsh_tensor *leaf) {
-    if (--leaf->contributions > 0 || !leaf->ctx->tape.syncing || !(leaf->flags & TSHI_AVERAGED) ||
-        !leaf->gr.live || leaf->gp.live || leaf->sparse)
-        return;
-    tshi_bucket_add_grad(leaf);
+    leaf->contributions--;
+    if (!leaf->ctx->tape.syncing || !(leaf->flags & TSHI_AVERAGED))
+        tshi_tape_pack(leaf);
+    else if (leaf->contributions <= 0 && leaf->gr.live && !leaf->gp.live && !leaf->sparse &&
+             tshi_tape_allocate(leaf, &leaf->gr))
+        tshi_bucket_add_grad(leaf);
 }
 
 /* Marks the rows of t's row-sparse gradient that any rank of comm has touched. All ranks of comm
@@ -8540,7 +8701,8 @@ static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tenso
                                           const tshi_accumulator *acc, const char *what,
                                           const char *name, int length) {
     char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE];
-    const tsh_real *grad = acc->live ? (const tsh_real *)tshi_mem_data(acc->block) : NULL;
+    const tsh_real *grad = acc->live && acc->block ? (const tsh_real *)tshi_mem_data(acc->block)
+                                                   : NULL; /* a packed one was checked before */
     if (!grad ||
         !tshi_tape_not_finite(t, grad + (t->offset - t->base->offset), TSH_REAL, t->stride, found))
         return 1;
@@ -8592,6 +8754,7 @@ static void tshi_tape_add_all(const tsh_ctx *ctx, tsh_real *y, const tsh_real *x
 static void tshi_tape_merge(tsh_tensor *t) {
     if (!t->gp.live) return;
     if (t->gr.live) {
+        if (!tshi_tape_allocate(t, &t->gr)) return;
         tshi_tape_add_all(t->ctx, (tsh_real *)tshi_mem_data(t->gr.block),
                           (const tsh_real *)tshi_mem_data(t->gp.block), tsh_local_numel(t));
         t->gp.live = 0; /* gp is empty now */
@@ -8613,10 +8776,8 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
     }
     if (ctx->error.code != TSH_OK) return NULL;
     tshi_tape_merge(t);
-    if (!t->gr.live) {
-        if (!tshi_tape_allocate(t, &t->gr)) return NULL;
-        tshi_tape_zero(t, &t->gr);
-    }
+    if (!tshi_tape_allocate(t, &t->gr)) return NULL;
+    if (!t->gr.live) tshi_tape_zero(t, &t->gr);
     return (tsh_real *)tshi_mem_data(t->gr.block);
 }
 
@@ -8798,7 +8959,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
             (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
                            "tsh_backward: the gradient of \"%s\" is row-sparse, which .zero of its "
                            "optimiser cannot cut; leave one of both out", t->path);
-        else
+        else if (tshi_tape_allocate(t, &t->gr))
             tshi_bucket_add_grad(t);
     }
     if (replicas) tshi_bucket_end(ctx); /* waits for all buckets */
@@ -8806,9 +8967,10 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
         if (!t->gr.live) continue;
         if (replicas && (t->flags & TSHI_AVERAGED))
             tshi_tape_merge_rows(t, &ctx->dp);
-        else if (ctx->tape.summed) /* averaged gradients: divided in their buckets */
+        else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* else in their buckets */
             tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
                                replicas ? ctx->buckets.weight : ctx->tape.weight);
+        tshi_tape_pack(t);
     }
     ctx->tape.pending = ctx->tape.syncing = 0;
     (void)tshi_trace_phase(ctx->trace, phase);
@@ -9010,9 +9172,9 @@ TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
             t->ctx, TSH_ERR_STATE,
             "tsh_grad: each rank of dp has a chunk of the gradient of \"%s\", as "
             "its optimiser's .zero wants it", base->path);
-    grad = tshi_tensor_detached(t, base->gr.block);
+    grad = tshi_tensor_detached(t, base->gr.block ? base->gr.block : base->packed);
     if (!grad) return NULL;
-    grad->dtype = TSH_REAL;                  /* whatever the dtype of t is */
+    grad->dtype = base->gr.block ? TSH_REAL : TSH_BF16; /* whatever the dtype of t is */
     grad->offset = t->offset - base->offset; /* of a view: its part of the base's gradient */
     /* every rank has the whole gradient of a partial sum */
     if (t->layout.kind == TSH_PARTIAL) grad->layout = tsh_replicated();
@@ -9033,6 +9195,7 @@ TSH_API void tsh_zero_grad(tsh_tensor *t) {
     if (!t) return;
     if (t->base->sparse && t->base->gr.live && !t->base->gp.live) tshi_tape_clear_rows(t->base);
     t->base->gr.live = t->base->gp.live = t->base->sparse = 0; /* none; the memory stays */
+    t->base->packs = 0;
     t->base->flags &= ~(unsigned)TSHI_USED;
 }
 
@@ -9494,6 +9657,8 @@ static void tshi_profile_log_modules(tsh_ctx *ctx, const tshi_profile_row *outsi
         tshi_profile_hold(trace, t, t->gr.block);
         tshi_profile_hold(trace, t, t->gp.block);
         tshi_profile_hold(trace, t, t->marks);
+        tshi_profile_hold(trace, t, t->low);
+        tshi_profile_hold(trace, t, t->packed);
     }
     tsh_log_message(&ctx->logger, "%-30s %9s %9s %9s %8s %9s %9s %9s %9s", "module", "forward",
                     "backward", "update", "share", "parameter", "gradient", "moment", "step");
@@ -9658,6 +9823,7 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->logger = desc->logger;
     ctx->gemm = desc->gemm;
     ctx->gemm_kernel = tshi_gemm_pick();
+    ctx->dtype = desc->dtype != TSH_DTYPE_DEFAULT ? desc->dtype : TSH_REAL;
     ctx->isa = tshi_kernel_isa();
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
@@ -9696,6 +9862,9 @@ TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
     tsh_ctx *ctx = *out = tshi_context_make(desc); /* the caller closes it, also after an error */
     if (!ctx) return tshi_context_no_memory(desc);
     tshi_context_groups(ctx, desc);
+    if (!tshi_dtype_exists(ctx->dtype) || !tshi_dtype_computes(ctx->dtype))
+        (void)tsh_fail(ctx, TSH_ERR_DTYPE, "tsh_open: parameters are %s, bf16 or f16, not dtype %d",
+                       tshi_dtype_name(TSH_REAL), (int)ctx->dtype);
     tshi_profile_open(ctx);
     tshi_error_report(ctx); /* other ranks learn of an error in tsh_open */
     return ctx->error.code;
@@ -11353,7 +11522,9 @@ static int tshi_view_concat_fits(tsh_tensor *const *parts, int i, int d) {
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     int e, fits = p->ndim == first->ndim; /* fits: the sizes do */
     for (e = 0; e < first->ndim && fits; e++) fits = e == d || p->dim[e] == first->dim[e];
-    if (fits && p->dtype == first->dtype) return 1;
+    if (fits && (p->dtype == first->dtype || (tshi_dtype_computes(p->dtype) &&
+                                              tshi_dtype_computes(first->dtype))))
+        return 1;
     (void)tsh_fail(p->ctx, fits ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
                    "tsh_concat: part %d, %s %s, does not go with %s %s along dimension %d", i,
                    tshi_dtype_name(p->dtype), tshi_tensor_text(p, a),
@@ -11384,7 +11555,8 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
         output.shape.dim[d] += parts[i]->dim[d]; /* the sum of the parts' sizes */
     }
     if (!tshi_rule_run(op, parts, n, &d, &output)) return NULL;
-    out = tshi_tensor_out(ctx, "tsh_concat", parts[0]->dtype, &output.shape, &output.layout);
+    out = tshi_tensor_out(ctx, "tsh_concat", tshi_tensor_promote(parts, n), &output.shape,
+                          &output.layout);
     if (!out) return NULL;
     at = (char *)tshi_tensor_at(out);
     for (i = 0; i < n; i++) {
@@ -12054,6 +12226,7 @@ TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
                         "tsh_broadcast_batch: takes an owned replicated tensor, not %s",
                         tshi_tensor_text(t, text));
     if (!tshi_tensor_may_change("tsh_broadcast_batch", t)) return ctx->error.code;
+    tshi_tensor_forget_exact(t);
     return tshi_error_comm(ctx,
                            tsh_broadcast(&ctx->tp, tshi_tensor_at(t), tsh_numel(t), t->dtype, 0),
                            "tsh_broadcast_batch");
@@ -12118,6 +12291,7 @@ TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, con
     if (!tsh_numel(t)) return TSH_OK;
     if (extent == TSH_LOCAL || t->layout.kind == TSH_REPLICATED || ctx->tp.size == 1) {
         tshi_kernel_dense(t, tshi_kernel_unconst(in), t->dtype, 1); /* copy in to t */
+        tshi_tensor_forget_exact(t->base);
         return TSH_OK;
     }
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP,
@@ -12125,6 +12299,7 @@ TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, con
     if (!scratch) return ctx->error.code;
     (void)tshi_redistribute_move(t, &whole, &t->layout, t->dtype, in, tshi_mem_data(scratch));
     tshi_kernel_dense(t, tshi_mem_data(scratch), t->dtype, 1); /* copy the slice to t */
+    tshi_tensor_forget_exact(t->base);
     tshi_mem_release(ctx, scratch);
     return ctx->error.code;
 }
@@ -12688,7 +12863,6 @@ static double tshi_embedding_measure(const tsh_tensor *w, int64_t row, double p)
 static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_lookup_desc *desc) {
     tsh_ctx *ctx = w->ctx;
     double p = desc->norm_type > 0 ? desc->norm_type : 2, *norm; /* norm: one per row used */
-    void *values = tshi_tensor_at(w);
     int64_t r, j, n = 0; /* n: number of rows looked up */
     tshi_block *block;
     if (ctx->dp.size > 1)
@@ -12711,9 +12885,10 @@ static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_look
         n++;
         for (j = 0; j < w->local[1] && length > desc->max_norm; j++) {
             const int64_t at = r * w->stride[0] + j * w->stride[1];
-            tsh_real x = TSHI_R(tshi_dtype_get(w->dtype, values, at));
+            tsh_real x;
+            tshi_tensor_exact(w, at, 1, &x);
             x *= TSHI_R(desc->max_norm / (length + 1e-7));
-            tshi_dtype_put(w->dtype, values, at, (double)x);
+            if (!tshi_tensor_set_exact(w, at, 1, &x)) break;
         }
     }
     tshi_mem_release(ctx, block);
@@ -14573,6 +14748,7 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
     if (!tshi_tensor_check(desc->name, in, n)) return NULL;
     for (int i = 0; i < n; i++) {
         dense[i] = tshi_tensor_is_dense(in[i]) ? in[i] : tshi_map_copy(desc->name, in[i]);
+        if (dense[i] && tshi_dtype_computes(in[i]->dtype)) dense[i] = tsh_cast(dense[i], TSH_REAL);
         if (!dense[i]) return NULL;
     }
     out = tshi_tensor_out(ctx, desc->name, TSH_REAL, &desc->shape, &desc->layout);
@@ -15159,16 +15335,23 @@ static tsh_module *tshi_module_finish(tsh_module *module) {
 }
 
 /* Adds a replicated parameter that requires a gradient. It gets memory and values on first use
- * (tshi_init_materialize). name "": its path is the module's. fan_in: number of inputs, for the
- * initialiser. */
-static void tshi_module_param(tsh_module *module, int slot, const char *name, tsh_shape shape,
-                              tsh_init init, int64_t fan_in) {
+ * (tshi_init_materialize). name "": its path is the module's. dtype: as in a description. fan_in:
+ * number of inputs, for the initialiser. */
+static void tshi_module_param(tsh_module *module, int slot, const char *name, tsh_dtype dtype,
+                              tsh_shape shape, tsh_init init, int64_t fan_in) {
     tsh_ctx *ctx = module->ctx;
     tsh_layout layout = tsh_replicated();
+    if (dtype == TSH_DTYPE_DEFAULT) dtype = ctx->dtype;
+    if (!tshi_dtype_exists(dtype) || !tshi_dtype_computes(dtype)) {
+        (void)tsh_fail(ctx, TSH_ERR_DTYPE,
+                       "tsh_add_%s: the parameters of \"%s\" are %s, bf16 or f16, not dtype %d",
+                       module->kind->name, module->path, tshi_dtype_name(TSH_REAL), (int)dtype);
+        return;
+    }
     tsh_tensor *t = tshi_tensor_handle(ctx, TSHI_OWNED | TSHI_PARAM | TSHI_LEAF |
                                             TSHI_AVERAGED);
     if (!t) return;
-    t->dtype = TSH_REAL;
+    t->dtype = dtype;
     t->requires_grad = 1;
     t->init = init;     /* applied on first use */
     t->fan_in = fan_in; /* inputs, for the initialiser */
@@ -15178,12 +15361,25 @@ static void tshi_module_param(tsh_module *module, int slot, const char *name, ts
     module->param_name[slot] = name; /* a string constant */
 }
 
+/* Returns a new block with the values in `block`, of `dtype` and laid out as `before`, in t's
+ * layout; NULL and an error if that fails. */
+static tshi_block *tshi_module_moved(const tsh_tensor *before, const tsh_tensor *t, tsh_dtype dtype,
+                                     tshi_block *block) {
+    tshi_block *to = tshi_mem_alloc(t->ctx, block->kind,
+                                    tshi_dtype_bytes(dtype, tsh_local_numel(t)));
+    if (!to || tshi_redistribute_move(before, &before->layout, &t->layout, dtype,
+                                      tshi_mem_data(block), tshi_mem_data(to)) == TSH_OK)
+        return to;
+    tshi_mem_release(t->ctx, to);
+    return NULL;
+}
+
 /* Gives a parameter or moment another layout: redistributes its values (a collective over tp if
  * they are allocated) and frees its gradients. On failure t is as before. */
 static void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
     tsh_tensor before = *t;            /* shape, layout and block as they were */
     tsh_shape shape = tsh_shape_of(t); /* global: stays the same */
-    tshi_block *block = NULL;
+    tshi_block *block, *low = NULL;
     if (t->ctx->error.code != TSH_OK) return; /* leave t unchanged */
     if (tshi_layout_equal(&t->layout, layout, t->dim, t->ctx->tp.size)) {
         t->layout = *layout; /* the same shards, though units may differ */
@@ -15197,16 +15393,16 @@ static void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
         return;
     }
     if (tshi_tensor_set_shape(t, "a new layout", &shape, layout) != TSH_OK || !t->block) return;
-    block = tshi_mem_alloc(t->ctx, t->block->kind, tshi_dtype_reals(tsh_local_numel(t)));
-    if (!block ||
-        tshi_redistribute_move(&before, &before.layout, &t->layout, t->dtype,
-                               tshi_mem_data(before.block), tshi_mem_data(block)) != TSH_OK) {
+    block = tshi_module_moved(&before, t, t->dtype, t->block);
+    if (block && t->low) low = tshi_module_moved(&before, t, TSH_BF16, t->low); /* as bits */
+    if (!block || (t->low && !low)) {
         *t = before;
         tshi_mem_release(t->ctx, block);
         return;
     }
     tshi_tensor_drop_values(t);
     t->block = block; /* its values in the new layout */
+    t->low = low;
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_module(tsh_module *parent, const char *name,
@@ -15396,6 +15592,48 @@ TSH_API TSHI_COLD tsh_result tsh_reset_parameters(tsh_module *module) {
         (void)tshi_init_apply(at.param);
     }
     return module->ctx->error.code;
+}
+
+/* Converts a parameter. Returns 0 without memory; then t is as before. */
+static int tshi_module_convert(tsh_tensor *t, tsh_dtype dtype) {
+    const tsh_tensor before = *t;
+    if (t->block) {
+        tshi_block *block = tshi_mem_alloc(t->ctx, t->block->kind,
+                                           tshi_dtype_bytes(dtype, tsh_local_numel(t)));
+        if (!block) return 0;
+        t->block = block;
+        t->dtype = dtype;
+        tshi_kernel_dense(t, tshi_tensor_at(&before), before.dtype, 1);
+        tshi_mem_release(t->ctx, before.block);
+    }
+    t->dtype = dtype;
+    return 1;
+}
+
+TSH_API TSHI_COLD tsh_result tsh_to(tsh_module *module, tsh_dtype dtype) {
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    tshi_walk at = {NULL, NULL, 0};
+    if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
+    if (!tshi_dtype_exists(dtype) || !tshi_dtype_computes(dtype))
+        return tsh_fail(ctx, TSH_ERR_DTYPE, "tsh_to: takes %s, bf16 or f16 in this build, not "
+                        "dtype %d", tshi_dtype_name(TSH_REAL), (int)dtype);
+    while (tshi_module_step_once(module, &at)) {
+        const tsh_tensor *t = at.param;
+        if (t->dtype == dtype || !tshi_dtype_computes(t->dtype)) continue; /* integers stay */
+        if (t->flags & TSHI_OPTIMISED)
+            return tsh_fail(ctx, TSH_ERR_STATE,
+                            "tsh_to: an optimiser has \"%s\"; call tsh_to before tsh_optim_new",
+                            t->path);
+        if (tshi_tensor_recorded(t))
+            return tsh_fail(ctx, TSH_ERR_STATE,
+                            "tsh_to: ops are recorded that use \"%s\"; end the step first: "
+                            "tsh_step_end", t->path);
+    }
+    while (tshi_module_step_once(module, &at) && ctx->error.code == TSH_OK)
+        if (at.param->dtype != dtype && tshi_dtype_computes(at.param->dtype))
+            (void)tshi_module_convert(at.param, dtype);
+    tshi_module_changed(ctx); /* dtypes are part of the comparison */
+    return ctx->error.code;
 }
 
 TSH_API void tsh_train(tsh_module *module, int on) {
@@ -15631,12 +15869,14 @@ static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, 
 
 /* Adds a norm's parameters: weight (dim) of ones and, unless no_bias, bias (dim) of zeros. eps:
  * added to the variance. */
-static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int no_bias) {
+static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int no_bias,
+                                tsh_dtype dtype) {
     module->number = eps; /* read by its forward */
-    tshi_module_param(module, 0, "weight", tsh_shape1(dim), tshi_init_make(TSH_INIT_ONES, 0, 0), 0);
+    tshi_module_param(module, 0, "weight", dtype, tsh_shape1(dim),
+                      tshi_init_make(TSH_INIT_ONES, 0, 0), 0);
     if (!no_bias)
-        tshi_module_param(module, 1, "bias", tsh_shape1(dim), tshi_init_make(TSH_INIT_ZEROS, 0, 0),
-                          0);
+        tshi_module_param(module, 1, "bias", dtype, tsh_shape1(dim),
+                          tshi_init_make(TSH_INIT_ZEROS, 0, 0), 0);
     return tshi_module_finish(module);
 }
 
@@ -15644,14 +15884,14 @@ TSH_API TSHI_COLD tsh_module *tsh_add_layer_norm(tsh_module *parent, const char 
                                        const tsh_layer_norm_desc *desc) {
     static const tshi_kind kind = {"layer_norm", tshi_nn_norm_forward, TSHI_NN_SEQUENCE, NULL};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
-    return module ? tshi_nn_norm(module, desc->dim, desc->eps, desc->no_bias) : NULL;
+    return module ? tshi_nn_norm(module, desc->dim, desc->eps, desc->no_bias, desc->dtype) : NULL;
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
                                      const tsh_rms_norm_desc *desc) {
     static const tshi_kind kind = {"rms_norm", tshi_nn_rms_forward, TSHI_NN_SEQUENCE, NULL};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
-    return module ? tshi_nn_norm(module, desc->dim, desc->eps, 1) : NULL;
+    return module ? tshi_nn_norm(module, desc->dim, desc->eps, 1, desc->dtype) : NULL;
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p) {
@@ -15685,9 +15925,12 @@ TSH_API TSHI_COLD tsh_tensor *tsh_add_param(tsh_module *module, const char *name
     tsh_module *own = tshi_module_add(module, name, &kinds[0]); /* holds the parameter */
     tsh_tensor *t;
     if (!own) return NULL;
-    tshi_module_param(own, 0, "", shape, desc ? tshi_nn_init(desc->init, init.kind, 0, 0) : init,
-                      0);
+    const int integers = desc && desc->buffer && tshi_dtype_exists(desc->dtype) &&
+                         !tshi_dtypes[desc->dtype].floating;
+    tshi_module_param(own, 0, "", desc && !integers ? desc->dtype : TSH_DTYPE_DEFAULT, shape,
+                      desc ? tshi_nn_init(desc->init, init.kind, 0, 0) : init, 0);
     t = own->param[0];
+    if (t && integers) t->dtype = desc->dtype;
     if (t && desc && desc->layout) {
         if (desc->layout->kind == TSH_PARTIAL)
             (void)tsh_fail(own->ctx, TSH_ERR_LAYOUT,
@@ -16050,8 +16293,8 @@ static int tshi_parallel_line(tsh_module *root, const tshi_walk *at, FILE *file)
     (void)snprintf(path, sizeof path, "%s%s%s", below,
                    *below && *at->module->param_name[at->slot] ? "." : "",
                    at->module->param_name[at->slot]);
-    (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s", path, at->module->kind->name,
-                  tshi_tensor_sizes(t->dim, t->ndim, global),
+    (void)fprintf(file, "%-40s %-12s %-5s %-16s %-24s %-16s", path, at->module->kind->name,
+                  tshi_dtype_name(t->dtype), tshi_tensor_sizes(t->dim, t->ndim, global),
                   tsh_layout_text(&t->layout, lay, sizeof lay),
                   tshi_tensor_sizes(t->local, t->ndim, local));
     if (!first)
@@ -16069,8 +16312,8 @@ TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
     unsigned long long bytes = 0; /* size of this rank's shards */
     tshi_walk at = {NULL, NULL, 0};
     if (!module || !file) return TSH_ERR_ARGUMENT;
-    (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s %s\n", "parameter", "kind", "global shape",
-                  "layout", "local shape", "bytes");
+    (void)fprintf(file, "%-40s %-12s %-5s %-16s %-24s %-16s %s\n", "parameter", "kind", "dtype",
+                  "global shape", "layout", "local shape", "bytes");
     while (tshi_module_step(module, &at)) {
         if (!tshi_parallel_line(module, &at, file)) continue; /* tied, or on another stage */
         total += tsh_numel(at.param);
@@ -16132,12 +16375,13 @@ static tsh_module *tshi_parallel_linear(tsh_module *module, const tsh_linear_des
                                      : tsh_shape2(desc->out, desc->in);
     module->skip_bias_add = desc->skip_bias_add;
     module->reversed = desc->reversed; /* weight (in, out) */
-    tshi_module_param(module, 0, "weight", shape,
+    tshi_module_param(module, 0, "weight", desc->dtype, shape,
                       tshi_nn_init(desc->weight_init, TSH_INIT_KAIMING_UNIFORM, sqrt(5.0), 0),
                       desc->in);
-    if (weight) (void)tsh_tie(module, "weight", weight); /* frees the new one */
+    if (weight && module->param[0])
+        (void)tsh_tie(module, "weight", weight); /* frees the new one */
     if (!desc->no_bias)
-        tshi_module_param(module, 1, "bias", tsh_shape1(desc->out),
+        tshi_module_param(module, 1, "bias", desc->dtype, tsh_shape1(desc->out),
                           tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
     if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
     rule.segments = desc->segments;           /* number of segments */
@@ -16175,6 +16419,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     linear.no_bias = desc->no_bias;
     linear.weight_init = desc->weight_init;
     linear.bias_init = desc->bias_init;
+    linear.dtype = desc->dtype;
     linear.style = desc->style;
     if (desc->weight && desc->style == TSH_AUTO)
         linear.style = TSH_COLWISE; /* AUTO would let the first input choose the layout of a weight
@@ -16217,7 +16462,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
     module->param[0] = desc->weight; /* shared, or NULL: made below */
     module->param_name[0] = "weight";
     if (!desc->weight) /* not shared: make one */
-        tshi_module_param(module, 0, "weight", tsh_shape2(desc->count, desc->dim),
+        tshi_module_param(module, 0, "weight", desc->dtype, tsh_shape2(desc->count, desc->dim),
                           tshi_nn_init(desc->init, TSH_INIT_NORMAL, 0, 1), 0);
     if (!module->param[0]) return tshi_module_finish(module);
     if (!desc->weight && desc->lookup.padding)
@@ -16774,18 +17019,31 @@ struct tsh_optim {
 
 /* -- the global norm -------------------------------------------------------- */
 
+/* As tshi_kernel_load, of contiguous elements; faster for bf16. */
+TSHI_INLINE const tsh_real *tshi_optim_load(const tshi_operand *x, int64_t e, int64_t n,
+                                            tsh_real *pad) {
+    const uint16_t *from = (const uint16_t *)x->data + e;
+    if (x->dtype != TSH_BF16 || n - e < TSHI_BLOCK) return tshi_kernel_load(x, e, n, pad);
+    for (int i = 0; i < TSHI_BLOCK; i++) pad[i] = tshi_dtype_from_bf16(from[i]);
+    return pad;
+}
+
 /* **total += sum x^2 of n elements, in double, with TSHI_BLOCK sums at a time (vectorises). */
 typedef double *tshi_optim_total;
 TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
                                          const tshi_optim_total *total) {
-    const tsh_real *x = (const tsh_real *)operand->data;
     double partial[TSHI_BLOCK], sum = 0; /* sum: first of the elements after the last block */
+    tsh_real pad[TSHI_BLOCK];
     int64_t e;
     for (int i = 0; i < TSHI_BLOCK; i++) partial[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        for (int i = 0; i < TSHI_BLOCK; i++) partial[i] += (double)x[e + i] * (double)x[e + i];
+        const tsh_real *x = tshi_optim_load(operand, e, n, pad);
+        for (int i = 0; i < TSHI_BLOCK; i++) partial[i] += (double)x[i] * (double)x[i];
     }
-    for (; e < n; e++) sum += (double)x[e] * (double)x[e];
+    if (e < n) {
+        const tsh_real *x = tshi_optim_load(operand, e, n, pad);
+        for (int i = 0; i < n - e; i++) sum += (double)x[i] * (double)x[i];
+    }
     for (int i = 0; i < TSHI_BLOCK; i++) sum += partial[i];
     **total += sum;
 }
@@ -16797,7 +17055,7 @@ enum { TSHI_OPTIM_BLOCK = 1 << 16 };
 
 /* The job of tshi_optim_sum_part, shared by all threads. */
 typedef struct tshi_squares {
-    tsh_real *x; /* the elements, n of them */
+    tshi_operand x; /* the elements, n of them */
     int64_t n;
     double *sums;          /* one sum per unit of TSHI_OPTIM_BLOCK elements */
     tshi_kernel_fn kernel; /* tshi_optim_squares for this CPU */
@@ -16809,15 +17067,16 @@ static void tshi_optim_sum_part(void *job, int thread, int64_t from, int64_t to)
     (void)thread;
     for (; from < to; from++) {
         int64_t first = from * TSHI_OPTIM_BLOCK;
-        const tshi_operand x = tshi_kernel_reals(all->x + first, 1);
+        tshi_operand x = all->x;
         double *sum = all->sums + from; /* the sum of unit `from` */
         *sum = 0;
+        tshi_kernel_move(&x, first);
         all->kernel(tshi_base_min(TSHI_OPTIM_BLOCK, all->n - first), &x, &sum);
     }
 }
 
 /* Returns the sum of squares of n elements; 0 and an error if there is no memory. */
-static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
+static double tshi_optim_sum_squares(tsh_ctx *ctx, tshi_operand x, int64_t n) {
     const int64_t blocks = tshi_base_ceil(n, TSHI_OPTIM_BLOCK);
     tshi_squares all = {x, n, NULL, tshi_optim_squares[ctx->isa]};
     tshi_block *scratch; /* memory of all.sums */
@@ -16843,11 +17102,12 @@ static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums)
                        "before tsh_optim_step or tsh_clip_grad_norm", param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
     if (param->stage && param->stage - 1 != ctx->pp.rank) return; /* another stage adds it */
-    for (int k = 0; k < ctx->dp.size; k++)
-        if (!chunked || k == ctx->dp.rank)
-            sums[k] += tshi_optim_sum_squares(
-                ctx, (tsh_real *)tshi_mem_data(param->gr.block) + tshi_bucket_chunk(param, k),
-                tshi_bucket_chunk_size(param, k));
+    for (int k = 0; k < ctx->dp.size; k++) {
+        tshi_operand grad = tshi_tape_operand(param);
+        if (chunked && k != ctx->dp.rank) continue;
+        tshi_kernel_move(&grad, tshi_bucket_chunk(param, k));
+        sums[k] += tshi_optim_sum_squares(ctx, grad, tshi_bucket_chunk_size(param, k));
+    }
 }
 
 /* Sets *norm to the 2-norm of all gradients below module, the same on every rank; NaN or infinity
@@ -16900,7 +17160,7 @@ TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, doubl
     factor = tshi_optim_clip_factor(before, max_norm);
     while (factor < 1 && tshi_module_step_once(module, &at)) {
         if (!at.param->gr.live) continue; /* no gradient */
-        x[0] = x[1] = tshi_kernel_reals((tsh_real *)tshi_mem_data(at.param->gr.block), 1);
+        x[0] = x[1] = tshi_tape_operand(at.param);
         tshi_map_scale_forward[at.param->ctx->isa](tsh_local_numel(at.param), x, &factor);
     }
     return TSH_OK;
@@ -16908,69 +17168,134 @@ TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, doubl
 
 /* -- updates ---------------------------------------------------------------- */
 
-enum { TSHI_OPTIM_X, TSHI_OPTIM_GRAD, TSHI_OPTIM_FIRST, TSHI_OPTIM_SECOND, TSHI_OPTIM_OPERANDS };
+/* Operands: the parameter, its gradient, its moments, and the lower halves of exact weights. */
+enum { TSHI_OPTIM_X, TSHI_OPTIM_GRAD, TSHI_OPTIM_FIRST, TSHI_OPTIM_SECOND, TSHI_OPTIM_LOW,
+       TSHI_OPTIM_OPERANDS };
+
+/* What an update computes with. */
+typedef struct tshi_update {
+    double clip, decay;                    /* both kinds: the gradient is g = clip grad + decay x */
+    double lr, momentum;                   /* SGD */
+    int nesterov;                          /* SGD: 1: Nesterov momentum */
+    double keep, b1, b2, step, root, eps;  /* Adam */
+    int random;                            /* 1: moments are bf16, and rounded at random */
+    tshi_noise noise;                      /* if random: keys that rounding */
+} tshi_update;
+
+/* Loads a block of the parameter: its exact weights if it has any. */
+TSHI_INLINE const tsh_real *tshi_optim_load_x(const tshi_operand *operand, int64_t e, int64_t n,
+                                              tsh_real *pad) {
+    uint16_t value[TSHI_BLOCK] = {0}, low[TSHI_BLOCK] = {0};
+    const uint16_t *x = (const uint16_t *)operand[TSHI_OPTIM_X].data + e;
+    const uint16_t *rest = (const uint16_t *)operand[TSHI_OPTIM_LOW].data + e;
+    if (!operand[TSHI_OPTIM_LOW].data) return tshi_kernel_load(&operand[TSHI_OPTIM_X], e, n, pad);
+    if (n - e >= TSHI_BLOCK) {
+        memcpy(value, x, sizeof value);
+        memcpy(low, rest, sizeof low);
+    } else {
+        memcpy(value, x, (size_t)(n - e) * sizeof *x);
+        memcpy(low, rest, (size_t)(n - e) * sizeof *rest);
+    }
+    for (int i = 0; i < TSHI_BLOCK; i++) pad[i] = tshi_tensor_join(value[i], low[i]);
+    return pad;
+}
+
+/* Stores a block of the parameter. */
+TSHI_INLINE void tshi_optim_store_x(const tshi_operand *operand, int64_t e, int64_t n,
+                                    const tsh_real *block) {
+    uint16_t value[TSHI_BLOCK], low[TSHI_BLOCK];
+    uint16_t *x = (uint16_t *)operand[TSHI_OPTIM_X].data + e;
+    uint16_t *rest = (uint16_t *)operand[TSHI_OPTIM_LOW].data + e;
+    if (!operand[TSHI_OPTIM_LOW].data) {
+        tshi_kernel_store(&operand[TSHI_OPTIM_X], e, n, block, 0);
+        return;
+    }
+    TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++)
+        tshi_tensor_split(block[i], &value[i], &low[i]);
+    if (n - e >= TSHI_BLOCK) {
+        memcpy(x, value, sizeof value);
+        memcpy(rest, low, sizeof low);
+    } else {
+        memcpy(x, value, (size_t)(n - e) * sizeof *x);
+        memcpy(rest, low, (size_t)(n - e) * sizeof *rest);
+    }
+}
+
+/* Stores a block of both moments, or of the first one if `second` is NULL. One random word per
+ * element is enough for both. */
+TSHI_INLINE void tshi_optim_store_moments(const tshi_operand *operand, int64_t e, int64_t n,
+                                          const tsh_real *first, const tsh_real *second,
+                                          const tshi_update *p, tshi_words *drawn) {
+    const uint32_t *word;
+    if (!p->random) {
+        tshi_kernel_store(&operand[TSHI_OPTIM_FIRST], e, n, first, 0);
+        if (second) tshi_kernel_store(&operand[TSHI_OPTIM_SECOND], e, n, second, 0);
+        return;
+    }
+    word = tshi_kernel_words(&p->noise, e, drawn);
+    tshi_kernel_store_random(&operand[TSHI_OPTIM_FIRST], e, n, first, word, 0);
+    if (second) tshi_kernel_store_random(&operand[TSHI_OPTIM_SECOND], e, n, second, word, 16);
+}
 
 /* Adam (Kingma & Ba 2015), AdamW (Loshchilov & Hutter 2019): g = clip grad + decay x, m = b1 m +
  * (1 - b1) g, v = b2 v + (1 - b2) g^2, x = x keep - step m / (sqrt(v) root + eps). */
-typedef struct tshi_adam {
-    double clip, decay, keep, b1, b2, step, root, eps; /* factors of the formula above */
-} tshi_adam;
-TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand, const tshi_adam *p) {
+TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand,
+                                      const tshi_update *p) {
     const tsh_real clip = TSHI_R(p->clip), decay = TSHI_R(p->decay), keep = TSHI_R(p->keep);
     const tsh_real b1 = TSHI_R(p->b1), b2 = TSHI_R(p->b2), c1 = TSHI_R(1 - p->b1),
                    c2 = TSHI_R(1 - p->b2);
     const tsh_real step = TSHI_R(p->step), root = TSHI_R(p->root), eps = TSHI_R(p->eps);
     tsh_real pad[4][TSHI_BLOCK], x[TSHI_BLOCK], m[TSHI_BLOCK], v[TSHI_BLOCK];
-    const tsh_real *xs, *gs, *ms, *vs;            /* blocks of x, gradient, m, v */
+    const tsh_real *xs, *gs, *ms, *vs; /* blocks of x, gradient, m, v */
+    tshi_words drawn;
+    drawn.first = -1;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) { /* loads pad the last block */
-        xs = tshi_kernel_load(&operand[TSHI_OPTIM_X], e, n, pad[0]);
-        gs = tshi_kernel_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
-        ms = tshi_kernel_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
-        vs = tshi_kernel_load(&operand[TSHI_OPTIM_SECOND], e, n, pad[3]);
+        xs = tshi_optim_load_x(operand, e, n, pad[0]);
+        gs = tshi_optim_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
+        ms = tshi_optim_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
+        vs = tshi_optim_load(&operand[TSHI_OPTIM_SECOND], e, n, pad[3]);
         TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
             const tsh_real g = gs[i] * clip + decay * xs[i]; /* decay: 0 for AdamW */
             m[i] = b1 * ms[i] + c1 * g;
             v[i] = b2 * vs[i] + c2 * g * g;
             x[i] = xs[i] * keep - step * m[i] / (tshi_math_sqrt(v[i]) * root + eps);
         }
-        tshi_kernel_store(&operand[TSHI_OPTIM_X], e, n, x, 0);
-        tshi_kernel_store(&operand[TSHI_OPTIM_FIRST], e, n, m, 0);
-        tshi_kernel_store(&operand[TSHI_OPTIM_SECOND], e, n, v, 0);
+        tshi_optim_store_x(operand, e, n, x);
+        tshi_optim_store_moments(operand, e, n, m, v, p, &drawn);
     }
 }
-TSHI_KERNEL(tshi_optim_adam, tshi_adam);
+TSHI_KERNEL(tshi_optim_adam, tshi_update);
 
 /* torch.optim.SGD: d = clip grad + decay x, m = momentum m + d, x -= lr (nesterov ? d + momentum m
  * : m); without momentum, whose operand is NULL, x -= lr d. */
-typedef struct tshi_sgd {
-    double clip, decay, lr, momentum; /* clip: factor of the gradient */
-    int nesterov;                     /* 1: Nesterov momentum */
-} tshi_sgd;
-TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand, const tshi_sgd *p) {
+TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand,
+                                     const tshi_update *p) {
     const tsh_real clip = TSHI_R(p->clip), decay = TSHI_R(p->decay), lr = TSHI_R(p->lr),
                    momentum = TSHI_R(p->momentum);
     const int remembers = operand[TSHI_OPTIM_FIRST].data != NULL; /* 1: with momentum */
     tsh_real pad[3][TSHI_BLOCK], x[TSHI_BLOCK], m[TSHI_BLOCK];
     const tsh_real *xs, *gs, *ms; /* blocks of x, gradient, m */
+    tshi_words drawn;
+    drawn.first = -1;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
-        xs = tshi_kernel_load(&operand[TSHI_OPTIM_X], e, n, pad[0]);
-        gs = tshi_kernel_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
+        xs = tshi_optim_load_x(operand, e, n, pad[0]);
+        gs = tshi_optim_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
         if (!remembers) {
             TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++)
                 x[i] = xs[i] - lr * (gs[i] * clip + decay * xs[i]);
         } else {
-            ms = tshi_kernel_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
+            ms = tshi_optim_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
             TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
                 const tsh_real d = gs[i] * clip + decay * xs[i], v = momentum * ms[i] + d;
                 m[i] = v;
                 x[i] = xs[i] - lr * (p->nesterov ? TSHI_R(d + momentum * v) : v);
             }
-            tshi_kernel_store(&operand[TSHI_OPTIM_FIRST], e, n, m, 0);
+            tshi_optim_store_moments(operand, e, n, m, NULL, p, &drawn);
         }
-        tshi_kernel_store(&operand[TSHI_OPTIM_X], e, n, x, 0);
+        tshi_optim_store_x(operand, e, n, x);
     }
 }
-TSHI_KERNEL(tshi_optim_sgd, tshi_sgd);
+TSHI_KERNEL(tshi_optim_sgd, tshi_update);
 
 /* Returns the index of x's first element that this rank updates: 0 or, with .zero, its chunk's. */
 static int64_t tshi_optim_first(const tsh_tensor *x) {
@@ -16985,24 +17310,27 @@ static int64_t tshi_optim_count(const tsh_tensor *x) {
 
 /* Gathers all chunks of a moment over dp into values, which has the size of its parameter. what:
  * for the error text. */
-static tsh_result tshi_optim_gather(const tsh_tensor *moment, tsh_real *values, const char *what) {
+static tsh_result tshi_optim_gather(const tsh_tensor *moment, void *values, const char *what) {
     tsh_ctx *ctx = moment->ctx;
+    const size_t width = tsh_dtype_size(moment->dtype);
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)ctx->dp.size * sizeof(int64_t));
-    tsh_real *own = values + tshi_optim_first(moment); /* where this rank's chunk goes */
+    char *own = (char *)values + (size_t)tshi_optim_first(moment) * width; /* this rank's chunk */
     tsh_result result;
     int64_t *counts; /* shape (dp.size): number of elements per chunk */
     if (!block) return ctx->error.code;
     counts = (int64_t *)tshi_mem_data(block);
     for (int k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(moment, k);
-    memcpy(own, tshi_mem_data(moment->block), (size_t)counts[ctx->dp.rank] * sizeof *own);
-    result = tshi_error_comm(ctx, tsh_allgather(&ctx->dp, own, values, counts, 1, TSH_REAL), what);
+    memcpy(own, tshi_mem_data(moment->block), (size_t)counts[ctx->dp.rank] * width);
+    result = tshi_error_comm(ctx, tsh_allgather(&ctx->dp, own, values, counts, 1, moment->dtype),
+                             what);
     tshi_mem_release(ctx, block);
     return result;
 }
 
 /* Replaces a moment's block by an uninitialised one of n elements; 0 and an error: no memory. */
 static int tshi_optim_allocate(tsh_tensor *moment, int64_t n) {
-    tshi_block *block = tshi_mem_alloc(moment->ctx, TSH_MEM_OPTIMISER, tshi_dtype_reals(n));
+    tshi_block *block = tshi_mem_alloc(moment->ctx, TSH_MEM_OPTIMISER,
+                                       tshi_dtype_bytes(moment->dtype, n));
     if (!block) return 0;
     tshi_mem_release(moment->ctx, moment->block);
     moment->block = block;
@@ -17016,7 +17344,9 @@ static void tshi_optim_keep_chunk(tsh_tensor *moment) {
     whole->refs++;
     if (tshi_optim_allocate(moment, n))
         memcpy(tshi_mem_data(moment->block),
-               (tsh_real *)tshi_mem_data(whole) + tshi_optim_first(moment), tshi_dtype_reals(n));
+               (char *)tshi_mem_data(whole) +
+                   tshi_dtype_bytes(moment->dtype, tshi_optim_first(moment)),
+               tshi_dtype_bytes(moment->dtype, n));
     tshi_mem_release(moment->ctx, whole);
 }
 
@@ -17032,7 +17362,7 @@ static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     }
     part.block->refs++;
     if (tshi_optim_allocate(moment, tsh_local_numel(moment))) {
-        if (tshi_optim_gather(&part, (tsh_real *)tshi_mem_data(moment->block),
+        if (tshi_optim_gather(&part, tshi_mem_data(moment->block),
                               "tsh_optim_step: moments of a new layout") == TSH_OK)
             tshi_module_relayout(moment, layout);
         tshi_optim_keep_chunk(moment);
@@ -17051,55 +17381,84 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     }
     m = tshi_tensor_handle(ctx, TSHI_OWNED | (param->flags & TSHI_CHUNKED));
     if (!m) return NULL;
-    m->dtype = TSH_REAL;
+    m->dtype = param->moments_dtype;
     m->path = param->path;
     if (tshi_tensor_set_shape(m, "tsh_optim_step", &shape, &param->layout) != TSH_OK ||
         !tshi_optim_allocate(m, tshi_optim_count(m))) {
         tshi_tensor_release(m);
         return NULL;
     }
-    memset(tshi_mem_data(m->block), 0, tshi_dtype_reals(tshi_optim_count(m)));
+    memset(tshi_mem_data(m->block), 0, tshi_dtype_bytes(m->dtype, tshi_optim_count(m)));
     *moment = m;
     return m;
 }
 
 /* An update shared by threads: by elements or, if the gradient is row-sparse, by rows. */
 typedef struct tshi_optim_work {
+    const tsh_tensor *t;   /* the parameter */
     tshi_kernel_fn kernel; /* tshi_optim_adam or tshi_optim_sgd */
     const tshi_operand *x; /* shape (TSHI_OPTIM_OPERANDS) */
-    const void *params;    /* tshi_adam or tshi_sgd */
-    const int32_t *marks;  /* shape (rows): not 0 where the gradient has the row; NULL: dense */
-    int64_t width;         /* elements per row; 1 if dense */
+    tshi_update params;
+    const int32_t *marks; /* shape (rows): not 0 where the gradient has the row; NULL: dense */
+    int64_t width;        /* elements per row; 1 if dense */
 } tshi_optim_work;
+
+/* Updates n elements, from element `at` of this rank's on. If moments are rounded at random, run by
+ * run: the kernel needs global indices. */
+static void tshi_optim_update_run(const tshi_optim_work *work, int64_t at, int64_t n) {
+    const int64_t first = tshi_optim_first(work->t); /* of this rank's elements, in the shard */
+    tshi_runs run = tshi_tensor_own_runs(work->t);
+    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* the operands at the run */
+    tshi_update params = work->params;
+    run.local = first + at;
+    run.length = n;
+    while (!params.random || tshi_tensor_next_run_in(&run, first + at, first + at + n)) {
+        memcpy(part, work->x, sizeof part);
+        for (int i = 0; i < TSHI_OPTIM_OPERANDS; i++) tshi_kernel_move(&part[i], run.local - first);
+        params.noise.element = run.global;
+        work->kernel(run.length, part, &params);
+        if (!params.random) break; /* all n elements were one run */
+    }
+}
 
 /* Runs on one thread: updates the rows [from, to); of a sparse gradient only marked ones, a run of
  * adjacent ones at a time. */
 static void tshi_optim_update_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_optim_work *work = (const tshi_optim_work *)job;
     const int32_t *marks = work->marks;
-    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* the operands at row r */
-    int64_t n;                              /* rows of this run */
+    int64_t n; /* rows of this run */
     (void)thread;
     for (int64_t r = from; r < to; r += n) {
         n = marks ? 1 : to - from;
         if (marks && !marks[r]) continue; /* the gradient lacks the row */
         while (marks && r + n < to && marks[r + n]) n++;
-        memcpy(part, work->x, sizeof part);
-        for (int i = 0; i < TSHI_OPTIM_OPERANDS; i++) tshi_kernel_move(&part[i], r * work->width);
-        work->kernel(n * work->width, part, work->params);
+        tshi_optim_update_run(work, r * work->width, n * work->width);
     }
 }
 
 /* Runs an update's kernel on all threads, over the elements of t that this rank updates. */
 static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tshi_operand *x,
-                           const void *params) {
+                           const tshi_update *params) {
     const int32_t *marks = t->sparse ? (const int32_t *)tshi_mem_data(t->marks) : NULL;
     const int64_t count = tshi_optim_count(t), rows = marks ? t->local[0] : count;
-    tshi_optim_work work = {kernel, x, params, marks, 1};
+    tshi_optim_work work = {t, kernel, x, *params, marks, 1};
     if (!count) return; /* this rank updates nothing */
     work.width = count / rows;
     tshi_team_run(tshi_kernel_parts(t->ctx, rows, work.width), rows, marks ? 1 : 16,
                   tshi_optim_update_part, &work);
+}
+
+/* Fills in a parameter's operands; those of moments stay empty. Returns 0 without memory. */
+static int tshi_optim_operands(tsh_tensor *t, tshi_operand *x) {
+    if (!tshi_tensor_keep_exact(t)) return 0;
+    x[TSHI_OPTIM_X] = tshi_kernel_operand(tshi_tensor_at(t), 1, t->dtype);
+    x[TSHI_OPTIM_GRAD] = tshi_tape_operand(t);
+    x[TSHI_OPTIM_FIRST] = x[TSHI_OPTIM_SECOND] = tshi_kernel_operand(NULL, 1, t->moments_dtype);
+    x[TSHI_OPTIM_LOW] = tshi_kernel_operand(t->low ? tshi_mem_data(t->low) : NULL, 1, TSH_BF16);
+    tshi_kernel_move(&x[TSHI_OPTIM_X], tshi_optim_first(t));
+    tshi_kernel_move(&x[TSHI_OPTIM_GRAD], tshi_optim_first(t));
+    tshi_kernel_move(&x[TSHI_OPTIM_LOW], tshi_optim_first(t));
+    return 1;
 }
 
 /* Updates one parameter and its moments, created if needed. clip: factor of the gradient. */
@@ -17107,29 +17466,35 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     const tsh_optim_desc *d = &optim->desc;
     tsh_tensor *t = each->param;
     const double lr = d->lr * each->lr_scale, decay = each->weight_decay; /* this parameter's */
-    tshi_sgd sgd = {clip, decay, lr, d->momentum, d->nesterov};
-    tshi_adam p = {clip, decay, 1, d->beta1, d->beta2, 0, 0, d->eps};
     tshi_operand x[TSHI_OPTIM_OPERANDS];
-    x[TSHI_OPTIM_X] = tshi_kernel_operand(tshi_tensor_at(t), 1, t->dtype);
-    x[TSHI_OPTIM_GRAD] = tshi_kernel_reals((tsh_real *)tshi_mem_data(t->gr.block), 1);
-    x[TSHI_OPTIM_FIRST] = x[TSHI_OPTIM_SECOND] = tshi_kernel_reals(NULL, 1);
-    tshi_kernel_move(&x[TSHI_OPTIM_X], tshi_optim_first(t));
-    tshi_kernel_move(&x[TSHI_OPTIM_GRAD], tshi_optim_first(t));
-    each->steps++;                               /* read by the bias corrections */
+    tshi_update p;
+    if (!tshi_optim_operands(t, x)) return;
+    memset(&p, 0, sizeof p);
+    p.clip = clip;
+    p.decay = decay;
+    each->steps++; /* read by the bias corrections */
+    p.random = d->moments_dtype == TSH_BF16;
+    p.noise.key = t->ctx->seed;
+    p.noise.stream = tshi_rng_hash(tshi_rng_hash((uint64_t)each->steps, "moments", 7), t->path,
+                                   strlen(t->path));
     if (d->kind != TSH_SGD || d->momentum > 0) { /* this kind has a first moment */
         if (!tshi_optim_moment(t, &each->first)) return;
         x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
     }
     if (d->kind == TSH_SGD) {
-        tshi_optim_run(t, tshi_optim_sgd[t->ctx->isa], x, &sgd);
+        p.lr = lr;
+        p.momentum = d->momentum;
+        p.nesterov = d->nesterov;
+        tshi_optim_run(t, tshi_optim_sgd[t->ctx->isa], x, &p);
         return;
     }
     if (!tshi_optim_moment(t, &each->second)) return;
     x[TSHI_OPTIM_SECOND].data = tshi_tensor_at(each->second);
-    if (d->kind == TSH_ADAMW) {
-        p.decay = 0; /* AdamW decays x itself, not through the gradient */
-        p.keep = 1 - lr * decay;
-    }
+    if (d->kind == TSH_ADAMW) p.decay = 0; /* AdamW decays x itself, not through the gradient */
+    p.keep = d->kind == TSH_ADAMW ? 1 - lr * decay : 1;
+    p.b1 = d->beta1;
+    p.b2 = d->beta2;
+    p.eps = d->eps;
     p.step = lr / (1 - pow(d->beta1, (double)each->steps)); /* bias corrections */
     p.root = 1 / sqrt(1 - pow(d->beta2, (double)each->steps));
     if (t->sparse) { /* torch.optim.SparseAdam adds eps to sqrt(v) as it is */
@@ -17139,8 +17504,17 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     tshi_optim_run(t, tshi_optim_adam[t->ctx->isa], x, &p);
 }
 
+/* Returns 1 if gradients or moments can be kept in this dtype. */
+static int tshi_optim_keeps(tsh_dtype dtype) {
+    return dtype == TSH_DTYPE_DEFAULT || dtype == TSH_REAL || dtype == TSH_BF16;
+}
+
 /* Checks a description; returns an error if a value is out of range. */
 static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
+    if (!tshi_optim_keeps(d->grad_dtype) || !tshi_optim_keeps(d->moments_dtype))
+        return tsh_fail(ctx, TSH_ERR_DTYPE,
+                        "tsh_optim_new: grad_dtype is %d, moments_dtype %d; they are %s or bf16",
+                        (int)d->grad_dtype, (int)d->moments_dtype, tshi_dtype_name(TSH_REAL));
     if ((unsigned)d->kind <= (unsigned)TSH_ADAMW && d->lr >= TSH_ZERO && d->momentum >= 0 &&
         d->beta1 >= TSH_ZERO && d->beta1 < 1 && d->beta2 >= TSH_ZERO && d->beta2 < 1 &&
         d->eps >= TSH_ZERO && d->weight_decay >= 0 && d->clip_norm >= 0)
@@ -17182,12 +17556,25 @@ static TSHI_COLD void tshi_optim_write_groups(const tsh_optim *optim, const tsh_
     }
 }
 
+/* Returns 1 if all parameters below module can be trained; else 0 and an error. */
+static TSHI_COLD int tshi_optim_trainable(tsh_module *module) {
+    tshi_walk at = {NULL, NULL, 0};
+    while (tshi_module_step_once(module, &at))
+        if (at.param->dtype == TSH_F16 && !(at.param->flags & TSHI_BUFFER))
+            return tshi_error_zero(module->ctx, TSH_ERR_DTYPE,
+                                   "tsh_optim_new: \"%s\" is f16, which is for inference: it holds "
+                                   "no gradient below 6e-8 or above 65504; train in bf16: "
+                                   "tsh_to(module, TSH_BF16)", at.param->path);
+    return 1;
+}
+
 TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc) {
     tsh_ctx *ctx = module ? module->ctx : NULL;
     tshi_walk at = {NULL, NULL, 0};
     tsh_optim *optim;
     size_t slots = 0; /* number of parameters and buffers */
-    if (!ctx || ctx->error.code != TSH_OK || (desc && tshi_optim_check(ctx, desc) != TSH_OK))
+    if (!ctx || ctx->error.code != TSH_OK || (desc && tshi_optim_check(ctx, desc) != TSH_OK) ||
+        !tshi_optim_trainable(module))
         return NULL;
     optim = (tsh_optim *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *optim);
     if (!optim) return NULL;
@@ -17197,6 +17584,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     optim->desc.beta1 = tshi_base_option(optim->desc.beta1, 0.9);
     optim->desc.beta2 = tshi_base_option(optim->desc.beta2, 0.999);
     optim->desc.eps = tshi_base_option(optim->desc.eps, 1e-8);
+    if (!optim->desc.moments_dtype) optim->desc.moments_dtype = TSH_REAL;
     while (tshi_module_step_once(module, &at)) slots++; /* `at` is zeros again at the end */
     optim->each = (tshi_moments *)tshi_mem_arena_alloc(ctx, &ctx->books,
                                                        (slots + 1) * sizeof *optim->each);
@@ -17209,6 +17597,10 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
         each->lr_scale = 1; /* unless tsh_optim_group changes it */
         each->weight_decay = optim->desc.weight_decay;
         if (optim->desc.zero && ctx->dp.size > 1) at.param->flags |= TSHI_CHUNKED;
+        at.param->flags |= TSHI_OPTIMISED;
+        at.param->grad_dtype = optim->desc.grad_dtype;
+        at.param->moments_dtype = optim->desc.moments_dtype;
+        at.param->updates = &each->steps;
     }
     optim->older = ctx->optims; /* prepend to the ctx's list */
     ctx->optims = optim;
@@ -18383,7 +18775,7 @@ static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *pa
     item->path = tshi_io_name(io, param->path);
     item->param = param;
     item->moment = moment;
-    item->dtype = &tshi_dtypes[moment ? TSH_REAL : param->dtype];
+    item->dtype = &tshi_dtypes[moment ? param->moments_dtype : param->dtype];
     return item;
 }
 
@@ -18849,7 +19241,7 @@ static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     if (t && tshi_io_in_chunks(item)) {
         whole = *t;
         whole.block = io->whole_block;
-        if (tshi_optim_gather(t, (tsh_real *)tshi_mem_data(whole.block), io->op) != TSH_OK)
+        if (tshi_optim_gather(t, tshi_mem_data(whole.block), io->op) != TSH_OK)
             return TSH_ERR_IO;
         t = &whole;
     }
@@ -19672,7 +20064,9 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
                               ? tshi_check_part(t)
                               : tshi_check_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
                                                tshi_optim_count(t));
-    r->hash = (int64_t)(hash >> 1); /* fits int64_t without a sign */
+    const uint64_t low = t->low ? tshi_check_sum(tshi_mem_data(t->low), 2, 0, tsh_local_numel(t))
+                                : 0; /* of exact weights */
+    r->hash = (int64_t)((hash ^ low * 3) >> 1); /* fits int64_t without a sign */
 }
 
 /* Lists a parameter and its moments in all optimisers. */
@@ -19861,6 +20255,14 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
             (void)tsh_fail(
                 ctx, TSH_ERR_ARGUMENT,
                 "tsh_gradcheck: input %d is not a dense leaf; tsh_requires_grad makes one", i);
+            return -1;
+        }
+        if (in[i]->dtype != TSH_REAL || tshi_tensor_packs(in[i])) {
+            (void)tsh_fail(ctx, TSH_ERR_DTYPE,
+                           "tsh_gradcheck: input %d, or its gradient, is %s, too coarse for "
+                           "differences; check the %s twin: tsh_to(module, TSH_REAL)", i,
+                           tshi_dtype_name(in[i]->dtype != TSH_REAL ? in[i]->dtype : TSH_BF16),
+                           tshi_dtype_name(TSH_REAL));
             return -1;
         }
         tsh_zero_grad(in[i]); /* backward adds to gradients */
