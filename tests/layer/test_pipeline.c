@@ -17,6 +17,7 @@ typedef struct setup {
     tsh_pipeline_schedule schedule;
     int tied, sequence, dropout, checkpoint, sparse; /* sparse: the embedding's gradient */
     double clip;
+    int half; /* 1: bf16, with exact weights; 2: gradients and moments, too */
 } setup;
 
 typedef struct model {
@@ -170,7 +171,12 @@ static tsh_pipeline *make_pipeline(model *t, const setup *how) {
 static int train(tsh_ctx *ctx, void *user) {
     const job *j = (const job *)user;
     const setup *how = j->how;
-    const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .lr = 0.01, .clip_norm = how->clip};
+    const tsh_dtype kept = how->half > 1 ? TSH_BF16 : TSH_DTYPE_DEFAULT;
+    const tsh_optim_desc adamw = {.kind = TSH_ADAMW,
+                                  .lr = 0.01,
+                                  .clip_norm = how->clip,
+                                  .grad_dtype = kept,
+                                  .moments_dtype = kept};
     outcome *o = j->pipeline || tsh_world(ctx)->rank > 0 ? (outcome *)calloc(1, sizeof *o)
                                                          : j->want;
     const int m = j->pipeline ? how->m : how->m * how->dp;
@@ -211,8 +217,9 @@ static int train(tsh_ctx *ctx, void *user) {
 }
 
 static void prove(const setup *how, double tolerance) {
-    const tsh_desc plain = {.tp = how->tp, .seed = 3},
-                   staged = {.tp = how->tp, .pp = how->pp, .seed = 3};
+    const tsh_dtype dtype = how->half ? TSH_BF16 : TSH_DTYPE_DEFAULT;
+    const tsh_desc plain = {.tp = how->tp, .seed = 3, .dtype = dtype},
+                   staged = {.tp = how->tp, .pp = how->pp, .seed = 3, .dtype = dtype};
     outcome *want = (outcome *)calloc(1, sizeof *want);
     job j = {how, want, 0, tolerance};
     ranks_run_at(RANKS_EACH, how->tp, &plain, train, &j);
@@ -257,6 +264,10 @@ static void stages_of_sharded_layers_give_the_same_bits(void **state) {
          .counts = two,
          .schedule = TSH_PIPELINE_GPIPE,
          .dropout = 1},
+        {.tp = 1, .pp = 3, .dp = 1, .m = 3, .counts = three, .half = 1, .dropout = 1},
+        {.tp = 2, .pp = 2, .dp = 1, .m = 4, .counts = two, .half = 1, .sequence = 1},
+        {.tp = 3, .pp = 2, .dp = 1, .m = 2, .counts = two, .half = 1, .checkpoint = 1},
+        {.tp = 2, .pp = 2, .dp = 1, .m = 3, .counts = two, .half = 2, .checkpoint = 1},
     };
     int i;
     (void)state;

@@ -130,6 +130,26 @@ static void chunks_give_the_bits_of_whole_moments(void **state) {
         }
 }
 
+/* The same with bf16 parameters, whose exact weights are gathered, too; and with gradients and
+ * moments in bf16. */
+static void half_precision_does_too(void **state) {
+    static const tsh_optim_desc descs[] = {
+        {.kind = TSH_ADAMW, .lr = 0.01, .weight_decay = 0.1, .clip_norm = 1},
+        {.kind = TSH_ADAMW, .lr = 0.01, .grad_dtype = TSH_BF16, .moments_dtype = TSH_BF16},
+        {.kind = TSH_SGD, .lr = 1e-4, .momentum = 0.9, .moments_dtype = TSH_BF16},
+    };
+    static const int worlds[][2] = {{1, 2}, {1, 3}, {2, 2}, {2, 4}};
+    int i, w, again;
+    (void)state;
+    for (i = 0; i < COUNT(descs); i++)
+        for (w = 0; w < COUNT(worlds); w++)
+            for (again = 0; again < 2; again++) {
+                tsh_desc desc = {.tp = worlds[w][0], .dtype = TSH_BF16};
+                course c = {.optim = descs[i], .again = again, .micro = w % 2, .summed = i % 2};
+                prove(&c, worlds[w][0] * worlds[w][1], &desc);
+            }
+}
+
 /* Moments in chunks follow their parameters to a new layout. */
 static void a_new_layout_keeps_them(void **state) {
     static const int worlds[][2] = {{2, 2}, {2, 3}, {3, 2}};
@@ -526,6 +546,7 @@ static void what_cannot_be_is_one_error(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(chunks_give_the_bits_of_whole_moments),
+        cmocka_unit_test(half_precision_does_too),
         cmocka_unit_test(a_new_layout_keeps_them),
         cmocka_unit_test(it_takes_a_part_of_the_memory_and_no_more_bytes),
         cmocka_unit_test(a_step_is_left_out_on_every_rank),

@@ -311,6 +311,14 @@ UNUSED static tsh_result ranks_set(tsh_ctx *ctx, tsh_tensor *t, uint64_t seed) {
     return result;
 }
 
+/* The value of 16 bits of TSH_BF16. */
+UNUSED static double ranks_bf16(uint16_t h) {
+    const uint32_t bits = (uint32_t)h << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return (double)x;
+}
+
 /* A tensor's global values as doubles, to be freed; NULL on an error. Collective. */
 UNUSED static double *ranks_values(tsh_ctx *ctx, tsh_tensor *t) {
     tsh_dtype dtype = tsh_dtype_of(t);
@@ -325,6 +333,7 @@ UNUSED static double *ranks_values(tsh_ctx *ctx, tsh_tensor *t) {
     for (e = 0; e < n; e++)
         out[e] = dtype == TSH_I32   ? (double)((const int32_t *)(const void *)raw)[e]
                  : dtype == TSH_I64 ? (double)((const int64_t *)(const void *)raw)[e]
+                 : dtype == TSH_BF16 ? ranks_bf16(((const uint16_t *)(const void *)raw)[e])
                                     : (double)((const tsh_real *)(const void *)raw)[e];
     free(raw);
     return out;
