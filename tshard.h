@@ -6325,6 +6325,7 @@ static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn til
     tshi_gemm_tile inner = *t;
     inner.c = buffer;
     inner.rsc = width;
+    for (int i = 0; i < rows; i++) TSHI_PREFETCH(tshi_gemm_from(c, i, 0).data);
     if (t->add && (cols < width || d.column != 1)) {
         inner.d = buffer;
         inner.rsd = width;
