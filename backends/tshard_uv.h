@@ -24,8 +24,9 @@
  * - run every collective of tshard.h with sums in the documented order: a run can be repeated on
  *   the threads backend, in one debugger, with bitwise the same results;
  * - send short arrays directly from each rank to each, and long ones along a ring, in segments that
- *   are summed and forwarded as they arrive. Bytes that need no sum are not copied. Every group has
- *   its own connections;
+ *   are summed and forwarded as they arrive; long sums of 16-bit floats, which are rounded once, in
+ *   pieces to the rank that sums each, and from it: as many bytes. Bytes that need no sum are not
+ *   copied. Every group has its own connections;
  * - let a waiting rank spin briefly if every rank of its host has a core, and then sleep;
  * - report one error, the same on every rank, that names the rank at fault: at once if a process
  *   ends; after TSHARD_HEARTBEAT if a process is stopped or cut off; soon if ranks call different
@@ -74,7 +75,7 @@
  *
  * Descriptors: 3 (P-1) connections and 10; a group of p ranks 2 (p-1) more. Memory from libc's
  * malloc: about 160 KiB, and 20 KiB per rank, for the world; 65 KiB, and 10 KiB per member, for a
- * group; 1 MiB, kept until its group is closed, for each ring sum that is in flight at once; and
+ * group; 1 MiB, kept until its group is closed, for each long sum that is in flight at once; and
  * the system's socket buffers. Heartbeats: a packet to each rank every 250 ms.
  *
  * ENVIRONMENT: read for each setting that the tsh_uv_desc leaves out. An empty variable counts as
@@ -305,6 +306,7 @@ typedef struct tshi_uv_stream {
 typedef enum tshi_uv_algorithm {
     TSHI_UV_DIRECT, /* each rank sends to each other rank */
     TSHI_UV_RING,   /* each rank sends to the next one, summing or gathering on the way */
+    TSHI_UV_PIECES, /* each rank sums a chunk that it gets from each, and sends the sum to each */
     TSHI_UV_CHAIN,  /* broadcast: each rank forwards to the next one */
     TSHI_UV_STAR,   /* broadcast: root sends to each other rank */
     TSHI_UV_MESSAGE /* SEND, RECV, SENDRECV */
@@ -321,7 +323,8 @@ typedef struct tshi_uv_op {
     int64_t deadline;         /* when the operation has timed out */
     int used;                 /* 1: started, and not waited for yet; 0: the slot is free */
     int pending;              /* number of frames not completely sent or received */
-    int64_t ready;            /* bytes of a ring's incoming stream that may be forwarded */
+    int64_t ready;            /* RING: bytes of the incoming stream that may be forwarded;
+                               * PIECES: bytes of this rank's chunk that are summed */
     tshi_uv_stream *in, *out; /* frames from and to each peer, by rank of the group */
     tshi_uv_stream clear;     /* RECV: the frame that asks the sender for the message */
     uint64_t number[2];       /* [0]: number of the message sent; [1]: of the one received */
@@ -3520,11 +3523,14 @@ static void tshi_uv_ring_fold(tshi_uv_op *op) {
 
 /* ---- each to each ---- */
 
-/* Returns the bytes that rank `from` sends to rank `to` in the direct algorithm. */
+/* Returns the bytes that rank `from` sends to rank `to`, directly or in pieces. */
 static int64_t tshi_uv_direct_size(const tshi_uv_op *op, int from, int to) {
     const tsh_coll *coll = &op->coll;
     switch (coll->kind) {
-    case TSH_ALLREDUCE: return coll->count * tshi_uv_width(op); /* all of it */
+    case TSH_ALLREDUCE:
+        if (op->algorithm == TSHI_UV_PIECES) /* chunk `to`, then the sum of chunk `from` */
+            return tshi_uv_length(op, to) + tshi_uv_length(op, from);
+        return coll->count * tshi_uv_width(op);                 /* all of it */
     case TSH_ALLGATHER: return tshi_uv_length(op, from);        /* the part of `from` */
     case TSH_REDUCE_SCATTER: return tshi_uv_length(op, to);     /* the part of `to` */
     case TSH_ALLTOALL: /* this rank is one of the two and knows the count */
@@ -3535,11 +3541,19 @@ static int64_t tshi_uv_direct_size(const tshi_uv_op *op, int from, int to) {
     }
 }
 
-/* Returns where the direct algorithm stores what rank `from` sent: row `from` of scratch, if it
- * will be reduced; row `from` of recv, if it is the color and key of a split. */
+/* Returns the bytes of a row of scratch, which has what one rank sent. In pieces a row is a
+ * circular buffer of whole elements. */
+static int64_t tshi_uv_row_size(const tshi_uv_op *op) {
+    const int64_t least = 4096, share = TSHI_UV_WINDOW / op->group->size / 64 * 64;
+    if (op->algorithm == TSHI_UV_PIECES) return share < least ? least : share;
+    return tshi_uv_direct_size(op, op->group->rank, op->group->rank);
+}
+
+/* Returns where what rank `from` sent is stored: row `from` of scratch, if it will be reduced; row
+ * `from` of recv, if it is the color and key of a split. */
 static char *tshi_uv_row(const tshi_uv_op *op, int from) {
     char *rows = op->coll.kind == TSH_SPLIT ? (char *)op->coll.recv : op->scratch;
-    return rows + tshi_uv_direct_size(op, from, op->group->rank) * from;
+    return rows + tshi_uv_row_size(op) * from;
 }
 
 /* Finds byte `offset` of what is sent to a peer (out = 1), or received from it (out = 0). */
@@ -3569,24 +3583,72 @@ static const void *tshi_uv_message_of(const void *user, int r) { /* Returns rank
     return r == p->op->group->rank ? p->own : tshi_uv_row(p->op, r) + p->at;
 }
 
-/* Sums all ranks' data once it has arrived. Sums go through a tile, since recv may be send. */
-static void tshi_uv_direct_sums(const tshi_uv_op *op) {
-    const tsh_coll *coll = &op->coll;
-    const tshi_uv_group *group = op->group;
-    int64_t width = tshi_uv_width(op), n;
+/* Sums up to `most` bytes of chunk k, from byte `at` on, into byte `to` of recv; the other ranks'
+ * data are at byte `from` of their rows. The sums go through a tile, since recv may be send.
+ * Returns how many bytes were summed, whole elements only. */
+static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t most, int64_t from,
+                                int64_t to) {
     double tile[512]; /* aligned for every dtype */
-    int all = coll->kind == TSH_ALLREDUCE; /* every chunk; reduce-scatter: this rank's only */
+    tshi_uv_span own = tshi_uv_in_whole(op, tshi_uv_send_buffer(op), k, at);
+    tshi_uv_parts parts = {op, own.at, from};
+    int64_t width = tshi_uv_width(op);
+    int64_t n = tshi_uv_min(tshi_uv_min(own.size, most), (int64_t)sizeof tile) / width;
+    if (n <= 0) return 0;
+    tsh_coll_sum(tile, n, &op->coll, op->group->size, k, tshi_uv_message_of, &parts);
+    memcpy((char *)op->coll.recv + to, tile, (size_t)(n * width));
+    return n * width;
+}
+
+/* Returns where the sum of chunk k is stored in recv, in bytes. */
+static int64_t tshi_uv_sum_place(const tshi_uv_op *op, int k) {
+    if (op->coll.kind != TSH_ALLREDUCE) return 0; /* recv is this rank's chunk */
+    return tsh_coll_chunk(op->coll.count, op->group->size, k) * tshi_uv_width(op);
+}
+
+/* Sums all ranks' data once it has arrived. */
+static void tshi_uv_direct_sums(const tshi_uv_op *op) {
+    const tshi_uv_group *group = op->group;
+    int all = op->coll.kind == TSH_ALLREDUCE; /* every chunk; reduce-scatter: this rank's only */
     for (int k = all ? 0 : group->rank; k < (all ? group->size : group->rank + 1); k++) {
-        int64_t size = tshi_uv_length(op, k);
-        int64_t base = all ? tsh_coll_chunk(coll->count, group->size, k) * width : 0;
-        for (int64_t at = 0; at < size; at += n * width) { /* a tile at a time */
-            tshi_uv_span own = tshi_uv_in_whole(op, tshi_uv_send_buffer(op), k, at);
-            tshi_uv_parts parts = {op, own.at, base + at};
-            n = tshi_uv_min(own.size, (int64_t)sizeof tile) / width;
-            tsh_coll_sum(tile, n, coll, group->size, k, tshi_uv_message_of, &parts);
-            memcpy((char *)coll->recv + base + at, tile, (size_t)(n * width));
-        }
+        int64_t size = tshi_uv_length(op, k), base = tshi_uv_sum_place(op, k);
+        for (int64_t at = 0; at < size;)
+            at += tshi_uv_sum_tile(op, k, at, size - at, base + at, base + at);
     }
+}
+
+/* ---- pieces ---- */
+
+/* Sums of 16-bit floats are rounded once, so they cannot travel unfinished, as in a ring. Instead
+ * every rank sends its part of each chunk k to rank k, which sums them and, in an all-reduce, sends
+ * the sum to all: as many bytes as in a ring. The stream to a peer is the peer's chunk, then the
+ * sum of this rank's. In place, the sum of a chunk arrives only after this rank's part was sent. */
+
+/* Sums what has arrived from all ranks, and advances op->ready. */
+static void tshi_uv_pieces_fold(tshi_uv_op *op) {
+    const int rank = op->group->rank;
+    int64_t row = tshi_uv_row_size(op), base = tshi_uv_sum_place(op, rank);
+    int64_t come = tshi_uv_length(op, rank), n = 1; /* come: bytes that every rank has sent */
+    for (int r = 0; r < op->group->size; r++)
+        if (r != rank) come = tshi_uv_min(come, op->in[r].done);
+    for (; op->ready < come && n; op->ready += n) { /* n 0: no whole element */
+        int64_t at = op->ready % row, most = tshi_uv_min(come - op->ready, row - at);
+        n = tshi_uv_sum_tile(op, rank, op->ready, most, at, base + op->ready);
+    }
+}
+
+/* Finds byte `offset` of what is sent to a peer (out = 1), or received from it (out = 0). Size 0:
+ * the peer's row is full. */
+static tshi_uv_span tshi_uv_pieces_at(const tshi_uv_op *op, int peer, int64_t offset, int out) {
+    const int own = op->group->rank;
+    int64_t part = tshi_uv_length(op, out ? peer : own), row = tshi_uv_row_size(op);
+    tshi_uv_span span;
+    if (offset >= part)
+        return tshi_uv_in_whole(op, op->coll.recv, out ? own : peer, offset - part);
+    if (out) return tshi_uv_in_whole(op, tshi_uv_send_buffer(op), peer, offset);
+    span.at = tshi_uv_row(op, peer) + offset % row;
+    span.size = tshi_uv_min(row - offset % row, part - offset);
+    span.size = tshi_uv_min(span.size, op->ready + row - offset); /* at most what is free */
+    return span;
 }
 
 /* Copies n bytes, from `offset` on, of what this rank sends to itself. */
@@ -3612,8 +3674,12 @@ static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t off
     if (out && op->algorithm == TSHI_UV_RING) ready = tshi_uv_ring_ready(op, total);
     if (out && op->algorithm == TSHI_UV_CHAIN && op->group->rank != op->coll.root)
         ready = op->in[tshi_uv_prev(op->group)].done; /* a chain sends on what has arrived */
+    if (out && op->algorithm == TSHI_UV_PIECES)
+        ready = tshi_uv_min(total, tshi_uv_length(op, peer) + op->ready);
     if (offset >= ready) return span;
-    if (op->algorithm == TSHI_UV_RING) {
+    if (op->algorithm == TSHI_UV_PIECES) {
+        span = tshi_uv_pieces_at(op, peer, offset, out);
+    } else if (op->algorithm == TSHI_UV_RING) {
         span = out ? tshi_uv_ring_out(op, offset) : tshi_uv_ring_in(op, offset);
     } else if (op->algorithm == TSHI_UV_DIRECT) {
         span = tshi_uv_direct_at(op, peer, offset, out);
@@ -3811,6 +3877,7 @@ static int tshi_uv_read_once(tshi_uv_link *link) {
     if (op && link->heard_done == sizeof link->heard) {
         s->done += (int64_t)(got - n);
         if (op->algorithm == TSHI_UV_RING) tshi_uv_ring_fold(op); /* sums what has arrived */
+        if (op->algorithm == TSHI_UV_PIECES) tshi_uv_pieces_fold(op);
         if (s->done == s->total) {
             link->heard_done = 0; /* a header comes next */
             tshi_uv_frame_done(op, &link->in);
@@ -3949,9 +4016,10 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     case TSH_REDUCE_SCATTER:
         for (int k = 0; k < size; k++) sent += tshi_uv_length(op, k);
         if (coll->kind == TSH_ALLREDUCE) sent *= size - 1;
+        if (size == 1 || sent <= TSHI_UV_DIRECT_MOST) return TSHI_UV_DIRECT;
         if (coll->kind != TSH_ALLGATHER && tsh_coll_rounds(coll->dtype, coll->redop))
-            return TSHI_UV_DIRECT; /* a ring would round the sum at every rank */
-        return size == 1 || sent <= TSHI_UV_DIRECT_MOST ? TSHI_UV_DIRECT : TSHI_UV_RING;
+            return TSHI_UV_PIECES; /* a ring would round the sum at every rank */
+        return TSHI_UV_RING;
     case TSH_BROADCAST:
         return coll->count * tshi_uv_width(op) <= TSHI_UV_STAR_MOST ? TSHI_UV_STAR : TSHI_UV_CHAIN;
     case TSH_SEND:
@@ -4041,7 +4109,7 @@ static size_t tshi_uv_scratch(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     if (!tshi_uv_sums(op) || group->size == 1) return 0;
     if (op->algorithm == TSHI_UV_RING) return TSHI_UV_WINDOW; /* a circular buffer */
-    return (size_t)(tshi_uv_direct_size(op, group->rank, group->rank) * group->size);
+    return (size_t)(tshi_uv_row_size(op) * group->size);
 }
 
 /* Reports that there is no memory for a collective; returns the world's error. */
@@ -4086,7 +4154,8 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
         op->head.kind = (uint8_t)coll->kind;
         tshi_uv_remember(op);
         op->pending = 1; /* so that op is not complete before all frames are queued */
-        if (op->algorithm == TSHI_UV_DIRECT) tshi_uv_plan_direct(op);
+        if (op->algorithm == TSHI_UV_DIRECT || op->algorithm == TSHI_UV_PIECES)
+            tshi_uv_plan_direct(op);
         if (op->algorithm == TSHI_UV_RING) tshi_uv_plan_ring(op);
         if (op->algorithm == TSHI_UV_STAR || op->algorithm == TSHI_UV_CHAIN)
             tshi_uv_plan_broadcast(op);

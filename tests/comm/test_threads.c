@@ -52,6 +52,14 @@ static void door_rank(job *j) {
     CHECK(tsh_allgather(comm, x + 4 * j->rank, x, good, 1, TSH_F32) == TSH_OK);
     CHECK(comm->stats.calls[TSH_ALLREDUCE] == 1 && comm->stats.bytes[TSH_ALLREDUCE] == 32);
     CHECK(comm->stats.bytes[TSH_ALLGATHER] == 16 && comm->next_seq == 2);
+    for (int dtype = TSH_BF16; dtype <= TSH_F16; dtype++) { /* half of f32's bytes */
+        CHECK(tsh_allreduce(comm, x, 8, (tsh_dtype)dtype, TSH_SUM) == TSH_OK);
+        CHECK(tsh_allgather(comm, x + 2 * j->rank, x, good, 1, (tsh_dtype)dtype) == TSH_OK);
+        CHECK(tsh_reduce_scatter(comm, x, x + 4, good, 1, (tsh_dtype)dtype, TSH_SUM) == TSH_OK);
+        CHECK(comm->stats.bytes[TSH_ALLREDUCE] == 32 + 16 * (uint64_t)(dtype - TSH_F32 - 1));
+        CHECK(comm->stats.bytes[TSH_ALLGATHER] == 16 + 8 * (uint64_t)(dtype - TSH_F32 - 1));
+        CHECK(comm->stats.bytes[TSH_REDUCE_SCATTER] == 8 * (uint64_t)(dtype - TSH_F32 - 1));
+    }
     tsh_comm_progress(comm);
 }
 

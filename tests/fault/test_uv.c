@@ -43,6 +43,44 @@ static void sizes_rank(job *j) {
     }
 }
 
+/* Sums of 16-bit floats, long enough to go in pieces: more than a row of scratch, in place, of
+ * uneven pieces, and several at once. */
+static void short_sizes_rank(job *j) {
+    uint16_t *x[4];
+    tsh_req req[4];
+    grid_case c;
+    memset(&c, 0, sizeof c);
+    for (int n = 0; n < 4; n++) {
+        c.count = n < 2 ? 100001 : 150000 * j->ranks;
+        c.in_place = n % 2;
+        c.dtype = n == 1 ? TSH_F16 : TSH_BF16;
+        c.op = n == 2 ? TSH_AVG : TSH_SUM;
+        if (n < 2 || j->ranks < 8) grid_allreduce(j, c);
+        c.blocks = 1 + n % 2;
+        c.count /= j->ranks;
+        grid_reduce_scatter(j, c);
+    }
+    for (int i = 0; i < 4; i++) {
+        x[i] = (uint16_t *)filled(TSH_BF16, j->rank, 60000 + i);
+        CHECK(tsh_allreduce_start(&j->comm, x[i], 60000 + i, TSH_BF16, TSH_SUM, &req[i]) == TSH_OK);
+    }
+    for (int n = 0; n < 4; n++) CHECK(tsh_wait(&j->comm, req[(n + j->rank) % 4]) == TSH_OK);
+    for (int i = 0; i < 4; i++) {
+        int64_t chunk = (60000 + i + j->ranks - 1) / j->ranks, wrong = 0;
+        for (int64_t e = 0; e < 60000 + i; e++)
+            wrong += !same(TSH_BF16, x[i], e,
+                           ordered(TSH_BF16, TSH_SUM, j->ranks, (int)(e / chunk), e));
+        CHECK(wrong == 0);
+        free(x[i]);
+    }
+}
+
+static void test_short_sizes(void **state) {
+    static const int ranks[] = {2, 3, 4, 8};
+    (void)state;
+    for (int i = 0; i < 4; i++) world_run(ranks[i], short_sizes_rank, NULL);
+}
+
 static void test_sizes(void **state) {
     static const int ranks[] = {1, 2, 3, 4, 8};
     (void)state;
@@ -1014,7 +1052,7 @@ static void test_run(void **state) {
 
 int main(void) {
     const struct CMUnitTest processes[] = {
-        COMM_TESTS,      TEST(sizes),        TEST(same_as_threads),
+        COMM_TESTS,      TEST(sizes),        TEST(short_sizes), TEST(same_as_threads),
         TEST(soak),      TEST(kill),         TEST(stop),
         TEST(exit),      TEST(lonely),       TEST(local_error),
         TEST(absent),    TEST(absent_first), TEST(notice), TEST(intruders),

@@ -327,9 +327,52 @@ static void test_bytes(void **state) {
     }
 }
 
+/* ---- bytes on the wire: here, since this file sees the backend's own counts ---- */
+
+static uint64_t wire_wrote(const tsh_comm *comm) {
+    const tshi_uv_group *group = (const tshi_uv_group *)comm->impl;
+    uint64_t bytes = 0;
+    for (int r = 0; r < group->size; r++) bytes += group->link[r].wrote;
+    return bytes;
+}
+
+/* Long sums of bf16 are half of f32's: 2 (P-1)/P n bytes and some headers; a reduce-scatter's half
+ * of that. */
+static void wire_rank(job *j) {
+    static const tsh_dtype dtypes[] = {TSH_F32, TSH_BF16, TSH_F16};
+    enum { EACH = 60000 };
+    int64_t counts[RANKS] = {EACH, EACH, EACH};
+    float *x = (float *)calloc(2 * RANKS * EACH, sizeof *x);
+    for (int d = 0; d < 3; d++) {
+        const uint64_t part = EACH * tsh_dtype_size(dtypes[d]) * (RANKS - 1);
+        uint64_t before = wire_wrote(&j->comm), wrote;
+        CHECK(tsh_allreduce(&j->comm, x, RANKS * EACH, dtypes[d], TSH_SUM) == TSH_OK);
+        wrote = wire_wrote(&j->comm) - before;
+        CHECK(wrote >= 2 * part && wrote < 2 * part + 500);
+        before = wire_wrote(&j->comm);
+        CHECK(tsh_reduce_scatter(&j->comm, x, x + RANKS * EACH, counts, 1, dtypes[d], TSH_SUM) ==
+              TSH_OK);
+        wrote = wire_wrote(&j->comm) - before;
+        CHECK(wrote >= part && wrote < part + 500);
+    }
+    CHECK(((tshi_uv_group *)j->comm.impl)->op[0].scratch_size <= TSHI_UV_WINDOW);
+    free(x);
+}
+
+static void test_wire(void **state) {
+    world_desc desc = world_over_tcp(RANKS, wire_rank, NULL, 15);
+    const char *why;
+    world w;
+    (void)state;
+    world_start(&w, &desc);
+    why = world_end(&w);
+    if (why) fail_msg("%s", why);
+    world_free(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_memory), cmocka_unit_test(test_run),
-                                       cmocka_unit_test(test_bytes)};
+                                       cmocka_unit_test(test_bytes), cmocka_unit_test(test_wire)};
     if (uv_replace_allocator(scarce_uv_malloc, scarce_uv_realloc, scarce_uv_calloc,
                              scarce_free) != 0)
         return 1;

@@ -39,6 +39,7 @@ static number element(tsh_dtype dtype, int rank, int64_t i) {
     case TSH_I64: memcpy(&v.i64, &bits, sizeof v.i64); break;
     case TSH_BF16: v.u16 = short_bits(&short_bf16, real); break;
     case TSH_F16: v.u16 = short_bits(&short_f16, real); break;
+    case TSH_DTYPE_DEFAULT: break;
     }
     return v;
 }
@@ -65,7 +66,8 @@ static number combine(tsh_dtype dtype, tsh_redop op, number a, number b) {
               (int64_t)((uint64_t)a.i64 * (uint64_t)b.i64))
         break;
     case TSH_BF16:
-    case TSH_F16: break; /* see ordered_short */
+    case TSH_F16: /* see ordered_short */
+    case TSH_DTYPE_DEFAULT: break;
     }
     return a;
 }
@@ -115,6 +117,23 @@ static void *filled(tsh_dtype dtype, int rank, int64_t n) {
     return p;
 }
 
+/* Hash of n elements. */
+static uint64_t hash_of(const void *buffer, int64_t n, tsh_dtype dtype) {
+    size_t width = tsh_dtype_size(dtype);
+    uint64_t hash = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t bits = 0;
+        memcpy(&bits, (const char *)buffer + (size_t)i * width, width);
+        hash = mix(hash + bits);
+    }
+    return hash;
+}
+
+/* Adds the n elements that a collective gave to the hash of the rank. */
+static void job_hash(job *j, const void *buffer, int64_t n, tsh_dtype dtype) {
+    j->hash = mix(j->hash + hash_of(buffer, n, dtype));
+}
+
 static int64_t total(const int64_t *counts, int n) {
     int64_t sum = 0;
     for (int i = 0; i < n; i++) sum += counts[i];
@@ -145,6 +164,7 @@ static void grid_allreduce(job *j, grid_case c) {
     for (int64_t i = 0; i < c.count; i++)
         wrong += !same(c.dtype, recv, i, ordered(c.dtype, c.op, j->ranks, (int)(i / chunk), i));
     CHECK(wrong == 0);
+    job_hash(j, recv, c.count, c.dtype);
     if (recv != send) free(recv);
     free(send);
 }
@@ -168,6 +188,7 @@ static void grid_reduce_scatter(job *j, grid_case c) {
             wrong += !same(c.dtype, recv, b * counts[j->rank] + i,
                            ordered(c.dtype, c.op, j->ranks, j->rank, b * whole + before + i));
     CHECK(wrong == 0);
+    job_hash(j, recv, counts[j->rank] * c.blocks, c.dtype);
     free(send);
     free(recv);
 }
@@ -192,6 +213,7 @@ static void grid_allgather(job *j, grid_case c) {
                 wrong += !same(c.dtype, recv, b * whole + total(counts, r) + i,
                                element(c.dtype, r, b * counts[r] + i));
     CHECK(wrong == 0);
+    job_hash(j, recv, whole * c.blocks, c.dtype);
     free(send);
     free(recv);
 }
@@ -220,6 +242,7 @@ static void grid_alltoall(job *j, grid_case c) {
                     element(c.dtype, r, b * total(its, j->ranks) + total(its, j->rank) + i));
     }
     CHECK(wrong == 0);
+    job_hash(j, recv, row * c.blocks, c.dtype);
     free(send);
     free(recv);
 }
@@ -232,6 +255,7 @@ static void grid_broadcast(job *j, grid_case c) {
     for (int64_t i = 0; i < c.count; i++)
         wrong += !same(c.dtype, buffer, i, element(c.dtype, root, i));
     CHECK(wrong == 0);
+    job_hash(j, buffer, c.count, c.dtype);
     free(buffer);
 }
 
@@ -243,6 +267,7 @@ static void grid_pairwise(job *j, grid_case c) {
     void *send = filled(c.dtype, j->rank, mine), *recv = filled(c.dtype, 99, its + MAX_RANKS);
     CHECK(tsh_sendrecv(&j->comm, send, mine, to, recv, its, from, c.dtype) == TSH_OK);
     for (int64_t i = 0; i < its; i++) wrong += !same(c.dtype, recv, i, element(c.dtype, from, i));
+    job_hash(j, recv, its, c.dtype);
     if (partner < j->ranks && j->rank % 2 == 0) {
         CHECK(tsh_send(&j->comm, send, mine, c.dtype, partner) == TSH_OK);
     } else if (partner < j->ranks) {
@@ -258,19 +283,6 @@ static void grid_pairwise(job *j, grid_case c) {
 
 static int integer(tsh_dtype dtype) {
     return dtype == TSH_I32 || dtype == TSH_I64;
-}
-
-UNUSED /* Hash of n elements. */
-    UNUSED static uint64_t
-    hash_of(const void *buffer, int64_t n, tsh_dtype dtype) {
-    size_t width = tsh_dtype_size(dtype);
-    uint64_t hash = 0;
-    for (int64_t i = 0; i < n; i++) {
-        uint64_t bits = 0;
-        memcpy(&bits, (const char *)buffer + (size_t)i * width, width);
-        hash = mix(hash + bits);
-    }
-    return hash;
 }
 
 UNUSED static void grid_one(job *j, grid_case c) {
@@ -375,14 +387,17 @@ static void soak_enter(job *j, job *group, uint64_t draw) {
 }
 
 static void soak_leave(job *j, job *group) {
-    for (int g = 0; g < SOAK_GROUPS; g++)
+    for (int g = 0; g < SOAK_GROUPS; g++) {
         if (group[g].failure[0] && !j->failure[0])
             (void)snprintf(j->failure, sizeof j->failure, "group %d: %.900s", g, group[g].failure);
+        j->hash = mix(j->hash + group[g].hash);
+    }
     for (int g = SOAK_GROUPS - 1; g > 0; g--) tsh_comm_close(&group[g].comm);
     j->comm = group[0].comm;
 }
 
-/* The user is a soak_plan. New groups every 50 rounds; j->steps tells the rounds done. */
+/* The user is a soak_plan. New groups every 50 rounds; j->steps tells the rounds done, j->hash what
+ * they gave. */
 UNUSED static void soak_rank(job *j) {
     const soak_plan *plan = (const soak_plan *)j->user;
     double until = now_ms() + plan->seconds * 1e3;

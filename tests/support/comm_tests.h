@@ -588,6 +588,67 @@ static void test_repeat(void **state) {
     for (int r = 1; r < 4; r++) assert_int_equal(jobs[r].hash, jobs[0].hash);
 }
 
+/* 1,000 rounds of random collectives of all dtypes give the same bits on every backend: these
+ * hashes, of the first and the last rank's. */
+static void test_random(void **state) {
+    static const struct {
+        int ranks;
+        uint64_t first, last;
+    } worlds[] = {{2, UINT64_C(0x69F153E8C4DD813D), UINT64_C(0x6EC46496818EA5AF)},
+                  {3, UINT64_C(0x9599EC9EF4308E00), UINT64_C(0x2ACFAC17C1AB2B7B)},
+                  {4, UINT64_C(0x2B83ED2DC7AAD49B), UINT64_C(0x2A53A9081BA13C1D)},
+                  {8, UINT64_C(0x4A76A07B01E7D1F8), UINT64_C(0x03D33FD1C9AB88EA)}};
+    const soak_plan plan = {30, 1000, 0};
+    char wrong[400] = "";
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        const int ranks = worlds[i].ranks;
+        if (elsewhere(ranks)) continue;
+        world_run(ranks, soak_rank, &plan);
+        if (sizeof(tsh_real) > sizeof(float)) continue; /* sums of 16-bit floats are more exact */
+        if (jobs[0].hash != worlds[i].first || jobs[ranks - 1].hash != worlds[i].last)
+            tsh_text_add(wrong, sizeof wrong, "{%d, UINT64_C(0x%016llX), UINT64_C(0x%016llX)}, ",
+                         ranks, (unsigned long long)jobs[0].hash,
+                         (unsigned long long)jobs[ranks - 1].hash);
+    }
+    if (wrong[0]) fail_msg("hashes are: %s", wrong);
+}
+
+enum { SHORT_SUMS = 24000 }; /* elements: 48 KB, which TCP sends in pieces */
+
+/* Sums of bf16 are rounded once: off by half a unit in the last place at most, and by what the
+ * sum in float is off. Sums that are rounded at every rank are not. */
+static void short_error_rank(job *j) {
+    static const tsh_redop ops[] = {TSH_SUM, TSH_AVG};
+    for (int o = 0; o < 2; o++) {
+        uint16_t *x = (uint16_t *)filled(TSH_BF16, j->rank, SHORT_SUMS);
+        int wrong = 0, hops_wrong = 0;
+        CHECK(tsh_allreduce(&j->comm, x, SHORT_SUMS, TSH_BF16, ops[o]) == TSH_OK);
+        for (int64_t i = 0; i < SHORT_SUMS; i++) {
+            const double by = ops[o] == TSH_AVG ? j->ranks : 1;
+            double exact = 0, size = 0, bound, hops = 0;
+            for (int r = 0; r < j->ranks; r++) {
+                const double value = short_value(&short_bf16, element(TSH_BF16, r, i).u16);
+                exact += value / by;
+                size += fabs(value) / by;
+                hops = short_value(&short_bf16, short_bits(&short_bf16, hops + value));
+            }
+            bound = ldexp(size, -24) * j->ranks;                   /* float's own */
+            bound += ldexp(1, ilogb(fabs(exact) + bound) - 7) / 2; /* half a unit of bf16 */
+            wrong += fabs(short_value(&short_bf16, x[i]) - exact) > bound;
+            hops_wrong += fabs(hops / by - exact) > bound;
+        }
+        CHECK(wrong == 0 && hops_wrong > SHORT_SUMS / 20);
+        free(x);
+    }
+}
+
+static void test_short_error(void **state) {
+    (void)state;
+    world_run(4, short_error_rank, NULL);
+    world_run(8, short_error_rank, NULL);
+}
+
 /* All of them, in a list of tests. */
 #define COMM_TESTS                                                                                 \
     cmocka_unit_test(test_grid), cmocka_unit_test(test_large), cmocka_unit_test(test_overlap),     \
@@ -598,6 +659,7 @@ static void test_repeat(void **state) {
         cmocka_unit_test(test_named_groups),                                                       \
         cmocka_unit_test(test_careless_close), cmocka_unit_test(test_abort),                       \
         cmocka_unit_test(test_abort_from_thread), cmocka_unit_test(test_timeout),                  \
-        cmocka_unit_test(test_circle), cmocka_unit_test(test_nan), cmocka_unit_test(test_repeat)
+        cmocka_unit_test(test_circle), cmocka_unit_test(test_nan), cmocka_unit_test(test_repeat),  \
+        cmocka_unit_test(test_random), cmocka_unit_test(test_short_error)
 
 #endif
