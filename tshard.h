@@ -6334,18 +6334,19 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
  * Columns of Y are computed 16 at a time, as many as a register has lanes. Their weights are moved
  * from blocks to tiles, where four successive elements of 16 rows of W lie side by side: one
  * instruction (VNNI) then adds four products in every lane. A few blocks of a row are moved at a
- * time, so that tiles stay in the L1 cache, and serve all rows of X. */
+ * time, so that tiles stay in the L1 cache, and serve all rows of X. With few rows, tiles stay in
+ * registers, and the time is that of reading W. */
 enum {
     TSHI_QUANT_COLUMNS = 16, /* columns of a tile */
     TSHI_QUANT_STRIP = 8,    /* blocks that are moved to tiles at a time */
     TSHI_QUANT_WIDE = 4,     /* tiles side by side, if there are many rows */
-    TSHI_QUANT_MANY = 8,     /* rows of X that share a load of a tile */
+    TSHI_QUANT_FEW = 8,      /* rows of X that share a load of a tile */
     TSHI_QUANT_Q8 = 34       /* bytes of a block of TSH_Q8_0 */
 };
 
 /* A block of 16 rows of W. */
 typedef struct tshi_quant_tile {
-    unsigned char w[8][16][4]; /* element 4 i + j of row c at [i][c][j], plus 128 */
+    unsigned char w[8][16][4]; /* element 4 i + j of row c at [i][c][j], plus 128 (4 bits: 8) */
     float scale[16];
 } tshi_quant_tile;
 
@@ -6353,46 +6354,54 @@ typedef struct tshi_quant_tile {
 typedef struct tshi_quant_input {
     signed char q[TSHI_DTYPE_BLOCK];
     float scale;
-    int32_t offset; /* -128 times the sum of q: what the 128 in a tile adds to the sums */
+    int32_t offset; /* -128 or -8 times the sum of q: takes away what that adds in a tile */
 } tshi_quant_input;
 
-/* Moves `count` blocks of 16 rows of W to tiles. w: the first block; row: bytes from row to row;
- * size: bytes of a block. Of fewer rows, the last one stands for those that are missing. ahead: the
- * address of as many bytes of the next 16 rows, which are prefetched. */
-typedef void (*tshi_quant_move_fn)(tshi_quant_tile *to, const unsigned char *w, int64_t row,
-                                   int rows, int count, int size, uintptr_t ahead);
-/* Adds `count` blocks to the sums of 16 columns, for `rows` rows of X. blocks: from row to row of
- * x; stride: from row to row of sums. */
-typedef void (*tshi_quant_dot_fn)(const tshi_quant_tile *w, int count, const tshi_quant_input *x,
-                                  int64_t blocks, float *sums, int64_t stride, int rows);
+/* `count` blocks of 16 rows of W. */
+typedef struct tshi_quant_source {
+    const unsigned char *w; /* the first block */
+    int64_t row;            /* bytes from row to row */
+    int rows;               /* of fewer than 16, the last one stands for those that are missing */
+    int count, size;        /* number of blocks; bytes of a block */
+    uintptr_t ahead;        /* address of as many bytes, which are prefetched */
+} tshi_quant_source;
+
+/* Moves blocks to tiles. */
+typedef void (*tshi_quant_move_fn)(tshi_quant_tile *to, const tshi_quant_source *from);
+/* Adds blocks to the sums of 16 columns, for 1 to 8 rows of X. from->w: read, if w is NULL (not by
+ * all kernels), else tiles. blocks: from row to row of x; stride: from row to row of sums. */
+typedef void (*tshi_quant_dot_fn)(const tshi_quant_tile *w, const tshi_quant_source *from,
+                                  const tshi_quant_input *x, int64_t blocks, float *sums,
+                                  int64_t stride, int rows);
 
 typedef struct tshi_quant_kernel {
     const char *name;
     tshi_quant_move_fn move;
     tshi_quant_dot_fn dot;
+    int direct; /* 1: dot takes no tiles, too, of 16 rows of W */
 } tshi_quant_kernel;
 
 /* -- the portable kernels --------------------------------------------------- */
 
-static void tshi_quant_move_c(tshi_quant_tile *to, const unsigned char *w, int64_t row, int rows,
-                              int count, int size, uintptr_t ahead) {
-    (void)ahead; /* prefetches nothing */
-    for (; count > 0; count--, to++, w += size)
+static void tshi_quant_move_c(tshi_quant_tile *to, const tshi_quant_source *from) {
+    for (int b = 0; b < from->count; b++)
         for (int c = 0; c < TSHI_QUANT_COLUMNS; c++) {
-            const unsigned char *from = w + (c < rows ? c : rows - 1) * row;
-            to->scale[c] = tshi_dtype_scale(from);
+            const int row = c < from->rows ? c : from->rows - 1;
+            const unsigned char *w = from->w + row * from->row + b * from->size;
+            to[b].scale[c] = tshi_dtype_scale(w);
             for (int i = 0; i < TSHI_DTYPE_BLOCK; i++)
-                to->w[i / 4][c][i % 4] =
-                    (unsigned char)(size == TSHI_QUANT_Q8 ? from[2 + i] ^ 128
-                                    : i < 16              ? (from[2 + i] & 15) + 120
-                                                          : (from[2 + i - 16] >> 4) + 120);
+                to[b].w[i / 4][c][i % 4] =
+                    (unsigned char)(from->size == TSHI_QUANT_Q8 ? w[2 + i] ^ 128
+                                    : i < 16                    ? w[2 + i] & 15
+                                                                : w[2 + i - 16] >> 4);
         }
 }
 
-static void tshi_quant_dot_c(const tshi_quant_tile *w, int count, const tshi_quant_input *x,
-                             int64_t blocks, float *sums, int64_t stride, int rows) {
+static void tshi_quant_dot_c(const tshi_quant_tile *w, const tshi_quant_source *from,
+                             const tshi_quant_input *x, int64_t blocks, float *sums,
+                             int64_t stride, int rows) {
     for (int r = 0; r < rows; r++, x += blocks, sums += stride)
-        for (int b = 0; b < count; b++) {
+        for (int b = 0; b < from->count; b++) {
             int32_t sum[TSHI_QUANT_COLUMNS];
             for (int c = 0; c < TSHI_QUANT_COLUMNS; c++) sum[c] = x[b].offset;
             for (int i = 0; i < TSHI_DTYPE_BLOCK; i++)
@@ -6431,36 +6440,37 @@ static int32_t tshi_quant_four(const signed char *q) { /* four bytes, for all la
 #define TSHI_QUANT_OP_128(name)   _mm_##name
 #define TSHI_QUANT_OP_512(name)   _mm512_##name
 
+#define TSHI_QUANT_128(at) _mm_loadu_si128((const __m128i *)(const void *)(at))
+#define TSHI_QUANT_256(at) _mm256_loadu_si256((const __m256i *)(const void *)(at))
+#define TSHI_QUANT_TO(at)  ((__m128i *)(void *)(at))
+
 /* Moves four rows of 16 bytes at a time. */
-TSHI_AVX2 static void tshi_quant_move_avx2(tshi_quant_tile *to, const unsigned char *w, int64_t row,
-                                           int rows, int count, int size, uintptr_t ahead) {
-    const __m128i flip = _mm_set1_epi8(-128), low = _mm_set1_epi8(15), add = _mm_set1_epi8(120);
-    if (rows < TSHI_QUANT_COLUMNS) {
-        tshi_quant_move_c(to, w, row, rows, count, size, ahead);
+TSHI_AVX2 static void tshi_quant_move_avx2(tshi_quant_tile *to, const tshi_quant_source *from) {
+    const __m128i flip = _mm_set1_epi8(-128), low = _mm_set1_epi8(15);
+    const int long_blocks = from->size == TSHI_QUANT_Q8; /* 1: of 8 bits */
+    uintptr_t ahead = from->ahead;
+    if (from->rows < TSHI_QUANT_COLUMNS) {
+        tshi_quant_move_c(to, from);
         return;
     }
-    for (; count > 0; count--, to++, w += size)
+    for (int b = 0; b < from->count; b++, to++)
         for (int c = 0; c < TSHI_QUANT_COLUMNS; c += 4) {
-            const unsigned char *from = w + c * row;
-            for (int i = 0; i < 4 * size; i += 64, ahead += 64)
-                TSHI_PREFETCH_L2((const void *)ahead);
-            for (int i = 0; i < 4; i++) to->scale[c + i] = tshi_dtype_scale(from + i * row);
-            for (int half = 0; half < (size == TSHI_QUANT_Q8 ? 2 : 1); half++) {
+            const unsigned char *w = from->w + c * from->row + b * from->size;
+            for (int i = 0; i < 4 * from->size; i += 64)
+                TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
+            ahead += (uintptr_t)(4 * from->size);
+            for (int i = 0; i < 4; i++) to->scale[c + i] = tshi_dtype_scale(w + i * from->row);
+            for (int half = 0; half <= long_blocks; half++) {
                 __m128i z[4];
                 for (int i = 0; i < 4; i++)
-                    z[i] = _mm_loadu_si128((const __m128i *)(const void *)(from + i * row + 2 +
-                                                                           16 * half));
+                    z[i] = TSHI_QUANT_128(w + i * from->row + 2 + 16 * half);
                 TSHI_QUANT_TRANSPOSE(128, z);
                 for (int i = 0; i < 4; i++) {
                     const __m128i high = _mm_and_si128(_mm_srli_epi16(z[i], 4), low);
-                    if (size == TSHI_QUANT_Q8) {
-                        _mm_storeu_si128((__m128i *)(void *)to->w[4 * half + i][c],
-                                         _mm_xor_si128(z[i], flip));
-                        continue;
-                    }
-                    _mm_storeu_si128((__m128i *)(void *)to->w[i][c],
-                                     _mm_add_epi8(_mm_and_si128(z[i], low), add));
-                    _mm_storeu_si128((__m128i *)(void *)to->w[4 + i][c], _mm_add_epi8(high, add));
+                    _mm_storeu_si128(TSHI_QUANT_TO(to->w[4 * half + i][c]),
+                                     long_blocks ? _mm_xor_si128(z[i], flip)
+                                                 : _mm_and_si128(z[i], low));
+                    if (!long_blocks) _mm_storeu_si128(TSHI_QUANT_TO(to->w[4 + i][c]), high);
                 }
             }
         }
@@ -6468,43 +6478,39 @@ TSHI_AVX2 static void tshi_quant_move_avx2(tshi_quant_tile *to, const unsigned c
 
 /* Adds w q for four elements of 8 columns. The instruction multiplies unsigned by signed bytes and
  * saturates sums of two: |w| by q with w's sign is at most 2 * 128 * 127. */
-TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(__m256i sum, const unsigned char *w, __m256i q) {
-    const __m256i x = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(const void *)w),
-                                       _mm256_set1_epi8(-128));
+TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(__m256i sum, const unsigned char *w, __m256i q,
+                                                  __m256i offset) {
+    const __m256i x = _mm256_sub_epi8(TSHI_QUANT_256(w), offset);
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(q, x));
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
-TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, int count,
+TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, const tshi_quant_source *from,
                                           const tshi_quant_input *x, int64_t blocks, float *sums,
                                           int64_t stride, int rows) {
+    const __m256i offset = _mm256_set1_epi8(from->size == TSHI_QUANT_Q8 ? -128 : 8);
     for (int r = 0; r < rows; r++, x += blocks, sums += stride) {
         __m256 s0 = _mm256_loadu_ps(sums), s1 = _mm256_loadu_ps(sums + 8);
-        for (int b = 0; b < count; b++) {
+        for (int b = 0; b < from->count; b++) {
             const __m256 scale = _mm256_set1_ps(x[b].scale);
+            const __m256 scale0 = _mm256_mul_ps(_mm256_loadu_ps(w[b].scale), scale);
+            const __m256 scale1 = _mm256_mul_ps(_mm256_loadu_ps(w[b].scale + 8), scale);
             __m256i n0 = _mm256_setzero_si256(), n1 = n0;
             for (int i = 0; i < 8; i++) {
                 const __m256i q = _mm256_set1_epi32(tshi_quant_four(x[b].q + 4 * i));
-                n0 = tshi_quant_add_avx2(n0, w[b].w[i][0], q);
-                n1 = tshi_quant_add_avx2(n1, w[b].w[i][8], q);
+                n0 = tshi_quant_add_avx2(n0, w[b].w[i][0], q, offset);
+                n1 = tshi_quant_add_avx2(n1, w[b].w[i][8], q, offset);
             }
-            s0 = _mm256_add_ps(
-                s0, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(w[b].scale), scale),
-                                  _mm256_cvtepi32_ps(n0)));
-            s1 = _mm256_add_ps(
-                s1, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(w[b].scale + 8), scale),
-                                  _mm256_cvtepi32_ps(n1)));
+            s0 = _mm256_add_ps(s0, _mm256_mul_ps(scale0, _mm256_cvtepi32_ps(n0)));
+            s1 = _mm256_add_ps(s1, _mm256_mul_ps(scale1, _mm256_cvtepi32_ps(n1)));
         }
         _mm256_storeu_ps(sums, s0);
         _mm256_storeu_ps(sums + 8, s1);
     }
 }
 
-#define TSHI_QUANT_128(at) _mm_loadu_si128((const __m128i *)(const void *)(at))
-#define TSHI_QUANT_256(at) _mm256_loadu_si256((const __m256i *)(const void *)(at))
-
-/* Moves a block of 8 bits of 16 rows. A register has the 32 bytes of row r and those of r + 4. */
-TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_move_8(tshi_quant_tile *to, const unsigned char *w,
+/* Loads a block of 8 bits of 16 rows as a tile. A register has the bytes of rows r and r + 4. */
+TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_load_8(__m512i *to, const unsigned char *w,
                                                    int64_t row) {
     const __m512i flip = _mm512_set1_epi8(-128);
     __m512i z[8];
@@ -6516,19 +6522,17 @@ TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_move_8(tshi_quant_tile *to, const un
     TSHI_QUANT_TRANSPOSE(512, z);     /* rows 0 to 7: dwords i, i + 4 of four rows; i, i + 4 of */
     TSHI_QUANT_TRANSPOSE(512, z + 4); /* the next four; and rows 8 to 15 */
     for (int i = 0; i < 4; i++) {
-        _mm512_storeu_si512(to->w[i],
-                            _mm512_xor_si512(_mm512_shuffle_i32x4(z[i], z[i + 4], 0x88), flip));
-        _mm512_storeu_si512(to->w[i + 4],
-                            _mm512_xor_si512(_mm512_shuffle_i32x4(z[i], z[i + 4], 0xDD), flip));
+        to[i] = _mm512_xor_si512(_mm512_shuffle_i32x4(z[i], z[i + 4], 0x88), flip);
+        to[i + 4] = _mm512_xor_si512(_mm512_shuffle_i32x4(z[i], z[i + 4], 0xDD), flip);
     }
 }
 
-/* Moves a block of 4 bits of 16 rows. A register has the 16 bytes of four rows. */
-TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_move_4(tshi_quant_tile *to, const unsigned char *w,
+/* The same for 4 bits. A register has the 16 bytes of four rows. */
+TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_load_4(__m512i *to, const unsigned char *w,
                                                    int64_t row) {
-    const __m512i low = _mm512_set1_epi8(15), add = _mm512_set1_epi8(120);
+    const __m512i low = _mm512_set1_epi8(15);
     __m512i z[4];
-    for (int i = 0; i < 4; i++) { /* dwords of rows 4 l + i, l = 0 to 3 */
+    for (int i = 0; i < 4; i++) { /* rows i, 4 + i, 8 + i, 12 + i */
         const unsigned char *from = w + i * row + 2;
         z[i] = _mm512_castsi128_si512(TSHI_QUANT_128(from));
         z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(from + 4 * row), 1);
@@ -6537,42 +6541,57 @@ TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_move_4(tshi_quant_tile *to, const un
     }
     TSHI_QUANT_TRANSPOSE(512, z);
     for (int i = 0; i < 4; i++) {
-        const __m512i high = _mm512_and_si512(_mm512_srli_epi16(z[i], 4), low);
-        _mm512_storeu_si512(to->w[i], _mm512_add_epi8(_mm512_and_si512(z[i], low), add));
-        _mm512_storeu_si512(to->w[i + 4], _mm512_add_epi8(high, add));
+        to[i] = _mm512_and_si512(z[i], low);
+        to[i + 4] = _mm512_and_si512(_mm512_srli_epi16(z[i], 4), low);
     }
 }
 
-TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to, const unsigned char *w,
-                                                 int64_t row, int rows, int count, int size,
-                                                 uintptr_t ahead) {
-    if (rows < TSHI_QUANT_COLUMNS) {
-        tshi_quant_move_c(to, w, row, rows, count, size, ahead);
+#define TSHI_QUANT_SCALE(c)  tshi_quant_two(w + (c) * row)
+static short tshi_quant_two(const unsigned char *scale) {
+    short two;
+    memcpy(&two, scale, sizeof two);
+    return two;
+}
+
+/* Loads the scales of 16 rows. */
+TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int64_t row) {
+    __m128i low = _mm_cvtsi32_si128((unsigned short)TSHI_QUANT_SCALE(0));
+    __m128i high = _mm_cvtsi32_si128((unsigned short)TSHI_QUANT_SCALE(8));
+#define TSHI_QUANT_NEXT(c)                                                                         \
+    low = _mm_insert_epi16(low, TSHI_QUANT_SCALE(c), c);                                           \
+    high = _mm_insert_epi16(high, TSHI_QUANT_SCALE(8 + (c)), c);
+    TSHI_QUANT_NEXT(1) TSHI_QUANT_NEXT(2) TSHI_QUANT_NEXT(3) TSHI_QUANT_NEXT(4) TSHI_QUANT_NEXT(5)
+    TSHI_QUANT_NEXT(6) TSHI_QUANT_NEXT(7)
+    return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
+}
+
+TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
+                                                 const tshi_quant_source *from) {
+    const unsigned char *w = from->w;
+    __m512i v[8];
+    if (from->rows < TSHI_QUANT_COLUMNS) {
+        tshi_quant_move_c(to, from);
         return;
     }
-    for (; count > 0; count--, to++, w += size) {
-        short scale[TSHI_QUANT_COLUMNS];
-        for (int c = 0; c < TSHI_QUANT_COLUMNS; c++) memcpy(&scale[c], w + c * row, 2);
-        _mm512_storeu_ps(to->scale, _mm512_cvtph_ps(TSHI_QUANT_256(scale)));
-        for (int i = 0; i < TSHI_QUANT_COLUMNS * size; i += 64)
-            TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
-        ahead += (uintptr_t)(TSHI_QUANT_COLUMNS * size);
-        if (size == TSHI_QUANT_Q8)
-            tshi_quant_move_8(to, w, row);
+    for (int b = 0; b < from->count; b++, to++, w += from->size) {
+        if (from->size == TSHI_QUANT_Q8)
+            tshi_quant_load_8(v, w, from->row);
         else
-            tshi_quant_move_4(to, w, row);
+            tshi_quant_load_4(v, w, from->row);
+        for (int i = 0; i < 8; i++) _mm512_storeu_si512(to->w[i], v[i]);
+        _mm512_storeu_ps(to->scale, tshi_quant_scales(w, from->row));
     }
 }
 
 /* Row i of X: sums of one block, in integers, then times the scales. */
-#define TSHI_QUANT_ADD(i, k)                                                                       \
-    n = _mm512_dpbusd_epi32(n, v##k, _mm512_set1_epi32(tshi_quant_four(y->q + 4 * k)));
+#define TSHI_QUANT_ADD(k)                                                                          \
+    n = _mm512_dpbusd_epi32(n, v[k], _mm512_set1_epi32(tshi_quant_four(y->q + 4 * k)));
 #define TSHI_QUANT_ROW(i)                                                                          \
     if (rows > i) {                                                                                \
         const tshi_quant_input *y = x + i * blocks + b;                                            \
         __m512i n = _mm512_set1_epi32(y->offset);                                                  \
-        TSHI_QUANT_ADD(i, 0) TSHI_QUANT_ADD(i, 1) TSHI_QUANT_ADD(i, 2) TSHI_QUANT_ADD(i, 3)        \
-        TSHI_QUANT_ADD(i, 4) TSHI_QUANT_ADD(i, 5) TSHI_QUANT_ADD(i, 6) TSHI_QUANT_ADD(i, 7)        \
+        TSHI_QUANT_ADD(0) TSHI_QUANT_ADD(1) TSHI_QUANT_ADD(2) TSHI_QUANT_ADD(3)                    \
+        TSHI_QUANT_ADD(4) TSHI_QUANT_ADD(5) TSHI_QUANT_ADD(6) TSHI_QUANT_ADD(7)                    \
         s##i = _mm512_add_ps(s##i, _mm512_mul_ps(_mm512_mul_ps(scale, _mm512_set1_ps(y->scale)),   \
                                                  _mm512_cvtepi32_ps(n)));                          \
     }
@@ -6580,40 +6599,53 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to, const unsi
     __m512 s##i = rows > i ? _mm512_loadu_ps(sums + i * stride) : _mm512_setzero_ps();
 #define TSHI_QUANT_PUT(i)                                                                          \
     if (rows > i) _mm512_storeu_ps(sums + i * stride, s##i);
-#define TSHI_QUANT_LOAD(k) const __m512i v##k = _mm512_loadu_si512(w[b].w[k]);
 #define TSHI_QUANT_EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 
-/* rows is constant after inlining, so that the sums are registers. */
-TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *w, int count,
+/* size (0: tiles) is constant after inlining. */
+TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *tile,
+                                                      const tshi_quant_source *from,
                                                       const tshi_quant_input *x, int64_t blocks,
-                                                      float *sums, int64_t stride,
-                                                      const int rows) {
+                                                      float *sums, int64_t stride, int rows,
+                                                      const int size) {
+    const int64_t row = from->row;
+    const unsigned char *w = from->w;
+    uintptr_t ahead = from->ahead;
     TSHI_QUANT_EACH(TSHI_QUANT_SUMS)
-    for (int b = 0; b < count; b++) {
-        TSHI_QUANT_EACH(TSHI_QUANT_LOAD)
-        const __m512 scale = _mm512_loadu_ps(w[b].scale);
+    for (int b = 0; b < from->count; b++) {
+        __m512i v[8];
+        __m512 scale;
+        for (int i = 0; i < TSHI_QUANT_COLUMNS * size; i += 64)
+            TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
+        if (size == TSHI_QUANT_Q8) tshi_quant_load_8(v, w, row);
+        if (size && size != TSHI_QUANT_Q8) tshi_quant_load_4(v, w, row);
+        for (int i = 0; i < 8 && !size; i++) v[i] = _mm512_loadu_si512(tile[b].w[i]);
+        scale = size ? tshi_quant_scales(w, row) : _mm512_loadu_ps(tile[b].scale);
         TSHI_QUANT_EACH(TSHI_QUANT_ROW)
+        w += size;
+        ahead += (uintptr_t)(TSHI_QUANT_COLUMNS * size);
     }
     TSHI_QUANT_EACH(TSHI_QUANT_PUT)
 }
 
-TSHI_QUANT_VNNI static void tshi_quant_dot_vnni(const tshi_quant_tile *w, int count,
+TSHI_QUANT_VNNI static void tshi_quant_dot_vnni(const tshi_quant_tile *w,
+                                                const tshi_quant_source *from,
                                                 const tshi_quant_input *x, int64_t blocks,
                                                 float *sums, int64_t stride, int rows) {
-    if (rows == TSHI_QUANT_MANY) {
-        tshi_quant_rows_vnni(w, count, x, blocks, sums, stride, TSHI_QUANT_MANY);
-        return;
-    }
-    for (; rows >= 2; rows -= 2, x += 2 * blocks, sums += 2 * stride)
-        tshi_quant_rows_vnni(w, count, x, blocks, sums, stride, 2);
-    if (rows) tshi_quant_rows_vnni(w, count, x, blocks, sums, stride, 1);
+    if (w)
+        tshi_quant_rows_vnni(w, from, x, blocks, sums, stride, rows, 0);
+    else if (from->size == TSHI_QUANT_Q8)
+        tshi_quant_rows_vnni(w, from, x, blocks, sums, stride, rows, TSHI_QUANT_Q8);
+    else
+        tshi_quant_rows_vnni(w, from, x, blocks, sums, stride, rows, 18);
 }
 #undef TSHI_QUANT_EACH
-#undef TSHI_QUANT_LOAD
 #undef TSHI_QUANT_PUT
 #undef TSHI_QUANT_SUMS
 #undef TSHI_QUANT_ROW
 #undef TSHI_QUANT_ADD
+#undef TSHI_QUANT_NEXT
+#undef TSHI_QUANT_SCALE
+#undef TSHI_QUANT_TO
 #undef TSHI_QUANT_256
 #undef TSHI_QUANT_128
 #undef TSHI_QUANT_OP_512
@@ -6625,10 +6657,10 @@ TSHI_QUANT_VNNI static void tshi_quant_dot_vnni(const tshi_quant_tile *w, int co
 
 /* Best kernels last. */
 static const tshi_quant_kernel tshi_quant_kernels[] = {
-    {"c", tshi_quant_move_c, tshi_quant_dot_c},
+    {"c", tshi_quant_move_c, tshi_quant_dot_c, 0},
 #if TSHI_X86
-    {"avx2", tshi_quant_move_avx2, tshi_quant_dot_avx2},
-    {"vnni", tshi_quant_move_vnni, tshi_quant_dot_vnni},
+    {"avx2", tshi_quant_move_avx2, tshi_quant_dot_avx2, 0},
+    {"vnni", tshi_quant_move_vnni, tshi_quant_dot_vnni, 1},
 #endif
 };
 
@@ -6647,8 +6679,9 @@ static const tshi_quant_kernel *tshi_quant_pick(int isa) {
 
 /* Quantises a block of a row of X: q is x / scale, rounded to the nearest, ties to even. Adding
  * 1.5 * 2^23 does that: the sum's low 8 bits are q. NaN and infinity make the scale what they are.
- * The largest magnitude is found among the bits of floats, where integers compare. */
-static void tshi_quant_block(const tsh_real *x, tshi_quant_input *to) {
+ * The largest magnitude is found among the bits of floats, where integers compare. offset: what a
+ * tile of W adds to its elements. */
+static void tshi_quant_block(const tsh_real *x, int32_t offset, tshi_quant_input *to) {
     float y[TSHI_DTYPE_BLOCK], inverse;
     int32_t most = 0, sum = 0, bits;
     for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) y[i] = (float)x[i];
@@ -6665,7 +6698,7 @@ static void tshi_quant_block(const tsh_real *x, tshi_quant_input *to) {
         to->q[i] = (signed char)(unsigned char)((uint32_t)bits & 0xFFu);
     }
     for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) sum += to->q[i];
-    to->offset = -128 * sum;
+    to->offset = -offset * sum;
 }
 
 /* A product, whose columns threads share. */
@@ -6681,27 +6714,34 @@ typedef struct tshi_quant_job {
     size_t each;    /* bytes of scratch of a piece */
 } tshi_quant_job;
 
-/* Computes the sums of `tiles` tiles side by side, from column `from` on. */
+/* Computes the sums of `tiles` tiles side by side, from column `first` on. */
 static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile, float *sums,
-                               int64_t from, int tiles) {
-    const int64_t row = job->blocks * job->size, stride = TSHI_QUANT_COLUMNS * job->wide;
+                               int64_t first, int tiles) {
+    const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
+    const int direct = job->wide == 1 && job->kernel->direct &&
+                       first + TSHI_QUANT_COLUMNS <= job->outs; /* 1: few rows, no tiles */
+    const int64_t strip = direct ? job->blocks : TSHI_QUANT_STRIP;
+    tshi_quant_source from;
     memset(sums, 0, (size_t)(job->rows * stride) * sizeof *sums);
-    for (int64_t b = 0; b < job->blocks; b += TSHI_QUANT_STRIP) {
-        const int count = (int)tshi_base_min(TSHI_QUANT_STRIP, job->blocks - b);
+    from.size = job->size;
+    from.row = job->blocks * job->size;
+    for (int64_t b = 0; b < job->blocks; b += strip) {
+        from.count = (int)tshi_base_min(strip, job->blocks - b);
         for (int t = 0; t < tiles; t++) {
-            const int64_t c = from + t * TSHI_QUANT_COLUMNS; /* the tile's first column */
-            const unsigned char *w = job->w + c * row;       /* the next tiles follow: */
-            const uintptr_t ahead = (uintptr_t)w + (uintptr_t)(TSHI_QUANT_COLUMNS *
-                                                               (tiles * row + b * job->size));
-            job->kernel->move(tile + t * TSHI_QUANT_STRIP, w + b * job->size, row,
-                              (int)tshi_base_min(TSHI_QUANT_COLUMNS, job->outs - c), count,
-                              job->size, ahead);
+            const int64_t c = first + t * TSHI_QUANT_COLUMNS; /* the tile's first column */
+            from.w = job->w + c * from.row + b * job->size;
+            from.rows = (int)tshi_base_min(TSHI_QUANT_COLUMNS, job->outs - c);
+            /* the same blocks of the next tiles' rows, one after the other in memory */
+            from.ahead = (uintptr_t)from.w + (uintptr_t)(TSHI_QUANT_COLUMNS * tiles * from.row +
+                                                         (TSHI_QUANT_COLUMNS - 1) * b * job->size);
+            if (!direct) job->kernel->move(tile + t * TSHI_QUANT_STRIP, &from);
         }
-        for (int64_t i = 0; i < job->rows; i += TSHI_QUANT_MANY)
+        for (int64_t i = 0; i < job->rows; i += TSHI_QUANT_FEW)
             for (int t = 0; t < tiles; t++)
-                job->kernel->dot(tile + t * TSHI_QUANT_STRIP, count, job->x + i * job->blocks + b,
-                                 job->blocks, sums + i * stride + t * TSHI_QUANT_COLUMNS, stride,
-                                 (int)tshi_base_min(TSHI_QUANT_MANY, job->rows - i));
+                job->kernel->dot(direct ? NULL : tile + t * TSHI_QUANT_STRIP, &from,
+                                 job->x + i * job->blocks + b, job->blocks,
+                                 sums + i * stride + t * TSHI_QUANT_COLUMNS, stride,
+                                 (int)tshi_base_min(TSHI_QUANT_FEW, job->rows - i));
     }
 }
 
@@ -6733,7 +6773,7 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
         tshi_team_parts(w->ctx, rows * outs * ins, MIN_WORK),
         tshi_base_ceil(outs, TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE));
     const size_t inputs = ((size_t)(rows * blocks) * sizeof(tshi_quant_input) + 63) / 64 * 64;
-    const int wide = rows > TSHI_QUANT_MANY ? TSHI_QUANT_WIDE : 1;
+    const int wide = rows > TSHI_QUANT_FEW ? TSHI_QUANT_WIDE : 1;
     const size_t tiles = (size_t)(TSHI_QUANT_STRIP * wide) * sizeof(tshi_quant_tile);
     const size_t sums = (size_t)(rows * TSHI_QUANT_COLUMNS * wide) * sizeof(float);
     tshi_block *block = tshi_mem_alloc(w->ctx, TSH_MEM_STEP,
@@ -6746,11 +6786,12 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
         return;
     }
     to = (tshi_quant_input *)tshi_mem_data(block);
+    job.size = tshi_dtypes[w->dtype].size;
     for (int64_t i = 0; i < rows; i++)
         for (int64_t b = 0; b < blocks; b++) {
             from->load(tshi_gemm_from(x, i, b * TSHI_DTYPE_BLOCK).data, x.column, TSHI_DTYPE_BLOCK,
                        values);
-            tshi_quant_block(values, &to[i * blocks + b]);
+            tshi_quant_block(values, job.size == TSHI_QUANT_Q8 ? 128 : 8, &to[i * blocks + b]);
         }
     job.kernel = tshi_quant_pick(w->ctx->isa);
     job.w = (const unsigned char *)tshi_tensor_at(w);
@@ -6760,7 +6801,6 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     job.rows = rows;
     job.outs = outs;
     job.blocks = blocks;
-    job.size = tshi_dtypes[w->dtype].size;
     job.wide = wide;
     job.scratch = (char *)to + inputs;
     job.each = tiles + sums;
