@@ -7450,7 +7450,7 @@ static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile,
     const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
     const int direct = job->wide == 1 && job->kernel->direct &&
                        first + TSHI_QUANT_COLUMNS <= job->outs; /* 1: few rows, no tiles */
-    const int64_t strip = direct ? job->blocks : TSHI_QUANT_STRIP;
+    const int64_t strip = direct ? job->blocks : (int64_t)TSHI_QUANT_STRIP;
     tshi_quant_source from;
     memset(sums, 0, (size_t)(job->rows * stride) * sizeof *sums);
     from.size = job->size;
@@ -21214,7 +21214,8 @@ static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
 /* Returns the dtype of a tensor of the file; TSH_DTYPE_DEFAULT: a model has none of that dtype. */
 static tsh_dtype tshi_load_dtype(const tshi_io_entry *entry) {
     int dtype = TSHI_DTYPES - 1;
-    while (dtype > 0 && strcmp(tshi_dtypes[dtype].file, tshi_io_types[entry->type].name) != 0)
+    while (dtype > 0 && (tshi_dtype_in_blocks((tsh_dtype)dtype) ||
+                         strcmp(tshi_dtypes[dtype].file, tshi_io_types[entry->type].name) != 0))
         dtype--;
     return (tsh_dtype)dtype;
 }

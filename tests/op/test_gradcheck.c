@@ -668,6 +668,7 @@ static void test_layers(void **state) {
     root = tsh_root(ctx);
     memset(&linear, 0, sizeof linear);
     memset(&norm, 0, sizeof norm);
+    memset(&rms, 0, sizeof rms);
     linear.in = 5;
     linear.out = 4;
     norm.dim = 6;

@@ -62,6 +62,23 @@ int main_of_test_gradcheck(void);
 #undef leaf
 #undef INPUTS
 
+int main_of_test_io_dtype(void);
+#define main main_of_test_io_dtype
+#define add io_dtype_add
+#define begin io_dtype_begin
+#define end io_dtype_end
+#define golden io_dtype_golden
+#define numbers io_dtype_numbers
+#define VALUES IO_DTYPE_VALUES
+#include "../unit/test_io_dtype.c"
+#undef main
+#undef add
+#undef begin
+#undef end
+#undef golden
+#undef numbers
+#undef VALUES
+
 int main_of_test_lookup(void);
 #define main main_of_test_lookup
 #include "../layer/test_lookup.c"
@@ -117,6 +134,7 @@ static const struct {
     {"test_rng", main_of_test_rng},
     {"test_tensor", main_of_test_tensor},
     {"test_dtype", main_of_test_dtype},
+    {"test_io_dtype", main_of_test_io_dtype},
     {"test_gradcheck", main_of_test_gradcheck},
     {"test_lookup", main_of_test_lookup},
 #ifndef TESTS_DOUBLE
