@@ -5882,7 +5882,7 @@ typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
 struct tshi_gemm_kernel {
     const char *name;       /* for tests and benchmarks */
     int mr, nr;             /* rows and columns of a tile */
-    int mc, kc, nc;         /* the largest blocks of m, k, n: multiples of mr, of 4 and of nr */
+    int mc, kc, nc;         /* the largest blocks of m, k, n: multiples of mr, of 32 and of nr */
     int isa;                /* the instruction set that it needs: TSHI_ISA_... */
     tshi_gemm_tile_fn tile; /* any tile; csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
     tshi_gemm_tile_fn dot;  /* (optional) as tile, but rsb = 1: for few rows, B not packed */
@@ -6694,10 +6694,10 @@ static int tshi_gemm_pairs(const tshi_gemm_kernel *kernel, tshi_matrix a, tshi_m
     return kernel->pairs && (short_a || short_b) && (short_a || a.rounds) && (short_b || b.rounds);
 }
 
-/* Returns the elements of a slice of k. Slices of pairs begin with a cache line of a row. */
+/* Returns the elements of a slice of k, a multiple of a cache line, so that slices of an aligned row
+ * are aligned. */
 static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form, int64_t k) {
-    return form >= TSHI_GEMM_PAIRS ? tshi_gemm_even(k, 2 * kernel->kc, 32)
-                                   : tshi_gemm_even(k, kernel->kc, 4);
+    return tshi_gemm_even(k, kernel->kc * (form >= TSHI_GEMM_PAIRS ? 2 : 1), 32);
 }
 
 /* Stores n values in row i of c from column j on, converted to its dtype. */
@@ -13683,11 +13683,14 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
         ROWS = 12,         /* m is cut at multiples of it: whole tiles (n, if C^T is computed) */
         COLUMNS = 32,      /* n is cut at multiples of it (m, if C^T is computed) */
         SIDE = 96,         /* rows or columns that are worth a thread */
+        FEW = 4,           /* rows or columns whose product takes longer than reading its input */
         MIN_WORK = 1 << 20 /* multiply-adds that are worth a thread */
     };
     const int transposed = tshi_gemm_transposes(m, n, c.row, c.column, ctx->gemm_kernel->nr);
     const int64_t side = m >= n ? m : n, unit = (m >= n) != transposed ? ROWS : COLUMNS;
-    const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, m * n * k, MIN_WORK),
+    /* fewer rows or columns take as long as FEW: the time is that of reading the other matrix */
+    const int64_t work = (m < FEW ? FEW : m) * (n < FEW ? FEW : n) * k;
+    const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, work, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
     const tshi_gemm_progress progress = {tshi_tape_progress, ctx}; /* called meanwhile */
     const size_t bytes = tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) +
