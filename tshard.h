@@ -878,7 +878,7 @@ TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) 
 
 typedef enum tsh_mem_kind {
     TSH_MEM_PARAMETERS,
-    TSH_MEM_GRADIENTS, /* of leaves */
+    TSH_MEM_GRADIENTS, /* of leaves of TSH_REAL; others: step memory, from backward to zero_grad */
     TSH_MEM_OPTIMISER,
     TSH_MEM_TENSORS, /* other owned tensors */
     TSH_MEM_STEP,    /* the step pool: what ops return, their gradients, scratch */
@@ -1032,7 +1032,8 @@ TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx);
  * optimiser's .grad_dtype says so); NULL while it has none. Pending: an error. It is a window on the accumulator that the next backward writes again: tsh_keep copies.
  */
 TSH_API tsh_tensor *tsh_grad(tsh_tensor *t);
-/* Forgets a leaf's gradient; its memory is kept for the next. */
+/* Forgets a leaf's gradient. Its memory is kept for the next; that of a leaf of 16 bits, or with
+ * .grad_dtype, is step memory, which is given back. */
 TSH_API void tsh_zero_grad(tsh_tensor *t);
 
 /* Writes what is recorded for backward to an open file, one line per op:
@@ -4025,6 +4026,14 @@ static int tshi_tensor_set_exact(tsh_tensor *t, int64_t from, int64_t n, const t
 /* Returns 1 if t's gradient is kept in bf16 (see tshi_tape_pack). */
 static int tshi_tensor_packs(const tsh_tensor *t) {
     return t->grad_dtype == TSH_BF16;
+}
+
+/* Returns the kind of memory of a tensor's gradient. That of a bf16 parameter (or packed) is step
+ * memory, which tsh_zero_grad gives back: backward can use it for activations until it computes the
+ * gradient. (Row-sparse gradients keep theirs, to be zeroed row by row.) */
+static int tshi_tensor_grad_kind(const tsh_tensor *t) {
+    const int returns = t->dtype != TSH_REAL || tshi_tensor_packs(t);
+    return t->flags & TSHI_OWNED && (!returns || t->marks) ? TSH_MEM_GRADIENTS : TSH_MEM_STEP;
 }
 
 /* Makes the values the exact weights, after they were written. */
@@ -9554,7 +9563,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     for (const tshi_bucket_entry *p = b->first; p && !gathers; p = p->next) {
         tshi_block **grad = &p->leaf->gr.block;
         const size_t bytes = tshi_dtype_reals(tsh_local_numel(p->leaf));
-        const int kind = tshi_tensor_packs(p->leaf) ? TSH_MEM_STEP : TSH_MEM_GRADIENTS;
+        const int kind = tshi_tensor_grad_kind(p->leaf);
         if (!*grad && !(*grad = tshi_mem_alloc(ctx, kind, bytes))) return;
     }
     for (k = 0; k < ctx->dp.size; k++) /* row by row, except those that are in place already */
@@ -9779,10 +9788,8 @@ static tshi_operand tshi_tape_operand(const tsh_tensor *t) {
  * Returns 0 without memory. */
 static int tshi_tape_allocate(tsh_tensor *base, tshi_accumulator *acc) {
     const int64_t n = tsh_local_numel(base);
-    const int stays = base->flags & TSHI_OWNED && !tshi_tensor_packs(base);
     if (acc->block) return 1;
-    acc->block = tshi_mem_alloc(base->ctx, stays ? TSH_MEM_GRADIENTS : TSH_MEM_STEP,
-                                tshi_dtype_reals(n));
+    acc->block = tshi_mem_alloc(base->ctx, tshi_tensor_grad_kind(base), tshi_dtype_reals(n));
     if (acc->block && acc->live)
         tshi_dtypes[TSH_BF16].load(tshi_mem_data(base->packed), 1, n,
                                    (tsh_real *)tshi_mem_data(acc->block));
@@ -9812,7 +9819,7 @@ static void tshi_tape_pack(tsh_tensor *t) {
     const int64_t n = tsh_local_numel(t);
     if (!tshi_tensor_packs(t) || !t->gr.live || !t->gr.block || t->sparse) return;
     if (!t->packed)
-        t->packed = tshi_mem_alloc(t->ctx, TSH_MEM_GRADIENTS, tshi_dtype_bytes(TSH_BF16, n));
+        t->packed = tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(TSH_BF16, n));
     if (!t->packed) return;
     tshi_team_run(tshi_kernel_parts(t->ctx, n, 1), n, 16, tshi_tape_pack_part, t);
     tshi_mem_release(t->ctx, t->gr.block);
@@ -10446,12 +10453,24 @@ static void tshi_tape_clear_rows(tsh_tensor *base) {
     base->gr.clean = 1; /* tshi_tape_dest_rows need not zero it */
 }
 
+/* Gives the step memory of a leaf's gradient back. */
+static void tshi_tape_return(tsh_tensor *base) {
+    tshi_mem_release(base->ctx, base->gr.block);
+    tshi_mem_release(base->ctx, base->gp.block);
+    tshi_mem_release(base->ctx, base->packed);
+    base->gr.block = base->gp.block = base->packed = NULL;
+    base->gr.clean = base->gp.clean = 0;
+}
+
 TSH_API void tsh_zero_grad(tsh_tensor *t) {
-    if (!t) return;
-    if (t->base->sparse && t->base->gr.live && !t->base->gp.live) tshi_tape_clear_rows(t->base);
-    t->base->gr.live = t->base->gp.live = t->base->sparse = 0; /* none; the memory stays */
-    t->base->packs = 0;
-    t->base->flags &= ~(unsigned)TSHI_USED;
+    tsh_tensor *base = t ? t->base : NULL;
+    if (!base) return;
+    if (base->sparse && base->gr.live && !base->gp.live) tshi_tape_clear_rows(base);
+    base->gr.live = base->gp.live = base->sparse = 0; /* none; the memory stays, or is returned */
+    base->packs = 0;
+    base->flags &= ~(unsigned)TSHI_USED;
+    if (base->flags & TSHI_OWNED && tshi_tensor_grad_kind(base) == TSH_MEM_STEP)
+        tshi_tape_return(base);
 }
 
 /* -- steps and scopes ------------------------------------------------------- */
@@ -15621,9 +15640,9 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
 static void tshi_loss_backward(tshi_node *node) {
     const tshi_loss *loss = (const tshi_loss *)node->params;
     tsh_ctx *ctx = node->out->ctx;
-    /* 1: one pass reads and writes each row, so dx may take the memory of x */
+    /* 1: one pass reads and writes each row, so dx may take the memory of x, or of its copy */
     const int once = !loss->probs && !(loss->desc.label_smoothing > 0) &&
-                     node->in[0]->dtype == TSH_REAL;
+                     (node->in[0]->dtype == TSH_REAL || tshi_tape_is_whole(node->in[0]));
     tshi_block *scratch[3] = {NULL, NULL, NULL}; /* copies of logits, target, weight as tsh_real */
     int64_t stride[TSH_MAX_DIMS];
     tshi_loss_job work;
@@ -15631,6 +15650,11 @@ static void tshi_loss_backward(tshi_node *node) {
     work.node = node;
     work.x = tshi_tape_saved_reals(node, 0, stride, &scratch[0]);
     work.step = scratch[0] ? loss->classes : loss->step; /* elements from row to row */
+    if (once && scratch[0]) { /* the copy is all that is read from now on */
+        tshi_mem_release(ctx, node->saved[0]);
+        node->saved[0] = scratch[0];
+        scratch[0] = NULL;
+    }
     if (loss->probs) work.t = tshi_tape_saved_reals(node, 1, stride, &scratch[1]);
     if (node->saved[2]) work.w = tshi_tape_saved_reals(node, 2, stride, &scratch[2]);
     if (ctx->error.code == TSH_OK && (once ? tshi_tape_dest_over(node, 0, &work.dest)

@@ -250,13 +250,16 @@ static int is_first(const gpt_trainer *t) {
 
 static void make_optimiser(gpt_trainer *t) {
     const gpt_settings *set = t->set;
+    const tsh_dtype kept = set->pure ? TSH_BF16 : TSH_DTYPE_DEFAULT;
     const tsh_optim_desc adamw = {.kind = TSH_ADAMW,
                                   .lr = set->lr,
                                   .beta1 = 0.9,
                                   .beta2 = 0.99,
                                   .weight_decay = 0.1,
                                   .clip_norm = 1,
-                                  .zero = set->zero};
+                                  .zero = set->zero,
+                                  .grad_dtype = kept,
+                                  .moments_dtype = kept};
     t->optim = tsh_optim_new(t->gpt, &adamw);
     tsh_optim_group(t->optim, "**.bias", 1, 0); /* only matrices decay */
     tsh_optim_group(t->optim, "**.ln_?.weight", 1, 0);
@@ -508,6 +511,7 @@ static tsh_tensor *sample_token(tsh_ctx *ctx, tsh_tensor *x, int micro_batch, vo
     tsh_tensor *full = tsh_full(call(t->gpt, "lm_head", last));                      /* (1, 1, V) */
     (void)micro_batch;
     full = tsh_slice(full, -1, 0, vocabulary); /* no byte stands for the others */
+    full = tsh_cast(full, TSH_REAL);
     tsh_read(ctx, full, TSH_GLOBAL, logits, (size_t)vocabulary * sizeof *logits);
     return tsh_filled(ctx, tsh_shape0(), draw(logits, vocabulary, 0.8, t->chance));
 }
@@ -534,6 +538,11 @@ static void print_sample(gpt_trainer *t) {
     }
     if (is_first(t)) printf("\n\n");
     free(tokens);
+}
+
+/* The dtype of the parameters, and so of all that is computed with them. */
+static tsh_dtype dtype_of(const gpt_settings *set) {
+    return strcmp(set->dtype, "bf16") == 0 ? TSH_BF16 : TSH_DTYPE_DEFAULT;
 }
 
 /* == 5. what one rank does ================================================= */
@@ -597,7 +606,7 @@ static void print_intent(gpt_trainer *t) {
         printf("%-10srank %d: %s parameters; with gradients and moments %.2f MiB\n",
                r == 0 ? "memory" : "", r, report_commas(a, here[r]),
                mebibytes((2 * here[r] + 2 * here[r] / (set->zero ? tsh_dp(t->ctx)->size : 1)) *
-                         (int64_t)sizeof(tsh_real)));
+                         (int64_t)sizeof(tsh_real))); /* bf16: an exact float weight, too */
     printf("training  %s steps of %s tokens, AdamW, learning rate %g\n\n",
            report_commas(a, set->steps), report_commas(b, set->batch * set->context), set->lr);
     fflush(stdout);
@@ -686,6 +695,7 @@ static int run_ranks(gpt_job *job) {
                      .pp = (int)set->pp,
                      .seed = (uint64_t)set->seed,
                      .threads = (int)set->threads,
+                     .dtype = dtype_of(set),
                      .logger = {say, job},
                      .comm = job->comm};
 #ifdef GPT_BLIS

@@ -23,6 +23,7 @@ typedef struct gpt_settings {
     const char *text; /* NULL: the sources of this project */
     const char *out;
     const char *policy; /* NULL: the plan in gpt.c */
+    const char *dtype;  /* of the parameters: "f32", "bf16" */
     const char *backend;
     const char *gemm;
     const char *trace, *save;                        /* NULL: none */
@@ -30,7 +31,7 @@ typedef struct gpt_settings {
     int resume;
     int64_t ranks, tp, threads;                      /* tp 0: ranks / pp; threads: of each rank */
     int64_t pp, dp, micro_batches;                   /* dp 0: what tp and pp leave of the ranks */
-    int zero;
+    int zero, pure; /* pure: gradients and moments are bf16, too; no flag sets it */
     const char *stages;    /* layers of each stage, "2,3"; NULL: equally many */
     int counts[MAX_RANKS]; /* what stages says */
     int64_t layers, heads, width, context, vocabulary;
@@ -42,6 +43,7 @@ static const gpt_settings defaults = {
     .out = "build/run",
     .backend = "threads",
     .gemm = "builtin",
+    .dtype = "f32",
     .ranks = 2,
     .threads = 1,
     .pp = 1,
@@ -72,7 +74,7 @@ TSH_PRINTF(1, 2) static int refuse(const char *format, ...) {
 
 /* == flags ================================================================= */
 
-enum { FLAGS = 33 };
+enum { FLAGS = 34 };
 
 /* A flag sets what one of its pointers points to. */
 typedef struct gpt_flag {
@@ -93,6 +95,8 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
          .string = &s->backend},
         {"gemm", "matrix product: builtin, or blis where gpt was built with it",
          .string = &s->gemm},
+        {"dtype", "of parameters and activations: f32; bf16, in half the memory",
+         .string = &s->dtype},
         {"ranks", "threads that share the work", .whole = &s->ranks, .low = 1, .high = MAX_RANKS},
         {"tp", "ranks that share the layers of one copy of the model; 0: what pp and dp leave",
          .whole = &s->tp, .high = MAX_RANKS},
@@ -203,6 +207,11 @@ static int check_gemm(const gpt_settings *s) {
 #endif
 }
 
+static int check_dtype(const gpt_settings *s) {
+    if (strcmp(s->dtype, "f32") == 0 || strcmp(s->dtype, "bf16") == 0) return 0;
+    return refuse("--dtype is f32 or bf16, not '%s'", s->dtype);
+}
+
 static int check_backend(gpt_settings *s) {
     s->joins = strcmp(s->backend, "tcp") == 0 || strcmp(s->backend, "mpi") == 0;
     if (s->joins || strcmp(s->backend, "threads") == 0) return 0;
@@ -232,6 +241,7 @@ static int check_stages(gpt_settings *s) {
 
 static int check_settings(gpt_settings *s) {
     int64_t others = s->pp * (s->dp > 0 ? s->dp : 1);
+    if (check_dtype(s) != 0) return BAD_USE;
     if (s->tp == 0) s->tp = s->ranks % others == 0 ? s->ranks / others : 1;
     if (s->dp == 0) s->dp = s->ranks / (s->tp * s->pp);
     if (s->ranks != s->tp * s->pp * s->dp)

@@ -38,6 +38,10 @@ static void state_describe(char text[STATE_SETTINGS], const gpt_settings *s, con
              (long long)(t->train_size + t->val_size), (unsigned long long)hash, s->chars,
              (long long)s->layers, (long long)s->heads, (long long)s->width, (long long)s->context,
              (long long)s->vocabulary, (long long)s->batch, (long long)s->seed, s->lr, s->dropout);
+    if (strcmp(s->dtype, "f32") != 0) { /* f32 has no line: earlier versions wrote none */
+        const size_t used = strlen(text);
+        snprintf(text + used, STATE_SETTINGS - used, "dtype %s\n", s->dtype);
+    }
 }
 
 static int state_write_settings(const gpt_settings *set, const char *now) {

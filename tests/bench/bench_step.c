@@ -8,6 +8,8 @@
  *     memory 0 1    the most memory that the process has had, in KiB
  *     moments 0 1   bytes of the optimiser's moments on rank 0
  *
+ * --pure, besides the flags of gpt.c: gradients and moments are bf16, too.
+ *
  * Between commands the ranks sleep. With --backend tcp they are processes, over 127.0.0.1. */
 #define _DEFAULT_SOURCE /* ru_maxrss */
 #define main            gpt_main
@@ -130,6 +132,12 @@ int main(int argc, char **argv) {
     gpt_flag flags[FLAGS];
     int help = 0;
     make_flags(flags, &job.set, &help);
+    for (int i = 1; i < argc; i++) { /* no flag of gpt.c: taken out */
+        if (strcmp(argv[i], "--pure") != 0) continue;
+        job.set.pure = 1;
+        memmove(argv + i, argv + i + 1, (size_t)(argc - i) * sizeof *argv);
+        argc--;
+    }
     int failed = parse_flags(flags, argc, argv);
     if (!failed) failed = check_backend(&job.set);
     if (!failed) failed = check_gemm(&job.set);
@@ -140,6 +148,7 @@ int main(int argc, char **argv) {
                      .pp = (int)job.set.pp,
                      .threads = (int)job.set.threads,
                      .seed = (uint64_t)job.set.seed,
+                     .dtype = dtype_of(&job.set),
                      .logger.fn = tsh_log_stderr};
     failed = job.set.joins ? run_processes(&job, &desc)
                            : tsh_threads_run((int)job.set.ranks, &desc, serve, &job);

@@ -534,15 +534,17 @@ static int holds(tsh_ctx *ctx, void *user) {
         tsh_tensor *y = tsh_cast(tsh_forward(m, x), TSH_REAL);
         CHECK(tsh_backward(ctx, tsh_sum(y, TSH_ALL, 0)) == TSH_OK, "backward");
         (void)tsh_optim_step(optim);
-        tsh_zero_grads(tsh_root(ctx));
         (void)tsh_step_end(ctx);
+        CHECK(tsh_mem_stats(ctx).step_live <= (pure ? 2 : sizeof(tsh_real)) * n + slack, "%zu",
+              tsh_mem_stats(ctx).step_live);
+        tsh_zero_grads(tsh_root(ctx));
         if (step == 100) calls = tsh_mem_stats(ctx).calls;
     }
     mem = tsh_mem_stats(ctx);
     CHECK(mem.calls == calls, "the allocator is called no more");
     CHECK(mem.now[TSH_MEM_PARAMETERS] <= 4 * n + slack, "%zu", mem.now[TSH_MEM_PARAMETERS]);
-    CHECK(mem.now[TSH_MEM_GRADIENTS] <= (pure ? 2 : sizeof(tsh_real)) * n + slack, "%zu",
-          mem.now[TSH_MEM_GRADIENTS]);
+    CHECK(mem.now[TSH_MEM_GRADIENTS] == 0 && mem.step_live == 0, "gradients are given back: %zu",
+          mem.step_live);
     CHECK(mem.now[TSH_MEM_OPTIMISER] <= 2 * (pure ? 2 : sizeof(tsh_real)) * n + slack, "%zu",
           mem.now[TSH_MEM_OPTIMISER]);
     CHECK(mem.now[TSH_MEM_OPTIMISER] >= 4 * n, "%zu", mem.now[TSH_MEM_OPTIMISER]);

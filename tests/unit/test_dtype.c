@@ -247,6 +247,92 @@ static void short_floats_are_rounded_once(void **state) {
     half_round(TSH_F16, &short_f16);
 }
 
+/* What ops give of inputs of two dtypes: norms and lookups the dtype of what they normalise or look
+ * up, others the promoted one, losses TSH_REAL; the values are those of the inputs as tsh_real,
+ * rounded. */
+static void inputs_of_two_dtypes(void **state) {
+    typedef struct mixed {
+        const half_computation c;
+        int first; /* 1: the output's dtype is that of the first input; 0: promoted */
+    } mixed;
+    static const mixed rows[] = {
+        {{"add", half_add, {HALF_2(5, 37), HALF_1(37)}, 2, 0, 0, 0}, 0},
+        {{"div", half_divide, {HALF_2(5, 37), HALF_2(5, 1)}, 2, 1, 0, 0}, 0},
+        {{"where", half_where, {HALF_2(4, 40), HALF_2(4, 40)}, 2, 0, 0, 0}, 0},
+        {{"concat", half_concat, {HALF_2(3, 4), HALF_2(3, 5)}, 2, 0, 0, 0}, 0},
+        {{"rms_norm", half_rms_norm, {HALF_2(6, 70), HALF_1(70)}, 2, 0, 0, 0}, 1},
+        {{"layer_norm", half_layer_norm, {HALF_2(6, 70), HALF_1(70), HALF_1(70)}, 3, 0, 0, 0}, 1},
+    };
+    static const tsh_dtype pairs[][2] = {{TSH_BF16, TSH_REAL}, {TSH_REAL, TSH_BF16},
+                                         {TSH_F16, TSH_REAL},  {TSH_REAL, TSH_F16},
+                                         {TSH_BF16, TSH_F16},  {TSH_F16, TSH_BF16}};
+    int k, p, i;
+    (void)state;
+    for (k = 0; k < COUNT(rows); k++)
+        for (p = 0; p < COUNT(pairs); p++) {
+            const half_computation *c = &rows[k].c;
+            const tsh_dtype want = rows[k].first ? pairs[p][0] : TSH_REAL;
+            tsh_ctx *ctx = unit_open(NULL);
+            tsh_tensor *in[HALF_INPUTS], *twin[HALF_INPUTS], *y, *z;
+            int64_t e;
+            for (i = 0; i < c->n; i++) {
+                in[i] = tsh_requires_grad(half_input(ctx, c, i, pairs[p][i > 0]), 1);
+                twin[i] = tsh_requires_grad(tsh_keep(tsh_cast(tsh_detach(in[i]), TSH_REAL)), 1);
+            }
+            /* half_where compares its inputs, which must be of one dtype */
+            y = c->fn == half_where ? tsh_where(tsh_lt(twin[0], twin[1]), in[0], in[1]) : c->fn(in);
+            z = c->fn(twin);
+            if (!y) fail_msg("%s: %s", c->name, tsh_last_error(ctx)->message);
+            if (tsh_dtype_of(y) != want)
+                fail_msg("%s of %d and %d gives %d", c->name, (int)pairs[p][0], (int)pairs[p][1],
+                         (int)tsh_dtype_of(y));
+            for (e = 0; e < tsh_numel(y); e++) {
+                const double got = tshi_dtype_get(want, tshi_tensor_at(y), e);
+                double exact = (double)tshi_tensor_values(z)[e];
+                if (want != TSH_REAL) exact = (double)half_rounded(want, (tsh_real)exact);
+                assert_true(got == exact);
+            }
+            assert_int_equal(tsh_backward(ctx, tsh_sum(tsh_add(tsh_cast(y, TSH_REAL), z), TSH_ALL,
+                                                       0)), TSH_OK);
+            for (i = 0; i < c->n; i++) {
+                const size_t bytes = (size_t)tsh_numel(in[i]) * sizeof(tsh_real);
+                assert_memory_equal(tsh_data(ctx, tsh_grad(in[i])),
+                                    tsh_data(ctx, tsh_grad(twin[i])), bytes);
+            }
+            unit_close(ctx);
+        }
+}
+
+/* A user's op gets tsh_real, whatever its inputs are. */
+static void half_product(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
+    const tsh_real *x = (const tsh_real *)tsh_data(tsh_ctx_of(in[0]), in[0]);
+    (void)user, (void)n;
+    out[0] = x[0] * x[1];
+}
+static void half_product_back(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
+                            const tsh_real *grad_out, tsh_real *const *grad_in) {
+    const tsh_real *x = (const tsh_real *)tsh_data(tsh_ctx_of(in[0]), in[0]);
+    (void)user, (void)n, (void)out;
+    grad_in[0][0] += grad_out[0] * x[1];
+    grad_in[0][1] += grad_out[0] * x[0];
+}
+
+static void custom_ops_get_reals(void **state) {
+    tsh_custom_desc desc = {.name = "product", .forward = half_product,
+                            .backward = half_product_back};
+    tsh_ctx *ctx = unit_open(NULL);
+    const uint16_t values[2] = {0x4000, 0x40A0}; /* 2 and 5 */
+    tsh_tensor *x = tsh_tensor_from(ctx, TSH_BF16, tsh_shape1(2), NULL, values), *y;
+    (void)state;
+    tsh_requires_grad(x, 1);
+    y = tsh_custom_op(ctx, &x, 1, &desc);
+    assert_int_equal(tsh_dtype_of(y), TSH_REAL);
+    EXPECT_NEAR(tsh_item(ctx, y), 10, 0);
+    assert_int_equal(tsh_backward(ctx, y), TSH_OK);
+    EXPECT_TEXT(tsh_grad(x), "(2) R: 5 2");
+    unit_close(ctx);
+}
+
 static void promotion_is_the_wider_one(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
     tsh_tensor *x = tsh_ones(ctx, tsh_shape1(3)), *half = tsh_cast(x, BFLOAT);
@@ -379,6 +465,8 @@ int main(void) {
         cmocka_unit_test(every_op_takes_every_row),
         cmocka_unit_test(short_floats_are_rounded_once),
         cmocka_unit_test(promotion_is_the_wider_one),
+        cmocka_unit_test(inputs_of_two_dtypes),
+        cmocka_unit_test(custom_ops_get_reals),
         cmocka_unit_test(ranks_share_it),
         cmocka_unit_test(files_hold_it),
     };

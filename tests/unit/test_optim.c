@@ -629,8 +629,124 @@ static void pending_gradients_are_an_error(void **state) {
     ranks_run(1, syncs_pending, NULL); /* at one rank nothing is pending */
 }
 
+/* ------------------------------------------------------------ exact weights of bf16 parameters */
+
+/* Halves of a float: the value is rounded to the nearest, and both give all bits back. */
+static void floats_are_split_in_halves(void **state) {
+    uint32_t bits = 0, i;
+    (void)state;
+    for (i = 0; i < 3000000; i++) {
+        uint16_t value, low;
+        tsh_real back;
+        float x, near;
+        bits = i < 0x20000 ? i << 15 : bits * 1664525u + 1013904223u; /* all values and middles */
+        x = tshi_dtype_float_of(bits);
+        tshi_tensor_split((tsh_real)x, &value, &low);
+        back = tshi_tensor_join(value, low);
+        near = (float)tshi_dtype_from_bf16(value);
+        if (x != x) {
+            assert_true(back != back && near != near);
+            continue;
+        }
+        if (tshi_dtype_float_bits((float)back) != bits)
+            fail_msg("%08x comes back as %08x", bits, tshi_dtype_float_bits((float)back));
+        if (value == tshi_dtype_to_bf16((tsh_real)x)) continue;
+        assert_int_equal(bits & 0xFFFFu, 0x8000u); /* a tie, which goes away from 0 */
+        assert_true(fabsf(near) > fabsf(x));
+    }
+}
+
+/* A bf16 parameter's exact weights are, bit for bit, those of a float parameter under the same
+ * gradients; its values are these, rounded. */
+static void exact_weights_are_the_floats(void **state) {
+    static const tsh_optim_desc descs[] = {
+        {.kind = TSH_SGD, .lr = 1e-3, .weight_decay = 0.1},
+        {.kind = TSH_SGD, .lr = 1e-3, .momentum = 0.9, .nesterov = 1},
+        {.kind = TSH_ADAM, .lr = 1e-4},
+        {.kind = TSH_ADAMW, .lr = 1e-4, .weight_decay = 0.2, .clip_norm = 0.7},
+    };
+    int i, s, e;
+    (void)state;
+    for (i = 0; i < COUNT(descs) && sizeof(tsh_real) == 4; i++) {
+        tsh_ctx *ctx[2];
+        tsh_tensor *p[2];
+        tsh_optim *optim[2];
+        tsh_real exact[2][N];
+        int half;
+        for (half = 0; half < 2; half++) {
+            ctx[half] = unit_open(NULL);
+            optim[half] = NULL;
+            p[half] = tsh_param(vectors(ctx[half]), "weight");
+            if (half) assert_int_equal(tsh_to(tsh_root(ctx[half]), TSH_BF16), TSH_OK);
+            optim[half] = tsh_optim_new(tsh_root(ctx[half]), &descs[i]);
+        }
+        for (s = 0; s < 50; s++) {
+            double g[N];
+            for (e = 0; e < N; e++) g[e] = (double)(float)gradient(s, e);
+            for (half = 0; half < 2; half++) {
+                give(ctx[half], p[half], g);
+                assert_int_equal(tsh_optim_step(optim[half]), TSH_OK);
+                tshi_tensor_exact(p[half], 0, N, exact[half]);
+            }
+            assert_memory_equal(exact[0], exact[1], sizeof exact[0]);
+            for (e = 0; e < N; e++) {
+                const float shown = (float)tshi_dtype_get(TSH_BF16, tshi_tensor_at(p[1]), e);
+                assert_true(fabsf(shown - (float)exact[0][e]) <= fabsf(shown) / 256);
+            }
+        }
+        assert_true(exact[1][0] < 1 && exact[1][1] != exact[1][0]);
+        tshi_tensor_set_exact(p[1], 2, 3, exact[0] + 5); /* as a file does */
+        tshi_tensor_exact(p[1], 0, N, exact[1]);
+        assert_memory_equal(exact[1] + 2, exact[0] + 5, 3 * sizeof exact[0][0]);
+        for (half = 0; half < 2; half++) unit_close(ctx[half]);
+    }
+}
+
+/* 1 + 2^-9 lies a quarter of the way from 1 to the next bf16: a quarter of all are rounded up, in
+ * every step others. */
+static void rounding_is_right_on_average(void **state) {
+    enum { LONG = 20000 };
+    const tsh_optim_desc sgd = {
+        .kind = TSH_SGD, .lr = TSH_ZERO, .momentum = 0.5, .grad_dtype = TSH_BF16,
+        .moments_dtype = TSH_BF16};
+    tsh_ctx *ctx = unit_open(NULL);
+    tsh_tensor *p = tsh_add_param(tsh_root(ctx), "p", tsh_shape1(LONG), NULL);
+    tsh_optim *optim = tsh_optim_new(tsh_root(ctx), &sgd);
+    const double quarter = 1 + 1.0 / 512;
+    static uint16_t before[LONG];
+    int step, e;
+    (void)state;
+    for (step = 0; step < 3; step++) {
+        int up = 0, same = 0;
+        const uint16_t *grad, *moment;
+        double sum = 0;
+        assert_int_equal(tsh_backward(ctx, tsh_sum(tsh_scale(p, quarter), TSH_ALL, 0)), TSH_OK);
+        assert_int_equal(tsh_dtype_of(tsh_grad(p)), TSH_BF16);
+        grad = (const uint16_t *)tsh_data(ctx, tsh_grad(p));
+        for (e = 0; e < LONG; e++) {
+            assert_true(grad[e] == 0x3F80 || grad[e] == 0x3F81);
+            up += grad[e] == 0x3F81;
+            same += grad[e] == before[e];
+        }
+        assert_true(abs(up - LONG / 4) < 300); /* 5 standard deviations */
+        assert_true(step == 0 || abs(same - LONG * 10 / 16) < 400);
+        memcpy(before, grad, sizeof before);
+        assert_int_equal(tsh_optim_step(optim), TSH_OK);
+        assert_int_equal(optim->each[0].first->dtype, TSH_BF16);
+        moment = (const uint16_t *)tshi_tensor_at(optim->each[0].first);
+        for (e = 0; e < LONG; e++) sum += (double)tshi_dtype_from_bf16(moment[e]);
+        EXPECT_NEAR(sum / LONG, quarter * (2 - pow(0.5, step)), 5e-4);
+        tsh_zero_grads(tsh_root(ctx));
+        assert_int_equal(tsh_step_end(ctx), TSH_OK);
+    }
+    unit_close(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(floats_are_split_in_halves),
+        cmocka_unit_test(exact_weights_are_the_floats),
+        cmocka_unit_test(rounding_is_right_on_average),
         cmocka_unit_test(optimisers_follow_their_formulas),
         cmocka_unit_test(the_usual_optimiser_is_sgd),
         cmocka_unit_test(parameters_without_a_gradient_stay),
