@@ -11471,6 +11471,7 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
     tsh_tensor *out, form; /* form: only the new shape and layout */
     tsh_layout layout;
     if (!ctx) return NULL;
+    memset(&form, 0, sizeof form);
     form.ctx = ctx;
     if (shape.ndim < 0 || shape.ndim > TSH_MAX_DIMS)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
