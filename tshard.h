@@ -3640,9 +3640,20 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
     return start == length ? owned : -1; /* -1: the segments do not add up to the dimension */
 }
 
+/* Returns 1 if a sharded layout of one segment has no defaults left, and fits. */
+static int tshi_layout_is_resolved(const tsh_layout *layout, int ndim, const int64_t *dim) {
+    const tsh_segment *only = &layout->segment[0];
+    return layout->segments == 1 && layout->dim >= 0 && layout->dim < ndim && only->unit > 0 &&
+           only->length > 0 && only->length == dim[layout->dim] &&
+           (only->unit == 1 || only->length % only->unit == 0) &&
+           !(only[1].length | only[1].unit | only[2].length | only[2].unit | only[3].length |
+             only[3].unit);
+}
+
 /* Resolves every default of a layout for a tensor of shape dim; returns 0 if it does not fit. */
 static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim) {
     if ((unsigned)layout->kind > (unsigned)TSH_PARTIAL) return 0;
+    if (layout->kind == TSH_SHARDED && tshi_layout_is_resolved(layout, ndim, dim)) return 1;
     if (layout->kind != TSH_SHARDED) {
         layout->dim = layout->segments = 0; /* not used: 0, so that layouts can be compared */
         memset(layout->segment, 0, sizeof layout->segment);
@@ -3665,6 +3676,7 @@ static int tshi_layout_same_shards(const tsh_layout *a, const tsh_layout *b, int
                                    int size) {
     tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS]; /* what a rank owns by a, and by b */
     if (a->segments != b->segments) return 0;
+    if (memcmp(a->segment, b->segment, sizeof a->segment) == 0) return 1;
     for (int rank = 0; rank < size; rank++) {
         if (tsh_chunk(a, length, size, rank, ra) < 0 || tsh_chunk(b, length, size, rank, rb) < 0)
             return 0;
@@ -3869,7 +3881,7 @@ static tsh_result tshi_tensor_set_shape(tsh_tensor *t, const char *op, const tsh
                         op, tsh_layout_text(layout, text, sizeof text), t->ndim);
     }
     i = t->layout.dim;
-    if (t->layout.kind == TSH_SHARDED)
+    if (t->layout.kind == TSH_SHARDED && ctx->tp.size > 1)
         t->local[i] = tsh_chunk(&t->layout, t->dim[i], ctx->tp.size, ctx->tp.rank, NULL);
     tshi_tensor_strides(t->local, t->ndim, t->stride);
     return TSH_OK;
@@ -12972,6 +12984,7 @@ static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, i
 TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_reshape", &x, 1);
     char from[TSHI_TEXT_SIZE], to[TSHI_TEXT_SIZE], hint[2 * TSHI_TEXT_SIZE] = "";
+    const tsh_shape wanted = shape; /* with -1 */
     int64_t stride[TSH_MAX_DIMS];
     tsh_tensor *out, form; /* form: only the new shape and layout */
     tsh_layout layout;
@@ -12982,12 +12995,12 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                "tsh_reshape: %s to %d dimensions; there may be 0 to %d",
                                tshi_tensor_text(x, from), shape.ndim, TSH_MAX_DIMS);
-    (void)tshi_tensor_sizes(shape.dim, shape.ndim, to); /* as asked for, with -1 */
     if (!tshi_view_sizes(x, &shape))
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                "tsh_reshape: %s has %lld elements, which do not fit the new shape "
                                "%s",
-                               tshi_tensor_text(x, from), (long long)tsh_numel(x), to);
+                               tshi_tensor_text(x, from), (long long)tsh_numel(x),
+                               tshi_tensor_sizes(wanted.dim, wanted.ndim, to));
     if (!tshi_view_layout(x, &shape, &layout)) {
         tshi_view_hint_split(x, &shape, hint, sizeof hint);
         return tshi_error_null(ctx, TSH_ERR_LAYOUT,
@@ -14690,6 +14703,7 @@ static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_bl
     tshi_kernel_add_operand(&loop, &part, x, stride[1], TSH_REAL);
     tshi_kernel_add_operand(&loop, &part, tshi_mem_data(table), stride[2], TSH_REAL);
     tshi_kernel_run(&loop, tshi_rope_pairs[isa], &p);
+    if (t->dim[last] == 2 * rope->pairs) return;
     part.dim[last] = part.local[last] = t->dim[last] - 2 * rope->pairs;
     tshi_kernel_space(&loop, &part);
     tshi_kernel_add_operand(&loop, &part, y + 2 * rope->pairs * sy[last], sy, TSH_REAL);
