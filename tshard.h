@@ -1716,7 +1716,7 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
 /* Writes every parameter below module, and with optim its moments, into one safetensors file of
  * global tensors, the same bytes at every degree of tp and pp; tsh_load reads it at any other.
  * Entries: parameters by their path below module (tied ones once; one tied to a parameter elsewhere
- * by its whole path), "optim.first.<path>" and "optim.second.<path>", TSH_REAL (F32 or F64),
+ * by its whole path), "optim.first.<path>" and "optim.second.<path>", each in its own dtype,
  * row-major; in __metadata__ a hash of all values, the state of the generators (seed, counts of
  * randn and of every module's dropout) and of optim (kind, steps, skipped). optim NULL: none.
  * Parameters without memory get their initial values first.
@@ -1735,16 +1735,20 @@ TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_opti
 typedef struct tsh_file_desc {
     const char *prefix; /* in the file, each path follows this and a dot; NULL or "": nothing.
                          * Loading: tensors of the file under other prefixes are skipped */
+    tsh_dtype dtype;    /* saving: floating-point parameters are rounded to this floating dtype,
+                         * once, to nearest even; 0: each is written in its own */
+    int strict_dtype;   /* loading: 1: a tensor of another dtype than in the model is an error */
 } tsh_file_desc;
-/* The same with a prefix; desc NULL: tsh_save. TSH_ERR_ARGUMENT: a prefix of TSH_PATH_SIZE
- * characters or more. */
+/* The same with more options; desc NULL: tsh_save. TSH_ERR_ARGUMENT: a prefix of TSH_PATH_SIZE
+ * characters or more; a dtype that is not floating; one that differs between ranks. */
 TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh_optim *optim,
                                  const tsh_file_desc *desc);
 /* Reads what tsh_save wrote, or another program's safetensors file, into a model of the same names
  * and shapes, with or without memory, at any degree and layout; every rank reads its own slices.
  * optim: the same kind, its moments and steps are restored; NULL: they are skipped. The state of
  * the generators is restored where the file holds it, so that training goes on with the same bits.
- * Between steps. Two all-reduces over the world, no other traffic. The whole header is checked on
+ * F32, F64, BF16 and F16 are converted to the dtype that a parameter or moment has in the model,
+ * rounded once, to nearest even; beyond its range a value becomes infinite. Between steps. Two all-reduces over the world, no other traffic. The whole header is checked on
  * all ranks before anything changes. While a save of the same path goes on, too, all ranks read
  * one and the same save, or get TSH_ERR_IO and may load again after tsh_clear_error. For that, they
  * compare the hash of all values that tsh_save stored; for other programs' files, 64 bytes of every
@@ -1753,10 +1757,10 @@ TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh
  * eight tensors only how many more there are. An error is one on every rank, as in tsh_save:
  * TSH_ERR_IO (the system, no well-formed file, or not the same one on every rank),
  * TSH_ERR_ARGUMENT (tensors that the file or the model lacks, or another kind of optimiser),
- * TSH_ERR_SHAPE, TSH_ERR_DTYPE. Files over 2 GiB need a 64-bit long. */
+ * TSH_ERR_SHAPE, TSH_ERR_DTYPE (an integer dtype that differs). Files over 2 GiB need a 64-bit long. */
 TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim);
-/* The same with a prefix, such as that of one block in the file of a whole model; desc NULL:
- * tsh_load. Errors as tsh_save_with. */
+/* The same with a prefix, such as that of one block in the file of a whole model, or with
+ * .strict_dtype; desc NULL: tsh_load. Errors as tsh_save_with; TSH_ERR_DTYPE: see .strict_dtype. */
 TSH_API tsh_result tsh_load_with(tsh_module *module, const char *path, tsh_optim *optim,
                                  const tsh_file_desc *desc);
 
@@ -2878,14 +2882,18 @@ static float tshi_dtype_float_of(uint32_t bits) {
 /* Returns the bits of x as a float. A double that is no float is rounded to the one of its two
  * neighbours whose last bit is 1, so that rounding the result once more, to a shorter format, gives
  * what rounding x itself would ("round to odd"; Boldo & Melquiond 2008). */
-static uint32_t tshi_dtype_odd(tsh_real x) {
+static uint32_t tshi_dtype_odd_bits(double x) {
     const float near = (float)x;
     uint32_t bits = tshi_dtype_float_bits(near);
-    if (TSHI_DOUBLE && (double)near != (double)x && x == x) {
-        bits -= fabs((double)near) > fabs((double)x); /* towards zero */
+    if ((double)near != x && x == x) {
+        bits -= fabs((double)near) > fabs(x); /* towards zero */
         bits |= 1u;
     }
     return bits;
+}
+
+TSHI_INLINE uint32_t tshi_dtype_odd(tsh_real x) {
+    return TSHI_DOUBLE ? tshi_dtype_odd_bits((double)x) : tshi_dtype_float_bits((float)x);
 }
 
 TSHI_INLINE tsh_real tshi_dtype_from_bf16(uint16_t h) {
@@ -3004,6 +3012,24 @@ static void tshi_dtype_put(tsh_dtype dtype, void *data, int64_t i, double value)
         row->put(data, i, value);
     else
         row->store((char *)data + i * row->size, 1, 1, &rounded);
+}
+
+/* Converts n contiguous elements; each is rounded once, to the nearest, ties to even. */
+static void tshi_dtype_convert(const void *from, tsh_dtype source, void *to, tsh_dtype target,
+                               int64_t n) {
+    const tshi_dtype *in = &tshi_dtypes[source], *out = &tshi_dtypes[target];
+    tsh_real run[TSHI_DTYPE_RUN];
+    int64_t e, m; /* first element, and number of elements, of the current run */
+    if (source == target) memcpy(to, from, tshi_dtype_bytes(source, n));
+    for (e = 0; e < n && source != target; e += m) {
+        const char *at = (const char *)from + e * in->size;
+        m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
+        in->load(at, 1, m, run);
+        if (in->size > (int)sizeof *run && out->size < (int)sizeof *run) /* f64 to 16 bits */
+            for (int i = 0; i < m; i++)
+                run[i] = TSHI_R(tshi_dtype_float_of(tshi_dtype_odd_bits(in->get(at, i))));
+        out->store((char *)to + e * out->size, 1, m, run);
+    }
 }
 
 /* Returns 0 if dtype is an integer type and value is out of its range, else 1. */
@@ -18635,8 +18661,9 @@ typedef struct tshi_io_item {
     const char *prefix, *path;   /* the name in the file is prefix + path */
     tsh_tensor *param, **moment; /* moment NULL: the parameter itself */
     const tshi_io_count *steps;  /* for a moment: number of updates of its parameter */
-    const tshi_dtype *dtype;     /* type of its values; a moment's is that of tsh_real */
-    int there;                   /* saving: 1 if it has values, here or on another stage */
+    tsh_dtype dtype;             /* of its values in memory */
+    tsh_dtype file;              /* of its values in the file; TSH_DTYPE_DEFAULT: saving, and it
+                                  * has no values, neither here nor on another stage */
     const tshi_io_entry *entry;  /* loading: what the file has for it; NULL: nothing */
 } tshi_io_item;
 
@@ -18647,14 +18674,17 @@ typedef struct tshi_io {
     const tsh_optim *optim;        /* its moments are included; NULL: no optimiser */
     const char *op, *path;         /* "tsh_save" or "tsh_load", for errors; the user's path */
     const char *prefix;            /* names in the file: this, a dot, the path; "": the path only */
+    tsh_dtype dtype;               /* tsh_file_desc.dtype and .strict_dtype */
+    int strict;
     FILE *file;                    /* open for writing or reading; NULL: not open */
     uint64_t hash;                 /* hash of the model or file, the same on all ranks */
     tshi_arena arena;              /* memory of this save or load */
     tshi_io_item *item;            /* shape (items): all tensors */
     tshi_io_count *count;          /* shape (counts): the generators', then the optimiser's */
     int items, counts, generators; /* numbers of tensors, of counts, of the generators' counts */
+    char *buffer; /* writing: one buffer of TSHI_IO_BUFFER bytes; on rank 0 of tp, two. Reading:
+                   * NULL or a quarter of one, for values to be converted */
     /* writing: */
-    char *buffer;                    /* one buffer of TSHI_IO_BUFFER bytes; on rank 0 of tp, two */
     int64_t *known;                  /* shape (items + counts), see tshi_io_merge_stages */
     tshi_block *whole_block;         /* memory for a moment gathered from its chunks */
     char *target;                    /* the path, its symbolic links resolved */
@@ -18685,12 +18715,19 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
     io->op = op;
     io->path = path ? path : "";
     io->prefix = desc && desc->prefix ? desc->prefix : "";
+    io->dtype = desc ? desc->dtype : TSH_DTYPE_DEFAULT;
+    io->strict = desc && desc->strict_dtype;
     io->lock = -1;
     if (!*io->path) (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: there is no path", op);
     if (strlen(io->prefix) >= TSH_PATH_SIZE)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
                        "%s: the prefix \"%.64s...\" has %llu characters; at most %d are possible",
                        op, io->prefix, (unsigned long long)strlen(io->prefix), TSH_PATH_SIZE - 1);
+    if (io->dtype && !(tshi_dtype_exists(io->dtype) && tshi_dtypes[io->dtype].floating))
+        (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                       "%s: .dtype is %s; parameters are written in TSH_F32, TSH_F64, TSH_BF16 or "
+                       "TSH_F16, or with 0 each in its own dtype",
+                       op, tshi_dtype_exists(io->dtype) ? tshi_dtype_name(io->dtype) : "none");
     if (optim && optim->module->ctx != io->ctx)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: the optimiser belongs to another ctx", op);
 }
@@ -18799,7 +18836,7 @@ static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *pa
     item->path = tshi_io_name(io, param->path);
     item->param = param;
     item->moment = moment;
-    item->dtype = &tshi_dtypes[moment ? param->moments_dtype : param->dtype];
+    item->dtype = moment ? param->moments_dtype : param->dtype;
     return item;
 }
 
@@ -18954,10 +18991,10 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     tshi_io_put(text, "}");
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].param; /* a moment has its form */
-        if (!io->item[i].there) continue;        /* a moment not created yet */
-        end = begin + tsh_numel(t) * io->item[i].dtype->size;
+        if (!io->item[i].file) continue;         /* a moment not created yet */
+        end = begin + tsh_numel(t) * tshi_dtypes[io->item[i].file].size;
         tshi_io_put_name(text, io->item[i].prefix, io->item[i].path);
-        tshi_io_put(text, "{\"dtype\":\"%s\",\"shape\":[", io->item[i].dtype->file);
+        tshi_io_put(text, "{\"dtype\":\"%s\",\"shape\":[", tshi_dtypes[io->item[i].file].file);
         for (d = 0; d < t->ndim; d++) tshi_io_put(text, d ? ",%lld" : "%lld", (long long)t->dim[d]);
         tshi_io_put(text, "],\"data_offsets\":[%lld,%lld]}", (long long)begin, (long long)end);
         begin = end;
@@ -19130,6 +19167,13 @@ static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
     io->hash = tshi_rng_hash(io->hash, data, bytes);
 }
 
+/* Returns the dtype in which tsh_save writes an item; TSH_DTYPE_DEFAULT: it has no values here. */
+static tsh_dtype tshi_io_file_dtype(const tshi_io *io, const tshi_io_item *item) {
+    if (item->param->absent || !tshi_io_values(item)) return TSH_DTYPE_DEFAULT;
+    if (io->dtype && !item->moment && tshi_dtypes[item->dtype].floating) return io->dtype;
+    return item->dtype;
+}
+
 /* Lists and hashes what is to be saved, checks names, and allocates what the collectives need. */
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
@@ -19146,7 +19190,7 @@ static void tshi_io_prepare(tshi_io *io) {
         if (*io->count[i].value && !tshi_io_check_name(io, io->count[i].name)) return;
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].param;
-        io->item[i].there = !t->absent && tshi_io_values(&io->item[i]) != NULL;
+        io->item[i].file = tshi_io_file_dtype(io, &io->item[i]);
         /* else tsh_load would refuse the file */
         if (!tshi_io_check_name(io, io->item[i].path)) return;
         if (tshi_io_in_chunks(&io->item[i]) && tsh_local_numel(t) >= whole)
@@ -19161,18 +19205,19 @@ static void tshi_io_prepare(tshi_io *io) {
             ctx, &io->arena, (size_t)(io->items + io->counts) * sizeof *io->known);
 }
 
-/* Combines what the stages know by one all-reduce (MAX) over pp: which moments exist, and the
- * counts of steps and dropout calls, which only stages that hold a parameter or module count. */
+/* Combines what the stages know by one all-reduce (MAX) over pp: which moments exist, in which
+ * dtype a tensor is written, and the counts of steps and dropout calls, which only stages that hold
+ * a parameter or module know. */
 static void tshi_io_merge_stages(tshi_io *io) {
-    int64_t *const there = io->known, *const counts = there + io->items;
+    int64_t *const dtypes = io->known, *const counts = dtypes + io->items;
     int i;
-    for (i = 0; i < io->items; i++) there[i] = io->item[i].there;
+    for (i = 0; i < io->items; i++) dtypes[i] = (int64_t)io->item[i].file;
     for (i = 0; i < io->counts; i++) counts[i] = (int64_t)*io->count[i].value;
     if (tshi_error_comm(
-            io->ctx, tsh_allreduce(&io->ctx->pp, there, io->items + io->counts, TSH_I64, TSH_MAX),
+            io->ctx, tsh_allreduce(&io->ctx->pp, dtypes, io->items + io->counts, TSH_I64, TSH_MAX),
             io->op) != TSH_OK)
         return;
-    for (i = 0; i < io->items; i++) io->item[i].there = (int)there[i];
+    for (i = 0; i < io->items; i++) io->item[i].file = (tsh_dtype)dtypes[i];
     for (i = 0; i < io->counts; i++)
         if (io->count[i].staged) *io->count[i].value = (uint64_t)counts[i];
 }
@@ -19184,48 +19229,58 @@ static void tshi_io_begin_file(tshi_io *io) {
     const size_t buffers = ctx->tp.rank == 0 && ctx->tp.size > 1 ? 2 : 1;
     int i;
     for (i = 0; i < io->items; i++) {
-        if (io->item[i].there)
-            io->bytes += tsh_numel(io->item[i].param) * io->item[i].dtype->size;
-        tshi_io_hash(io, &io->item[i].there, sizeof io->item[i].there);
+        io->bytes += tsh_numel(io->item[i].param) * tshi_dtypes[io->item[i].file].size;
+        tshi_io_hash(io, &io->item[i].file, sizeof io->item[i].file);
     }
     if (ctx->dp.rank > 0) return; /* the first replica writes */
     io->buffer = (char *)tshi_mem_arena_alloc(ctx, &io->arena, buffers * TSHI_IO_BUFFER);
     if (io->buffer && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
 }
 
-/* Copies the elements of rank's shard that are among the global elements [from, to). Source: the
- * shard or, if that is NULL, a message that holds them one after the other. Destination: whole,
- * which begins with element `from`, or, if that is NULL, the message. Returns the number of
- * elements copied. */
-static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to,
-                                 const void *shard, char *message, char *whole) {
+/* Converts n elements of this rank's shard of t, the first at index `local`, to the file's dtype. */
+static void tshi_io_convert(const tsh_tensor *t, int64_t local, int64_t n, tsh_dtype file,
+                            void *to) {
     const size_t width = tsh_dtype_size(t->dtype);
+    tshi_dtype_convert((const char *)tshi_tensor_at(t) + (size_t)local * width, t->dtype, to, file,
+                       n);
+}
+
+/* Copies the elements of rank's shard of t that are among the global elements [from, to). Source:
+ * own 1: this rank's shard, converted to dtype `file`; 0: a message of that dtype, which holds them
+ * one after the other. Destination: whole, which begins with element `from`, or, if that is NULL,
+ * the message. Returns the number of elements copied. */
+static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to, int own,
+                                 tsh_dtype file, char *message, char *whole) {
+    const size_t width = tsh_dtype_size(file);
     tshi_runs run = tshi_tensor_runs(t, rank, from, to);
     size_t done = 0; /* bytes copied so far */
     while (tshi_tensor_next_run(&run)) {
         const size_t bytes = (size_t)run.length * width;
-        const char *in = shard ? (const char *)shard + (size_t)run.local * width : message + done;
         char *out = whole ? whole + (size_t)(run.global - from) * width : message + done;
-        if (in != out) memcpy(out, in, bytes); /* in == out: only counted */
+        if (own)
+            tshi_io_convert(t, run.local, run.length, file, out);
+        else if (whole) /* else: only counted */
+            memcpy(out, message + done, bytes);
         done += bytes;
     }
     return (int64_t)(done / width);
 }
 
-/* Sends the global elements [from, to) of a tensor from their owners to rank 0 of tp. */
-static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t from, int64_t to) {
+/* Sends the global elements [from, to) of a tensor from their owners to rank 0 of tp, in dtype
+ * `file`. */
+static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t from, int64_t to,
+                                 tsh_dtype file) {
     tsh_comm *tp = &io->ctx->tp;
     const int owners = t->layout.kind == TSH_SHARDED ? tp->size : 1;
     char *buffer = io->buffer, *message = buffer + TSHI_IO_BUFFER;
-    const void *mine = tshi_tensor_at(t); /* this rank's shard */
     tsh_result result = TSH_OK;
-    int64_t n = tshi_io_copy_runs(t, tp->rank, from, to, mine, buffer, tp->rank ? NULL : buffer);
+    int64_t n = tshi_io_copy_runs(t, tp->rank, from, to, 1, file, buffer, tp->rank ? NULL : buffer);
     int r;
-    if (tp->rank > 0 && n) result = tsh_send(tp, buffer, n, t->dtype, 0);
+    if (tp->rank > 0 && n) result = tsh_send(tp, buffer, n, file, 0);
     for (r = 1; tp->rank == 0 && r < owners && result == TSH_OK; r++) {
-        n = tshi_io_copy_runs(t, r, from, to, NULL, message, NULL); /* how many rank r sends */
-        if (n) result = tsh_recv(tp, message, n, t->dtype, r);
-        if (result == TSH_OK) (void)tshi_io_copy_runs(t, r, from, to, NULL, message, buffer);
+        n = tshi_io_copy_runs(t, r, from, to, 0, file, message, NULL); /* how many rank r sends */
+        if (n) result = tsh_recv(tp, message, n, file, r);
+        if (result == TSH_OK) (void)tshi_io_copy_runs(t, r, from, to, 0, file, message, buffer);
     }
     return tshi_error_comm(io->ctx, result, io->op);
 }
@@ -19233,10 +19288,9 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
 /* Writes the item's tensor t, buffer by buffer: rank 0 of tp on its stage gathers a buffer and
  * sends it to the writer. After a failed write, the writer still receives the other buffers. */
 static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const tshi_io_item *item) {
-    const tsh_dtype dtype = (tsh_dtype)(item->dtype - tshi_dtypes);
     const int stage = item->param->stage ? item->param->stage - 1 : 0; /* the stage that sends it */
     tsh_ctx *ctx = io->ctx;
-    const size_t width = (size_t)item->dtype->size;
+    const size_t width = tsh_dtype_size(item->file);
     const int64_t n = tsh_numel(t), step = TSHI_IO_BUFFER / (int64_t)width;
     const int writer = tshi_io_is_writer(ctx), holds = ctx->pp.rank == stage;
     const int owns = holds && (ctx->tp.rank == 0 || t->layout.kind == TSH_SHARDED);
@@ -19245,10 +19299,10 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
     for (from = 0; from < n && (writer || owns); from = to) {
         tsh_result result = TSH_OK;
         to = tshi_base_min(from + step, n);
-        if (owns && tshi_io_gather(io, t, from, to) != TSH_OK) return TSH_ERR_IO;
+        if (owns && tshi_io_gather(io, t, from, to, item->file) != TSH_OK) return TSH_ERR_IO;
         if (owns && ctx->tp.rank == 0 && !writer)
-            result = tsh_send(&ctx->pp, buffer, to - from, dtype, 0);
-        if (writer && !holds) result = tsh_recv(&ctx->pp, buffer, to - from, dtype, stage);
+            result = tsh_send(&ctx->pp, buffer, to - from, item->file, 0);
+        if (writer && !holds) result = tsh_recv(&ctx->pp, buffer, to - from, item->file, stage);
         if (tshi_error_comm(ctx, result, io->op) != TSH_OK) return TSH_ERR_IO;
         if (!writer) continue; /* only the writer has the file */
         tshi_io_swap_bytes(buffer, to - from, width);
@@ -19269,7 +19323,7 @@ static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
             return TSH_ERR_IO;
         t = &whole;
     }
-    if (!item->there || io->ctx->dp.rank > 0) return TSH_OK;
+    if (!item->file || io->ctx->dp.rank > 0) return TSH_OK;
     return tshi_io_write_tensor(io, t ? t : item->param, item);
 }
 
@@ -19481,7 +19535,7 @@ static int tshi_io_numbers(tshi_io *io, int64_t *out, int max) {
 
 /* -- reading: the header ------------------------------------------------------ */
 
-/* The format's dtypes of whole bytes; tsh_load reads only those of the model's tensors. */
+/* The format's dtypes of whole bytes; tsh_load reads only those of tshi_dtypes. */
 typedef struct tshi_io_type {
     const char *name;
     int64_t size; /* bytes of a value */
@@ -19762,24 +19816,37 @@ static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
     return !item->moment || (io->optim->desc.kind != TSH_SGD && item->steps->read > 0);
 }
 
+/* Returns the dtype of a tensor of the file; TSH_DTYPE_DEFAULT: a model has none of that dtype. */
+static tsh_dtype tshi_load_dtype(const tshi_io_entry *entry) {
+    int dtype = TSHI_DTYPES - 1;
+    while (dtype > 0 && strcmp(tshi_dtypes[dtype].file, tshi_io_types[entry->type].name) != 0)
+        dtype--;
+    return (tsh_dtype)dtype;
+}
+
 /* Sets item->entry to the file's tensor of the same name, NULL if it has none; 0 and an error if
- * dtype or shape differs. */
+ * its shape differs, or its dtype in a way that tsh_load does not convert. */
 static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
-    const char *dtype = item->dtype->file;
     char theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE];
     const tsh_tensor *t = item->param;
     tshi_io_entry *e = (tshi_io_entry *)tshi_load_find(io->entry, io->entries, sizeof *e,
                                                        item->prefix, item->path);
-    int same; /* 1: the shapes are equal */
+    int same, floating; /* 1: the shapes are equal; both dtypes are floating */
     item->entry = e;
     if (!e) return 1; /* tshi_load_match_all decides */
     e->taken = 1;     /* the model has it */
+    item->file = tshi_load_dtype(e);
     same = e->ndim == t->ndim && memcmp(e->dim, t->dim, sizeof t->dim[0] * (size_t)t->ndim) == 0;
-    if (same && strcmp(tshi_io_types[e->type].name, dtype) == 0) return 1;
+    floating = tshi_dtypes[item->file].floating && tshi_dtypes[item->dtype].floating;
+    if (same && (item->file == item->dtype || (floating && !io->strict))) return 1;
     (void)tsh_fail(io->ctx, same ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
-                   "%s: \"%s\" is %s %s in \"%.128s\", %s %s in the model", io->op, e->name,
+                   "%s: \"%s\" is %s %s in \"%.128s\", %s %s in the model%s", io->op, e->name,
                    tshi_io_types[e->type].name, tshi_tensor_sizes(e->dim, e->ndim, theirs),
-                   io->path, dtype, tshi_tensor_sizes(t->dim, t->ndim, ours));
+                   io->path, tshi_dtypes[item->dtype].file,
+                   tshi_tensor_sizes(t->dim, t->ndim, ours),
+                   !same      ? ""
+                   : floating ? "; without .strict_dtype it is converted"
+                              : "; only F32, F64, BF16 and F16 are converted to each other");
     return 0;
 }
 
@@ -19853,6 +19920,16 @@ static int tshi_load_sample(tshi_io *io) {
     return 1;
 }
 
+/* Allocates the buffer for values to be converted, if there are any; 0 and an error: no memory. */
+static int tshi_load_prepare(tshi_io *io) {
+    int i, converts = 0;
+    for (i = 0; i < io->items; i++)
+        converts |= io->item[i].entry && io->item[i].file != io->item[i].dtype;
+    if (converts)
+        io->buffer = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, TSHI_IO_BUFFER / 4);
+    return !converts || io->buffer;
+}
+
 /* Reads the header and checks it against the model; 0 and an error if they do not fit. */
 static int tshi_load_check(tshi_io *io) {
     const char *format; /* version of tshard's metadata; NULL: another program's file */
@@ -19866,7 +19943,8 @@ static int tshi_load_check(tshi_io *io) {
     if (format && strcmp(format, "1") != 0)
         return tshi_io_fail(io, TSH_ERR_UNSUPPORTED,
                             "is of tshard's format %.16s, this version reads 1", format);
-    return tshi_load_counts(io) && tshi_load_match_all(io) && tshi_load_sample(io);
+    return tshi_load_counts(io) && tshi_load_match_all(io) && tshi_load_sample(io) &&
+           tshi_load_prepare(io);
 }
 
 /* -- values ------------------------------------------------------------------- */
@@ -19887,41 +19965,53 @@ static void tshi_load_count_nonfinite(const tshi_dtype *dtype, const char *value
     }
 }
 
-/* Reads this rank's shard t of an item. Logs a warning if values are not finite: rank 0 of tp for a
- * replicated tensor, every rank of tp for its shard of a sharded one. */
-static void tshi_load_values(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t) {
+/* Logs that values of an item that this rank read are not finite: rank 0 of tp does for a replicated
+ * tensor t, every rank of tp for its shard of a sharded one. found: number of NaN, of infinite. */
+static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t,
+                           const int64_t *found) {
     const tsh_ctx *ctx = io->ctx;
-    const int64_t width = item->dtype->size, data = io->data + item->entry->begin;
-    tshi_runs run = tshi_tensor_runs(t, ctx->tp.rank, 0, tsh_numel(t));
+    char rounded[64] = "";
+    if (ctx->dp.rank > 0 || (ctx->tp.rank > 0 && t->layout.kind != TSH_SHARDED)) return;
+    if (io->nonfinite++ >= TSHI_IO_NONFINITE) return;
+    if (item->file != t->dtype)
+        (void)snprintf(rounded, sizeof rounded, ", rounded from %s to %s",
+                       tshi_dtypes[item->file].file, tshi_dtypes[t->dtype].file);
+    tsh_log_message(&ctx->logger,
+                    "%s: \"%.128s\": \"%s%.96s\" holds %lld NaN and %lld infinite values among "
+                    "the %lld that rank %d read%s",
+                    io->op, io->path, item->prefix, item->path, (long long)found[0],
+                    (long long)found[1], (long long)tsh_local_numel(t), ctx->world.rank, rounded);
+}
+
+/* Reads this rank's shard t of an item. */
+static void tshi_load_values(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t) {
+    const int64_t width = tshi_dtypes[t->dtype].size; /* bytes of a value in memory */
+    const int64_t stored = tshi_dtypes[item->file].size, data = io->data + item->entry->begin;
+    tshi_runs run = tshi_tensor_runs(t, io->ctx->tp.rank, 0, tsh_numel(t));
     int64_t found[2] = {0, 0}, e, n; /* number of NaN, of infinite values */
     while (tshi_tensor_next_run(&run)) {
         for (e = 0; e < run.length; e += n) {
             char *to = (char *)tshi_tensor_at(t) + (run.local + e) * width;
+            char *bytes = item->file == t->dtype ? to : io->buffer;
             /* no more at a time than stays in the cache until it is checked */
-            n = tshi_base_min(run.length - e, TSHI_IO_BUFFER / 4 / width);
-            if (!tshi_io_read(io, data + (run.global + e) * width, to, (size_t)(n * width))) {
+            n = tshi_base_min(run.length - e, TSHI_IO_BUFFER / 4 / stored);
+            if (!tshi_io_read(io, data + (run.global + e) * stored, bytes, (size_t)(n * stored))) {
                 (void)tshi_io_read_error(io, "it became shorter while it was read");
                 return;
             }
-            tshi_io_swap_bytes(to, n, (size_t)width);
-            tshi_load_count_nonfinite(item->dtype, to, n, found);
+            tshi_io_swap_bytes(bytes, n, (size_t)stored);
+            if (bytes != to) tshi_dtype_convert(bytes, item->file, to, t->dtype, n);
+            tshi_load_count_nonfinite(&tshi_dtypes[t->dtype], to, n, found);
         }
     }
-    if (!found[0] && !found[1]) return; /* all values are finite */
-    if (ctx->dp.rank > 0 || (ctx->tp.rank > 0 && t->layout.kind != TSH_SHARDED)) return;
-    if (io->nonfinite++ < TSHI_IO_NONFINITE)
-        tsh_log_message(&ctx->logger,
-                        "%s: \"%.128s\": \"%s%.96s\" holds %lld NaN and %lld infinite values "
-                        "among the %lld that rank %d read",
-                        io->op, io->path, item->prefix, item->path, (long long)found[0],
-                        (long long)found[1], (long long)tsh_local_numel(t), ctx->world.rank);
+    if (found[0] || found[1]) tshi_load_warn(io, item, t, found);
 }
 
 /* Reads this rank's shard of an item, after allocating memory if needed. A chunked moment is read
  * whole and cut down to this rank's chunk. A moment that the file lacks becomes 0. */
 static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
-    const size_t bytes = (size_t)(tsh_local_numel(t) * item->dtype->size);
+    const size_t bytes = tshi_dtype_bytes(item->dtype, tsh_local_numel(t));
     if (t->absent) return; /* another stage reads it */
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment &&
