@@ -1716,8 +1716,8 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
 /* Writes every parameter below module, and with optim its moments, into one safetensors file of
  * global tensors, the same bytes at every degree of tp and pp; tsh_load reads it at any other.
  * Entries: parameters by their path below module (tied ones once; one tied to a parameter elsewhere
- * by its whole path), "optim.first.<path>" and "optim.second.<path>", each in its own dtype,
- * row-major; in __metadata__ a hash of all values, the state of the generators (seed, counts of
+ * by its whole path), "optim.first.<path>" and "optim.second.<path>", each in its own dtype, but
+ * the exact weights that an optimiser keeps of a BF16 parameter as F32; row-major; in __metadata__ a hash of all values, the state of the generators (seed, counts of
  * randn and of every module's dropout) and of optim (kind, steps, skipped). optim NULL: none.
  * Parameters without memory get their initial values first.
  * Collective over the world: two all-reduces; between them tp ranks of the first replica (dp) send
@@ -1736,8 +1736,10 @@ typedef struct tsh_file_desc {
     const char *prefix; /* in the file, each path follows this and a dot; NULL or "": nothing.
                          * Loading: tensors of the file under other prefixes are skipped */
     tsh_dtype dtype;    /* saving: floating-point parameters are rounded to this floating dtype,
-                         * once, to nearest even; 0: each is written in its own */
-    int strict_dtype;   /* loading: 1: a tensor of another dtype than in the model is an error */
+                         * once, to nearest even, from exact weights where there are; 0: as tsh_save.
+                         * Moments keep theirs */
+    int strict_dtype;   /* loading: 1: another dtype than the model's is an error; F32 is a BF16
+                         * parameter's own, too, if an optimiser keeps its exact weights */
 } tsh_file_desc;
 /* The same with more options; desc NULL: tsh_save. TSH_ERR_ARGUMENT: a prefix of TSH_PATH_SIZE
  * characters or more; a dtype that is not floating; one that differs between ranks. */
@@ -1748,7 +1750,8 @@ TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh
  * optim: the same kind, its moments and steps are restored; NULL: they are skipped. The state of
  * the generators is restored where the file holds it, so that training goes on with the same bits.
  * F32, F64, BF16 and F16 are converted to the dtype that a parameter or moment has in the model,
- * rounded once, to nearest even; beyond its range a value becomes infinite. Between steps. Two all-reduces over the world, no other traffic. The whole header is checked on
+ * rounded once, to nearest even; beyond its range a value becomes infinite. A BF16 parameter below
+ * an optimiser takes exact weights; so create the optimiser before loading. Between steps. Two all-reduces over the world, no other traffic. The whole header is checked on
  * all ranks before anything changes. While a save of the same path goes on, too, all ranks read
  * one and the same save, or get TSH_ERR_IO and may load again after tsh_clear_error. For that, they
  * compare the hash of all values that tsh_save stored; for other programs' files, 64 bytes of every
@@ -18896,6 +18899,11 @@ static int tshi_io_list(tshi_io *io) {
     return ctx->error.code == TSH_OK; /* memory for names */
 }
 
+/* Returns 1 if the item is a bf16 parameter with exact weights (see tshi_tensor_exact). */
+static int tshi_io_is_exact(const tshi_io_item *item) {
+    return !item->moment && item->dtype == TSH_BF16 && (item->param->flags & TSHI_OPTIMISED);
+}
+
 /* Returns an item's tensor: the parameter or its moment; NULL if the moment was not created. */
 static tsh_tensor *tshi_io_values(const tshi_io_item *item) {
     return item->moment ? *item->moment : item->param;
@@ -19171,7 +19179,7 @@ static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
 static tsh_dtype tshi_io_file_dtype(const tshi_io *io, const tshi_io_item *item) {
     if (item->param->absent || !tshi_io_values(item)) return TSH_DTYPE_DEFAULT;
     if (io->dtype && !item->moment && tshi_dtypes[item->dtype].floating) return io->dtype;
-    return item->dtype;
+    return tshi_io_is_exact(item) ? TSH_F32 : item->dtype;
 }
 
 /* Lists and hashes what is to be saved, checks names, and allocates what the collectives need. */
@@ -19239,10 +19247,16 @@ static void tshi_io_begin_file(tshi_io *io) {
 
 /* Converts n elements of this rank's shard of t, the first at index `local`, to the file's dtype. */
 static void tshi_io_convert(const tsh_tensor *t, int64_t local, int64_t n, tsh_dtype file,
-                            void *to) {
-    const size_t width = tsh_dtype_size(t->dtype);
-    tshi_dtype_convert((const char *)tshi_tensor_at(t) + (size_t)local * width, t->dtype, to, file,
-                       n);
+                            char *to) {
+    const char *from = (const char *)tshi_tensor_at(t) + local * tshi_dtypes[t->dtype].size;
+    tsh_real run[TSHI_DTYPE_RUN]; /* exact weights */
+    int64_t e, m;
+    if (!t->low) tshi_dtype_convert(from, t->dtype, to, file, n);
+    for (e = 0; e < n && t->low; e += m) {
+        m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
+        tshi_tensor_exact(t, local + e, m, run);
+        tshi_dtype_convert(run, TSH_REAL, to + e * tshi_dtypes[file].size, file, m);
+    }
 }
 
 /* Copies the elements of rank's shard of t that are among the global elements [from, to). Source:
@@ -19838,7 +19852,9 @@ static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     item->file = tshi_load_dtype(e);
     same = e->ndim == t->ndim && memcmp(e->dim, t->dim, sizeof t->dim[0] * (size_t)t->ndim) == 0;
     floating = tshi_dtypes[item->file].floating && tshi_dtypes[item->dtype].floating;
-    if (same && (item->file == item->dtype || (floating && !io->strict))) return 1;
+    if (same && (item->file == item->dtype || (floating && !io->strict) ||
+                 (item->file == TSH_F32 && tshi_io_is_exact(item))))
+        return 1;
     (void)tsh_fail(io->ctx, same ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
                    "%s: \"%s\" is %s %s in \"%.128s\", %s %s in the model%s", io->op, e->name,
                    tshi_io_types[e->type].name, tshi_tensor_sizes(e->dim, e->ndim, theirs),
@@ -19983,8 +19999,27 @@ static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tens
                     (long long)found[1], (long long)tsh_local_numel(t), ctx->world.rank, rounded);
 }
 
+/* Sets n elements of this rank's shard t of an item, the first at index `local`, from values of the
+ * file's dtype. Returns 0 without memory. */
+static int tshi_load_convert(const tshi_io_item *item, tsh_tensor *t, int64_t local, int64_t n,
+                             const char *from) {
+    char *to = (char *)tshi_tensor_at(t) + local * tshi_dtypes[t->dtype].size;
+    tsh_real run[TSHI_DTYPE_RUN]; /* exact weights */
+    int64_t e, m;
+    if (!tshi_io_is_exact(item)) {
+        tshi_dtype_convert(from, item->file, to, t->dtype, n);
+        return 1;
+    }
+    for (e = 0; e < n; e += m) {
+        m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
+        tshi_dtype_convert(from + e * tshi_dtypes[item->file].size, item->file, run, TSH_REAL, m);
+        if (!tshi_tensor_set_exact(t, local + e, m, run)) return 0;
+    }
+    return 1;
+}
+
 /* Reads this rank's shard t of an item. */
-static void tshi_load_values(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t) {
+static void tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_tensor *t) {
     const int64_t width = tshi_dtypes[t->dtype].size; /* bytes of a value in memory */
     const int64_t stored = tshi_dtypes[item->file].size, data = io->data + item->entry->begin;
     tshi_runs run = tshi_tensor_runs(t, io->ctx->tp.rank, 0, tsh_numel(t));
@@ -20000,10 +20035,11 @@ static void tshi_load_values(tshi_io *io, const tshi_io_item *item, const tsh_te
                 return;
             }
             tshi_io_swap_bytes(bytes, n, (size_t)stored);
-            if (bytes != to) tshi_dtype_convert(bytes, item->file, to, t->dtype, n);
+            if (bytes != to && !tshi_load_convert(item, t, run.local + e, n, bytes)) return;
             tshi_load_count_nonfinite(&tshi_dtypes[t->dtype], to, n, found);
         }
     }
+    if (item->file == t->dtype) tshi_tensor_forget_exact(t);
     if (found[0] || found[1]) tshi_load_warn(io, item, t, found);
 }
 
