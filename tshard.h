@@ -1716,9 +1716,10 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
 /* Writes every parameter below module, and with optim its moments, into one safetensors file of
  * global tensors, the same bytes at every degree of tp and pp; tsh_load reads it at any other.
  * Entries: parameters by their path below module (tied ones once; one tied to a parameter elsewhere
- * by its whole path), "optim.first.<path>" and "optim.second.<path>", each in its own dtype, but
- * the exact weights that an optimiser keeps of a BF16 parameter as F32; row-major; in __metadata__ a hash of all values, the state of the generators (seed, counts of
- * randn and of every module's dropout) and of optim (kind, steps, skipped). optim NULL: none.
+ * by its whole path), "optim.first.<path>" and "optim.second.<path>", row-major and in their own
+ * dtype, but the exact weights that an optimiser keeps of a BF16 parameter in F32; in __metadata__
+ * a hash of all values, the state of the generators (seed, counts of randn and of every module's
+ * dropout) and of optim (kind, steps, skipped). optim NULL: none.
  * Parameters without memory get their initial values first.
  * Collective over the world: two all-reduces; between them tp ranks of the first replica (dp) send
  * pieces of at most 1 MiB to its first rank, which never holds a whole tensor; stages of a pipeline
@@ -1736,8 +1737,8 @@ typedef struct tsh_file_desc {
     const char *prefix; /* in the file, each path follows this and a dot; NULL or "": nothing.
                          * Loading: tensors of the file under other prefixes are skipped */
     tsh_dtype dtype;    /* saving: floating-point parameters are rounded to this floating dtype,
-                         * once, to nearest even, from exact weights where there are; 0: as tsh_save.
-                         * Moments keep theirs */
+                         * once, to nearest even, from exact weights where there are; 0: as
+                         * tsh_save. Moments keep their dtype */
     int strict_dtype;   /* loading: 1: another dtype than the model's is an error; F32 is a BF16
                          * parameter's own, too, if an optimiser keeps its exact weights */
 } tsh_file_desc;
@@ -1750,8 +1751,9 @@ TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh
  * optim: the same kind, its moments and steps are restored; NULL: they are skipped. The state of
  * the generators is restored where the file holds it, so that training goes on with the same bits.
  * F32, F64, BF16 and F16 are converted to the dtype that a parameter or moment has in the model,
- * rounded once, to nearest even; beyond its range a value becomes infinite. A BF16 parameter below
- * an optimiser takes exact weights; so create the optimiser before loading. Between steps. Two all-reduces over the world, no other traffic. The whole header is checked on
+ * rounded once, to nearest even; beyond its range a value becomes infinite. For a BF16 parameter,
+ * an optimiser that was created before keeps the exact F32 that the file has.
+ * Between steps. Two all-reduces over the world, no other traffic. The header is checked whole on
  * all ranks before anything changes. While a save of the same path goes on, too, all ranks read
  * one and the same save, or get TSH_ERR_IO and may load again after tsh_clear_error. For that, they
  * compare the hash of all values that tsh_save stored; for other programs' files, 64 bytes of every
@@ -1760,10 +1762,10 @@ TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh
  * eight tensors only how many more there are. An error is one on every rank, as in tsh_save:
  * TSH_ERR_IO (the system, no well-formed file, or not the same one on every rank),
  * TSH_ERR_ARGUMENT (tensors that the file or the model lacks, or another kind of optimiser),
- * TSH_ERR_SHAPE, TSH_ERR_DTYPE (an integer dtype that differs). Files over 2 GiB need a 64-bit long. */
+ * TSH_ERR_SHAPE, TSH_ERR_DTYPE (other dtypes that differ). Files over 2 GiB need a 64-bit long. */
 TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim);
 /* The same with a prefix, such as that of one block in the file of a whole model, or with
- * .strict_dtype; desc NULL: tsh_load. Errors as tsh_save_with; TSH_ERR_DTYPE: see .strict_dtype. */
+ * .strict_dtype (TSH_ERR_DTYPE); desc NULL: tsh_load. Errors as tsh_save_with. */
 TSH_API tsh_result tsh_load_with(tsh_module *module, const char *path, tsh_optim *optim,
                                  const tsh_file_desc *desc);
 
@@ -18904,6 +18906,11 @@ static int tshi_io_is_exact(const tshi_io_item *item) {
     return !item->moment && item->dtype == TSH_BF16 && (item->param->flags & TSHI_OPTIMISED);
 }
 
+/* Returns the dtype in which tsh_save writes an item without .dtype. */
+static tsh_dtype tshi_io_own_dtype(const tshi_io_item *item) {
+    return tshi_io_is_exact(item) ? TSH_F32 : item->dtype;
+}
+
 /* Returns an item's tensor: the parameter or its moment; NULL if the moment was not created. */
 static tsh_tensor *tshi_io_values(const tshi_io_item *item) {
     return item->moment ? *item->moment : item->param;
@@ -19179,7 +19186,7 @@ static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
 static tsh_dtype tshi_io_file_dtype(const tshi_io *io, const tshi_io_item *item) {
     if (item->param->absent || !tshi_io_values(item)) return TSH_DTYPE_DEFAULT;
     if (io->dtype && !item->moment && tshi_dtypes[item->dtype].floating) return io->dtype;
-    return tshi_io_is_exact(item) ? TSH_F32 : item->dtype;
+    return tshi_io_own_dtype(item);
 }
 
 /* Lists and hashes what is to be saved, checks names, and allocates what the collectives need. */
@@ -19245,7 +19252,7 @@ static void tshi_io_begin_file(tshi_io *io) {
     if (io->buffer && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
 }
 
-/* Converts n elements of this rank's shard of t, the first at index `local`, to the file's dtype. */
+/* Converts n elements of this rank's shard of t, the first at index `local`, to dtype `file`. */
 static void tshi_io_convert(const tsh_tensor *t, int64_t local, int64_t n, tsh_dtype file,
                             char *to) {
     const char *from = (const char *)tshi_tensor_at(t) + local * tshi_dtypes[t->dtype].size;
@@ -19852,8 +19859,8 @@ static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     item->file = tshi_load_dtype(e);
     same = e->ndim == t->ndim && memcmp(e->dim, t->dim, sizeof t->dim[0] * (size_t)t->ndim) == 0;
     floating = tshi_dtypes[item->file].floating && tshi_dtypes[item->dtype].floating;
-    if (same && (item->file == item->dtype || (floating && !io->strict) ||
-                 (item->file == TSH_F32 && tshi_io_is_exact(item))))
+    if (same && (item->file == item->dtype || item->file == tshi_io_own_dtype(item) ||
+                 (floating && !io->strict)))
         return 1;
     (void)tsh_fail(io->ctx, same ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
                    "%s: \"%s\" is %s %s in \"%.128s\", %s %s in the model%s", io->op, e->name,
@@ -19981,8 +19988,8 @@ static void tshi_load_count_nonfinite(const tshi_dtype *dtype, const char *value
     }
 }
 
-/* Logs that values of an item that this rank read are not finite: rank 0 of tp does for a replicated
- * tensor t, every rank of tp for its shard of a sharded one. found: number of NaN, of infinite. */
+/* Logs that an item has values that are not finite: rank 0 of tp does for a replicated tensor t,
+ * every rank of tp for its shard of a sharded one. found: number of NaN, of infinite values. */
 static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t,
                            const int64_t *found) {
     const tsh_ctx *ctx = io->ctx;

@@ -6,8 +6,8 @@ each of the others.
 
 "f64.values" has 96 values in float64: such as lie midway between two of a shorter format, just
 beside the middle, at the ends of ranges, and random ones; "f32.values", "bf16.values" and
-"f16.values" have 96 of their own. "f64_as_bf16.values" is "f64.values" rounded once, to nearest even,
-and so on for all pairs. PyTorch rounds f64 to 16 bits by way of f32, twice; so rounding is done here,
+"f16.values" have 96 of their own. "f64_as_bf16.values" is "f64.values" rounded once, to nearest
+even, and so on for all pairs. PyTorch rounds f64 to 16 bits by way of f32, twice; so this does it
 by fractions. tests/unit/test_io_dtype.c compares.
 """
 

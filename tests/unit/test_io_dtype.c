@@ -100,7 +100,7 @@ static void every_pair_of_dtypes_is_rounded_once(void **state) {
 
 enum { EXACT = 1001 };
 
-/* Element e of the whole tensor, a float whose lower half is not 0, also midway between two bf16. */
+/* Element e of the whole tensor, a float; some lie midway between two bf16. */
 static tsh_real exact_value(int64_t e) {
     const uint64_t r = tshi_rng_bits(30, 1, (uint64_t)e);
     const uint32_t low = e % 7 == 0 ? 0x8000u : e % 7 == 1 ? 0x7FFFu : (uint32_t)r & 0xFFFFu;
