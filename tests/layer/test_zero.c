@@ -460,18 +460,22 @@ static int staged(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
+/* In bf16, a rank has the exact weights of its stage, its shard and its chunk alone. */
 static void stages_write_the_same_file(void **state) {
-    const tsh_desc desc = {.tp = 2, .pp = 2, .bucket_bytes = 300};
+    tsh_desc desc = {.tp = 2, .pp = 2, .bucket_bytes = 300};
     filing whole = {.to = "stages", .steps = 3}, cut = {.zero = 1, .to = "chunks", .steps = 3};
     filing on = {.from = "stages", .to = "on", .steps = 1};
     filing cut_on = {.zero = 1, .from = "chunks", .to = "cut on", .steps = 1};
     (void)state;
-    ranks_run_with(8, &desc, staged, &whole);
-    ranks_run_with(8, &desc, staged, &cut);
-    files_expect_same("stages", "chunks");
-    ranks_run_with(8, &desc, staged, &on);
-    ranks_run_with(8, &desc, staged, &cut_on);
-    files_expect_same("on", "cut on");
+    for (int halves = 0; halves < 2; halves++) {
+        desc.dtype = halves ? TSH_BF16 : TSH_DTYPE_DEFAULT;
+        ranks_run_with(8, &desc, staged, &whole);
+        ranks_run_with(8, &desc, staged, &cut);
+        files_expect_same("stages", "chunks");
+        ranks_run_with(8, &desc, staged, &on);
+        ranks_run_with(8, &desc, staged, &cut_on);
+        files_expect_same("on", "cut on");
+    }
 }
 
 /* A file without moments makes them zero again. */
