@@ -17363,29 +17363,23 @@ static int64_t tshi_optim_count(const tsh_tensor *x) {
                                    : tsh_local_numel(x);
 }
 
-/* Gathers all chunks of t, a chunked parameter or moment, over dp. values: of t's local size, with
- * this rank's chunk in its place. what: for the error text. */
-static tsh_result tshi_optim_gather_chunks(const tsh_tensor *t, void *values, tsh_dtype dtype,
-                                           const char *what) {
-    tsh_ctx *ctx = t->ctx;
+/* Gathers all chunks of a moment over dp into values, which has the size of its parameter. what:
+ * for the error text. */
+static tsh_result tshi_optim_gather(const tsh_tensor *moment, void *values, const char *what) {
+    tsh_ctx *ctx = moment->ctx;
+    const size_t width = tsh_dtype_size(moment->dtype);
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)ctx->dp.size * sizeof(int64_t));
-    const char *own = (const char *)values + tshi_dtype_bytes(dtype, tshi_optim_first(t));
+    char *own = (char *)values + (size_t)tshi_optim_first(moment) * width; /* this rank's chunk */
     tsh_result result;
     int64_t *counts; /* shape (dp.size): number of elements per chunk */
     if (!block) return ctx->error.code;
     counts = (int64_t *)tshi_mem_data(block);
-    for (int k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(t, k);
-    result = tshi_error_comm(ctx, tsh_allgather(&ctx->dp, own, values, counts, 1, dtype), what);
+    for (int k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(moment, k);
+    memcpy(own, tshi_mem_data(moment->block), (size_t)counts[ctx->dp.rank] * width);
+    result = tshi_error_comm(ctx, tsh_allgather(&ctx->dp, own, values, counts, 1, moment->dtype),
+                             what);
     tshi_mem_release(ctx, block);
     return result;
-}
-
-/* Gathers all chunks of a moment over dp into values, which has the size of its parameter. */
-static tsh_result tshi_optim_gather(const tsh_tensor *moment, void *values, const char *what) {
-    memcpy((char *)values + tshi_dtype_bytes(moment->dtype, tshi_optim_first(moment)),
-           tshi_mem_data(moment->block),
-           tshi_dtype_bytes(moment->dtype, tshi_optim_count(moment)));
-    return tshi_optim_gather_chunks(moment, values, moment->dtype, what);
 }
 
 /* Replaces a moment's block by an uninitialised one of n elements; 0 and an error: no memory. */
@@ -19210,9 +19204,8 @@ static void tshi_io_prepare(tshi_io *io) {
     for (i = 0; i < io->generators; i++)
         if (*io->count[i].value && !tshi_io_check_name(io, io->count[i].name)) return;
     for (i = 0; i < io->items; i++) {
-        tsh_tensor *t = io->item[i].param;
+        const tsh_tensor *t = io->item[i].param;
         io->item[i].file = tshi_io_file_dtype(io, &io->item[i]);
-        if ((t->flags & TSHI_CHUNKED) && !t->absent && !tshi_tensor_keep_exact(t)) return;
         /* else tsh_load would refuse the file */
         if (!tshi_io_check_name(io, io->item[i].path)) return;
         if (tshi_io_in_chunks(&io->item[i]) && tsh_local_numel(t) >= whole)
@@ -19340,14 +19333,10 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
     return TSH_OK;
 }
 
-/* Writes an item from the first replica. A chunked moment is gathered over dp first, and so are
- * exact weights, of which a rank updates its chunk. */
+/* Writes an item from the first replica. A chunked moment is gathered over dp first. */
 static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
     tsh_tensor whole; /* the gathered moment */
-    if (t && !item->moment && t->low && (t->flags & TSHI_CHUNKED) &&
-        tshi_optim_gather_chunks(t, tshi_mem_data(t->low), TSH_BF16, io->op) != TSH_OK)
-        return TSH_ERR_IO;
     if (t && tshi_io_in_chunks(item)) {
         whole = *t;
         whole.block = io->whole_block;
