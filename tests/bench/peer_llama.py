@@ -105,7 +105,7 @@ def write(path, shape, weights):
 
 
 class Model:
-    def __init__(self, path, threads):
+    def __init__(self, path, threads, batch):
         self.quiet = llama_cpp.llama_log_callback(self.log)  # kept: C calls it
         llama_cpp.llama_log_set(self.quiet, None)
         llama_cpp.llama_backend_init()
@@ -115,7 +115,7 @@ class Model:
             sys.exit("llama.cpp does not load %s" % path)
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = CONTEXT
-        params.n_batch = params.n_ubatch = 512  # of 128, 256 and 512 the fastest
+        params.n_batch, params.n_ubatch = CONTEXT, batch
         params.n_threads = params.n_threads_batch = threads
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         if not self.context:
@@ -161,12 +161,13 @@ def main():
     parser.add_argument("--model", choices=sorted(SHAPES), required=True)
     parser.add_argument("--weights", choices=("f32", "f16", "bf16", "q8_0", "q4_0"), required=True)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=512, help="tokens of a prompt that it computes at once")
     parser.add_argument("--folder", default=".", help="for the GGUF file, which is removed again")
     args = parser.parse_args()
     path = os.path.join(args.folder, "%s_%s_%d.gguf" % (args.model, args.weights, os.getpid()))
     try:
         write(path, SHAPES[args.model], args.weights)
-        model = Model(path, args.threads)  # mapped: it needs the name no more
+        model = Model(path, args.threads, args.batch)  # mapped: it needs the name no more
     finally:
         if os.path.exists(path):
             os.remove(path)
