@@ -2,10 +2,10 @@
 """Training steps of examples/gpt.c's model in PyTorch; the last line is "tokens/s N". With --serve
 it answers the commands of bench_step.c instead.
 
-The GPT-2 architecture with biases, tied output weights and tanh gelu, as PyTorch 2 does it best on a
-CPU: scaled_dot_product_attention, fused AdamW; gradients are clipped to norm 1. --mode f32; autocast,
-where weights stay in float32 and products are in bfloat16; or bf16, where all is in bfloat16
-(model.bfloat16()). --compile: torch.compile, which takes its time at the first step.
+The GPT-2 architecture with biases, tied output weights and tanh gelu, as PyTorch 2 does it best on
+a CPU: scaled_dot_product_attention, fused AdamW; gradients are clipped to norm 1. --mode f32;
+autocast, where weights stay in float32 and products are in bfloat16; or bf16, where all is in
+bfloat16 (model.bfloat16()). --compile: torch.compile, which takes its time at the first step.
 """
 
 import argparse
