@@ -19,7 +19,7 @@ deps-cross)
 deps-windows) set -- gcc-mingw-w64-x86-64 g++-mingw-w64-x86-64 wine wine64 ;;
 deps-bench)
     set -- libblis-pthread-dev libblis4-openmp libopenblas0-pthread libopenmpi-dev openmpi-bin \
-        libgloo-dev libuv1-dev libsodium-dev python3 python3-venv
+        libgloo-dev libuv1-dev libsodium-dev g++ python3 python3-venv
     ;;
 *)
     echo "packages.sh: no list is called \"$1\"" >&2

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Tokens per second of llama.cpp, by its Python package's low-level interface, for a model of random
-weights in a GGUF file that this writes by the gguf package.
+"""Tokens per second of llama.cpp, by its Python package's low-level interface, for a model of
+random weights in a GGUF file that this writes by the gguf package.
 
     peer_llama.py --model gpt2|llama1b --weights f32|f16|bf16|q8_0|q4_0 [--threads 2] [--folder F]
 
-It answers the commands of bench_step.c, "decode 0 N" and "prefill T N", on its input: microseconds of
-one of N tokens, each after the others, and of one of N prompts of T tokens. All matrices have the
-dtype asked for, so that each side reads as many bytes; vectors and position embeddings are float32,
-as llama.cpp's converters write them. Keys and values are float16, llama.cpp's default.
+It answers commands on its input: "decode 0 N", with the microseconds of one of N tokens, each after
+the others; "prefill T N", with those of one of N prompts of T tokens. All matrices have the dtype
+asked for, so that each side reads as many bytes; vectors and position embeddings are float32, as
+llama.cpp's converters write them. Keys and values are float16, llama.cpp's default.
 """
 
 import argparse
@@ -79,8 +79,8 @@ def describe(writer, shape):
 def write(path, shape, weights):
     """Writes the file. Values repeat after 2^20, so that a model of 4 GB is quick to make."""
     values = numpy.random.default_rng(1).standard_normal(1 << 20, numpy.float32) * 0.02
-    kinds = {kind: numpy.frombuffer(gguf.quants.quantize(values.reshape(-1, 4096), kind).tobytes(),
-                                    numpy.uint8)
+    values = values.reshape(-1, 4096)
+    kinds = {kind: numpy.frombuffer(gguf.quants.quantize(values, kind).tobytes(), numpy.uint8)
              for kind in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType[weights.upper()])}
     writer = gguf.GGUFWriter(path, shape["arch"])
     describe(writer, shape)
@@ -105,7 +105,7 @@ def write(path, shape, weights):
 
 
 class Model:
-    def __init__(self, path, threads):
+    def __init__(self, path, threads, batch):
         self.quiet = llama_cpp.llama_log_callback(self.log)  # kept: C calls it
         llama_cpp.llama_log_set(self.quiet, None)
         llama_cpp.llama_backend_init()
@@ -115,7 +115,7 @@ class Model:
             sys.exit("llama.cpp does not load %s" % path)
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = CONTEXT
-        params.n_batch = params.n_ubatch = 512  # of 128, 256 and 512 the fastest
+        params.n_batch, params.n_ubatch = CONTEXT, batch
         params.n_threads = params.n_threads_batch = threads
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         if not self.context:
@@ -161,12 +161,14 @@ def main():
     parser.add_argument("--model", choices=sorted(SHAPES), required=True)
     parser.add_argument("--weights", choices=("f32", "f16", "bf16", "q8_0", "q4_0"), required=True)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=512,
+                        help="tokens of a prompt that it computes at once")
     parser.add_argument("--folder", default=".", help="for the GGUF file, which is removed again")
     args = parser.parse_args()
     path = os.path.join(args.folder, "%s_%s_%d.gguf" % (args.model, args.weights, os.getpid()))
     try:
         write(path, SHAPES[args.model], args.weights)
-        model = Model(path, args.threads)  # mapped: it needs the name no more
+        model = Model(path, args.threads, args.batch)  # mapped: it needs the name no more
     finally:
         if os.path.exists(path):
             os.remove(path)

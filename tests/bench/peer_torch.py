@@ -2,9 +2,10 @@
 """Training steps of examples/gpt.c's model in PyTorch; the last line is "tokens/s N". With --serve
 it answers the commands of bench_step.c instead.
 
-The GPT-2 architecture with biases, tied output weights and tanh gelu, float32, as PyTorch 2 does it
-best on a CPU without compiling it: scaled_dot_product_attention, fused AdamW; gradients are clipped
-to norm 1.
+The GPT-2 architecture with biases, tied output weights and tanh gelu, as PyTorch 2 does it best on
+a CPU: scaled_dot_product_attention, fused AdamW; gradients are clipped to norm 1. --mode f32;
+autocast, where weights stay in float32 and products are in bfloat16; or bf16, where all is in
+bfloat16 (model.bfloat16()). --compile: torch.compile, which takes its time at the first step.
 """
 
 import argparse
@@ -62,6 +63,11 @@ class Training:
         self.batch, self.context = args.batch, args.context
         self.model = GPT(max(args.vocabulary, len(number)), args.layers, args.heads, args.width,
                          args.context)
+        self.autocast = args.mode == "autocast"
+        if args.mode == "bf16":
+            self.model.bfloat16()
+        if args.compile:
+            self.model = torch.compile(self.model)
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-3, betas=(0.9, 0.99),
                                            fused=True)
 
@@ -70,7 +76,8 @@ class Training:
         ids = torch.stack([self.data[at:at + self.context] for at in starts])
         targets = torch.stack([self.data[at + 1:at + 1 + self.context] for at in starts])
         self.optimiser.zero_grad(set_to_none=True)
-        loss = self.model(ids, targets)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.autocast):
+            loss = self.model(ids, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimiser.step()
@@ -95,6 +102,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", required=True)
     parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--mode", choices=("f32", "autocast", "bf16"), default="f32")
     for name, value in (("threads", 1), ("layers", 4), ("heads", 4), ("width", 128),
                         ("context", 64), ("batch", 12), ("vocabulary", 0), ("steps", 60),
                         ("warmup", 5)):

@@ -18,7 +18,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 
 # name in bench.json; what it is; the peers that may stand beside it, {name: in words}; command
-PEERS = {"torch": "PyTorch 2.13", "one_rank": "on 1 rank", "limit": "plain reading", "gloo": "gloo",
+PEERS = {"torch": "PyTorch 2.13", "torch_f32": "PyTorch 2.13", "llamacpp": "llama.cpp",
+         "one_rank": "on 1 rank", "limit": "plain reading", "gloo": "gloo",
          "openmpi_shm": "Open MPI", "openmpi_tcp": "Open MPI", "blis": "BLIS",
          "openblas": "OpenBLAS"}
 LIMIT_ROWS = ("decode_gpt2",)  # compared with what the machine allows, for want of a peer

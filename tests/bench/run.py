@@ -2,17 +2,17 @@
 """Compares tshard with its peers; prints a table and writes build/bench.json.
 
     run.py [--text FILE] [--only PART] [--rounds N]
-    run.py --install          only installs PyTorch into build/venv
+    run.py --install          only installs PyTorch and llama.cpp into build/venv
 
 A comparison gives samples, {(name, unit): {who: {round: value}}} where who is "ours" or a peer. A
 round runs both sides one after the other; a ratio is taken within a round, when both had the same
 load of other programs beside them, and the median of the rounds' ratios counts. What needs a
-package that is not installed is left out, with a line that says so. Each part has its share of ten
-minutes, and fewer rounds if need be; with FULL=1 in the environment they have three times the
-rounds, and all the time.
+package that is not installed is left out, with a line that says so. Each part has its share of
+twenty minutes, and fewer rounds if need be; with FULL=1 in the environment they have three times
+the rounds, and all the time.
 
 PyTorch is installed once by pip into a virtual environment of its own, build/venv, and needs
-several hundred megabytes there.
+several hundred megabytes there; so is llama.cpp, which is compiled for half an hour, by --install.
 
 A row of the file is {"name", "unit", "ours", "peers": {"name": value}, "rounds", "ratio"}; the
 ratio says how many times better than its best peer ours is, for times and rates alike; rounds, how
@@ -43,13 +43,16 @@ LIBRARIES = "/usr/lib/" + os.uname().machine + "-linux-gnu"
 VENV = os.path.join(TOP, "build", "venv")
 TORCH_PYTHON = os.path.join(VENV, "bin", "python")
 TORCH = "2.13.0"
-INSTALL_LIMIT = 900  # seconds that pip may take
+LLAMA = ["llama-cpp-python==0.3.36", "gguf==0.19.0"]
+INSTALL_LIMIT, LLAMA_LIMIT = 900, 5400  # seconds that pip may take
 LESS = ("s", "ms", "us", "ns", "GB", "%")  # units where less is better; of the others more is
 LIMIT = 60  # seconds of one program, or one answer
+FIRST_LIMIT = 300  # seconds of a first answer, for which a program may be compiled
 TURN, MOST_CALLS = 50e3, 20000  # microseconds of a collective's turn, and the calls in it
 KIB, MIB = 1024, 1024 * 1024
 SIZES = {4: "4B", KIB: "1KiB", 16 * KIB: "16KiB", 256 * KIB: "256KiB", MIB: "1MiB", 4 * MIB: "4MiB",
          16 * MIB: "16MiB", 64 * MIB: "64MiB"}
+NO_RIVALS = ("limit", "f32")  # what stands beside ours for comparison, and is no other program
 LINK = "2gbit"  # of replicas' slow link, both ways together
 CC = [os.environ.get("CC", "cc"), "-std=c99", "-D_POSIX_C_SOURCE=200809L", "-O3",
       "-fno-math-errno"]
@@ -73,7 +76,7 @@ def sources():
              "bench_step": ([gpt2, scaling], "bench_step.c", CC, threads + openmp()),
              "bench_limit": ([gpt2], "bench_limit.c", CC, threads + blis),
              "bench_step_tcp": ([replicas], "bench_step.c", CC, ["-DGPT_TCP"] + threads + tcp),
-             "bench_model": ([model], "bench_model.c", CC, threads)}
+             "bench_model": ([model, llama], "bench_model.c", CC, threads)}
     if shutil.which("mpicc"):
         found["peer_mpi"] = ([comm, comm_tcp], "peer_mpi.c", ["mpicc"] + CC[1:], [])
     if os.path.exists("/usr/include/gloo/allreduce.h"):
@@ -157,14 +160,14 @@ class Ranks:
                                         cwd=TOP, env=dict(os.environ, **(env or {})),
                                         universal_newlines=True)
 
-    def ask(self, kind, size, calls):
+    def ask(self, kind, size, calls, limit=LIMIT):
         """Microseconds per call, or "right" if calls is 0; None: it failed."""
         if self.process.poll() is not None:
             return None  # it said why
         try:
             self.process.stdin.write("%s %d %d\n" % (kind, size, calls))
             self.process.stdin.flush()
-            ready, _, _ = select.select([self.process.stdout], [], [], LIMIT)
+            ready, _, _ = select.select([self.process.stdout], [], [], limit)
             answer = self.process.stdout.readline().strip() if ready else "no answer"
         except OSError as why:
             answer = str(why)
@@ -229,7 +232,7 @@ def row_of(name, unit, values):
         each = [theirs / ours if less else ours / theirs for ours, theirs in both]
         if each:
             ratios[who] = statistics.quantiles(each, n=4) if len(each) > 1 else each * 3
-    rivals = [who for who in ratios if who != "limit"]
+    rivals = [who for who in ratios if who not in NO_RIVALS]
     if rivals:
         best = sorted(rivals, key=medians.get, reverse=not less)[0]
         row["ratio"] = ratios[best][1]
@@ -335,8 +338,9 @@ def kernels(args):
 
 # The goals of rows: {peer: the smallest ratio}; and the largest value of ours itself.
 FIGURES = {"scaling_gpt2_tp2": {"one_rank": 1.85}, "scaling_gpt2_t2": {"two_ranks": 1 / 1.05},
-           "decode_gpt2": {"limit": 0.8}}
-MOST = {"op_overhead": 100, "memory_gpt2_T64": 2.3, "memory_gpt2_T256": 3.2}
+           "decode_gpt2": {"limit": 0.8}, "step_nanogpt": {"torch": 1.5}}
+MOST = {"op_overhead": 100, "memory_gpt2_T64": 2.3, "memory_gpt2_T256": 3.2,
+        "memory_gpt2_bf16_T256": 2.6, "memory_gpt2_pure_T256": 1.8}
 # What a processor with AVX-512 evaluates at half the speed of memory, or faster.
 FUNCTIONS = re.compile("kernel_(exp|log|pow|pow_scalar|sigmoid|tanh|erf|gelu|gelu_tanh|silu|"
                        "dropout|softmax|log_softmax|cross_entropy)(_slope)?$")
@@ -351,8 +355,14 @@ def figures_of(name):
         return {"openblas": 0.85} if small else {"blis": 0.97, "openblas": 0.97, "tsh_blis": 0.97}
     if name in FIGURES:
         return FIGURES[name]
-    if name.startswith("step_"):
-        return {"torch": 1.5, "limit": 1 / 1.10}
+    if name.startswith("step_gpt2_bf16"):
+        return {"torch_autocast": 1.25, "torch_bf16": 1.25, "f32": 1 / 0.62}
+    if name.startswith("step_gpt2_T"):
+        return {"torch_f32": 1.5, "limit": 1 / 1.10}
+    if name.startswith("decode_"):
+        return {"llamacpp": 1, "limit": 0.7 if name.endswith("q4_0") else 0.9}
+    if name.startswith("prefill_"):
+        return {"llamacpp": 1}
     if name.startswith("kernel_"):
         return {"limit": 0.5 if FUNCTIONS.match(name) else 0.75}
     row = re.match(r"[a-z_]+_tcp_(\d+)_(\w+)$", name)
@@ -399,6 +409,21 @@ def torch_version():
     return done.stdout.strip() or None
 
 
+def install(packages, limit):
+    """Installs packages into build/venv; why that did not work, or None."""
+    for command in ([sys.executable, "-m", "venv", VENV],
+                    [TORCH_PYTHON, "-m", "pip", "install", "--quiet", *packages]):
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                  universal_newlines=True, timeout=limit)
+            why = done.returncode and (done.stdout.strip().splitlines() or ["no output"])[-1]
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why = error
+        if why:
+            return "%s: %s" % (" ".join(command), why)
+    return None
+
+
 @functools.lru_cache(None)
 def has_torch():
     """Whether PyTorch is in build/venv. If not, tries once to install it, and says why it cannot be
@@ -406,34 +431,62 @@ def has_torch():
     if torch_version() == TORCH:
         return True
     note("bench: installing torch==%s into build/venv" % TORCH)
-    for command in ([sys.executable, "-m", "venv", VENV],
-                    [TORCH_PYTHON, "-m", "pip", "install", "--quiet", "torch==" + TORCH]):
-        try:
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                  universal_newlines=True, timeout=INSTALL_LIMIT)
-            why = done.returncode and (done.stdout.strip().splitlines() or ["no output"])[-1]
-        except (OSError, subprocess.TimeoutExpired) as error:
-            why = error
-        if why:
-            note("bench: skip: the rows of PyTorch: %s: %s" % (" ".join(command), why))
-            return False
-    return torch_version() == TORCH
+    why = install(["torch==" + TORCH], INSTALL_LIMIT)
+    if why:
+        note("bench: skip: the rows of PyTorch: " + why)
+    return not why and torch_version() == TORCH
 
 
-def torch_threads():
-    """Numbers of threads that PyTorch is tried with: one, and all cores."""
-    return sorted({1, os.cpu_count()}) if has_torch() else []
+def has_llama(may_install=False):
+    """Whether llama.cpp is in build/venv; if not, says so, or installs it."""
+    try:
+        done = subprocess.run([TORCH_PYTHON, "-c", "import llama_cpp, gguf"], timeout=LIMIT,
+                              stderr=subprocess.DEVNULL)
+        if done.returncode == 0:
+            return True
+    except (OSError, subprocess.TimeoutExpired):
+        pass
+    why = "`make deps-bench` installs it"
+    if may_install:
+        note("bench: installing %s into build/venv, which takes half an hour" % " ".join(LLAMA))
+        why = install(LLAMA, LLAMA_LIMIT)
+    if why:
+        note("bench: skip: llama.cpp: " + why)
+    return not why
+
+
+MODES = ("f32", "autocast", "bf16")
+COMPILED = "_compiled"
+
+
+def torch_command(mode, compiled, threads, flags):
+    return [TORCH_PYTHON, os.path.join(HERE, "peer_torch.py"), "--threads", threads, "--mode",
+            mode, *["--compile"] * compiled, *flags]
 
 
 def torch_peer(text):
-    """The program with the best number of threads, in a list."""
+    """The program with the best mode and number of threads, compiled or not, in a list."""
     choices = []
-    for threads in map(str, torch_threads()):
-        command = [TORCH_PYTHON, os.path.join(HERE, "peer_torch.py"), "--text", text,
-                   "--threads", threads] + MODEL
-        choices.append(functools.partial(tokens, "torch", r"^tokens/s (\S+)", command,
-                                         {"OMP_NUM_THREADS": threads}))
+    for threads in map(str, sorted({1, os.cpu_count()}) if has_torch() else []):
+        for mode in MODES:
+            for compiled in (False, True):
+                command = torch_command(mode, compiled, threads, ["--text", text] + MODEL)
+                choices.append(functools.partial(tokens, "torch", r"^tokens/s (\S+)", command,
+                                                 {"OMP_NUM_THREADS": threads}))
     return sorted(choices, key=lambda program: sum(rate for *_, rate in program()))[-1:]
+
+
+def better(values):
+    """Of each peer's program and the same one compiled the faster, by medians of seconds: {who:
+    rounds} with that under the peer's name, and {peer: who was chosen}."""
+    chosen = {}
+    for who in values:
+        name = who[:-len(COMPILED)] if who.endswith(COMPILED) else who
+        rival = chosen.get(name)
+        if rival is None or (statistics.median(values[who].values())
+                             < statistics.median(values[rival].values())):
+            chosen[name] = who
+    return {name: values[who] for name, who in chosen.items()}, chosen
 
 
 def nanogpt(args):
@@ -445,32 +498,101 @@ def nanogpt(args):
     yield rounds_of(args, programs + torch_peer(text))
 
 
-GPT2 = "--layers 12 --heads 12 --width 768 --batch 4 --vocabulary 50257".split()
+GPT2 = "--layers 12 --heads 12 --width 768 --vocabulary 50257".split()
 
 
-def torch_steps(threads, common):
-    return Ranks("torch", [TORCH_PYTHON, os.path.join(HERE, "peer_torch.py"), "--serve",
-                           "--threads", threads] + common, {"OMP_NUM_THREADS": threads})
+def torch_steps(mode, compiled, flags):
+    """On 2 threads: one is slower at this size."""
+    return Ranks("torch_" + mode + COMPILED * compiled,
+                 torch_command(mode, compiled, "2", ["--serve"] + flags), {"OMP_NUM_THREADS": "2"})
+
+
+def gpt2_steps(args, name, programs):
+    """The rows of a step's time and memory, by turns; closes the programs."""
+    seconds, chosen = better(by_turns(args, programs))
+    memory = {}
+    for program in programs:
+        who = program.who.replace(COMPILED, "")
+        if chosen.get(who) == program.who and who not in NO_RIVALS:
+            kib = program.ask("memory", 0, 1)
+            if kib:
+                memory[who] = {0: kib * 1024 / 1e9}
+        program.close()
+    return {("step_gpt2_" + name, "s"): seconds, ("memory_gpt2_" + name, "GB"): memory}
 
 
 def gpt2(args):
-    """A training step of GPT-2 124M on 2 ranks against PyTorch on 2 threads, a step of each by
-    turns, and what the machine allows; and the most memory that each took."""
-    text = text_of(args)
+    """A training step of GPT-2 124M on 2 ranks against PyTorch on 2 threads, in f32 and in bf16, a
+    step of each by turns; what the machine allows, in f32; and the most memory that each took."""
     ours, limit = args.programs["bench_step"], args.programs["bench_limit"]
+    text = text_of(args)
     one = {"BLIS_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    for parts, context in ((3, "64"), (1, "256")) if ours and limit else ():
-        common = ["--text", text, "--context", context] + GPT2
-        programs = [Ranks("ours", [ours, "--ranks", "2", "--chars"] + common)]
-        programs += [torch_steps("2", common)] * has_torch()  # one thread is slower at this size
-        programs.append(Ranks("limit", [limit, "4", context], one))
-        seconds = by_turns(share(args, parts), programs)
-        memory = {program.who: {0: kib * 1024 / 1e9} for program, kib in
-                  [(program, program.ask("memory", 0, 1)) for program in programs[:-1]] if kib}
-        for program in programs:
-            program.close()
-        yield {("step_gpt2_T" + context, "s"): seconds,
-               ("memory_gpt2_T" + context, "GB"): memory}
+    rows = [(batch, context, half) for batch, context in (("4", "64"), ("4", "256"), ("1", "1024"))
+            for half in (False, True)] if ours and limit else []
+    for number, (batch, context, half) in enumerate(rows):
+        flags = ["--text", text, "--batch", batch, "--context", context] + GPT2
+        mine = [ours, "--ranks", "2", "--chars"] + flags
+        programs = [Ranks("ours", mine + ["--dtype", "bf16"] * half)]
+        programs += [torch_steps(mode, compiled, flags)
+                     for mode in (MODES[1:] if half else MODES[:1])
+                     for compiled in (False, True) if has_torch()]
+        programs.append(Ranks("f32", mine) if half
+                        else Ranks("limit", [limit, batch, context], one))
+        name = ("bf16_T" if half else "T") + context
+        yield gpt2_steps(share(args, len(rows) - number), name, programs)
+    if rows:  # PyTorch's memory of model.bfloat16(): gradients and moments are bf16, too
+        flags = ["--text", text, "--batch", "4", "--context", "256", "--dtype", "bf16", "--pure"]
+        pure = Ranks("ours", [ours, "--ranks", "2", "--chars"] + flags + GPT2)
+        pure.ask("step", 0, 2)
+        kib = pure.ask("memory", 0, 1)
+        pure.close()
+        if kib:
+            yield {("memory_gpt2_pure_T256", "GB"): {"ours": {0: kib * 1024 / 1e9}}}
+
+
+SHAPES, WEIGHTS, PROMPTS = ("gpt2", "llama1b"), ("f32", "bf16", "q8_0", "q4_0"), (128, 512)
+TOKENS = 24  # that llama.cpp decodes in a round
+
+
+def llama_round(ours, peer):
+    """(kind, unit, who, value) of ours, of what reading the weights allows, and of llama.cpp."""
+    for length in PROMPTS:
+        lines = output(ours + ["--prefill", str(length)], limit=FIRST_LIMIT)
+        for kind, who, value in re.findall(r"^(decode|prefill)_\S+ tokens/s (\w+) (\S+)$", lines,
+                                           re.M):
+            name = kind if kind == "decode" else "%s %d" % (kind, length)
+            yield name, "tokens/s", who, float(value)
+        if lines and peer:
+            us = peer.ask("prefill", length, 1)
+            if us:
+                yield "prefill %d" % length, "tokens/s", "llamacpp", 1e6 * length / us
+    us = peer.ask("decode", 0, TOKENS) if lines and peer else None
+    if us:
+        yield "decode", "tokens/s", "llamacpp", 1e6 / us
+
+
+def llama(args):
+    """Decoding a token and reading a prompt, of GPT-2 124M and a Llama of 1.1 B parameters, with
+    weights in f32, bf16, and 8 and 4 bits: 2 ranks against llama.cpp's 2 threads."""
+    ours = args.programs["bench_model"]
+    rows = [(shape, weights) for shape in SHAPES for weights in WEIGHTS] if ours else []
+    there = bool(rows) and has_llama()
+    for number, (shape, weights) in enumerate(rows):
+        which = ["--model", shape, "--weights", weights]
+        peer = Ranks("llamacpp", [TORCH_PYTHON, os.path.join(HERE, "peer_llama.py"), "--folder",
+                                  BUILD] + which) if there else None
+        if peer:  # the file is written and read before anything is measured
+            peer.ask("decode", 0, 1, FIRST_LIMIT)
+        samples = rounds_of(share(args, len(rows) - number),
+                            [functools.partial(llama_round, [ours] + which, peer)])
+        if peer:
+            peer.close()
+        found = {}
+        for (kind, unit), values in samples.items():
+            name, *length = kind.split()
+            if "ours" in values:
+                found["_".join([name, shape, weights, *length]), unit] = values
+        yield found
 
 
 def scaling(args):
@@ -484,7 +606,7 @@ def scaling(args):
 
     if not ours:
         return
-    gpt2 = GPT2 + ["--context", "64"]
+    gpt2 = GPT2 + ["--batch", "4", "--context", "64"]
     trio = [ranks("ours", "2", *gpt2), ranks("one_rank", "1", *gpt2),
             ranks("two_threads", "1", "--threads", "2", *gpt2, env={"OMP_PROC_BIND": "true"})]
     seconds = by_turns(share(args, 2), trio)
@@ -516,6 +638,8 @@ def scaling(args):
 def by_turns(args, programs):
     """{who: {round: seconds of a step}}."""
     seconds = {}
+    for program in programs:  # one that compiles itself
+        program.ask("step", 0, 1, FIRST_LIMIT)
     for number in numbers(args, -1):
         for program in programs:
             us = program.ask("step", 0, 1)
@@ -635,17 +759,17 @@ def write(rows):
 
 
 def main():
-    parts = {gemm: 50, kernels: 35, comm: 20, comm_tcp: 40, nanogpt: 55, gpt2: 180, scaling: 40,
-             replicas: 50, model: 30}  # seconds that each may take
+    parts = {gemm: 50, kernels: 35, comm: 20, comm_tcp: 40, nanogpt: 150, gpt2: 420, scaling: 40,
+             replicas: 50, model: 30, llama: 300}  # seconds that each may take
     full = bool(os.environ.get("FULL"))
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")
     parser.add_argument("--only", choices=[part.__name__ for part in parts])
     parser.add_argument("--rounds", type=int, default=21 if full else 7)
-    parser.add_argument("--install", action="store_true", help="only install PyTorch")
+    parser.add_argument("--install", action="store_true", help="only install the peers of pip")
     args = parser.parse_args()
     if args.install:
-        return 0 if has_torch() else 1
+        return 0 if has_torch() and has_llama(True) else 1
     os.makedirs(BUILD, exist_ok=True)
     newest_kernels()
     print(COLUMNS % ("name", "rounds", "ours", "unit", "ratio", "figures",

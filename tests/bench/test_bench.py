@@ -67,7 +67,7 @@ def plot(folder, rows, *flags):
 def the_picture_shows_what_was_measured(folder):
     """A bar is as long as the ratio to the best peer; rows that are missing are left out."""
     step = {"name": "step_gpt2_T64", "unit": "s", "ours": 1.0,
-            "peers": {"torch": 1.5, "limit": 0.5}}
+            "peers": {"torch_f32": 1.5, "limit": 0.5}}
     tcp = {"name": "allreduce_tcp_2_64MiB", "unit": "us", "ours": 2e4,
            "peers": {"gloo": 6e4, "openmpi_tcp": 8e4, "limit": 1e4}}
     alone = {"name": "decode_gpt2", "unit": "GB/s", "ours": 30.0, "peers": {}}
@@ -83,6 +83,29 @@ def the_picture_shows_what_was_measured(folder):
     check(code == 1 and not bars, "no row is left", code, bars)
 
 
+def the_better_of_two_programs_counts(_):
+    """Eager or compiled, by the median; each peer for itself."""
+    sys.path.insert(0, HERE)
+    from run import better
+    values, chosen = better({"ours": {0: 1, 1: 1}, "torch_f32": {0: 3, 1: 3},
+                             "torch_f32_compiled": {0: 2, 1: 2.5}, "torch_bf16": {1: 1},
+                             "torch_bf16_compiled": {0: 9, 1: 2}})
+    check(values == {"ours": {0: 1, 1: 1}, "torch_f32": {0: 2, 1: 2.5}, "torch_bf16": {1: 1}},
+          values)
+    check(chosen == {"ours": "ours", "torch_f32": "torch_f32_compiled",
+                     "torch_bf16": "torch_bf16"}, chosen)
+
+
+def goals_name_peers_that_stand_in_their_rows(_):
+    sys.path.insert(0, HERE)
+    from run import figures_of
+    check(set(figures_of("step_gpt2_bf16_T256")) == {"torch_autocast", "torch_bf16", "f32"}, "bf16")
+    check(set(figures_of("step_gpt2_T1024")) == {"torch_f32", "limit"}, "f32")
+    check(figures_of("decode_llama1b_q4_0") == {"llamacpp": 1, "limit": 0.7}, "q4_0")
+    check(figures_of("decode_gpt2_bf16") == {"llamacpp": 1, "limit": 0.9}, "bf16")
+    check(figures_of("prefill_llama1b_q8_0_128") == {"llamacpp": 1}, "prefill")
+
+
 def readme_shows_the_rows_of_the_picture(_):
     """README.md's table of speed has the rows, in the order and with the commands of plot.py."""
     sys.path.insert(0, HERE)
@@ -95,4 +118,6 @@ def readme_shows_the_rows_of_the_picture(_):
 if __name__ == "__main__":
     sys.exit(run_tests("bench", [steps_are_timed, parts_of_a_model_are_timed,
                                  the_picture_shows_what_was_measured,
+                                 the_better_of_two_programs_counts,
+                                 goals_name_peers_that_stand_in_their_rows,
                                  readme_shows_the_rows_of_the_picture]))
