@@ -604,11 +604,11 @@ static void test_dtypes(void **state) {
         for (int i = 0; i < KINDS * KINDS * COUNT(outs); i++) {
             const kind kinds[2] = {kind_of(i % KINDS), kind_of(i / KINDS % KINDS)};
             const tsh_dtype out = outs[i / KINDS / KINDS];
-            for (int s = 0; s < COUNT(small) * 3; s++, turn++) {
+            for (int s = 0; s < COUNT(small); s++, turn++) {
                 const int layout[3] = {turn % LAYOUTS, turn / 3 % LAYOUTS, turn / 7 % LAYOUTS};
                 try_typed(kernel, small[s % COUNT(small)], kinds, out, layout, turn & 1, 0);
             }
-            for (int s = 0; s < COUNT(big) && i % 5 == turn % 5; s++, turn++) {
+            for (int s = 0; s < COUNT(big) && i % 11 == kernel->mr % 11; s++, turn++) {
                 const int layout[3] = {turn % 2, turn / 2 % 2, 0};
                 try_typed(kernel, big[s], kinds, out, layout, turn & 1, 0);
             }
@@ -678,7 +678,7 @@ static void test_dtypes_bits(void **state) {
         const kind of_c = i / KINDS / KINDS % 2 ? kind_of(2) : kind_of(0);
         const int layout = i / KINDS / KINDS / 2;
         typed a, b, whole;
-        if (kernel->isa < TSHI_ISA_AVX512 && i % 3) continue; /* they have one way only */
+        if (kernel->isa < TSHI_ISA_AVX512 && i % 11) continue; /* they have one way only */
         a = typed_new(m, k, of_a, ROWS, 1, 0);
         b = typed_new(k, n, of_b, layout, 2, 0);
         whole = typed_new(m, n, of_c, ROWS, 3, 1);
@@ -728,6 +728,14 @@ static void test_pairs_order(void **state) {
     if (!tried) SKIP("this processor has no AVX512_BF16");
 }
 
+/* A pair of bf16 whose NaNs are quiet. */
+static uint32_t quiet(tsh_real pair) {
+    uint32_t bits;
+    memcpy(&bits, &pair, sizeof bits);
+    if ((bits & 0x7FFFu) > 0x7F80u) bits |= 0x40u;
+    return (bits & 0x7FFF0000u) > 0x7F800000u ? bits | 0x400000u : bits;
+}
+
 /* Packing by vectors gives the bits of packing by elements: any width, valid rows, steps, strides;
  * numbers that are not finite, subnormal, and in the middle of two of bf16. */
 static void test_pack_dtypes(void **state) {
@@ -756,9 +764,10 @@ static void test_pack_dtypes(void **state) {
             memset(plain, 1, sizeof plain);
             tshi_gemm_pack_matrix(kernel, fast, width, valid, k, m, form);
             tshi_gemm_pack_matrix(&slow, plain, width, valid, k, m, form);
-            for (int i = 0; i < COUNT(fast); i++) /* a converted NaN may have another payload */
+            for (int i = 0; i < COUNT(fast); i++) /* a NaN may have another payload */
                 if (memcmp(&fast[i], &plain[i], sizeof *fast) != 0 &&
-                    !(form == TSHI_GEMM_F16 && fast[i] != fast[i] && plain[i] != plain[i]))
+                    !(form == TSHI_GEMM_F16 && fast[i] != fast[i] && plain[i] != plain[i]) &&
+                    !(form == TSHI_GEMM_PAIRS && quiet(fast[i]) == quiet(plain[i])))
                     fail_msg("%s: form %d, width %d, %d rows, %d steps, word %d", kernel->name,
                              (int)form, width, valid, (int)k, i);
         }
