@@ -9787,7 +9787,7 @@ typedef struct tshi_dest {
 } tshi_dest;
 
 /* Gradients of leaves with tsh_optim_desc.grad_dtype are packed: after each contribution,
- * tshi_tape_pack rounds them to bf16, and frees the accumulator. gr.live is 1 then, but gr.block is
+ * tshi_tape_pack rounds them to bf16 and frees the accumulator. gr.live is 1 then, but gr.block is
  * NULL. tshi_tape_allocate undoes it, for the next contribution. */
 
 /* Returns t's gradient in gr as an operand: of tsh_real, or bf16 while it is packed. */
@@ -9826,9 +9826,11 @@ static void tshi_tape_pack_part(void *job, int thread, int64_t from, int64_t to)
     }
 }
 
-/* Packs a leaf's gradient, if its optimiser wants that. A row-sparse one stays as it is. */
+/* Packs a leaf's gradient, if its optimiser wants that. A row-sparse one stays as it is, and one
+ * that is still to be summed over dp, in float. */
 static void tshi_tape_pack(tsh_tensor *t) {
     const int64_t n = tsh_local_numel(t);
+    if (t->ctx->tape.syncing && (t->flags & TSHI_AVERAGED)) return;
     if (!tshi_tensor_packs(t) || !t->gr.live || !t->gr.block || t->sparse) return;
     if (!t->packed)
         t->packed = tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(TSH_BF16, n));
@@ -9948,12 +9950,10 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
  * be summed over dp. Leaves partial and row-sparse gradients to tshi_tape_sync, which first
  * completes them over tp, or with the rows that other ranks have touched. */
 static void tshi_tape_deliver(tsh_tensor *leaf) {
-    leaf->contributions--;
-    if (!leaf->ctx->tape.syncing || !(leaf->flags & TSHI_AVERAGED))
-        tshi_tape_pack(leaf);
-    else if (leaf->contributions <= 0 && leaf->gr.live && !leaf->gp.live && !leaf->sparse &&
-             tshi_tape_allocate(leaf, &leaf->gr))
-        tshi_bucket_add_grad(leaf);
+    if (--leaf->contributions > 0 || !leaf->ctx->tape.syncing || !(leaf->flags & TSHI_AVERAGED) ||
+        !leaf->gr.live || leaf->gp.live || leaf->sparse || !tshi_tape_allocate(leaf, &leaf->gr))
+        return;
+    tshi_bucket_add_grad(leaf);
 }
 
 /* Marks the rows of t's row-sparse gradient that any rank of comm has touched. All ranks of comm
@@ -10180,6 +10180,8 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
         }
         node->out->flags |= TSHI_CONSUMED;
         tshi_tape_release_node(node);
+        for (int i = 0; i < node->n; i++) /* after that, for less memory */
+            if (node->in[i]) tshi_tape_pack(node->in[i]->base);
     }
     ctx->module = outer;
     ctx->tape.newest = NULL;
@@ -10233,6 +10235,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
             tshi_bucket_add_grad(t);
     }
     if (replicas) tshi_bucket_end(ctx); /* waits for all buckets */
+    ctx->tape.syncing = 0;
     for (t = head->next; t != head && ctx->error.code == TSH_OK; t = t->next) {
         if (!t->gr.live) continue;
         if (replicas && (t->flags & TSHI_AVERAGED))
@@ -10242,7 +10245,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
                                replicas ? ctx->buckets.weight : ctx->tape.weight);
         tshi_tape_pack(t);
     }
-    ctx->tape.pending = ctx->tape.syncing = 0;
+    ctx->tape.pending = 0;
     (void)tshi_trace_phase(ctx->trace, phase);
     return ctx->error.code;
 }
