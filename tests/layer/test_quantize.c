@@ -200,10 +200,9 @@ static void tables_are_tied_and_agree(void **state) {
 
 static int mistakes(tsh_ctx *ctx, void *user) {
     const tsh_linear_desc narrow = {.in = 48, .out = 8}, wide = {.in = 96, .out = 64},
-                          turned = {.in = 64, .out = 96, .reversed = 1},
                           cut = {.in = 96, .out = 64, .style = TSH_ROWWISE};
     const tsh_plan_rule rule = {.path = "a", .style = TSH_COLWISE};
-    tsh_module *root = tsh_root(ctx), *a = tsh_add_linear(root, "a", &wide), *b, *c;
+    tsh_module *root = tsh_root(ctx), *a = tsh_add_linear(root, "a", &wide);
     tsh_tensor *x = tsh_zeros(ctx, tsh_shape2(1, 96));
     const int two = tsh_tp(ctx)->size == 2;
     (void)user;
@@ -223,11 +222,6 @@ static int mistakes(tsh_ctx *ctx, void *user) {
                                    "q4_0: rank 0 holds [0, 48)");
         CHECK(tsh_dtype_of(tsh_param(a, "weight")) == TSH_REAL, "nothing is changed");
     }
-    b = tsh_add_linear(root, "b", &turned);
-    CHECK(tsh_tie(b, "weight", tsh_param(a, "weight")) == TSH_ERR_SHAPE || 1);
-    tsh_clear_error(ctx);
-    c = tsh_add_module(root, "c", NULL);
-    CHECK(tsh_add_param(c, "p", tsh_shape2(96, 64), NULL));
     CHECK(tsh_forward(a, x) && tsh_quantize(root, "a", TSH_Q8_0) == TSH_ERR_STATE);
     CHECK_SAYS(TSH_ERR_STATE, "ops are recorded that use \"a.weight\"");
     CHECK(tsh_step_end(ctx) == TSH_OK && tsh_quantize(root, "a", TSH_Q8_0) == TSH_OK);
@@ -237,8 +231,6 @@ static int mistakes(tsh_ctx *ctx, void *user) {
     }
     CHECK(tsh_reset_parameters(a) == TSH_ERR_DTYPE);
     CHECK_SAYS(TSH_ERR_DTYPE, "\"a.weight\" is quantised");
-    CHECK(tsh_tie(b, "weight", tsh_param(c, "p.") ? NULL : NULL) == TSH_ERR_ARGUMENT);
-    tsh_clear_error(ctx);
     return 0;
 }
 
@@ -246,22 +238,23 @@ static int tied_mistakes(tsh_ctx *ctx, void *user) {
     const tsh_linear_desc turned = {.in = 64, .out = 64, .reversed = 1},
                           square = {.in = 64, .out = 64};
     tsh_module *root = tsh_root(ctx), *a = tsh_add_linear(root, "a", &square);
-    tsh_module *b = tsh_add_linear(root, "b", &turned), *c = tsh_add_module(root, "c", NULL);
+    tsh_module *b = tsh_add_linear(root, "b", &turned), *c = tsh_add_module(root, "c", NULL), *d;
     (void)user;
     CHECK(tsh_tie(b, "weight", tsh_param(a, "weight")) == TSH_OK);
     CHECK(tsh_quantize(root, "a", TSH_Q8_0) == TSH_ERR_ARGUMENT);
     CHECK_SAYS(TSH_ERR_ARGUMENT, "\"b\", which stores it the other way round");
-    CHECK(tsh_add_param(c, "p", tsh_shape2(64, 64), NULL));
-    CHECK(tsh_tie(tsh_child(c, 0), "", tsh_param(a, "weight")) == TSH_OK);
-    CHECK(tsh_quantize(root, "b", TSH_Q8_0) == TSH_ERR_ARGUMENT);
-    tsh_clear_error(ctx);
+    d = tsh_add_linear(root, "d", &square);
+    CHECK(d && tsh_add_param(c, "p", tsh_shape2(64, 64), NULL));
+    CHECK(tsh_tie(tsh_child(c, 0), "", tsh_param(d, "weight")) == TSH_OK);
+    CHECK(tsh_quantize(root, "d", TSH_Q8_0) == TSH_ERR_ARGUMENT);
+    CHECK_SAYS(TSH_ERR_ARGUMENT, "\"c.p\", which takes no quantised one");
     return 0;
 }
 
 /* Optimisers: one that has the weight refuses; one made later leaves it out, and trains the rest. */
 static int trains_the_rest(tsh_ctx *ctx, void *user) {
-    const tsh_linear_desc first = {.in = 32, .out = 32, .style = TSH_COLWISE},
-                          second = {.in = 32, .out = 4, .style = TSH_ROWWISE, .unit = 32};
+    const tsh_linear_desc first = {.in = 32, .out = 64, .style = TSH_COLWISE},
+                          second = {.in = 64, .out = 4, .style = TSH_ROWWISE};
     const tsh_optim_desc sgd = {.kind = TSH_SGD, .lr = 0.1};
     tsh_module *root = tsh_root(ctx), *one = tsh_add_module(root, "one", NULL);
     tsh_module *a = tsh_add_linear(one, "a", &first), *b = tsh_add_linear(one, "b", &second);
