@@ -10411,10 +10411,6 @@ static int tshi_tape_check_owned(const tsh_tensor *t, const char *op) {
 
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on) {
     if (!t || !tshi_tape_check_owned(t, "tsh_requires_grad")) return NULL;
-    if (on && tshi_dtype_in_blocks(t->dtype))
-        return tshi_error_null(t->ctx, TSH_ERR_DTYPE,
-                               "tsh_requires_grad: a quantised weight (%s) has no gradient",
-                               tshi_dtype_name(t->dtype));
     t->requires_grad = on != 0; /* ops on t are recorded */
     t->flags = on ? t->flags | TSHI_LEAF : t->flags & ~(unsigned)TSHI_LEAF;
     return t;
