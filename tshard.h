@@ -5385,7 +5385,18 @@ TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *s
  * then C = C + alpha acc. So element (i, j) depends on row i of A, column j of B and the kernel,
  * not on m, n, strides, packing, pointers or its place in the tile: a column-parallel product is
  * bitwise the columns of the whole one. (The kernels without intrinsics need a compiler that does
- * not contract x * y + z into one instruction: -std=c99 or -ffp-contract=off.) */
+ * not contract x * y + z into one instruction: -std=c99 or -ffp-contract=off.)
+ *
+ * 16 BITS. bf16 and f16 are converted to tsh_real while A and B are packed. But if A and B are both
+ * bf16, or one is and the other may be rounded to it (tshi_matrix.rounds), and the processor has
+ * AVX512_BF16, they are packed in pairs of k, zero after an odd end, and one instruction adds the
+ * two products of a pair to a float:
+ *
+ *     acc = (acc + a[2p + 1] b[2p + 1]) + a[2p] b[2p]
+ *
+ * The products are exact and each sum is rounded to nearest even; numbers below 2^-126 in magnitude
+ * count as 0, in operands and in sums. A slice has 2 kc elements of k. If C has 16 bits, its sums
+ * are floats until the last slice of k is added, and rounded once. */
 
 /* TSHI_GEMM_FLOAT: 1 if TSHARD_REAL is float, for #if. */
 #define TSHI_GEMM_JOIN_(x, y) x##y
@@ -5394,17 +5405,27 @@ TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *s
 #define TSHI_GEMM_IS_double   0
 #define TSHI_GEMM_FLOAT       TSHI_GEMM_JOIN(TSHI_GEMM_IS_, TSHARD_REAL)
 
-/* A strided matrix. A and B may be of any dtype that ops compute with: packing converts them. C and
- * D are of tsh_real. */
+/* TSHI_GEMM_BF16S: 1 if the compiler knows AVX512_BF16, the products of pairs of bf16. */
+#if TSHI_X86 && TSHI_GEMM_FLOAT && (defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10)
+#define TSHI_GEMM_BF16S 1
+#define TSHI_GEMM_TARGET_BF16                                                                      \
+    __attribute__((target("avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#else
+#define TSHI_GEMM_BF16S 0
+#endif
+
+/* A strided matrix. A and B may be of any dtype that ops compute with: packing converts them. D is
+ * of tsh_real; so is C, unless D lies apart from it: then C may have any dtype, too. */
 typedef struct tshi_matrix {
     void *data;          /* element (0, 0) */
     int64_t row, column; /* distance from row to row, from column to column, in elements */
     tsh_dtype dtype;     /* type of the elements */
+    int rounds;          /* 1: tsh_real, which a product with a bf16 matrix may round to bf16 */
 } tshi_matrix;
 
 /* Returns a matrix; `row` and `column` are its strides. */
 static tshi_matrix tshi_gemm_matrix_of(void *data, tsh_dtype dtype, int64_t row, int64_t column) {
-    const tshi_matrix m = {data, row, column, dtype};
+    const tshi_matrix m = {data, row, column, dtype, 0};
     return m;
 }
 
@@ -5414,7 +5435,10 @@ static tshi_matrix tshi_gemm_matrix(tsh_real *data, int64_t row, int64_t column)
 
 /* Returns m transposed. */
 static tshi_matrix tshi_gemm_transposed(tshi_matrix m) {
-    return tshi_gemm_matrix_of(m.data, m.dtype, m.column, m.row);
+    const int64_t row = m.row;
+    m.row = m.column;
+    m.column = row;
+    return m;
 }
 
 /* Returns the submatrix of m that begins at element (i, j). */
@@ -5431,17 +5455,29 @@ static tsh_real *tshi_gemm_at(tshi_matrix m, int64_t i, int64_t j) {
 /* Cache lines to prefetch, a few at a time: a pass goes from `first` to `last` by `step`; then both
  * ends move by `along` for the next pass, `left` more times. */
 typedef struct tshi_gemm_walk {
-    const tsh_real *at, *first, *last; /* at: the line to prefetch next */
-    int64_t step, along, left;         /* step, along: in elements; left: passes to come */
+    const char *at, *first, *last; /* at: the line to prefetch next */
+    int64_t step, along, left;     /* step, along: in bytes; left: passes to come */
 } tshi_gemm_walk;
 
-/* What a micro-kernel computes: C = alpha A B + D. The column strides of C and D are 1. */
+/* What packing makes of a matrix: words of the size of tsh_real, in which micro-kernels compute. */
+typedef enum tshi_gemm_form {
+    TSHI_GEMM_REALS,  /* tsh_real as it is */
+    TSHI_GEMM_BF16,   /* bf16 converted to tsh_real */
+    TSHI_GEMM_F16,    /* f16 converted to tsh_real */
+    TSHI_GEMM_OTHER,  /* another dtype converted to tsh_real */
+    TSHI_GEMM_PAIRS,  /* bf16: a word has elements 2p (the low half) and 2p + 1 of a sum over k */
+    TSHI_GEMM_ROUNDED /* tsh_real rounded to bf16, in pairs */
+} tshi_gemm_form;
+
+/* What a micro-kernel computes: C = alpha A B + D. The column strides of C and D are 1. With packed
+ * pairs, k counts words. */
 typedef struct tshi_gemm_tile {
     int64_t k;            /* number of products in each sum */
     const tsh_real *a;    /* A, shape (rows, k) */
     int64_t rsa, csa;     /* row stride and column stride of A */
     const tsh_real *b;    /* B, shape (k, cols) */
-    int64_t rsb, csb;     /* row stride and column stride of B */
+    int64_t rsb, csb;     /* row stride and column stride of B, in its elements */
+    tshi_gemm_form form;  /* `few`: what B's elements, which are not packed, are converted to */
     tsh_real alpha;       /* factor of A B */
     int add;              /* 0: D is 0 and not read */
     const tsh_real *d;    /* D, shape (rows, cols); may be C */
@@ -5464,11 +5500,22 @@ struct tshi_gemm_kernel {
     tshi_gemm_tile_fn dot;  /* (optional) as tile, but rsb = 1: for few rows, B not packed */
     /* (optional) for few rows, B not packed; any multiple of nr / 2 columns; uses sums, not walk */
     tshi_gemm_tile_fn stream;
+    /* (optional) as `dot`, for TSHI_GEMM_FEW_ROWS rows and any form of B but OTHER; k counts
+     * elements; A is packed to a width of tshi_gemm_few_width(rows) */
+    tshi_gemm_tile_fn few;
+    tshi_gemm_tile_fn pairs; /* (optional) as `tile`, of packed pairs of bf16; needs AVX512_BF16 */
+    /* (optional) tshi_gemm_pack_matrix of 16-bit elements with a unit stride; else returns 0 */
+    int (*pack)(tsh_real *dst, int width, int valid, int64_t k, const tshi_matrix *m,
+                tshi_gemm_form form);
+    /* (optional) stores n values as a dtype of 16 bits with unit stride */
+    void (*store)(void *to, const tsh_real *from, int n, tsh_dtype dtype);
 };
 
 enum {
     TSHI_GEMM_TILE_MAX = 384, /* limit of mr * nr for any kernel */
     TSHI_GEMM_THIN = 2,       /* limit of rows for `dot`: such products are bound by reading B */
+    TSHI_GEMM_FEW_ROWS = 8,   /* limit of rows for `few` */
+    TSHI_GEMM_SUMS = 1024,    /* rows of C at a time if its sums are kept apart until the last */
     TSHI_GEMM_STRETCH = 32,   /* steps of k from one prefetch of a tile to the next */
     TSHI_GEMM_FETCH = 4,      /* cache lines of the next sliver of B per prefetch */
     TSHI_GEMM_FETCH_C = 2,    /* rows of C per prefetch */
@@ -5501,7 +5548,8 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
 #if TSHI_VECTORS
 
 /* One source for all instruction sets. An `isa` defines VEC_isa (type of a register), LOAD, STORE,
- * SET (one value in all lanes) and FMA (x * y + z). Rows are unrolled by hand, so that their sums
+ * SET (one value in all lanes), FMA (x * y + z) and SUM, which adds a step to the sums: FMA, or the
+ * two products of a pair. Rows are unrolled by hand, so that their sums
  * are registers at every level of optimisation: X(isa, i, g) is row i of group g = i / 3. It is
  * read from A at the group's pointer (a0 to a3) plus 0, 1 or 2 row strides: one operand on x86. */
 #define TSHI_GEMM_ROWS6(X, isa)                                                                    \
@@ -5526,8 +5574,8 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
 #define TSHI_GEMM_STEP(isa, i, g) /* adds A(i, p) B(p, j) to the sums of row i */                  \
     if (rows > i) {                                                                                \
         x = TSHI_GEMM_SET_##isa(a##g[(i - 3 * g) * rsa]); /* A(i, p) in all lanes */               \
-        c0[i] = TSHI_GEMM_FMA_##isa(x, b0, c0[i]);                                                 \
-        if (vecs > 1) c1[i] = TSHI_GEMM_FMA_##isa(x, b1, c1[i]);                                   \
+        c0[i] = TSHI_GEMM_SUM_##isa(x, b0, c0[i]);                                                 \
+        if (vecs > 1) c1[i] = TSHI_GEMM_SUM_##isa(x, b1, c1[i]);                                   \
     }
 #define TSHI_GEMM_PUT(isa, c, d, v) /* C = alpha v + D, one register */                            \
     TSHI_GEMM_STORE_##isa(c, TSHI_GEMM_FMA_##isa(alpha, v, add ? TSHI_GEMM_LOAD_##isa(d) : zero));
@@ -5540,9 +5588,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
     }
 
 /* Defines tshi_gemm_rows_isa: computes a tile of rows x vecs registers, both constant after
- * inlining; tshi_gemm_tile_isa: a tile of any number of rows up to mr, as mr or 8 + 4 + 2 + 1;
- * tshi_gemm_stream_isa: reads B once in the order of memory and keeps the sums of all columns
- * meanwhile: few rows of A leave little to compute, so the time is that of reading B. */
+ * inlining; tshi_gemm_tile_isa: a tile of any number of rows up to mr, as mr or 8 + 4 + 2 + 1. */
 #define TSHI_GEMM_KERNEL(isa, TARGET, ROWS, mr)                                                    \
     TARGET TSHI_INLINE void tshi_gemm_rows_##isa(const tshi_gemm_tile *t, const int rows,          \
                                                  const int vecs) {                                 \
@@ -5596,7 +5642,10 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         TSHI_GEMM_PART(isa, mr, 4) /* 4 rows at a time */                                          \
         TSHI_GEMM_PART(isa, mr, 2) /* 2 rows at a time */                                          \
         TSHI_GEMM_PART(isa, mr, 1) /* the last row */                                              \
-    }                                                                                              \
+    }
+/* Defines tshi_gemm_stream_isa: reads B once in the order of memory and keeps the sums of all
+ * columns meanwhile: few rows of A leave little to compute, so the time is that of reading B. */
+#define TSHI_GEMM_STREAM(isa, TARGET)                                                              \
     TARGET TSHI_INLINE void tshi_gemm_steps_##isa(const tshi_gemm_tile *t, int64_t p,              \
                                                   const int steps, int rows, int cols) {           \
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
@@ -5667,7 +5716,9 @@ typedef tsh_real tshi_gemm_v128
         set_lanes;                                                                                 \
     })
 #define TSHI_GEMM_FMA_v128(x, y, z) ((x) * (y) + (z))
+#define TSHI_GEMM_SUM_v128          TSHI_GEMM_FMA_v128
 TSHI_GEMM_KERNEL(v128, , TSHI_GEMM_ROWS6, 6)
+TSHI_GEMM_STREAM(v128, )
 
 #if TSHI_X86
 #if TSHI_GEMM_FLOAT
@@ -5683,109 +5734,30 @@ TSHI_GEMM_KERNEL(v128, , TSHI_GEMM_ROWS6, 6)
 #define TSHI_GEMM_STORE_avx2 TSHI_GEMM_OP(256, storeu)
 #define TSHI_GEMM_SET_avx2   TSHI_GEMM_OP(256, set1)
 #define TSHI_GEMM_FMA_avx2   TSHI_GEMM_OP(256, fmadd)
+#define TSHI_GEMM_SUM_avx2   TSHI_GEMM_FMA_avx2
 TSHI_GEMM_KERNEL(avx2, TSHI_AVX2, TSHI_GEMM_ROWS6, 6)
+TSHI_GEMM_STREAM(avx2, TSHI_AVX2)
 
 #define TSHI_GEMM_VEC_avx512   TSHI_GEMM_REG(512)
 #define TSHI_GEMM_LOAD_avx512  TSHI_GEMM_OP(512, loadu)
 #define TSHI_GEMM_STORE_avx512 TSHI_GEMM_OP(512, storeu)
 #define TSHI_GEMM_SET_avx512   TSHI_GEMM_OP(512, set1)
 #define TSHI_GEMM_FMA_avx512   TSHI_GEMM_OP(512, fmadd)
+#define TSHI_GEMM_SUM_avx512   TSHI_GEMM_FMA_avx512
 TSHI_GEMM_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_ROWS12, 12)
+TSHI_GEMM_STREAM(avx512, TSHI_AVX512)
 #endif /* TSHI_X86 */
+
+#if TSHI_GEMM_BF16S
+#define TSHI_GEMM_VEC_bf16   __m512
+#define TSHI_GEMM_LOAD_bf16  _mm512_loadu_ps
+#define TSHI_GEMM_STORE_bf16 _mm512_storeu_ps
+#define TSHI_GEMM_SET_bf16   _mm512_set1_ps
+#define TSHI_GEMM_FMA_bf16   _mm512_fmadd_ps
+#define TSHI_GEMM_SUM_bf16(x, y, z) _mm512_dpbf16_ps(z, (__m512bh)(x), (__m512bh)(y))
+TSHI_GEMM_KERNEL(bf16, TSHI_GEMM_TARGET_BF16, TSHI_GEMM_ROWS12, 12)
+#endif
 #endif /* TSHI_VECTORS */
-
-/* -- few rows ------------------------------------------------------------- */
-
-#if TSHI_X86 && TSHI_GEMM_FLOAT
-/* A product with one or two rows is bound by reading B, and packing B would double the traffic.
- * Columns of B are contiguous here, so 4 steps of k for 8 columns (a group) are transposed in
- * registers. The order of each element's sum is that of a tile. */
-#define TSHI_GEMM_PAIR(s) /* 4 values each of column s and column s + 4 */                         \
-    _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s)), _mm_loadu_ps((s) + 4 * csb), 1)
-#define TSHI_GEMM_GROUP(g) /* adds 4 steps of k to the sums of group g */                          \
-    if (groups > g) {                                                                              \
-        const float *s = b + 8 * g * csb;                                                          \
-        const __m256 r0 = TSHI_GEMM_PAIR(s), r1 = TSHI_GEMM_PAIR(s + csb);                         \
-        const __m256 r2 = TSHI_GEMM_PAIR(s + 2 * csb), r3 = TSHI_GEMM_PAIR(s + 3 * csb);           \
-        for (int l = 0; p % 16 == 0 && l < 8; l++) {                                               \
-            TSHI_PREFETCH(s + l * csb + 32);                                                       \
-            TSHI_PREFETCH_L2(s + (l + 32) * csb); /* columns of later groups */                    \
-        }                                                                                          \
-        const __m256 u0 = _mm256_unpacklo_ps(r0, r1), u1 = _mm256_unpackhi_ps(r0, r1);             \
-        const __m256 u2 = _mm256_unpacklo_ps(r2, r3), u3 = _mm256_unpackhi_ps(r2, r3);             \
-        acc[g] = _mm256_fmadd_ps(x0, _mm256_shuffle_ps(u0, u2, 0x44), acc[g]);                     \
-        acc[g] = _mm256_fmadd_ps(x1, _mm256_shuffle_ps(u0, u2, 0xee), acc[g]);                     \
-        acc[g] = _mm256_fmadd_ps(x2, _mm256_shuffle_ps(u1, u3, 0x44), acc[g]);                     \
-        acc[g] = _mm256_fmadd_ps(x3, _mm256_shuffle_ps(u1, u3, 0xee), acc[g]);                     \
-    }
-
-/* Computes 8 * groups elements of one row of C, from column col on. */
-TSHI_AVX2 TSHI_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, int row, int col,
-                                             const int groups) {
-    const int64_t csa = t->csa, csb = t->csb;
-    const float *a = t->a + row * t->rsa, *b = t->b + col * csb;
-    const __m256 zero = {0};
-    __m256 acc[2] = {zero, zero}; /* the sums of each group */
-    int64_t p = 0;
-    for (; p + 4 <= t->k; p += 4, a += 4 * csa, b += 4) { /* takes 4 steps of k at a time */
-        const __m256 x0 = _mm256_set1_ps(a[0]), x1 = _mm256_set1_ps(a[csa]);
-        const __m256 x2 = _mm256_set1_ps(a[2 * csa]), x3 = _mm256_set1_ps(a[3 * csa]);
-        TSHI_GEMM_GROUP(0)
-        TSHI_GEMM_GROUP(1)
-    }
-    const __m256 alpha = _mm256_set1_ps(t->alpha);
-    const int add = t->add;
-    for (int g = 0; g < groups; g++) {
-        const float *s = b + 8 * g * csb;
-        const float *d = t->d + row * t->rsd + col + 8 * g;
-        float *c = t->c + row * t->rsc + col + 8 * g;
-        for (int64_t q = 0; q < t->k - p; q++, s++) { /* takes the last k % 4 steps */
-            const __m256 y = _mm256_setr_ps(s[0], s[csb], s[2 * csb], s[3 * csb], s[4 * csb],
-                                            s[5 * csb], s[6 * csb], s[7 * csb]);
-            acc[g] = _mm256_fmadd_ps(_mm256_set1_ps(a[q * csa]), y, acc[g]);
-        }
-        TSHI_GEMM_PUT(avx2, c, d, acc[g])
-    }
-}
-
-/* Computes a tile of C whose number of columns is a multiple of 8. */
-TSHI_AVX2 static void tshi_gemm_dot_avx2(const tshi_gemm_tile *t, int rows, int cols) {
-    for (int i = 0; i < rows; i++) {
-        int j = 0;
-        for (; cols - j >= 16; j += 16) tshi_gemm_dot_row(t, i, j, 2); /* columns of two groups */
-        if (j < cols) tshi_gemm_dot_row(t, i, j, 1);                   /* columns of one group */
-    }
-}
-#define TSHI_GEMM_DOT tshi_gemm_dot_avx2
-#else
-#define TSHI_GEMM_DOT NULL
-#endif
-
-/* -- the table ------------------------------------------------------------ */
-
-/* Best kernel first; the last one runs on every processor. Block sizes: mc * kc floats fill at most
- * half of an L2 cache, kc * nr an L1 cache; nc limits the scratch memory. */
-static const tshi_gemm_kernel tshi_gemm_kernels[] = {
-#if TSHI_X86
-    {"avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512,
-     TSHI_GEMM_DOT, tshi_gemm_stream_avx512},
-    {"avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, TSHI_ISA_AVX2, tshi_gemm_tile_avx2,
-     TSHI_GEMM_DOT, tshi_gemm_stream_avx2},
-#endif
-#if TSHI_VECTORS
-    {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_v128, NULL,
-     tshi_gemm_stream_v128},
-#endif
-    {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_c, NULL,
-     NULL}};
-
-/* Returns the best kernel for this processor. */
-static const tshi_gemm_kernel *tshi_gemm_pick(void) {
-    const int isa = tshi_kernel_isa();
-    const tshi_gemm_kernel *kernel = tshi_gemm_kernels;
-    while (kernel->isa > isa) kernel++; /* it needs more than this processor has */
-    return kernel;
-}
 
 /* -- packing -------------------------------------------------------------- */
 
@@ -5863,17 +5835,406 @@ TSHI_OUTLINE void tshi_gemm_pack(tsh_real *TSHI_RESTRICT dst, int width, int val
 }
 #endif
 
-/* Packs `valid` rows of m, k columns long, as a sliver of width `width`, converted to tsh_real. */
-static void tshi_gemm_pack_matrix(tsh_real *dst, int width, int valid, int64_t k, tshi_matrix m) {
+/* Returns the number of packed words of a row of k elements. */
+static int64_t tshi_gemm_words(tshi_gemm_form form, int64_t k) {
+    return form >= TSHI_GEMM_PAIRS ? (k + 1) / 2 : k;
+}
+
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+/* Returns a mask of n lanes, at most 32. */
+TSHI_INLINE uint32_t tshi_gemm_mask(int64_t n) {
+    return n >= 32 ? 0xFFFFFFFFu : n <= 0 ? 0 : ((uint32_t)1 << n) - 1;
+}
+
+/* Rounds floats to bf16, in the upper halves of the lanes, as tshi_dtype_to_bf16 does. */
+TSHI_AVX512 TSHI_INLINE __m512i tshi_gemm_round(__m512 x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
+    return _mm512_mask_or_epi32(up, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits,
+                                _mm512_set1_epi32(0x400000)); /* NaN stays NaN */
+}
+
+/* Returns 16 elements of 16 bits as floats. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_widen(const tshi_gemm_form form, __m256i x) {
+    return form == TSHI_GEMM_F16 ? _mm512_cvtph_ps(x)
+                                 : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x),
+                                                                         16));
+}
+
+/* Returns 16 words of a row: from its next elements, of which there are `left`, then 0. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src,
+                                                  int64_t left) {
+    const uint32_t mask = tshi_gemm_mask(left);
+    if (form == TSHI_GEMM_REALS) return _mm512_maskz_loadu_ps((__mmask16)mask, src);
+    if (form == TSHI_GEMM_PAIRS)
+        return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16((__mmask32)mask, src));
+    if (form == TSHI_GEMM_ROUNDED) {
+        const __m512 low = _mm512_maskz_loadu_ps((__mmask16)mask, src);
+        const __m512 high = _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), src + 64);
+        const __m512i lower = _mm512_srli_epi32(tshi_gemm_round(low), 16);
+        const __m512i upper = _mm512_srli_epi32(tshi_gemm_round(high), 16);
+        return _mm512_castsi512_ps(_mm512_inserti64x4(
+            _mm512_castsi256_si512(_mm512_cvtepi32_epi16(lower)), _mm512_cvtepi32_epi16(upper), 1));
+    }
+    return tshi_gemm_widen(form, _mm256_maskz_loadu_epi16((__mmask16)mask, src));
+}
+
+/* Returns one word of each of up to 16 rows whose elements are neighbours. next: bytes from a row's
+ * element to its next one; 0: a pair's second element is 0. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *src,
+                                                     __mmask16 mask, int64_t next) {
+    const __mmask16 both = next ? mask : 0;
+    if (form == TSHI_GEMM_PAIRS) {
+        const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, src));
+        const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(both, src + next));
+        return _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+    }
+    if (form == TSHI_GEMM_ROUNDED) {
+        const __m512i low = tshi_gemm_round(_mm512_maskz_loadu_ps(mask, src));
+        const __m512i high = tshi_gemm_round(_mm512_maskz_loadu_ps(both, src + next));
+        return _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xAAAAAAAAu, _mm512_srli_epi32(low, 16),
+                                                           high));
+    }
+    return tshi_gemm_widen(form, _mm256_maskz_loadu_epi16(mask, src));
+}
+
+/* Transposes 16 x 16 words, r[0] to r[15]: 4 x 4 words in quarters of registers, then quarters. */
+#define TSHI_GEMM_WORDS4(a, b, c, d)                                                               \
+    t0 = _mm512_unpacklo_ps(r[a], r[b]), t1 = _mm512_unpackhi_ps(r[a], r[b]);                      \
+    t2 = _mm512_unpacklo_ps(r[c], r[d]), t3 = _mm512_unpackhi_ps(r[c], r[d]);                      \
+    r[a] = _mm512_shuffle_ps(t0, t2, 0x44), r[b] = _mm512_shuffle_ps(t0, t2, 0xee);                \
+    r[c] = _mm512_shuffle_ps(t1, t3, 0x44), r[d] = _mm512_shuffle_ps(t1, t3, 0xee);
+#define TSHI_GEMM_QUARTERS4(a, b, c, d)                                                            \
+    t0 = _mm512_shuffle_f32x4(r[a], r[b], 0x44), t1 = _mm512_shuffle_f32x4(r[c], r[d], 0x44);      \
+    t2 = _mm512_shuffle_f32x4(r[a], r[b], 0xee), t3 = _mm512_shuffle_f32x4(r[c], r[d], 0xee);      \
+    r[a] = _mm512_shuffle_f32x4(t0, t1, 0x88), r[b] = _mm512_shuffle_f32x4(t0, t1, 0xdd);          \
+    r[c] = _mm512_shuffle_f32x4(t2, t3, 0x88), r[d] = _mm512_shuffle_f32x4(t2, t3, 0xdd);
+#define TSHI_GEMM_TRANSPOSE16                                                                      \
+    TSHI_GEMM_WORDS4(0, 1, 2, 3) TSHI_GEMM_WORDS4(4, 5, 6, 7)                                      \
+    TSHI_GEMM_WORDS4(8, 9, 10, 11) TSHI_GEMM_WORDS4(12, 13, 14, 15)                                \
+    TSHI_GEMM_QUARTERS4(0, 4, 8, 12) TSHI_GEMM_QUARTERS4(1, 5, 9, 13)                              \
+    TSHI_GEMM_QUARTERS4(2, 6, 10, 14) TSHI_GEMM_QUARTERS4(3, 7, 11, 15)
+#define TSHI_GEMM_EACH16(X)                                                                        \
+    X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
+
+/* Packs rows whose elements are contiguous; inc: bytes from row to row. */
+TSHI_AVX512 TSHI_INLINE void tshi_gemm_pack_along(const tshi_gemm_form form, float *dst, int width,
+                                                  int valid, int64_t k, const char *src,
+                                                  int64_t inc) {
+    const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1; /* elements per word */
+    const int64_t size = form == TSHI_GEMM_REALS || form == TSHI_GEMM_ROUNDED ? 4 : 2;
+    __m512 r[16], t0, t1, t2, t3;
+    for (int64_t q = 0; q < k; q += 16 * each, dst += 16 * width) { /* 16 words of each row */
+        const int64_t words = tshi_gemm_words(form, tshi_base_min(k - q, 16 * each));
+        for (int i = 0; i < width; i += 16) { /* 16 rows */
+            const __mmask16 mask = (__mmask16)tshi_gemm_mask(tshi_base_min(width - i, 16));
+#define TSHI_GEMM_ROW(l) /* loads row i + l; 0 where there is none */                              \
+    {                                                                                              \
+        const char *row = src + (i + l < valid ? (i + l) * inc : 0) + q * size;                    \
+        r[l] = tshi_gemm_load_row(form, row, i + l < valid ? k - q : 0);                           \
+        TSHI_PREFETCH((const void *)((uintptr_t)row + 128));                                       \
+    }
+#define TSHI_GEMM_WORD(s)                                                                          \
+    if (s < words) _mm512_mask_storeu_ps(dst + s * width + i, mask, r[s]);
+            TSHI_GEMM_EACH16(TSHI_GEMM_ROW)
+            TSHI_GEMM_TRANSPOSE16
+            TSHI_GEMM_EACH16(TSHI_GEMM_WORD)
+        }
+    }
+}
+
+/* Packs rows that lie side by side; ld: bytes from a row's element to its next one. */
+TSHI_AVX512 TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, float *dst, int width,
+                                                   int valid, int64_t k, const char *src,
+                                                   int64_t ld) {
+    const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1, size = form == TSHI_GEMM_ROUNDED ? 4 : 2;
+    for (int64_t q = 0; q < k; q += each, src += each * ld, dst += width)
+        for (int i = 0; i < width; i += 16) {
+            const __mmask16 mask = (__mmask16)tshi_gemm_mask(tshi_base_min(valid - i, 16));
+            const __mmask16 to = (__mmask16)tshi_gemm_mask(tshi_base_min(width - i, 16));
+            _mm512_mask_storeu_ps(dst + i, to,
+                                  tshi_gemm_load_column(form, src + i * size, mask,
+                                                        q + 1 < k ? ld : 0));
+        }
+}
+
+/* tshi_gemm_kernel.pack for AVX-512. */
+TSHI_AVX512 static int tshi_gemm_pack_avx512(float *dst, int width, int valid, int64_t k,
+                                             const tshi_matrix *m, tshi_gemm_form form) {
+    const char *src = (const char *)m->data;
+    const int64_t size = tshi_dtypes[m->dtype].size;
+#define TSHI_GEMM_PACK(form)                                                                       \
+    case form:                                                                                     \
+        if (m->column == 1)                                                                        \
+            tshi_gemm_pack_along(form, dst, width, valid, k, src, m->row * size);                  \
+        else                                                                                       \
+            tshi_gemm_pack_across(form, dst, width, valid, k, src, m->column * size);              \
+        return 1;
+    if (m->row != 1 && m->column != 1) return 0;
+    switch (form) {
+        TSHI_GEMM_PACK(TSHI_GEMM_BF16)
+        TSHI_GEMM_PACK(TSHI_GEMM_F16)
+        TSHI_GEMM_PACK(TSHI_GEMM_PAIRS)
+        TSHI_GEMM_PACK(TSHI_GEMM_ROUNDED)
+    case TSHI_GEMM_REALS:
+    case TSHI_GEMM_OTHER: break;
+    }
+    return 0;
+}
+
+/* tshi_gemm_kernel.store for AVX-512. */
+TSHI_AVX512 static void tshi_gemm_store_avx512(void *to, const float *from, int n,
+                                               tsh_dtype dtype) {
+    for (int i = 0; i < n; i += 16) {
+        const __mmask16 mask = (__mmask16)tshi_gemm_mask(n - i);
+        const __m512 x = _mm512_maskz_loadu_ps(mask, from + i);
+        const __m512i rounded = _mm512_srli_epi32(tshi_gemm_round(x), 16);
+        _mm256_mask_storeu_epi16((uint16_t *)to + i, mask,
+                                 dtype == TSH_F16
+                                     ? _mm512_maskz_cvtps_ph(mask, x, _MM_FROUND_TO_NEAREST_INT)
+                                     : _mm512_cvtepi32_epi16(rounded));
+    }
+}
+#define TSHI_GEMM_PACK_AVX512  tshi_gemm_pack_avx512
+#define TSHI_GEMM_STORE_AVX512 tshi_gemm_store_avx512
+#else
+#define TSHI_GEMM_PACK_AVX512  NULL
+#define TSHI_GEMM_STORE_AVX512 NULL
+#endif
+
+/* Packs pairs of bf16: dst[p * width + i] has elements (i, 2p) and (i, 2p + 1) of m. */
+static void tshi_gemm_pack_pairs(tsh_real *dst, int width, int valid, int64_t k,
+                                 const tshi_matrix *m) {
+    const int64_t size = tshi_dtypes[m->dtype].size;
+    for (int64_t p = 0; p < k; p += 2, dst += width)
+        for (int i = 0; i < width; i++) {
+            const char *from = (const char *)m->data + (i * m->row + p * m->column) * size;
+            const int count = i >= valid ? 0 : p + 1 < k ? 2 : 1; /* elements that exist */
+            tsh_real pair[2] = {0, 0};
+            uint32_t word;
+            tshi_dtypes[m->dtype].load(from, m->column, count, pair);
+            word = tshi_dtype_to_bf16(pair[0]) | (uint32_t)tshi_dtype_to_bf16(pair[1]) << 16;
+            memcpy(dst + i, &word, sizeof word);
+        }
+}
+
+/* Packs `valid` rows of m, k columns long, as a sliver of width `width`. Rows of another dtype are
+ * converted a few steps at a time if each is contiguous, else a step at a time. */
+static void tshi_gemm_pack_matrix(const tshi_gemm_kernel *kernel, tsh_real *dst, int width,
+                                  int valid, int64_t k, tshi_matrix m, tshi_gemm_form form) {
+    enum { STEPS = 64, ROWS = 32 };
     const tshi_dtype *dtype = &tshi_dtypes[m.dtype];
-    if (m.dtype == TSH_REAL) { /* no conversion */
+    tsh_real rows[ROWS * STEPS]; /* of so many rows at least as a sliver has */
+    if (form == TSHI_GEMM_REALS) /* no conversion */
         tshi_gemm_pack(dst, width, valid, k, (const tsh_real *)m.data, m.row, m.column);
+    else if (kernel->pack && kernel->pack(dst, width, valid, k, &m, form))
         return;
+    else if (form >= TSHI_GEMM_PAIRS)
+        tshi_gemm_pack_pairs(dst, width, valid, k, &m);
+    else if (m.column == 1)
+        for (int64_t p = 0; p < k; p += STEPS) {
+            const int64_t steps = tshi_base_min(STEPS, k - p);
+            for (int i = 0; i < valid; i++)
+                dtype->load(tshi_gemm_from(m, i, p).data, 1, steps, rows + i * STEPS);
+            tshi_gemm_pack(dst + p * width, width, valid, steps, rows, STEPS, 1);
+        }
+    else
+        for (int64_t p = 0; p < k; p++, dst += width) {
+            dtype->load(tshi_gemm_from(m, 0, p).data, m.row, valid, dst);
+            for (int i = valid; i < width; i++) dst[i] = 0; /* pads the rows that are missing */
+        }
+}
+
+/* -- few rows ------------------------------------------------------------- */
+
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+/* A product with one or two rows is bound by reading B, and packing B would double the traffic.
+ * Columns of B are contiguous here, so 4 steps of k for 8 columns (a group) are transposed in
+ * registers. The order of each element's sum is that of a tile. */
+#define TSHI_GEMM_PAIR(s) /* 4 values each of column s and column s + 4 */                         \
+    _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s)), _mm_loadu_ps((s) + 4 * csb), 1)
+#define TSHI_GEMM_GROUP(g) /* adds 4 steps of k to the sums of group g */                          \
+    if (groups > g) {                                                                              \
+        const float *s = b + 8 * g * csb;                                                          \
+        const __m256 r0 = TSHI_GEMM_PAIR(s), r1 = TSHI_GEMM_PAIR(s + csb);                         \
+        const __m256 r2 = TSHI_GEMM_PAIR(s + 2 * csb), r3 = TSHI_GEMM_PAIR(s + 3 * csb);           \
+        for (int l = 0; p % 16 == 0 && l < 8; l++) {                                               \
+            TSHI_PREFETCH(s + l * csb + 32);                                                       \
+            TSHI_PREFETCH_L2(s + (l + 32) * csb); /* columns of later groups */                    \
+        }                                                                                          \
+        const __m256 u0 = _mm256_unpacklo_ps(r0, r1), u1 = _mm256_unpackhi_ps(r0, r1);             \
+        const __m256 u2 = _mm256_unpacklo_ps(r2, r3), u3 = _mm256_unpackhi_ps(r2, r3);             \
+        acc[g] = _mm256_fmadd_ps(x0, _mm256_shuffle_ps(u0, u2, 0x44), acc[g]);                     \
+        acc[g] = _mm256_fmadd_ps(x1, _mm256_shuffle_ps(u0, u2, 0xee), acc[g]);                     \
+        acc[g] = _mm256_fmadd_ps(x2, _mm256_shuffle_ps(u1, u3, 0x44), acc[g]);                     \
+        acc[g] = _mm256_fmadd_ps(x3, _mm256_shuffle_ps(u1, u3, 0xee), acc[g]);                     \
     }
-    for (int64_t p = 0; p < k; p++, dst += width) {
-        dtype->load((const char *)m.data + p * m.column * dtype->size, m.row, valid, dst);
-        for (int i = valid; i < width; i++) dst[i] = 0; /* pads the rows that are missing */
+
+/* Computes 8 * groups elements of one row of C, from column col on. */
+TSHI_AVX2 TSHI_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, int row, int col,
+                                             const int groups) {
+    const int64_t csa = t->csa, csb = t->csb;
+    const float *a = t->a + row * t->rsa, *b = t->b + col * csb;
+    const __m256 zero = {0};
+    __m256 acc[2] = {zero, zero}; /* the sums of each group */
+    int64_t p = 0;
+    for (; p + 4 <= t->k; p += 4, a += 4 * csa, b += 4) { /* takes 4 steps of k at a time */
+        const __m256 x0 = _mm256_set1_ps(a[0]), x1 = _mm256_set1_ps(a[csa]);
+        const __m256 x2 = _mm256_set1_ps(a[2 * csa]), x3 = _mm256_set1_ps(a[3 * csa]);
+        TSHI_GEMM_GROUP(0)
+        TSHI_GEMM_GROUP(1)
     }
+    const __m256 alpha = _mm256_set1_ps(t->alpha);
+    const int add = t->add;
+    for (int g = 0; g < groups; g++) {
+        const float *s = b + 8 * g * csb;
+        const float *d = t->d + row * t->rsd + col + 8 * g;
+        float *c = t->c + row * t->rsc + col + 8 * g;
+        for (int64_t q = 0; q < t->k - p; q++, s++) { /* takes the last k % 4 steps */
+            const __m256 y = _mm256_setr_ps(s[0], s[csb], s[2 * csb], s[3 * csb], s[4 * csb],
+                                            s[5 * csb], s[6 * csb], s[7 * csb]);
+            acc[g] = _mm256_fmadd_ps(_mm256_set1_ps(a[q * csa]), y, acc[g]);
+        }
+        TSHI_GEMM_PUT(avx2, c, d, acc[g])
+    }
+}
+
+/* Computes a tile of C whose number of columns is a multiple of 8. */
+TSHI_AVX2 static void tshi_gemm_dot_avx2(const tshi_gemm_tile *t, int rows, int cols) {
+    for (int i = 0; i < rows; i++) {
+        int j = 0;
+        for (; cols - j >= 16; j += 16) tshi_gemm_dot_row(t, i, j, 2); /* columns of two groups */
+        if (j < cols) tshi_gemm_dot_row(t, i, j, 1);                   /* columns of one group */
+    }
+}
+#define TSHI_GEMM_DOT tshi_gemm_dot_avx2
+#else
+#define TSHI_GEMM_DOT NULL
+#endif
+
+/* Returns the width to which A is packed for `few`: 1, 4 or 8, at least `rows`. */
+static int tshi_gemm_few_width(int64_t rows) {
+    return rows == 1 ? 1 : rows <= 4 ? 4 : TSHI_GEMM_FEW_ROWS;
+}
+
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+#define TSHI_GEMM_FEW_ADD(isa, i, x, y) /* adds a step to the sums of row i */                     \
+    if (rows > i) acc[i] = TSHI_GEMM_SUM_##isa(_mm512_set1_ps((x)[i]), y, acc[i]);
+#define TSHI_GEMM_FEW_STEP(isa, x, y)                                                              \
+    TSHI_GEMM_FEW_ADD(isa, 0, x, y) TSHI_GEMM_FEW_ADD(isa, 1, x, y)                                \
+    TSHI_GEMM_FEW_ADD(isa, 2, x, y) TSHI_GEMM_FEW_ADD(isa, 3, x, y)                                \
+    TSHI_GEMM_FEW_ADD(isa, 4, x, y) TSHI_GEMM_FEW_ADD(isa, 5, x, y)                                \
+    TSHI_GEMM_FEW_ADD(isa, 6, x, y) TSHI_GEMM_FEW_ADD(isa, 7, x, y)
+#define TSHI_GEMM_FEW_LOAD(l)                                                                      \
+    r[l] = tshi_gemm_load_row(form, b + l * inc, 32);                                              \
+    if (fetch) TSHI_PREFETCH((const void *)((uintptr_t)(b + l * inc) + TSHI_GEMM_AHEAD));          \
+    if (fetch) TSHI_PREFETCH_L2((const void *)((uintptr_t)b + (uintptr_t)((l + 32) * inc)));
+
+#define TSHI_GEMM_FEW_OUT(i) /* C = alpha acc + D, row i */                                        \
+    if (rows > i && valid > i)                                                                     \
+        _mm512_storeu_ps(t->c + i * t->rsc + col,                                                  \
+                         _mm512_fmadd_ps(alpha, acc[i],                                            \
+                                         t->add ? _mm512_loadu_ps(t->d + i * t->rsd + col)         \
+                                                : zero));
+
+/* Defines tshi_gemm_few_rows_isa: 16 columns of C, from column col on, with A packed to a width of
+ * `rows`; 16 words of 16 columns of B, which are contiguous, are transposed in registers. The order
+ * of each element's sum is that of a tile. And tshi_gemm_few_isa, for any number of rows. */
+#define TSHI_GEMM_FEW_KERNEL(isa, TARGET, X, ...)                                                  \
+    TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int valid,  \
+                                                     const tshi_gemm_form form, const int rows) {  \
+        const int64_t each = form == TSHI_GEMM_PAIRS ? 2 : 1; /* elements of B per word */         \
+        const int64_t size = form == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size;                 \
+        const char *b = (const char *)t->b + col * inc;                                            \
+        const float *a = t->a;                                                                     \
+        const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
+        __m512 r[16], t0, t1, t2, t3;                                                              \
+        __m512 acc[8] = {zero, zero, zero, zero, zero, zero, zero, zero};                          \
+        float rest[16 * 16]; /* the last words, transposed */                                      \
+        int64_t left = t->k;                                                                       \
+        for (; left >= 16 * each; left -= 16 * each, a += 16 * rows, b += 16 * each * size) {      \
+            const int fetch = each * size == 4 || left / 16 % 2; /* once per line */               \
+            TSHI_GEMM_EACH16(TSHI_GEMM_FEW_LOAD)                                                   \
+            TSHI_GEMM_TRANSPOSE16                                                                  \
+            TSHI_GEMM_EACH16(X)                                                                    \
+        }                                                                                          \
+        tshi_gemm_pack_along(form, rest, 16, 16, left, b, inc);                                    \
+        for (int64_t s = 0; s < tshi_gemm_words(form, left); s++, a += rows) {                     \
+            const __m512 y = _mm512_loadu_ps(rest + 16 * s);                                       \
+            TSHI_GEMM_FEW_STEP(isa, a, y)                                                          \
+        }                                                                                          \
+        TSHI_GEMM_FEW_OUT(0) TSHI_GEMM_FEW_OUT(1) TSHI_GEMM_FEW_OUT(2) TSHI_GEMM_FEW_OUT(3)        \
+        TSHI_GEMM_FEW_OUT(4) TSHI_GEMM_FEW_OUT(5) TSHI_GEMM_FEW_OUT(6) TSHI_GEMM_FEW_OUT(7)        \
+    }                                                                                              \
+    TARGET static void tshi_gemm_few_##isa(const tshi_gemm_tile *t, int rows, int cols) {          \
+        const int width = tshi_gemm_few_width(rows);                                               \
+        for (int j = 0; j < cols; j += 16) switch (t->form) { __VA_ARGS__ }                        \
+    }
+#define TSHI_GEMM_FEW_CASE(isa, form)                                                              \
+    case form:                                                                                     \
+        if (width == 1)                                                                            \
+            tshi_gemm_few_rows_##isa(t, j, rows, form, 1);                                         \
+        else if (width == 4)                                                                       \
+            tshi_gemm_few_rows_##isa(t, j, rows, form, 4);                                         \
+        else                                                                                       \
+            tshi_gemm_few_rows_##isa(t, j, rows, form, 8);                                         \
+        break;
+enum { TSHI_GEMM_AHEAD = 256 }; /* bytes of a column of B from its use to its prefetch */
+#define TSHI_GEMM_FEW_WORD(s) TSHI_GEMM_FEW_STEP(avx512, a + s * rows, r[s])
+TSHI_GEMM_FEW_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_FEW_WORD,
+                     TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_REALS)
+                     TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_BF16)
+                     TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_F16) default : break;)
+#define TSHI_GEMM_FEW_AVX512 tshi_gemm_few_avx512
+#else
+#define TSHI_GEMM_FEW_AVX512 NULL
+#endif
+#if TSHI_GEMM_BF16S
+#define TSHI_GEMM_FEW_PAIR(s) TSHI_GEMM_FEW_STEP(bf16, a + s * rows, r[s])
+TSHI_GEMM_FEW_KERNEL(bf16, TSHI_GEMM_TARGET_BF16, TSHI_GEMM_FEW_PAIR,
+                     TSHI_GEMM_FEW_CASE(bf16, TSHI_GEMM_PAIRS) default : tshi_gemm_few_avx512(
+                         t, rows, cols);
+                     return;)
+#endif
+
+/* -- the table ------------------------------------------------------------ */
+
+/* Best kernel first; the last one runs on every processor. Block sizes: mc * kc floats fill at most
+ * half of an L2 cache, kc * nr an L1 cache; nc limits the scratch memory. */
+static const tshi_gemm_kernel tshi_gemm_kernels[] = {
+#if TSHI_GEMM_BF16S
+    {"bf16", 12, 32, 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512, TSHI_GEMM_DOT,
+     tshi_gemm_stream_avx512, tshi_gemm_few_bf16, tshi_gemm_tile_bf16, TSHI_GEMM_PACK_AVX512,
+     TSHI_GEMM_STORE_AVX512},
+#endif
+#if TSHI_X86
+    {"avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512,
+     TSHI_GEMM_DOT, tshi_gemm_stream_avx512, TSHI_GEMM_FEW_AVX512, NULL, TSHI_GEMM_PACK_AVX512,
+     TSHI_GEMM_STORE_AVX512},
+    {"avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, TSHI_ISA_AVX2, tshi_gemm_tile_avx2,
+     TSHI_GEMM_DOT, tshi_gemm_stream_avx2, NULL, NULL, NULL, NULL},
+#endif
+#if TSHI_VECTORS
+    {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_v128, NULL,
+     tshi_gemm_stream_v128, NULL, NULL, NULL, NULL},
+#endif
+    {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_c, NULL, NULL,
+     NULL, NULL, NULL, NULL}};
+
+/* Returns 1 if this processor runs the kernel. */
+static int tshi_gemm_runs(const tshi_gemm_kernel *kernel) {
+#if TSHI_GEMM_BF16S
+    if (kernel->pairs && !__builtin_cpu_supports("avx512bf16")) return 0;
+#endif
+    return kernel->isa <= tshi_kernel_isa();
+}
+
+/* Returns the best kernel for this processor. */
+static const tshi_gemm_kernel *tshi_gemm_pick(void) {
+    const tshi_gemm_kernel *kernel = tshi_gemm_kernels;
+    while (!tshi_gemm_runs(kernel)) kernel++;
+    return kernel;
 }
 
 /* -- the loops around the micro-kernel ------------------------------------ */
@@ -5895,7 +6256,10 @@ typedef struct tshi_gemm_job {
     tsh_real alpha;                 /* factor of the product A B */
     int add;                        /* 0: D is 0 and not read */
     tshi_matrix a, b, d, c;         /* the matrices; D may be C */
+    tshi_gemm_form form_a, form_b;  /* of packed A and B */
+    tshi_matrix sums;               /* scratch: C of a panel before the last slice; or no data */
     int stream;                     /* 1: the kernel's `stream` computes all columns that it can */
+    int few;                        /* 1: the kernel's `few` does */
     const tshi_gemm_progress *progress; /* called during a long product; NULL: nothing is */
     int64_t since;                      /* multiply-adds since progress was called */
 } tshi_gemm_job;
@@ -5907,49 +6271,87 @@ static int64_t tshi_gemm_even(int64_t length, int64_t max, int64_t unit) {
     return tshi_base_ceil(tshi_base_ceil(length, blocks), unit) * unit;
 }
 
+/* Returns what packing makes of m. pairs: of bf16. */
+static tshi_gemm_form tshi_gemm_form_of(tshi_matrix m, int pairs) {
+    if (pairs) return m.dtype == TSH_BF16 ? TSHI_GEMM_PAIRS : TSHI_GEMM_ROUNDED;
+    if (m.dtype == TSH_REAL) return TSHI_GEMM_REALS;
+    return m.dtype == TSH_BF16 ? TSHI_GEMM_BF16
+           : m.dtype == TSH_F16 ? TSHI_GEMM_F16
+                                : TSHI_GEMM_OTHER;
+}
+
+/* Returns 1 if the kernel multiplies pairs of bf16 of A and B. */
+static int tshi_gemm_pairs(const tshi_gemm_kernel *kernel, tshi_matrix a, tshi_matrix b) {
+    const int short_a = a.dtype == TSH_BF16, short_b = b.dtype == TSH_BF16;
+    return kernel->pairs && (short_a || short_b) && (short_a || a.rounds) && (short_b || b.rounds);
+}
+
+/* Returns the limit of a slice of k, in elements. */
+static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form) {
+    return kernel->kc * (form >= TSHI_GEMM_PAIRS ? 2 : 1);
+}
+
+/* Stores n values in row i of c from column j on, converted to its dtype. */
+static void tshi_gemm_store(const tshi_gemm_kernel *kernel, tshi_matrix c, int64_t i, int64_t j,
+                            const tsh_real *from, int n) {
+    void *const to = tshi_gemm_from(c, i, j).data;
+    if (kernel->store && c.column == 1 && (c.dtype == TSH_BF16 || c.dtype == TSH_F16))
+        kernel->store(to, from, n, c.dtype);
+    else
+        tshi_dtypes[c.dtype].store(to, c.column, n, from);
+}
+
 /* Computes C = beta D, both of shape (m, n). D may be C. */
 static void tshi_gemm_scale(int64_t m, int64_t n, tsh_real beta, tshi_matrix d, tshi_matrix c) {
     for (int64_t i = 0; i < m; i++) {
         const tsh_real *from = tshi_gemm_at(d, i, 0);
-        tsh_real *to = tshi_gemm_at(c, i, 0);
-        if (beta == 1 && d.column == 1 && c.column == 1)
-            memmove(to, from, (size_t)n * sizeof *to);
+        if (beta == 1 && d.column == 1 && c.column == 1 && c.dtype == TSH_REAL)
+            memmove(tshi_gemm_at(c, i, 0), from, (size_t)n * sizeof *from);
         else
-            for (int64_t j = 0; j < n; j++)
-                to[j * c.column] = beta == 0 ? 0 : beta * from[j * d.column];
+            for (int64_t j = 0; j < n; j++) {
+                const tsh_real value = beta == 0 ? 0 : beta * from[j * d.column];
+                tshi_dtypes[c.dtype].store(tshi_gemm_from(c, i, j).data, 1, 1, &value);
+            }
     }
 }
 
-/* Computes a tile that the micro-kernel cannot write in place (csc or csd is not 1, or fewer
- * columns than its width are left): it writes to a buffer, with the same arithmetic. */
-static void tshi_gemm_edge(tshi_gemm_tile_fn tile, const tshi_gemm_tile *t, int rows, int cols,
-                           int width, int64_t csd, int64_t csc) {
+/* Computes a tile that the micro-kernel cannot write in place (csc or csd is not 1, C is no matrix
+ * of tsh_real, or fewer columns than its width are left): it writes to a buffer, with the same
+ * arithmetic. d, c: the tile's parts of D and C. */
+static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn tile,
+                           const tshi_gemm_tile *t, int rows, int cols, int width, tshi_matrix d,
+                           tshi_matrix c) {
     tsh_real buffer[TSHI_GEMM_TILE_MAX];
     tshi_gemm_tile inner = *t;
-    inner.d = inner.c = buffer;
-    inner.rsd = inner.rsc = width;
-    for (int i = 0; t->add && i < rows; i++) /* copies D, padded with zeros */
-        for (int j = 0; j < width; j++)
-            buffer[i * width + j] = j < cols ? t->d[i * t->rsd + j * csd] : 0;
+    inner.c = buffer;
+    inner.rsc = width;
+    for (int i = 0; i < rows; i++) TSHI_PREFETCH(tshi_gemm_from(c, i, 0).data);
+    if (t->add && (cols < width || d.column != 1)) {
+        inner.d = buffer;
+        inner.rsd = width;
+        for (int i = 0; i < rows; i++) /* copies D, padded with zeros */
+            for (int j = 0; j < width; j++)
+                buffer[i * width + j] = j < cols ? *tshi_gemm_at(d, i, j) : 0;
+    }
     tile(&inner, rows, width);
     for (int i = 0; i < rows; i++) /* the columns that exist */
-        for (int j = 0; j < cols; j++) t->c[i * t->rsc + j * csc] = buffer[i * width + j];
+        tshi_gemm_store(kernel, c, i, 0, buffer + i * width, cols);
 }
 
 /* Returns the cache lines of B's sliver that begins at column j, which is packed next; none if
  * j >= n. A tile prefetches only a few of them at a time: processors ignore more, or stall. */
 static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
-    const int64_t line = 64 / (int64_t)sizeof(tsh_real); /* values per cache line */
+    const int64_t size = tshi_dtypes[job->b.dtype].size, line = 64 / size; /* values per line */
     const int64_t cols = tshi_base_min(job->kernel->nr, job->n - j);
     const int across = job->b.column == 1; /* 1: a cache line is part of a row of B, not a column */
     const int64_t count = across ? job->k : cols, length = across ? cols : job->k;
-    tsh_real *const b = (tsh_real *)job->b.data;
+    const char *const b = (const char *)job->b.data;
     tshi_gemm_walk w = {b, b, b, 0, 0, 0};
-    if (cols <= 0 || job->b.dtype != TSH_REAL) return w; /* no line to prefetch */
-    w.step = across ? job->b.row : job->b.column;
-    w.along = line * (across ? job->b.column : job->b.row);
+    if (cols <= 0) return w; /* no line to prefetch */
+    w.step = (across ? job->b.row : job->b.column) * size;
+    w.along = line * (across ? job->b.column : job->b.row) * size;
     w.left = tshi_base_ceil(length, line) - 1;
-    w.at = w.first = b + j * job->b.column;
+    w.at = w.first = b + j * job->b.column * size;
     w.last = w.first + (count - 1) * w.step;
     return w;
 }
@@ -5958,10 +6360,43 @@ static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
  * take the memory of packed B. Returns 0 if the product cannot be streamed. */
 static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
     const tshi_gemm_kernel *kernel = job->kernel;
-    if (!kernel->stream || job->m > TSHI_GEMM_FEW || job->b.dtype != TSH_REAL ||
-        job->b.column != 1 || job->d.column != 1 || job->c.column != 1)
+    if (!kernel->stream || job->m > TSHI_GEMM_FEW || job->form_b != TSHI_GEMM_REALS ||
+        job->b.column != 1 || job->d.column != 1 || job->c.column != 1 || job->c.dtype != TSH_REAL)
         return 0;
     return kernel->nr * (tshi_base_min(job->k, kernel->kc) / job->m);
+}
+
+/* Computes the columns of C that a block's `stream` can take, with A as in t. */
+static void tshi_gemm_streamed(tshi_gemm_job *job, tshi_gemm_tile *t, int64_t columns) {
+    t->b = tshi_gemm_at(job->b, 0, 0);
+    t->rsb = job->b.row;
+    t->d = tshi_gemm_at(job->d, 0, 0);
+    t->c = tshi_gemm_at(job->c, 0, 0);
+    t->sums = job->pack_b; /* uses the memory of packed B */
+    job->kernel->stream(t, (int)job->m, (int)columns);
+    job->since += job->m * columns * job->k;
+}
+
+/* Computes the tiles of `width` columns from j on, of which `cols` exist, with A and B as in t.
+ * next: from a row of A to the next one, in whole slivers. */
+static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, tshi_gemm_tile *t,
+                             int64_t next, int64_t j, int cols, int width) {
+    const int mr = job->kernel->mr;
+    const tsh_real *a = t->a;
+    const int direct = cols == width && job->c.column == 1 && job->d.column == 1 &&
+                       job->c.dtype == TSH_REAL; /* tiles are written in place */
+    for (int64_t i = 0; i < job->m; i += mr) {
+        const int rows = (int)tshi_base_min(mr, job->m - i);
+        t->a = a + i * next;
+        t->d = (const tsh_real *)tshi_gemm_from(job->d, i, j).data;
+        t->c = direct ? tshi_gemm_at(job->c, i, j) : NULL;
+        if (direct)
+            tile(t, rows, width);
+        else
+            tshi_gemm_edge(job->kernel, tile, t, rows, cols, width, tshi_gemm_from(job->d, i, j),
+                           tshi_gemm_from(job->c, i, j));
+    }
+    t->a = a;
 }
 
 /* Multiplies one block of A and one panel of B: C(m, n) = D + alpha A(m, k) B(k, n), m <= mc,
@@ -5970,61 +6405,53 @@ static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
 static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int mr = kernel->mr, nr = kernel->nr, only = first && last;
-    const int convert_a = job->a.dtype != TSH_REAL, convert_b = job->b.dtype != TSH_REAL;
+    const int convert_a = job->form_a != TSHI_GEMM_REALS, convert_b = job->form_b > TSHI_GEMM_REALS;
     /* pack_a: 0: A is read in place */
-    const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
-    const int thin = job->m <= TSHI_GEMM_THIN && job->b.column != 1 && job->b.row == 1 &&
-                     kernel->dot != NULL && !convert_b; /* thin: use `dot` */
+    const int pack_a = convert_a || job->few || (job->n > 4 * nr && job->m > 1);
+    const int width_a = job->few ? tshi_gemm_few_width(job->m) : mr;
+    const int64_t words = tshi_gemm_words(job->form_a, job->k); /* of a packed row or column */
+    const int thin = !job->few && job->m <= TSHI_GEMM_THIN && job->b.column != 1 &&
+                     job->b.row == 1 && kernel->dot != NULL && !convert_b; /* thin: use `dot` */
     const int pack_b = convert_b || (!thin && (job->b.column != 1 || job->m > 2 * mr || !only));
     const int64_t half = nr / 2, streamed = job->stream ? job->n / half * half : 0;
+    const tshi_gemm_tile_fn packed = job->form_a >= TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
     tshi_gemm_walk walk;
     tshi_gemm_tile t;
     for (int64_t i = 0; pack_a && i < job->m; i += mr)
-        tshi_gemm_pack_matrix(job->pack_a + i * job->k, mr, (int)tshi_base_min(mr, job->m - i),
-                              job->k, tshi_gemm_from(job->a, i, 0));
+        tshi_gemm_pack_matrix(kernel, job->pack_a + i * words, width_a,
+                              (int)tshi_base_min(mr, job->m - i), job->k,
+                              tshi_gemm_from(job->a, i, 0), job->form_a);
     t.walk = &walk;
-    t.k = job->k;
+    t.k = words;
     t.alpha = job->alpha;
     t.add = job->add;
     t.rsd = job->d.row;
     t.rsc = job->c.row;
     t.rsa = pack_a ? 1 : job->a.row;
-    t.csa = pack_a ? mr : job->a.column;
-    if (streamed > 0) { /* few rows of A: all columns that `stream` can take */
-        t.a = pack_a ? job->pack_a : tshi_gemm_at(job->a, 0, 0);
-        t.b = tshi_gemm_at(job->b, 0, 0);
-        t.rsb = job->b.row;
-        t.d = tshi_gemm_at(job->d, 0, 0);
-        t.c = tshi_gemm_at(job->c, 0, 0);
-        t.sums = job->pack_b; /* uses the memory of packed B */
-        kernel->stream(&t, (int)job->m, (int)streamed);
-        job->since += job->m * streamed * job->k;
-    }
+    t.csa = pack_a ? width_a : job->a.column;
+    t.a = pack_a ? job->pack_a : (const tsh_real *)job->a.data;
+    t.form = job->form_b;
+    if (streamed > 0) tshi_gemm_streamed(job, &t, streamed); /* few rows of A */
     for (int64_t j = streamed; j < job->n; j += nr) {
         const int cols = (int)tshi_base_min(nr, job->n - j), width = cols > nr / 2 ? nr : nr / 2;
-        const tshi_gemm_tile_fn tile = thin && cols == width ? kernel->dot : kernel->tile;
-        t.b = tshi_gemm_at(job->b, 0, j);
+        const int few = job->few && cols == width;
+        const tshi_gemm_tile_fn tile = few ? kernel->few : thin && cols == width ? kernel->dot
+                                                                                  : packed;
+        t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, j).data;
         t.rsb = job->b.row;
         t.csb = job->b.column;
-        walk = tshi_gemm_next(job, first && pack_b ? j + nr : job->n);
-        if (pack_b || cols < width) { /* B is not read in place */
-            tsh_real *sliver = job->pack_b + (only ? 0 : j * job->k);
+        t.k = few ? job->k : words;
+        walk = tshi_gemm_next(job, first && pack_b && !few ? j + nr : job->n);
+        if (!few && (pack_b || cols < width)) { /* B is not read in place */
+            tsh_real *sliver = job->pack_b + (only ? 0 : j * words);
             const tshi_matrix columns = tshi_gemm_transposed(tshi_gemm_from(job->b, 0, j));
-            if (first) tshi_gemm_pack_matrix(sliver, width, cols, job->k, columns);
+            if (first)
+                tshi_gemm_pack_matrix(kernel, sliver, width, cols, job->k, columns, job->form_b);
             t.b = sliver;
             t.rsb = width;
             t.csb = 1;
         }
-        for (int64_t i = 0; i < job->m; i += mr) { /* all tiles of the sliver */
-            const int rows = (int)tshi_base_min(mr, job->m - i);
-            t.a = pack_a ? job->pack_a + i * job->k : tshi_gemm_at(job->a, i, 0);
-            t.d = tshi_gemm_at(job->d, i, j);
-            t.c = tshi_gemm_at(job->c, i, j);
-            if (cols == width && job->c.column == 1 && job->d.column == 1) /* tile fits C */
-                tile(&t, rows, width);
-            else
-                tshi_gemm_edge(tile, &t, rows, cols, width, job->d.column, job->c.column);
-        }
+        tshi_gemm_sliver(job, tile, &t, pack_a ? words : job->a.row, j, cols, width);
         job->since += job->m * cols * job->k;
         if (job->progress && job->since >= TSHI_GEMM_INTERVAL) { /* collectives progress */
             job->progress->fn(job->progress->user);
@@ -6033,30 +6460,39 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     }
 }
 
+/* Returns how many columns tshi_gemm_blocks takes at a time. */
+static int64_t tshi_gemm_panel(const tshi_gemm_job *all, int64_t mc) {
+    const tshi_gemm_kernel *kernel = all->kernel;
+    const int64_t stream = tshi_gemm_streams(all);
+    if (stream > 0) return stream;
+    if (all->few || all->sums.data || all->m > mc) return kernel->nc;
+    return all->m <= TSHI_GEMM_THIN ? kernel->nr : all->n;
+}
+
 /* Runs the three outer loops of the scheme on top of this section: over panels of columns (jc),
  * slices of k (pc) and blocks of rows (ic). */
 static void tshi_gemm_blocks(const tshi_gemm_job *all) {
     const tshi_gemm_kernel *kernel = all->kernel;
     const int64_t mc = tshi_gemm_even(all->m, kernel->mc, kernel->mr);
-    const int64_t kc = tshi_gemm_even(all->k, kernel->kc, 4);
-    const int64_t stream = tshi_gemm_streams(all);
-    const int64_t nc = stream > 0                 ? stream
-                       : all->m <= TSHI_GEMM_THIN ? kernel->nr
-                       : all->m <= mc             ? all->n
-                                                  : kernel->nc;
+    const int64_t kc = tshi_gemm_even(all->k, tshi_gemm_slice(kernel, all->form_a), 4);
+    const int64_t nc = tshi_gemm_panel(all, mc);
     tshi_gemm_job part = *all;
-    part.stream = stream > 0;
+    part.stream = tshi_gemm_streams(all) > 0;
     for (int64_t j = 0; j < all->n; j += nc) {
+        const tshi_matrix c = tshi_gemm_from(all->c, 0, j);
         part.n = tshi_base_min(nc, all->n - j);
         for (int64_t p = 0; p < all->k; p += kc) {
+            const tshi_matrix sums = all->sums.data ? all->sums : c; /* of the slices before */
+            const tshi_matrix to = p + kc < all->k ? sums : c;
+            const tshi_matrix from = p > 0 ? sums : tshi_gemm_from(all->d, 0, j);
             part.k = tshi_base_min(kc, all->k - p);
             part.b = tshi_gemm_from(all->b, p, j);
-            part.add = all->add || p > 0; /* later slices add to C */
+            part.add = all->add || p > 0; /* later slices add to the sums */
             for (int64_t i = 0; i < all->m; i += mc) {
                 part.m = tshi_base_min(mc, all->m - i);
                 part.a = tshi_gemm_from(all->a, i, p);
-                part.c = tshi_gemm_from(all->c, i, j);
-                part.d = p > 0 ? part.c : tshi_gemm_from(all->d, i, j);
+                part.c = tshi_gemm_from(to, i, 0);
+                part.d = tshi_gemm_from(from, i, 0);
                 tshi_gemm_block(&part, i == 0, i + mc >= all->m);
             }
         }
@@ -6092,6 +6528,32 @@ static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64
            sizeof(tsh_real);
 }
 
+/* Returns the bytes of scratch that a product needs beyond tshi_gemm_scratch because of C's dtype:
+ * for sums of a panel of C, if the sum over k takes several slices. */
+static size_t tshi_gemm_scratch_sums(const tshi_gemm_kernel *kernel, int64_t m, int64_t n,
+                                     int64_t k, tshi_matrix c) {
+    const int64_t rows = tshi_gemm_transposes(m, n, c.row, c.column, kernel->nr) ? n : m;
+    if (c.dtype == TSH_REAL || k <= kernel->kc) return 0;
+    return (size_t)(tshi_base_min(rows, TSHI_GEMM_SUMS) * kernel->nc) * sizeof(tsh_real);
+}
+
+/* Computes a job, TSHI_GEMM_SUMS rows at a time if sums are kept apart from C. */
+static void tshi_gemm_start(tshi_gemm_job *job, tsh_real *sums) {
+    const tshi_gemm_job all = *job;
+    if (all.c.dtype == TSH_REAL || all.k <= tshi_gemm_slice(all.kernel, all.form_a)) {
+        tshi_gemm_blocks(job);
+        return;
+    }
+    job->sums = tshi_gemm_matrix(sums, all.kernel->nc, 1);
+    for (int64_t i = 0; i < all.m; i += TSHI_GEMM_SUMS) {
+        job->m = tshi_base_min(TSHI_GEMM_SUMS, all.m - i);
+        job->a = tshi_gemm_from(all.a, i, 0);
+        job->c = tshi_gemm_from(all.c, i, 0);
+        job->d = tshi_gemm_from(all.d, i, 0);
+        tshi_gemm_blocks(job);
+    }
+}
+
 /* Computes C(m, n) = alpha A(m, k) B(k, n) + beta D(m, n) on one thread; the parentheses hold
  * shapes. D is C, or does not overlap it; its strides may be 0: a bias takes no pass of its own. */
 static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
@@ -6099,6 +6561,7 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
                           tsh_real alpha, tshi_matrix a, tshi_matrix b, tsh_real beta,
                           tshi_matrix d, tshi_matrix c) {
     const int done = k <= 0 || alpha == 0; /* 1: no product to add */
+    const int pairs = tshi_gemm_pairs(kernel, a, b);
     tshi_gemm_job job;
     if (m <= 0 || n <= 0) return;
     if (done || (beta != 0 && beta != 1)) { /* rare, so it may take its own pass */
@@ -6125,10 +6588,16 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
     job.b = b;
     job.d = d;
     job.c = c;
+    job.form_a = tshi_gemm_form_of(a, pairs);
+    job.form_b = tshi_gemm_form_of(b, pairs);
+    job.sums = tshi_gemm_matrix(NULL, 0, 0);
     job.stream = 0;
+    job.few = kernel->few && m <= TSHI_GEMM_FEW_ROWS && b.row == 1 && b.column != 1 &&
+              job.form_b != TSHI_GEMM_OTHER && job.form_b != TSHI_GEMM_ROUNDED;
     job.progress = progress;
     job.since = 0;
-    tshi_gemm_blocks(&job);
+    tshi_gemm_start(&job, (tsh_real *)((char *)scratch +
+                                       tshi_gemm_scratch(kernel, m, n, k, c.row, c.column)));
 }
 
 /* -- tiles, for ops that pack by themselves -------------------------------- */
@@ -12199,23 +12668,30 @@ static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     tshi_matmul_alone(&part, all->scratch + (size_t)piece * all->each);
 }
 
+/* Copies the elements of `from`, of shape (rows, columns), to `to`, converted to its dtype. */
+static void tshi_matmul_convert(int64_t rows, int64_t columns, tshi_matrix from, tshi_matrix to) {
+    for (int64_t i = 0; i < rows; i++) {
+        const tshi_operand x = tshi_kernel_operand(tshi_gemm_from(from, i, 0).data, from.column,
+                                                   from.dtype);
+        const tshi_operand y = tshi_kernel_operand(tshi_gemm_from(to, i, 0).data, to.column,
+                                                   to.dtype);
+        tshi_kernel_cast(columns, &y, &x);
+    }
+}
+
 /* Returns m, of shape (rows, columns), as the ctx's gemm takes it. A user's gemm takes only
- * tsh_real: another dtype is converted to *block, which the caller releases (else NULL). */
+ * tsh_real: for a matrix of another dtype, returns one in *block, which the caller releases (else
+ * NULL); input: 1: with m's values. */
 static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t rows, int64_t columns,
-                                         tshi_block **block) {
-    tsh_real *data; /* shape (rows, columns), dense */
+                                         int input, tshi_block **block) {
+    tshi_matrix reals; /* dense */
     *block = NULL;
     if (m.dtype == TSH_REAL || !ctx->gemm.fn) return m;
     *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * columns));
     if (!*block) return m; /* no memory: the ctx holds the error */
-    data = (tsh_real *)tshi_mem_data(*block);
-    for (int64_t i = 0; i < rows; i++) {
-        const tshi_operand to = tshi_kernel_reals(data + i * columns, 1);
-        const tshi_operand from = tshi_kernel_operand(tshi_gemm_from(m, i, 0).data, m.column,
-                                                      m.dtype);
-        tshi_kernel_cast(columns, &to, &from);
-    }
-    return tshi_gemm_matrix(data, columns, 1);
+    reals = tshi_gemm_matrix((tsh_real *)tshi_mem_data(*block), columns, 1);
+    if (input) tshi_matmul_convert(rows, columns, m, reals);
+    return reals;
 }
 
 /* C = alpha A B + beta D by the rank's threads; shapes as in tshi_product. The longer side of C is
@@ -12235,19 +12711,27 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, m * n * k, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
     const tshi_gemm_progress progress = {tshi_tape_progress, ctx}; /* called meanwhile */
-    const size_t each = (tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) + 63) / 64 *
-                        64;   /* bytes per piece: whole cache lines */
-    tshi_block *converted[2]; /* A and B converted to tsh_real, or NULL */
-    const tshi_matrix ra = tshi_matmul_converted(ctx, a, m, k, &converted[0]); /* shape (m, k) */
-    const tshi_matrix rb = tshi_matmul_converted(ctx, b, k, n, &converted[1]); /* shape (k, n) */
+    const size_t bytes = tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) +
+                         tshi_gemm_scratch_sums(ctx->gemm_kernel, m, n, k, c);
+    const size_t each = (bytes + 63) / 64 * 64; /* bytes per piece: whole cache lines */
+    tshi_block *converted[3]; /* A, B and C as tsh_real, or NULL */
+    const tshi_matrix ra = tshi_matmul_converted(ctx, a, m, k, 1, &converted[0]); /* shape (m, k) */
+    const tshi_matrix rb = tshi_matmul_converted(ctx, b, k, n, 1, &converted[1]); /* shape (k, n) */
+    const tshi_matrix rc = tshi_matmul_converted(ctx, c, m, n, 0, &converted[2]); /* shape (m, n) */
     char *scratch = tshi_matmul_scratch(ctx, each * (size_t)pieces);
     tshi_products all = {
-        {ctx, m, n, k, alpha, beta, ra, rb, d, c, &progress}, scratch, each, m >= n};
+        {ctx, m, n, k, alpha, beta, ra, rb, d, rc, &progress}, scratch, each, m >= n};
     if (ctx->trace) ctx->trace->flops += 2.0 * (double)m * (double)n * (double)k;
     if (side && scratch && ctx->error.code == TSH_OK)
         tshi_team_run(pieces, side, unit, tshi_matmul_piece, &all);
-    tshi_mem_release(ctx, converted[0]);
-    tshi_mem_release(ctx, converted[1]);
+    if (converted[2]) tshi_matmul_convert(m, n, rc, c);
+    for (int i = 0; i < 3; i++) tshi_mem_release(ctx, converted[i]);
+}
+
+/* Returns 1 if the gradient of `out` may be rounded to bf16 in products with a and b: it would be
+ * of bf16 in PyTorch. */
+static int tshi_matmul_rounds(const tsh_tensor *out, const tsh_tensor *a, const tsh_tensor *b) {
+    return out->dtype == TSH_BF16 && a->dtype == TSH_BF16 && b->dtype == TSH_BF16;
 }
 
 /* C = alpha A B + beta C; shapes: A (m, k), B (k, n), C (m, n). */
@@ -12308,6 +12792,7 @@ static void tshi_matmul_backward(tshi_node *node) {
     tshi_batches gs = tshi_matmul_batches(out, tshi_tape_grad(node), TSH_REAL, out->stride, out);
     tshi_batches ds; /* dA, then dB */
     tshi_dest dest;
+    gs.first.rounds = tshi_matmul_rounds(out, a, b);
     as.first = tshi_gemm_transposed(as.first); /* A^T (.., k, m) */
     bs.first = tshi_gemm_transposed(bs.first); /* B^T (.., n, k) */
     if (tshi_tape_dest_zeroed(node, 0, &dest)) {
@@ -12350,20 +12835,15 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_matmul", in, 2);
     tshi_output output;
     tshi_batches as, bs, cs; /* A, B and C of all batches */
-    tshi_block *unrounded;   /* C as tsh_real if out has another dtype, or NULL */
-    tsh_real *c;             /* shape (.., m, n) */
     if (!ctx || !tshi_matmul_shape(a, b, &output.shape) || !tshi_rule_run(op, in, 2, NULL, &output))
         return NULL;
-    out = tshi_tensor_out(ctx, "tsh_matmul", tshi_tensor_promote(in, 2), &output.shape,
-                          &output.layout);
-    c = out ? tshi_kernel_output(out, &unrounded) : NULL;
-    if (!c) return NULL;
+    out = tshi_tensor_out(ctx, "tsh_matmul", a->dtype, &output.shape, &output.layout);
+    if (!out) return NULL;
     as = tshi_matmul_batches(a, tshi_tensor_at(a), a->dtype, a->stride, out);
     bs = tshi_matmul_batches(b, tshi_tensor_at(b), b->dtype, b->stride, out);
-    cs = tshi_matmul_batches(out, c, TSH_REAL, out->stride, out);
+    cs = tshi_matmul_batches(out, tshi_tensor_at(out), out->dtype, out->stride, out);
     tshi_matmul_batched(out, out->local[out->ndim - 2], out->local[out->ndim - 1],
                         a->local[a->ndim - 1], &as, &bs, 0, &cs);
-    tshi_kernel_output_done(out, unrounded);
     (void)tshi_tape_record(op, out, in, 2, output.partial, 0);
     return out;
 }
@@ -12428,12 +12908,13 @@ static void tshi_linear_backward(tshi_node *node) {
     tsh_real *g = tshi_tape_grad(node);                      /* dY, (.., out) */
     tshi_block *whole_y, *whole_x;                           /* all-gathered dY and X, or NULL */
     /* shapes: dy (rows, out), mx and dX (rows, in), mw and dW (out, in) */
-    const tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &whole_y);
+    tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &whole_y);
     const tshi_matrix mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather,
                                             &rows, &whole_x);
     const tshi_matrix mw = tshi_gemm_matrix_of(tshi_tape_saved(node, 1), w->dtype, w->stride[0],
                                                w->stride[1]);
     tshi_dest dest;
+    dy.rounds = tshi_matmul_rounds(out, x, w);
     if (out->ctx->error.code == TSH_OK && how->regather)
         tshi_linear_scatter(node, rows, dy, mw);
     else if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
@@ -12484,14 +12965,17 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     tsh_layout sum = tsh_partial();                /* the layout P */
     const int late = how->reduce || how->scatter;  /* 1: a collective comes before the bias */
     int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS]; /* outs: this rank's features of Y */
-    tshi_block *whole, *unrounded, *product = NULL, *bias = NULL; /* scratch, or NULL */
+    tshi_block *whole, *unrounded = NULL, *product = NULL, *bias = NULL; /* scratch, or NULL */
     tshi_matrix mx, mw, my, mb; /* shapes: (rows, in), (in, out), (rows, out), b as (rows, out) */
-    tsh_real *result = tshi_kernel_output(out, &unrounded), *y = result; /* y: (rows, out) */
+    tsh_real *result = late ? tshi_kernel_output(out, &unrounded) : NULL; /* what is summed */
+    tsh_real *y = result;                                                 /* shape (rows, out) */
     mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, how->regather, &rows, &whole);
     mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]); /* W^T */
     if (how->scatter) product = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * outs));
     if (product) y = (tsh_real *)tshi_mem_data(product); /* Y as a partial sum */
-    my = mb = tshi_gemm_matrix(y, outs, 1);              /* shape (rows, out) */
+    my = late ? tshi_gemm_matrix(y, outs, 1)
+              : tshi_gemm_matrix_of(tshi_tensor_at(out), out->dtype, outs, 1);
+    mb = my; /* not read without a bias */
     if (b && !late) {
         tsh_real *values = tshi_kernel_reals_of(b, stride, &bias); /* shape (out) */
         mb = tshi_gemm_matrix(values, 0, stride[0]); /* row stride 0: b for each row */
@@ -12551,8 +13035,7 @@ static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
         return NULL;
     output.shape = tsh_shape_of(x);
     output.shape.dim[x->ndim - 1] = w->dim[0]; /* shape (.., out) */
-    out = tshi_tensor_out(ctx, "tsh_linear", tshi_tensor_promote(in, b ? 3 : 2), &output.shape,
-                          &output.layout);
+    out = tshi_tensor_out(ctx, "tsh_linear", x->dtype, &output.shape, &output.layout);
     if (!out) return NULL;
     tshi_linear_forward(in, out, &how);
     if (ctx->error.code != TSH_OK) return NULL;

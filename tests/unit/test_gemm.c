@@ -139,7 +139,7 @@ static void try_exact(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int6
 #define EACH_KERNEL(kernel)                                                                        \
     for (const tshi_gemm_kernel *kernel = tshi_gemm_kernels;                                       \
          kernel < tshi_gemm_kernels + COUNT(tshi_gemm_kernels); kernel++)                          \
-        if (kernel->isa <= tshi_kernel_isa())
+        if (tshi_gemm_runs(kernel))
 
 /* ------------------------------------------------------------- tests */
 
@@ -396,7 +396,7 @@ static void test_fetch(void **state) {
                 job.b = tshi_gemm_matrix(b, across ? N : 1, across ? 1 : K);
                 walk = tshi_gemm_next(&job, j);
                 for (int64_t i = 0; i < lines; i++) {
-                    const int64_t at = walk.at - b;
+                    const int64_t at = (const tsh_real *)(const void *)walk.at - b;
                     const int64_t col = across ? at % N : at / K;
                     assert_in_range(at, 0, N * K - 1);
                     assert_true(col >= j && col < j + cols);
