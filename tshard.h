@@ -6602,35 +6602,39 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
 
 /* -- tiles, for ops that pack by themselves -------------------------------- */
 
-/* B as slivers of nr columns: element (p, j) is data[j / nr * next + p * row + j % nr]. */
+/* B as slivers of nr columns: word (p, j) is data[j / nr * next + p * row + j % nr]. */
 typedef struct tshi_gemm_slivers {
     const tsh_real *data;
-    int64_t row, next; /* from row to row; from sliver to sliver */
+    int64_t row, next;   /* from row to row; from sliver to sliver */
+    tshi_gemm_form form; /* REALS; or PAIRS, and A is so, too */
 } tshi_gemm_slivers;
 
 /* Packs the rows of x, shape (n, k), as the columns of B, in slivers that begin `next` apart; the
  * columns that the last one lacks become zeros. */
 static void tshi_gemm_pack_slivers(const tshi_gemm_kernel *kernel, tsh_real *to, int64_t n,
-                                   int64_t k, int64_t next, tshi_matrix x) {
+                                   int64_t k, int64_t next, tshi_matrix x, tshi_gemm_form form) {
     for (int64_t j = 0; j < n; j += kernel->nr)
-        tshi_gemm_pack_matrix(to + j / kernel->nr * next, kernel->nr,
-                              (int)tshi_base_min(kernel->nr, n - j), k, tshi_gemm_from(x, j, 0));
+        tshi_gemm_pack_matrix(kernel, to + j / kernel->nr * next, kernel->nr,
+                              (int)tshi_base_min(kernel->nr, n - j), k, tshi_gemm_from(x, j, 0),
+                              form);
 }
 
-/* C = alpha A B, plus C if `add` is 1; shapes: A (m, k), B (k, n), C (m, n). C has space for whole
- * half slivers of columns. The sums have the order of tshi_gemm_run if k is at most kc. */
+/* C = alpha A B, plus C if `add` is 1; shapes: A (m, k), B (k, n), C (m, n), k in words. C has space
+ * for whole half slivers of columns. Each sum is in the order of tshi_gemm_run if that takes one
+ * slice. Prefetches `walk` meanwhile. */
 static void tshi_gemm_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                             tsh_real alpha, tshi_matrix a, tshi_gemm_slivers b, int add,
-                            tshi_matrix c) {
-    const int line = 64 / (int)sizeof(tsh_real), mr = kernel->mr, nr = kernel->nr;
-    tshi_gemm_walk walk;
+                            tshi_matrix c, tshi_gemm_walk *walk) {
+    const tshi_gemm_tile_fn tile = b.form >= TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
+    const int mr = kernel->mr, nr = kernel->nr;
     tshi_gemm_tile t;
-    t.walk = &walk;
+    t.walk = walk;
     t.k = k;
     t.rsa = a.row;
     t.csa = a.column;
     t.rsb = b.row;
     t.csb = 1;
+    t.form = b.form;
     t.alpha = alpha;
     t.add = add;
     t.rsc = t.rsd = c.row;
@@ -6638,18 +6642,11 @@ static void tshi_gemm_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t n
     for (int64_t j = 0; j < n; j += nr) {
         const int width = n - j > nr / 2 ? nr : nr / 2;
         t.b = b.data + j / nr * b.next;
-        /* prefetches the next sliver, if its rows are contiguous */
-        walk.at = walk.first = walk.last = t.b;
-        walk.step = line;
-        walk.along = walk.left = 0;
-        if (b.row == nr && n - j > nr) {
-            walk.at = t.b + b.next;
-            walk.last = walk.at + (k * nr - 1) / line * line;
-        }
         for (int64_t i = 0; i < m; i += mr) {
             t.a = tshi_gemm_at(a, i, 0);
             t.d = t.c = tshi_gemm_at(c, i, j);
-            kernel->tile(&t, (int)tshi_base_min(mr, m - i), width);
+            tile(&t, (int)tshi_base_min(mr, m - i), width);
+            for (int l = 0; l < P2_EXTRA; l++) tshi_gemm_fetch(walk);
         }
     }
 }
@@ -13830,8 +13827,10 @@ typedef struct tshi_head {
     tsh_real *keys_k, *keys_v;    /* packed, keys are columns: per block of keys, shape (d, keys) */
     tsh_real *features_k, *features_v; /* features are columns: per block, shape (keys, D32) */
     tsh_real *dk_t, *dv_t;        /* dK^T and dV^T of this head: per block, shape (d, keys) */
-    tsh_real *dense;              /* shape (keys, d): keys of another dtype, converted */
     char *scratch;                /* for tshi_gemm_run */
+    tshi_gemm_walk walk;          /* cache lines to prefetch */
+    tshi_matrix ahead[6];         /* to prefetch after that: `left` of them, the last one first */
+    int left;
 } tshi_head;
 
 /* Returns a matrix whose rows are those of a tile: h->s or h->t. */
@@ -13861,13 +13860,6 @@ static void tshi_attention_rows(tsh_real *to, tshi_matrix x, int64_t i, int64_t 
     }
 }
 
-/* Returns keys [j, j + n) of x, which is k or v, as tsh_real: in place, or in h->dense. */
-static tshi_matrix tshi_attention_dense(const tshi_head *h, tshi_matrix x, int64_t j, int64_t n) {
-    if (x.dtype == TSH_REAL) return tshi_gemm_from(x, j, 0);
-    tshi_attention_rows(h->dense, x, j, n, h->d);
-    return tshi_gemm_matrix(h->dense, h->d, 1);
-}
-
 /* Returns where the block that begins at key j is in an array that has `size` elements per key. */
 static int64_t tshi_attention_block(const tshi_head *h, int64_t j, int64_t size) {
     return h->blocks > 1 ? j * size : 0;
@@ -13875,42 +13867,61 @@ static int64_t tshi_attention_block(const tshi_head *h, int64_t j, int64_t size)
 
 /* Packs the block of keys from j on, if no tile has needed it yet. */
 static void tshi_attention_pack(tshi_head *h, int64_t j) {
-    const int64_t n = tshi_base_min(h->keys, h->tk - j), nr = h->kernel->nr;
-    const int64_t at = tshi_attention_block(h, j, h->d);
-    const int64_t wide = tshi_attention_block(h, j, tshi_attention_wide(h->d));
-    tshi_matrix x;
+    const tshi_gemm_kernel *kernel = h->kernel;
+    const int64_t n = tshi_base_min(h->keys, h->tk - j), d = h->d, nr = kernel->nr;
+    const int64_t at = tshi_attention_block(h, j, d);
+    const int64_t wide = tshi_attention_block(h, j, tshi_attention_wide(d));
+    const tshi_matrix k = tshi_gemm_from(h->k, j, 0), v = tshi_gemm_from(h->v, j, 0);
+    const tshi_gemm_form form_k = tshi_gemm_form_of(k, 0), form_v = tshi_gemm_form_of(v, 0);
     if (h->packed > j / h->keys) return;
     h->packed = j / h->keys + 1;
-    x = tshi_attention_dense(h, h->k, j, n);
-    tshi_gemm_pack_slivers(h->kernel, h->keys_k + at, n, h->d, nr * h->d, x);
+    tshi_gemm_pack_slivers(kernel, h->keys_k + at, n, d, nr * d, k, form_k);
     if (h->features_k)
-        tshi_gemm_pack_slivers(h->kernel, h->features_k + wide, h->d, n, nr * h->keys,
-                               tshi_gemm_transposed(x));
-    x = tshi_attention_dense(h, h->v, j, n);
-    if (h->keys_v) tshi_gemm_pack_slivers(h->kernel, h->keys_v + at, n, h->d, nr * h->d, x);
+        tshi_gemm_pack_slivers(kernel, h->features_k + wide, d, n, nr * h->keys,
+                               tshi_gemm_transposed(k), form_k);
+    if (h->keys_v) tshi_gemm_pack_slivers(kernel, h->keys_v + at, n, d, nr * d, v, form_v);
     if (h->features_v)
-        tshi_gemm_pack_slivers(h->kernel, h->features_v + wide, h->d, n, nr * h->keys,
-                               tshi_gemm_transposed(x));
+        tshi_gemm_pack_slivers(kernel, h->features_v + wide, d, n, nr * h->keys,
+                               tshi_gemm_transposed(v), form_v);
+}
+
+/* Sets the walk to the next matrix to prefetch, if it has ended. */
+static void tshi_attention_ahead(tshi_head *h) {
+    tshi_gemm_walk *w = &h->walk;
+    tshi_matrix x;
+    int64_t size;
+    if (w->at != w->last || w->left > 0 || !h->left) return;
+    x = h->ahead[--h->left];
+    size = tshi_dtypes[x.dtype].size;
+    w->at = w->first = (const char *)x.data;
+    w->step = 64;
+    w->last = w->at + (h->d * size - 1) / 64 * 64;
+    w->along = x.row * size;
+    w->left = x.column == 1 ? h->tq - 1 : 0; /* P2: rows */
 }
 
 /* C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on, and packed its h->keys_... */
-static void tshi_attention_by_keys(const tshi_head *h, int64_t m, int64_t j, int64_t n,
+static void tshi_attention_by_keys(tshi_head *h, int64_t m, int64_t j, int64_t n,
                                    double alpha, tsh_real *a, const tsh_real *packed,
                                    tsh_real *c) {
     const int64_t nr = h->kernel->nr;
-    const tshi_gemm_slivers b = {packed + tshi_attention_block(h, j, h->d), nr, nr * h->d};
+    const tshi_gemm_slivers b = {packed + tshi_attention_block(h, j, h->d), nr, nr * h->d,
+                                 TSHI_GEMM_REALS};
+    tshi_attention_ahead(h);
     tshi_gemm_tiles(h->kernel, m, n, h->d, TSHI_R(alpha), tshi_gemm_matrix(a, h->d, 1), b, 0,
-                    tshi_attention_tile(h, c));
+                    tshi_attention_tile(h, c), &h->walk);
 }
 
 /* C (m, d) += A (m, n) X, where X is K or V from key j on, and packed its h->features_...; A and C
  * are rows of a tile. C = A X for the first keys. */
-static void tshi_attention_by_features(const tshi_head *h, int64_t m, int64_t j, int64_t n,
+static void tshi_attention_by_features(tshi_head *h, int64_t m, int64_t j, int64_t n,
                                        tsh_real *a, const tsh_real *packed, tsh_real *c) {
     const int64_t nr = h->kernel->nr, wide = tshi_attention_wide(h->d);
-    const tshi_gemm_slivers b = {packed + tshi_attention_block(h, j, wide), nr, nr * h->keys};
+    const tshi_gemm_slivers b = {packed + tshi_attention_block(h, j, wide), nr, nr * h->keys,
+                                 TSHI_GEMM_REALS};
+    tshi_attention_ahead(h);
     tshi_gemm_tiles(h->kernel, m, h->d, n, 1, tshi_attention_tile(h, a), b, j > 0,
-                    tshi_gemm_matrix(c, wide, 1));
+                    tshi_gemm_matrix(c, wide, 1), &h->walk);
 }
 
 /* Masks the scores of queries [i, i + m) and keys [j, j + n): adds a floating mask; a score becomes
@@ -13933,13 +13944,13 @@ static void tshi_attention_masked(const tshi_head *h, tsh_real *s, int64_t i, in
 
 /* Sets rows [r, r + m) of h->s to the masked scores of these of a tile's queries, which begin at
  * query i, and keys [j, j + n). */
-static void tshi_attention_scores(const tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
+static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                   int64_t n) {
     tsh_real *s = h->s + r * h->keys, *q = h->rows_q + r * h->d;
     if (h->few)
         tshi_gemm_run(h->kernel, h->scratch, NULL, m, n, h->d, TSHI_R(h->more->scale),
                       tshi_gemm_matrix(q, h->d, 1),
-                      tshi_gemm_transposed(tshi_attention_dense(h, h->k, j, n)), 0,
+                      tshi_gemm_transposed(tshi_gemm_from(h->k, j, 0)), 0,
                       tshi_attention_tile(h, s), tshi_attention_tile(h, s));
     else
         tshi_attention_by_keys(h, m, j, n, h->more->scale, q, h->keys_k, s);
@@ -14091,7 +14102,7 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
             if (h->more->dropout) tshi_attention_dropout(h, s, i + r, rows, j, n);
             if (h->few) /* O is rows, too, of D32 */
                 tshi_gemm_run(h->kernel, h->scratch, NULL, rows, h->d, n, 1,
-                              tshi_attention_tile(h, s), tshi_attention_dense(h, h->v, j, n),
+                              tshi_attention_tile(h, s), tshi_gemm_from(h->v, j, 0),
                               TSHI_R(j > 0), tshi_gemm_matrix(o, wide, 1),
                               tshi_gemm_matrix(o, wide, 1));
             else
@@ -14140,7 +14151,7 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
 TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_strip);
 
 /* Computes p and dS of a strip, and adds what these keys contribute to its rows of dQ. */
-static void tshi_attention_backward_strip(const tshi_head *h, int64_t i, int64_t r, int64_t m,
+static void tshi_attention_backward_strip(tshi_head *h, int64_t i, int64_t r, int64_t m,
                                           int64_t j, int64_t n) {
     const tshi_strip strip = tshi_attention_strip_at(h, i, r, j, n);
     tsh_real *s = h->s + r * h->keys, *t = h->t + r * h->keys;
@@ -14156,7 +14167,7 @@ static void tshi_attention_backward_strip(const tshi_head *h, int64_t i, int64_t
 
 /* C^T (d, n) += A^T P of keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. a: shape (m, d), p: a
  * tile of m queries from i on. Rows of P that see none of a sliver's keys are left out. */
-static void tshi_attention_backward_keys(const tshi_head *h, int64_t i, int64_t m, int64_t j,
+static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int64_t j,
                                          int64_t n, tsh_real *a, tsh_real *p, tsh_real *c) {
     const int cut = tshi_attention_visible(h, i) < j + n;
     const int64_t step = cut ? h->kernel->nr : n, d = h->d;
@@ -14168,8 +14179,11 @@ static void tshi_attention_backward_keys(const tshi_head *h, int64_t i, int64_t 
         b.data = p + r * h->keys + e;
         b.row = h->keys;
         b.next = h->kernel->nr;
+        b.form = TSHI_GEMM_REALS;
+        tshi_attention_ahead(h);
         tshi_gemm_tiles(h->kernel, d, tshi_base_min(step, n - e), m - r, 1,
-                        tshi_gemm_matrix(a + r * d, 1, d), b, 1, tshi_attention_tile(h, c + e));
+                        tshi_gemm_matrix(a + r * d, 1, d), b, 1, tshi_attention_tile(h, c + e),
+                        &h->walk);
     }
 }
 
@@ -14258,8 +14272,8 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
 }
 
 /* Returns how many elements of scratch a piece needs; sets h's pointers into `base`, unless NULL.
- * converts: k or v have another dtype than tsh_real. */
-static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back, int converts) {
+ */
+static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
     const int64_t wide = tshi_attention_wide(h->d), kept = h->few ? 0 : h->blocks * h->keys;
     const struct {
         tsh_real **to;
@@ -14275,8 +14289,7 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back, int 
                  {&h->features_k, back * kept * wide},
                  {&h->features_v, !back * kept * wide},
                  {&h->dk_t, back * kept * h->d},
-                 {&h->dv_t, back * kept * h->d},
-                 {&h->dense, converts * h->keys * h->d}};
+                 {&h->dv_t, back * kept * h->d}};
     int64_t at = 0;
     for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
         if (base) *parts[p].to = parts[p].size ? base + at : NULL;
@@ -14308,7 +14321,6 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
                                  const tshi_attention *more, int back) {
     enum { MIN_WORK = 1 << 18 };       /* multiply-adds of Q K^T that are worth a thread */
     tsh_tensor *q = in[0], *k = in[1]; /* shapes (B, H, Tq, D), (B, Hkv, Tk, D) */
-    const int converts = k->dtype != TSH_REAL || in[2]->dtype != TSH_REAL;
     tshi_head *h = &all->head;
     int64_t heads = q->local[1], items, product[2];
     memset(all, 0, sizeof *all);
@@ -14339,7 +14351,7 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
         all->each_product *= 64; /* whole cache lines */
         h->scratch = tshi_matmul_scratch(q->ctx, (size_t)(all->each_product * all->pieces));
     }
-    all->each = tshi_attention_place(h, NULL, back, converts);
+    all->each = tshi_attention_place(h, NULL, back);
     all->block = tshi_mem_alloc(q->ctx, TSH_MEM_STEP, tshi_dtype_reals(all->each * all->pieces));
     if (all->block) all->scratch = (tsh_real *)tshi_mem_data(all->block);
 }
@@ -14402,11 +14414,12 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
     const tsh_tensor *q = all->in[0], *k = all->in[1];
     const int back = all->grad[3] != NULL;
     const int64_t units = back ? 1 : all->units;
-    const int converts = k->dtype != TSH_REAL || all->in[2]->dtype != TSH_REAL;
     tshi_head h = all->head;
     int64_t a, end, pair = -1; /* a, end: query heads that share a head of k */
-    (void)tshi_attention_place(&h, all->scratch + piece * all->each, back, converts);
+    (void)tshi_attention_place(&h, all->scratch + piece * all->each, back);
     if (h.few) h.scratch += piece * all->each_product;
+    h.walk.at = h.walk.first = h.walk.last = (const char *)h.rows_q; /* nothing to prefetch yet */
+    h.walk.step = h.walk.along = h.walk.left = 0;
     for (; from < to; from++) {
         const int64_t c = all->first + from / units % all->groups;
         const int64_t b = from / units / all->groups, size = h.blocks * h.keys * h.d;
@@ -14418,6 +14431,18 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
         if (back && size) memset(h.dv_t, 0, (size_t)size * sizeof *h.dv_t);
         for (; a < end; a += all->merged ? end - a : 1) {
             tshi_attention_pick(all, &h, b, a, end - a);
+#ifdef P2_AHEAD
+            if (from % units == 0 && from + units < to) {
+                tshi_head next = h; const int64_t f = from / units + 1;
+                int64_t a2 = 0, c2 = all->first + f % all->groups;
+                while (tshi_attention_kv(q, k, a2) != c2) a2++;
+                tshi_attention_pick(all, &next, f / all->groups, a2, 1);
+                h.left = 0;
+                if (back) { h.ahead[h.left++] = next.o; h.ahead[h.left++] = next.dout; }
+                h.ahead[h.left++] = next.q; h.ahead[h.left++] = next.v; h.ahead[h.left++] = next.k;
+                h.walk.at = h.walk.last; h.walk.left = 0;
+            }
+#endif
             tshi_attention_head(all, &h, from % units);
         }
         if (back) tshi_attention_backward_done(&h, h.dk_t, h.dk);
