@@ -5478,6 +5478,7 @@ typedef struct tshi_gemm_tile {
     const tsh_real *b;    /* B, shape (k, cols) */
     int64_t rsb, csb;     /* row stride and column stride of B, in its elements */
     tshi_gemm_form form;  /* `few`: what B's elements, which are not packed, are converted to */
+    int64_t slice;        /* `few`: C is added to after so many elements of k */
     tsh_real alpha;       /* factor of A B */
     int add;              /* 0: D is 0 and not read */
     const tsh_real *d;    /* D, shape (rows, cols); may be C */
@@ -5500,8 +5501,8 @@ struct tshi_gemm_kernel {
     tshi_gemm_tile_fn dot;  /* (optional) as tile, but rsb = 1: for few rows, B not packed */
     /* (optional) for few rows, B not packed; any multiple of nr / 2 columns; uses sums, not walk */
     tshi_gemm_tile_fn stream;
-    /* (optional) as `dot`, for TSHI_GEMM_FEW_ROWS rows and any form of B but OTHER; k counts
-     * elements; A is packed to a width of tshi_gemm_few_width(rows) */
+    /* (optional) as `dot`, for TSHI_GEMM_FEW_ROWS rows, any form of B but OTHER and ROUNDED, and
+     * all slices of k; k counts elements; A is packed to a width of tshi_gemm_few_width(rows) */
     tshi_gemm_tile_fn few;
     tshi_gemm_tile_fn pairs; /* (optional) as `tile`, of packed pairs of bf16; needs AVX512_BF16 */
     /* (optional) tshi_gemm_pack_matrix of 16-bit elements with a unit stride; else returns 0 */
@@ -6126,46 +6127,60 @@ static int tshi_gemm_few_width(int64_t rows) {
     TSHI_GEMM_FEW_ADD(isa, 2, x, y) TSHI_GEMM_FEW_ADD(isa, 3, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 4, x, y) TSHI_GEMM_FEW_ADD(isa, 5, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 6, x, y) TSHI_GEMM_FEW_ADD(isa, 7, x, y)
-#define TSHI_GEMM_FEW_LOAD(l)                                                                      \
-    r[l] = tshi_gemm_load_row(form, b + l * inc, 32);                                              \
-    if (fetch) TSHI_PREFETCH((const void *)((uintptr_t)(b + l * inc) + TSHI_GEMM_AHEAD));          \
-    if (fetch) TSHI_PREFETCH_L2((const void *)((uintptr_t)b + (uintptr_t)((l + 32) * inc)));
+#define TSHI_GEMM_FEW_LOAD(l) /* a cache line of column l; prefetches later columns */             \
+    r[l] = _mm512_loadu_ps(b + l * inc);                                                           \
+    TSHI_PREFETCH_L2((const void *)((uintptr_t)b + (uintptr_t)((l + TSHI_GEMM_AHEAD) * inc)));
+#define TSHI_GEMM_FEW_CLEAR(i) acc[i] = zero;
+#define TSHI_GEMM_FEW_BEGIN(i) /* reads D, row i */                                                \
+    if (rows > i) out[i] = t->add && valid > i ? _mm512_loadu_ps(t->d + i * t->rsd + col) : zero;
+#define TSHI_GEMM_FEW_SLICE(i) /* adds a slice of k */                                             \
+    if (rows > i) out[i] = _mm512_fmadd_ps(alpha, acc[i], out[i]);
+#define TSHI_GEMM_FEW_END(i) /* stores C, row i */                                                 \
+    if (rows > i && valid > i) _mm512_storeu_ps(t->c + i * t->rsc + col, out[i]);
+#define TSHI_GEMM_EACH8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 
-#define TSHI_GEMM_FEW_OUT(i) /* C = alpha acc + D, row i */                                        \
-    if (rows > i && valid > i)                                                                     \
-        _mm512_storeu_ps(t->c + i * t->rsc + col,                                                  \
-                         _mm512_fmadd_ps(alpha, acc[i],                                            \
-                                         t->add ? _mm512_loadu_ps(t->d + i * t->rsd + col)         \
-                                                : zero));
+/* Returns the first or second elements of pairs of 16 bits as floats. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_half(const tshi_gemm_form form, __m512 pairs,
+                                              const int second) {
+    const __m512i x = _mm512_castps_si512(pairs);
+    if (form == TSHI_GEMM_F16)
+        return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(second ? _mm512_srli_epi32(x, 16) : x));
+    return _mm512_castsi512_ps(second ? _mm512_and_si512(x, _mm512_set1_epi32((int)0xFFFF0000u))
+                                      : _mm512_slli_epi32(x, 16));
+}
 
 /* Defines tshi_gemm_few_rows_isa: 16 columns of C, from column col on, with A packed to a width of
- * `rows`; 16 words of 16 columns of B, which are contiguous, are transposed in registers. The order
- * of each element's sum is that of a tile. And tshi_gemm_few_isa, for any number of rows. */
-#define TSHI_GEMM_FEW_KERNEL(isa, TARGET, X, ...)                                                  \
+ * `rows`; a cache line of each of 16 columns of B, which are contiguous, is transposed in registers.
+ * WORD(s) adds word s. The order of each element's sum is that of tiles. And tshi_gemm_few_isa, for
+ * any number of rows. */
+#define TSHI_GEMM_FEW_KERNEL(isa, TARGET, WORD, ...)                                               \
     TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int valid,  \
                                                      const tshi_gemm_form form, const int rows) {  \
-        const int64_t each = form == TSHI_GEMM_PAIRS ? 2 : 1; /* elements of B per word */         \
         const int64_t size = form == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size;                 \
+        const int64_t line = 64 / size, step = form == TSHI_GEMM_PAIRS ? 16 : line;                \
         const char *b = (const char *)t->b + col * inc;                                            \
         const float *a = t->a;                                                                     \
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
-        __m512 r[16], t0, t1, t2, t3;                                                              \
-        __m512 acc[8] = {zero, zero, zero, zero, zero, zero, zero, zero};                          \
-        float rest[16 * 16]; /* the last words, transposed */                                      \
-        int64_t left = t->k;                                                                       \
-        for (; left >= 16 * each; left -= 16 * each, a += 16 * rows, b += 16 * each * size) {      \
-            const int fetch = each * size == 4 || left / 16 % 2; /* once per line */               \
-            TSHI_GEMM_EACH16(TSHI_GEMM_FEW_LOAD)                                                   \
-            TSHI_GEMM_TRANSPOSE16                                                                  \
-            TSHI_GEMM_EACH16(X)                                                                    \
+        __m512 r[16], acc[8], out[8], t0, t1, t2, t3; /* acc: sums of a slice; out: of C */        \
+        float rest[16 * 32];                          /* the last words of a slice, transposed */  \
+        TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN)                                                       \
+        for (int64_t p = 0, left; p < t->k; p += t->slice) {                                       \
+            TSHI_GEMM_EACH8(TSHI_GEMM_FEW_CLEAR)                                                   \
+            left = tshi_base_min(t->slice, t->k - p);                                              \
+            for (; left >= line; left -= line, a += step * rows, b += 64) {                        \
+                TSHI_GEMM_EACH16(TSHI_GEMM_FEW_LOAD)                                               \
+                TSHI_GEMM_TRANSPOSE16                                                              \
+                TSHI_GEMM_EACH16(WORD)                                                             \
+            }                                                                                      \
+            if (left > 0) tshi_gemm_pack_along(form, rest, 16, 16, left, b, inc);                  \
+            for (int64_t q = 0; q < tshi_gemm_words(form, left); q++, a += rows) {                 \
+                const __m512 y = _mm512_loadu_ps(rest + 16 * q);                                   \
+                TSHI_GEMM_FEW_STEP(isa, a, y)                                                      \
+            }                                                                                      \
+            b += left * size;                                                                      \
+            TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SLICE)                                                   \
         }                                                                                          \
-        tshi_gemm_pack_along(form, rest, 16, 16, left, b, inc);                                    \
-        for (int64_t s = 0; s < tshi_gemm_words(form, left); s++, a += rows) {                     \
-            const __m512 y = _mm512_loadu_ps(rest + 16 * s);                                       \
-            TSHI_GEMM_FEW_STEP(isa, a, y)                                                          \
-        }                                                                                          \
-        TSHI_GEMM_FEW_OUT(0) TSHI_GEMM_FEW_OUT(1) TSHI_GEMM_FEW_OUT(2) TSHI_GEMM_FEW_OUT(3)        \
-        TSHI_GEMM_FEW_OUT(4) TSHI_GEMM_FEW_OUT(5) TSHI_GEMM_FEW_OUT(6) TSHI_GEMM_FEW_OUT(7)        \
+        TSHI_GEMM_EACH8(TSHI_GEMM_FEW_END)                                                         \
     }                                                                                              \
     TARGET static void tshi_gemm_few_##isa(const tshi_gemm_tile *t, int rows, int cols) {          \
         const int width = tshi_gemm_few_width(rows);                                               \
@@ -6180,8 +6195,15 @@ static int tshi_gemm_few_width(int64_t rows) {
         else                                                                                       \
             tshi_gemm_few_rows_##isa(t, j, rows, form, 8);                                         \
         break;
-enum { TSHI_GEMM_AHEAD = 256 }; /* bytes of a column of B from its use to its prefetch */
-#define TSHI_GEMM_FEW_WORD(s) TSHI_GEMM_FEW_STEP(avx512, a + s * rows, r[s])
+enum { TSHI_GEMM_AHEAD = 32 }; /* columns of B from a use to a prefetch */
+#define TSHI_GEMM_FEW_WORD(s)                                                                      \
+    if (form == TSHI_GEMM_REALS) {                                                                 \
+        TSHI_GEMM_FEW_STEP(avx512, a + s * rows, r[s])                                             \
+    } else {                                                                                       \
+        t0 = tshi_gemm_half(form, r[s], 0), t1 = tshi_gemm_half(form, r[s], 1);                    \
+        TSHI_GEMM_FEW_STEP(avx512, a + 2 * s * rows, t0)                                           \
+        TSHI_GEMM_FEW_STEP(avx512, a + (2 * s + 1) * rows, t1)                                     \
+    }
 TSHI_GEMM_FEW_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_FEW_WORD,
                      TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_REALS)
                      TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_BF16)
@@ -6259,7 +6281,6 @@ typedef struct tshi_gemm_job {
     tshi_gemm_form form_a, form_b;  /* of packed A and B */
     tshi_matrix sums;               /* scratch: C of a panel before the last slice; or no data */
     int stream;                     /* 1: the kernel's `stream` computes all columns that it can */
-    int few;                        /* 1: the kernel's `few` does */
     const tshi_gemm_progress *progress; /* called during a long product; NULL: nothing is */
     int64_t since;                      /* multiply-adds since progress was called */
 } tshi_gemm_job;
@@ -6286,9 +6307,10 @@ static int tshi_gemm_pairs(const tshi_gemm_kernel *kernel, tshi_matrix a, tshi_m
     return kernel->pairs && (short_a || short_b) && (short_a || a.rounds) && (short_b || b.rounds);
 }
 
-/* Returns the limit of a slice of k, in elements. */
-static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form) {
-    return kernel->kc * (form >= TSHI_GEMM_PAIRS ? 2 : 1);
+/* Returns the elements of a slice of k. Slices of pairs begin with a cache line of a row. */
+static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form, int64_t k) {
+    return form >= TSHI_GEMM_PAIRS ? tshi_gemm_even(k, 2 * kernel->kc, 32)
+                                   : tshi_gemm_even(k, kernel->kc, 4);
 }
 
 /* Stores n values in row i of c from column j on, converted to its dtype. */
@@ -6399,6 +6421,14 @@ static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, t
     t->a = a;
 }
 
+/* Calls the callback of a long product when it is time to. */
+static void tshi_gemm_count(tshi_gemm_job *job, int64_t products) {
+    job->since += products;
+    if (!job->progress || job->since < TSHI_GEMM_INTERVAL) return;
+    job->progress->fn(job->progress->user);
+    job->since = 0;
+}
+
 /* Multiplies one block of A and one panel of B: C(m, n) = D + alpha A(m, k) B(k, n), m <= mc,
  * k <= kc. The `first` block of rows packs the panel; if it is also the `last`, all slivers of the
  * panel are packed into the same memory, one after the other. */
@@ -6407,18 +6437,17 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const int mr = kernel->mr, nr = kernel->nr, only = first && last;
     const int convert_a = job->form_a != TSHI_GEMM_REALS, convert_b = job->form_b > TSHI_GEMM_REALS;
     /* pack_a: 0: A is read in place */
-    const int pack_a = convert_a || job->few || (job->n > 4 * nr && job->m > 1);
-    const int width_a = job->few ? tshi_gemm_few_width(job->m) : mr;
+    const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
     const int64_t words = tshi_gemm_words(job->form_a, job->k); /* of a packed row or column */
-    const int thin = !job->few && job->m <= TSHI_GEMM_THIN && job->b.column != 1 &&
-                     job->b.row == 1 && kernel->dot != NULL && !convert_b; /* thin: use `dot` */
+    const int thin = job->m <= TSHI_GEMM_THIN && job->b.column != 1 && job->b.row == 1 &&
+                     kernel->dot != NULL && !convert_b; /* thin: use `dot` */
     const int pack_b = convert_b || (!thin && (job->b.column != 1 || job->m > 2 * mr || !only));
     const int64_t half = nr / 2, streamed = job->stream ? job->n / half * half : 0;
     const tshi_gemm_tile_fn packed = job->form_a >= TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
     tshi_gemm_walk walk;
     tshi_gemm_tile t;
     for (int64_t i = 0; pack_a && i < job->m; i += mr)
-        tshi_gemm_pack_matrix(kernel, job->pack_a + i * words, width_a,
+        tshi_gemm_pack_matrix(kernel, job->pack_a + i * words, mr,
                               (int)tshi_base_min(mr, job->m - i), job->k,
                               tshi_gemm_from(job->a, i, 0), job->form_a);
     t.walk = &walk;
@@ -6428,21 +6457,17 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     t.rsd = job->d.row;
     t.rsc = job->c.row;
     t.rsa = pack_a ? 1 : job->a.row;
-    t.csa = pack_a ? width_a : job->a.column;
+    t.csa = pack_a ? mr : job->a.column;
     t.a = pack_a ? job->pack_a : (const tsh_real *)job->a.data;
-    t.form = job->form_b;
     if (streamed > 0) tshi_gemm_streamed(job, &t, streamed); /* few rows of A */
     for (int64_t j = streamed; j < job->n; j += nr) {
         const int cols = (int)tshi_base_min(nr, job->n - j), width = cols > nr / 2 ? nr : nr / 2;
-        const int few = job->few && cols == width;
-        const tshi_gemm_tile_fn tile = few ? kernel->few : thin && cols == width ? kernel->dot
-                                                                                  : packed;
+        const tshi_gemm_tile_fn tile = thin && cols == width ? kernel->dot : packed;
         t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, j).data;
         t.rsb = job->b.row;
         t.csb = job->b.column;
-        t.k = few ? job->k : words;
-        walk = tshi_gemm_next(job, first && pack_b && !few ? j + nr : job->n);
-        if (!few && (pack_b || cols < width)) { /* B is not read in place */
+        walk = tshi_gemm_next(job, first && pack_b ? j + nr : job->n);
+        if (pack_b || cols < width) { /* B is not read in place */
             tsh_real *sliver = job->pack_b + (only ? 0 : j * words);
             const tshi_matrix columns = tshi_gemm_transposed(tshi_gemm_from(job->b, 0, j));
             if (first)
@@ -6452,12 +6477,39 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
             t.csb = 1;
         }
         tshi_gemm_sliver(job, tile, &t, pack_a ? words : job->a.row, j, cols, width);
-        job->since += job->m * cols * job->k;
-        if (job->progress && job->since >= TSHI_GEMM_INTERVAL) { /* collectives progress */
-            job->progress->fn(job->progress->user);
-            job->since = 0;
-        }
+        tshi_gemm_count(job, job->m * cols * job->k);
     }
+}
+
+/* Computes, by the kernel's `few`, all columns of a product of few rows but the last n % (nr / 2),
+ * and removes them from the job. */
+static void tshi_gemm_few(tshi_gemm_job *job) {
+    const tshi_gemm_kernel *kernel = job->kernel;
+    const int half = kernel->nr / 2, width = tshi_gemm_few_width(job->m);
+    const int64_t columns = job->n / half * half;
+    tshi_gemm_tile t;
+    if (!columns) return;
+    memset(&t, 0, sizeof t);
+    tshi_gemm_pack_matrix(kernel, job->pack_a, width, (int)job->m, job->k, job->a, job->form_a);
+    t.k = job->k;
+    t.slice = tshi_gemm_slice(kernel, job->form_a, job->k);
+    t.a = job->pack_a;
+    t.csb = job->b.column;
+    t.form = job->form_b;
+    t.alpha = job->alpha;
+    t.add = job->add;
+    t.rsd = job->d.row;
+    t.rsc = job->c.row;
+    for (int64_t j = 0, cols; j < columns; j += cols) {
+        cols = tshi_base_min(kernel->nr, columns - j);
+        t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, j).data;
+        tshi_gemm_sliver(job, kernel->few, &t, 0, j, (int)cols, (int)cols);
+        tshi_gemm_count(job, job->m * cols * job->k);
+    }
+    job->n -= columns;
+    job->b = tshi_gemm_from(job->b, 0, columns);
+    job->c = tshi_gemm_from(job->c, 0, columns);
+    job->d = tshi_gemm_from(job->d, 0, columns);
 }
 
 /* Returns how many columns tshi_gemm_blocks takes at a time. */
@@ -6465,7 +6517,7 @@ static int64_t tshi_gemm_panel(const tshi_gemm_job *all, int64_t mc) {
     const tshi_gemm_kernel *kernel = all->kernel;
     const int64_t stream = tshi_gemm_streams(all);
     if (stream > 0) return stream;
-    if (all->few || all->sums.data || all->m > mc) return kernel->nc;
+    if (all->sums.data || all->m > mc) return kernel->nc;
     return all->m <= TSHI_GEMM_THIN ? kernel->nr : all->n;
 }
 
@@ -6474,7 +6526,7 @@ static int64_t tshi_gemm_panel(const tshi_gemm_job *all, int64_t mc) {
 static void tshi_gemm_blocks(const tshi_gemm_job *all) {
     const tshi_gemm_kernel *kernel = all->kernel;
     const int64_t mc = tshi_gemm_even(all->m, kernel->mc, kernel->mr);
-    const int64_t kc = tshi_gemm_even(all->k, tshi_gemm_slice(kernel, all->form_a), 4);
+    const int64_t kc = tshi_gemm_slice(kernel, all->form_a, all->k);
     const int64_t nc = tshi_gemm_panel(all, mc);
     tshi_gemm_job part = *all;
     part.stream = tshi_gemm_streams(all) > 0;
@@ -6509,8 +6561,9 @@ static int tshi_gemm_transposes(int64_t m, int64_t n, int64_t rsc, int64_t csc, 
 
 /* Returns the number of elements of a packed block of A, rounded up to multiples of 64 bytes. */
 static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t k) {
-    int64_t rows = tshi_base_min(kernel->mc, m + kernel->mr);
-    return tshi_base_ceil(rows * tshi_base_min(kernel->kc, k), 16) * 16;
+    const int64_t block = tshi_base_min(kernel->mc, m + kernel->mr) * tshi_base_min(kernel->kc, k);
+    const int64_t few = kernel->few && m <= TSHI_GEMM_FEW_ROWS ? tshi_gemm_few_width(m) * k : 0;
+    return tshi_base_ceil(block > few ? block : few, 16) * 16;
 }
 
 /* Returns the bytes of scratch, aligned to 64, that one tshi_gemm_run needs: a packed block of A
@@ -6540,16 +6593,23 @@ static size_t tshi_gemm_scratch_sums(const tshi_gemm_kernel *kernel, int64_t m, 
 /* Computes a job, TSHI_GEMM_SUMS rows at a time if sums are kept apart from C. */
 static void tshi_gemm_start(tshi_gemm_job *job, tsh_real *sums) {
     const tshi_gemm_job all = *job;
-    if (all.c.dtype == TSH_REAL || all.k <= tshi_gemm_slice(all.kernel, all.form_a)) {
+    tshi_gemm_job rest; /* without the columns of few */
+    const int few = all.kernel->few && all.m <= TSHI_GEMM_FEW_ROWS && all.b.row == 1 &&
+                    all.b.column != 1 && all.form_b != TSHI_GEMM_OTHER &&
+                    all.form_b != TSHI_GEMM_ROUNDED;
+    if (few) tshi_gemm_few(job);
+    if (job->n == 0) return; /* few has computed all columns */
+    if (all.c.dtype == TSH_REAL || all.k <= tshi_gemm_slice(all.kernel, all.form_a, all.k)) {
         tshi_gemm_blocks(job);
         return;
     }
+    rest = *job;
     job->sums = tshi_gemm_matrix(sums, all.kernel->nc, 1);
     for (int64_t i = 0; i < all.m; i += TSHI_GEMM_SUMS) {
         job->m = tshi_base_min(TSHI_GEMM_SUMS, all.m - i);
         job->a = tshi_gemm_from(all.a, i, 0);
-        job->c = tshi_gemm_from(all.c, i, 0);
-        job->d = tshi_gemm_from(all.d, i, 0);
+        job->c = tshi_gemm_from(rest.c, i, 0);
+        job->d = tshi_gemm_from(rest.d, i, 0);
         tshi_gemm_blocks(job);
     }
 }
@@ -6592,8 +6652,6 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
     job.form_b = tshi_gemm_form_of(b, pairs);
     job.sums = tshi_gemm_matrix(NULL, 0, 0);
     job.stream = 0;
-    job.few = kernel->few && m <= TSHI_GEMM_FEW_ROWS && b.row == 1 && b.column != 1 &&
-              job.form_b != TSHI_GEMM_OTHER && job.form_b != TSHI_GEMM_ROUNDED;
     job.progress = progress;
     job.since = 0;
     tshi_gemm_start(&job, (tsh_real *)((char *)scratch +
