@@ -6660,30 +6660,37 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
 
 /* -- tiles, for ops that pack by themselves -------------------------------- */
 
-/* B as slivers of nr columns: word (p, j) is data[j / nr * next + p * row + j % nr]. */
+/* A, in words: word (i, p) is data[i / mr * mr * next + i % mr * row + p * column]. */
+typedef struct tshi_gemm_strips {
+    const tsh_real *data;
+    int64_t row, column, next;
+} tshi_gemm_strips;
+
+/* B, in words: word (p, j) is data[p * row + j / nr * next + j % nr]. The form is REALS, or PAIRS of
+ * bf16, and A's, too. */
 typedef struct tshi_gemm_slivers {
     const tsh_real *data;
-    int64_t row, next;   /* from row to row; from sliver to sliver */
-    tshi_gemm_form form; /* REALS; or PAIRS, and A is so, too */
+    int64_t row, next;
+    tshi_gemm_form form;
 } tshi_gemm_slivers;
 
-/* Packs the rows of x, shape (n, k), as the columns of B, in slivers that begin `next` apart; the
- * columns that the last one lacks become zeros. */
-static void tshi_gemm_pack_slivers(const tshi_gemm_kernel *kernel, tsh_real *to, int64_t n,
-                                   int64_t k, int64_t next, tshi_matrix x, tshi_gemm_form form) {
-    for (int64_t j = 0; j < n; j += kernel->nr)
-        tshi_gemm_pack_matrix(kernel, to + j / kernel->nr * next, kernel->nr,
-                              (int)tshi_base_min(kernel->nr, n - j), k, tshi_gemm_from(x, j, 0),
-                              form);
+/* Packs rows of x, shape (n, k), in slivers of `width` rows that begin `next` words apart: as rows of
+ * A, or columns of B. Rows that the last sliver lacks become zeros. */
+static void tshi_gemm_pack_slivers(const tshi_gemm_kernel *kernel, tsh_real *to, int width,
+                                   int64_t n, int64_t k, int64_t next, tshi_matrix x,
+                                   tshi_gemm_form form) {
+    for (int64_t j = 0; j < n; j += width)
+        tshi_gemm_pack_matrix(kernel, to + j / width * next, width,
+                              (int)tshi_base_min(width, n - j), k, tshi_gemm_from(x, j, 0), form);
 }
 
 /* C = alpha A B, plus C if `add` is 1; shapes: A (m, k), B (k, n), C (m, n), k in words. C has space
- * for whole half slivers of columns. Each sum is in the order of tshi_gemm_run if that takes one
- * slice. Prefetches `walk` meanwhile. */
+ * for whole halves of slivers. Each sum is in the order of tshi_gemm_run, if that takes one slice.
+ * Prefetches `walk` meanwhile. */
 static void tshi_gemm_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
-                            tsh_real alpha, tshi_matrix a, tshi_gemm_slivers b, int add,
+                            tsh_real alpha, tshi_gemm_strips a, tshi_gemm_slivers b, int add,
                             tshi_matrix c, tshi_gemm_walk *walk) {
-    const tshi_gemm_tile_fn tile = b.form >= TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
+    const tshi_gemm_tile_fn tile = b.form == TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
     const int mr = kernel->mr, nr = kernel->nr;
     tshi_gemm_tile t;
     t.walk = walk;
@@ -6701,10 +6708,9 @@ static void tshi_gemm_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t n
         const int width = n - j > nr / 2 ? nr : nr / 2;
         t.b = b.data + j / nr * b.next;
         for (int64_t i = 0; i < m; i += mr) {
-            t.a = tshi_gemm_at(a, i, 0);
+            t.a = a.data + i * a.next;
             t.d = t.c = tshi_gemm_at(c, i, j);
             tile(&t, (int)tshi_base_min(mr, m - i), width);
-            for (int l = 0; l < P2_EXTRA; l++) tshi_gemm_fetch(walk);
         }
     }
 }
@@ -13838,7 +13844,8 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
  * is packed when a tile first needs it, and kept for the other tiles and query heads that use the
  * same head of k. dV and dK are computed transposed, so that p and dS are B, which is read as it is:
  * dV^T += dO^T p. A tile that the causal mask cuts is computed in strips as high as a micro-kernel.
- * The rows of tiles are in scratch memory, `keys` apart. Kernels compute whole blocks of TSHI_BLOCK
+ * If q, k and v are bf16 and the processor multiplies pairs of bf16, all operands are in pairs: p,
+ * dS and dO are rounded to bf16. The rows of tiles are in scratch memory, `keys` apart. Kernels compute whole blocks of TSHI_BLOCK
  * values of a row.
  *
  * An element's sums depend on the positions of keys alone: a block of keys begins at a multiple of
@@ -13871,6 +13878,7 @@ typedef struct tshi_head {
     int64_t tq, tk, d;            /* queries, keys, features */
     int64_t rows, keys;           /* queries and keys of a tile, at most */
     int64_t blocks, packed;       /* blocks of keys that are kept; how many of them are packed */
+    int pairs;                    /* 1: products of pairs of bf16, which are the words of operands */
     int causal;                   /* 1: query i sees keys up to i + tk - tq */
     int few;                      /* 1: too few queries to pack keys for */
     uint64_t first;               /* global index of score (0, 0) of this head, for dropout */
@@ -13878,12 +13886,15 @@ typedef struct tshi_head {
     const void *mask_values;      /* values of the mask, or NULL */
     tsh_real *max;                /* shape (tq): m of each query; -infinity if it sees no key */
     tsh_real *log_sum;            /* shape (tq): log l of each query */
-    tsh_real *rows_q, *rows_do;   /* shape (ROWS, d): the tile's rows of Q, in backward of dO */
+    tsh_real *rows_q, *rows_do;   /* words, shape (ROWS, d): the tile's rows of Q and dO */
+    tsh_real *columns_q, *columns_do; /* pairs: packed columns of Q and dO, shape (ROWS, d) */
+    tsh_real *columns_p;              /* pairs: packed columns of p or dS, shape (ROWS, keys) */
     tsh_real *s, *t;              /* shape (ROWS, keys): scores; in backward dO V^T */
     tsh_real *sum;                /* shape (ROWS, D32): rows of O, in backward of dQ */
     tsh_real *row;                /* m, then l, of the tile's queries; in backward delta */
-    tsh_real *keys_k, *keys_v;    /* packed, keys are columns: per block of keys, shape (d, keys) */
+    tsh_real *keys_k, *keys_v; /* words, keys are columns: per block of keys, shape (d, keys) */
     tsh_real *features_k, *features_v; /* features are columns: per block, shape (keys, D32) */
+    tsh_real *turned;             /* shape (keys, d): a block of dK or dV */
     tsh_real *dk_t, *dv_t;        /* dK^T and dV^T of this head: per block, shape (d, keys) */
     char *scratch;                /* for tshi_gemm_run */
     tshi_gemm_walk walk;          /* cache lines to prefetch */
@@ -13907,40 +13918,64 @@ static int64_t tshi_attention_wide(int64_t d) {
     return tshi_base_ceil(d, TSHI_BLOCK) * TSHI_BLOCK;
 }
 
-/* Copies m rows of x, from row i on, to `to`, shape (m, d), converted to tsh_real. */
-static void tshi_attention_rows(tsh_real *to, tshi_matrix x, int64_t i, int64_t m, int64_t d) {
-    const tshi_operand none = {NULL, 0, TSH_REAL};
-    tshi_operand y[2] = {none, none};
-    for (int64_t r = 0; r < m; r++) {
-        y[0] = tshi_kernel_reals(to + r * d, 1);
+/* Returns how many words n elements are, in an operand. */
+static int64_t tshi_attention_words(const tshi_head *h, int64_t n) {
+    return h->pairs ? (n + 1) / 2 : n;
+}
+
+/* Copies m rows of x, from row i on, to `to`: as tsh_real, shape (m, d); or in pairs, which are as
+ * many words, the last one of an odd row with a 0. */
+static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x, int64_t i,
+                                int64_t m, int pairs) {
+    const int64_t words = pairs ? (h->d + 1) / 2 : h->d;
+    for (int64_t r = 0; r < m; r++, to += words) {
+        tshi_operand y[2];
+        y[0] = tshi_kernel_operand(to, 1, pairs ? TSH_BF16 : TSH_REAL);
         y[1] = tshi_kernel_operand(tshi_gemm_from(x, i + r, 0).data, x.column, x.dtype);
-        tshi_kernel_copy(d, y, NULL);
+        if (pairs) memset(to + words - 1, 0, sizeof *to);
+        tshi_kernel_copy(h->d, y, NULL);
     }
 }
 
-/* Returns where the block that begins at key j is in an array that has `size` elements per key. */
+/* Rounds m rows of n values, `row` apart, to pairs, `to_row` words apart, at the same place. */
+static void tshi_attention_round(const tshi_head *h, tsh_real *x, int64_t row, int64_t to_row,
+                                 int64_t m, int64_t n) {
+    for (int64_t r = 0; r < m; r++) {
+        tsh_real *const to = x + r * to_row;
+        h->kernel->store(to, x + r * row, (int)n, TSH_BF16);
+        if (n % 2) memset((char *)to + 2 * n, 0, 2);
+    }
+}
+
+/* Returns where the block that begins at key j is in an array that has `size` words per key (or, of
+ * features, per word of keys, with j in words). */
 static int64_t tshi_attention_block(const tshi_head *h, int64_t j, int64_t size) {
     return h->blocks > 1 ? j * size : 0;
 }
 
+/* Packs the block of keys from j on, of x, which is k or v: as columns, and as rows of features. */
+static void tshi_attention_pack_one(const tshi_head *h, int64_t j, tshi_matrix x, tsh_real *keys,
+                                    tsh_real *features) {
+    const tshi_gemm_kernel *kernel = h->kernel;
+    const tshi_gemm_form form = tshi_gemm_form_of(x, h->pairs);
+    const int64_t n = tshi_base_min(h->keys, h->tk - j), d = h->d, nr = kernel->nr;
+    const int64_t words = tshi_attention_words(h, d), wide = tshi_attention_wide(d);
+    x = tshi_gemm_from(x, j, 0);
+    if (keys)
+        tshi_gemm_pack_slivers(kernel, keys + tshi_attention_block(h, j, words), kernel->nr, n, d,
+                               nr * words, x, form);
+    if (features)
+        tshi_gemm_pack_slivers(
+            kernel, features + tshi_attention_block(h, tshi_attention_words(h, j), wide),
+            kernel->nr, d, n, nr * tshi_attention_words(h, h->keys), tshi_gemm_transposed(x), form);
+}
+
 /* Packs the block of keys from j on, if no tile has needed it yet. */
 static void tshi_attention_pack(tshi_head *h, int64_t j) {
-    const tshi_gemm_kernel *kernel = h->kernel;
-    const int64_t n = tshi_base_min(h->keys, h->tk - j), d = h->d, nr = kernel->nr;
-    const int64_t at = tshi_attention_block(h, j, d);
-    const int64_t wide = tshi_attention_block(h, j, tshi_attention_wide(d));
-    const tshi_matrix k = tshi_gemm_from(h->k, j, 0), v = tshi_gemm_from(h->v, j, 0);
-    const tshi_gemm_form form_k = tshi_gemm_form_of(k, 0), form_v = tshi_gemm_form_of(v, 0);
     if (h->packed > j / h->keys) return;
     h->packed = j / h->keys + 1;
-    tshi_gemm_pack_slivers(kernel, h->keys_k + at, n, d, nr * d, k, form_k);
-    if (h->features_k)
-        tshi_gemm_pack_slivers(kernel, h->features_k + wide, d, n, nr * h->keys,
-                               tshi_gemm_transposed(k), form_k);
-    if (h->keys_v) tshi_gemm_pack_slivers(kernel, h->keys_v + at, n, d, nr * d, v, form_v);
-    if (h->features_v)
-        tshi_gemm_pack_slivers(kernel, h->features_v + wide, d, n, nr * h->keys,
-                               tshi_gemm_transposed(v), form_v);
+    tshi_attention_pack_one(h, j, h->k, h->keys_k, h->features_k);
+    tshi_attention_pack_one(h, j, h->v, h->keys_v, h->features_v);
 }
 
 /* Sets the walk to the next matrix to prefetch, if it has ended. */
@@ -13955,31 +13990,40 @@ static void tshi_attention_ahead(tshi_head *h) {
     w->step = 64;
     w->last = w->at + (h->d * size - 1) / 64 * 64;
     w->along = x.row * size;
-    w->left = x.column == 1 ? h->tq - 1 : 0; /* P2: rows */
+    w->left = x.column == 1 ? (x.rounds ? h->tk : h->tq) - 1 : 0; /* P2: rows */
+}
+
+/* Returns B with columns of nr words, in slivers `next` apart. */
+static tshi_gemm_slivers tshi_attention_slivers(const tshi_head *h, const tsh_real *data,
+                                                int64_t row, int64_t next) {
+    const tshi_gemm_slivers b = {data, row, next, h->pairs ? TSHI_GEMM_PAIRS : TSHI_GEMM_REALS};
+    return b;
 }
 
 /* C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on, and packed its h->keys_... */
-static void tshi_attention_by_keys(tshi_head *h, int64_t m, int64_t j, int64_t n,
-                                   double alpha, tsh_real *a, const tsh_real *packed,
-                                   tsh_real *c) {
-    const int64_t nr = h->kernel->nr;
-    const tshi_gemm_slivers b = {packed + tshi_attention_block(h, j, h->d), nr, nr * h->d,
-                                 TSHI_GEMM_REALS};
+static void tshi_attention_by_keys(tshi_head *h, int64_t m, int64_t j, int64_t n, double alpha,
+                                   const tsh_real *a, const tsh_real *packed, tsh_real *c) {
+    const int64_t nr = h->kernel->nr, words = tshi_attention_words(h, h->d);
+    const tshi_gemm_strips rows = {a, words, 1, words};
     tshi_attention_ahead(h);
-    tshi_gemm_tiles(h->kernel, m, n, h->d, TSHI_R(alpha), tshi_gemm_matrix(a, h->d, 1), b, 0,
-                    tshi_attention_tile(h, c), &h->walk);
+    tshi_gemm_tiles(h->kernel, m, n, words, TSHI_R(alpha), rows,
+                    tshi_attention_slivers(h, packed + tshi_attention_block(h, j, words), nr,
+                                           nr * words),
+                    0, tshi_attention_tile(h, c), &h->walk);
 }
 
 /* C (m, d) += A (m, n) X, where X is K or V from key j on, and packed its h->features_...; A and C
  * are rows of a tile. C = A X for the first keys. */
-static void tshi_attention_by_features(tshi_head *h, int64_t m, int64_t j, int64_t n,
-                                       tsh_real *a, const tsh_real *packed, tsh_real *c) {
+static void tshi_attention_by_features(tshi_head *h, int64_t m, int64_t j, int64_t n, tsh_real *a,
+                                       const tsh_real *packed, tsh_real *c) {
     const int64_t nr = h->kernel->nr, wide = tshi_attention_wide(h->d);
-    const tshi_gemm_slivers b = {packed + tshi_attention_block(h, j, wide), nr, nr * h->keys,
-                                 TSHI_GEMM_REALS};
+    const tshi_gemm_strips rows = {a, h->keys, 1, h->keys};
+    packed += tshi_attention_block(h, tshi_attention_words(h, j), wide);
+    if (h->pairs) tshi_attention_round(h, a, h->keys, h->keys, m, n);
     tshi_attention_ahead(h);
-    tshi_gemm_tiles(h->kernel, m, h->d, n, 1, tshi_attention_tile(h, a), b, j > 0,
-                    tshi_gemm_matrix(c, wide, 1), &h->walk);
+    tshi_gemm_tiles(h->kernel, m, h->d, tshi_attention_words(h, n), 1, rows,
+                    tshi_attention_slivers(h, packed, nr, nr * tshi_attention_words(h, h->keys)),
+                    j > 0, tshi_gemm_matrix(c, wide, 1), &h->walk);
 }
 
 /* Masks the scores of queries [i, i + m) and keys [j, j + n): adds a floating mask; a score becomes
@@ -14004,14 +14048,15 @@ static void tshi_attention_masked(const tshi_head *h, tsh_real *s, int64_t i, in
  * query i, and keys [j, j + n). */
 static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                   int64_t n) {
-    tsh_real *s = h->s + r * h->keys, *q = h->rows_q + r * h->d;
+    tsh_real *s = h->s + r * h->keys;
     if (h->few)
         tshi_gemm_run(h->kernel, h->scratch, NULL, m, n, h->d, TSHI_R(h->more->scale),
-                      tshi_gemm_matrix(q, h->d, 1),
+                      tshi_gemm_from(h->q, i + r, 0),
                       tshi_gemm_transposed(tshi_gemm_from(h->k, j, 0)), 0,
                       tshi_attention_tile(h, s), tshi_attention_tile(h, s));
     else
-        tshi_attention_by_keys(h, m, j, n, h->more->scale, q, h->keys_k, s);
+        tshi_attention_by_keys(h, m, j, n, h->more->scale,
+                               h->rows_q + r * tshi_attention_words(h, h->d), h->keys_k, s);
     if (h->more->mask) tshi_attention_masked(h, s, i + r, m, j, n);
 }
 
@@ -14137,14 +14182,24 @@ static int64_t tshi_attention_strip(const tshi_head *h, int64_t i, int64_t from,
     return rows;
 }
 
+/* C (m, d) += p V of keys [j, j + n), for too few queries to pack V. */
+static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t n, tsh_real *p,
+                               tsh_real *c) {
+    tshi_matrix a = tshi_attention_tile(h, p);
+    const tshi_matrix o = tshi_gemm_matrix(c, tshi_attention_wide(h->d), 1);
+    a.rounds = h->pairs;
+    tshi_gemm_run(h->kernel, h->scratch, NULL, m, h->d, n, 1, a, tshi_gemm_from(h->v, j, 0),
+                  TSHI_R(j > 0), o, o);
+}
+
 /* Forward of a tile: m queries from query i on. */
 static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t last = tshi_attention_visible(h, i + m - 1); /* keys seen by the last query */
     const int64_t wide = tshi_attention_wide(h->d);
     const tshi_strip whole = tshi_attention_strip_at(h, i, 0, 0, h->tk);
     int64_t j, r, n, rows; /* rows, n: size of a strip */
-    tshi_attention_rows(h->rows_q, h->q, i, m, h->d);
     memset(h->row, 0, (size_t)(2 * tshi_attention_wide(h->rows)) * sizeof *h->row); /* m = l = 0 */
+    if (!h->few) tshi_attention_rows(h, h->rows_q, h->q, i, m, h->pairs);
     if (!tshi_attention_visible(h, i)) memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
     for (j = 0; j < last; j += h->keys) {
         if (!h->few) tshi_attention_pack(h, j);
@@ -14158,11 +14213,8 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
             tshi_attention_scores(h, i, r, rows, j, n);
             tshi_attention_online[h->ctx->isa](rows, NULL, &strip);
             if (h->more->dropout) tshi_attention_dropout(h, s, i + r, rows, j, n);
-            if (h->few) /* O is rows, too, of D32 */
-                tshi_gemm_run(h->kernel, h->scratch, NULL, rows, h->d, n, 1,
-                              tshi_attention_tile(h, s), tshi_gemm_from(h->v, j, 0),
-                              TSHI_R(j > 0), tshi_gemm_matrix(o, wide, 1),
-                              tshi_gemm_matrix(o, wide, 1));
+            if (h->few)
+                tshi_attention_few(h, rows, j, n, s, o);
             else
                 tshi_attention_by_features(h, rows, j, n, s, h->features_v, o);
         }
@@ -14208,51 +14260,81 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_strip);
 
-/* Computes p and dS of a strip, and adds what these keys contribute to its rows of dQ. */
-static void tshi_attention_backward_strip(tshi_head *h, int64_t i, int64_t r, int64_t m,
-                                          int64_t j, int64_t n) {
+/* Computes p and dS of a strip. */
+static void tshi_attention_backward_strip(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
+                                          int64_t n) {
     const tshi_strip strip = tshi_attention_strip_at(h, i, r, j, n);
     tsh_real *s = h->s + r * h->keys, *t = h->t + r * h->keys;
     tshi_attention_scores(h, i, r, m, j, n);
-    tshi_attention_by_keys(h, m, j, n, 1, h->rows_do + r * h->d, h->keys_v, t); /* dO V^T */
+    tshi_attention_by_keys(h, m, j, n, 1, h->rows_do + r * tshi_attention_words(h, h->d),
+                           h->keys_v, t); /* dO V^T */
     if (h->more->dropout) tshi_attention_dropout(h, t, i + r, m, j, n);
     tshi_attention_grad[h->ctx->isa](m, NULL, &strip);
     if (h->more->dropout) tshi_attention_dropout(h, s, i + r, m, j, n);
-    if (h->dq.data)
-        tshi_attention_by_features(h, m, j, n, t, h->features_k,
-                                   h->sum + r * tshi_attention_wide(h->d));
 }
 
-/* C^T (d, n) += A^T P of keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. a: shape (m, d), p: a
- * tile of m queries from i on. Rows of P that see none of a sliver's keys are left out. */
-static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int64_t j,
-                                         int64_t n, tsh_real *a, tsh_real *p, tsh_real *c) {
+/* C^T (d, n) += A^T P of keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. A and P are rows of a
+ * tile of m queries from i on, columns: packed ones of A. Leaves out rows that see none of the keys
+ * of a sliver. */
+static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
+                                         const tsh_real *a, const tsh_real *columns, tsh_real *p,
+                                         tsh_real *c) {
     const int cut = tshi_attention_visible(h, i) < j + n;
-    const int64_t step = cut ? h->kernel->nr : n, d = h->d;
+    const int64_t nr = h->kernel->nr, mr = h->kernel->mr, step = cut ? nr : n, d = h->d;
+    const tshi_gemm_strips rows = {a, 1, d, 1};
+    const tshi_gemm_strips pairs = {columns, 1, mr, tshi_attention_words(h, m)};
     c += tshi_attention_block(h, j, d);
     for (int64_t e = 0; e < n; e += step) {
-        int64_t r = cut ? j + e - i - (h->tk - h->tq) : 0; /* the first row that sees key j + e */
+        const int64_t count = tshi_base_min(step, n - e);
+        int64_t r = cut ? j + e - i - (h->tk - h->tq) : 0, words; /* r: the first row that sees e */
+        tshi_gemm_strips left = h->pairs ? pairs : rows;
         tshi_gemm_slivers b;
-        if (r < 0) r = 0;
-        b.data = p + r * h->keys + e;
-        b.row = h->keys;
-        b.next = h->kernel->nr;
-        b.form = TSHI_GEMM_REALS;
+        r = r < 0 ? 0 : h->pairs ? r - r % 2 : r;
+        words = tshi_attention_words(h, m - r);
+        left.data += tshi_attention_words(h, r) * left.column;
+        b = tshi_attention_slivers(h, p + r * h->keys + e, h->keys, nr);
+        if (h->pairs) {
+            const tshi_matrix x = tshi_gemm_matrix(p + r * h->keys + e, 1, h->keys);
+            tshi_gemm_pack_slivers(h->kernel, h->columns_p, (int)nr, count, m - r, nr * words, x,
+                                   TSHI_GEMM_ROUNDED);
+            b = tshi_attention_slivers(h, h->columns_p, nr, nr * words);
+        }
         tshi_attention_ahead(h);
-        tshi_gemm_tiles(h->kernel, d, tshi_base_min(step, n - e), m - r, 1,
-                        tshi_gemm_matrix(a + r * d, 1, d), b, 1, tshi_attention_tile(h, c + e),
+        tshi_gemm_tiles(h->kernel, d, count, words, 1, left, b, 1, tshi_attention_tile(h, c + e),
                         &h->walk);
+    }
+}
+
+/* Loads the rows of Q and dO of a tile, and computes delta. */
+static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
+    const int64_t d = h->d, next = h->kernel->mr * tshi_attention_words(h, m);
+    tshi_attention_rows(h, h->rows_q, h->q, i, m, h->pairs);
+    tshi_attention_rows(h, h->rows_do, h->dout, i, m, 0);
+    tshi_attention_rows(h, h->sum, h->o, i, m, 0);
+    tshi_attention_delta[h->ctx->isa](m, NULL, h);
+    if (!h->pairs) return;
+    tshi_gemm_pack_slivers(h->kernel, h->columns_q, h->kernel->mr, d, m, next,
+                           tshi_gemm_transposed(tshi_gemm_from(h->q, i, 0)), TSHI_GEMM_PAIRS);
+    tshi_gemm_pack_slivers(h->kernel, h->columns_do, h->kernel->mr, d, m, next,
+                           tshi_gemm_matrix(h->rows_do, 1, d), TSHI_GEMM_ROUNDED);
+    tshi_attention_round(h, h->rows_do, d, tshi_attention_words(h, d), m, d);
+}
+
+/* Adds m rows, `row` apart, to those of `to` from row i on. */
+static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int64_t i, int64_t m,
+                                    const tsh_real *from, int64_t row) {
+    for (int64_t r = 0; r < m; r++) {
+        const tshi_operand x[2] = {tshi_kernel_reals(tshi_gemm_at(to, i + r, 0), to.column),
+                                   tshi_kernel_reals(from + r * row, 1)};
+        tshi_kernel_add[h->ctx->isa](h->d, x, NULL);
     }
 }
 
 /* Backward of a tile: m queries from query i on. */
 static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t last = tshi_attention_visible(h, i + m - 1), wide = tshi_attention_wide(h->d);
-    int64_t j, r, n, rows, seen;
-    tshi_attention_rows(h->rows_q, h->q, i, m, h->d);
-    tshi_attention_rows(h->rows_do, h->dout, i, m, h->d);
-    tshi_attention_rows(h->sum, h->o, i, m, h->d);
-    tshi_attention_delta[h->ctx->isa](m, NULL, h);
+    int64_t j, r, n, rows, seen; /* rows, seen: size of a strip */
+    tshi_attention_backward_rows(h, i, m);
     if (!tshi_attention_visible(h, i)) memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
     for (j = 0; j < last; j += h->keys) {
         tshi_attention_pack(h, j);
@@ -14262,28 +14344,28 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
             rows = tshi_attention_strip(h, i, r, m, m, j, &seen);
             if (seen > 0) tshi_attention_backward_strip(h, i, r, rows, j, seen);
         }
-        if (h->dv.data) tshi_attention_backward_keys(h, i, m, j, n, h->rows_do, h->s, h->dv_t);
-        if (h->dk.data) tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->t, h->dk_t);
+        if (h->dv.data)
+            tshi_attention_backward_keys(h, i, m, j, n, h->rows_do, h->columns_do, h->s, h->dv_t);
+        if (h->dk.data)
+            tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->columns_q, h->t, h->dk_t);
+        for (r = 0; h->dq.data && r < m; r += rows) {
+            seen = n;
+            rows = tshi_attention_strip(h, i, r, m, m, j, &seen);
+            if (seen > 0)
+                tshi_attention_by_features(h, rows, j, seen, h->t + r * h->keys, h->features_k,
+                                           h->sum + r * wide);
+        }
     }
-    for (r = 0; h->dq.data && r < m; r++) {
-        const tshi_operand x[2] = {tshi_kernel_reals(tshi_gemm_at(h->dq, i + r, 0), h->dq.column),
-                                   tshi_kernel_reals(h->sum + r * wide, 1)};
-        tshi_kernel_add[h->ctx->isa](h->d, x, NULL);
-    }
+    if (h->dq.data) tshi_attention_add_rows(h, h->dq, i, m, h->sum, wide);
 }
 
-/* Adds the transposed gradient `from` (h->dk_t or h->dv_t) of a head to `to`, shape (tk, d). Uses
- * the memory of packed keys. */
+/* Adds the transposed gradient `from` (h->dk_t or h->dv_t) of a head to `to`, shape (tk, d). */
 static void tshi_attention_backward_done(const tshi_head *h, const tsh_real *from, tshi_matrix to) {
     for (int64_t j = 0; to.data && j < h->tk; j += h->keys) {
         const int64_t n = tshi_base_min(h->keys, h->tk - j);
-        tshi_gemm_pack(h->keys_k, (int)h->d, (int)h->d, n, from + tshi_attention_block(h, j, h->d),
+        tshi_gemm_pack(h->turned, (int)h->d, (int)h->d, n, from + tshi_attention_block(h, j, h->d),
                        h->keys, 1); /* shape (n, d) */
-        for (int64_t r = 0; r < n; r++) {
-            const tshi_operand x[2] = {tshi_kernel_reals(tshi_gemm_at(to, j + r, 0), to.column),
-                                       tshi_kernel_reals(h->keys_k + r * h->d, 1)};
-            tshi_kernel_add[h->ctx->isa](h->d, x, NULL);
-        }
+        tshi_attention_add_rows(h, to, j, n, h->turned, h->d);
     }
 }
 
@@ -14333,21 +14415,28 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
  */
 static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
     const int64_t wide = tshi_attention_wide(h->d), kept = h->few ? 0 : h->blocks * h->keys;
+    const int64_t words = tshi_attention_words(h, h->d), some = tshi_attention_words(h, kept);
+    const int64_t packed = tshi_base_ceil(h->d, h->kernel->mr) * h->kernel->mr *
+                           tshi_attention_words(h, h->rows) * h->pairs * back;
     const struct {
         tsh_real **to;
         int64_t size; /* 0: not needed */
-    } parts[] = {{&h->rows_q, h->rows * h->d},
+    } parts[] = {{&h->rows_q, h->few ? 0 : h->rows * words},
                  {&h->rows_do, back * h->rows * h->d},
+                 {&h->columns_q, packed},
+                 {&h->columns_do, packed},
+                 {&h->columns_p, h->pairs * back * tshi_attention_words(h, h->rows) * h->keys},
                  {&h->s, h->rows * h->keys},
                  {&h->t, back * h->rows * h->keys},
                  {&h->sum, h->rows * wide},
                  {&h->row, 2 * tshi_attention_wide(h->rows)},
-                 {&h->keys_k, kept * h->d},
-                 {&h->keys_v, back * kept * h->d},
-                 {&h->features_k, back * kept * wide},
-                 {&h->features_v, !back * kept * wide},
+                 {&h->keys_k, kept * words},
+                 {&h->keys_v, back * kept * words},
+                 {&h->features_k, back * some * wide},
+                 {&h->features_v, !back * some * wide},
                  {&h->dk_t, back * kept * h->d},
-                 {&h->dv_t, back * kept * h->d}};
+                 {&h->dv_t, back * kept * h->d},
+                 {&h->turned, back * h->keys * h->d}};
     int64_t at = 0;
     for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
         if (base) *parts[p].to = parts[p].size ? base + at : NULL;
@@ -14386,6 +14475,8 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     all->out = out;
     h->ctx = q->ctx;
     h->kernel = q->ctx->gemm_kernel;
+    h->pairs = h->kernel->pairs && q->dtype == TSH_BF16 && k->dtype == TSH_BF16 &&
+               in[2]->dtype == TSH_BF16;
     h->more = more;
     h->tq = q->dim[2];
     h->tk = k->dim[2];
