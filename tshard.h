@@ -7066,6 +7066,63 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
                                        tshi_gemm_scratch(kernel, m, n, k, c.row, c.column)));
 }
 
+/* -- tiles, for ops that pack by themselves -------------------------------- */
+
+/* A, in words: word (i, p) is data[i / mr * mr * next + i % mr * row + p * column]. */
+typedef struct tshi_gemm_strips {
+    const tsh_real *data;
+    int64_t row, column, next;
+} tshi_gemm_strips;
+
+/* B, in words: word (p, j) is data[p * row + j / nr * next + j % nr]. The form is REALS, or PAIRS of
+ * bf16, and A's, too. */
+typedef struct tshi_gemm_slivers {
+    const tsh_real *data;
+    int64_t row, next;
+    tshi_gemm_form form;
+} tshi_gemm_slivers;
+
+/* Packs rows of x, shape (n, k), in slivers of `width` rows that begin `next` words apart: as rows of
+ * A, or columns of B. Rows that the last sliver lacks become zeros. */
+static void tshi_gemm_pack_slivers(const tshi_gemm_kernel *kernel, tsh_real *to, int width,
+                                   int64_t n, int64_t k, int64_t next, tshi_matrix x,
+                                   tshi_gemm_form form) {
+    for (int64_t j = 0; j < n; j += width)
+        tshi_gemm_pack_matrix(kernel, to + j / width * next, width,
+                              (int)tshi_base_min(width, n - j), k, tshi_gemm_from(x, j, 0), form);
+}
+
+/* C = alpha A B, plus C if `add` is 1; shapes: A (m, k), B (k, n), C (m, n), k in words. C has space
+ * for whole halves of slivers. Each sum is in the order of tshi_gemm_run, if that takes one slice.
+ * Prefetches `walk` meanwhile. */
+static void tshi_gemm_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
+                            tsh_real alpha, tshi_gemm_strips a, tshi_gemm_slivers b, int add,
+                            tshi_matrix c, tshi_gemm_walk *walk) {
+    const tshi_gemm_tile_fn tile = b.form == TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
+    const int mr = kernel->mr, nr = kernel->nr;
+    tshi_gemm_tile t;
+    t.walk = walk;
+    t.k = k;
+    t.rsa = a.row;
+    t.csa = a.column;
+    t.rsb = b.row;
+    t.csb = 1;
+    t.form = b.form;
+    t.alpha = alpha;
+    t.add = add;
+    t.rsc = t.rsd = c.row;
+    t.sums = NULL;
+    for (int64_t j = 0; j < n; j += nr) {
+        const int width = n - j > nr / 2 ? nr : nr / 2;
+        t.b = b.data + j / nr * b.next;
+        for (int64_t i = 0; i < m; i += mr) {
+            t.a = a.data + i * a.next;
+            t.d = t.c = tshi_gemm_at(c, i, j);
+            tile(&t, (int)tshi_base_min(mr, m - i), width);
+        }
+    }
+}
+
 /* ========================================================================== */
 /* >>quant                                              MARK: - quant (private) */
 /* Products with quantised weights: 8-bit inputs, sums in integers.            */
@@ -14797,20 +14854,33 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
 /* ========================================================================== */
 
 /* Of each batch and head, Q and O are (Tq, D), K and V (Tk, D). Scores s_ij = scale q_i k_j are
- * computed in tiles of TSHI_TILE queries and keys, with an online softmax: a running maximum m and
- * sum l per query (Milakov & Gimelshein 2018). Backward computes s again (Dao et al. 2022):
+ * computed in tiles of TSHI_TILE_ROWS queries and TSHI_TILE_KEYS keys, with an online softmax: a
+ * running maximum m and sum l per query (Milakov & Gimelshein 2018). Backward computes s again (Dao
+ * et al. 2022):
  *
  *     p = e^(s - m - log l),   delta_i = dO_i O_i,        dV += p^T dO
  *     dS = p (dO V^T - delta), dQ += scale dS K,          dK += scale dS^T Q
  *
  * m and log l are stored apart: in their sum, log l would lose digits if m is large. Dropout masks
- * p and dO V^T by the global index of the score. A tile that the causal mask cuts is computed in
- * strips of TSHI_STRIP queries. Kernels compute whole blocks of TSHI_BLOCK values of a row.
+ * p and dO V^T by the global index of the score.
  *
- * tshi_attention_begin prepares what all heads share. On each thread, tshi_attention_piece goes
- * through its heads, and tshi_attention_tiles calls a tshi_tile_fn for each tile of a head. Below,
- * h is a head, i a query, j a key; a tile or strip has m queries and n keys. */
-enum { TSHI_TILE = 64, TSHI_STRIP = 16 };
+ * The products are those of gemm's micro-kernels (tshi_gemm_tiles). A block of TSHI_TILE_KEYS keys
+ * is packed when a tile first needs it, and kept for the other tiles and query heads that use the
+ * same head of k. dV and dK are computed transposed, so that p and dS are B, which is read as it is:
+ * dV^T += dO^T p. A tile that the causal mask cuts is computed in strips as high as a micro-kernel.
+ * If q, k and v are bf16 and the processor multiplies pairs of bf16, all operands are in pairs: p,
+ * dS and dO are rounded to bf16. The rows of tiles are in scratch memory, `keys` apart. Kernels compute whole blocks of TSHI_BLOCK
+ * values of a row.
+ *
+ * An element's sums depend on the positions of keys alone: a block of keys begins at a multiple of
+ * TSHI_TILE_KEYS, and keys that a query does not see add 0. tshi_attention_begin prepares what all
+ * heads share; on each thread tshi_attention_piece goes through tiles. Below, h is a head, i a
+ * query, j a key; a tile or strip has m queries and n keys. */
+enum {
+    TSHI_TILE_ROWS = 96,  /* queries of a tile: whole tiles of every micro-kernel */
+    TSHI_TILE_KEYS = 128, /* keys of a tile: a multiple of TSHI_BLOCK, at most any kernel's kc */
+    TSHI_TILE_STRIP = 48  /* queries whose scores forward computes at once, to stay in L1 */
+};
 
 /* The options of a call, and the params of a node. */
 typedef struct tshi_attention {
@@ -14821,69 +14891,201 @@ typedef struct tshi_attention {
     int64_t mask_stride[4]; /* over (B, H, Tq, Tk); 0 where the mask broadcasts */
 } tshi_attention;
 
-/* One head of one batch, with scratch of the thread that computes it. s: a tile of scores. t: in
- * forward a tile of O, in backward a tile of dO V^T. row: m, then l, of a tile's queries. In
- * shapes, TILE is TSHI_TILE. */
+/* One head of one batch, with scratch of the thread that computes it. In shapes, `keys` is that
+ * below, ROWS is `rows` below, and D32 is d rounded up to a multiple of TSHI_BLOCK. */
 typedef struct tshi_head {
     tsh_ctx *ctx;
     const tshi_attention *more;   /* options */
+    const tshi_gemm_kernel *kernel;
     tshi_matrix q, k, v, o;       /* shapes (tq, d), (tk, d), (tk, d), (tq, d) */
     tshi_matrix dq, dk, dv, dout; /* the same shapes; data NULL: not needed */
     int64_t tq, tk, d;            /* queries, keys, features */
+    int64_t rows, keys;           /* queries and keys of a tile, at most */
+    int64_t blocks, packed;       /* blocks of keys that are kept; how many of them are packed */
+    int pairs;                    /* 1: products of pairs of bf16, which are the words of operands */
+    int causal;                   /* 1: query i sees keys up to i + tk - tq */
+    int few;                      /* 1: too few queries to pack keys for */
     uint64_t first;               /* global index of score (0, 0) of this head, for dropout */
-    int64_t mask;                 /* offset of this head's mask, in elements */
+    int64_t mask, mask_row;       /* offset of this head's mask; from query to query */
     const void *mask_values;      /* values of the mask, or NULL */
     tsh_real *max;                /* shape (tq): m of each query; -infinity if it sees no key */
     tsh_real *log_sum;            /* shape (tq): log l of each query */
-    tsh_real *delta;              /* shape (tq): dO O of each query */
-    tsh_real *s, *t, *row;        /* shapes (TILE, TILE), (TILE, d or TILE), (2, TILE) */
-    char *scratch;                /* for tshi_matmul_alone */
+    tsh_real *rows_q, *rows_do;   /* words, shape (ROWS, d): the tile's rows of Q and dO */
+    tsh_real *columns_q, *columns_do; /* pairs: packed columns of Q and dO, shape (ROWS, d) */
+    tsh_real *columns_p;              /* pairs: packed columns of p or dS, shape (ROWS, keys) */
+    tsh_real *s, *t;              /* shape (ROWS, keys): scores; in backward dO V^T */
+    tsh_real *sum;                /* shape (ROWS, D32): rows of O, in backward of dQ */
+    tsh_real *row;                /* m, then l, of the tile's queries; in backward delta */
+    tsh_real *keys_k, *keys_v; /* words, keys are columns: per block of keys, shape (d, keys) */
+    tsh_real *features_k, *features_v; /* features are columns: per block, shape (keys, D32) */
+    tsh_real *turned;             /* shape (keys, d): a block of dK or dV */
+    tsh_real *dk_t, *dv_t;        /* dK^T and dV^T of this head: per block, shape (d, keys) */
+    char *scratch;                /* for tshi_gemm_run */
+    tshi_gemm_walk walk;          /* cache lines to prefetch */
+    tshi_matrix ahead[6];         /* to prefetch after that: `left` of them, the last one first */
+    int left;
 } tshi_head;
 
-/* Returns scratch s or t as a matrix with rows TSHI_TILE apart. */
-static tshi_matrix tshi_attention_tile(tsh_real *data) {
-    return tshi_gemm_matrix(data, TSHI_TILE, 1);
-}
-
-/* C = alpha A B + beta C on this thread; shapes: A (m, k), B (k, n), C (m, n). */
-static void tshi_attention_gemm(const tshi_head *h, int64_t m, int64_t n, int64_t k, double alpha,
-                                tshi_matrix a, tshi_matrix b, int beta, tshi_matrix c) {
-    const tshi_product x = {h->ctx, m, n, k, TSHI_R(alpha), TSHI_R(beta), a, b, c, c, NULL};
-    tshi_matmul_alone(&x, h->scratch);
+/* Returns a matrix whose rows are those of a tile: h->s or h->t. */
+static tshi_matrix tshi_attention_tile(const tshi_head *h, tsh_real *data) {
+    return tshi_gemm_matrix(data, h->keys, 1);
 }
 
 /* Returns how many keys query i sees, from key 0 on: all, or if causal i + 1 + tk - tq. */
 static int64_t tshi_attention_visible(const tshi_head *h, int64_t i) {
-    int64_t visible = h->more->causal ? i + 1 + h->tk - h->tq : h->tk;
+    int64_t visible = h->causal ? i + 1 + h->tk - h->tq : h->tk;
     return visible < 0 ? 0 : tshi_base_min(visible, h->tk);
 }
 
+/* Returns D32. */
+static int64_t tshi_attention_wide(int64_t d) {
+    return tshi_base_ceil(d, TSHI_BLOCK) * TSHI_BLOCK;
+}
+
+/* Returns how many words n elements are, in an operand. */
+static int64_t tshi_attention_words(const tshi_head *h, int64_t n) {
+    return h->pairs ? (n + 1) / 2 : n;
+}
+
+/* Copies m rows of x, from row i on, to `to`: as tsh_real, shape (m, d); or in pairs, which are as
+ * many words, the last one of an odd row with a 0. */
+static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x, int64_t i,
+                                int64_t m, int pairs) {
+    const int64_t words = pairs ? (h->d + 1) / 2 : h->d;
+    for (int64_t r = 0; r < m; r++, to += words) {
+        tshi_operand y[2];
+        y[0] = tshi_kernel_operand(to, 1, pairs ? TSH_BF16 : TSH_REAL);
+        y[1] = tshi_kernel_operand(tshi_gemm_from(x, i + r, 0).data, x.column, x.dtype);
+        if (pairs) memset(to + words - 1, 0, sizeof *to);
+        tshi_kernel_copy(h->d, y, NULL);
+    }
+}
+
+/* Rounds m rows of n values, `row` apart, to pairs, `to_row` words apart, at the same place. */
+static void tshi_attention_round(const tshi_head *h, tsh_real *x, int64_t row, int64_t to_row,
+                                 int64_t m, int64_t n) {
+    for (int64_t r = 0; r < m; r++) {
+        tsh_real *const to = x + r * to_row;
+        h->kernel->store(to, x + r * row, (int)n, TSH_BF16);
+        if (n % 2) memset((char *)to + 2 * n, 0, 2);
+    }
+}
+
+/* Returns where the block that begins at key j is in an array that has `size` words per key (or, of
+ * features, per word of keys, with j in words). */
+static int64_t tshi_attention_block(const tshi_head *h, int64_t j, int64_t size) {
+    return h->blocks > 1 ? j * size : 0;
+}
+
+/* Packs the block of keys from j on, of x, which is k or v: as columns, and as rows of features. */
+static void tshi_attention_pack_one(const tshi_head *h, int64_t j, tshi_matrix x, tsh_real *keys,
+                                    tsh_real *features) {
+    const tshi_gemm_kernel *kernel = h->kernel;
+    const tshi_gemm_form form = tshi_gemm_form_of(x, h->pairs);
+    const int64_t n = tshi_base_min(h->keys, h->tk - j), d = h->d, nr = kernel->nr;
+    const int64_t words = tshi_attention_words(h, d), wide = tshi_attention_wide(d);
+    x = tshi_gemm_from(x, j, 0);
+    if (keys)
+        tshi_gemm_pack_slivers(kernel, keys + tshi_attention_block(h, j, words), kernel->nr, n, d,
+                               nr * words, x, form);
+    if (features)
+        tshi_gemm_pack_slivers(
+            kernel, features + tshi_attention_block(h, tshi_attention_words(h, j), wide),
+            kernel->nr, d, n, nr * tshi_attention_words(h, h->keys), tshi_gemm_transposed(x), form);
+}
+
+/* Packs the block of keys from j on, if no tile has needed it yet. */
+static void tshi_attention_pack(tshi_head *h, int64_t j) {
+    if (h->packed > j / h->keys) return;
+    h->packed = j / h->keys + 1;
+    tshi_attention_pack_one(h, j, h->k, h->keys_k, h->features_k);
+    tshi_attention_pack_one(h, j, h->v, h->keys_v, h->features_v);
+}
+
+/* Sets the walk to the next matrix to prefetch, if it has ended. */
+static void tshi_attention_ahead(tshi_head *h) {
+    tshi_gemm_walk *w = &h->walk;
+    tshi_matrix x;
+    int64_t size;
+    if (w->at != w->last || w->left > 0 || !h->left) return;
+    x = h->ahead[--h->left];
+    size = tshi_dtypes[x.dtype].size;
+    w->at = w->first = (const char *)x.data;
+    w->step = 64;
+    w->last = w->at + (h->d * size - 1) / 64 * 64;
+    w->along = x.row * size;
+    w->left = x.column == 1 ? (x.rounds ? h->tk : h->tq) - 1 : 0; /* P2: rows */
+}
+
+/* Returns B with columns of nr words, in slivers `next` apart. */
+static tshi_gemm_slivers tshi_attention_slivers(const tshi_head *h, const tsh_real *data,
+                                                int64_t row, int64_t next) {
+    const tshi_gemm_slivers b = {data, row, next, h->pairs ? TSHI_GEMM_PAIRS : TSHI_GEMM_REALS};
+    return b;
+}
+
+/* C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on, and packed its h->keys_... */
+static void tshi_attention_by_keys(tshi_head *h, int64_t m, int64_t j, int64_t n, double alpha,
+                                   const tsh_real *a, const tsh_real *packed, tsh_real *c) {
+    const int64_t nr = h->kernel->nr, words = tshi_attention_words(h, h->d);
+    const tshi_gemm_strips rows = {a, words, 1, words};
+    tshi_attention_ahead(h);
+    tshi_gemm_tiles(h->kernel, m, n, words, TSHI_R(alpha), rows,
+                    tshi_attention_slivers(h, packed + tshi_attention_block(h, j, words), nr,
+                                           nr * words),
+                    0, tshi_attention_tile(h, c), &h->walk);
+}
+
+/* C (m, d) += A (m, n) X, where X is K or V from key j on, and packed its h->features_...; A and C
+ * are rows of a tile. C = A X for the first keys. */
+static void tshi_attention_by_features(tshi_head *h, int64_t m, int64_t j, int64_t n, tsh_real *a,
+                                       const tsh_real *packed, tsh_real *c) {
+    const int64_t nr = h->kernel->nr, wide = tshi_attention_wide(h->d);
+    const tshi_gemm_strips rows = {a, h->keys, 1, h->keys};
+    packed += tshi_attention_block(h, tshi_attention_words(h, j), wide);
+    if (h->pairs) tshi_attention_round(h, a, h->keys, h->keys, m, n);
+    tshi_attention_ahead(h);
+    tshi_gemm_tiles(h->kernel, m, h->d, tshi_attention_words(h, n), 1, rows,
+                    tshi_attention_slivers(h, packed, nr, nr * tshi_attention_words(h, h->keys)),
+                    j > 0, tshi_gemm_matrix(c, wide, 1), &h->walk);
+}
+
 /* Masks the scores of queries [i, i + m) and keys [j, j + n): adds a floating mask; a score becomes
- * -infinity where an integer mask is 0. */
-static void tshi_attention_masked(const tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n) {
-    const tsh_tensor *mask = h->more->mask;
-    const void *values = h->mask_values;
-    const int64_t *stride = h->more->mask_stride;
-    for (int64_t r = 0; r < m; r++)
-        for (int64_t c = 0; c < n; c++) {
-            int64_t at = h->mask + (i + r) * stride[2] + (j + c) * stride[3]; /* index in mask */
-            tsh_real *s = h->s + r * TSHI_TILE + c;                           /* the score */
-            if (tshi_dtypes[mask->dtype].floating)
-                *s += ((const tsh_real *)values)[at];
-            else if (!((const int32_t *)values)[at])
-                *s = -TSHI_R(INFINITY);
-        }
+ * -infinity where an integer mask is 0. s: the score of query i and key j. */
+static void tshi_attention_masked(const tshi_head *h, tsh_real *s, int64_t i, int64_t m, int64_t j,
+                                  int64_t n) {
+    const int floating = tshi_dtypes[h->more->mask->dtype].floating;
+    const int64_t step = h->more->mask_stride[3];
+    for (int64_t r = 0; r < m; r++, s += h->keys) {
+        const int64_t at = h->mask + (i + r) * h->mask_row + j * step; /* index in the mask */
+        const tsh_real *add = (const tsh_real *)h->mask_values + at;
+        const int32_t *keep = (const int32_t *)h->mask_values + at;
+        if (floating)
+            TSHI_EACH for (int64_t c = 0; c < n; c++) s[c] += add[c * step];
+        else
+            TSHI_EACH for (int64_t c = 0; c < n; c++)
+                s[c] = keep[c * step] ? s[c] : -TSHI_R(INFINITY);
+    }
 }
 
-/* Fills h->s with the masked scores of queries [i, i + m) and keys [j, j + n). */
-static void tshi_attention_scores(const tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n) {
-    tshi_attention_gemm(h, m, n, h->d, h->more->scale, tshi_gemm_from(h->q, i, 0),
-                        tshi_gemm_transposed(tshi_gemm_from(h->k, j, 0)), 0,
-                        tshi_attention_tile(h->s));
-    if (h->more->mask) tshi_attention_masked(h, i, m, j, n);
+/* Sets rows [r, r + m) of h->s to the masked scores of these of a tile's queries, which begin at
+ * query i, and keys [j, j + n). */
+static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
+                                  int64_t n) {
+    tsh_real *s = h->s + r * h->keys;
+    if (h->few)
+        tshi_gemm_run(h->kernel, h->scratch, NULL, m, n, h->d, TSHI_R(h->more->scale),
+                      tshi_gemm_from(h->q, i + r, 0),
+                      tshi_gemm_transposed(tshi_gemm_from(h->k, j, 0)), 0,
+                      tshi_attention_tile(h, s), tshi_attention_tile(h, s));
+    else
+        tshi_attention_by_keys(h, m, j, n, h->more->scale,
+                               h->rows_q + r * tshi_attention_words(h, h->d), h->keys_k, s);
+    if (h->more->mask) tshi_attention_masked(h, s, i + r, m, j, n);
 }
 
-/* Applies dropout to the visible keys in a tile of queries [i, i + m) and keys [j, j + n). */
+/* Applies dropout to the visible keys of queries [i, i + m) and keys [j, j + n); tile: the element
+ * of query i and key j. */
 static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i, int64_t m,
                                    int64_t j, int64_t n) {
     tshi_dropout_run run;
@@ -14891,35 +15093,34 @@ static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i
     run.isa = h->ctx->isa;
     run.mask = &h->more->drop;
     for (r = 0; r < m; r++) {
-        run.x = run.y = tile + r * TSHI_TILE;
+        run.x = run.y = tile + r * h->keys;
         visible = tshi_base_min(tshi_attention_visible(h, i + r) - j, n);
         if (visible > 0)
             tshi_map_mask_run(&run, (int64_t)h->first + (i + r) * h->tk + j, 0, visible);
     }
 }
 
-/* A tile, for kernels. Row r sees the first (visible + r * each) of the tile's n keys (columns). */
-typedef struct tshi_tile {
+/* A strip of a tile, for kernels. Its row r sees the first (visible + r * each) of n keys. */
+typedef struct tshi_strip {
     const tshi_head *h; /* the head that the tile belongs to */
-    int64_t i;          /* the query of row 0 */
+    int64_t i, r;       /* the query of the strip's first row, and that row's index in the tile */
     int64_t n;          /* number of keys */
-    int64_t visible;    /* keys that row 0 sees; negative: the first rows see none */
+    int64_t visible;    /* keys that its first row sees; negative: the first rows see none */
     int64_t each;       /* 1 if causal: every row sees one key more than the row before */
-    int64_t d;          /* features of a head */
-} tshi_tile;
+} tshi_strip;
 
-/* Returns how many of the tile's keys row r sees, from 0 to n. */
-TSHI_INLINE int64_t tshi_attention_row(const tshi_tile *tile, int64_t r) {
-    const int64_t visible = tile->visible + r * tile->each;
-    return visible < 0 ? 0 : visible < tile->n ? visible : tile->n;
+/* Returns how many of the strip's keys row r sees, from 0 to n. */
+TSHI_INLINE int64_t tshi_attention_row(const tshi_strip *strip, int64_t r) {
+    const int64_t visible = strip->visible + r * strip->each;
+    return visible < 0 ? 0 : visible < strip->n ? visible : strip->n;
 }
 
-/* Returns the tile of queries from i on and keys [j, j + n). */
-static tshi_tile tshi_attention_tile_at(const tshi_head *h, int64_t i, int64_t j, int64_t n) {
-    const int causal = h->more->causal != 0;
-    const int64_t visible = (causal ? i + 1 + h->tk - h->tq : h->tk) - j;
-    const tshi_tile tile = {h, i, n, visible, causal, h->d};
-    return tile;
+/* Returns the strip of the tile at query i from its row r on, and of keys [j, j + n). */
+static tshi_strip tshi_attention_strip_at(const tshi_head *h, int64_t i, int64_t r, int64_t j,
+                                          int64_t n) {
+    const int64_t visible = (h->causal ? i + r + 1 + h->tk - h->tq : h->tk) - j;
+    const tshi_strip strip = {h, i + r, r, n, visible, h->causal};
+    return strip;
 }
 
 /* y = x times `by`, n values; y may be x. */
@@ -14927,21 +15128,23 @@ TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n,
     TSHI_LANES for (int64_t e = 0; e < n; e++) y[e] = x[e] * by;
 }
 
-/* Online softmax of n rows of a tile. Row by row: m becomes the maximum so far, the scores x become
- * e^(x - m), the row o of O so far and l are scaled by e^(old m - m), and the sum of the new x is
- * added to l. */
-enum { TSHI_ONLINE_X, TSHI_ONLINE_M, TSHI_ONLINE_L, TSHI_ONLINE_O, TSHI_ONLINE_OPERANDS };
-TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *operand,
-                                            const tshi_tile *tile, int fused) {
-    tsh_real *x = (tsh_real *)operand[TSHI_ONLINE_X].data; /* shape (n, TSHI_TILE) */
-    tsh_real *m = (tsh_real *)operand[TSHI_ONLINE_M].data; /* shape (n) */
-    tsh_real *l = (tsh_real *)operand[TSHI_ONLINE_L].data; /* shape (n) */
-    tsh_real *o = (tsh_real *)operand[TSHI_ONLINE_O].data; /* shape (n, d) */
-    const int64_t d = tile->d, wide = tshi_base_ceil(tile->n, TSHI_BLOCK) * TSHI_BLOCK;
+/* Online softmax of n rows of a strip. Row by row: m becomes the maximum so far, the scores x
+ * become e^(x - m), the row o of O so far and l are scaled by e^(old m - m), and the sum of the new
+ * x is added to l. */
+TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
+                                            const tshi_strip *strip, int fused) {
+    const tshi_head *h = strip->h;
+    const int64_t keys = h->keys, d = h->d, width = tshi_base_ceil(d, TSHI_BLOCK) * TSHI_BLOCK;
+    const int64_t wide = tshi_base_ceil(strip->n, TSHI_BLOCK) * TSHI_BLOCK;
+    const int64_t rows = tshi_base_ceil(h->rows, TSHI_BLOCK) * TSHI_BLOCK;
+    tsh_real *x = h->s + strip->r * keys;              /* shape (n, keys) */
+    tsh_real *m = h->row + strip->r, *l = m + rows;    /* shapes (n), (n) */
+    tsh_real *o = h->sum + strip->r * width;           /* shape (n, width) */
     int64_t r, c;
-    for (r = 0; r < n; r++, x += TSHI_TILE, o += d) {
-        const tsh_real old = m[r]; /* m before this tile */
-        for (c = tshi_attention_row(tile, r); c < wide; c++) x[c] = -TSHI_R(INFINITY);
+    (void)none;
+    for (r = 0; r < n; r++, x += keys, o += width) {
+        const tsh_real old = m[r]; /* m before these keys */
+        for (c = tshi_attention_row(strip, r); c < wide; c++) x[c] = -TSHI_R(INFINITY);
         m[r] = tshi_kernel_max(x, wide);
         if (l[r] > 0 && old > m[r]) m[r] = old; /* l > 0: old is the m of earlier keys */
         if ((double)m[r] < -DBL_MAX) {          /* the mask excludes every key so far */
@@ -14957,17 +15160,19 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *opera
                                      fused); /* NaN if a score is NaN or +infinity */
     }
 }
-TSHI_KERNEL_FUSED(tshi_attention_online, tshi_tile);
+TSHI_KERNEL_FUSED(tshi_attention_online, tshi_strip);
 
-/* Finishes n queries: O = o / l, and stores m and log l for backward; m is -infinity if a query
- * sees no key (l is 0). m and l have space for whole blocks of TSHI_BLOCK. */
+/* Finishes n queries of a tile: O = o / l, and stores m and log l for backward; m is -infinity if a
+ * query sees no key (l is 0). m and l have space for whole blocks of TSHI_BLOCK. */
 TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
-                                            const tshi_tile *tile, int fused) {
-    const tshi_head *h = tile->h;
-    const tsh_real *o = h->t, *m = h->row, *l = h->row + TSHI_TILE;  /* shapes (n, d), (n), (n) */
-    tsh_real *to = tshi_gemm_at(h->o, tile->i, 0);                   /* O (n, d) */
+                                            const tshi_strip *strip, int fused) {
+    const tshi_head *h = strip->h;
+    const int64_t rows = tshi_base_ceil(h->rows, TSHI_BLOCK) * TSHI_BLOCK;
+    const int64_t width = tshi_base_ceil(h->d, TSHI_BLOCK) * TSHI_BLOCK;
+    const tsh_real *o = h->sum, *m = h->row, *l = m + rows; /* shapes (n, width), (n), (n) */
     tsh_real back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK]; /* back: 1 / l */
-    const int64_t d = tile->d, step = h->o.row;
+    tsh_real block[TSHI_BLOCK];
+    const int64_t size = tshi_dtypes[h->o.dtype].size;
     (void)none;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
@@ -14976,98 +15181,98 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
             back[i] = TSHI_R(1) / sum;
             log_sum[i] = tshi_math_log(sum, fused);
         }
-        tshi_kernel_store_block(h->max + tile->i, 1, e, n, max, 0);
-        tshi_kernel_store_block(h->log_sum + tile->i, 1, e, n, log_sum, 0);
-        for (int64_t r = e; r < n && r < e + TSHI_BLOCK; r++)
-            tshi_attention_scale(to + r * step, o + r * d, d, back[r - e]);
+        tshi_kernel_store_block(h->max + strip->i, 1, e, n, max, 0);
+        tshi_kernel_store_block(h->log_sum + strip->i, 1, e, n, log_sum, 0);
+        for (int64_t r = e; r < n && r < e + TSHI_BLOCK; r++) {
+            const tshi_operand to = {(char *)h->o.data + (strip->i + r) * h->o.row * size,
+                                     h->o.column, h->o.dtype}; /* the row of O */
+            for (int64_t f = 0; f < h->d; f += TSHI_BLOCK) {
+                tshi_attention_scale(block, o + r * width + f, TSHI_BLOCK, back[r - e]);
+                tshi_kernel_store(&to, f, h->d, block, 0);
+            }
+        }
     }
 }
-TSHI_KERNEL_FUSED(tshi_attention_finish, tshi_tile);
+TSHI_KERNEL_FUSED(tshi_attention_finish, tshi_strip);
 
-/* Returns how many queries of a tile of m, from its row `from` on, are computed at once: the rest,
- * or TSHI_STRIP if the causal mask cuts the tile. Lowers *n to the number of keys that the last of
- * these queries sees. */
+/* Returns how many queries of a tile of m, from its row `from` on, are computed at once: `most`, or
+ * a micro-kernel's rows if the causal mask cuts the tile. Lowers *n to the number of keys that the
+ * last of these queries sees. */
 static int64_t tshi_attention_strip(const tshi_head *h, int64_t i, int64_t from, int64_t m,
-                                    int64_t j, int64_t *n) {
-    int64_t rows = m - from;
-    if (tshi_attention_visible(h, i + from) < j + *n) rows = tshi_base_min(rows, TSHI_STRIP);
+                                    int64_t most, int64_t j, int64_t *n) {
+    const int cut = tshi_attention_visible(h, i + from) < j + *n;
+    const int64_t rows = tshi_base_min(m - from, cut ? h->kernel->mr : most);
     *n = tshi_base_min(*n, tshi_attention_visible(h, i + from + rows - 1) - j);
     return rows;
 }
 
-/* Computes a tile or strip: m queries, from row r of the tile at query i, and keys [j, j + n). */
-typedef void (*tshi_tile_fn)(const tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
-                             int64_t n);
+/* C (m, d) += p V of keys [j, j + n), for too few queries to pack V. */
+static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t n, tsh_real *p,
+                               tsh_real *c) {
+    tshi_matrix a = tshi_attention_tile(h, p);
+    const tshi_matrix o = tshi_gemm_matrix(c, tshi_attention_wide(h->d), 1);
+    a.rounds = h->pairs;
+    tshi_gemm_run(h->kernel, h->scratch, NULL, m, h->d, n, 1, a, tshi_gemm_from(h->v, j, 0),
+                  TSHI_R(j > 0), o, o);
+}
 
-/* Calls fn for all keys that queries [i, i + m) see: for whole tiles, or for strips of a tile. */
-static void tshi_attention_tiles(const tshi_head *h, int64_t i, int64_t m, tshi_tile_fn fn) {
+/* Forward of a tile: m queries from query i on. */
+static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t last = tshi_attention_visible(h, i + m - 1); /* keys seen by the last query */
-    int64_t j, r, n, rows, keys;                               /* rows, keys: size of a strip */
-    for (j = 0; j < last; j += n) {
-        n = tshi_base_min(TSHI_TILE, last - j);
+    const int64_t wide = tshi_attention_wide(h->d);
+    const tshi_strip whole = tshi_attention_strip_at(h, i, 0, 0, h->tk);
+    int64_t j, r, n, rows; /* rows, n: size of a strip */
+    memset(h->row, 0, (size_t)(2 * tshi_attention_wide(h->rows)) * sizeof *h->row); /* m = l = 0 */
+    if (!h->few) tshi_attention_rows(h, h->rows_q, h->q, i, m, h->pairs);
+    if (!tshi_attention_visible(h, i)) memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
+    for (j = 0; j < last; j += h->keys) {
+        if (!h->few) tshi_attention_pack(h, j);
         for (r = 0; r < m; r += rows) {
-            keys = n;
-            rows = tshi_attention_strip(h, i, r, m, j, &keys);
-            if (keys > 0) fn(h, i, r, rows, j, keys);
+            tshi_strip strip;
+            tsh_real *s = h->s + r * h->keys, *o = h->sum + r * wide;
+            n = tshi_base_min(h->keys, h->tk - j);
+            rows = tshi_attention_strip(h, i, r, m, TSHI_TILE_STRIP, j, &n);
+            if (n <= 0) continue;
+            strip = tshi_attention_strip_at(h, i, r, j, n);
+            tshi_attention_scores(h, i, r, rows, j, n);
+            tshi_attention_online[h->ctx->isa](rows, NULL, &strip);
+            if (h->more->dropout) tshi_attention_dropout(h, s, i + r, rows, j, n);
+            if (h->few)
+                tshi_attention_few(h, rows, j, n, s, o);
+            else
+                tshi_attention_by_features(h, rows, j, n, s, h->features_v, o);
         }
     }
+    tshi_attention_finish[h->ctx->isa](m, NULL, &whole);
 }
 
-/* A tshi_tile_fn: adds what these keys contribute to m, l and O of these queries. */
-static void tshi_attention_forward_tile(const tshi_head *h, int64_t i, int64_t r, int64_t m,
-                                        int64_t j, int64_t n) {
-    tsh_real *o = h->t + r * h->d; /* shape (m, d) */
-    const tshi_tile tile = tshi_attention_tile_at(h, i + r, j, n);
-    tshi_operand x[TSHI_ONLINE_OPERANDS];
-    x[TSHI_ONLINE_X] = tshi_kernel_reals(h->s, TSHI_TILE);
-    x[TSHI_ONLINE_M] = tshi_kernel_reals(h->row + r, 1);
-    x[TSHI_ONLINE_L] = tshi_kernel_reals(h->row + TSHI_TILE + r, 1);
-    x[TSHI_ONLINE_O] = tshi_kernel_reals(o, h->d);
-    tshi_attention_scores(h, i + r, m, j, n);
-    tshi_attention_online[h->ctx->isa](m, x, &tile);
-    if (h->more->dropout) tshi_attention_dropout(h, h->s, i + r, m, j, n);
-    tshi_attention_gemm(h, m, h->d, n, 1, tshi_attention_tile(h->s), tshi_gemm_from(h->v, j, 0),
-                        j > 0, tshi_gemm_matrix(o, h->d, 1)); /* beta is 0 for the first keys */
-}
-
-/* Forward of a head: takes a tile of queries at a time through all its keys. */
-static void tshi_attention_head_forward(const tshi_head *h) {
-    int64_t i, m;
-    for (i = 0; i < h->tq; i += m) {
-        const tshi_tile tile = tshi_attention_tile_at(h, i, 0, h->tk);
-        m = tshi_base_min(TSHI_TILE, h->tq - i);
-        memset(h->row, 0, 2 * TSHI_TILE * sizeof *h->row); /* m = l = 0 */
-        if (!tshi_attention_visible(h, i)) memset(h->t, 0, (size_t)(m * h->d) * sizeof *h->t);
-        tshi_attention_tiles(h, i, m, tshi_attention_forward_tile);
-        tshi_attention_finish[h->ctx->isa](m, NULL, &tile);
-    }
-}
-
-/* Computes delta = dO O, the dot product over d features, for each of n queries. */
+/* Computes delta = dO O, the dot product over d features, of n queries; O is in h->sum. */
 TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
                                            const tshi_head *h) {
     (void)none;
     for (int64_t r = 0; r < n; r++)
-        h->delta[r] = tshi_kernel_dot(tshi_gemm_at(h->o, r, 0), tshi_gemm_at(h->dout, r, 0), h->d);
+        h->row[r] = tshi_kernel_dot(h->sum + r * h->d, h->rows_do + r * h->d, h->d);
 }
 TSHI_KERNEL(tshi_attention_delta, tshi_head);
 
-/* Backward of the softmax, n rows of a tile: the scores in s become p, and dO V^T in t becomes
+/* Backward of the softmax, n rows of a strip: the scores in s become p, and dO V^T in t becomes
  * scale dS; both are 0 where a query does not see a key. */
 TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
-                                          const tshi_tile *tile, int fused) {
-    const tshi_head *h = tile->h;
-    /* shapes: m, l and delta (n), x and dx (n, TSHI_TILE) */
-    const tsh_real *m = h->max + tile->i, *l = h->log_sum + tile->i, *delta = h->delta + tile->i;
+                                          const tshi_strip *strip, int fused) {
+    const tshi_head *h = strip->h;
+    const int64_t keys = h->keys;
+    /* shapes: m, l and delta (n), x and dx (n, keys) */
+    const tsh_real *m = h->max + strip->i, *l = h->log_sum + strip->i, *delta = h->row + strip->r;
     const tsh_real scale = TSHI_R(h->more->scale); /* scale of the scores */
-    tsh_real *x = h->s, *dx = h->t, y[TSHI_BLOCK], dy[TSHI_BLOCK];
+    tsh_real *x = h->s + strip->r * keys, *dx = h->t + strip->r * keys;
+    tsh_real y[TSHI_BLOCK], dy[TSHI_BLOCK];
     int i;
     (void)none;
-    for (int64_t r = 0; r < n; r++, x += TSHI_TILE, dx += TSHI_TILE) {
+    for (int64_t r = 0; r < n; r++, x += keys, dx += keys) {
         const tsh_real max = m[r], log_sum = l[r], dot = delta[r];
         const tsh_real nan = log_sum - log_sum; /* 0, but NaN if log l is not finite */
-        const int visible = (double)max < -DBL_MAX ? 0 : (int)tshi_attention_row(tile, r);
-        for (int64_t e = 0; e < tile->n; e += TSHI_BLOCK) {
+        const int visible = (double)max < -DBL_MAX ? 0 : (int)tshi_attention_row(strip, r);
+        for (int64_t e = 0; e < strip->n; e += TSHI_BLOCK) {
             const int left = visible - (int)e; /* number of visible keys from e on */
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
                 y[i] = tshi_math_exp_below(x[e + i] - max - log_sum, fused) + nan;
@@ -15077,47 +15282,115 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
         }
     }
 }
-TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_tile);
+TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_strip);
 
-/* A tshi_tile_fn: adds to dQ, dK and dV what these queries and keys contribute. */
-static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t r, int64_t m,
-                                         int64_t j, int64_t n) {
-    const tshi_matrix p = tshi_attention_tile(h->s), ds = tshi_attention_tile(h->t); /* (m, n) */
-    const tshi_matrix dout = tshi_gemm_from(h->dout, i + r, 0); /* shape (m, d) */
-    const tshi_tile tile = tshi_attention_tile_at(h, i + r, j, n);
-    i += r;
-    tshi_attention_scores(h, i, m, j, n);
-    tshi_attention_gemm(h, m, n, h->d, 1, dout, tshi_gemm_transposed(tshi_gemm_from(h->v, j, 0)), 0,
-                        ds); /* t = dO V^T, (m, n) */
-    if (h->more->dropout) tshi_attention_dropout(h, h->t, i, m, j, n);
-    tshi_attention_grad[h->ctx->isa](m, NULL, &tile);
-    if (h->more->dropout) tshi_attention_dropout(h, h->s, i, m, j, n);
-    if (h->dv.data)
-        tshi_attention_gemm(h, n, h->d, m, 1, tshi_gemm_transposed(p), dout, 1,
-                            tshi_gemm_from(h->dv, j, 0)); /* dV (n, d) += p^T dO */
-    if (h->dq.data)
-        tshi_attention_gemm(h, m, h->d, n, 1, ds, tshi_gemm_from(h->k, j, 0), 1,
-                            tshi_gemm_from(h->dq, i, 0)); /* dQ (m, d) += dS K */
-    if (h->dk.data)
-        tshi_attention_gemm(h, n, h->d, m, 1, tshi_gemm_transposed(ds), tshi_gemm_from(h->q, i, 0),
-                            1, tshi_gemm_from(h->dk, j, 0)); /* dK (n, d) += dS^T Q */
+/* Computes p and dS of a strip. */
+static void tshi_attention_backward_strip(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
+                                          int64_t n) {
+    const tshi_strip strip = tshi_attention_strip_at(h, i, r, j, n);
+    tsh_real *s = h->s + r * h->keys, *t = h->t + r * h->keys;
+    tshi_attention_scores(h, i, r, m, j, n);
+    tshi_attention_by_keys(h, m, j, n, 1, h->rows_do + r * tshi_attention_words(h, h->d),
+                           h->keys_v, t); /* dO V^T */
+    if (h->more->dropout) tshi_attention_dropout(h, t, i + r, m, j, n);
+    tshi_attention_grad[h->ctx->isa](m, NULL, &strip);
+    if (h->more->dropout) tshi_attention_dropout(h, s, i + r, m, j, n);
 }
 
-/* Backward of a head: takes a tile of queries at a time through all its keys. */
-static void tshi_attention_head_backward(const tshi_head *h) {
-    int64_t i, m;
-    tshi_attention_delta[h->ctx->isa](h->tq, NULL, h);
-    for (i = 0; i < h->tq; i += m) {
-        m = tshi_base_min(TSHI_TILE, h->tq - i);
-        tshi_attention_tiles(h, i, m, tshi_attention_backward_tile);
+/* C^T (d, n) += A^T P of keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. A and P are rows of a
+ * tile of m queries from i on, columns: packed ones of A. Leaves out rows that see none of the keys
+ * of a sliver. */
+static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
+                                         const tsh_real *a, const tsh_real *columns, tsh_real *p,
+                                         tsh_real *c) {
+    const int cut = tshi_attention_visible(h, i) < j + n;
+    const int64_t nr = h->kernel->nr, mr = h->kernel->mr, step = cut ? nr : n, d = h->d;
+    const tshi_gemm_strips rows = {a, 1, d, 1};
+    const tshi_gemm_strips pairs = {columns, 1, mr, tshi_attention_words(h, m)};
+    c += tshi_attention_block(h, j, d);
+    for (int64_t e = 0; e < n; e += step) {
+        const int64_t count = tshi_base_min(step, n - e);
+        int64_t r = cut ? j + e - i - (h->tk - h->tq) : 0, words; /* r: the first row that sees e */
+        tshi_gemm_strips left = h->pairs ? pairs : rows;
+        tshi_gemm_slivers b;
+        r = r < 0 ? 0 : h->pairs ? r - r % 2 : r;
+        words = tshi_attention_words(h, m - r);
+        left.data += tshi_attention_words(h, r) * left.column;
+        b = tshi_attention_slivers(h, p + r * h->keys + e, h->keys, nr);
+        if (h->pairs) {
+            const tshi_matrix x = tshi_gemm_matrix(p + r * h->keys + e, 1, h->keys);
+            tshi_gemm_pack_slivers(h->kernel, h->columns_p, (int)nr, count, m - r, nr * words, x,
+                                   TSHI_GEMM_ROUNDED);
+            b = tshi_attention_slivers(h, h->columns_p, nr, nr * words);
+        }
+        tshi_attention_ahead(h);
+        tshi_gemm_tiles(h->kernel, d, count, words, 1, left, b, 1, tshi_attention_tile(h, c + e),
+                        &h->walk);
     }
 }
 
-/* Returns the matrix (T, D) of batch b and head a in an array (B, H, T, D); data may be NULL. */
-static tshi_matrix tshi_attention_matrix(tsh_real *data, const int64_t *stride, int64_t b,
-                                         int64_t a) {
-    return tshi_gemm_matrix(data ? data + b * stride[0] + a * stride[1] : NULL, stride[2],
-                            stride[3]);
+/* Loads the rows of Q and dO of a tile, and computes delta. */
+static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
+    const int64_t d = h->d, next = h->kernel->mr * tshi_attention_words(h, m);
+    tshi_attention_rows(h, h->rows_q, h->q, i, m, h->pairs);
+    tshi_attention_rows(h, h->rows_do, h->dout, i, m, 0);
+    tshi_attention_rows(h, h->sum, h->o, i, m, 0);
+    tshi_attention_delta[h->ctx->isa](m, NULL, h);
+    if (!h->pairs) return;
+    tshi_gemm_pack_slivers(h->kernel, h->columns_q, h->kernel->mr, d, m, next,
+                           tshi_gemm_transposed(tshi_gemm_from(h->q, i, 0)), TSHI_GEMM_PAIRS);
+    tshi_gemm_pack_slivers(h->kernel, h->columns_do, h->kernel->mr, d, m, next,
+                           tshi_gemm_matrix(h->rows_do, 1, d), TSHI_GEMM_ROUNDED);
+    tshi_attention_round(h, h->rows_do, d, tshi_attention_words(h, d), m, d);
+}
+
+/* Adds m rows, `row` apart, to those of `to` from row i on. */
+static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int64_t i, int64_t m,
+                                    const tsh_real *from, int64_t row) {
+    for (int64_t r = 0; r < m; r++) {
+        const tshi_operand x[2] = {tshi_kernel_reals(tshi_gemm_at(to, i + r, 0), to.column),
+                                   tshi_kernel_reals(from + r * row, 1)};
+        tshi_kernel_add[h->ctx->isa](h->d, x, NULL);
+    }
+}
+
+/* Backward of a tile: m queries from query i on. */
+static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
+    const int64_t last = tshi_attention_visible(h, i + m - 1), wide = tshi_attention_wide(h->d);
+    int64_t j, r, n, rows, seen; /* rows, seen: size of a strip */
+    tshi_attention_backward_rows(h, i, m);
+    if (!tshi_attention_visible(h, i)) memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
+    for (j = 0; j < last; j += h->keys) {
+        tshi_attention_pack(h, j);
+        n = tshi_base_min(h->keys, last - j);
+        for (r = 0; r < m; r += rows) {
+            seen = n;
+            rows = tshi_attention_strip(h, i, r, m, m, j, &seen);
+            if (seen > 0) tshi_attention_backward_strip(h, i, r, rows, j, seen);
+        }
+        if (h->dv.data)
+            tshi_attention_backward_keys(h, i, m, j, n, h->rows_do, h->columns_do, h->s, h->dv_t);
+        if (h->dk.data)
+            tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->columns_q, h->t, h->dk_t);
+        for (r = 0; h->dq.data && r < m; r += rows) {
+            seen = n;
+            rows = tshi_attention_strip(h, i, r, m, m, j, &seen);
+            if (seen > 0)
+                tshi_attention_by_features(h, rows, j, seen, h->t + r * h->keys, h->features_k,
+                                           h->sum + r * wide);
+        }
+    }
+    if (h->dq.data) tshi_attention_add_rows(h, h->dq, i, m, h->sum, wide);
+}
+
+/* Adds the transposed gradient `from` (h->dk_t or h->dv_t) of a head to `to`, shape (tk, d). */
+static void tshi_attention_backward_done(const tshi_head *h, const tsh_real *from, tshi_matrix to) {
+    for (int64_t j = 0; to.data && j < h->tk; j += h->keys) {
+        const int64_t n = tshi_base_min(h->keys, h->tk - j);
+        tshi_gemm_pack(h->turned, (int)h->d, (int)h->d, n, from + tshi_attention_block(h, j, h->d),
+                       h->keys, 1); /* shape (n, d) */
+        tshi_attention_add_rows(h, to, j, n, h->turned, h->d);
+    }
 }
 
 /* Returns the local head of k and v that the local query head a uses (grouped-query attention). */
@@ -15127,19 +15400,21 @@ static int64_t tshi_attention_kv(const tsh_tensor *q, const tsh_tensor *k, int64
     return tshi_tensor_global(q, 1, a) / group;
 }
 
-/* What the threads of a rank share. Heads are divided into pieces, each with its own scratch. */
+/* What the threads of a rank share. Tiles (forward) or heads of k (backward) are divided into
+ * pieces, each with its own scratch. */
 typedef struct tshi_heads {
-    tshi_head head;                  /* what is the same for all heads */
-    tsh_tensor *const *in;           /* q, k, v */
-    tsh_tensor *out;                 /* shape (B, H, Tq, D) */
-    tsh_real *value[4], *grad[4];    /* of q, k, v, out; grad NULL: forward, or not needed */
-    int64_t stride[4][TSH_MAX_DIMS]; /* strides of the values */
-    tshi_block *converted[4];        /* values converted to tsh_real, or NULL */
-    tsh_real *stats;           /* shape (local B, local H, 2, Tq): m, then log l, of each head */
+    tshi_head head;                /* what is the same for all heads */
+    tsh_tensor *const *in;         /* q, k, v */
+    tsh_tensor *out;               /* shape (B, H, Tq, D) */
+    void *value[4];                /* of q, k, v, out */
+    tsh_real *grad[4];             /* of q, k, v, out; NULL: forward, or not needed */
+    tsh_real *stats;           /* shape (2, local B, local H, Tq): m of each query, then log l */
     tsh_real *scratch;         /* scratch of all pieces, `each` elements apart */
-    size_t each, each_product; /* scratch of a piece: elements; bytes for products */
+    int64_t each, each_product; /* scratch of a piece: elements; bytes for tshi_gemm_run */
     int pieces;                /* number of pieces */
+    int merged;                /* 1: the heads that share one of k are the queries of one tile */
     int64_t first, groups;     /* local heads of k that are used: the first; how many */
+    int64_t tiles, units;      /* tiles of a head; what forward divides: tiles, or pairs of them */
     tshi_block *block;         /* holds scratch */
 } tshi_heads;
 
@@ -15160,82 +15435,192 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     return 1;
 }
 
-/* Fills in all but value, grad, stride and stats, and allocates scratch for each piece: two tiles
- * (the second also holds a tile of O), m and l, delta. After an error tshi_attention_run computes
- * nothing. */
+/* Returns how many elements of scratch a piece needs; sets h's pointers into `base`, unless NULL.
+ */
+static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
+    const int64_t wide = tshi_attention_wide(h->d), kept = h->few ? 0 : h->blocks * h->keys;
+    const int64_t words = tshi_attention_words(h, h->d), some = tshi_attention_words(h, kept);
+    const int64_t packed = tshi_base_ceil(h->d, h->kernel->mr) * h->kernel->mr *
+                           tshi_attention_words(h, h->rows) * h->pairs * back;
+    const struct {
+        tsh_real **to;
+        int64_t size; /* 0: not needed */
+    } parts[] = {{&h->rows_q, h->few ? 0 : h->rows * words},
+                 {&h->rows_do, back * h->rows * h->d},
+                 {&h->columns_q, packed},
+                 {&h->columns_do, packed},
+                 {&h->columns_p, h->pairs * back * tshi_attention_words(h, h->rows) * h->keys},
+                 {&h->s, h->rows * h->keys},
+                 {&h->t, back * h->rows * h->keys},
+                 {&h->sum, h->rows * wide},
+                 {&h->row, 2 * tshi_attention_wide(h->rows)},
+                 {&h->keys_k, kept * words},
+                 {&h->keys_v, back * kept * words},
+                 {&h->features_k, back * some * wide},
+                 {&h->features_v, !back * some * wide},
+                 {&h->dk_t, back * kept * h->d},
+                 {&h->dv_t, back * kept * h->d},
+                 {&h->turned, back * h->keys * h->d}};
+    int64_t at = 0;
+    for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
+        if (base) *parts[p].to = parts[p].size ? base + at : NULL;
+        at += tshi_base_ceil(parts[p].size, 16) * 16; /* whole cache lines */
+    }
+    return at;
+}
+
+/* Sets the sizes of tiles, and how much of the work is packed and divided. */
+static void tshi_attention_plan(tshi_heads *all, int back) {
+    const tsh_tensor *q = all->in[0], *k = all->in[1];
+    tshi_head *h = &all->head;
+    const int64_t heads = q->local[1], group = k->dim[1] ? q->dim[1] / k->dim[1] : 1;
+    const int64_t rows = all->merged ? group : h->tq; /* queries of a head */
+    int64_t visits;                                   /* tiles that use a head of k */
+    h->rows = all->merged ? group : tshi_base_min(h->tq, TSHI_TILE_ROWS);
+    h->keys = tshi_base_min(tshi_attention_wide(h->tk), TSHI_TILE_KEYS);
+    all->tiles = h->rows ? tshi_base_ceil(rows, h->rows) : 0;
+    all->units = h->causal ? (all->tiles + 1) / 2 : all->tiles;
+    visits = all->tiles * (all->merged ? 1 : tshi_base_min(group, heads));
+    h->few = !back && visits <= 1 && h->rows <= h->kernel->mr && h->d <= h->kernel->kc;
+    h->blocks = h->keys ? tshi_base_ceil(h->tk, h->keys) : 0;
+    if (!back && visits <= 1) h->blocks = tshi_base_min(h->blocks, 1);
+}
+
+/* Fills in all but value, grad and stats, and allocates scratch. After an error tshi_attention_run
+ * computes nothing. */
 static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
-                                 const tshi_attention *more) {
+                                 const tshi_attention *more, int back) {
     enum { MIN_WORK = 1 << 18 };       /* multiply-adds of Q K^T that are worth a thread */
     tsh_tensor *q = in[0], *k = in[1]; /* shapes (B, H, Tq, D), (B, Hkv, Tk, D) */
     tshi_head *h = &all->head;
-    int64_t wide = q->dim[3] > TSHI_TILE ? q->dim[3] : (int64_t)TSHI_TILE, heads = q->local[1];
+    int64_t heads = q->local[1], items, product[2];
     memset(all, 0, sizeof *all);
     all->in = in;
     all->out = out;
     h->ctx = q->ctx;
+    h->kernel = q->ctx->gemm_kernel;
+    h->pairs = h->kernel->pairs && q->dtype == TSH_BF16 && k->dtype == TSH_BF16 &&
+               in[2]->dtype == TSH_BF16;
     h->more = more;
     h->tq = q->dim[2];
     h->tk = k->dim[2];
     h->d = q->dim[3];
+    h->causal = more->causal != 0;
     if (heads) all->first = tshi_attention_kv(q, k, 0);
     if (heads) all->groups = tshi_attention_kv(q, k, heads - 1) - all->first + 1;
+    all->merged = h->tq == 1 && heads &&
+                  tshi_tensor_global(q, 1, heads - 1) - tshi_tensor_global(q, 1, 0) == heads - 1;
+    tshi_attention_plan(all, back);
+    items = q->local[0] * all->groups * (back ? 1 : all->units);
     all->pieces = tshi_team_parts(q->ctx, q->local[0] * heads * h->tq * h->tk * h->d, MIN_WORK);
-    all->pieces = (int)tshi_base_min(all->pieces, q->local[0] * all->groups);
-    if (all->pieces < 1 || !tshi_attention_apart(q, k) || !tshi_attention_apart(q, in[2]))
+    all->pieces = (int)tshi_base_min(all->pieces, items);
+    if (all->pieces < 1 ||
+        (back && (!tshi_attention_apart(q, k) || !tshi_attention_apart(q, in[2]))))
         all->pieces = 1; /* too little work, or gradients that overlap */
-    all->each = (size_t)(TSHI_TILE * TSHI_TILE + TSHI_TILE * wide + 2 * TSHI_TILE + h->tq);
-    all->each = (all->each + 15) / 16 * 16; /* a multiple of 16 elements */
-    all->each_product = tshi_gemm_scratch(q->ctx->gemm_kernel, wide, wide, wide, wide, 1);
-    all->each_product = (all->each_product + 63) / 64 * 64; /* whole cache lines */
-    h->scratch = tshi_matmul_scratch(q->ctx, all->each_product * (size_t)all->pieces);
-    all->block = tshi_mem_alloc(q->ctx, TSH_MEM_STEP, all->each * tshi_dtype_reals(all->pieces));
-    if (!all->block) return;
-    all->scratch = (tsh_real *)tshi_mem_data(all->block);
-    /* kernels compute whole blocks: what follows a short row must be a valid number */
-    memset(all->scratch, 0, all->each * tshi_dtype_reals(all->pieces));
+    if (h->few) {
+        product[0] = (int64_t)tshi_gemm_scratch(h->kernel, h->rows, h->keys, h->d, h->keys, 1);
+        product[1] = (int64_t)tshi_gemm_scratch(h->kernel, h->rows, h->d, h->keys, h->d, 1);
+        all->each_product = tshi_base_ceil(product[0] > product[1] ? product[0] : product[1], 64);
+        all->each_product *= 64; /* whole cache lines */
+        h->scratch = tshi_matmul_scratch(q->ctx, (size_t)(all->each_product * all->pieces));
+    }
+    all->each = tshi_attention_place(h, NULL, back);
+    all->block = tshi_mem_alloc(q->ctx, TSH_MEM_STEP, tshi_dtype_reals(all->each * all->pieces));
+    if (all->block) all->scratch = (tsh_real *)tshi_mem_data(all->block);
 }
 
-/* Sets h to query head a of batch b, both local. */
-static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, int64_t a) {
+/* Returns the matrix (T, D) of batch b and head a in an array (B, H, T, D), or, if merged, that of
+ * head a and those after it, whose T is 1. data may be NULL. */
+static tshi_matrix tshi_attention_matrix(void *data, const tsh_tensor *t, tsh_dtype dtype,
+                                         int64_t b, int64_t a, int merged) {
+    const int64_t at = b * t->stride[0] + a * t->stride[1];
+    return tshi_gemm_matrix_of(data ? (char *)data + at * tshi_dtypes[dtype].size : NULL, dtype,
+                               t->stride[merged ? 1 : 2], t->stride[3]);
+}
+
+/* Sets h to query head a of batch b, both local; if merged, to `count` heads from a on. */
+static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, int64_t a,
+                                int64_t count) {
     const tsh_tensor *q = all->in[0], *k = all->in[1], *v = all->in[2], *out = all->out;
     const int64_t c = tshi_attention_kv(q, k, a); /* head of k and v */
     const int64_t batch = tshi_tensor_global(q, 0, b), head = tshi_tensor_global(q, 1, a);
-    h->first = (uint64_t)((batch * q->dim[1] + head) * h->tq * h->tk);
-    h->mask = batch * h->more->mask_stride[0] + head * h->more->mask_stride[1];
-    h->max = all->stats + 2 * (b * q->local[1] + a) * h->tq;           /* shape (tq) */
-    h->log_sum = h->max + h->tq;                                       /* shape (tq) */
-    h->q = tshi_attention_matrix(all->value[0], all->stride[0], b, a); /* shape (tq, d) */
-    h->k = tshi_attention_matrix(all->value[1], all->stride[1], b, c); /* shape (tk, d) */
-    h->v = tshi_attention_matrix(all->value[2], all->stride[2], b, c); /* shape (tk, d) */
-    h->o = tshi_attention_matrix(all->value[3], all->stride[3], b, a); /* shape (tq, d) */
-    if (!all->grad[3]) return;                                         /* in forward */
-    h->dq = tshi_attention_matrix(all->grad[0], q->stride, b, a);      /* shape (tq, d) */
-    h->dk = tshi_attention_matrix(all->grad[1], k->stride, b, c);      /* shape (tk, d) */
-    h->dv = tshi_attention_matrix(all->grad[2], v->stride, b, c);      /* shape (tk, d) */
-    h->dout = tshi_attention_matrix(all->grad[3], out->stride, b, a);  /* shape (tq, d) */
+    const int64_t *stride = h->more->mask_stride, tq = all->head.tq;
+    const int merged = all->merged;
+    h->first = (uint64_t)((batch * q->dim[1] + head) * tq * h->tk);
+    h->mask = batch * stride[0] + head * stride[1];
+    h->mask_row = stride[merged ? 1 : 2];
+    h->max = all->stats + (b * q->local[1] + a) * tq;                       /* shape (tq) */
+    h->log_sum = h->max + q->local[0] * q->local[1] * tq;                   /* shape (tq) */
+    h->q = tshi_attention_matrix(all->value[0], q, q->dtype, b, a, merged); /* shape (tq, d) */
+    h->k = tshi_attention_matrix(all->value[1], k, k->dtype, b, c, 0);      /* shape (tk, d) */
+    h->v = tshi_attention_matrix(all->value[2], v, v->dtype, b, c, 0);      /* shape (tk, d) */
+    h->o = tshi_attention_matrix(all->value[3], out, out->dtype, b, a, merged);
+    if (merged) h->tq = count, h->causal = 0; /* a single query sees all keys */
+    if (!all->grad[3]) return;                /* in forward */
+    h->dq = tshi_attention_matrix(all->grad[0], q, TSH_REAL, b, a, merged);
+    h->dk = tshi_attention_matrix(all->grad[1], k, TSH_REAL, b, c, 0);
+    h->dv = tshi_attention_matrix(all->grad[2], v, TSH_REAL, b, c, 0);
+    h->dout = tshi_attention_matrix(all->grad[3], out, TSH_REAL, b, a, merged);
 }
 
-/* A tshi_team_fn: computes [from, to) of the pairs of a batch and a head of k. One thread computes
- * all query heads that share a head of k, as they add to the same gradient. */
+/* Computes a head that h is set to: in backward all tiles; in forward tile `unit` and, if causal,
+ * the one as far from the end, so that all units are the same work. */
+static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t unit) {
+    const int back = all->grad[3] != NULL, pair = !back && h->causal;
+    int64_t t = back ? 0 : unit;
+    const int64_t step = back ? 1 : all->tiles - 1 - 2 * unit;
+    for (int64_t done = 0; t < all->tiles; t += step, done++) {
+        const int64_t i = t * h->rows, m = tshi_base_min(h->rows, h->tq - i);
+        if (back)
+            tshi_attention_backward_tile(h, i, m);
+        else
+            tshi_attention_forward_tile(h, i, m);
+        if (!back && (done || !pair || step <= 0)) return;
+    }
+}
+
+/* A tshi_team_fn: computes items [from, to): in backward pairs of a batch and a head of k, since
+ * all query heads that share a head of k add to the same gradient; in forward units of such pairs.
+ */
 static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_heads *all = (const tshi_heads *)job;
-    const tsh_tensor *q = all->in[0];
+    const tsh_tensor *q = all->in[0], *k = all->in[1];
+    const int back = all->grad[3] != NULL;
+    const int64_t units = back ? 1 : all->units;
     tshi_head h = all->head;
-    int64_t a, wide = h.d > TSHI_TILE ? h.d : (int64_t)TSHI_TILE;
-    h.s = all->scratch + (size_t)piece * all->each; /* shape (TILE, TILE) */
-    h.t = h.s + TSHI_TILE * TSHI_TILE;              /* shape (TILE, wide) */
-    h.row = h.t + TSHI_TILE * wide;                 /* shape (2, TILE) */
-    h.delta = h.row + 2 * TSHI_TILE;                /* shape (tq) */
-    h.scratch += (size_t)piece * all->each_product;
-    for (; from < to; from++)
-        for (a = 0; a < q->local[1]; a++) {
-            if (tshi_attention_kv(q, all->in[1], a) != all->first + from % all->groups) continue;
-            tshi_attention_pick(all, &h, from / all->groups, a);
-            if (all->grad[3]) /* in backward */
-                tshi_attention_head_backward(&h);
-            else
-                tshi_attention_head_forward(&h);
+    int64_t a, end, pair = -1; /* a, end: query heads that share a head of k */
+    (void)tshi_attention_place(&h, all->scratch + piece * all->each, back);
+    if (h.few) h.scratch += piece * all->each_product;
+    h.walk.at = h.walk.first = h.walk.last = (const char *)h.rows_q; /* nothing to prefetch yet */
+    h.walk.step = h.walk.along = h.walk.left = 0;
+    for (; from < to; from++) {
+        const int64_t c = all->first + from / units % all->groups;
+        const int64_t b = from / units / all->groups, size = h.blocks * h.keys * h.d;
+        if (pair != from / units) h.packed = 0; /* another head of k */
+        pair = from / units;
+        for (a = 0; tshi_attention_kv(q, k, a) != c;) a++;
+        for (end = a; end < q->local[1] && tshi_attention_kv(q, k, end) == c;) end++;
+        if (back && size) memset(h.dk_t, 0, (size_t)size * sizeof *h.dk_t);
+        if (back && size) memset(h.dv_t, 0, (size_t)size * sizeof *h.dv_t);
+        for (; a < end; a += all->merged ? end - a : 1) {
+            tshi_attention_pick(all, &h, b, a, end - a);
+#ifdef P2_AHEAD
+            if (from % units == 0 && from + units < to) {
+                tshi_head next = h; const int64_t f = from / units + 1;
+                int64_t a2 = 0, c2 = all->first + f % all->groups;
+                while (tshi_attention_kv(q, k, a2) != c2) a2++;
+                tshi_attention_pick(all, &next, f / all->groups, a2, 1);
+                h.left = 0;
+                if (back) { h.ahead[h.left++] = next.o; h.ahead[h.left++] = next.dout; }
+                h.ahead[h.left++] = next.q; h.ahead[h.left++] = next.v; h.ahead[h.left++] = next.k;
+                h.walk.at = h.walk.last; h.walk.left = 0;
+            }
+#endif
+            tshi_attention_head(all, &h, from % units);
         }
+        if (back) tshi_attention_backward_done(&h, h.dk_t, h.dk);
+        if (back) tshi_attention_backward_done(&h, h.dv_t, h.dv);
+    }
 }
 
 /* Returns the floating-point operations of the products of all heads: per visible pair of query and
@@ -15248,14 +15633,14 @@ static TSHI_COLD double tshi_attention_flops(const tshi_heads *all) {
     return heads * pairs * 2 * (double)h->d * (all->grad[3] ? 5 : 2);
 }
 
-/* Computes all heads, then releases scratch and converted values. */
+/* Computes all heads, then releases scratch. */
 static void tshi_attention_run(tshi_heads *all) {
     tsh_ctx *ctx = all->head.ctx;
     if (ctx->trace) ctx->trace->flops += tshi_attention_flops(all);
     if (all->head.ctx->error.code == TSH_OK)
-        tshi_team_run(all->pieces, all->in[0]->local[0] * all->groups, 1, tshi_attention_piece,
-                      all);
-    for (int i = 0; i < 4; i++) tshi_mem_release(all->head.ctx, all->converted[i]);
+        tshi_team_run(all->pieces,
+                      all->in[0]->local[0] * all->groups * (all->grad[3] ? 1 : all->units), 1,
+                      tshi_attention_piece, all);
     tshi_mem_release(all->head.ctx, all->block);
 }
 
@@ -15263,13 +15648,13 @@ static void tshi_attention_run(tshi_heads *all) {
 static void tshi_attention_backward(tshi_node *node) {
     tshi_heads all;
     tshi_dest dest;
-    tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params);
+    tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params, 1);
     if (all.head.more->mask) all.head.mask_values = tshi_tape_saved(node, 3);
     for (int i = 0; i < 3; i++) {
-        all.value[i] = tshi_tape_saved_reals(node, i, all.stride[i], &all.converted[i]);
+        all.value[i] = tshi_tape_saved(node, i);
         if (tshi_tape_dest_zeroed(node, i, &dest)) all.grad[i] = dest.data;
     }
-    all.value[3] = tshi_tape_saved_reals(node, 4, all.stride[3], &all.converted[3]);
+    all.value[3] = tshi_tape_saved(node, 4);
     all.grad[3] = tshi_tape_grad(node);               /* dO (B, H, Tq, D) */
     all.stats = (tsh_real *)tshi_mem_data(node->aux); /* the shape of all.stats, from forward */
     tshi_attention_run(&all);
@@ -15337,7 +15722,7 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
 static int tshi_attention_fits_cache(tsh_tensor *const *in, const tsh_tensor *x, tsh_tensor *cache,
                                      int64_t past) {
     char tx[TSHI_TEXT_SIZE], tc[TSHI_TEXT_SIZE];
-    int d, fits = cache->ndim == 4 && (cache->flags & TSHI_OWNED) && cache->dtype == x->dtype;
+    int d, fits = cache->ndim == 4 && (cache->flags & TSHI_OWNED) && tshi_dtype_computes(cache->dtype);
     if (!tshi_attention_holds(in, cache)) return 0;
     for (d = 0; d < 4 && fits; d++) fits = d == 2 || cache->dim[d] == x->dim[d];
     if (fits && past >= 0 && past <= cache->dim[2] - x->dim[2] &&
@@ -15404,7 +15789,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_attention", in, 3);
     tshi_output output;
     tshi_attention more;
-    tshi_block *aux, *unrounded; /* m and log l; O as tsh_real if out has another dtype */
+    tshi_block *aux; /* m and log l */
     tshi_heads all;
     if (!ctx || !tshi_attention_shapes(in) || !tshi_rule_run(op, in, 3, NULL, &output) ||
         !tshi_attention_options(in, desc, &more))
@@ -15418,20 +15803,17 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                tshi_dtype_reals(2 * q->local[0] * q->local[1] * q->dim[2]))
               : NULL;
     if (!aux) return NULL;
-    tshi_attention_begin(&all, in, out, &more);
+    tshi_attention_begin(&all, in, out, &more, 0);
     if (more.mask) all.head.mask_values = tshi_tensor_at(more.mask);
     /* q is a view of (B, Tq, H, D): give `out` the same strides, so merging heads copies nothing */
-    if (q->stride[1] < q->stride[2] && out->dtype == TSH_REAL) {
+    if (q->stride[1] < q->stride[2]) {
         out->stride[1] = q->dim[3];
         out->stride[2] = q->dim[3] * q->local[1];
     }
-    for (int i = 0; i < 3; i++)
-        all.value[i] = tshi_kernel_reals_of(in[i], all.stride[i], &all.converted[i]);
-    all.value[3] = tshi_kernel_output(out, &unrounded);
-    memcpy(all.stride[3], out->stride, sizeof out->stride);
+    for (int i = 0; i < 3; i++) all.value[i] = tshi_tensor_at(in[i]);
+    all.value[3] = tshi_tensor_at(out);
     all.stats = (tsh_real *)tshi_mem_data(aux);
     tshi_attention_run(&all);
-    tshi_kernel_output_done(out, unrounded);
     in[3] = more.mask; /* the node saves the mask */
     tshi_map_record(op, out, in, 4, output.partial, &more, sizeof more, aux);
     return ctx->error.code == TSH_OK ? out : NULL;

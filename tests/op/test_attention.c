@@ -334,8 +334,243 @@ static void a_cache_equals_all_at_once(void **state) {
     for (int p = 0; p < COUNT(ranks_degrees); p++) ranks_run(ranks_degrees[p], cache_rank, NULL);
 }
 
+/* ------------------------------------------------------- against double precision */
+
+/* An attention computed in double from what the tensors hold. */
+typedef struct exact {
+    int64_t b, h, hk, tq, tk, d;
+    double *x[3], *dout;  /* q, k, v, and the gradient of the output */
+    double *out, *grad[3];
+    int causal, masked;   /* masked: key j is hidden from query i where (i + 2 j + head) % 5 == 0 */
+} exact;
+
+static double *doubles(tsh_ctx *ctx, tsh_tensor *t) {
+    double *values;
+    t = tsh_cast(t, TSH_REAL);
+    values = ranks_values(ctx, t);
+    return values;
+}
+
+static int exact_sees(const exact *e, int64_t head, int64_t i, int64_t j) {
+    return !(e->causal && j > i + e->tk - e->tq) && !(e->masked && (i + 2 * j + head) % 5 == 0);
+}
+
+/* One query: its row of out, and what it adds to the gradients. */
+static void exact_row(const exact *e, int64_t b, int64_t a, int64_t i, double *p) {
+    const int64_t d = e->d, c = a / (e->h / e->hk), at = ((b * e->h + a) * e->tq + i) * d;
+    const double *q = e->x[0] + at, *k = e->x[1] + (b * e->hk + c) * e->tk * d;
+    const double *v = e->x[2] + (b * e->hk + c) * e->tk * d, *g = e->dout + at;
+    double most = -INFINITY, sum = 0, delta = 0, scale = 1 / sqrt((double)d);
+    for (int64_t j = 0; j < e->tk; j++) {
+        p[j] = -INFINITY;
+        if (!exact_sees(e, a, i, j)) continue;
+        p[j] = 0;
+        for (int64_t f = 0; f < d; f++) p[j] += scale * q[f] * k[j * d + f];
+        most = fmax(most, p[j]);
+    }
+    if (isinf(most)) return; /* it sees no key */
+    for (int64_t j = 0; j < e->tk; j++) sum += p[j] = exp(p[j] - most);
+    for (int64_t j = 0; j < e->tk; j++) {
+        p[j] /= sum;
+        for (int64_t f = 0; f < d; f++) e->out[at + f] += p[j] * v[j * d + f];
+    }
+    for (int64_t f = 0; f < d; f++) delta += g[f] * e->out[at + f];
+    for (int64_t j = 0; j < e->tk; j++) {
+        const int64_t to = (b * e->hk + c) * e->tk * d + j * d;
+        double ds = -delta;
+        for (int64_t f = 0; f < d; f++) ds += g[f] * v[j * d + f];
+        ds *= p[j] * scale;
+        for (int64_t f = 0; f < d; f++) {
+            e->grad[0][at + f] += ds * k[j * d + f];
+            e->grad[1][to + f] += ds * q[f];
+            e->grad[2][to + f] += p[j] * g[f];
+        }
+    }
+}
+
+/* The largest distance from `want`, as a part of its largest magnitude (or 1). */
+static double off_by(const double *got, const double *want, int64_t n) {
+    double gap = 0, most = 1;
+    for (int64_t e = 0; e < n; e++) {
+        gap = isnan(got[e]) ? (double)INFINITY : fmax(gap, fabs(got[e] - want[e]));
+        most = fmax(most, fabs(want[e]));
+    }
+    return gap / most;
+}
+
+/* B, H, Hkv, Tq, Tk, D, causal, masked: borders of tiles (96 queries, 128 keys, 12 or fewer rows,
+ * 32 columns) and of the widths of micro-kernels, one more and one less. */
+static const int exact_cases[][8] = {
+    {1, 1, 1, 1, 1, 1, 0, 0},       {2, 2, 1, 12, 128, 33, 0, 0},   {1, 2, 2, 13, 129, 31, 0, 1},
+    {1, 4, 2, 96, 127, 64, 1, 0},   {1, 3, 1, 97, 97, 65, 1, 1},    {1, 1, 1, 95, 257, 17, 1, 0},
+    {1, 2, 1, 193, 255, 40, 1, 1},  {1, 2, 2, 130, 90, 16, 1, 0},   {2, 8, 2, 1, 300, 64, 1, 1},
+    {1, 8, 1, 1, 129, 7, 0, 0},     {1, 40, 2, 1, 65, 80, 1, 0},    {1, 2, 1, 24, 31, 5, 1, 0},
+    {1, 1, 1, 300, 300, 128, 1, 0}, {1, 1, 1, 5, 140, 400, 1, 0},   {1, 1, 1, 2, 33, 3, 0, 1},
+};
+
+static tsh_tensor *exact_mask(tsh_ctx *ctx, const exact *e) {
+    int32_t *keep = (int32_t *)calloc((size_t)(e->h * e->tq * e->tk), sizeof *keep);
+    tsh_tensor *mask;
+    int64_t at = 0;
+    for (int64_t a = 0; a < e->h; a++)
+        for (int64_t i = 0; i < e->tq; i++)
+            for (int64_t j = 0; j < e->tk; j++, at++) keep[at] = (i + 2 * j + a) % 5 != 0;
+    mask = tsh_tensor_from(ctx, TSH_I32, tsh_shape4(1, e->h, e->tq, e->tk), NULL, keep);
+    free(keep);
+    return mask;
+}
+
+/* Output and gradients of one case in one dtype. Of 16 bits the output is rounded, and so may be p,
+ * dS and dO: their relative errors are 2^-9 (bf16), 2^-12 (f16, of the output alone). */
+static int exact_case(tsh_ctx *ctx, const int *c, tsh_dtype dtype) {
+    const double eps = dtype == TSH_BF16 ? 1.0 / 256 : dtype == TSH_F16 ? 1.0 / 2048 : 4 * near_by;
+    exact e = {c[0], c[1], c[2], c[3], c[4], c[5], {NULL, NULL, NULL}, NULL, NULL,
+               {NULL, NULL, NULL}, c[6], c[7]};
+    const int64_t count[2] = {e.b * e.h * e.tq * e.d, e.b * e.hk * e.tk * e.d};
+    tsh_tensor *x[3], *out, *g;
+    tsh_attention_desc desc = {.causal = e.causal};
+    double *got, gap, *p = (double *)calloc((size_t)e.tk, sizeof *p);
+    for (int i = 0; i < 3; i++) {
+        tsh_shape shape = i ? tsh_shape4(e.b, e.hk, e.tk, e.d) : tsh_shape4(e.b, e.h, e.tq, e.d);
+        x[i] = tsh_keep(tsh_cast(tsh_randn(ctx, shape), dtype));
+        e.x[i] = doubles(ctx, x[i]);
+        e.grad[i] = (double *)calloc((size_t)count[i > 0], sizeof(double));
+        tsh_requires_grad(x[i], 1);
+    }
+    g = tsh_keep(tsh_randn(ctx, tsh_shape4(e.b, e.h, e.tq, e.d)));
+    e.dout = doubles(ctx, g);
+    e.out = (double *)calloc((size_t)count[0], sizeof(double));
+    for (int64_t r = 0; r < e.b * e.h * e.tq; r++)
+        exact_row(&e, r / e.tq / e.h, r / e.tq % e.h, r % e.tq, p);
+    if (e.masked) desc.mask = exact_mask(ctx, &e);
+    out = tsh_retain(tsh_attention(x[0], x[1], x[2], &desc));
+    CHECK(out && tsh_dtype_of(out) == dtype, "the output has q's dtype");
+    tsh_backward(ctx, tsh_sum(tsh_mul(tsh_cast(out, TSH_REAL), g), TSH_ALL, 0));
+    CHECK_OK();
+    for (int i = 0; i < 4; i++) {
+        got = doubles(ctx, i < 3 ? tsh_grad(x[i]) : out);
+        gap = off_by(got, i < 3 ? e.grad[i] : e.out, count[i == 1 || i == 2]);
+        CHECK(gap < (i < 3 ? 4 : 1) * eps, "%s, (%d, %d, %d, %d, %d, %d): result %d is off by %g",
+              dtype == TSH_BF16  ? "bf16"
+              : dtype == TSH_F16 ? "f16"
+                                 : "real",
+              c[0], c[1], c[2], c[3], c[4], c[5], i, gap);
+        free(got);
+    }
+    for (int i = 0; i < 3; i++) {
+        tsh_tensor_free(x[i]);
+        free(e.x[i]);
+        free(e.grad[i]);
+    }
+    tsh_tensor_free(g);
+    free(e.dout);
+    free(e.out);
+    free(p);
+    tsh_step_end(ctx);
+    return 0;
+}
+
+static int exact_rank(tsh_ctx *ctx, void *user) {
+    static const tsh_dtype dtypes[] = {TSH_F32, TSH_BF16, TSH_F16};
+    (void)user;
+    for (int c = 0; c < COUNT(exact_cases); c++)
+        for (int i = 0; i < COUNT(dtypes); i++)
+            if (exact_case(ctx, exact_cases[c], i ? dtypes[i] : TSH_REAL)) return 1;
+    return 0;
+}
+
+static void borders_of_tiles_in_every_dtype(void **state) {
+    (void)state;
+    ranks_run(1, exact_rank, NULL);
+}
+
+/* A cache of 16 bits holds k and v rounded; q stays as it is. The same bits, whether a query comes
+ * alone or with others. */
+static int short_cache_rank(tsh_ctx *ctx, void *user) {
+    static const tsh_dtype dtypes[] = {TSH_BF16, TSH_F16};
+    enum { WIDE = 20, KEYS = 261 };
+    (void)user;
+    tsh_no_grad_begin(ctx);
+    for (int c = 0; c < 2 * COUNT(dtypes); c++) {
+        const tsh_dtype held = dtypes[c / 2], given = c % 2 ? held : TSH_REAL;
+        tsh_tensor *x[3], *want, *ck, *cv, *whole[2];
+        double gap;
+        for (int i = 0; i < 3; i++)
+            x[i] = tsh_cast(tsh_randn(ctx, tsh_shape4(1, i ? 2 : 4, KEYS, WIDE)), given);
+        ck = tsh_tensor_new(ctx, held, tsh_shape4(1, 2, KEYS, WIDE), NULL);
+        cv = tsh_tensor_new(ctx, held, tsh_shape4(1, 2, KEYS, WIDE), NULL);
+        for (int i = 0; i < 2; i++) whole[i] = tsh_cast(tsh_cast(x[i + 1], held), given);
+        want = tsh_attention(x[0], whole[0], whole[1], &(tsh_attention_desc){.causal = 1});
+        for (int64_t at = 0, n; at < KEYS; at += n) {
+            n = at == 0 ? 250 : 1;
+            tsh_tensor *y = tsh_attention(
+                tsh_slice(x[0], 2, at, n), tsh_slice(x[1], 2, at, n), tsh_slice(x[2], 2, at, n),
+                &(tsh_attention_desc){.causal = 1, .cache_k = ck, .cache_v = cv, .past = at});
+            CHECK(y && tsh_dtype_of(y) == given, "the output has q's dtype");
+            gap = apart(ctx, tsh_cast(y, TSH_REAL),
+                        tsh_cast(tsh_slice(want, 2, at, n), TSH_REAL));
+            CHECK(!(gap > 0), "case %d, position %d: other bits, by %g", c, (int)at, gap);
+        }
+        tsh_step_end(ctx);
+    }
+    tsh_no_grad_end(ctx);
+    CHECK_OK();
+    return 0;
+}
+
+static void a_cache_of_16_bits(void **state) {
+    (void)state;
+    ranks_run(1, short_cache_rank, NULL);
+}
+
+/* Bits do not depend on what else is computed: a head alone, a batch alone, on one thread or three.
+ */
+static int alone_rank(tsh_ctx *ctx, void *user) {
+    static const tsh_dtype dtypes[] = {TSH_F32, TSH_BF16};
+    double **kept = (double **)user; /* of the first run */
+    for (int c = 0; c < COUNT(dtypes); c++) {
+        tsh_tensor *x[3], *y, *one;
+        double *got;
+        for (int i = 0; i < 3; i++)
+            x[i] = tsh_keep(tsh_cast(tsh_randn(ctx, tsh_shape4(2, i ? 2 : 4, 210, 48)),
+                                     c ? dtypes[c] : TSH_REAL));
+        y = tsh_attention(x[0], x[1], x[2], &(tsh_attention_desc){.causal = 1});
+        got = doubles(ctx, y);
+        if (!kept[c]) kept[c] = doubles(ctx, y);
+        CHECK(memcmp(got, kept[c], (size_t)tsh_numel(y) * sizeof *got) == 0, "other threads");
+        for (int b = 0; b < 2; b++)
+            for (int a = 0; a < 4; a++) {
+                tsh_tensor *in[3];
+                for (int i = 0; i < 3; i++)
+                    in[i] = tsh_slice(tsh_slice(x[i], 0, b, 1), 1, i ? a / 2 : a, 1);
+                one = tsh_attention(in[0], in[1], in[2], &(tsh_attention_desc){.causal = 1});
+                double *few = doubles(ctx, one);
+                CHECK(memcmp(few, got + (b * 4 + a) * 210 * 48, 210 * 48 * sizeof *got) == 0,
+                      "head %d of batch %d alone has other bits", a, b);
+                free(few);
+            }
+        free(got);
+    }
+    CHECK_OK();
+    return 0;
+}
+
+static void a_head_alone_has_the_same_bits(void **state) {
+    double *kept[2] = {NULL, NULL};
+    (void)state;
+    for (int threads = 1; threads <= 3; threads++) {
+        const tsh_desc desc = {.threads = threads, .seed = 3};
+        ranks_run_with(1, &desc, alone_rank, kept);
+    }
+    free(kept[0]);
+    free(kept[1]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(borders_of_tiles_in_every_dtype),
+        cmocka_unit_test(a_cache_of_16_bits),
+        cmocka_unit_test(a_head_alone_has_the_same_bits),
         cmocka_unit_test(masks_equal_the_plain_formula),
         cmocka_unit_test(causal_equals_its_mask),
         cmocka_unit_test(a_query_that_sees_nothing_gives_zero),
