@@ -1218,12 +1218,14 @@ TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size);
 
 /* (.., m, k) x (.., k, n) -> (.., m, n); leading dimensions broadcast (torch.matmul of two tensors
  * with at least two dimensions). Layouts: S(k) S(k): P. S(m) R: S(m). R S(n): S(n). batch
- * dimensions like elementwise. P R, R P: P. */
+ * dimensions like elementwise. P R, R P: P. Dtypes may differ: the result has a's. Two bf16 inputs,
+ * and the result's gradient with them, are multiplied as bf16, with sums of float; any other 16-bit
+ * input is converted to tsh_real first. */
 TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b);
 /* x (.., in), w (out, in), b (out) or NULL -> x w^T + b (.., out), torch.nn.functional.linear.
  * w S(0), x R, b S(0): column-parallel, gives S(-1); backward all-reduces dx. w S(1), x S(-1) or R,
  * b R: row-parallel, gives R by one all-reduce, b added after it. w R: x R, or S along another
- * dimension, kept. */
+ * dimension, kept. Dtypes may differ, as of tsh_matmul: the result has x's. */
 TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b);
 
 typedef struct tsh_lookup_desc {
@@ -20539,6 +20541,40 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_IS_float
 #undef TSHI_GEMM_IS_double
 #undef TSHI_GEMM_FLOAT
+#undef TSHI_GEMM_BF16S
+#undef TSHI_GEMM_TARGET_BF16
+#undef TSHI_GEMM_STREAM
+#undef TSHI_GEMM_SUM_v128
+#undef TSHI_GEMM_SUM_avx2
+#undef TSHI_GEMM_SUM_avx512
+#undef TSHI_GEMM_VEC_bf16
+#undef TSHI_GEMM_LOAD_bf16
+#undef TSHI_GEMM_STORE_bf16
+#undef TSHI_GEMM_SET_bf16
+#undef TSHI_GEMM_FMA_bf16
+#undef TSHI_GEMM_SUM_bf16
+#undef TSHI_GEMM_WORDS4
+#undef TSHI_GEMM_QUARTERS4
+#undef TSHI_GEMM_TRANSPOSE16
+#undef TSHI_GEMM_EACH16
+#undef TSHI_GEMM_ROW
+#undef TSHI_GEMM_WORD
+#undef TSHI_GEMM_PACK
+#undef TSHI_GEMM_PACK_AVX512
+#undef TSHI_GEMM_STORE_AVX512
+#undef TSHI_GEMM_FEW_ADD
+#undef TSHI_GEMM_FEW_STEP
+#undef TSHI_GEMM_FEW_LOAD
+#undef TSHI_GEMM_FEW_CLEAR
+#undef TSHI_GEMM_FEW_BEGIN
+#undef TSHI_GEMM_FEW_SLICE
+#undef TSHI_GEMM_FEW_END
+#undef TSHI_GEMM_EACH8
+#undef TSHI_GEMM_FEW_KERNEL
+#undef TSHI_GEMM_FEW_CASE
+#undef TSHI_GEMM_FEW_WORD
+#undef TSHI_GEMM_FEW_AVX512
+#undef TSHI_GEMM_FEW_PAIR
 #undef TSHI_GEMM_ROWS6
 #undef TSHI_GEMM_ROWS12
 #undef TSHI_GEMM_ZERO
