@@ -46,6 +46,7 @@
  *     >>tensor-api    checks of inputs; making tensors, asking about them
  *     >>math          exp, log, tanh, erf, pow of floats, vectorised
  *     >>kernel        strided loops, kernels per instruction set
+ *     >>gemm-tile     micro-kernels of the matrix product, packing for them
  *     >>gemm          the built-in matrix product
  *     >>coll          what backends share: sums, comparing calls, settings
  *     >>compose       collectives made of SEND and RECV, for backends that have no more
@@ -5360,9 +5361,9 @@ TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *s
 }
 
 /* ========================================================================== */
-/* >>gemm                                                MARK: - gemm (private) */
-/* The built-in matrix product: packed, cache-blocked, any strides, one        */
-/* micro-kernel per instruction set behind one table.                          */
+/* >>gemm-tile                                      MARK: - gemm-tile (private) */
+/* Tiles of a matrix product: one micro-kernel per instruction set behind one  */
+/* table, and packing, which also converts dtypes.                              */
 /* Needs: >>kernel.                                                             */
 /* ========================================================================== */
 
@@ -6152,7 +6153,7 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_half(const tshi_gemm_form form, __m512 
 }
 
 /* Defines tshi_gemm_few_rows_isa: 16 columns of C, from column col on, with A packed to a width of
- * `rows`; a cache line of each of 16 columns of B, which are contiguous, is transposed in registers.
+ * `rows`; cache lines of 16 columns of B, which are contiguous, are transposed in registers.
  * WORD(s) adds word s. The order of each element's sum is that of tiles. And tshi_gemm_few_isa, for
  * any number of rows. */
 #define TSHI_GEMM_FEW_KERNEL(isa, TARGET, WORD, ...)                                               \
@@ -6261,7 +6262,12 @@ static const tshi_gemm_kernel *tshi_gemm_pick(void) {
     return kernel;
 }
 
-/* -- the loops around the micro-kernel ------------------------------------ */
+/* ========================================================================== */
+/* >>gemm                                                MARK: - gemm (private) */
+/* The built-in matrix product: the loops around the micro-kernel. Packed,      */
+/* cache-blocked, any strides: HOW IT WORKS in >>gemm-tile.                     */
+/* Needs: >>gemm-tile.                                                          */
+/* ========================================================================== */
 
 /* A callback that a long product calls every TSHI_GEMM_INTERVAL multiply-adds (0.3 ms at 100
  * GFLOP/s), on the thread that computes it: collectives make progress meanwhile. */
@@ -6309,8 +6315,8 @@ static int tshi_gemm_pairs(const tshi_gemm_kernel *kernel, tshi_matrix a, tshi_m
     return kernel->pairs && (short_a || short_b) && (short_a || a.rounds) && (short_b || b.rounds);
 }
 
-/* Returns the elements of a slice of k, a multiple of a cache line, so that slices of an aligned row
- * are aligned. */
+/* Returns the elements of a slice of k: whole cache lines, so that slices of an aligned row are
+ * aligned. */
 static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form, int64_t k) {
     return tshi_gemm_even(k, kernel->kc * (form >= TSHI_GEMM_PAIRS ? 2 : 1), 32);
 }
