@@ -46,7 +46,8 @@
  *     >>tensor-api    checks of inputs; making tensors, asking about them
  *     >>math          exp, log, tanh, erf, pow of floats, vectorised
  *     >>kernel        strided loops, kernels per instruction set
- *     >>gemm          the built-in matrix product
+ *     >>gemm          tiles of the built-in matrix product, and packing
+ *     >>gemm-api      the product: the loops around tiles
  *     >>quant         products with quantised weights
  *     >>coll          what backends share: sums, comparing calls, settings
  *     >>compose       collectives made of SEND and RECV, for backends that have no more
@@ -1227,12 +1228,14 @@ TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size);
 
 /* (.., m, k) x (.., k, n) -> (.., m, n); leading dimensions broadcast (torch.matmul of two tensors
  * with at least two dimensions). Layouts: S(k) S(k): P. S(m) R: S(m). R S(n): S(n). batch
- * dimensions like elementwise. P R, R P: P. */
+ * dimensions like elementwise. P R, R P: P. Dtypes may differ: the result has a's. Two bf16 inputs,
+ * and the result's gradient with them, are multiplied as bf16, with sums of float; any other 16-bit
+ * input is converted to tsh_real first. */
 TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b);
 /* x (.., in), w (out, in), b (out) or NULL -> x w^T + b (.., out), torch.nn.functional.linear.
  * w S(0), x R, b S(0): column-parallel, gives S(-1); backward all-reduces dx. w S(1), x S(-1) or R,
  * b R: row-parallel, gives R by one all-reduce, b added after it. w R: x R, or S along another
- * dimension, kept. */
+ * dimension, kept. Dtypes may differ, as of tsh_matmul: the result has x's. */
 TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b);
 
 typedef struct tsh_lookup_desc {
@@ -5767,8 +5770,8 @@ TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *s
 
 /* ========================================================================== */
 /* >>gemm                                                MARK: - gemm (private) */
-/* The built-in matrix product: packed, cache-blocked, any strides, one        */
-/* micro-kernel per instruction set behind one table.                          */
+/* Tiles of the built-in matrix product: one micro-kernel per instruction set  */
+/* behind one table; packing, which also converts dtypes.                       */
 /* Needs: >>kernel.                                                             */
 /* ========================================================================== */
 
@@ -6558,7 +6561,7 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_half(const tshi_gemm_form form, __m512 
 }
 
 /* Defines tshi_gemm_few_rows_isa: 16 columns of C, from column col on, with A packed to a width of
- * `rows`; a cache line of each of 16 columns of B, which are contiguous, is transposed in registers.
+ * `rows`; cache lines of 16 columns of B, which are contiguous, are transposed in registers.
  * WORD(s) adds word s. The order of each element's sum is that of tiles. And tshi_gemm_few_isa, for
  * any number of rows. */
 #define TSHI_GEMM_FEW_KERNEL(isa, TARGET, WORD, ...)                                               \
@@ -6667,7 +6670,12 @@ static const tshi_gemm_kernel *tshi_gemm_pick(void) {
     return kernel;
 }
 
-/* -- the loops around the micro-kernel ------------------------------------ */
+/* ========================================================================== */
+/* >>gemm-api                                        MARK: - gemm-api (private) */
+/* The built-in matrix product: the loops around its tiles. Packed, cache-      */
+/* blocked, any strides: see HOW IT WORKS in >>gemm.                            */
+/* Needs: >>gemm.                                                               */
+/* ========================================================================== */
 
 /* A callback that a long product calls every TSHI_GEMM_INTERVAL multiply-adds (0.3 ms at 100
  * GFLOP/s), on the thread that computes it: collectives make progress meanwhile. */
@@ -6715,8 +6723,8 @@ static int tshi_gemm_pairs(const tshi_gemm_kernel *kernel, tshi_matrix a, tshi_m
     return kernel->pairs && (short_a || short_b) && (short_a || a.rounds) && (short_b || b.rounds);
 }
 
-/* Returns the elements of a slice of k, a multiple of a cache line, so that slices of an aligned row
- * are aligned. */
+/* Returns the elements of a slice of k: whole cache lines, so that slices of an aligned row are
+ * aligned. */
 static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form, int64_t k) {
     return tshi_gemm_even(k, kernel->kc * (form >= TSHI_GEMM_PAIRS ? 2 : 1), 32);
 }
@@ -13671,7 +13679,7 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
 /* ========================================================================== */
 /* >>op-matmul                                      MARK: - op-matmul (private) */
 /* Products of matrices, by the ctx's gemm and the rank's threads.             */
-/* Needs: >>gemm >>redistribute.                                                */
+/* Needs: >>gemm-api >>redistribute.                                            */
 /* ========================================================================== */
 
 /* Every product is computed by tshi_matmul_run, which divides it among threads; attention, whose
@@ -13771,13 +13779,12 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
         ROWS = 12,         /* m is cut at multiples of it: whole tiles (n, if C^T is computed) */
         COLUMNS = 32,      /* n is cut at multiples of it (m, if C^T is computed) */
         SIDE = 96,         /* rows or columns that are worth a thread */
-        FEW = 4,           /* rows or columns whose product takes longer than reading its input */
         MIN_WORK = 1 << 20 /* multiply-adds that are worth a thread */
     };
     const int transposed = tshi_gemm_transposes(m, n, c.row, c.column, ctx->gemm_kernel->nr);
     const int64_t side = m >= n ? m : n, unit = (m >= n) != transposed ? ROWS : COLUMNS;
-    /* fewer rows or columns take as long as FEW: the time is that of reading the other matrix */
-    const int64_t work = (m < FEW ? FEW : m) * (n < FEW ? FEW : n) * k;
+    /* fewer than 4 rows or columns take as long as 4: the time is that of reading a matrix */
+    const int64_t work = (m < 4 ? 4 : m) * (n < 4 ? 4 : n) * k;
     const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, work, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
     const tshi_gemm_progress progress = {tshi_tape_progress, ctx}; /* called meanwhile */
@@ -22425,6 +22432,40 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_IS_float
 #undef TSHI_GEMM_IS_double
 #undef TSHI_GEMM_FLOAT
+#undef TSHI_GEMM_BF16S
+#undef TSHI_GEMM_TARGET_BF16
+#undef TSHI_GEMM_STREAM
+#undef TSHI_GEMM_SUM_v128
+#undef TSHI_GEMM_SUM_avx2
+#undef TSHI_GEMM_SUM_avx512
+#undef TSHI_GEMM_VEC_bf16
+#undef TSHI_GEMM_LOAD_bf16
+#undef TSHI_GEMM_STORE_bf16
+#undef TSHI_GEMM_SET_bf16
+#undef TSHI_GEMM_FMA_bf16
+#undef TSHI_GEMM_SUM_bf16
+#undef TSHI_GEMM_WORDS4
+#undef TSHI_GEMM_QUARTERS4
+#undef TSHI_GEMM_TRANSPOSE16
+#undef TSHI_GEMM_EACH16
+#undef TSHI_GEMM_ROW
+#undef TSHI_GEMM_WORD
+#undef TSHI_GEMM_PACK
+#undef TSHI_GEMM_PACK_AVX512
+#undef TSHI_GEMM_STORE_AVX512
+#undef TSHI_GEMM_FEW_ADD
+#undef TSHI_GEMM_FEW_STEP
+#undef TSHI_GEMM_FEW_LOAD
+#undef TSHI_GEMM_FEW_CLEAR
+#undef TSHI_GEMM_FEW_BEGIN
+#undef TSHI_GEMM_FEW_SLICE
+#undef TSHI_GEMM_FEW_END
+#undef TSHI_GEMM_EACH8
+#undef TSHI_GEMM_FEW_KERNEL
+#undef TSHI_GEMM_FEW_CASE
+#undef TSHI_GEMM_FEW_WORD
+#undef TSHI_GEMM_FEW_AVX512
+#undef TSHI_GEMM_FEW_PAIR
 #undef TSHI_GEMM_ROWS6
 #undef TSHI_GEMM_ROWS12
 #undef TSHI_GEMM_ZERO

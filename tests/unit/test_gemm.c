@@ -494,7 +494,8 @@ typedef struct typed {
     size_t bytes;
 } typed;
 
-static typed typed_new(int64_t rows, int64_t columns, kind k, int layout, uint32_t seed, int exact) {
+static typed typed_new(int64_t rows, int64_t columns, kind k, int layout, uint32_t seed,
+                       int exact) {
     const matrix shape = matrix_new(rows, columns, layout);
     const size_t bytes = shape.size * tsh_dtype_size(k.dtype);
     typed t = {{NULL, 0, 0, TSH_F32, 0}, 0, 0, 0};
@@ -517,10 +518,18 @@ static double typed_get(const typed *t, int64_t i, int64_t j) {
     return tshi_dtype_get(t->m.dtype, t->m.data, i * t->m.row + j * t->m.column);
 }
 
-/* As the product sees it: rounded to bf16, if it is to be. */
-static double typed_seen(const typed *t, int64_t i, int64_t j, int pairs) {
-    const double value = typed_get(t, i, j);
-    return pairs ? (double)tshi_dtype_from_bf16(tshi_dtype_to_bf16(R(value))) : value;
+/* All values as a product sees them: rounded to bf16, if they are to be. Transposed: column by
+ * column. */
+static double *typed_seen(const typed *t, int pairs, int transposed) {
+    double *values = (double *)malloc((size_t)(t->rows * t->columns + 1) * sizeof *values);
+    assert_non_null(values);
+    for (int64_t i = 0; i < t->rows; i++)
+        for (int64_t j = 0; j < t->columns; j++) {
+            const double value = typed_get(t, i, j);
+            values[transposed ? j * t->rows + i : i * t->columns + j] =
+                pairs ? (double)tshi_dtype_from_bf16(tshi_dtype_to_bf16(R(value))) : value;
+        }
+    return values;
 }
 
 static double rounded_to(tsh_dtype dtype, double value) {
@@ -566,13 +575,13 @@ static void try_typed(const tshi_gemm_kernel *kernel, const int64_t size[3], con
     typed b = typed_new(k, n, kinds[1], layout[1], 2, tolerance == 0);
     typed c = typed_new(m, n, of_c, layout[2], 3, 1), d = typed_new(1, n, reals, ROWS, 4, 1);
     const int pairs = tshi_gemm_pairs(kernel, a.m, b.m);
+    double *as = typed_seen(&a, pairs, 0), *bs = typed_seen(&b, pairs, 1);
     d.m.row = 0;
     typed_gemm(kernel, -2, &a, &b, R(biased), biased ? &d : &c, &c);
     for (int64_t e = 0; e < m * n; e++) {
         const int64_t i = e / n, j = e % n;
         double sum = 0, want, error;
-        for (int64_t p = 0; p < k; p++)
-            sum += typed_seen(&a, i, p, pairs) * typed_seen(&b, p, j, pairs);
+        for (int64_t p = 0; p < k; p++) sum += as[i * k + p] * bs[j * k + p];
         want = -2 * sum + (biased ? typed_get(&d, 0, j) : 0);
         error = fabs(typed_get(&c, i, j) - (tolerance == 0 ? rounded_to(dtype, want) : want));
         if (!(error <= tolerance + (tolerance == 0 || dtype == TSH_REAL ? 0 : fabs(want) / 256)))
@@ -582,6 +591,8 @@ static void try_typed(const tshi_gemm_kernel *kernel, const int64_t size[3], con
                      tshi_dtype_name(dtype), (int)m, (int)n, (int)k, layout[0], layout[1],
                      layout[2], (int)i, (int)j, typed_get(&c, i, j), want);
     }
+    free(as);
+    free(bs);
     free(a.m.data);
     free(b.m.data);
     free(c.m.data);
@@ -625,7 +636,8 @@ static void test_dtypes(void **state) {
 /* Fractions. Products of bf16 are exact, and each of k sums errs by half a unit in the last place
  * of a sum below k / 4: less than eps k^1.5, twice because of alpha. */
 static void test_dtypes_rounding(void **state) {
-    static const int64_t sizes[][3] = {{64, 64, 64}, {13, 129, 1000}, {300, 70, 900}, {1, 80, 1777}};
+    static const int64_t sizes[][3] = {
+        {64, 64, 64}, {13, 129, 1000}, {300, 70, 900}, {1, 80, 1777}};
     const double eps = sizeof(tsh_real) == 4 ? 1.2e-7 : 2.3e-16;
     (void)state;
     EACH_KERNEL(kernel)
@@ -639,7 +651,7 @@ static void test_dtypes_rounding(void **state) {
     }
 }
 
-/* A part of C, alone: of few rows or many, elsewhere in the tile, of other strides: the same bits. */
+/* A part of C, alone: few rows or many, elsewhere in the tile, other strides: the same bits. */
 static void check_typed_part(const tshi_gemm_kernel *kernel, const typed *a, const typed *b,
                              const typed *whole, const int part[4], int layout) {
     const kind of_a = {a->m.dtype, a->m.rounds}, of_c = {whole->m.dtype, 0};
@@ -655,7 +667,8 @@ static void check_typed_part(const tshi_gemm_kernel *kernel, const typed *a, con
     }
     typed_gemm(kernel, R(0.7), &pa, &pb, 0, &d, &c);
     for (int64_t e = 0; e < m * n; e++) {
-        const double got = typed_get(&c, e / n, e % n), want = typed_get(whole, i + e / n, j + e % n);
+        const double got = typed_get(&c, e / n, e % n);
+        const double want = typed_get(whole, i + e / n, j + e % n);
         if (memcmp(&got, &want, sizeof got) != 0)
             fail_msg("%s: %s x %s: (%d, %d) of a part (%d, %d) of layout %d: %.9g, not %.9g",
                      kernel->name, tshi_dtype_name(a->m.dtype), tshi_dtype_name(b->m.dtype),
@@ -697,7 +710,8 @@ static void test_pairs_order(void **state) {
     int tried = 0;
     (void)state;
     EACH_KERNEL(kernel) {
-        typed a = typed_new(m, k, kind_of(2), ROWS, 1, 0), b = typed_new(k, n, kind_of(2), COLUMNS, 2, 0);
+        typed a = typed_new(m, k, kind_of(2), ROWS, 1, 0);
+        typed b = typed_new(k, n, kind_of(2), COLUMNS, 2, 0);
         typed c = typed_new(m, n, kind_of(0), ROWS, 3, 1);
         const int64_t slice = tshi_gemm_slice(kernel, TSHI_GEMM_PAIRS, k);
         if (kernel->pairs) {
@@ -709,7 +723,8 @@ static void test_pairs_order(void **state) {
                     volatile float product;
                     if (p % slice == 0) part = 0;
                     if (p + 1 < k) {
-                        product = (float)(typed_get(&a, e / n, p + 1) * typed_get(&b, p + 1, e % n));
+                        product = (float)(typed_get(&a, e / n, p + 1) *
+                                          typed_get(&b, p + 1, e % n));
                         part = part + product;
                     }
                     product = (float)(typed_get(&a, e / n, p) * typed_get(&b, p, e % n));
@@ -739,8 +754,9 @@ static uint32_t quiet(tsh_real pair) {
 /* Packing by vectors gives the bits of packing by elements: any width, valid rows, steps, strides;
  * numbers that are not finite, subnormal, and in the middle of two of bf16. */
 static void test_pack_dtypes(void **state) {
-    static const uint32_t special[] = {0x7FC00000u, 0x7F800001u, 0xFF800000u, 0x7F7FFFFFu, 0x00000001u,
-                                       0x80018000u, 0x3F808000u, 0x3F818000u, 0x3F808001u, 0x80000000u};
+    static const uint32_t special[] = {0x7FC00000u, 0x7F800001u, 0xFF800000u, 0x7F7FFFFFu,
+                                       0x00000001u, 0x80018000u, 0x3F808000u, 0x3F818000u,
+                                       0x3F808001u, 0x80000000u};
     static tsh_real fast[40 * 80], plain[40 * 80];
     static uint32_t source[40 * 90];
     (void)state;
@@ -776,8 +792,9 @@ static void test_pack_dtypes(void **state) {
 
 /* Storing by vectors rounds as the dtype does. */
 static void test_store(void **state) {
-    static const uint32_t special[] = {0x7FC00000u, 0xFF800001u, 0xFF800000u, 0x7F7FFFFFu, 0x00000001u,
-                                       0x80018000u, 0x3F808000u, 0x3F818000u, 0x477FF000u, 0x33000000u};
+    static const uint32_t special[] = {0x7FC00000u, 0xFF800001u, 0xFF800000u, 0x7F7FFFFFu,
+                                       0x00000001u, 0x80018000u, 0x3F808000u, 0x3F818000u,
+                                       0x477FF000u, 0x33000000u};
     (void)state;
     EACH_KERNEL(kernel)
     for (int turn = 0; turn < 4000 && kernel->store; turn++) {
@@ -817,7 +834,8 @@ static void test_dtypes_nan(void **state) {
         typed c = typed_new(m, n, kind_of(i % 2 ? 0 : 2), ROWS, 3, 1);
         tshi_dtype_put(b.m.dtype, tshi_gemm_from(b.m, 69, 33).data, 0, (double)NAN);
         tshi_dtype_put(a.m.dtype, tshi_gemm_from(a.m, m - 1, 68).data, 0, (double)INFINITY);
-        for (int64_t j = 0; j < n; j++) tshi_dtype_put(b.m.dtype, tshi_gemm_from(b.m, 68, j).data, 0, 1);
+        for (int64_t j = 0; j < n; j++)
+            tshi_dtype_put(b.m.dtype, tshi_gemm_from(b.m, 68, j).data, 0, 1);
         typed_gemm(kernel, 1, &a, &b, 0, &c, &c);
         for (int64_t e = 0; e < m * n; e++) {
             const double got = typed_get(&c, e / n, e % n);
