@@ -20810,7 +20810,7 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].param; /* a moment has its form */
         if (!io->item[i].file) continue;         /* a moment not created yet */
-        end = begin + tsh_numel(t) * tshi_dtypes[io->item[i].file].size;
+        end = begin + (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(t));
         tshi_io_put_name(text, io->item[i].prefix, io->item[i].path);
         tshi_io_put(text, "{\"dtype\":\"%s\",\"shape\":[", tshi_dtypes[io->item[i].file].file);
         for (d = 0; d < t->ndim; d++) tshi_io_put(text, d ? ",%lld" : "%lld", (long long)t->dim[d]);
@@ -21047,7 +21047,7 @@ static void tshi_io_begin_file(tshi_io *io) {
     const size_t buffers = ctx->tp.rank == 0 && ctx->tp.size > 1 ? 2 : 1;
     int i;
     for (i = 0; i < io->items; i++) {
-        io->bytes += tsh_numel(io->item[i].param) * tshi_dtypes[io->item[i].file].size;
+        io->bytes += (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(io->item[i].param));
         tshi_io_hash(io, &io->item[i].file, sizeof io->item[i].file);
     }
     if (ctx->dp.rank > 0) return; /* the first replica writes */
@@ -21058,14 +21058,14 @@ static void tshi_io_begin_file(tshi_io *io) {
 /* Converts n elements of this rank's shard of t, the first at index `local`, to dtype `file`. */
 static void tshi_io_convert(const tsh_tensor *t, int64_t local, int64_t n, tsh_dtype file,
                             char *to) {
-    const char *from = (const char *)tshi_tensor_at(t) + local * tshi_dtypes[t->dtype].size;
+    const char *from = (const char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, local);
     tsh_real run[TSHI_DTYPE_RUN]; /* exact weights */
     int64_t e, m;
     if (!t->low) tshi_dtype_convert(from, t->dtype, to, file, n);
     for (e = 0; e < n && t->low; e += m) {
         m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
         tshi_tensor_exact(t, local + e, m, run);
-        tshi_dtype_convert(run, TSH_REAL, to + e * tshi_dtypes[file].size, file, m);
+        tshi_dtype_convert(run, TSH_REAL, to + tshi_dtype_bytes(file, e), file, m);
     }
 }
 
@@ -21814,7 +21814,7 @@ static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tens
  * file's dtype. Returns 0 without memory. */
 static int tshi_load_convert(const tshi_io_item *item, tsh_tensor *t, int64_t local, int64_t n,
                              const char *from) {
-    char *to = (char *)tshi_tensor_at(t) + local * tshi_dtypes[t->dtype].size;
+    char *to = (char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, local);
     tsh_real run[TSHI_DTYPE_RUN]; /* exact weights */
     int64_t e, m;
     if (!tshi_io_is_exact(item)) {
@@ -21823,7 +21823,7 @@ static int tshi_load_convert(const tshi_io_item *item, tsh_tensor *t, int64_t lo
     }
     for (e = 0; e < n; e += m) {
         m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
-        tshi_dtype_convert(from + e * tshi_dtypes[item->file].size, item->file, run, TSH_REAL, m);
+        tshi_dtype_convert(from + tshi_dtype_bytes(item->file, e), item->file, run, TSH_REAL, m);
         if (!tshi_tensor_set_exact(t, local + e, m, run)) return 0;
     }
     return 1;

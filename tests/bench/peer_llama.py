@@ -81,7 +81,8 @@ def write(path, shape, weights):
     values = numpy.random.default_rng(1).standard_normal(1 << 20, numpy.float32) * 0.02
     values = values.reshape(-1, 4096)
     kinds = {kind: numpy.frombuffer(gguf.quants.quantize(values, kind).tobytes(), numpy.uint8)
-             for kind in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType[weights.upper()])}
+             for kind in (gguf.GGMLQuantizationType.F32,
+                          gguf.GGMLQuantizationType[weights.upper()])}
     writer = gguf.GGUFWriter(path, shape["arch"])
     describe(writer, shape)
     pieces = []

@@ -579,6 +579,8 @@ def llama(args):
     there = bool(rows) and has_llama()
     for number, (shape, weights) in enumerate(rows):
         which = ["--model", shape, "--weights", weights]
+        if not output([ours] + which + ["--prefill", "1"], limit=FIRST_LIMIT):
+            continue  # it has said why
         peer = Ranks("llamacpp", [TORCH_PYTHON, os.path.join(HERE, "peer_llama.py"), "--folder",
                                   BUILD] + which) if there else None
         if peer:  # the file is written and read before anything is measured
