@@ -6721,7 +6721,7 @@ static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile,
     const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
     const int direct = job->wide == 1 && job->kernel->direct &&
                        first + TSHI_QUANT_COLUMNS <= job->outs; /* 1: few rows, no tiles */
-    const int64_t strip = direct ? job->blocks : TSHI_QUANT_STRIP;
+    const int64_t strip = direct ? job->blocks : (int64_t)TSHI_QUANT_STRIP;
     tshi_quant_source from;
     memset(sums, 0, (size_t)(job->rows * stride) * sizeof *sums);
     from.size = job->size;
