@@ -3062,7 +3062,8 @@ static void tshi_dtype_store_q4_0(void *data, int64_t step, int64_t n, const tsh
 
 #define TSHI_DTYPE_BLOCK_ROW(suffix, size)                                                         \
     {#suffix, "U8", size, 1,    tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,               \
-     NULL,    NULL, NULL, NULL, NULL,                     NULL,                     TSHI_DTYPE_BLOCK}
+     NULL,    NULL, NULL, NULL, NULL,                     NULL,                                    \
+     TSHI_DTYPE_BLOCK}
 #define TSHI_DTYPE_SHORT_ROW(suffix, file)                                                         \
     {#suffix, file, 2,    1,    tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,               \
      NULL,    NULL, NULL, NULL, NULL,                     NULL,                     1}
@@ -4333,8 +4334,8 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
             n = tshi_base_min(BLOCK, run.length - e);
             for (int64_t i = 0; i < n && !filled; i++)
                 value[i] = TSHI_R(tshi_init_element(&f, run.global + e + i));
-            dtype->store((char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, run.local + e), 1, n,
-                         value);
+            dtype->store((char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, run.local + e), 1,
+                         n, value);
         }
     tshi_mem_release(t->ctx, block);
     return TSH_OK;
@@ -19519,7 +19520,8 @@ static int tshi_quantize_check(tsh_module *m, tsh_dtype dtype) {
         if (at.param == t && (at.slot || !tshi_quantize_takes(at.module) ||
                               at.module->reversed != m->reversed))
             return tshi_error_zero(m->ctx, TSH_ERR_ARGUMENT,
-                                   "tsh_quantize: \"%s\" is tied to a parameter of \"%s\", which %s",
+                                   "tsh_quantize: \"%s\" is tied to a parameter of \"%s\", "
+                                   "which %s",
                                    t->path, at.module->path,
                                    tshi_quantize_takes(at.module) ? "stores it the other way round"
                                                                   : "takes no quantised one");
@@ -19543,9 +19545,8 @@ static tshi_block *tshi_quantize_values(const tsh_tensor *t, const tsh_tensor *f
     const tshi_dtype *from = &tshi_dtypes[t->dtype], *to = &tshi_dtypes[form->dtype];
     const int64_t ins = form->local[1], row = t->stride[reversed], step = t->stride[!reversed];
     tshi_block *values = tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_reals(ins));
-    tshi_block *block = values ? tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS,
-                                                tshi_dtype_bytes(form->dtype, tsh_local_numel(form)))
-                               : NULL;
+    const size_t bytes = tshi_dtype_bytes(form->dtype, tsh_local_numel(form));
+    tshi_block *block = values ? tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS, bytes) : NULL;
     for (int64_t r = 0; block && r < form->local[0]; r++) {
         tsh_real *x = (tsh_real *)tshi_mem_data(values);
         from->load((const char *)tshi_tensor_at(t) + r * row * from->size, step, ins, x);
@@ -20650,7 +20651,11 @@ static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *pa
 
 /* Callback of tshi_module_params: appends a parameter. */
 static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
-    (void)path;
+    if (tshi_dtype_in_blocks(param->dtype))
+        (void)tshi_io_fail((const tshi_io *)user, TSH_ERR_UNSUPPORTED,
+                           "cannot hold \"%s\", which is quantised; save and load before "
+                           "tsh_quantize",
+                           path);
     (void)tshi_io_add((tshi_io *)user, "", param, NULL);
 }
 

@@ -251,7 +251,7 @@ static int tied_mistakes(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
-/* Optimisers: one that has the weight refuses; one made later leaves it out, and trains the rest. */
+/* An optimiser that has the weight refuses; one made later leaves it out, and trains the rest. */
 static int trains_the_rest(tsh_ctx *ctx, void *user) {
     const tsh_linear_desc first = {.in = 32, .out = 64, .style = TSH_COLWISE},
                           second = {.in = 64, .out = 4, .style = TSH_ROWWISE};

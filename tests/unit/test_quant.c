@@ -1,6 +1,6 @@
-/* Quantised weights: the bytes are ggml's (quant.safetensors, written by its Python package),
+/* Quantised weights: the bytes are ggml's (quant.safetensors, written by its Python package);
  * products are those of exact integers and doubles within the rounding of their sums, with the same
- * bits by every instruction set, for any number of rows and any cut; and what such tensors refuse. */
+ * bits by every instruction set and for any number of rows; and what such tensors refuse. */
 /* build: double */
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
