@@ -5263,6 +5263,37 @@ TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_o
     }
 }
 
+/* Rounds n tsh_real at `values` to dtype, in place: the results follow each other from `values` on.
+ * tshi_kernel_widen undoes it. */
+static void tshi_kernel_narrow(void *values, int64_t n, tsh_dtype dtype) {
+    const tshi_operand to = tshi_kernel_operand(values, 1, dtype);
+    const tshi_operand from = tshi_kernel_operand(values, 1, TSH_REAL);
+    if (dtype != TSH_REAL) tshi_kernel_cast(n, &to, &from); /* reads a block before it writes it */
+}
+
+static void tshi_kernel_widen(void *values, int64_t n, tsh_dtype dtype) {
+    enum { BLOCK = 256 };
+    int64_t m, at; /* elements of this block; the first of them: the last block comes first */
+    for (at = (n - 1) / BLOCK * BLOCK; n > 0 && at >= 0 && dtype != TSH_REAL; at -= BLOCK) {
+        tsh_real block[BLOCK];
+        m = tshi_base_min(BLOCK, n - at);
+        tshi_dtypes[dtype].load((char *)values + at * tshi_dtypes[dtype].size, 1, m, block);
+        memcpy((tsh_real *)values + at, block, tshi_dtype_reals(m));
+    }
+}
+
+/* Returns a block with n tsh_real at `values`, rounded to dtype. NULL: no memory. */
+static tshi_block *tshi_kernel_rounded(tsh_ctx *ctx, const tsh_real *values, int64_t n,
+                                       tsh_dtype dtype) {
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, n));
+    const tshi_operand from = tshi_kernel_reals(values, 1);
+    if (block) {
+        const tshi_operand to = tshi_kernel_operand(tshi_mem_data(block), 1, dtype);
+        tshi_kernel_cast(n, &to, &from);
+    }
+    return block;
+}
+
 /* Copies by blocks of constant size, which need no call: libc's memcpy is slower for short runs. */
 TSHI_APART void tshi_kernel_move_dense(void *to, const void *from, size_t bytes) {
     enum { BLOCK = 128 };
@@ -8371,6 +8402,12 @@ static int tshi_tape_dest_in(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *de
     return 1;
 }
 
+/* Returns the dtype in which the gradient of t goes to other ranks of tp: bf16 for activations of
+ * bf16, which are step tensors; tsh_real for leaves and all others (f16 would lose small ones). */
+static tsh_dtype tshi_tape_sent_as(const tsh_tensor *t) {
+    return t->dtype == TSH_BF16 && !(t->base->flags & TSHI_OWNED) ? TSH_BF16 : TSH_REAL;
+}
+
 /* Returns 1 if the node's gradient of input i is a partial sum over tp. */
 static int tshi_tape_is_partial(const tshi_node *node, int i) {
     return (node->progress.partial >> i & 1u) && node->out->ctx->tp.size > 1;
@@ -8515,10 +8552,12 @@ static void tshi_tape_input_done(tshi_node *node, int i) {
     if (!tshi_tape_is_partial(node, i) || --base->partial_contributions > 0) return;
     if (tshi_tape_accepts_partial(base->node) || !base->gp.live || ctx->error.code != TSH_OK)
         return;
-    (void)tshi_error_comm(ctx,
-                          tsh_allreduce_start(&ctx->tp, tshi_mem_data(base->gp.block),
-                                              tsh_local_numel(base), TSH_REAL, TSH_SUM, &base->req),
-                          "tsh_backward: all-reduce of a gradient");
+    tshi_kernel_narrow(tshi_mem_data(base->gp.block), tsh_local_numel(base),
+                       tshi_tape_sent_as(base));
+    (void)tshi_error_comm(
+        ctx, tsh_allreduce_start(&ctx->tp, tshi_mem_data(base->gp.block), tsh_local_numel(base),
+                                 tshi_tape_sent_as(base), TSH_SUM, &base->req),
+        "tsh_backward: all-reduce of a gradient");
     base->reducing = ctx->error.code == TSH_OK; /* tshi_tape_complete waits for base->req */
 }
 
@@ -8550,6 +8589,7 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
         t->reducing = 0;
         (void)tshi_error_comm(ctx, tsh_wait(&ctx->tp, t->req),
                               "tsh_backward: all-reduce of a gradient");
+        tshi_kernel_widen(tshi_mem_data(t->gp.block), tsh_local_numel(t), tshi_tape_sent_as(t));
     }
     if (ctx->error.code != TSH_OK) return NULL;
     tshi_tape_merge(t);
@@ -11694,15 +11734,24 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
  * has the global shape of both. */
 static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, const tsh_layout *from,
                                    const tsh_layout *to, tsh_real *g) {
-    tshi_block *scratch;
+    tsh_tensor *x = node->in[0];
+    const int64_t n = from->kind == TSH_SHARDED ? tsh_local_numel(form) : tsh_numel(form);
+    tsh_dtype dtype = from->kind == TSH_REPLICATED ? TSH_REAL /* nothing is sent */
+                                                   : tshi_tape_sent_as(x);
+    tshi_block *scratch, *sent = NULL; /* sent: g, if it is sent in another dtype */
     tshi_dest dest;
     tsh_real *dx; /* dense gradient, of layout `to` */
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    dx = tshi_map_dense_dest(node->in[0], &dest, &scratch);
-    if (dx && tshi_redistribute_move(form, from, to, TSH_REAL, g, dx) == TSH_OK)
-        tshi_map_accumulate(node->in[0], &dest, scratch);
-    else
-        tshi_mem_release(node->out->ctx, scratch);
+    dx = tshi_map_dense_dest(x, &dest, &scratch);
+    if (dx && dtype != TSH_REAL) sent = tshi_kernel_rounded(x->ctx, g, n, dtype);
+    if (dx && tshi_redistribute_move(form, from, to, dtype, sent ? tshi_mem_data(sent) : g, dx) ==
+                  TSH_OK) {
+        tshi_kernel_widen(dx, tsh_local_numel(x), dtype);
+        tshi_map_accumulate(x, &dest, scratch);
+    } else {
+        tshi_mem_release(x->ctx, scratch);
+    }
+    tshi_mem_release(x->ctx, sent);
 }
 
 /* Backward of the three ops below. After an all-gather (the last two), a complete gradient (gr) is
@@ -11908,17 +11957,20 @@ static int tshi_redistribute_redop(const char *op, const tsh_tensor *x, tsh_redo
 static void tshi_redistribute_copy_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     tsh_redop op = *(const tsh_redop *)node->params;
+    const tsh_dtype dtype = tshi_tape_sent_as(node->in[0]);
     const tsh_real *g = tshi_tape_complete(out); /* gr + gp of this rank, not yet all-reduced */
     size_t bytes = (size_t)tsh_local_numel(out) * sizeof *g;
     tshi_block *scratch = g ? tshi_mem_alloc(out->ctx, TSH_MEM_STEP, bytes) : NULL;
     tshi_dest dest;
     if (!scratch) return;
     memcpy(tshi_mem_data(scratch), g, bytes); /* the all-reduce must not change out's gradient */
-    if (tshi_error_comm(out->ctx,
-                        tsh_allreduce(&out->ctx->tp, tshi_mem_data(scratch), tsh_local_numel(out),
-                                      TSH_REAL, op),
-                        "tsh_tp_copy: all-reduce of the gradient") == TSH_OK &&
-        tshi_tape_dest(node, 0, &dest))
+    tshi_kernel_narrow(tshi_mem_data(scratch), tsh_local_numel(out), dtype);
+    (void)tshi_error_comm(out->ctx,
+                          tsh_allreduce(&out->ctx->tp, tshi_mem_data(scratch),
+                                        tsh_local_numel(out), dtype, op),
+                          "tsh_tp_copy: all-reduce of the gradient");
+    tshi_kernel_widen(tshi_mem_data(scratch), tsh_local_numel(out), dtype);
+    if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
         tshi_tape_accumulate(node->in[0], &dest, (const tsh_real *)tshi_mem_data(scratch),
                              out->stride);
     tshi_mem_release(out->ctx, scratch);
@@ -12344,19 +12396,29 @@ typedef struct tshi_linear {
     int regather; /* 1: column-parallel, sequence parallelism: X is gathered, in backward too */
 } tshi_linear;
 
-/* Returns t's values as a matrix (*rows, features): in place, or if gather is 1 all-gathered to
- * *block, which the caller releases (NULL: in place). */
+/* Returns t's values, or its gradient (then dtype is TSH_REAL), as a matrix (*rows, features): in
+ * place, or if gather is 1 all-gathered to *block, which the caller releases (NULL: in place). A
+ * gradient is gathered in the dtype in which it is sent. */
 static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype, int gather,
                                     int64_t *rows, tshi_block **block) {
     const tsh_layout whole = tsh_replicated();
     int64_t step = 0, last = t->ndim - 1; /* step: elements from row to row */
+    const int rounds = gather && dtype == TSH_REAL && tshi_tape_sent_as(t) != TSH_REAL;
+    tshi_block *sent = NULL; /* a gradient, rounded */
+    if (rounds) {
+        dtype = tshi_tape_sent_as(t);
+        sent = tshi_kernel_rounded(t->ctx, (const tsh_real *)values, tsh_local_numel(t), dtype);
+        if (sent) values = tshi_mem_data(sent);
+    }
     *block = gather ? tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_numel(t)))
                     : NULL;
     if (*block) {
         *rows = tshi_tensor_product(t->dim, t->ndim - 1);
         (void)tshi_redistribute_move(t, &t->layout, &whole, dtype, values, tshi_mem_data(*block));
+        tshi_mem_release(t->ctx, sent);
         return tshi_gemm_matrix_of(tshi_mem_data(*block), dtype, t->dim[last], 1);
     }
+    tshi_mem_release(t->ctx, sent);
     (void)tshi_kernel_rows(t, rows, &step);
     return tshi_gemm_matrix_of(values, dtype, step, t->stride[last]);
 }
@@ -12435,20 +12497,22 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     return x->ctx->error.code == TSH_OK;
 }
 
-/* Computes Y in out. The product adds the bias, unless the product is a partial sum: then the bias
- * is added once, after the all-reduce or reduce-scatter. */
+/* Computes Y in out. The product adds the bias, unless the product is a partial sum: that is
+ * rounded to Y's dtype and summed, and then the bias is added once. */
 static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *how) {
     tsh_ctx *ctx = out->ctx;
     tsh_tensor *x = in[0], *w = in[1], *b = in[2]; /* shapes (.., in), (out, in), (out) or NULL */
     tsh_layout sum = tsh_partial();                /* the layout P */
     const int late = how->reduce || how->scatter;  /* 1: a collective comes before the bias */
     int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS]; /* outs: this rank's features of Y */
-    tshi_block *whole, *unrounded, *product = NULL, *bias = NULL; /* scratch, or NULL */
+    tshi_block *whole, *unrounded = NULL, *product = NULL, *bias = NULL; /* scratch, or NULL */
     tshi_matrix mx, mw, my, mb; /* shapes: (rows, in), (in, out), (rows, out), b as (rows, out) */
-    tsh_real *result = tshi_kernel_output(out, &unrounded), *y = result; /* y: (rows, out) */
+    const int rounds = late && out->dtype != TSH_REAL; /* 1: rounds Y before it is sent */
+    tsh_real *y = late ? (tsh_real *)tshi_tensor_at(out) : tshi_kernel_output(out, &unrounded);
     mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, how->regather, &rows, &whole);
     mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]); /* W^T */
-    if (how->scatter) product = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * outs));
+    if (how->scatter || rounds)
+        product = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * outs));
     if (product) y = (tsh_real *)tshi_mem_data(product); /* Y as a partial sum */
     my = mb = tshi_gemm_matrix(y, outs, 1);              /* shape (rows, out) */
     if (b && !late) {
@@ -12458,16 +12522,20 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     if (ctx->error.code == TSH_OK)
         tshi_matmul_run(ctx, rows, outs, w->local[1], 1, mx, mw, b && !late ? TSHI_R(1) : 0, mb,
                         my);
+    if (ctx->error.code == TSH_OK && rounds) tshi_kernel_narrow(y, rows * outs, out->dtype);
+    if (ctx->error.code == TSH_OK && how->reduce && rounds)
+        memcpy(tshi_tensor_at(out), y, tshi_dtype_bytes(out->dtype, rows * outs));
     if (ctx->error.code == TSH_OK && how->reduce)
         (void)tshi_error_comm(ctx,
-                              tsh_allreduce(&ctx->tp, y, tsh_local_numel(out), TSH_REAL, TSH_SUM),
+                              tsh_allreduce(&ctx->tp, tshi_tensor_at(out), tsh_local_numel(out),
+                                            out->dtype, TSH_SUM),
                               "tsh_linear: all-reduce of a row-parallel output");
     if (ctx->error.code == TSH_OK && how->scatter)
-        (void)tshi_redistribute_move(out, &sum, &out->layout, TSH_REAL, y, result);
+        (void)tshi_redistribute_move(out, &sum, &out->layout, out->dtype, y, tshi_tensor_at(out));
     if (ctx->error.code == TSH_OK && b && late) {
         tshi_loop loop;
         tshi_kernel_space(&loop, out);
-        tshi_kernel_add_operand(&loop, out, result, out->stride, TSH_REAL);
+        tshi_kernel_tensor(&loop, out);
         tshi_kernel_tensor(&loop, b); /* broadcast to every row */
         tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
     }
