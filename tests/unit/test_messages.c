@@ -6,8 +6,8 @@
 
 #include "../support/ranks.h"
 
-enum { SENT_ROWS = 12, SENT_IN = 24, SENT_HIDDEN = 36, SENT_OUT = 20, RESULTS = 6 };
-enum { MOST = SENT_HIDDEN * SENT_IN };
+enum { SENT_ROWS = 12, SENT_IN = 24, SENT_HIDDEN = 36, SENT_OUT = 20, SENT_RESULTS = 6 };
+enum { SENT_MOST = SENT_HIDDEN * SENT_IN };
 
 typedef enum mode {
     PLAIN,    /* tsh_linear, column- then row-parallel */
@@ -18,12 +18,13 @@ typedef enum mode {
 
 /* Results of a run, whole: y, and the gradients of x, w1, b1, w2, b2; bytes sent, by kind. */
 typedef struct results {
-    double value[RESULTS][MOST];
+    double value[SENT_RESULTS][SENT_MOST];
     uint64_t bytes[TSH_COLL_KINDS];
 } results;
 
-static const int64_t result_sizes[RESULTS] = {SENT_ROWS * SENT_OUT, SENT_ROWS * SENT_IN, MOST, SENT_HIDDEN,
-                                               SENT_OUT * SENT_HIDDEN, SENT_OUT};
+static const int64_t result_sizes[SENT_RESULTS] = {
+    SENT_ROWS * SENT_OUT, SENT_ROWS *SENT_IN,     SENT_MOST,
+    SENT_HIDDEN,          SENT_OUT *SENT_HIDDEN, SENT_OUT};
 
 /* Value i of tensor `which`, which bf16 represents; absolute: its size. */
 static float value_of(int which, int64_t i, int absolute) {
@@ -38,8 +39,8 @@ static float value_of(int which, int64_t i, int absolute) {
 static tsh_tensor *leaf(tsh_ctx *ctx, tsh_dtype dtype, int which, tsh_shape shape,
                         tsh_layout layout, int absolute) {
     tsh_tensor *t = tsh_tensor_new(ctx, dtype, shape, &layout);
-    float values[MOST];
-    uint16_t halves[MOST];
+    float values[SENT_MOST];
+    uint16_t halves[SENT_MOST];
     int64_t n = 1;
     for (int d = 0; d < shape.ndim; d++) n *= shape.dim[d];
     for (int64_t i = 0; i < n; i++) {
@@ -78,10 +79,11 @@ static tsh_tensor *chain(mode m, tsh_tensor *x, tsh_tensor *const *w) {
 static void run(tsh_ctx *ctx, mode m, tsh_dtype dtype, int absolute, results *r) {
     const tsh_layout whole = tsh_replicated();
     tsh_tensor *x = leaf(ctx, dtype, 0, tsh_shape2(SENT_ROWS, SENT_IN), whole, absolute);
-    tsh_tensor *w[4] = {leaf(ctx, dtype, 1, tsh_shape2(SENT_HIDDEN, SENT_IN), tsh_sharded(0), absolute),
-                        leaf(ctx, dtype, 2, tsh_shape1(SENT_HIDDEN), tsh_sharded(0), absolute),
-                        leaf(ctx, dtype, 3, tsh_shape2(SENT_OUT, SENT_HIDDEN), tsh_sharded(1), absolute),
-                        leaf(ctx, dtype, 4, tsh_shape1(SENT_OUT), whole, absolute)};
+    tsh_tensor *w[4] = {
+        leaf(ctx, dtype, 1, tsh_shape2(SENT_HIDDEN, SENT_IN), tsh_sharded(0), absolute),
+        leaf(ctx, dtype, 2, tsh_shape1(SENT_HIDDEN), tsh_sharded(0), absolute),
+        leaf(ctx, dtype, 3, tsh_shape2(SENT_OUT, SENT_HIDDEN), tsh_sharded(1), absolute),
+        leaf(ctx, dtype, 4, tsh_shape1(SENT_OUT), whole, absolute)};
     tsh_tensor *seed = leaf(ctx, dtype, 5, tsh_shape2(SENT_ROWS, SENT_OUT), whole, absolute);
     uint64_t before[TSH_COLL_KINDS];
     tsh_tensor *y, *act;
@@ -116,7 +118,7 @@ static int compare(tsh_ctx *ctx, void *user) {
         run(ctx, (mode)m, TSH_F32, 0, &all[1]);
         run(ctx, (mode)m, TSH_F32, 1, &all[2]);
         CHECK_OK();
-        for (int i = 0; i < RESULTS; i++) {
+        for (int i = 0; i < SENT_RESULTS; i++) {
             double different = 0;
             for (int64_t e = 0; e < result_sizes[i]; e++) {
                 const double size = all[2].value[i][e];
