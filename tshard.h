@@ -1168,8 +1168,9 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim);
 /* -- layouts ---------------------------------------------------------------- */
 
 /* The same values in another layout: S to R all-gather, P to R all-reduce, P to S reduce-scatter, S
- * to S all-to-all, R to S a slice, R to P rank 0 keeps. Gradients go the opposite way (S to R:
- * reduce-scatter of partial gradients, slice of complete ones). S to P is an error. The same
+ * to S all-to-all, R to S a slice, R to P rank 0 keeps. Values travel in their dtype. Gradients go
+ * the opposite way (S to R: reduce-scatter of partial gradients, slice of complete ones); those of
+ * bf16 activations (step tensors) travel in bf16, others in tsh_real. S to P is an error. The same
  * layout: x itself. */
 TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout);
 /* Redistribute to replicated. */
@@ -1222,7 +1223,7 @@ TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size);
 TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b);
 /* x (.., in), w (out, in), b (out) or NULL -> x w^T + b (.., out), torch.nn.functional.linear.
  * w S(0), x R, b S(0): column-parallel, gives S(-1); backward all-reduces dx. w S(1), x S(-1) or R,
- * b R: row-parallel, gives R by one all-reduce, b added after it. w R: x R, or S along another
+ * b R: row-parallel, gives R by one all-reduce in its dtype, b added after it. w R: x R, or S along another
  * dimension, kept. */
 TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b);
 
@@ -5278,7 +5279,7 @@ static void tshi_kernel_widen(void *values, int64_t n, tsh_dtype dtype) {
         tsh_real block[BLOCK];
         m = tshi_base_min(BLOCK, n - at);
         tshi_dtypes[dtype].load((char *)values + at * tshi_dtypes[dtype].size, 1, m, block);
-        memcpy((tsh_real *)values + at, block, tshi_dtype_reals(m));
+        memcpy((tsh_real *)values + at, block, (size_t)m * sizeof *block);
     }
 }
 
