@@ -1223,8 +1223,8 @@ TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size);
 TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b);
 /* x (.., in), w (out, in), b (out) or NULL -> x w^T + b (.., out), torch.nn.functional.linear.
  * w S(0), x R, b S(0): column-parallel, gives S(-1); backward all-reduces dx. w S(1), x S(-1) or R,
- * b R: row-parallel, gives R by one all-reduce in its dtype, b added after it. w R: x R, or S along another
- * dimension, kept. */
+ * b R: row-parallel, gives R by one all-reduce in its dtype, b added after it. w R: x R, or S along
+ * another dimension, kept. */
 TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b);
 
 typedef struct tsh_lookup_desc {
