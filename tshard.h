@@ -1178,8 +1178,9 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim);
 /* -- layouts ---------------------------------------------------------------- */
 
 /* The same values in another layout: S to R all-gather, P to R all-reduce, P to S reduce-scatter, S
- * to S all-to-all, R to S a slice, R to P rank 0 keeps. Gradients go the opposite way (S to R:
- * reduce-scatter of partial gradients, slice of complete ones). S to P is an error. The same
+ * to S all-to-all, R to S a slice, R to P rank 0 keeps. Values travel in their dtype. Gradients go
+ * the opposite way (S to R: reduce-scatter of partial gradients, slice of complete ones); those of
+ * bf16 activations (step tensors) travel in bf16, others in tsh_real. S to P is an error. The same
  * layout: x itself. */
 TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout);
 /* Redistribute to replicated. */
@@ -1234,8 +1235,8 @@ TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size);
 TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b);
 /* x (.., in), w (out, in), b (out) or NULL -> x w^T + b (.., out), torch.nn.functional.linear.
  * w S(0), x R, b S(0): column-parallel, gives S(-1); backward all-reduces dx. w S(1), x S(-1) or R,
- * b R: row-parallel, gives R by one all-reduce, b added after it. w R: x R, or S along another
- * dimension, kept. Dtypes may differ, as of tsh_matmul: the result has x's. */
+ * b R: row-parallel, gives R by one all-reduce in its dtype, b added after it. w R: x R, or S along
+ * another dimension, kept. Dtypes may differ, as of tsh_matmul: the result has x's. */
 TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b);
 
 typedef struct tsh_lookup_desc {
@@ -5609,6 +5610,37 @@ TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_o
     }
 }
 
+/* Rounds n tsh_real at `values` to dtype, in place: the results follow each other from `values` on.
+ * tshi_kernel_widen undoes it. */
+static void tshi_kernel_narrow(void *values, int64_t n, tsh_dtype dtype) {
+    const tshi_operand to = tshi_kernel_operand(values, 1, dtype);
+    const tshi_operand from = tshi_kernel_operand(values, 1, TSH_REAL);
+    if (dtype != TSH_REAL) tshi_kernel_cast(n, &to, &from); /* reads a block before it writes it */
+}
+
+static void tshi_kernel_widen(void *values, int64_t n, tsh_dtype dtype) {
+    enum { BLOCK = 256 };
+    int64_t m, at; /* elements of this block; the first of them: the last block comes first */
+    for (at = (n - 1) / BLOCK * BLOCK; n > 0 && at >= 0 && dtype != TSH_REAL; at -= BLOCK) {
+        tsh_real block[BLOCK];
+        m = tshi_base_min(BLOCK, n - at);
+        tshi_dtypes[dtype].load((char *)values + at * tshi_dtypes[dtype].size, 1, m, block);
+        memcpy((tsh_real *)values + at, block, (size_t)m * sizeof *block);
+    }
+}
+
+/* Returns a block with n tsh_real at `values`, rounded to dtype. NULL: no memory. */
+static tshi_block *tshi_kernel_rounded(tsh_ctx *ctx, const tsh_real *values, int64_t n,
+                                       tsh_dtype dtype) {
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, n));
+    const tshi_operand from = tshi_kernel_reals(values, 1);
+    if (block) {
+        const tshi_operand to = tshi_kernel_operand(tshi_mem_data(block), 1, dtype);
+        tshi_kernel_cast(n, &to, &from);
+    }
+    return block;
+}
+
 /* Copies by blocks of constant size, which need no call: libc's memcpy is slower for short runs. */
 TSHI_APART void tshi_kernel_move_dense(void *to, const void *from, size_t bytes) {
     enum { BLOCK = 128 };
@@ -7524,7 +7556,7 @@ typedef struct tshi_quant_job {
     const unsigned char *w;    /* W, shape (outs, blocks), `size` bytes a block */
     const tshi_quant_input *x; /* X, shape (rows, blocks) */
     const tshi_matrix *bias;   /* as (rows, outs); NULL: there is none */
-    tsh_real *y;               /* Y, shape (rows, outs) */
+    tshi_matrix y;             /* Y, shape (rows, outs), rows contiguous */
     int64_t rows, outs, blocks;
     int size, wide; /* wide: tiles side by side */
     char *scratch;  /* for every piece: tiles, then sums of shape (rows, 16 * wide) */
@@ -7569,20 +7601,21 @@ static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) 
     tshi_quant_tile *tile = (tshi_quant_tile *)(void *)(job->scratch + (size_t)piece * job->each);
     float *sums = (float *)(void *)(tile + TSHI_QUANT_STRIP * job->wide);
     for (int64_t c, n; from < to; from += n) {
+        tsh_real y[TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE]; /* n elements of a row of Y */
         n = tshi_base_min(stride, to - from);
         tshi_quant_columns(job, tile, sums, from, (int)tshi_base_ceil(n, TSHI_QUANT_COLUMNS));
         for (int64_t i = 0; i < job->rows; i++) {
-            tsh_real *y = job->y + i * job->outs + from;
             for (c = 0; c < n; c++) y[c] = TSHI_R(sums[i * stride + c]);
             for (c = 0; c < n && job->bias; c++) y[c] += *tshi_gemm_at(*job->bias, i, from + c);
+            tshi_dtypes[job->y.dtype].store(tshi_gemm_from(job->y, i, from).data, 1, n, y);
         }
     }
 }
 
 /* Y = X W^T + b by the rank's threads. Shapes: w (outs, ins), quantised; x (rows, ins); bias as
- * (rows, outs), or NULL; y (rows, outs), dense. */
+ * (rows, outs), or NULL; y (rows, outs), of any floating dtype, its rows contiguous. */
 static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
-                               const tshi_matrix *bias, tsh_real *y) {
+                               const tshi_matrix *bias, tshi_matrix y) {
     enum { MIN_WORK = 1 << 18 }; /* multiply-adds that are worth a thread */
     const int64_t outs = w->local[0], ins = w->local[1], blocks = ins / TSHI_DTYPE_BLOCK;
     const tshi_dtype *from = &tshi_dtypes[x.dtype];
@@ -9928,6 +9961,12 @@ static int tshi_tape_dest_in(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *de
     return 1;
 }
 
+/* Returns the dtype in which the gradient of t goes to other ranks of tp: bf16 for activations of
+ * bf16, which are step tensors; tsh_real for leaves and all others (f16 would lose small ones). */
+static tsh_dtype tshi_tape_sent_as(const tsh_tensor *t) {
+    return t->dtype == TSH_BF16 && !(t->base->flags & TSHI_OWNED) ? TSH_BF16 : TSH_REAL;
+}
+
 /* Returns 1 if the node's gradient of input i is a partial sum over tp. */
 static int tshi_tape_is_partial(const tshi_node *node, int i) {
     return (node->progress.partial >> i & 1u) && node->out->ctx->tp.size > 1;
@@ -10073,10 +10112,12 @@ static void tshi_tape_input_done(tshi_node *node, int i) {
     if (!tshi_tape_is_partial(node, i) || --base->partial_contributions > 0) return;
     if (tshi_tape_accepts_partial(base->node) || !base->gp.live || ctx->error.code != TSH_OK)
         return;
-    (void)tshi_error_comm(ctx,
-                          tsh_allreduce_start(&ctx->tp, tshi_mem_data(base->gp.block),
-                                              tsh_local_numel(base), TSH_REAL, TSH_SUM, &base->req),
-                          "tsh_backward: all-reduce of a gradient");
+    tshi_kernel_narrow(tshi_mem_data(base->gp.block), tsh_local_numel(base),
+                       tshi_tape_sent_as(base));
+    (void)tshi_error_comm(
+        ctx, tsh_allreduce_start(&ctx->tp, tshi_mem_data(base->gp.block), tsh_local_numel(base),
+                                 tshi_tape_sent_as(base), TSH_SUM, &base->req),
+        "tsh_backward: all-reduce of a gradient");
     base->reducing = ctx->error.code == TSH_OK; /* tshi_tape_complete waits for base->req */
 }
 
@@ -10109,6 +10150,7 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
         t->reducing = 0;
         (void)tshi_error_comm(ctx, tsh_wait(&ctx->tp, t->req),
                               "tsh_backward: all-reduce of a gradient");
+        tshi_kernel_widen(tshi_mem_data(t->gp.block), tsh_local_numel(t), tshi_tape_sent_as(t));
     }
     if (ctx->error.code != TSH_OK) return NULL;
     tshi_tape_merge(t);
@@ -13277,15 +13319,24 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
  * has the global shape of both. */
 static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, const tsh_layout *from,
                                    const tsh_layout *to, tsh_real *g) {
-    tshi_block *scratch;
+    tsh_tensor *x = node->in[0];
+    const int64_t n = from->kind == TSH_SHARDED ? tsh_local_numel(form) : tsh_numel(form);
+    tsh_dtype dtype = from->kind == TSH_REPLICATED ? TSH_REAL /* nothing is sent */
+                                                   : tshi_tape_sent_as(x);
+    tshi_block *scratch, *sent = NULL; /* sent: g, if it is sent in another dtype */
     tshi_dest dest;
     tsh_real *dx; /* dense gradient, of layout `to` */
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    dx = tshi_map_dense_dest(node->in[0], &dest, &scratch);
-    if (dx && tshi_redistribute_move(form, from, to, TSH_REAL, g, dx) == TSH_OK)
-        tshi_map_accumulate(node->in[0], &dest, scratch);
-    else
-        tshi_mem_release(node->out->ctx, scratch);
+    dx = tshi_map_dense_dest(x, &dest, &scratch);
+    if (dx && dtype != TSH_REAL) sent = tshi_kernel_rounded(x->ctx, g, n, dtype);
+    if (dx && tshi_redistribute_move(form, from, to, dtype, sent ? tshi_mem_data(sent) : g, dx) ==
+                  TSH_OK) {
+        tshi_kernel_widen(dx, tsh_local_numel(x), dtype);
+        tshi_map_accumulate(x, &dest, scratch);
+    } else {
+        tshi_mem_release(x->ctx, scratch);
+    }
+    tshi_mem_release(x->ctx, sent);
 }
 
 /* Backward of the three ops below. After an all-gather (the last two), a complete gradient (gr) is
@@ -13491,17 +13542,20 @@ static int tshi_redistribute_redop(const char *op, const tsh_tensor *x, tsh_redo
 static void tshi_redistribute_copy_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     tsh_redop op = *(const tsh_redop *)node->params;
+    const tsh_dtype dtype = tshi_tape_sent_as(node->in[0]);
     const tsh_real *g = tshi_tape_complete(out); /* gr + gp of this rank, not yet all-reduced */
     size_t bytes = (size_t)tsh_local_numel(out) * sizeof *g;
     tshi_block *scratch = g ? tshi_mem_alloc(out->ctx, TSH_MEM_STEP, bytes) : NULL;
     tshi_dest dest;
     if (!scratch) return;
     memcpy(tshi_mem_data(scratch), g, bytes); /* the all-reduce must not change out's gradient */
-    if (tshi_error_comm(out->ctx,
-                        tsh_allreduce(&out->ctx->tp, tshi_mem_data(scratch), tsh_local_numel(out),
-                                      TSH_REAL, op),
-                        "tsh_tp_copy: all-reduce of the gradient") == TSH_OK &&
-        tshi_tape_dest(node, 0, &dest))
+    tshi_kernel_narrow(tshi_mem_data(scratch), tsh_local_numel(out), dtype);
+    (void)tshi_error_comm(out->ctx,
+                          tsh_allreduce(&out->ctx->tp, tshi_mem_data(scratch),
+                                        tsh_local_numel(out), dtype, op),
+                          "tsh_tp_copy: all-reduce of the gradient");
+    tshi_kernel_widen(tshi_mem_data(scratch), tsh_local_numel(out), dtype);
+    if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
         tshi_tape_accumulate(node->in[0], &dest, (const tsh_real *)tshi_mem_data(scratch),
                              out->stride);
     tshi_mem_release(out->ctx, scratch);
@@ -13943,19 +13997,29 @@ typedef struct tshi_linear {
     int regather; /* 1: column-parallel, sequence parallelism: X is gathered, in backward too */
 } tshi_linear;
 
-/* Returns t's values as a matrix (*rows, features): in place, or if gather is 1 all-gathered to
- * *block, which the caller releases (NULL: in place). */
+/* Returns t's values, or its gradient (then dtype is TSH_REAL), as a matrix (*rows, features): in
+ * place, or if gather is 1 all-gathered to *block, which the caller releases (NULL: in place). A
+ * gradient is gathered in the dtype in which it is sent. */
 static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype, int gather,
                                     int64_t *rows, tshi_block **block) {
     const tsh_layout whole = tsh_replicated();
     int64_t step = 0, last = t->ndim - 1; /* step: elements from row to row */
+    const int rounds = gather && dtype == TSH_REAL && tshi_tape_sent_as(t) != TSH_REAL;
+    tshi_block *sent = NULL; /* a gradient, rounded */
+    if (rounds) {
+        dtype = tshi_tape_sent_as(t);
+        sent = tshi_kernel_rounded(t->ctx, (const tsh_real *)values, tsh_local_numel(t), dtype);
+        if (sent) values = tshi_mem_data(sent);
+    }
     *block = gather ? tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_numel(t)))
                     : NULL;
     if (*block) {
         *rows = tshi_tensor_product(t->dim, t->ndim - 1);
         (void)tshi_redistribute_move(t, &t->layout, &whole, dtype, values, tshi_mem_data(*block));
+        tshi_mem_release(t->ctx, sent);
         return tshi_gemm_matrix_of(tshi_mem_data(*block), dtype, t->dim[last], 1);
     }
+    tshi_mem_release(t->ctx, sent);
     (void)tshi_kernel_rows(t, rows, &step);
     return tshi_gemm_matrix_of(values, dtype, step, t->stride[last]);
 }
@@ -14036,51 +14100,49 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     return x->ctx->error.code == TSH_OK;
 }
 
-/* Computes Y in out. The product adds the bias, unless the product is a partial sum: then the bias
- * is added once, after the all-reduce or reduce-scatter. */
+/* Computes Y in out. The product adds the bias, unless the product is a partial sum: that is
+ * rounded to Y's dtype and summed, and then the bias is added once. */
 static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *how) {
     tsh_ctx *ctx = out->ctx;
     tsh_tensor *x = in[0], *w = in[1], *b = in[2]; /* shapes (.., in), (out, in), (out) or NULL */
     tsh_layout sum = tsh_partial();                /* the layout P */
     const int late = how->reduce || how->scatter;  /* 1: a collective comes before the bias */
     int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS]; /* outs: this rank's features of Y */
-    tshi_block *whole, *unrounded = NULL, *product = NULL, *bias = NULL; /* scratch, or NULL */
+    tshi_block *whole, *partial = NULL, *bias = NULL; /* all of X, Y before it is scattered, b */
     tshi_matrix mx, mw, my, mb; /* shapes: (rows, in), (in, out), (rows, out), b as (rows, out) */
-    tsh_real *result = late ? tshi_kernel_output(out, &unrounded) : NULL; /* what is summed */
-    tsh_real *y = result;                                                 /* shape (rows, out) */
     mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, how->regather, &rows, &whole);
     mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]); /* W^T */
-    if (how->scatter) product = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * outs));
-    if (product) y = (tsh_real *)tshi_mem_data(product); /* Y as a partial sum */
-    my = late ? tshi_gemm_matrix(y, outs, 1)
-              : tshi_gemm_matrix_of(tshi_tensor_at(out), out->dtype, outs, 1);
+    if (how->scatter)
+        partial = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_bytes(out->dtype, rows * outs));
+    my = tshi_gemm_matrix_of(partial ? tshi_mem_data(partial) : tshi_tensor_at(out), out->dtype,
+                             outs, 1);
     mb = my; /* not read without a bias */
     if (b && !late) {
         tsh_real *values = tshi_kernel_reals_of(b, stride, &bias); /* shape (out) */
         mb = tshi_gemm_matrix(values, 0, stride[0]); /* row stride 0: b for each row */
     }
     if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype))
-        tshi_quant_product(w, rows, mx, b && !late ? &mb : NULL, y);
+        tshi_quant_product(w, rows, mx, b && !late ? &mb : NULL, my);
     else if (ctx->error.code == TSH_OK)
         tshi_matmul_run(ctx, rows, outs, w->local[1], 1, mx, mw, b && !late ? TSHI_R(1) : 0, mb,
                         my);
     if (ctx->error.code == TSH_OK && how->reduce)
-        (void)tshi_error_comm(ctx,
-                              tsh_allreduce(&ctx->tp, y, tsh_local_numel(out), TSH_REAL, TSH_SUM),
-                              "tsh_linear: all-reduce of a row-parallel output");
+        (void)tshi_error_comm(
+            ctx, tsh_allreduce(&ctx->tp, my.data, rows * outs, out->dtype, TSH_SUM),
+            "tsh_linear: all-reduce of a row-parallel output");
     if (ctx->error.code == TSH_OK && how->scatter)
-        (void)tshi_redistribute_move(out, &sum, &out->layout, TSH_REAL, y, result);
+        (void)tshi_redistribute_move(out, &sum, &out->layout, out->dtype, my.data,
+                                     tshi_tensor_at(out));
     if (ctx->error.code == TSH_OK && b && late) {
         tshi_loop loop;
         tshi_kernel_space(&loop, out);
-        tshi_kernel_add_operand(&loop, out, result, out->stride, TSH_REAL);
+        tshi_kernel_tensor(&loop, out);
         tshi_kernel_tensor(&loop, b); /* broadcast to every row */
         tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
     }
-    tshi_mem_release(ctx, product);
+    tshi_mem_release(ctx, partial);
     tshi_mem_release(ctx, whole);
     tshi_mem_release(ctx, bias);
-    tshi_kernel_output_done(out, unrounded);
 }
 
 /* Returns x or, if w is row-parallel, this rank's slice of a replicated x; or a copy if x's rows do

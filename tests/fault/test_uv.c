@@ -111,6 +111,52 @@ static void test_same_as_threads(void **state) {
     }
 }
 
+/* A step of a small bf16 network, column- and row-parallel: what it gives, hashed. */
+static void half_model_rank(job *j) {
+    const tsh_layout cut[] = {tsh_sharded(0), tsh_sharded(1)};
+    uint16_t values[40 * 24];
+    tsh_tensor *x, *w[2], *y;
+    tsh_desc desc;
+    tsh_ctx *ctx;
+    memset(&desc, 0, sizeof desc);
+    desc.tp = j->ranks;
+    desc.comm = j->comm;
+    memset(&j->comm, 0, sizeof j->comm); /* the ctx closes it */
+    CHECK(tsh_open(&desc, &ctx) == TSH_OK);
+    for (int64_t i = 0; i < 40 * 24; i++) values[i] = element(TSH_BF16, 5, i).u16;
+    x = tsh_tensor_new(ctx, TSH_BF16, tsh_shape2(40, 24), NULL);
+    CHECK(tsh_write(ctx, x, TSH_GLOBAL, values, sizeof values) == TSH_OK);
+    for (int i = 0; i < 2; i++) {
+        w[i] = tsh_tensor_new(ctx, TSH_BF16, tsh_shape2(24, 24), &cut[i]);
+        CHECK(tsh_write(ctx, w[i], TSH_GLOBAL, values + 99 * (i + 1), sizeof(uint16_t) * 576) ==
+              TSH_OK);
+        tsh_requires_grad(w[i], 1);
+    }
+    tsh_requires_grad(x, 1);
+    y = tsh_linear(tsh_linear(tsh_scale(x, 0.3), w[0], NULL), w[1], NULL);
+    y = tsh_sum(tsh_mul(y, y), TSH_ALL, 0);
+    CHECK(tsh_backward(ctx, y) == TSH_OK);
+    j->hash = mix(tsh_hash(ctx, tsh_grad(x)));
+    for (int i = 0; i < 2; i++) j->hash = mix(j->hash + tsh_hash(ctx, tsh_grad(w[i])));
+    CHECK(tsh_ok(ctx));
+    tsh_close(ctx);
+}
+
+static void test_half_as_threads(void **state) {
+    (void)state;
+    for (int ranks = 2; ranks <= 4; ranks++) {
+        world_way way = comm_way;
+        uint64_t hash;
+        world_run(ranks, half_model_rank, NULL);
+        hash = jobs[0].hash;
+        assert_true(hash != 0);
+        comm_way = WORLD_THREADS;
+        world_run(ranks, half_model_rank, NULL);
+        comm_way = way;
+        for (int r = 0; r < ranks; r++) assert_int_equal(jobs[r].hash, hash);
+    }
+}
+
 /* ---------------------------------------------------------------- ranks that go */
 
 /* Every rank but `but` learnt this, in one sentence. */
@@ -1052,7 +1098,8 @@ static void test_run(void **state) {
 
 int main(void) {
     const struct CMUnitTest processes[] = {
-        COMM_TESTS,      TEST(sizes),        TEST(short_sizes), TEST(same_as_threads),
+        COMM_TESTS,      TEST(sizes),        TEST(short_sizes),
+        TEST(same_as_threads), TEST(half_as_threads),
         TEST(soak),      TEST(kill),         TEST(stop),
         TEST(exit),      TEST(lonely),       TEST(local_error),
         TEST(absent),    TEST(absent_first), TEST(notice), TEST(intruders),

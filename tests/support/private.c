@@ -124,6 +124,17 @@ int main_of_test_safetensors(void);
 #include "../fuzz/test_safetensors.c"
 #undef main
 
+int main_of_test_messages(void);
+#define main main_of_test_messages
+#define run messages_run
+#define leaf messages_leaf
+#define compare messages_compare
+#include "../unit/test_messages.c"
+#undef main
+#undef run
+#undef leaf
+#undef compare
+
 int main_of_test_values(void);
 #define main main_of_test_values
 #undef EXPECT /* of unit.h: it has its own */
@@ -150,6 +161,7 @@ static const struct {
     {"test_module", main_of_test_module},
     {"test_team", main_of_test_team},
     {"test_safetensors", main_of_test_safetensors},
+    {"test_messages", main_of_test_messages},
     {"test_values", main_of_test_values},
 #endif
 };

@@ -487,8 +487,8 @@ static int sharded_linear(tsh_ctx *ctx, void *user) {
         CHECK(tsh_dtype_of(sharded) == BFLOAT, "dtype %d", (int)tsh_dtype_of(sharded));
         sharded = tsh_cast(tsh_full(sharded), TSH_REAL);
         error = tsh_max(tsh_pow_scalar(tsh_sub(sharded, y), 2), TSH_ALL, 0);
-        /* the sum over ranks is of tsh_real, in another order: an ulp of a bfloat, or nothing */
-        CHECK(tsh_item(ctx, error) <= (dim ? 0.0025 : 0), "%g", tsh_item(ctx, error));
+        /* ranks' sums are rounded before they are added: two ulps of a bfloat, or nothing */
+        CHECK(tsh_item(ctx, error) <= (dim ? 0.0157 : 0), "%g", tsh_item(ctx, error));
         CHECK_OK();
     }
     return 0;
