@@ -92,7 +92,7 @@
 /* ==========================================================================
  *
  * DOES NOT
- *   - run on GPUs, or in half precision: values are float, or double in a build with TSHARD_REAL;
+ *   - run on GPUs;
  *   - print, exit, abort, or raise signals: errors are kept in the ctx;
  *   - keep global state: two programs' worth of it can live in one process;
  *   - make threads by itself: backends/tshard_threads.h does, one per rank.
@@ -189,6 +189,15 @@
  *
  *   The same bits are promised for FLT_EVAL_METHOD 0 only: where floats are computed in a wider
  *   format (x87, s390x in strict C), results are as accurate, but their last bit may differ.
+ *
+ * HALF PRECISION
+ *   tsh_desc.dtype = TSH_BF16 makes parameters in bf16, and with them all that ops compute from
+ *   them; a layer's .dtype overrides it, and tsh_to(module, dtype) converts what is there. Ops
+ *   compute in float and round once, when they store; inputs of two dtypes give the wider one (bf16
+ *   and f32: f32; bf16 and f16: f32), norms that of their input. Losses and gradients are float. An
+ *   optimiser keeps the exact float weight of a bf16 parameter in the memory that a float would
+ *   take, so that a bf16 run follows the float run; .grad_dtype, .moments_dtype and .round_weights
+ *   trade that for memory. f16 is for inference.
  *
  * MEMORY
  *   Step memory is a pool that grows once. tsh_checkpoint(block, 1) keeps of a block's forward its
@@ -1611,6 +1620,8 @@ typedef struct tsh_optim_desc {
                  between two backwards or steps, and for the moments. They are rounded up or down at
                  random, so that sums stay right on average (stochastic rounding, Gupta et al.
                  2015), keyed as dropout is: the same bits at every degree and number of threads */
+    int round_weights; /* 1: no exact weights are kept of bf16 parameters; an update rounds them at
+                          random, too. With both dtypes above, PyTorch's memory of pure bf16 */
 } tsh_optim_desc;
 /* For every parameter below module; torch.optim.SGD, Adam, AdamW. A bf16 parameter is the rounded
  * value of a float weight whose other 16 bits the optimiser keeps and updates, too, so that no small
@@ -2021,7 +2032,8 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_CONSUMED = 256, /* a backward has released the node of the op that made it */
     TSHI_USED = 512,     /* an optimiser has used its gradient, which was not zeroed since */
     TSHI_BUFFER = 1024,  /* a parameter that no optimiser updates */
-    TSHI_OPTIMISED = 2048 /* a parameter that an optimiser was made for */
+    TSHI_OPTIMISED = 2048, /* a parameter that an optimiser was made for */
+    TSHI_INEXACT = 4096    /* one of which no exact weights are kept (.round_weights) */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
@@ -3816,7 +3828,8 @@ static void tshi_tensor_exact(const tsh_tensor *t, int64_t from, int64_t n, tsh_
  * memory. */
 static int tshi_tensor_keep_exact(tsh_tensor *t) {
     const size_t bytes = tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t));
-    if (t->low || t->dtype != TSH_BF16 || !(t->flags & TSHI_OPTIMISED)) return 1;
+    if (t->low || t->dtype != TSH_BF16 || (t->flags & TSHI_INEXACT) || !(t->flags & TSHI_OPTIMISED))
+        return 1;
     t->low = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS, bytes);
     if (t->low) memset(tshi_mem_data(t->low), 0, bytes);
     return t->low != NULL;
@@ -17205,8 +17218,9 @@ typedef struct tshi_update {
     double lr, momentum;                   /* SGD */
     int nesterov;                          /* SGD: 1: Nesterov momentum */
     double keep, b1, b2, step, root, eps;  /* Adam */
-    int random;                            /* 1: moments are bf16, and rounded at random */
-    tshi_noise noise;                      /* if random: keys that rounding */
+    int random, rounds; /* 1: moments, the parameter itself are bf16 and rounded at random */
+    tshi_noise noise;   /* if so: keys the rounding of moments, and the one below the parameter's */
+    uint64_t stream;
 } tshi_update;
 
 /* Loads a block of the parameter: its exact weights if it has any. */
@@ -17229,14 +17243,18 @@ TSHI_INLINE const tsh_real *tshi_optim_load_x(const tshi_operand *operand, int64
 
 /* Stores a block of the parameter. */
 TSHI_INLINE void tshi_optim_store_x(const tshi_operand *operand, int64_t e, int64_t n,
-                                    const tsh_real *block) {
+                                    const tsh_real *block, const tshi_update *p,
+                                    tshi_words *drawn) {
+    const tshi_noise noise = {p->noise.key, p->stream, p->noise.element};
     uint16_t value[TSHI_BLOCK], low[TSHI_BLOCK];
     uint16_t *x = (uint16_t *)operand[TSHI_OPTIM_X].data + e;
     uint16_t *rest = (uint16_t *)operand[TSHI_OPTIM_LOW].data + e;
-    if (!operand[TSHI_OPTIM_LOW].data) {
+    if (p->rounds)
+        tshi_kernel_store_random(&operand[TSHI_OPTIM_X], e, n, block,
+                                 tshi_kernel_words(&noise, e, drawn), 0);
+    else if (!operand[TSHI_OPTIM_LOW].data)
         tshi_kernel_store(&operand[TSHI_OPTIM_X], e, n, block, 0);
-        return;
-    }
+    if (!operand[TSHI_OPTIM_LOW].data) return;
     TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++)
         tshi_tensor_split(block[i], &value[i], &low[i]);
     if (n - e >= TSHI_BLOCK) {
@@ -17274,8 +17292,8 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand,
     const tsh_real step = TSHI_R(p->step), root = TSHI_R(p->root), eps = TSHI_R(p->eps);
     tsh_real pad[4][TSHI_BLOCK], x[TSHI_BLOCK], m[TSHI_BLOCK], v[TSHI_BLOCK];
     const tsh_real *xs, *gs, *ms, *vs; /* blocks of x, gradient, m, v */
-    tshi_words drawn;
-    drawn.first = -1;
+    tshi_words drawn[2];
+    drawn[0].first = drawn[1].first = -1;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) { /* loads pad the last block */
         xs = tshi_optim_load_x(operand, e, n, pad[0]);
         gs = tshi_optim_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
@@ -17287,8 +17305,8 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand,
             v[i] = b2 * vs[i] + c2 * g * g;
             x[i] = xs[i] * keep - step * m[i] / (tshi_math_sqrt(v[i]) * root + eps);
         }
-        tshi_optim_store_x(operand, e, n, x);
-        tshi_optim_store_moments(operand, e, n, m, v, p, &drawn);
+        tshi_optim_store_x(operand, e, n, x, p, &drawn[1]);
+        tshi_optim_store_moments(operand, e, n, m, v, p, &drawn[0]);
     }
 }
 TSHI_KERNEL(tshi_optim_adam, tshi_update);
@@ -17302,8 +17320,8 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand,
     const int remembers = operand[TSHI_OPTIM_FIRST].data != NULL; /* 1: with momentum */
     tsh_real pad[3][TSHI_BLOCK], x[TSHI_BLOCK], m[TSHI_BLOCK];
     const tsh_real *xs, *gs, *ms; /* blocks of x, gradient, m */
-    tshi_words drawn;
-    drawn.first = -1;
+    tshi_words drawn[2];
+    drawn[0].first = drawn[1].first = -1;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         xs = tshi_optim_load_x(operand, e, n, pad[0]);
         gs = tshi_optim_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
@@ -17317,9 +17335,9 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand,
                 m[i] = v;
                 x[i] = xs[i] - lr * (p->nesterov ? TSHI_R(d + momentum * v) : v);
             }
-            tshi_optim_store_moments(operand, e, n, m, NULL, p, &drawn);
+            tshi_optim_store_moments(operand, e, n, m, NULL, p, &drawn[0]);
         }
-        tshi_optim_store_x(operand, e, n, x);
+        tshi_optim_store_x(operand, e, n, x, p, &drawn[1]);
     }
 }
 TSHI_KERNEL(tshi_optim_sgd, tshi_update);
@@ -17430,21 +17448,22 @@ typedef struct tshi_optim_work {
     int64_t width;        /* elements per row; 1 if dense */
 } tshi_optim_work;
 
-/* Updates n elements, from element `at` of this rank's on. If moments are rounded at random, run by
+/* Updates n elements, from element `at` of this rank's on. If anything is rounded at random, run by
  * run: the kernel needs global indices. */
 static void tshi_optim_update_run(const tshi_optim_work *work, int64_t at, int64_t n) {
     const int64_t first = tshi_optim_first(work->t); /* of this rank's elements, in the shard */
     tshi_runs run = tshi_tensor_own_runs(work->t);
     tshi_operand part[TSHI_OPTIM_OPERANDS]; /* the operands at the run */
     tshi_update params = work->params;
+    const int draws = params.random || params.rounds;
     run.local = first + at;
     run.length = n;
-    while (!params.random || tshi_tensor_next_run_in(&run, first + at, first + at + n)) {
+    while (!draws || tshi_tensor_next_run_in(&run, first + at, first + at + n)) {
         memcpy(part, work->x, sizeof part);
         for (int i = 0; i < TSHI_OPTIM_OPERANDS; i++) tshi_kernel_move(&part[i], run.local - first);
         params.noise.element = run.global;
         work->kernel(run.length, part, &params);
-        if (!params.random) break; /* all n elements were one run */
+        if (!draws) break; /* all n elements were one run */
     }
 }
 
@@ -17502,8 +17521,10 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     each->steps++; /* read by the bias corrections */
     p.random = d->moments_dtype == TSH_BF16;
     p.noise.key = t->ctx->seed;
+    p.rounds = t->dtype == TSH_BF16 && !t->low;
     p.noise.stream = tshi_rng_hash(tshi_rng_hash((uint64_t)each->steps, "moments", 7), t->path,
                                    strlen(t->path));
+    p.stream = tshi_rng_hash(p.noise.stream, "weights", 7);
     if (d->kind != TSH_SGD || d->momentum > 0) { /* this kind has a first moment */
         if (!tshi_optim_moment(t, &each->first)) return;
         x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
@@ -17625,6 +17646,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
         each->weight_decay = optim->desc.weight_decay;
         if (optim->desc.zero && ctx->dp.size > 1) at.param->flags |= TSHI_CHUNKED;
         at.param->flags |= TSHI_OPTIMISED;
+        if (optim->desc.round_weights) at.param->flags |= TSHI_INEXACT;
         at.param->grad_dtype = optim->desc.grad_dtype;
         at.param->moments_dtype = optim->desc.moments_dtype;
         at.param->updates = &each->steps;
