@@ -1031,8 +1031,8 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss, const tsh_b
  * Nothing, and no collective, where none are. */
 TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx);
 /* A leaf's or retained tensor's gradient, a detached step tensor, TSH_REAL (TSH_BF16 where its
- * optimiser's .grad_dtype says so); NULL while it has none. Pending: an error. It is a window on the accumulator that the next backward writes again: tsh_keep copies.
- */
+ * optimiser's .grad_dtype says so); NULL while it has none. Pending: an error. It is a window on
+ * the accumulator that the next backward writes again: tsh_keep copies. */
 TSH_API tsh_tensor *tsh_grad(tsh_tensor *t);
 /* Forgets a leaf's gradient. Its memory is kept for the next; that of a leaf of 16 bits, or with
  * .grad_dtype, is step memory, which is given back. */
@@ -1327,8 +1327,8 @@ typedef struct tsh_custom_desc {
     tsh_shape shape;   /* of the output */
     tsh_layout layout; /* of the output */
     unsigned partial;  /* bit i: backward gives input i's gradient as a partial sum */
-    /* Inputs arrive dense, floating ones as TSH_REAL. forward fills out; backward adds to grad_in[i], local and dense, NULL
-     * where not wanted. */
+    /* Inputs arrive dense, floating ones as TSH_REAL. forward fills out; backward adds to
+     * grad_in[i], local and dense, NULL where not wanted. */
     void (*forward)(void *user, tsh_tensor *const *in, int n, tsh_real *out);
     void (*backward)(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
                      const tsh_real *grad_out, tsh_real *const *grad_in);
@@ -1524,10 +1524,10 @@ TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rule
 /* Writes which modules each rule matches; changes nothing. Errors as tsh_parallelize. */
 TSH_API tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rules, int count,
                                    FILE *file);
-/* Writes the tree as a table: path, kind, dtype, global shape, layout, local shape and bytes on this
- * rank of every parameter, and totals. Tied parameters count once. Then a line for every group of each
- * optimiser of module, or of one below: how many parameters have this learning rate and this weight
- * decay, and the first of them. */
+/* Writes the tree as a table: path, kind, dtype, global shape, layout, local shape and bytes on
+ * this rank of every parameter, and totals. Tied parameters count once. Then a line for every group
+ * of each optimiser of module, or of one below: how many parameters have this learning rate and
+ * this weight decay, and the first of them. */
 TSH_API tsh_result tsh_summary(tsh_module *module, FILE *file);
 /* Layers that their description or a plan can shard. A linear, torch.nn.Linear: x (.., in) -> (..,
  * out) by "weight" (out, in), or (in, out) if reversed, and "bias" (out). Plain: no collective, or
@@ -1616,18 +1616,19 @@ typedef struct tsh_optim_desc {
     int zero; /* 1: moments are cut over dp (ZeRO stage 1, Rajbhandari et al. 2020): each rank keeps
                  those of its chunk of every parameter (tsh_coll_chunk of the local elements),
                  whatever the sizes */
-    tsh_dtype grad_dtype, moments_dtype; /* 0: TSH_REAL. TSH_BF16: half the memory, for the gradients
-                 between two backwards or steps, and for the moments. They are rounded up or down at
-                 random, so that sums stay right on average (stochastic rounding, Gupta et al.
-                 2015), keyed as dropout is: the same bits at every degree and number of threads */
+    /* Of gradients between backward and step, and of moments. 0: TSH_REAL. TSH_BF16: half the
+     * memory; they are rounded up or down at random, so that sums stay right on average (stochastic
+     * rounding, Gupta et al. 2015), keyed as dropout is: the same bits at every degree of tp and
+     * number of threads. */
+    tsh_dtype grad_dtype, moments_dtype;
     int round_weights; /* 1: no exact weights are kept of bf16 parameters; an update rounds them at
                           random, too. With both dtypes above, PyTorch's memory of pure bf16 */
 } tsh_optim_desc;
 /* For every parameter below module; torch.optim.SGD, Adam, AdamW. A bf16 parameter is the rounded
- * value of a float weight whose other 16 bits the optimiser keeps and updates, too, so that no small
- * step is lost: the same memory as of a float. (What tsh_write or tsh_init_* writes is the float;
- * tsh_data writes to its upper half.) A parameter of TSH_F16 is an error: its range does not hold
- * gradients and small weights. Where a gradient is row-sparse
+ * value of a float weight whose other 16 bits the optimiser keeps and updates, too, so that no
+ * small step is lost: the same memory as of a float. (What tsh_write or tsh_init_* writes is the
+ * float; tsh_data writes to its upper half.) A parameter of TSH_F16 is an error: its range is too
+ * small. Where a gradient is row-sparse
  * (tsh_lookup_desc), values, moments and weight decay of the rows it touches only;
  * torch.optim.SparseAdam. Closed with the ctx. With .zero, backward reduce-scatters the gradients
  * of these parameters in place of the all-reduce, so that tsh_grad cannot read them, and a step
@@ -5447,8 +5448,8 @@ TSHI_INLINE const uint32_t *tshi_kernel_words(const tshi_noise *noise, int64_t e
     return drawn->word + (at - drawn->first);
 }
 
-/* Stores a block as elements e, e + 1, ... of y, which has n, contiguous and bf16, by the 16 bits of
- * each word from bit `shift` on. */
+/* Stores a block as elements e, e + 1, ... of y, which has n, contiguous and bf16, rounded by the 16
+ * bits of each word from bit `shift` on. */
 TSHI_INLINE void tshi_kernel_store_random(const tshi_operand *y, int64_t e, int64_t n,
                                           const tsh_real *block, const uint32_t *word, int shift) {
     uint16_t rounded[TSHI_BLOCK];
@@ -17604,15 +17605,20 @@ static TSHI_COLD void tshi_optim_write_groups(const tsh_optim *optim, const tsh_
     }
 }
 
-/* Returns 1 if all parameters below module can be trained; else 0 and an error. */
+/* Returns 1 if all parameters below module have the range of a float; else 0 and an error. */
 static TSHI_COLD int tshi_optim_trainable(tsh_module *module) {
     tshi_walk at = {NULL, NULL, 0};
-    while (tshi_module_step_once(module, &at))
-        if (at.param->dtype == TSH_F16 && !(at.param->flags & TSHI_BUFFER))
-            return tshi_error_zero(module->ctx, TSH_ERR_DTYPE,
-                                   "tsh_optim_new: \"%s\" is f16, which is for inference: it holds "
-                                   "no gradient below 6e-8 or above 65504; train in bf16: "
-                                   "tsh_to(module, TSH_BF16)", at.param->path);
+    int64_t widest; /* memory for one element of any dtype */
+    while (tshi_module_step_once(module, &at)) {
+        const tsh_dtype dtype = at.param->dtype;
+        tshi_dtype_put(dtype, &widest, 0, 1e30);
+        if (tshi_dtype_get(dtype, &widest, 0) <= DBL_MAX || (at.param->flags & TSHI_BUFFER))
+            continue;
+        return tshi_error_zero(module->ctx, TSH_ERR_DTYPE,
+                               "tsh_optim_new: \"%s\" is %s, which is for inference: its range is "
+                               "too small; train in bf16: tsh_to(module, TSH_BF16)",
+                               at.param->path, tshi_dtype_name(dtype));
+    }
     return 1;
 }
 

@@ -240,7 +240,7 @@ static int trains_a_twin(tsh_ctx *ctx, void *user) {
             const double got = now.values[0][e];
             if (t->dtype == TSH_REAL && tsh_world(ctx)->rank == 0) *want = got;
             if (t->dtype == TSH_REAL) continue;
-            CHECK(fabs(got - *want) <= t->worst * fabs(*want), "step %d, element %d: %.9g, not %.9g",
+            CHECK(fabs(got - *want) <= t->worst * fabs(*want), "step %d: [%d] is %.9g, not %.9g",
                   step, e, got, *want);
         }
         capture_free(&now);
@@ -373,7 +373,8 @@ static int trains(tsh_ctx *ctx, void *user) {
                     t->sequence ? GPT_SEQUENCE_RULES : GPT_RULES);
     optim = tsh_optim_new(gpt, &adamw);
     if (t->groups) CHECK(tsh_optim_group(optim, "**.bias", 0, 0) == TSH_OK, "group");
-    for (step = 0; step < GPT_STEPS; step++) own.last = gpt_step(ctx, optim, ids, targets, step % 3);
+    for (step = 0; step < GPT_STEPS; step++)
+        own.last = gpt_step(ctx, optim, ids, targets, step % 3);
     CHECK(isfinite(own.last), "loss %g", own.last);
     CHECK(tsh_check_replicas(gpt), "replicas");
     own.hash[0] = tsh_hash(ctx, tsh_param(gpt, "wte.weight"));
