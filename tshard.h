@@ -5448,8 +5448,8 @@ TSHI_INLINE const uint32_t *tshi_kernel_words(const tshi_noise *noise, int64_t e
     return drawn->word + (at - drawn->first);
 }
 
-/* Stores a block as elements e, e + 1, ... of y, which has n, contiguous and bf16, rounded by the 16
- * bits of each word from bit `shift` on. */
+/* Stores a block as elements e, e + 1, ... of y, which has n, contiguous and bf16, each rounded by
+ * the 16 bits of its word from bit `shift` on. */
 TSHI_INLINE void tshi_kernel_store_random(const tshi_operand *y, int64_t e, int64_t n,
                                           const tsh_real *block, const uint32_t *word, int shift) {
     uint16_t rounded[TSHI_BLOCK];
