@@ -95,7 +95,7 @@
 /* ==========================================================================
  *
  * DOES NOT
- *   - run on GPUs, or in half precision: values are float, or double in a build with TSHARD_REAL;
+ *   - run on GPUs;
  *   - print, exit, abort, or raise signals: errors are kept in the ctx;
  *   - keep global state: two programs' worth of it can live in one process;
  *   - make threads by itself: backends/tshard_threads.h does, one per rank.
@@ -192,6 +192,15 @@
  *
  *   The same bits are promised for FLT_EVAL_METHOD 0 only: where floats are computed in a wider
  *   format (x87, s390x in strict C), results are as accurate, but their last bit may differ.
+ *
+ * HALF PRECISION
+ *   tsh_desc.dtype = TSH_BF16 makes parameters in bf16, and with them all that ops compute from
+ *   them; a layer's .dtype overrides it, and tsh_to(module, dtype) converts what is there. Ops
+ *   compute in float and round once, when they store; inputs of two dtypes give the wider one (bf16
+ *   and f32: f32; bf16 and f16: f32), norms that of their input. Losses and gradients are float. An
+ *   optimiser keeps the exact float weight of a bf16 parameter in the memory that a float would
+ *   take, so that a bf16 run follows the float run; .grad_dtype, .moments_dtype and .round_weights
+ *   trade that for memory. f16 is for inference.
  *
  * MEMORY
  *   Step memory is a pool that grows once. tsh_checkpoint(block, 1) keeps of a block's forward its
@@ -1030,8 +1039,8 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss, const tsh_b
  * Nothing, and no collective, where none are. */
 TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx);
 /* A leaf's or retained tensor's gradient, a detached step tensor, TSH_REAL (TSH_BF16 where its
- * optimiser's .grad_dtype says so); NULL while it has none. Pending: an error. It is a window on the accumulator that the next backward writes again: tsh_keep copies.
- */
+ * optimiser's .grad_dtype says so); NULL while it has none. Pending: an error. It is a window on
+ * the accumulator that the next backward writes again: tsh_keep copies. */
 TSH_API tsh_tensor *tsh_grad(tsh_tensor *t);
 /* Forgets a leaf's gradient. Its memory is kept for the next; that of a leaf of 16 bits, or with
  * .grad_dtype, is step memory, which is given back. */
@@ -1329,8 +1338,8 @@ typedef struct tsh_custom_desc {
     tsh_shape shape;   /* of the output */
     tsh_layout layout; /* of the output */
     unsigned partial;  /* bit i: backward gives input i's gradient as a partial sum */
-    /* Inputs arrive dense, floating ones as TSH_REAL. forward fills out; backward adds to grad_in[i], local and dense, NULL
-     * where not wanted. */
+    /* Inputs arrive dense, floating ones as TSH_REAL. forward fills out; backward adds to
+     * grad_in[i], local and dense, NULL where not wanted. */
     void (*forward)(void *user, tsh_tensor *const *in, int n, tsh_real *out);
     void (*backward)(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
                      const tsh_real *grad_out, tsh_real *const *grad_in);
@@ -1526,10 +1535,10 @@ TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rule
 /* Writes which modules each rule matches; changes nothing. Errors as tsh_parallelize. */
 TSH_API tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rules, int count,
                                    FILE *file);
-/* Writes the tree as a table: path, kind, dtype, global shape, layout, local shape and bytes on this
- * rank of every parameter, and totals. Tied parameters count once. Then a line for every group of each
- * optimiser of module, or of one below: how many parameters have this learning rate and this weight
- * decay, and the first of them. */
+/* Writes the tree as a table: path, kind, dtype, global shape, layout, local shape and bytes on
+ * this rank of every parameter, and totals. Tied parameters count once. Then a line for every group
+ * of each optimiser of module, or of one below: how many parameters have this learning rate and
+ * this weight decay, and the first of them. */
 TSH_API tsh_result tsh_summary(tsh_module *module, FILE *file);
 /* Layers that their description or a plan can shard. A linear, torch.nn.Linear: x (.., in) -> (..,
  * out) by "weight" (out, in), or (in, out) if reversed, and "bias" (out). Plain: no collective, or
@@ -1618,16 +1627,19 @@ typedef struct tsh_optim_desc {
     int zero; /* 1: moments are cut over dp (ZeRO stage 1, Rajbhandari et al. 2020): each rank keeps
                  those of its chunk of every parameter (tsh_coll_chunk of the local elements),
                  whatever the sizes */
-    tsh_dtype grad_dtype, moments_dtype; /* 0: TSH_REAL. TSH_BF16: half the memory, for the gradients
-                 between two backwards or steps, and for the moments. They are rounded up or down at
-                 random, so that sums stay right on average (stochastic rounding, Gupta et al.
-                 2015), keyed as dropout is: the same bits at every degree and number of threads */
+    /* Of gradients between backward and step, and of moments. 0: TSH_REAL. TSH_BF16: half the
+     * memory; they are rounded up or down at random, so that sums stay right on average (stochastic
+     * rounding, Gupta et al. 2015), keyed as dropout is: the same bits at every degree of tp and
+     * number of threads. */
+    tsh_dtype grad_dtype, moments_dtype;
+    int round_weights; /* 1: no exact weights are kept of bf16 parameters; an update rounds them at
+                          random, too. With both dtypes above, PyTorch's memory of pure bf16 */
 } tsh_optim_desc;
 /* For every parameter below module; torch.optim.SGD, Adam, AdamW. A bf16 parameter is the rounded
- * value of a float weight whose other 16 bits the optimiser keeps and updates, too, so that no small
- * step is lost: the same memory as of a float. (What tsh_write or tsh_init_* writes is the float;
- * tsh_data writes to its upper half.) A parameter of TSH_F16 is an error: its range does not hold
- * gradients and small weights. Where a gradient is row-sparse
+ * value of a float weight whose other 16 bits the optimiser keeps and updates, too, so that no
+ * small step is lost: the same memory as of a float. (What tsh_write or tsh_init_* writes is the
+ * float; tsh_data writes to its upper half.) A parameter of TSH_F16 is an error: its range is too
+ * small. Where a gradient is row-sparse
  * (tsh_lookup_desc), values, moments and weight decay of the rows it touches only;
  * torch.optim.SparseAdam. Closed with the ctx. With .zero, backward reduce-scatters the gradients
  * of these parameters in place of the all-reduce, so that tsh_grad cannot read them, and a step
@@ -2058,7 +2070,8 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_CONSUMED = 256, /* a backward has released the node of the op that made it */
     TSHI_USED = 512,     /* an optimiser has used its gradient, which was not zeroed since */
     TSHI_BUFFER = 1024,  /* a parameter that no optimiser updates */
-    TSHI_OPTIMISED = 2048 /* a parameter that an optimiser was made for */
+    TSHI_OPTIMISED = 2048, /* a parameter that an optimiser was made for */
+    TSHI_INEXACT = 4096    /* one of which no exact weights are kept (.round_weights) */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
@@ -4018,7 +4031,8 @@ static void tshi_tensor_exact(const tsh_tensor *t, int64_t from, int64_t n, tsh_
  * memory. */
 static int tshi_tensor_keep_exact(tsh_tensor *t) {
     const size_t bytes = tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t));
-    if (t->low || t->dtype != TSH_BF16 || !(t->flags & TSHI_OPTIMISED)) return 1;
+    if (t->low || t->dtype != TSH_BF16 || (t->flags & TSHI_INEXACT) || !(t->flags & TSHI_OPTIMISED))
+        return 1;
     t->low = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS, bytes);
     if (t->low) memset(tshi_mem_data(t->low), 0, bytes);
     return t->low != NULL;
@@ -5697,8 +5711,8 @@ TSHI_INLINE const uint32_t *tshi_kernel_words(const tshi_noise *noise, int64_t e
     return drawn->word + (at - drawn->first);
 }
 
-/* Stores a block as elements e, e + 1, ... of y, which has n, contiguous and bf16, by the 16 bits of
- * each word from bit `shift` on. */
+/* Stores a block as elements e, e + 1, ... of y, which has n, contiguous and bf16, each rounded by
+ * the 16 bits of its word from bit `shift` on. */
 TSHI_INLINE void tshi_kernel_store_random(const tshi_operand *y, int64_t e, int64_t n,
                                           const tsh_real *block, const uint32_t *word, int shift) {
     uint16_t rounded[TSHI_BLOCK];
@@ -18969,8 +18983,9 @@ typedef struct tshi_update {
     double lr, momentum;                   /* SGD */
     int nesterov;                          /* SGD: 1: Nesterov momentum */
     double keep, b1, b2, step, root, eps;  /* Adam */
-    int random;                            /* 1: moments are bf16, and rounded at random */
-    tshi_noise noise;                      /* if random: keys that rounding */
+    int random, rounds; /* 1: moments, the parameter itself are bf16 and rounded at random */
+    tshi_noise noise;   /* if so: keys the rounding of moments, and the one below the parameter's */
+    uint64_t stream;
 } tshi_update;
 
 /* Loads a block of the parameter: its exact weights if it has any. */
@@ -18993,14 +19008,18 @@ TSHI_INLINE const tsh_real *tshi_optim_load_x(const tshi_operand *operand, int64
 
 /* Stores a block of the parameter. */
 TSHI_INLINE void tshi_optim_store_x(const tshi_operand *operand, int64_t e, int64_t n,
-                                    const tsh_real *block) {
+                                    const tsh_real *block, const tshi_update *p,
+                                    tshi_words *drawn) {
+    const tshi_noise noise = {p->noise.key, p->stream, p->noise.element};
     uint16_t value[TSHI_BLOCK], low[TSHI_BLOCK];
     uint16_t *x = (uint16_t *)operand[TSHI_OPTIM_X].data + e;
     uint16_t *rest = (uint16_t *)operand[TSHI_OPTIM_LOW].data + e;
-    if (!operand[TSHI_OPTIM_LOW].data) {
+    if (p->rounds)
+        tshi_kernel_store_random(&operand[TSHI_OPTIM_X], e, n, block,
+                                 tshi_kernel_words(&noise, e, drawn), 0);
+    else if (!operand[TSHI_OPTIM_LOW].data)
         tshi_kernel_store(&operand[TSHI_OPTIM_X], e, n, block, 0);
-        return;
-    }
+    if (!operand[TSHI_OPTIM_LOW].data) return;
     TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++)
         tshi_tensor_split(block[i], &value[i], &low[i]);
     if (n - e >= TSHI_BLOCK) {
@@ -19038,8 +19057,8 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand,
     const tsh_real step = TSHI_R(p->step), root = TSHI_R(p->root), eps = TSHI_R(p->eps);
     tsh_real pad[4][TSHI_BLOCK], x[TSHI_BLOCK], m[TSHI_BLOCK], v[TSHI_BLOCK];
     const tsh_real *xs, *gs, *ms, *vs; /* blocks of x, gradient, m, v */
-    tshi_words drawn;
-    drawn.first = -1;
+    tshi_words drawn[2];
+    drawn[0].first = drawn[1].first = -1;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) { /* loads pad the last block */
         xs = tshi_optim_load_x(operand, e, n, pad[0]);
         gs = tshi_optim_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
@@ -19051,8 +19070,8 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand,
             v[i] = b2 * vs[i] + c2 * g * g;
             x[i] = xs[i] * keep - step * m[i] / (tshi_math_sqrt(v[i]) * root + eps);
         }
-        tshi_optim_store_x(operand, e, n, x);
-        tshi_optim_store_moments(operand, e, n, m, v, p, &drawn);
+        tshi_optim_store_x(operand, e, n, x, p, &drawn[1]);
+        tshi_optim_store_moments(operand, e, n, m, v, p, &drawn[0]);
     }
 }
 TSHI_KERNEL(tshi_optim_adam, tshi_update);
@@ -19066,8 +19085,8 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand,
     const int remembers = operand[TSHI_OPTIM_FIRST].data != NULL; /* 1: with momentum */
     tsh_real pad[3][TSHI_BLOCK], x[TSHI_BLOCK], m[TSHI_BLOCK];
     const tsh_real *xs, *gs, *ms; /* blocks of x, gradient, m */
-    tshi_words drawn;
-    drawn.first = -1;
+    tshi_words drawn[2];
+    drawn[0].first = drawn[1].first = -1;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         xs = tshi_optim_load_x(operand, e, n, pad[0]);
         gs = tshi_optim_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
@@ -19081,9 +19100,9 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand,
                 m[i] = v;
                 x[i] = xs[i] - lr * (p->nesterov ? TSHI_R(d + momentum * v) : v);
             }
-            tshi_optim_store_moments(operand, e, n, m, NULL, p, &drawn);
+            tshi_optim_store_moments(operand, e, n, m, NULL, p, &drawn[0]);
         }
-        tshi_optim_store_x(operand, e, n, x);
+        tshi_optim_store_x(operand, e, n, x, p, &drawn[1]);
     }
 }
 TSHI_KERNEL(tshi_optim_sgd, tshi_update);
@@ -19194,21 +19213,22 @@ typedef struct tshi_optim_work {
     int64_t width;        /* elements per row; 1 if dense */
 } tshi_optim_work;
 
-/* Updates n elements, from element `at` of this rank's on. If moments are rounded at random, run by
+/* Updates n elements, from element `at` of this rank's on. If anything is rounded at random, run by
  * run: the kernel needs global indices. */
 static void tshi_optim_update_run(const tshi_optim_work *work, int64_t at, int64_t n) {
     const int64_t first = tshi_optim_first(work->t); /* of this rank's elements, in the shard */
     tshi_runs run = tshi_tensor_own_runs(work->t);
     tshi_operand part[TSHI_OPTIM_OPERANDS]; /* the operands at the run */
     tshi_update params = work->params;
+    const int draws = params.random || params.rounds;
     run.local = first + at;
     run.length = n;
-    while (!params.random || tshi_tensor_next_run_in(&run, first + at, first + at + n)) {
+    while (!draws || tshi_tensor_next_run_in(&run, first + at, first + at + n)) {
         memcpy(part, work->x, sizeof part);
         for (int i = 0; i < TSHI_OPTIM_OPERANDS; i++) tshi_kernel_move(&part[i], run.local - first);
         params.noise.element = run.global;
         work->kernel(run.length, part, &params);
-        if (!params.random) break; /* all n elements were one run */
+        if (!draws) break; /* all n elements were one run */
     }
 }
 
@@ -19266,8 +19286,10 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     each->steps++; /* read by the bias corrections */
     p.random = d->moments_dtype == TSH_BF16;
     p.noise.key = t->ctx->seed;
+    p.rounds = t->dtype == TSH_BF16 && !t->low;
     p.noise.stream = tshi_rng_hash(tshi_rng_hash((uint64_t)each->steps, "moments", 7), t->path,
                                    strlen(t->path));
+    p.stream = tshi_rng_hash(p.noise.stream, "weights", 7);
     if (d->kind != TSH_SGD || d->momentum > 0) { /* this kind has a first moment */
         if (!tshi_optim_moment(t, &each->first)) return;
         x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
@@ -19347,15 +19369,20 @@ static TSHI_COLD void tshi_optim_write_groups(const tsh_optim *optim, const tsh_
     }
 }
 
-/* Returns 1 if all parameters below module can be trained; else 0 and an error. */
+/* Returns 1 if all parameters below module have the range of a float; else 0 and an error. */
 static TSHI_COLD int tshi_optim_trainable(tsh_module *module) {
     tshi_walk at = {NULL, NULL, 0};
-    while (tshi_module_step_once(module, &at))
-        if (at.param->dtype == TSH_F16 && !(at.param->flags & TSHI_BUFFER))
-            return tshi_error_zero(module->ctx, TSH_ERR_DTYPE,
-                                   "tsh_optim_new: \"%s\" is f16, which is for inference: it holds "
-                                   "no gradient below 6e-8 or above 65504; train in bf16: "
-                                   "tsh_to(module, TSH_BF16)", at.param->path);
+    int64_t widest; /* memory for one element of any dtype */
+    while (tshi_module_step_once(module, &at)) {
+        const tsh_dtype dtype = at.param->dtype;
+        tshi_dtype_put(dtype, &widest, 0, 1e30);
+        if (tshi_dtype_get(dtype, &widest, 0) <= DBL_MAX || (at.param->flags & TSHI_BUFFER))
+            continue;
+        return tshi_error_zero(module->ctx, TSH_ERR_DTYPE,
+                               "tsh_optim_new: \"%s\" is %s, which is for inference: its range is "
+                               "too small; train in bf16: tsh_to(module, TSH_BF16)",
+                               at.param->path, tshi_dtype_name(dtype));
+    }
     return 1;
 }
 
@@ -19389,6 +19416,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
         each->weight_decay = optim->desc.weight_decay;
         if (optim->desc.zero && ctx->dp.size > 1) at.param->flags |= TSHI_CHUNKED;
         at.param->flags |= TSHI_OPTIMISED;
+        if (optim->desc.round_weights) at.param->flags |= TSHI_INEXACT;
         at.param->grad_dtype = optim->desc.grad_dtype;
         at.param->moments_dtype = optim->desc.moments_dtype;
         at.param->updates = &each->steps;

@@ -259,7 +259,8 @@ static void make_optimiser(gpt_trainer *t) {
                                   .clip_norm = 1,
                                   .zero = set->zero,
                                   .grad_dtype = kept,
-                                  .moments_dtype = kept};
+                                  .moments_dtype = kept,
+                                  .round_weights = set->pure};
     t->optim = tsh_optim_new(t->gpt, &adamw);
     tsh_optim_group(t->optim, "**.bias", 1, 0); /* only matrices decay */
     tsh_optim_group(t->optim, "**.ln_?.weight", 1, 0);

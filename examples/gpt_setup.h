@@ -31,7 +31,7 @@ typedef struct gpt_settings {
     int resume;
     int64_t ranks, tp, threads;                      /* tp 0: ranks / pp; threads: of each rank */
     int64_t pp, dp, micro_batches;                   /* dp 0: what tp and pp leave of the ranks */
-    int zero, pure; /* pure: gradients and moments are bf16, too; no flag sets it */
+    int zero, pure; /* pure: nothing but bf16 is kept; no flag sets it */
     const char *stages;    /* layers of each stage, "2,3"; NULL: equally many */
     int counts[MAX_RANKS]; /* what stages says */
     int64_t layers, heads, width, context, vocabulary;

@@ -8,7 +8,8 @@
  *     memory 0 1    the most memory that the process has had, in KiB
  *     moments 0 1   bytes of the optimiser's moments on rank 0
  *
- * --pure, besides the flags of gpt.c: gradients and moments are bf16, too.
+ * --pure, besides the flags of gpt.c: gradients and moments are bf16, too, and no exact
+ * weights are kept.
  *
  * Between commands the ranks sleep. With --backend tcp they are processes, over 127.0.0.1. */
 #define _DEFAULT_SOURCE /* ru_maxrss */

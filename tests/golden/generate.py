@@ -3,8 +3,8 @@
 
     /usr/bin/python3 tests/golden/generate.py [NAME ...]
 
-NAME is a file without its ending; without any, all are written. loss_dim was written by PyTorch
-2.13, the others by Debian's python3-torch, 1.13.1.
+NAME is a file without its ending; without any, all are written. loss_dim and half were written by
+PyTorch 2.13, the others by Debian's python3-torch, 1.13.1.
 
 A file holds cases; a case is a group of tensors "case.what":
     in0, in1, ...       the inputs, float32 or int64
@@ -63,6 +63,15 @@ class Cases:
 
     def put(self, name, what, t):
         self.tensors["%s.%s" % (name, what)] = t.float() if t.dtype.is_floating_point else t.long()
+
+    def half(self, name, fn, *inputs, low=-2.0, high=2.0):
+        """Inputs are bf16 values. Beside the exact results: what PyTorch gives in bf16."""
+        given = [self.real(name, i, x, low, high).bfloat16().float() if isinstance(x, tuple) else x
+                 for i, x in enumerate(inputs)]
+        self.add(name, fn, *given)
+        with torch.no_grad():
+            self.put(name, "torch", fn(*[x.bfloat16() if x.is_floating_point() else x
+                                         for x in given]))
 
     def add(self, name, fn, *inputs, low=-2.0, high=2.0):
         """An input is a shape (float values in [low, high)) or a tensor."""
@@ -510,12 +519,47 @@ def sparse_optimisers():
     return c
 
 
+# ---- bf16 --------------------------------------------------------------------
+
+def halves():
+    """Ops on bf16 values; and AdamW on bf16 parameters with float master weights, whose steps are
+    mostly less than half a unit in the last place of a bf16."""
+    c = Cases()
+    for op in ("add", "mul", "div"):
+        c.half(op, BINARY[op], (3, 37), (37,), low=0.5, high=2.5)
+    for op in ("exp", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu"):
+        c.half(op, UNARY[op][0], (67,), low=-4, high=4)
+    c.half("sum", lambda x: x.sum(1), (5, 67))
+    c.half("mean", lambda x: x.mean(0), (67, 3))
+    c.half("softmax", lambda x: torch.softmax(x, -1), (3, 67), low=-6, high=6)
+    c.half("log_softmax", lambda x: torch.log_softmax(x, -1), (3, 67), low=-6, high=6)
+    c.half("norm", lambda x, w, b: F.layer_norm(x, (33,), w, b), (5, 33), (33,), (33,))
+    c.half("rms", rms_norm, (5, 33), (33,))
+    c.half("matmul", torch.matmul, (5, 67), (67, 9))
+    c.half("linear", F.linear, (5, 67), (9, 67), (9,))
+    c.half("embedding", F.embedding, ints(2, 0, 2, 5), (6, 7))
+    c.half("attention", lambda q, k, v: attend(q, k, v, True), (1, 2, 9, 8), (1, 2, 9, 8),
+           (1, 2, 9, 8))
+    c.half("loss", lambda x, y: F.cross_entropy(x, y), (5, 67), ints(3, 66, 0, 3, 17))
+    start = c.real("master", "start", (64,), 0.5, 2).bfloat16().float()
+    grads = torch.stack([c.real("master", "grad%d" % s, (64,), 0.1, 1) for s in range(STEPS * 8)])
+    master, after = start.clone().requires_grad_(), []
+    optimiser = torch.optim.AdamW([master], lr=2e-4, weight_decay=0.1)
+    for grad in grads:
+        master.grad = grad.clone()
+        optimiser.step()
+        after.append(master.detach().clone())
+    for what, t in {"start": start, "grads": grads, "after": torch.stack(after)}.items():
+        c.put("master", what, t)
+    return c
+
+
 def main():
     torch.set_num_threads(1)
     files = {"map": maps, "reduce": reductions, "view": views, "matmul": matrices, "norm": norms,
              "attention": attentions, "loss": losses, "loss_options": loss_options,
              "loss_dim": loss_dims, "model": model, "optim": optimisers, "rope": ropes,
-             "lookup": lookups, "sparse": sparse_optimisers}
+             "lookup": lookups, "sparse": sparse_optimisers, "half": halves}
     sizes = {name: write(name, files[name]().tensors) for name in sys.argv[1:] or files}
     print("%d bytes in all: %s" % (sum(sizes.values()), sizes))
 

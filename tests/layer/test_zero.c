@@ -137,6 +137,7 @@ static void half_precision_does_too(void **state) {
         {.kind = TSH_ADAMW, .lr = 0.01, .weight_decay = 0.1, .clip_norm = 1},
         {.kind = TSH_ADAMW, .lr = 0.01, .grad_dtype = TSH_BF16, .moments_dtype = TSH_BF16},
         {.kind = TSH_SGD, .lr = 1e-4, .momentum = 0.9, .moments_dtype = TSH_BF16},
+        {.kind = TSH_ADAM, .lr = 0.01, .round_weights = 1},
     };
     static const int worlds[][2] = {{1, 2}, {1, 3}, {2, 2}, {2, 4}};
     int i, w, again;

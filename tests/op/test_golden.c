@@ -852,6 +852,137 @@ static void test_sparse(void **state) {
     golden_finish(&file);
 }
 
+/* ------------------------------------------------------------------ bf16
+ * Ops round once: an output is the bf16 next to the exact value, or what the rounding of float
+ * before makes of a tie; PyTorch, which rounds in between, is within two units. Gradients are
+ * float; those that are computed from the rounded output (arg[2] is 1) are as far off as that. */
+
+/* t, converted to bf16, as a leaf. */
+static tsh_tensor *half_leaf(tsh_ctx *ctx, const golden_tensor *g) {
+    tsh_tensor *x = golden_load(ctx, g);
+    return g->dtype == TSH_I64 ? x : tsh_requires_grad(tsh_keep(tsh_cast(x, TSH_BF16)), 1);
+}
+
+static double half_most(const golden_tensor *g) {
+    double most = 0;
+    int64_t e;
+    for (e = 0; e < g->count; e++) most = fmax(most, fabs((double)((const float *)g->data)[e]));
+    return most;
+}
+
+/* The values of t differ from golden ones by at most `room` of their size, and `least` more. */
+static void half_compare_to(tsh_ctx *ctx, const char *name, const char *what, tsh_tensor *t,
+                            const golden_tensor *want, double room, double least) {
+    const float *y = (const float *)want->data;
+    const tsh_real *x;
+    int64_t i;
+    if (!t) fail_msg("%s.%s: %s", name, what, tsh_last_error(ctx)->message);
+    t = tsh_cast(tsh_detach(t), TSH_REAL);
+    assert_int_equal(tsh_numel(t), want->count);
+    x = (const tsh_real *)tsh_data(ctx, t);
+    for (i = 0; i < want->count; i++)
+        if (!(fabs((double)x[i] - (double)y[i]) <= room * fabs((double)y[i]) + least))
+            fail_msg("%s.%s[%ld] is %.9g, not %.9g", name, what, (long)i, (double)x[i],
+                     (double)y[i]);
+}
+
+static void run_half(const golden_file *file, const test_case *c) {
+    const double ulp = 1.0 / 256; /* half a unit in the last place of 1; of 1.99: twice that */
+    tsh_ctx *ctx = open_ctx();
+    golden_tensor g;
+    tsh_tensor *in[INPUTS], *out, *loss;
+    char what[16];
+    int i, n;
+    for (n = 0; n < INPUTS; n++) {
+        (void)snprintf(what, sizeof what, "in%d", n);
+        if (!golden_find(file, c->name, what, &g)) break;
+        in[n] = half_leaf(ctx, &g);
+    }
+    out = c->fn(in, c->arg);
+    if (!out) fail_msg("%s: %s", c->name, tsh_last_error(ctx)->message);
+    assert_int_equal(tsh_dtype_of(out), c->k > 0 ? TSH_F32 : TSH_BF16);
+    g = golden_get(file, c->name, "out");
+    half_compare_to(ctx, c->name, "out", out, &g, c->k > 0 ? 1e-5 : ulp, 1e-6);
+    g = golden_get(file, c->name, "torch");
+    half_compare_to(ctx, c->name, "torch", out, &g, 4 * ulp, ulp * half_most(&g));
+    g = golden_get(file, c->name, "w");
+    loss = tsh_sum(tsh_mul(tsh_cast(out, TSH_REAL), golden_load(ctx, &g)), TSH_ALL, 0);
+    if (tsh_backward(ctx, loss) != TSH_OK)
+        fail_msg("%s: %s", c->name, tsh_last_error(ctx)->message);
+    for (i = 0; i < n; i++) {
+        (void)snprintf(what, sizeof what, "grad%d", i);
+        if (!golden_find(file, c->name, what, &g)) continue;
+        assert_int_equal(tsh_dtype_of(tsh_grad(in[i])), TSH_F32);
+        half_compare_to(ctx, c->name, what, tsh_grad(in[i]), &g, 1e-5,
+                        half_most(&g) * (c->arg[2] ? 3 * ulp : 1e-5));
+    }
+    tsh_close(ctx);
+}
+
+/* AdamW on a bf16 parameter: PyTorch's on its float master weights, rounded, in every step. */
+static void run_master(const golden_file *file) {
+    const tsh_param_desc desc = {.dtype = TSH_BF16};
+    const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .lr = 2e-4, .weight_decay = 0.1};
+    golden_tensor start = golden_get(file, "master", "start");
+    golden_tensor grads = golden_get(file, "master", "grads"), g;
+    golden_tensor after = golden_get(file, "master", "after");
+    const int64_t steps = grads.shape.dim[0];
+    tsh_ctx *ctx = open_ctx();
+    tsh_tensor *p = tsh_add_param(tsh_root(ctx), "p", start.shape, &desc);
+    tsh_tensor *first = tsh_keep(tsh_cast(golden_load(ctx, &start), TSH_BF16));
+    tsh_optim *optim = tsh_optim_new(tsh_root(ctx), &adamw);
+    int step;
+    assert_int_equal(tsh_materialize(tsh_root(ctx)), TSH_OK);
+    assert_int_equal(
+        tsh_write(ctx, p, TSH_GLOBAL, tsh_data(ctx, first), (size_t)start.count * 2), TSH_OK);
+    for (step = 0; step < (int)steps; step++) {
+        tsh_tensor *given;
+        g = golden_step(grads, step);
+        given = golden_load(ctx, &g);
+        assert_int_equal(tsh_backward(ctx, tsh_sum(tsh_mul(p, given), TSH_ALL, 0)), TSH_OK);
+        assert_int_equal(tsh_optim_step(optim), TSH_OK);
+        tsh_zero_grads(tsh_root(ctx));
+        tsh_tensor_free(given);
+        assert_int_equal(tsh_step_end(ctx), TSH_OK);
+        g = golden_step(after, step);
+        half_compare_to(ctx, "master", "after", p, &g, 1.0 / 256 + 1e-5, 0);
+        assert_int_equal(tsh_step_end(ctx), TSH_OK);
+    }
+    tsh_close(ctx);
+}
+
+static void test_half(void **state) {
+    static const test_case cases[] = {
+        {"add", do_add, 0, {0}},
+        {"mul", do_mul, 0, {0}},
+        {"div", do_div, 0, {0}},
+        {"exp", do_exp, 0, {0, 0, 1}},
+        {"sigmoid", do_sigmoid, 0, {0, 0, 1}},
+        {"tanh", do_tanh, 0, {0, 0, 1}},
+        {"gelu", do_gelu, 0, {0}},
+        {"gelu_tanh", do_gelu_tanh, 0, {0}},
+        {"silu", do_silu, 0, {0}},
+        {"sum", do_sum, 0, {1, 0}},
+        {"mean", do_mean, 0, {0, 0}},
+        {"softmax", do_softmax, 0, {-1, 0, 1}},
+        {"log_softmax", do_log_softmax, 0, {-1, 0, 1}},
+        {"norm", do_norm, 0, {1}},
+        {"rms", do_rms, 0, {0}},
+        {"matmul", do_matmul, 0, {0}},
+        {"linear", do_linear, 0, {0}},
+        {"embedding", do_embedding, 0, {0}},
+        {"attention", do_attention, 0, {1, 0, 1}},
+        {"loss", do_loss, 1, {0}}, /* k: a loss is float */
+    };
+    golden_file file = golden_open("half");
+    int i;
+    (void)state;
+    assert_int_equal(COUNT(cases), count_cases(&file));
+    for (i = 0; i < COUNT(cases); i++) run_half(&file, &cases[i]);
+    run_master(&file);
+    golden_finish(&file);
+}
+
 int main(void) {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_map),    cmocka_unit_test(test_reduce),
@@ -860,6 +991,7 @@ int main(void) {
         cmocka_unit_test(test_loss),   cmocka_unit_test(test_model),
         cmocka_unit_test(test_optim),  cmocka_unit_test(test_rope),
         cmocka_unit_test(test_lookup), cmocka_unit_test(test_sparse),
+        cmocka_unit_test(test_half),
     };
     tsh_ctx *ctx;
     int isa, failed = 0;

@@ -672,6 +672,7 @@ static void test_layers(void **state) {
     linear.in = 5;
     linear.out = 4;
     norm.dim = 6;
+    memset(&rms, 0, sizeof rms);
     rms.dim = 6;
     rms.eps = 0.05;
     check_layer(ctx, "linear", tsh_add_linear(root, "a", &linear), tsh_shape3(2, 3, 5));
