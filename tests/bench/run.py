@@ -351,6 +351,9 @@ def figures_of(name):
         return {"openblas": 0.85} if small else {"blis": 0.97, "openblas": 0.97, "tsh_blis": 0.97}
     if name in FIGURES:
         return FIGURES[name]
+    length = re.match(r"attention_(?:back_)?(?:bf16_)?T(\d+)$", name)
+    if length:
+        return {"product": 0.7} if int(length[1]) >= 256 else {}
     if name.startswith("step_"):
         return {"torch": 1.5, "limit": 1 / 1.10}
     if name.startswith("kernel_"):
