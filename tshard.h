@@ -1218,12 +1218,14 @@ TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size);
 
 /* (.., m, k) x (.., k, n) -> (.., m, n); leading dimensions broadcast (torch.matmul of two tensors
  * with at least two dimensions). Layouts: S(k) S(k): P. S(m) R: S(m). R S(n): S(n). batch
- * dimensions like elementwise. P R, R P: P. */
+ * dimensions like elementwise. P R, R P: P. Dtypes may differ: the result has a's. Two bf16 inputs,
+ * and the result's gradient with them, are multiplied as bf16, with sums of float; any other 16-bit
+ * input is converted to tsh_real first. */
 TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b);
 /* x (.., in), w (out, in), b (out) or NULL -> x w^T + b (.., out), torch.nn.functional.linear.
  * w S(0), x R, b S(0): column-parallel, gives S(-1); backward all-reduces dx. w S(1), x S(-1) or R,
  * b R: row-parallel, gives R by one all-reduce, b added after it. w R: x R, or S along another
- * dimension, kept. */
+ * dimension, kept. Dtypes may differ, as of tsh_matmul: the result has x's. */
 TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b);
 
 typedef struct tsh_lookup_desc {
@@ -5495,7 +5497,7 @@ typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
 struct tshi_gemm_kernel {
     const char *name;       /* for tests and benchmarks */
     int mr, nr;             /* rows and columns of a tile */
-    int mc, kc, nc;         /* the largest blocks of m, k, n: multiples of mr, of 4 and of nr */
+    int mc, kc, nc;         /* the largest blocks of m, k, n: multiples of mr, of 32 and of nr */
     int isa;                /* the instruction set that it needs: TSHI_ISA_... */
     tshi_gemm_tile_fn tile; /* any tile; csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
     tshi_gemm_tile_fn dot;  /* (optional) as tile, but rsb = 1: for few rows, B not packed */
@@ -6307,10 +6309,10 @@ static int tshi_gemm_pairs(const tshi_gemm_kernel *kernel, tshi_matrix a, tshi_m
     return kernel->pairs && (short_a || short_b) && (short_a || a.rounds) && (short_b || b.rounds);
 }
 
-/* Returns the elements of a slice of k. Slices of pairs begin with a cache line of a row. */
+/* Returns the elements of a slice of k, a multiple of a cache line, so that slices of an aligned row
+ * are aligned. */
 static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form, int64_t k) {
-    return form >= TSHI_GEMM_PAIRS ? tshi_gemm_even(k, 2 * kernel->kc, 32)
-                                   : tshi_gemm_even(k, kernel->kc, 4);
+    return tshi_gemm_even(k, kernel->kc * (form >= TSHI_GEMM_PAIRS ? 2 : 1), 32);
 }
 
 /* Stores n values in row i of c from column j on, converted to its dtype. */
@@ -12780,11 +12782,14 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
         ROWS = 12,         /* m is cut at multiples of it: whole tiles (n, if C^T is computed) */
         COLUMNS = 32,      /* n is cut at multiples of it (m, if C^T is computed) */
         SIDE = 96,         /* rows or columns that are worth a thread */
+        FEW = 4,           /* rows or columns whose product takes longer than reading its input */
         MIN_WORK = 1 << 20 /* multiply-adds that are worth a thread */
     };
     const int transposed = tshi_gemm_transposes(m, n, c.row, c.column, ctx->gemm_kernel->nr);
     const int64_t side = m >= n ? m : n, unit = (m >= n) != transposed ? ROWS : COLUMNS;
-    const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, m * n * k, MIN_WORK),
+    /* fewer rows or columns take as long as FEW: the time is that of reading the other matrix */
+    const int64_t work = (m < FEW ? FEW : m) * (n < FEW ? FEW : n) * k;
+    const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, work, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
     const tshi_gemm_progress progress = {tshi_tape_progress, ctx}; /* called meanwhile */
     const size_t bytes = tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) +
@@ -20948,6 +20953,40 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_IS_float
 #undef TSHI_GEMM_IS_double
 #undef TSHI_GEMM_FLOAT
+#undef TSHI_GEMM_BF16S
+#undef TSHI_GEMM_TARGET_BF16
+#undef TSHI_GEMM_STREAM
+#undef TSHI_GEMM_SUM_v128
+#undef TSHI_GEMM_SUM_avx2
+#undef TSHI_GEMM_SUM_avx512
+#undef TSHI_GEMM_VEC_bf16
+#undef TSHI_GEMM_LOAD_bf16
+#undef TSHI_GEMM_STORE_bf16
+#undef TSHI_GEMM_SET_bf16
+#undef TSHI_GEMM_FMA_bf16
+#undef TSHI_GEMM_SUM_bf16
+#undef TSHI_GEMM_WORDS4
+#undef TSHI_GEMM_QUARTERS4
+#undef TSHI_GEMM_TRANSPOSE16
+#undef TSHI_GEMM_EACH16
+#undef TSHI_GEMM_ROW
+#undef TSHI_GEMM_WORD
+#undef TSHI_GEMM_PACK
+#undef TSHI_GEMM_PACK_AVX512
+#undef TSHI_GEMM_STORE_AVX512
+#undef TSHI_GEMM_FEW_ADD
+#undef TSHI_GEMM_FEW_STEP
+#undef TSHI_GEMM_FEW_LOAD
+#undef TSHI_GEMM_FEW_CLEAR
+#undef TSHI_GEMM_FEW_BEGIN
+#undef TSHI_GEMM_FEW_SLICE
+#undef TSHI_GEMM_FEW_END
+#undef TSHI_GEMM_EACH8
+#undef TSHI_GEMM_FEW_KERNEL
+#undef TSHI_GEMM_FEW_CASE
+#undef TSHI_GEMM_FEW_WORD
+#undef TSHI_GEMM_FEW_AVX512
+#undef TSHI_GEMM_FEW_PAIR
 #undef TSHI_GEMM_ROWS6
 #undef TSHI_GEMM_ROWS12
 #undef TSHI_GEMM_ZERO

@@ -19,8 +19,8 @@ typedef struct half_computation {
     tsh_shape shape[HALF_INPUTS];
     int n;
     int positive;    /* inputs above 0 */
-    double
-        loosened; /* backward reads the rounded output: how far gradients may be off, relatively */
+    double loosened; /* backward reads the rounded output, or a product rounds the gradient to bf16:
+                        how far gradients may be off, relatively */
     int loss;        /* the output is tsh_real, as all losses are */
 } half_computation;
 
@@ -87,10 +87,10 @@ static const half_computation half_computations[] = {
     {"log_softmax", half_log_softmax, {HALF_2(5, 37)}, 1, 0, 0.05, 0},
     {"layer_norm", half_layer_norm, {HALF_2(6, 70), HALF_1(70), HALF_1(70)}, 3, 0, 0, 0},
     {"rms_norm", half_rms_norm, {HALF_2(6, 70), HALF_1(70)}, 2, 0, 0, 0},
-    {"matmul", half_matmul, {HALF_3(2, 19, 45), HALF_3(2, 45, 33)}, 2, 0, 0, 0},
-    {"matmul, one row", half_matmul, {HALF_2(1, 300), HALF_2(300, 70)}, 2, 0, 0, 0},
-    {"linear", half_linear, {HALF_2(26, 50), HALF_2(40, 50), HALF_1(40)}, 3, 0, 0, 0},
-    {"linear, many rows", half_linear, {HALF_2(300, 50), HALF_2(70, 50), HALF_1(70)}, 3, 0, 0, 0},
+    {"matmul", half_matmul, {HALF_3(2, 19, 45), HALF_3(2, 45, 33)}, 2, 0, 0.005, 0},
+    {"matmul, one row", half_matmul, {HALF_2(1, 300), HALF_2(300, 70)}, 2, 0, 0.005, 0},
+    {"linear", half_linear, {HALF_2(26, 50), HALF_2(40, 50), HALF_1(40)}, 3, 0, 0.005, 0},
+    {"linear, many rows", half_linear, {HALF_2(300, 50), HALF_2(70, 50), HALF_1(70)}, 3, 0, 0.005, 0},
     {"rope", half_rope, {HALF_3(2, 5, 8)}, 1, 0, 0, 0},
     {"concat", half_concat, {HALF_2(3, 4), HALF_2(3, 5)}, 2, 0, 0, 0},
     {"attention",
@@ -257,6 +257,92 @@ static void promotion_is_the_wider_one(void **state) {
     unit_close(ctx);
 }
 
+/* -------------------------------------------------------------- mixed products */
+
+/* y = x w^T + b by way of a linear or a matmul; the gradients of x and w. */
+static void mixed_compute(const tsh_desc *desc, int linear, const tsh_dtype dtype[3], int rows,
+                          tsh_real *values, tsh_dtype *out) {
+    static const half_computation shapes = {
+        "mixed", NULL, {HALF_2(9, 1000), HALF_2(40, 1000), HALF_1(40)}, 3, 0, 0, 0};
+    tsh_ctx *ctx = unit_open(desc);
+    tsh_tensor *in[3], *y, *x;
+    int64_t e, n = 0;
+    int i;
+    for (i = 0; i < 3; i++) in[i] = half_input(ctx, &shapes, i, dtype[i]);
+    x = tsh_requires_grad(tsh_keep(tsh_copy(tsh_slice(in[0], 0, 0, rows))), 1);
+    tsh_requires_grad(in[1], 1);
+    y = linear ? tsh_linear(x, in[1], in[2]) : tsh_matmul(x, tsh_transpose(in[1], 0, 1));
+    if (!y) fail_msg("%s", tsh_last_error(ctx)->message);
+    *out = tsh_dtype_of(y);
+    for (e = 0; e < tsh_numel(y); e++)
+        values[n++] = (tsh_real)tshi_dtype_get(*out, tshi_tensor_at(y), e);
+    tsh_backward(ctx, tsh_sum(tsh_pow_scalar(tsh_cast(y, TSH_REAL), 2), TSH_ALL, 0));
+    for (i = 0; i < 2; i++) {
+        tsh_tensor *grad = tsh_grad(i ? in[1] : x);
+        if (!grad) fail_msg("%s", tsh_last_error(ctx)->message);
+        memcpy(values + n, tsh_data(ctx, grad), (size_t)tsh_numel(grad) * sizeof(tsh_real));
+        n += tsh_numel(grad);
+    }
+    unit_close(ctx);
+}
+
+static int mixed_calls;
+
+/* A product of the user's own, which knows tsh_real only. */
+static void mixed_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+                       const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b, int64_t rsb,
+                       int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc, int64_t csc,
+                       int threads) {
+    int64_t i, j, p;
+    (void)user;
+    (void)threads;
+    mixed_calls++;
+    for (i = 0; i < m; i++)
+        for (j = 0; j < n; j++) {
+            double sum = 0;
+            tsh_real *at = c + i * rsc + j * csc;
+            for (p = 0; p < k; p++)
+                sum += (double)a[i * rsa + p * csa] * (double)b[p * rsb + j * csb];
+            *at = (tsh_real)((double)alpha * sum + (beta != 0 ? (double)(beta * *at) : 0));
+        }
+}
+
+/* Any dtypes of x, w and b: the result has x's, and is that of tsh_real rounded (to one of two
+ * neighbours, if the sum's own error matters); of few rows and several, by a product of one's own. */
+static void products_take_mixed_dtypes(void **state) {
+    enum { ROWS = 9, VALUES = 9 * 40 + 9 * 1000 + 40 * 1000 };
+    static const tsh_dtype all[] = {TSH_REAL, TSH_BF16, TSH_F16};
+    static tsh_real want[VALUES], got[VALUES];
+    int i;
+    (void)state;
+    for (i = 0; i < 27 * 4; i++) {
+        const tsh_dtype dtype[3] = {all[i % 3], all[i / 3 % 3], all[i / 9 % 3]};
+        const tsh_dtype reals[3] = {TSH_REAL, TSH_REAL, TSH_REAL};
+        const int linear = i / 27 % 2, rows = i / 54 ? ROWS : 2;
+        const double ulp = dtype[0] == TSH_BF16 ? 1.0 / 128 : dtype[0] == TSH_F16 ? 1.0 / 1024 : 0;
+        tsh_desc desc;
+        tsh_dtype out;
+        int64_t e;
+        memset(&desc, 0, sizeof desc);
+        mixed_compute(&desc, linear, reals, rows, want, &out);
+        if (i % 2) desc.gemm.fn = mixed_gemm;
+        mixed_calls = 0;
+        mixed_compute(&desc, linear, dtype, rows, got, &out);
+        assert_int_equal(mixed_calls, i % 2 ? 3 : 0);
+        assert_int_equal(out, dtype[0]);
+        for (e = 0; e < rows * 40; e++) {
+            const double off = fabs((double)got[e] - (double)want[e]);
+            if (!(off <= ulp / 2 * fabs((double)want[e]) + 1e-3))
+                fail_msg("case %d, element %d: %g, not %g", i, (int)e, (double)got[e],
+                         (double)want[e]);
+        }
+        for (; e < rows * 40 + rows * 1000 + 40 * 1000; e++) /* 2 y w: y is off by ulp / 2 */
+            if (!(fabs((double)got[e] - (double)want[e]) <= 8000 * ulp / 2 + 0.1))
+                fail_msg("case %d, gradient %d: %g, not %g", i, (int)e, (double)got[e],
+                         (double)want[e]);
+    }
+}
+
 /* ------------------------------------------------------------------ ranks */
 
 /* Rank r gives r + 1 + e / 4: sums in tsh_real, in the ring's order, rounded once at the end. */
@@ -375,6 +461,7 @@ int main(void) {
         cmocka_unit_test(every_op_takes_every_row),
         cmocka_unit_test(short_floats_are_rounded_once),
         cmocka_unit_test(promotion_is_the_wider_one),
+        cmocka_unit_test(products_take_mixed_dtypes),
         cmocka_unit_test(ranks_share_it),
         cmocka_unit_test(files_hold_it),
     };
