@@ -427,7 +427,7 @@ typedef struct tsh_logger {
 /* C = alpha A B + beta C with A (m, k), B (k, n), C (m, n), any strides in elements (rs: between
  * rows, cs: between columns), as BLIS's typed API. beta 0 never reads C. Compiled with OpenMP, the
  * rank's threads call it side by side, each for a piece along m or n, with threads 1; without, it
- * may use tsh_desc.threads of its own. */
+ * may use tsh_desc.threads of its own. (tsh_attention's tiles are always the built-in one's.) */
 typedef void (*tsh_gemm_fn)(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
                             int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
@@ -1272,8 +1272,9 @@ typedef struct tsh_attention_desc {
     tsh_module *owner; /* of the dropout key; NULL: the ctx */
     /* Broadcasts to (B, H, Tq, Tk), R: values are added to scores, TSH_I32 keeps where not 0. */
     tsh_tensor *mask;
-    /* Owned, (B, Hkv, Tmax, D), laid out as k: k and v are appended at `past`, and keys
-     * [0, past + Tk) are seen. Without gradients only. */
+    /* Owned, (B, Hkv, Tmax, D), laid out as k, of any floating dtype no wider than tsh_real: k and v
+     * are appended at `past`, rounded to it, and keys [0, past + Tk) are seen. Without gradients
+     * only. */
     tsh_tensor *cache_k, *cache_v;
     int64_t past;
 } tsh_attention_desc;
@@ -1282,7 +1283,9 @@ typedef struct tsh_attention_desc {
  * Gimelshein 2018, Dao et al. 2022); a query that sees no key gives 0. H is a multiple of Hkv:
  * query head i uses head i / (H / Hkv) of k and v (grouped queries, Ainslie et al. 2023). Layouts:
  * R; all three alike by batch S(0); by heads S(1), q in whole groups (tsh_shard_units(1, H / Hkv));
- * or q S(1) with k and v R, cut anywhere: then dk and dv are partial. No collective forward. */
+ * or q S(1) with k and v R, cut anywhere: then dk and dv are partial. No collective forward. The
+ * result has q's dtype, sums are tsh_real; if q, k and v are bf16 and the processor has AVX512_BF16,
+ * probabilities and gradients are rounded to bf16 before they are multiplied. */
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc);
 
@@ -12685,8 +12688,7 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
 /* Needs: >>gemm >>redistribute.                                                */
 /* ========================================================================== */
 
-/* Every product is computed by tshi_matmul_run, which divides it among threads; attention, whose
- * threads have heads of their own, calls tshi_matmul_alone. A tshi_matrix has strides for rows and
+/* Every product but attention's is computed by tshi_matmul_run, which divides it among threads. A tshi_matrix has strides for rows and
  * columns, so that transposes and slices are not copied. */
 
 /* Returns at least `bytes` of scratch for the built-in gemm: one block of the ctx, which grows as
