@@ -1272,8 +1272,8 @@ typedef struct tsh_attention_desc {
     tsh_module *owner; /* of the dropout key; NULL: the ctx */
     /* Broadcasts to (B, H, Tq, Tk), R: values are added to scores, TSH_I32 keeps where not 0. */
     tsh_tensor *mask;
-    /* Owned, (B, Hkv, Tmax, D), laid out as k, of any floating dtype no wider than tsh_real: k and v
-     * are appended at `past`, rounded to it, and keys [0, past + Tk) are seen. Without gradients
+    /* Owned, (B, Hkv, Tmax, D), laid out as k, of any floating dtype no wider than tsh_real: k and
+     * v are appended at `past`, rounded to it, and keys [0, past + Tk) are seen. Without gradients
      * only. */
     tsh_tensor *cache_k, *cache_v;
     int64_t past;
@@ -1284,8 +1284,8 @@ typedef struct tsh_attention_desc {
  * query head i uses head i / (H / Hkv) of k and v (grouped queries, Ainslie et al. 2023). Layouts:
  * R; all three alike by batch S(0); by heads S(1), q in whole groups (tsh_shard_units(1, H / Hkv));
  * or q S(1) with k and v R, cut anywhere: then dk and dv are partial. No collective forward. The
- * result has q's dtype, sums are tsh_real; if q, k and v are bf16 and the processor has AVX512_BF16,
- * probabilities and gradients are rounded to bf16 before they are multiplied. */
+ * result has q's dtype, sums are tsh_real; if q, k and v are bf16 and the processor has
+ * AVX512_BF16, probabilities and gradients are rounded to bf16 before they are multiplied. */
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc);
 
@@ -6661,78 +6661,6 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
     job.since = 0;
     tshi_gemm_start(&job, (tsh_real *)((char *)scratch +
                                        tshi_gemm_scratch(kernel, m, n, k, c.row, c.column)));
-}
-
-/* -- tiles, for ops that pack by themselves -------------------------------- */
-
-/* A, in words of tshi_gemm_words: word (i, p) is data[i / mr * mr * next + i % mr * row + p * column]. */
-typedef struct tshi_gemm_strips {
-    const tsh_real *data;
-    int64_t row, column, next;
-} tshi_gemm_strips;
-
-/* B, in words: word (p, j) is data[p * row + j / nr * next + j % nr]. The form is REALS, or PAIRS of
- * bf16, and A's, too. */
-typedef struct tshi_gemm_slivers {
-    const tsh_real *data;
-    int64_t row, next;
-    tshi_gemm_form form;
-} tshi_gemm_slivers;
-
-/* Packs rows of x, shape (n, k), in slivers of `width` rows that begin `next` words apart: as rows of
- * A, or columns of B. Rows that the last sliver lacks become zeros. */
-static void tshi_gemm_pack_slivers(const tshi_gemm_kernel *kernel, tsh_real *to, int width,
-                                   int64_t n, int64_t k, int64_t next, tshi_matrix x,
-                                   tshi_gemm_form form) {
-    for (int64_t j = 0; j < n; j += width)
-        tshi_gemm_pack_matrix(kernel, to + j / width * next, width,
-                              (int)tshi_base_min(width, n - j), k, tshi_gemm_from(x, j, 0), form);
-}
-
-/* A product of which only a part with the shape of stairs is needed: of row i of C the first
- * (columns + i) columns; and of row i of A the first (k + i) elements, those after them are 0. */
-typedef struct tshi_gemm_stairs {
-    int64_t columns, k; /* TSHI_GEMM_ALL: all */
-} tshi_gemm_stairs;
-
-enum { TSHI_GEMM_ALL = 1 << 30 };
-
-/* C = alpha A B, plus C if `add` is 1; shapes: A (m, k), B (k, n), C (m, n). C has space for whole
- * halves of slivers; elements beside the stairs are not computed, or become any number. Each sum is
- * in the order of tshi_gemm_run, if that takes one slice. Prefetches `walk` meanwhile. */
-static void tshi_gemm_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
-                            tsh_real alpha, tshi_gemm_strips a, tshi_gemm_slivers b, int add,
-                            tshi_matrix c, tshi_gemm_stairs stairs, tshi_gemm_walk *walk) {
-    enum { LINES = 8 }; /* cache lines that are prefetched after a tile */
-    const tshi_gemm_tile_fn tile = b.form == TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
-    const int mr = kernel->mr, nr = kernel->nr;
-    tshi_gemm_tile t;
-    t.walk = walk;
-    t.rsa = a.row;
-    t.csa = a.column;
-    t.rsb = b.row;
-    t.csb = 1;
-    t.form = b.form;
-    t.alpha = alpha;
-    t.add = add;
-    t.rsc = t.rsd = c.row;
-    t.sums = NULL;
-    for (int64_t j = 0; j < n; j += nr) {
-        t.b = b.data + j / nr * b.next;
-        for (int64_t i = 0; i < m; i += mr) {
-            const int rows = (int)tshi_base_min(mr, m - i);
-            const int64_t last = i + rows - 1, end = tshi_base_min(n, stairs.columns + last);
-            const int64_t sum = tshi_base_min(k, stairs.k + last);
-            if (end <= j) continue; /* no row needs these columns */
-            t.k = tshi_gemm_words(b.form, sum < 0 ? 0 : sum);
-            t.a = a.data + i * a.next;
-            t.d = t.c = tshi_gemm_at(c, i, j);
-            tile(&t, rows, end - j > nr / 2 ? nr : nr / 2);
-#if TSHI_VECTORS
-            for (int l = 0; l < LINES; l++) tshi_gemm_fetch(walk);
-#endif
-        }
-    }
 }
 
 /* ========================================================================== */
@@ -12688,8 +12616,8 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
 /* Needs: >>gemm >>redistribute.                                                */
 /* ========================================================================== */
 
-/* Every product but attention's is computed by tshi_matmul_run, which divides it among threads. A tshi_matrix has strides for rows and
- * columns, so that transposes and slices are not copied. */
+/* Every product but attention's is computed by tshi_matmul_run, which divides it among threads. A
+ * tshi_matrix has strides for rows and columns, so that transposes and slices are not copied. */
 
 /* Returns at least `bytes` of scratch for the built-in gemm: one block of the ctx, which grows as
  * needed. NULL: no memory. */
@@ -12821,6 +12749,77 @@ static int tshi_matmul_rounds(const tsh_tensor *out, const tsh_tensor *a, const 
 static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                              tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix c) {
     tshi_matmul_run(ctx, m, n, k, alpha, a, b, beta, c, c);
+}
+
+/* -- tiles, for ops that pack by themselves -------------------------------- */
+
+/* A, in words: word (i, p) is data[i / mr * mr * next + i % mr * row + p * column]. */
+typedef struct tshi_matmul_strips {
+    const tsh_real *data;
+    int64_t row, column, next;
+} tshi_matmul_strips;
+
+/* B, in words: word (p, j) is data[p * row + j / nr * next + j % nr]. A has the same form: REALS or
+ * PAIRS. */
+typedef struct tshi_matmul_slivers {
+    const tsh_real *data;
+    int64_t row, next;
+    tshi_gemm_form form;
+} tshi_matmul_slivers;
+
+/* Packs rows of x, shape (n, k), in slivers of `width` rows that begin `next` words apart: as rows
+ * of A, or columns of B. Rows that the last sliver lacks become zeros. */
+static void tshi_matmul_pack(const tshi_gemm_kernel *kernel, tsh_real *to, int width, int64_t n,
+                             int64_t k, int64_t next, tshi_matrix x, tshi_gemm_form form) {
+    for (int64_t j = 0; j < n; j += width)
+        tshi_gemm_pack_matrix(kernel, to + j / width * next, width,
+                              (int)tshi_base_min(width, n - j), k, tshi_gemm_from(x, j, 0), form);
+}
+
+/* A product of which only a part with the shape of stairs is needed: of row i of C the first
+ * (columns + i) columns; and of row i of A the first (k + i) elements, those after them are 0. */
+typedef struct tshi_matmul_stairs {
+    int64_t columns, k; /* TSHI_MATMUL_ALL: all */
+} tshi_matmul_stairs;
+
+enum { TSHI_MATMUL_ALL = 1 << 30 };
+
+/* C = alpha A B, plus C if `add` is 1; shapes: A (m, k), B (k, n), C (m, n). C has space for whole
+ * halves of slivers; elements beside the stairs are not computed, or become any number. Each sum is
+ * in the order of tshi_gemm_run, if that takes one slice. Prefetches `walk` meanwhile. */
+static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
+                              tsh_real alpha, tshi_matmul_strips a, tshi_matmul_slivers b, int add,
+                              tshi_matrix c, tshi_matmul_stairs stairs, tshi_gemm_walk *walk) {
+    enum { LINES = 8 }; /* cache lines that are prefetched after a tile */
+    const tshi_gemm_tile_fn tile = b.form == TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
+    const int mr = kernel->mr, nr = kernel->nr;
+    tshi_gemm_tile t;
+    t.walk = walk;
+    t.rsa = a.row;
+    t.csa = a.column;
+    t.rsb = b.row;
+    t.csb = 1;
+    t.form = b.form;
+    t.alpha = alpha;
+    t.add = add;
+    t.rsc = t.rsd = c.row;
+    t.sums = NULL;
+    for (int64_t j = 0; j < n; j += nr) {
+        t.b = b.data + j / nr * b.next;
+        for (int64_t i = 0; i < m; i += mr) {
+            const int rows = (int)tshi_base_min(mr, m - i);
+            const int64_t last = i + rows - 1, end = tshi_base_min(n, stairs.columns + last);
+            const int64_t sum = tshi_base_min(k, stairs.k + last);
+            if (end <= j) continue; /* no row needs these columns */
+            t.k = tshi_gemm_words(b.form, sum < 0 ? 0 : sum);
+            t.a = a.data + i * a.next;
+            t.d = t.c = tshi_gemm_at(c, i, j);
+            tile(&t, rows, end - j > nr / 2 ? nr : nr / 2);
+#if TSHI_VECTORS
+            for (int l = 0; l < LINES; l++) tshi_gemm_fetch(walk);
+#endif
+        }
+    }
 }
 
 /* -- matmul: C = A B; dA = dC B^T, dB = A^T dC, summed over broadcast batches -------- */
@@ -13862,24 +13861,23 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
  * m and log l are stored apart: in their sum, log l would lose digits if m is large. Dropout masks
  * p and dO V^T by the global index of the score.
  *
- * The products are those of gemm's micro-kernels (tshi_gemm_tiles). A block of TSHI_TILE_KEYS keys
+ * The products are those of gemm's micro-kernels (tshi_matmul_tiles). A block of TSHI_TILE_KEYS keys
  * is packed when a tile first needs it, and kept for the other tiles and query heads that use the
- * same head of k. dV and dK are computed transposed, so that p and dS are B, which is read as it is:
- * dV^T += dO^T p. Of what the causal mask hides, most is not computed (tshi_gemm_stairs).
- * If q, k and v are bf16 and the processor multiplies pairs of bf16, all operands are in pairs: p,
- * dS and dO are rounded to bf16. The rows of tiles are in scratch memory, `keys` apart. Kernels compute whole blocks of TSHI_BLOCK
- * values of a row.
+ * same head of k. dV and dK are computed transposed, dV^T += dO^T p: then p and dS are the right
+ * operand, which tsh_real need not be packed for. Of what the causal mask hides, most is not
+ * computed (tshi_matmul_stairs). If q, k and v are bf16 and the processor multiplies pairs of bf16,
+ * all operands are pairs; p, dS and dO are rounded to bf16.
  *
  * An element's sums depend on the positions of keys alone: a block of keys begins at a multiple of
  * TSHI_TILE_KEYS, and keys that a query does not see add 0. tshi_attention_begin prepares what all
- * heads share; on each thread tshi_attention_piece goes through tiles. Below, h is a head, i a
- * query, j a key; a tile or strip has m queries and n keys. */
+ * heads share; on each thread tshi_attention_piece goes through tiles. Kernels compute whole blocks
+ * of TSHI_BLOCK values of a row. Below, h is a head, i a query, j a key; a tile, or a strip of it,
+ * has m queries and n keys. */
 enum {
-    TSHI_TILE_ROWS = 96,        /* queries of a tile: whole tiles of every micro-kernel */
-    TSHI_TILE_KEYS = 256,       /* keys of a tile in forward: of a multiple of TSHI_BLOCK, at most */
-                                /* any kernel's kc */
-    TSHI_TILE_KEYS_BACK = 128,  /* and in backward */
-    TSHI_TILE_STRIP = 24        /* queries that forward computes at once: scores stay in L1 */
+    TSHI_TILE_ROWS = 96,       /* queries of a tile: whole tiles of every micro-kernel */
+    TSHI_TILE_KEYS = 256,      /* keys of a tile, in forward and in backward: a multiple of */
+    TSHI_TILE_KEYS_BACK = 128, /* TSHI_BLOCK, at most the kc of any micro-kernel */
+    TSHI_TILE_STRIP = 24       /* queries that forward computes at once: scores stay in L1 */
 };
 
 /* The options of a call, and the params of a node. */
@@ -13895,7 +13893,7 @@ typedef struct tshi_attention {
  * below, ROWS is `rows` below, and D32 is d rounded up to a multiple of TSHI_BLOCK. */
 typedef struct tshi_head {
     tsh_ctx *ctx;
-    const tshi_attention *more;   /* options */
+    const tshi_attention *more; /* options */
     const tshi_gemm_kernel *kernel;
     tshi_matrix q, k, v, o;       /* shapes (tq, d), (tk, d), (tk, d), (tq, d) */
     tshi_matrix dq, dk, dv, dout; /* the same shapes; data NULL: not needed */
@@ -13904,7 +13902,7 @@ typedef struct tshi_head {
     int64_t pitch;                /* from row to row of s and t: more than keys, so that a column's
                                      elements are in different sets of a cache */
     int64_t blocks, packed;       /* blocks of keys that are kept; how many of them are packed */
-    int pairs;                    /* 1: products of pairs of bf16, which are the words of operands */
+    int pairs;                    /* 1: words of operands are pairs of bf16, not tsh_real */
     int causal;                   /* 1: query i sees keys up to i + tk - tq */
     int few;                      /* 1: too few queries to pack keys for */
     uint64_t first;               /* global index of score (0, 0) of this head, for dropout */
@@ -13915,16 +13913,16 @@ typedef struct tshi_head {
     tsh_real *rows_q, *rows_do;   /* words, shape (ROWS, d): the tile's rows of Q and dO */
     tsh_real *columns_q, *columns_do; /* pairs: packed columns of Q and dO, shape (ROWS, d) */
     tsh_real *columns_p;              /* pairs: packed columns of p or dS, shape (ROWS, keys) */
-    tsh_real *s, *t;              /* shape (ROWS, pitch): scores; in backward dO V^T */
-    tsh_real *sum;                /* shape (ROWS, D32): rows of O, in backward of dQ */
-    tsh_real *row;                /* m, then l, of the tile's queries; in backward delta */
+    tsh_real *s, *t;                  /* shape (ROWS, pitch): scores; in backward dO V^T */
+    tsh_real *sum;                    /* shape (ROWS, D32): rows of O, in backward of dQ */
+    tsh_real *row;                    /* m, then l, of the tile's queries; in backward delta */
     tsh_real *keys_k, *keys_v; /* words, keys are columns: per block of keys, shape (d, keys) */
     tsh_real *features_k, *features_v; /* features are columns: per block, shape (keys, D32) */
-    tsh_real *turned;             /* shape (keys, d): a block of dK or dV */
-    tsh_real *dk_t, *dv_t;        /* dK^T and dV^T of this head: per block, shape (d, keys) */
-    char *scratch;                /* for tshi_gemm_run */
-    tshi_gemm_walk walk;          /* cache lines to prefetch */
-    tshi_matrix ahead[6];         /* to prefetch after that: `left` of them, the last one first */
+    tsh_real *turned;                  /* shape (keys, d): a block of dK or dV */
+    tsh_real *dk_t, *dv_t;             /* dK^T and dV^T of this head: per block, shape (d, keys) */
+    char *scratch;                     /* for tshi_gemm_run */
+    tshi_gemm_walk walk;               /* cache lines to prefetch */
+    tshi_matrix ahead[6]; /* to prefetch after that: `left` of them, the last one first */
     int left;
 } tshi_head;
 
@@ -13941,9 +13939,9 @@ static int64_t tshi_attention_visible(const tshi_head *h, int64_t i) {
 
 /* Returns the stairs of what the queries from i on see of the keys from j on: of columns of scores,
  * and of sums over keys. */
-static tshi_gemm_stairs tshi_attention_stairs(const tshi_head *h, int64_t i, int64_t j) {
-    const int64_t seen = h->causal ? i + 1 + h->tk - h->tq - j : (int64_t)TSHI_GEMM_ALL;
-    const tshi_gemm_stairs stairs = {seen, seen};
+static tshi_matmul_stairs tshi_attention_stairs(const tshi_head *h, int64_t i, int64_t j) {
+    const int64_t seen = h->causal ? i + 1 + h->tk - h->tq - j : (int64_t)TSHI_MATMUL_ALL;
+    const tshi_matmul_stairs stairs = {seen, seen};
     return stairs;
 }
 
@@ -13996,10 +13994,10 @@ static void tshi_attention_pack_one(const tshi_head *h, int64_t j, tshi_matrix x
     const int64_t words = tshi_attention_words(h, d), wide = tshi_attention_wide(d);
     x = tshi_gemm_from(x, j, 0);
     if (keys)
-        tshi_gemm_pack_slivers(kernel, keys + tshi_attention_block(h, j, words), kernel->nr, n, d,
-                               nr * words, x, form);
+        tshi_matmul_pack(kernel, keys + tshi_attention_block(h, j, words), kernel->nr, n, d,
+                         nr * words, x, form);
     if (features)
-        tshi_gemm_pack_slivers(
+        tshi_matmul_pack(
             kernel, features + tshi_attention_block(h, tshi_attention_words(h, j), wide),
             kernel->nr, d, n, nr * tshi_attention_words(h, h->keys), tshi_gemm_transposed(x), form);
 }
@@ -14028,26 +14026,26 @@ static void tshi_attention_ahead(tshi_head *h) {
 }
 
 /* Returns B with columns of nr words, in slivers `next` apart. */
-static tshi_gemm_slivers tshi_attention_slivers(const tshi_head *h, const tsh_real *data,
-                                                int64_t row, int64_t next) {
-    const tshi_gemm_slivers b = {data, row, next, h->pairs ? TSHI_GEMM_PAIRS : TSHI_GEMM_REALS};
+static tshi_matmul_slivers tshi_attention_slivers(const tshi_head *h, const tsh_real *data,
+                                                  int64_t row, int64_t next) {
+    const tshi_matmul_slivers b = {data, row, next, h->pairs ? TSHI_GEMM_PAIRS : TSHI_GEMM_REALS};
     return b;
 }
 
-/* C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on, packed its h->keys_..., and A and C
- * rows of a tile, from query i on. */
+/* C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on, packed its h->keys_..., and A and
+ * C rows of a tile, from query i on. */
 static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                    double alpha, const tsh_real *a, const tsh_real *packed,
                                    tsh_real *c) {
     const int64_t nr = h->kernel->nr, words = tshi_attention_words(h, h->d);
-    const tshi_gemm_strips rows = {a, words, 1, words};
-    tshi_gemm_stairs stairs = tshi_attention_stairs(h, i, j);
-    stairs.k = TSHI_GEMM_ALL;
+    const tshi_matmul_strips rows = {a, words, 1, words};
+    tshi_matmul_stairs stairs = tshi_attention_stairs(h, i, j);
+    stairs.k = TSHI_MATMUL_ALL;
     packed += tshi_attention_block(h, j, words);
     tshi_attention_ahead(h);
-    tshi_gemm_tiles(h->kernel, m, n, h->d, TSHI_R(alpha), rows,
-                    tshi_attention_slivers(h, packed, nr, nr * words), 0, tshi_attention_tile(h, c),
-                    stairs, &h->walk);
+    tshi_matmul_tiles(h->kernel, m, n, h->d, TSHI_R(alpha), rows,
+                      tshi_attention_slivers(h, packed, nr, nr * words), 0,
+                      tshi_attention_tile(h, c), stairs, &h->walk);
 }
 
 /* C (m, d) += A (m, n) X, where X is K or V from key j on, and packed its h->features_...; A and C
@@ -14055,15 +14053,15 @@ static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t m, int64_t j
 static void tshi_attention_by_features(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                        tsh_real *a, const tsh_real *packed, tsh_real *c) {
     const int64_t nr = h->kernel->nr, wide = tshi_attention_wide(h->d);
-    const tshi_gemm_strips rows = {a, h->pitch, 1, h->pitch};
-    tshi_gemm_stairs stairs = tshi_attention_stairs(h, i, j);
-    stairs.columns = TSHI_GEMM_ALL;
+    const tshi_matmul_strips rows = {a, h->pitch, 1, h->pitch};
+    tshi_matmul_stairs stairs = tshi_attention_stairs(h, i, j);
+    stairs.columns = TSHI_MATMUL_ALL;
     packed += tshi_attention_block(h, tshi_attention_words(h, j), wide);
     if (h->pairs) tshi_attention_round(h, a, h->pitch, h->pitch, m, n);
     tshi_attention_ahead(h);
-    tshi_gemm_tiles(h->kernel, m, h->d, n, 1, rows,
-                    tshi_attention_slivers(h, packed, nr, nr * tshi_attention_words(h, h->keys)),
-                    j > 0, tshi_gemm_matrix(c, wide, 1), stairs, &h->walk);
+    tshi_matmul_tiles(h->kernel, m, h->d, n, 1, rows,
+                      tshi_attention_slivers(h, packed, nr, nr * tshi_attention_words(h, h->keys)),
+                      j > 0, tshi_gemm_matrix(c, wide, 1), stairs, &h->walk);
 }
 
 /* Masks the scores of queries [i, i + m) and keys [j, j + n): adds a floating mask; a score becomes
@@ -14079,8 +14077,8 @@ static void tshi_attention_masked(const tshi_head *h, tsh_real *s, int64_t i, in
         if (floating)
             TSHI_EACH for (int64_t c = 0; c < n; c++) s[c] += add[c * step];
         else
-            TSHI_EACH for (int64_t c = 0; c < n; c++)
-                s[c] = keep[c * step] ? s[c] : -TSHI_R(INFINITY);
+            TSHI_EACH for (int64_t c = 0; c < n; c++) s[c] = keep[c * step] ? s[c]
+                                                                            : -TSHI_R(INFINITY);
     }
 }
 
@@ -14153,9 +14151,9 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
     const int64_t pitch = h->pitch, d = h->d, width = tshi_base_ceil(d, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t end = tshi_base_ceil(strip->n, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t rows = tshi_base_ceil(h->rows, TSHI_BLOCK) * TSHI_BLOCK;
-    tsh_real *x = h->s + strip->r * pitch;             /* shape (n, pitch) */
-    tsh_real *m = h->row + strip->r, *l = m + rows;    /* shapes (n), (n) */
-    tsh_real *o = h->sum + strip->r * width;           /* shape (n, width) */
+    tsh_real *x = h->s + strip->r * pitch;          /* shape (n, pitch) */
+    tsh_real *m = h->row + strip->r, *l = m + rows; /* shapes (n), (n) */
+    tsh_real *o = h->sum + strip->r * width;        /* shape (n, width) */
     int64_t r, c;
     (void)none;
     for (r = 0; r < n; r++, x += pitch, o += width) {
@@ -14317,28 +14315,28 @@ static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int
                                          tsh_real *c) {
     const int cut = tshi_attention_visible(h, i) < j + n;
     const int64_t nr = h->kernel->nr, mr = h->kernel->mr, step = cut ? nr : n, d = h->d;
-    const tshi_gemm_stairs all = {TSHI_GEMM_ALL, TSHI_GEMM_ALL};
-    const tshi_gemm_strips rows = {a, 1, d, 1};
-    const tshi_gemm_strips pairs = {columns, 1, mr, tshi_attention_words(h, m)};
+    const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
+    const tshi_matmul_strips rows = {a, 1, d, 1};
+    const tshi_matmul_strips pairs = {columns, 1, mr, tshi_attention_words(h, m)};
     c += tshi_attention_block(h, j, d);
     for (int64_t e = 0; e < n; e += step) {
         const int64_t count = tshi_base_min(step, n - e);
         int64_t r = cut ? j + e - i - (h->tk - h->tq) : 0, words; /* r: the first row that sees e */
-        tshi_gemm_strips left = h->pairs ? pairs : rows;
-        tshi_gemm_slivers b;
+        tshi_matmul_strips left = h->pairs ? pairs : rows;
+        tshi_matmul_slivers b;
         r = r < 0 ? 0 : h->pairs ? r - r % 2 : r;
         words = tshi_attention_words(h, m - r);
         left.data += tshi_attention_words(h, r) * left.column;
         b = tshi_attention_slivers(h, p + r * h->pitch + e, h->pitch, nr);
         if (h->pairs) {
             const tshi_matrix x = tshi_gemm_matrix(p + r * h->pitch + e, 1, h->pitch);
-            tshi_gemm_pack_slivers(h->kernel, h->columns_p, (int)nr, count, m - r, nr * words, x,
-                                   TSHI_GEMM_ROUNDED);
+            tshi_matmul_pack(h->kernel, h->columns_p, (int)nr, count, m - r, nr * words, x,
+                             TSHI_GEMM_ROUNDED);
             b = tshi_attention_slivers(h, h->columns_p, nr, nr * words);
         }
         tshi_attention_ahead(h);
-        tshi_gemm_tiles(h->kernel, d, count, m - r, 1, left, b, 1,
-                        tshi_gemm_matrix(c + e, h->keys, 1), all, &h->walk);
+        tshi_matmul_tiles(h->kernel, d, count, m - r, 1, left, b, 1,
+                          tshi_gemm_matrix(c + e, h->keys, 1), all, &h->walk);
     }
 }
 
@@ -14350,10 +14348,10 @@ static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
     tshi_attention_rows(h, h->sum, h->o, i, m, 0);
     tshi_attention_delta[h->ctx->isa](m, NULL, h);
     if (!h->pairs) return;
-    tshi_gemm_pack_slivers(h->kernel, h->columns_q, h->kernel->mr, d, m, next,
-                           tshi_gemm_transposed(tshi_gemm_from(h->q, i, 0)), TSHI_GEMM_PAIRS);
-    tshi_gemm_pack_slivers(h->kernel, h->columns_do, h->kernel->mr, d, m, next,
-                           tshi_gemm_matrix(h->rows_do, 1, d), TSHI_GEMM_ROUNDED);
+    tshi_matmul_pack(h->kernel, h->columns_q, h->kernel->mr, d, m, next,
+                     tshi_gemm_transposed(tshi_gemm_from(h->q, i, 0)), TSHI_GEMM_PAIRS);
+    tshi_matmul_pack(h->kernel, h->columns_do, h->kernel->mr, d, m, next,
+                     tshi_gemm_matrix(h->rows_do, 1, d), TSHI_GEMM_ROUNDED);
     tshi_attention_round(h, h->rows_do, d, tshi_attention_words(h, d), m, d);
 }
 
@@ -14381,8 +14379,7 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
             tshi_attention_backward_keys(h, i, m, j, n, h->rows_do, h->columns_do, h->s, h->dv_t);
         if (h->dk.data)
             tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->columns_q, h->t, h->dk_t);
-        if (h->dq.data)
-            tshi_attention_by_features(h, i, m, j, n, h->t, h->features_k, h->sum);
+        if (h->dq.data) tshi_attention_by_features(h, i, m, j, n, h->t, h->features_k, h->sum);
     }
     if (h->dq.data) tshi_attention_add_rows(h, h->dq, i, m, h->sum, wide);
 }
@@ -14407,19 +14404,19 @@ static int64_t tshi_attention_kv(const tsh_tensor *q, const tsh_tensor *k, int64
 /* What the threads of a rank share. Tiles (forward) or heads of k (backward) are divided into
  * pieces, each with its own scratch. */
 typedef struct tshi_heads {
-    tshi_head head;                /* what is the same for all heads */
-    tsh_tensor *const *in;         /* q, k, v */
-    tsh_tensor *out;               /* shape (B, H, Tq, D) */
-    void *value[4];                /* of q, k, v, out */
-    tsh_real *grad[4];             /* of q, k, v, out; NULL: forward, or not needed */
-    tsh_real *stats;           /* shape (2, local B, local H, Tq): m of each query, then log l */
-    tsh_real *scratch;         /* scratch of all pieces, `each` elements apart */
+    tshi_head head;             /* what is the same for all heads */
+    tsh_tensor *const *in;      /* q, k, v */
+    tsh_tensor *out;            /* shape (B, H, Tq, D) */
+    void *value[4];             /* of q, k, v, out */
+    tsh_real *grad[4];          /* of q, k, v, out; NULL: forward, or not needed */
+    tsh_real *stats;            /* shape (2, local B, local H, Tq): m of each query, then log l */
+    tsh_real *scratch;          /* scratch of all pieces, `each` elements apart */
     int64_t each, each_product; /* scratch of a piece: elements; bytes for tshi_gemm_run */
-    int pieces;                /* number of pieces */
-    int merged;                /* 1: the heads that share one of k are the queries of one tile */
-    int64_t first, groups;     /* local heads of k that are used: the first; how many */
-    int64_t tiles, units;      /* tiles of a head; what forward divides: tiles, or pairs of them */
-    tshi_block *block;         /* holds scratch */
+    int pieces;                 /* number of pieces */
+    int merged;                 /* 1: the heads that share one of k are the queries of one tile */
+    int64_t first, groups;      /* local heads of k that are used: the first; how many */
+    int64_t tiles, units;       /* tiles of a head; what forward divides: tiles, or pairs of them */
+    tshi_block *block;          /* holds scratch */
 } tshi_heads;
 
 /* Returns 1 if threads may add to the gradients of a and b at the same time: a and b are the same,
@@ -14628,7 +14625,8 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
         if (back && size) memset(h.dv_t, 0, (size_t)size * sizeof *h.dv_t);
         for (; a < end; a += all->merged ? end - a : 1) {
             tshi_attention_pick(all, &h, b, a, end - a);
-            if (from % units == 0 && from + units < to) tshi_attention_next(all, &h, from / units + 1);
+            if (from % units == 0 && from + units < to)
+                tshi_attention_next(all, &h, from / units + 1);
             tshi_attention_head(all, &h, from % units);
         }
         if (back) tshi_attention_backward_done(&h, h.dk_t, h.dk);
@@ -14735,8 +14733,9 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
 static int tshi_attention_fits_cache(tsh_tensor *const *in, const tsh_tensor *x, tsh_tensor *cache,
                                      int64_t past) {
     char tx[TSHI_TEXT_SIZE], tc[TSHI_TEXT_SIZE];
-    int d, fits = cache->ndim == 4 && (cache->flags & TSHI_OWNED) && tshi_dtype_computes(cache->dtype);
+    int d, fits = cache->ndim == 4 && (cache->flags & TSHI_OWNED) != 0;
     if (!tshi_attention_holds(in, cache)) return 0;
+    if (fits) fits = tshi_dtype_computes(cache->dtype);
     for (d = 0; d < 4 && fits; d++) fits = d == 2 || cache->dim[d] == x->dim[d];
     if (fits && past >= 0 && past <= cache->dim[2] - x->dim[2] &&
         tshi_layout_equal(&x->layout, &cache->layout, x->dim, x->ctx->tp.size))
