@@ -46,7 +46,8 @@
  *     >>tensor-api    checks of inputs; making tensors, asking about them
  *     >>math          exp, log, tanh, erf, pow of floats, vectorised
  *     >>kernel        strided loops, kernels per instruction set
- *     >>gemm          the built-in matrix product
+ *     >>gemm          tiles of the built-in matrix product, and packing
+ *     >>gemm-api      the product: the loops around tiles
  *     >>coll          what backends share: sums, comparing calls, settings
  *     >>compose       collectives made of SEND and RECV, for backends that have no more
  *     >>comm          the public entry points of collectives
@@ -5364,8 +5365,8 @@ TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *s
 
 /* ========================================================================== */
 /* >>gemm                                                MARK: - gemm (private) */
-/* The built-in matrix product: packed, cache-blocked, any strides, one        */
-/* micro-kernel per instruction set behind one table.                          */
+/* Tiles of the built-in matrix product: one micro-kernel per instruction set  */
+/* behind one table; packing, which also converts dtypes.                       */
 /* Needs: >>kernel.                                                             */
 /* ========================================================================== */
 
@@ -6155,7 +6156,7 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_half(const tshi_gemm_form form, __m512 
 }
 
 /* Defines tshi_gemm_few_rows_isa: 16 columns of C, from column col on, with A packed to a width of
- * `rows`; a cache line of each of 16 columns of B, which are contiguous, is transposed in registers.
+ * `rows`; cache lines of 16 columns of B, which are contiguous, are transposed in registers.
  * WORD(s) adds word s. The order of each element's sum is that of tiles. And tshi_gemm_few_isa, for
  * any number of rows. */
 #define TSHI_GEMM_FEW_KERNEL(isa, TARGET, WORD, ...)                                               \
@@ -6264,7 +6265,12 @@ static const tshi_gemm_kernel *tshi_gemm_pick(void) {
     return kernel;
 }
 
-/* -- the loops around the micro-kernel ------------------------------------ */
+/* ========================================================================== */
+/* >>gemm-api                                        MARK: - gemm-api (private) */
+/* The built-in matrix product: the loops around its tiles. Packed, cache-      */
+/* blocked, any strides: see HOW IT WORKS in >>gemm.                            */
+/* Needs: >>gemm.                                                               */
+/* ========================================================================== */
 
 /* A callback that a long product calls every TSHI_GEMM_INTERVAL multiply-adds (0.3 ms at 100
  * GFLOP/s), on the thread that computes it: collectives make progress meanwhile. */
@@ -6312,8 +6318,8 @@ static int tshi_gemm_pairs(const tshi_gemm_kernel *kernel, tshi_matrix a, tshi_m
     return kernel->pairs && (short_a || short_b) && (short_a || a.rounds) && (short_b || b.rounds);
 }
 
-/* Returns the elements of a slice of k, a multiple of a cache line, so that slices of an aligned row
- * are aligned. */
+/* Returns the elements of a slice of k: whole cache lines, so that slices of an aligned row are
+ * aligned. */
 static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form, int64_t k) {
     return tshi_gemm_even(k, kernel->kc * (form >= TSHI_GEMM_PAIRS ? 2 : 1), 32);
 }
@@ -12613,7 +12619,7 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
 /* ========================================================================== */
 /* >>op-matmul                                      MARK: - op-matmul (private) */
 /* Products of matrices, by the ctx's gemm and the rank's threads.             */
-/* Needs: >>gemm >>redistribute.                                                */
+/* Needs: >>gemm-api >>redistribute.                                            */
 /* ========================================================================== */
 
 /* Every product but attention's is computed by tshi_matmul_run, which divides it among threads. A
@@ -12712,13 +12718,12 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
         ROWS = 12,         /* m is cut at multiples of it: whole tiles (n, if C^T is computed) */
         COLUMNS = 32,      /* n is cut at multiples of it (m, if C^T is computed) */
         SIDE = 96,         /* rows or columns that are worth a thread */
-        FEW = 4,           /* rows or columns whose product takes longer than reading its input */
         MIN_WORK = 1 << 20 /* multiply-adds that are worth a thread */
     };
     const int transposed = tshi_gemm_transposes(m, n, c.row, c.column, ctx->gemm_kernel->nr);
     const int64_t side = m >= n ? m : n, unit = (m >= n) != transposed ? ROWS : COLUMNS;
-    /* fewer rows or columns take as long as FEW: the time is that of reading the other matrix */
-    const int64_t work = (m < FEW ? FEW : m) * (n < FEW ? FEW : n) * k;
+    /* fewer than 4 rows or columns take as long as 4: the time is that of reading a matrix */
+    const int64_t work = (m < 4 ? 4 : m) * (n < 4 ? 4 : n) * k;
     const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, work, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
     const tshi_gemm_progress progress = {tshi_tape_progress, ctx}; /* called meanwhile */

@@ -198,8 +198,8 @@ def check_forward(source):
 
 
 # What a dtype is stands in one table: only these rooms may ask which one it is, or how wide a
-# tsh_real is (gemm: its kernels are of one width; types, config: TSH_REAL, TSHI_DOUBLE).
-DTYPE_ROOMS = {"types", "config", "base", "dtype", "gemm"}
+# tsh_real is (gemm, gemm-api: kernels are of one width; types, config: TSH_REAL, TSHI_DOUBLE).
+DTYPE_ROOMS = {"types", "config", "base", "dtype", "gemm", "gemm-api"}
 ASKS_DTYPE = re.compile(r"sizeof\s*\(\s*tsh_real\s*\)|\bcase\s+TSH_[FI]\d+\b|"
                         r"[=!]=\s*TSH_[FI]\d+\b|\bTSH_[FI]\d+\s*[=!]=")
 

@@ -494,7 +494,8 @@ typedef struct typed {
     size_t bytes;
 } typed;
 
-static typed typed_new(int64_t rows, int64_t columns, kind k, int layout, uint32_t seed, int exact) {
+static typed typed_new(int64_t rows, int64_t columns, kind k, int layout, uint32_t seed,
+                       int exact) {
     const matrix shape = matrix_new(rows, columns, layout);
     const size_t bytes = shape.size * tsh_dtype_size(k.dtype);
     typed t = {{NULL, 0, 0, TSH_F32, 0}, 0, 0, 0};
@@ -635,7 +636,8 @@ static void test_dtypes(void **state) {
 /* Fractions. Products of bf16 are exact, and each of k sums errs by half a unit in the last place
  * of a sum below k / 4: less than eps k^1.5, twice because of alpha. */
 static void test_dtypes_rounding(void **state) {
-    static const int64_t sizes[][3] = {{64, 64, 64}, {13, 129, 1000}, {300, 70, 900}, {1, 80, 1777}};
+    static const int64_t sizes[][3] = {
+        {64, 64, 64}, {13, 129, 1000}, {300, 70, 900}, {1, 80, 1777}};
     const double eps = sizeof(tsh_real) == 4 ? 1.2e-7 : 2.3e-16;
     (void)state;
     EACH_KERNEL(kernel)
@@ -649,7 +651,7 @@ static void test_dtypes_rounding(void **state) {
     }
 }
 
-/* A part of C, alone: of few rows or many, elsewhere in the tile, of other strides: the same bits. */
+/* A part of C, alone: few rows or many, elsewhere in the tile, other strides: the same bits. */
 static void check_typed_part(const tshi_gemm_kernel *kernel, const typed *a, const typed *b,
                              const typed *whole, const int part[4], int layout) {
     const kind of_a = {a->m.dtype, a->m.rounds}, of_c = {whole->m.dtype, 0};
