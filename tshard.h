@@ -13866,7 +13866,7 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
  * m and log l are stored apart: in their sum, log l would lose digits if m is large. Dropout masks
  * p and dO V^T by the global index of the score.
  *
- * The products are those of gemm's micro-kernels (tshi_matmul_tiles). A block of TSHI_TILE_KEYS keys
+ * The products are of gemm's micro-kernels (tshi_matmul_tiles). A block of TSHI_TILE_KEYS keys
  * is packed when a tile first needs it, and kept for the other tiles and query heads that use the
  * same head of k. dV and dK are computed transposed, dV^T += dO^T p: then p and dS are the right
  * operand, which tsh_real need not be packed for. Of what the causal mask hides, most is not
