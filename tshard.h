@@ -444,7 +444,7 @@ typedef struct tsh_logger {
 /* C = alpha A B + beta C with A (m, k), B (k, n), C (m, n), any strides in elements (rs: between
  * rows, cs: between columns), as BLIS's typed API. beta 0 never reads C. Compiled with OpenMP, the
  * rank's threads call it side by side, each for a piece along m or n, with threads 1; without, it
- * may use tsh_desc.threads of its own. */
+ * may use tsh_desc.threads of its own. (tsh_attention's tiles are always the built-in one's.) */
 typedef void (*tsh_gemm_fn)(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
                             int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
@@ -1292,8 +1292,9 @@ typedef struct tsh_attention_desc {
     tsh_module *owner; /* of the dropout key; NULL: the ctx */
     /* Broadcasts to (B, H, Tq, Tk), R: values are added to scores, TSH_I32 keeps where not 0. */
     tsh_tensor *mask;
-    /* Owned, (B, Hkv, Tmax, D), laid out as k: k and v are appended at `past`, and keys
-     * [0, past + Tk) are seen. Without gradients only. */
+    /* Owned, (B, Hkv, Tmax, D), laid out as k, of any floating dtype no wider than tsh_real: k and
+     * v are appended at `past`, rounded to it, and keys [0, past + Tk) are seen. Without gradients
+     * only. */
     tsh_tensor *cache_k, *cache_v;
     int64_t past;
 } tsh_attention_desc;
@@ -1302,7 +1303,9 @@ typedef struct tsh_attention_desc {
  * Gimelshein 2018, Dao et al. 2022); a query that sees no key gives 0. H is a multiple of Hkv:
  * query head i uses head i / (H / Hkv) of k and v (grouped queries, Ainslie et al. 2023). Layouts:
  * R; all three alike by batch S(0); by heads S(1), q in whole groups (tsh_shard_units(1, H / Hkv));
- * or q S(1) with k and v R, cut anywhere: then dk and dv are partial. No collective forward. */
+ * or q S(1) with k and v R, cut anywhere: then dk and dv are partial. No collective forward. The
+ * result has q's dtype, sums are tsh_real; if q, k and v are bf16 and the processor has
+ * AVX512_BF16, probabilities and gradients are rounded to bf16 before they are multiplied. */
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc);
 
@@ -7119,63 +7122,6 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
     job.since = 0;
     tshi_gemm_start(&job, (tsh_real *)((char *)scratch +
                                        tshi_gemm_scratch(kernel, m, n, k, c.row, c.column)));
-}
-
-/* -- tiles, for ops that pack by themselves -------------------------------- */
-
-/* A, in words: word (i, p) is data[i / mr * mr * next + i % mr * row + p * column]. */
-typedef struct tshi_gemm_strips {
-    const tsh_real *data;
-    int64_t row, column, next;
-} tshi_gemm_strips;
-
-/* B, in words: word (p, j) is data[p * row + j / nr * next + j % nr]. The form is REALS, or PAIRS of
- * bf16, and A's, too. */
-typedef struct tshi_gemm_slivers {
-    const tsh_real *data;
-    int64_t row, next;
-    tshi_gemm_form form;
-} tshi_gemm_slivers;
-
-/* Packs rows of x, shape (n, k), in slivers of `width` rows that begin `next` words apart: as rows of
- * A, or columns of B. Rows that the last sliver lacks become zeros. */
-static void tshi_gemm_pack_slivers(const tshi_gemm_kernel *kernel, tsh_real *to, int width,
-                                   int64_t n, int64_t k, int64_t next, tshi_matrix x,
-                                   tshi_gemm_form form) {
-    for (int64_t j = 0; j < n; j += width)
-        tshi_gemm_pack_matrix(kernel, to + j / width * next, width,
-                              (int)tshi_base_min(width, n - j), k, tshi_gemm_from(x, j, 0), form);
-}
-
-/* C = alpha A B, plus C if `add` is 1; shapes: A (m, k), B (k, n), C (m, n), k in words. C has space
- * for whole halves of slivers. Each sum is in the order of tshi_gemm_run, if that takes one slice.
- * Prefetches `walk` meanwhile. */
-static void tshi_gemm_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
-                            tsh_real alpha, tshi_gemm_strips a, tshi_gemm_slivers b, int add,
-                            tshi_matrix c, tshi_gemm_walk *walk) {
-    const tshi_gemm_tile_fn tile = b.form == TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
-    const int mr = kernel->mr, nr = kernel->nr;
-    tshi_gemm_tile t;
-    t.walk = walk;
-    t.k = k;
-    t.rsa = a.row;
-    t.csa = a.column;
-    t.rsb = b.row;
-    t.csb = 1;
-    t.form = b.form;
-    t.alpha = alpha;
-    t.add = add;
-    t.rsc = t.rsd = c.row;
-    t.sums = NULL;
-    for (int64_t j = 0; j < n; j += nr) {
-        const int width = n - j > nr / 2 ? nr : nr / 2;
-        t.b = b.data + j / nr * b.next;
-        for (int64_t i = 0; i < m; i += mr) {
-            t.a = a.data + i * a.next;
-            t.d = t.c = tshi_gemm_at(c, i, j);
-            tile(&t, (int)tshi_base_min(mr, m - i), width);
-        }
-    }
 }
 
 /* ========================================================================== */
@@ -13751,9 +13697,8 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
 /* Needs: >>gemm-api >>redistribute.                                            */
 /* ========================================================================== */
 
-/* Every product is computed by tshi_matmul_run, which divides it among threads; attention, whose
- * threads have heads of their own, calls tshi_matmul_alone. A tshi_matrix has strides for rows and
- * columns, so that transposes and slices are not copied. */
+/* Every product but attention's is computed by tshi_matmul_run, which divides it among threads. A
+ * tshi_matrix has strides for rows and columns, so that transposes and slices are not copied. */
 
 /* Returns at least `bytes` of scratch for the built-in gemm: one block of the ctx, which grows as
  * needed. NULL: no memory. */
@@ -13884,6 +13829,77 @@ static int tshi_matmul_rounds(const tsh_tensor *out, const tsh_tensor *a, const 
 static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                              tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix c) {
     tshi_matmul_run(ctx, m, n, k, alpha, a, b, beta, c, c);
+}
+
+/* -- tiles, for ops that pack by themselves -------------------------------- */
+
+/* A, in words: word (i, p) is data[i / mr * mr * next + i % mr * row + p * column]. */
+typedef struct tshi_matmul_strips {
+    const tsh_real *data;
+    int64_t row, column, next;
+} tshi_matmul_strips;
+
+/* B, in words: word (p, j) is data[p * row + j / nr * next + j % nr]. A has the same form: REALS or
+ * PAIRS. */
+typedef struct tshi_matmul_slivers {
+    const tsh_real *data;
+    int64_t row, next;
+    tshi_gemm_form form;
+} tshi_matmul_slivers;
+
+/* Packs rows of x, shape (n, k), in slivers of `width` rows that begin `next` words apart: as rows
+ * of A, or columns of B. Rows that the last sliver lacks become zeros. */
+static void tshi_matmul_pack(const tshi_gemm_kernel *kernel, tsh_real *to, int width, int64_t n,
+                             int64_t k, int64_t next, tshi_matrix x, tshi_gemm_form form) {
+    for (int64_t j = 0; j < n; j += width)
+        tshi_gemm_pack_matrix(kernel, to + j / width * next, width,
+                              (int)tshi_base_min(width, n - j), k, tshi_gemm_from(x, j, 0), form);
+}
+
+/* A product of which only a part with the shape of stairs is needed: of row i of C the first
+ * (columns + i) columns; and of row i of A the first (k + i) elements, those after them are 0. */
+typedef struct tshi_matmul_stairs {
+    int64_t columns, k; /* TSHI_MATMUL_ALL: all */
+} tshi_matmul_stairs;
+
+enum { TSHI_MATMUL_ALL = 1 << 30 };
+
+/* C = alpha A B, plus C if `add` is 1; shapes: A (m, k), B (k, n), C (m, n). C has space for whole
+ * halves of slivers; elements beside the stairs are not computed, or become any number. Each sum is
+ * in the order of tshi_gemm_run, if that takes one slice. Prefetches `walk` meanwhile. */
+static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
+                              tsh_real alpha, tshi_matmul_strips a, tshi_matmul_slivers b, int add,
+                              tshi_matrix c, tshi_matmul_stairs stairs, tshi_gemm_walk *walk) {
+    enum { LINES = 8 }; /* cache lines that are prefetched after a tile */
+    const tshi_gemm_tile_fn tile = b.form == TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
+    const int mr = kernel->mr, nr = kernel->nr;
+    tshi_gemm_tile t;
+    t.walk = walk;
+    t.rsa = a.row;
+    t.csa = a.column;
+    t.rsb = b.row;
+    t.csb = 1;
+    t.form = b.form;
+    t.alpha = alpha;
+    t.add = add;
+    t.rsc = t.rsd = c.row;
+    t.sums = NULL;
+    for (int64_t j = 0; j < n; j += nr) {
+        t.b = b.data + j / nr * b.next;
+        for (int64_t i = 0; i < m; i += mr) {
+            const int rows = (int)tshi_base_min(mr, m - i);
+            const int64_t last = i + rows - 1, end = tshi_base_min(n, stairs.columns + last);
+            const int64_t sum = tshi_base_min(k, stairs.k + last);
+            if (end <= j) continue; /* no row needs these columns */
+            t.k = tshi_gemm_words(b.form, sum < 0 ? 0 : sum);
+            t.a = a.data + i * a.next;
+            t.d = t.c = tshi_gemm_at(c, i, j);
+            tile(&t, rows, end - j > nr / 2 ? nr : nr / 2);
+#if TSHI_VECTORS
+            for (int l = 0; l < LINES; l++) tshi_gemm_fetch(walk);
+#endif
+        }
+    }
 }
 
 /* -- matmul: C = A B; dA = dC B^T, dB = A^T dC, summed over broadcast batches -------- */
@@ -14948,22 +14964,23 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
  * m and log l are stored apart: in their sum, log l would lose digits if m is large. Dropout masks
  * p and dO V^T by the global index of the score.
  *
- * The products are those of gemm's micro-kernels (tshi_gemm_tiles). A block of TSHI_TILE_KEYS keys
+ * The products are of gemm's micro-kernels (tshi_matmul_tiles). A block of TSHI_TILE_KEYS keys
  * is packed when a tile first needs it, and kept for the other tiles and query heads that use the
- * same head of k. dV and dK are computed transposed, so that p and dS are B, which is read as it is:
- * dV^T += dO^T p. A tile that the causal mask cuts is computed in strips as high as a micro-kernel.
- * If q, k and v are bf16 and the processor multiplies pairs of bf16, all operands are in pairs: p,
- * dS and dO are rounded to bf16. The rows of tiles are in scratch memory, `keys` apart. Kernels compute whole blocks of TSHI_BLOCK
- * values of a row.
+ * same head of k. dV and dK are computed transposed, dV^T += dO^T p: then p and dS are the right
+ * operand, which tsh_real need not be packed for. Of what the causal mask hides, most is not
+ * computed (tshi_matmul_stairs). If q, k and v are bf16 and the processor multiplies pairs of bf16,
+ * all operands are pairs; p, dS and dO are rounded to bf16.
  *
  * An element's sums depend on the positions of keys alone: a block of keys begins at a multiple of
  * TSHI_TILE_KEYS, and keys that a query does not see add 0. tshi_attention_begin prepares what all
- * heads share; on each thread tshi_attention_piece goes through tiles. Below, h is a head, i a
- * query, j a key; a tile or strip has m queries and n keys. */
+ * heads share; on each thread tshi_attention_piece goes through tiles. Kernels compute whole blocks
+ * of TSHI_BLOCK values of a row. Below, h is a head, i a query, j a key; a tile, or a strip of it,
+ * has m queries and n keys. */
 enum {
-    TSHI_TILE_ROWS = 96,  /* queries of a tile: whole tiles of every micro-kernel */
-    TSHI_TILE_KEYS = 128, /* keys of a tile: a multiple of TSHI_BLOCK, at most any kernel's kc */
-    TSHI_TILE_STRIP = 48  /* queries whose scores forward computes at once, to stay in L1 */
+    TSHI_TILE_ROWS = 96,       /* queries of a tile: whole tiles of every micro-kernel */
+    TSHI_TILE_KEYS = 256,      /* keys of a tile, in forward and in backward: a multiple of */
+    TSHI_TILE_KEYS_BACK = 128, /* TSHI_BLOCK, at most the kc of any micro-kernel */
+    TSHI_TILE_STRIP = 24       /* queries that forward computes at once: scores stay in L1 */
 };
 
 /* The options of a call, and the params of a node. */
@@ -14979,14 +14996,16 @@ typedef struct tshi_attention {
  * below, ROWS is `rows` below, and D32 is d rounded up to a multiple of TSHI_BLOCK. */
 typedef struct tshi_head {
     tsh_ctx *ctx;
-    const tshi_attention *more;   /* options */
+    const tshi_attention *more; /* options */
     const tshi_gemm_kernel *kernel;
     tshi_matrix q, k, v, o;       /* shapes (tq, d), (tk, d), (tk, d), (tq, d) */
     tshi_matrix dq, dk, dv, dout; /* the same shapes; data NULL: not needed */
     int64_t tq, tk, d;            /* queries, keys, features */
     int64_t rows, keys;           /* queries and keys of a tile, at most */
+    int64_t pitch;                /* from row to row of s and t: more than keys, so that a column's
+                                     elements are in different sets of a cache */
     int64_t blocks, packed;       /* blocks of keys that are kept; how many of them are packed */
-    int pairs;                    /* 1: products of pairs of bf16, which are the words of operands */
+    int pairs;                    /* 1: words of operands are pairs of bf16, not tsh_real */
     int causal;                   /* 1: query i sees keys up to i + tk - tq */
     int few;                      /* 1: too few queries to pack keys for */
     uint64_t first;               /* global index of score (0, 0) of this head, for dropout */
@@ -14997,28 +15016,36 @@ typedef struct tshi_head {
     tsh_real *rows_q, *rows_do;   /* words, shape (ROWS, d): the tile's rows of Q and dO */
     tsh_real *columns_q, *columns_do; /* pairs: packed columns of Q and dO, shape (ROWS, d) */
     tsh_real *columns_p;              /* pairs: packed columns of p or dS, shape (ROWS, keys) */
-    tsh_real *s, *t;              /* shape (ROWS, keys): scores; in backward dO V^T */
-    tsh_real *sum;                /* shape (ROWS, D32): rows of O, in backward of dQ */
-    tsh_real *row;                /* m, then l, of the tile's queries; in backward delta */
+    tsh_real *s, *t;                  /* shape (ROWS, pitch): scores; in backward dO V^T */
+    tsh_real *sum;                    /* shape (ROWS, D32): rows of O, in backward of dQ */
+    tsh_real *row;                    /* m, then l, of the tile's queries; in backward delta */
     tsh_real *keys_k, *keys_v; /* words, keys are columns: per block of keys, shape (d, keys) */
     tsh_real *features_k, *features_v; /* features are columns: per block, shape (keys, D32) */
-    tsh_real *turned;             /* shape (keys, d): a block of dK or dV */
-    tsh_real *dk_t, *dv_t;        /* dK^T and dV^T of this head: per block, shape (d, keys) */
-    char *scratch;                /* for tshi_gemm_run */
-    tshi_gemm_walk walk;          /* cache lines to prefetch */
-    tshi_matrix ahead[6];         /* to prefetch after that: `left` of them, the last one first */
+    tsh_real *turned;                  /* shape (keys, d): a block of dK or dV */
+    tsh_real *dk_t, *dv_t;             /* dK^T and dV^T of this head: per block, shape (d, keys) */
+    char *scratch;                     /* for tshi_gemm_run */
+    tshi_gemm_walk walk;               /* cache lines to prefetch */
+    tshi_matrix ahead[6]; /* to prefetch after that: `left` of them, the last one first */
     int left;
 } tshi_head;
 
-/* Returns a matrix whose rows are those of a tile: h->s or h->t. */
+/* Returns the matrix of scores, in h->s or h->t, that begins at `data`. */
 static tshi_matrix tshi_attention_tile(const tshi_head *h, tsh_real *data) {
-    return tshi_gemm_matrix(data, h->keys, 1);
+    return tshi_gemm_matrix(data, h->pitch, 1);
 }
 
 /* Returns how many keys query i sees, from key 0 on: all, or if causal i + 1 + tk - tq. */
 static int64_t tshi_attention_visible(const tshi_head *h, int64_t i) {
     int64_t visible = h->causal ? i + 1 + h->tk - h->tq : h->tk;
     return visible < 0 ? 0 : tshi_base_min(visible, h->tk);
+}
+
+/* Returns the stairs of what the queries from i on see of the keys from j on: of columns of scores,
+ * and of sums over keys. */
+static tshi_matmul_stairs tshi_attention_stairs(const tshi_head *h, int64_t i, int64_t j) {
+    const int64_t seen = h->causal ? i + 1 + h->tk - h->tq - j : (int64_t)TSHI_MATMUL_ALL;
+    const tshi_matmul_stairs stairs = {seen, seen};
+    return stairs;
 }
 
 /* Returns D32. */
@@ -15070,10 +15097,10 @@ static void tshi_attention_pack_one(const tshi_head *h, int64_t j, tshi_matrix x
     const int64_t words = tshi_attention_words(h, d), wide = tshi_attention_wide(d);
     x = tshi_gemm_from(x, j, 0);
     if (keys)
-        tshi_gemm_pack_slivers(kernel, keys + tshi_attention_block(h, j, words), kernel->nr, n, d,
-                               nr * words, x, form);
+        tshi_matmul_pack(kernel, keys + tshi_attention_block(h, j, words), kernel->nr, n, d,
+                         nr * words, x, form);
     if (features)
-        tshi_gemm_pack_slivers(
+        tshi_matmul_pack(
             kernel, features + tshi_attention_block(h, tshi_attention_words(h, j), wide),
             kernel->nr, d, n, nr * tshi_attention_words(h, h->keys), tshi_gemm_transposed(x), form);
 }
@@ -15095,43 +15122,49 @@ static void tshi_attention_ahead(tshi_head *h) {
     x = h->ahead[--h->left];
     size = tshi_dtypes[x.dtype].size;
     w->at = w->first = (const char *)x.data;
-    w->step = 64;
-    w->last = w->at + (h->d * size - 1) / 64 * 64;
+    w->step = 64; /* bytes of a cache line */
+    w->last = w->at + (x.column == 1 ? (h->d * size - 1) / 64 * 64 : 0);
     w->along = x.row * size;
-    w->left = x.column == 1 ? (x.rounds ? h->tk : h->tq) - 1 : 0; /* P2: rows */
+    w->left = tshi_base_min(h->tq, h->tk) - 1; /* rows of k or q */
 }
 
 /* Returns B with columns of nr words, in slivers `next` apart. */
-static tshi_gemm_slivers tshi_attention_slivers(const tshi_head *h, const tsh_real *data,
-                                                int64_t row, int64_t next) {
-    const tshi_gemm_slivers b = {data, row, next, h->pairs ? TSHI_GEMM_PAIRS : TSHI_GEMM_REALS};
+static tshi_matmul_slivers tshi_attention_slivers(const tshi_head *h, const tsh_real *data,
+                                                  int64_t row, int64_t next) {
+    const tshi_matmul_slivers b = {data, row, next, h->pairs ? TSHI_GEMM_PAIRS : TSHI_GEMM_REALS};
     return b;
 }
 
-/* C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on, and packed its h->keys_... */
-static void tshi_attention_by_keys(tshi_head *h, int64_t m, int64_t j, int64_t n, double alpha,
-                                   const tsh_real *a, const tsh_real *packed, tsh_real *c) {
+/* C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on, packed its h->keys_..., and A and
+ * C rows of a tile, from query i on. */
+static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
+                                   double alpha, const tsh_real *a, const tsh_real *packed,
+                                   tsh_real *c) {
     const int64_t nr = h->kernel->nr, words = tshi_attention_words(h, h->d);
-    const tshi_gemm_strips rows = {a, words, 1, words};
+    const tshi_matmul_strips rows = {a, words, 1, words};
+    tshi_matmul_stairs stairs = tshi_attention_stairs(h, i, j);
+    stairs.k = TSHI_MATMUL_ALL;
+    packed += tshi_attention_block(h, j, words);
     tshi_attention_ahead(h);
-    tshi_gemm_tiles(h->kernel, m, n, words, TSHI_R(alpha), rows,
-                    tshi_attention_slivers(h, packed + tshi_attention_block(h, j, words), nr,
-                                           nr * words),
-                    0, tshi_attention_tile(h, c), &h->walk);
+    tshi_matmul_tiles(h->kernel, m, n, h->d, TSHI_R(alpha), rows,
+                      tshi_attention_slivers(h, packed, nr, nr * words), 0,
+                      tshi_attention_tile(h, c), stairs, &h->walk);
 }
 
 /* C (m, d) += A (m, n) X, where X is K or V from key j on, and packed its h->features_...; A and C
- * are rows of a tile. C = A X for the first keys. */
-static void tshi_attention_by_features(tshi_head *h, int64_t m, int64_t j, int64_t n, tsh_real *a,
-                                       const tsh_real *packed, tsh_real *c) {
+ * are rows of a tile, from query i on. C = A X for the first keys. */
+static void tshi_attention_by_features(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
+                                       tsh_real *a, const tsh_real *packed, tsh_real *c) {
     const int64_t nr = h->kernel->nr, wide = tshi_attention_wide(h->d);
-    const tshi_gemm_strips rows = {a, h->keys, 1, h->keys};
+    const tshi_matmul_strips rows = {a, h->pitch, 1, h->pitch};
+    tshi_matmul_stairs stairs = tshi_attention_stairs(h, i, j);
+    stairs.columns = TSHI_MATMUL_ALL;
     packed += tshi_attention_block(h, tshi_attention_words(h, j), wide);
-    if (h->pairs) tshi_attention_round(h, a, h->keys, h->keys, m, n);
+    if (h->pairs) tshi_attention_round(h, a, h->pitch, h->pitch, m, n);
     tshi_attention_ahead(h);
-    tshi_gemm_tiles(h->kernel, m, h->d, tshi_attention_words(h, n), 1, rows,
-                    tshi_attention_slivers(h, packed, nr, nr * tshi_attention_words(h, h->keys)),
-                    j > 0, tshi_gemm_matrix(c, wide, 1), &h->walk);
+    tshi_matmul_tiles(h->kernel, m, h->d, n, 1, rows,
+                      tshi_attention_slivers(h, packed, nr, nr * tshi_attention_words(h, h->keys)),
+                      j > 0, tshi_gemm_matrix(c, wide, 1), stairs, &h->walk);
 }
 
 /* Masks the scores of queries [i, i + m) and keys [j, j + n): adds a floating mask; a score becomes
@@ -15140,15 +15173,15 @@ static void tshi_attention_masked(const tshi_head *h, tsh_real *s, int64_t i, in
                                   int64_t n) {
     const int floating = tshi_dtypes[h->more->mask->dtype].floating;
     const int64_t step = h->more->mask_stride[3];
-    for (int64_t r = 0; r < m; r++, s += h->keys) {
+    for (int64_t r = 0; r < m; r++, s += h->pitch) {
         const int64_t at = h->mask + (i + r) * h->mask_row + j * step; /* index in the mask */
         const tsh_real *add = (const tsh_real *)h->mask_values + at;
         const int32_t *keep = (const int32_t *)h->mask_values + at;
         if (floating)
             TSHI_EACH for (int64_t c = 0; c < n; c++) s[c] += add[c * step];
         else
-            TSHI_EACH for (int64_t c = 0; c < n; c++)
-                s[c] = keep[c * step] ? s[c] : -TSHI_R(INFINITY);
+            TSHI_EACH for (int64_t c = 0; c < n; c++) s[c] = keep[c * step] ? s[c]
+                                                                            : -TSHI_R(INFINITY);
     }
 }
 
@@ -15156,14 +15189,14 @@ static void tshi_attention_masked(const tshi_head *h, tsh_real *s, int64_t i, in
  * query i, and keys [j, j + n). */
 static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                   int64_t n) {
-    tsh_real *s = h->s + r * h->keys;
+    tsh_real *s = h->s + r * h->pitch;
     if (h->few)
         tshi_gemm_run(h->kernel, h->scratch, NULL, m, n, h->d, TSHI_R(h->more->scale),
                       tshi_gemm_from(h->q, i + r, 0),
                       tshi_gemm_transposed(tshi_gemm_from(h->k, j, 0)), 0,
                       tshi_attention_tile(h, s), tshi_attention_tile(h, s));
     else
-        tshi_attention_by_keys(h, m, j, n, h->more->scale,
+        tshi_attention_by_keys(h, i + r, m, j, n, h->more->scale,
                                h->rows_q + r * tshi_attention_words(h, h->d), h->keys_k, s);
     if (h->more->mask) tshi_attention_masked(h, s, i + r, m, j, n);
 }
@@ -15177,7 +15210,7 @@ static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i
     run.isa = h->ctx->isa;
     run.mask = &h->more->drop;
     for (r = 0; r < m; r++) {
-        run.x = run.y = tile + r * h->keys;
+        run.x = run.y = tile + r * h->pitch;
         visible = tshi_base_min(tshi_attention_visible(h, i + r) - j, n);
         if (visible > 0)
             tshi_map_mask_run(&run, (int64_t)h->first + (i + r) * h->tk + j, 0, visible);
@@ -15218,17 +15251,21 @@ TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n,
 TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
                                             const tshi_strip *strip, int fused) {
     const tshi_head *h = strip->h;
-    const int64_t keys = h->keys, d = h->d, width = tshi_base_ceil(d, TSHI_BLOCK) * TSHI_BLOCK;
-    const int64_t wide = tshi_base_ceil(strip->n, TSHI_BLOCK) * TSHI_BLOCK;
+    const int64_t pitch = h->pitch, d = h->d, width = tshi_base_ceil(d, TSHI_BLOCK) * TSHI_BLOCK;
+    const int64_t end = tshi_base_ceil(strip->n, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t rows = tshi_base_ceil(h->rows, TSHI_BLOCK) * TSHI_BLOCK;
-    tsh_real *x = h->s + strip->r * keys;              /* shape (n, keys) */
-    tsh_real *m = h->row + strip->r, *l = m + rows;    /* shapes (n), (n) */
-    tsh_real *o = h->sum + strip->r * width;           /* shape (n, width) */
+    tsh_real *x = h->s + strip->r * pitch;          /* shape (n, pitch) */
+    tsh_real *m = h->row + strip->r, *l = m + rows; /* shapes (n), (n) */
+    tsh_real *o = h->sum + strip->r * width;        /* shape (n, width) */
     int64_t r, c;
     (void)none;
-    for (r = 0; r < n; r++, x += keys, o += width) {
+    for (r = 0; r < n; r++, x += pitch, o += width) {
+        const int64_t seen = tshi_attention_row(strip, r); /* wide: so many keys in whole blocks */
+        const int64_t wide = tshi_base_ceil(seen, TSHI_BLOCK) * TSHI_BLOCK;
         const tsh_real old = m[r]; /* m before these keys */
-        for (c = tshi_attention_row(strip, r); c < wide; c++) x[c] = -TSHI_R(INFINITY);
+        for (c = wide; c < end; c++) x[c] = 0;
+        if (!seen) continue;
+        for (c = seen; c < wide; c++) x[c] = -TSHI_R(INFINITY);
         m[r] = tshi_kernel_max(x, wide);
         if (l[r] > 0 && old > m[r]) m[r] = old; /* l > 0: old is the m of earlier keys */
         if ((double)m[r] < -DBL_MAX) {          /* the mask excludes every key so far */
@@ -15279,17 +15316,6 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL_FUSED(tshi_attention_finish, tshi_strip);
 
-/* Returns how many queries of a tile of m, from its row `from` on, are computed at once: `most`, or
- * a micro-kernel's rows if the causal mask cuts the tile. Lowers *n to the number of keys that the
- * last of these queries sees. */
-static int64_t tshi_attention_strip(const tshi_head *h, int64_t i, int64_t from, int64_t m,
-                                    int64_t most, int64_t j, int64_t *n) {
-    const int cut = tshi_attention_visible(h, i + from) < j + *n;
-    const int64_t rows = tshi_base_min(m - from, cut ? h->kernel->mr : most);
-    *n = tshi_base_min(*n, tshi_attention_visible(h, i + from + rows - 1) - j);
-    return rows;
-}
-
 /* C (m, d) += p V of keys [j, j + n), for too few queries to pack V. */
 static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t n, tsh_real *p,
                                tsh_real *c) {
@@ -15313,9 +15339,9 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
         if (!h->few) tshi_attention_pack(h, j);
         for (r = 0; r < m; r += rows) {
             tshi_strip strip;
-            tsh_real *s = h->s + r * h->keys, *o = h->sum + r * wide;
-            n = tshi_base_min(h->keys, h->tk - j);
-            rows = tshi_attention_strip(h, i, r, m, TSHI_TILE_STRIP, j, &n);
+            tsh_real *s = h->s + r * h->pitch, *o = h->sum + r * wide;
+            rows = tshi_base_min(TSHI_TILE_STRIP, m - r);
+            n = tshi_base_min(h->keys, tshi_attention_visible(h, i + r + rows - 1) - j);
             if (n <= 0) continue;
             strip = tshi_attention_strip_at(h, i, r, j, n);
             tshi_attention_scores(h, i, r, rows, j, n);
@@ -15324,7 +15350,7 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
             if (h->few)
                 tshi_attention_few(h, rows, j, n, s, o);
             else
-                tshi_attention_by_features(h, rows, j, n, s, h->features_v, o);
+                tshi_attention_by_features(h, i + r, rows, j, n, s, h->features_v, o);
         }
     }
     tshi_attention_finish[h->ctx->isa](m, NULL, &whole);
@@ -15344,20 +15370,25 @@ TSHI_KERNEL(tshi_attention_delta, tshi_head);
 TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
                                           const tshi_strip *strip, int fused) {
     const tshi_head *h = strip->h;
-    const int64_t keys = h->keys;
-    /* shapes: m, l and delta (n), x and dx (n, keys) */
+    const int64_t pitch = h->pitch;
+    /* shapes: m, l and delta (n), x and dx (n, pitch) */
     const tsh_real *m = h->max + strip->i, *l = h->log_sum + strip->i, *delta = h->row + strip->r;
     const tsh_real scale = TSHI_R(h->more->scale); /* scale of the scores */
-    tsh_real *x = h->s + strip->r * keys, *dx = h->t + strip->r * keys;
+    tsh_real *x = h->s + strip->r * pitch, *dx = h->t + strip->r * pitch;
     tsh_real y[TSHI_BLOCK], dy[TSHI_BLOCK];
     int i;
     (void)none;
-    for (int64_t r = 0; r < n; r++, x += keys, dx += keys) {
+    for (int64_t r = 0; r < n; r++, x += pitch, dx += pitch) {
         const tsh_real max = m[r], log_sum = l[r], dot = delta[r];
         const tsh_real nan = log_sum - log_sum; /* 0, but NaN if log l is not finite */
         const int visible = (double)max < -DBL_MAX ? 0 : (int)tshi_attention_row(strip, r);
         for (int64_t e = 0; e < strip->n; e += TSHI_BLOCK) {
             const int left = visible - (int)e; /* number of visible keys from e on */
+            if (left <= 0) {                   /* none */
+                for (i = 0; i < TSHI_BLOCK; i++) x[e + i] = 0;
+                for (i = 0; i < TSHI_BLOCK; i++) dx[e + i] = 0;
+                continue;
+            }
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
                 y[i] = tshi_math_exp_below(x[e + i] - max - log_sum, fused) + nan;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) dy[i] = y[i] * (dx[e + i] - dot) * scale;
@@ -15368,17 +15399,15 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_strip);
 
-/* Computes p and dS of a strip. */
-static void tshi_attention_backward_strip(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
-                                          int64_t n) {
-    const tshi_strip strip = tshi_attention_strip_at(h, i, r, j, n);
-    tsh_real *s = h->s + r * h->keys, *t = h->t + r * h->keys;
-    tshi_attention_scores(h, i, r, m, j, n);
-    tshi_attention_by_keys(h, m, j, n, 1, h->rows_do + r * tshi_attention_words(h, h->d),
-                           h->keys_v, t); /* dO V^T */
-    if (h->more->dropout) tshi_attention_dropout(h, t, i + r, m, j, n);
+/* Computes p and dS of a tile of m queries from i on and keys [j, j + n). */
+static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t m, int64_t j,
+                                           int64_t n) {
+    const tshi_strip strip = tshi_attention_strip_at(h, i, 0, j, n);
+    tshi_attention_scores(h, i, 0, m, j, n);
+    tshi_attention_by_keys(h, i, m, j, n, 1, h->rows_do, h->keys_v, h->t); /* dO V^T */
+    if (h->more->dropout) tshi_attention_dropout(h, h->t, i, m, j, n);
     tshi_attention_grad[h->ctx->isa](m, NULL, &strip);
-    if (h->more->dropout) tshi_attention_dropout(h, s, i + r, m, j, n);
+    if (h->more->dropout) tshi_attention_dropout(h, h->s, i, m, j, n);
 }
 
 /* C^T (d, n) += A^T P of keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. A and P are rows of a
@@ -15389,27 +15418,28 @@ static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int
                                          tsh_real *c) {
     const int cut = tshi_attention_visible(h, i) < j + n;
     const int64_t nr = h->kernel->nr, mr = h->kernel->mr, step = cut ? nr : n, d = h->d;
-    const tshi_gemm_strips rows = {a, 1, d, 1};
-    const tshi_gemm_strips pairs = {columns, 1, mr, tshi_attention_words(h, m)};
+    const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
+    const tshi_matmul_strips rows = {a, 1, d, 1};
+    const tshi_matmul_strips pairs = {columns, 1, mr, tshi_attention_words(h, m)};
     c += tshi_attention_block(h, j, d);
     for (int64_t e = 0; e < n; e += step) {
         const int64_t count = tshi_base_min(step, n - e);
         int64_t r = cut ? j + e - i - (h->tk - h->tq) : 0, words; /* r: the first row that sees e */
-        tshi_gemm_strips left = h->pairs ? pairs : rows;
-        tshi_gemm_slivers b;
+        tshi_matmul_strips left = h->pairs ? pairs : rows;
+        tshi_matmul_slivers b;
         r = r < 0 ? 0 : h->pairs ? r - r % 2 : r;
         words = tshi_attention_words(h, m - r);
         left.data += tshi_attention_words(h, r) * left.column;
-        b = tshi_attention_slivers(h, p + r * h->keys + e, h->keys, nr);
+        b = tshi_attention_slivers(h, p + r * h->pitch + e, h->pitch, nr);
         if (h->pairs) {
-            const tshi_matrix x = tshi_gemm_matrix(p + r * h->keys + e, 1, h->keys);
-            tshi_gemm_pack_slivers(h->kernel, h->columns_p, (int)nr, count, m - r, nr * words, x,
-                                   TSHI_GEMM_ROUNDED);
+            const tshi_matrix x = tshi_gemm_matrix(p + r * h->pitch + e, 1, h->pitch);
+            tshi_matmul_pack(h->kernel, h->columns_p, (int)nr, count, m - r, nr * words, x,
+                             TSHI_GEMM_ROUNDED);
             b = tshi_attention_slivers(h, h->columns_p, nr, nr * words);
         }
         tshi_attention_ahead(h);
-        tshi_gemm_tiles(h->kernel, d, count, words, 1, left, b, 1, tshi_attention_tile(h, c + e),
-                        &h->walk);
+        tshi_matmul_tiles(h->kernel, d, count, m - r, 1, left, b, 1,
+                          tshi_gemm_matrix(c + e, h->keys, 1), all, &h->walk);
     }
 }
 
@@ -15421,10 +15451,10 @@ static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
     tshi_attention_rows(h, h->sum, h->o, i, m, 0);
     tshi_attention_delta[h->ctx->isa](m, NULL, h);
     if (!h->pairs) return;
-    tshi_gemm_pack_slivers(h->kernel, h->columns_q, h->kernel->mr, d, m, next,
-                           tshi_gemm_transposed(tshi_gemm_from(h->q, i, 0)), TSHI_GEMM_PAIRS);
-    tshi_gemm_pack_slivers(h->kernel, h->columns_do, h->kernel->mr, d, m, next,
-                           tshi_gemm_matrix(h->rows_do, 1, d), TSHI_GEMM_ROUNDED);
+    tshi_matmul_pack(h->kernel, h->columns_q, h->kernel->mr, d, m, next,
+                     tshi_gemm_transposed(tshi_gemm_from(h->q, i, 0)), TSHI_GEMM_PAIRS);
+    tshi_matmul_pack(h->kernel, h->columns_do, h->kernel->mr, d, m, next,
+                     tshi_gemm_matrix(h->rows_do, 1, d), TSHI_GEMM_ROUNDED);
     tshi_attention_round(h, h->rows_do, d, tshi_attention_words(h, d), m, d);
 }
 
@@ -15441,28 +15471,18 @@ static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int64_t 
 /* Backward of a tile: m queries from query i on. */
 static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t last = tshi_attention_visible(h, i + m - 1), wide = tshi_attention_wide(h->d);
-    int64_t j, r, n, rows, seen; /* rows, seen: size of a strip */
+    int64_t j, n;
     tshi_attention_backward_rows(h, i, m);
     if (!tshi_attention_visible(h, i)) memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
     for (j = 0; j < last; j += h->keys) {
-        tshi_attention_pack(h, j);
         n = tshi_base_min(h->keys, last - j);
-        for (r = 0; r < m; r += rows) {
-            seen = n;
-            rows = tshi_attention_strip(h, i, r, m, m, j, &seen);
-            if (seen > 0) tshi_attention_backward_strip(h, i, r, rows, j, seen);
-        }
+        tshi_attention_pack(h, j);
+        tshi_attention_backward_scores(h, i, m, j, n);
         if (h->dv.data)
             tshi_attention_backward_keys(h, i, m, j, n, h->rows_do, h->columns_do, h->s, h->dv_t);
         if (h->dk.data)
             tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->columns_q, h->t, h->dk_t);
-        for (r = 0; h->dq.data && r < m; r += rows) {
-            seen = n;
-            rows = tshi_attention_strip(h, i, r, m, m, j, &seen);
-            if (seen > 0)
-                tshi_attention_by_features(h, rows, j, seen, h->t + r * h->keys, h->features_k,
-                                           h->sum + r * wide);
-        }
+        if (h->dq.data) tshi_attention_by_features(h, i, m, j, n, h->t, h->features_k, h->sum);
     }
     if (h->dq.data) tshi_attention_add_rows(h, h->dq, i, m, h->sum, wide);
 }
@@ -15487,19 +15507,19 @@ static int64_t tshi_attention_kv(const tsh_tensor *q, const tsh_tensor *k, int64
 /* What the threads of a rank share. Tiles (forward) or heads of k (backward) are divided into
  * pieces, each with its own scratch. */
 typedef struct tshi_heads {
-    tshi_head head;                /* what is the same for all heads */
-    tsh_tensor *const *in;         /* q, k, v */
-    tsh_tensor *out;               /* shape (B, H, Tq, D) */
-    void *value[4];                /* of q, k, v, out */
-    tsh_real *grad[4];             /* of q, k, v, out; NULL: forward, or not needed */
-    tsh_real *stats;           /* shape (2, local B, local H, Tq): m of each query, then log l */
-    tsh_real *scratch;         /* scratch of all pieces, `each` elements apart */
+    tshi_head head;             /* what is the same for all heads */
+    tsh_tensor *const *in;      /* q, k, v */
+    tsh_tensor *out;            /* shape (B, H, Tq, D) */
+    void *value[4];             /* of q, k, v, out */
+    tsh_real *grad[4];          /* of q, k, v, out; NULL: forward, or not needed */
+    tsh_real *stats;            /* shape (2, local B, local H, Tq): m of each query, then log l */
+    tsh_real *scratch;          /* scratch of all pieces, `each` elements apart */
     int64_t each, each_product; /* scratch of a piece: elements; bytes for tshi_gemm_run */
-    int pieces;                /* number of pieces */
-    int merged;                /* 1: the heads that share one of k are the queries of one tile */
-    int64_t first, groups;     /* local heads of k that are used: the first; how many */
-    int64_t tiles, units;      /* tiles of a head; what forward divides: tiles, or pairs of them */
-    tshi_block *block;         /* holds scratch */
+    int pieces;                 /* number of pieces */
+    int merged;                 /* 1: the heads that share one of k are the queries of one tile */
+    int64_t first, groups;      /* local heads of k that are used: the first; how many */
+    int64_t tiles, units;       /* tiles of a head; what forward divides: tiles, or pairs of them */
+    tshi_block *block;          /* holds scratch */
 } tshi_heads;
 
 /* Returns 1 if threads may add to the gradients of a and b at the same time: a and b are the same,
@@ -15534,8 +15554,8 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
                  {&h->columns_q, packed},
                  {&h->columns_do, packed},
                  {&h->columns_p, h->pairs * back * tshi_attention_words(h, h->rows) * h->keys},
-                 {&h->s, h->rows * h->keys},
-                 {&h->t, back * h->rows * h->keys},
+                 {&h->s, h->rows * h->pitch},
+                 {&h->t, back * h->rows * h->pitch},
                  {&h->sum, h->rows * wide},
                  {&h->row, 2 * tshi_attention_wide(h->rows)},
                  {&h->keys_k, kept * words},
@@ -15561,7 +15581,9 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     const int64_t rows = all->merged ? group : h->tq; /* queries of a head */
     int64_t visits;                                   /* tiles that use a head of k */
     h->rows = all->merged ? group : tshi_base_min(h->tq, TSHI_TILE_ROWS);
-    h->keys = tshi_base_min(tshi_attention_wide(h->tk), TSHI_TILE_KEYS);
+    h->keys = tshi_base_min(tshi_attention_wide(h->tk),
+                            back ? TSHI_TILE_KEYS_BACK : TSHI_TILE_KEYS);
+    h->pitch = h->keys + 16;
     all->tiles = h->rows ? tshi_base_ceil(rows, h->rows) : 0;
     all->units = h->causal ? (all->tiles + 1) / 2 : all->tiles;
     visits = all->tiles * (all->merged ? 1 : tshi_base_min(group, heads));
@@ -15663,6 +15685,24 @@ static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t uni
     }
 }
 
+/* Sets h to prefetch what the next pair of a batch and a head of k reads first. */
+static void tshi_attention_next(const tshi_heads *all, tshi_head *h, int64_t pair) {
+    const tsh_tensor *q = all->in[0], *k = all->in[1];
+    const int64_t c = all->first + pair % all->groups;
+    tshi_head next = *h;
+    int64_t a = 0;
+    while (tshi_attention_kv(q, k, a) != c) a++;
+    tshi_attention_pick(all, &next, pair / all->groups, a, 1);
+    h->left = 0;
+    h->ahead[h->left++] = next.o;
+    if (all->grad[3]) h->ahead[h->left++] = next.dout;
+    h->ahead[h->left++] = next.q;
+    h->ahead[h->left++] = next.v;
+    h->ahead[h->left++] = next.k;
+    h->walk.last = h->walk.at;
+    h->walk.left = 0;
+}
+
 /* A tshi_team_fn: computes items [from, to): in backward pairs of a batch and a head of k, since
  * all query heads that share a head of k add to the same gradient; in forward units of such pairs.
  */
@@ -15688,18 +15728,8 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
         if (back && size) memset(h.dv_t, 0, (size_t)size * sizeof *h.dv_t);
         for (; a < end; a += all->merged ? end - a : 1) {
             tshi_attention_pick(all, &h, b, a, end - a);
-#ifdef P2_AHEAD
-            if (from % units == 0 && from + units < to) {
-                tshi_head next = h; const int64_t f = from / units + 1;
-                int64_t a2 = 0, c2 = all->first + f % all->groups;
-                while (tshi_attention_kv(q, k, a2) != c2) a2++;
-                tshi_attention_pick(all, &next, f / all->groups, a2, 1);
-                h.left = 0;
-                if (back) { h.ahead[h.left++] = next.o; h.ahead[h.left++] = next.dout; }
-                h.ahead[h.left++] = next.q; h.ahead[h.left++] = next.v; h.ahead[h.left++] = next.k;
-                h.walk.at = h.walk.last; h.walk.left = 0;
-            }
-#endif
+            if (from % units == 0 && from + units < to)
+                tshi_attention_next(all, &h, from / units + 1);
             tshi_attention_head(all, &h, from % units);
         }
         if (back) tshi_attention_backward_done(&h, h.dk_t, h.dk);
@@ -15806,8 +15836,9 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
 static int tshi_attention_fits_cache(tsh_tensor *const *in, const tsh_tensor *x, tsh_tensor *cache,
                                      int64_t past) {
     char tx[TSHI_TEXT_SIZE], tc[TSHI_TEXT_SIZE];
-    int d, fits = cache->ndim == 4 && (cache->flags & TSHI_OWNED) && tshi_dtype_computes(cache->dtype);
+    int d, fits = cache->ndim == 4 && (cache->flags & TSHI_OWNED) != 0;
     if (!tshi_attention_holds(in, cache)) return 0;
+    if (fits) fits = tshi_dtype_computes(cache->dtype);
     for (d = 0; d < 4 && fits; d++) fits = d == 2 || cache->dim[d] == x->dim[d];
     if (fits && past >= 0 && past <= cache->dim[2] - x->dim[2] &&
         tshi_layout_equal(&x->layout, &cache->layout, x->dim, x->ctx->tp.size))

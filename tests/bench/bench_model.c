@@ -3,8 +3,9 @@
  * usage: bench_model [layers [longest T]]      12 layers and 2048 unless told
  *
  *     op_overhead          a taped add of one element, on one rank
- *     attention_T          causal attention of 12 heads of 64, forward, on one rank: counting half
- *     attention_back_T     of all pairs; and its backward, as 5 products
+ *     attention_T          causal attention of 12 heads of 64 (4 batches up to T 256), forward, on
+ *     attention_back_T     one rank, counting half of all pairs; and its backward, as 5 products;
+ *                          attention_bf16_T... in bf16; product: 256x768x768 in the same dtype
  *     decode_gpt2          one token of GPT-2 124M with a cache of keys and values, on two ranks:
  *                          bytes of weights per second; limit: plain reading of them by the same
  *                          threads, by turns */
@@ -14,7 +15,8 @@ int gpt_main(int argc, char **argv);
 #include "../../examples/gpt.c"
 #undef main
 
-enum { RANKS = 2, HEADS = 12, HEAD = 64, MOST_LAYERS = 12, WIDTH = HEADS * HEAD, PLACES = 64 };
+enum { RANKS = 2, HEADS = 12, HEAD = 64, MOST_LAYERS = 12, WIDTH = HEADS * HEAD, PLACES = 64,
+       PRODUCT = 256 };
 
 /* ------------------------------------------------------------------- one rank */
 
@@ -41,14 +43,31 @@ static void bench_overhead(tsh_ctx *ctx) {
         printf("op_overhead ns ours %.4g\n", 1e9 * (double)used[STEPS / 2] / CLOCKS_PER_SEC / ADDS);
 }
 
-static void bench_attention(tsh_ctx *ctx, int64_t length) {
-    const tsh_shape shape = tsh_shape4(1, HEADS, length, HEAD);
+/* Seconds of C = A B^T, (256, 768) and (768, 768), of one dtype. */
+static double product_time(tsh_ctx *ctx, tsh_tensor *a, tsh_tensor *b, tsh_tensor *c) {
+    const tsh_dtype dtype = tsh_dtype_of(a);
+    const double start = report_now();
+    tshi_matmul_gemm(ctx, PRODUCT, WIDTH, WIDTH, 1,
+                     tshi_gemm_matrix_of(tsh_data(ctx, a), dtype, WIDTH, 1),
+                     tshi_gemm_matrix_of(tsh_data(ctx, b), dtype, 1, WIDTH), 0,
+                     tshi_gemm_matrix((tsh_real *)tsh_data(ctx, c), WIDTH, 1));
+    return report_now() - start;
+}
+
+static void bench_attention(tsh_ctx *ctx, int64_t length, tsh_dtype dtype) {
+    const int64_t batch = length <= 256 ? 4 : 1;
+    const tsh_shape shape = tsh_shape4(batch, HEADS, length, HEAD);
     const tsh_attention_desc desc = {.causal = 1};
-    const double product = (double)length * (double)length * HEADS * HEAD; /* flop, causal */
-    const int times = (int)(4e9 / (7 * product)) + 1;
-    double forward = 0, backward = 0;
-    tsh_tensor *q[3];
-    for (int i = 0; i < 3; i++) q[i] = tsh_requires_grad(tsh_keep(tsh_randn(ctx, shape)), 1);
+    /* flop, causal */
+    const double each = (double)batch * (double)length * (double)length * HEADS * HEAD;
+    const int times = (int)(4e9 / (7 * each)) + 1;
+    const char *kind = dtype == TSH_BF16 ? "bf16_" : "";
+    double forward = 0, backward = 0, product = 0;
+    tsh_tensor *q[3], *a = tsh_keep(tsh_cast(tsh_randn(ctx, tsh_shape2(PRODUCT, WIDTH)), dtype));
+    tsh_tensor *b = tsh_keep(tsh_cast(tsh_randn(ctx, tsh_shape2(WIDTH, WIDTH)), dtype));
+    tsh_tensor *c = tsh_keep(tsh_zeros(ctx, tsh_shape2(PRODUCT, WIDTH)));
+    for (int i = 0; i < 3; i++)
+        q[i] = tsh_requires_grad(tsh_keep(tsh_cast(tsh_randn(ctx, shape), dtype)), 1);
     for (int i = -1; i < times; i++) { /* the first finds no memory yet */
         const double start = report_now();
         tsh_tensor *y = tsh_attention(q[0], q[1], q[2], &desc);
@@ -60,18 +79,28 @@ static void bench_attention(tsh_ctx *ctx, int64_t length) {
         if (i >= 0) backward += report_now() - late;
         for (int j = 0; j < 3; j++) tsh_zero_grad(q[j]);
         tsh_step_end(ctx);
+        if (i >= 0) product += product_time(ctx, a, b, c);
     }
-    for (int i = 0; i < 3; i++) tsh_tensor_free(q[i]);
     if (!tsh_ok(ctx)) return;
-    printf("attention_T%d GFLOP/s ours %.4g\n", (int)length, 2e-9 * product * times / forward);
-    printf("attention_back_T%d GFLOP/s ours %.4g\n", (int)length,
-           5e-9 * product * times / backward);
+    product = 2e-9 * PRODUCT * WIDTH * WIDTH * times / product;
+    printf("attention_%sT%d GFLOP/s ours %.4g\n", kind, (int)length, 2e-9 * each * times / forward);
+    printf("attention_%sT%d GFLOP/s product %.4g\n", kind, (int)length, product);
+    printf("attention_back_%sT%d GFLOP/s ours %.4g\n", kind, (int)length,
+           5e-9 * each * times / backward);
+    printf("attention_back_%sT%d GFLOP/s product %.4g\n", kind, (int)length, product);
+    for (int i = 0; i < 3; i++) tsh_tensor_free(q[i]);
+    tsh_tensor_free(a);
+    tsh_tensor_free(b);
+    tsh_tensor_free(c);
 }
 
 static int alone(tsh_ctx *ctx, void *user) {
     const int64_t longest = *(const int64_t *)user;
     bench_overhead(ctx);
-    for (int64_t length = 64; length <= longest; length *= 2) bench_attention(ctx, length);
+    for (int64_t length = 64; length <= longest; length *= 2) {
+        bench_attention(ctx, length, TSH_REAL);
+        bench_attention(ctx, length, TSH_BF16);
+    }
     if (!tsh_ok(ctx)) refuse("%s", tsh_last_error(ctx)->message);
     return !tsh_ok(ctx);
 }

@@ -31,7 +31,7 @@ COMPUTES = re.compile("|".join((
     r"^tshi_kernel_(run|join|dense|packed)",
     r"^tshi_tensor_(fill|runs)",
     r"^tshi_map_(mask_run|walk)",
-    r"^tshi_attention_(scores|masked|drop|head_|forward_tile|backward_tile)",
+    r"^tshi_attention_(scores|masked|drop|rows|round|pack|by_|few|forward_tile|backward_|add_rows)",
     r"^tshi_loss_(rows|targets|backward|reduce)",
     r"^tshi_embedding_(rows?|forward|backward)",
     r"^tshi_reduce_(sums|place)",

@@ -363,6 +363,9 @@ def figures_of(name):
         return {"llamacpp": 1, "limit": 0.7 if name.endswith("q4_0") else 0.9}
     if name.startswith("prefill_"):
         return {"llamacpp": 1}
+    length = re.match(r"attention_(?:back_)?(?:bf16_)?T(\d+)$", name)
+    if length:
+        return {"product": 0.7} if int(length[1]) >= 256 else {}
     if name.startswith("kernel_"):
         return {"limit": 0.5 if FUNCTIONS.match(name) else 0.75}
     row = re.match(r"[a-z_]+_tcp_(\d+)_(\w+)$", name)

@@ -39,7 +39,8 @@ def steps_are_timed(folder):
 def parts_of_a_model_are_timed(folder):
     text = printed(folder, "bench_model.c", ["1", "64"], "")
     rows = dict(re.findall(r"^(\w+) \S+ ours (\S+)$", text, re.M))
-    check(set(rows) == {"op_overhead", "attention_T64", "attention_back_T64", "decode_gpt2"}, text)
+    check(set(rows) == {"op_overhead", "attention_T64", "attention_back_T64", "attention_bf16_T64",
+                        "attention_back_bf16_T64", "decode_gpt2"}, text)
     check(all(float(value) > 0 for value in rows.values()), text)
 
 
