@@ -90,7 +90,7 @@ static const half_computation half_computations[] = {
     {"matmul", half_matmul, {HALF_3(2, 19, 45), HALF_3(2, 45, 33)}, 2, 0, 2e-6, 0},
     {"matmul, one row", half_matmul, {HALF_2(1, 300), HALF_2(300, 70)}, 2, 0, 2e-6, 0},
     {"linear", half_linear, {HALF_2(26, 50), HALF_2(40, 50), HALF_1(40)}, 3, 0, 2e-6, 0},
-    {"linear, many rows", half_linear, {HALF_2(300, 50), HALF_2(70, 50), HALF_1(70)}, 3, 0, 2e-6, 0},
+    {"linear, rows", half_linear, {HALF_2(300, 50), HALF_2(70, 50), HALF_1(70)}, 3, 0, 2e-6, 0},
     {"rope", half_rope, {HALF_3(2, 5, 8)}, 1, 0, 0, 0},
     {"concat", half_concat, {HALF_2(3, 4), HALF_2(3, 5)}, 2, 0, 0, 0},
     {"attention",
