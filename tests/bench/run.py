@@ -658,8 +658,8 @@ def write(rows):
 
 
 def main():
-    parts = {gemm: 50, gemm_bf16: 40, kernels: 35, comm: 20, comm_tcp: 40, nanogpt: 55, gpt2: 180, scaling: 40,
-             replicas: 50, model: 30}  # seconds that each may take
+    parts = {gemm: 50, gemm_bf16: 40, kernels: 35, comm: 20, comm_tcp: 40, nanogpt: 55, gpt2: 180,
+             scaling: 40, replicas: 50, model: 30}  # seconds that each may take
     full = bool(os.environ.get("FULL"))
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")
