@@ -6,10 +6,12 @@
  *     BLIS_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 ./a.out 7 1
  *
  * usage: bench_gemm ROUNDS THREADS [all] [kernel]
+ *        bench_gemm ROUNDS THREADS bf16 MxNxK...
  * The variables' threads should be THREADS; those of ours are. Prints a line "MxNxK_tTHREADS who
  * rate" per product and round, with who among builtin, tsh_blis, blis and openblas. `all` adds more
  * shapes, and A B and A^T B under names that end in _NN and _TN. kernel is a name in
- * tshi_gemm_kernels. */
+ * tshi_gemm_kernels. `bf16` compares the built-in product of two bf16 with that of floats: who is
+ * bf16 or f32. */
 #include "products.h"
 
 #include <sys/wait.h> /* waitpid */
@@ -104,11 +106,45 @@ static void bench(problem *p, int threads, int rounds) {
     free(right);
 }
 
+/* The built-in C = A B^T, all of one dtype. */
+static void by_dtype(const problem *p, tsh_dtype dtype) {
+    tshi_matmul_gemm(p->builtin, p->m, p->n, p->k, 1, tshi_gemm_matrix_of(p->a, dtype, p->k, 1),
+                     tshi_gemm_matrix_of(p->b, dtype, 1, p->k), 0,
+                     tshi_gemm_matrix_of(p->c, dtype, p->n, 1));
+}
+
+static void by_bf16(const problem *p) {
+    by_dtype(p, TSH_BF16);
+}
+
+static void by_f32(const problem *p) {
+    by_dtype(p, TSH_F32);
+}
+
+/* One shape in bf16 and in float by turns, of the same bytes. (bf16 reads the first half of
+ * them; the speed does not depend on values.) */
+static void bench_bf16(problem *p, const char *shape, int threads, int rounds) {
+    char *end = NULL;
+    p->m = (int)strtol(shape, &end, 10);
+    p->n = (int)strtol(end + (*end == 'x'), &end, 10);
+    p->k = (int)strtol(end + (*end == 'x'), &end, 10);
+    p->a = matrix(p->m, p->k);
+    p->b = matrix(p->k, p->n);
+    p->c = matrix(p->m, p->n);
+    for (int r = 0; r < rounds; r++) {
+        printf("%s_t%d f32 %.2f\n", shape, threads, rate(by_f32, p));
+        printf("%s_t%d bf16 %.2f\n", shape, threads, rate(by_bf16, p));
+    }
+    free(p->a);
+    free(p->b);
+    free(p->c);
+}
+
 /* The kernel of that name, if this processor runs it. */
 static const tshi_gemm_kernel *kernel_of(const char *name) {
     for (int i = 0; i < COUNT(tshi_gemm_kernels); i++)
         if (strcmp(tshi_gemm_kernels[i].name, name) == 0 &&
-            tshi_gemm_kernels[i].isa <= tshi_kernel_isa())
+            tshi_gemm_runs(&tshi_gemm_kernels[i]))
             return &tshi_gemm_kernels[i];
     fprintf(stderr, "bench_gemm: no kernel \"%s\" here\n", name);
     exit(2);
@@ -122,6 +158,12 @@ int main(int argc, char **argv) {
         return 2;
     }
     p = programs_open(atoi(argv[2]));
+    if (argc > 3 && strcmp(argv[3], "bf16") == 0) {
+        for (int i = 4; i < argc; i++) bench_bf16(&p, argv[i], atoi(argv[2]), atoi(argv[1]));
+        tsh_close(p.builtin);
+        tsh_close(p.blis);
+        return 0;
+    }
     if (argc > 3 + all) p.builtin->gemm_kernel = kernel_of(argv[3 + all]);
     fprintf(stderr, "kernel %s\n", p.builtin->gemm_kernel->name);
     for (int s = 0; s < (all ? COUNT(shapes) : USUAL); s++) {

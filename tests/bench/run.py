@@ -68,7 +68,7 @@ def sources():
     threads = ["-lm", "-pthread"]
     blis = ["-ldl"] + blis_flags()
     tcp = ["-luv", "-lsodium"]
-    found = {"bench_gemm": ([gemm], "bench_gemm.c", CC, threads + openmp() + blis),
+    found = {"bench_gemm": ([gemm, gemm_bf16], "bench_gemm.c", CC, threads + openmp() + blis),
              "bench_kernels": ([kernels], "bench_kernels.c", CC, ["-lm"]),
              "bench_comm_threads": ([comm], "bench_comm_threads.c", CC, threads),
              "bench_comm_uv": ([comm_tcp], "bench_comm_uv.c", CC, tcp + threads),
@@ -291,6 +291,27 @@ def gemm(args):
                 yield {("gemm_builtin_" + shape, "GFLOP/s"): dict(peers, ours=rates["builtin"])}
 
 
+BF16_SHAPES = ["256x768x768", "256x3072x768", "256x768x3072", "256x50304x768"]
+
+
+def gemm_bf16(args):
+    """The built-in product of bf16 against that of floats, and oneDNN's by torch's linear."""
+    program = args.programs["bench_gemm"]
+    for threads in ("1", "2") if program else ():
+        commands = [[program, "1", threads, "bf16"] + BF16_SHAPES]
+        if has_torch():
+            commands.append([TORCH_PYTHON, os.path.join(HERE, "peer_linear.py"), "1", threads] +
+                            BF16_SHAPES)
+        found = {}
+        for i in range(args.rounds):
+            text = "\n".join(output(command) or "" for command in commands)
+            for shape, who, value in re.findall(r"^(\S+) (\S+) (\S+)$", text, re.M):
+                found.setdefault(shape, {}).setdefault(who, {})[i] = float(value)
+        for shape, rates in found.items():
+            ours = rates.pop("bf16")
+            yield {("gemm_bf16_" + shape, "GFLOP/s"): dict(rates, ours=ours)}
+
+
 def mpi(args, who, ranks, *flags):
     """The command of Open MPI's side, in a list; none without it."""
     peer = args.programs["peer_mpi"]
@@ -348,6 +369,8 @@ FUNCTIONS = re.compile("kernel_(exp|log|pow|pow_scalar|sigmoid|tanh|erf|gelu|gel
 
 def figures_of(name):
     """The goal of a row: {peer: the smallest ratio}."""
+    if name.startswith("gemm_bf16_"):
+        return {"f32": 1.85, "onednn": 0.97}
     if name.startswith("gemm_"):
         small = "_64x64x64_" in name  # where BLIS loses; the built-in product does it
         if small and name.startswith("gemm_blis"):
@@ -764,8 +787,8 @@ def write(rows):
 
 
 def main():
-    parts = {gemm: 50, kernels: 35, comm: 20, comm_tcp: 40, nanogpt: 150, gpt2: 420, scaling: 40,
-             replicas: 50, model: 30, llama: 300}  # seconds that each may take
+    parts = {gemm: 50, gemm_bf16: 40, kernels: 35, comm: 20, comm_tcp: 40, nanogpt: 150, gpt2: 420,
+             scaling: 40, replicas: 50, model: 30, llama: 300}  # seconds that each may take
     full = bool(os.environ.get("FULL"))
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")
