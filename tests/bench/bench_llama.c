@@ -4,7 +4,8 @@
  *
  * usage: bench_llama stories260K|babyllama [ranks [rounds]]
  *
- *     cc -std=c99 -D_POSIX_C_SOURCE=200809L -O3 -fno-math-errno -o bench_llama bench_llama.c -lm -pthread
+ *     cc -std=c99 -D_POSIX_C_SOURCE=200809L -O3 -fno-math-errno -o bench_llama bench_llama.c \
+ *         -lm -pthread
  *     cc -std=c99 -Ofast -march=native -o peer_run peer_run.c -lm */
 #define _DEFAULT_SOURCE
 #define TSHARD_IMPLEMENTATION
