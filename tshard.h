@@ -47,6 +47,7 @@
  *     >>math          exp, log, tanh, erf, pow of floats, vectorised
  *     >>kernel        strided loops, kernels per instruction set
  *     >>gemm          the built-in matrix product
+ *     >>quant         products with quantised weights
  *     >>coll          what backends share: sums, comparing calls, settings
  *     >>compose       collectives made of SEND and RECV, for backends that have no more
  *     >>comm          the public entry points of collectives
@@ -76,6 +77,7 @@
  *     >>parallel      plans that shard a tree
  *     >>policy        plans for families of models
  *     >>optim         SGD, Adam, AdamW, clipping, schedules
+ *     >>quantize      weights of a model to 8 or 4 bits
  *     >>pipeline      layers dealt to stages, GPipe and 1F1B
  *     >>file          kinds of files, links, locks, the disk
  *     >>io            one file of all tensors: saving it, reading its header
@@ -379,7 +381,10 @@ typedef struct tsh_error {
 
 /* The types of elements. TSH_BF16: the upper half of a float (8 bits of exponent, 7 of fraction);
  * TSH_F16: IEEE's binary16. Ops compute with them in tsh_real and round once, to the nearest, ties
- * to even, when they store. */
+ * to even, when they store.
+ * TSH_Q8_0 and TSH_Q4_0: quantised weights, of which only tsh_linear and tsh_embedding compute, and
+ * which have no gradient. Blocks of 32 elements along the last dimension share a scale, in ggml's
+ * bytes: an f16 scale, then 32 integers of 8 bits (34 bytes), or of 4 bits, less 8 (18 bytes). */
 typedef enum tsh_dtype {
     TSH_DTYPE_DEFAULT, /* no dtype: in a description, the default that its doc names */
     TSH_F32,
@@ -387,7 +392,9 @@ typedef enum tsh_dtype {
     TSH_BF16,
     TSH_F16,
     TSH_I32,
-    TSH_I64
+    TSH_I64,
+    TSH_Q8_0,
+    TSH_Q4_0
 } tsh_dtype;
 
 /* Says 0 for an option whose 0 means "the default": {.beta1 = TSH_ZERO}. Only options that name it
@@ -397,7 +404,7 @@ typedef enum tsh_dtype {
 /* The dtype of values: TSH_F32, or TSH_F64 where TSHARD_REAL is double. */
 #define TSH_REAL (sizeof(tsh_real) == 4 ? TSH_F32 : TSH_F64)
 
-/* Bytes of one element; 0 of what is no dtype. */
+/* Bytes of one element, of TSH_Q8_0 and TSH_Q4_0 of a block of 32; 0 of what is no dtype. */
 TSH_API size_t tsh_dtype_size(tsh_dtype dtype);
 
 /* A global shape, by value: tsh_zeros(ctx, tsh_shape2(3, 4)). */
@@ -1658,6 +1665,23 @@ typedef struct tsh_schedule {
 /* The learning rate of step 0, 1, ... */
 TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step);
 
+/* -- quantised weights ------------------------------------------------------ */
+
+/* Quantises the weights of the linear, classifier and embedding layers whose path below module
+ * matches the pattern, that of tsh_plan_rule; NULL: all. dtype: TSH_Q8_0 or TSH_Q4_0; the bytes are
+ * ggml's, and those of the whole weight at every degree of tp. For inference: such a weight has no
+ * gradient, optimisers made later leave it out, and the gradient of a layer's input is that of the
+ * weight as it is stored. Weights that are quantised already stay as they are; tied ones are
+ * quantised for all their layers. One stored (in, out) becomes (out, in).
+ * tsh_linear of such a weight gives x's dtype. It quantises x, too, to 8 bits by blocks of 32, and
+ * sums the products within a block exactly: the same bits for any number of rows. tsh_embedding
+ * gives TSH_REAL. Shard the model first; a plan that lays such a weight anew is an error.
+ * No collective. Errors, after which nothing is changed: TSH_ERR_ARGUMENT (no layer matches; a
+ * weight is tied to what takes none), TSH_ERR_SHAPE (input features are no multiple of 32),
+ * TSH_ERR_LAYOUT (a row-parallel cut within a block: .unit = 32 in the rules of the layer and of
+ * the one before it), TSH_ERR_STATE (an optimiser has it; ops are recorded that use it). */
+TSH_API tsh_result tsh_quantize(tsh_module *module, const char *pattern, tsh_dtype dtype);
+
 /* -- pipeline --------------------------------------------------------------- */
 
 /* The order in which a stage does its forwards and backwards. Both give the same bits, and the same
@@ -2765,7 +2789,7 @@ typedef void (*tshi_fold_fn)(void *out, const void *left, const void *right, int
 
 typedef struct tshi_dtype {
     const char *name, *file; /* in messages: "f32"; in safetensors files: "F32" */
-    int size;                /* bytes of an element */
+    int size;                /* bytes of an element, or of a block of elements */
     int floating;            /* 1: floating point; 0: integer */
     /* Convert n elements, `step` elements apart, to (load) or from (store) n contiguous values. */
     void (*load)(const void *from, int64_t step, int64_t n, tsh_real *to);
@@ -2780,6 +2804,9 @@ typedef struct tshi_dtype {
      * of a sum of all ranks. */
     const tshi_fold_fn *fold;                      /* one function per tsh_redop */
     void (*divide)(void *sums, int64_t n, int by); /* TSH_AVG: sums[i] /= by, n elements */
+    /* Elements of a block; 1: there are none. `load` and `store` then take step 1, begin with a
+     * block, and `store` takes whole ones. */
+    int elements;
 } tshi_dtype;
 
 /* Returns value clamped to +-max, so that it fits an integer type; 0 if value is NaN. */
@@ -2947,22 +2974,111 @@ TSHI_INLINE uint16_t tshi_dtype_to_f16(tsh_real x) {
 TSHI_DTYPE_SHORT(bf16)
 TSHI_DTYPE_SHORT(f16)
 
+/* -- quantised weights: the formats and the rounding of ggml -------------------------------- */
+
+enum { TSHI_DTYPE_BLOCK = 32 }; /* elements that share a scale, an f16 before them, little-endian */
+
+static float tshi_dtype_scale(const unsigned char *block) {
+    return (float)tshi_dtype_from_f16((uint16_t)(block[0] | block[1] << 8));
+}
+
+/* Writes the scale of a block. Returns 1 / scale, or 0 if the scale is 0. */
+static float tshi_dtype_put_scale(unsigned char *block, float scale) {
+    const uint16_t h = tshi_dtype_to_f16((tsh_real)scale);
+    block[0] = (unsigned char)(h & 0xFF);
+    block[1] = (unsigned char)(h >> 8);
+    return scale < 0 || scale > 0 || scale != scale ? 1 / scale : 0;
+}
+
+/* Copies 32 values as floats. Returns the first of those that are largest in magnitude; NaN if
+ * there is one. */
+static float tshi_dtype_extreme(const tsh_real *from, float *x) {
+    float extreme = (float)from[0];
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
+        x[i] = (float)from[i];
+        if (fabsf(x[i]) > fabsf(extreme) || x[i] != x[i]) extreme = x[i];
+    }
+    return extreme;
+}
+
+static void tshi_dtype_load_q8_0(const void *data, int64_t step, int64_t n, tsh_real *to) {
+    const unsigned char *block = (const unsigned char *)data;
+    (void)step;
+    for (; n > 0; n -= TSHI_DTYPE_BLOCK, block += 34, to += TSHI_DTYPE_BLOCK) {
+        const float scale = tshi_dtype_scale(block);
+        for (int i = 0; i < TSHI_DTYPE_BLOCK && i < n; i++)
+            to[i] = TSHI_R(scale * (float)(signed char)block[2 + i]);
+    }
+}
+
+static void tshi_dtype_store_q8_0(void *data, int64_t step, int64_t n, const tsh_real *from) {
+    unsigned char *block = (unsigned char *)data;
+    float x[TSHI_DTYPE_BLOCK];
+    (void)step;
+    for (; n > 0; n -= TSHI_DTYPE_BLOCK, block += 34, from += TSHI_DTYPE_BLOCK) {
+        const float most = fabsf(tshi_dtype_extreme(from, x));
+        const float inverse = tshi_dtype_put_scale(block, most / 127);
+        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) { /* to the nearest, ties away from 0 */
+            const float y = x[i] * inverse, fit = y < 127 ? y > -127 ? y : -127 : 127;
+            const int whole = (int)fit;
+            const float rest = fit - (float)whole;
+            block[2 + i] = (unsigned char)(whole + (rest >= 0.5f) - (rest <= -0.5f));
+        }
+    }
+}
+
+/* Byte i of a block of 4 bits has element i below element i + 16. */
+static void tshi_dtype_load_q4_0(const void *data, int64_t step, int64_t n, tsh_real *to) {
+    const unsigned char *block = (const unsigned char *)data;
+    (void)step;
+    for (; n > 0; n -= TSHI_DTYPE_BLOCK, block += 18, to += TSHI_DTYPE_BLOCK) {
+        const float scale = tshi_dtype_scale(block);
+        for (int i = 0; i < TSHI_DTYPE_BLOCK && i < n; i++) {
+            const int bits = i < 16 ? block[2 + i] & 15 : block[2 + i - 16] >> 4;
+            to[i] = TSHI_R(scale * (float)(bits - 8));
+        }
+    }
+}
+
+static void tshi_dtype_store_q4_0(void *data, int64_t step, int64_t n, const tsh_real *from) {
+    unsigned char *block = (unsigned char *)data;
+    float x[TSHI_DTYPE_BLOCK];
+    (void)step;
+    for (; n > 0; n -= TSHI_DTYPE_BLOCK, block += 18, from += TSHI_DTYPE_BLOCK) {
+        const float extreme = tshi_dtype_extreme(from, x); /* becomes -8 */
+        const float inverse = tshi_dtype_put_scale(block, extreme / -8);
+        int bits[TSHI_DTYPE_BLOCK];
+        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) x[i] *= inverse;
+        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
+            const float y = x[i] + 8.5f;
+            bits[i] = (int)(y < 15 ? y > 0 ? y : 0 : 15);
+        }
+        for (int i = 0; i < 16; i++) block[2 + i] = (unsigned char)(bits[i] | bits[i + 16] << 4);
+    }
+}
+
+#define TSHI_DTYPE_BLOCK_ROW(suffix, size)                                                         \
+    {#suffix, "U8", size, 1,    tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,               \
+     NULL,    NULL, NULL, NULL, NULL,                     NULL,                                    \
+     TSHI_DTYPE_BLOCK}
 #define TSHI_DTYPE_SHORT_ROW(suffix, file)                                                         \
     {#suffix, file, 2,    1,    tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,               \
-     NULL,    NULL, NULL, NULL, NULL,                     NULL}
+     NULL,    NULL, NULL, NULL, NULL,                     NULL,                     1}
 #define TSHI_DTYPE_ROW(suffix, file, size, floating, divide)                                       \
     {#suffix, file, size, floating, tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,           \
      tshi_dtype_get_##suffix, tshi_dtype_put_##suffix, tshi_dtype_load_integer_##suffix,           \
-     tshi_dtype_store_integer_##suffix, tshi_dtype_folds_##suffix, divide}
+     tshi_dtype_store_integer_##suffix, tshi_dtype_folds_##suffix, divide, 1}
 /* In the order of tsh_dtype. */
 static const tshi_dtype tshi_dtypes[] = {{"default", NULL, 0, 0, NULL, NULL,
-                                          NULL, NULL, NULL, NULL, NULL, NULL}, /* no dtype */
+                                          NULL, NULL, NULL, NULL, NULL, NULL, 1}, /* no dtype */
                                          TSHI_DTYPE_ROW(f32, "F32", 4, 1, tshi_dtype_divide_f32),
                                          TSHI_DTYPE_ROW(f64, "F64", 8, 1, tshi_dtype_divide_f64),
                                          TSHI_DTYPE_SHORT_ROW(bf16, "BF16"),
                                          TSHI_DTYPE_SHORT_ROW(f16, "F16"),
                                          TSHI_DTYPE_ROW(i32, "I32", 4, 0, NULL),
                                          TSHI_DTYPE_ROW(i64, "I64", 8, 0, NULL),
+                                         TSHI_DTYPE_BLOCK_ROW(q8_0, 34),
+                                         TSHI_DTYPE_BLOCK_ROW(q4_0, 18),
 #if defined(TSHI_DTYPE_MORE) /* a test defines it, to add a row */
                                          TSHI_DTYPE_MORE
 #endif
@@ -2970,6 +3086,7 @@ static const tshi_dtype tshi_dtypes[] = {{"default", NULL, 0, 0, NULL, NULL,
 enum { TSHI_DTYPES = sizeof tshi_dtypes / sizeof tshi_dtypes[0] };
 #undef TSHI_DTYPE_ROW
 #undef TSHI_DTYPE_SHORT_ROW
+#undef TSHI_DTYPE_BLOCK_ROW
 #undef TSHI_DTYPE_SHORT
 #undef TSHI_DTYPE_CLAMP
 #undef TSHI_DTYPE_ANY
@@ -2985,8 +3102,15 @@ static size_t tshi_dtype_reals(int64_t n) {
     return tshi_base_mul((size_t)n, sizeof(tsh_real));
 }
 
+/* Returns the size in bytes of n elements, whole blocks of them; SIZE_MAX: overflow. */
 static size_t tshi_dtype_bytes(tsh_dtype dtype, int64_t n) {
-    return tshi_base_mul((size_t)n, (size_t)tshi_dtypes[dtype].size); /* SIZE_MAX: overflow */
+    const tshi_dtype *row = &tshi_dtypes[dtype];
+    return tshi_base_mul((size_t)(row->elements > 1 ? n / row->elements : n), (size_t)row->size);
+}
+
+/* Returns 1 if the dtype is that of quantised weights. */
+static int tshi_dtype_in_blocks(tsh_dtype dtype) {
+    return tshi_dtypes[dtype].elements > 1;
 }
 
 /* Returns 1 if a caller's dtype is one of the table; TSH_DTYPE_DEFAULT is none. */
@@ -3752,6 +3876,36 @@ static tsh_result tshi_tensor_set_shape(tsh_tensor *t, const char *op, const tsh
     return TSH_OK;
 }
 
+/* Returns 1 if t's rows, cut by its layout, are whole blocks of the dtype on every rank; else 0 and
+ * an error. */
+static int tshi_tensor_check_blocks(const tsh_tensor *t, const char *op, tsh_dtype dtype) {
+    const int64_t block = tshi_dtypes[dtype].elements, length = t->ndim ? t->dim[t->ndim - 1] : 1;
+    const int cut = t->layout.kind == TSH_SHARDED && t->layout.dim == t->ndim - 1;
+    const char *name = t->path ? t->path : "the tensor";
+    char text[TSHI_TEXT_SIZE];
+    tsh_range range[TSH_MAX_SEGMENTS];
+    if (length % block)
+        return tshi_error_zero(t->ctx, TSH_ERR_SHAPE,
+                               "%s: \"%s\" %s has rows of %lld elements, no whole number of the "
+                               "blocks of %lld of %s; leave it as it is",
+                               op, name, tshi_tensor_text(t, text), (long long)length,
+                               (long long)block, tshi_dtypes[dtype].name);
+    for (int r = 0; cut && r < t->ctx->tp.size; r++) {
+        (void)tsh_chunk(&t->layout, length, t->ctx->tp.size, r, range);
+        for (int s = 0; s < t->layout.segments; s++) {
+            if (range[s].start % block == 0 && range[s].length % block == 0) continue;
+            return tshi_error_zero(
+                t->ctx, TSH_ERR_LAYOUT,
+                "%s: \"%s\" %s is cut within a block of %lld of %s: rank %d holds [%lld, %lld) of "
+                "a row; cut it in units of %lld, by .unit of its rule and of the layer before it",
+                op, name, tshi_tensor_text(t, text), (long long)block, tshi_dtypes[dtype].name, r,
+                (long long)range[s].start, (long long)(range[s].start + range[s].length),
+                (long long)block);
+        }
+    }
+    return 1;
+}
+
 /* Returns a new tensor with uninitialised values. op: named in errors; flags: TSHI_OWNED or 0 (a
  * step tensor); kind: TSH_MEM_...; layout NULL: replicated. Returns NULL if the ctx has an error;
  * NULL and an error if arguments are wrong or there is no memory. */
@@ -3765,7 +3919,8 @@ static tsh_tensor *tshi_tensor_make(tsh_ctx *ctx, const char *op, unsigned flags
     tsh_tensor *t = tshi_tensor_handle(ctx, flags);
     if (!t) return NULL;
     t->dtype = dtype;
-    if (tshi_tensor_set_shape(t, op, shape, layout ? layout : &replicated) == TSH_OK)
+    if (tshi_tensor_set_shape(t, op, shape, layout ? layout : &replicated) == TSH_OK &&
+        (!tshi_dtype_in_blocks(dtype) || tshi_tensor_check_blocks(t, op, dtype)))
         t->block = tshi_mem_alloc(ctx, kind, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
     if (t->block) return t;
     tshi_tensor_release(t);
@@ -4164,7 +4319,8 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
             n = tshi_base_min(BLOCK, run.length - e);
             for (int64_t i = 0; i < n && !filled; i++)
                 value[i] = TSHI_R(tshi_init_element(&f, run.global + e + i));
-            dtype->store((char *)tshi_tensor_at(t) + (run.local + e) * dtype->size, 1, n, value);
+            dtype->store((char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, run.local + e), 1,
+                         n, value);
         }
     tshi_mem_release(t->ctx, block);
     return TSH_OK;
@@ -4251,7 +4407,7 @@ static int tshi_tensor_may_change(const char *op, const tsh_tensor *t) {
 
 /* Checks that an op's n inputs belong to one ctx and have values; initialises parameters on their
  * first use. Returns the ctx; NULL if the ctx has an error, from before or from these checks. */
-static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) {
+static tsh_ctx *tshi_tensor_check_any(const char *op, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = NULL;
     for (int i = 0; i < n && !ctx; i++)
         if (in[i]) ctx = in[i]->ctx;
@@ -4275,9 +4431,28 @@ static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) 
     return ctx->error.code == TSH_OK ? ctx : NULL;
 }
 
-/* tshi_tensor_check for functions that take a ctx, which gets the error if t is of another ctx. */
+/* Refuses input i of an op, which is of quantised weights. Returns NULL. */
+static TSHI_COLD tsh_ctx *tshi_tensor_refuse_blocks(tsh_ctx *ctx, const char *op, int i,
+                                                    tsh_dtype dtype) {
+    return (tsh_ctx *)tshi_error_null(
+        ctx, TSH_ERR_DTYPE,
+        "%s: argument %d is %s; only tsh_linear and tsh_embedding compute with such a weight, and "
+        "tsh_data gives its bytes",
+        op, i + 1, tshi_dtype_name(dtype));
+}
+
+/* The same for all ops but the two that take quantised weights. */
+static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) {
+    tsh_ctx *ctx = tshi_tensor_check_any(op, in, n);
+    for (int i = 0; ctx && i < n; i++)
+        if (tshi_dtype_in_blocks(in[i]->dtype))
+            return tshi_tensor_refuse_blocks(ctx, op, i, in[i]->dtype);
+    return ctx;
+}
+
+/* tshi_tensor_check_any for functions that take a ctx, which gets the error if t is of another. */
 static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t) {
-    if (t && t->ctx == ctx) return tshi_tensor_check(op, &t, 1);
+    if (t && t->ctx == ctx) return tshi_tensor_check_any(op, &t, 1);
     (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor %s", op,
                    t ? "belongs to another ctx" : "is NULL");
     return NULL;
@@ -4293,6 +4468,16 @@ TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, tsh_tensor *con
         return NULL;
     }
     return ctx;
+}
+
+/* The same for ops whose second input is a weight that may be quantised. */
+static tsh_ctx *tshi_tensor_check_weight(const char *op, tsh_tensor *const *in, int n) {
+    tsh_tensor *others[2]; /* x, bias */
+    if (n < 2 || !in[1] || !tshi_dtype_in_blocks(in[1]->dtype))
+        return tshi_tensor_check_floating(op, in, n);
+    others[0] = in[0];
+    others[1] = n > 2 ? in[2] : in[0];
+    return tshi_tensor_check_any(op, in, n) ? tshi_tensor_check_floating(op, others, 2) : NULL;
 }
 
 /* Returns the dtype of an op's output, promoted as in PyTorch: the widest dtype of the inputs; for
@@ -6344,6 +6529,514 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
 }
 
 /* ========================================================================== */
+/* >>quant                                              MARK: - quant (private) */
+/* Products with quantised weights: 8-bit inputs, sums in integers.            */
+/* Needs: >>gemm >>team.                                                        */
+/* ========================================================================== */
+
+/* Y = X W^T + b, with W (out, in) in blocks of 32 integers w and a scale s. X is quantised by
+ * blocks in the same way, to 8 bits: x is about t q, where t is a float. Then
+ *
+ *     y = sum over the blocks of (s t) * (sum over 32 elements of w q)
+ *
+ * and the inner sum is one of integers. It is exact; the outer one adds floats in the order of the
+ * blocks, each product rounded, then each sum. So an element of Y depends on its rows of X and W
+ * only: not on the number of rows, not on threads, not on the instruction set. (Without an FMA that
+ * the compiler makes of a product and a sum: -std=c99 or -ffp-contract=off.)
+ *
+ * Columns of Y are computed 16 at a time, as many as a register has lanes. Their weights are moved
+ * from blocks to tiles, where four successive elements of 16 rows of W lie side by side: one
+ * instruction (VNNI) then adds four products in every lane. A few blocks of a row are moved at a
+ * time, so that tiles stay in the L1 cache, and serve all rows of X. With few rows, tiles stay in
+ * registers, and the time is that of reading W. */
+enum {
+    TSHI_QUANT_COLUMNS = 16, /* columns of a tile */
+    TSHI_QUANT_STRIP = 8,    /* blocks that are moved to tiles at a time */
+    TSHI_QUANT_WIDE = 4,     /* tiles side by side, if there are many rows */
+    TSHI_QUANT_FEW = 8,      /* rows of X that share a load of a tile */
+    TSHI_QUANT_Q8 = 34       /* bytes of a block of TSH_Q8_0 */
+};
+
+/* A block of 16 rows of W. */
+typedef struct tshi_quant_tile {
+    unsigned char w[8][16][4]; /* element 4 i + j of row c at [i][c][j], plus 128 (4 bits: 8) */
+    float scale[16];
+} tshi_quant_tile;
+
+/* A block of a row of X. */
+typedef struct tshi_quant_input {
+    signed char q[TSHI_DTYPE_BLOCK];
+    float scale;
+    int32_t offset; /* -128 or -8 times the sum of q: takes away what that adds in a tile */
+} tshi_quant_input;
+
+/* `count` blocks of 16 rows of W. */
+typedef struct tshi_quant_source {
+    const unsigned char *w; /* the first block */
+    int64_t row;            /* bytes from row to row */
+    int rows;               /* of fewer than 16, the last one stands for those that are missing */
+    int count, size;        /* number of blocks; bytes of a block */
+    uintptr_t ahead;        /* address of as many bytes, which are prefetched */
+} tshi_quant_source;
+
+/* Moves blocks to tiles. */
+typedef void (*tshi_quant_move_fn)(tshi_quant_tile *to, const tshi_quant_source *from);
+/* Adds blocks to the sums of 16 columns, for 1 to 8 rows of X. from->w: read, if w is NULL (not by
+ * all kernels), else tiles. blocks: from row to row of x; stride: from row to row of sums. */
+typedef void (*tshi_quant_dot_fn)(const tshi_quant_tile *w, const tshi_quant_source *from,
+                                  const tshi_quant_input *x, int64_t blocks, float *sums,
+                                  int64_t stride, int rows);
+
+typedef struct tshi_quant_kernel {
+    const char *name;
+    tshi_quant_move_fn move;
+    tshi_quant_dot_fn dot;
+    int direct; /* 1: dot takes no tiles, too, of 16 rows of W */
+} tshi_quant_kernel;
+
+/* -- the portable kernels --------------------------------------------------- */
+
+static void tshi_quant_move_c(tshi_quant_tile *to, const tshi_quant_source *from) {
+    for (int b = 0; b < from->count; b++)
+        for (int c = 0; c < TSHI_QUANT_COLUMNS; c++) {
+            const int row = c < from->rows ? c : from->rows - 1;
+            const unsigned char *w = from->w + row * from->row + b * from->size;
+            to[b].scale[c] = tshi_dtype_scale(w);
+            for (int i = 0; i < TSHI_DTYPE_BLOCK; i++)
+                to[b].w[i / 4][c][i % 4] =
+                    (unsigned char)(from->size == TSHI_QUANT_Q8 ? w[2 + i] ^ 128
+                                    : i < 16                    ? w[2 + i] & 15
+                                                                : w[2 + i - 16] >> 4);
+        }
+}
+
+static void tshi_quant_dot_c(const tshi_quant_tile *w, const tshi_quant_source *from,
+                             const tshi_quant_input *x, int64_t blocks, float *sums,
+                             int64_t stride, int rows) {
+    for (int r = 0; r < rows; r++, x += blocks, sums += stride)
+        for (int b = 0; b < from->count; b++) {
+            int32_t sum[TSHI_QUANT_COLUMNS];
+            for (int c = 0; c < TSHI_QUANT_COLUMNS; c++) sum[c] = x[b].offset;
+            for (int i = 0; i < TSHI_DTYPE_BLOCK; i++)
+                for (int c = 0; c < TSHI_QUANT_COLUMNS; c++)
+                    sum[c] += x[b].q[i] * (int)w[b].w[i / 4][c][i % 4];
+            for (int c = 0; c < TSHI_QUANT_COLUMNS; c++)
+                sums[c] += w[b].scale[c] * x[b].scale * (float)sum[c];
+        }
+}
+
+/* -- AVX2, AVX-512 with VNNI -------------------------------------------------- */
+
+#if TSHI_X86
+#define TSHI_QUANT_VNNI                                                                            \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")))
+
+static int32_t tshi_quant_four(const signed char *q) { /* four bytes, for all lanes */
+    int32_t four;
+    memcpy(&four, q, sizeof four);
+    return four;
+}
+
+/* Transposes a 4 x 4 matrix of dwords within each 128 bits of z[0 .. 3]. */
+#define TSHI_QUANT_TRANSPOSE(bits, z)                                                              \
+    do {                                                                                           \
+        const __m##bits##i t0 = TSHI_QUANT_OP(bits, unpacklo_epi32)((z)[0], (z)[1]);               \
+        const __m##bits##i t1 = TSHI_QUANT_OP(bits, unpacklo_epi32)((z)[2], (z)[3]);               \
+        const __m##bits##i t2 = TSHI_QUANT_OP(bits, unpackhi_epi32)((z)[0], (z)[1]);               \
+        const __m##bits##i t3 = TSHI_QUANT_OP(bits, unpackhi_epi32)((z)[2], (z)[3]);               \
+        (z)[0] = TSHI_QUANT_OP(bits, unpacklo_epi64)(t0, t1);                                      \
+        (z)[1] = TSHI_QUANT_OP(bits, unpackhi_epi64)(t0, t1);                                      \
+        (z)[2] = TSHI_QUANT_OP(bits, unpacklo_epi64)(t2, t3);                                      \
+        (z)[3] = TSHI_QUANT_OP(bits, unpackhi_epi64)(t2, t3);                                      \
+    } while (0)
+#define TSHI_QUANT_OP(bits, name) TSHI_QUANT_OP_##bits(name)
+#define TSHI_QUANT_OP_128(name)   _mm_##name
+#define TSHI_QUANT_OP_512(name)   _mm512_##name
+
+#define TSHI_QUANT_128(at) _mm_loadu_si128((const __m128i *)(const void *)(at))
+#define TSHI_QUANT_256(at) _mm256_loadu_si256((const __m256i *)(const void *)(at))
+#define TSHI_QUANT_TO(at)  ((__m128i *)(void *)(at))
+
+/* Moves four rows of 16 bytes at a time. */
+TSHI_AVX2 static void tshi_quant_move_avx2(tshi_quant_tile *to, const tshi_quant_source *from) {
+    const __m128i flip = _mm_set1_epi8(-128), low = _mm_set1_epi8(15);
+    const int long_blocks = from->size == TSHI_QUANT_Q8; /* 1: of 8 bits */
+    uintptr_t ahead = from->ahead;
+    if (from->rows < TSHI_QUANT_COLUMNS) {
+        tshi_quant_move_c(to, from);
+        return;
+    }
+    for (int b = 0; b < from->count; b++, to++)
+        for (int c = 0; c < TSHI_QUANT_COLUMNS; c += 4) {
+            const unsigned char *w = from->w + c * from->row + b * from->size;
+            for (int i = 0; i < 4 * from->size; i += 64)
+                TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
+            ahead += (uintptr_t)(4 * from->size);
+            for (int i = 0; i < 4; i++) to->scale[c + i] = tshi_dtype_scale(w + i * from->row);
+            for (int half = 0; half <= long_blocks; half++) {
+                __m128i z[4];
+                for (int i = 0; i < 4; i++)
+                    z[i] = TSHI_QUANT_128(w + i * from->row + 2 + 16 * half);
+                TSHI_QUANT_TRANSPOSE(128, z);
+                for (int i = 0; i < 4; i++) {
+                    const __m128i high = _mm_and_si128(_mm_srli_epi16(z[i], 4), low);
+                    _mm_storeu_si128(TSHI_QUANT_TO(to->w[4 * half + i][c]),
+                                     long_blocks ? _mm_xor_si128(z[i], flip)
+                                                 : _mm_and_si128(z[i], low));
+                    if (!long_blocks) _mm_storeu_si128(TSHI_QUANT_TO(to->w[4 + i][c]), high);
+                }
+            }
+        }
+}
+
+/* Adds w q for four elements of 8 columns. The instruction multiplies unsigned by signed bytes and
+ * saturates sums of two: |w| by q with w's sign is at most 2 * 128 * 127. */
+TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(__m256i sum, const unsigned char *w, __m256i q,
+                                                  __m256i offset) {
+    const __m256i x = _mm256_sub_epi8(TSHI_QUANT_256(w), offset);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(q, x));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+
+TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, const tshi_quant_source *from,
+                                          const tshi_quant_input *x, int64_t blocks, float *sums,
+                                          int64_t stride, int rows) {
+    const __m256i offset = _mm256_set1_epi8(from->size == TSHI_QUANT_Q8 ? -128 : 8);
+    for (int r = 0; r < rows; r++, x += blocks, sums += stride) {
+        __m256 s0 = _mm256_loadu_ps(sums), s1 = _mm256_loadu_ps(sums + 8);
+        for (int b = 0; b < from->count; b++) {
+            const __m256 scale = _mm256_set1_ps(x[b].scale);
+            const __m256 scale0 = _mm256_mul_ps(_mm256_loadu_ps(w[b].scale), scale);
+            const __m256 scale1 = _mm256_mul_ps(_mm256_loadu_ps(w[b].scale + 8), scale);
+            __m256i n0 = _mm256_setzero_si256(), n1 = n0;
+            for (int i = 0; i < 8; i++) {
+                const __m256i q = _mm256_set1_epi32(tshi_quant_four(x[b].q + 4 * i));
+                n0 = tshi_quant_add_avx2(n0, w[b].w[i][0], q, offset);
+                n1 = tshi_quant_add_avx2(n1, w[b].w[i][8], q, offset);
+            }
+            s0 = _mm256_add_ps(s0, _mm256_mul_ps(scale0, _mm256_cvtepi32_ps(n0)));
+            s1 = _mm256_add_ps(s1, _mm256_mul_ps(scale1, _mm256_cvtepi32_ps(n1)));
+        }
+        _mm256_storeu_ps(sums, s0);
+        _mm256_storeu_ps(sums + 8, s1);
+    }
+}
+
+/* Loads a block of 8 bits of 16 rows as a tile. A register has the bytes of rows r and r + 4. */
+TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_load_8(__m512i *to, const unsigned char *w,
+                                                   int64_t row) {
+    const __m512i flip = _mm512_set1_epi8(-128);
+    __m512i z[8];
+    for (int i = 0; i < 8; i++) {
+        const unsigned char *from = w + (i < 4 ? i : i + 4) * row + 2;
+        z[i] = _mm512_inserti64x4(_mm512_castsi256_si512(TSHI_QUANT_256(from)),
+                                  TSHI_QUANT_256(from + 4 * row), 1);
+    }
+    TSHI_QUANT_TRANSPOSE(512, z);     /* rows 0 to 7: dwords i, i + 4 of four rows; i, i + 4 of */
+    TSHI_QUANT_TRANSPOSE(512, z + 4); /* the next four; and rows 8 to 15 */
+    for (int i = 0; i < 4; i++) {
+        to[i] = _mm512_xor_si512(_mm512_shuffle_i32x4(z[i], z[i + 4], 0x88), flip);
+        to[i + 4] = _mm512_xor_si512(_mm512_shuffle_i32x4(z[i], z[i + 4], 0xDD), flip);
+    }
+}
+
+/* The same for 4 bits. A register has the 16 bytes of four rows. */
+TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_load_4(__m512i *to, const unsigned char *w,
+                                                   int64_t row) {
+    const __m512i low = _mm512_set1_epi8(15);
+    __m512i z[4];
+    for (int i = 0; i < 4; i++) { /* rows i, 4 + i, 8 + i, 12 + i */
+        const unsigned char *from = w + i * row + 2;
+        z[i] = _mm512_castsi128_si512(TSHI_QUANT_128(from));
+        z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(from + 4 * row), 1);
+        z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(from + 8 * row), 2);
+        z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(from + 12 * row), 3);
+    }
+    TSHI_QUANT_TRANSPOSE(512, z);
+    for (int i = 0; i < 4; i++) {
+        to[i] = _mm512_and_si512(z[i], low);
+        to[i + 4] = _mm512_and_si512(_mm512_srli_epi16(z[i], 4), low);
+    }
+}
+
+#define TSHI_QUANT_SCALE(c)  tshi_quant_two(w + (c) * row)
+static short tshi_quant_two(const unsigned char *scale) {
+    short two;
+    memcpy(&two, scale, sizeof two);
+    return two;
+}
+
+/* Loads the scales of 16 rows. */
+TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int64_t row) {
+    __m128i low = _mm_cvtsi32_si128((unsigned short)TSHI_QUANT_SCALE(0));
+    __m128i high = _mm_cvtsi32_si128((unsigned short)TSHI_QUANT_SCALE(8));
+#define TSHI_QUANT_NEXT(c)                                                                         \
+    low = _mm_insert_epi16(low, TSHI_QUANT_SCALE(c), c);                                           \
+    high = _mm_insert_epi16(high, TSHI_QUANT_SCALE(8 + (c)), c);
+    TSHI_QUANT_NEXT(1) TSHI_QUANT_NEXT(2) TSHI_QUANT_NEXT(3) TSHI_QUANT_NEXT(4) TSHI_QUANT_NEXT(5)
+    TSHI_QUANT_NEXT(6) TSHI_QUANT_NEXT(7)
+    return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
+}
+
+TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
+                                                 const tshi_quant_source *from) {
+    const unsigned char *w = from->w;
+    __m512i v[8];
+    if (from->rows < TSHI_QUANT_COLUMNS) {
+        tshi_quant_move_c(to, from);
+        return;
+    }
+    for (int b = 0; b < from->count; b++, to++, w += from->size) {
+        if (from->size == TSHI_QUANT_Q8)
+            tshi_quant_load_8(v, w, from->row);
+        else
+            tshi_quant_load_4(v, w, from->row);
+        for (int i = 0; i < 8; i++) _mm512_storeu_si512(to->w[i], v[i]);
+        _mm512_storeu_ps(to->scale, tshi_quant_scales(w, from->row));
+    }
+}
+
+/* Row i of X: sums of one block, in integers, then times the scales. */
+#define TSHI_QUANT_ADD(k)                                                                          \
+    n = _mm512_dpbusd_epi32(n, v[k], _mm512_set1_epi32(tshi_quant_four(y->q + 4 * k)));
+#define TSHI_QUANT_ROW(i)                                                                          \
+    if (rows > i) {                                                                                \
+        const tshi_quant_input *y = x + i * blocks + b;                                            \
+        __m512i n = _mm512_set1_epi32(y->offset);                                                  \
+        TSHI_QUANT_ADD(0) TSHI_QUANT_ADD(1) TSHI_QUANT_ADD(2) TSHI_QUANT_ADD(3)                    \
+        TSHI_QUANT_ADD(4) TSHI_QUANT_ADD(5) TSHI_QUANT_ADD(6) TSHI_QUANT_ADD(7)                    \
+        s##i = _mm512_add_ps(s##i, _mm512_mul_ps(_mm512_mul_ps(scale, _mm512_set1_ps(y->scale)),   \
+                                                 _mm512_cvtepi32_ps(n)));                          \
+    }
+#define TSHI_QUANT_SUMS(i)                                                                         \
+    __m512 s##i = rows > i ? _mm512_loadu_ps(sums + i * stride) : _mm512_setzero_ps();
+#define TSHI_QUANT_PUT(i)                                                                          \
+    if (rows > i) _mm512_storeu_ps(sums + i * stride, s##i);
+#define TSHI_QUANT_EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+
+/* size (0: tiles) is constant after inlining. */
+TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *tile,
+                                                      const tshi_quant_source *from,
+                                                      const tshi_quant_input *x, int64_t blocks,
+                                                      float *sums, int64_t stride, int rows,
+                                                      const int size) {
+    const int64_t row = from->row;
+    const unsigned char *w = from->w;
+    uintptr_t ahead = from->ahead;
+    TSHI_QUANT_EACH(TSHI_QUANT_SUMS)
+    for (int b = 0; b < from->count; b++) {
+        __m512i v[8];
+        __m512 scale;
+        for (int i = 0; i < TSHI_QUANT_COLUMNS * size; i += 64)
+            TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
+        if (size == TSHI_QUANT_Q8) tshi_quant_load_8(v, w, row);
+        if (size && size != TSHI_QUANT_Q8) tshi_quant_load_4(v, w, row);
+        for (int i = 0; i < 8 && !size; i++) v[i] = _mm512_loadu_si512(tile[b].w[i]);
+        scale = size ? tshi_quant_scales(w, row) : _mm512_loadu_ps(tile[b].scale);
+        TSHI_QUANT_EACH(TSHI_QUANT_ROW)
+        w += size;
+        ahead += (uintptr_t)(TSHI_QUANT_COLUMNS * size);
+    }
+    TSHI_QUANT_EACH(TSHI_QUANT_PUT)
+}
+
+TSHI_QUANT_VNNI static void tshi_quant_dot_vnni(const tshi_quant_tile *w,
+                                                const tshi_quant_source *from,
+                                                const tshi_quant_input *x, int64_t blocks,
+                                                float *sums, int64_t stride, int rows) {
+    if (w)
+        tshi_quant_rows_vnni(w, from, x, blocks, sums, stride, rows, 0);
+    else if (from->size == TSHI_QUANT_Q8)
+        tshi_quant_rows_vnni(w, from, x, blocks, sums, stride, rows, TSHI_QUANT_Q8);
+    else
+        tshi_quant_rows_vnni(w, from, x, blocks, sums, stride, rows, 18);
+}
+#undef TSHI_QUANT_EACH
+#undef TSHI_QUANT_PUT
+#undef TSHI_QUANT_SUMS
+#undef TSHI_QUANT_ROW
+#undef TSHI_QUANT_ADD
+#undef TSHI_QUANT_NEXT
+#undef TSHI_QUANT_SCALE
+#undef TSHI_QUANT_TO
+#undef TSHI_QUANT_256
+#undef TSHI_QUANT_128
+#undef TSHI_QUANT_OP_512
+#undef TSHI_QUANT_OP_128
+#undef TSHI_QUANT_OP
+#undef TSHI_QUANT_TRANSPOSE
+#undef TSHI_QUANT_VNNI
+#endif /* TSHI_X86 */
+
+/* Best kernels last. */
+static const tshi_quant_kernel tshi_quant_kernels[] = {
+    {"c", tshi_quant_move_c, tshi_quant_dot_c, 0},
+#if TSHI_X86
+    {"avx2", tshi_quant_move_avx2, tshi_quant_dot_avx2, 0},
+    {"vnni", tshi_quant_move_vnni, tshi_quant_dot_vnni, 1},
+#endif
+};
+
+/* Returns the best kernels that an instruction set has, TSHI_ISA_.... */
+static const tshi_quant_kernel *tshi_quant_pick(int isa) {
+#if TSHI_X86
+    if (isa == TSHI_ISA_AVX512 && __builtin_cpu_supports("avx512vnni"))
+        return &tshi_quant_kernels[2];
+    if (isa >= TSHI_ISA_AVX2) return &tshi_quant_kernels[1];
+#endif
+    (void)isa;
+    return tshi_quant_kernels;
+}
+
+/* -- products --------------------------------------------------------------- */
+
+/* Quantises a block of a row of X: q is x / scale, rounded to the nearest, ties to even. Adding
+ * 1.5 * 2^23 does that: the sum's low 8 bits are q. NaN and infinity make the scale what they are.
+ * The largest magnitude is found among the bits of floats, where integers compare. offset: what a
+ * tile of W adds to its elements. */
+static void tshi_quant_block(const tsh_real *x, int32_t offset, tshi_quant_input *to) {
+    float y[TSHI_DTYPE_BLOCK], inverse;
+    int32_t most = 0, sum = 0, bits;
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) y[i] = (float)x[i];
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
+        memcpy(&bits, &y[i], sizeof bits);
+        bits &= 0x7FFFFFFF;
+        most = bits > most ? bits : most;
+    }
+    to->scale = tshi_dtype_float_of((uint32_t)most) / 127;
+    inverse = to->scale > FLT_MIN ? 1 / to->scale : 0;
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
+        const float rounded = y[i] * inverse + 12582912.0f;
+        memcpy(&bits, &rounded, sizeof bits);
+        to->q[i] = (signed char)(unsigned char)((uint32_t)bits & 0xFFu);
+    }
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) sum += to->q[i];
+    to->offset = -offset * sum;
+}
+
+/* A product, whose columns threads share. */
+typedef struct tshi_quant_job {
+    const tshi_quant_kernel *kernel;
+    const unsigned char *w;    /* W, shape (outs, blocks), `size` bytes a block */
+    const tshi_quant_input *x; /* X, shape (rows, blocks) */
+    const tshi_matrix *bias;   /* as (rows, outs); NULL: there is none */
+    tsh_real *y;               /* Y, shape (rows, outs) */
+    int64_t rows, outs, blocks;
+    int size, wide; /* wide: tiles side by side */
+    char *scratch;  /* for every piece: tiles, then sums of shape (rows, 16 * wide) */
+    size_t each;    /* bytes of scratch of a piece */
+} tshi_quant_job;
+
+/* Computes the sums of `tiles` tiles side by side, from column `first` on. */
+static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile, float *sums,
+                               int64_t first, int tiles) {
+    const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
+    const int direct = job->wide == 1 && job->kernel->direct &&
+                       first + TSHI_QUANT_COLUMNS <= job->outs; /* 1: few rows, no tiles */
+    const int64_t strip = direct ? job->blocks : TSHI_QUANT_STRIP;
+    tshi_quant_source from;
+    memset(sums, 0, (size_t)(job->rows * stride) * sizeof *sums);
+    from.size = job->size;
+    from.row = job->blocks * job->size;
+    for (int64_t b = 0; b < job->blocks; b += strip) {
+        from.count = (int)tshi_base_min(strip, job->blocks - b);
+        for (int t = 0; t < tiles; t++) {
+            const int64_t c = first + t * TSHI_QUANT_COLUMNS; /* the tile's first column */
+            from.w = job->w + c * from.row + b * job->size;
+            from.rows = (int)tshi_base_min(TSHI_QUANT_COLUMNS, job->outs - c);
+            /* the same blocks of the next tiles' rows, one after the other in memory */
+            from.ahead = (uintptr_t)from.w + (uintptr_t)(TSHI_QUANT_COLUMNS * tiles * from.row +
+                                                         (TSHI_QUANT_COLUMNS - 1) * b * job->size);
+            if (!direct) job->kernel->move(tile + t * TSHI_QUANT_STRIP, &from);
+        }
+        for (int64_t i = 0; i < job->rows; i += TSHI_QUANT_FEW)
+            for (int t = 0; t < tiles; t++)
+                job->kernel->dot(direct ? NULL : tile + t * TSHI_QUANT_STRIP, &from,
+                                 job->x + i * job->blocks + b, job->blocks,
+                                 sums + i * stride + t * TSHI_QUANT_COLUMNS, stride,
+                                 (int)tshi_base_min(TSHI_QUANT_FEW, job->rows - i));
+    }
+}
+
+/* A tshi_team_fn: computes the columns [from, to) of Y. */
+static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) {
+    const tshi_quant_job *job = (const tshi_quant_job *)shared;
+    const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
+    tshi_quant_tile *tile = (tshi_quant_tile *)(void *)(job->scratch + (size_t)piece * job->each);
+    float *sums = (float *)(void *)(tile + TSHI_QUANT_STRIP * job->wide);
+    for (int64_t c, n; from < to; from += n) {
+        n = tshi_base_min(stride, to - from);
+        tshi_quant_columns(job, tile, sums, from, (int)tshi_base_ceil(n, TSHI_QUANT_COLUMNS));
+        for (int64_t i = 0; i < job->rows; i++) {
+            tsh_real *y = job->y + i * job->outs + from;
+            for (c = 0; c < n; c++) y[c] = TSHI_R(sums[i * stride + c]);
+            for (c = 0; c < n && job->bias; c++) y[c] += *tshi_gemm_at(*job->bias, i, from + c);
+        }
+    }
+}
+
+/* Y = X W^T + b by the rank's threads. Shapes: w (outs, ins), quantised; x (rows, ins); bias as
+ * (rows, outs), or NULL; y (rows, outs), dense. */
+static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
+                               const tshi_matrix *bias, tsh_real *y) {
+    enum { MIN_WORK = 1 << 18 }; /* multiply-adds that are worth a thread */
+    const int64_t outs = w->local[0], ins = w->local[1], blocks = ins / TSHI_DTYPE_BLOCK;
+    const tshi_dtype *from = &tshi_dtypes[x.dtype];
+    const int pieces = (int)tshi_base_min(
+        tshi_team_parts(w->ctx, rows * outs * ins, MIN_WORK),
+        tshi_base_ceil(outs, TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE));
+    const size_t inputs = ((size_t)(rows * blocks) * sizeof(tshi_quant_input) + 63) / 64 * 64;
+    const int wide = rows > TSHI_QUANT_FEW ? TSHI_QUANT_WIDE : 1;
+    const size_t tiles = (size_t)(TSHI_QUANT_STRIP * wide) * sizeof(tshi_quant_tile);
+    const size_t sums = (size_t)(rows * TSHI_QUANT_COLUMNS * wide) * sizeof(float);
+    tshi_block *block = tshi_mem_alloc(w->ctx, TSH_MEM_STEP,
+                                       inputs + (size_t)pieces * (tiles + sums));
+    tshi_quant_input *to;
+    tsh_real values[TSHI_DTYPE_BLOCK];
+    tshi_quant_job job;
+    if (!block || !outs) {
+        tshi_mem_release(w->ctx, block);
+        return;
+    }
+    to = (tshi_quant_input *)tshi_mem_data(block);
+    job.size = tshi_dtypes[w->dtype].size;
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t b = 0; b < blocks; b++) {
+            from->load(tshi_gemm_from(x, i, b * TSHI_DTYPE_BLOCK).data, x.column, TSHI_DTYPE_BLOCK,
+                       values);
+            tshi_quant_block(values, job.size == TSHI_QUANT_Q8 ? 128 : 8, &to[i * blocks + b]);
+        }
+    job.kernel = tshi_quant_pick(w->ctx->isa);
+    job.w = (const unsigned char *)tshi_tensor_at(w);
+    job.x = to;
+    job.bias = bias;
+    job.y = y;
+    job.rows = rows;
+    job.outs = outs;
+    job.blocks = blocks;
+    job.wide = wide;
+    job.scratch = (char *)to + inputs;
+    job.each = tiles + sums;
+    if (w->ctx->trace) w->ctx->trace->flops += 2.0 * (double)rows * (double)outs * (double)ins;
+    tshi_team_run(pieces, outs, TSHI_QUANT_COLUMNS, tshi_quant_piece, &job);
+    tshi_mem_release(w->ctx, block);
+}
+
+/* Returns w (out, in) as a matrix, with the values at `values`: in place, or, if it is quantised,
+ * as tsh_real in *block, which the caller releases. Without memory its data is NULL. */
+static tshi_matrix tshi_quant_plain(const tsh_tensor *w, void *values, tshi_block **block) {
+    const int64_t n = tsh_local_numel(w);
+    tsh_real *plain;
+    *block = NULL;
+    if (!tshi_dtype_in_blocks(w->dtype))
+        return tshi_gemm_matrix_of(values, w->dtype, w->stride[0], w->stride[1]);
+    *block = tshi_mem_alloc(w->ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
+    plain = *block ? (tsh_real *)tshi_mem_data(*block) : NULL;
+    if (plain) tshi_dtypes[w->dtype].load(values, 1, n, plain);
+    return tshi_gemm_matrix(plain, w->stride[0], w->stride[1]);
+}
+
+/* ========================================================================== */
 /* >>coll                                                MARK: - coll (private) */
 /* What every backend needs: the arithmetic of sums, comparing calls, naming   */
 /* the rank at fault, time limits, settings from the environment, sentences.   */
@@ -7844,7 +8537,8 @@ static int tshi_comm_usable(const tsh_comm *comm) {
 
 /* Returns 1 if dtype, counts, reduction, buffers and time limit of a collective are valid. */
 static int tshi_comm_valid(const tsh_coll *coll, tshi_comm_size size) {
-    if (!tshi_dtype_exists(coll->dtype) || size.send < 0 || size.recv < 0) return 0;
+    if (!tshi_dtype_exists(coll->dtype) || tshi_dtype_in_blocks(coll->dtype)) return 0;
+    if (size.send < 0 || size.recv < 0) return 0;
     if (tshi_coll_reduces(coll->kind) &&
         ((unsigned)coll->redop > TSH_AVG ||
          (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating))) /* AVG: floats only */
@@ -8475,7 +9169,7 @@ static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor
     (void)snprintf(why, sizeof why, "the inputs are finite");
     for (i = n - 1; i >= 0; i--) { /* the text of the first such input is written last */
         const char *name = tshi_tape_name(op, i, &length);
-        if (in[i] && in[i]->block &&
+        if (in[i] && in[i]->block && !tshi_dtype_in_blocks(in[i]->dtype) &&
             tshi_tape_not_finite(in[i], tshi_tensor_at(in[i]), in[i]->dtype, in[i]->stride, old))
             (void)snprintf(why, sizeof why, "%.*s has %s already", length, name, old);
     }
@@ -9323,7 +10017,7 @@ static TSHI_COLD void tshi_dump_saved(FILE *file, const tshi_node *node, const c
         const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
         if (!node->saved[i]) continue;
         saved |= i < node->n ? 1u << i : (unsigned)TSHI_OUT;
-        bytes += (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype);
+        bytes += tshi_dtype_bytes(t->dtype, tsh_local_numel(t));
     }
     if (!saved && !node->aux) return;
     (void)fprintf(file, "%ssaves ", before);
@@ -12297,7 +12991,7 @@ static tsh_ctx *tshi_values_io(const char *op, tsh_ctx *ctx, tsh_tensor *t, tsh_
                                const void *data, size_t bytes) {
     int64_t n = extent == TSH_LOCAL ? tsh_local_numel(t) : tsh_numel(t); /* number of elements */
     size_t need = (size_t)n * tsh_dtype_size(tsh_dtype_of(t));           /* number of bytes */
-    if (!tshi_tensor_check_in(ctx, op, t)) return NULL;
+    if (!tshi_tensor_check_in(ctx, op, t) || !tshi_tensor_check(op, &t, 1)) return NULL;
     if (bytes == need && (data || !need)) return t->ctx;
     (void)tsh_fail(t->ctx, TSH_ERR_ARGUMENT,
                    "%s: %llu bytes were given, the tensor's %s holds %llu", op,
@@ -12674,8 +13368,8 @@ static void tshi_linear_backward(tshi_node *node) {
     const tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &whole_y);
     const tshi_matrix mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather,
                                             &rows, &whole_x);
-    const tshi_matrix mw = tshi_gemm_matrix_of(tshi_tape_saved(node, 1), w->dtype, w->stride[0],
-                                               w->stride[1]);
+    tshi_block *plain; /* W as tsh_real if it is quantised, or NULL */
+    const tshi_matrix mw = tshi_quant_plain(w, tshi_tape_saved(node, 1), &plain);
     tshi_dest dest;
     if (out->ctx->error.code == TSH_OK && how->regather)
         tshi_linear_scatter(node, rows, dy, mw);
@@ -12694,6 +13388,7 @@ static void tshi_linear_backward(tshi_node *node) {
         tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
         tshi_kernel_run(&loop, tshi_kernel_add[out->ctx->isa], NULL);
     }
+    tshi_mem_release(out->ctx, plain);
     tshi_mem_release(out->ctx, whole_x);
     tshi_mem_release(out->ctx, whole_y);
 }
@@ -12739,7 +13434,9 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tsh_real *values = tshi_kernel_reals_of(b, stride, &bias); /* shape (out) */
         mb = tshi_gemm_matrix(values, 0, stride[0]); /* row stride 0: b for each row */
     }
-    if (ctx->error.code == TSH_OK)
+    if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype))
+        tshi_quant_product(w, rows, mx, b && !late ? &mb : NULL, y);
+    else if (ctx->error.code == TSH_OK)
         tshi_matmul_run(ctx, rows, outs, w->local[1], 1, mx, mw, b && !late ? TSHI_R(1) : 0, mb,
                         my);
     if (ctx->error.code == TSH_OK && how->reduce)
@@ -12783,7 +13480,7 @@ static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
                                    const tsh_layout *give, int regather) {
     const tshi_op *op = &tshi_linear_op;
     tsh_tensor *in[3] = {x, w, b}, *out; /* shapes (.., in), (out, in), (out) or NULL; (.., out) */
-    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_linear", in, b ? 3 : 2);
+    tsh_ctx *ctx = tshi_tensor_check_weight("tsh_linear", in, b ? 3 : 2);
     const tshi_rule_sequence sequence = {give, regather};
     const int row = w && w->layout.kind == TSH_SHARDED && w->layout.dim == 1; /* row-parallel */
     const int several = ctx && ctx->tp.size > 1; /* more than one rank */
@@ -12794,8 +13491,10 @@ static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
         return NULL;
     output.shape = tsh_shape_of(x);
     output.shape.dim[x->ndim - 1] = w->dim[0]; /* shape (.., out) */
-    out = tshi_tensor_out(ctx, "tsh_linear", tshi_tensor_promote(in, b ? 3 : 2), &output.shape,
-                          &output.layout);
+    out = tshi_tensor_out(
+        ctx, "tsh_linear",
+        tshi_dtype_in_blocks(w->dtype) ? x->dtype : tshi_tensor_promote(in, b ? 3 : 2),
+        &output.shape, &output.layout);
     if (!out) return NULL;
     tshi_linear_forward(in, out, &how);
     if (ctx->error.code != TSH_OK) return NULL;
@@ -12967,7 +13666,7 @@ static void tshi_embedding_prepare(const tsh_tensor *ids, tsh_tensor *w,
     tshi_mem_release(ctx, block);
 }
 
-/* Copies row row[i] of W to out_i; out_i is 0 if row[i] is -1. */
+/* Copies row row[i] of W to out_i; out_i is 0 if row[i] is -1. A quantised W is loaded. */
 static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *lookup,
                                    const int64_t *row, tsh_tensor *out) {
     tshi_operand x[2]; /* a row of the output, and one of the weight */
@@ -12975,7 +13674,11 @@ static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *looku
     x[0] = tshi_kernel_operand(tshi_tensor_at(out), 1, out->dtype);
     for (i = 0; i < lookup->count; i++) {
         x[1] = tshi_kernel_operand(tshi_tensor_at(w), w->stride[1], w->dtype);
-        if (row[i] >= 0) {
+        if (row[i] >= 0 && tshi_dtype_in_blocks(w->dtype)) {
+            tshi_dtypes[w->dtype].load(
+                (char *)x[1].data + tshi_dtype_bytes(w->dtype, row[i] * w->stride[0]), 1,
+                lookup->width, (tsh_real *)x[0].data);
+        } else if (row[i] >= 0) {
             tshi_kernel_move(&x[1], row[i] * w->stride[0]);
             tshi_kernel_copy(lookup->width, x, NULL);
         } else {
@@ -13000,6 +13703,11 @@ static int tshi_embedding_check(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup
                        "tsh_embedding: max_norm changes the weight in place, but it is what %s "
                        "gave; pass the leaf itself",
                        w->base->node->op->name);
+    else if (desc->max_norm > 0 && tshi_dtype_in_blocks(w->dtype))
+        (void)tsh_fail(w->ctx, TSH_ERR_ARGUMENT,
+                       "tsh_embedding: max_norm changes the weight in place, and this one is "
+                       "quantised (%s)",
+                       tshi_dtype_name(w->dtype));
     return w->ctx->error.code == TSH_OK &&
            tshi_embedding_options(w->ctx, "tsh_embedding", desc, w->dim[0]);
 }
@@ -13027,12 +13735,13 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
     static const tsh_lookup_desc usual = {0, 0, 0, 0, 0, 0}; /* zeros: no options */
     const tshi_op *op = &tshi_embedding_op;
     tsh_tensor *in[] = {ids, w}, *out; /* shapes (..), (V, D); (.., D) */
-    tsh_ctx *ctx = tshi_tensor_check("tsh_embedding", in, 2);
+    tsh_ctx *ctx = tshi_tensor_check_any("tsh_embedding", in, 2);
+    const int blocks = ctx && tshi_dtype_in_blocks(w->dtype); /* 1: w is quantised */
     tshi_output output;
     tshi_block *aux; /* local rows and counts: see tshi_lookup */
     tshi_lookup lookup;
     if (!desc) desc = &usual;
-    if (!ctx || !tshi_tensor_check_floating("tsh_embedding", &w, 1)) return NULL;
+    if (!ctx || (!blocks && !tshi_tensor_check_floating("tsh_embedding", &w, 1))) return NULL;
     if (!tshi_embedding_check(ids, w, desc) || !tshi_rule_run(op, in, 2, NULL, &output))
         return NULL;
     output.shape = tsh_shape_of(ids);
@@ -13041,7 +13750,8 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
     lookup.width = w->local[1];
     lookup.by_count = desc->scale_grad_by_freq != 0;
     lookup.sparse = desc->sparse != 0;
-    out = tshi_tensor_out(ctx, "tsh_embedding", w->dtype, &output.shape, &output.layout);
+    out = tshi_tensor_out(ctx, "tsh_embedding", blocks ? TSH_REAL : w->dtype, &output.shape,
+                          &output.layout);
     aux = out ? tshi_mem_alloc(ctx, TSH_MEM_STEP,
                                (size_t)(lookup.count * (lookup.by_count ? 2 : 1)) * sizeof(int64_t))
               : NULL;
@@ -15447,6 +16157,13 @@ static void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
                        t->path);
         return;
     }
+    if (tshi_dtype_in_blocks(t->dtype)) {
+        (void)tsh_fail(t->ctx, TSH_ERR_STATE,
+                       "%s: it is quantised, and would be laid out anew; first shard the model, "
+                       "then call tsh_quantize",
+                       t->path);
+        return;
+    }
     if (tshi_tensor_set_shape(t, "a new layout", &shape, layout) != TSH_OK || !t->block) return;
     block = tshi_module_moved(&before, t, t->dtype, t->block);
     if (block && t->low) low = tshi_module_moved(&before, t, TSH_BF16, t->low); /* as bits */
@@ -15643,6 +16360,9 @@ TSH_API TSHI_COLD tsh_result tsh_reset_parameters(tsh_module *module) {
                         "step first: tsh_step_end");
     while (tshi_module_step_once(module, &at)) {
         if (at.param->absent || module->ctx->error.code != TSH_OK) continue;
+        if (tshi_dtype_in_blocks(at.param->dtype))
+            return tsh_fail(module->ctx, TSH_ERR_DTYPE,
+                            "tsh_reset_parameters: \"%s\" is quantised", at.param->path);
         tsh_zero_grad(at.param); /* gradients of the old values */
         (void)tshi_init_apply(at.param);
     }
@@ -16194,6 +16914,12 @@ static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
                             "tsh_parallelize: ops are recorded that use \"%s\" as it lies; end "
                             "the step first: tsh_step_end",
                             t->path);
+        if (tshi_dtype_in_blocks(t->dtype) &&
+            !tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size))
+            return tsh_fail(m->ctx, TSH_ERR_STATE,
+                            "tsh_parallelize: \"%s\" is quantised, and would be laid out anew; "
+                            "first apply the plan, then call tsh_quantize",
+                            t->path);
     }
     return TSH_OK;
 }
@@ -16358,7 +17084,7 @@ static int tshi_parallel_line(tsh_module *root, const tshi_walk *at, FILE *file)
         (void)fprintf(file, " on stage %d\n", t->stage - 1);
     else
         (void)fprintf(file, " %llu\n",
-                      (unsigned long long)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
+                      (unsigned long long)tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
     return first && !t->absent;
 }
 
@@ -16373,7 +17099,7 @@ TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
         if (!tshi_parallel_line(module, &at, file)) continue; /* tied, or on another stage */
         total += tsh_numel(at.param);
         local += tsh_local_numel(at.param);
-        bytes += (unsigned long long)tsh_local_numel(at.param) * tsh_dtype_size(at.param->dtype);
+        bytes += tshi_dtype_bytes(at.param->dtype, tsh_local_numel(at.param));
     }
     (void)fprintf(file, "%lld parameters; rank %d of %d holds %lld, %llu bytes\n", (long long)total,
                   module->ctx->tp.rank, module->ctx->tp.size, (long long)local, bytes);
@@ -17806,6 +18532,136 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
     done = (double)(step - schedule->warmup) / span;
     if (schedule->kind == TSH_COSINE) done = 0.5 - 0.5 * cos(3.14159265358979324 * done);
     return schedule->lr + (schedule->lr_min - schedule->lr) * done;
+}
+
+/* ========================================================================== */
+/* >>quantize                                        MARK: - quantize (private) */
+/* Weights of a model to 8 or 4 bits.                                           */
+/* Needs: >>parallel >>optim.                                                   */
+/* ========================================================================== */
+
+/* Returns 1 if m is a layer whose weight, its parameter 0, may be quantised. */
+static int tshi_quantize_takes(const tsh_module *m) {
+    return m->param[0] && (m->kind->forward == tshi_nn_linear_forward ||
+                           m->kind->forward == tshi_nn_embedding_forward);
+}
+
+/* Returns what the weight of m becomes, but for its values: shape (out, in) also where the layer
+ * stores (in, out), for blocks lie along the input features. */
+static tsh_tensor tshi_quantize_form(const tsh_module *m, tsh_dtype dtype) {
+    tsh_tensor t = *m->param[0];
+    if (m->reversed) { /* swaps both dimensions */
+        t.dim[0] = m->param[0]->dim[1];
+        t.dim[1] = m->param[0]->dim[0];
+        t.local[0] = m->param[0]->local[1];
+        t.local[1] = m->param[0]->local[0];
+        if (t.layout.kind == TSH_SHARDED) t.layout.dim = 1 - t.layout.dim;
+    }
+    tshi_tensor_strides(t.local, t.ndim, t.stride);
+    t.dtype = dtype;
+    return t;
+}
+
+/* Returns 1 if the weight of m can be quantised: all its layers take that, no optimiser updates it,
+ * and no block is cut. Else 0 and an error. */
+static int tshi_quantize_check(tsh_module *m, tsh_dtype dtype) {
+    tsh_tensor *t = m->param[0];
+    const tsh_tensor form = tshi_quantize_form(m, dtype);
+    tshi_walk at = {NULL, NULL, 0};
+    while (tshi_module_step(m->ctx->root, &at))
+        if (at.param == t && (at.slot || !tshi_quantize_takes(at.module) ||
+                              at.module->reversed != m->reversed))
+            return tshi_error_zero(m->ctx, TSH_ERR_ARGUMENT,
+                                   "tsh_quantize: \"%s\" is tied to a parameter of \"%s\", "
+                                   "which %s",
+                                   t->path, at.module->path,
+                                   tshi_quantize_takes(at.module) ? "stores it the other way round"
+                                                                  : "takes no quantised one");
+    for (const tsh_optim *optim = m->ctx->optims; optim; optim = optim->older)
+        for (int i = 0; i < optim->count; i++)
+            if (optim->each[i].param == t)
+                return tshi_error_zero(m->ctx, TSH_ERR_STATE,
+                                       "tsh_quantize: \"%s\" is updated by an optimiser; quantise "
+                                       "it before tsh_optim_new, which then leaves it out",
+                                       t->path);
+    if (tshi_tensor_recorded(t))
+        return tshi_error_zero(m->ctx, TSH_ERR_STATE,
+                               "tsh_quantize: ops are recorded that use \"%s\"; end the step "
+                               "first: tsh_step_end",
+                               t->path);
+    return tshi_tensor_check_blocks(&form, "tsh_quantize", dtype);
+}
+
+/* Returns a block of t's values, quantised row by row, in the form given; NULL without memory. */
+static tshi_block *tshi_quantize_values(const tsh_tensor *t, const tsh_tensor *form, int reversed) {
+    const tshi_dtype *from = &tshi_dtypes[t->dtype], *to = &tshi_dtypes[form->dtype];
+    const int64_t ins = form->local[1], row = t->stride[reversed], step = t->stride[!reversed];
+    tshi_block *values = tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_reals(ins));
+    const size_t bytes = tshi_dtype_bytes(form->dtype, tsh_local_numel(form));
+    tshi_block *block = values ? tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS, bytes) : NULL;
+    for (int64_t r = 0; block && r < form->local[0]; r++) {
+        tsh_real *x = (tsh_real *)tshi_mem_data(values);
+        from->load((const char *)tshi_tensor_at(t) + r * row * from->size, step, ins, x);
+        to->store((char *)tshi_mem_data(block) + tshi_dtype_bytes(form->dtype, r * ins), 1, ins, x);
+    }
+    tshi_mem_release(t->ctx, values);
+    return block;
+}
+
+/* Quantises the weight of m. One without values is given them in its new dtype, on first use,
+ * unless only its present form says which values they are. */
+static void tshi_quantize_apply(tsh_module *m, tsh_dtype dtype) {
+    tsh_tensor *t = m->param[0];
+    const int later = t->absent || (!t->block && !m->reversed && !t->zero_row);
+    tsh_tensor form = tshi_quantize_form(m, dtype);
+    tshi_walk at = {NULL, NULL, 0};
+    if (!later && tshi_init_materialize(t) != TSH_OK) return;
+    form.block = later ? NULL : tshi_quantize_values(t, &form, m->reversed);
+    if (!later && !form.block) return;
+    tshi_tensor_drop_values(t); /* and gradients */
+    t->block = form.block;
+    t->dtype = dtype;
+    t->layout = form.layout;
+    memcpy(t->dim, form.dim, sizeof t->dim);
+    memcpy(t->local, form.local, sizeof t->local);
+    memcpy(t->stride, form.stride, sizeof t->stride);
+    t->requires_grad = 0;
+    t->flags = (t->flags & ~(unsigned)TSHI_LEAF) | TSHI_BUFFER; /* no optimiser's */
+    while (tshi_module_step(m->ctx->root, &at)) /* all layers that share it */
+        if (at.param == t) at.module->reversed = 0;
+}
+
+TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *pattern,
+                                          tsh_dtype dtype) {
+    char similar[TSH_MESSAGE_SIZE / 2] = "";
+    tsh_module *m;
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    int apply, matched = 0;
+    if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
+    if (!tshi_dtype_exists(dtype) || !tshi_dtype_in_blocks(dtype))
+        return tsh_fail(ctx, TSH_ERR_DTYPE, "tsh_quantize: takes TSH_Q8_0 or TSH_Q4_0, not %s",
+                        tshi_dtype_exists(dtype) ? tshi_dtype_name(dtype) : "another number");
+    if (!pattern) pattern = "**";
+    for (apply = 0; apply < 2; apply++) /* checks all before it changes any */
+        for (m = module; m && ctx->error.code == TSH_OK; m = tshi_module_next(module, m)) {
+            if (!tshi_quantize_takes(m) ||
+                !tshi_parallel_match(pattern, tshi_module_below(module, m->path)))
+                continue;
+            matched++;
+            if (tshi_dtype_in_blocks(m->param[0]->dtype)) continue; /* stays as it is */
+            if (!apply)
+                (void)tshi_quantize_check(m, dtype);
+            else
+                tshi_quantize_apply(m, dtype);
+        }
+    if (ctx->error.code == TSH_OK && !matched) {
+        tshi_module_suggest(module, pattern, similar, sizeof similar);
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_quantize: \"%.96s\" matches no linear or embedding layer; %s", pattern,
+                       similar);
+    }
+    tshi_module_changed(ctx); /* dtypes are part of the comparison */
+    return ctx->error.code;
 }
 
 /* ========================================================================== */
@@ -20171,8 +21027,10 @@ static uint64_t tshi_check_part(const tsh_tensor *t) {
     const char *values = (const char *)tshi_kernel_packed(t, &scratch); /* t's values, packed */
     tshi_runs run = tshi_tensor_own_runs(t);
     uint64_t sum = 0;
+    const int64_t each = tshi_dtypes[t->dtype].elements; /* a block counts as one element */
     while (values && tshi_tensor_next_run(&run))
-        sum += tshi_check_sum(values + (size_t)run.local * width, width, run.global, run.length);
+        sum += tshi_check_sum(values + tshi_dtype_bytes(t->dtype, run.local), width,
+                              run.global / each, run.length / each);
     tshi_mem_release(t->ctx, scratch);
     return sum;
 }

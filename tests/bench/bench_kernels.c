@@ -101,6 +101,7 @@ typedef struct bench {
     tsh_tensor *weight, *bias;      /* (768) */
     tsh_tensor *logits, *target;    /* (N / CLASSES, CLASSES) */
     tsh_tensor *ids, *table;        /* (N / 768), (N / 768, 768) */
+    tsh_tensor *row, *q8_0, *q4_0;  /* (1, 768), and quantised weights of as many bytes as x */
     tsh_module *layer;              /* its weight has N elements */
     tsh_optim *sgd, *momentum, *adam, *adamw;
     double norm; /* of its gradient */
@@ -137,6 +138,8 @@ OP(tanh, tsh_tanh(b->y))
 OP(relu, tsh_relu(b->y))
 OP(erf, tsh_erf(b->y))
 OP(gelu, tsh_gelu(b->y))
+OP(linear_q8_0, tsh_linear(b->row, b->q8_0, NULL)) /* one token: reads the weight once */
+OP(linear_q4_0, tsh_linear(b->row, b->q4_0, NULL))
 OP(gelu_tanh, tsh_gelu_tanh(b->y))
 OP(silu, tsh_silu(b->y))
 OP(where, tsh_where(b->mask, b->x, b->y))
@@ -247,6 +250,8 @@ static const row rows[] = {
     SLOPE(cross_entropy, limit_1r1w, 2, "Ll"),
     FORWARD(embedding, limit_gather, 2, ".t"),
     SLOPE(embedding, limit_scatter, 3, NULL),
+    FORWARD(linear_q8_0, limit_1r, 1, NULL),
+    FORWARD(linear_q4_0, limit_1r, 1, NULL),
     STEP(sgd, limit_1r1u, 3),
     STEP(momentum, limit_1r2u, 5),
     STEP(adam, limit_1r3u, 7),
@@ -394,6 +399,16 @@ static tsh_optim *optimiser(tsh_module *module, tsh_optim_kind kind, double mome
     return tsh_optim_new(module, &desc);
 }
 
+/* A weight of N floats' bytes, 768 columns. */
+static tsh_tensor *quantised(tsh_ctx *ctx, tsh_dtype dtype) {
+    const int64_t block = (int64_t)tsh_dtype_size(dtype), rows = 4ll * N / (COLUMNS / 32 * block);
+    tsh_tensor *t = tsh_tensor_new(ctx, dtype, tsh_shape2(rows, COLUMNS), NULL);
+    unsigned char *at = t ? (unsigned char *)tsh_data(ctx, t) : NULL;
+    for (int64_t i = 0; at && i < rows * (COLUMNS / 32) * block; i++)
+        at[i] = (unsigned char)(i % block == 1 ? 0x24 : (uint64_t)i * 2654435761u >> 7);
+    return t;
+}
+
 static void prepare(bench *b) {
     const tsh_shape matrix = tsh_shape2(N / COLUMNS, COLUMNS), line = tsh_shape1(COLUMNS);
     tsh_linear_desc desc;
@@ -414,6 +429,9 @@ static void prepare(bench *b) {
     b->target = integers(b->ctx, tsh_shape1(N / CLASSES), CLASSES);
     b->ids = integers(b->ctx, tsh_shape1(N / COLUMNS), N / COLUMNS); /* row_of */
     b->table = values(b->ctx, matrix, -1, 1);
+    b->row = values(b->ctx, tsh_shape2(1, COLUMNS), -1, 1);
+    b->q8_0 = quantised(b->ctx, TSH_Q8_0);
+    b->q4_0 = quantised(b->ctx, TSH_Q4_0);
     tsh_requires_grad(b->x, 1);
     tsh_requires_grad(b->y, 1);
     tsh_requires_grad(b->weight, 1);

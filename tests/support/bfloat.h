@@ -39,7 +39,7 @@ static void bfloat_store(void *to, int64_t step, int64_t n, const bfloat_real *f
 
 /* As few fields as a row may have. */
 #define TSHI_DTYPE_MORE                                                                            \
-    {"bfloat", "U16", 2, 1, bfloat_load, bfloat_store, NULL, NULL, NULL, NULL, NULL, NULL}
+    {"bfloat", "U16", 2, 1, bfloat_load, bfloat_store, NULL, NULL, NULL, NULL, NULL, NULL, 1}
 #define BFLOAT ((tsh_dtype)(TSHI_DTYPES - 1))
 
 #endif
