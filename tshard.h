@@ -1777,8 +1777,8 @@ TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh
  * the generators is restored where the file holds it, so that training goes on with the same bits.
  * F32, F64, BF16 and F16 are converted to the dtype that a parameter or moment has in the model,
  * rounded once, to nearest even; beyond its range a value becomes infinite. So are quantised
- * weights: a model that tsh_quantize has been applied to takes its own file, or quantises. For a BF16 parameter,
- * an optimiser that was created before keeps the exact F32 that the file has.
+ * weights, in both directions: a model that was quantised before loading takes any file of these.
+ * For a BF16 parameter, an optimiser that was created before keeps the exact F32 of the file.
  * Between steps. Two all-reduces over the world, no other traffic. The header is checked whole on
  * all ranks before anything changes. While a save of the same path goes on, too, all ranks read
  * one and the same save, or get TSH_ERR_IO and may load again after tsh_clear_error. For that, they
