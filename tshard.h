@@ -6936,7 +6936,7 @@ static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile,
     const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
     const int direct = job->wide == 1 && job->kernel->direct &&
                        first + TSHI_QUANT_COLUMNS <= job->outs; /* 1: few rows, no tiles */
-    const int64_t strip = direct ? job->blocks : TSHI_QUANT_STRIP;
+    const int64_t strip = direct ? job->blocks : (int64_t)TSHI_QUANT_STRIP;
     tshi_quant_source from;
     memset(sums, 0, (size_t)(job->rows * stride) * sizeof *sums);
     from.size = job->size;
@@ -19707,7 +19707,11 @@ static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *pa
 
 /* Callback of tshi_module_params: appends a parameter. */
 static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
-    (void)path;
+    if (tshi_dtype_in_blocks(param->dtype))
+        (void)tshi_io_fail((const tshi_io *)user, TSH_ERR_UNSUPPORTED,
+                           "cannot hold \"%s\", which is quantised; save and load before "
+                           "tsh_quantize",
+                           path);
     (void)tshi_io_add((tshi_io *)user, "", param, NULL);
 }
 

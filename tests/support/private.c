@@ -53,6 +53,13 @@ int main_of_test_dtype(void);
 #include "../unit/test_dtype.c"
 #undef main
 
+int main_of_test_quant(void);
+#define main main_of_test_quant
+#define kinds quant_kinds
+#include "../unit/test_quant.c"
+#undef main
+#undef kinds
+
 int main_of_test_gradcheck(void);
 #define main main_of_test_gradcheck
 #define leaf gradcheck_leaf
@@ -117,6 +124,7 @@ static const struct {
     {"test_rng", main_of_test_rng},
     {"test_tensor", main_of_test_tensor},
     {"test_dtype", main_of_test_dtype},
+    {"test_quant", main_of_test_quant},
     {"test_gradcheck", main_of_test_gradcheck},
     {"test_lookup", main_of_test_lookup},
 #ifndef TESTS_DOUBLE
