@@ -19707,11 +19707,7 @@ static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *pa
 
 /* Callback of tshi_module_params: appends a parameter. */
 static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
-    if (tshi_dtype_in_blocks(param->dtype))
-        (void)tshi_io_fail((const tshi_io *)user, TSH_ERR_UNSUPPORTED,
-                           "cannot hold \"%s\", which is quantised; save and load before "
-                           "tsh_quantize",
-                           path);
+    (void)path;
     (void)tshi_io_add((tshi_io *)user, "", param, NULL);
 }
 
