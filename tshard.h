@@ -1760,9 +1760,10 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
  * global tensors, the same bytes at every degree of tp and pp; tsh_load reads it at any other.
  * Entries: parameters by their path below module (tied ones once; one tied to a parameter elsewhere
  * by its whole path), "optim.first.<path>" and "optim.second.<path>", row-major and in their own
- * dtype, but the exact weights that an optimiser keeps of a BF16 parameter in F32; in __metadata__
- * a hash of all values, the state of the generators (seed, counts of randn and of every module's
- * dropout) and of optim (kind, steps, skipped). optim NULL: none.
+ * dtype, but the exact weights that an optimiser keeps of a BF16 parameter in F32, and quantised
+ * weights as bytes (U8), ggml's blocks, with "tshard.dtype.<path>": "q8_0" in __metadata__. There
+ * are also a hash of all values, the state of the generators (seed, counts of randn and of every
+ * module's dropout) and of optim (kind, steps, skipped). optim NULL: none.
  * Parameters without memory get their initial values first.
  * Collective over the world: two all-reduces; between them tp ranks of the first replica (dp) send
  * pieces of at most 1 MiB to its first rank, which never holds a whole tensor; stages of a pipeline
@@ -1794,8 +1795,9 @@ TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh
  * optim: the same kind, its moments and steps are restored; NULL: they are skipped. The state of
  * the generators is restored where the file holds it, so that training goes on with the same bits.
  * F32, F64, BF16 and F16 are converted to the dtype that a parameter or moment has in the model,
- * rounded once, to nearest even; beyond its range a value becomes infinite. For a BF16 parameter,
- * an optimiser that was created before keeps the exact F32 that the file has.
+ * rounded once, to nearest even; beyond its range a value becomes infinite. So are quantised
+ * weights, in both directions: a model that was quantised before loading takes any file of these.
+ * For a BF16 parameter, an optimiser that was created before keeps the exact F32 of the file.
  * Between steps. Two all-reduces over the world, no other traffic. The header is checked whole on
  * all ranks before anything changes. While a save of the same path goes on, too, all ranks read
  * one and the same save, or get TSH_ERR_IO and may load again after tsh_clear_error. For that, they
@@ -3163,7 +3165,8 @@ static void tshi_dtype_put(tsh_dtype dtype, void *data, int64_t i, double value)
         row->store((char *)data + i * row->size, 1, 1, &rounded);
 }
 
-/* Converts n contiguous elements; each is rounded once, to the nearest, ties to even. */
+/* Converts n contiguous elements, whole blocks of them; each is rounded once, to the nearest, ties
+ * to even. */
 static void tshi_dtype_convert(const void *from, tsh_dtype source, void *to, tsh_dtype target,
                                int64_t n) {
     const tshi_dtype *in = &tshi_dtypes[source], *out = &tshi_dtypes[target];
@@ -3171,13 +3174,13 @@ static void tshi_dtype_convert(const void *from, tsh_dtype source, void *to, tsh
     int64_t e, m; /* first element, and number of elements, of the current run */
     if (source == target) memcpy(to, from, tshi_dtype_bytes(source, n));
     for (e = 0; e < n && source != target; e += m) {
-        const char *at = (const char *)from + e * in->size;
+        const char *at = (const char *)from + tshi_dtype_bytes(source, e);
         m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
         in->load(at, 1, m, run);
-        if (in->size > (int)sizeof *run && out->size < (int)sizeof *run) /* f64 to 16 bits */
+        if (in->get && in->size > (int)sizeof *run && out->size < (int)sizeof *run) /* from f64 */
             for (int i = 0; i < m; i++)
                 run[i] = TSHI_R(tshi_dtype_float_of(tshi_dtype_odd_bits(in->get(at, i))));
-        out->store((char *)to + e * out->size, 1, m, run);
+        out->store((char *)to + tshi_dtype_bytes(target, e), 1, m, run);
     }
 }
 
@@ -20653,7 +20656,8 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
                        "%s: the prefix \"%.64s...\" has %llu characters; at most %d are possible",
                        op, io->prefix, (unsigned long long)strlen(io->prefix), TSH_PATH_SIZE - 1);
-    if (io->dtype && !(tshi_dtype_exists(io->dtype) && tshi_dtypes[io->dtype].floating))
+    if (io->dtype && !(tshi_dtype_exists(io->dtype) && tshi_dtypes[io->dtype].floating &&
+                       !tshi_dtype_in_blocks(io->dtype)))
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
                        "%s: .dtype is %s; parameters are written in TSH_F32, TSH_F64, TSH_BF16 or "
                        "TSH_F16, or with 0 each in its own dtype",
@@ -20772,11 +20776,7 @@ static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *pa
 
 /* Callback of tshi_module_params: appends a parameter. */
 static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
-    if (tshi_dtype_in_blocks(param->dtype))
-        (void)tshi_io_fail((const tshi_io *)user, TSH_ERR_UNSUPPORTED,
-                           "cannot hold \"%s\", which is quantised; save and load before "
-                           "tsh_quantize",
-                           path);
+    (void)path;
     (void)tshi_io_add((tshi_io *)user, "", param, NULL);
 }
 
@@ -20850,7 +20850,8 @@ static int tshi_io_in_chunks(const tshi_io_item *item) {
     return item->moment && *item->moment && ((*item->moment)->flags & TSHI_CHUNKED);
 }
 
-/* Converts values between a file's little-endian and this machine's byte order, in place. */
+/* Converts values between a file's little-endian and this machine's byte order, in place. Blocks of
+ * quantised weights are the same bytes in both. */
 static void tshi_io_swap_bytes(void *values, int64_t count, size_t width) {
     const uint16_t one = 1; /* its first byte is 1 on a little-endian machine */
     unsigned char *value = (unsigned char *)values, byte;
@@ -20918,6 +20919,17 @@ static void tshi_io_put_name(tshi_io_text *text, const char *prefix, const char 
  * the hash is known. The hash does not depend on the degree of parallelism. */
 static const char tshi_io_hash_key[] = "\"tshard.hash\":\"";
 
+/* The metadata's keys that say of which dtype in blocks a tensor of bytes (U8) is: this and a path.
+ * Its last dimension has the bytes of a row. */
+static const char tshi_io_blocks[] = "tshard.dtype.";
+
+/* Returns the size of a tensor's dimension d in a file, where its dtype is `file`. */
+static int64_t tshi_io_dim(const tsh_tensor *t, int d, tsh_dtype file) {
+    return d == t->ndim - 1 && tshi_dtype_in_blocks(file)
+               ? (int64_t)tshi_dtype_bytes(file, t->dim[d])
+               : t->dim[d];
+}
+
 /* Appends the whole header to the text. PyTorch's files have "format": "pt". */
 static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     int64_t begin = 0, end; /* offsets of the tensor's values */
@@ -20932,6 +20944,11 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
         tshi_io_put_name(text, count->prefix, count->name);
         tshi_io_put(text, "\"%llu\"", (unsigned long long)*count->value);
     }
+    for (i = 0; i < io->items; i++) {
+        if (!tshi_dtype_in_blocks(io->item[i].file)) continue;
+        tshi_io_put_name(text, tshi_io_blocks, io->item[i].path);
+        tshi_io_put(text, "\"%s\"", tshi_dtype_name(io->item[i].file));
+    }
     tshi_io_put(text, "}");
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].param; /* a moment has its form */
@@ -20939,7 +20956,9 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
         end = begin + (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(t));
         tshi_io_put_name(text, io->item[i].prefix, io->item[i].path);
         tshi_io_put(text, "{\"dtype\":\"%s\",\"shape\":[", tshi_dtypes[io->item[i].file].file);
-        for (d = 0; d < t->ndim; d++) tshi_io_put(text, d ? ",%lld" : "%lld", (long long)t->dim[d]);
+        for (d = 0; d < t->ndim; d++)
+            tshi_io_put(text, d ? ",%lld" : "%lld",
+                        (long long)tshi_io_dim(t, d, io->item[i].file));
         tshi_io_put(text, "],\"data_offsets\":[%lld,%lld]}", (long long)begin, (long long)end);
         begin = end;
     }
@@ -21201,19 +21220,28 @@ static void tshi_io_convert(const tsh_tensor *t, int64_t local, int64_t n, tsh_d
  * the message. Returns the number of elements copied. */
 static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to, int own,
                                  tsh_dtype file, char *message, char *whole) {
-    const size_t width = tsh_dtype_size(file);
     tshi_runs run = tshi_tensor_runs(t, rank, from, to);
-    size_t done = 0; /* bytes copied so far */
+    int64_t done = 0; /* elements copied so far */
     while (tshi_tensor_next_run(&run)) {
-        const size_t bytes = (size_t)run.length * width;
-        char *out = whole ? whole + (size_t)(run.global - from) * width : message + done;
+        char *in = message + tshi_dtype_bytes(file, done);
+        char *out = whole ? whole + tshi_dtype_bytes(file, run.global - from) : in;
         if (own)
             tshi_io_convert(t, run.local, run.length, file, out);
         else if (whole) /* else: only counted */
-            memcpy(out, message + done, bytes);
-        done += bytes;
+            memcpy(out, in, tshi_dtype_bytes(file, run.length));
+        done += run.length;
     }
-    return (int64_t)(done / width);
+    return done;
+}
+
+/* As tsh_send and tsh_recv: n elements of the dtype, of which blocks travel as 16-bit numbers. */
+static tsh_result tshi_io_pass(tsh_comm *comm, void *buffer, int64_t n, tsh_dtype dtype, int sends,
+                               int peer) {
+    if (tshi_dtype_in_blocks(dtype)) {
+        n = (int64_t)tshi_dtype_bytes(dtype, n) / tshi_dtypes[TSH_BF16].size;
+        dtype = TSH_BF16;
+    }
+    return sends ? tsh_send(comm, buffer, n, dtype, peer) : tsh_recv(comm, buffer, n, dtype, peer);
 }
 
 /* Sends the global elements [from, to) of a tensor from their owners to rank 0 of tp, in dtype
@@ -21226,10 +21254,10 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
     tsh_result result = TSH_OK;
     int64_t n = tshi_io_copy_runs(t, tp->rank, from, to, 1, file, buffer, tp->rank ? NULL : buffer);
     int r;
-    if (tp->rank > 0 && n) result = tsh_send(tp, buffer, n, file, 0);
+    if (tp->rank > 0 && n) result = tshi_io_pass(tp, buffer, n, file, 1, 0);
     for (r = 1; tp->rank == 0 && r < owners && result == TSH_OK; r++) {
         n = tshi_io_copy_runs(t, r, from, to, 0, file, message, NULL); /* how many rank r sends */
-        if (n) result = tsh_recv(tp, message, n, file, r);
+        if (n) result = tshi_io_pass(tp, message, n, file, 0, r);
         if (result == TSH_OK) (void)tshi_io_copy_runs(t, r, from, to, 0, file, message, buffer);
     }
     return tshi_error_comm(io->ctx, result, io->op);
@@ -21240,8 +21268,9 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
 static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const tshi_io_item *item) {
     const int stage = item->param->stage ? item->param->stage - 1 : 0; /* the stage that sends it */
     tsh_ctx *ctx = io->ctx;
-    const size_t width = tsh_dtype_size(item->file);
-    const int64_t n = tsh_numel(t), step = TSHI_IO_BUFFER / (int64_t)width;
+    const tshi_dtype *row = &tshi_dtypes[item->file];
+    const int64_t n = tsh_numel(t);
+    const int64_t step = TSHI_IO_BUFFER / row->size * (row->elements > 1 ? row->elements : 1);
     const int writer = tshi_io_is_writer(ctx), holds = ctx->pp.rank == stage;
     const int owns = holds && (ctx->tp.rank == 0 || t->layout.kind == TSH_SHARDED);
     char *buffer = io->buffer;
@@ -21251,13 +21280,14 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
         to = tshi_base_min(from + step, n);
         if (owns && tshi_io_gather(io, t, from, to, item->file) != TSH_OK) return TSH_ERR_IO;
         if (owns && ctx->tp.rank == 0 && !writer)
-            result = tsh_send(&ctx->pp, buffer, to - from, item->file, 0);
-        if (writer && !holds) result = tsh_recv(&ctx->pp, buffer, to - from, item->file, stage);
+            result = tshi_io_pass(&ctx->pp, buffer, to - from, item->file, 1, 0);
+        if (writer && !holds)
+            result = tshi_io_pass(&ctx->pp, buffer, to - from, item->file, 0, stage);
         if (tshi_error_comm(ctx, result, io->op) != TSH_OK) return TSH_ERR_IO;
         if (!writer) continue; /* only the writer has the file */
-        tshi_io_swap_bytes(buffer, to - from, width);
-        tshi_io_hash_values(io, buffer, (size_t)(to - from) * width);
-        tshi_io_write(io, buffer, (size_t)(to - from) * width);
+        if (row->elements <= 1) tshi_io_swap_bytes(buffer, to - from, (size_t)row->size);
+        tshi_io_hash_values(io, buffer, tshi_dtype_bytes(item->file, to - from));
+        tshi_io_write(io, buffer, tshi_dtype_bytes(item->file, to - from));
     }
     return TSH_OK;
 }
@@ -21767,12 +21797,26 @@ static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
 }
 
 /* Returns the dtype of a tensor of the file; TSH_DTYPE_DEFAULT: a model has none of that dtype. */
-static tsh_dtype tshi_load_dtype(const tshi_io_entry *entry) {
+static tsh_dtype tshi_load_dtype(const tshi_io *io, const tshi_io_entry *entry) {
+    const char *blocks = tshi_load_metadata(io, tshi_io_blocks, entry->name);
     int dtype = TSHI_DTYPES - 1;
-    while (dtype > 0 && (tshi_dtype_in_blocks((tsh_dtype)dtype) ||
-                         strcmp(tshi_dtypes[dtype].file, tshi_io_types[entry->type].name) != 0))
-        dtype--;
+    for (; dtype > 0; dtype--) {
+        const tshi_dtype *row = &tshi_dtypes[dtype];
+        if (strcmp(row->file, tshi_io_types[entry->type].name) == 0 &&
+            (row->elements <= 1 || (blocks && strcmp(blocks, row->name) == 0)))
+            break;
+    }
     return (tsh_dtype)dtype;
+}
+
+/* Returns 1 if a tensor of the file has the item's shape; 0 if not, or, with an error, if it is
+ * quantised and the item's tensor is cut within a block. */
+static int tshi_load_fits(const tshi_io *io, const tshi_io_item *item, const tshi_io_entry *entry) {
+    const tsh_tensor *t = item->param;
+    int d, same = entry->ndim == t->ndim;
+    for (d = 0; d < t->ndim && same; d++) same = entry->dim[d] == tshi_io_dim(t, d, item->file);
+    return same && (!tshi_dtype_in_blocks(item->file) ||
+                    tshi_tensor_check_blocks(t, io->op, item->file));
 }
 
 /* Sets item->entry to the file's tensor of the same name, NULL if it has none; 0 and an error if
@@ -21786,8 +21830,9 @@ static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     item->entry = e;
     if (!e) return 1; /* tshi_load_match_all decides */
     e->taken = 1;     /* the model has it */
-    item->file = tshi_load_dtype(e);
-    same = e->ndim == t->ndim && memcmp(e->dim, t->dim, sizeof t->dim[0] * (size_t)t->ndim) == 0;
+    item->file = tshi_load_dtype(io, e);
+    same = tshi_load_fits(io, item, e);
+    if (io->ctx->error.code != TSH_OK) return 0;
     floating = tshi_dtypes[item->file].floating && tshi_dtypes[item->dtype].floating;
     if (same && (item->file == item->dtype || item->file == tshi_io_own_dtype(item) ||
                  (floating && !io->strict)))
@@ -21910,7 +21955,7 @@ static void tshi_load_count_nonfinite(const tshi_dtype *dtype, const char *value
     int64_t e, i, n;
     for (e = 0; e < count && dtype->floating; e += n) {
         n = tshi_base_min(BLOCK, count - e); /* elements of this block */
-        dtype->load(values + e * dtype->size, 1, n, x);
+        dtype->load(values + tshi_dtype_bytes((tsh_dtype)(dtype - tshi_dtypes), e), 1, n, x);
         for (i = 0; i < n; i++) {
             found[0] += x[i] != x[i];
             found[1] += x[i] == x[i] && !(x[i] - x[i] == 0);
@@ -21957,21 +22002,23 @@ static int tshi_load_convert(const tshi_io_item *item, tsh_tensor *t, int64_t lo
 
 /* Reads this rank's shard t of an item. */
 static void tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_tensor *t) {
-    const int64_t width = tshi_dtypes[t->dtype].size; /* bytes of a value in memory */
-    const int64_t stored = tshi_dtypes[item->file].size, data = io->data + item->entry->begin;
+    const tshi_dtype *row = &tshi_dtypes[item->file];
+    const int64_t data = io->data + item->entry->begin;
+    /* no more at a time than stays in the cache until it is checked */
+    const int64_t step = TSHI_IO_BUFFER / 4 / row->size * (row->elements > 1 ? row->elements : 1);
     tshi_runs run = tshi_tensor_runs(t, io->ctx->tp.rank, 0, tsh_numel(t));
     int64_t found[2] = {0, 0}, e, n; /* number of NaN, of infinite values */
     while (tshi_tensor_next_run(&run)) {
         for (e = 0; e < run.length; e += n) {
-            char *to = (char *)tshi_tensor_at(t) + (run.local + e) * width;
+            char *to = (char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, run.local + e);
             char *bytes = item->file == t->dtype ? to : io->buffer;
-            /* no more at a time than stays in the cache until it is checked */
-            n = tshi_base_min(run.length - e, TSHI_IO_BUFFER / 4 / stored);
-            if (!tshi_io_read(io, data + (run.global + e) * stored, bytes, (size_t)(n * stored))) {
+            n = tshi_base_min(run.length - e, step);
+            if (!tshi_io_read(io, data + (int64_t)tshi_dtype_bytes(item->file, run.global + e),
+                              bytes, tshi_dtype_bytes(item->file, n))) {
                 (void)tshi_io_read_error(io, "it became shorter while it was read");
                 return;
             }
-            tshi_io_swap_bytes(bytes, n, (size_t)stored);
+            if (row->elements <= 1) tshi_io_swap_bytes(bytes, n, (size_t)row->size);
             if (bytes != to && !tshi_load_convert(item, t, run.local + e, n, bytes)) return;
             tshi_load_count_nonfinite(&tshi_dtypes[t->dtype], to, n, found);
         }

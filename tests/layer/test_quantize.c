@@ -4,6 +4,7 @@
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
+#include "../support/files.h"
 
 static const tsh_dtype kinds[2] = {TSH_Q8_0, TSH_Q4_0};
 enum { IN = 320, OUT = 70, VOCAB = 45, ROWS = 5 };
@@ -285,6 +286,100 @@ static void mistakes_are_told(void **state) {
     ranks_run(1, tied_mistakes, NULL);
 }
 
+/* ------------------------------------------------------------- files */
+
+typedef struct filing {
+    tsh_dtype kind; /* of the model */
+    int ranks;
+    char own[24], plain[24]; /* the quantised model's file; that of the weights before */
+} filing;
+
+static tsh_module *filed_model(tsh_ctx *ctx) {
+    tsh_module *root = tsh_root(ctx);
+    if (!add_layer(ctx, "column", TSH_COLWISE, 0, 0) || !add_layer(ctx, "row", TSH_ROWWISE, 32, 0))
+        return NULL;
+    return root;
+}
+
+static int differ(tsh_ctx *ctx, const uint64_t *hash) {
+    return tsh_hash(ctx, tsh_param(tsh_root(ctx), "column.weight")) != hash[0] ||
+           tsh_hash(ctx, tsh_param(tsh_root(ctx), "row.weight")) != hash[1];
+}
+
+static int files_keep(tsh_ctx *ctx, void *user) {
+    static const tsh_file_desc f32 = {.dtype = TSH_F32}, strict = {.strict_dtype = 1};
+    const filing *f = (const filing *)user;
+    tsh_module *root = filed_model(ctx);
+    tsh_tensor *column = tsh_param(root, "column.weight"), *row = tsh_param(root, "row.weight");
+    uint64_t hash[2];
+    CHECK(tsh_save(root, files_path(f->plain), NULL) == TSH_OK, "save");
+    CHECK(tsh_quantize(root, NULL, f->kind) == TSH_OK, "quantize");
+    hash[0] = tsh_hash(ctx, column);
+    hash[1] = tsh_hash(ctx, row);
+    CHECK(tsh_save(root, files_path(f->own), NULL) == TSH_OK, "save");
+    CHECK(tsh_save_with(root, files_path("wide"), NULL, &f32) == TSH_OK, "save dequantised");
+    memset(tsh_data(ctx, column), 0, (size_t)tsh_local_numel(column) / 32 * 18);
+    memset(tsh_data(ctx, row), 0, (size_t)tsh_local_numel(row) / 32 * 18);
+    CHECK(differ(ctx, hash), "zeros");
+    CHECK(tsh_load_with(root, files_path(f->own), NULL, &strict) == TSH_OK, "load");
+    CHECK(!differ(ctx, hash), "the same bytes");
+    CHECK(tsh_load_with(root, files_path(f->plain), NULL, &strict) == TSH_ERR_DTYPE, "strict");
+    CHECK_SAYS(TSH_ERR_DTYPE, "without .strict_dtype it is converted");
+    memset(tsh_data(ctx, row), 0, (size_t)tsh_local_numel(row) / 32 * 18);
+    CHECK(tsh_load(root, files_path(f->plain), NULL) == TSH_OK, "loading quantises");
+    CHECK(!differ(ctx, hash), "as tsh_quantize does");
+    return 0;
+}
+
+/* A quantised file in a model that is not quantised has the values of a dequantised file. */
+static int files_dequantise(tsh_ctx *ctx, void *user) {
+    const filing *f = (const filing *)user;
+    tsh_module *root = filed_model(ctx);
+    uint64_t hash[2];
+    CHECK(tsh_load(root, files_path("wide"), NULL) == TSH_OK, "load");
+    hash[0] = tsh_hash(ctx, tsh_param(root, "column.weight"));
+    hash[1] = tsh_hash(ctx, tsh_param(root, "row.weight"));
+    CHECK(set_values(ctx, tsh_param(root, "row.weight")), "other values");
+    CHECK(differ(ctx, hash), "other values");
+    CHECK(tsh_load(root, files_path(f->own), NULL) == TSH_OK, "load");
+    CHECK(!differ(ctx, hash), "the same values");
+    return 0;
+}
+
+/* A model that cuts a row within a block cannot take the file of a quantised one. */
+static int files_refuse(tsh_ctx *ctx, void *user) {
+    const filing *f = (const filing *)user;
+    CHECK(add_layer(ctx, "column", TSH_COLWISE, 0, 0) && add_layer(ctx, "row", TSH_ROWWISE, 5, 0),
+          "model");
+    CHECK(tsh_load(tsh_root(ctx), files_path(f->own), NULL) == TSH_ERR_LAYOUT, "load");
+    CHECK_SAYS(TSH_ERR_LAYOUT, "is cut within a block of 32");
+    return 0;
+}
+
+static void files_hold_the_blocks(void **state) {
+    filing f;
+    files_bytes file;
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        for (f.ranks = 1; f.ranks <= 4; f.ranks++) {
+            f.kind = kinds[k];
+            snprintf(f.own, sizeof f.own, "own%d", f.ranks);
+            snprintf(f.plain, sizeof f.plain, "plain%d", f.ranks);
+            ranks_run(f.ranks, files_keep, &f);
+            ranks_run(f.ranks, files_dequantise, &f);
+            files_expect_same("own1", f.own);
+        }
+        ranks_run(3, files_refuse, &f);
+        file = files_read("own1");
+        assert_non_null(strstr(file.at + 8, k ? "\"tshard.dtype.row.weight\":\"q4_0\""
+                                              : "\"tshard.dtype.row.weight\":\"q8_0\""));
+        assert_non_null(strstr(file.at + 8, k ? "{\"dtype\":\"U8\",\"shape\":[70,180]"
+                                              : "{\"dtype\":\"U8\",\"shape\":[70,340]"));
+        files_free(&file);
+        files_clear();
+    }
+}
+
 static void optimisers_leave_them_out(void **state) {
     (void)state;
     ranks_run(1, trains_the_rest, NULL);
@@ -319,8 +414,9 @@ int main(void) {
         cmocka_unit_test(reversed_weights_are_turned),
         cmocka_unit_test(tables_are_tied_and_agree),
         cmocka_unit_test(mistakes_are_told),
+        cmocka_unit_test(files_hold_the_blocks),
         cmocka_unit_test(optimisers_leave_them_out),
         cmocka_unit_test(memory_is_that_of_the_bytes),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, files_begin, files_end);
 }

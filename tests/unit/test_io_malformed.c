@@ -217,6 +217,17 @@ static const wrong headers[] = {
      "F32 (3) in the model; only F32, F64, BF16 and F16 are converted to each other"},
     {"{" A ",\"a.bias\":{\"dtype\":\"F16\",\"shape\":[3],\"data_offsets\":[24,30]}}", 30,
      NULL},
+    /* quantised weights */
+    {X("\"__metadata__\":{\"tshard.dtype.a.weight\":\"q8_0\"}"), 36, NULL}, /* it is F32 */
+    {"{" A ",\"a.bias\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[24,27]},"
+     "\"__metadata__\":{\"tshard.dtype.a.bias\":\"q9_0\"}}",
+     27, "\"a.bias\" is U8 (3) in"},
+    {"{" A ",\"a.bias\":{\"dtype\":\"U8\",\"shape\":[34],\"data_offsets\":[24,58]},"
+     "\"__metadata__\":{\"tshard.dtype.a.bias\":\"q8_0\"}}",
+     58, "\"a.bias\" is U8 (34) in"},
+    {"{" A ",\"a.bias\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[24,24]},"
+     "\"__metadata__\":{\"tshard.dtype.a.bias\":\"q8_0\"}}",
+     24, "blocks of 32 of q8_0"},
     /* the state that tsh_save adds */
     {X("\"__metadata__\":{\"tshard.format\":\"2\"}"), 36, "is of tshard's format 2"},
     {X("\"__metadata__\":{\"tshard.seed\":\"1\"}"), 36,
