@@ -351,6 +351,7 @@ static void test_models_that_differ(void **state) {
 /* ------------------------------------------------------------------------ files */
 
 static int files_that_do_not_fit(tsh_ctx *ctx, void *user) {
+    const tsh_file_desc gpt = {.prefix = "gpt"};
     const tsh_linear_desc wide = {.in = 4, .out = 5};
     tsh_module *root = tsh_root(ctx), *whole = tsh_add_module(root, "gpt", NULL), *other;
     (void)user;
@@ -362,7 +363,7 @@ static int files_that_do_not_fit(tsh_ctx *ctx, void *user) {
     CHECK_SAYS(TSH_ERR_ARGUMENT,
                "/whole\" lacks 4 of the model's tensors (\"a.weight\") and has 4 that the model "
                "lacks (\"gpt.a.weight\"); tsh_load_with takes .prefix = \"gpt\"");
-    CHECK(tsh_load_with(whole, files_path("whole"), NULL, &(tsh_file_desc){"gpt"}) == TSH_OK, "so");
+    CHECK(tsh_load_with(whole, files_path("whole"), NULL, &gpt) == TSH_OK, "so");
     other = tsh_add_module(root, "other", NULL);
     tsh_add_linear(other, "a", &square);
     tsh_add_linear(other, "c", &square);

@@ -129,7 +129,8 @@ static void parameters_train_and_are_saved_at_every_degree(void **state) {
 /* One block of a tree is saved under a prefix and loaded into a block elsewhere: at another degree,
  * with its moments, and out of a file that holds more. */
 static int moves(tsh_ctx *ctx, void *user) {
-    const tsh_file_desc block = {.prefix = "vit.block"}, strange = {.prefix = "vit"};
+    const tsh_file_desc block = {.prefix = "vit.block"}, strange = {.prefix = "vit"},
+                        inside = {.prefix = "net"};
     const tsh_optim_desc adam = {.kind = TSH_ADAM, .lr = 0.01};
     const int saves = tsh_tp(ctx)->size == 1;
     outcome mine, *want = (outcome *)user;
@@ -156,7 +157,7 @@ static int moves(tsh_ctx *ctx, void *user) {
     tsh_reset_parameters(net);
     CHECK(tsh_load(net, files_path("plain"), NULL) == TSH_OK, "without a prefix");
     tsh_reset_parameters(net);
-    CHECK(tsh_load_with(net, files_path("whole"), NULL, &(tsh_file_desc){"net"}) == TSH_OK,
+    CHECK(tsh_load_with(net, files_path("whole"), NULL, &inside) == TSH_OK,
           "out of a larger file");
     mine.hashes = 0;
     tsh_each_param(net, hash_param, &mine);

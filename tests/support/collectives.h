@@ -39,7 +39,7 @@ static number element(tsh_dtype dtype, int rank, int64_t i) {
     case TSH_I64: memcpy(&v.i64, &bits, sizeof v.i64); break;
     case TSH_BF16: v.u16 = short_bits(&short_bf16, real); break;
     case TSH_F16: v.u16 = short_bits(&short_f16, real); break;
-    case TSH_DTYPE_DEFAULT: break;
+    default: break; /* none that collectives take */
     }
     return v;
 }
@@ -65,9 +65,7 @@ static number combine(tsh_dtype dtype, tsh_redop op, number a, number b) {
         APPLY(i64, (int64_t)((uint64_t)a.i64 + (uint64_t)b.i64),
               (int64_t)((uint64_t)a.i64 * (uint64_t)b.i64))
         break;
-    case TSH_BF16:
-    case TSH_F16: /* see ordered_short */
-    case TSH_DTYPE_DEFAULT: break;
+    default: break; /* of 16 bits: see ordered_short */
     }
     return a;
 }
