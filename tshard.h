@@ -3186,7 +3186,7 @@ static void tshi_dtype_convert(const void *from, tsh_dtype source, void *to, tsh
 
 /* Returns 0 if dtype is an integer type and value is out of its range, else 1. */
 static int tshi_dtype_holds(tsh_dtype dtype, double value) {
-    int64_t widest; /* memory for one element of any dtype */
+    int64_t widest; /* memory for one element of any dtype but those in blocks */
     tshi_dtype_put(dtype, &widest, 0, value); /* clamps value to the dtype's range */
     return tshi_dtypes[dtype].floating || fabs(value - tshi_dtype_get(dtype, &widest, 0)) < 1;
 }
@@ -19406,12 +19406,12 @@ static TSHI_COLD void tshi_optim_write_groups(const tsh_optim *optim, const tsh_
 /* Returns 1 if all parameters below module have the range of a float; else 0 and an error. */
 static TSHI_COLD int tshi_optim_trainable(tsh_module *module) {
     tshi_walk at = {NULL, NULL, 0};
-    int64_t widest; /* memory for one element of any dtype */
+    int64_t widest; /* memory for one element of any dtype but those in blocks */
     while (tshi_module_step_once(module, &at)) {
         const tsh_dtype dtype = at.param->dtype;
+        if (at.param->flags & TSHI_BUFFER) continue; /* such as a quantised weight */
         tshi_dtype_put(dtype, &widest, 0, 1e30);
-        if (tshi_dtype_get(dtype, &widest, 0) <= DBL_MAX || (at.param->flags & TSHI_BUFFER))
-            continue;
+        if (tshi_dtype_get(dtype, &widest, 0) <= DBL_MAX) continue;
         return tshi_error_zero(module->ctx, TSH_ERR_DTYPE,
                                "tsh_optim_new: \"%s\" is %s, which is for inference: its range is "
                                "too small; train in bf16: tsh_to(module, TSH_BF16)",

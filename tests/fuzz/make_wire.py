@@ -94,7 +94,7 @@ def accuse(of, claim_of, code, rank, group=0, seq=0):
 
 
 def tell(of, rank, digest, kind=ALLREDUCE, counts=()):
-    return message(of, TELL, struct.pack("<QQBiQBBBqqiB", 1, 0, 3, rank, digest, kind, 0, 0, 7, 1,
+    return message(of, TELL, struct.pack("<QQBiQBBBqqiB", 1, 0, 3, rank, digest, kind, 1, 0, 7, 1,
                                          -1, len(counts)) +
                    b"".join(struct.pack("<qq", *pair) for pair in counts))
 

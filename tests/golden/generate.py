@@ -68,13 +68,14 @@ class Cases:
         """Inputs are bf16 values. Beside the exact results: what PyTorch gives in bf16."""
         given = [self.real(name, i, x, low, high).bfloat16().float() if isinstance(x, tuple) else x
                  for i, x in enumerate(inputs)]
-        self.add(name, fn, *given)
+        self.add(name, fn, *given, rounds=True)
         with torch.no_grad():
             self.put(name, "torch", fn(*[x.bfloat16() if x.is_floating_point() else x
                                          for x in given]))
 
-    def add(self, name, fn, *inputs, low=-2.0, high=2.0):
-        """An input is a shape (float values in [low, high)) or a tensor."""
+    def add(self, name, fn, *inputs, low=-2.0, high=2.0, rounds=False):
+        """An input is a shape (float values in [low, high)) or a tensor. rounds: the gradient of the
+        output is of bf16 values, which products of bf16 do not round once more."""
         given = [self.real(name, i, x, low, high) if isinstance(x, tuple) else x
                  for i, x in enumerate(inputs)]
         leaves = [x.double().requires_grad_() if x.dtype == torch.float32 else x for x in given]
@@ -85,6 +86,7 @@ class Cases:
         if not out.requires_grad:
             return
         w = self.real(name, "w", tuple(out.shape))
+        w = w.bfloat16().float() if rounds else w
         self.put(name, "w", w)
         (out * w.double()).sum().backward()
         for i, x in enumerate(leaves):

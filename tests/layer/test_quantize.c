@@ -6,7 +6,7 @@
 #include "../support/ranks.h"
 #include "../support/files.h"
 
-static const tsh_dtype kinds[2] = {TSH_Q8_0, TSH_Q4_0};
+static tsh_dtype kinds[2] = {TSH_Q8_0, TSH_Q4_0};
 enum { IN = 320, OUT = 70, VOCAB = 45, ROWS = 5 };
 
 /* A parameter's global values: the same at every degree, and no two rows alike. */

@@ -262,8 +262,9 @@ static void training_goes_on(int ranks, int to_ranks, const tsh_desc *desc,
     job whole = {.to = 2 * STEPS, .save_end = files_path("whole"), .optim = optim};
     job first = {.to = STEPS, .save_end = files_path("half"), .optim = optim};
     job second = {.load = files_path("half"), .from = STEPS, .to = 2 * STEPS, .optim = optim};
-    /* at another degree sums have another order: roundings of 6 steps on a loss near 3 */
-    const double rounding = desc && desc->dtype == TSH_BF16 ? 0.02 : 1e-5;
+    /* at another degree sums have another order, and the parts of a row-parallel sum are rounded to
+     * bf16 before they are sent: a few units in the last place of a loss near 8 */
+    const double rounding = desc && desc->dtype == TSH_BF16 ? 0.06 : 1e-5;
     int step;
     second.save_end = files_path("rest");
     ranks_run_with(ranks, desc, work, &whole);
