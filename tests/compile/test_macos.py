@@ -31,7 +31,8 @@ WARN = ["-Wall", "-Wextra", "-pedantic", "-Werror"]
 ALIASES = {"__errno_location": "errno", "__sysv_signal": "signal", "__isoc99_sscanf": "sscanf",
            "__isoc23_strtol": "strtol", "__isoc23_strtoll": "strtoll",
            "__isoc23_strtoul": "strtoul"}
-COMPILERS = {"_GLOBAL_OFFSET_TABLE_", "__cpu_model", "__cpu_indicator_init", "__stack_chk_fail"}
+COMPILERS = {"_GLOBAL_OFFSET_TABLE_", "__cpu_model", "__cpu_features2", "__cpu_indicator_init",
+             "__stack_chk_fail"}
 OTHERS = re.compile(r"uv_|crypto_|sodium_|randombytes_")  # libuv's and libsodium's
 OTHERS_CONSTANTS = re.compile(r"UV_|crypto_")
 OUR_CONSTANTS = re.compile(r"TSH|GPT_|MACOS_")

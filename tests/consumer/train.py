@@ -23,18 +23,19 @@ class Linear(Structure):
                 ("segments", c_int), ("unit", c_int64), ("gather_output", c_int),
                 ("skip_bias_add", c_int), ("reversed", c_int),
                 ("input", c_void_p), ("output", c_void_p), ("regather", c_int),
-                ("weight_init", Init), ("bias_init", Init)]
+                ("weight_init", Init), ("bias_init", Init), ("dtype", c_int)]
 
 
 class Optim(Structure):
     _fields_ = [("kind", c_int), ("lr", c_double), ("momentum", c_double), ("nesterov", c_int),
                 ("beta1", c_double), ("beta2", c_double), ("eps", c_double),
-                ("weight_decay", c_double), ("clip_norm", c_double), ("zero", c_int)]
+                ("weight_decay", c_double), ("clip_norm", c_double), ("zero", c_int),
+                ("grad_dtype", c_int), ("moments_dtype", c_int), ("round_weights", c_int)]
 
 
 # The C name and the last field of each structure above.
 STRUCTURES = {"tsh_shape": (Shape, "dim"), "tsh_init": (Init, "high"),
-              "tsh_linear_desc": (Linear, "bias_init"), "tsh_optim_desc": (Optim, "zero")}
+              "tsh_linear_desc": (Linear, "dtype"), "tsh_optim_desc": (Optim, "round_weights")}
 
 FUNCTIONS = {  # result, arguments
     "tsh_version": (c_char_p, []),

@@ -74,8 +74,8 @@ class Cases:
                                          for x in given]))
 
     def add(self, name, fn, *inputs, low=-2.0, high=2.0, rounds=False):
-        """An input is a shape (float values in [low, high)) or a tensor. rounds: the gradient of the
-        output is of bf16 values, which products of bf16 do not round once more."""
+        """An input is a shape (float values in [low, high)) or a tensor. rounds: the gradient of
+        the output is of bf16 values, which products of bf16 do not round once more."""
         given = [self.real(name, i, x, low, high) if isinstance(x, tuple) else x
                  for i, x in enumerate(inputs)]
         leaves = [x.double().requires_grad_() if x.dtype == torch.float32 else x for x in given]
