@@ -365,11 +365,12 @@ static void files_hold_the_blocks(void **state) {
             f.kind = kinds[k];
             snprintf(f.own, sizeof f.own, "own%d", f.ranks);
             snprintf(f.plain, sizeof f.plain, "plain%d", f.ranks);
-            ranks_run(f.ranks, files_keep, &f);
-            ranks_run(f.ranks, files_dequantise, &f);
-            files_expect_same("own1", f.own);
+            ranks_run_at(RANKS_FIRST, f.ranks, NULL, files_keep, &f);
+            ranks_run_at(RANKS_FIRST, f.ranks, NULL, files_dequantise, &f);
+            if (FILES_MINE) files_expect_same("own1", f.own);
         }
-        ranks_run(3, files_refuse, &f);
+        ranks_run_at(RANKS_FIRST, 3, NULL, files_refuse, &f);
+        if (!FILES_MINE) continue; /* the other processes of an mpirun */
         file = files_read("own1");
         assert_non_null(strstr(file.at + 8, k ? "\"tshard.dtype.row.weight\":\"q4_0\""
                                               : "\"tshard.dtype.row.weight\":\"q8_0\""));
