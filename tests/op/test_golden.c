@@ -855,7 +855,8 @@ static void test_sparse(void **state) {
 /* ------------------------------------------------------------------ bf16
  * Ops round once: an output is the bf16 next to the exact value, or what the rounding of float
  * before makes of a tie; PyTorch, which rounds in between, is within two units. Gradients are
- * float; those that are computed from the rounded output (arg[2] is 1) are as far off as that. */
+ * float; those that are computed from the rounded output (arg[2] is 1) are as far off as that.
+ * Attention (arg[3] is 1) rounds probabilities to bf16 for its second product, as PyTorch's does. */
 
 /* t, converted to bf16, as a leaf. */
 static tsh_tensor *half_leaf(tsh_ctx *ctx, const golden_tensor *g) {
@@ -902,7 +903,8 @@ static void run_half(const golden_file *file, const test_case *c) {
     if (!out) fail_msg("%s: %s", c->name, tsh_last_error(ctx)->message);
     assert_int_equal(tsh_dtype_of(out), c->k > 0 ? TSH_F32 : TSH_BF16);
     g = golden_get(file, c->name, "out");
-    half_compare_to(ctx, c->name, "out", out, &g, c->k > 0 ? 1e-5 : ulp, 1e-6);
+    half_compare_to(ctx, c->name, "out", out, &g, c->k > 0 ? 1e-5 : ulp,
+                    c->arg[3] ? ulp * half_most(&g) : 1e-6);
     g = golden_get(file, c->name, "torch");
     half_compare_to(ctx, c->name, "torch", out, &g, 4 * ulp, ulp * half_most(&g));
     g = golden_get(file, c->name, "w");
@@ -971,7 +973,7 @@ static void test_half(void **state) {
         {"matmul", do_matmul, 0, {0}},
         {"linear", do_linear, 0, {0}},
         {"embedding", do_embedding, 0, {0}},
-        {"attention", do_attention, 0, {1, 0, 1}},
+        {"attention", do_attention, 0, {1, 0, 1, 1}},
         {"loss", do_loss, 1, {0}}, /* k: a loss is float */
     };
     golden_file file = golden_open("half");
