@@ -81,7 +81,7 @@ typedef struct test_case {
     const char *name;
     case_fn fn;
     double k; /* see above; 0: 8 roundings */
-    int arg[3];
+    int arg[4];
 } test_case;
 
 /* The value of one case and, where it has a cotangent, the gradients of its inputs. */
