@@ -7136,7 +7136,7 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
     job.stream = 0;
     job.progress = progress;
     job.since = 0;
-    tshi_gemm_start(&job, (tsh_real *)((char *)scratch +
+    tshi_gemm_start(&job, (tsh_real *)(void *)((char *)scratch +
                                        tshi_gemm_scratch(kernel, m, n, k, c.row, c.column)));
 }
 

@@ -401,10 +401,10 @@ static tsh_optim *optimiser(tsh_module *module, tsh_optim_kind kind, double mome
 
 /* A weight of N floats' bytes, 768 columns. */
 static tsh_tensor *quantised(tsh_ctx *ctx, tsh_dtype dtype) {
-    const int64_t block = (int64_t)tsh_dtype_size(dtype), rows = 4ll * N / (COLUMNS / 32 * block);
-    tsh_tensor *t = tsh_tensor_new(ctx, dtype, tsh_shape2(rows, COLUMNS), NULL);
+    const int64_t block = (int64_t)tsh_dtype_size(dtype), outs = 4ll * N / (COLUMNS / 32 * block);
+    tsh_tensor *t = tsh_tensor_new(ctx, dtype, tsh_shape2(outs, COLUMNS), NULL);
     unsigned char *at = t ? (unsigned char *)tsh_data(ctx, t) : NULL;
-    for (int64_t i = 0; at && i < rows * (COLUMNS / 32) * block; i++)
+    for (int64_t i = 0; at && i < outs * (COLUMNS / 32) * block; i++)
         at[i] = (unsigned char)(i % block == 1 ? 0x24 : (uint64_t)i * 2654435761u >> 7);
     return t;
 }
