@@ -2937,10 +2937,10 @@ static float tshi_dtype_float_of(uint32_t bits) {
  * neighbours whose last bit is 1, so that rounding the result once more, to a shorter format, gives
  * what rounding x itself would ("round to odd"; Boldo & Melquiond 2008). */
 static uint32_t tshi_dtype_odd_bits(double x) {
-    const float near = (float)x;
-    uint32_t bits = tshi_dtype_float_bits(near);
-    if ((double)near != x && x == x) {
-        bits -= fabs((double)near) > fabs(x); /* towards zero */
+    const float nearest = (float)x;
+    uint32_t bits = tshi_dtype_float_bits(nearest);
+    if ((double)nearest != x && x == x) {
+        bits -= fabs((double)nearest) > fabs(x); /* towards zero */
         bits |= 1u;
     }
     return bits;
@@ -2976,9 +2976,9 @@ TSHI_INLINE tsh_real tshi_dtype_from_f16(uint16_t h) {
 TSHI_INLINE uint16_t tshi_dtype_to_f16(tsh_real x) {
     const uint32_t all = tshi_dtype_odd(x), bits = all & 0x7FFFFFFFu;
     const uint32_t normal = (bits - 0x38000000u + 0xFFFu + (bits >> 13 & 1u)) >> 13;
-    const uint32_t small = tshi_dtype_float_bits(tshi_dtype_float_of(bits) + 0.5f) - 0x3F000000u;
+    const uint32_t tiny = tshi_dtype_float_bits(tshi_dtype_float_of(bits) + 0.5f) - 0x3F000000u;
     const uint32_t special = bits > 0x7F800000u ? 0x7E00u : 0x7C00u; /* NaN; infinity */
-    const uint32_t h = bits < 0x38800000u ? small : bits < 0x47800000u ? normal : special;
+    const uint32_t h = bits < 0x38800000u ? tiny : bits < 0x47800000u ? normal : special;
     return (uint16_t)(h | (all >> 16 & 0x8000u));
 }
 

@@ -856,7 +856,7 @@ static void test_sparse(void **state) {
  * Ops round once: an output is the bf16 next to the exact value, or what the rounding of float
  * before makes of a tie; PyTorch, which rounds in between, is within two units. Gradients are
  * float; those that are computed from the rounded output (arg[2] is 1) are as far off as that.
- * Attention (arg[3] is 1) rounds probabilities to bf16 for its second product, as PyTorch's does. */
+ * Attention (arg[3] is 1) rounds probabilities to bf16 for its second product, as PyTorch does. */
 
 /* t, converted to bf16, as a leaf. */
 static tsh_tensor *half_leaf(tsh_ctx *ctx, const golden_tensor *g) {
