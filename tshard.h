@@ -5096,7 +5096,15 @@ TSHI_INLINE tsh_real tshi_math_silu_derivative(tsh_real x, int fused) {
  * tshi_kernel_run_rows, which calls a kernel once per thread. A kernel loads, computes and stores
  * blocks of TSHI_BLOCK values; tshi_kernel_add_body is the shortest one. */
 #if TSHI_X86
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 14
+#pragma GCC diagnostic push /* older compilers warn of their own intrinsics (GCC bug 105593) */
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h> /* _mm512_fmadd_ps, _mm512_permutex2var_ps, _mm256_loadu_ps */
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 14
+#pragma GCC diagnostic pop
+#endif
 #endif
 
 /* -- kernels per instruction set --------------------------------------------
@@ -15677,8 +15685,9 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
     h->k = tshi_attention_matrix(all->value[1], k, k->dtype, b, c, 0);      /* shape (tk, d) */
     h->v = tshi_attention_matrix(all->value[2], v, v->dtype, b, c, 0);      /* shape (tk, d) */
     h->o = tshi_attention_matrix(all->value[3], out, out->dtype, b, a, merged);
-    if (merged) h->tq = count, h->causal = 0; /* a single query sees all keys */
-    if (!all->grad[3]) return;                /* in forward */
+    if (merged) h->tq = count;
+    if (merged) h->causal = 0; /* a single query sees all keys */
+    if (!all->grad[3]) return; /* in forward */
     h->dq = tshi_attention_matrix(all->grad[0], q, TSH_REAL, b, a, merged);
     h->dk = tshi_attention_matrix(all->grad[1], k, TSH_REAL, b, c, 0);
     h->dv = tshi_attention_matrix(all->grad[2], v, TSH_REAL, b, c, 0);

@@ -360,9 +360,9 @@ static void exact_row(const exact *e, int64_t b, int64_t a, int64_t i, double *p
     const int64_t d = e->d, c = a / (e->h / e->hk), at = ((b * e->h + a) * e->tq + i) * d;
     const double *q = e->x[0] + at, *k = e->x[1] + (b * e->hk + c) * e->tk * d;
     const double *v = e->x[2] + (b * e->hk + c) * e->tk * d, *g = e->dout + at;
-    double most = -INFINITY, sum = 0, delta = 0, scale = 1 / sqrt((double)d);
+    double most = -(double)INFINITY, sum = 0, delta = 0, scale = 1 / sqrt((double)d);
     for (int64_t j = 0; j < e->tk; j++) {
-        p[j] = -INFINITY;
+        p[j] = -(double)INFINITY;
         if (!exact_sees(e, a, i, j)) continue;
         p[j] = 0;
         for (int64_t f = 0; f < d; f++) p[j] += scale * q[f] * k[j * d + f];

@@ -231,8 +231,8 @@ static void half_round(tsh_dtype dtype, const short_format *f) {
             assert_true(x != x);
         if (!isfinite(middle) || (h & 0x7FFF) == 0x7FFF) continue;
         half_store(dtype, f, (tsh_real)middle);
-        half_store(dtype, f, (tsh_real)nextafter(middle, INFINITY)); /* a double: rounded once */
-        half_store(dtype, f, (tsh_real)nextafter(middle, -INFINITY));
+        half_store(dtype, f, (tsh_real)nextafter(middle, (double)INFINITY)); /* a double */
+        half_store(dtype, f, (tsh_real)nextafter(middle, -(double)INFINITY));
         half_store(dtype, f, (tsh_real)nextafterf((float)middle, INFINITY));
         half_store(dtype, f, (tsh_real)nextafterf((float)middle, -INFINITY));
     }

@@ -238,7 +238,7 @@ static int count_in(const char *name, const char *text) {
     files_bytes file = files_read(name);
     const char *at = file.at + 8;
     int n = 0;
-    while ((at = strstr(at, text)) != NULL) at++, n++;
+    for (; (at = strstr(at, text)) != NULL; at++) n++;
     files_free(&file);
     return n;
 }
