@@ -802,7 +802,7 @@ static void tshi_mpi_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
     int bytes = (int)((size_t)n * width); /* of this segment */
     int tag = TSHI_MPI_TAG_BODY + (int)(op->seq % TSHI_MPI_BODIES);
     char *stage = op->out->bytes;
-    MPI_Datatype types[4]; /* MPI's type of each tsh_dtype */
+    MPI_Datatype types[TSH_I64 + 1]; /* MPI's type of each tsh_dtype */
     types[TSH_F32] = MPI_FLOAT;
     types[TSH_F64] = MPI_DOUBLE;
     types[TSH_I32] = MPI_INT32_T;
