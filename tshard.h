@@ -1187,10 +1187,10 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim);
 /* -- layouts ---------------------------------------------------------------- */
 
 /* The same values in another layout: S to R all-gather, P to R all-reduce, P to S reduce-scatter, S
- * to S all-to-all, R to S a slice, R to P rank 0 keeps. Values travel in their dtype. Gradients go
- * the opposite way (S to R: reduce-scatter of partial gradients, slice of complete ones); those of
- * bf16 activations (step tensors) travel in bf16, others in tsh_real. S to P is an error. The same
- * layout: x itself. */
+ * to S all-to-all, R to S a slice, R to P rank 0 keeps. Values are sent in their dtype. Gradients
+ * go the opposite way (S to R: reduce-scatter of partial gradients, slice of complete ones); those
+ * of bf16 activations (step tensors) are sent in bf16, others in tsh_real. S to P is an error. The
+ * same layout: x itself. */
 TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout);
 /* Redistribute to replicated. */
 TSH_API tsh_tensor *tsh_full(tsh_tensor *x);
@@ -7177,7 +7177,7 @@ enum {
     TSHI_QUANT_Q8 = 34       /* bytes of a block of TSH_Q8_0 */
 };
 
-/* A block of 16 rows of W. */
+/* One block of 32 weights of each of 16 rows of W, laid out for the kernels. */
 typedef struct tshi_quant_tile {
     unsigned char w[8][16][4]; /* element 4 i + j of row c at [i][c][j], plus 128 (4 bits: 8) */
     float scale[16];
@@ -15045,7 +15045,7 @@ typedef struct tshi_head {
     tsh_real *row;                    /* m, then l, of the tile's queries; in backward delta */
     tsh_real *keys_k, *keys_v; /* words, keys are columns: per block of keys, shape (d, keys) */
     tsh_real *features_k, *features_v; /* features are columns: per block, shape (keys, D32) */
-    tsh_real *turned;                  /* shape (keys, d): a block of dK or dV */
+    tsh_real *transposed;              /* shape (keys, d): a block of dK or dV */
     tsh_real *dk_t, *dv_t;             /* dK^T and dV^T of this head: per block, shape (d, keys) */
     char *scratch;                     /* for tshi_gemm_run */
     tshi_gemm_walk walk;               /* cache lines to prefetch */
@@ -15112,7 +15112,8 @@ static int64_t tshi_attention_block(const tshi_head *h, int64_t j, int64_t size)
     return h->blocks > 1 ? j * size : 0;
 }
 
-/* Packs the block of keys from j on, of x, which is k or v: as columns, and as rows of features. */
+/* Packs the block of x, which is k or v, that begins at key j: to `keys` with a key per column, to
+ * `features` with a feature per column. */
 static void tshi_attention_pack_one(const tshi_head *h, int64_t j, tshi_matrix x, tsh_real *keys,
                                     tsh_real *features) {
     const tshi_gemm_kernel *kernel = h->kernel;
@@ -15192,7 +15193,7 @@ static void tshi_attention_by_features(tshi_head *h, int64_t i, int64_t m, int64
 }
 
 /* Masks the scores of queries [i, i + m) and keys [j, j + n): adds a floating mask; a score becomes
- * -infinity where an integer mask is 0. s: the score of query i and key j. */
+ * -infinity where an integer mask is 0. s: the tile, whose first score is that of (i, j). */
 static void tshi_attention_masked(const tshi_head *h, tsh_real *s, int64_t i, int64_t m, int64_t j,
                                   int64_t n) {
     const int floating = tshi_dtypes[h->more->mask->dtype].floating;
@@ -15423,7 +15424,8 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_strip);
 
-/* Computes p and dS of a tile of m queries from i on and keys [j, j + n). */
+/* Computes the probabilities p and the gradients dS of the scores of queries [i, i + m) and keys
+ * [j, j + n). */
 static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t m, int64_t j,
                                            int64_t n) {
     const tshi_strip strip = tshi_attention_strip_at(h, i, 0, j, n);
@@ -15515,9 +15517,9 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
 static void tshi_attention_backward_done(const tshi_head *h, const tsh_real *from, tshi_matrix to) {
     for (int64_t j = 0; to.data && j < h->tk; j += h->keys) {
         const int64_t n = tshi_base_min(h->keys, h->tk - j);
-        tshi_gemm_pack(h->turned, (int)h->d, (int)h->d, n, from + tshi_attention_block(h, j, h->d),
-                       h->keys, 1); /* shape (n, d) */
-        tshi_attention_add_rows(h, to, j, n, h->turned, h->d);
+        tshi_gemm_pack(h->transposed, (int)h->d, (int)h->d, n,
+                       from + tshi_attention_block(h, j, h->d), h->keys, 1); /* shape (n, d) */
+        tshi_attention_add_rows(h, to, j, n, h->transposed, h->d);
     }
 }
 
@@ -15588,7 +15590,7 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
                  {&h->features_v, !back * some * wide},
                  {&h->dk_t, back * kept * h->d},
                  {&h->dv_t, back * kept * h->d},
-                 {&h->turned, back * h->keys * h->d}};
+                 {&h->transposed, back * h->keys * h->d}};
     int64_t at = 0;
     for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
         if (base) *parts[p].to = parts[p].size ? base + at : NULL;
@@ -20616,7 +20618,7 @@ typedef struct tshi_io_item {
     const char *prefix, *path;   /* the name in the file is prefix + path */
     tsh_tensor *param, **moment; /* moment NULL: the parameter itself */
     const tshi_io_count *steps;  /* for a moment: number of updates of its parameter */
-    tsh_dtype dtype;             /* of its values in memory */
+    tsh_dtype dtype;             /* of the model's tensor; `file`: of the file's */
     tsh_dtype file;              /* of its values in the file; TSH_DTYPE_DEFAULT: saving, and it
                                   * has no values, neither here nor on another stage */
     const tshi_io_entry *entry;  /* loading: what the file has for it; NULL: nothing */
@@ -21256,7 +21258,7 @@ static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, in
     return done;
 }
 
-/* As tsh_send and tsh_recv: n elements of the dtype, of which blocks travel as 16-bit numbers. */
+/* As tsh_send and tsh_recv: n elements of the dtype; those in blocks are sent as 16-bit numbers. */
 static tsh_result tshi_io_pass(tsh_comm *comm, void *buffer, int64_t n, tsh_dtype dtype, int sends,
                                int peer) {
     if (tshi_dtype_in_blocks(dtype)) {

@@ -1,5 +1,5 @@
 /* Mistakes that a new user makes around a model, each with the sentence it gets: in training loops,
- * with optimisers, plans, ranks and files; and no message for a program without one. Those within a
+ * with optimisers, plans, ranks and files. A correct program gets no message. Mistakes within a
  * model's forward are in test_mistakes.c. */
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
