@@ -27,8 +27,8 @@ WARN_C := -Wstrict-prototypes -Wmissing-prototypes -Wc++-compat
 
 OPT_release := -O2 -g -fno-math-errno
 OPT_debug   := -O0 -g
-OPT_asan    := -O1 -g -fsanitize=address -fno-omit-frame-pointer
 OPT_ubsan   := -O1 -g -fsanitize=undefined -fno-sanitize-recover=all
+OPT_asan    := $(OPT_ubsan) -fsanitize=address -fno-omit-frame-pointer
 OPT_tsan    := -O1 -g -fsanitize=thread
 
 OPT   = $(OPT_$(or $(san),$(config)))
@@ -193,7 +193,7 @@ $(OUT)/examples/%: examples/%.cpp $(OUT)/tests/library.o $(HEADERS) $(FOUND)
 		$(OUT)/tests/library.o $(LIBS),$(call skipped,g++))
 
 test-bare: ## the README's two commands on a bare Debian 12 in build/bare; rev=COMMIT (HEAD)
-	@tests/bare.sh $(rev)
+	@only="$(only)" tests/bare.sh $(rev)
 
 test-mpi: deps ## the layer and collective tests under mpirun, with Open MPI and MPICH
 	@$(MAKE) --no-print-directory --keep-going -j$(jobs) $(MPI_TESTS) $(if $(UV),$(LAUNCHER)); \
@@ -239,7 +239,8 @@ seconds ?= 60
 FUZZERS := $(patsubst tests/fuzz/fuzz_%.c,build/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 $(foreach f,$(FUZZERS:build/fuzz/%=%),$(eval $(OUT)/tests/fuzz/test_$(f): tests/fuzz/fuzz_$(f).c))
 
-fuzz: deps-fuzz $(FUZZERS) ## feed random bytes to what reads files and connections
+fuzz: deps-fuzz ## feed random bytes to what reads files and connections
+	@$(MAKE) --no-print-directory -j$(jobs) $(FUZZERS)
 	@for f in $(FUZZERS); do mkdir -p $$f.found; echo "fuzz: $${f##*/}"; \
 		$$f -max_total_time=$(seconds) -max_len=4096 -artifact_prefix=$$f. $$f.found \
 			tests/fuzz/$${f##*/} >$$f.log 2>&1 || { tail -n 40 $$f.log; exit 1; }; \
@@ -250,7 +251,7 @@ build/fuzz/wire: LIBS += -luv -lsodium
 build/fuzz/%: tests/fuzz/fuzz_%.c $(HEADERS)
 	@mkdir -p $(@D)
 	clang -std=c99 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
-		-o $@ $< $(LIBS)
+		$(CONFIG_nosimd) -o $@ $< $(LIBS)
 
 # ---- benchmarks --------------------------------------------------------------
 
