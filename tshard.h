@@ -5951,6 +5951,7 @@ typedef struct tshi_gemm_tile {
     int64_t rsb, csb;     /* row stride and column stride of B, in its elements */
     tshi_gemm_form form;  /* `few`: what B's elements, which are not packed, are converted to */
     int64_t slice;        /* `few`: C is added to after so many elements of k */
+    int64_t after;        /* `few`: B's columns after these: prefetched */
     tsh_real alpha;       /* factor of A B */
     int add;              /* 0: D is 0 and not read */
     const tsh_real *d;    /* D, shape (rows, cols); may be C */
@@ -6592,17 +6593,80 @@ static int tshi_gemm_few_width(int64_t rows) {
 }
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
+/* Returns the first or second elements of 16 pairs of 16 bits, transposed, as floats. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_half(const tshi_gemm_form form, const float *words,
+                                              const int second) {
+    const __m512i x = _mm512_load_si512(words);
+    if (form == TSHI_GEMM_F16)
+        return _mm512_cvtph_ps(
+            _mm256_load_si256((const __m256i *)(const void *)(words + 8 * second)));
+    return _mm512_castsi512_ps(second ? _mm512_and_si512(x, _mm512_set1_epi32((int)0xFFFF0000u))
+                                      : _mm512_slli_epi32(x, 16));
+}
+
+/* Transposes a cache line of each of 16 columns of B, whose elements are contiguous, in 8 parts,
+ * between which sums are added to: a processor does both at a time. p: the part. r: keeps words
+ * from part to part. to: words s of all columns at to + 16 s; of F16 the first elements of the pairs
+ * before the second ones. inc: bytes from column to column; ahead: 16 cache lines to prefetch. */
+TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form form, const int p, __m512 *r,
+                                                float *to, const char *b, int64_t inc,
+                                                uintptr_t ahead, __m512i halves) {
+    __m512 t0, t1, t2, t3;
+#define TSHI_GEMM_FEW_LOAD(l) /* of column 4 p + l */                                              \
+    r[4 * (p & 3) + l] = _mm512_loadu_ps(b + (4 * p + l) * inc);                                   \
+    TSHI_PREFETCH_L2((const void *)(ahead + 256u * (unsigned)p + 64u * l));
+#define TSHI_GEMM_FEW_KEEP(l) /* word 4 l + p - 4 */                                               \
+    t0 = r[(p & 3) + 4 * l];                                                                       \
+    if (form == TSHI_GEMM_F16)                                                                     \
+        t0 = _mm512_castsi512_ps(_mm512_permutexvar_epi16(halves, _mm512_castps_si512(t0)));       \
+    _mm512_store_ps(to + 16 * (4 * l + p - 4), t0);
+    if (p < 4) {
+        TSHI_GEMM_FEW_LOAD(0) TSHI_GEMM_FEW_LOAD(1) TSHI_GEMM_FEW_LOAD(2) TSHI_GEMM_FEW_LOAD(3)
+        TSHI_GEMM_WORDS4(4 * (p & 3), 4 * (p & 3) + 1, 4 * (p & 3) + 2, 4 * (p & 3) + 3)
+    } else {
+        TSHI_GEMM_QUARTERS4((p & 3), (p & 3) + 4, (p & 3) + 8, (p & 3) + 12)
+        TSHI_GEMM_FEW_KEEP(0) TSHI_GEMM_FEW_KEEP(1) TSHI_GEMM_FEW_KEEP(2) TSHI_GEMM_FEW_KEEP(3)
+    }
+}
+
+/* Transposes what 16 columns have left after their last whole cache line. */
+static void tshi_gemm_few_rest(float *to, tshi_gemm_form form, const void *b, int64_t k,
+                               int64_t column) {
+    const tshi_matrix m = tshi_gemm_matrix_of(tshi_kernel_unconst(b), TSH_F16, column, 1);
+    if (form == TSHI_GEMM_REALS)
+        tshi_gemm_pack(to, 16, 16, k, (const float *)b, column, 1);
+    else
+        (void)tshi_gemm_pack_avx512(to, 16, 16, k, &m, form);
+}
+
+#define TSHI_GEMM_EACH8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#define TSHI_GEMM_FEW_SUM_avx512(sum, x, y) sum = _mm512_fmadd_ps(_mm512_set1_ps(x), y, sum)
+/* gcc 12 would load x in all lanes by an instruction of its own. */
+#define TSHI_GEMM_FEW_SUM_bf16(sum, x, y)                                                          \
+    __asm__("vdpbf16ps %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(x), "v"(y))
 #define TSHI_GEMM_FEW_ADD(isa, i, x, y) /* adds a step to the sums of row i */                     \
-    if (rows > i) acc[i] = TSHI_GEMM_SUM_##isa(_mm512_set1_ps((x)[i]), y, acc[i]);
+    if (rows > i) TSHI_GEMM_FEW_SUM_##isa(acc[i], (x)[i], y);
 #define TSHI_GEMM_FEW_STEP(isa, x, y)                                                              \
     TSHI_GEMM_FEW_ADD(isa, 0, x, y) TSHI_GEMM_FEW_ADD(isa, 1, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 2, x, y) TSHI_GEMM_FEW_ADD(isa, 3, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 4, x, y) TSHI_GEMM_FEW_ADD(isa, 5, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 6, x, y) TSHI_GEMM_FEW_ADD(isa, 7, x, y)
-#define TSHI_GEMM_FEW_LOAD(l) /* a cache line of column l; prefetches later columns */             \
-    r[l] = _mm512_loadu_ps(b + l * inc);                                                           \
-    TSHI_PREFETCH_L2((const void *)((uintptr_t)b + (uintptr_t)((l + TSHI_GEMM_AHEAD) * inc)));
-#define TSHI_GEMM_FEW_KEEP(s)  _mm512_storeu_ps(words + 16 * s, r[s]);
+#define TSHI_GEMM_FEW_WORD(isa, s) /* adds word s of a line */                                     \
+    if (form == TSHI_GEMM_REALS || form == TSHI_GEMM_PAIRS) {                                      \
+        const __m512 y = _mm512_load_ps(now + 16 * (s));                                           \
+        TSHI_GEMM_FEW_STEP(isa, a + (s)*rows, y)                                                   \
+    } else {                                                                                       \
+        const __m512 y = tshi_gemm_half(form, now + 16 * (s), 0);                                  \
+        const __m512 z = tshi_gemm_half(form, now + 16 * (s), 1);                                  \
+        TSHI_GEMM_FEW_STEP(isa, a + 2 * (s)*rows, y)                                               \
+        TSHI_GEMM_FEW_STEP(isa, a + (2 * (s) + 1) * rows, z)                                       \
+    }
+#define TSHI_GEMM_FEW_FIRST(p) /* a part of the first line */                                      \
+    tshi_gemm_few_part(form, p, r, words[0], b, inc, (uintptr_t)b, halves);
+#define TSHI_GEMM_FEW_PART(isa, p) /* a part of the next line, and two words of this one */        \
+    tshi_gemm_few_part(form, p, r, next, b, inc, ahead, halves);                                   \
+    TSHI_GEMM_FEW_WORD(isa, 2 * p)                                                                 \
+    TSHI_GEMM_FEW_WORD(isa, 2 * p + 1)
 #define TSHI_GEMM_FEW_CLEAR(i) acc[i] = zero;
 #define TSHI_GEMM_FEW_BEGIN(i) /* reads D, row i */                                                \
     if (rows > i) out[i] = t->add && valid > i ? _mm512_loadu_ps(t->d + i * t->rsd + col) : zero;
@@ -6610,86 +6674,75 @@ static int tshi_gemm_few_width(int64_t rows) {
     if (rows > i) out[i] = _mm512_fmadd_ps(alpha, acc[i], out[i]);
 #define TSHI_GEMM_FEW_END(i) /* stores C, row i */                                                 \
     if (rows > i && valid > i) _mm512_storeu_ps(t->c + i * t->rsc + col, out[i]);
-#define TSHI_GEMM_EACH8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
-
-/* Returns the first or second elements of pairs of 16 bits as floats. */
-TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_half(const tshi_gemm_form form, __m512 pairs,
-                                              const int second) {
-    const __m512i x = _mm512_castps_si512(pairs);
-    if (form == TSHI_GEMM_F16)
-        return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(second ? _mm512_srli_epi32(x, 16) : x));
-    return _mm512_castsi512_ps(second ? _mm512_and_si512(x, _mm512_set1_epi32((int)0xFFFF0000u))
-                                      : _mm512_slli_epi32(x, 16));
-}
-
-enum { TSHI_GEMM_AHEAD = 32 }; /* columns of B from a use to a prefetch */
-
-/* Writes to words the transposed words of a cache line of 16 columns of B, inc bytes apart. Not
- * inlined: the kernels below would hold it nine times. */
-TSHI_AVX512 TSHI_APART void tshi_gemm_few_words(float *words, const char *b, int64_t inc) {
-    __m512 r[16], t0, t1, t2, t3;
-    TSHI_GEMM_EACH16(TSHI_GEMM_FEW_LOAD)
-    TSHI_GEMM_TRANSPOSE16
-    TSHI_GEMM_EACH16(TSHI_GEMM_FEW_KEEP)
-}
 
 /* Defines tshi_gemm_few_rows_isa: 16 columns of C, from column col on, with A packed to a width of
- * `rows`; cache lines of 16 columns of B, which are contiguous, are transposed in registers.
- * WORD(s) adds word s. The order of each element's sum is that of tiles. And tshi_gemm_few_isa, for
- * any number of rows. */
-#define TSHI_GEMM_FEW_KERNEL(isa, TARGET, WORD, ...)                                               \
-    TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int valid,  \
-                                                     const tshi_gemm_form form, const int rows) {  \
+ * `rows`. The order of each element's sum is that of tiles. Meanwhile the next 16 columns of B are
+ * prefetched from end to end; they are read at 16 places at a time. last: there are none. And
+ * tshi_gemm_few_isa, for any number of rows. */
+#define TSHI_GEMM_FEW_KERNEL(isa, TARGET, ...)                                                     \
+    TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int last,   \
+                                                     int valid, const tshi_gemm_form form,         \
+                                                     const int rows) {                             \
         const int64_t size = form == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size;                 \
-        const int64_t line = 64 / size, step = form == TSHI_GEMM_PAIRS ? 16 : line;                \
+        const int64_t each = 64 / size, step = (form == TSHI_GEMM_PAIRS ? 16 : each) * rows;       \
         const char *b = (const char *)t->b + col * inc;                                            \
+        uintptr_t ahead = (uintptr_t)b + (last ? 0 : (uintptr_t)(16 * inc));                       \
         const float *a = t->a;                                                                     \
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
-        __m512 acc[8], out[8]; /* acc: sums of a slice; out: of C */                               \
-        float rest[16 * 32];   /* words of B, transposed */                                        \
+        const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);                           \
+        __m512 acc[8], out[8], r[16]; /* acc: sums of a slice; out: of C */                        \
+        __attribute__((aligned(64))) float words[2][16 * 32]; /* lines of B, transposed */         \
         TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN)                                                       \
-        for (int64_t p = 0, left; p < t->k; p += t->slice) {                                       \
+        if (t->k >= each) { TSHI_GEMM_EACH8(TSHI_GEMM_FEW_FIRST) }                                 \
+        for (int64_t p = 0, n = 0, left; p < t->k; p += t->slice) {                                \
             TSHI_GEMM_EACH8(TSHI_GEMM_FEW_CLEAR)                                                   \
             left = tshi_base_min(t->slice, t->k - p);                                              \
-            for (; left >= line; left -= line, a += step * rows, b += 64) {                        \
-                tshi_gemm_few_words(rest, b, inc);                                                 \
-                for (int s = 0; s < 16; s++) {                                                     \
-                    const __m512 word = _mm512_loadu_ps(rest + 16 * s);                            \
-                    WORD(s)                                                                        \
-                }                                                                                  \
+            for (; left >= each; left -= each, a += step, ahead += 1024, n++) {                    \
+                const float *const now = words[n & 1];                                             \
+                float *const next = words[~n & 1];                                                 \
+                b += (n + 2) * each <= t->k ? 64 : 0; /* the last line is transposed twice */      \
+                TSHI_GEMM_FEW_PART(isa, 0)                                                         \
+                TSHI_GEMM_FEW_PART(isa, 1)                                                         \
+                TSHI_GEMM_FEW_PART(isa, 2)                                                         \
+                TSHI_GEMM_FEW_PART(isa, 3)                                                         \
+                TSHI_GEMM_FEW_PART(isa, 4)                                                         \
+                TSHI_GEMM_FEW_PART(isa, 5)                                                         \
+                TSHI_GEMM_FEW_PART(isa, 6)                                                         \
+                TSHI_GEMM_FEW_PART(isa, 7)                                                         \
             }                                                                                      \
-            if (left > 0) tshi_gemm_pack_along(form, rest, 16, 16, left, b, inc);                  \
+            if (left > 0)                                                                          \
+                tshi_gemm_few_rest(words[0], form, b + (t->k >= each ? 64 : 0), left, t->csb);     \
             for (int64_t q = 0; q < tshi_gemm_words(form, left); q++, a += rows) {                 \
-                const __m512 y = _mm512_loadu_ps(rest + 16 * q);                                   \
+                const __m512 y = _mm512_load_ps(words[0] + 16 * q);                                \
                 TSHI_GEMM_FEW_STEP(isa, a, y)                                                      \
             }                                                                                      \
-            b += left * size;                                                                      \
             TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SLICE)                                                   \
         }                                                                                          \
         TSHI_GEMM_EACH8(TSHI_GEMM_FEW_END)                                                         \
     }                                                                                              \
     TARGET static void tshi_gemm_few_##isa(const tshi_gemm_tile *t, int rows, int cols) {          \
         const int width = tshi_gemm_few_width(rows);                                               \
-        for (int j = 0; j < cols; j += 16) switch (t->form) { __VA_ARGS__ }                        \
+        for (int j = 0; j < cols; j += 16) {                                                       \
+            const int last = j + 16 >= cols + t->after;                                            \
+            switch (t->form) { __VA_ARGS__ }                                                       \
+        }                                                                                          \
     }
 #define TSHI_GEMM_FEW_CASE(isa, form)                                                              \
     case form:                                                                                     \
         if (width == 1)                                                                            \
-            tshi_gemm_few_rows_##isa(t, j, rows, form, 1);                                         \
+            tshi_gemm_few_rows_##isa(t, j, last, rows, form, 1);                                   \
         else if (width == 4)                                                                       \
-            tshi_gemm_few_rows_##isa(t, j, rows, form, 4);                                         \
+            tshi_gemm_few_rows_##isa(t, j, last, rows, form, 4);                                   \
         else                                                                                       \
-            tshi_gemm_few_rows_##isa(t, j, rows, form, 8);                                         \
+            tshi_gemm_few_rows_##isa(t, j, last, rows, form, 8);                                   \
         break;
-#define TSHI_GEMM_FEW_WORD(s)                                                                      \
-    if (form == TSHI_GEMM_REALS) {                                                                 \
-        TSHI_GEMM_FEW_STEP(avx512, a + s * rows, word)                                             \
-    } else {                                                                                       \
-        const __m512 t0 = tshi_gemm_half(form, word, 0), t1 = tshi_gemm_half(form, word, 1);       \
-        TSHI_GEMM_FEW_STEP(avx512, a + 2 * s * rows, t0)                                           \
-        TSHI_GEMM_FEW_STEP(avx512, a + (2 * s + 1) * rows, t1)                                     \
-    }
-TSHI_GEMM_FEW_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_FEW_WORD,
+
+/* Of 16 pairs of 16 bits: the first elements, then the second ones. */
+static const uint16_t tshi_gemm_few_halves[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
+                                                  22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
+                                                  13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+
+TSHI_GEMM_FEW_KERNEL(avx512, TSHI_AVX512,
                      TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_REALS)
                      TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_BF16)
                      TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_F16) default : break;)
@@ -6698,8 +6751,7 @@ TSHI_GEMM_FEW_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_FEW_WORD,
 #define TSHI_GEMM_FEW_AVX512 NULL
 #endif
 #if TSHI_GEMM_BF16S
-#define TSHI_GEMM_FEW_PAIR(s) TSHI_GEMM_FEW_STEP(bf16, a + s * rows, word)
-TSHI_GEMM_FEW_KERNEL(bf16, TSHI_GEMM_TARGET_BF16, TSHI_GEMM_FEW_PAIR,
+TSHI_GEMM_FEW_KERNEL(bf16, TSHI_GEMM_TARGET_BF16,
                      TSHI_GEMM_FEW_CASE(bf16, TSHI_GEMM_PAIRS) default : tshi_gemm_few_avx512(
                          t, rows, cols);
                      return;)
@@ -6993,6 +7045,7 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     for (int64_t j = 0, cols; j < columns; j += cols) {
         cols = tshi_base_min(kernel->nr, columns - j);
         t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, j).data;
+        t.after = columns - j - cols;
         tshi_gemm_sliver(job, kernel->few, &t, 0, j, (int)cols, (int)cols);
         tshi_gemm_count(job, job->m * cols * job->k);
     }
