@@ -7227,10 +7227,11 @@ enum {
     TSHI_QUANT_STRIP = 8,    /* blocks that are moved to tiles at a time */
     TSHI_QUANT_WIDE = 4,     /* tiles side by side, if there are many rows */
     TSHI_QUANT_FEW = 8,      /* rows of X that share a load of a tile */
-    TSHI_QUANT_Q8 = 34       /* bytes of a block of TSH_Q8_0 */
+    TSHI_QUANT_Q8 = 34,      /* bytes of a block of TSH_Q8_0 */
+    TSHI_QUANT_Q4 = 18       /* of TSH_Q4_0 */
 };
 
-/* One block of 32 weights of each of 16 rows of W, laid out for the kernels. */
+/* One block of 32 weights of each of 16 rows of W, laid out for the kernels, at a multiple of 64. */
 typedef struct tshi_quant_tile {
     unsigned char w[8][16][4]; /* element 4 i + j of row c at [i][c][j], plus 128 (4 bits: 8) */
     float scale[16];
@@ -7255,10 +7256,9 @@ typedef struct tshi_quant_source {
 /* Moves blocks to tiles. */
 typedef void (*tshi_quant_move_fn)(tshi_quant_tile *to, const tshi_quant_source *from);
 /* Adds blocks to the sums of 16 columns, for 1 to 8 rows of X. from->w: read, if w is NULL (not by
- * all kernels), else tiles. blocks: from row to row of x; stride: from row to row of sums. */
+ * all kernels), else tiles. x: block b of row r at 8 b + r; stride: from row to row of sums. */
 typedef void (*tshi_quant_dot_fn)(const tshi_quant_tile *w, const tshi_quant_source *from,
-                                  const tshi_quant_input *x, int64_t blocks, float *sums,
-                                  int64_t stride, int rows);
+                                  const tshi_quant_input *x, float *sums, int64_t stride, int rows);
 
 typedef struct tshi_quant_kernel {
     const char *name;
@@ -7284,17 +7284,17 @@ static void tshi_quant_move_c(tshi_quant_tile *to, const tshi_quant_source *from
 }
 
 static void tshi_quant_dot_c(const tshi_quant_tile *w, const tshi_quant_source *from,
-                             const tshi_quant_input *x, int64_t blocks, float *sums,
-                             int64_t stride, int rows) {
-    for (int r = 0; r < rows; r++, x += blocks, sums += stride)
+                             const tshi_quant_input *x, float *sums, int64_t stride, int rows) {
+    for (int r = 0; r < rows; r++, sums += stride)
         for (int b = 0; b < from->count; b++) {
+            const tshi_quant_input *y = x + TSHI_QUANT_FEW * b + r;
             int32_t sum[TSHI_QUANT_COLUMNS];
-            for (int c = 0; c < TSHI_QUANT_COLUMNS; c++) sum[c] = x[b].offset;
+            for (int c = 0; c < TSHI_QUANT_COLUMNS; c++) sum[c] = y->offset;
             for (int i = 0; i < TSHI_DTYPE_BLOCK; i++)
                 for (int c = 0; c < TSHI_QUANT_COLUMNS; c++)
-                    sum[c] += x[b].q[i] * (int)w[b].w[i / 4][c][i % 4];
+                    sum[c] += y->q[i] * (int)w[b].w[i / 4][c][i % 4];
             for (int c = 0; c < TSHI_QUANT_COLUMNS; c++)
-                sums[c] += w[b].scale[c] * x[b].scale * (float)sum[c];
+                sums[c] += w[b].scale[c] * y->scale * (float)sum[c];
         }
 }
 
@@ -7372,18 +7372,19 @@ TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(__m256i sum, const unsigned ch
 }
 
 TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, const tshi_quant_source *from,
-                                          const tshi_quant_input *x, int64_t blocks, float *sums,
-                                          int64_t stride, int rows) {
+                                          const tshi_quant_input *x, float *sums, int64_t stride,
+                                          int rows) {
     const __m256i offset = _mm256_set1_epi8(from->size == TSHI_QUANT_Q8 ? -128 : 8);
-    for (int r = 0; r < rows; r++, x += blocks, sums += stride) {
+    for (int r = 0; r < rows; r++, sums += stride) {
         __m256 s0 = _mm256_loadu_ps(sums), s1 = _mm256_loadu_ps(sums + 8);
         for (int b = 0; b < from->count; b++) {
-            const __m256 scale = _mm256_set1_ps(x[b].scale);
+            const tshi_quant_input *y = x + TSHI_QUANT_FEW * b + r;
+            const __m256 scale = _mm256_set1_ps(y->scale);
             const __m256 scale0 = _mm256_mul_ps(_mm256_loadu_ps(w[b].scale), scale);
             const __m256 scale1 = _mm256_mul_ps(_mm256_loadu_ps(w[b].scale + 8), scale);
             __m256i n0 = _mm256_setzero_si256(), n1 = n0;
             for (int i = 0; i < 8; i++) {
-                const __m256i q = _mm256_set1_epi32(tshi_quant_four(x[b].q + 4 * i));
+                const __m256i q = _mm256_set1_epi32(tshi_quant_four(y->q + 4 * i));
                 n0 = tshi_quant_add_avx2(n0, w[b].w[i][0], q, offset);
                 n1 = tshi_quant_add_avx2(n1, w[b].w[i][8], q, offset);
             }
@@ -7392,43 +7393,6 @@ TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, const tshi_q
         }
         _mm256_storeu_ps(sums, s0);
         _mm256_storeu_ps(sums + 8, s1);
-    }
-}
-
-/* Loads a block of 8 bits of 16 rows as a tile. A register has the bytes of rows r and r + 4. */
-TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_load_8(__m512i *to, const unsigned char *w,
-                                                   int64_t row) {
-    const __m512i flip = _mm512_set1_epi8(-128);
-    __m512i z[8];
-    for (int i = 0; i < 8; i++) {
-        const unsigned char *from = w + (i < 4 ? i : i + 4) * row + 2;
-        z[i] = _mm512_inserti64x4(_mm512_castsi256_si512(TSHI_QUANT_256(from)),
-                                  TSHI_QUANT_256(from + 4 * row), 1);
-    }
-    TSHI_QUANT_TRANSPOSE(512, z);     /* rows 0 to 7: dwords i, i + 4 of four rows; i, i + 4 of */
-    TSHI_QUANT_TRANSPOSE(512, z + 4); /* the next four; and rows 8 to 15 */
-    for (int i = 0; i < 4; i++) {
-        to[i] = _mm512_xor_si512(_mm512_shuffle_i32x4(z[i], z[i + 4], 0x88), flip);
-        to[i + 4] = _mm512_xor_si512(_mm512_shuffle_i32x4(z[i], z[i + 4], 0xDD), flip);
-    }
-}
-
-/* The same for 4 bits. A register has the 16 bytes of four rows. */
-TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_load_4(__m512i *to, const unsigned char *w,
-                                                   int64_t row) {
-    const __m512i low = _mm512_set1_epi8(15);
-    __m512i z[4];
-    for (int i = 0; i < 4; i++) { /* rows i, 4 + i, 8 + i, 12 + i */
-        const unsigned char *from = w + i * row + 2;
-        z[i] = _mm512_castsi128_si512(TSHI_QUANT_128(from));
-        z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(from + 4 * row), 1);
-        z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(from + 8 * row), 2);
-        z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(from + 12 * row), 3);
-    }
-    TSHI_QUANT_TRANSPOSE(512, z);
-    for (int i = 0; i < 4; i++) {
-        to[i] = _mm512_and_si512(z[i], low);
-        to[i + 4] = _mm512_and_si512(_mm512_srli_epi16(z[i], 4), low);
     }
 }
 
@@ -7451,63 +7415,124 @@ TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int
     return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
 }
 
-TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
-                                                 const tshi_quant_source *from) {
-    const unsigned char *w = from->w;
-    __m512i v[8];
-    if (from->rows < TSHI_QUANT_COLUMNS) {
-        tshi_quant_move_c(to, from);
-        return;
-    }
-    for (int b = 0; b < from->count; b++, to++, w += from->size) {
-        if (from->size == TSHI_QUANT_Q8)
-            tshi_quant_load_8(v, w, from->row);
-        else
-            tshi_quant_load_4(v, w, from->row);
-        for (int i = 0; i < 8; i++) _mm512_storeu_si512(to->w[i], v[i]);
-        _mm512_storeu_ps(to->scale, tshi_quant_scales(w, from->row));
+/* Moves a block of 16 rows to a tile in 8 parts, between which sums are added to: a processor does
+ * both at a time. p: the part; z: keeps values from part to part. 8 bits: a register has the bytes
+ * of rows r and r + 4; transposing rows 0 to 7 gives dwords i, i + 4 of four rows, then of the next
+ * four. 4 bits: a register has the 16 bytes of rows i, 4 + i, 8 + i, 12 + i. */
+TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_part(const int size, const int p, __m512i *z,
+                                                 tshi_quant_tile *to, const unsigned char *w,
+                                                 int64_t row) {
+    const __m512i flip = _mm512_set1_epi8(-128), low = _mm512_set1_epi8(15);
+#define TSHI_QUANT_LOAD_8(i)                                                                       \
+    z[i] = _mm512_inserti64x4(                                                                     \
+        _mm512_castsi256_si512(TSHI_QUANT_256(w + ((i) < 4 ? (i) : (i) + 4) * row + 2)),           \
+        TSHI_QUANT_256(w + ((i) < 4 ? (i) + 4 : (i) + 8) * row + 2), 1);
+#define TSHI_QUANT_KEEP_8(i)                                                                       \
+    _mm512_store_si512(to->w[i],                                                                   \
+                       _mm512_xor_si512(_mm512_shuffle_i32x4(z[i], z[(i) + 4], 0x88), flip));      \
+    _mm512_store_si512(to->w[(i) + 4],                                                             \
+                       _mm512_xor_si512(_mm512_shuffle_i32x4(z[i], z[(i) + 4], 0xDD), flip));
+#define TSHI_QUANT_LOAD_4(i)                                                                       \
+    z[i] = _mm512_castsi128_si512(TSHI_QUANT_128(w + (i)*row + 2));                                \
+    z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(w + ((i) + 4) * row + 2), 1);                   \
+    z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(w + ((i) + 8) * row + 2), 2);                   \
+    z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(w + ((i) + 12) * row + 2), 3);
+#define TSHI_QUANT_KEEP_4(i)                                                                       \
+    _mm512_store_si512(to->w[i], _mm512_and_si512(z[i], low));                                     \
+    _mm512_store_si512(to->w[(i) + 4], _mm512_and_si512(_mm512_srli_epi16(z[i], 4), low));
+    if (p == 7) {
+        _mm512_store_ps(to->scale, tshi_quant_scales(w, row));
+    } else if (size == TSHI_QUANT_Q8) {
+        if (p == 0) { TSHI_QUANT_LOAD_8(0) TSHI_QUANT_LOAD_8(1) }
+        if (p == 1) { TSHI_QUANT_LOAD_8(2) TSHI_QUANT_LOAD_8(3) }
+        if (p == 2) TSHI_QUANT_TRANSPOSE(512, z);
+        if (p == 3) { TSHI_QUANT_LOAD_8(4) TSHI_QUANT_LOAD_8(5) }
+        if (p == 4) { TSHI_QUANT_LOAD_8(6) TSHI_QUANT_LOAD_8(7) }
+        if (p == 5) TSHI_QUANT_TRANSPOSE(512, z + 4);
+        if (p == 6) {
+            TSHI_QUANT_KEEP_8(0) TSHI_QUANT_KEEP_8(1) TSHI_QUANT_KEEP_8(2) TSHI_QUANT_KEEP_8(3)
+        }
+    } else {
+        if (p == 0) { TSHI_QUANT_LOAD_4(0) }
+        if (p == 1) { TSHI_QUANT_LOAD_4(1) }
+        if (p == 2) { TSHI_QUANT_LOAD_4(2) }
+        if (p == 3) { TSHI_QUANT_LOAD_4(3) }
+        if (p == 4) TSHI_QUANT_TRANSPOSE(512, z);
+        if (p == 5) { TSHI_QUANT_KEEP_4(0) TSHI_QUANT_KEEP_4(1) }
+        if (p == 6) { TSHI_QUANT_KEEP_4(2) TSHI_QUANT_KEEP_4(3) }
     }
 }
 
-/* Row i of X: sums of one block, in integers, then times the scales. */
-#define TSHI_QUANT_ADD(k)                                                                          \
-    n = _mm512_dpbusd_epi32(n, v[k], _mm512_set1_epi32(tshi_quant_four(y->q + 4 * k)));
-#define TSHI_QUANT_ROW(i)                                                                          \
-    if (rows > i) {                                                                                \
-        const tshi_quant_input *y = x + i * blocks + b;                                            \
-        __m512i n = _mm512_set1_epi32(y->offset);                                                  \
-        TSHI_QUANT_ADD(0) TSHI_QUANT_ADD(1) TSHI_QUANT_ADD(2) TSHI_QUANT_ADD(3)                    \
-        TSHI_QUANT_ADD(4) TSHI_QUANT_ADD(5) TSHI_QUANT_ADD(6) TSHI_QUANT_ADD(7)                    \
-        s##i = _mm512_add_ps(s##i, _mm512_mul_ps(_mm512_mul_ps(scale, _mm512_set1_ps(y->scale)),   \
-                                                 _mm512_cvtepi32_ps(n)));                          \
-    }
-#define TSHI_QUANT_SUMS(i)                                                                         \
-    __m512 s##i = rows > i ? _mm512_loadu_ps(sums + i * stride) : _mm512_setzero_ps();
-#define TSHI_QUANT_PUT(i)                                                                          \
-    if (rows > i) _mm512_storeu_ps(sums + i * stride, s##i);
 #define TSHI_QUANT_EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#define TSHI_QUANT_MOVE(p) tshi_quant_part(size, p, z, to, w, from->row);
 
-/* size (0: tiles) is constant after inlining. */
+TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_tiles(tshi_quant_tile *to, const tshi_quant_source *from,
+                                                  const int size) {
+    const unsigned char *w = from->w;
+    __m512i z[8];
+    for (int b = 0; b < from->count; b++, to++, w += size) { TSHI_QUANT_EACH(TSHI_QUANT_MOVE) }
+}
+
+TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
+                                                 const tshi_quant_source *from) {
+    if (from->rows < TSHI_QUANT_COLUMNS)
+        tshi_quant_move_c(to, from);
+    else if (from->size == TSHI_QUANT_Q8)
+        tshi_quant_tiles(to, from, TSHI_QUANT_Q8);
+    else
+        tshi_quant_tiles(to, from, TSHI_QUANT_Q4);
+}
+
+#define TSHI_QUANT_SUMS(i)                                                                         \
+    s[i] = rows > i ? _mm512_loadu_ps(sums + i * stride) : _mm512_setzero_ps();
+#define TSHI_QUANT_BEGIN(i)                                                                        \
+    if (width > i) n[i] = _mm512_set1_epi32(x[i].offset);
+/* Adds the products with four elements of row i of X. gcc 12 would load them in all lanes by an
+ * instruction of its own. */
+#define TSHI_QUANT_ADD(i)                                                                          \
+    if (width > i)                                                                                 \
+        __asm__("vpdpbusd %1%{1to16%}, %2, %0"                                                     \
+                : "+v"(n[i])                                                                       \
+                : "m"(*(const signed char(*)[4])(x[i].q + 4 * k)), "v"(w4));
+#define TSHI_QUANT_STEP(step)                                                                      \
+    {                                                                                              \
+        const int k = step;                                                                        \
+        const __m512i w4 = _mm512_load_si512(now->w[k]);                                           \
+        if (size) tshi_quant_part(size, k, z, two + (~b & 1), w, from->row);                       \
+        TSHI_QUANT_EACH(TSHI_QUANT_ADD)                                                            \
+    }
+#define TSHI_QUANT_END(i)                                                                          \
+    if (width > i)                                                                                 \
+        s[i] = _mm512_add_ps(s[i],                                                                 \
+                             _mm512_mul_ps(_mm512_mul_ps(scale, _mm512_set1_ps(x[i].scale)),       \
+                                           _mm512_cvtepi32_ps(n[i])));
+#define TSHI_QUANT_PUT(i)                                                                          \
+    if (rows > i) _mm512_storeu_ps(sums + i * stride, s[i]);
+
+/* size (0: tiles) and width, the number of rows of X or more, are constant after inlining. */
 TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *tile,
                                                       const tshi_quant_source *from,
-                                                      const tshi_quant_input *x, int64_t blocks,
-                                                      float *sums, int64_t stride, int rows,
-                                                      const int size) {
-    const int64_t row = from->row;
+                                                      const tshi_quant_input *x, float *sums,
+                                                      int64_t stride, int rows, const int size,
+                                                      const int width) {
     const unsigned char *w = from->w;
     uintptr_t ahead = from->ahead;
+    __attribute__((aligned(64))) tshi_quant_tile two[2], *to = two; /* this block's and the next one's */
+    __m512i z[8];
+    __m512 s[8];
     TSHI_QUANT_EACH(TSHI_QUANT_SUMS)
-    for (int b = 0; b < from->count; b++) {
-        __m512i v[8];
-        __m512 scale;
+    if (size) { TSHI_QUANT_EACH(TSHI_QUANT_MOVE) }
+    for (int b = 0; b < from->count; b++, x += TSHI_QUANT_FEW) {
+        const tshi_quant_tile *now = size ? two + (b & 1) : tile + b;
+        const __m512 scale = _mm512_load_ps(now->scale);
+        __m512i n[8];
         for (int i = 0; i < TSHI_QUANT_COLUMNS * size; i += 64)
             TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
-        if (size == TSHI_QUANT_Q8) tshi_quant_load_8(v, w, row);
-        if (size && size != TSHI_QUANT_Q8) tshi_quant_load_4(v, w, row);
-        for (int i = 0; i < 8 && !size; i++) v[i] = _mm512_loadu_si512(tile[b].w[i]);
-        scale = size ? tshi_quant_scales(w, row) : _mm512_loadu_ps(tile[b].scale);
-        TSHI_QUANT_EACH(TSHI_QUANT_ROW)
-        w += size;
+        w += b + 1 < from->count ? size : 0; /* the last block is moved twice */
+        TSHI_QUANT_EACH(TSHI_QUANT_BEGIN)
+        TSHI_QUANT_STEP(0) TSHI_QUANT_STEP(1) TSHI_QUANT_STEP(2) TSHI_QUANT_STEP(3)
+        TSHI_QUANT_STEP(4) TSHI_QUANT_STEP(5) TSHI_QUANT_STEP(6) TSHI_QUANT_STEP(7)
+        TSHI_QUANT_EACH(TSHI_QUANT_END)
         ahead += (uintptr_t)(TSHI_QUANT_COLUMNS * size);
     }
     TSHI_QUANT_EACH(TSHI_QUANT_PUT)
@@ -7515,19 +7540,35 @@ TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *til
 
 TSHI_QUANT_VNNI static void tshi_quant_dot_vnni(const tshi_quant_tile *w,
                                                 const tshi_quant_source *from,
-                                                const tshi_quant_input *x, int64_t blocks,
-                                                float *sums, int64_t stride, int rows) {
+                                                const tshi_quant_input *x, float *sums,
+                                                int64_t stride, int rows) {
+#define TSHI_QUANT_WIDTHS(size)                                                                    \
+    if (rows == 1)                                                                                 \
+        tshi_quant_rows_vnni(w, from, x, sums, stride, rows, size, 1);                             \
+    else if (rows <= 4)                                                                            \
+        tshi_quant_rows_vnni(w, from, x, sums, stride, rows, size, 4);                             \
+    else                                                                                           \
+        tshi_quant_rows_vnni(w, from, x, sums, stride, rows, size, 8);
     if (w)
-        tshi_quant_rows_vnni(w, from, x, blocks, sums, stride, rows, 0);
-    else if (from->size == TSHI_QUANT_Q8)
-        tshi_quant_rows_vnni(w, from, x, blocks, sums, stride, rows, TSHI_QUANT_Q8);
-    else
-        tshi_quant_rows_vnni(w, from, x, blocks, sums, stride, rows, 18);
+        tshi_quant_rows_vnni(w, from, x, sums, stride, rows, 0, 8);
+    else if (from->size == TSHI_QUANT_Q8) {
+        TSHI_QUANT_WIDTHS(TSHI_QUANT_Q8)
+    } else {
+        TSHI_QUANT_WIDTHS(TSHI_QUANT_Q4)
+    }
 }
+#undef TSHI_QUANT_WIDTHS
+#undef TSHI_QUANT_END
+#undef TSHI_QUANT_STEP
+#undef TSHI_QUANT_MOVE
+#undef TSHI_QUANT_KEEP_4
+#undef TSHI_QUANT_LOAD_4
+#undef TSHI_QUANT_KEEP_8
+#undef TSHI_QUANT_LOAD_8
+#undef TSHI_QUANT_BEGIN
 #undef TSHI_QUANT_EACH
 #undef TSHI_QUANT_PUT
 #undef TSHI_QUANT_SUMS
-#undef TSHI_QUANT_ROW
 #undef TSHI_QUANT_ADD
 #undef TSHI_QUANT_NEXT
 #undef TSHI_QUANT_SCALE
@@ -7591,7 +7632,7 @@ static void tshi_quant_block(const tsh_real *x, int32_t offset, tshi_quant_input
 typedef struct tshi_quant_job {
     const tshi_quant_kernel *kernel;
     const unsigned char *w;    /* W, shape (outs, blocks), `size` bytes a block */
-    const tshi_quant_input *x; /* X, shape (rows, blocks) */
+    const tshi_quant_input *x; /* X, shape (rows / 8, blocks, 8) */
     const tshi_matrix *bias;   /* as (rows, outs); NULL: there is none */
     tshi_matrix y;             /* Y, shape (rows, outs), rows contiguous */
     int64_t rows, outs, blocks;
@@ -7625,7 +7666,7 @@ static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile,
         for (int64_t i = 0; i < job->rows; i += TSHI_QUANT_FEW)
             for (int t = 0; t < tiles; t++)
                 job->kernel->dot(direct ? NULL : tile + t * TSHI_QUANT_STRIP, &from,
-                                 job->x + i * job->blocks + b, job->blocks,
+                                 job->x + i * job->blocks + TSHI_QUANT_FEW * b,
                                  sums + i * stride + t * TSHI_QUANT_COLUMNS, stride,
                                  (int)tshi_base_min(TSHI_QUANT_FEW, job->rows - i));
     }
@@ -7659,7 +7700,8 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     const int pieces = (int)tshi_base_min(
         tshi_team_parts(w->ctx, rows * outs * ins, MIN_WORK),
         tshi_base_ceil(outs, TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE));
-    const size_t inputs = ((size_t)(rows * blocks) * sizeof(tshi_quant_input) + 63) / 64 * 64;
+    const int64_t eights = tshi_base_ceil(rows, TSHI_QUANT_FEW);
+    const size_t inputs = (size_t)(eights * blocks * TSHI_QUANT_FEW) * sizeof(tshi_quant_input);
     const int wide = rows > TSHI_QUANT_FEW ? TSHI_QUANT_WIDE : 1;
     const size_t tiles = (size_t)(TSHI_QUANT_STRIP * wide) * sizeof(tshi_quant_tile);
     const size_t sums = (size_t)(rows * TSHI_QUANT_COLUMNS * wide) * sizeof(float);
@@ -7674,11 +7716,14 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     }
     to = (tshi_quant_input *)tshi_mem_data(block);
     job.size = tshi_dtypes[w->dtype].size;
+    if (rows > 1) memset(to, 0, inputs); /* rows that are missing in the last eight */
     for (int64_t i = 0; i < rows; i++)
         for (int64_t b = 0; b < blocks; b++) {
             from->load(tshi_gemm_from(x, i, b * TSHI_DTYPE_BLOCK).data, x.column, TSHI_DTYPE_BLOCK,
                        values);
-            tshi_quant_block(values, job.size == TSHI_QUANT_Q8 ? 128 : 8, &to[i * blocks + b]);
+            tshi_quant_block(values, job.size == TSHI_QUANT_Q8 ? 128 : 8,
+                             &to[(i / TSHI_QUANT_FEW * blocks + b) * TSHI_QUANT_FEW +
+                                 i % TSHI_QUANT_FEW]);
         }
     job.kernel = tshi_quant_pick(w->ctx->isa);
     job.w = (const unsigned char *)tshi_tensor_at(w);
