@@ -6605,9 +6605,10 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_half(const tshi_gemm_form form, const f
 }
 
 /* Transposes a cache line of each of 16 columns of B, whose elements are contiguous, in 8 parts,
- * between which sums are added to: a processor does both at a time. p: the part. r: keeps words
- * from part to part. to: words s of all columns at to + 16 s; of F16 the first elements of the pairs
- * before the second ones. inc: bytes from column to column; ahead: 16 cache lines to prefetch. */
+ * between which sums are added to: a processor does both at a time. p: the part; r: keeps words
+ * from part to part; to: word s of all columns goes to to + 16 s (F16: the first elements of its
+ * pairs, then the second ones); inc: bytes from column to column; ahead: 16 cache lines that are
+ * prefetched; halves: tshi_gemm_few_halves. */
 TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form form, const int p, __m512 *r,
                                                 float *to, const char *b, int64_t inc,
                                                 uintptr_t ahead, __m512i halves) {
@@ -7231,7 +7232,7 @@ enum {
     TSHI_QUANT_Q4 = 18       /* of TSH_Q4_0 */
 };
 
-/* One block of 32 weights of each of 16 rows of W, laid out for the kernels, at a multiple of 64. */
+/* One block of 32 weights of each of 16 rows of W, laid out for the kernels; 64-byte aligned. */
 typedef struct tshi_quant_tile {
     unsigned char w[8][16][4]; /* element 4 i + j of row c at [i][c][j], plus 128 (4 bits: 8) */
     float scale[16];
@@ -7303,6 +7304,10 @@ static void tshi_quant_dot_c(const tshi_quant_tile *w, const tshi_quant_source *
 #if TSHI_X86
 #define TSHI_QUANT_VNNI                                                                            \
     __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")))
+
+typedef struct tshi_quant_dword {
+    signed char q[4];
+} tshi_quant_dword;
 
 static int32_t tshi_quant_four(const signed char *q) { /* four bytes, for all lanes */
     int32_t four;
@@ -7466,11 +7471,13 @@ TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_part(const int size, const int p, __
 #define TSHI_QUANT_EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #define TSHI_QUANT_MOVE(p) tshi_quant_part(size, p, z, to, w, from->row);
 
-TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_tiles(tshi_quant_tile *to, const tshi_quant_source *from,
-                                                  const int size) {
+TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_tiles(tshi_quant_tile *to,
+                                                  const tshi_quant_source *from, const int size) {
     const unsigned char *w = from->w;
     __m512i z[8];
-    for (int b = 0; b < from->count; b++, to++, w += size) { TSHI_QUANT_EACH(TSHI_QUANT_MOVE) }
+    for (int b = 0; b < from->count; b++, to++, w += size) {
+        TSHI_QUANT_EACH(TSHI_QUANT_MOVE)
+    }
 }
 
 TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
@@ -7493,7 +7500,7 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
     if (width > i)                                                                                 \
         __asm__("vpdpbusd %1%{1to16%}, %2, %0"                                                     \
                 : "+v"(n[i])                                                                       \
-                : "m"(*(const signed char(*)[4])(x[i].q + 4 * k)), "v"(w4));
+                : "m"(*(const tshi_quant_dword *)(const void *)(x[i].q + 4 * k)), "v"(w4));
 #define TSHI_QUANT_STEP(step)                                                                      \
     {                                                                                              \
         const int k = step;                                                                        \
@@ -7517,7 +7524,8 @@ TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *til
                                                       const int width) {
     const unsigned char *w = from->w;
     uintptr_t ahead = from->ahead;
-    __attribute__((aligned(64))) tshi_quant_tile two[2], *to = two; /* this block's and the next one's */
+    __attribute__((aligned(64))) tshi_quant_tile two[2]; /* of this block and of the next one */
+    tshi_quant_tile *const to = two;
     __m512i z[8];
     __m512 s[8];
     TSHI_QUANT_EACH(TSHI_QUANT_SUMS)
@@ -22761,7 +22769,10 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_FEW_CASE
 #undef TSHI_GEMM_FEW_WORD
 #undef TSHI_GEMM_FEW_AVX512
-#undef TSHI_GEMM_FEW_PAIR
+#undef TSHI_GEMM_FEW_SUM_avx512
+#undef TSHI_GEMM_FEW_SUM_bf16
+#undef TSHI_GEMM_FEW_FIRST
+#undef TSHI_GEMM_FEW_PART
 #undef TSHI_GEMM_ROWS6
 #undef TSHI_GEMM_ROWS12
 #undef TSHI_GEMM_ZERO
