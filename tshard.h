@@ -7221,8 +7221,8 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
  * Columns of Y are computed 16 at a time, as many as a register has lanes. Their weights are moved
  * from blocks to tiles, where four successive elements of 16 rows of W lie side by side: one
  * instruction (VNNI) then adds four products in every lane. A few blocks of a row are moved at a
- * time, so that tiles stay in the L1 cache, and serve all rows of X. With few rows, tiles stay in
- * registers, and the time is that of reading W. */
+ * time, so that tiles stay in the L1 cache, and serve all rows of X. With few rows, the next block
+ * is moved while sums of this one are added to, and the time is that of reading W. */
 enum {
     TSHI_QUANT_COLUMNS = 16, /* columns of a tile */
     TSHI_QUANT_STRIP = 8,    /* blocks that are moved to tiles at a time */
