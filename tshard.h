@@ -5951,6 +5951,7 @@ typedef struct tshi_gemm_tile {
     int64_t rsb, csb;     /* row stride and column stride of B, in its elements */
     tshi_gemm_form form;  /* `few`: what B's elements, which are not packed, are converted to */
     int64_t slice;        /* `few`: C is added to after so many elements of k */
+    int64_t after;        /* `few`: B's columns after these: prefetched */
     tsh_real alpha;       /* factor of A B */
     int add;              /* 0: D is 0 and not read */
     const tsh_real *d;    /* D, shape (rows, cols); may be C */
@@ -6592,17 +6593,81 @@ static int tshi_gemm_few_width(int64_t rows) {
 }
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
+/* Returns the first or second elements of 16 pairs of 16 bits, transposed, as floats. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_half(const tshi_gemm_form form, const float *words,
+                                              const int second) {
+    const __m512i x = _mm512_load_si512(words);
+    if (form == TSHI_GEMM_F16)
+        return _mm512_cvtph_ps(
+            _mm256_load_si256((const __m256i *)(const void *)(words + 8 * second)));
+    return _mm512_castsi512_ps(second ? _mm512_and_si512(x, _mm512_set1_epi32((int)0xFFFF0000u))
+                                      : _mm512_slli_epi32(x, 16));
+}
+
+/* Transposes a cache line of each of 16 columns of B, whose elements are contiguous, in 8 parts,
+ * between which sums are added to: a processor does both at a time. p: the part; r: keeps words
+ * from part to part; to: word s of all columns goes to to + 16 s (F16: the first elements of its
+ * pairs, then the second ones); inc: bytes from column to column; ahead: 16 cache lines that are
+ * prefetched; halves: tshi_gemm_few_halves. */
+TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form form, const int p, __m512 *r,
+                                                float *to, const char *b, int64_t inc,
+                                                uintptr_t ahead, __m512i halves) {
+    __m512 t0, t1, t2, t3;
+#define TSHI_GEMM_FEW_LOAD(l) /* of column 4 p + l */                                              \
+    r[4 * (p & 3) + l] = _mm512_loadu_ps(b + (4 * p + l) * inc);                                   \
+    TSHI_PREFETCH_L2((const void *)(ahead + 256u * (unsigned)p + 64u * l));
+#define TSHI_GEMM_FEW_KEEP(l) /* word 4 l + p - 4 */                                               \
+    t0 = r[(p & 3) + 4 * l];                                                                       \
+    if (form == TSHI_GEMM_F16)                                                                     \
+        t0 = _mm512_castsi512_ps(_mm512_permutexvar_epi16(halves, _mm512_castps_si512(t0)));       \
+    _mm512_store_ps(to + 16 * (4 * l + p - 4), t0);
+    if (p < 4) {
+        TSHI_GEMM_FEW_LOAD(0) TSHI_GEMM_FEW_LOAD(1) TSHI_GEMM_FEW_LOAD(2) TSHI_GEMM_FEW_LOAD(3)
+        TSHI_GEMM_WORDS4(4 * (p & 3), 4 * (p & 3) + 1, 4 * (p & 3) + 2, 4 * (p & 3) + 3)
+    } else {
+        TSHI_GEMM_QUARTERS4((p & 3), (p & 3) + 4, (p & 3) + 8, (p & 3) + 12)
+        TSHI_GEMM_FEW_KEEP(0) TSHI_GEMM_FEW_KEEP(1) TSHI_GEMM_FEW_KEEP(2) TSHI_GEMM_FEW_KEEP(3)
+    }
+}
+
+/* Transposes what 16 columns have left after their last whole cache line. */
+static void tshi_gemm_few_rest(float *to, tshi_gemm_form form, const void *b, int64_t k,
+                               int64_t column) {
+    const tshi_matrix m = tshi_gemm_matrix_of(tshi_kernel_unconst(b), TSH_F16, column, 1);
+    if (form == TSHI_GEMM_REALS)
+        tshi_gemm_pack(to, 16, 16, k, (const float *)b, column, 1);
+    else
+        (void)tshi_gemm_pack_avx512(to, 16, 16, k, &m, form);
+}
+
+#define TSHI_GEMM_EACH8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#define TSHI_GEMM_FEW_SUM_avx512(sum, x, y) sum = _mm512_fmadd_ps(_mm512_set1_ps(x), y, sum)
+/* gcc 12 would load x in all lanes by an instruction of its own. */
+#define TSHI_GEMM_FEW_SUM_bf16(sum, x, y)                                                          \
+    __asm__("vdpbf16ps %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(x), "v"(y))
 #define TSHI_GEMM_FEW_ADD(isa, i, x, y) /* adds a step to the sums of row i */                     \
-    if (rows > i) acc[i] = TSHI_GEMM_SUM_##isa(_mm512_set1_ps((x)[i]), y, acc[i]);
+    if (rows > i) TSHI_GEMM_FEW_SUM_##isa(acc[i], (x)[i], y);
 #define TSHI_GEMM_FEW_STEP(isa, x, y)                                                              \
     TSHI_GEMM_FEW_ADD(isa, 0, x, y) TSHI_GEMM_FEW_ADD(isa, 1, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 2, x, y) TSHI_GEMM_FEW_ADD(isa, 3, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 4, x, y) TSHI_GEMM_FEW_ADD(isa, 5, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 6, x, y) TSHI_GEMM_FEW_ADD(isa, 7, x, y)
-#define TSHI_GEMM_FEW_LOAD(l) /* a cache line of column l; prefetches later columns */             \
-    r[l] = _mm512_loadu_ps(b + l * inc);                                                           \
-    TSHI_PREFETCH_L2((const void *)((uintptr_t)b + (uintptr_t)((l + TSHI_GEMM_AHEAD) * inc)));
-#define TSHI_GEMM_FEW_KEEP(s)  _mm512_storeu_ps(words + 16 * s, r[s]);
+#define TSHI_GEMM_FEW_WORD(isa, s) /* adds word s of a line */                                     \
+    if (form == TSHI_GEMM_REALS || form == TSHI_GEMM_PAIRS) {                                      \
+        const __m512 y = _mm512_load_ps(now + 16 * (s));                                           \
+        TSHI_GEMM_FEW_STEP(isa, a + (s)*rows, y)                                                   \
+    } else {                                                                                       \
+        const __m512 y = tshi_gemm_half(form, now + 16 * (s), 0);                                  \
+        const __m512 z = tshi_gemm_half(form, now + 16 * (s), 1);                                  \
+        TSHI_GEMM_FEW_STEP(isa, a + 2 * (s)*rows, y)                                               \
+        TSHI_GEMM_FEW_STEP(isa, a + (2 * (s) + 1) * rows, z)                                       \
+    }
+#define TSHI_GEMM_FEW_FIRST(p) /* a part of the first line */                                      \
+    tshi_gemm_few_part(form, p, r, words[0], b, inc, (uintptr_t)b, halves);
+#define TSHI_GEMM_FEW_PART(isa, p) /* a part of the next line, and two words of this one */        \
+    tshi_gemm_few_part(form, p, r, next, b, inc, ahead, halves);                                   \
+    TSHI_GEMM_FEW_WORD(isa, 2 * p)                                                                 \
+    TSHI_GEMM_FEW_WORD(isa, 2 * p + 1)
 #define TSHI_GEMM_FEW_CLEAR(i) acc[i] = zero;
 #define TSHI_GEMM_FEW_BEGIN(i) /* reads D, row i */                                                \
     if (rows > i) out[i] = t->add && valid > i ? _mm512_loadu_ps(t->d + i * t->rsd + col) : zero;
@@ -6610,86 +6675,75 @@ static int tshi_gemm_few_width(int64_t rows) {
     if (rows > i) out[i] = _mm512_fmadd_ps(alpha, acc[i], out[i]);
 #define TSHI_GEMM_FEW_END(i) /* stores C, row i */                                                 \
     if (rows > i && valid > i) _mm512_storeu_ps(t->c + i * t->rsc + col, out[i]);
-#define TSHI_GEMM_EACH8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
-
-/* Returns the first or second elements of pairs of 16 bits as floats. */
-TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_half(const tshi_gemm_form form, __m512 pairs,
-                                              const int second) {
-    const __m512i x = _mm512_castps_si512(pairs);
-    if (form == TSHI_GEMM_F16)
-        return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(second ? _mm512_srli_epi32(x, 16) : x));
-    return _mm512_castsi512_ps(second ? _mm512_and_si512(x, _mm512_set1_epi32((int)0xFFFF0000u))
-                                      : _mm512_slli_epi32(x, 16));
-}
-
-enum { TSHI_GEMM_AHEAD = 32 }; /* columns of B from a use to a prefetch */
-
-/* Writes to words the transposed words of a cache line of 16 columns of B, inc bytes apart. Not
- * inlined: the kernels below would hold it nine times. */
-TSHI_AVX512 TSHI_APART void tshi_gemm_few_words(float *words, const char *b, int64_t inc) {
-    __m512 r[16], t0, t1, t2, t3;
-    TSHI_GEMM_EACH16(TSHI_GEMM_FEW_LOAD)
-    TSHI_GEMM_TRANSPOSE16
-    TSHI_GEMM_EACH16(TSHI_GEMM_FEW_KEEP)
-}
 
 /* Defines tshi_gemm_few_rows_isa: 16 columns of C, from column col on, with A packed to a width of
- * `rows`; cache lines of 16 columns of B, which are contiguous, are transposed in registers.
- * WORD(s) adds word s. The order of each element's sum is that of tiles. And tshi_gemm_few_isa, for
- * any number of rows. */
-#define TSHI_GEMM_FEW_KERNEL(isa, TARGET, WORD, ...)                                               \
-    TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int valid,  \
-                                                     const tshi_gemm_form form, const int rows) {  \
+ * `rows`. The order of each element's sum is that of tiles. Meanwhile the next 16 columns of B are
+ * prefetched from end to end; they are read at 16 places at a time. last: there are none. And
+ * tshi_gemm_few_isa, for any number of rows. */
+#define TSHI_GEMM_FEW_KERNEL(isa, TARGET, ...)                                                     \
+    TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int last,   \
+                                                     int valid, const tshi_gemm_form form,         \
+                                                     const int rows) {                             \
         const int64_t size = form == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size;                 \
-        const int64_t line = 64 / size, step = form == TSHI_GEMM_PAIRS ? 16 : line;                \
+        const int64_t each = 64 / size, step = (form == TSHI_GEMM_PAIRS ? 16 : each) * rows;       \
         const char *b = (const char *)t->b + col * inc;                                            \
+        uintptr_t ahead = (uintptr_t)b + (last ? 0 : (uintptr_t)(16 * inc));                       \
         const float *a = t->a;                                                                     \
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
-        __m512 acc[8], out[8]; /* acc: sums of a slice; out: of C */                               \
-        float rest[16 * 32];   /* words of B, transposed */                                        \
+        const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);                           \
+        __m512 acc[8], out[8], r[16]; /* acc: sums of a slice; out: of C */                        \
+        __attribute__((aligned(64))) float words[2][16 * 32]; /* lines of B, transposed */         \
         TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN)                                                       \
-        for (int64_t p = 0, left; p < t->k; p += t->slice) {                                       \
+        if (t->k >= each) { TSHI_GEMM_EACH8(TSHI_GEMM_FEW_FIRST) }                                 \
+        for (int64_t p = 0, n = 0, left; p < t->k; p += t->slice) {                                \
             TSHI_GEMM_EACH8(TSHI_GEMM_FEW_CLEAR)                                                   \
             left = tshi_base_min(t->slice, t->k - p);                                              \
-            for (; left >= line; left -= line, a += step * rows, b += 64) {                        \
-                tshi_gemm_few_words(rest, b, inc);                                                 \
-                for (int s = 0; s < 16; s++) {                                                     \
-                    const __m512 word = _mm512_loadu_ps(rest + 16 * s);                            \
-                    WORD(s)                                                                        \
-                }                                                                                  \
+            for (; left >= each; left -= each, a += step, ahead += 1024, n++) {                    \
+                const float *const now = words[n & 1];                                             \
+                float *const next = words[~n & 1];                                                 \
+                b += (n + 2) * each <= t->k ? 64 : 0; /* the last line is transposed twice */      \
+                TSHI_GEMM_FEW_PART(isa, 0)                                                         \
+                TSHI_GEMM_FEW_PART(isa, 1)                                                         \
+                TSHI_GEMM_FEW_PART(isa, 2)                                                         \
+                TSHI_GEMM_FEW_PART(isa, 3)                                                         \
+                TSHI_GEMM_FEW_PART(isa, 4)                                                         \
+                TSHI_GEMM_FEW_PART(isa, 5)                                                         \
+                TSHI_GEMM_FEW_PART(isa, 6)                                                         \
+                TSHI_GEMM_FEW_PART(isa, 7)                                                         \
             }                                                                                      \
-            if (left > 0) tshi_gemm_pack_along(form, rest, 16, 16, left, b, inc);                  \
+            if (left > 0)                                                                          \
+                tshi_gemm_few_rest(words[0], form, b + (t->k >= each ? 64 : 0), left, t->csb);     \
             for (int64_t q = 0; q < tshi_gemm_words(form, left); q++, a += rows) {                 \
-                const __m512 y = _mm512_loadu_ps(rest + 16 * q);                                   \
+                const __m512 y = _mm512_load_ps(words[0] + 16 * q);                                \
                 TSHI_GEMM_FEW_STEP(isa, a, y)                                                      \
             }                                                                                      \
-            b += left * size;                                                                      \
             TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SLICE)                                                   \
         }                                                                                          \
         TSHI_GEMM_EACH8(TSHI_GEMM_FEW_END)                                                         \
     }                                                                                              \
     TARGET static void tshi_gemm_few_##isa(const tshi_gemm_tile *t, int rows, int cols) {          \
         const int width = tshi_gemm_few_width(rows);                                               \
-        for (int j = 0; j < cols; j += 16) switch (t->form) { __VA_ARGS__ }                        \
+        for (int j = 0; j < cols; j += 16) {                                                       \
+            const int last = j + 16 >= cols + t->after;                                            \
+            switch (t->form) { __VA_ARGS__ }                                                       \
+        }                                                                                          \
     }
 #define TSHI_GEMM_FEW_CASE(isa, form)                                                              \
     case form:                                                                                     \
         if (width == 1)                                                                            \
-            tshi_gemm_few_rows_##isa(t, j, rows, form, 1);                                         \
+            tshi_gemm_few_rows_##isa(t, j, last, rows, form, 1);                                   \
         else if (width == 4)                                                                       \
-            tshi_gemm_few_rows_##isa(t, j, rows, form, 4);                                         \
+            tshi_gemm_few_rows_##isa(t, j, last, rows, form, 4);                                   \
         else                                                                                       \
-            tshi_gemm_few_rows_##isa(t, j, rows, form, 8);                                         \
+            tshi_gemm_few_rows_##isa(t, j, last, rows, form, 8);                                   \
         break;
-#define TSHI_GEMM_FEW_WORD(s)                                                                      \
-    if (form == TSHI_GEMM_REALS) {                                                                 \
-        TSHI_GEMM_FEW_STEP(avx512, a + s * rows, word)                                             \
-    } else {                                                                                       \
-        const __m512 t0 = tshi_gemm_half(form, word, 0), t1 = tshi_gemm_half(form, word, 1);       \
-        TSHI_GEMM_FEW_STEP(avx512, a + 2 * s * rows, t0)                                           \
-        TSHI_GEMM_FEW_STEP(avx512, a + (2 * s + 1) * rows, t1)                                     \
-    }
-TSHI_GEMM_FEW_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_FEW_WORD,
+
+/* Of 16 pairs of 16 bits: the first elements, then the second ones. */
+static const uint16_t tshi_gemm_few_halves[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
+                                                  22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
+                                                  13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+
+TSHI_GEMM_FEW_KERNEL(avx512, TSHI_AVX512,
                      TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_REALS)
                      TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_BF16)
                      TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_F16) default : break;)
@@ -6698,8 +6752,7 @@ TSHI_GEMM_FEW_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_FEW_WORD,
 #define TSHI_GEMM_FEW_AVX512 NULL
 #endif
 #if TSHI_GEMM_BF16S
-#define TSHI_GEMM_FEW_PAIR(s) TSHI_GEMM_FEW_STEP(bf16, a + s * rows, word)
-TSHI_GEMM_FEW_KERNEL(bf16, TSHI_GEMM_TARGET_BF16, TSHI_GEMM_FEW_PAIR,
+TSHI_GEMM_FEW_KERNEL(bf16, TSHI_GEMM_TARGET_BF16,
                      TSHI_GEMM_FEW_CASE(bf16, TSHI_GEMM_PAIRS) default : tshi_gemm_few_avx512(
                          t, rows, cols);
                      return;)
@@ -6993,6 +7046,7 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     for (int64_t j = 0, cols; j < columns; j += cols) {
         cols = tshi_base_min(kernel->nr, columns - j);
         t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, j).data;
+        t.after = columns - j - cols;
         tshi_gemm_sliver(job, kernel->few, &t, 0, j, (int)cols, (int)cols);
         tshi_gemm_count(job, job->m * cols * job->k);
     }
@@ -7167,17 +7221,18 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
  * Columns of Y are computed 16 at a time, as many as a register has lanes. Their weights are moved
  * from blocks to tiles, where four successive elements of 16 rows of W lie side by side: one
  * instruction (VNNI) then adds four products in every lane. A few blocks of a row are moved at a
- * time, so that tiles stay in the L1 cache, and serve all rows of X. With few rows, tiles stay in
- * registers, and the time is that of reading W. */
+ * time, so that tiles stay in the L1 cache, and serve all rows of X. With few rows, the next block
+ * is moved while sums of this one are added to, and the time is that of reading W. */
 enum {
     TSHI_QUANT_COLUMNS = 16, /* columns of a tile */
     TSHI_QUANT_STRIP = 8,    /* blocks that are moved to tiles at a time */
     TSHI_QUANT_WIDE = 4,     /* tiles side by side, if there are many rows */
     TSHI_QUANT_FEW = 8,      /* rows of X that share a load of a tile */
-    TSHI_QUANT_Q8 = 34       /* bytes of a block of TSH_Q8_0 */
+    TSHI_QUANT_Q8 = 34,      /* bytes of a block of TSH_Q8_0 */
+    TSHI_QUANT_Q4 = 18       /* of TSH_Q4_0 */
 };
 
-/* One block of 32 weights of each of 16 rows of W, laid out for the kernels. */
+/* One block of 32 weights of each of 16 rows of W, laid out for the kernels; 64-byte aligned. */
 typedef struct tshi_quant_tile {
     unsigned char w[8][16][4]; /* element 4 i + j of row c at [i][c][j], plus 128 (4 bits: 8) */
     float scale[16];
@@ -7202,10 +7257,9 @@ typedef struct tshi_quant_source {
 /* Moves blocks to tiles. */
 typedef void (*tshi_quant_move_fn)(tshi_quant_tile *to, const tshi_quant_source *from);
 /* Adds blocks to the sums of 16 columns, for 1 to 8 rows of X. from->w: read, if w is NULL (not by
- * all kernels), else tiles. blocks: from row to row of x; stride: from row to row of sums. */
+ * all kernels), else tiles. x: block b of row r at 8 b + r; stride: from row to row of sums. */
 typedef void (*tshi_quant_dot_fn)(const tshi_quant_tile *w, const tshi_quant_source *from,
-                                  const tshi_quant_input *x, int64_t blocks, float *sums,
-                                  int64_t stride, int rows);
+                                  const tshi_quant_input *x, float *sums, int64_t stride, int rows);
 
 typedef struct tshi_quant_kernel {
     const char *name;
@@ -7231,17 +7285,17 @@ static void tshi_quant_move_c(tshi_quant_tile *to, const tshi_quant_source *from
 }
 
 static void tshi_quant_dot_c(const tshi_quant_tile *w, const tshi_quant_source *from,
-                             const tshi_quant_input *x, int64_t blocks, float *sums,
-                             int64_t stride, int rows) {
-    for (int r = 0; r < rows; r++, x += blocks, sums += stride)
+                             const tshi_quant_input *x, float *sums, int64_t stride, int rows) {
+    for (int r = 0; r < rows; r++, sums += stride)
         for (int b = 0; b < from->count; b++) {
+            const tshi_quant_input *y = x + TSHI_QUANT_FEW * b + r;
             int32_t sum[TSHI_QUANT_COLUMNS];
-            for (int c = 0; c < TSHI_QUANT_COLUMNS; c++) sum[c] = x[b].offset;
+            for (int c = 0; c < TSHI_QUANT_COLUMNS; c++) sum[c] = y->offset;
             for (int i = 0; i < TSHI_DTYPE_BLOCK; i++)
                 for (int c = 0; c < TSHI_QUANT_COLUMNS; c++)
-                    sum[c] += x[b].q[i] * (int)w[b].w[i / 4][c][i % 4];
+                    sum[c] += y->q[i] * (int)w[b].w[i / 4][c][i % 4];
             for (int c = 0; c < TSHI_QUANT_COLUMNS; c++)
-                sums[c] += w[b].scale[c] * x[b].scale * (float)sum[c];
+                sums[c] += w[b].scale[c] * y->scale * (float)sum[c];
         }
 }
 
@@ -7250,6 +7304,10 @@ static void tshi_quant_dot_c(const tshi_quant_tile *w, const tshi_quant_source *
 #if TSHI_X86
 #define TSHI_QUANT_VNNI                                                                            \
     __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")))
+
+typedef struct tshi_quant_dword {
+    signed char q[4];
+} tshi_quant_dword;
 
 static int32_t tshi_quant_four(const signed char *q) { /* four bytes, for all lanes */
     int32_t four;
@@ -7319,18 +7377,19 @@ TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(__m256i sum, const unsigned ch
 }
 
 TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, const tshi_quant_source *from,
-                                          const tshi_quant_input *x, int64_t blocks, float *sums,
-                                          int64_t stride, int rows) {
+                                          const tshi_quant_input *x, float *sums, int64_t stride,
+                                          int rows) {
     const __m256i offset = _mm256_set1_epi8(from->size == TSHI_QUANT_Q8 ? -128 : 8);
-    for (int r = 0; r < rows; r++, x += blocks, sums += stride) {
+    for (int r = 0; r < rows; r++, sums += stride) {
         __m256 s0 = _mm256_loadu_ps(sums), s1 = _mm256_loadu_ps(sums + 8);
         for (int b = 0; b < from->count; b++) {
-            const __m256 scale = _mm256_set1_ps(x[b].scale);
+            const tshi_quant_input *y = x + TSHI_QUANT_FEW * b + r;
+            const __m256 scale = _mm256_set1_ps(y->scale);
             const __m256 scale0 = _mm256_mul_ps(_mm256_loadu_ps(w[b].scale), scale);
             const __m256 scale1 = _mm256_mul_ps(_mm256_loadu_ps(w[b].scale + 8), scale);
             __m256i n0 = _mm256_setzero_si256(), n1 = n0;
             for (int i = 0; i < 8; i++) {
-                const __m256i q = _mm256_set1_epi32(tshi_quant_four(x[b].q + 4 * i));
+                const __m256i q = _mm256_set1_epi32(tshi_quant_four(y->q + 4 * i));
                 n0 = tshi_quant_add_avx2(n0, w[b].w[i][0], q, offset);
                 n1 = tshi_quant_add_avx2(n1, w[b].w[i][8], q, offset);
             }
@@ -7339,43 +7398,6 @@ TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, const tshi_q
         }
         _mm256_storeu_ps(sums, s0);
         _mm256_storeu_ps(sums + 8, s1);
-    }
-}
-
-/* Loads a block of 8 bits of 16 rows as a tile. A register has the bytes of rows r and r + 4. */
-TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_load_8(__m512i *to, const unsigned char *w,
-                                                   int64_t row) {
-    const __m512i flip = _mm512_set1_epi8(-128);
-    __m512i z[8];
-    for (int i = 0; i < 8; i++) {
-        const unsigned char *from = w + (i < 4 ? i : i + 4) * row + 2;
-        z[i] = _mm512_inserti64x4(_mm512_castsi256_si512(TSHI_QUANT_256(from)),
-                                  TSHI_QUANT_256(from + 4 * row), 1);
-    }
-    TSHI_QUANT_TRANSPOSE(512, z);     /* rows 0 to 7: dwords i, i + 4 of four rows; i, i + 4 of */
-    TSHI_QUANT_TRANSPOSE(512, z + 4); /* the next four; and rows 8 to 15 */
-    for (int i = 0; i < 4; i++) {
-        to[i] = _mm512_xor_si512(_mm512_shuffle_i32x4(z[i], z[i + 4], 0x88), flip);
-        to[i + 4] = _mm512_xor_si512(_mm512_shuffle_i32x4(z[i], z[i + 4], 0xDD), flip);
-    }
-}
-
-/* The same for 4 bits. A register has the 16 bytes of four rows. */
-TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_load_4(__m512i *to, const unsigned char *w,
-                                                   int64_t row) {
-    const __m512i low = _mm512_set1_epi8(15);
-    __m512i z[4];
-    for (int i = 0; i < 4; i++) { /* rows i, 4 + i, 8 + i, 12 + i */
-        const unsigned char *from = w + i * row + 2;
-        z[i] = _mm512_castsi128_si512(TSHI_QUANT_128(from));
-        z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(from + 4 * row), 1);
-        z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(from + 8 * row), 2);
-        z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(from + 12 * row), 3);
-    }
-    TSHI_QUANT_TRANSPOSE(512, z);
-    for (int i = 0; i < 4; i++) {
-        to[i] = _mm512_and_si512(z[i], low);
-        to[i + 4] = _mm512_and_si512(_mm512_srli_epi16(z[i], 4), low);
     }
 }
 
@@ -7398,63 +7420,127 @@ TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int
     return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
 }
 
-TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
-                                                 const tshi_quant_source *from) {
-    const unsigned char *w = from->w;
-    __m512i v[8];
-    if (from->rows < TSHI_QUANT_COLUMNS) {
-        tshi_quant_move_c(to, from);
-        return;
-    }
-    for (int b = 0; b < from->count; b++, to++, w += from->size) {
-        if (from->size == TSHI_QUANT_Q8)
-            tshi_quant_load_8(v, w, from->row);
-        else
-            tshi_quant_load_4(v, w, from->row);
-        for (int i = 0; i < 8; i++) _mm512_storeu_si512(to->w[i], v[i]);
-        _mm512_storeu_ps(to->scale, tshi_quant_scales(w, from->row));
+/* Moves a block of 16 rows to a tile in 8 parts, between which sums are added to: a processor does
+ * both at a time. p: the part; z: keeps values from part to part. 8 bits: a register has the bytes
+ * of rows r and r + 4; transposing rows 0 to 7 gives dwords i, i + 4 of four rows, then of the next
+ * four. 4 bits: a register has the 16 bytes of rows i, 4 + i, 8 + i, 12 + i. */
+TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_part(const int size, const int p, __m512i *z,
+                                                 tshi_quant_tile *to, const unsigned char *w,
+                                                 int64_t row) {
+    const __m512i flip = _mm512_set1_epi8(-128), low = _mm512_set1_epi8(15);
+#define TSHI_QUANT_LOAD_8(i)                                                                       \
+    z[i] = _mm512_inserti64x4(                                                                     \
+        _mm512_castsi256_si512(TSHI_QUANT_256(w + ((i) < 4 ? (i) : (i) + 4) * row + 2)),           \
+        TSHI_QUANT_256(w + ((i) < 4 ? (i) + 4 : (i) + 8) * row + 2), 1);
+#define TSHI_QUANT_KEEP_8(i)                                                                       \
+    _mm512_store_si512(to->w[i],                                                                   \
+                       _mm512_xor_si512(_mm512_shuffle_i32x4(z[i], z[(i) + 4], 0x88), flip));      \
+    _mm512_store_si512(to->w[(i) + 4],                                                             \
+                       _mm512_xor_si512(_mm512_shuffle_i32x4(z[i], z[(i) + 4], 0xDD), flip));
+#define TSHI_QUANT_LOAD_4(i)                                                                       \
+    z[i] = _mm512_castsi128_si512(TSHI_QUANT_128(w + (i)*row + 2));                                \
+    z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(w + ((i) + 4) * row + 2), 1);                   \
+    z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(w + ((i) + 8) * row + 2), 2);                   \
+    z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(w + ((i) + 12) * row + 2), 3);
+#define TSHI_QUANT_KEEP_4(i)                                                                       \
+    _mm512_store_si512(to->w[i], _mm512_and_si512(z[i], low));                                     \
+    _mm512_store_si512(to->w[(i) + 4], _mm512_and_si512(_mm512_srli_epi16(z[i], 4), low));
+    if (p == 7) {
+        _mm512_store_ps(to->scale, tshi_quant_scales(w, row));
+    } else if (size == TSHI_QUANT_Q8) {
+        if (p == 0) { TSHI_QUANT_LOAD_8(0) TSHI_QUANT_LOAD_8(1) }
+        if (p == 1) { TSHI_QUANT_LOAD_8(2) TSHI_QUANT_LOAD_8(3) }
+        if (p == 2) TSHI_QUANT_TRANSPOSE(512, z);
+        if (p == 3) { TSHI_QUANT_LOAD_8(4) TSHI_QUANT_LOAD_8(5) }
+        if (p == 4) { TSHI_QUANT_LOAD_8(6) TSHI_QUANT_LOAD_8(7) }
+        if (p == 5) TSHI_QUANT_TRANSPOSE(512, z + 4);
+        if (p == 6) {
+            TSHI_QUANT_KEEP_8(0) TSHI_QUANT_KEEP_8(1) TSHI_QUANT_KEEP_8(2) TSHI_QUANT_KEEP_8(3)
+        }
+    } else {
+        if (p == 0) { TSHI_QUANT_LOAD_4(0) }
+        if (p == 1) { TSHI_QUANT_LOAD_4(1) }
+        if (p == 2) { TSHI_QUANT_LOAD_4(2) }
+        if (p == 3) { TSHI_QUANT_LOAD_4(3) }
+        if (p == 4) TSHI_QUANT_TRANSPOSE(512, z);
+        if (p == 5) { TSHI_QUANT_KEEP_4(0) TSHI_QUANT_KEEP_4(1) }
+        if (p == 6) { TSHI_QUANT_KEEP_4(2) TSHI_QUANT_KEEP_4(3) }
     }
 }
 
-/* Row i of X: sums of one block, in integers, then times the scales. */
-#define TSHI_QUANT_ADD(k)                                                                          \
-    n = _mm512_dpbusd_epi32(n, v[k], _mm512_set1_epi32(tshi_quant_four(y->q + 4 * k)));
-#define TSHI_QUANT_ROW(i)                                                                          \
-    if (rows > i) {                                                                                \
-        const tshi_quant_input *y = x + i * blocks + b;                                            \
-        __m512i n = _mm512_set1_epi32(y->offset);                                                  \
-        TSHI_QUANT_ADD(0) TSHI_QUANT_ADD(1) TSHI_QUANT_ADD(2) TSHI_QUANT_ADD(3)                    \
-        TSHI_QUANT_ADD(4) TSHI_QUANT_ADD(5) TSHI_QUANT_ADD(6) TSHI_QUANT_ADD(7)                    \
-        s##i = _mm512_add_ps(s##i, _mm512_mul_ps(_mm512_mul_ps(scale, _mm512_set1_ps(y->scale)),   \
-                                                 _mm512_cvtepi32_ps(n)));                          \
-    }
-#define TSHI_QUANT_SUMS(i)                                                                         \
-    __m512 s##i = rows > i ? _mm512_loadu_ps(sums + i * stride) : _mm512_setzero_ps();
-#define TSHI_QUANT_PUT(i)                                                                          \
-    if (rows > i) _mm512_storeu_ps(sums + i * stride, s##i);
 #define TSHI_QUANT_EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#define TSHI_QUANT_MOVE(p) tshi_quant_part(size, p, z, to, w, from->row);
 
-/* size (0: tiles) is constant after inlining. */
+TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_tiles(tshi_quant_tile *to,
+                                                  const tshi_quant_source *from, const int size) {
+    const unsigned char *w = from->w;
+    __m512i z[8];
+    for (int b = 0; b < from->count; b++, to++, w += size) {
+        TSHI_QUANT_EACH(TSHI_QUANT_MOVE)
+    }
+}
+
+TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
+                                                 const tshi_quant_source *from) {
+    if (from->rows < TSHI_QUANT_COLUMNS)
+        tshi_quant_move_c(to, from);
+    else if (from->size == TSHI_QUANT_Q8)
+        tshi_quant_tiles(to, from, TSHI_QUANT_Q8);
+    else
+        tshi_quant_tiles(to, from, TSHI_QUANT_Q4);
+}
+
+#define TSHI_QUANT_SUMS(i)                                                                         \
+    s[i] = rows > i ? _mm512_loadu_ps(sums + i * stride) : _mm512_setzero_ps();
+#define TSHI_QUANT_BEGIN(i)                                                                        \
+    if (width > i) n[i] = _mm512_set1_epi32(x[i].offset);
+/* Adds the products with four elements of row i of X. gcc 12 would load them in all lanes by an
+ * instruction of its own. */
+#define TSHI_QUANT_ADD(i)                                                                          \
+    if (width > i)                                                                                 \
+        __asm__("vpdpbusd %1%{1to16%}, %2, %0"                                                     \
+                : "+v"(n[i])                                                                       \
+                : "m"(*(const tshi_quant_dword *)(const void *)(x[i].q + 4 * k)), "v"(w4));
+#define TSHI_QUANT_STEP(step)                                                                      \
+    {                                                                                              \
+        const int k = step;                                                                        \
+        const __m512i w4 = _mm512_load_si512(now->w[k]);                                           \
+        if (size) tshi_quant_part(size, k, z, two + (~b & 1), w, from->row);                       \
+        TSHI_QUANT_EACH(TSHI_QUANT_ADD)                                                            \
+    }
+#define TSHI_QUANT_END(i)                                                                          \
+    if (width > i)                                                                                 \
+        s[i] = _mm512_add_ps(s[i],                                                                 \
+                             _mm512_mul_ps(_mm512_mul_ps(scale, _mm512_set1_ps(x[i].scale)),       \
+                                           _mm512_cvtepi32_ps(n[i])));
+#define TSHI_QUANT_PUT(i)                                                                          \
+    if (rows > i) _mm512_storeu_ps(sums + i * stride, s[i]);
+
+/* size (0: tiles) and width, the number of rows of X or more, are constant after inlining. */
 TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *tile,
                                                       const tshi_quant_source *from,
-                                                      const tshi_quant_input *x, int64_t blocks,
-                                                      float *sums, int64_t stride, int rows,
-                                                      const int size) {
-    const int64_t row = from->row;
+                                                      const tshi_quant_input *x, float *sums,
+                                                      int64_t stride, int rows, const int size,
+                                                      const int width) {
     const unsigned char *w = from->w;
     uintptr_t ahead = from->ahead;
+    __attribute__((aligned(64))) tshi_quant_tile two[2]; /* of this block and of the next one */
+    tshi_quant_tile *const to = two;
+    __m512i z[8];
+    __m512 s[8];
     TSHI_QUANT_EACH(TSHI_QUANT_SUMS)
-    for (int b = 0; b < from->count; b++) {
-        __m512i v[8];
-        __m512 scale;
+    if (size) { TSHI_QUANT_EACH(TSHI_QUANT_MOVE) }
+    for (int b = 0; b < from->count; b++, x += TSHI_QUANT_FEW) {
+        const tshi_quant_tile *now = size ? two + (b & 1) : tile + b;
+        const __m512 scale = _mm512_load_ps(now->scale);
+        __m512i n[8];
         for (int i = 0; i < TSHI_QUANT_COLUMNS * size; i += 64)
             TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
-        if (size == TSHI_QUANT_Q8) tshi_quant_load_8(v, w, row);
-        if (size && size != TSHI_QUANT_Q8) tshi_quant_load_4(v, w, row);
-        for (int i = 0; i < 8 && !size; i++) v[i] = _mm512_loadu_si512(tile[b].w[i]);
-        scale = size ? tshi_quant_scales(w, row) : _mm512_loadu_ps(tile[b].scale);
-        TSHI_QUANT_EACH(TSHI_QUANT_ROW)
-        w += size;
+        w += b + 1 < from->count ? size : 0; /* the last block is moved twice */
+        TSHI_QUANT_EACH(TSHI_QUANT_BEGIN)
+        TSHI_QUANT_STEP(0) TSHI_QUANT_STEP(1) TSHI_QUANT_STEP(2) TSHI_QUANT_STEP(3)
+        TSHI_QUANT_STEP(4) TSHI_QUANT_STEP(5) TSHI_QUANT_STEP(6) TSHI_QUANT_STEP(7)
+        TSHI_QUANT_EACH(TSHI_QUANT_END)
         ahead += (uintptr_t)(TSHI_QUANT_COLUMNS * size);
     }
     TSHI_QUANT_EACH(TSHI_QUANT_PUT)
@@ -7462,19 +7548,35 @@ TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *til
 
 TSHI_QUANT_VNNI static void tshi_quant_dot_vnni(const tshi_quant_tile *w,
                                                 const tshi_quant_source *from,
-                                                const tshi_quant_input *x, int64_t blocks,
-                                                float *sums, int64_t stride, int rows) {
+                                                const tshi_quant_input *x, float *sums,
+                                                int64_t stride, int rows) {
+#define TSHI_QUANT_WIDTHS(size)                                                                    \
+    if (rows == 1)                                                                                 \
+        tshi_quant_rows_vnni(w, from, x, sums, stride, rows, size, 1);                             \
+    else if (rows <= 4)                                                                            \
+        tshi_quant_rows_vnni(w, from, x, sums, stride, rows, size, 4);                             \
+    else                                                                                           \
+        tshi_quant_rows_vnni(w, from, x, sums, stride, rows, size, 8);
     if (w)
-        tshi_quant_rows_vnni(w, from, x, blocks, sums, stride, rows, 0);
-    else if (from->size == TSHI_QUANT_Q8)
-        tshi_quant_rows_vnni(w, from, x, blocks, sums, stride, rows, TSHI_QUANT_Q8);
-    else
-        tshi_quant_rows_vnni(w, from, x, blocks, sums, stride, rows, 18);
+        tshi_quant_rows_vnni(w, from, x, sums, stride, rows, 0, 8);
+    else if (from->size == TSHI_QUANT_Q8) {
+        TSHI_QUANT_WIDTHS(TSHI_QUANT_Q8)
+    } else {
+        TSHI_QUANT_WIDTHS(TSHI_QUANT_Q4)
+    }
 }
+#undef TSHI_QUANT_WIDTHS
+#undef TSHI_QUANT_END
+#undef TSHI_QUANT_STEP
+#undef TSHI_QUANT_MOVE
+#undef TSHI_QUANT_KEEP_4
+#undef TSHI_QUANT_LOAD_4
+#undef TSHI_QUANT_KEEP_8
+#undef TSHI_QUANT_LOAD_8
+#undef TSHI_QUANT_BEGIN
 #undef TSHI_QUANT_EACH
 #undef TSHI_QUANT_PUT
 #undef TSHI_QUANT_SUMS
-#undef TSHI_QUANT_ROW
 #undef TSHI_QUANT_ADD
 #undef TSHI_QUANT_NEXT
 #undef TSHI_QUANT_SCALE
@@ -7538,7 +7640,7 @@ static void tshi_quant_block(const tsh_real *x, int32_t offset, tshi_quant_input
 typedef struct tshi_quant_job {
     const tshi_quant_kernel *kernel;
     const unsigned char *w;    /* W, shape (outs, blocks), `size` bytes a block */
-    const tshi_quant_input *x; /* X, shape (rows, blocks) */
+    const tshi_quant_input *x; /* X, shape (rows / 8, blocks, 8) */
     const tshi_matrix *bias;   /* as (rows, outs); NULL: there is none */
     tshi_matrix y;             /* Y, shape (rows, outs), rows contiguous */
     int64_t rows, outs, blocks;
@@ -7572,7 +7674,7 @@ static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile,
         for (int64_t i = 0; i < job->rows; i += TSHI_QUANT_FEW)
             for (int t = 0; t < tiles; t++)
                 job->kernel->dot(direct ? NULL : tile + t * TSHI_QUANT_STRIP, &from,
-                                 job->x + i * job->blocks + b, job->blocks,
+                                 job->x + i * job->blocks + TSHI_QUANT_FEW * b,
                                  sums + i * stride + t * TSHI_QUANT_COLUMNS, stride,
                                  (int)tshi_base_min(TSHI_QUANT_FEW, job->rows - i));
     }
@@ -7606,7 +7708,8 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     const int pieces = (int)tshi_base_min(
         tshi_team_parts(w->ctx, rows * outs * ins, MIN_WORK),
         tshi_base_ceil(outs, TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE));
-    const size_t inputs = ((size_t)(rows * blocks) * sizeof(tshi_quant_input) + 63) / 64 * 64;
+    const int64_t eights = tshi_base_ceil(rows, TSHI_QUANT_FEW);
+    const size_t inputs = (size_t)(eights * blocks * TSHI_QUANT_FEW) * sizeof(tshi_quant_input);
     const int wide = rows > TSHI_QUANT_FEW ? TSHI_QUANT_WIDE : 1;
     const size_t tiles = (size_t)(TSHI_QUANT_STRIP * wide) * sizeof(tshi_quant_tile);
     const size_t sums = (size_t)(rows * TSHI_QUANT_COLUMNS * wide) * sizeof(float);
@@ -7621,11 +7724,14 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     }
     to = (tshi_quant_input *)tshi_mem_data(block);
     job.size = tshi_dtypes[w->dtype].size;
+    if (rows > 1) memset(to, 0, inputs); /* rows that are missing in the last eight */
     for (int64_t i = 0; i < rows; i++)
         for (int64_t b = 0; b < blocks; b++) {
             from->load(tshi_gemm_from(x, i, b * TSHI_DTYPE_BLOCK).data, x.column, TSHI_DTYPE_BLOCK,
                        values);
-            tshi_quant_block(values, job.size == TSHI_QUANT_Q8 ? 128 : 8, &to[i * blocks + b]);
+            tshi_quant_block(values, job.size == TSHI_QUANT_Q8 ? 128 : 8,
+                             &to[(i / TSHI_QUANT_FEW * blocks + b) * TSHI_QUANT_FEW +
+                                 i % TSHI_QUANT_FEW]);
         }
     job.kernel = tshi_quant_pick(w->ctx->isa);
     job.w = (const unsigned char *)tshi_tensor_at(w);
@@ -22663,7 +22769,10 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_FEW_CASE
 #undef TSHI_GEMM_FEW_WORD
 #undef TSHI_GEMM_FEW_AVX512
-#undef TSHI_GEMM_FEW_PAIR
+#undef TSHI_GEMM_FEW_SUM_avx512
+#undef TSHI_GEMM_FEW_SUM_bf16
+#undef TSHI_GEMM_FEW_FIRST
+#undef TSHI_GEMM_FEW_PART
 #undef TSHI_GEMM_ROWS6
 #undef TSHI_GEMM_ROWS12
 #undef TSHI_GEMM_ZERO
