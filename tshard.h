@@ -2982,19 +2982,56 @@ TSHI_INLINE uint16_t tshi_dtype_to_f16(tsh_real x) {
     return (uint16_t)(h | (all >> 16 & 0x8000u));
 }
 
+/* Defines functions that convert contiguous elements as long as there are TSHI_DTYPE_RUN, and return
+ * how many they have converted; compiled for one instruction set. */
+#define TSHI_DTYPE_RUNS(name, isa, TARGET)                                                         \
+    TARGET static int64_t tshi_dtype_load_##name##_##isa(const uint16_t *from, int64_t n,          \
+                                                         tsh_real *to) {                           \
+        int64_t at = 0;                                                                            \
+        for (; at + TSHI_DTYPE_RUN <= n; at += TSHI_DTYPE_RUN) {                                   \
+            TSHI_DTYPE_LANES for (int i = 0; i < TSHI_DTYPE_RUN; i++)                              \
+                to[at + i] = tshi_dtype_from_##name(from[at + i]);                                 \
+        }                                                                                          \
+        return at;                                                                                 \
+    }                                                                                              \
+    TARGET static int64_t tshi_dtype_store_##name##_##isa(uint16_t *to, int64_t n,                 \
+                                                          const tsh_real *from) {                  \
+        int64_t at = 0;                                                                            \
+        for (; at + TSHI_DTYPE_RUN <= n; at += TSHI_DTYPE_RUN) {                                   \
+            TSHI_DTYPE_LANES for (int i = 0; i < TSHI_DTYPE_RUN; i++)                              \
+                to[at + i] = tshi_dtype_to_##name(from[at + i]);                                   \
+        }                                                                                          \
+        return at;                                                                                 \
+    }
+#if TSHI_X86
+#define TSHI_DTYPE_WIDE __attribute__((target("avx512bw")))
+#define TSHI_DTYPE_PICK(name) /* what this processor runs */                                       \
+    (__builtin_cpu_supports("avx512bw") ? name##_avx512 : name##_portable)
+TSHI_DTYPE_RUNS(bf16, avx512, TSHI_DTYPE_WIDE)
+TSHI_DTYPE_RUNS(f16, avx512, TSHI_DTYPE_WIDE)
+#else
+#define TSHI_DTYPE_PICK(name) name##_portable
+#endif
+
 /* Defines tshi_dtype_load_<name> and tshi_dtype_store_<name> of a dtype of 16 bits. */
 #define TSHI_DTYPE_SHORT(name)                                                                     \
+    TSHI_DTYPE_RUNS(name, portable, )                                                              \
     static void tshi_dtype_load_##name(const void *data, int64_t step, int64_t n, tsh_real *to) {  \
-        const uint16_t *TSHI_RESTRICT from = (const uint16_t *)data;                               \
-        for (int64_t i = 0; i < n; i++) to[i] = tshi_dtype_from_##name(from[i * step]);            \
+        const uint16_t *from = (const uint16_t *)data;                                             \
+        int64_t i = step == 1 ? TSHI_DTYPE_PICK(tshi_dtype_load_##name)(from, n, to) : 0;          \
+        for (; i < n; i++) to[i] = tshi_dtype_from_##name(from[i * step]);                         \
     }                                                                                              \
     static void tshi_dtype_store_##name(void *data, int64_t step, int64_t n,                       \
                                         const tsh_real *from) {                                    \
-        uint16_t *TSHI_RESTRICT to = (uint16_t *)data;                                             \
-        for (int64_t i = 0; i < n; i++) to[i * step] = tshi_dtype_to_##name(from[i]);              \
+        uint16_t *to = (uint16_t *)data;                                                           \
+        int64_t i = step == 1 ? TSHI_DTYPE_PICK(tshi_dtype_store_##name)(to, n, from) : 0;         \
+        for (; i < n; i++) to[i * step] = tshi_dtype_to_##name(from[i]);                           \
     }
 TSHI_DTYPE_SHORT(bf16)
 TSHI_DTYPE_SHORT(f16)
+#undef TSHI_DTYPE_RUNS
+#undef TSHI_DTYPE_WIDE
+#undef TSHI_DTYPE_PICK
 
 /* -- quantised weights: the formats and the rounding of ggml -------------------------------- */
 
@@ -5251,9 +5288,13 @@ TSHI_APART void tshi_kernel_convert(const tshi_operand *x, int64_t e, int64_t n,
  * contiguous tsh_real, else in pad, which repeats the block's first value after the last. */
 TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, int64_t n,
                                              tsh_real *pad) {
+    const uint16_t *from = (const uint16_t *)x->data + e;
     if (x->dtype == TSH_REAL)
         return tshi_kernel_load_block((const tsh_real *)x->data, x->step, e, n, pad);
-    tshi_kernel_convert(x, e, n, pad);
+    if (x->dtype != TSH_BF16 || x->step != 1 || n - e < TSHI_BLOCK)
+        tshi_kernel_convert(x, e, n, pad);
+    else /* without a call */
+        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) pad[i] = tshi_dtype_from_bf16(from[i]);
     return pad;
 }
 
@@ -5276,10 +5317,16 @@ TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n
  * if `add` is 1. */
 TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
                                    const tsh_real *block, int add) {
+    uint16_t *to = (uint16_t *)y->data + e;
     if (y->dtype == TSH_REAL)
         tshi_kernel_store_block((tsh_real *)y->data, y->step, e, n, block, add);
-    else
+    else if (y->dtype != TSH_BF16 || y->step != 1 || n - e < TSHI_BLOCK)
         tshi_kernel_round_to(y, e, n, block, add);
+    else if (add)
+        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++)
+            to[i] = tshi_dtype_to_bf16(tshi_dtype_from_bf16(to[i]) + block[i]);
+    else
+        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) to[i] = tshi_dtype_to_bf16(block[i]);
 }
 
 /* Does the same as tshi_kernel_load for an operand of integers, always by copying to pad. */
@@ -5624,6 +5671,14 @@ TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_o
         int64_t integer[BLOCK];
         tsh_real real[BLOCK];
     } block;
+    if (to->dtype == TSH_REAL && to->step == 1) {
+        x->load(in.data, in.step, n, (tsh_real *)out.data);
+        return;
+    }
+    if (from->dtype == TSH_REAL && from->step == 1 && in.data != out.data) {
+        y->store(out.data, out.step, n, (const tsh_real *)in.data);
+        return;
+    }
     for (; n > 0; n -= BLOCK) {
         const int64_t m = tshi_base_min(BLOCK, n);
         if (x->floating || y->floating) {
@@ -18882,15 +18937,6 @@ struct tsh_optim {
 
 /* -- the global norm -------------------------------------------------------- */
 
-/* As tshi_kernel_load, of contiguous elements; faster for bf16. */
-TSHI_INLINE const tsh_real *tshi_optim_load(const tshi_operand *x, int64_t e, int64_t n,
-                                            tsh_real *pad) {
-    const uint16_t *from = (const uint16_t *)x->data + e;
-    if (x->dtype != TSH_BF16 || n - e < TSHI_BLOCK) return tshi_kernel_load(x, e, n, pad);
-    for (int i = 0; i < TSHI_BLOCK; i++) pad[i] = tshi_dtype_from_bf16(from[i]);
-    return pad;
-}
-
 /* **total += sum x^2 of n elements, in double, with TSHI_BLOCK sums at a time (vectorises). */
 typedef double *tshi_optim_total;
 TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
@@ -18900,11 +18946,11 @@ TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
     int64_t e;
     for (int i = 0; i < TSHI_BLOCK; i++) partial[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        const tsh_real *x = tshi_optim_load(operand, e, n, pad);
+        const tsh_real *x = tshi_kernel_load(operand, e, n, pad);
         for (int i = 0; i < TSHI_BLOCK; i++) partial[i] += (double)x[i] * (double)x[i];
     }
     if (e < n) {
-        const tsh_real *x = tshi_optim_load(operand, e, n, pad);
+        const tsh_real *x = tshi_kernel_load(operand, e, n, pad);
         for (int i = 0; i < n - e; i++) sum += (double)x[i] * (double)x[i];
     }
     for (int i = 0; i < TSHI_BLOCK; i++) sum += partial[i];
@@ -19049,18 +19095,14 @@ typedef struct tshi_update {
 /* Loads a block of the parameter: its exact weights if it has any. */
 TSHI_INLINE const tsh_real *tshi_optim_load_x(const tshi_operand *operand, int64_t e, int64_t n,
                                               tsh_real *pad) {
-    uint16_t value[TSHI_BLOCK] = {0}, low[TSHI_BLOCK] = {0};
     const uint16_t *x = (const uint16_t *)operand[TSHI_OPTIM_X].data + e;
-    const uint16_t *rest = (const uint16_t *)operand[TSHI_OPTIM_LOW].data + e;
+    const uint16_t *low = (const uint16_t *)operand[TSHI_OPTIM_LOW].data + e;
     if (!operand[TSHI_OPTIM_LOW].data) return tshi_kernel_load(&operand[TSHI_OPTIM_X], e, n, pad);
-    if (n - e >= TSHI_BLOCK) {
-        memcpy(value, x, sizeof value);
-        memcpy(low, rest, sizeof low);
-    } else {
-        memcpy(value, x, (size_t)(n - e) * sizeof *x);
-        memcpy(low, rest, (size_t)(n - e) * sizeof *rest);
-    }
-    for (int i = 0; i < TSHI_BLOCK; i++) pad[i] = tshi_tensor_join(value[i], low[i]);
+    if (n - e >= TSHI_BLOCK)
+        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) pad[i] = tshi_tensor_join(x[i], low[i]);
+    else
+        for (int i = 0; i < TSHI_BLOCK; i++)
+            pad[i] = e + i < n ? tshi_tensor_join(x[i], low[i]) : pad[0];
     return pad;
 }
 
@@ -19069,24 +19111,17 @@ TSHI_INLINE void tshi_optim_store_x(const tshi_operand *operand, int64_t e, int6
                                     const tsh_real *block, const tshi_update *p,
                                     tshi_words *drawn) {
     const tshi_noise noise = {p->noise.key, p->stream, p->noise.element};
-    uint16_t value[TSHI_BLOCK], low[TSHI_BLOCK];
     uint16_t *x = (uint16_t *)operand[TSHI_OPTIM_X].data + e;
-    uint16_t *rest = (uint16_t *)operand[TSHI_OPTIM_LOW].data + e;
+    uint16_t *low = (uint16_t *)operand[TSHI_OPTIM_LOW].data + e;
     if (p->rounds)
         tshi_kernel_store_random(&operand[TSHI_OPTIM_X], e, n, block,
                                  tshi_kernel_words(&noise, e, drawn), 0);
     else if (!operand[TSHI_OPTIM_LOW].data)
         tshi_kernel_store(&operand[TSHI_OPTIM_X], e, n, block, 0);
-    if (!operand[TSHI_OPTIM_LOW].data) return;
-    TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++)
-        tshi_tensor_split(block[i], &value[i], &low[i]);
-    if (n - e >= TSHI_BLOCK) {
-        memcpy(x, value, sizeof value);
-        memcpy(rest, low, sizeof low);
-    } else {
-        memcpy(x, value, (size_t)(n - e) * sizeof *x);
-        memcpy(rest, low, (size_t)(n - e) * sizeof *rest);
-    }
+    else if (n - e >= TSHI_BLOCK)
+        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) tshi_tensor_split(block[i], &x[i], &low[i]);
+    else
+        for (int i = 0; i < n - e; i++) tshi_tensor_split(block[i], &x[i], &low[i]);
 }
 
 /* Stores a block of both moments, or of the first one if `second` is NULL. One random word per
@@ -19119,9 +19154,9 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand,
     drawn[0].first = drawn[1].first = -1;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) { /* loads pad the last block */
         xs = tshi_optim_load_x(operand, e, n, pad[0]);
-        gs = tshi_optim_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
-        ms = tshi_optim_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
-        vs = tshi_optim_load(&operand[TSHI_OPTIM_SECOND], e, n, pad[3]);
+        gs = tshi_kernel_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
+        ms = tshi_kernel_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
+        vs = tshi_kernel_load(&operand[TSHI_OPTIM_SECOND], e, n, pad[3]);
         TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
             const tsh_real g = gs[i] * clip + decay * xs[i]; /* decay: 0 for AdamW */
             m[i] = b1 * ms[i] + c1 * g;
@@ -19147,12 +19182,12 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand,
     drawn[0].first = drawn[1].first = -1;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         xs = tshi_optim_load_x(operand, e, n, pad[0]);
-        gs = tshi_optim_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
+        gs = tshi_kernel_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
         if (!remembers) {
             TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++)
                 x[i] = xs[i] - lr * (gs[i] * clip + decay * xs[i]);
         } else {
-            ms = tshi_optim_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
+            ms = tshi_kernel_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
             TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
                 const tsh_real d = gs[i] * clip + decay * xs[i], v = momentum * ms[i] + d;
                 m[i] = v;
