@@ -5288,13 +5288,9 @@ TSHI_APART void tshi_kernel_convert(const tshi_operand *x, int64_t e, int64_t n,
  * contiguous tsh_real, else in pad, which repeats the block's first value after the last. */
 TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, int64_t n,
                                              tsh_real *pad) {
-    const uint16_t *from = (const uint16_t *)x->data + e;
     if (x->dtype == TSH_REAL)
         return tshi_kernel_load_block((const tsh_real *)x->data, x->step, e, n, pad);
-    if (x->dtype != TSH_BF16 || x->step != 1 || n - e < TSHI_BLOCK)
-        tshi_kernel_convert(x, e, n, pad);
-    else /* without a call */
-        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) pad[i] = tshi_dtype_from_bf16(from[i]);
+    tshi_kernel_convert(x, e, n, pad);
     return pad;
 }
 
@@ -5308,25 +5304,20 @@ TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n
     tsh_real sum[TSHI_BLOCK];
     int i;
     if (add) row->load(at, y->step, m, sum); /* reads the values to add to */
-    for (i = 0; i < m; i++)                  /* if step is 0, sum[i] continues sum[i - 1] */
-        sum[i] = add ? TSHI_R(sum[y->step || !i ? i : i - 1] + block[i]) : block[i];
-    row->store(at, y->step, m, sum);
+    for (i = 0; i < m && add && y->step; i++) sum[i] += block[i];
+    for (i = 0; i < m && add && !y->step; i++) /* sum[i] continues sum[i - 1] */
+        sum[i] = sum[i ? i - 1 : 0] + block[i];
+    row->store(at, y->step, m, add ? sum : block);
 }
 
 /* Stores a block as elements e, e + 1, ... of y, which has n, rounded to y's dtype; adds it to them
  * if `add` is 1. */
 TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
                                    const tsh_real *block, int add) {
-    uint16_t *to = (uint16_t *)y->data + e;
     if (y->dtype == TSH_REAL)
         tshi_kernel_store_block((tsh_real *)y->data, y->step, e, n, block, add);
-    else if (y->dtype != TSH_BF16 || y->step != 1 || n - e < TSHI_BLOCK)
-        tshi_kernel_round_to(y, e, n, block, add);
-    else if (add)
-        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++)
-            to[i] = tshi_dtype_to_bf16(tshi_dtype_from_bf16(to[i]) + block[i]);
     else
-        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) to[i] = tshi_dtype_to_bf16(block[i]);
+        tshi_kernel_round_to(y, e, n, block, add);
 }
 
 /* Does the same as tshi_kernel_load for an operand of integers, always by copying to pad. */
@@ -18937,6 +18928,15 @@ struct tsh_optim {
 
 /* -- the global norm -------------------------------------------------------- */
 
+/* As tshi_kernel_load, of contiguous elements; faster for bf16. */
+TSHI_INLINE const tsh_real *tshi_optim_load(const tshi_operand *x, int64_t e, int64_t n,
+                                            tsh_real *pad) {
+    const uint16_t *from = (const uint16_t *)x->data + e;
+    if (x->dtype != TSH_BF16 || n - e < TSHI_BLOCK) return tshi_kernel_load(x, e, n, pad);
+    for (int i = 0; i < TSHI_BLOCK; i++) pad[i] = tshi_dtype_from_bf16(from[i]);
+    return pad;
+}
+
 /* **total += sum x^2 of n elements, in double, with TSHI_BLOCK sums at a time (vectorises). */
 typedef double *tshi_optim_total;
 TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
@@ -18946,11 +18946,11 @@ TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
     int64_t e;
     for (int i = 0; i < TSHI_BLOCK; i++) partial[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        const tsh_real *x = tshi_kernel_load(operand, e, n, pad);
+        const tsh_real *x = tshi_optim_load(operand, e, n, pad);
         for (int i = 0; i < TSHI_BLOCK; i++) partial[i] += (double)x[i] * (double)x[i];
     }
     if (e < n) {
-        const tsh_real *x = tshi_kernel_load(operand, e, n, pad);
+        const tsh_real *x = tshi_optim_load(operand, e, n, pad);
         for (int i = 0; i < n - e; i++) sum += (double)x[i] * (double)x[i];
     }
     for (int i = 0; i < TSHI_BLOCK; i++) sum += partial[i];
@@ -19154,9 +19154,9 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand,
     drawn[0].first = drawn[1].first = -1;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) { /* loads pad the last block */
         xs = tshi_optim_load_x(operand, e, n, pad[0]);
-        gs = tshi_kernel_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
-        ms = tshi_kernel_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
-        vs = tshi_kernel_load(&operand[TSHI_OPTIM_SECOND], e, n, pad[3]);
+        gs = tshi_optim_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
+        ms = tshi_optim_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
+        vs = tshi_optim_load(&operand[TSHI_OPTIM_SECOND], e, n, pad[3]);
         TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
             const tsh_real g = gs[i] * clip + decay * xs[i]; /* decay: 0 for AdamW */
             m[i] = b1 * ms[i] + c1 * g;
@@ -19182,12 +19182,12 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand,
     drawn[0].first = drawn[1].first = -1;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         xs = tshi_optim_load_x(operand, e, n, pad[0]);
-        gs = tshi_kernel_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
+        gs = tshi_optim_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
         if (!remembers) {
             TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++)
                 x[i] = xs[i] - lr * (gs[i] * clip + decay * xs[i]);
         } else {
-            ms = tshi_kernel_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
+            ms = tshi_optim_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
             TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
                 const tsh_real d = gs[i] * clip + decay * xs[i], v = momentum * ms[i] + d;
                 m[i] = v;
