@@ -2982,8 +2982,8 @@ TSHI_INLINE uint16_t tshi_dtype_to_f16(tsh_real x) {
     return (uint16_t)(h | (all >> 16 & 0x8000u));
 }
 
-/* Defines functions that convert contiguous elements as long as there are TSHI_DTYPE_RUN, and return
- * how many they have converted; compiled for one instruction set. */
+/* Defines functions for one instruction set, which convert TSHI_DTYPE_RUN contiguous elements at a
+ * time, as long as there are so many, and return how many they have converted. */
 #define TSHI_DTYPE_RUNS(name, isa, TARGET)                                                         \
     TARGET static int64_t tshi_dtype_load_##name##_##isa(const uint16_t *from, int64_t n,          \
                                                          tsh_real *to) {                           \
