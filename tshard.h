@@ -2982,19 +2982,56 @@ TSHI_INLINE uint16_t tshi_dtype_to_f16(tsh_real x) {
     return (uint16_t)(h | (all >> 16 & 0x8000u));
 }
 
+/* Defines functions for one instruction set, which convert TSHI_DTYPE_RUN contiguous elements at a
+ * time, as long as there are so many, and return how many they have converted. */
+#define TSHI_DTYPE_RUNS(name, isa, TARGET)                                                         \
+    TARGET static int64_t tshi_dtype_load_##name##_##isa(const uint16_t *from, int64_t n,          \
+                                                         tsh_real *to) {                           \
+        int64_t at = 0;                                                                            \
+        for (; at + TSHI_DTYPE_RUN <= n; at += TSHI_DTYPE_RUN) {                                   \
+            TSHI_DTYPE_LANES for (int i = 0; i < TSHI_DTYPE_RUN; i++)                              \
+                to[at + i] = tshi_dtype_from_##name(from[at + i]);                                 \
+        }                                                                                          \
+        return at;                                                                                 \
+    }                                                                                              \
+    TARGET static int64_t tshi_dtype_store_##name##_##isa(uint16_t *to, int64_t n,                 \
+                                                          const tsh_real *from) {                  \
+        int64_t at = 0;                                                                            \
+        for (; at + TSHI_DTYPE_RUN <= n; at += TSHI_DTYPE_RUN) {                                   \
+            TSHI_DTYPE_LANES for (int i = 0; i < TSHI_DTYPE_RUN; i++)                              \
+                to[at + i] = tshi_dtype_to_##name(from[at + i]);                                   \
+        }                                                                                          \
+        return at;                                                                                 \
+    }
+#if TSHI_X86
+#define TSHI_DTYPE_WIDE __attribute__((target("avx512bw")))
+#define TSHI_DTYPE_PICK(name) /* what this processor runs */                                       \
+    (__builtin_cpu_supports("avx512bw") ? name##_avx512 : name##_portable)
+TSHI_DTYPE_RUNS(bf16, avx512, TSHI_DTYPE_WIDE)
+TSHI_DTYPE_RUNS(f16, avx512, TSHI_DTYPE_WIDE)
+#else
+#define TSHI_DTYPE_PICK(name) name##_portable
+#endif
+
 /* Defines tshi_dtype_load_<name> and tshi_dtype_store_<name> of a dtype of 16 bits. */
 #define TSHI_DTYPE_SHORT(name)                                                                     \
+    TSHI_DTYPE_RUNS(name, portable, )                                                              \
     static void tshi_dtype_load_##name(const void *data, int64_t step, int64_t n, tsh_real *to) {  \
-        const uint16_t *TSHI_RESTRICT from = (const uint16_t *)data;                               \
-        for (int64_t i = 0; i < n; i++) to[i] = tshi_dtype_from_##name(from[i * step]);            \
+        const uint16_t *from = (const uint16_t *)data;                                             \
+        int64_t i = step == 1 ? TSHI_DTYPE_PICK(tshi_dtype_load_##name)(from, n, to) : 0;          \
+        for (; i < n; i++) to[i] = tshi_dtype_from_##name(from[i * step]);                         \
     }                                                                                              \
     static void tshi_dtype_store_##name(void *data, int64_t step, int64_t n,                       \
                                         const tsh_real *from) {                                    \
-        uint16_t *TSHI_RESTRICT to = (uint16_t *)data;                                             \
-        for (int64_t i = 0; i < n; i++) to[i * step] = tshi_dtype_to_##name(from[i]);              \
+        uint16_t *to = (uint16_t *)data;                                                           \
+        int64_t i = step == 1 ? TSHI_DTYPE_PICK(tshi_dtype_store_##name)(to, n, from) : 0;         \
+        for (; i < n; i++) to[i * step] = tshi_dtype_to_##name(from[i]);                           \
     }
 TSHI_DTYPE_SHORT(bf16)
 TSHI_DTYPE_SHORT(f16)
+#undef TSHI_DTYPE_RUNS
+#undef TSHI_DTYPE_WIDE
+#undef TSHI_DTYPE_PICK
 
 /* -- quantised weights: the formats and the rounding of ggml -------------------------------- */
 
@@ -5267,9 +5304,10 @@ TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n
     tsh_real sum[TSHI_BLOCK];
     int i;
     if (add) row->load(at, y->step, m, sum); /* reads the values to add to */
-    for (i = 0; i < m; i++)                  /* if step is 0, sum[i] continues sum[i - 1] */
-        sum[i] = add ? TSHI_R(sum[y->step || !i ? i : i - 1] + block[i]) : block[i];
-    row->store(at, y->step, m, sum);
+    for (i = 0; i < m && add && y->step; i++) sum[i] += block[i];
+    for (i = 0; i < m && add && !y->step; i++) /* sum[i] continues sum[i - 1] */
+        sum[i] = sum[i ? i - 1 : 0] + block[i];
+    row->store(at, y->step, m, add ? sum : block);
 }
 
 /* Stores a block as elements e, e + 1, ... of y, which has n, rounded to y's dtype; adds it to them
@@ -5624,6 +5662,14 @@ TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_o
         int64_t integer[BLOCK];
         tsh_real real[BLOCK];
     } block;
+    if (to->dtype == TSH_REAL && to->step == 1) {
+        x->load(in.data, in.step, n, (tsh_real *)out.data);
+        return;
+    }
+    if (from->dtype == TSH_REAL && from->step == 1 && in.data != out.data) {
+        y->store(out.data, out.step, n, (const tsh_real *)in.data);
+        return;
+    }
     for (; n > 0; n -= BLOCK) {
         const int64_t m = tshi_base_min(BLOCK, n);
         if (x->floating || y->floating) {
@@ -19155,18 +19201,14 @@ typedef struct tshi_update {
 /* Loads a block of the parameter: its exact weights if it has any. */
 TSHI_INLINE const tsh_real *tshi_optim_load_x(const tshi_operand *operand, int64_t e, int64_t n,
                                               tsh_real *pad) {
-    uint16_t value[TSHI_BLOCK] = {0}, low[TSHI_BLOCK] = {0};
     const uint16_t *x = (const uint16_t *)operand[TSHI_OPTIM_X].data + e;
-    const uint16_t *rest = (const uint16_t *)operand[TSHI_OPTIM_LOW].data + e;
+    const uint16_t *low = (const uint16_t *)operand[TSHI_OPTIM_LOW].data + e;
     if (!operand[TSHI_OPTIM_LOW].data) return tshi_kernel_load(&operand[TSHI_OPTIM_X], e, n, pad);
-    if (n - e >= TSHI_BLOCK) {
-        memcpy(value, x, sizeof value);
-        memcpy(low, rest, sizeof low);
-    } else {
-        memcpy(value, x, (size_t)(n - e) * sizeof *x);
-        memcpy(low, rest, (size_t)(n - e) * sizeof *rest);
-    }
-    for (int i = 0; i < TSHI_BLOCK; i++) pad[i] = tshi_tensor_join(value[i], low[i]);
+    if (n - e >= TSHI_BLOCK)
+        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) pad[i] = tshi_tensor_join(x[i], low[i]);
+    else
+        for (int i = 0; i < TSHI_BLOCK; i++)
+            pad[i] = e + i < n ? tshi_tensor_join(x[i], low[i]) : pad[0];
     return pad;
 }
 
@@ -19175,24 +19217,17 @@ TSHI_INLINE void tshi_optim_store_x(const tshi_operand *operand, int64_t e, int6
                                     const tsh_real *block, const tshi_update *p,
                                     tshi_words *drawn) {
     const tshi_noise noise = {p->noise.key, p->stream, p->noise.element};
-    uint16_t value[TSHI_BLOCK], low[TSHI_BLOCK];
     uint16_t *x = (uint16_t *)operand[TSHI_OPTIM_X].data + e;
-    uint16_t *rest = (uint16_t *)operand[TSHI_OPTIM_LOW].data + e;
+    uint16_t *low = (uint16_t *)operand[TSHI_OPTIM_LOW].data + e;
     if (p->rounds)
         tshi_kernel_store_random(&operand[TSHI_OPTIM_X], e, n, block,
                                  tshi_kernel_words(&noise, e, drawn), 0);
     else if (!operand[TSHI_OPTIM_LOW].data)
         tshi_kernel_store(&operand[TSHI_OPTIM_X], e, n, block, 0);
-    if (!operand[TSHI_OPTIM_LOW].data) return;
-    TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++)
-        tshi_tensor_split(block[i], &value[i], &low[i]);
-    if (n - e >= TSHI_BLOCK) {
-        memcpy(x, value, sizeof value);
-        memcpy(rest, low, sizeof low);
-    } else {
-        memcpy(x, value, (size_t)(n - e) * sizeof *x);
-        memcpy(rest, low, (size_t)(n - e) * sizeof *rest);
-    }
+    else if (n - e >= TSHI_BLOCK)
+        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) tshi_tensor_split(block[i], &x[i], &low[i]);
+    else
+        for (int i = 0; i < n - e; i++) tshi_tensor_split(block[i], &x[i], &low[i]);
 }
 
 /* Stores a block of both moments, or of the first one if `second` is NULL. One random word per

@@ -359,7 +359,8 @@ def kernels(args):
 
 # The goals of rows: {peer: the smallest ratio}; and the largest value of ours itself.
 FIGURES = {"scaling_gpt2_tp2": {"one_rank": 1.85}, "scaling_gpt2_t2": {"two_ranks": 1 / 1.05},
-           "decode_gpt2": {"limit": 0.8}, "step_nanogpt": {"torch": 1.5}}
+           "decode_gpt2": {"limit": 0.8}, "step_nanogpt": {"torch": 1.5},
+           "step_nanogpt_bf16": {"torch": 1.5}}
 MOST = {"op_overhead": 100, "memory_gpt2_T64": 2.3, "memory_gpt2_T256": 3.2,
         "memory_gpt2_bf16_T256": 2.6, "memory_gpt2_pure_T256": 1.8}
 # What a processor with AVX-512 evaluates at half the speed of memory, or faster.
@@ -379,7 +380,7 @@ def figures_of(name):
     if name in FIGURES:
         return FIGURES[name]
     if name.startswith("step_gpt2_bf16"):
-        return {"torch_autocast": 1.25, "torch_bf16": 1.25, "f32": 1 / 0.62}
+        return {"torch_autocast": 1.25, "torch_bf16": 1.25, "f32": 1 / 0.62, "limit": 1 / 1.15}
     if name.startswith("step_gpt2_T"):
         return {"torch_f32": 1.5, "limit": 1 / 1.10}
     if name.startswith("decode_"):
@@ -419,9 +420,13 @@ def text_of(args):
     return path
 
 
-def tokens(who, form, command, env=None):
+def tokens(names, who, form, command, env=None):
+    """What a program trains, for the rows of these names."""
     rate = re.search(form, output(command, env), re.M)
-    return [("step_nanogpt", "tokens/s", who, float(rate[1]))] if rate else []
+    return [(name, "tokens/s", who, float(rate[1])) for name in names] if rate else []
+
+
+NANOGPT = ("step_nanogpt", "step_nanogpt_bf16")
 
 
 def torch_version():
@@ -497,8 +502,8 @@ def torch_peer(text):
         for mode in MODES:
             for compiled in (False, True):
                 command = torch_command(mode, compiled, threads, ["--text", text] + MODEL)
-                choices.append(functools.partial(tokens, "torch", r"^tokens/s (\S+)", command,
-                                                 {"OMP_NUM_THREADS": threads}))
+                choices.append(functools.partial(tokens, NANOGPT, "torch", r"^tokens/s (\S+)",
+                                                 command, {"OMP_NUM_THREADS": threads}))
     return sorted(choices, key=lambda program: sum(rate for *_, rate in program()))[-1:]
 
 
@@ -516,11 +521,14 @@ def better(values):
 
 
 def nanogpt(args):
-    """A training step of nanoGPT's CPU setting on 2 ranks against PyTorch, by turns."""
+    """A training step of nanoGPT's CPU setting on 2 ranks, in f32 and in bf16, against PyTorch in
+    its fastest mode, by turns."""
     text = text_of(args)
     ours = [os.path.join(TOP, "build", "gpt"), "--chars", "--dropout", "0", "--ranks", "2",
             "--sample", "0", "--out", os.path.join(BUILD, "run"), "--text", text] + MODEL
-    programs = [functools.partial(tokens, "ours", r"^final: .*tokens/s (\S+)", ours)]
+    programs = [functools.partial(tokens, [name], "ours", r"^final: .*tokens/s (\S+)",
+                                  ours + ["--dtype", dtype])
+                for name, dtype in zip(NANOGPT, ("f32", "bf16"))]
     yield rounds_of(args, programs + torch_peer(text))
 
 
@@ -549,7 +557,7 @@ def gpt2_steps(args, name, programs):
 
 def gpt2(args):
     """A training step of GPT-2 124M on 2 ranks against PyTorch on 2 threads, in f32 and in bf16, a
-    step of each by turns; what the machine allows, in f32; and the most memory that each took."""
+    step of each by turns; what the machine allows; and the most memory that each took."""
     ours, limit = args.programs["bench_step"], args.programs["bench_limit"]
     text = text_of(args)
     one = {"BLIS_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -562,8 +570,8 @@ def gpt2(args):
         programs += [torch_steps(mode, compiled, flags)
                      for mode in (MODES[1:] if half else MODES[:1])
                      for compiled in (False, True) if has_torch()]
-        programs.append(Ranks("f32", mine) if half
-                        else Ranks("limit", [limit, batch, context], one))
+        programs += [Ranks("f32", mine)] * half
+        programs.append(Ranks("limit", [limit, batch, context] + ["bf16"] * half, one))
         name = ("bf16_T" if half else "T") + context
         yield gpt2_steps(share(args, len(rows) - number), name, programs)
     if rows:  # PyTorch's memory of model.bfloat16(): gradients and moments are bf16, too

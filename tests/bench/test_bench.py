@@ -100,7 +100,8 @@ def the_better_of_two_programs_counts(_):
 def goals_name_peers_that_stand_in_their_rows(_):
     sys.path.insert(0, HERE)
     from run import figures_of
-    check(set(figures_of("step_gpt2_bf16_T256")) == {"torch_autocast", "torch_bf16", "f32"}, "bf16")
+    check(set(figures_of("step_gpt2_bf16_T256")) == {"torch_autocast", "torch_bf16", "f32",
+                                                        "limit"}, "bf16")
     check(set(figures_of("step_gpt2_T1024")) == {"torch_f32", "limit"}, "f32")
     check(figures_of("decode_llama1b_q4_0") == {"llamacpp": 1, "limit": 0.7}, "q4_0")
     check(figures_of("decode_gpt2_bf16") == {"llamacpp": 1, "limit": 0.9}, "bf16")

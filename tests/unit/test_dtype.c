@@ -252,6 +252,56 @@ static void short_floats_are_rounded_once(void **state) {
     half_round(TSH_F16, &short_f16);
 }
 
+/* Contiguous elements are converted 32 at a time, by what the processor has: to the bits of single
+ * elements, which the test above compares, and nothing behind them is written. */
+static void runs_are_converted_as_single_elements(void **state) {
+    enum { MOST = 200 };
+    static const tsh_dtype dtypes[] = {TSH_BF16, TSH_F16};
+    uint32_t more = 7;
+    (void)state;
+    for (int k = 0; k < 40 * MOST; k++) {
+        const int n = k % MOST, d = k / MOST % 2;
+        const tshi_dtype *row = &tshi_dtypes[dtypes[d]];
+        uint16_t from[MOST], to[2 * MOST + 1], each;
+        tsh_real loaded[MOST + 1], values[MOST], single;
+        for (int i = 0; i < n; i++) {
+            float x;
+            more = more * 1664525u + 1013904223u;
+            from[i] = (uint16_t)(more >> 16);
+            memcpy(&x, &more, sizeof x);
+            values[i] = (tsh_real)x;
+        }
+        memset(loaded, 0xA5, sizeof loaded);
+        memset(to, 0xA5, sizeof to);
+        row->load(from, 1, n, loaded);
+        row->store(to, 1, n, values);
+        row->store(to + MOST, 2, n / 2, values); /* with gaps: one by one */
+        for (int i = 0; i < n; i++) {
+            row->load(from + i, 1, 1, &single);
+            assert_memory_equal(&loaded[i], &single, sizeof single);
+            row->store(&each, 1, 1, &values[i]);
+            assert_int_equal(to[i], each);
+            if (i < n / 2) assert_int_equal(to[MOST + 2 * i], each);
+        }
+        memset(&single, 0xA5, sizeof single);
+        assert_memory_equal(&loaded[n], &single, sizeof single);
+        assert_int_equal(to[n], 0xA5A5);
+        memset(loaded, 0, sizeof loaded);
+        if (d == 0) {
+            assert_int_equal(tshi_dtype_load_bf16_portable(from, n, loaded), n / 32 * 32);
+            assert_int_equal(tshi_dtype_store_bf16_portable(to + MOST, n, values), n / 32 * 32);
+        } else {
+            assert_int_equal(tshi_dtype_load_f16_portable(from, n, loaded), n / 32 * 32);
+            assert_int_equal(tshi_dtype_store_f16_portable(to + MOST, n, values), n / 32 * 32);
+        }
+        assert_memory_equal(to + MOST, to, (size_t)(n / 32 * 32) * sizeof *to);
+        for (int i = 0; i < n / 32 * 32; i++) {
+            row->load(from + i, 1, 1, &single);
+            assert_memory_equal(&loaded[i], &single, sizeof single);
+        }
+    }
+}
+
 /* What ops give of inputs of two dtypes: norms and lookups the dtype of what they normalise or look
  * up, others the promoted one, losses TSH_REAL; the values are those of the inputs as tsh_real,
  * rounded. */
@@ -557,6 +607,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_op_takes_every_row),
         cmocka_unit_test(short_floats_are_rounded_once),
+        cmocka_unit_test(runs_are_converted_as_single_elements),
         cmocka_unit_test(promotion_is_the_wider_one),
         cmocka_unit_test(inputs_of_two_dtypes),
         cmocka_unit_test(custom_ops_get_reals),

@@ -29,7 +29,7 @@ static void give(tsh_ctx *ctx, tsh_tensor *p, const double *c) {
 }
 
 /* A module with parameters "weight" and "bias" of N numbers each. */
-enum { N = 11, STEPS = 4 };
+enum { N = 43, STEPS = 4 };
 
 static tsh_module *vectors(tsh_ctx *ctx) {
     tsh_layer_norm_desc d = {.dim = N};
@@ -37,7 +37,7 @@ static tsh_module *vectors(tsh_ctx *ctx) {
 }
 
 static double gradient(int step, int e) {
-    return sin(1.0 + step * N + e);
+    return sin(1.0 + step * 11 + e);
 }
 
 /* One parameter's values by the formulas of torch.optim, in double. */
