@@ -42,6 +42,14 @@ def parts_of_a_model_are_timed(folder):
     check(set(rows) == {"op_overhead", "attention_T64", "attention_back_T64", "attention_bf16_T64",
                         "attention_back_bf16_T64", "decode_gpt2"}, text)
     check(all(float(value) > 0 for value in rows.values()), text)
+    for shape, weights in (("stories260K", "f32"), ("babyllama", "q4_0")):
+        text = printed(folder, "bench_model.c", ["--model", shape, "--weights", weights,
+                                                 "--tokens", "2", "--rounds", "1", "--prefill", "3"],
+                       "")
+        names = re.findall(r"^(\w+) tokens/s (\w+) [1-9]", text, re.M)
+        row = "_%s_%s" % (shape, weights)
+        check(names == [("decode" + row, "ours"), ("decode" + row, "limit"),
+                        ("prefill" + row, "ours")], text)
 
 
 def plot(folder, rows, *flags):
@@ -103,6 +111,8 @@ def goals_name_peers_that_stand_in_their_rows(_):
     check(set(figures_of("step_gpt2_bf16_T256")) == {"torch_autocast", "torch_bf16", "f32"}, "bf16")
     check(set(figures_of("step_gpt2_T1024")) == {"torch_f32", "limit"}, "f32")
     check(figures_of("decode_llama1b_q4_0") == {"llamacpp": 1, "limit": 0.7}, "q4_0")
+    check(figures_of("decode_gpt2_bf16_tcp") == {"threads": 0.9}, "tcp")
+    check(figures_of("decode_babyllama_f32_tp2") == {"runc": 1}, "run.c")
     check(figures_of("decode_gpt2_bf16") == {"llamacpp": 1, "limit": 0.9}, "bf16")
     check(figures_of("prefill_llama1b_q8_0_128") == {"llamacpp": 1}, "prefill")
 
