@@ -252,9 +252,7 @@ static int together(tsh_ctx *ctx, void *user) {
 }
 
 static int run_job(decode_job *job) {
-    const tsh_dtype dtype = kinds[job->kind].dtype;
-    tsh_desc desc = {.tp = job->ranks, .dtype = dtype == TSH_F16 || dtype == TSH_BF16 ? dtype
-                                                                                       : TSH_F32};
+    tsh_desc desc = {.tp = job->ranks, .dtype = decoder_activations(kinds[job->kind].dtype)};
     if (!job->tcp) return tsh_threads_run(job->ranks, &desc, together, job);
 #ifdef BENCH_TCP
     tsh_error why;

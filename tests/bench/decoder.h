@@ -17,16 +17,16 @@ typedef struct decoder_layer {
 
 typedef struct decoder {
     const llama_shape *s;
-    tsh_dtype cache; /* of keys and values */
+    tsh_dtype activations, cache; /* cache: of keys and values */
     tsh_module *embed, *places, *norm, *head;
     decoder_layer layer[LLAMA_MOST_LAYERS];
 } decoder;
 
 /* unit: features that stay together, 0: any; segments: equal parts that are cut alike. */
 static tsh_module *decoder_linear(tsh_module *parent, const char *name, const llama_shape *s,
-                                  int in, int out, tsh_style style, int unit, int segments) {
+                                  tsh_dtype dtype, int in, int out, tsh_style style, int unit, int segments) {
     const tsh_linear_desc desc = {.in = in, .out = out, .no_bias = !s->gpt2, .style = style,
-                                  .unit = unit, .segments = segments};
+                                  .unit = unit, .segments = segments, .dtype = dtype};
     return tsh_add_linear(parent, name, &desc);
 }
 
@@ -37,42 +37,51 @@ static tsh_module *decoder_norm(tsh_module *parent, const char *name, const llam
                    : tsh_add_rms_norm(parent, name, &rms);
 }
 
-static void decoder_add_layer(tsh_module *self, decoder_layer *l, const llama_shape *s) {
+static void decoder_add_layer(tsh_module *self, decoder_layer *l, const llama_shape *s,
+                              tsh_dtype dtype) {
     const int head = s->dim / s->heads, kv = head * s->kv_heads, all = s->hidden;
     l->norm = decoder_norm(self, "norm", s);
     if (s->gpt2) {
-        l->qkv = decoder_linear(self, "qkv", s, s->dim, 3 * s->dim, TSH_COLWISE, head, 3);
+        l->qkv = decoder_linear(self, "qkv", s, dtype, s->dim, 3 * s->dim, TSH_COLWISE, head, 3);
     } else {
-        l->q = decoder_linear(self, "q", s, s->dim, s->dim, TSH_COLWISE, head, 0);
-        l->k = decoder_linear(self, "k", s, s->dim, kv, TSH_COLWISE, head, 0);
-        l->v = decoder_linear(self, "v", s, s->dim, kv, TSH_COLWISE, head, 0);
-        l->gate = decoder_linear(self, "gate", s, s->dim, all, TSH_COLWISE, 0, 0);
+        l->q = decoder_linear(self, "q", s, dtype, s->dim, s->dim, TSH_COLWISE, head, 0);
+        l->k = decoder_linear(self, "k", s, dtype, s->dim, kv, TSH_COLWISE, head, 0);
+        l->v = decoder_linear(self, "v", s, dtype, s->dim, kv, TSH_COLWISE, head, 0);
+        l->gate = decoder_linear(self, "gate", s, dtype, s->dim, all, TSH_COLWISE, 0, 0);
     }
-    l->o = decoder_linear(self, "o", s, s->dim, s->dim, TSH_ROWWISE, head, 0);
+    l->o = decoder_linear(self, "o", s, dtype, s->dim, s->dim, TSH_ROWWISE, head, 0);
     l->feed_norm = decoder_norm(self, "feed_norm", s);
-    l->up = decoder_linear(self, "up", s, s->dim, all, TSH_COLWISE, 0, 0);
-    l->down = decoder_linear(self, "down", s, all, s->dim, TSH_ROWWISE, 0, 0);
+    l->up = decoder_linear(self, "up", s, dtype, s->dim, all, TSH_COLWISE, 0, 0);
+    l->down = decoder_linear(self, "down", s, dtype, all, s->dim, TSH_ROWWISE, 0, 0);
+}
+
+/* The dtype of activations, which tsh_desc.dtype should be: bf16 with weights in bf16, as products
+ * of both are faster; else f32. */
+static tsh_dtype decoder_activations(tsh_dtype weights) {
+    return weights == TSH_BF16 ? TSH_BF16 : TSH_F32;
 }
 
 /* The model, its weights in their dtype at once. GPT-2's head has the embedding's weight. */
 static void decoder_make(tsh_ctx *ctx, decoder *m, const llama_shape *s, tsh_dtype weights) {
+    const int in_blocks = weights == TSH_Q8_0 || weights == TSH_Q4_0;
+    const tsh_dtype dtype = in_blocks ? TSH_F32 : weights; /* quantised before it has values */
     const tsh_init init = {.kind = TSH_INIT_UNIFORM, .a = -1, .b = 1};
     const tsh_embedding_desc embed = {.count = s->vocab, .dim = s->dim, .init = init,
-                                      .style = s->gpt2 ? TSH_ROWWISE : TSH_PLAIN};
+                                      .style = s->gpt2 ? TSH_ROWWISE : TSH_PLAIN, .dtype = dtype};
     const tsh_embedding_desc places = {.count = DECODER_PLACES, .dim = s->dim, .init = init};
     const tsh_linear_desc head = {.in = s->dim, .out = s->vocab, .no_bias = 1,
-                                  .style = s->gpt2 ? TSH_PLAIN : TSH_COLWISE};
-    const int in_blocks = weights == TSH_Q8_0 || weights == TSH_Q4_0;
+                                  .style = s->gpt2 ? TSH_PLAIN : TSH_COLWISE, .dtype = dtype};
     tsh_module *root = tsh_root(ctx);
     memset(m, 0, sizeof *m);
     m->s = s;
+    m->activations = decoder_activations(weights);
     m->cache = weights == TSH_BF16 ? TSH_BF16 : in_blocks || weights == TSH_F16 ? TSH_F16 : TSH_F32;
     m->embed = tsh_add_embedding(root, "embed", &embed);
     if (s->gpt2) m->places = tsh_add_embedding(root, "places", &places);
     for (int i = 0; i < s->layers; i++) {
         char name[24];
         snprintf(name, sizeof name, "layer%d", i);
-        decoder_add_layer(tsh_add_module(root, name, NULL), &m->layer[i], s);
+        decoder_add_layer(tsh_add_module(root, name, NULL), &m->layer[i], s, dtype);
     }
     m->norm = decoder_norm(root, "norm", s);
     m->head = tsh_add_linear(root, "head", &head);
@@ -120,7 +129,7 @@ static tsh_tensor *decoder_attend(decoder *m, decoder_layer *l, tsh_tensor *x, i
 /* ids (1, T), from `place` on -> the last one's logits (1, 1, V). */
 static tsh_tensor *decoder_run(decoder *m, tsh_tensor *ids, int64_t place) {
     const int64_t count = tsh_dim(ids, 1);
-    tsh_tensor *x = tsh_forward(m->embed, ids);
+    tsh_tensor *x = tsh_cast(tsh_forward(m->embed, ids), m->activations);
     if (m->places) {
         tsh_tensor *at = tsh_arange(tsh_ctx_of(ids), TSH_I32, (double)place,
                                     (double)(place + count), 1);

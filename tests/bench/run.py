@@ -52,7 +52,8 @@ TURN, MOST_CALLS = 50e3, 20000  # microseconds of a collective's turn, and the c
 KIB, MIB = 1024, 1024 * 1024
 SIZES = {4: "4B", KIB: "1KiB", 16 * KIB: "16KiB", 256 * KIB: "256KiB", MIB: "1MiB", 4 * MIB: "4MiB",
          16 * MIB: "16MiB", 64 * MIB: "64MiB"}
-NO_RIVALS = ("limit", "f32", "threads")  # what stands beside ours for comparison, and is no other program
+# What stands beside ours for comparison, and is no other program.
+NO_RIVALS = ("limit", "f32", "threads")
 LINK = "2gbit"  # of replicas' slow link, both ways together
 CC = [os.environ.get("CC", "cc"), "-std=c99", "-D_POSIX_C_SOURCE=200809L", "-O3",
       "-fno-math-errno"]
@@ -78,7 +79,7 @@ def sources():
              "bench_step_tcp": ([replicas], "bench_step.c", CC, ["-DGPT_TCP"] + threads + tcp),
              "bench_model": ([model, llama, small], "bench_model.c", CC, threads),
              "bench_model_tcp": ([llama], "bench_model.c", CC, ["-DBENCH_TCP"] + threads + tcp),
-             "tshard_run": ([llama], "../../backends/tshard-run.c", CC, threads),
+             "tshard_run": ([llama], "../../backends/tshard-run.c", CC, tcp),
              "peer_run": ([small], "peer_run.c", [CC[0], "-std=c99", "-Ofast", "-march=native"],
                           ["-lm"])}
     if shutil.which("mpicc"):
@@ -828,8 +829,9 @@ def write(rows):
 
 
 def main():
+    # seconds that each may take
     parts = {gemm: 50, gemm_bf16: 40, kernels: 35, comm: 20, comm_tcp: 40, nanogpt: 150, gpt2: 420,
-             scaling: 40, replicas: 50, model: 30, llama: 300, small: 30}  # seconds that each may take
+             scaling: 40, replicas: 50, model: 30, llama: 300, small: 30}
     full = bool(os.environ.get("FULL"))
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")

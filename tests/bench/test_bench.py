@@ -17,14 +17,18 @@ C = [os.environ.get("CC", "cc"), "-std=c99", "-D_POSIX_C_SOURCE=200809L", "-O1"]
 TINY = "--layers 2 --heads 2 --width 16 --context 8 --batch 4 --chars --ranks 2".split()
 
 
+def output_of(program, args, told):
+    done = subprocess.run([program] + args, input=told, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, universal_newlines=True, timeout=100)
+    check(done.returncode == 0, args, "exit code", done.returncode, done.stdout)
+    return done.stdout
+
+
 def printed(folder, name, args, told):
     program = os.path.join(folder, "program")
     subprocess.run(C + ["-o", program, os.path.join(HERE, name), "-lm", "-pthread"], check=True,
                    timeout=100)
-    done = subprocess.run([program] + args, input=told, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, universal_newlines=True, timeout=100)
-    check(done.returncode == 0, name, "exit code", done.returncode, done.stdout)
-    return done.stdout
+    return output_of(program, args, told)
 
 
 def steps_are_timed(folder):
@@ -43,9 +47,8 @@ def parts_of_a_model_are_timed(folder):
                         "attention_back_bf16_T64", "decode_gpt2"}, text)
     check(all(float(value) > 0 for value in rows.values()), text)
     for shape, weights in (("stories260K", "f32"), ("babyllama", "q4_0")):
-        text = printed(folder, "bench_model.c", ["--model", shape, "--weights", weights,
-                                                 "--tokens", "2", "--rounds", "1", "--prefill", "3"],
-                       "")
+        told = ["--model", shape, "--weights", weights, "--tokens", "2", "--rounds", "1"]
+        text = output_of(os.path.join(folder, "program"), told + ["--prefill", "3"], "")
         names = re.findall(r"^(\w+) tokens/s (\w+) [1-9]", text, re.M)
         row = "_%s_%s" % (shape, weights)
         check(names == [("decode" + row, "ours"), ("decode" + row, "limit"),
