@@ -24,7 +24,8 @@ typedef struct decoder {
 
 /* unit: features that stay together, 0: any; segments: equal parts that are cut alike. */
 static tsh_module *decoder_linear(tsh_module *parent, const char *name, const llama_shape *s,
-                                  tsh_dtype dtype, int in, int out, tsh_style style, int unit, int segments) {
+                                  tsh_dtype dtype, int in, int out, tsh_style style, int unit,
+                                  int segments) {
     const tsh_linear_desc desc = {.in = in, .out = out, .no_bias = !s->gpt2, .style = style,
                                   .unit = unit, .segments = segments, .dtype = dtype};
     return tsh_add_linear(parent, name, &desc);

@@ -609,7 +609,7 @@ def llama_round(ours, tcp, peer):
     us = peer.ask("decode", 0, TOKENS) if lines and peer else None
     if us:
         yield "decode", "tokens/s", "llamacpp", 1e6 / us
-    rate = tcp and threads and re.search(r"^decode_\S+ tokens/s ours (\S+)$",
+    rate = tcp and threads and re.search(r"^\[0\] decode_\S+ tokens/s ours (\S+)$",
                                          output(tcp, limit=FIRST_LIMIT), re.M)
     if rate:
         yield "decode tcp", "tokens/s", "ours", float(rate[1])
