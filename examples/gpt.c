@@ -139,8 +139,8 @@ enum { PLAN_RULES = 12 };
 /* Column-parallel into a layer's middle, row-parallel out of it: one all-reduce per pair. Returns
  * how many rules there are. */
 static int make_plan(tsh_plan_rule plan[PLAN_RULES], const gpt_settings *set) {
-    int64_t head = set->width / set->heads; /* heads are never cut, nor blocks of a weight that is */
-    int64_t unit = head, features = set->weights != NULL ? 32 : 1; /* quantised later */
+    int64_t head = set->width / set->heads; /* heads are never cut; */
+    int64_t unit = head, features = set->weights != NULL ? 32 : 1; /* nor blocks of 32 weights */
     while (unit % features != 0) unit += head;
     const tsh_plan_rule rules[] = {
         {.path = "wte", .style = TSH_ROWWISE}, /* rows of the vocabulary, as ... */

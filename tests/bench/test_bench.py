@@ -27,7 +27,7 @@ def output_of(program, args, told):
 def printed(folder, name, args, told):
     program = os.path.join(folder, "program")
     subprocess.run(C + ["-o", program, os.path.join(HERE, name), "-lm", "-pthread"], check=True,
-                   timeout=100)
+                   timeout=300)
     return output_of(program, args, told)
 
 
