@@ -46,8 +46,9 @@ def parts_of_a_model_are_timed(folder):
     check(set(rows) == {"op_overhead", "attention_T64", "attention_back_T64", "attention_bf16_T64",
                         "attention_back_bf16_T64", "decode_gpt2"}, text)
     check(all(float(value) > 0 for value in rows.values()), text)
-    for shape, weights in (("stories260K", "f32"), ("babyllama", "q4_0")):
-        told = ["--model", shape, "--weights", weights, "--tokens", "2", "--rounds", "1"]
+    for shape, weights, ranks in (("stories260K", "f32", "2"), ("babyllama", "q4_0", "1")):
+        told = ["--model", shape, "--weights", weights, "--tokens", "2", "--rounds", "1", "--ranks",
+                ranks]
         text = output_of(os.path.join(folder, "program"), told + ["--prefill", "3"], "")
         names = re.findall(r"^(\w+) tokens/s (\w+) [1-9]", text, re.M)
         row = "_%s_%s" % (shape, weights)
