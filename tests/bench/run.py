@@ -651,7 +651,7 @@ def small(args):
     ours, peer = args.programs["bench_model"], args.programs["peer_run"]
 
     def both(shape):
-        commands = [("", [peer, shape])] if peer else []
+        commands = [("", [peer, shape, "3"])] if peer else []
         commands += [(suffix, [ours, "--model", shape, "--ranks", ranks])
                      for suffix, ranks in (("", "1"), ("_tp2", "2"))]
         for suffix, command in commands:
