@@ -1644,12 +1644,17 @@ typedef struct tsh_optim_desc {
  * float; tsh_data writes to its upper half.) A parameter of TSH_F16 is an error: its range is too
  * small. Where a gradient is row-sparse
  * (tsh_lookup_desc), values, moments and weight decay of the rows it touches only;
- * torch.optim.SparseAdam. Closed with the ctx. With .zero, backward reduce-scatters the gradients
+ * torch.optim.SparseAdam. Closed with the ctx,
+ * or by tsh_optim_free. With .zero, backward reduce-scatters the gradients
  * of these parameters in place of the all-reduce, so that tsh_grad cannot read them, and a step
  * all-gathers the parameters, in the same buckets: the bytes of an all-reduce and the same bits. A
  * row-sparse gradient cannot be cut: TSH_ERR_UNSUPPORTED by tsh_backward. A parameter is one
  * optimiser's then. */
 TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc);
+/* Releases the moments, and of each parameter that no other optimiser has, its gradient and what
+ * tsh_optim_new keeps beside it: a bf16 parameter is what its 16 bits say from now on. Then
+ * tsh_quantize may be called, or training goes on with a new optimiser. NULL: does nothing. */
+TSH_API void tsh_optim_free(tsh_optim *optim);
 /* Parameters whose path below the module matches: learning rate times lr_scale, this weight decay.
  * Later groups win. A pattern is that of tsh_plan_rule: "**.bias" are all biases, "*.bias" only
  * those of the module's own children; tsh_summary says how many a group has. TSH_ERR_ARGUMENT: it
@@ -19626,6 +19631,33 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     return optim;
 }
 
+/* Returns the newest optimiser that updates a parameter, or NULL. */
+static const tsh_optim *tshi_optim_of(const tsh_tensor *param) {
+    for (const tsh_optim *optim = param->ctx->optims; optim; optim = optim->older)
+        for (int i = 0; i < optim->count; i++)
+            if (optim->each[i].param == param) return optim;
+    return NULL;
+}
+
+TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
+    tsh_optim **at = optim ? &optim->module->ctx->optims : NULL;
+    while (at && *at && *at != optim) at = &(*at)->older;
+    if (!at || !*at) return; /* none, or freed already */
+    *at = optim->older;
+    for (int i = 0; i < optim->count; i++) {
+        tsh_tensor *param = optim->each[i].param;
+        tsh_tensor_free(optim->each[i].first);
+        tsh_tensor_free(optim->each[i].second);
+        if (tshi_optim_of(param)) continue;
+        tsh_zero_grad(param);
+        tshi_mem_release(param->ctx, param->low);
+        param->low = NULL;
+        param->flags &= ~(unsigned)(TSHI_CHUNKED | TSHI_OPTIMISED | TSHI_INEXACT);
+        param->grad_dtype = param->moments_dtype = TSH_DTYPE_DEFAULT;
+        param->updates = NULL;
+    }
+}
+
 TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                    double weight_decay) {
     int i, matched = 0; /* matched: number of parameters that match */
@@ -19814,13 +19846,12 @@ static int tshi_quantize_check(tsh_module *m, tsh_dtype dtype) {
                                    t->path, at.module->path,
                                    tshi_quantize_takes(at.module) ? "stores it the other way round"
                                                                   : "takes no quantised one");
-    for (const tsh_optim *optim = m->ctx->optims; optim; optim = optim->older)
-        for (int i = 0; i < optim->count; i++)
-            if (optim->each[i].param == t)
-                return tshi_error_zero(m->ctx, TSH_ERR_STATE,
-                                       "tsh_quantize: \"%s\" is updated by an optimiser; quantise "
-                                       "it before tsh_optim_new, which then leaves it out",
-                                       t->path);
+    if (tshi_optim_of(t))
+        return tshi_error_zero(m->ctx, TSH_ERR_STATE,
+                               "tsh_quantize: \"%s\" is updated by an optimiser; quantise it "
+                               "before tsh_optim_new, which then leaves it out, or after "
+                               "tsh_optim_free",
+                               t->path);
     if (tshi_tensor_recorded(t))
         return tshi_error_zero(m->ctx, TSH_ERR_STATE,
                                "tsh_quantize: ops are recorded that use \"%s\"; end the step "

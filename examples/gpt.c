@@ -139,13 +139,15 @@ enum { PLAN_RULES = 12 };
 /* Column-parallel into a layer's middle, row-parallel out of it: one all-reduce per pair. Returns
  * how many rules there are. */
 static int make_plan(tsh_plan_rule plan[PLAN_RULES], const gpt_settings *set) {
-    int64_t head = set->width / set->heads; /* heads are never cut */
+    int64_t head = set->width / set->heads; /* heads are never cut; */
+    int64_t unit = head, features = set->weights != NULL ? 32 : 1; /* nor blocks of 32 weights */
+    while (unit % features != 0) unit += head;
     const tsh_plan_rule rules[] = {
         {.path = "wte", .style = TSH_ROWWISE}, /* rows of the vocabulary, as ... */
-        {.path = "h.*.attn.c_attn", .style = TSH_COLWISE, .segments = 3, .unit = head},
-        {.path = "h.*.attn.c_proj", .style = TSH_ROWWISE, .unit = head},
-        {.path = "h.*.mlp.c_fc", .style = TSH_COLWISE},
-        {.path = "h.*.mlp.c_proj", .style = TSH_ROWWISE},
+        {.path = "h.*.attn.c_attn", .style = TSH_COLWISE, .segments = 3, .unit = unit},
+        {.path = "h.*.attn.c_proj", .style = TSH_ROWWISE, .unit = unit},
+        {.path = "h.*.mlp.c_fc", .style = TSH_COLWISE, .unit = features},
+        {.path = "h.*.mlp.c_proj", .style = TSH_ROWWISE, .unit = features},
         {.path = "lm_head", .style = TSH_COLWISE}, /* ... here: it is the same weight */
     };
     memcpy(plan, rules, sizeof rules);
@@ -200,7 +202,7 @@ static void print_plan(const tsh_plan_rule *plan, int count, const char *policy)
     for (int i = 0; i < count; i++) {
         printf("%-10s%-16s %s", i == 0 ? "plan" : "", plan[i].path, style_name(plan[i].style));
         if (plan[i].segments > 0) printf(", %d segments", plan[i].segments);
-        if (plan[i].unit > 0) printf(", in heads of %d", (int)plan[i].unit);
+        if (plan[i].unit > 1) printf(", in units of %d", (int)plan[i].unit);
         printf("\n");
     }
     if (policy != NULL) printf("%-10s%-16s by the policy %s\n", "", "h.*", policy);
@@ -517,6 +519,14 @@ static tsh_tensor *sample_token(tsh_ctx *ctx, tsh_tensor *x, int micro_batch, vo
     return tsh_filled(ctx, tsh_shape0(), draw(logits, vocabulary, 0.8, t->chance));
 }
 
+/* What has been learnt, in 8 or 4 bits. The optimiser goes first: it holds the exact weights. */
+static void quantise(gpt_trainer *t) {
+    const char *kind = t->set->weights;
+    tsh_optim_free(t->optim);
+    t->optim = NULL;
+    tsh_quantize(t->gpt, NULL, strcmp(kind, "q8_0") == 0 ? TSH_Q8_0 : TSH_Q4_0);
+}
+
 static void print_sample(gpt_trainer *t) {
     const gpt_text *text = &t->job->text;
     int32_t *tokens = (int32_t *)calloc((size_t)t->set->sample + 1, sizeof *tokens);
@@ -527,6 +537,7 @@ static void print_sample(gpt_trainer *t) {
     for (int32_t i = 0; i < text->vocabulary; i++)
         if (text->byte_of[i] == '\n') tokens[0] = i; /* a line begins */
     tsh_train(t->gpt, 0);
+    if (t->set->weights != NULL) quantise(t);
     if (is_first(t)) printf("\nsample, %lld characters:\n", (long long)t->set->sample);
     for (int64_t i = 1; i <= t->set->sample && tsh_ok(t->ctx); i++) {
         double token = 0;

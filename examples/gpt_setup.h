@@ -24,6 +24,7 @@ typedef struct gpt_settings {
     const char *out;
     const char *policy; /* NULL: the plan in gpt.c */
     const char *dtype;  /* of the parameters: "f32", "bf16" */
+    const char *weights; /* of the sample: "q8_0", "q4_0"; NULL: as trained */
     const char *backend;
     const char *gemm;
     const char *trace, *save;                        /* NULL: none */
@@ -74,7 +75,7 @@ TSH_PRINTF(1, 2) static int refuse(const char *format, ...) {
 
 /* == flags ================================================================= */
 
-enum { FLAGS = 34 };
+enum { FLAGS = 35 };
 
 /* A flag sets what one of its pointers points to. */
 typedef struct gpt_flag {
@@ -97,6 +98,8 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
          .string = &s->gemm},
         {"dtype", "of parameters and activations: f32; bf16, in half the memory",
          .string = &s->dtype},
+        {"weights", "of the model that writes the sample: q8_0, q4_0, 8 or 4 bits; else as trained",
+         .string = &s->weights},
         {"ranks", "threads that share the work", .whole = &s->ranks, .low = 1, .high = MAX_RANKS},
         {"tp", "ranks that share the layers of one copy of the model; 0: what pp and dp leave",
          .whole = &s->tp, .high = MAX_RANKS},
@@ -212,6 +215,16 @@ static int check_dtype(const gpt_settings *s) {
     return refuse("--dtype is f32 or bf16, not '%s'", s->dtype);
 }
 
+/* Weights are quantised by blocks of 32 input features. */
+static int check_weights(const gpt_settings *s) {
+    if (s->weights == NULL) return 0;
+    if (strcmp(s->weights, "q8_0") != 0 && strcmp(s->weights, "q4_0") != 0)
+        return refuse("--weights is q8_0 or q4_0, not '%s'", s->weights);
+    if (s->width % 32 == 0) return 0;
+    return refuse("--weights %s takes a --width that is a multiple of 32, not %lld", s->weights,
+                  (long long)s->width);
+}
+
 static int check_backend(gpt_settings *s) {
     s->joins = strcmp(s->backend, "tcp") == 0 || strcmp(s->backend, "mpi") == 0;
     if (s->joins || strcmp(s->backend, "threads") == 0) return 0;
@@ -241,7 +254,7 @@ static int check_stages(gpt_settings *s) {
 
 static int check_settings(gpt_settings *s) {
     int64_t others = s->pp * (s->dp > 0 ? s->dp : 1);
-    if (check_dtype(s) != 0) return BAD_USE;
+    if (check_dtype(s) != 0 || check_weights(s) != 0) return BAD_USE;
     if (s->tp == 0) s->tp = s->ranks % others == 0 ? s->ranks / others : 1;
     if (s->dp == 0) s->dp = s->ranks / (s->tp * s->pp);
     if (s->ranks != s->tp * s->pp * s->dp)

@@ -8,15 +8,31 @@
  *                          attention_bf16_T... in bf16; product: 256x768x768 in the same dtype
  *     decode_gpt2          one token of GPT-2 124M with a cache of keys and values, on two ranks:
  *                          bytes of weights per second; limit: plain reading of them by the same
- *                          threads, by turns */
+ *                          threads, by turns
+ *
+ * usage: bench_model --model gpt2|llama1b|stories260K|babyllama [--weights f32|f16|bf16|q8_0|q4_0]
+ *                    [--ranks R] [--prefill N] [--tokens N] [--rounds N] [--backend threads|tcp]
+ *
+ *     decode_M_W tokens/s  one token after the other, medians of rounds; limit: plain reading of
+ *                          the weights of a token
+ *     prefill_M_W          a prompt of N tokens, of which the last one's logits are computed
+ *
+ * --tokens: that a round decodes; 0: no decoding. With --backend tcp (built with BENCH_TCP) each
+ * rank is a process: tshard-run -n R bench_model --backend tcp ... */
 #define _DEFAULT_SOURCE
-#define main gpt_main
-int gpt_main(int argc, char **argv);
-#include "../../examples/gpt.c"
-#undef main
+#define TSHARD_IMPLEMENTATION
+#include "../../tshard.h"
+#include "../../backends/tshard_threads.h"
+#ifdef BENCH_TCP
+#include "../../backends/tshard_uv.h"
+#endif
+#include "decoder.h"
 
-enum { RANKS = 2, HEADS = 12, HEAD = 64, MOST_LAYERS = 12, WIDTH = HEADS * HEAD, PLACES = 64,
-       PRODUCT = 256 };
+enum { RANKS = 2, HEADS = 12, HEAD = 64, WIDTH = HEADS * HEAD, PRODUCT = 256, MOST_ROUNDS = 32 };
+
+static double seconds(void) {
+    return 1e-9 * (double)tsh_now();
+}
 
 /* ------------------------------------------------------------------- one rank */
 
@@ -43,15 +59,20 @@ static void bench_overhead(tsh_ctx *ctx) {
         printf("op_overhead ns ours %.4g\n", 1e9 * (double)used[STEPS / 2] / CLOCKS_PER_SEC / ADDS);
 }
 
+static int failed(tsh_ctx *ctx) {
+    if (!tsh_ok(ctx)) fprintf(stderr, "%s\n", tsh_last_error(ctx)->message);
+    return !tsh_ok(ctx);
+}
+
 /* Seconds of C = A B^T, (256, 768) and (768, 768), of one dtype. */
 static double product_time(tsh_ctx *ctx, tsh_tensor *a, tsh_tensor *b, tsh_tensor *c) {
     const tsh_dtype dtype = tsh_dtype_of(a);
-    const double start = report_now();
+    const double start = seconds();
     tshi_matmul_gemm(ctx, PRODUCT, WIDTH, WIDTH, 1,
                      tshi_gemm_matrix_of(tsh_data(ctx, a), dtype, WIDTH, 1),
                      tshi_gemm_matrix_of(tsh_data(ctx, b), dtype, 1, WIDTH), 0,
                      tshi_gemm_matrix((tsh_real *)tsh_data(ctx, c), WIDTH, 1));
-    return report_now() - start;
+    return seconds() - start;
 }
 
 static void bench_attention(tsh_ctx *ctx, int64_t length, tsh_dtype dtype) {
@@ -69,14 +90,14 @@ static void bench_attention(tsh_ctx *ctx, int64_t length, tsh_dtype dtype) {
     for (int i = 0; i < 3; i++)
         q[i] = tsh_requires_grad(tsh_keep(tsh_cast(tsh_randn(ctx, shape), dtype)), 1);
     for (int i = -1; i < times; i++) { /* the first finds no memory yet */
-        const double start = report_now();
+        const double start = seconds();
         tsh_tensor *y = tsh_attention(q[0], q[1], q[2], &desc);
-        const double middle = report_now();
+        const double middle = seconds();
         tsh_tensor *loss = tsh_sum(y, TSH_ALL, 0); /* little beside */
-        const double late = report_now();
+        const double late = seconds();
         tsh_backward(ctx, loss);
         if (i >= 0) forward += middle - start;
-        if (i >= 0) backward += report_now() - late;
+        if (i >= 0) backward += seconds() - late;
         for (int j = 0; j < 3; j++) tsh_zero_grad(q[j]);
         tsh_step_end(ctx);
         if (i >= 0) product += product_time(ctx, a, b, c);
@@ -101,115 +122,198 @@ static int alone(tsh_ctx *ctx, void *user) {
         bench_attention(ctx, length, TSH_REAL);
         bench_attention(ctx, length, TSH_BF16);
     }
-    if (!tsh_ok(ctx)) refuse("%s", tsh_last_error(ctx)->message);
-    return !tsh_ok(ctx);
+    return failed(ctx);
 }
 
 /* -------------------------------------------------------------------- decoding */
 
-/* Keys and values of a block, of all places so far. */
-typedef struct cache {
-    tsh_tensor *k, *v;
-} cache;
+static const struct {
+    const char *name;
+    tsh_dtype dtype;
+} kinds[] = {{"f32", TSH_F32}, {"f16", TSH_F16}, {"bf16", TSH_BF16}, {"q8_0", TSH_Q8_0},
+             {"q4_0", TSH_Q4_0}};
 
-static tsh_tensor *decode_attention(tsh_module *self, tsh_tensor *x, cache *c, int64_t place) {
-    tsh_ctx *ctx = tsh_ctx_of(x);
-    tsh_tensor *qkv[3] = {NULL, NULL, NULL};
-    tsh_split_dim(call(self, "c_attn", x), -1, 3, qkv);
-    for (int i = 0; i < 3; i++) qkv[i] = split_heads(qkv[i], HEADS);
-    if (c->k == NULL) {
-        const tsh_layout layout = tsh_layout_of(qkv[1]);
-        const tsh_shape shape = tsh_shape4(1, HEADS, PLACES, HEAD);
-        c->k = tsh_tensor_new(ctx, TSH_REAL, shape, &layout);
-        c->v = tsh_tensor_new(ctx, TSH_REAL, shape, &layout);
-    }
-    const tsh_attention_desc desc = {.cache_k = c->k, .cache_v = c->v, .past = place};
-    return call(self, "c_proj", merge_heads(tsh_attention(qkv[0], qkv[1], qkv[2], &desc)));
+typedef struct decode_job {
+    llama_shape s;
+    int kind, ranks, prefill, tcp;
+    int rates; /* 0: GB/s of decode_gpt2 */
+} decode_job;
+
+/* The weights that a token reads: all but tables of which it takes a row. */
+typedef struct weights {
+    const uint32_t *at[16 * LLAMA_MOST_LAYERS];
+    size_t size[16 * LLAMA_MOST_LAYERS], bytes; /* words of each; bytes of all */
+    int count, gpt2;
+} weights;
+
+static void add_weight(const char *path, tsh_tensor *param, void *user) {
+    weights *w = (weights *)user;
+    const tsh_dtype dtype = tsh_dtype_of(param);
+    const int64_t block = dtype == TSH_Q8_0 || dtype == TSH_Q4_0 ? 32 : 1; /* elements */
+    const size_t bytes = (size_t)(tsh_local_numel(param) / block) * tsh_dtype_size(dtype);
+    if (strcmp(path, w->gpt2 ? "places.weight" : "embed.weight") == 0) return;
+    w->at[w->count] = (const uint32_t *)tsh_data(tsh_ctx_of(param), param);
+    w->size[w->count++] = bytes / 4;
+    w->bytes += bytes;
 }
 
-/* The logits after one token. */
-static tsh_tensor *decode(const gpt_trainer *t, tsh_tensor *id, cache *caches, int64_t place) {
-    tsh_module *gpt = t->gpt;
-    tsh_tensor *at = tsh_arange(tsh_ctx_of(id), TSH_I32, (double)place, (double)place + 1, 1);
-    tsh_tensor *x = tsh_add(call(gpt, "wte", id), call(gpt, "wpe", at));
-    for (int i = 0; i < t->set->layers; i++) {
-        char name[24];
-        snprintf(name, sizeof name, "h.%d", i);
-        tsh_module *self = tsh_find(gpt, name), *feed = tsh_find(self, "mlp");
-        tsh_tensor *y = decode_attention(tsh_find(self, "attn"), call(self, "ln_1", x), &caches[i],
-                                         place);
-        y = tsh_forward_residual(tsh_find(self, "ln_2"), &x, y);
-        y = tsh_gelu_tanh(call(feed, "c_fc", y));
-        x = tsh_add(x, call(feed, "c_proj", y));
-    }
-    return call(gpt, "lm_head", call(gpt, "ln_f", x));
-}
-
-static void sum_words(const char *path, tsh_tensor *param, void *user) {
-    const uint32_t *word = (const uint32_t *)tsh_data(tsh_ctx_of(param), param);
-    const int64_t n = tsh_local_numel(param);
+/* Plainly reads all weights once. */
+static uint32_t read_weights(const weights *w) {
     uint32_t sum = 0;
-    (void)path;
-    for (int64_t i = 0; i < n; i++) sum += word[i];
-    *(uint32_t *)user += sum;
+    for (int i = 0; i < w->count; i++)
+        for (size_t j = 0; j < w->size[i]; j++) sum += w->at[i][j];
+    return sum;
 }
 
-/* Seconds of a token, and of plainly reading the weights, by turns, from an eighth of the places
- * on. */
-static void time_of_tokens(gpt_trainer *t, double *token, double *reading) {
-    enum { ROUND = PLACES / 8 };
+static int by_size(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *values, int count) {
+    qsort(values, (size_t)count, sizeof *values, by_size);
+    return values[count / 2];
+}
+
+/* Seconds of `count` tokens that follow each other, from `place` on. */
+static double decode_tokens(decoder *m, tsh_tensor *id, int place, int count) {
+    tsh_ctx *ctx = tsh_ctx_of(id);
+    tsh_barrier(tsh_world(ctx));
+    const double start = seconds();
+    for (int i = 0; i < count && tsh_ok(ctx); i++) {
+        tsh_scope_begin(ctx);
+        decoder_run(m, id, place + i);
+        tsh_scope_end(ctx);
+    }
+    tsh_barrier(tsh_world(ctx));
+    return seconds() - start;
+}
+
+/* Prints what a token costs, and plain reading of the weights, by turns. */
+static void bench_tokens(decoder *m, const decode_job *job, tsh_ctx *ctx) {
+    const llama_shape *s = m->s;
     const int32_t one = 1;
-    tsh_comm *world = tsh_world(t->ctx);
-    tsh_tensor *id = tsh_tensor_from(t->ctx, TSH_I32, tsh_shape2(1, 1), NULL, &one);
-    cache caches[MOST_LAYERS] = {{NULL, NULL}};
+    const int reads = s->tokens > 4 ? s->tokens / 4 : 1;
+    tsh_tensor *id = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, 1), NULL, &one);
+    double token[MOST_ROUNDS], reading[MOST_ROUNDS], each, limit;
     uint32_t sum = 0;
-    *token = *reading = 0;
-    tsh_train(t->gpt, 0);
-    tsh_no_grad_begin(t->ctx);
-    for (int64_t place = 0; place < PLACES; place += ROUND) {
-        tsh_barrier(world);
-        const double start = report_now();
-        for (int64_t i = 0; i < ROUND; i++) {
-            tsh_scope_begin(t->ctx);
-            decode(t, id, caches, place + i);
-            tsh_scope_end(t->ctx);
-        }
-        tsh_barrier(world);
-        const double middle = report_now();
-        for (int i = 0; i < ROUND; i++) tsh_each_param(t->gpt, sum_words, &sum);
-        tsh_barrier(world);
-        if (place > 0) *token += (middle - start) / (PLACES - ROUND);
-        if (place > 0 && sum != 0) *reading += (report_now() - middle) / (PLACES - ROUND);
+    weights w;
+    memset(&w, 0, sizeof w);
+    w.gpt2 = s->gpt2;
+    tsh_each_param(tsh_root(ctx), add_weight, &w);
+    for (int round = -1; round < s->rounds && tsh_ok(ctx); round++) {
+        decode_tokens(m, id, 0, s->first);
+        each = decode_tokens(m, id, s->first, s->tokens) / s->tokens;
+        const double start = seconds();
+        for (int i = 0; i < reads; i++) sum += read_weights(&w);
+        tsh_barrier(tsh_world(ctx));
+        limit = (seconds() - start) / reads;
+        if (round >= 0) token[round] = each;
+        if (round >= 0 && sum != 1) reading[round] = limit;
     }
-    tsh_no_grad_end(t->ctx);
+    if (tsh_world(ctx)->rank > 0 || !tsh_ok(ctx)) return;
+    each = median(token, s->rounds);
+    limit = median(reading, s->rounds);
+    if (!job->rates) {
+        printf("decode_gpt2 GB/s ours %.4g\n", 1e-9 * (double)w.bytes * job->ranks / each);
+        printf("decode_gpt2 GB/s limit %.4g\n", 1e-9 * (double)w.bytes * job->ranks / limit);
+        return;
+    }
+    printf("decode_%s_%s tokens/s ours %.5g\n", s->name, kinds[job->kind].name, 1 / each);
+    printf("decode_%s_%s tokens/s limit %.5g\n", s->name, kinds[job->kind].name, 1 / limit);
+}
+
+static void bench_prefill(decoder *m, const decode_job *job, tsh_ctx *ctx) {
+    int32_t numbers[DECODER_PLACES];
+    double used[MOST_ROUNDS];
+    tsh_tensor *ids;
+    for (int i = 0; i < job->prefill; i++) numbers[i] = 1 + i;
+    ids = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, job->prefill), NULL, numbers);
+    for (int round = -1; round < m->s->rounds && tsh_ok(ctx); round++) {
+        const double each = decode_tokens(m, ids, 0, 1);
+        if (round >= 0) used[round] = each;
+    }
+    if (tsh_world(ctx)->rank > 0 || !tsh_ok(ctx)) return;
+    printf("prefill_%s_%s tokens/s ours %.5g\n", m->s->name, kinds[job->kind].name,
+           job->prefill / median(used, m->s->rounds));
 }
 
 static int together(tsh_ctx *ctx, void *user) {
-    gpt_trainer t;
-    double token, reading;
-    make_trainer(&t, ctx, (gpt_job *)user);
-    make_pipelines(&t);
-    time_of_tokens(&t, &token, &reading);
-    if (is_first(&t) && tsh_ok(ctx)) {
-        const double gigabytes = 1e-9 * (double)t.parameters * sizeof(tsh_real);
-        printf("decode_gpt2 GB/s ours %.4g\n", gigabytes / token);
-        printf("decode_gpt2 GB/s limit %.4g\n", gigabytes / reading);
+    const decode_job *job = (const decode_job *)user;
+    decoder *m = (decoder *)malloc(sizeof *m);
+    if (!m) return 1;
+    decoder_make(ctx, m, &job->s, kinds[job->kind].dtype);
+    tsh_no_grad_begin(ctx);
+    if (job->s.tokens > 0) bench_tokens(m, job, ctx);
+    if (job->prefill > 0) bench_prefill(m, job, ctx);
+    tsh_no_grad_end(ctx);
+    free(m);
+    return failed(ctx);
+}
+
+static int run_job(decode_job *job) {
+    tsh_desc desc = {.tp = job->ranks, .dtype = decoder_activations(kinds[job->kind].dtype)};
+    if (!job->tcp) return tsh_threads_run(job->ranks, &desc, together, job);
+#ifdef BENCH_TCP
+    tsh_error why;
+    const tsh_uv_desc uv = {.logger.fn = tsh_log_stderr, .error = &why};
+    if (tsh_uv_open(&uv, &desc.comm) == TSH_OK) {
+        desc.tp = job->ranks = desc.comm.size;
+        return tsh_run(&desc, together, job);
     }
-    if (is_first(&t) && !tsh_ok(ctx)) refuse("%s", tsh_last_error(ctx)->message);
-    return !tsh_ok(ctx);
+    fprintf(stderr, "%s\n", why.message);
+#endif
+    fprintf(stderr, "no TCP\n");
+    return 1;
+}
+
+/* ------------------------------------------------------------------------ main */
+
+/* The value of a flag; `otherwise` without it. */
+static const char *flag(int argc, char **argv, const char *name, const char *otherwise) {
+    for (int i = 1; i + 1 < argc; i++)
+        if (strcmp(argv[i], name) == 0) return argv[i + 1];
+    return otherwise;
+}
+
+static int number_flag(int argc, char **argv, const char *name, int otherwise, int most) {
+    const char *text = flag(argc, argv, name, NULL);
+    const int value = text ? atoi(text) : otherwise;
+    return value < 0 ? 0 : value > most ? most : value;
+}
+
+static int bench_decoder(int argc, char **argv) {
+    const llama_shape *s = llama_find(flag(argc, argv, "--model", ""));
+    const char *kind = flag(argc, argv, "--weights", "f32");
+    decode_job job;
+    if (!s) return 2;
+    memset(&job, 0, sizeof job);
+    job.s = *s;
+    while (job.kind < 5 && strcmp(kinds[job.kind].name, kind) != 0) job.kind++;
+    if (job.kind == 5) {
+        fprintf(stderr, "no weights \"%s\"; there are f32, f16, bf16, q8_0 and q4_0\n", kind);
+        return 2;
+    }
+    job.ranks = number_flag(argc, argv, "--ranks", RANKS, 64);
+    job.prefill = number_flag(argc, argv, "--prefill", 0, DECODER_PLACES);
+    job.s.tokens = number_flag(argc, argv, "--tokens", s->tokens, DECODER_PLACES - s->first);
+    job.s.rounds = number_flag(argc, argv, "--rounds", s->rounds, MOST_ROUNDS);
+    job.tcp = strcmp(flag(argc, argv, "--backend", "threads"), "tcp") == 0;
+    job.rates = 1;
+    return run_job(&job);
 }
 
 int main(int argc, char **argv) {
-    gpt_job job = {.set = defaults};
-    const tsh_desc desc = {.tp = RANKS};
     int64_t longest = argc > 2 ? atol(argv[2]) : 2048;
-    job.set.layers = argc > 1 ? atol(argv[1]) : MOST_LAYERS;
-    if (job.set.layers < 1 || job.set.layers > MOST_LAYERS)
-        return refuse("%s layers; takes 1 to %d", argv[1], MOST_LAYERS);
-    job.set.heads = HEADS;
-    job.set.width = WIDTH;
-    job.set.context = PLACES;
-    job.set.batch = job.set.dp = 1;
-    job.set.vocabulary = 50257;
-    return tsh_run(NULL, alone, &longest) || tsh_threads_run(RANKS, &desc, together, &job);
+    decode_job job;
+    if (argc > 1 && strncmp(argv[1], "--", 2) == 0) return bench_decoder(argc, argv);
+    memset(&job, 0, sizeof job);
+    job.s = *llama_find("gpt2");
+    job.ranks = RANKS;
+    if (argc > 1) job.s.layers = atoi(argv[1]);
+    if (job.s.layers < 1 || job.s.layers > LLAMA_MOST_LAYERS) {
+        fprintf(stderr, "%s layers; takes 1 to %d\n", argv[1], LLAMA_MOST_LAYERS);
+        return 2;
+    }
+    return tsh_run(NULL, alone, &longest) || run_job(&job);
 }

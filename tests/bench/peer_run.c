@@ -1,6 +1,6 @@
-/* The peer of bench_llama.c: a Llama's forward pass as plain loops over one block of floats, on one
- * thread, in the manner of Karpathy's llama2.c, to be compiled with -Ofast -march=native. Prints
- * "decode_<name> us peer <microseconds of a token>", the best of some rounds.
+/* The peer of bench_model.c on one rank: a Llama's forward pass as plain loops over one block of
+ * floats, on one thread, in the manner of Karpathy's llama2.c, to be compiled with -Ofast
+ * -march=native. Prints "decode_<name>_f32 tokens/s runc <value>", the median of some rounds.
  *
  * usage: peer_run stories260K|babyllama [rounds] */
 #define _POSIX_C_SOURCE 200809L
@@ -135,20 +135,26 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+static int by_size(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
 int main(int argc, char **argv) {
+    enum { MOST = 64 };
     const llama_shape *s = llama_find(argc > 1 ? argv[1] : "stories260K");
-    const int rounds = argc > 2 ? atoi(argv[2]) : 5;
-    double best = 1e9;
+    const int wanted = argc > 2 ? atoi(argv[2]) : 5, rounds = wanted < MOST ? wanted : MOST;
+    double used[MOST];
     peer p;
-    if (!s) return 1;
+    if (!s || s->gpt2 || s->tokens != LLAMA_PLACES || rounds < 1) return 1;
     make(&p, s);
-    for (int round = 0; round <= rounds; round++) {
+    for (int round = -1; round < rounds; round++) {
         const double start = now();
         for (int place = 0; place < LLAMA_PLACES; place++) forward(&p, 1, place);
-        const double used = (now() - start) / LLAMA_PLACES;
-        if (round > 0 && used < best) best = used;
+        if (round >= 0) used[round] = now() - start;
     }
     if (p.logit[0] != p.logit[0]) fprintf(stderr, "not a number\n");
-    printf("decode_%s us peer %.4g\n", s->name, 1e6 * best);
+    qsort(used, (size_t)rounds, sizeof *used, by_size);
+    printf("decode_%s_f32 tokens/s runc %.5g\n", s->name, LLAMA_PLACES / used[rounds / 2]);
     return 0;
 }

@@ -52,7 +52,8 @@ TURN, MOST_CALLS = 50e3, 20000  # microseconds of a collective's turn, and the c
 KIB, MIB = 1024, 1024 * 1024
 SIZES = {4: "4B", KIB: "1KiB", 16 * KIB: "16KiB", 256 * KIB: "256KiB", MIB: "1MiB", 4 * MIB: "4MiB",
          16 * MIB: "16MiB", 64 * MIB: "64MiB"}
-NO_RIVALS = ("limit", "f32")  # what stands beside ours for comparison, and is no other program
+# What stands beside ours for comparison, and is no other program.
+NO_RIVALS = ("limit", "f32", "threads")
 LINK = "2gbit"  # of replicas' slow link, both ways together
 CC = [os.environ.get("CC", "cc"), "-std=c99", "-D_POSIX_C_SOURCE=200809L", "-O3",
       "-fno-math-errno"]
@@ -76,7 +77,11 @@ def sources():
              "bench_step": ([gpt2, scaling], "bench_step.c", CC, threads + openmp()),
              "bench_limit": ([gpt2], "bench_limit.c", CC, threads + blis),
              "bench_step_tcp": ([replicas], "bench_step.c", CC, ["-DGPT_TCP"] + threads + tcp),
-             "bench_model": ([model, llama], "bench_model.c", CC, threads)}
+             "bench_model": ([model, llama, small], "bench_model.c", CC, threads),
+             "bench_model_tcp": ([llama], "bench_model.c", CC, ["-DBENCH_TCP"] + threads + tcp),
+             "tshard_run": ([llama], "../../backends/tshard-run.c", CC, tcp),
+             "peer_run": ([small], "peer_run.c", [CC[0], "-std=c99", "-Ofast", "-march=native"],
+                          ["-lm"])}
     if shutil.which("mpicc"):
         found["peer_mpi"] = ([comm, comm_tcp], "peer_mpi.c", ["mpicc"] + CC[1:], [])
     if os.path.exists("/usr/include/gloo/allreduce.h"):
@@ -361,6 +366,7 @@ def kernels(args):
 FIGURES = {"scaling_gpt2_tp2": {"one_rank": 1.85}, "scaling_gpt2_t2": {"two_ranks": 1 / 1.05},
            "decode_gpt2": {"limit": 0.8}, "step_nanogpt": {"torch": 1.5},
            "step_nanogpt_bf16": {"torch": 1.5}}
+SMALL = ("stories260K", "babyllama")
 MOST = {"op_overhead": 100, "memory_gpt2_T64": 2.3, "memory_gpt2_T256": 3.2,
         "memory_gpt2_bf16_T256": 2.6, "memory_gpt2_pure_T256": 1.8}
 # What a processor with AVX-512 evaluates at half the speed of memory, or faster.
@@ -383,6 +389,10 @@ def figures_of(name):
         return {"torch_autocast": 1.25, "torch_bf16": 1.25, "f32": 1 / 0.62, "limit": 1 / 1.15}
     if name.startswith("step_gpt2_T"):
         return {"torch_f32": 1.5, "limit": 1 / 1.10}
+    if name.startswith(tuple("decode_" + shape for shape in SMALL)):
+        return {"runc": 1}
+    if name.startswith("decode_") and name.endswith("_tcp"):
+        return {"threads": 0.9}
     if name.startswith("decode_"):
         return {"llamacpp": 1, "limit": 0.7 if name.endswith("q4_0") else 0.9}
     if name.startswith("prefill_"):
@@ -588,13 +598,17 @@ SHAPES, WEIGHTS, PROMPTS = ("gpt2", "llama1b"), ("f32", "bf16", "q8_0", "q4_0"),
 TOKENS = 24  # that llama.cpp decodes in a round
 
 
-def llama_round(ours, peer):
-    """(kind, unit, who, value) of ours, of what reading the weights allows, and of llama.cpp."""
+def llama_round(ours, tcp, peer):
+    """(kind, unit, who, value) of ours, of what reading the weights allows, of llama.cpp, and of
+    ours over TCP. Only the last program decodes: its threads are compared with processes."""
+    threads = None
     for length in PROMPTS:
-        lines = output(ours + ["--prefill", str(length)], limit=FIRST_LIMIT)
+        lines = output(ours + ["--prefill", str(length)] +
+                       ["--tokens", "0"] * (length != PROMPTS[-1]), limit=FIRST_LIMIT)
         for kind, who, value in re.findall(r"^(decode|prefill)_\S+ tokens/s (\w+) (\S+)$", lines,
                                            re.M):
             name = kind if kind == "decode" else "%s %d" % (kind, length)
+            threads = float(value) if (kind, who) == ("decode", "ours") else threads
             yield name, "tokens/s", who, float(value)
         if lines and peer:
             us = peer.ask("prefill", length, 1)
@@ -603,24 +617,32 @@ def llama_round(ours, peer):
     us = peer.ask("decode", 0, TOKENS) if lines and peer else None
     if us:
         yield "decode", "tokens/s", "llamacpp", 1e6 / us
+    rate = tcp and threads and re.search(r"^\[0\] decode_\S+ tokens/s ours (\S+)$",
+                                         output(tcp, limit=FIRST_LIMIT), re.M)
+    if rate:
+        yield "decode tcp", "tokens/s", "ours", float(rate[1])
+        yield "decode tcp", "tokens/s", "threads", threads
 
 
 def llama(args):
     """Decoding a token and reading a prompt, of GPT-2 124M and a Llama of 1.1 B parameters, with
     weights in f32, bf16, and 8 and 4 bits: 2 ranks against llama.cpp's 2 threads."""
-    ours = args.programs["bench_model"]
+    ours, over_tcp = args.programs["bench_model"], args.programs["bench_model_tcp"]
+    launcher = args.programs["tshard_run"]
     rows = [(shape, weights) for shape in SHAPES for weights in WEIGHTS] if ours else []
     there = bool(rows) and has_llama()
     for number, (shape, weights) in enumerate(rows):
         which = ["--model", shape, "--weights", weights]
-        if not output([ours] + which + ["--prefill", "1"], limit=FIRST_LIMIT):
+        if not output([ours] + which + ["--tokens", "1", "--rounds", "1"], limit=FIRST_LIMIT):
             continue  # it has said why
+        tcp = ([launcher, "-n", "2", over_tcp, "--backend", "tcp"] + which
+               if launcher and over_tcp else None)
         peer = Ranks("llamacpp", [TORCH_PYTHON, os.path.join(HERE, "peer_llama.py"), "--folder",
                                   BUILD] + which) if there else None
         if peer:  # the file is written and read before anything is measured
             peer.ask("decode", 0, 1, FIRST_LIMIT)
         samples = rounds_of(share(args, len(rows) - number),
-                            [functools.partial(llama_round, [ours] + which, peer)])
+                            [functools.partial(llama_round, [ours] + which, tcp, peer)])
         if peer:
             peer.close()
         found = {}
@@ -629,6 +651,26 @@ def llama(args):
             if "ours" in values:
                 found["_".join([name, shape, weights, *length]), unit] = values
         yield found
+
+
+def small(args):
+    """Decoding a token of models of 260 thousand and 15 million parameters, on one rank and on
+    two, against one thread of plain loops, those of Karpathy's run.c, by turns."""
+    ours, peer = args.programs["bench_model"], args.programs["peer_run"]
+
+    def both(shape):
+        commands = [("", [peer, shape, "3"])] if peer else []
+        commands += [(suffix, [ours, "--model", shape, "--ranks", ranks])
+                     for suffix, ranks in (("", "1"), ("_tp2", "2"))]
+        for suffix, command in commands:
+            for name, unit, who, value in re.findall(r"^(\w+) (\S+) (\w+) (\S+)$",
+                                                     output(command), re.M):
+                yield name + suffix, unit, who, float(value)
+                if who == "runc":
+                    yield name + "_tp2", unit, who, float(value)
+
+    if ours:
+        yield rounds_of(args, [functools.partial(both, shape) for shape in SMALL])
 
 
 def scaling(args):
@@ -795,8 +837,9 @@ def write(rows):
 
 
 def main():
+    # seconds that each may take
     parts = {gemm: 50, gemm_bf16: 40, kernels: 35, comm: 20, comm_tcp: 40, nanogpt: 150, gpt2: 420,
-             scaling: 40, replicas: 50, model: 30, llama: 300}  # seconds that each may take
+             scaling: 40, replicas: 50, model: 30, llama: 300, small: 30}
     full = bool(os.environ.get("FULL"))
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")

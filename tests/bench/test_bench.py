@@ -17,14 +17,18 @@ C = [os.environ.get("CC", "cc"), "-std=c99", "-D_POSIX_C_SOURCE=200809L", "-O1"]
 TINY = "--layers 2 --heads 2 --width 16 --context 8 --batch 4 --chars --ranks 2".split()
 
 
+def output_of(program, args, told):
+    done = subprocess.run([program] + args, input=told, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, universal_newlines=True, timeout=100)
+    check(done.returncode == 0, args, "exit code", done.returncode, done.stdout)
+    return done.stdout
+
+
 def printed(folder, name, args, told):
     program = os.path.join(folder, "program")
     subprocess.run(C + ["-o", program, os.path.join(HERE, name), "-lm", "-pthread"], check=True,
-                   timeout=100)
-    done = subprocess.run([program] + args, input=told, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, universal_newlines=True, timeout=100)
-    check(done.returncode == 0, name, "exit code", done.returncode, done.stdout)
-    return done.stdout
+                   timeout=300)
+    return output_of(program, args, told)
 
 
 def steps_are_timed(folder):
@@ -42,6 +46,14 @@ def parts_of_a_model_are_timed(folder):
     check(set(rows) == {"op_overhead", "attention_T64", "attention_back_T64", "attention_bf16_T64",
                         "attention_back_bf16_T64", "decode_gpt2"}, text)
     check(all(float(value) > 0 for value in rows.values()), text)
+    for shape, weights, ranks in (("stories260K", "f32", "2"), ("babyllama", "q4_0", "1")):
+        told = ["--model", shape, "--weights", weights, "--tokens", "2", "--rounds", "1", "--ranks",
+                ranks]
+        text = output_of(os.path.join(folder, "program"), told + ["--prefill", "3"], "")
+        names = re.findall(r"^(\w+) tokens/s (\w+) [1-9]", text, re.M)
+        row = "_%s_%s" % (shape, weights)
+        check(names == [("decode" + row, "ours"), ("decode" + row, "limit"),
+                        ("prefill" + row, "ours")], text)
 
 
 def plot(folder, rows, *flags):
@@ -104,6 +116,8 @@ def goals_name_peers_that_stand_in_their_rows(_):
                                                         "limit"}, "bf16")
     check(set(figures_of("step_gpt2_T1024")) == {"torch_f32", "limit"}, "f32")
     check(figures_of("decode_llama1b_q4_0") == {"llamacpp": 1, "limit": 0.7}, "q4_0")
+    check(figures_of("decode_gpt2_bf16_tcp") == {"threads": 0.9}, "tcp")
+    check(figures_of("decode_babyllama_f32_tp2") == {"runc": 1}, "run.c")
     check(figures_of("decode_gpt2_bf16") == {"llamacpp": 1, "limit": 0.9}, "bf16")
     check(figures_of("prefill_llama1b_q8_0_128") == {"llamacpp": 1}, "prefill")
 

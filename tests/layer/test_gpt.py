@@ -111,6 +111,48 @@ def a_batch_too_small_to_share_is_refused(_):
           run.stderr)
 
 
+def sample(text, folder, flags):
+    """What a run writes at its end, and its losses."""
+    run = subprocess.run([os.path.join(TOP, "build", "gpt"), "--text", text, "--chars", "--out",
+                          folder, "--steps", "300", "--lr", "4e-3", "--layers", "2", "--width",
+                          "64", "--sample", "120"] + flags.split(), stdin=subprocess.DEVNULL,
+                         cwd=TOP, timeout=EACH, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                         encoding="utf-8", errors="replace")
+    check(run.returncode == 0, flags, run.stdout[-600:])
+    with open(os.path.join(folder, "metrics.csv"), encoding="ascii") as file:
+        losses = [line.split(",")[1] for line in file]
+    return run.stdout.split("120 characters:\n")[1].split("\n\n")[0], losses
+
+
+def samples_are_written_with_few_bits(folder):
+    """After the same training, the sample begins with the same characters, however the model is
+    shared, and soon is another one."""
+    text = os.path.join(folder, "text")
+    with open(text, "w", encoding="ascii") as file:
+        file.write(text_of_words())
+    plain, losses = sample(text, folder, "--ranks 1")
+    for kind in ("q8_0", "q4_0"):
+        one, same = sample(text, folder, "--ranks 1 --weights " + kind)
+        check(same == losses, kind, "trains as without")
+        check(one != plain, kind, "is not quantised:", one)
+        check(one[:12] == plain[:12], kind, "writes", one, "not", plain)
+        for flags in ("--ranks 2", "--ranks 3 --tp 3", "--ranks 2 --pp 2 --dtype bf16",
+                      "--ranks 2 --dp 2 --zero"):
+            got, _ = sample(text, folder, flags + " --weights " + kind)
+            check(len(got) == len(one), flags, "writes", got)
+            check("bf16" in flags or got[:12] == one[:12], flags, "writes", got, "not", one)
+
+
+def weights_that_cannot_be_are_refused(_):
+    for flags, why in (("--weights q5_0", "--weights is q8_0 or q4_0, not 'q5_0'"),
+                       ("--weights q8_0 --width 48", "a multiple of 32, not 48")):
+        run = subprocess.run([os.path.join(TOP, "build", "gpt")] + flags.split(), timeout=EACH,
+                             stderr=subprocess.PIPE, encoding="utf-8")
+        check(run.returncode == 2 and why in run.stderr, flags, run.stderr)
+
+
 if __name__ == "__main__":
     sys.exit(run_tests("gpt", [grids_give_the_losses_of_one_rank, losses_keep_their_bits,
-                               a_batch_too_small_to_share_is_refused]) > 0)
+                               a_batch_too_small_to_share_is_refused,
+                               samples_are_written_with_few_bits,
+                               weights_that_cannot_be_are_refused]) > 0)

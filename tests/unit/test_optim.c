@@ -742,8 +742,57 @@ static void rounding_is_right_on_average(void **state) {
     unit_close(ctx);
 }
 
+/* One of two optimisers is freed: nothing of it is left in memory, the parameters that only it had
+ * may be quantised or get a new one, and the other goes on. */
+static void an_optimiser_is_freed(void **state) {
+    const tsh_optim_desc adam = {.kind = TSH_ADAM, .lr = 0.5, .grad_dtype = TSH_BF16};
+    const tsh_linear_desc linear = {.in = 32, .out = 3, .no_bias = 1, .dtype = TSH_BF16};
+    tsh_ctx *ctx = unit_open(NULL);
+    tsh_module *both = vectors(ctx), *layer = tsh_add_linear(tsh_root(ctx), "up", &linear);
+    tsh_tensor *weight = tsh_param(layer, "weight"), *bias = tsh_param(both, "bias");
+    tsh_optim *first = tsh_optim_new(tsh_root(ctx), &adam), *second = tsh_optim_new(both, NULL);
+    uint16_t before[96];
+    double g[96], want[N];
+    tsh_mem mem;
+    (void)state;
+    for (int e = 0; e < 96; e++) g[e] = gradient(0, e);
+    give(ctx, bias, g);
+    give(ctx, weight, g);
+    assert_int_equal(tsh_optim_step(first), TSH_OK);
+    assert_non_null(weight->low);
+    memcpy(before, tsh_data(ctx, weight), sizeof before);
+    tsh_optim_free(first);
+    mem = tsh_mem_stats(ctx);
+    assert_int_equal(mem.now[TSH_MEM_OPTIMISER], 0);
+    assert_null(weight->low);
+    assert_null(tsh_grad(weight));
+    assert_non_null(tsh_grad(bias)); /* the second's, too */
+    assert_memory_equal(before, tsh_data(ctx, weight), sizeof before);
+    tsh_optim_free(first); /* does nothing any more */
+    tsh_optim_free(NULL);
+    for (int e = 0; e < N; e++)
+        want[e] = (double)((tsh_real *)tsh_data(ctx, bias))[e] - 0.25 * (g[e] = e);
+    tsh_optim_set_lr(second, 0.25);
+    give(ctx, bias, g);
+    assert_int_equal(tsh_optim_step(second), TSH_OK);
+    expect_values(ctx, bias, want, ROUNDING);
+    tsh_optim_free(second);
+    assert_ptr_equal(ctx->optims, NULL);
+    second = tsh_optim_new(layer, &adam);
+    give(ctx, weight, g);
+    assert_int_equal(tsh_optim_step(second), TSH_OK);
+    assert_int_equal(tsh_optim_state(second).steps, 1);
+    assert_memory_not_equal(before, tsh_data(ctx, weight), sizeof before);
+    assert_int_equal(tsh_quantize(layer, NULL, TSH_Q8_0), TSH_ERR_STATE);
+    tsh_clear_error(ctx);
+    tsh_optim_free(second);
+    assert_int_equal(tsh_quantize(layer, NULL, TSH_Q8_0), TSH_OK);
+    unit_close(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_optimiser_is_freed),
         cmocka_unit_test(floats_are_split_in_halves),
         cmocka_unit_test(exact_weights_are_the_floats),
         cmocka_unit_test(rounding_is_right_on_average),
