@@ -15032,6 +15032,11 @@ typedef struct tshi_head {
     int pairs;                    /* 1: words of operands are pairs of bf16, not tsh_real */
     int causal;                   /* 1: query i sees keys up to i + tk - tq */
     int few;                      /* 1: too few queries to pack keys for */
+    int rounded;                  /* 1: `exps` rounds p to bf16, in pairs */
+    /* (optional, both) tshi_kernel_max; tshi_kernel_sum_exps in place, of whole blocks: x has the
+     * space, beyond n the exponentials are 0 */
+    tsh_real (*most)(const tsh_real *x, int64_t n);
+    tsh_real (*exps)(tsh_real *x, int64_t n, tsh_real max);
     uint64_t first;               /* global index of score (0, 0) of this head, for dropout */
     int64_t mask, mask_row;       /* offset of this head's mask; from query to query */
     const void *mask_values;      /* values of the mask, or NULL */
@@ -15179,13 +15184,12 @@ static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t m, int64_t j
 /* C (m, d) += A (m, n) X, where X is K or V from key j on, and packed its h->features_...; A and C
  * are rows of a tile, from query i on. C = A X for the first keys. */
 static void tshi_attention_by_features(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
-                                       tsh_real *a, const tsh_real *packed, tsh_real *c) {
+                                       const tsh_real *a, const tsh_real *packed, tsh_real *c) {
     const int64_t nr = h->kernel->nr, wide = tshi_attention_wide(h->d);
     const tshi_matmul_strips rows = {a, h->pitch, 1, h->pitch};
     tshi_matmul_stairs stairs = tshi_attention_stairs(h, i, j);
     stairs.columns = TSHI_MATMUL_ALL;
     packed += tshi_attention_block(h, tshi_attention_words(h, j), wide);
-    if (h->pairs) tshi_attention_round(h, a, h->pitch, h->pitch, m, n);
     tshi_attention_ahead(h);
     tshi_matmul_tiles(h->kernel, m, h->d, n, 1, rows,
                       tshi_attention_slivers(h, packed, nr, nr * tshi_attention_words(h, h->keys)),
@@ -15270,6 +15274,114 @@ TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n,
     TSHI_LANES for (int64_t e = 0; e < n; e++) y[e] = x[e] * by;
 }
 
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+/* Loads a block of scores into *a and *b, of which `left` are seen; the others are -infinity. */
+TSHI_AVX512 TSHI_INLINE void tshi_attention_load(const float *x, int64_t left, __m512 *a,
+                                                 __m512 *b) {
+    const uint32_t mask = tshi_gemm_mask(left);
+    const __m512 none = _mm512_set1_ps(-INFINITY);
+    *a = _mm512_mask_loadu_ps(none, (__mmask16)mask, x);
+    *b = _mm512_mask_loadu_ps(none, (__mmask16)(mask >> 16), x + 16);
+}
+
+/* tshi_kernel_max for AVX-512. */
+TSHI_AVX512 static float tshi_attention_most_avx512(const float *x, int64_t n) {
+    __m512 most = _mm512_set1_ps(-INFINITY), a, b;
+    __mmask16 nan = 0;
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
+        tshi_attention_load(x + e, n - e, &a, &b);
+        nan |= _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
+        most = _mm512_max_ps(most, _mm512_max_ps(a, b));
+    }
+    return nan ? NAN : _mm512_reduce_max_ps(most);
+}
+
+/* tshi_math_exp_below of 16 values. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp(__m512 v) {
+    const __m512i bits = _mm512_castps_si512(v), least = _mm512_set1_epi32((int)0xC2AE0000u);
+    const __m512 shift = _mm512_set1_ps(12582912.0f), one = _mm512_set1_ps(1.0f);
+    const __m512 x = _mm512_castsi512_ps(_mm512_min_epu32(bits, least));
+    const __m512 n = _mm512_fmadd_ps(x, _mm512_set1_ps(1.44269504f), shift);
+    const __m512 whole = _mm512_sub_ps(n, shift);
+    __m512 r = _mm512_fmadd_ps(whole, _mm512_set1_ps(-0.693359375f), x), p;
+    r = _mm512_fmadd_ps(whole, _mm512_set1_ps(2.12194440e-4f), r);
+    p = _mm512_fmadd_ps(_mm512_set1_ps(1.3814465e-3f), r, _mm512_set1_ps(8.3687805e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1668394e-2f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666520e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.9999993e-1f));
+    p = _mm512_fmadd_ps(_mm512_fmadd_ps(p, r, one), r, one);
+    return _mm512_castsi512_ps(
+        _mm512_maskz_add_epi32(_mm512_cmple_epu32_mask(bits, least), _mm512_castps_si512(p),
+                               _mm512_slli_epi32(_mm512_castps_si512(n), 23)));
+}
+
+/* tshi_kernel_fold of two halves of 16 lanes. */
+TSHI_AVX512 TSHI_INLINE float tshi_attention_fold(__m512 low, __m512 high) {
+    const __m512 a = _mm512_add_ps(low, high);
+    const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c)); /* c0 + c2, c1 + c3 */
+    return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+
+/* tshi_kernel_sum_exps for AVX-512. */
+TSHI_AVX512 static float tshi_attention_exps_avx512(float *x, int64_t n, float max) {
+    const __m512 m = _mm512_set1_ps(max);
+    __m512 low = _mm512_setzero_ps(), high = low, a, b;
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
+        tshi_attention_load(x + e, n - e, &a, &b);
+        a = tshi_attention_exp(_mm512_sub_ps(a, m));
+        b = tshi_attention_exp(_mm512_sub_ps(b, m));
+        _mm512_storeu_ps(x + e, a);
+        _mm512_storeu_ps(x + e + 16, b);
+        low = _mm512_add_ps(low, a);
+        high = _mm512_add_ps(high, b);
+    }
+    return tshi_attention_fold(low, high) + (max - max);
+}
+#endif
+
+#if TSHI_GEMM_BF16S
+/* Returns e^v = 2^n 2^f for v <= 0, n = floor(v / ln 2); NaN for NaN. The error is 4e-6 of e^v:
+ * little beside the rounding to bf16. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp_short(__m512 v) {
+    const __m512 x = _mm512_mul_ps(v, _mm512_set1_ps(1.44269504f));
+    const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.013426805f), f, _mm512_set1_ps(0.05224228f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.2412803f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69304484f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, x); /* times 2^n */
+}
+
+/* As tshi_attention_exps_avx512; rounded: 1: p is rounded to bf16, and takes half of its memory. */
+TSHI_GEMM_TARGET_BF16 TSHI_INLINE float tshi_attention_exps_short(float *x, int64_t n, float max,
+                                                                  const int rounded) {
+    const __m512 m = _mm512_set1_ps(max);
+    __m512 low = _mm512_setzero_ps(), high = low, a, b;
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
+        tshi_attention_load(x + e, n - e, &a, &b);
+        a = tshi_attention_exp_short(_mm512_sub_ps(a, m));
+        b = tshi_attention_exp_short(_mm512_sub_ps(b, m));
+        if (rounded)
+            _mm512_storeu_si512(x + e / 2, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+        else {
+            _mm512_storeu_ps(x + e, a);
+            _mm512_storeu_ps(x + e + 16, b);
+        }
+        low = _mm512_add_ps(low, a);
+        high = _mm512_add_ps(high, b);
+    }
+    return tshi_attention_fold(low, high) + (max - max);
+}
+TSHI_GEMM_TARGET_BF16 static float tshi_attention_exps_pairs(float *x, int64_t n, float max) {
+    return tshi_attention_exps_short(x, n, max, 1);
+}
+TSHI_GEMM_TARGET_BF16 static float tshi_attention_exps_bf16(float *x, int64_t n, float max) {
+    return tshi_attention_exps_short(x, n, max, 0);
+}
+#endif
+
 /* Online softmax of n rows of a strip. Row by row: m becomes the maximum so far, the scores x
  * become e^(x - m), the row o of O so far and l are scaled by e^(old m - m), and the sum of the new
  * x is added to l. */
@@ -15288,13 +15400,11 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
         const int64_t seen = tshi_attention_row(strip, r); /* wide: so many keys in whole blocks */
         const int64_t wide = tshi_base_ceil(seen, TSHI_BLOCK) * TSHI_BLOCK;
         const tsh_real old = m[r]; /* m before these keys */
-        for (c = wide; c < end; c++) x[c] = 0;
-        if (!seen) continue;
-        for (c = seen; c < wide; c++) x[c] = -TSHI_R(INFINITY);
-        m[r] = tshi_kernel_max(x, wide);
+        for (c = seen; c < wide && !h->exps; c++) x[c] = -TSHI_R(INFINITY);
+        if (seen) m[r] = h->exps ? h->most(x, seen) : tshi_kernel_max(x, wide);
         if (l[r] > 0 && old > m[r]) m[r] = old; /* l > 0: old is the m of earlier keys */
-        if ((double)m[r] < -DBL_MAX) {          /* the mask excludes every key so far */
-            for (c = 0; c < wide; c++) x[c] = 0;
+        if (!seen || (double)m[r] < -DBL_MAX) { /* or the mask excludes every key so far */
+            memset(x, 0, (size_t)end * sizeof *x);
             continue;
         }
         if (l[r] > 0 && old < m[r]) { /* m has grown */
@@ -15302,8 +15412,9 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
             l[r] *= shrink;
             tshi_attention_scale(o, o, d, shrink);
         }
-        l[r] += tshi_kernel_sum_exps(x, wide, m[r], x,
-                                     fused); /* NaN if a score is NaN or +infinity */
+        /* NaN if a score is NaN or +infinity */
+        l[r] += h->exps ? h->exps(x, seen, m[r]) : tshi_kernel_sum_exps(x, wide, m[r], x, fused);
+        memset(x + (h->rounded ? wide / 2 : wide), 0, (size_t)(end - wide) * sizeof *x);
     }
 }
 TSHI_KERNEL_FUSED(tshi_attention_online, tshi_strip);
@@ -15315,10 +15426,10 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
     const tshi_head *h = strip->h;
     const int64_t rows = tshi_base_ceil(h->rows, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t width = tshi_base_ceil(h->d, TSHI_BLOCK) * TSHI_BLOCK;
-    const tsh_real *o = h->sum, *m = h->row, *l = m + rows; /* shapes (n, width), (n), (n) */
+    const tsh_real *m = h->row, *l = m + rows; /* shapes (n), (n) */
     tsh_real back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK]; /* back: 1 / l */
-    tsh_real block[TSHI_BLOCK];
-    const int64_t size = tshi_dtypes[h->o.dtype].size;
+    tsh_real *o = h->sum;                                            /* shape (n, width) */
+    const int direct = h->o.dtype == TSH_REAL && h->o.column == 1;   /* 1: writes O in place */
     (void)none;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
@@ -15329,13 +15440,10 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
         }
         tshi_kernel_store_block(h->max + strip->i, 1, e, n, max, 0);
         tshi_kernel_store_block(h->log_sum + strip->i, 1, e, n, log_sum, 0);
-        for (int64_t r = e; r < n && r < e + TSHI_BLOCK; r++) {
-            const tshi_operand to = {(char *)h->o.data + (strip->i + r) * h->o.row * size,
-                                     h->o.column, h->o.dtype}; /* the row of O */
-            for (int64_t f = 0; f < h->d; f += TSHI_BLOCK) {
-                tshi_attention_scale(block, o + r * width + f, TSHI_BLOCK, back[r - e]);
-                tshi_kernel_store(&to, f, h->d, block, 0);
-            }
+        for (int64_t r = e; r < n && r < e + TSHI_BLOCK; r++, o += width) {
+            const tshi_matrix to = tshi_gemm_from(h->o, strip->i + r, 0); /* the row of O */
+            tshi_attention_scale(direct ? (tsh_real *)to.data : o, o, h->d, back[r - e]);
+            if (!direct) tshi_gemm_store(h->kernel, to, 0, 0, o, (int)h->d);
         }
     }
 }
@@ -15374,8 +15482,11 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
             if (h->more->dropout) tshi_attention_dropout(h, s, i + r, rows, j, n);
             if (h->few)
                 tshi_attention_few(h, rows, j, n, s, o);
-            else
+            else {
+                if (h->pairs && !h->rounded)
+                    tshi_attention_round(h, s, h->pitch, h->pitch, rows, n);
                 tshi_attention_by_features(h, i + r, rows, j, n, s, h->features_v, o);
+            }
         }
     }
     tshi_attention_finish[h->ctx->isa](m, NULL, &whole);
@@ -15508,6 +15619,7 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
             tshi_attention_backward_keys(h, i, m, j, n, h->rows_do, h->columns_do, h->s, h->dv_t);
         if (h->dk.data)
             tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->columns_q, h->t, h->dk_t);
+        if (h->dq.data && h->pairs) tshi_attention_round(h, h->t, h->pitch, h->pitch, m, n);
         if (h->dq.data) tshi_attention_by_features(h, i, m, j, n, h->t, h->features_k, h->sum);
     }
     if (h->dq.data) tshi_attention_add_rows(h, h->dq, i, m, h->sum, wide);
@@ -15618,6 +15730,19 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     if (!back && visits <= 1) h->blocks = tshi_base_min(h->blocks, 1);
 }
 
+/* Sets the functions of the online softmax. */
+static void tshi_attention_choose(tshi_head *h, int back) {
+    h->rounded = h->pairs && !back && !h->few && !h->more->dropout;
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+    if (h->ctx->isa == TSHI_ISA_AVX512) h->most = tshi_attention_most_avx512;
+    if (h->ctx->isa == TSHI_ISA_AVX512) h->exps = tshi_attention_exps_avx512;
+#endif
+#if TSHI_GEMM_BF16S
+    if (h->pairs) h->most = tshi_attention_most_avx512;
+    if (h->pairs) h->exps = h->rounded ? tshi_attention_exps_pairs : tshi_attention_exps_bf16;
+#endif
+}
+
 /* Fills in all but value, grad and stats, and allocates scratch. After an error tshi_attention_run
  * computes nothing. */
 static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
@@ -15643,6 +15768,7 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     all->merged = h->tq == 1 && heads &&
                   tshi_tensor_global(q, 1, heads - 1) - tshi_tensor_global(q, 1, 0) == heads - 1;
     tshi_attention_plan(all, back);
+    tshi_attention_choose(h, back);
     items = q->local[0] * all->groups * (back ? 1 : all->units);
     all->pieces = tshi_team_parts(q->ctx, q->local[0] * heads * h->tq * h->tk * h->d, MIN_WORK);
     all->pieces = (int)tshi_base_min(all->pieces, items);
