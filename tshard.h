@@ -15024,6 +15024,7 @@ typedef struct tshi_head {
     const tshi_gemm_kernel *kernel;
     tshi_matrix q, k, v, o;       /* shapes (tq, d), (tk, d), (tk, d), (tq, d) */
     tshi_matrix dq, dk, dv, dout; /* the same shapes; data NULL: not needed */
+    int over[3];                  /* 1: dq, dk, dv hold nothing yet, and are not added to */
     int64_t tq, tk, d;            /* queries, keys, features */
     int64_t rows, keys;           /* queries and keys of a tile, at most */
     int64_t pitch;                /* from row to row of s and t: more than keys, so that a column's
@@ -15315,6 +15316,18 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp(__m512 v) {
                                _mm512_slli_epi32(_mm512_castps_si512(n), 23)));
 }
 
+/* Returns e^v = 2^n 2^f for v <= 0, n = floor(v / ln 2); NaN for NaN. The error is 4e-6 of e^v:
+ * little beside the rounding to bf16. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp_short(__m512 v) {
+    const __m512 x = _mm512_mul_ps(v, _mm512_set1_ps(1.44269504f));
+    const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.013426805f), f, _mm512_set1_ps(0.05224228f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.2412803f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69304484f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, x); /* times 2^n */
+}
+
 /* tshi_kernel_fold of two halves of 16 lanes. */
 TSHI_AVX512 TSHI_INLINE float tshi_attention_fold(__m512 low, __m512 high) {
     const __m512 a = _mm512_add_ps(low, high);
@@ -15342,18 +15355,6 @@ TSHI_AVX512 static float tshi_attention_exps_avx512(float *x, int64_t n, float m
 #endif
 
 #if TSHI_GEMM_BF16S
-/* Returns e^v = 2^n 2^f for v <= 0, n = floor(v / ln 2); NaN for NaN. The error is 4e-6 of e^v:
- * little beside the rounding to bf16. */
-TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp_short(__m512 v) {
-    const __m512 x = _mm512_mul_ps(v, _mm512_set1_ps(1.44269504f));
-    const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.013426805f), f, _mm512_set1_ps(0.05224228f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.2412803f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69304484f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, x); /* times 2^n */
-}
-
 /* As tshi_attention_exps_avx512; rounded: 1: p is rounded to bf16, and takes half of its memory. */
 TSHI_GEMM_TARGET_BF16 TSHI_INLINE float tshi_attention_exps_short(float *x, int64_t n, float max,
                                                                   const int rounded) {
@@ -15535,6 +15536,37 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_strip);
 
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+/* tshi_attention_grad_body for AVX-512; pairs: 1: p will be rounded to bf16. */
+TSHI_AVX512 TSHI_INLINE void tshi_attention_grad_rows(int64_t n, const tshi_strip *strip,
+                                                      const int pairs) {
+    const tshi_head *h = strip->h;
+    const __m512 scale = _mm512_set1_ps(TSHI_R(h->more->scale));
+    for (int64_t r = 0; r < n; r++) {
+        const float max = h->max[strip->i + r], log_sum = h->log_sum[strip->i + r];
+        const __m512 m = _mm512_set1_ps(max), l = _mm512_set1_ps(log_sum);
+        const __m512 nan = _mm512_sub_ps(l, l), delta = _mm512_set1_ps(h->row[strip->r + r]);
+        const int64_t visible = (double)max < -DBL_MAX ? 0 : tshi_attention_row(strip, r);
+        float *x = h->s + (strip->r + r) * h->pitch, *dx = h->t + (strip->r + r) * h->pitch;
+        for (int64_t e = 0; e < tshi_attention_wide(strip->n); e += 16) {
+            const __mmask16 mask = (__mmask16)tshi_gemm_mask(visible - e);
+            const __m512 v = _mm512_sub_ps(_mm512_sub_ps(_mm512_loadu_ps(x + e), m), l);
+            const __m512 p = pairs ? tshi_attention_exp_short(v) : tshi_attention_exp(v);
+            const __m512 y = _mm512_maskz_add_ps(mask, p, nan);
+            const __m512 dy = _mm512_mul_ps(y, _mm512_sub_ps(_mm512_loadu_ps(dx + e), delta));
+            _mm512_storeu_ps(x + e, y);
+            _mm512_storeu_ps(dx + e, _mm512_maskz_mul_ps(mask, dy, scale));
+        }
+    }
+}
+TSHI_AVX512 static void tshi_attention_grad_wide(int64_t n, const tshi_strip *strip) {
+    if (strip->h->pairs)
+        tshi_attention_grad_rows(n, strip, 1);
+    else
+        tshi_attention_grad_rows(n, strip, 0);
+}
+#endif
+
 /* Computes the probabilities p and the gradients dS of the scores of queries [i, i + m) and keys
  * [j, j + n). */
 static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t m, int64_t j,
@@ -15543,7 +15575,12 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t m, i
     tshi_attention_scores(h, i, 0, m, j, n);
     tshi_attention_by_keys(h, i, m, j, n, 1, h->rows_do, h->keys_v, h->t); /* dO V^T */
     if (h->more->dropout) tshi_attention_dropout(h, h->t, i, m, j, n);
-    tshi_attention_grad[h->ctx->isa](m, NULL, &strip);
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+    if (h->exps)
+        tshi_attention_grad_wide(m, &strip);
+    else
+#endif
+        tshi_attention_grad[h->ctx->isa](m, NULL, &strip);
     if (h->more->dropout) tshi_attention_dropout(h, h->s, i, m, j, n);
 }
 
@@ -15595,13 +15632,14 @@ static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
     tshi_attention_round(h, h->rows_do, d, tshi_attention_words(h, d), m, d);
 }
 
-/* Adds m rows, `row` apart, to those of `to` from row i on. */
-static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int64_t i, int64_t m,
-                                    const tsh_real *from, int64_t row) {
+/* Adds m rows, `row` apart, to those of `to` from row i on; over: 1: overwrites them. */
+static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int over, int64_t i,
+                                    int64_t m, const tsh_real *from, int64_t row) {
+    const tshi_kernel_fn fn = over ? tshi_kernel_copy : tshi_kernel_add[h->ctx->isa];
     for (int64_t r = 0; r < m; r++) {
         const tshi_operand x[2] = {tshi_kernel_reals(tshi_gemm_at(to, i + r, 0), to.column),
                                    tshi_kernel_reals(from + r * row, 1)};
-        tshi_kernel_add[h->ctx->isa](h->d, x, NULL);
+        fn(h->d, x, NULL);
     }
 }
 
@@ -15622,16 +15660,18 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
         if (h->dq.data && h->pairs) tshi_attention_round(h, h->t, h->pitch, h->pitch, m, n);
         if (h->dq.data) tshi_attention_by_features(h, i, m, j, n, h->t, h->features_k, h->sum);
     }
-    if (h->dq.data) tshi_attention_add_rows(h, h->dq, i, m, h->sum, wide);
+    if (h->dq.data) tshi_attention_add_rows(h, h->dq, h->over[0], i, m, h->sum, wide);
 }
 
-/* Adds the transposed gradient `from` (h->dk_t or h->dv_t) of a head to `to`, shape (tk, d). */
-static void tshi_attention_backward_done(const tshi_head *h, const tsh_real *from, tshi_matrix to) {
+/* Adds the transposed gradient `from` (h->dk_t or h->dv_t) of a head to `to`, shape (tk, d); over:
+ * 1: overwrites it. */
+static void tshi_attention_backward_done(const tshi_head *h, const tsh_real *from, tshi_matrix to,
+                                         int over) {
     for (int64_t j = 0; to.data && j < h->tk; j += h->keys) {
         const int64_t n = tshi_base_min(h->keys, h->tk - j);
         tshi_gemm_pack(h->transposed, (int)h->d, (int)h->d, n,
                        from + tshi_attention_block(h, j, h->d), h->keys, 1); /* shape (n, d) */
-        tshi_attention_add_rows(h, to, j, n, h->transposed, h->d);
+        tshi_attention_add_rows(h, to, over, j, n, h->transposed, h->d);
     }
 }
 
@@ -15885,8 +15925,8 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
                 tshi_attention_next(all, &h, from / units + 1);
             tshi_attention_head(all, &h, from % units);
         }
-        if (back) tshi_attention_backward_done(&h, h.dk_t, h.dk);
-        if (back) tshi_attention_backward_done(&h, h.dv_t, h.dv);
+        if (back) tshi_attention_backward_done(&h, h.dk_t, h.dk, h.over[1]);
+        if (back) tshi_attention_backward_done(&h, h.dv_t, h.dv, h.over[2]);
     }
 }
 
@@ -15911,6 +15951,15 @@ static void tshi_attention_run(tshi_heads *all) {
     tshi_mem_release(all->head.ctx, all->block);
 }
 
+/* Returns 1 if backward writes each element of the gradient of input i once: all local heads of k
+ * are used, and no other input has the same base. */
+static int tshi_attention_covers(const tshi_heads *all, int i) {
+    tsh_tensor *const *in = all->in;
+    const tsh_tensor *base = in[i]->base;
+    return base != in[(i + 1) % 3]->base && base != in[(i + 2) % 3]->base &&
+           (i == 0 || all->groups == in[1]->local[1]);
+}
+
 /* Backward: computes dQ, dK and dV, skips those that are not needed. */
 static void tshi_attention_backward(tshi_node *node) {
     tshi_heads all;
@@ -15919,7 +15968,12 @@ static void tshi_attention_backward(tshi_node *node) {
     if (all.head.more->mask) all.head.mask_values = tshi_tape_saved(node, 3);
     for (int i = 0; i < 3; i++) {
         all.value[i] = tshi_tape_saved(node, i);
-        if (tshi_tape_dest_zeroed(node, i, &dest)) all.grad[i] = dest.data;
+        if (tshi_attention_covers(&all, i)
+                ? tshi_tape_dest(node, i, &dest)
+                : tshi_tape_dest_zeroed(node, i, &dest)) {
+            all.grad[i] = dest.data;
+            all.head.over[i] = !dest.add;
+        }
     }
     all.value[3] = tshi_tape_saved(node, 4);
     all.grad[3] = tshi_tape_grad(node);               /* dO (B, H, Tq, D) */
