@@ -15181,6 +15181,7 @@ typedef struct tshi_head {
     const tshi_gemm_kernel *kernel;
     tshi_matrix q, k, v, o;       /* shapes (tq, d), (tk, d), (tk, d), (tq, d) */
     tshi_matrix dq, dk, dv, dout; /* the same shapes; data NULL: not needed */
+    int over[3];                  /* 1: dq, dk, dv hold nothing yet, and are not added to */
     int64_t tq, tk, d;            /* queries, keys, features */
     int64_t rows, keys;           /* queries and keys of a tile, at most */
     int64_t pitch;                /* from row to row of s and t: more than keys, so that a column's
@@ -15189,6 +15190,11 @@ typedef struct tshi_head {
     int pairs;                    /* 1: words of operands are pairs of bf16, not tsh_real */
     int causal;                   /* 1: query i sees keys up to i + tk - tq */
     int few;                      /* 1: too few queries to pack keys for */
+    int rounded;                  /* 1: `exps` rounds p to bf16, in pairs */
+    /* (optional, both) tshi_kernel_max; tshi_kernel_sum_exps in place, of whole blocks: x has the
+     * space, beyond n the exponentials are 0 */
+    tsh_real (*most)(const tsh_real *x, int64_t n);
+    tsh_real (*exps)(tsh_real *x, int64_t n, tsh_real max);
     uint64_t first;               /* global index of score (0, 0) of this head, for dropout */
     int64_t mask, mask_row;       /* offset of this head's mask; from query to query */
     const void *mask_values;      /* values of the mask, or NULL */
@@ -15336,13 +15342,12 @@ static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t m, int64_t j
 /* C (m, d) += A (m, n) X, where X is K or V from key j on, and packed its h->features_...; A and C
  * are rows of a tile, from query i on. C = A X for the first keys. */
 static void tshi_attention_by_features(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
-                                       tsh_real *a, const tsh_real *packed, tsh_real *c) {
+                                       const tsh_real *a, const tsh_real *packed, tsh_real *c) {
     const int64_t nr = h->kernel->nr, wide = tshi_attention_wide(h->d);
     const tshi_matmul_strips rows = {a, h->pitch, 1, h->pitch};
     tshi_matmul_stairs stairs = tshi_attention_stairs(h, i, j);
     stairs.columns = TSHI_MATMUL_ALL;
     packed += tshi_attention_block(h, tshi_attention_words(h, j), wide);
-    if (h->pairs) tshi_attention_round(h, a, h->pitch, h->pitch, m, n);
     tshi_attention_ahead(h);
     tshi_matmul_tiles(h->kernel, m, h->d, n, 1, rows,
                       tshi_attention_slivers(h, packed, nr, nr * tshi_attention_words(h, h->keys)),
@@ -15427,6 +15432,114 @@ TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n,
     TSHI_LANES for (int64_t e = 0; e < n; e++) y[e] = x[e] * by;
 }
 
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+/* Loads a block of scores into *a and *b, of which `left` are seen; the others are -infinity. */
+TSHI_AVX512 TSHI_INLINE void tshi_attention_load(const float *x, int64_t left, __m512 *a,
+                                                 __m512 *b) {
+    const uint32_t mask = tshi_gemm_mask(left);
+    const __m512 none = _mm512_set1_ps(-INFINITY);
+    *a = _mm512_mask_loadu_ps(none, (__mmask16)mask, x);
+    *b = _mm512_mask_loadu_ps(none, (__mmask16)(mask >> 16), x + 16);
+}
+
+/* tshi_kernel_max for AVX-512. */
+TSHI_AVX512 static float tshi_attention_most_avx512(const float *x, int64_t n) {
+    __m512 most = _mm512_set1_ps(-INFINITY), a, b;
+    __mmask16 nan = 0;
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
+        tshi_attention_load(x + e, n - e, &a, &b);
+        nan |= _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
+        most = _mm512_max_ps(most, _mm512_max_ps(a, b));
+    }
+    return nan ? NAN : _mm512_reduce_max_ps(most);
+}
+
+/* tshi_math_exp_below of 16 values. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp(__m512 v) {
+    const __m512i bits = _mm512_castps_si512(v), least = _mm512_set1_epi32((int)0xC2AE0000u);
+    const __m512 shift = _mm512_set1_ps(12582912.0f), one = _mm512_set1_ps(1.0f);
+    const __m512 x = _mm512_castsi512_ps(_mm512_min_epu32(bits, least));
+    const __m512 n = _mm512_fmadd_ps(x, _mm512_set1_ps(1.44269504f), shift);
+    const __m512 whole = _mm512_sub_ps(n, shift);
+    __m512 r = _mm512_fmadd_ps(whole, _mm512_set1_ps(-0.693359375f), x), p;
+    r = _mm512_fmadd_ps(whole, _mm512_set1_ps(2.12194440e-4f), r);
+    p = _mm512_fmadd_ps(_mm512_set1_ps(1.3814465e-3f), r, _mm512_set1_ps(8.3687805e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1668394e-2f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666520e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.9999993e-1f));
+    p = _mm512_fmadd_ps(_mm512_fmadd_ps(p, r, one), r, one);
+    return _mm512_castsi512_ps(
+        _mm512_maskz_add_epi32(_mm512_cmple_epu32_mask(bits, least), _mm512_castps_si512(p),
+                               _mm512_slli_epi32(_mm512_castps_si512(n), 23)));
+}
+
+/* Returns e^v = 2^n 2^f for v <= 0, n = floor(v / ln 2); NaN for NaN. The error is 4e-6 of e^v:
+ * little beside the rounding to bf16. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp_short(__m512 v) {
+    const __m512 x = _mm512_mul_ps(v, _mm512_set1_ps(1.44269504f));
+    const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.013426805f), f, _mm512_set1_ps(0.05224228f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.2412803f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69304484f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, x); /* times 2^n */
+}
+
+/* tshi_kernel_fold of two halves of 16 lanes. */
+TSHI_AVX512 TSHI_INLINE float tshi_attention_fold(__m512 low, __m512 high) {
+    const __m512 a = _mm512_add_ps(low, high);
+    const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c)); /* c0 + c2, c1 + c3 */
+    return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+
+/* tshi_kernel_sum_exps for AVX-512. */
+TSHI_AVX512 static float tshi_attention_exps_avx512(float *x, int64_t n, float max) {
+    const __m512 m = _mm512_set1_ps(max);
+    __m512 low = _mm512_setzero_ps(), high = low, a, b;
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
+        tshi_attention_load(x + e, n - e, &a, &b);
+        a = tshi_attention_exp(_mm512_sub_ps(a, m));
+        b = tshi_attention_exp(_mm512_sub_ps(b, m));
+        _mm512_storeu_ps(x + e, a);
+        _mm512_storeu_ps(x + e + 16, b);
+        low = _mm512_add_ps(low, a);
+        high = _mm512_add_ps(high, b);
+    }
+    return tshi_attention_fold(low, high) + (max - max);
+}
+#endif
+
+#if TSHI_GEMM_BF16S
+/* As tshi_attention_exps_avx512; rounded: 1: p is rounded to bf16, and takes half of its memory. */
+TSHI_GEMM_TARGET_BF16 TSHI_INLINE float tshi_attention_exps_short(float *x, int64_t n, float max,
+                                                                  const int rounded) {
+    const __m512 m = _mm512_set1_ps(max);
+    __m512 low = _mm512_setzero_ps(), high = low, a, b;
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
+        tshi_attention_load(x + e, n - e, &a, &b);
+        a = tshi_attention_exp_short(_mm512_sub_ps(a, m));
+        b = tshi_attention_exp_short(_mm512_sub_ps(b, m));
+        if (rounded)
+            _mm512_storeu_si512(x + e / 2, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+        else {
+            _mm512_storeu_ps(x + e, a);
+            _mm512_storeu_ps(x + e + 16, b);
+        }
+        low = _mm512_add_ps(low, a);
+        high = _mm512_add_ps(high, b);
+    }
+    return tshi_attention_fold(low, high) + (max - max);
+}
+TSHI_GEMM_TARGET_BF16 static float tshi_attention_exps_pairs(float *x, int64_t n, float max) {
+    return tshi_attention_exps_short(x, n, max, 1);
+}
+TSHI_GEMM_TARGET_BF16 static float tshi_attention_exps_bf16(float *x, int64_t n, float max) {
+    return tshi_attention_exps_short(x, n, max, 0);
+}
+#endif
+
 /* Online softmax of n rows of a strip. Row by row: m becomes the maximum so far, the scores x
  * become e^(x - m), the row o of O so far and l are scaled by e^(old m - m), and the sum of the new
  * x is added to l. */
@@ -15445,13 +15558,11 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
         const int64_t seen = tshi_attention_row(strip, r); /* wide: so many keys in whole blocks */
         const int64_t wide = tshi_base_ceil(seen, TSHI_BLOCK) * TSHI_BLOCK;
         const tsh_real old = m[r]; /* m before these keys */
-        for (c = wide; c < end; c++) x[c] = 0;
-        if (!seen) continue;
-        for (c = seen; c < wide; c++) x[c] = -TSHI_R(INFINITY);
-        m[r] = tshi_kernel_max(x, wide);
+        for (c = seen; c < wide && !h->exps; c++) x[c] = -TSHI_R(INFINITY);
+        if (seen) m[r] = h->exps ? h->most(x, seen) : tshi_kernel_max(x, wide);
         if (l[r] > 0 && old > m[r]) m[r] = old; /* l > 0: old is the m of earlier keys */
-        if ((double)m[r] < -DBL_MAX) {          /* the mask excludes every key so far */
-            for (c = 0; c < wide; c++) x[c] = 0;
+        if (!seen || (double)m[r] < -DBL_MAX) { /* or the mask excludes every key so far */
+            memset(x, 0, (size_t)end * sizeof *x);
             continue;
         }
         if (l[r] > 0 && old < m[r]) { /* m has grown */
@@ -15459,8 +15570,9 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
             l[r] *= shrink;
             tshi_attention_scale(o, o, d, shrink);
         }
-        l[r] += tshi_kernel_sum_exps(x, wide, m[r], x,
-                                     fused); /* NaN if a score is NaN or +infinity */
+        /* NaN if a score is NaN or +infinity */
+        l[r] += h->exps ? h->exps(x, seen, m[r]) : tshi_kernel_sum_exps(x, wide, m[r], x, fused);
+        memset(x + (h->rounded ? wide / 2 : wide), 0, (size_t)(end - wide) * sizeof *x);
     }
 }
 TSHI_KERNEL_FUSED(tshi_attention_online, tshi_strip);
@@ -15472,10 +15584,10 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
     const tshi_head *h = strip->h;
     const int64_t rows = tshi_base_ceil(h->rows, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t width = tshi_base_ceil(h->d, TSHI_BLOCK) * TSHI_BLOCK;
-    const tsh_real *o = h->sum, *m = h->row, *l = m + rows; /* shapes (n, width), (n), (n) */
+    const tsh_real *m = h->row, *l = m + rows; /* shapes (n), (n) */
     tsh_real back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK]; /* back: 1 / l */
-    tsh_real block[TSHI_BLOCK];
-    const int64_t size = tshi_dtypes[h->o.dtype].size;
+    tsh_real *o = h->sum;                                            /* shape (n, width) */
+    const int direct = h->o.dtype == TSH_REAL && h->o.column == 1;   /* 1: writes O in place */
     (void)none;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
@@ -15486,13 +15598,10 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
         }
         tshi_kernel_store_block(h->max + strip->i, 1, e, n, max, 0);
         tshi_kernel_store_block(h->log_sum + strip->i, 1, e, n, log_sum, 0);
-        for (int64_t r = e; r < n && r < e + TSHI_BLOCK; r++) {
-            const tshi_operand to = {(char *)h->o.data + (strip->i + r) * h->o.row * size,
-                                     h->o.column, h->o.dtype}; /* the row of O */
-            for (int64_t f = 0; f < h->d; f += TSHI_BLOCK) {
-                tshi_attention_scale(block, o + r * width + f, TSHI_BLOCK, back[r - e]);
-                tshi_kernel_store(&to, f, h->d, block, 0);
-            }
+        for (int64_t r = e; r < n && r < e + TSHI_BLOCK; r++, o += width) {
+            const tshi_matrix to = tshi_gemm_from(h->o, strip->i + r, 0); /* the row of O */
+            tshi_attention_scale(direct ? (tsh_real *)to.data : o, o, h->d, back[r - e]);
+            if (!direct) tshi_gemm_store(h->kernel, to, 0, 0, o, (int)h->d);
         }
     }
 }
@@ -15531,8 +15640,11 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
             if (h->more->dropout) tshi_attention_dropout(h, s, i + r, rows, j, n);
             if (h->few)
                 tshi_attention_few(h, rows, j, n, s, o);
-            else
+            else {
+                if (h->pairs && !h->rounded)
+                    tshi_attention_round(h, s, h->pitch, h->pitch, rows, n);
                 tshi_attention_by_features(h, i + r, rows, j, n, s, h->features_v, o);
+            }
         }
     }
     tshi_attention_finish[h->ctx->isa](m, NULL, &whole);
@@ -15581,6 +15693,37 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_strip);
 
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+/* tshi_attention_grad_body for AVX-512; pairs: 1: p will be rounded to bf16. */
+TSHI_AVX512 TSHI_INLINE void tshi_attention_grad_rows(int64_t n, const tshi_strip *strip,
+                                                      const int pairs) {
+    const tshi_head *h = strip->h;
+    const __m512 scale = _mm512_set1_ps(TSHI_R(h->more->scale));
+    for (int64_t r = 0; r < n; r++) {
+        const float max = h->max[strip->i + r], log_sum = h->log_sum[strip->i + r];
+        const __m512 m = _mm512_set1_ps(max), l = _mm512_set1_ps(log_sum);
+        const __m512 nan = _mm512_sub_ps(l, l), delta = _mm512_set1_ps(h->row[strip->r + r]);
+        const int64_t visible = (double)max < -DBL_MAX ? 0 : tshi_attention_row(strip, r);
+        float *x = h->s + (strip->r + r) * h->pitch, *dx = h->t + (strip->r + r) * h->pitch;
+        for (int64_t e = 0; e < tshi_attention_wide(strip->n); e += 16) {
+            const __mmask16 mask = (__mmask16)tshi_gemm_mask(visible - e);
+            const __m512 v = _mm512_sub_ps(_mm512_sub_ps(_mm512_loadu_ps(x + e), m), l);
+            const __m512 p = pairs ? tshi_attention_exp_short(v) : tshi_attention_exp(v);
+            const __m512 y = _mm512_maskz_add_ps(mask, p, nan);
+            const __m512 dy = _mm512_mul_ps(y, _mm512_sub_ps(_mm512_loadu_ps(dx + e), delta));
+            _mm512_storeu_ps(x + e, y);
+            _mm512_storeu_ps(dx + e, _mm512_maskz_mul_ps(mask, dy, scale));
+        }
+    }
+}
+TSHI_AVX512 static void tshi_attention_grad_wide(int64_t n, const tshi_strip *strip) {
+    if (strip->h->pairs)
+        tshi_attention_grad_rows(n, strip, 1);
+    else
+        tshi_attention_grad_rows(n, strip, 0);
+}
+#endif
+
 /* Computes the probabilities p and the gradients dS of the scores of queries [i, i + m) and keys
  * [j, j + n). */
 static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t m, int64_t j,
@@ -15589,7 +15732,12 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t m, i
     tshi_attention_scores(h, i, 0, m, j, n);
     tshi_attention_by_keys(h, i, m, j, n, 1, h->rows_do, h->keys_v, h->t); /* dO V^T */
     if (h->more->dropout) tshi_attention_dropout(h, h->t, i, m, j, n);
-    tshi_attention_grad[h->ctx->isa](m, NULL, &strip);
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+    if (h->exps)
+        tshi_attention_grad_wide(m, &strip);
+    else
+#endif
+        tshi_attention_grad[h->ctx->isa](m, NULL, &strip);
     if (h->more->dropout) tshi_attention_dropout(h, h->s, i, m, j, n);
 }
 
@@ -15641,13 +15789,14 @@ static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
     tshi_attention_round(h, h->rows_do, d, tshi_attention_words(h, d), m, d);
 }
 
-/* Adds m rows, `row` apart, to those of `to` from row i on. */
-static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int64_t i, int64_t m,
-                                    const tsh_real *from, int64_t row) {
+/* Adds m rows, `row` apart, to those of `to` from row i on; over: 1: overwrites them. */
+static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int over, int64_t i,
+                                    int64_t m, const tsh_real *from, int64_t row) {
+    const tshi_kernel_fn fn = over ? tshi_kernel_copy : tshi_kernel_add[h->ctx->isa];
     for (int64_t r = 0; r < m; r++) {
         const tshi_operand x[2] = {tshi_kernel_reals(tshi_gemm_at(to, i + r, 0), to.column),
                                    tshi_kernel_reals(from + r * row, 1)};
-        tshi_kernel_add[h->ctx->isa](h->d, x, NULL);
+        fn(h->d, x, NULL);
     }
 }
 
@@ -15665,18 +15814,21 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
             tshi_attention_backward_keys(h, i, m, j, n, h->rows_do, h->columns_do, h->s, h->dv_t);
         if (h->dk.data)
             tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->columns_q, h->t, h->dk_t);
+        if (h->dq.data && h->pairs) tshi_attention_round(h, h->t, h->pitch, h->pitch, m, n);
         if (h->dq.data) tshi_attention_by_features(h, i, m, j, n, h->t, h->features_k, h->sum);
     }
-    if (h->dq.data) tshi_attention_add_rows(h, h->dq, i, m, h->sum, wide);
+    if (h->dq.data) tshi_attention_add_rows(h, h->dq, h->over[0], i, m, h->sum, wide);
 }
 
-/* Adds the transposed gradient `from` (h->dk_t or h->dv_t) of a head to `to`, shape (tk, d). */
-static void tshi_attention_backward_done(const tshi_head *h, const tsh_real *from, tshi_matrix to) {
+/* Adds the transposed gradient `from` (h->dk_t or h->dv_t) of a head to `to`, shape (tk, d); over:
+ * 1: overwrites it. */
+static void tshi_attention_backward_done(const tshi_head *h, const tsh_real *from, tshi_matrix to,
+                                         int over) {
     for (int64_t j = 0; to.data && j < h->tk; j += h->keys) {
         const int64_t n = tshi_base_min(h->keys, h->tk - j);
         tshi_gemm_pack(h->transposed, (int)h->d, (int)h->d, n,
                        from + tshi_attention_block(h, j, h->d), h->keys, 1); /* shape (n, d) */
-        tshi_attention_add_rows(h, to, j, n, h->transposed, h->d);
+        tshi_attention_add_rows(h, to, over, j, n, h->transposed, h->d);
     }
 }
 
@@ -15775,6 +15927,19 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     if (!back && visits <= 1) h->blocks = tshi_base_min(h->blocks, 1);
 }
 
+/* Sets the functions of the online softmax. */
+static void tshi_attention_choose(tshi_head *h, int back) {
+    h->rounded = h->pairs && !back && !h->few && !h->more->dropout;
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+    if (h->ctx->isa == TSHI_ISA_AVX512) h->most = tshi_attention_most_avx512;
+    if (h->ctx->isa == TSHI_ISA_AVX512) h->exps = tshi_attention_exps_avx512;
+#endif
+#if TSHI_GEMM_BF16S
+    if (h->pairs) h->most = tshi_attention_most_avx512;
+    if (h->pairs) h->exps = h->rounded ? tshi_attention_exps_pairs : tshi_attention_exps_bf16;
+#endif
+}
+
 /* Fills in all but value, grad and stats, and allocates scratch. After an error tshi_attention_run
  * computes nothing. */
 static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
@@ -15800,6 +15965,7 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     all->merged = h->tq == 1 && heads &&
                   tshi_tensor_global(q, 1, heads - 1) - tshi_tensor_global(q, 1, 0) == heads - 1;
     tshi_attention_plan(all, back);
+    tshi_attention_choose(h, back);
     items = q->local[0] * all->groups * (back ? 1 : all->units);
     all->pieces = tshi_team_parts(q->ctx, q->local[0] * heads * h->tq * h->tk * h->d, MIN_WORK);
     all->pieces = (int)tshi_base_min(all->pieces, items);
@@ -15916,8 +16082,8 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
                 tshi_attention_next(all, &h, from / units + 1);
             tshi_attention_head(all, &h, from % units);
         }
-        if (back) tshi_attention_backward_done(&h, h.dk_t, h.dk);
-        if (back) tshi_attention_backward_done(&h, h.dv_t, h.dv);
+        if (back) tshi_attention_backward_done(&h, h.dk_t, h.dk, h.over[1]);
+        if (back) tshi_attention_backward_done(&h, h.dv_t, h.dv, h.over[2]);
     }
 }
 
@@ -15942,6 +16108,15 @@ static void tshi_attention_run(tshi_heads *all) {
     tshi_mem_release(all->head.ctx, all->block);
 }
 
+/* Returns 1 if backward writes each element of the gradient of input i once: all local heads of k
+ * are used, and no other input has the same base. */
+static int tshi_attention_covers(const tshi_heads *all, int i) {
+    tsh_tensor *const *in = all->in;
+    const tsh_tensor *base = in[i]->base;
+    return base != in[(i + 1) % 3]->base && base != in[(i + 2) % 3]->base &&
+           (i == 0 || all->groups == in[1]->local[1]);
+}
+
 /* Backward: computes dQ, dK and dV, skips those that are not needed. */
 static void tshi_attention_backward(tshi_node *node) {
     tshi_heads all;
@@ -15950,7 +16125,12 @@ static void tshi_attention_backward(tshi_node *node) {
     if (all.head.more->mask) all.head.mask_values = tshi_tape_saved(node, 3);
     for (int i = 0; i < 3; i++) {
         all.value[i] = tshi_tape_saved(node, i);
-        if (tshi_tape_dest_zeroed(node, i, &dest)) all.grad[i] = dest.data;
+        if (tshi_attention_covers(&all, i)
+                ? tshi_tape_dest(node, i, &dest)
+                : tshi_tape_dest_zeroed(node, i, &dest)) {
+            all.grad[i] = dest.data;
+            all.head.over[i] = !dest.add;
+        }
     }
     all.value[3] = tshi_tape_saved(node, 4);
     all.grad[3] = tshi_tape_grad(node);               /* dO (B, H, Tq, D) */
