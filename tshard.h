@@ -2270,6 +2270,12 @@ enum {
     TSHI_WARN_STEPS = 32 /* no bit: a number of steps */
 };
 
+/* What the angles of rotary positions depend on. */
+typedef struct tshi_angles {
+    double base;
+    int64_t pairs, start, rows; /* pairs of features; the first position; how many */
+} tshi_angles;
+
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp; /* all ranks; this rank's group of each axis of parallelism */
     tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
@@ -2286,6 +2292,8 @@ struct tsh_ctx {
     tshi_block *gemm_scratch;            /* the built-in one's packed operands; NULL: none yet */
     int isa;     /* instruction set of the kernels that run: TSHI_ISA_... */
     int threads; /* of this rank, at least 1 */
+    tshi_block *rope_table;  /* of the last tsh_rope in this step, or NULL */
+    tshi_angles rope_angles; /* of the table */
     uint64_t seed, randn_calls, dropout_calls; /* the numbers of calls so far key the next draws */
     tsh_mem mem;      /* statistics: what tsh_mem_stats returns */
     tshi_pool pool;   /* of step memory */
@@ -2760,6 +2768,11 @@ static void tshi_mem_release(tsh_ctx *ctx, tshi_block *block) {
         tshi_mem_to_pool(ctx, block);
     else
         (void)tshi_mem_call(ctx, block->kind, block, block->size + sizeof *block, 0);
+}
+
+/* Zeroes memory. Not inlined: gcc would write a loop that is slower than libc's. */
+TSHI_APART void tshi_mem_zero(void *place, size_t bytes) {
+    memset(place, 0, bytes);
 }
 
 /* Allocates zeroed memory from an arena; NULL and an error: no memory. */
@@ -3500,11 +3513,11 @@ static int tshi_team_parts(const tsh_ctx *ctx, int64_t n, int64_t min) {
 /* Cuts n items into pieces that begin at multiples of `unit`, calls fn for each, and returns when
  * all are done. (A single piece is called directly: OpenMP is slow even with one thread.) */
 static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, void *job) {
-    const int64_t units = tshi_base_ceil(n, unit);
     if (pieces == 1) {
         fn(job, 0, 0, n);
         return;
     }
+    const int64_t units = tshi_base_ceil(n, unit);
 #if defined(_OPENMP)
 #pragma omp parallel for num_threads(pieces) schedule(static, 1)
 #endif
@@ -3847,7 +3860,7 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
         t = h->oldest;
         h->oldest = t->next;
         h->free--;
-        memset(t, 0, sizeof *t);
+        tshi_mem_zero(t, sizeof *t);
     } else {
         t = (tsh_tensor *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *t);
         if (!t) return NULL;
@@ -3935,7 +3948,7 @@ static tsh_result tshi_tensor_set_shape(tsh_tensor *t, const char *op, const tsh
                         shape->ndim, TSH_MAX_DIMS);
     for (i = 0; i < shape->ndim; i++) {
         t->dim[i] = t->local[i] = shape->dim[i];
-        if (t->dim[i] < 0 || (t->dim[i] > 1 && total > max / t->dim[i]))
+        if (t->dim[i] < 0 || (double)total * (double)t->dim[i] > (double)max)
             return tsh_fail(ctx, TSH_ERR_SHAPE, "%s: dimension %d is %lld", op, i,
                             (long long)t->dim[i]);
         total *= t->dim[i] ? t->dim[i] : 1;
@@ -6023,7 +6036,8 @@ struct tshi_gemm_kernel {
     int isa;                /* the instruction set that it needs: TSHI_ISA_... */
     tshi_gemm_tile_fn tile; /* any tile; csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
     tshi_gemm_tile_fn dot;  /* (optional) as tile, but rsb = 1: for few rows, B not packed */
-    /* (optional) for few rows, B not packed; any multiple of nr / 2 columns; uses sums, not walk */
+    /* (optional) for few rows, B not packed; any multiple of 8 columns, or of nr / 2 if that is
+     * less; uses sums, not walk */
     tshi_gemm_tile_fn stream;
     /* (optional) as `dot`, for TSHI_GEMM_FEW_ROWS rows, any form of B but OTHER and ROUNDED, and
      * all slices of k; k counts elements; A is packed to a width of tshi_gemm_few_width(rows) */
@@ -6271,6 +6285,18 @@ TSHI_GEMM_STREAM(avx2, TSHI_AVX2)
 #define TSHI_GEMM_SUM_avx512   TSHI_GEMM_FMA_avx512
 TSHI_GEMM_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_ROWS12, 12)
 TSHI_GEMM_STREAM(avx512, TSHI_AVX512)
+
+/* `stream` for AVX-512: the last 8 columns, if they are half a register, are a tile of AVX2. */
+static void tshi_gemm_stream_x86(const tshi_gemm_tile *t, int rows, int cols) {
+    const int whole = cols / (64 / (int)sizeof(tsh_real)) * (64 / (int)sizeof(tsh_real));
+    tshi_gemm_tile rest = *t;
+    if (whole > 0) tshi_gemm_stream_avx512(t, rows, whole);
+    if (whole == cols) return;
+    rest.b += whole;
+    rest.c += whole;
+    if (t->add) rest.d += whole;
+    tshi_gemm_tile_avx2(&rest, rows, cols - whole);
+}
 #endif /* TSHI_X86 */
 
 #if TSHI_GEMM_BF16S
@@ -6816,12 +6842,12 @@ TSHI_GEMM_FEW_KERNEL(bf16, TSHI_GEMM_TARGET_BF16,
 static const tshi_gemm_kernel tshi_gemm_kernels[] = {
 #if TSHI_GEMM_BF16S
     {"bf16", 12, 32, 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512, TSHI_GEMM_DOT,
-     tshi_gemm_stream_avx512, tshi_gemm_few_bf16, tshi_gemm_tile_bf16, TSHI_GEMM_PACK_AVX512,
+     tshi_gemm_stream_x86, tshi_gemm_few_bf16, tshi_gemm_tile_bf16, TSHI_GEMM_PACK_AVX512,
      TSHI_GEMM_STORE_AVX512},
 #endif
 #if TSHI_X86
     {"avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512,
-     TSHI_GEMM_DOT, tshi_gemm_stream_avx512, TSHI_GEMM_FEW_AVX512, NULL, TSHI_GEMM_PACK_AVX512,
+     TSHI_GEMM_DOT, tshi_gemm_stream_x86, TSHI_GEMM_FEW_AVX512, NULL, TSHI_GEMM_PACK_AVX512,
      TSHI_GEMM_STORE_AVX512},
     {"avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, TSHI_ISA_AVX2, tshi_gemm_tile_avx2,
      TSHI_GEMM_DOT, tshi_gemm_stream_avx2, NULL, NULL, NULL, NULL},
@@ -6904,7 +6930,8 @@ static int tshi_gemm_pairs(const tshi_gemm_kernel *kernel, tshi_matrix a, tshi_m
 /* Returns the elements of a slice of k: whole cache lines, so that slices of an aligned row are
  * aligned. */
 static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form, int64_t k) {
-    return tshi_gemm_even(k, kernel->kc * (form >= TSHI_GEMM_PAIRS ? 2 : 1), 32);
+    const int64_t max = kernel->kc * (form >= TSHI_GEMM_PAIRS ? 2 : 1);
+    return k <= max ? max : tshi_gemm_even(k, max, 32);
 }
 
 /* Stores n values in row i of c from column j on, converted to its dtype. */
@@ -7036,7 +7063,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const int thin = job->m <= TSHI_GEMM_THIN && job->b.column != 1 && job->b.row == 1 &&
                      kernel->dot != NULL && !convert_b; /* thin: use `dot` */
     const int pack_b = convert_b || (!thin && (job->b.column != 1 || job->m > 2 * mr || !only));
-    const int64_t half = nr / 2, streamed = job->stream ? job->n / half * half : 0;
+    const int64_t unit = nr < 16 ? nr / 2 : 8, streamed = job->stream ? job->n / unit * unit : 0;
     const tshi_gemm_tile_fn packed = job->form_a >= TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
     tshi_gemm_walk walk;
     tshi_gemm_tile t;
@@ -7075,19 +7102,30 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     }
 }
 
-/* Computes, by the kernel's `few`, all columns of a product of few rows but the last n % (nr / 2),
- * and removes them from the job. */
+/* Computes, by the kernel's `few`, the columns of a product of few rows, and removes them from the
+ * job. The last n % (nr / 2) are computed once more with those before them, to a buffer, unless
+ * there are too few columns for that. */
 static void tshi_gemm_few(tshi_gemm_job *job) {
     const tshi_gemm_kernel *kernel = job->kernel;
-    const int half = kernel->nr / 2, width = tshi_gemm_few_width(job->m);
-    const int64_t columns = job->n / half * half;
+    const int half = kernel->nr / 2, width = tshi_gemm_few_width(job->m), m = (int)job->m;
+    /* one after the other; 8 slivers if they are written in place */
+    const int64_t most = job->c.column == 1 && job->d.column == 1 && job->c.dtype == TSH_REAL
+                             ? 8 * kernel->nr
+                             : kernel->nr;
+    const int rest = (int)(job->n % half);
+    int64_t columns = job->n - rest;
+    tsh_real buffer[TSHI_GEMM_TILE_MAX];
     tshi_gemm_tile t;
     if (!columns) return;
-    memset(&t, 0, sizeof t);
-    tshi_gemm_pack_matrix(kernel, job->pack_a, width, (int)job->m, job->k, job->a, job->form_a);
+    const int in_place = m == 1 && job->a.column == 1 && job->form_a == TSHI_GEMM_REALS;
+    if (!in_place)
+        tshi_gemm_pack_matrix(kernel, job->pack_a, width, m, job->k, job->a, job->form_a);
+    t.rsa = t.csa = t.rsb = 0; /* this and the next two are not used */
+    t.sums = NULL;
+    t.walk = NULL;
     t.k = job->k;
     t.slice = tshi_gemm_slice(kernel, job->form_a, job->k);
-    t.a = job->pack_a;
+    t.a = in_place ? (const tsh_real *)job->a.data : job->pack_a;
     t.csb = job->b.column;
     t.form = job->form_b;
     t.alpha = job->alpha;
@@ -7095,11 +7133,21 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     t.rsd = job->d.row;
     t.rsc = job->c.row;
     for (int64_t j = 0, cols; j < columns; j += cols) {
-        cols = tshi_base_min(kernel->nr, columns - j);
+        cols = tshi_base_min(most, columns - j);
         t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, j).data;
         t.after = columns - j - cols;
         tshi_gemm_sliver(job, kernel->few, &t, 0, j, (int)cols, (int)cols);
         tshi_gemm_count(job, job->m * cols * job->k);
+    }
+    if (rest > 0 && (!job->add || job->d.column == 1)) {
+        t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, job->n - half).data;
+        t.d = (const tsh_real *)tshi_gemm_from(job->d, 0, job->n - half).data;
+        t.c = buffer;
+        t.rsc = half;
+        kernel->few(&t, m, half);
+        for (int i = 0; i < m; i++)
+            tshi_gemm_store(kernel, job->c, i, columns, buffer + (i + 1) * half - rest, rest);
+        columns = job->n;
     }
     job->n -= columns;
     job->b = tshi_gemm_from(job->b, 0, columns);
@@ -7113,7 +7161,7 @@ static int64_t tshi_gemm_panel(const tshi_gemm_job *all, int64_t mc) {
     const int64_t stream = tshi_gemm_streams(all);
     if (stream > 0) return stream;
     if (all->sums.data || all->m > mc) return kernel->nc;
-    return all->m <= TSHI_GEMM_THIN ? kernel->nr : all->n;
+    return all->m <= TSHI_GEMM_THIN && all->k > kernel->kc ? kernel->nr : all->n;
 }
 
 /* Runs the three outer loops of the scheme on top of this section: over panels of columns (jc),
@@ -7187,24 +7235,22 @@ static size_t tshi_gemm_scratch_sums(const tshi_gemm_kernel *kernel, int64_t m, 
 
 /* Computes a job, TSHI_GEMM_SUMS rows at a time if sums are kept apart from C. */
 static void tshi_gemm_start(tshi_gemm_job *job, tsh_real *sums) {
-    const tshi_gemm_job all = *job;
-    tshi_gemm_job rest; /* without the columns of few */
-    const int few = all.kernel->few && all.m <= TSHI_GEMM_FEW_ROWS && all.b.row == 1 &&
-                    all.b.column != 1 && all.form_b != TSHI_GEMM_OTHER &&
-                    all.form_b != TSHI_GEMM_ROUNDED;
+    const int few = job->kernel->few && job->m <= TSHI_GEMM_FEW_ROWS && job->b.row == 1 &&
+                    job->b.column != 1 && job->form_b != TSHI_GEMM_OTHER &&
+                    job->form_b != TSHI_GEMM_ROUNDED;
     if (few) tshi_gemm_few(job);
     if (job->n == 0) return; /* few has computed all columns */
-    if (all.c.dtype == TSH_REAL || all.k <= tshi_gemm_slice(all.kernel, all.form_a, all.k)) {
+    if (job->c.dtype == TSH_REAL || job->k <= tshi_gemm_slice(job->kernel, job->form_a, job->k)) {
         tshi_gemm_blocks(job);
         return;
     }
-    rest = *job;
+    const tshi_gemm_job all = *job;
     job->sums = tshi_gemm_matrix(sums, all.kernel->nc, 1);
     for (int64_t i = 0; i < all.m; i += TSHI_GEMM_SUMS) {
         job->m = tshi_base_min(TSHI_GEMM_SUMS, all.m - i);
         job->a = tshi_gemm_from(all.a, i, 0);
-        job->c = tshi_gemm_from(rest.c, i, 0);
-        job->d = tshi_gemm_from(rest.d, i, 0);
+        job->c = tshi_gemm_from(all.c, i, 0);
+        job->d = tshi_gemm_from(all.d, i, 0);
         tshi_gemm_blocks(job);
     }
 }
@@ -10742,6 +10788,8 @@ TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     for (; ctx->tape.newest; ctx->tape.newest = ctx->tape.newest->older) /* no backward was run */
         tshi_tape_release_node(ctx->tape.newest);
     tshi_mem_reset(&ctx->tape.arena);
+    tshi_mem_release(ctx, ctx->rope_table);
+    ctx->rope_table = NULL;
     head = &ctx->handles.step; /* all step tensors */
     for (ctx->handles.ended = 0; head->next != head; ctx->handles.ended++)
         tshi_tensor_release(head->next);
@@ -12915,6 +12963,14 @@ TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim) {
  * its own. No node is recorded for it: a gradient of the view is added to the base's accumulators
  * at the view's offset and strides. Only concat copies values, and reshape if no strides fit. */
 
+/* Makes dimension `from` of x dimension d of its view. */
+static void tshi_view_dim(tsh_tensor *view, int d, const tsh_tensor *x, int from) {
+    view->dim[d] = x->dim[from];
+    view->local[d] = x->local[from];
+    view->stride[d] = x->stride[from];
+    if (x->layout.kind == TSH_SHARDED && x->layout.dim == from) view->layout.dim = d;
+}
+
 TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_permute", &x, 1);
     tsh_tensor *out;
@@ -12929,16 +12985,14 @@ TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims) {
                                    "tsh_permute: entry %d does not name a new dimension of %d", d,
                                    x->ndim);
         seen |= 1u << from;
-        out->dim[d] = x->dim[from];
-        out->local[d] = x->local[from];
-        out->stride[d] = x->stride[from];
-        if (x->layout.kind == TSH_SHARDED && x->layout.dim == from) out->layout.dim = d;
+        tshi_view_dim(out, d, x, from);
     }
     return out;
 }
 
 TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
-    int order[TSH_MAX_DIMS], d, a, b; /* order: all dimensions, with a and b swapped */
+    tsh_tensor *out;
+    int a, b;
     if (!tshi_tensor_check("tsh_transpose", &x, 1)) return NULL;
     a = tshi_tensor_axis(x, dim0);
     b = tshi_tensor_axis(x, dim1);
@@ -12946,8 +13000,11 @@ TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
         return tshi_error_null(x->ctx, TSH_ERR_SHAPE,
                                "tsh_transpose: no dimensions %d and %d among %d", dim0, dim1,
                                x->ndim);
-    for (d = 0; d < x->ndim; d++) order[d] = d == a ? b : d == b ? a : d;
-    return tsh_permute(x, order);
+    out = tshi_tensor_view(x);
+    if (!out) return NULL;
+    tshi_view_dim(out, a, x, b);
+    tshi_view_dim(out, b, x, a);
+    return out;
 }
 
 /* -- slices ----------------------------------------------------------------- */
@@ -13113,7 +13170,7 @@ static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
     int d, open = -1;                        /* open: the dimension whose size is -1 */
     for (d = 0; d < shape->ndim; d++) {
         if (shape->dim[d] < -1 || (shape->dim[d] < 0 && open >= 0)) return 0;
-        if (shape->dim[d] > 0 && known > INT64_MAX / shape->dim[d]) return 0;
+        if ((double)known * (double)shape->dim[d] > 9e18) return 0;
         if (shape->dim[d] < 0)
             open = d;
         else
@@ -13233,12 +13290,9 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_reshape", &x, 1);
     char from[TSHI_TEXT_SIZE], to[TSHI_TEXT_SIZE], hint[2 * TSHI_TEXT_SIZE] = "";
     const tsh_shape wanted = shape; /* with -1 */
-    int64_t stride[TSH_MAX_DIMS];
-    tsh_tensor *out, form; /* form: only the new shape and layout */
+    tsh_tensor *out;
     tsh_layout layout;
     if (!ctx) return NULL;
-    memset(&form, 0, sizeof form);
-    form.ctx = ctx;
     if (shape.ndim < 0 || shape.ndim > TSH_MAX_DIMS)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                "tsh_reshape: %s to %d dimensions; there may be 0 to %d",
@@ -13259,18 +13313,12 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
                                tshi_tensor_sizes(shape.dim, shape.ndim, to),
                                (long long)x->layout.segment[0].unit, hint);
     }
-    if (tshi_tensor_set_shape(&form, "tsh_reshape", &shape, &layout) != TSH_OK) return NULL;
-    if (!tshi_view_strides(x, form.ndim, form.local, stride)) {
-        x = tshi_map_copy("tsh_reshape", x); /* dense: has strides for every shape */
-        if (!x || !tshi_view_strides(x, form.ndim, form.local, stride)) return NULL;
-    }
     out = tshi_tensor_view(x);
-    if (!out) return NULL;
-    out->ndim = form.ndim;
-    out->layout = form.layout;
-    memcpy(out->dim, form.dim, sizeof form.dim);
-    memcpy(out->local, form.local, sizeof form.local);
-    memcpy(out->stride, stride, sizeof stride);
+    if (!out || tshi_tensor_set_shape(out, "tsh_reshape", &shape, &layout) != TSH_OK) return NULL;
+    if (!tshi_view_strides(x, out->ndim, out->local, out->stride)) {
+        x = tshi_map_copy("tsh_reshape", x); /* dense: has strides for every shape */
+        return x ? tsh_reshape(x, shape) : NULL;
+    }
     return out;
 }
 
@@ -15023,7 +15071,6 @@ static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_bl
                              const tsh_real *x, const int64_t *sx, tsh_real *y, const int64_t *sy) {
     const int last = t->ndim - 1, isa = t->ctx->isa;
     int64_t stride[3][TSH_MAX_DIMS] = {{0}}; /* strides of y, x and table */
-    tsh_tensor part = *t;                    /* t's shape with only the pairs, then with the rest */
     tshi_rope p = *rope;
     tshi_loop loop;
     p.gap_x = rope->gap * sx[last];
@@ -15034,17 +15081,17 @@ static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_bl
     stride[1][last] *= rope->next;
     stride[2][last - 1] = 2 * rope->pairs; /* one row of the table per position */
     stride[2][last] = 1;
-    part.dim[last] = part.local[last] = rope->pairs;
-    tshi_kernel_space(&loop, &part);
-    tshi_kernel_add_operand(&loop, &part, y, stride[0], TSH_REAL);
-    tshi_kernel_add_operand(&loop, &part, x, stride[1], TSH_REAL);
-    tshi_kernel_add_operand(&loop, &part, tshi_mem_data(table), stride[2], TSH_REAL);
+    tshi_kernel_space(&loop, t);
+    loop.dim[last] = rope->pairs;
+    tshi_kernel_add_operand(&loop, t, y, stride[0], TSH_REAL);
+    tshi_kernel_add_operand(&loop, t, x, stride[1], TSH_REAL);
+    tshi_kernel_add_operand(&loop, t, tshi_mem_data(table), stride[2], TSH_REAL);
     tshi_kernel_run(&loop, tshi_rope_pairs[isa], &p);
     if (t->dim[last] == 2 * rope->pairs) return;
-    part.dim[last] = part.local[last] = t->dim[last] - 2 * rope->pairs;
-    tshi_kernel_space(&loop, &part);
-    tshi_kernel_add_operand(&loop, &part, y + 2 * rope->pairs * sy[last], sy, TSH_REAL);
-    tshi_kernel_add_operand(&loop, &part, x + 2 * rope->pairs * sx[last], sx, TSH_REAL);
+    tshi_kernel_space(&loop, t);
+    loop.dim[last] = t->dim[last] - 2 * rope->pairs; /* the features after the pairs */
+    tshi_kernel_add_operand(&loop, t, y + 2 * rope->pairs * sy[last], sy, TSH_REAL);
+    tshi_kernel_add_operand(&loop, t, x + 2 * rope->pairs * sx[last], sx, TSH_REAL);
     tshi_kernel_run(&loop, rope->add ? tshi_kernel_add[isa] : tshi_kernel_copy, NULL);
 }
 
@@ -15060,11 +15107,26 @@ static void tshi_rope_backward(tshi_node *node) {
                      dest.stride);
 }
 
-/* Returns a table (rows, 2, pairs): the cosines, then the sines, of every local position. start:
- * the position of x's first row. NULL: no memory. */
+/* Returns a new reference to a table (rows, 2, pairs): the cosines, then the sines, of every local
+ * position. start: the position of x's first row. Of positions that are not sharded the ctx keeps
+ * the table, because k and the other layers need the same. NULL: no memory. */
 static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, double base, int64_t start) {
     int64_t i, t, rows = x->local[x->ndim - 2]; /* rows: local positions */
-    tshi_block *block = tshi_mem_alloc(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * pairs * rows));
+    tsh_ctx *ctx = x->ctx;
+    const int whole = rows == x->dim[x->ndim - 2];
+    const tshi_angles angles = {base, pairs, start, rows};
+    tshi_block *block = ctx->rope_table;
+    if (whole && block && memcmp(&ctx->rope_angles, &angles, sizeof angles) == 0) {
+        block->refs++;
+        return block;
+    }
+    block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * pairs * rows));
+    if (whole && block) {
+        tshi_mem_release(ctx, ctx->rope_table);
+        ctx->rope_table = block;
+        ctx->rope_angles = angles;
+        block->refs++;
+    }
     tsh_real *table = block ? (tsh_real *)tshi_mem_data(block) : NULL;
     for (i = 0; i < pairs && block; i++) {
         double speed = pow(base, -(double)i / (double)pairs); /* radians per position */
@@ -16078,7 +16140,7 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
         if (back && size) memset(h.dv_t, 0, (size_t)size * sizeof *h.dv_t);
         for (; a < end; a += all->merged ? end - a : 1) {
             tshi_attention_pick(all, &h, b, a, end - a);
-            if (from % units == 0 && from + units < to)
+            if (!h.few && from % units == 0 && from + units < to)
                 tshi_attention_next(all, &h, from / units + 1);
             tshi_attention_head(all, &h, from % units);
         }
@@ -16246,14 +16308,15 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
 /* Copies x to its cache from position `past` on. Returns a view of the cache up to the end of x;
  * NULL: an error. */
 static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache, int64_t past) {
-    tsh_tensor *place = tsh_slice(cache, 2, past, x->dim[2]); /* a view of the cache: x goes here */
+    tsh_tensor *view = tsh_slice(cache, 2, 0, past + x->dim[2]);
     tshi_loop loop;
-    if (!place) return NULL;
+    if (!view) return NULL;
+    const int64_t at = past * view->stride[2] * tshi_dtypes[view->dtype].size; /* x goes there */
     tshi_kernel_space(&loop, x);
-    tshi_kernel_tensor(&loop, place);
+    tshi_kernel_add_operand(&loop, x, (char *)tshi_tensor_at(view) + at, view->stride, view->dtype);
     tshi_kernel_tensor(&loop, x);
     tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
-    return tsh_slice(cache, 2, 0, past + x->dim[2]);
+    return view;
 }
 
 static const tshi_op tshi_attention_op = {

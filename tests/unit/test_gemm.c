@@ -428,7 +428,8 @@ static void check_stream(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, i
     matrix a = matrix_new(m, k, layout_a), b = matrix_new(k, n, layout_b);
     matrix c[2] = {matrix_new(m, n, ROWS_PADDED), matrix_new(m, n, ROWS_PADDED)};
     matrix bias = {b.data, 0, 1, 0};
-    const int expect = m <= TSHI_GEMM_FEW && n >= kernel->nr / 2 && k >= m;
+    const int unit = kernel->nr < 16 ? kernel->nr / 2 : 8; /* columns that are streamed at least */
+    const int expect = m <= TSHI_GEMM_FEW && n >= unit && k >= m;
     matrix_fill(&a, m, k, 1, 0);
     matrix_fill(&b, k, n, 2, 0);
     for (int stream = 0; stream < 2; stream++) {
@@ -465,6 +466,8 @@ static void test_streams(void **state) {
             check_stream(kernel, m, stripe - width, 2 * kc, layout, ROWS_PADDED, R(-0.5), 0);
             check_stream(kernel, m, width, kc + 1, layout, ROWS, 1, 0);
             check_stream(kernel, m, width - 1, kc + 1, layout, ROWS, 1, 0);
+            check_stream(kernel, m, 7, kc + 1, layout, ROWS, 1, 0);
+            check_stream(kernel, m, 8, kc - 1, layout, ROWS_PADDED, 1, 1);
             check_stream(kernel, m, 3 * width, m, layout, ROWS, 1, 0);
             check_stream(kernel, m, 3 * width, m - 1, layout, ROWS, 1, 0);
         }
