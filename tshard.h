@@ -3839,6 +3839,9 @@ static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
 
 /* -- handles ---------------------------------------------------------------- */
 
+/* Bytes of a handle before the fields that only owned tensors set. */
+#define TSHI_TENSOR_STEP offsetof(tsh_tensor, path)
+
 static void tshi_tensor_ring(tsh_tensor *head) {
     head->next = head->prev = head; /* an empty circular list */
 }
@@ -3860,7 +3863,7 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
         t = h->oldest;
         h->oldest = t->next;
         h->free--;
-        tshi_mem_zero(t, sizeof *t);
+        tshi_mem_zero(t, TSHI_TENSOR_STEP);
     } else {
         t = (tsh_tensor *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *t);
         if (!t) return NULL;
@@ -3879,9 +3882,12 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
     tshi_mem_release(t->ctx, t->gr.block);
     tshi_mem_release(t->ctx, t->gp.block);
     tshi_mem_release(t->ctx, t->marks);
-    tshi_mem_release(t->ctx, t->low);
-    tshi_mem_release(t->ctx, t->packed);
-    t->block = t->marks = t->low = t->packed = NULL;
+    t->block = t->marks = NULL;
+    if (t->flags & TSHI_OWNED) { /* others have none */
+        tshi_mem_release(t->ctx, t->low);
+        tshi_mem_release(t->ctx, t->packed);
+        t->low = t->packed = NULL;
+    }
     memset(&t->gr, 0, sizeof t->gr);
     memset(&t->gp, 0, sizeof t->gp);
     t->sparse = 0;
@@ -3891,6 +3897,7 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
 static void tshi_tensor_release(tsh_tensor *t) {
     tshi_handles *h = &t->ctx->handles;
     tshi_tensor_drop_values(t);
+    if (t->flags & TSHI_OWNED) memset((char *)t + TSHI_TENSOR_STEP, 0, sizeof *t - TSHI_TENSOR_STEP);
     t->flags |= TSHI_STALE | TSHI_DEAD;
     t->prev->next = t->next; /* removes t from the list of owned or of step tensors */
     t->next->prev = t->prev;
@@ -4204,7 +4211,7 @@ static tshi_runs tshi_tensor_own_runs(const tsh_tensor *t) {
 static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int s;
-    if (t->layout.kind != TSH_SHARDED || t->layout.dim != dim) return local;
+    if (t->layout.kind != TSH_SHARDED || t->layout.dim != dim || t->ctx->tp.size == 1) return local;
     (void)tsh_chunk(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
     for (s = 0; s < t->layout.segments - 1 && local >= range[s].length; s++)
         local -= range[s].length;
@@ -6707,14 +6714,32 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form form, const
     }
 }
 
+/* Transposes k floats, at most 8 count, of each of 16 columns. */
+TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_eight(float *to, const float *b, int64_t k,
+                                                 int64_t column) {
+    const __mmask8 mask = (__mmask8)tshi_gemm_mask(k);
+    __m512 r[8], t0, t1, t2, t3;
+    for (int l = 0; l < 8; l++) { /* of columns 0 and 4, .., 8 and 12, .. */
+        const float *at = b + (l % 4 + l / 4 * 8) * column;
+        r[l] = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_maskz_loadu_ps(mask, at)),
+                                  _mm256_maskz_loadu_ps(mask, at + 4 * column), 1);
+    }
+    TSHI_GEMM_WORDS4(0, 1, 2, 3)
+    TSHI_GEMM_WORDS4(4, 5, 6, 7)
+    for (int w = 0; w < 4; w++) {
+        _mm512_store_ps(to + 16 * w, _mm512_shuffle_f32x4(r[w], r[w + 4], 0x88));
+        _mm512_store_ps(to + 16 * (w + 4), _mm512_shuffle_f32x4(r[w], r[w + 4], 0xDD));
+    }
+}
+
 /* Transposes what 16 columns have left after their last whole cache line. */
-static void tshi_gemm_few_rest(float *to, tshi_gemm_form form, const void *b, int64_t k,
-                               int64_t column) {
+TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form, const void *b,
+                                                int64_t k, int64_t column) {
     const tshi_matrix m = tshi_gemm_matrix_of(tshi_kernel_unconst(b), TSH_F16, column, 1);
-    if (form == TSHI_GEMM_REALS)
-        tshi_gemm_pack(to, 16, 16, k, (const float *)b, column, 1);
-    else
+    if (form != TSHI_GEMM_REALS)
         (void)tshi_gemm_pack_avx512(to, 16, 16, k, &m, form);
+    for (int64_t p = 0; form == TSHI_GEMM_REALS && p < k; p += 8)
+        tshi_gemm_few_eight(to + 16 * p, (const float *)b + p, k - p, column);
 }
 
 #define TSHI_GEMM_EACH8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
@@ -14034,14 +14059,18 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     const size_t bytes = tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) +
                          tshi_gemm_scratch_sums(ctx->gemm_kernel, m, n, k, c);
     const size_t each = (bytes + 63) / 64 * 64; /* bytes per piece: whole cache lines */
+    char *scratch = tshi_matmul_scratch(ctx, each * (size_t)pieces);
     tshi_block *converted[3]; /* A, B and C as tsh_real, or NULL */
+    if (ctx->trace) ctx->trace->flops += 2.0 * (double)m * (double)n * (double)k;
+    if (pieces == 1 && !ctx->gemm.fn && scratch && ctx->error.code == TSH_OK) {
+        tshi_gemm_run(ctx->gemm_kernel, scratch, &progress, m, n, k, alpha, a, b, beta, d, c);
+        return; /* soon, as that may be little work */
+    }
     const tshi_matrix ra = tshi_matmul_converted(ctx, a, m, k, 1, &converted[0]); /* shape (m, k) */
     const tshi_matrix rb = tshi_matmul_converted(ctx, b, k, n, 1, &converted[1]); /* shape (k, n) */
     const tshi_matrix rc = tshi_matmul_converted(ctx, c, m, n, 0, &converted[2]); /* shape (m, n) */
-    char *scratch = tshi_matmul_scratch(ctx, each * (size_t)pieces);
     tshi_products all = {
         {ctx, m, n, k, alpha, beta, ra, rb, d, rc, &progress}, scratch, each, m >= n};
-    if (ctx->trace) ctx->trace->flops += 2.0 * (double)m * (double)n * (double)k;
     if (side && scratch && ctx->error.code == TSH_OK)
         tshi_team_run(pieces, side, unit, tshi_matmul_piece, &all);
     if (converted[2]) tshi_matmul_convert(m, n, rc, c);
@@ -15653,8 +15682,9 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
     (void)none;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
-            const tsh_real sum = l[e + i] == 0 ? TSHI_R(1) : l[e + i]; /* avoids 1 / 0 */
-            max[i] = l[e + i] == 0 ? -TSHI_R(INFINITY) : m[e + i];
+            const tsh_real all = l[e + i], most = m[e + i]; /* read in any case: is vectorised */
+            const tsh_real sum = all == 0 ? TSHI_R(1) : all; /* avoids 1 / 0 */
+            max[i] = all == 0 ? -TSHI_R(INFINITY) : most;
             back[i] = TSHI_R(1) / sum;
             log_sum[i] = tshi_math_log(sum, fused);
         }
@@ -16124,7 +16154,7 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
     const int back = all->grad[3] != NULL;
     const int64_t units = back ? 1 : all->units;
     tshi_head h = all->head;
-    int64_t a, end, pair = -1; /* a, end: query heads that share a head of k */
+    int64_t a, end = 0, last = -1, pair = -1; /* a, end: query heads that share a head of k */
     (void)tshi_attention_place(&h, all->scratch + piece * all->each, back);
     if (h.few) h.scratch += piece * all->each_product;
     h.walk.at = h.walk.first = h.walk.last = (const char *)h.rows_q; /* nothing to prefetch yet */
@@ -16134,7 +16164,8 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
         const int64_t b = from / units / all->groups, size = h.blocks * h.keys * h.d;
         if (pair != from / units) h.packed = 0; /* another head of k */
         pair = from / units;
-        for (a = 0; tshi_attention_kv(q, k, a) != c;) a++;
+        for (a = c > last ? end : 0; tshi_attention_kv(q, k, a) != c;) a++;
+        last = c;
         for (end = a; end < q->local[1] && tshi_attention_kv(q, k, end) == c;) end++;
         if (back && size) memset(h.dk_t, 0, (size_t)size * sizeof *h.dk_t);
         if (back && size) memset(h.dv_t, 0, (size_t)size * sizeof *h.dv_t);

@@ -21,7 +21,7 @@
  *   backend's, so that a run on many hosts replays here in one debugger;
  * - move bytes once: a rank sums its own chunk straight out of its peers' buffers and writes the
  *   result into all of theirs. An all-reduce costs two barriers (all started, all finished); one of
- *   at most 96 bytes is copied when it is started and costs only the first, as does a barrier;
+ *   at most 480 bytes is copied when it is started and costs only the first, as does a barrier;
  * - poll briefly if every rank has a core of its own, then sleep: 64 ranks on 2 cores work well;
  * - report one error, the same on every rank, when ranks call different collectives, a rank closes
  *   its comm early, ranks wait for each other in a cycle (searched for after 20 ms of waiting), a
@@ -37,7 +37,7 @@
  *
  * COSTS
  *
- * About 41 KiB per rank and group, and 192 bytes per pair of ranks and group, from libc's malloc.
+ * About 89 KiB per rank and group, and 192 bytes per pair of ranks and group, from libc's malloc.
  *
  * ENVIRONMENT
  *
@@ -356,7 +356,7 @@ static void tshi_threads_free(void *p) { /* from tshi_threads_alloc; may be NULL
 enum {
     TSHI_THREADS_RING = 128,    /* slots of a member */
     TSHI_THREADS_PAIRWISE = 64, /* pair records of a member: a comm's limit in flight */
-    TSHI_THREADS_EAGER = 96     /* bytes of the longest eager all-reduce */
+    TSHI_THREADS_EAGER = 480    /* bytes of the longest eager all-reduce */
 };
 enum { TSHI_THREADS_TEXT = 320 };   /* bytes of the description of a call */
 enum { TSHI_THREADS_RANKS = 1024 }; /* max ranks of a world; its mailboxes are then 192 MiB */
