@@ -2698,6 +2698,7 @@ static tshi_block *tshi_mem_grow(tsh_ctx *ctx, size_t size) {
  * of TSHI_POOL_OFFSET: large sizes are mostly multiples of 4096, so that a block split off next, to
  * the left of this one, lies 64 bytes lower than this one, modulo 4096. */
 static tshi_block *tshi_mem_split(tshi_pool *pool, tshi_block *whole, size_t size) {
+    const int last = whole->last;
     tshi_block *block;
     if (whole->size < size + sizeof *block + TSHI_ALIGN) {
         tshi_mem_unlink(pool, whole);
@@ -2707,9 +2708,9 @@ static tshi_block *tshi_mem_split(tshi_pool *pool, tshi_block *whole, size_t siz
     block = tshi_mem_right(whole);
     block->size = size;
     block->before = whole->size;
-    block->last = whole->last;
+    block->last = last;
     whole->last = 0;
-    if (!block->last) tshi_mem_right(block)->before = size;
+    if (!last) tshi_mem_right(block)->before = size;
     return block;
 }
 
@@ -3863,6 +3864,7 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
         t = h->oldest;
         h->oldest = t->next;
         h->free--;
+        for (size_t at = 0; at < TSHI_TENSOR_STEP; at += 64) TSHI_PREFETCH((char *)t->next + at);
         tshi_mem_zero(t, TSHI_TENSOR_STEP);
     } else {
         t = (tsh_tensor *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *t);
@@ -15682,12 +15684,12 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
     (void)none;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
-            const tsh_real all = l[e + i], most = m[e + i]; /* read in any case: is vectorised */
-            const tsh_real sum = all == 0 ? TSHI_R(1) : all; /* avoids 1 / 0 */
-            max[i] = all == 0 ? -TSHI_R(INFINITY) : most;
-            back[i] = TSHI_R(1) / sum;
-            log_sum[i] = tshi_math_log(sum, fused);
+            const tsh_real sum = l[e + i], most = m[e + i]; /* read in any case: is vectorised */
+            max[i] = sum == 0 ? -TSHI_R(INFINITY) : most;
+            back[i] = sum == 0 ? TSHI_R(1) : sum; /* avoids 1 / 0 */
         }
+        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) log_sum[i] = tshi_math_log(back[i], fused);
+        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) back[i] = TSHI_R(1) / back[i];
         tshi_kernel_store_block(h->max + strip->i, 1, e, n, max, 0);
         tshi_kernel_store_block(h->log_sum + strip->i, 1, e, n, log_sum, 0);
         for (int64_t r = e; r < n && r < e + TSHI_BLOCK; r++, o += width) {
