@@ -278,7 +278,7 @@ static void test_scarce(void **state) {
     if (code == 99) SKIP("this system does not limit a process's memory");
     assert_int_equal(code, 1);
     assert_string_equal(text, "tshard: tsh_threads_run: no memory for a world of 1000 ranks (about "
-                              "223 MiB) (TSH_ERR_MEMORY)\n");
+                              "270 MiB) (TSH_ERR_MEMORY)\n");
     code = run_and_read(60, 0, 65536, text, sizeof text);
     assert_int_equal(code, 1);
     assert_non_null(strstr(text, "tshard: tsh_threads_run: rank "));
