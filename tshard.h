@@ -3841,7 +3841,7 @@ static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
 /* -- handles ---------------------------------------------------------------- */
 
 /* Bytes of a handle before the fields that only owned tensors set. */
-#define TSHI_TENSOR_STEP offsetof(tsh_tensor, path)
+enum { TSHI_TENSOR_STEP = offsetof(tsh_tensor, path) };
 
 static void tshi_tensor_ring(tsh_tensor *head) {
     head->next = head->prev = head; /* an empty circular list */
@@ -3899,7 +3899,8 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
 static void tshi_tensor_release(tsh_tensor *t) {
     tshi_handles *h = &t->ctx->handles;
     tshi_tensor_drop_values(t);
-    if (t->flags & TSHI_OWNED) memset((char *)t + TSHI_TENSOR_STEP, 0, sizeof *t - TSHI_TENSOR_STEP);
+    if (t->flags & TSHI_OWNED)
+        memset((char *)t + TSHI_TENSOR_STEP, 0, sizeof *t - TSHI_TENSOR_STEP);
     t->flags |= TSHI_STALE | TSHI_DEAD;
     t->prev->next = t->next; /* removes t from the list of owned or of step tensors */
     t->next->prev = t->prev;
@@ -14066,7 +14067,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     if (ctx->trace) ctx->trace->flops += 2.0 * (double)m * (double)n * (double)k;
     if (pieces == 1 && !ctx->gemm.fn && scratch && ctx->error.code == TSH_OK) {
         tshi_gemm_run(ctx->gemm_kernel, scratch, &progress, m, n, k, alpha, a, b, beta, d, c);
-        return; /* soon, as that may be little work */
+        return; /* the rest would take longer than a small product */
     }
     const tshi_matrix ra = tshi_matmul_converted(ctx, a, m, k, 1, &converted[0]); /* shape (m, k) */
     const tshi_matrix rb = tshi_matmul_converted(ctx, b, k, n, 1, &converted[1]); /* shape (k, n) */
