@@ -6413,8 +6413,28 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_widen(const tshi_gemm_form form, __m256
                                                                          16));
 }
 
+/* Returns 16 pairs of floats rounded to bf16: (low[0], low[1]), ..., (high[14], high[15]). Only
+ * processors with AVX512_BF16 pack pairs. */
+#if TSHI_GEMM_BF16S
+#define TSHI_GEMM_TARGET_PACK TSHI_GEMM_TARGET_BF16
+TSHI_GEMM_TARGET_PACK TSHI_INLINE __m512i tshi_gemm_round2(__m512 low, __m512 high) {
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+}
+#else
+#define TSHI_GEMM_TARGET_PACK TSHI_AVX512
+TSHI_AVX512 TSHI_INLINE __m512i tshi_gemm_round2(__m512 low, __m512 high) {
+    (void)low, (void)high;
+    return _mm512_setzero_si512();
+}
+#endif
+
+/* The order of 16-bit elements that makes of (a0, ..., a15, b0, ..., b15) pairs (a0, b0), ... */
+static const uint16_t tshi_gemm_mix[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                           21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                           11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+
 /* Returns 16 words of a row: from its next elements, of which there are `left`, then 0. */
-TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src,
+TSHI_GEMM_TARGET_PACK TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src,
                                                   int64_t left) {
     const uint32_t mask = tshi_gemm_mask(left);
     if (form == TSHI_GEMM_REALS) return _mm512_maskz_loadu_ps((__mmask16)mask, src);
@@ -6423,17 +6443,14 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, con
     if (form == TSHI_GEMM_ROUNDED) {
         const __m512 low = _mm512_maskz_loadu_ps((__mmask16)mask, src);
         const __m512 high = _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), src + 64);
-        const __m512i lower = _mm512_srli_epi32(tshi_gemm_round(low), 16);
-        const __m512i upper = _mm512_srli_epi32(tshi_gemm_round(high), 16);
-        return _mm512_castsi512_ps(_mm512_inserti64x4(
-            _mm512_castsi256_si512(_mm512_cvtepi32_epi16(lower)), _mm512_cvtepi32_epi16(upper), 1));
+        return _mm512_castsi512_ps(tshi_gemm_round2(low, high));
     }
     return tshi_gemm_widen(form, _mm256_maskz_loadu_epi16((__mmask16)mask, src));
 }
 
 /* Returns one word of each of up to 16 rows whose elements are neighbours. next: bytes from a row's
  * element to its next one; 0: a pair's second element is 0. */
-TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *src,
+TSHI_GEMM_TARGET_PACK TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *src,
                                                      __mmask16 mask, int64_t next) {
     const __mmask16 both = next ? mask : 0;
     if (form == TSHI_GEMM_PAIRS) {
@@ -6442,10 +6459,10 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, 
         return _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
     }
     if (form == TSHI_GEMM_ROUNDED) {
-        const __m512i low = tshi_gemm_round(_mm512_maskz_loadu_ps(mask, src));
-        const __m512i high = tshi_gemm_round(_mm512_maskz_loadu_ps(both, src + next));
-        return _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xAAAAAAAAu, _mm512_srli_epi32(low, 16),
-                                                           high));
+        const __m512 low = _mm512_maskz_loadu_ps(mask, src);
+        const __m512 high = _mm512_maskz_loadu_ps(both, src + next);
+        return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_loadu_si512(tshi_gemm_mix),
+                                                            tshi_gemm_round2(low, high)));
     }
     return tshi_gemm_widen(form, _mm256_maskz_loadu_epi16(mask, src));
 }
@@ -6470,9 +6487,9 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, 
     X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
 
 /* Packs rows whose elements are contiguous; inc: bytes from row to row. */
-TSHI_AVX512 TSHI_INLINE void tshi_gemm_pack_along(const tshi_gemm_form form, float *dst, int width,
-                                                  int valid, int64_t k, const char *src,
-                                                  int64_t inc) {
+TSHI_GEMM_TARGET_PACK TSHI_INLINE void tshi_gemm_pack_along(const tshi_gemm_form form, float *dst,
+                                                            int width, int valid, int64_t k,
+                                                            const char *src, int64_t inc) {
     const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1; /* elements per word */
     const int64_t size = form == TSHI_GEMM_REALS || form == TSHI_GEMM_ROUNDED ? 4 : 2;
     __m512 r[16], t0, t1, t2, t3;
@@ -6496,9 +6513,9 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_pack_along(const tshi_gemm_form form, flo
 }
 
 /* Packs rows that lie side by side; ld: bytes from a row's element to its next one. */
-TSHI_AVX512 TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, float *dst, int width,
-                                                   int valid, int64_t k, const char *src,
-                                                   int64_t ld) {
+TSHI_GEMM_TARGET_PACK TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, float *dst,
+                                                             int width, int valid, int64_t k,
+                                                             const char *src, int64_t ld) {
     const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1, size = form == TSHI_GEMM_ROUNDED ? 4 : 2;
     for (int64_t q = 0; q < k; q += each, src += each * ld, dst += width)
         for (int i = 0; i < width; i += 16) {
@@ -6511,8 +6528,8 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, fl
 }
 
 /* tshi_gemm_kernel.pack for AVX-512. */
-TSHI_AVX512 static int tshi_gemm_pack_avx512(float *dst, int width, int valid, int64_t k,
-                                             const tshi_matrix *m, tshi_gemm_form form) {
+TSHI_GEMM_TARGET_PACK static int tshi_gemm_pack_avx512(float *dst, int width, int valid, int64_t k,
+                                                       const tshi_matrix *m, tshi_gemm_form form) {
     const char *src = (const char *)m->data;
     const int64_t size = tshi_dtypes[m->dtype].size;
 #define TSHI_GEMM_PACK(form)                                                                       \
@@ -14125,7 +14142,9 @@ static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t
             t.d = t.c = tshi_gemm_at(c, i, j);
             tile(&t, rows, end - j > nr / 2 ? nr : nr / 2);
 #if TSHI_VECTORS
-            for (int l = 0; l < LINES; l++) tshi_gemm_fetch(walk);
+            tshi_gemm_walk w = *walk; /* stays in registers */
+            for (int l = 0; l < LINES; l++) tshi_gemm_fetch(&w);
+            *walk = w;
 #endif
         }
     }
@@ -15223,7 +15242,8 @@ enum {
     TSHI_TILE_ROWS = 96,       /* queries of a tile: whole tiles of every micro-kernel */
     TSHI_TILE_KEYS = 256,      /* keys of a tile, in forward and in backward: a multiple of */
     TSHI_TILE_KEYS_BACK = 128, /* TSHI_BLOCK, at most the kc of any micro-kernel */
-    TSHI_TILE_STRIP = 24       /* queries that forward computes at once: scores stay in L1 */
+    TSHI_TILE_STRIP = 24,      /* queries whose scores are computed at once, and stay in L1 */
+    TSHI_TILE_ROWS_PAIRS = 264 /* queries of a tile in backward if p and dS are packed at once */
 };
 
 /* The options of a call, and the params of a node. */
@@ -15246,17 +15266,22 @@ typedef struct tshi_head {
     int over[3];                  /* 1: dq, dk, dv hold nothing yet, and are not added to */
     int64_t tq, tk, d;            /* queries, keys, features */
     int64_t rows, keys;           /* queries and keys of a tile, at most */
+    int64_t strip;                /* queries whose scores are computed at once, at most */
     int64_t pitch;                /* from row to row of s and t: more than keys, so that a column's
                                      elements are in different sets of a cache */
     int64_t blocks, packed;       /* blocks of keys that are kept; how many of them are packed */
     int pairs;                    /* 1: words of operands are pairs of bf16, not tsh_real */
     int causal;                   /* 1: query i sees keys up to i + tk - tq */
     int few;                      /* 1: too few queries to pack keys for */
-    int rounded;                  /* 1: `exps` rounds p to bf16, in pairs */
+    int rounded;                  /* 1: softmax rounds p, and in backward dS, to bf16, in pairs */
+    int fresh;                    /* rounded: 1: dk_t and dv_t hold nothing of keys that no earlier
+                                     query of this head sees */
     /* (optional, both) tshi_kernel_max; tshi_kernel_sum_exps in place, of whole blocks: x has the
      * space, beyond n the exponentials are 0 */
     tsh_real (*most)(const tsh_real *x, int64_t n);
     tsh_real (*exps)(tsh_real *x, int64_t n, tsh_real max);
+    /* (optional) stores n values times `by` as bf16 */
+    void (*put)(void *to, const tsh_real *x, int64_t n, tsh_real by);
     uint64_t first;               /* global index of score (0, 0) of this head, for dropout */
     int64_t mask, mask_row;       /* offset of this head's mask; from query to query */
     const void *mask_values;      /* values of the mask, or NULL */
@@ -15264,8 +15289,9 @@ typedef struct tshi_head {
     tsh_real *log_sum;            /* shape (tq): log l of each query */
     tsh_real *rows_q, *rows_do;   /* words, shape (ROWS, d): the tile's rows of Q and dO */
     tsh_real *columns_q, *columns_do; /* pairs: packed columns of Q and dO, shape (ROWS, d) */
-    tsh_real *columns_p;              /* pairs: packed columns of p or dS, shape (ROWS, keys) */
-    tsh_real *s, *t;                  /* shape (ROWS, pitch): scores; in backward dO V^T */
+    tsh_real *columns_p, *columns_s;  /* pairs: packed columns of p and dS, shape (ROWS, keys) */
+    tsh_real *s; /* shape (strip, pitch): scores, then p */
+    tsh_real *t; /* shape (ROWS, pitch): in backward dO V^T, then dS */
     tsh_real *sum;                    /* shape (ROWS, D32): rows of O, in backward of dQ */
     tsh_real *row;                    /* m, then l, of the tile's queries; in backward delta */
     tsh_real *keys_k, *keys_v; /* words, keys are columns: per block of keys, shape (d, keys) */
@@ -15274,7 +15300,7 @@ typedef struct tshi_head {
     tsh_real *dk_t, *dv_t;             /* dK^T and dV^T of this head: per block, shape (d, keys) */
     char *scratch;                     /* for tshi_gemm_run */
     tshi_gemm_walk walk;               /* cache lines to prefetch */
-    tshi_matrix ahead[6]; /* to prefetch after that: `left` of them, the last one first */
+    tshi_matrix ahead[8]; /* to prefetch after that: `left` of them, the last one first */
     int left;
 } tshi_head;
 
@@ -15307,27 +15333,25 @@ static int64_t tshi_attention_words(const tshi_head *h, int64_t n) {
     return h->pairs ? (n + 1) / 2 : n;
 }
 
-/* Copies m rows of x, from row i on, to `to`: as tsh_real, shape (m, d); or in pairs, which are as
- * many words, the last one of an odd row with a 0. */
+/* Copies m rows of x, from row i on, to `to`, shape (m, d); of pairs, the last one of an odd row has
+ * a 0. */
 static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x, int64_t i,
-                                int64_t m, int pairs) {
-    const int64_t words = pairs ? (h->d + 1) / 2 : h->d;
+                                int64_t m) {
+    const int64_t words = tshi_attention_words(h, h->d);
     for (int64_t r = 0; r < m; r++, to += words) {
         tshi_operand y[2];
-        y[0] = tshi_kernel_operand(to, 1, pairs ? TSH_BF16 : TSH_REAL);
+        y[0] = tshi_kernel_operand(to, 1, h->pairs ? TSH_BF16 : TSH_REAL);
         y[1] = tshi_kernel_operand(tshi_gemm_from(x, i + r, 0).data, x.column, x.dtype);
-        if (pairs) memset(to + words - 1, 0, sizeof *to);
+        if (h->pairs) memset(to + words - 1, 0, sizeof *to);
         tshi_kernel_copy(h->d, y, NULL);
     }
 }
 
-/* Rounds m rows of n values, `row` apart, to pairs, `to_row` words apart, at the same place. */
-static void tshi_attention_round(const tshi_head *h, tsh_real *x, int64_t row, int64_t to_row,
-                                 int64_t m, int64_t n) {
-    for (int64_t r = 0; r < m; r++) {
-        tsh_real *const to = x + r * to_row;
-        h->kernel->store(to, x + r * row, (int)n, TSH_BF16);
-        if (n % 2) memset((char *)to + 2 * n, 0, 2);
+/* Rounds m rows of n values, of scores, to pairs at the same place. */
+static void tshi_attention_round(const tshi_head *h, tsh_real *x, int64_t m, int64_t n) {
+    for (int64_t r = 0; r < m; r++, x += h->pitch) {
+        h->kernel->store(x, x, (int)n, TSH_BF16);
+        if (n % 2) memset((char *)x + 2 * n, 0, 2);
     }
 }
 
@@ -15434,11 +15458,11 @@ static void tshi_attention_masked(const tshi_head *h, tsh_real *s, int64_t i, in
     }
 }
 
-/* Sets rows [r, r + m) of h->s to the masked scores of these of a tile's queries, which begin at
- * query i, and keys [j, j + n). */
+/* Sets h->s to the masked scores of rows [r, r + m) of a tile's queries, which begin at query i,
+ * and keys [j, j + n). */
 static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                   int64_t n) {
-    tsh_real *s = h->s + r * h->pitch;
+    tsh_real *s = h->s;
     if (h->few)
         tshi_gemm_run(h->kernel, h->scratch, NULL, m, n, h->d, TSHI_R(h->more->scale),
                       tshi_gemm_from(h->q, i + r, 0),
@@ -15600,6 +15624,85 @@ TSHI_GEMM_TARGET_BF16 static float tshi_attention_exps_pairs(float *x, int64_t n
 TSHI_GEMM_TARGET_BF16 static float tshi_attention_exps_bf16(float *x, int64_t n, float max) {
     return tshi_attention_exps_short(x, n, max, 0);
 }
+
+/* tshi_head.put for AVX512_BF16. */
+TSHI_GEMM_TARGET_BF16 static void tshi_attention_put_bf16(void *to, const float *x, int64_t n,
+                                                          float by) {
+    for (int64_t e = 0; e < n; e += 16) {
+        const __mmask16 mask = (__mmask16)tshi_gemm_mask(n - e);
+        const __m512 y = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + e), _mm512_set1_ps(by));
+        _mm256_mask_storeu_epi16((uint16_t *)to + e, mask, (__m256i)_mm512_cvtneps_pbh(y));
+    }
+}
+
+/* Sets rows_do to m rows of dO from row i on, in pairs, and h->row to their delta. The column
+ * strides of O and dO are 1. */
+TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h, int64_t i,
+                                                             int64_t m) {
+    const int64_t d = h->d, words = tshi_attention_words(h, d);
+    for (int64_t r = 0; r < m; r++) {
+        const float *dout = tshi_gemm_at(h->dout, i + r, 0);
+        const uint16_t *o = (const uint16_t *)tshi_gemm_from(h->o, i + r, 0).data;
+        __m512 low = _mm512_setzero_ps(), high = low;
+        for (int64_t e = 0; e < d; e += 32) {
+            const uint32_t mask = tshi_gemm_mask(d - e);
+            const __m512 a = _mm512_maskz_loadu_ps((__mmask16)mask, dout + e);
+            const __m512 b = _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), dout + e + 16);
+            const __m512i x = _mm512_maskz_loadu_epi16((__mmask32)mask, o + e);
+            const __m256i second = _mm512_extracti64x4_epi64(x, 1);
+            low = _mm512_fmadd_ps(a, tshi_gemm_widen(TSHI_GEMM_BF16, _mm512_castsi512_si256(x)),
+                                  low);
+            high = _mm512_fmadd_ps(b, tshi_gemm_widen(TSHI_GEMM_BF16, second), high);
+            _mm512_mask_storeu_epi32(h->rows_do + r * words + e / 2,
+                                     (__mmask16)tshi_gemm_mask((d - e + 1) / 2),
+                                     tshi_gemm_round2(a, b));
+        }
+        h->row[r] = tshi_attention_fold(low, high);
+    }
+}
+
+/* tshi_attention_grad_body of n rows, which makes packed columns of p and dS, in pairs of queries,
+ * and in h->t rows of dS, in pairs of keys. A sliver has TSHI_BLOCK keys. */
+TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tshi_strip *strip) {
+    const tshi_head *h = strip->h;
+    const int64_t next = TSHI_BLOCK * tshi_attention_words(h, h->rows), pitch = h->pitch;
+    const __m512 scale = _mm512_set1_ps(TSHI_R(h->more->scale));
+    const __m512i mix = _mm512_loadu_si512(tshi_gemm_mix);
+    for (int64_t r = 0; r < n; r += 2) { /* a pair of queries; the second one may not exist */
+        const int64_t at = (strip->r + r) / 2 * TSHI_BLOCK;
+        float *dx = h->t + (strip->r + r) * pitch;
+        __m512 m[2], l[2], nan[2], delta[2], p[2], ds[2];
+        int64_t visible[2];
+        for (int q = 0; q < 2; q++) {
+            const int64_t row = r + q < n ? r + q : r, i = strip->i + row;
+            m[q] = _mm512_set1_ps(h->max[i]);
+            l[q] = _mm512_set1_ps(h->log_sum[i]);
+            nan[q] = _mm512_sub_ps(l[q], l[q]); /* 0, but NaN if log l is not finite */
+            delta[q] = _mm512_set1_ps(h->row[strip->r + row]);
+            visible[q] = r + q < n && (double)h->max[i] >= -DBL_MAX
+                             ? tshi_attention_row(strip, row) : 0;
+        }
+        for (int64_t e = 0; e < tshi_attention_wide(strip->n); e += 16) {
+            const int64_t to = e / TSHI_BLOCK * next + at + e % TSHI_BLOCK;
+            for (int q = 0; q < 2; q++) {
+                const int64_t in = (r + q < n ? q : 0) * pitch + e;
+                const __mmask16 mask = (__mmask16)tshi_gemm_mask(visible[q] - e);
+                const __m512 x = _mm512_loadu_ps(h->s + r * pitch + in);
+                p[q] = tshi_attention_exp_short(_mm512_sub_ps(_mm512_sub_ps(x, m[q]), l[q]));
+                p[q] = _mm512_maskz_add_ps(mask, p[q], nan[q]);
+                ds[q] = _mm512_sub_ps(_mm512_loadu_ps(dx + in), delta[q]);
+                ds[q] = _mm512_maskz_mul_ps(mask, _mm512_mul_ps(p[q], ds[q]), scale);
+            }
+            _mm512_storeu_si512(h->columns_p + to,
+                                _mm512_permutexvar_epi16(mix, tshi_gemm_round2(p[0], p[1])));
+            _mm512_storeu_si512(h->columns_s + to,
+                                _mm512_permutexvar_epi16(mix, tshi_gemm_round2(ds[0], ds[1])));
+            for (int q = 0; q < 2 && r + q < n; q++)
+                _mm256_storeu_si256((__m256i *)(void *)(dx + q * pitch + e / 2),
+                                    (__m256i)_mm512_cvtneps_pbh(ds[q]));
+        }
+    }
+}
 #endif
 
 /* Online softmax of n rows of a strip. Row by row: m becomes the maximum so far, the scores x
@@ -15611,7 +15714,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
     const int64_t pitch = h->pitch, d = h->d, width = tshi_base_ceil(d, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t end = tshi_base_ceil(strip->n, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t rows = tshi_base_ceil(h->rows, TSHI_BLOCK) * TSHI_BLOCK;
-    tsh_real *x = h->s + strip->r * pitch;          /* shape (n, pitch) */
+    tsh_real *x = h->s;                             /* shape (n, pitch) */
     tsh_real *m = h->row + strip->r, *l = m + rows; /* shapes (n), (n) */
     tsh_real *o = h->sum + strip->r * width;        /* shape (n, width) */
     int64_t r, c;
@@ -15662,6 +15765,10 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
         tshi_kernel_store_block(h->log_sum + strip->i, 1, e, n, log_sum, 0);
         for (int64_t r = e; r < n && r < e + TSHI_BLOCK; r++, o += width) {
             const tshi_matrix to = tshi_gemm_from(h->o, strip->i + r, 0); /* the row of O */
+            if (h->put) {
+                h->put(to.data, o, h->d, back[r - e]);
+                continue;
+            }
             tshi_attention_scale(direct ? (tsh_real *)to.data : o, o, h->d, back[r - e]);
             if (!direct) tshi_gemm_store(h->kernel, to, 0, 0, o, (int)h->d);
         }
@@ -15686,14 +15793,14 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
     const tshi_strip whole = tshi_attention_strip_at(h, i, 0, 0, h->tk);
     int64_t j, r, n, rows; /* rows, n: size of a strip */
     memset(h->row, 0, (size_t)(2 * tshi_attention_wide(h->rows)) * sizeof *h->row); /* m = l = 0 */
-    if (!h->few) tshi_attention_rows(h, h->rows_q, h->q, i, m, h->pairs);
+    if (!h->few) tshi_attention_rows(h, h->rows_q, h->q, i, m);
     if (!tshi_attention_visible(h, i)) memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
     for (j = 0; j < last; j += h->keys) {
         if (!h->few) tshi_attention_pack(h, j);
         for (r = 0; r < m; r += rows) {
             tshi_strip strip;
-            tsh_real *s = h->s + r * h->pitch, *o = h->sum + r * wide;
-            rows = tshi_base_min(TSHI_TILE_STRIP, m - r);
+            tsh_real *s = h->s, *o = h->sum + r * wide;
+            rows = tshi_base_min(h->strip, m - r);
             n = tshi_base_min(h->keys, tshi_attention_visible(h, i + r + rows - 1) - j);
             if (n <= 0) continue;
             strip = tshi_attention_strip_at(h, i, r, j, n);
@@ -15703,8 +15810,7 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
             if (h->few)
                 tshi_attention_few(h, rows, j, n, s, o);
             else {
-                if (h->pairs && !h->rounded)
-                    tshi_attention_round(h, s, h->pitch, h->pitch, rows, n);
+                if (h->pairs && !h->rounded) tshi_attention_round(h, s, rows, n);
                 tshi_attention_by_features(h, i + r, rows, j, n, s, h->features_v, o);
             }
         }
@@ -15730,7 +15836,7 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
     /* shapes: m, l and delta (n), x and dx (n, pitch) */
     const tsh_real *m = h->max + strip->i, *l = h->log_sum + strip->i, *delta = h->row + strip->r;
     const tsh_real scale = TSHI_R(h->more->scale); /* scale of the scores */
-    tsh_real *x = h->s + strip->r * pitch, *dx = h->t + strip->r * pitch;
+    tsh_real *x = h->s, *dx = h->t;
     tsh_real y[TSHI_BLOCK], dy[TSHI_BLOCK];
     int i;
     (void)none;
@@ -15766,7 +15872,7 @@ TSHI_AVX512 TSHI_INLINE void tshi_attention_grad_rows(int64_t n, const tshi_stri
         const __m512 m = _mm512_set1_ps(max), l = _mm512_set1_ps(log_sum);
         const __m512 nan = _mm512_sub_ps(l, l), delta = _mm512_set1_ps(h->row[strip->r + r]);
         const int64_t visible = (double)max < -DBL_MAX ? 0 : tshi_attention_row(strip, r);
-        float *x = h->s + (strip->r + r) * h->pitch, *dx = h->t + (strip->r + r) * h->pitch;
+        float *x = h->s + r * h->pitch, *dx = h->t + r * h->pitch;
         for (int64_t e = 0; e < tshi_attention_wide(strip->n); e += 16) {
             const __mmask16 mask = (__mmask16)tshi_gemm_mask(visible - e);
             const __m512 v = _mm512_sub_ps(_mm512_sub_ps(_mm512_loadu_ps(x + e), m), l);
@@ -15786,13 +15892,20 @@ TSHI_AVX512 static void tshi_attention_grad_wide(int64_t n, const tshi_strip *st
 }
 #endif
 
-/* Computes the probabilities p and the gradients dS of the scores of queries [i, i + m) and keys
- * [j, j + n). */
-static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t m, int64_t j,
+/* Computes the probabilities p and the gradients dS of the scores of rows [r, r + m) of a tile's
+ * queries, which begin at query i, and keys [j, j + n). */
+static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                            int64_t n) {
-    const tshi_strip strip = tshi_attention_strip_at(h, i, 0, j, n);
-    tshi_attention_scores(h, i, 0, m, j, n);
-    tshi_attention_by_keys(h, i, m, j, n, 1, h->rows_do, h->keys_v, h->t); /* dO V^T */
+    const tshi_strip strip = tshi_attention_strip_at(h, i, r, j, n);
+    tshi_attention_scores(h, i, r, m, j, n);
+    tshi_attention_by_keys(h, i + r, m, j, n, 1, h->rows_do + r * tshi_attention_words(h, h->d),
+                           h->keys_v, h->t + r * h->pitch); /* dO V^T */
+#if TSHI_GEMM_BF16S
+    if (h->rounded) {
+        tshi_attention_grad_pairs(m, &strip);
+        return;
+    }
+#endif
     if (h->more->dropout) tshi_attention_dropout(h, h->t, i, m, j, n);
 #if TSHI_X86 && TSHI_GEMM_FLOAT
     if (h->exps)
@@ -15804,51 +15917,65 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t m, i
 }
 
 /* C^T (d, n) += A^T P of keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. A and P are rows of a
- * tile of m queries from i on, columns: packed ones of A. Leaves out rows that see none of the keys
- * of a sliver. */
+ * tile of m queries from i on, columns: packed ones of A, packed: those of P, if h->rounded. Leaves
+ * out rows that see none of the keys of a sliver. */
 static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                          const tsh_real *a, const tsh_real *columns, tsh_real *p,
-                                         tsh_real *c) {
+                                         const tsh_real *packed, tsh_real *c) {
     const int cut = tshi_attention_visible(h, i) < j + n;
-    const int64_t nr = h->kernel->nr, mr = h->kernel->mr, step = cut ? nr : n, d = h->d;
+    const int64_t earlier = h->fresh ? (i ? tshi_attention_visible(h, i - 1) : 0) : h->tk;
+    const int64_t nr = h->kernel->nr, mr = h->kernel->mr, d = h->d;
+    const int64_t step = cut || (earlier > j && earlier < j + n) ? nr : n;
+    const int64_t next = nr * tshi_attention_words(h, h->rows);
     const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
     const tshi_matmul_strips rows = {a, 1, d, 1};
     const tshi_matmul_strips pairs = {columns, 1, mr, tshi_attention_words(h, m)};
     c += tshi_attention_block(h, j, d);
     for (int64_t e = 0; e < n; e += step) {
-        const int64_t count = tshi_base_min(step, n - e);
-        int64_t r = cut ? j + e - i - (h->tk - h->tq) : 0, words; /* r: the first row that sees e */
+        const int add = !h->rounded || earlier > j + e; /* 0: no query has seen these keys */
+        /* the first time whole slivers: p and dS are 0 of keys that are not seen */
+        const int64_t some = tshi_base_min(step, n - e);
+        const int64_t count = add ? some : tshi_base_ceil(some, nr) * nr;
+        int64_t r = cut ? j + e - i - (h->tk - h->tq) : 0; /* the first row that sees e */
         tshi_matmul_strips left = h->pairs ? pairs : rows;
         tshi_matmul_slivers b;
         r = r < 0 ? 0 : h->pairs ? r - r % 2 : r;
-        words = tshi_attention_words(h, m - r);
         left.data += tshi_attention_words(h, r) * left.column;
-        b = tshi_attention_slivers(h, p + r * h->pitch + e, h->pitch, nr);
-        if (h->pairs) {
+        if (h->rounded)
+            b = tshi_attention_slivers(h, packed + e / nr * next + r / 2 * nr, nr, next);
+        else if (h->pairs) {
+            const int64_t words = tshi_attention_words(h, m - r);
             const tshi_matrix x = tshi_gemm_matrix(p + r * h->pitch + e, 1, h->pitch);
             tshi_matmul_pack(h->kernel, h->columns_p, (int)nr, count, m - r, nr * words, x,
                              TSHI_GEMM_ROUNDED);
             b = tshi_attention_slivers(h, h->columns_p, nr, nr * words);
-        }
+        } else
+            b = tshi_attention_slivers(h, p + r * h->pitch + e, h->pitch, nr);
         tshi_attention_ahead(h);
-        tshi_matmul_tiles(h->kernel, d, count, m - r, 1, left, b, 1,
+        tshi_matmul_tiles(h->kernel, d, count, m - r, 1, left, b, add,
                           tshi_gemm_matrix(c + e, h->keys, 1), all, &h->walk);
     }
 }
 
 /* Loads the rows of Q and dO of a tile, and computes delta. */
 static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
-    const int64_t d = h->d, next = h->kernel->mr * tshi_attention_words(h, m);
-    tshi_attention_rows(h, h->rows_q, h->q, i, m, h->pairs);
-    tshi_attention_rows(h, h->rows_do, h->dout, i, m, 0);
-    tshi_attention_rows(h, h->sum, h->o, i, m, 0);
+    const int64_t d = h->d, words = tshi_attention_words(h, d);
+    const int64_t next = h->kernel->mr * tshi_attention_words(h, m);
+    tshi_attention_rows(h, h->rows_q, h->q, i, m);
+    if (h->pairs) {
+        const tshi_matrix q = tshi_gemm_matrix_of(h->rows_q, TSH_BF16, 1, 2 * words);
+        const tshi_matrix dout = tshi_gemm_matrix_of(h->rows_do, TSH_BF16, 1, 2 * words);
+#if TSHI_GEMM_BF16S
+        tshi_attention_delta_pairs(h, i, m);
+#endif
+        tshi_matmul_pack(h->kernel, h->columns_q, h->kernel->mr, d, m, next, q, TSHI_GEMM_PAIRS);
+        tshi_matmul_pack(h->kernel, h->columns_do, h->kernel->mr, d, m, next, dout,
+                         TSHI_GEMM_PAIRS);
+        return;
+    }
+    tshi_attention_rows(h, h->rows_do, h->dout, i, m);
+    tshi_attention_rows(h, h->sum, h->o, i, m);
     tshi_attention_delta[h->ctx->isa](m, NULL, h);
-    if (!h->pairs) return;
-    tshi_matmul_pack(h->kernel, h->columns_q, h->kernel->mr, d, m, next,
-                     tshi_gemm_transposed(tshi_gemm_from(h->q, i, 0)), TSHI_GEMM_PAIRS);
-    tshi_matmul_pack(h->kernel, h->columns_do, h->kernel->mr, d, m, next,
-                     tshi_gemm_matrix(h->rows_do, 1, d), TSHI_GEMM_ROUNDED);
-    tshi_attention_round(h, h->rows_do, d, tshi_attention_words(h, d), m, d);
 }
 
 /* Adds m rows, `row` apart, to those of `to` from row i on; over: 1: overwrites them. */
@@ -15865,19 +15992,30 @@ static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int over
 /* Backward of a tile: m queries from query i on. */
 static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t last = tshi_attention_visible(h, i + m - 1), wide = tshi_attention_wide(h->d);
-    int64_t j, n;
+    int64_t j, n, r, rows;
     tshi_attention_backward_rows(h, i, m);
     if (!tshi_attention_visible(h, i)) memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
     for (j = 0; j < last; j += h->keys) {
         n = tshi_base_min(h->keys, last - j);
         tshi_attention_pack(h, j);
-        tshi_attention_backward_scores(h, i, m, j, n);
+        for (r = 0; r < m; r += rows) {
+            rows = tshi_base_min(h->strip, m - r);
+            const int64_t seen = tshi_attention_visible(h, i + r + rows - 1) - j;
+            if (seen > 0)
+                tshi_attention_backward_scores(h, i, r, rows, j, tshi_base_min(n, seen));
+        }
         if (h->dv.data)
-            tshi_attention_backward_keys(h, i, m, j, n, h->rows_do, h->columns_do, h->s, h->dv_t);
+            tshi_attention_backward_keys(h, i, m, j, n, h->rows_do, h->columns_do, h->s,
+                                         h->columns_p, h->dv_t);
         if (h->dk.data)
-            tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->columns_q, h->t, h->dk_t);
-        if (h->dq.data && h->pairs) tshi_attention_round(h, h->t, h->pitch, h->pitch, m, n);
-        if (h->dq.data) tshi_attention_by_features(h, i, m, j, n, h->t, h->features_k, h->sum);
+            tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->columns_q, h->t,
+                                         h->columns_s, h->dk_t);
+        if (!h->dq.data) continue;
+        if (h->pairs && !h->rounded) tshi_attention_round(h, h->t, m, n);
+        r = h->causal ? j - i - (h->tk - h->tq) : 0; /* the first row that sees key j */
+        r = r < 0 ? 0 : r - r % h->kernel->mr;
+        tshi_attention_by_features(h, i + r, m - r, j, n, h->t + r * h->pitch, h->features_k,
+                                   h->sum + r * wide);
     }
     if (h->dq.data) tshi_attention_add_rows(h, h->dq, h->over[0], i, m, h->sum, wide);
 }
@@ -15947,11 +16085,12 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
         tsh_real **to;
         int64_t size; /* 0: not needed */
     } parts[] = {{&h->rows_q, h->few ? 0 : h->rows * words},
-                 {&h->rows_do, back * h->rows * h->d},
+                 {&h->rows_do, back * h->rows * words},
                  {&h->columns_q, packed},
                  {&h->columns_do, packed},
                  {&h->columns_p, h->pairs * back * tshi_attention_words(h, h->rows) * h->keys},
-                 {&h->s, h->rows * h->pitch},
+                 {&h->columns_s, h->rounded * back * tshi_attention_words(h, h->rows) * h->keys},
+                 {&h->s, h->strip * h->pitch},
                  {&h->t, back * h->rows * h->pitch},
                  {&h->sum, h->rows * wide},
                  {&h->row, 2 * tshi_attention_wide(h->rows)},
@@ -15977,7 +16116,10 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     const int64_t heads = q->local[1], group = k->dim[1] ? q->dim[1] / k->dim[1] : 1;
     const int64_t rows = all->merged ? group : h->tq; /* queries of a head */
     int64_t visits;                                   /* tiles that use a head of k */
-    h->rows = all->merged ? group : tshi_base_min(h->tq, TSHI_TILE_ROWS);
+    const int at_once = back && h->pairs && !h->more->dropout; /* p and dS are packed at once */
+    h->rows = tshi_base_min(rows, at_once ? TSHI_TILE_ROWS_PAIRS : TSHI_TILE_ROWS);
+    if (all->merged) h->rows = group;
+    h->strip = back && !at_once ? h->rows : tshi_base_min(h->rows, TSHI_TILE_STRIP);
     h->keys = tshi_base_min(tshi_attention_wide(h->tk),
                             back ? TSHI_TILE_KEYS_BACK : TSHI_TILE_KEYS);
     h->pitch = h->keys + 16;
@@ -15990,8 +16132,8 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
 }
 
 /* Sets the functions of the online softmax. */
-static void tshi_attention_choose(tshi_head *h, int back) {
-    h->rounded = h->pairs && !back && !h->few && !h->more->dropout;
+static void tshi_attention_choose(tshi_head *h) {
+    h->rounded = h->pairs && !h->few && !h->more->dropout;
 #if TSHI_X86 && TSHI_GEMM_FLOAT
     if (h->ctx->isa == TSHI_ISA_AVX512) h->most = tshi_attention_most_avx512;
     if (h->ctx->isa == TSHI_ISA_AVX512) h->exps = tshi_attention_exps_avx512;
@@ -15999,6 +16141,7 @@ static void tshi_attention_choose(tshi_head *h, int back) {
 #if TSHI_GEMM_BF16S
     if (h->pairs) h->most = tshi_attention_most_avx512;
     if (h->pairs) h->exps = h->rounded ? tshi_attention_exps_pairs : tshi_attention_exps_bf16;
+    if (h->pairs) h->put = tshi_attention_put_bf16;
 #endif
 }
 
@@ -16027,7 +16170,7 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     all->merged = h->tq == 1 && heads &&
                   tshi_tensor_global(q, 1, heads - 1) - tshi_tensor_global(q, 1, 0) == heads - 1;
     tshi_attention_plan(all, back);
-    tshi_attention_choose(h, back);
+    tshi_attention_choose(h);
     items = q->local[0] * all->groups * (back ? 1 : all->units);
     all->pieces = tshi_team_parts(q->ctx, q->local[0] * heads * h->tq * h->tk * h->d, MIN_WORK);
     all->pieces = (int)tshi_base_min(all->pieces, items);
@@ -16108,6 +16251,7 @@ static void tshi_attention_next(const tshi_heads *all, tshi_head *h, int64_t pai
     h->left = 0;
     h->ahead[h->left++] = next.o;
     if (all->grad[3]) h->ahead[h->left++] = next.dout;
+    if (all->grad[3] && next.dq.data) h->ahead[h->left++] = next.dq;
     h->ahead[h->left++] = next.q;
     h->ahead[h->left++] = next.v;
     h->ahead[h->left++] = next.k;
@@ -16136,13 +16280,15 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
         pair = from / units;
         for (a = 0; tshi_attention_kv(q, k, a) != c;) a++;
         for (end = a; end < q->local[1] && tshi_attention_kv(q, k, end) == c;) end++;
-        if (back && size) memset(h.dk_t, 0, (size_t)size * sizeof *h.dk_t);
-        if (back && size) memset(h.dv_t, 0, (size_t)size * sizeof *h.dv_t);
+        if (back && size && !h.rounded) memset(h.dk_t, 0, (size_t)size * sizeof *h.dk_t);
+        if (back && size && !h.rounded) memset(h.dv_t, 0, (size_t)size * sizeof *h.dv_t);
+        h.fresh = h.rounded;
         for (; a < end; a += all->merged ? end - a : 1) {
             tshi_attention_pick(all, &h, b, a, end - a);
             if (!h.few && from % units == 0 && from + units < to)
                 tshi_attention_next(all, &h, from / units + 1);
             tshi_attention_head(all, &h, from % units);
+            h.fresh = 0;
         }
         if (back) tshi_attention_backward_done(&h, h.dk_t, h.dk, h.over[1]);
         if (back) tshi_attention_backward_done(&h, h.dv_t, h.dv, h.over[2]);
