@@ -15231,7 +15231,8 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
  * same head of k. dV and dK are computed transposed, dV^T += dO^T p: then p and dS are the right
  * operand, which tsh_real need not be packed for. Of what the causal mask hides, most is not
  * computed (tshi_matmul_stairs). If q, k and v are bf16 and the processor multiplies pairs of bf16,
- * all operands are pairs; p, dS and dO are rounded to bf16.
+ * all operands are pairs; p, dS and dO are rounded to bf16; and dV += p^T dO is not transposed, and
+ * added in place if its rows are contiguous.
  *
  * An element's sums depend on the positions of keys alone: a block of keys begins at a multiple of
  * TSHI_TILE_KEYS, and keys that a query does not see add 0. tshi_attention_begin prepares what all
@@ -15243,7 +15244,7 @@ enum {
     TSHI_TILE_KEYS = 256,      /* keys of a tile, in forward and in backward: a multiple of */
     TSHI_TILE_KEYS_BACK = 128, /* TSHI_BLOCK, at most the kc of any micro-kernel */
     TSHI_TILE_STRIP = 24,      /* queries whose scores are computed at once, and stay in L1 */
-    TSHI_TILE_ROWS_PAIRS = 264 /* queries of a tile in backward if p and dS are packed at once */
+    TSHI_TILE_ROWS_PAIRS = 264 /* queries of a tile in backward of pairs */
 };
 
 /* The options of a call, and the params of a node. */
@@ -15274,8 +15275,8 @@ typedef struct tshi_head {
     int causal;                   /* 1: query i sees keys up to i + tk - tq */
     int few;                      /* 1: too few queries to pack keys for */
     int rounded;                  /* 1: softmax rounds p, and in backward dS, to bf16, in pairs */
-    int fresh;                    /* rounded: 1: dk_t and dv_t hold nothing of keys that no earlier
-                                     query of this head sees */
+    int fresh;                    /* 1: dK and dV hold nothing of keys that no earlier query of
+                                     this head sees */
     /* (optional, both) tshi_kernel_max; tshi_kernel_sum_exps in place, of whole blocks: x has the
      * space, beyond n the exponentials are 0 */
     tsh_real (*most)(const tsh_real *x, int64_t n);
@@ -15288,8 +15289,8 @@ typedef struct tshi_head {
     tsh_real *max;                /* shape (tq): m of each query; -infinity if it sees no key */
     tsh_real *log_sum;            /* shape (tq): log l of each query */
     tsh_real *rows_q, *rows_do;   /* words, shape (ROWS, d): the tile's rows of Q and dO */
-    tsh_real *columns_q, *columns_do; /* pairs: packed columns of Q and dO, shape (ROWS, d) */
-    tsh_real *columns_p, *columns_s;  /* pairs: packed columns of p and dS, shape (ROWS, keys) */
+    tsh_real *columns_q, *columns_do; /* pairs: features are columns: Q and dO, shape (ROWS, D32) */
+    tsh_real *columns_p, *columns_s;  /* pairs of queries: p and dS, shape (ROWS / 2, pitch) */
     tsh_real *s; /* shape (strip, pitch): scores, then p */
     tsh_real *t; /* shape (ROWS, pitch): in backward dO V^T, then dS */
     tsh_real *sum;                    /* shape (ROWS, D32): rows of O, in backward of dQ */
@@ -15297,7 +15298,8 @@ typedef struct tshi_head {
     tsh_real *keys_k, *keys_v; /* words, keys are columns: per block of keys, shape (d, keys) */
     tsh_real *features_k, *features_v; /* features are columns: per block, shape (keys, D32) */
     tsh_real *transposed;              /* shape (keys, d): a block of dK or dV */
-    tsh_real *dk_t, *dv_t;             /* dK^T and dV^T of this head: per block, shape (d, keys) */
+    tsh_real *dk_t, *dv_t;             /* dK^T and dV^T of this head: per block, shape (d, keys);
+                                          pairs: dK and dV, shape (keys, D32) */
     char *scratch;                     /* for tshi_gemm_run */
     tshi_gemm_walk walk;               /* cache lines to prefetch */
     tshi_matrix ahead[8]; /* to prefetch after that: `left` of them, the last one first */
@@ -15425,10 +15427,11 @@ static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t m, int64_t j
                       tshi_attention_tile(h, c), stairs, &h->walk);
 }
 
-/* C (m, d) += A (m, n) X, where X is K or V from key j on, and packed its h->features_...; A and C
- * are rows of a tile, from query i on. C = A X for the first keys. */
+/* C (m, d) = A (m, n) X, plus C if `add` is 1, where X is K or V from key j on, and packed its
+ * h->features_...; A and C are rows of a tile, from query i on. */
 static void tshi_attention_by_features(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
-                                       const tsh_real *a, const tsh_real *packed, tsh_real *c) {
+                                       const tsh_real *a, const tsh_real *packed, int add,
+                                       tshi_matrix c) {
     const int64_t nr = h->kernel->nr, wide = tshi_attention_wide(h->d);
     const tshi_matmul_strips rows = {a, h->pitch, 1, h->pitch};
     tshi_matmul_stairs stairs = tshi_attention_stairs(h, i, j);
@@ -15437,7 +15440,7 @@ static void tshi_attention_by_features(tshi_head *h, int64_t i, int64_t m, int64
     tshi_attention_ahead(h);
     tshi_matmul_tiles(h->kernel, m, h->d, n, 1, rows,
                       tshi_attention_slivers(h, packed, nr, nr * tshi_attention_words(h, h->keys)),
-                      j > 0, tshi_gemm_matrix(c, wide, 1), stairs, &h->walk);
+                      add, c, stairs, &h->walk);
 }
 
 /* Masks the scores of queries [i, i + m) and keys [j, j + n): adds a floating mask; a score becomes
@@ -15661,15 +15664,15 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h,
     }
 }
 
-/* tshi_attention_grad_body of n rows, which makes packed columns of p and dS, in pairs of queries,
- * and in h->t rows of dS, in pairs of keys. A sliver has TSHI_BLOCK keys. */
+/* tshi_attention_grad_body of n rows, which makes columns_p and columns_s, and in h->t rows of dS,
+ * in pairs of keys. */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tshi_strip *strip) {
     const tshi_head *h = strip->h;
-    const int64_t next = TSHI_BLOCK * tshi_attention_words(h, h->rows), pitch = h->pitch;
+    const int64_t pitch = h->pitch;
     const __m512 scale = _mm512_set1_ps(TSHI_R(h->more->scale));
     const __m512i mix = _mm512_loadu_si512(tshi_gemm_mix);
     for (int64_t r = 0; r < n; r += 2) { /* a pair of queries; the second one may not exist */
-        const int64_t at = (strip->r + r) / 2 * TSHI_BLOCK;
+        const int64_t at = (strip->r + r) / 2 * pitch;
         float *dx = h->t + (strip->r + r) * pitch;
         __m512 m[2], l[2], nan[2], delta[2], p[2], ds[2];
         int64_t visible[2];
@@ -15683,8 +15686,9 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tsh
                              ? tshi_attention_row(strip, row) : 0;
         }
         for (int64_t e = 0; e < tshi_attention_wide(strip->n); e += 16) {
-            const int64_t to = e / TSHI_BLOCK * next + at + e % TSHI_BLOCK;
-            for (int q = 0; q < 2; q++) {
+            const int some = e < visible[0] || e < visible[1]; /* 1: a query sees some of 16 keys */
+            p[0] = p[1] = ds[0] = ds[1] = _mm512_setzero_ps();
+            for (int q = 0; q < 2 && some; q++) {
                 const int64_t in = (r + q < n ? q : 0) * pitch + e;
                 const __mmask16 mask = (__mmask16)tshi_gemm_mask(visible[q] - e);
                 const __m512 x = _mm512_loadu_ps(h->s + r * pitch + in);
@@ -15693,9 +15697,9 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tsh
                 ds[q] = _mm512_sub_ps(_mm512_loadu_ps(dx + in), delta[q]);
                 ds[q] = _mm512_maskz_mul_ps(mask, _mm512_mul_ps(p[q], ds[q]), scale);
             }
-            _mm512_storeu_si512(h->columns_p + to,
+            _mm512_storeu_si512(h->columns_p + at + e,
                                 _mm512_permutexvar_epi16(mix, tshi_gemm_round2(p[0], p[1])));
-            _mm512_storeu_si512(h->columns_s + to,
+            _mm512_storeu_si512(h->columns_s + at + e,
                                 _mm512_permutexvar_epi16(mix, tshi_gemm_round2(ds[0], ds[1])));
             for (int q = 0; q < 2 && r + q < n; q++)
                 _mm256_storeu_si256((__m256i *)(void *)(dx + q * pitch + e / 2),
@@ -15811,7 +15815,8 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
                 tshi_attention_few(h, rows, j, n, s, o);
             else {
                 if (h->pairs && !h->rounded) tshi_attention_round(h, s, rows, n);
-                tshi_attention_by_features(h, i + r, rows, j, n, s, h->features_v, o);
+                tshi_attention_by_features(h, i + r, rows, j, n, s, h->features_v, j > 0,
+                                           tshi_gemm_matrix(o, wide, 1));
             }
         }
     }
@@ -15836,7 +15841,7 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
     /* shapes: m, l and delta (n), x and dx (n, pitch) */
     const tsh_real *m = h->max + strip->i, *l = h->log_sum + strip->i, *delta = h->row + strip->r;
     const tsh_real scale = TSHI_R(h->more->scale); /* scale of the scores */
-    tsh_real *x = h->s, *dx = h->t;
+    tsh_real *x = h->s, *dx = h->t + strip->r * pitch;
     tsh_real y[TSHI_BLOCK], dy[TSHI_BLOCK];
     int i;
     (void)none;
@@ -15872,7 +15877,7 @@ TSHI_AVX512 TSHI_INLINE void tshi_attention_grad_rows(int64_t n, const tshi_stri
         const __m512 m = _mm512_set1_ps(max), l = _mm512_set1_ps(log_sum);
         const __m512 nan = _mm512_sub_ps(l, l), delta = _mm512_set1_ps(h->row[strip->r + r]);
         const int64_t visible = (double)max < -DBL_MAX ? 0 : tshi_attention_row(strip, r);
-        float *x = h->s + r * h->pitch, *dx = h->t + r * h->pitch;
+        float *x = h->s + r * h->pitch, *dx = h->t + (strip->r + r) * h->pitch;
         for (int64_t e = 0; e < tshi_attention_wide(strip->n); e += 16) {
             const __mmask16 mask = (__mmask16)tshi_gemm_mask(visible - e);
             const __m512 v = _mm512_sub_ps(_mm512_sub_ps(_mm512_loadu_ps(x + e), m), l);
@@ -15892,75 +15897,101 @@ TSHI_AVX512 static void tshi_attention_grad_wide(int64_t n, const tshi_strip *st
 }
 #endif
 
+/* Packs m rows of p, whose first is row r of a tile, and of dS; the rows of dS become pairs. */
+static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t m, int64_t n) {
+    tsh_real *const ds = h->t + r * h->pitch;
+    const int64_t at = r / 2 * h->pitch;
+    tshi_gemm_pack_matrix(h->kernel, h->columns_p + at, (int)h->pitch, (int)n, m,
+                          tshi_gemm_matrix(h->s, 1, h->pitch), TSHI_GEMM_ROUNDED);
+    tshi_gemm_pack_matrix(h->kernel, h->columns_s + at, (int)h->pitch, (int)n, m,
+                          tshi_gemm_matrix(ds, 1, h->pitch), TSHI_GEMM_ROUNDED);
+    tshi_attention_round(h, ds, m, n);
+}
+
 /* Computes the probabilities p and the gradients dS of the scores of rows [r, r + m) of a tile's
- * queries, which begin at query i, and keys [j, j + n). */
+ * queries, which begin at query i, and keys [j, j + n). Of pairs they are 0 to the end of a tile of
+ * the product of p^T dO. */
 static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                            int64_t n) {
-    const tshi_strip strip = tshi_attention_strip_at(h, i, r, j, n);
+    const int64_t end = h->pairs ? tshi_base_min(n + h->kernel->mr, h->keys) : n;
+    const tshi_strip strip = tshi_attention_strip_at(h, i, r, j, end);
+    tsh_real *t = h->t + r * h->pitch;
     tshi_attention_scores(h, i, r, m, j, n);
     tshi_attention_by_keys(h, i + r, m, j, n, 1, h->rows_do + r * tshi_attention_words(h, h->d),
-                           h->keys_v, h->t + r * h->pitch); /* dO V^T */
+                           h->keys_v, t); /* dO V^T */
 #if TSHI_GEMM_BF16S
     if (h->rounded) {
         tshi_attention_grad_pairs(m, &strip);
         return;
     }
 #endif
-    if (h->more->dropout) tshi_attention_dropout(h, h->t, i, m, j, n);
+    if (h->more->dropout) tshi_attention_dropout(h, t, i + r, m, j, n);
 #if TSHI_X86 && TSHI_GEMM_FLOAT
     if (h->exps)
         tshi_attention_grad_wide(m, &strip);
     else
 #endif
         tshi_attention_grad[h->ctx->isa](m, NULL, &strip);
-    if (h->more->dropout) tshi_attention_dropout(h, h->s, i, m, j, n);
+    if (h->more->dropout) tshi_attention_dropout(h, h->s, i + r, m, j, n);
+    if (h->pairs) tshi_attention_backward_pack(h, r, m, tshi_attention_wide(end));
 }
 
 /* C^T (d, n) += A^T P of keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. A and P are rows of a
- * tile of m queries from i on, columns: packed ones of A, packed: those of P, if h->rounded. Leaves
- * out rows that see none of the keys of a sliver. */
+ * tile of m queries from i on. Leaves out rows that see none of the keys of a sliver. */
 static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
-                                         const tsh_real *a, const tsh_real *columns, tsh_real *p,
-                                         const tsh_real *packed, tsh_real *c) {
+                                         const tsh_real *a, const tsh_real *p, tsh_real *c) {
     const int cut = tshi_attention_visible(h, i) < j + n;
-    const int64_t earlier = h->fresh ? (i ? tshi_attention_visible(h, i - 1) : 0) : h->tk;
-    const int64_t nr = h->kernel->nr, mr = h->kernel->mr, d = h->d;
-    const int64_t step = cut || (earlier > j && earlier < j + n) ? nr : n;
-    const int64_t next = nr * tshi_attention_words(h, h->rows);
+    const int64_t nr = h->kernel->nr, step = cut ? nr : n, d = h->d;
     const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
-    const tshi_matmul_strips rows = {a, 1, d, 1};
-    const tshi_matmul_strips pairs = {columns, 1, mr, tshi_attention_words(h, m)};
     c += tshi_attention_block(h, j, d);
     for (int64_t e = 0; e < n; e += step) {
-        const int add = !h->rounded || earlier > j + e; /* 0: no query has seen these keys */
-        /* the first time whole slivers: p and dS are 0 of keys that are not seen */
-        const int64_t some = tshi_base_min(step, n - e);
-        const int64_t count = add ? some : tshi_base_ceil(some, nr) * nr;
+        const int64_t count = tshi_base_min(step, n - e);
         int64_t r = cut ? j + e - i - (h->tk - h->tq) : 0; /* the first row that sees e */
-        tshi_matmul_strips left = h->pairs ? pairs : rows;
-        tshi_matmul_slivers b;
-        r = r < 0 ? 0 : h->pairs ? r - r % 2 : r;
-        left.data += tshi_attention_words(h, r) * left.column;
-        if (h->rounded)
-            b = tshi_attention_slivers(h, packed + e / nr * next + r / 2 * nr, nr, next);
-        else if (h->pairs) {
-            const int64_t words = tshi_attention_words(h, m - r);
-            const tshi_matrix x = tshi_gemm_matrix(p + r * h->pitch + e, 1, h->pitch);
-            tshi_matmul_pack(h->kernel, h->columns_p, (int)nr, count, m - r, nr * words, x,
-                             TSHI_GEMM_ROUNDED);
-            b = tshi_attention_slivers(h, h->columns_p, nr, nr * words);
-        } else
-            b = tshi_attention_slivers(h, p + r * h->pitch + e, h->pitch, nr);
+        r = r < 0 ? 0 : r;
+        const tshi_matmul_strips left = {a + r * d, 1, d, 1};
         tshi_attention_ahead(h);
-        tshi_matmul_tiles(h->kernel, d, count, m - r, 1, left, b, add,
+        tshi_matmul_tiles(h->kernel, d, count, m - r, 1, left,
+                          tshi_attention_slivers(h, p + r * h->pitch + e, h->pitch, nr), 1,
                           tshi_gemm_matrix(c + e, h->keys, 1), all, &h->walk);
+    }
+}
+
+/* Returns 1 if products of pairs are added to the gradient `to` in place. */
+static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to) {
+    return h->pairs && h->tq > 0 && to.column == 1 && h->d % (h->kernel->nr / 2) == 0;
+}
+
+/* As tshi_attention_backward_keys, of pairs: C (n, d) += P^T A. columns: of A; p: columns_p or
+ * columns_s; to: dV or dK; over: 1: overwrites it; scratch: dv_t or dk_t. */
+static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
+                                          const tsh_real *columns, const tsh_real *p,
+                                          tshi_matrix to, int over, tsh_real *scratch) {
+    const int in_place = tshi_attention_in_place(h, to), cut = tshi_attention_visible(h, i) < j + n;
+    const int64_t nr = h->kernel->nr, mr = h->kernel->mr, wide = tshi_attention_wide(h->d);
+    const int64_t earlier = h->fresh ? (i ? tshi_attention_visible(h, i - 1) : 0) : h->tk;
+    const int64_t step = cut || (earlier > j && earlier < j + n) ? mr : n;
+    const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
+    const tshi_matrix c = in_place
+                              ? tshi_gemm_from(to, j, 0)
+                              : tshi_gemm_matrix(scratch + tshi_attention_block(h, j, wide), wide, 1);
+    for (int64_t e = 0; e < n; e += step) {
+        const int add = (in_place && !over) || earlier > j + e; /* or no query has seen e so far */
+        const int64_t count = tshi_base_min(step, tshi_base_min(h->keys, h->tk - j) - e);
+        int64_t r = cut ? j + e - i - (h->tk - h->tq) : 0; /* the first row that sees e */
+        r = r < 0 ? 0 : r / 2;                             /* in pairs */
+        const tshi_matmul_strips left = {p + r * h->pitch + e, 1, h->pitch, 1};
+        tshi_attention_ahead(h);
+        tshi_matmul_tiles(h->kernel, count, h->d, m - 2 * r, 1, left,
+                          tshi_attention_slivers(h, columns + r * nr, nr,
+                                                 nr * tshi_attention_words(h, m)),
+                          add, tshi_gemm_from(c, e, 0), all, &h->walk);
     }
 }
 
 /* Loads the rows of Q and dO of a tile, and computes delta. */
 static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
     const int64_t d = h->d, words = tshi_attention_words(h, d);
-    const int64_t next = h->kernel->mr * tshi_attention_words(h, m);
+    const int64_t nr = h->kernel->nr, next = nr * tshi_attention_words(h, m);
     tshi_attention_rows(h, h->rows_q, h->q, i, m);
     if (h->pairs) {
         const tshi_matrix q = tshi_gemm_matrix_of(h->rows_q, TSH_BF16, 1, 2 * words);
@@ -15968,9 +15999,8 @@ static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
 #if TSHI_GEMM_BF16S
         tshi_attention_delta_pairs(h, i, m);
 #endif
-        tshi_matmul_pack(h->kernel, h->columns_q, h->kernel->mr, d, m, next, q, TSHI_GEMM_PAIRS);
-        tshi_matmul_pack(h->kernel, h->columns_do, h->kernel->mr, d, m, next, dout,
-                         TSHI_GEMM_PAIRS);
+        tshi_matmul_pack(h->kernel, h->columns_q, (int)nr, d, m, next, q, TSHI_GEMM_PAIRS);
+        tshi_matmul_pack(h->kernel, h->columns_do, (int)nr, d, m, next, dout, TSHI_GEMM_PAIRS);
         return;
     }
     tshi_attention_rows(h, h->rows_do, h->dout, i, m);
@@ -15989,46 +16019,64 @@ static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int over
     }
 }
 
+/* Adds what a tile of m queries from i on and keys [j, j + n) give to dV, dK and dQ. c: dQ of its
+ * rows, which are overwritten at the first keys if `over` is 1. */
+static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m, int64_t j,
+                                             int64_t n, int over, tshi_matrix c) {
+    int64_t r = h->causal ? j - i - (h->tk - h->tq) : 0; /* the first row that sees key j */
+    if (h->dv.data && h->pairs)
+        tshi_attention_backward_pairs(h, i, m, j, n, h->columns_do, h->columns_p, h->dv, h->over[2],
+                                      h->dv_t);
+    else if (h->dv.data)
+        tshi_attention_backward_keys(h, i, m, j, n, h->rows_do, h->s, h->dv_t);
+    if (h->dk.data && h->pairs)
+        tshi_attention_backward_pairs(h, i, m, j, n, h->columns_q, h->columns_s, h->dk, h->over[1],
+                                      h->dk_t);
+    else if (h->dk.data)
+        tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->t, h->dk_t);
+    r = r < 0 ? 0 : r - r % h->kernel->mr;
+    if (h->dq.data)
+        tshi_attention_by_features(h, i + r, m - r, j, n, h->t + r * h->pitch, h->features_k,
+                                   j > 0 || !over, tshi_gemm_from(c, r, 0));
+}
+
 /* Backward of a tile: m queries from query i on. */
 static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t last = tshi_attention_visible(h, i + m - 1), wide = tshi_attention_wide(h->d);
-    int64_t j, n, r, rows;
+    /* a row that sees no key is not written in place */
+    const int in_place = tshi_attention_in_place(h, h->dq) && tshi_attention_visible(h, i) > 0;
+    const tshi_matrix c = in_place ? tshi_gemm_from(h->dq, i, 0)
+                                   : tshi_gemm_matrix(h->sum, wide, 1);
     tshi_attention_backward_rows(h, i, m);
     if (!tshi_attention_visible(h, i)) memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
-    for (j = 0; j < last; j += h->keys) {
-        n = tshi_base_min(h->keys, last - j);
+    for (int64_t j = 0; j < last; j += h->keys) {
+        const int64_t n = tshi_base_min(h->keys, last - j);
         tshi_attention_pack(h, j);
-        for (r = 0; r < m; r += rows) {
+        for (int64_t r = 0, rows; r < m; r += rows) {
             rows = tshi_base_min(h->strip, m - r);
             const int64_t seen = tshi_attention_visible(h, i + r + rows - 1) - j;
             if (seen > 0)
                 tshi_attention_backward_scores(h, i, r, rows, j, tshi_base_min(n, seen));
         }
-        if (h->dv.data)
-            tshi_attention_backward_keys(h, i, m, j, n, h->rows_do, h->columns_do, h->s,
-                                         h->columns_p, h->dv_t);
-        if (h->dk.data)
-            tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->columns_q, h->t,
-                                         h->columns_s, h->dk_t);
-        if (!h->dq.data) continue;
-        if (h->pairs && !h->rounded) tshi_attention_round(h, h->t, m, n);
-        r = h->causal ? j - i - (h->tk - h->tq) : 0; /* the first row that sees key j */
-        r = r < 0 ? 0 : r - r % h->kernel->mr;
-        tshi_attention_by_features(h, i + r, m - r, j, n, h->t + r * h->pitch, h->features_k,
-                                   h->sum + r * wide);
+        tshi_attention_backward_products(h, i, m, j, n, !in_place || h->over[0], c);
     }
-    if (h->dq.data) tshi_attention_add_rows(h, h->dq, h->over[0], i, m, h->sum, wide);
+    if (h->dq.data && !in_place) tshi_attention_add_rows(h, h->dq, h->over[0], i, m, h->sum, wide);
 }
 
-/* Adds the transposed gradient `from` (h->dk_t or h->dv_t) of a head to `to`, shape (tk, d); over:
- * 1: overwrites it. */
+/* Adds the gradient `from` (h->dk_t or h->dv_t) of a head to `to`, shape (tk, d), if it is not
+ * there yet; over: 1: overwrites it. */
 static void tshi_attention_backward_done(const tshi_head *h, const tsh_real *from, tshi_matrix to,
                                          int over) {
-    for (int64_t j = 0; to.data && j < h->tk; j += h->keys) {
+    const int64_t wide = h->pairs ? tshi_attention_wide(h->d) : h->d;
+    if (!to.data || tshi_attention_in_place(h, to)) return;
+    for (int64_t j = 0; j < h->tk; j += h->keys) {
         const int64_t n = tshi_base_min(h->keys, h->tk - j);
-        tshi_gemm_pack(h->transposed, (int)h->d, (int)h->d, n,
-                       from + tshi_attention_block(h, j, h->d), h->keys, 1); /* shape (n, d) */
-        tshi_attention_add_rows(h, to, over, j, n, h->transposed, h->d);
+        const tsh_real *block = from + tshi_attention_block(h, j, wide);
+        if (!h->pairs) {
+            tshi_gemm_pack(h->transposed, (int)h->d, (int)h->d, n, block, h->keys, 1);
+            block = h->transposed; /* shape (n, d) */
+        }
+        tshi_attention_add_rows(h, to, over, j, n, block, wide);
     }
 }
 
@@ -16079,17 +16127,17 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
 static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
     const int64_t wide = tshi_attention_wide(h->d), kept = h->few ? 0 : h->blocks * h->keys;
     const int64_t words = tshi_attention_words(h, h->d), some = tshi_attention_words(h, kept);
-    const int64_t packed = tshi_base_ceil(h->d, h->kernel->mr) * h->kernel->mr *
-                           tshi_attention_words(h, h->rows) * h->pairs * back;
+    const int64_t packed = back * h->pairs * tshi_attention_words(h, h->rows);
+    const int64_t gradient = h->pairs ? wide : h->d; /* of a key */
     const struct {
         tsh_real **to;
         int64_t size; /* 0: not needed */
     } parts[] = {{&h->rows_q, h->few ? 0 : h->rows * words},
                  {&h->rows_do, back * h->rows * words},
-                 {&h->columns_q, packed},
-                 {&h->columns_do, packed},
-                 {&h->columns_p, h->pairs * back * tshi_attention_words(h, h->rows) * h->keys},
-                 {&h->columns_s, h->rounded * back * tshi_attention_words(h, h->rows) * h->keys},
+                 {&h->columns_q, packed * wide},
+                 {&h->columns_do, packed * wide},
+                 {&h->columns_p, packed * h->pitch},
+                 {&h->columns_s, packed * h->pitch},
                  {&h->s, h->strip * h->pitch},
                  {&h->t, back * h->rows * h->pitch},
                  {&h->sum, h->rows * wide},
@@ -16098,9 +16146,9 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
                  {&h->keys_v, back * kept * words},
                  {&h->features_k, back * some * wide},
                  {&h->features_v, !back * some * wide},
-                 {&h->dk_t, back * kept * h->d},
-                 {&h->dv_t, back * kept * h->d},
-                 {&h->transposed, back * h->keys * h->d}};
+                 {&h->dk_t, back * kept * gradient},
+                 {&h->dv_t, back * kept * gradient},
+                 {&h->transposed, back * !h->pairs * h->keys * h->d}};
     int64_t at = 0;
     for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
         if (base) *parts[p].to = parts[p].size ? base + at : NULL;
@@ -16116,10 +16164,9 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     const int64_t heads = q->local[1], group = k->dim[1] ? q->dim[1] / k->dim[1] : 1;
     const int64_t rows = all->merged ? group : h->tq; /* queries of a head */
     int64_t visits;                                   /* tiles that use a head of k */
-    const int at_once = back && h->pairs && !h->more->dropout; /* p and dS are packed at once */
-    h->rows = tshi_base_min(rows, at_once ? TSHI_TILE_ROWS_PAIRS : TSHI_TILE_ROWS);
+    h->rows = tshi_base_min(rows, back && h->pairs ? TSHI_TILE_ROWS_PAIRS : TSHI_TILE_ROWS);
     if (all->merged) h->rows = group;
-    h->strip = back && !at_once ? h->rows : tshi_base_min(h->rows, TSHI_TILE_STRIP);
+    h->strip = back && !h->pairs ? h->rows : tshi_base_min(h->rows, TSHI_TILE_STRIP);
     h->keys = tshi_base_min(tshi_attention_wide(h->tk),
                             back ? TSHI_TILE_KEYS_BACK : TSHI_TILE_KEYS);
     h->pitch = h->keys + 16;
@@ -16251,7 +16298,9 @@ static void tshi_attention_next(const tshi_heads *all, tshi_head *h, int64_t pai
     h->left = 0;
     h->ahead[h->left++] = next.o;
     if (all->grad[3]) h->ahead[h->left++] = next.dout;
-    if (all->grad[3] && next.dq.data) h->ahead[h->left++] = next.dq;
+    if (all->grad[1]) h->ahead[h->left++] = next.dk;
+    if (all->grad[2]) h->ahead[h->left++] = next.dv;
+    if (all->grad[0]) h->ahead[h->left++] = next.dq;
     h->ahead[h->left++] = next.q;
     h->ahead[h->left++] = next.v;
     h->ahead[h->left++] = next.k;
@@ -16275,14 +16324,16 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
     h.walk.step = h.walk.along = h.walk.left = 0;
     for (; from < to; from++) {
         const int64_t c = all->first + from / units % all->groups;
-        const int64_t b = from / units / all->groups, size = h.blocks * h.keys * h.d;
+        const int64_t b = from / units / all->groups;
+        const int64_t size = back * h.blocks * h.keys *
+                             (h.pairs ? tshi_attention_wide(h.d) : h.d); /* of dk_t and dv_t */
         if (pair != from / units) h.packed = 0; /* another head of k */
         pair = from / units;
         for (a = 0; tshi_attention_kv(q, k, a) != c;) a++;
         for (end = a; end < q->local[1] && tshi_attention_kv(q, k, end) == c;) end++;
-        if (back && size && !h.rounded) memset(h.dk_t, 0, (size_t)size * sizeof *h.dk_t);
-        if (back && size && !h.rounded) memset(h.dv_t, 0, (size_t)size * sizeof *h.dv_t);
-        h.fresh = h.rounded;
+        h.fresh = h.pairs && all->tiles > 0;
+        if (size && !h.fresh) memset(h.dk_t, 0, (size_t)size * sizeof *h.dk_t);
+        if (size && !h.fresh) memset(h.dv_t, 0, (size_t)size * sizeof *h.dv_t);
         for (; a < end; a += all->merged ? end - a : 1) {
             tshi_attention_pick(all, &h, b, a, end - a);
             if (!h.few && from % units == 0 && from + units < to)
