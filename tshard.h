@@ -15709,7 +15709,7 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tsh
 }
 #endif
 
-/* Online softmax of n rows of a strip. Row by row: m becomes the maximum so far, the scores x
+/* Online softmax of n rows of a strip. In each row m becomes the maximum so far, the scores x
  * become e^(x - m), the row o of O so far and l are scaled by e^(old m - m), and the sum of the new
  * x is added to l. */
 TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
@@ -15730,14 +15730,19 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
         for (c = seen; c < wide && !h->exps; c++) x[c] = -TSHI_R(INFINITY);
         if (seen) m[r] = h->exps ? h->most(x, seen) : tshi_kernel_max(x, wide);
         if (l[r] > 0 && old > m[r]) m[r] = old; /* l > 0: old is the m of earlier keys */
-        if (!seen || (double)m[r] < -DBL_MAX) { /* or the mask excludes every key so far */
-            memset(x, 0, (size_t)end * sizeof *x);
-            continue;
-        }
-        if (l[r] > 0 && old < m[r]) { /* m has grown */
+        if (l[r] > 0 && old < m[r]) {           /* m has grown */
             const tsh_real shrink = tshi_math_exp_below(old - m[r], fused);
             l[r] *= shrink;
             tshi_attention_scale(o, o, d, shrink);
+        }
+    }
+    /* in a loop of its own: no row waits for its maximum */
+    for (r = 0, x = h->s; r < n; r++, x += pitch) {
+        const int64_t seen = tshi_attention_row(strip, r);
+        const int64_t wide = tshi_base_ceil(seen, TSHI_BLOCK) * TSHI_BLOCK;
+        if (!seen || (double)m[r] < -DBL_MAX) { /* or the mask excludes every key so far */
+            memset(x, 0, (size_t)end * sizeof *x);
+            continue;
         }
         /* NaN if a score is NaN or +infinity */
         l[r] += h->exps ? h->exps(x, seen, m[r]) : tshi_kernel_sum_exps(x, wide, m[r], x, fused);
@@ -15755,16 +15760,17 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
     const int64_t width = tshi_base_ceil(h->d, TSHI_BLOCK) * TSHI_BLOCK;
     const tsh_real *m = h->row, *l = m + rows; /* shapes (n), (n) */
     tsh_real back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK]; /* back: 1 / l */
+    tsh_real sum[TSHI_BLOCK];
     tsh_real *o = h->sum;                                            /* shape (n, width) */
     const int direct = h->o.dtype == TSH_REAL && h->o.column == 1;   /* 1: writes O in place */
     (void)none;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
-            const tsh_real sum = l[e + i] == 0 ? TSHI_R(1) : l[e + i]; /* avoids 1 / 0 */
+            sum[i] = l[e + i] == 0 ? TSHI_R(1) : l[e + i]; /* avoids 1 / 0 */
             max[i] = l[e + i] == 0 ? -TSHI_R(INFINITY) : m[e + i];
-            back[i] = TSHI_R(1) / sum;
-            log_sum[i] = tshi_math_log(sum, fused);
+            back[i] = TSHI_R(1) / sum[i];
         }
+        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) log_sum[i] = tshi_math_log(sum[i], fused);
         tshi_kernel_store_block(h->max + strip->i, 1, e, n, max, 0);
         tshi_kernel_store_block(h->log_sum + strip->i, 1, e, n, log_sum, 0);
         for (int64_t r = e; r < n && r < e + TSHI_BLOCK; r++, o += width) {
