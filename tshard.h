@@ -68,6 +68,7 @@
  *     >>op-embedding  rows by index
  *     >>op-norm       layer norm, rms norm
  *     >>op-rope       rotary positions
+ *     >>attention     heads and tiles of attention, their kernels; forward of a tile
  *     >>op-attention  softmax(Q K^T) V in tiles
  *     >>op-loss       cross-entropy, also over a sharded vocabulary
  *     >>op-custom     an op of one's own
@@ -6487,7 +6488,8 @@ TSHI_GEMM_TARGET_PACK TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_f
     X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
 
 /* Packs rows whose elements are contiguous; inc: bytes from row to row. */
-TSHI_GEMM_TARGET_PACK TSHI_INLINE void tshi_gemm_pack_along(const tshi_gemm_form form, float *dst,
+TSHI_GEMM_TARGET_PACK
+TSHI_INLINE void tshi_gemm_pack_along(const tshi_gemm_form form, float *dst,
                                                             int width, int valid, int64_t k,
                                                             const char *src, int64_t inc) {
     const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1; /* elements per word */
@@ -6513,7 +6515,8 @@ TSHI_GEMM_TARGET_PACK TSHI_INLINE void tshi_gemm_pack_along(const tshi_gemm_form
 }
 
 /* Packs rows that lie side by side; ld: bytes from a row's element to its next one. */
-TSHI_GEMM_TARGET_PACK TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, float *dst,
+TSHI_GEMM_TARGET_PACK
+TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, float *dst,
                                                              int width, int valid, int64_t k,
                                                              const char *src, int64_t ld) {
     const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1, size = form == TSHI_GEMM_ROUNDED ? 4 : 2;
@@ -15210,7 +15213,7 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
 }
 
 /* ========================================================================== */
-/* >>op-attention                                MARK: - op-attention (private) */
+/* >>attention                                      MARK: - attention (private) */
 /* O = softmax(scale Q K^T) V in tiles: no T x T matrix is ever stored.         */
 /* Needs: >>op-view >>op-matmul.                                                */
 /* ========================================================================== */
@@ -15289,7 +15292,7 @@ typedef struct tshi_head {
     tsh_real *max;                /* shape (tq): m of each query; -infinity if it sees no key */
     tsh_real *log_sum;            /* shape (tq): log l of each query */
     tsh_real *rows_q, *rows_do;   /* words, shape (ROWS, d): the tile's rows of Q and dO */
-    tsh_real *columns_q, *columns_do; /* pairs: features are columns: Q and dO, shape (ROWS, D32) */
+    tsh_real *columns_q, *columns_do; /* pairs: Q and dO by features, shape (ROWS, D32) */
     tsh_real *columns_p, *columns_s;  /* pairs of queries: p and dS, shape (ROWS / 2, pitch) */
     tsh_real *s; /* shape (strip, pitch): scores, then p */
     tsh_real *t; /* shape (ROWS, pitch): in backward dO V^T, then dS */
@@ -15903,6 +15906,12 @@ TSHI_AVX512 static void tshi_attention_grad_wide(int64_t n, const tshi_strip *st
 }
 #endif
 
+/* ========================================================================== */
+/* >>op-attention                                MARK: - op-attention (private) */
+/* Backward of a tile; division of heads among threads; the op.               */
+/* Needs: >>attention.                                                        */
+/* ========================================================================== */
+
 /* Packs m rows of p, whose first is row r of a tile, and of dS; the rows of dS become pairs. */
 static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t m, int64_t n) {
     tsh_real *const ds = h->t + r * h->pitch;
@@ -15977,9 +15986,8 @@ static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, in
     const int64_t earlier = h->fresh ? (i ? tshi_attention_visible(h, i - 1) : 0) : h->tk;
     const int64_t step = cut || (earlier > j && earlier < j + n) ? mr : n;
     const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
-    const tshi_matrix c = in_place
-                              ? tshi_gemm_from(to, j, 0)
-                              : tshi_gemm_matrix(scratch + tshi_attention_block(h, j, wide), wide, 1);
+    scratch = scratch ? scratch + tshi_attention_block(h, j, wide) : NULL;
+    const tshi_matrix c = in_place ? tshi_gemm_from(to, j, 0) : tshi_gemm_matrix(scratch, wide, 1);
     for (int64_t e = 0; e < n; e += step) {
         const int add = (in_place && !over) || earlier > j + e; /* or no query has seen e so far */
         const int64_t count = tshi_base_min(step, tshi_base_min(h->keys, h->tk - j) - e);
@@ -23249,6 +23257,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_FLOAT
 #undef TSHI_GEMM_BF16S
 #undef TSHI_GEMM_TARGET_BF16
+#undef TSHI_GEMM_TARGET_PACK
 #undef TSHI_GEMM_STREAM
 #undef TSHI_GEMM_SUM_v128
 #undef TSHI_GEMM_SUM_avx2
