@@ -68,6 +68,7 @@
  *     >>op-embedding  rows by index
  *     >>op-norm       layer norm, rms norm
  *     >>op-rope       rotary positions
+ *     >>attention     heads and tiles of attention, their kernels; forward of a tile
  *     >>op-attention  softmax(Q K^T) V in tiles
  *     >>op-loss       cross-entropy, also over a sharded vocabulary
  *     >>op-custom     an op of one's own
@@ -6423,8 +6424,28 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_widen(const tshi_gemm_form form, __m256
                                                                          16));
 }
 
+/* Returns 16 pairs of floats rounded to bf16: (low[0], low[1]), ..., (high[14], high[15]). Only
+ * processors with AVX512_BF16 pack pairs. */
+#if TSHI_GEMM_BF16S
+#define TSHI_GEMM_TARGET_PACK TSHI_GEMM_TARGET_BF16
+TSHI_GEMM_TARGET_PACK TSHI_INLINE __m512i tshi_gemm_round2(__m512 low, __m512 high) {
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+}
+#else
+#define TSHI_GEMM_TARGET_PACK TSHI_AVX512
+TSHI_AVX512 TSHI_INLINE __m512i tshi_gemm_round2(__m512 low, __m512 high) {
+    (void)low, (void)high;
+    return _mm512_setzero_si512();
+}
+#endif
+
+/* The order of 16-bit elements that makes of (a0, ..., a15, b0, ..., b15) pairs (a0, b0), ... */
+static const uint16_t tshi_gemm_mix[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                           21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                           11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+
 /* Returns 16 words of a row: from its next elements, of which there are `left`, then 0. */
-TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src,
+TSHI_GEMM_TARGET_PACK TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src,
                                                   int64_t left) {
     const uint32_t mask = tshi_gemm_mask(left);
     if (form == TSHI_GEMM_REALS) return _mm512_maskz_loadu_ps((__mmask16)mask, src);
@@ -6433,17 +6454,14 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, con
     if (form == TSHI_GEMM_ROUNDED) {
         const __m512 low = _mm512_maskz_loadu_ps((__mmask16)mask, src);
         const __m512 high = _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), src + 64);
-        const __m512i lower = _mm512_srli_epi32(tshi_gemm_round(low), 16);
-        const __m512i upper = _mm512_srli_epi32(tshi_gemm_round(high), 16);
-        return _mm512_castsi512_ps(_mm512_inserti64x4(
-            _mm512_castsi256_si512(_mm512_cvtepi32_epi16(lower)), _mm512_cvtepi32_epi16(upper), 1));
+        return _mm512_castsi512_ps(tshi_gemm_round2(low, high));
     }
     return tshi_gemm_widen(form, _mm256_maskz_loadu_epi16((__mmask16)mask, src));
 }
 
 /* Returns one word of each of up to 16 rows whose elements are neighbours. next: bytes from a row's
  * element to its next one; 0: a pair's second element is 0. */
-TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *src,
+TSHI_GEMM_TARGET_PACK TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *src,
                                                      __mmask16 mask, int64_t next) {
     const __mmask16 both = next ? mask : 0;
     if (form == TSHI_GEMM_PAIRS) {
@@ -6452,10 +6470,10 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, 
         return _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
     }
     if (form == TSHI_GEMM_ROUNDED) {
-        const __m512i low = tshi_gemm_round(_mm512_maskz_loadu_ps(mask, src));
-        const __m512i high = tshi_gemm_round(_mm512_maskz_loadu_ps(both, src + next));
-        return _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xAAAAAAAAu, _mm512_srli_epi32(low, 16),
-                                                           high));
+        const __m512 low = _mm512_maskz_loadu_ps(mask, src);
+        const __m512 high = _mm512_maskz_loadu_ps(both, src + next);
+        return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_loadu_si512(tshi_gemm_mix),
+                                                            tshi_gemm_round2(low, high)));
     }
     return tshi_gemm_widen(form, _mm256_maskz_loadu_epi16(mask, src));
 }
@@ -6480,9 +6498,10 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, 
     X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
 
 /* Packs rows whose elements are contiguous; inc: bytes from row to row. */
-TSHI_AVX512 TSHI_INLINE void tshi_gemm_pack_along(const tshi_gemm_form form, float *dst, int width,
-                                                  int valid, int64_t k, const char *src,
-                                                  int64_t inc) {
+TSHI_GEMM_TARGET_PACK
+TSHI_INLINE void tshi_gemm_pack_along(const tshi_gemm_form form, float *dst,
+                                                            int width, int valid, int64_t k,
+                                                            const char *src, int64_t inc) {
     const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1; /* elements per word */
     const int64_t size = form == TSHI_GEMM_REALS || form == TSHI_GEMM_ROUNDED ? 4 : 2;
     __m512 r[16], t0, t1, t2, t3;
@@ -6506,9 +6525,10 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_pack_along(const tshi_gemm_form form, flo
 }
 
 /* Packs rows that lie side by side; ld: bytes from a row's element to its next one. */
-TSHI_AVX512 TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, float *dst, int width,
-                                                   int valid, int64_t k, const char *src,
-                                                   int64_t ld) {
+TSHI_GEMM_TARGET_PACK
+TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, float *dst,
+                                                             int width, int valid, int64_t k,
+                                                             const char *src, int64_t ld) {
     const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1, size = form == TSHI_GEMM_ROUNDED ? 4 : 2;
     for (int64_t q = 0; q < k; q += each, src += each * ld, dst += width)
         for (int i = 0; i < width; i += 16) {
@@ -6521,8 +6541,8 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, fl
 }
 
 /* tshi_gemm_kernel.pack for AVX-512. */
-TSHI_AVX512 static int tshi_gemm_pack_avx512(float *dst, int width, int valid, int64_t k,
-                                             const tshi_matrix *m, tshi_gemm_form form) {
+TSHI_GEMM_TARGET_PACK static int tshi_gemm_pack_avx512(float *dst, int width, int valid, int64_t k,
+                                                       const tshi_matrix *m, tshi_gemm_form form) {
     const char *src = (const char *)m->data;
     const int64_t size = tshi_dtypes[m->dtype].size;
 #define TSHI_GEMM_PACK(form)                                                                       \
@@ -14157,7 +14177,9 @@ static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t
             t.d = t.c = tshi_gemm_at(c, i, j);
             tile(&t, rows, end - j > nr / 2 ? nr : nr / 2);
 #if TSHI_VECTORS
-            for (int l = 0; l < LINES; l++) tshi_gemm_fetch(walk);
+            tshi_gemm_walk w = *walk; /* stays in registers */
+            for (int l = 0; l < LINES; l++) tshi_gemm_fetch(&w);
+            *walk = w;
 #endif
         }
     }
@@ -15223,7 +15245,7 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
 }
 
 /* ========================================================================== */
-/* >>op-attention                                MARK: - op-attention (private) */
+/* >>attention                                      MARK: - attention (private) */
 /* O = softmax(scale Q K^T) V in tiles: no T x T matrix is ever stored.         */
 /* Needs: >>op-view >>op-matmul.                                                */
 /* ========================================================================== */
@@ -15244,7 +15266,8 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
  * same head of k. dV and dK are computed transposed, dV^T += dO^T p: then p and dS are the right
  * operand, which tsh_real need not be packed for. Of what the causal mask hides, most is not
  * computed (tshi_matmul_stairs). If q, k and v are bf16 and the processor multiplies pairs of bf16,
- * all operands are pairs; p, dS and dO are rounded to bf16.
+ * all operands are pairs; p, dS and dO are rounded to bf16; and dV += p^T dO is not transposed, and
+ * added in place if its rows are contiguous.
  *
  * An element's sums depend on the positions of keys alone: a block of keys begins at a multiple of
  * TSHI_TILE_KEYS, and keys that a query does not see add 0. tshi_attention_begin prepares what all
@@ -15255,7 +15278,8 @@ enum {
     TSHI_TILE_ROWS = 96,       /* queries of a tile: whole tiles of every micro-kernel */
     TSHI_TILE_KEYS = 256,      /* keys of a tile, in forward and in backward: a multiple of */
     TSHI_TILE_KEYS_BACK = 128, /* TSHI_BLOCK, at most the kc of any micro-kernel */
-    TSHI_TILE_STRIP = 24       /* queries that forward computes at once: scores stay in L1 */
+    TSHI_TILE_STRIP = 24,      /* queries whose scores are computed at once, and stay in L1 */
+    TSHI_TILE_ROWS_PAIRS = 264 /* queries of a tile in backward of pairs */
 };
 
 /* The options of a call, and the params of a node. */
@@ -15278,35 +15302,42 @@ typedef struct tshi_head {
     int over[3];                  /* 1: dq, dk, dv hold nothing yet, and are not added to */
     int64_t tq, tk, d;            /* queries, keys, features */
     int64_t rows, keys;           /* queries and keys of a tile, at most */
+    int64_t strip;                /* queries whose scores are computed at once, at most */
     int64_t pitch;                /* from row to row of s and t: more than keys, so that a column's
                                      elements are in different sets of a cache */
     int64_t blocks, packed;       /* blocks of keys that are kept; how many of them are packed */
     int pairs;                    /* 1: words of operands are pairs of bf16, not tsh_real */
     int causal;                   /* 1: query i sees keys up to i + tk - tq */
     int few;                      /* 1: too few queries to pack keys for */
-    int rounded;                  /* 1: `exps` rounds p to bf16, in pairs */
+    int rounded;                  /* 1: softmax rounds p, and in backward dS, to bf16, in pairs */
+    int fresh;                    /* 1: dK and dV hold nothing of keys that no earlier query of
+                                     this head sees */
     /* (optional, both) tshi_kernel_max; tshi_kernel_sum_exps in place, of whole blocks: x has the
      * space, beyond n the exponentials are 0 */
     tsh_real (*most)(const tsh_real *x, int64_t n);
     tsh_real (*exps)(tsh_real *x, int64_t n, tsh_real max);
+    /* (optional) stores n values times `by` as bf16 */
+    void (*put)(void *to, const tsh_real *x, int64_t n, tsh_real by);
     uint64_t first;               /* global index of score (0, 0) of this head, for dropout */
     int64_t mask, mask_row;       /* offset of this head's mask; from query to query */
     const void *mask_values;      /* values of the mask, or NULL */
     tsh_real *max;                /* shape (tq): m of each query; -infinity if it sees no key */
     tsh_real *log_sum;            /* shape (tq): log l of each query */
     tsh_real *rows_q, *rows_do;   /* words, shape (ROWS, d): the tile's rows of Q and dO */
-    tsh_real *columns_q, *columns_do; /* pairs: packed columns of Q and dO, shape (ROWS, d) */
-    tsh_real *columns_p;              /* pairs: packed columns of p or dS, shape (ROWS, keys) */
-    tsh_real *s, *t;                  /* shape (ROWS, pitch): scores; in backward dO V^T */
+    tsh_real *columns_q, *columns_do; /* pairs: Q and dO by features, shape (ROWS, D32) */
+    tsh_real *columns_p, *columns_s;  /* pairs of queries: p and dS, shape (ROWS / 2, pitch) */
+    tsh_real *s; /* shape (strip, pitch): scores, then p */
+    tsh_real *t; /* shape (ROWS, pitch): in backward dO V^T, then dS */
     tsh_real *sum;                    /* shape (ROWS, D32): rows of O, in backward of dQ */
     tsh_real *row;                    /* m, then l, of the tile's queries; in backward delta */
     tsh_real *keys_k, *keys_v; /* words, keys are columns: per block of keys, shape (d, keys) */
     tsh_real *features_k, *features_v; /* features are columns: per block, shape (keys, D32) */
     tsh_real *transposed;              /* shape (keys, d): a block of dK or dV */
-    tsh_real *dk_t, *dv_t;             /* dK^T and dV^T of this head: per block, shape (d, keys) */
+    tsh_real *dk_t, *dv_t;             /* dK^T and dV^T of this head: per block, shape (d, keys);
+                                          pairs: dK and dV, shape (keys, D32) */
     char *scratch;                     /* for tshi_gemm_run */
     tshi_gemm_walk walk;               /* cache lines to prefetch */
-    tshi_matrix ahead[6]; /* to prefetch after that: `left` of them, the last one first */
+    tshi_matrix ahead[8]; /* to prefetch after that: `left` of them, the last one first */
     int left;
 } tshi_head;
 
@@ -15339,27 +15370,25 @@ static int64_t tshi_attention_words(const tshi_head *h, int64_t n) {
     return h->pairs ? (n + 1) / 2 : n;
 }
 
-/* Copies m rows of x, from row i on, to `to`: as tsh_real, shape (m, d); or in pairs, which are as
- * many words, the last one of an odd row with a 0. */
+/* Copies m rows of x, from row i on, to `to`, shape (m, d); of pairs, the last one of an odd row has
+ * a 0. */
 static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x, int64_t i,
-                                int64_t m, int pairs) {
-    const int64_t words = pairs ? (h->d + 1) / 2 : h->d;
+                                int64_t m) {
+    const int64_t words = tshi_attention_words(h, h->d);
     for (int64_t r = 0; r < m; r++, to += words) {
         tshi_operand y[2];
-        y[0] = tshi_kernel_operand(to, 1, pairs ? TSH_BF16 : TSH_REAL);
+        y[0] = tshi_kernel_operand(to, 1, h->pairs ? TSH_BF16 : TSH_REAL);
         y[1] = tshi_kernel_operand(tshi_gemm_from(x, i + r, 0).data, x.column, x.dtype);
-        if (pairs) memset(to + words - 1, 0, sizeof *to);
+        if (h->pairs) memset(to + words - 1, 0, sizeof *to);
         tshi_kernel_copy(h->d, y, NULL);
     }
 }
 
-/* Rounds m rows of n values, `row` apart, to pairs, `to_row` words apart, at the same place. */
-static void tshi_attention_round(const tshi_head *h, tsh_real *x, int64_t row, int64_t to_row,
-                                 int64_t m, int64_t n) {
-    for (int64_t r = 0; r < m; r++) {
-        tsh_real *const to = x + r * to_row;
-        h->kernel->store(to, x + r * row, (int)n, TSH_BF16);
-        if (n % 2) memset((char *)to + 2 * n, 0, 2);
+/* Rounds m rows of n values, of scores, to pairs at the same place. */
+static void tshi_attention_round(const tshi_head *h, tsh_real *x, int64_t m, int64_t n) {
+    for (int64_t r = 0; r < m; r++, x += h->pitch) {
+        h->kernel->store(x, x, (int)n, TSH_BF16);
+        if (n % 2) memset((char *)x + 2 * n, 0, 2);
     }
 }
 
@@ -15433,10 +15462,11 @@ static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t m, int64_t j
                       tshi_attention_tile(h, c), stairs, &h->walk);
 }
 
-/* C (m, d) += A (m, n) X, where X is K or V from key j on, and packed its h->features_...; A and C
- * are rows of a tile, from query i on. C = A X for the first keys. */
+/* C (m, d) = A (m, n) X, plus C if `add` is 1, where X is K or V from key j on, and packed its
+ * h->features_...; A and C are rows of a tile, from query i on. */
 static void tshi_attention_by_features(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
-                                       const tsh_real *a, const tsh_real *packed, tsh_real *c) {
+                                       const tsh_real *a, const tsh_real *packed, int add,
+                                       tshi_matrix c) {
     const int64_t nr = h->kernel->nr, wide = tshi_attention_wide(h->d);
     const tshi_matmul_strips rows = {a, h->pitch, 1, h->pitch};
     tshi_matmul_stairs stairs = tshi_attention_stairs(h, i, j);
@@ -15445,7 +15475,7 @@ static void tshi_attention_by_features(tshi_head *h, int64_t i, int64_t m, int64
     tshi_attention_ahead(h);
     tshi_matmul_tiles(h->kernel, m, h->d, n, 1, rows,
                       tshi_attention_slivers(h, packed, nr, nr * tshi_attention_words(h, h->keys)),
-                      j > 0, tshi_gemm_matrix(c, wide, 1), stairs, &h->walk);
+                      add, c, stairs, &h->walk);
 }
 
 /* Masks the scores of queries [i, i + m) and keys [j, j + n): adds a floating mask; a score becomes
@@ -15466,11 +15496,11 @@ static void tshi_attention_masked(const tshi_head *h, tsh_real *s, int64_t i, in
     }
 }
 
-/* Sets rows [r, r + m) of h->s to the masked scores of these of a tile's queries, which begin at
- * query i, and keys [j, j + n). */
+/* Sets h->s to the masked scores of rows [r, r + m) of a tile's queries, which begin at query i,
+ * and keys [j, j + n). */
 static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                   int64_t n) {
-    tsh_real *s = h->s + r * h->pitch;
+    tsh_real *s = h->s;
     if (h->few)
         tshi_gemm_run(h->kernel, h->scratch, NULL, m, n, h->d, TSHI_R(h->more->scale),
                       tshi_gemm_from(h->q, i + r, 0),
@@ -15632,9 +15662,89 @@ TSHI_GEMM_TARGET_BF16 static float tshi_attention_exps_pairs(float *x, int64_t n
 TSHI_GEMM_TARGET_BF16 static float tshi_attention_exps_bf16(float *x, int64_t n, float max) {
     return tshi_attention_exps_short(x, n, max, 0);
 }
+
+/* tshi_head.put for AVX512_BF16. */
+TSHI_GEMM_TARGET_BF16 static void tshi_attention_put_bf16(void *to, const float *x, int64_t n,
+                                                          float by) {
+    for (int64_t e = 0; e < n; e += 16) {
+        const __mmask16 mask = (__mmask16)tshi_gemm_mask(n - e);
+        const __m512 y = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + e), _mm512_set1_ps(by));
+        _mm256_mask_storeu_epi16((uint16_t *)to + e, mask, (__m256i)_mm512_cvtneps_pbh(y));
+    }
+}
+
+/* Sets rows_do to m rows of dO from row i on, in pairs, and h->row to their delta. The column
+ * strides of O and dO are 1. */
+TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h, int64_t i,
+                                                             int64_t m) {
+    const int64_t d = h->d, words = tshi_attention_words(h, d);
+    for (int64_t r = 0; r < m; r++) {
+        const float *dout = tshi_gemm_at(h->dout, i + r, 0);
+        const uint16_t *o = (const uint16_t *)tshi_gemm_from(h->o, i + r, 0).data;
+        __m512 low = _mm512_setzero_ps(), high = low;
+        for (int64_t e = 0; e < d; e += 32) {
+            const uint32_t mask = tshi_gemm_mask(d - e);
+            const __m512 a = _mm512_maskz_loadu_ps((__mmask16)mask, dout + e);
+            const __m512 b = _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), dout + e + 16);
+            const __m512i x = _mm512_maskz_loadu_epi16((__mmask32)mask, o + e);
+            const __m256i second = _mm512_extracti64x4_epi64(x, 1);
+            low = _mm512_fmadd_ps(a, tshi_gemm_widen(TSHI_GEMM_BF16, _mm512_castsi512_si256(x)),
+                                  low);
+            high = _mm512_fmadd_ps(b, tshi_gemm_widen(TSHI_GEMM_BF16, second), high);
+            _mm512_mask_storeu_epi32(h->rows_do + r * words + e / 2,
+                                     (__mmask16)tshi_gemm_mask((d - e + 1) / 2),
+                                     tshi_gemm_round2(a, b));
+        }
+        h->row[r] = tshi_attention_fold(low, high);
+    }
+}
+
+/* tshi_attention_grad_body of n rows, which makes columns_p and columns_s, and in h->t rows of dS,
+ * in pairs of keys. */
+TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tshi_strip *strip) {
+    const tshi_head *h = strip->h;
+    const int64_t pitch = h->pitch;
+    const __m512 scale = _mm512_set1_ps(TSHI_R(h->more->scale));
+    const __m512i mix = _mm512_loadu_si512(tshi_gemm_mix);
+    for (int64_t r = 0; r < n; r += 2) { /* a pair of queries; the second one may not exist */
+        const int64_t at = (strip->r + r) / 2 * pitch;
+        float *dx = h->t + (strip->r + r) * pitch;
+        __m512 m[2], l[2], nan[2], delta[2], p[2], ds[2];
+        int64_t visible[2];
+        for (int q = 0; q < 2; q++) {
+            const int64_t row = r + q < n ? r + q : r, i = strip->i + row;
+            m[q] = _mm512_set1_ps(h->max[i]);
+            l[q] = _mm512_set1_ps(h->log_sum[i]);
+            nan[q] = _mm512_sub_ps(l[q], l[q]); /* 0, but NaN if log l is not finite */
+            delta[q] = _mm512_set1_ps(h->row[strip->r + row]);
+            visible[q] = r + q < n && (double)h->max[i] >= -DBL_MAX
+                             ? tshi_attention_row(strip, row) : 0;
+        }
+        for (int64_t e = 0; e < tshi_attention_wide(strip->n); e += 16) {
+            const int some = e < visible[0] || e < visible[1]; /* 1: a query sees some of 16 keys */
+            p[0] = p[1] = ds[0] = ds[1] = _mm512_setzero_ps();
+            for (int q = 0; q < 2 && some; q++) {
+                const int64_t in = (r + q < n ? q : 0) * pitch + e;
+                const __mmask16 mask = (__mmask16)tshi_gemm_mask(visible[q] - e);
+                const __m512 x = _mm512_loadu_ps(h->s + r * pitch + in);
+                p[q] = tshi_attention_exp_short(_mm512_sub_ps(_mm512_sub_ps(x, m[q]), l[q]));
+                p[q] = _mm512_maskz_add_ps(mask, p[q], nan[q]);
+                ds[q] = _mm512_sub_ps(_mm512_loadu_ps(dx + in), delta[q]);
+                ds[q] = _mm512_maskz_mul_ps(mask, _mm512_mul_ps(p[q], ds[q]), scale);
+            }
+            _mm512_storeu_si512(h->columns_p + at + e,
+                                _mm512_permutexvar_epi16(mix, tshi_gemm_round2(p[0], p[1])));
+            _mm512_storeu_si512(h->columns_s + at + e,
+                                _mm512_permutexvar_epi16(mix, tshi_gemm_round2(ds[0], ds[1])));
+            for (int q = 0; q < 2 && r + q < n; q++)
+                _mm256_storeu_si256((__m256i *)(void *)(dx + q * pitch + e / 2),
+                                    (__m256i)_mm512_cvtneps_pbh(ds[q]));
+        }
+    }
+}
 #endif
 
-/* Online softmax of n rows of a strip. Row by row: m becomes the maximum so far, the scores x
+/* Online softmax of n rows of a strip. In each row m becomes the maximum so far, the scores x
  * become e^(x - m), the row o of O so far and l are scaled by e^(old m - m), and the sum of the new
  * x is added to l. */
 TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
@@ -15643,7 +15753,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
     const int64_t pitch = h->pitch, d = h->d, width = tshi_base_ceil(d, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t end = tshi_base_ceil(strip->n, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t rows = tshi_base_ceil(h->rows, TSHI_BLOCK) * TSHI_BLOCK;
-    tsh_real *x = h->s + strip->r * pitch;          /* shape (n, pitch) */
+    tsh_real *x = h->s;                             /* shape (n, pitch) */
     tsh_real *m = h->row + strip->r, *l = m + rows; /* shapes (n), (n) */
     tsh_real *o = h->sum + strip->r * width;        /* shape (n, width) */
     int64_t r, c;
@@ -15655,14 +15765,19 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
         for (c = seen; c < wide && !h->exps; c++) x[c] = -TSHI_R(INFINITY);
         if (seen) m[r] = h->exps ? h->most(x, seen) : tshi_kernel_max(x, wide);
         if (l[r] > 0 && old > m[r]) m[r] = old; /* l > 0: old is the m of earlier keys */
-        if (!seen || (double)m[r] < -DBL_MAX) { /* or the mask excludes every key so far */
-            memset(x, 0, (size_t)end * sizeof *x);
-            continue;
-        }
-        if (l[r] > 0 && old < m[r]) { /* m has grown */
+        if (l[r] > 0 && old < m[r]) {           /* m has grown */
             const tsh_real shrink = tshi_math_exp_below(old - m[r], fused);
             l[r] *= shrink;
             tshi_attention_scale(o, o, d, shrink);
+        }
+    }
+    /* in a loop of its own: no row waits for its maximum */
+    for (r = 0, x = h->s; r < n; r++, x += pitch) {
+        const int64_t seen = tshi_attention_row(strip, r);
+        const int64_t wide = tshi_base_ceil(seen, TSHI_BLOCK) * TSHI_BLOCK;
+        if (!seen || (double)m[r] < -DBL_MAX) { /* or the mask excludes every key so far */
+            memset(x, 0, (size_t)end * sizeof *x);
+            continue;
         }
         /* NaN if a score is NaN or +infinity */
         l[r] += h->exps ? h->exps(x, seen, m[r]) : tshi_kernel_sum_exps(x, wide, m[r], x, fused);
@@ -15695,6 +15810,10 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
         tshi_kernel_store_block(h->log_sum + strip->i, 1, e, n, log_sum, 0);
         for (int64_t r = e; r < n && r < e + TSHI_BLOCK; r++, o += width) {
             const tshi_matrix to = tshi_gemm_from(h->o, strip->i + r, 0); /* the row of O */
+            if (h->put) {
+                h->put(to.data, o, h->d, back[r - e]);
+                continue;
+            }
             tshi_attention_scale(direct ? (tsh_real *)to.data : o, o, h->d, back[r - e]);
             if (!direct) tshi_gemm_store(h->kernel, to, 0, 0, o, (int)h->d);
         }
@@ -15719,14 +15838,14 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
     const tshi_strip whole = tshi_attention_strip_at(h, i, 0, 0, h->tk);
     int64_t j, r, n, rows; /* rows, n: size of a strip */
     memset(h->row, 0, (size_t)(2 * tshi_attention_wide(h->rows)) * sizeof *h->row); /* m = l = 0 */
-    if (!h->few) tshi_attention_rows(h, h->rows_q, h->q, i, m, h->pairs);
+    if (!h->few) tshi_attention_rows(h, h->rows_q, h->q, i, m);
     if (!tshi_attention_visible(h, i)) memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
     for (j = 0; j < last; j += h->keys) {
         if (!h->few) tshi_attention_pack(h, j);
         for (r = 0; r < m; r += rows) {
             tshi_strip strip;
-            tsh_real *s = h->s + r * h->pitch, *o = h->sum + r * wide;
-            rows = tshi_base_min(TSHI_TILE_STRIP, m - r);
+            tsh_real *s = h->s, *o = h->sum + r * wide;
+            rows = tshi_base_min(h->strip, m - r);
             n = tshi_base_min(h->keys, tshi_attention_visible(h, i + r + rows - 1) - j);
             if (n <= 0) continue;
             strip = tshi_attention_strip_at(h, i, r, j, n);
@@ -15736,9 +15855,9 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
             if (h->few)
                 tshi_attention_few(h, rows, j, n, s, o);
             else {
-                if (h->pairs && !h->rounded)
-                    tshi_attention_round(h, s, h->pitch, h->pitch, rows, n);
-                tshi_attention_by_features(h, i + r, rows, j, n, s, h->features_v, o);
+                if (h->pairs && !h->rounded) tshi_attention_round(h, s, rows, n);
+                tshi_attention_by_features(h, i + r, rows, j, n, s, h->features_v, j > 0,
+                                           tshi_gemm_matrix(o, wide, 1));
             }
         }
     }
@@ -15763,7 +15882,7 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
     /* shapes: m, l and delta (n), x and dx (n, pitch) */
     const tsh_real *m = h->max + strip->i, *l = h->log_sum + strip->i, *delta = h->row + strip->r;
     const tsh_real scale = TSHI_R(h->more->scale); /* scale of the scores */
-    tsh_real *x = h->s + strip->r * pitch, *dx = h->t + strip->r * pitch;
+    tsh_real *x = h->s, *dx = h->t + strip->r * pitch;
     tsh_real y[TSHI_BLOCK], dy[TSHI_BLOCK];
     int i;
     (void)none;
@@ -15799,7 +15918,7 @@ TSHI_AVX512 TSHI_INLINE void tshi_attention_grad_rows(int64_t n, const tshi_stri
         const __m512 m = _mm512_set1_ps(max), l = _mm512_set1_ps(log_sum);
         const __m512 nan = _mm512_sub_ps(l, l), delta = _mm512_set1_ps(h->row[strip->r + r]);
         const int64_t visible = (double)max < -DBL_MAX ? 0 : tshi_attention_row(strip, r);
-        float *x = h->s + (strip->r + r) * h->pitch, *dx = h->t + (strip->r + r) * h->pitch;
+        float *x = h->s + r * h->pitch, *dx = h->t + (strip->r + r) * h->pitch;
         for (int64_t e = 0; e < tshi_attention_wide(strip->n); e += 16) {
             const __mmask16 mask = (__mmask16)tshi_gemm_mask(visible - e);
             const __m512 v = _mm512_sub_ps(_mm512_sub_ps(_mm512_loadu_ps(x + e), m), l);
@@ -15819,69 +15938,120 @@ TSHI_AVX512 static void tshi_attention_grad_wide(int64_t n, const tshi_strip *st
 }
 #endif
 
-/* Computes the probabilities p and the gradients dS of the scores of queries [i, i + m) and keys
- * [j, j + n). */
-static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t m, int64_t j,
+/* ========================================================================== */
+/* >>op-attention                                MARK: - op-attention (private) */
+/* Backward of a tile; division of heads among threads; the op.               */
+/* Needs: >>attention.                                                        */
+/* ========================================================================== */
+
+/* Packs m rows of p, whose first is row r of a tile, and of dS; the rows of dS become pairs. */
+static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t m, int64_t n) {
+    tsh_real *const ds = h->t + r * h->pitch;
+    const int64_t at = r / 2 * h->pitch;
+    tshi_gemm_pack_matrix(h->kernel, h->columns_p + at, (int)h->pitch, (int)n, m,
+                          tshi_gemm_matrix(h->s, 1, h->pitch), TSHI_GEMM_ROUNDED);
+    tshi_gemm_pack_matrix(h->kernel, h->columns_s + at, (int)h->pitch, (int)n, m,
+                          tshi_gemm_matrix(ds, 1, h->pitch), TSHI_GEMM_ROUNDED);
+    tshi_attention_round(h, ds, m, n);
+}
+
+/* Computes the probabilities p and the gradients dS of the scores of rows [r, r + m) of a tile's
+ * queries, which begin at query i, and keys [j, j + n). Of pairs they are 0 to the end of a tile of
+ * the product of p^T dO. */
+static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                            int64_t n) {
-    const tshi_strip strip = tshi_attention_strip_at(h, i, 0, j, n);
-    tshi_attention_scores(h, i, 0, m, j, n);
-    tshi_attention_by_keys(h, i, m, j, n, 1, h->rows_do, h->keys_v, h->t); /* dO V^T */
-    if (h->more->dropout) tshi_attention_dropout(h, h->t, i, m, j, n);
+    const int64_t end = h->pairs ? tshi_base_min(n + h->kernel->mr, h->keys) : n;
+    const tshi_strip strip = tshi_attention_strip_at(h, i, r, j, end);
+    tsh_real *t = h->t + r * h->pitch;
+    tshi_attention_scores(h, i, r, m, j, n);
+    tshi_attention_by_keys(h, i + r, m, j, n, 1, h->rows_do + r * tshi_attention_words(h, h->d),
+                           h->keys_v, t); /* dO V^T */
+#if TSHI_GEMM_BF16S
+    if (h->rounded) {
+        tshi_attention_grad_pairs(m, &strip);
+        return;
+    }
+#endif
+    if (h->more->dropout) tshi_attention_dropout(h, t, i + r, m, j, n);
 #if TSHI_X86 && TSHI_GEMM_FLOAT
     if (h->exps)
         tshi_attention_grad_wide(m, &strip);
     else
 #endif
         tshi_attention_grad[h->ctx->isa](m, NULL, &strip);
-    if (h->more->dropout) tshi_attention_dropout(h, h->s, i, m, j, n);
+    if (h->more->dropout) tshi_attention_dropout(h, h->s, i + r, m, j, n);
+    if (h->pairs) tshi_attention_backward_pack(h, r, m, tshi_attention_wide(end));
 }
 
 /* C^T (d, n) += A^T P of keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. A and P are rows of a
- * tile of m queries from i on, columns: packed ones of A. Leaves out rows that see none of the keys
- * of a sliver. */
+ * tile of m queries from i on. Leaves out rows that see none of the keys of a sliver. */
 static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
-                                         const tsh_real *a, const tsh_real *columns, tsh_real *p,
-                                         tsh_real *c) {
+                                         const tsh_real *a, const tsh_real *p, tsh_real *c) {
     const int cut = tshi_attention_visible(h, i) < j + n;
-    const int64_t nr = h->kernel->nr, mr = h->kernel->mr, step = cut ? nr : n, d = h->d;
+    const int64_t nr = h->kernel->nr, step = cut ? nr : n, d = h->d;
     const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
-    const tshi_matmul_strips rows = {a, 1, d, 1};
-    const tshi_matmul_strips pairs = {columns, 1, mr, tshi_attention_words(h, m)};
     c += tshi_attention_block(h, j, d);
     for (int64_t e = 0; e < n; e += step) {
         const int64_t count = tshi_base_min(step, n - e);
-        int64_t r = cut ? j + e - i - (h->tk - h->tq) : 0, words; /* r: the first row that sees e */
-        tshi_matmul_strips left = h->pairs ? pairs : rows;
-        tshi_matmul_slivers b;
-        r = r < 0 ? 0 : h->pairs ? r - r % 2 : r;
-        words = tshi_attention_words(h, m - r);
-        left.data += tshi_attention_words(h, r) * left.column;
-        b = tshi_attention_slivers(h, p + r * h->pitch + e, h->pitch, nr);
-        if (h->pairs) {
-            const tshi_matrix x = tshi_gemm_matrix(p + r * h->pitch + e, 1, h->pitch);
-            tshi_matmul_pack(h->kernel, h->columns_p, (int)nr, count, m - r, nr * words, x,
-                             TSHI_GEMM_ROUNDED);
-            b = tshi_attention_slivers(h, h->columns_p, nr, nr * words);
-        }
+        int64_t r = cut ? j + e - i - (h->tk - h->tq) : 0; /* the first row that sees e */
+        r = r < 0 ? 0 : r;
+        const tshi_matmul_strips left = {a + r * d, 1, d, 1};
         tshi_attention_ahead(h);
-        tshi_matmul_tiles(h->kernel, d, count, m - r, 1, left, b, 1,
+        tshi_matmul_tiles(h->kernel, d, count, m - r, 1, left,
+                          tshi_attention_slivers(h, p + r * h->pitch + e, h->pitch, nr), 1,
                           tshi_gemm_matrix(c + e, h->keys, 1), all, &h->walk);
+    }
+}
+
+/* Returns 1 if products of pairs are added to the gradient `to` in place. */
+static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to) {
+    return h->pairs && h->tq > 0 && to.column == 1 && h->d % (h->kernel->nr / 2) == 0;
+}
+
+/* As tshi_attention_backward_keys, of pairs: C (n, d) += P^T A. columns: of A; p: columns_p or
+ * columns_s; to: dV or dK; over: 1: overwrites it; scratch: dv_t or dk_t. */
+static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
+                                          const tsh_real *columns, const tsh_real *p,
+                                          tshi_matrix to, int over, tsh_real *scratch) {
+    const int in_place = tshi_attention_in_place(h, to), cut = tshi_attention_visible(h, i) < j + n;
+    const int64_t nr = h->kernel->nr, mr = h->kernel->mr, wide = tshi_attention_wide(h->d);
+    const int64_t earlier = h->fresh ? (i ? tshi_attention_visible(h, i - 1) : 0) : h->tk;
+    const int64_t step = cut || (earlier > j && earlier < j + n) ? mr : n;
+    const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
+    scratch = scratch ? scratch + tshi_attention_block(h, j, wide) : NULL;
+    const tshi_matrix c = in_place ? tshi_gemm_from(to, j, 0) : tshi_gemm_matrix(scratch, wide, 1);
+    for (int64_t e = 0; e < n; e += step) {
+        const int add = (in_place && !over) || earlier > j + e; /* or no query has seen e so far */
+        const int64_t count = tshi_base_min(step, tshi_base_min(h->keys, h->tk - j) - e);
+        int64_t r = cut ? j + e - i - (h->tk - h->tq) : 0; /* the first row that sees e */
+        r = r < 0 ? 0 : r / 2;                             /* in pairs */
+        const tshi_matmul_strips left = {p + r * h->pitch + e, 1, h->pitch, 1};
+        tshi_attention_ahead(h);
+        tshi_matmul_tiles(h->kernel, count, h->d, m - 2 * r, 1, left,
+                          tshi_attention_slivers(h, columns + r * nr, nr,
+                                                 nr * tshi_attention_words(h, m)),
+                          add, tshi_gemm_from(c, e, 0), all, &h->walk);
     }
 }
 
 /* Loads the rows of Q and dO of a tile, and computes delta. */
 static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
-    const int64_t d = h->d, next = h->kernel->mr * tshi_attention_words(h, m);
-    tshi_attention_rows(h, h->rows_q, h->q, i, m, h->pairs);
-    tshi_attention_rows(h, h->rows_do, h->dout, i, m, 0);
-    tshi_attention_rows(h, h->sum, h->o, i, m, 0);
+    const int64_t d = h->d, words = tshi_attention_words(h, d);
+    const int64_t nr = h->kernel->nr, next = nr * tshi_attention_words(h, m);
+    tshi_attention_rows(h, h->rows_q, h->q, i, m);
+    if (h->pairs) {
+        const tshi_matrix q = tshi_gemm_matrix_of(h->rows_q, TSH_BF16, 1, 2 * words);
+        const tshi_matrix dout = tshi_gemm_matrix_of(h->rows_do, TSH_BF16, 1, 2 * words);
+#if TSHI_GEMM_BF16S
+        tshi_attention_delta_pairs(h, i, m);
+#endif
+        tshi_matmul_pack(h->kernel, h->columns_q, (int)nr, d, m, next, q, TSHI_GEMM_PAIRS);
+        tshi_matmul_pack(h->kernel, h->columns_do, (int)nr, d, m, next, dout, TSHI_GEMM_PAIRS);
+        return;
+    }
+    tshi_attention_rows(h, h->rows_do, h->dout, i, m);
+    tshi_attention_rows(h, h->sum, h->o, i, m);
     tshi_attention_delta[h->ctx->isa](m, NULL, h);
-    if (!h->pairs) return;
-    tshi_matmul_pack(h->kernel, h->columns_q, h->kernel->mr, d, m, next,
-                     tshi_gemm_transposed(tshi_gemm_from(h->q, i, 0)), TSHI_GEMM_PAIRS);
-    tshi_matmul_pack(h->kernel, h->columns_do, h->kernel->mr, d, m, next,
-                     tshi_gemm_matrix(h->rows_do, 1, d), TSHI_GEMM_ROUNDED);
-    tshi_attention_round(h, h->rows_do, d, tshi_attention_words(h, d), m, d);
 }
 
 /* Adds m rows, `row` apart, to those of `to` from row i on; over: 1: overwrites them. */
@@ -15895,35 +16065,64 @@ static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int over
     }
 }
 
+/* Adds what a tile of m queries from i on and keys [j, j + n) give to dV, dK and dQ. c: dQ of its
+ * rows, which are overwritten at the first keys if `over` is 1. */
+static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m, int64_t j,
+                                             int64_t n, int over, tshi_matrix c) {
+    int64_t r = h->causal ? j - i - (h->tk - h->tq) : 0; /* the first row that sees key j */
+    if (h->dv.data && h->pairs)
+        tshi_attention_backward_pairs(h, i, m, j, n, h->columns_do, h->columns_p, h->dv, h->over[2],
+                                      h->dv_t);
+    else if (h->dv.data)
+        tshi_attention_backward_keys(h, i, m, j, n, h->rows_do, h->s, h->dv_t);
+    if (h->dk.data && h->pairs)
+        tshi_attention_backward_pairs(h, i, m, j, n, h->columns_q, h->columns_s, h->dk, h->over[1],
+                                      h->dk_t);
+    else if (h->dk.data)
+        tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->t, h->dk_t);
+    r = r < 0 ? 0 : r - r % h->kernel->mr;
+    if (h->dq.data)
+        tshi_attention_by_features(h, i + r, m - r, j, n, h->t + r * h->pitch, h->features_k,
+                                   j > 0 || !over, tshi_gemm_from(c, r, 0));
+}
+
 /* Backward of a tile: m queries from query i on. */
 static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t last = tshi_attention_visible(h, i + m - 1), wide = tshi_attention_wide(h->d);
-    int64_t j, n;
+    /* a row that sees no key is not written in place */
+    const int in_place = tshi_attention_in_place(h, h->dq) && tshi_attention_visible(h, i) > 0;
+    const tshi_matrix c = in_place ? tshi_gemm_from(h->dq, i, 0)
+                                   : tshi_gemm_matrix(h->sum, wide, 1);
     tshi_attention_backward_rows(h, i, m);
     if (!tshi_attention_visible(h, i)) memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
-    for (j = 0; j < last; j += h->keys) {
-        n = tshi_base_min(h->keys, last - j);
+    for (int64_t j = 0; j < last; j += h->keys) {
+        const int64_t n = tshi_base_min(h->keys, last - j);
         tshi_attention_pack(h, j);
-        tshi_attention_backward_scores(h, i, m, j, n);
-        if (h->dv.data)
-            tshi_attention_backward_keys(h, i, m, j, n, h->rows_do, h->columns_do, h->s, h->dv_t);
-        if (h->dk.data)
-            tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->columns_q, h->t, h->dk_t);
-        if (h->dq.data && h->pairs) tshi_attention_round(h, h->t, h->pitch, h->pitch, m, n);
-        if (h->dq.data) tshi_attention_by_features(h, i, m, j, n, h->t, h->features_k, h->sum);
+        for (int64_t r = 0, rows; r < m; r += rows) {
+            rows = tshi_base_min(h->strip, m - r);
+            const int64_t seen = tshi_attention_visible(h, i + r + rows - 1) - j;
+            if (seen > 0)
+                tshi_attention_backward_scores(h, i, r, rows, j, tshi_base_min(n, seen));
+        }
+        tshi_attention_backward_products(h, i, m, j, n, !in_place || h->over[0], c);
     }
-    if (h->dq.data) tshi_attention_add_rows(h, h->dq, h->over[0], i, m, h->sum, wide);
+    if (h->dq.data && !in_place) tshi_attention_add_rows(h, h->dq, h->over[0], i, m, h->sum, wide);
 }
 
-/* Adds the transposed gradient `from` (h->dk_t or h->dv_t) of a head to `to`, shape (tk, d); over:
- * 1: overwrites it. */
+/* Adds the gradient `from` (h->dk_t or h->dv_t) of a head to `to`, shape (tk, d), if it is not
+ * there yet; over: 1: overwrites it. */
 static void tshi_attention_backward_done(const tshi_head *h, const tsh_real *from, tshi_matrix to,
                                          int over) {
-    for (int64_t j = 0; to.data && j < h->tk; j += h->keys) {
+    const int64_t wide = h->pairs ? tshi_attention_wide(h->d) : h->d;
+    if (!to.data || tshi_attention_in_place(h, to)) return;
+    for (int64_t j = 0; j < h->tk; j += h->keys) {
         const int64_t n = tshi_base_min(h->keys, h->tk - j);
-        tshi_gemm_pack(h->transposed, (int)h->d, (int)h->d, n,
-                       from + tshi_attention_block(h, j, h->d), h->keys, 1); /* shape (n, d) */
-        tshi_attention_add_rows(h, to, over, j, n, h->transposed, h->d);
+        const tsh_real *block = from + tshi_attention_block(h, j, wide);
+        if (!h->pairs) {
+            tshi_gemm_pack(h->transposed, (int)h->d, (int)h->d, n, block, h->keys, 1);
+            block = h->transposed; /* shape (n, d) */
+        }
+        tshi_attention_add_rows(h, to, over, j, n, block, wide);
     }
 }
 
@@ -15974,17 +16173,18 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
 static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
     const int64_t wide = tshi_attention_wide(h->d), kept = h->few ? 0 : h->blocks * h->keys;
     const int64_t words = tshi_attention_words(h, h->d), some = tshi_attention_words(h, kept);
-    const int64_t packed = tshi_base_ceil(h->d, h->kernel->mr) * h->kernel->mr *
-                           tshi_attention_words(h, h->rows) * h->pairs * back;
+    const int64_t packed = back * h->pairs * tshi_attention_words(h, h->rows);
+    const int64_t gradient = h->pairs ? wide : h->d; /* of a key */
     const struct {
         tsh_real **to;
         int64_t size; /* 0: not needed */
     } parts[] = {{&h->rows_q, h->few ? 0 : h->rows * words},
-                 {&h->rows_do, back * h->rows * h->d},
-                 {&h->columns_q, packed},
-                 {&h->columns_do, packed},
-                 {&h->columns_p, h->pairs * back * tshi_attention_words(h, h->rows) * h->keys},
-                 {&h->s, h->rows * h->pitch},
+                 {&h->rows_do, back * h->rows * words},
+                 {&h->columns_q, packed * wide},
+                 {&h->columns_do, packed * wide},
+                 {&h->columns_p, packed * h->pitch},
+                 {&h->columns_s, packed * h->pitch},
+                 {&h->s, h->strip * h->pitch},
                  {&h->t, back * h->rows * h->pitch},
                  {&h->sum, h->rows * wide},
                  {&h->row, 2 * tshi_attention_wide(h->rows)},
@@ -15992,9 +16192,9 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
                  {&h->keys_v, back * kept * words},
                  {&h->features_k, back * some * wide},
                  {&h->features_v, !back * some * wide},
-                 {&h->dk_t, back * kept * h->d},
-                 {&h->dv_t, back * kept * h->d},
-                 {&h->transposed, back * h->keys * h->d}};
+                 {&h->dk_t, back * kept * gradient},
+                 {&h->dv_t, back * kept * gradient},
+                 {&h->transposed, back * !h->pairs * h->keys * h->d}};
     int64_t at = 0;
     for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
         if (base) *parts[p].to = parts[p].size ? base + at : NULL;
@@ -16010,7 +16210,9 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     const int64_t heads = q->local[1], group = k->dim[1] ? q->dim[1] / k->dim[1] : 1;
     const int64_t rows = all->merged ? group : h->tq; /* queries of a head */
     int64_t visits;                                   /* tiles that use a head of k */
-    h->rows = all->merged ? group : tshi_base_min(h->tq, TSHI_TILE_ROWS);
+    h->rows = tshi_base_min(rows, back && h->pairs ? TSHI_TILE_ROWS_PAIRS : TSHI_TILE_ROWS);
+    if (all->merged) h->rows = group;
+    h->strip = back && !h->pairs ? h->rows : tshi_base_min(h->rows, TSHI_TILE_STRIP);
     h->keys = tshi_base_min(tshi_attention_wide(h->tk),
                             back ? TSHI_TILE_KEYS_BACK : TSHI_TILE_KEYS);
     h->pitch = h->keys + 16;
@@ -16023,8 +16225,8 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
 }
 
 /* Sets the functions of the online softmax. */
-static void tshi_attention_choose(tshi_head *h, int back) {
-    h->rounded = h->pairs && !back && !h->few && !h->more->dropout;
+static void tshi_attention_choose(tshi_head *h) {
+    h->rounded = h->pairs && !h->few && !h->more->dropout;
 #if TSHI_X86 && TSHI_GEMM_FLOAT
     if (h->ctx->isa == TSHI_ISA_AVX512) h->most = tshi_attention_most_avx512;
     if (h->ctx->isa == TSHI_ISA_AVX512) h->exps = tshi_attention_exps_avx512;
@@ -16032,6 +16234,7 @@ static void tshi_attention_choose(tshi_head *h, int back) {
 #if TSHI_GEMM_BF16S
     if (h->pairs) h->most = tshi_attention_most_avx512;
     if (h->pairs) h->exps = h->rounded ? tshi_attention_exps_pairs : tshi_attention_exps_bf16;
+    if (h->pairs) h->put = tshi_attention_put_bf16;
 #endif
 }
 
@@ -16060,7 +16263,7 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     all->merged = h->tq == 1 && heads &&
                   tshi_tensor_global(q, 1, heads - 1) - tshi_tensor_global(q, 1, 0) == heads - 1;
     tshi_attention_plan(all, back);
-    tshi_attention_choose(h, back);
+    tshi_attention_choose(h);
     items = q->local[0] * all->groups * (back ? 1 : all->units);
     all->pieces = tshi_team_parts(q->ctx, q->local[0] * heads * h->tq * h->tk * h->d, MIN_WORK);
     all->pieces = (int)tshi_base_min(all->pieces, items);
@@ -16141,6 +16344,9 @@ static void tshi_attention_next(const tshi_heads *all, tshi_head *h, int64_t pai
     h->left = 0;
     h->ahead[h->left++] = next.o;
     if (all->grad[3]) h->ahead[h->left++] = next.dout;
+    if (all->grad[1]) h->ahead[h->left++] = next.dk;
+    if (all->grad[2]) h->ahead[h->left++] = next.dv;
+    if (all->grad[0]) h->ahead[h->left++] = next.dq;
     h->ahead[h->left++] = next.q;
     h->ahead[h->left++] = next.v;
     h->ahead[h->left++] = next.k;
@@ -16164,19 +16370,23 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
     h.walk.step = h.walk.along = h.walk.left = 0;
     for (; from < to; from++) {
         const int64_t c = all->first + from / units % all->groups;
-        const int64_t b = from / units / all->groups, size = h.blocks * h.keys * h.d;
+        const int64_t b = from / units / all->groups;
+        const int64_t size = back * h.blocks * h.keys *
+                             (h.pairs ? tshi_attention_wide(h.d) : h.d); /* of dk_t and dv_t */
         if (pair != from / units) h.packed = 0; /* another head of k */
         pair = from / units;
         for (a = c > last ? end : 0; tshi_attention_kv(q, k, a) != c;) a++;
         last = c;
         for (end = a; end < q->local[1] && tshi_attention_kv(q, k, end) == c;) end++;
-        if (back && size) memset(h.dk_t, 0, (size_t)size * sizeof *h.dk_t);
-        if (back && size) memset(h.dv_t, 0, (size_t)size * sizeof *h.dv_t);
+        h.fresh = h.pairs && all->tiles > 0;
+        if (size && !h.fresh) memset(h.dk_t, 0, (size_t)size * sizeof *h.dk_t);
+        if (size && !h.fresh) memset(h.dv_t, 0, (size_t)size * sizeof *h.dv_t);
         for (; a < end; a += all->merged ? end - a : 1) {
             tshi_attention_pick(all, &h, b, a, end - a);
             if (!h.few && from % units == 0 && from + units < to)
                 tshi_attention_next(all, &h, from / units + 1);
             tshi_attention_head(all, &h, from % units);
+            h.fresh = 0;
         }
         if (back) tshi_attention_backward_done(&h, h.dk_t, h.dk, h.over[1]);
         if (back) tshi_attention_backward_done(&h, h.dv_t, h.dv, h.over[2]);
@@ -23080,6 +23290,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_FLOAT
 #undef TSHI_GEMM_BF16S
 #undef TSHI_GEMM_TARGET_BF16
+#undef TSHI_GEMM_TARGET_PACK
 #undef TSHI_GEMM_STREAM
 #undef TSHI_GEMM_SUM_v128
 #undef TSHI_GEMM_SUM_avx2

@@ -204,6 +204,50 @@ static void grouped_queries_through_a_cache(void **state) {
             ranks_run(ranks_degrees[p], grouped_cache_rank, &replicated);
 }
 
+/* Replicated k and v with fewer heads than ranks, whose gradients are first written by attention:
+ * heads that a rank's queries do not use give 0, also where memory of the step before is reused. */
+static int few_heads_rank(tsh_ctx *ctx, void *user) {
+    enum { LONG = 140, WIDE = 16 };
+    const tsh_dtype dtype = *(const tsh_dtype *)user;
+    const double near = dtype == TSH_BF16 ? 1.0 / 64 : 1e-5; /* of the largest gradient */
+    const tsh_attention_desc causal = {.causal = 1};
+    tsh_tensor *x[3], *in[3], *want[3], *by;
+    for (int i = 0; i < 3; i++) {
+        x[i] = tsh_randn(ctx, tsh_shape4(B, i ? H / 2 : H, LONG, WIDE));
+        x[i] = tsh_requires_grad(tsh_keep(tsh_cast(x[i], dtype)), 1);
+    }
+    by = tsh_keep(tsh_randn(ctx, tsh_shape4(B, H, LONG, WIDE)));
+    for (int round = 0; round < 4; round++) { /* round 0: all heads on every rank */
+        /* copies: their gradients are in memory of the step */
+        for (int i = 0; i < 3; i++) in[i] = tsh_scale(x[i], 1);
+        if (round) in[0] = tsh_redistribute(in[0], tsh_sharded(1));
+        in[0] = tsh_full(tsh_attention(in[0], in[1], in[2], &causal));
+        tsh_backward(ctx, tsh_sum(tsh_mul(tsh_cast(in[0], TSH_REAL), by), TSH_ALL, 0));
+        for (int i = 0; i < 3; i++) {
+            tsh_tensor *zero = tsh_zeros(ctx, tsh_shape_of(x[i]));
+            if (!round) want[i] = tsh_keep(tsh_clone(tsh_grad(x[i])));
+            const double gap = apart(ctx, tsh_grad(x[i]), want[i]);
+            const double most = apart(ctx, want[i], zero);
+            CHECK(gap <= near * most, "round %d: the gradient of input %d is off by %g of %g",
+                  round, i, gap, most);
+            tsh_zero_grad(x[i]);
+        }
+        tsh_step_end(ctx);
+    }
+    CHECK_OK();
+    return 0;
+}
+
+static void gradients_of_fewer_heads_than_ranks(void **state) {
+    static const tsh_dtype dtypes[] = {TSH_REAL, TSH_BF16};
+    (void)state;
+    for (int ranks = 2; ranks <= 4; ranks++)
+        for (int t = 0; t < COUNT(dtypes); t++) {
+            tsh_dtype dtype = dtypes[t];
+            ranks_run(ranks, few_heads_rank, &dtype);
+        }
+}
+
 /* Scores of 10^4 and 10^4 + log 3: p is 1/4 and 3/4, not what is left of them beside 10^4. */
 static int steep_rank(tsh_ctx *ctx, void *user) {
     const tsh_real keys[2] = {100, (tsh_real)(100 + log(3.0) / 128)}, values[2] = {1, 2};
@@ -576,6 +620,7 @@ int main(void) {
         cmocka_unit_test(a_query_that_sees_nothing_gives_zero),
         cmocka_unit_test(a_cache_equals_all_at_once),
         cmocka_unit_test(grouped_queries_through_a_cache),
+        cmocka_unit_test(gradients_of_fewer_heads_than_ranks),
         cmocka_unit_test(gradients_at_scores_of_ten_thousand),
         cmocka_unit_test(a_score_that_is_not_finite_is_seen),
         cmocka_unit_test(what_is_refused_changes_no_cache),
