@@ -1631,7 +1631,7 @@ typedef struct tsh_mlp_desc {
     int bias;  /* 1: all have biases */
     const char *gate, *up, *down; /* names of the linear layers; NULL: "gate_proj", "up_proj",
                                    * "down_proj" */
-    const char *fused; /* gated: the name of one linear layer [gate|up] in place of two; NULL: two */
+    const char *fused; /* gated: the name of one linear layer [gate|up] in place of two */
     int reversed;      /* as in tsh_linear_desc, of all */
     tsh_init weight_init, bias_init; /* as in tsh_linear_desc, of all */
     tsh_dtype dtype;                 /* of the linear layers */
@@ -11776,7 +11776,7 @@ static int tshi_rule_whole(const tshi_call *call, tshi_output *output) {
     return tshi_rule_sum(call, output);
 }
 
-/* The rule of argmax: S along the dimension: R, as ranks exchange what they found. Else as above. */
+/* The rule of argmax: S along the dimension: R, as ranks tell what they found. Else as above. */
 static int tshi_rule_argmax(const tshi_call *call, tshi_output *output) {
     const int axis = ((const tshi_rule_axis *)call->params)->axis;
     if (axis < 0 || !tshi_rule_is_sharded(call->in[0], axis)) return tshi_rule_whole(call, output);
@@ -17211,8 +17211,8 @@ static int tshi_sample_check(tsh_tensor *logits, const tsh_sample_desc *desc) {
         !(desc->top_p >= 0 && desc->top_p <= 1) || !(desc->min_p >= 0 && desc->min_p <= 1) ||
         !(desc->penalty >= 0 && desc->penalty <= DBL_MAX))
         return tshi_error_zero(logits->ctx, TSH_ERR_ARGUMENT,
-                               "tsh_sample: temperature %g, top_k %lld, top_p %g, min_p %g, penalty "
-                               "%g: none may be below 0, and top_p and min_p not above 1",
+                               "tsh_sample: temperature %g, top_k %lld, top_p %g, min_p %g, "
+                               "penalty %g: none may be below 0, and top_p and min_p not above 1",
                                desc->temperature, (long long)desc->top_k, desc->top_p, desc->min_p,
                                desc->penalty);
     return 1;
@@ -19174,8 +19174,8 @@ static tsh_tensor *tshi_layers_attend(tsh_module *module, tsh_tensor **in, int n
     char text[TSHI_TEXT_SIZE];
     if (n > 2 || !x || x->ndim != 3 || x->dim[2] != a->desc.dim)
         return tshi_error_null(module->ctx, x ? TSH_ERR_SHAPE : TSH_ERR_ARGUMENT,
-                               "tsh_forward: takes x (B, T, %lld) and, if any, a mask; there are %d "
-                               "inputs, x is %s",
+                               "tsh_forward: takes x (B, T, %lld) and, if any, a mask; there are "
+                               "%d inputs, x is %s",
                                (long long)a->desc.dim, n, x ? tshi_tensor_text(x, text) : "NULL");
     if (a->cache && a->past + x->dim[1] > a->cache->length)
         return tshi_error_null(module->ctx, TSH_ERR_SHAPE,
@@ -19386,8 +19386,8 @@ TSH_API TSHI_COLD tsh_cache *tsh_cache_new(tsh_module *module, int64_t batch, in
     if (dtype == TSH_DTYPE_DEFAULT) dtype = ctx->dtype;
     if (batch < 1 || length < 1 || !tshi_dtype_exists(dtype) || !tshi_dtype_computes(dtype))
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                       "tsh_cache_new: %lld texts of %lld positions in dtype %d; takes at least one "
-                       "of each, in %s, bf16 or f16",
+                       "tsh_cache_new: %lld texts of %lld positions in dtype %d; takes at least "
+                       "one of each, in %s, bf16 or f16",
                        (long long)batch, (long long)length, (int)dtype, tshi_dtype_name(TSH_REAL));
     else if (!tshi_layers_next(module, &m))
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,

@@ -267,7 +267,7 @@ static const trial rows[] = {
     VALUES(reduce, "argmax 2", "S(1)", "2,n,5 S(1)"),
     VALUES(reduce, "argmax 0 keep", "S(1)", "5,n S(1)"),
     VALUES(reduce, "argmax 1", "R", "3,n S(1)"),
-    VALUES(reduce, "argmax 0 keep", "R", "2n,2,3 S(0, 2 segments)"),
+    VALUES(reduce, "argmax 0 keep", "R", "2n,2,3 S(0, 2 segments, unit 1)"),
     ROUND(reduce, "softmax 1", "S(0)", "n,5 S(0)"),
     ROUND(reduce, "softmax 0", "S(1)", "5,n S(1)"),
     ROUND(reduce, "log_softmax -1", "S(1)", "2,n,5 S(1)"),
