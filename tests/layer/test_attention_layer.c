@@ -25,9 +25,9 @@ static tsh_tensor *whole(tsh_ctx *ctx, tsh_module *module, const char *path) {
 /* The largest distance of two tensors of one shape. */
 static double apart(tsh_ctx *ctx, tsh_tensor *a, tsh_tensor *b) {
     double *x = ranks_values(ctx, a), *y = ranks_values(ctx, b), most = 0;
-    if (!x || !y || tsh_numel(a) != tsh_numel(b)) most = INFINITY;
-    for (int64_t e = 0; most < INFINITY && e < tsh_numel(a); e++)
-        most = isnan(x[e] - y[e]) ? INFINITY : fmax(most, fabs(x[e] - y[e]));
+    if (!x || !y || tsh_numel(a) != tsh_numel(b)) most = 1e30;
+    for (int64_t e = 0; most < 1e30 && e < tsh_numel(a); e++)
+        most = isnan(x[e] - y[e]) ? 1e30 : fmax(most, fabs(x[e] - y[e]));
     free(x);
     free(y);
     return most;
@@ -263,8 +263,8 @@ static tsh_tensor *activate(tsh_activation f, tsh_tensor *x) {
 }
 
 /* What linear layer `name` gives, by its whole weight; NULL if there is none. */
-static tsh_tensor *linear_of(tsh_ctx *ctx, pairs *p, tsh_module *mlp, const char *name, int reversed,
-                             tsh_tensor *x) {
+static tsh_tensor *linear_of(tsh_ctx *ctx, pairs *p, tsh_module *mlp, const char *name,
+                             int reversed, tsh_tensor *x) {
     static char path[RANKS_MAX][WEIGHTS][32];
     char (*text)[32] = &path[tsh_world(ctx)->rank][p->count];
     (void)snprintf(text[0], sizeof *text, "%s.weight", name);
@@ -428,7 +428,7 @@ static int decode_rank(tsh_ctx *ctx, void *user) {
     CHECK(tsh_cache_truncate(cache, 0) == TSH_OK && tsh_cache_length(cache) == 0, " ");
     y = tsh_forward(root, tsh_slice(x, 1, 0, 6));
     CHECK(apart(ctx, y, tsh_slice(want, 1, 0, 6)) <= d->off, "from the start again");
-    CHECK(!tsh_forward(root, tsh_slice(x, 0, 0, 1)), "another batch");
+    CHECK(!tsh_forward(root, tsh_slice(tsh_slice(x, 0, 0, 1), 1, 0, 2)), "another batch");
     CHECK_SAYS(TSH_ERR_SHAPE, "does not go into the cache");
     CHECK(tsh_cache_truncate(cache, 6) == TSH_OK, " ");
     tsh_cache_free(cache);
