@@ -396,6 +396,7 @@ static int decode_rank(tsh_ctx *ctx, void *user) {
     x = tsh_keep(tsh_cast(tsh_randn(ctx, tsh_shape3(B, LONG, DIM)), d->dtype));
     want = tsh_keep(tsh_forward(root, x));
     bytes = tsh_mem_stats(ctx).now[TSH_MEM_TENSORS];
+    tsh_scope_begin(ctx); /* what it ends refers to the cache */
     cache = tsh_cache_new(root, B, LONG, TSH_DTYPE_DEFAULT);
     CHECK(cache && tsh_cache_length(cache) == 0, " ");
     CHECK(!tsh_cache_new(tsh_find(root, "1"), B, LONG, TSH_DTYPE_DEFAULT), "a second one");
@@ -432,6 +433,7 @@ static int decode_rank(tsh_ctx *ctx, void *user) {
     CHECK_SAYS(TSH_ERR_SHAPE, "does not go into the cache");
     CHECK(tsh_cache_truncate(cache, 6) == TSH_OK, " ");
     tsh_cache_free(cache);
+    tsh_scope_end(ctx);
     CHECK(tsh_mem_stats(ctx).now[TSH_MEM_TENSORS] == bytes, "memory is given back");
     CHECK(apart(ctx, tsh_forward(root, x), want) <= 0, "no cache: the same bits as at first");
     /* of one block alone; the others have none */
