@@ -17150,12 +17150,32 @@ static double tshi_sample_threshold(double *v, int64_t n, double goal, int count
     }
 }
 
+/* Copies the values of z (n) from `least` up to `to`. Returns how many there are. */
+static int64_t tshi_sample_copy(const double *z, int64_t n, double least, double *to) {
+    int64_t i, count = 0;
+    for (i = 0; i < n; i++)
+        if (z[i] >= least) to[count++] = z[i];
+    return count;
+}
+
+/* Returns the k-th largest of the values z (n), 0 < k < n. Of k pieces of z, the smallest of their
+ * maxima has k values from it up: what is smaller need not be looked at. scratch: (n). */
+static double tshi_sample_kth(const double *z, int64_t n, int64_t k, double *scratch) {
+    double bound = (double)INFINITY;
+    for (int64_t piece = 0, i = 0; piece < k; piece++) {
+        double max = z[i];
+        for (const int64_t end = n / k * piece + n / k; i < end; i++)
+            if (z[i] > max) max = z[i];
+        if (max < bound) bound = max;
+    }
+    return tshi_sample_threshold(scratch, tshi_sample_copy(z, n, bound, scratch), (double)k, 1);
+}
+
 /* Returns an id drawn by chance, in [0, 1), from the n logits z, which become weights; -1 if one is
  * NaN or the largest is not finite. scratch: (n). */
 static int64_t tshi_sample_row(double *z, double *scratch, int64_t n, const tsh_sample_desc *desc,
                                double chance) {
     const double temperature = tshi_base_option(desc->temperature, 1);
-    const size_t bytes = (size_t)n * sizeof *z;
     double max = -(double)INFINITY, least = max, total = 0; /* least: smaller ones are left out */
     int64_t i, best = -1;
     for (i = 0; i < n; i++) {
@@ -17163,19 +17183,17 @@ static int64_t tshi_sample_row(double *z, double *scratch, int64_t n, const tsh_
         if (z[i] > max) max = z[best = i];
     }
     if (best < 0 || max > DBL_MAX || !(temperature > 0)) return max > DBL_MAX ? -1 : best;
-    if (desc->top_k > 0 && desc->top_k < n) {
-        memcpy(scratch, z, bytes);
-        least = tshi_sample_threshold(scratch, n, (double)desc->top_k, 1);
-    }
+    if (desc->top_k > 0 && desc->top_k < n) least = tshi_sample_kth(z, n, desc->top_k, scratch);
     for (i = 0; i < n; i++) {
         z[i] = z[i] < least ? 0 : exp((z[i] - max) / temperature); /* 1 for the largest */
         total += z[i];
     }
     least = desc->min_p;
     if (desc->top_p > 0 && desc->top_p < 1) {
-        double top;
-        memcpy(scratch, z, bytes);
-        top = tshi_sample_threshold(scratch, n, desc->top_p * total, 0);
+        /* all weights below this one together are less than what may be left out */
+        const double bound = (1 - desc->top_p) * total / (double)n;
+        const int64_t count = tshi_sample_copy(z, n, bound, scratch);
+        const double top = tshi_sample_threshold(scratch, count, desc->top_p * total, 0);
         if (top > least) least = top;
     }
     for (total = 0, i = 0; i < n; i++) total += z[i] < least ? 0 : z[i];
