@@ -71,12 +71,14 @@
  *     >>attention     heads and tiles of attention, their kernels; forward of a tile
  *     >>op-attention  softmax(Q K^T) V in tiles
  *     >>op-loss       cross-entropy, also over a sharded vocabulary
+ *     >>sample        an id of each row of logits
  *     >>op-custom     an op of one's own
  *     >>module        walking the tree of modules, running one
  *     >>recompute     activation checkpoints
  *     >>module-api    the tree and its parameters; the same model on every rank
  *     >>nn            linear, embedding, layer norm, dropout as layers
  *     >>parallel      plans that shard a tree
+ *     >>layers        attention and MLP as layers, and a cache of keys and values
  *     >>policy        plans for families of models
  *     >>optim         SGD, Adam, AdamW, clipping, schedules
  *     >>quantize      weights of a model to 8 or 4 bits
@@ -459,6 +461,7 @@ typedef struct tsh_ctx tsh_ctx;       /* one rank's world; belongs to one thread
 typedef struct tsh_tensor tsh_tensor; /* dtype, global shape, layout, this rank's piece, gradient */
 typedef struct tsh_module tsh_module; /* a named node in a tree of layers */
 typedef struct tsh_optim tsh_optim;   /* an optimiser with its moments */
+typedef struct tsh_cache tsh_cache;   /* keys and values of a model's attention layers */
 typedef struct tsh_pipeline tsh_pipeline; /* a model whose layers are dealt to the ranks of pp */
 
 /* ========================================================================== */
@@ -1157,15 +1160,16 @@ TSH_API tsh_tensor *tsh_detach(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t);
 
 /* -- reductions -------------------------------------------------------------
- * dim may be negative, or TSH_ALL. Over a sharded dimension sum and mean give P, the others are
- * TSH_ERR_LAYOUT. */
+ * dim may be negative, or TSH_ALL. Over a sharded dimension sum and mean give P, argmax (not of
+ * TSH_ALL) R; the others are TSH_ERR_LAYOUT. */
 #define TSH_ALL (-1000)
 TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim);
 TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
 /* The largest value; the gradient goes to the first place that holds it, as torch.max(x, dim). NaN
  * wins. */
 TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim);
-/* The first place of the largest value, TSH_I64. */
+/* The first place of the largest value, TSH_I64. Over a sharded dimension, the result is R, by one
+ * all-gather of a value and a place from each rank. */
 TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim);
 /* e^x / sum e^x along dim, and its logarithm. */
 TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim);
@@ -1334,6 +1338,32 @@ typedef struct tsh_cross_entropy_desc {
  * smoothing leaves it out. */
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc);
+
+/* -- sampling ---------------------------------------------------------------- */
+
+/* The options apply in this order, which is transformers'. */
+typedef struct tsh_sample_desc {
+    /* Of the ids in .previous, logits above 0 are divided by it, others multiplied, each id once;
+     * Keskar et al. 2019. 0: 1 */
+    double penalty;
+    /* (.., n), TSH_I32 or TSH_I64: the last n ids of each row; those outside [0, V), such as -1,
+     * stand for none. NULL: none. */
+    tsh_tensor *previous;
+    double temperature; /* divides the logits; 0: 1; TSH_ZERO: 0, which takes the largest logit */
+    int64_t top_k;      /* keeps the k largest logits, and those equal to the last; 0: all */
+    double top_p;       /* keeps the smallest set of the largest probabilities, none of them equal
+                         * to one left out, whose sum is at least top_p (Holtzman et al. 2020);
+                         * 0: 1 */
+    double min_p;       /* keeps probabilities from min_p times the largest one up; 0: all */
+    uint64_t seed;      /* of row 0; row i is drawn as a single row with seed + i is */
+    int64_t position;   /* which draw of its row: give each token of a text another one */
+} tsh_sample_desc;
+/* logits (.., V) -> (..), TSH_I64, R: ids drawn from softmax(logits) after the filters of desc
+ * (NULL: none). The random number of a row is Philox's of seed and position, so that the same
+ * logits give the same ids on every rank, degree and backend. Logits in any layout, gathered first
+ * (of S(-1) by one all-gather). No gradient. TSH_ERR_ANOMALY: the largest logit of a row is not
+ * finite, or one is NaN. */
+TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc);
 
 /* -- an op of one's own ------------------------------------------------------ */
 
@@ -1562,6 +1592,72 @@ TSH_API tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
  * all-gather (an output S(-1): none). */
 TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
                                       const tsh_embedding_desc *desc);
+
+/* -- layers of transformers --------------------------------------------------- */
+
+typedef struct tsh_attention_layer_desc {
+    int64_t dim;             /* features of the input and of the output */
+    int64_t heads, kv_heads; /* query heads; key and value heads, a divisor of these, 0: as many */
+    int64_t head_dim;        /* features of a head; 0: dim / heads */
+    int qkv_bias, out_bias;  /* 1: the projections to q, k and v have biases; the output has one */
+    const tsh_rope_desc *rope;        /* of q and k, copied; NULL: none. .start counts from the
+                                       * positions that the cache holds */
+    const tsh_rms_norm_desc *qk_norm; /* of each head of q and k, before rope: children q_norm and
+                                       * k_norm, whose dim is head_dim; NULL: none */
+    tsh_attention_desc attention;     /* its options; owner, cache and past are the layer's, dropout
+                                       * works in training mode only */
+    const char *q, *k, *v, *out;      /* names of the linear layers; NULL: "q_proj", "k_proj",
+                                       * "v_proj", "o_proj" */
+    const char *fused; /* the name of one linear layer [Q|K|V] in place of three; NULL: three */
+    int by_group;      /* 1: fused holds, for each key head, its query heads, key, and value */
+    int reversed;      /* as in tsh_linear_desc, of all */
+    tsh_init weight_init, bias_init; /* as in tsh_linear_desc, of all */
+    tsh_dtype dtype;                 /* of the linear layers */
+} tsh_attention_layer_desc;
+/* Self-attention: x (B, T, dim) and, of tsh_forward_n, a mask as tsh_attention takes it -> (B, T,
+ * dim). It is sharded as it is made: q, k and v column-parallel by whole heads, evenly or not,
+ * query heads with the key head that they share; the output row-parallel. Where key heads are
+ * shared and fewer than the ranks, k and v, or what is fused, stay whole on every rank, and query
+ * heads are cut anywhere. A plan may change its linear layers. While a tsh_cache is attached, x
+ * are the positions that follow those it holds. x R: one all-reduce forward, one backward. NULL and
+ * an error: counts that do not fit, or as tsh_add_linear. */
+TSH_API tsh_module *tsh_add_attention(tsh_module *parent, const char *name,
+                                      const tsh_attention_layer_desc *desc);
+
+typedef enum tsh_activation { TSH_GELU, TSH_GELU_TANH, TSH_RELU, TSH_SILU } tsh_activation;
+typedef struct tsh_mlp_desc {
+    int64_t dim, hidden; /* features of the input and of the output; those between */
+    tsh_activation activation;
+    int gated; /* 0: down(f(up x)); 1: down(f(gate x) up x), Shazeer 2020 */
+    int bias;  /* 1: all have biases */
+    const char *gate, *up, *down; /* names of the linear layers; NULL: "gate_proj", "up_proj",
+                                   * "down_proj" */
+    const char *fused; /* gated: the name of one linear layer [gate|up] in place of two */
+    int reversed;      /* as in tsh_linear_desc, of all */
+    tsh_init weight_init, bias_init; /* as in tsh_linear_desc, of all */
+    tsh_dtype dtype;                 /* of the linear layers */
+} tsh_mlp_desc;
+/* x (.., dim) -> (.., dim). It is sharded as it is made: gate and up column-parallel, down
+ * row-parallel, in units of 32 where hidden divides by that, as tsh_quantize needs it. x R: one
+ * all-reduce forward, one backward. NULL and an error: as tsh_add_linear. */
+TSH_API tsh_module *tsh_add_mlp(tsh_module *parent, const char *name, const tsh_mlp_desc *desc);
+
+/* Keys and values of `batch` texts of at most `length` positions, for every attention layer
+ * (tsh_add_attention) below module, laid out as its keys are. While the cache is there, forwards
+ * append to it and see what it holds: a prompt at once or in chunks, then token by token, as one
+ * forward of the whole text would; without gradients only (tsh_no_grad_begin). dtype: of the cache;
+ * 0: tsh_desc.dtype. Shard the model first. NULL and an error: no layer below, one that has a cache
+ * already, batch or length below 1. A forward of more than fits is TSH_ERR_SHAPE. Freed with the
+ * ctx. No collective. */
+TSH_API tsh_cache *tsh_cache_new(tsh_module *module, int64_t batch, int64_t length,
+                                 tsh_dtype dtype);
+/* Detaches the cache from its layers and frees it. NULL is fine. */
+TSH_API void tsh_cache_free(tsh_cache *cache);
+/* How many positions it holds. */
+TSH_API int64_t tsh_cache_length(const tsh_cache *cache);
+/* Forgets what follows the first `length` positions, from 0 up to those it holds; 0: all. To be
+ * called after a forward that failed: layers before the error had appended already. */
+TSH_API tsh_result tsh_cache_truncate(tsh_cache *cache, int64_t length);
 
 /* -- policies --------------------------------------------------------------- */
 
@@ -2312,6 +2408,7 @@ struct tsh_ctx {
     /* Writes the groups of optim and older ones for tsh_summary; NULL: no optimiser yet. */
     void (*write_groups)(const tsh_optim *optim, const tsh_module *root, FILE *file);
     tsh_pipeline *pipeline; /* the first one; NULL: none */
+    tsh_cache *caches;      /* list of all handles of caches, with those to be used again */
     tshi_micro *micros;     /* list of the micro-batches of all pipelines */
 };
 
@@ -2329,7 +2426,7 @@ struct tsh_module {
     const char *name, *path; /* "c_fc"; from the root: "h.3.mlp.c_fc"; both "" for the root */
     tsh_module *parent, *first, *last, *next; /* first and last child, next sibling */
     tsh_forward_fn forward; /* container: the user's; NULL: runs the children one by one */
-    void *user;             /* argument of forward, not read by the library */
+    void *user;             /* argument of forward; attention, MLP: what the layer is made of */
     tsh_tensor *param[TSHI_MODULE_PARAMS];      /* NULL: the module has no such parameter */
     const char *param_name[TSHI_MODULE_PARAMS]; /* "weight", "bias" */
     tshi_argument *arguments;                   /* list; NULL: none */
@@ -11727,6 +11824,14 @@ static int tshi_rule_whole(const tshi_call *call, tshi_output *output) {
     return tshi_rule_sum(call, output);
 }
 
+/* The rule of argmax: S along the dimension: R, as ranks tell what they found. Else as above. */
+static int tshi_rule_argmax(const tshi_call *call, tshi_output *output) {
+    const int axis = ((const tshi_rule_axis *)call->params)->axis;
+    if (axis < 0 || !tshi_rule_is_sharded(call->in[0], axis)) return tshi_rule_whole(call, output);
+    output->layout = tsh_replicated();
+    return 1;
+}
+
 /* The rule of concatenation along dimension d (*params). All parts S(d): S(d), with the segments of
  * all parts. Else all parts must have one layout, which is the output's. */
 static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
@@ -12600,7 +12705,7 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t) {
 /* ========================================================================== */
 /* >>op-reduce                                      MARK: - op-reduce (private) */
 /* Ops along one dimension, or all: sum, mean, max, argmax, softmax.           */
-/* Needs: >>op-map.                                                             */
+/* Needs: >>op-map >>comm.                                                      */
 /* ========================================================================== */
 
 /* Every op here calls tshi_reduce_plan, which derives the output's shape and layout and the sizes
@@ -12842,7 +12947,50 @@ static void tshi_reduce_max_backward(tshi_node *node) {
 
 static const tshi_op tshi_reduce_max_op = {
     "tsh_max", "x", tshi_rule_whole, tshi_reduce_max_backward, TSHI_NONE, 0};
-static const tshi_op tshi_reduce_argmax_op = {"tsh_argmax", "x", tshi_rule_whole, NULL, 0, 0};
+static const tshi_op tshi_reduce_argmax_op = {"tsh_argmax", "x", tshi_rule_argmax, NULL, 0, 0};
+
+/* What a rank found in its shard of a row. */
+typedef struct tshi_best {
+    double value;
+    int64_t place; /* global index; -1: the shard is empty */
+} tshi_best;
+
+/* Replaces the local index of each of n rows by the global one of the largest value on all ranks:
+ * one all-gather. Along `axis`, x is sharded. max: of each row, the local maximum. */
+static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t *place,
+                              const tsh_real *max) {
+    tsh_ctx *ctx = x->ctx;
+    const int64_t size = ctx->tp.size, words = (int64_t)(sizeof(tshi_best) / sizeof(int64_t));
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                                       (size_t)((size + 1) * n) * sizeof(tshi_best) +
+                                           (size_t)size * sizeof(int64_t));
+    tshi_best *own, *all;  /* shapes (n), (P, n) */
+    int64_t *counts, i, r; /* counts: (P) */
+    if (!block) return;
+    own = (tshi_best *)tshi_mem_data(block);
+    all = own + n;
+    counts = (int64_t *)(void *)(all + size * n);
+    for (r = 0; r < size; r++) counts[r] = n * words;
+    for (i = 0; i < n; i++) {
+        own[i].value = x->local[axis] ? (double)max[i] : 0;
+        own[i].place = x->local[axis] ? tshi_tensor_global(x, axis, place[i]) : -1;
+    }
+    (void)tshi_error_comm(ctx, tsh_allgather(&ctx->tp, own, all, counts, 1, TSH_I64),
+                          "tsh_argmax: all-gather of the largest values");
+    for (i = 0; i < n && ctx->error.code == TSH_OK; i++) {
+        const tshi_best *best = NULL;
+        for (r = 0; r < size; r++) {
+            const tshi_best *at = &all[r * n + i];
+            const int nan = at->value != at->value, was = best && best->value != best->value;
+            if (at->place < 0) continue;
+            if (!best || nan > was || (nan == was && at->value > best->value) ||
+                (nan == was && !(at->value < best->value) && at->place < best->place))
+                best = at;
+        }
+        place[i] = best ? best->place : 0;
+    }
+    tshi_mem_release(ctx, block);
+}
 
 /* Runs tsh_max, or tsh_argmax if `argmax`. */
 static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
@@ -12852,8 +13000,9 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     tshi_block *scratch, *unrounded = NULL, *aux = NULL;
     tshi_rows rows;
     tsh_tensor *out, xs;
-    tsh_real *max = NULL; /* where the maxima go; argmax: NULL */
+    tsh_real *max = NULL; /* where the maxima go; argmax: NULL, unless ranks must agree */
     void *place;          /* int64_t indices: in out, or in aux for backward */
+    int cut;              /* 1: argmax of a dimension that is sharded over several ranks */
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
@@ -12863,6 +13012,11 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     out = tshi_tensor_out(ctx, op->name, argmax ? TSH_I64 : x->dtype, &r.shape, &r.layout);
     if (!out) return NULL;
     place = tshi_tensor_at(out); /* argmax outputs the indices */
+    cut = argmax && ctx->tp.size > 1 && tshi_rule_is_sharded(x, r.params.axis);
+    if (cut) {
+        unrounded = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_numel(out)));
+        max = unrounded ? (tsh_real *)tshi_mem_data(unrounded) : NULL;
+    }
     if (!argmax) {
         aux = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)rows.count * sizeof(int64_t));
         place = aux ? tshi_mem_data(aux) : NULL;
@@ -12873,7 +13027,12 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     rows.x[2] = tshi_kernel_reals(max, 1);
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, r.params.n);
     tshi_mem_release(ctx, scratch);
-    tshi_kernel_output_done(out, unrounded);
+    if (cut && ctx->error.code == TSH_OK)
+        tshi_reduce_agree(x, r.params.axis, tsh_numel(out), (int64_t *)place, max);
+    if (cut)
+        tshi_mem_release(ctx, unrounded);
+    else
+        tshi_kernel_output_done(out, unrounded);
     tshi_map_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, aux);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
@@ -17182,6 +17341,201 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
 }
 
 /* ========================================================================== */
+/* >>sample                                            MARK: - sample (private) */
+/* tsh_sample: an id of each row of logits, after filters.                      */
+/* Needs: >>redistribute >>rng.                                                 */
+/* ========================================================================== */
+
+/* Every rank does the same with the whole logits, in double, so all draw the same ids. Each filter
+ * keeps what is not below a threshold; quickselect finds the threshold, no row is sorted. */
+
+/* Splits n values into those above a pivot, equal to it, and below it. *above: number of the first;
+ * *below: where the last begin. */
+static void tshi_sample_partition(double *v, int64_t n, double pivot, int64_t *above,
+                                  int64_t *below) {
+    int64_t at = 0; /* values from here to *below are not compared yet */
+    *above = 0;
+    *below = n;
+    while (at < *below) {
+        const double x = v[at];
+        if (x < pivot) {
+            v[at] = v[--*below];
+            v[*below] = x;
+        } else {
+            if (x > pivot) {
+                v[at] = v[*above];
+                v[(*above)++] = x;
+            }
+            at++;
+        }
+    }
+}
+
+/* Returns the largest t such that the weights of the values from t up sum to at least `goal`, above
+ * 0; the smallest value if all together do not. The weight of a value is itself, or 1 if `count`.
+ * Reorders the n > 0 values: quickselect (Hoare 1961). */
+static double tshi_sample_threshold(double *v, int64_t n, double goal, int count) {
+    for (;;) {
+        const double a = v[0], b = v[n / 2], c = v[n - 1]; /* the pivot is their median */
+        const double pivot = a > b ? (b > c ? b : a > c ? c : a) : (a > c ? a : b > c ? c : b);
+        double larger = 0, equal; /* sums of weights */
+        int64_t above, below;
+        tshi_sample_partition(v, n, pivot, &above, &below);
+        for (int64_t i = 0; i < above; i++) larger += count ? 1 : v[i];
+        equal = (double)(below - above) * (count ? 1 : pivot);
+        if (larger >= goal) {
+            n = above;
+        } else {
+            if (larger + equal >= goal || below == n) return pivot;
+            goal -= larger + equal; /* values below the pivot make up the rest */
+            v += below;
+            n -= below;
+        }
+    }
+}
+
+/* Copies the values of z (n) from `least` up to `to`. Returns how many there are. */
+static int64_t tshi_sample_copy(const double *z, int64_t n, double least, double *to) {
+    int64_t i, count = 0;
+    for (i = 0; i < n; i++)
+        if (z[i] >= least) to[count++] = z[i];
+    return count;
+}
+
+/* Returns the k-th largest of the values z (n), 0 < k < n. Of k pieces of z, the smallest of their
+ * maxima has k values from it up: what is smaller need not be looked at. scratch: (n). */
+static double tshi_sample_kth(const double *z, int64_t n, int64_t k, double *scratch) {
+    double bound = (double)INFINITY;
+    for (int64_t piece = 0, i = 0; piece < k; piece++) {
+        double max = z[i];
+        for (const int64_t end = n / k * piece + n / k; i < end; i++)
+            if (z[i] > max) max = z[i];
+        if (max < bound) bound = max;
+    }
+    return tshi_sample_threshold(scratch, tshi_sample_copy(z, n, bound, scratch), (double)k, 1);
+}
+
+/* Returns an id drawn by chance, in [0, 1), from the n logits z, which become weights; -1 if one is
+ * NaN or the largest is not finite. scratch: (n). */
+static int64_t tshi_sample_row(double *z, double *scratch, int64_t n, const tsh_sample_desc *desc,
+                               double chance) {
+    const double temperature = tshi_base_option(desc->temperature, 1);
+    double max = -(double)INFINITY, least = max, total = 0; /* least: smaller ones are left out */
+    int64_t i, best = -1;
+    for (i = 0; i < n; i++) {
+        if (z[i] != z[i]) return -1;
+        if (z[i] > max) max = z[best = i];
+    }
+    if (best < 0 || max > DBL_MAX || !(temperature > 0)) return max > DBL_MAX ? -1 : best;
+    if (desc->top_k > 0 && desc->top_k < n) least = tshi_sample_kth(z, n, desc->top_k, scratch);
+    for (i = 0; i < n; i++) {
+        z[i] = z[i] < least ? 0 : exp((z[i] - max) / temperature); /* 1 for the largest */
+        total += z[i];
+    }
+    least = desc->min_p;
+    if (desc->top_p > 0 && desc->top_p < 1) {
+        /* all weights below this one together are less than what may be left out */
+        const double bound = (1 - desc->top_p) * total / (double)n;
+        const int64_t count = tshi_sample_copy(z, n, bound, scratch);
+        const double top = tshi_sample_threshold(scratch, count, desc->top_p * total, 0);
+        if (top > least) least = top;
+    }
+    for (total = 0, i = 0; i < n; i++) total += z[i] < least ? 0 : z[i];
+    chance *= total;
+    for (i = 0; i < n && chance >= 0; i++) {
+        if (!(z[i] > 0) || z[i] < least) continue;
+        chance -= z[i];
+        best = i; /* the last one stays if sums round up */
+    }
+    return best;
+}
+
+/* Checks the options. Returns 0 after an error. */
+static int tshi_sample_check(tsh_tensor *logits, const tsh_sample_desc *desc) {
+    tsh_tensor *in[2];
+    char tx[TSHI_TEXT_SIZE], tp[TSHI_TEXT_SIZE];
+    const int last = logits->ndim - 1;
+    in[0] = logits;
+    in[1] = desc->previous ? desc->previous : logits;
+    if (!tshi_tensor_check("tsh_sample", in, 2)) return 0;
+    if (last < 0 || !logits->dim[last])
+        return tshi_error_zero(logits->ctx, TSH_ERR_SHAPE,
+                               "tsh_sample: takes logits (.., V), V at least 1, not %s",
+                               tshi_tensor_text(logits, tx));
+    if (desc->previous && (tshi_dtypes[in[1]->dtype].floating || in[1]->ndim != last + 1 ||
+                           memcmp(in[1]->dim, logits->dim, (size_t)last * sizeof *in[1]->dim) != 0))
+        return tshi_error_zero(logits->ctx, TSH_ERR_SHAPE,
+                               "tsh_sample: logits %s, previous %s %s; takes integers (.., n), a "
+                               "row of ids for each row of logits",
+                               tshi_tensor_text(logits, tx), tshi_dtype_name(in[1]->dtype),
+                               tshi_tensor_text(in[1], tp));
+    if (!(desc->temperature >= TSH_ZERO && desc->temperature <= DBL_MAX) || desc->top_k < 0 ||
+        !(desc->top_p >= 0 && desc->top_p <= 1) || !(desc->min_p >= 0 && desc->min_p <= 1) ||
+        !(desc->penalty >= 0 && desc->penalty <= DBL_MAX))
+        return tshi_error_zero(logits->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_sample: temperature %g, top_k %lld, top_p %g, min_p %g, "
+                               "penalty %g: none may be below 0, and top_p and min_p not above 1",
+                               desc->temperature, (long long)desc->top_k, desc->top_p, desc->min_p,
+                               desc->penalty);
+    return 1;
+}
+
+/* Draws the ids of all rows of x (.., V), replicated. previous: (.., n), replicated, or NULL. */
+static void tshi_sample_rows(const tsh_tensor *x, const tsh_tensor *previous,
+                             const tsh_sample_desc *desc, int64_t *ids) {
+    tsh_ctx *ctx = x->ctx;
+    const int64_t n = x->dim[x->ndim - 1], rows = tsh_numel(x) / n;
+    const int64_t seen = previous ? previous->dim[previous->ndim - 1] : 0; /* ids per row */
+    const double penalty = desc->penalty > 0 ? desc->penalty : 1;
+    const uint64_t stream = tshi_rng_hash(0, "sample", 6);
+    tshi_block *scratch, *held = NULL, *block;
+    const tsh_real *values = tshi_kernel_packed_reals(x, &scratch); /* shape (rows, n) */
+    const void *past = previous ? tshi_kernel_packed(previous, &held) : NULL; /* (rows, seen) */
+    block = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * (size_t)n * sizeof(double));
+    double *z = block ? (double *)tshi_mem_data(block) : NULL; /* the logits of a row */
+    for (int64_t r = 0; r < rows && ctx->error.code == TSH_OK; r++, values += n) {
+        uint32_t word[4];
+        int64_t i;
+        for (i = 0; i < n; i++) z[i] = (double)values[i];
+        for (i = 0; i < seen; i++) {
+            const int64_t id = tshi_tensor_integer(previous, past, r * seen + i);
+            if (id < 0 || id >= n) continue;
+            z[id] = (double)values[id] * (values[id] > 0 ? 1 / penalty : penalty);
+        }
+        tshi_rng_philox(desc->seed + (uint64_t)r, stream, (uint64_t)desc->position, word);
+        ids[r] = tshi_sample_row(z, z + n, n, desc,
+                                 ((double)(word[0] >> 5) * 67108864.0 + (double)(word[1] >> 6)) /
+                                     9007199254740992.0); /* 53 random bits */
+        if (ids[r] < 0)
+            (void)tsh_fail(ctx, TSH_ERR_ANOMALY,
+                           "tsh_sample: row %lld of the logits has a NaN, or its largest is not "
+                           "finite",
+                           (long long)r);
+    }
+    tshi_mem_release(ctx, scratch);
+    tshi_mem_release(ctx, held);
+    tshi_mem_release(ctx, block);
+}
+
+TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc) {
+    static const tsh_sample_desc usual = {0, NULL, 0, 0, 0, 0, 0, 0}; /* zeros: no filter */
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_sample", &logits, 1);
+    tsh_shape shape = tsh_shape_of(logits);
+    tsh_tensor *x, *previous, *out;
+    if (!desc) desc = &usual;
+    if (!ctx || !tshi_sample_check(logits, desc)) return NULL;
+    shape.ndim--;
+    tsh_no_grad_begin(ctx);
+    x = tsh_full(logits);
+    previous = desc->previous ? tsh_full(desc->previous) : NULL;
+    out = ctx->error.code == TSH_OK ? tshi_tensor_out(ctx, "tsh_sample", TSH_I64, &shape, NULL)
+                                    : NULL;
+    if (out) tshi_sample_rows(x, previous, desc, (int64_t *)tshi_tensor_at(out));
+    tsh_no_grad_end(ctx);
+    return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+/* ========================================================================== */
 /* >>op-custom                                      MARK: - op-custom (private) */
 /* tsh_custom_op: ops of the user's own.                                       */
 /* Needs: >>op-map.                                                             */
@@ -18978,6 +19332,377 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
     rule = tshi_parallel_rule(desc->style);
     rule.output = desc->output;
     return tshi_parallel_shard(module, &rule);
+}
+
+/* ========================================================================== */
+/* >>layers                                            MARK: - layers (private) */
+/* What transformers are made of, sharded as it is made: attention and MLP; and */
+/* the cache of keys and values.                                                */
+/* Needs: >>parallel >>op-rope >>op-attention.                                  */
+/* ========================================================================== */
+
+/* These layers are modules whose children are linear layers: plans, files and tsh_quantize treat
+ * those as any other. module->user is a struct of the layer. */
+
+/* Adds a linear layer like `like` under a style: COLWISE or ROWWISE by the `segments` of `cut`. */
+static tsh_module *tshi_layers_linear(tsh_module *parent, const char *name,
+                                      const tsh_linear_desc *like, int64_t in, int64_t out,
+                                      tsh_style style, const tsh_segment *cut, int segments) {
+    tsh_linear_desc desc = *like;
+    tsh_plan_rule rule = tshi_parallel_rule(style);
+    tsh_module *module;
+    desc.in = in;
+    desc.out = out;
+    rule.segments = segments;
+    rule.cut = cut;
+    module = tsh_add_linear(parent, name, &desc);
+    return module && tsh_parallelize(module, &rule, 1) == TSH_OK ? module : NULL;
+}
+
+/* Ends the constructor of a layer with children: after an error, removes them, too. */
+static tsh_module *tshi_layers_finish(tsh_module *module) {
+    while (module->ctx->error.code != TSH_OK && module->first)
+        (void)tshi_module_finish(module->first);
+    return tshi_module_finish(module);
+}
+
+/* -- attention -------------------------------------------------------------- */
+
+typedef struct tshi_attention_layer {
+    tsh_attention_layer_desc desc; /* with the counts that its zeros stand for */
+    tsh_rope_desc rope;            /* desc.rope points to it, or is NULL */
+    tsh_module *qkv[3], *fused, *norm[2], *out; /* children; NULL: it has none such */
+    tsh_cache *cache;           /* NULL: none is attached */
+    tsh_tensor *keys, *values;  /* the cache's, (B, Hkv, length, D) */
+    int64_t past;               /* positions that these hold */
+} tshi_attention_layer;
+
+struct tsh_cache {
+    tsh_cache *next;    /* in the ctx's list */
+    tsh_module *module; /* its layers are below; NULL: the handle is free */
+    int64_t length;     /* positions that fit */
+};
+
+/* Splits the output of the fused layer, (B, T, features), to q, k and v, (B, T, heads D). */
+static void tshi_layers_split(const tshi_attention_layer *a, tsh_tensor *y, tsh_tensor **qkv) {
+    const tsh_attention_layer_desc *desc = &a->desc;
+    const int64_t kv = desc->kv_heads, group = desc->heads / kv, d = desc->head_dim;
+    const int64_t unit = desc->by_group ? 1 : kv * d; /* what a head per group is along dim 2 */
+    const tsh_shape whole = tsh_shape_of(y);
+    int64_t at = 0; /* heads per group so far */
+    if (desc->by_group)
+        y = tsh_reshape(y, tsh_shape4(whole.dim[0] * whole.dim[1], kv, group + 2, d));
+    for (int i = 0; i < 3; i++) {
+        const int64_t heads = i ? 1 : group; /* of this part, per group */
+        qkv[i] = tsh_slice(y, 2, at * unit, heads * unit);
+        if (desc->by_group)
+            qkv[i] = tsh_reshape(qkv[i], tsh_shape3(whole.dim[0], whole.dim[1], kv * heads * d));
+        at += heads;
+    }
+}
+
+/* x (B, T, heads D) -> (B, heads, T, D), each head normalised by `norm`, which may be NULL. */
+static tsh_tensor *tshi_layers_heads(tsh_tensor *x, int64_t d, tsh_module *norm) {
+    if (!x) return NULL;
+    x = tsh_reshape(x, tsh_shape4(x->dim[0], x->dim[1], x->dim[2] / d, d));
+    return tsh_transpose(norm ? tsh_forward(norm, x) : x, 1, 2);
+}
+
+/* Computes q, k and v of x (B, T, dim) with their positions: (B, heads, T, D). 0 after an error. */
+static int tshi_layers_project(const tshi_attention_layer *a, tsh_tensor *x, tsh_tensor **qkv) {
+    const tsh_attention_layer_desc *desc = &a->desc;
+    tsh_rope_desc rope = a->rope;
+    tsh_tensor *y = a->fused ? tsh_forward(a->fused, x) : NULL;
+    rope.start += a->past;
+    if (y) tshi_layers_split(a, y, qkv);
+    for (int i = 0; i < 3; i++) {
+        if (!a->fused) qkv[i] = tsh_forward(a->qkv[i], x);
+        qkv[i] = tshi_layers_heads(qkv[i], desc->head_dim, i < 2 ? a->norm[i] : NULL);
+        if (i < 2 && desc->rope) qkv[i] = tsh_rope(qkv[i], &rope);
+    }
+    if (!qkv[2] || x->ctx->error.code != TSH_OK) return 0;
+    /* A fused layer that is whole gives all heads: this rank computes its own. */
+    if (qkv[0]->layout.kind == TSH_REPLICATED && qkv[1]->layout.kind == TSH_REPLICATED &&
+        a->out->param[0]->layout.kind == TSH_SHARDED)
+        qkv[0] = tsh_redistribute(qkv[0], tsh_sharded(1));
+    return qkv[0] != NULL;
+}
+
+/* in: x (B, T, dim) and perhaps a mask -> (B, T, dim). */
+static tsh_tensor *tshi_layers_attend(tsh_module *module, tsh_tensor **in, int n) {
+    tshi_attention_layer *a = (tshi_attention_layer *)module->user;
+    tsh_attention_desc desc = a->desc.attention;
+    tsh_tensor *qkv[3] = {NULL, NULL, NULL}, *x = in[0], *y;
+    char text[TSHI_TEXT_SIZE];
+    if (n > 2 || !x || x->ndim != 3 || x->dim[2] != a->desc.dim)
+        return tshi_error_null(module->ctx, x ? TSH_ERR_SHAPE : TSH_ERR_ARGUMENT,
+                               "tsh_forward: takes x (B, T, %lld) and, if any, a mask; there are "
+                               "%d inputs, x is %s",
+                               (long long)a->desc.dim, n, x ? tshi_tensor_text(x, text) : "NULL");
+    if (a->cache && a->past + x->dim[1] > a->cache->length)
+        return tshi_error_null(module->ctx, TSH_ERR_SHAPE,
+                               "tsh_forward: the cache of %lld positions holds %lld, and %lld more "
+                               "do not fit; make a longer one (tsh_cache_new), or forget some "
+                               "(tsh_cache_truncate)",
+                               (long long)a->cache->length, (long long)a->past,
+                               (long long)x->dim[1]);
+    if (!tshi_layers_project(a, x, qkv)) return NULL;
+    desc.owner = module;
+    if (module->evaluating) desc.dropout = 0;
+    if (n > 1) desc.mask = in[1];
+    desc.cache_k = a->keys;
+    desc.cache_v = a->values;
+    desc.past = a->past;
+    y = tsh_transpose(tsh_attention(qkv[0], qkv[1], qkv[2], &desc), 1, 2);
+    if (!y) return NULL;
+    if (a->cache) a->past += x->dim[1];
+    y = tsh_reshape(y, tsh_shape3(y->dim[0], y->dim[1], y->dim[2] * y->dim[3]));
+    return tsh_forward(a->out, y);
+}
+
+static const tshi_kind tshi_layers_attention = {"attention", tshi_layers_attend, 0, NULL};
+
+/* Fills in the counts that zeros stand for. 0 and an error if they do not fit. */
+static int tshi_layers_counts(const tsh_module *module, tsh_attention_layer_desc *desc) {
+    const int64_t heads = desc->heads, divided = heads > 0 ? desc->dim / heads : 0;
+    const int fits = desc->head_dim || (heads > 0 && desc->dim % heads == 0);
+    if (!desc->kv_heads) desc->kv_heads = heads;
+    if (!desc->head_dim) desc->head_dim = divided;
+    if (heads > 0 && desc->kv_heads > 0 && heads % desc->kv_heads == 0 && desc->dim > 0 &&
+        desc->head_dim > 0 && fits)
+        return 1;
+    return tshi_error_zero(module->ctx, TSH_ERR_SHAPE,
+                           "tsh_add_attention: \"%s\" has %lld heads, %lld key and value heads and "
+                           "%lld features; heads must be a multiple of key and value heads, and "
+                           "divide the features unless .head_dim is given",
+                           module->path, (long long)heads, (long long)desc->kv_heads,
+                           (long long)desc->dim);
+}
+
+/* Adds the linear layers of a. */
+static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a) {
+    static const char *const usual[3] = {"q_proj", "k_proj", "v_proj"};
+    const tsh_attention_layer_desc *desc = &a->desc;
+    const char *const given[3] = {desc->q, desc->k, desc->v};
+    const int64_t d = desc->head_dim, kv = desc->kv_heads, group = desc->heads / kv;
+    const int whole = kv < desc->heads && kv < module->ctx->tp.size; /* 1: k and v are not cut */
+    tsh_segment cut[3]; /* of [Q|K|V]: query heads go with their key head */
+    tsh_linear_desc like;
+    memset(&like, 0, sizeof like);
+    like.reversed = desc->reversed;
+    like.weight_init = desc->weight_init;
+    like.bias_init = desc->bias_init;
+    like.dtype = desc->dtype;
+    like.no_bias = !desc->qkv_bias;
+    for (int i = 0; i < 3; i++) {
+        cut[i].length = (i ? kv : desc->heads) * d;
+        cut[i].unit = (i || whole ? 1 : group) * d;
+        if (!desc->fused)
+            a->qkv[i] = tshi_layers_linear(module, given[i] ? given[i] : usual[i], &like, desc->dim,
+                                           cut[i].length, i && whole ? TSH_PLAIN : TSH_COLWISE,
+                                           &cut[i], 1);
+    }
+    if (desc->fused) {
+        const tsh_segment by_group = {(desc->heads + 2 * kv) * d, (group + 2) * d};
+        a->fused = tshi_layers_linear(module, desc->fused, &like, desc->dim, by_group.length,
+                                      whole ? TSH_PLAIN : TSH_COLWISE,
+                                      desc->by_group ? &by_group : cut, desc->by_group ? 1 : 3);
+    }
+    like.no_bias = !desc->out_bias;
+    a->out = tshi_layers_linear(module, desc->out ? desc->out : "o_proj", &like, desc->heads * d,
+                                desc->dim, TSH_ROWWISE, cut, 1);
+}
+
+TSH_API TSHI_COLD tsh_module *tsh_add_attention(tsh_module *parent, const char *name,
+                                                const tsh_attention_layer_desc *desc) {
+    tsh_module *module = tshi_nn_add(parent, name, &tshi_layers_attention, desc);
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    tshi_attention_layer *a;
+    if (!ctx) return NULL;
+    a = (tshi_attention_layer *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *a);
+    module->user = a;
+    if (!a) return tshi_layers_finish(module);
+    a->desc = *desc;
+    if (desc->rope) a->rope = *desc->rope;
+    if (desc->rope) a->desc.rope = &a->rope;
+    if (tshi_layers_counts(module, &a->desc)) tshi_layers_add_linears(module, a);
+    if (desc->qk_norm) {
+        tsh_rms_norm_desc norm = *desc->qk_norm;
+        norm.dim = a->desc.head_dim;
+        a->norm[0] = tsh_add_rms_norm(module, "q_norm", &norm);
+        a->norm[1] = tsh_add_rms_norm(module, "k_norm", &norm);
+    }
+    return tshi_layers_finish(module);
+}
+
+/* -- MLP -------------------------------------------------------------------- */
+
+typedef struct tshi_mlp_layer {
+    tsh_module *gate, *up, *down; /* gate: NULL if not gated; up: NULL if gate is [gate|up] */
+    tsh_tensor *(*activation)(tsh_tensor *x);
+} tshi_mlp_layer;
+
+/* x (.., dim) -> (.., dim). */
+static tsh_tensor *tshi_layers_mlp(tsh_module *module, tsh_tensor **in, int n) {
+    const tshi_mlp_layer *mlp = (const tshi_mlp_layer *)module->user;
+    tsh_tensor *x = tshi_nn_input(module, in, n), *part[2] = {NULL, NULL}; /* gate, up */
+    if (!x) return NULL;
+    if (!mlp->up) {
+        (void)tsh_split_dim(tsh_forward(mlp->gate, x), -1, 2, part);
+    } else {
+        if (mlp->gate) part[0] = tsh_forward(mlp->gate, x);
+        part[1] = tsh_forward(mlp->up, x);
+    }
+    if (!mlp->gate) return tsh_forward(mlp->down, mlp->activation(part[1]));
+    return tsh_forward(mlp->down, tsh_mul(mlp->activation(part[0]), part[1]));
+}
+
+TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
+                                          const tsh_mlp_desc *desc) {
+    static tsh_tensor *(*const activations[])(tsh_tensor *) = {tsh_gelu, tsh_gelu_tanh, tsh_relu,
+                                                               tsh_silu};
+    static const tshi_kind kind = {"mlp", tshi_layers_mlp, 0, NULL};
+    tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    const int fused = ctx && desc->gated && desc->fused;
+    tsh_segment cut[2]; /* of [gate|up] */
+    tsh_linear_desc like;
+    tshi_mlp_layer *mlp;
+    if (!ctx) return NULL;
+    if ((unsigned)desc->activation > (unsigned)TSH_SILU || (desc->fused && !desc->gated))
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_add_mlp: \"%s\" has activation %d, fused %s: activations are TSH_GELU "
+                       "to TSH_SILU, and only gated layers are fused",
+                       module->path, (int)desc->activation, desc->fused ? desc->fused : "NULL");
+    mlp = (tshi_mlp_layer *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *mlp);
+    module->user = mlp;
+    if (!mlp || ctx->error.code != TSH_OK) return tshi_layers_finish(module);
+    mlp->activation = activations[desc->activation];
+    cut[0].length = cut[1].length = desc->hidden;
+    cut[0].unit = cut[1].unit = desc->hidden % 32 ? 1 : 32; /* 32: blocks of quantised weights */
+    memset(&like, 0, sizeof like);
+    like.reversed = desc->reversed;
+    like.weight_init = desc->weight_init;
+    like.bias_init = desc->bias_init;
+    like.dtype = desc->dtype;
+    like.no_bias = !desc->bias;
+    if (desc->gated)
+        mlp->gate = tshi_layers_linear(
+            module, fused ? desc->fused : desc->gate ? desc->gate : "gate_proj", &like, desc->dim,
+            (1 + fused) * desc->hidden, TSH_COLWISE, cut, 1 + fused);
+    if (!fused)
+        mlp->up = tshi_layers_linear(module, desc->up ? desc->up : "up_proj", &like, desc->dim,
+                                     desc->hidden, TSH_COLWISE, cut, 1);
+    mlp->down = tshi_layers_linear(module, desc->down ? desc->down : "down_proj", &like,
+                                   desc->hidden, desc->dim, TSH_ROWWISE, cut, 1);
+    return tshi_layers_finish(module);
+}
+
+/* -- caches ----------------------------------------------------------------- */
+
+/* Steps *m to the next attention layer below root, from NULL to the first; NULL at the end. */
+static tshi_attention_layer *tshi_layers_next(tsh_module *root, tsh_module **m) {
+    do {
+        *m = *m ? tshi_module_next(root, *m) : root;
+    } while (*m && (*m)->kind != &tshi_layers_attention);
+    return *m ? (tshi_attention_layer *)(*m)->user : NULL;
+}
+
+/* Gives a layer its part of a cache. */
+static void tshi_layers_attach(tsh_module *module, tshi_attention_layer *a, tsh_cache *cache,
+                               int64_t batch, tsh_dtype dtype) {
+    const tsh_tensor *w = (a->fused ? a->fused : a->qkv[1])->param[0]; /* laid out as the keys */
+    const tsh_layout layout = w->layout.kind == TSH_SHARDED ? tsh_sharded(1) : tsh_replicated();
+    const tsh_shape shape = tsh_shape4(batch, a->desc.kv_heads, cache->length, a->desc.head_dim);
+    if (a->cache) {
+        (void)tsh_fail(module->ctx, TSH_ERR_STATE,
+                       "tsh_cache_new: \"%s\" has a cache already; tsh_cache_free it first",
+                       module->path);
+        return;
+    }
+    if (w->absent) return; /* another stage of the pipeline has the layer */
+    a->cache = cache;
+    a->past = 0;
+    a->keys = tsh_tensor_new(module->ctx, dtype, shape, &layout);
+    a->values = tsh_tensor_new(module->ctx, dtype, shape, &layout);
+}
+
+/* Returns a handle that is free; NULL: no memory. */
+static tsh_cache *tshi_layers_handle(tsh_ctx *ctx) {
+    tsh_cache *cache = ctx->caches;
+    while (cache && cache->module) cache = cache->next;
+    if (cache) return cache;
+    cache = (tsh_cache *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *cache);
+    if (cache) cache->next = ctx->caches;
+    if (cache) ctx->caches = cache;
+    return cache;
+}
+
+TSH_API TSHI_COLD tsh_cache *tsh_cache_new(tsh_module *module, int64_t batch, int64_t length,
+                                           tsh_dtype dtype) {
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    tsh_module *m = NULL;
+    tshi_attention_layer *a;
+    tsh_cache *cache;
+    if (!ctx || ctx->error.code != TSH_OK) return NULL;
+    if (dtype == TSH_DTYPE_DEFAULT) dtype = ctx->dtype;
+    if (batch < 1 || length < 1 || !tshi_dtype_exists(dtype) || !tshi_dtype_computes(dtype))
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_cache_new: %lld texts of %lld positions in dtype %d; takes at least "
+                       "one of each, in %s, bf16 or f16",
+                       (long long)batch, (long long)length, (int)dtype, tshi_dtype_name(TSH_REAL));
+    else if (!tshi_layers_next(module, &m))
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_cache_new: \"%s\" has no attention layer; tsh_add_attention makes one",
+                       module->path);
+    cache = ctx->error.code == TSH_OK ? tshi_layers_handle(ctx) : NULL;
+    if (!cache) return NULL;
+    cache->module = module;
+    cache->length = length;
+    for (m = NULL; (a = tshi_layers_next(module, &m)) != NULL && ctx->error.code == TSH_OK;)
+        tshi_layers_attach(m, a, cache, batch, dtype);
+    if (ctx->error.code == TSH_OK) return cache;
+    tsh_cache_free(cache);
+    return NULL;
+}
+
+TSH_API TSHI_COLD void tsh_cache_free(tsh_cache *cache) {
+    tsh_module *m = NULL;
+    tshi_attention_layer *a;
+    if (!cache || !cache->module) return;
+    while ((a = tshi_layers_next(cache->module, &m)) != NULL) {
+        if (a->cache != cache) continue;
+        tsh_tensor_free(a->keys);
+        tsh_tensor_free(a->values);
+        a->keys = a->values = NULL;
+        a->cache = NULL;
+        a->past = 0;
+    }
+    cache->module = NULL;
+}
+
+TSH_API int64_t tsh_cache_length(const tsh_cache *cache) {
+    const tshi_attention_layer *a;
+    tsh_module *m = NULL;
+    int64_t length = 0;
+    while (cache && cache->module && (a = tshi_layers_next(cache->module, &m)) != NULL)
+        if (a->cache == cache && a->past > length) length = a->past;
+    return length;
+}
+
+TSH_API tsh_result tsh_cache_truncate(tsh_cache *cache, int64_t length) {
+    const int64_t held = tsh_cache_length(cache);
+    tshi_attention_layer *a;
+    tsh_module *m = NULL;
+    if (!cache || !cache->module) return TSH_ERR_ARGUMENT;
+    if (length < 0 || length > held)
+        return tsh_fail(cache->module->ctx, TSH_ERR_ARGUMENT,
+                        "tsh_cache_truncate: the cache holds %lld positions, of which %lld cannot "
+                        "be kept",
+                        (long long)held, (long long)length);
+    while ((a = tshi_layers_next(cache->module, &m)) != NULL)
+        if (a->cache == cache) a->past = tshi_base_min(a->past, length);
+    return TSH_OK;
 }
 
 /* ========================================================================== */

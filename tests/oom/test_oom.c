@@ -91,6 +91,26 @@ static void work_attention(tsh_ctx *ctx) {
     finish(ctx, tsh_attention(tsh_neg(q), k, leaf(ctx, shape, "S(1)"), &desc));
 }
 
+/* Layers with a cache, and an id from logits whose vocabulary is sharded. */
+static void work_generate(tsh_ctx *ctx) {
+    const tsh_attention_layer_desc attention = {.dim = WIDTH, .heads = 8, .kv_heads = 2};
+    const tsh_mlp_desc mlp = {.dim = WIDTH, .hidden = WIDTH, .gated = 1};
+    const tsh_sample_desc filters = {.top_k = 50, .top_p = 0.9};
+    tsh_module *root = tsh_root(ctx);
+    tsh_tensor *x = tsh_zeros(ctx, tsh_shape3(1, ROWS, WIDTH));
+    tsh_cache *cache;
+    (void)tsh_add_attention(root, "attn", &attention);
+    (void)tsh_add_mlp(root, "mlp", &mlp);
+    cache = tsh_cache_new(root, 1, ROWS, TSH_DTYPE_DEFAULT);
+    tsh_no_grad_begin(ctx);
+    x = tsh_redistribute(tsh_forward(root, x), tsh_sharded(-1));
+    (void)tsh_argmax(x, -1, 0);
+    (void)tsh_sample(x, &filters);
+    tsh_no_grad_end(ctx);
+    tsh_cache_free(cache);
+    (void)tsh_step_end(ctx);
+}
+
 static void work_loss(tsh_ctx *ctx) {
     tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, tsh_shape1(ROWS), NULL);
     tsh_tensor *table = leaf(ctx, tsh_shape2(WIDTH, 1100), "S(0)");
@@ -418,6 +438,7 @@ static const job jobs[] = {
     {"attention", work_attention, 0, 0, 0},
     {"grouped", work_grouped, 0, 0, 0},
     {"lookup", work_lookup, 0, 0, 0},
+    {"generate", work_generate, 0, 0, 0},
     {"loss", work_loss, 0, 0, 0},
     {"loss options", work_loss_options, 0, 0, 0},
     {"init", work_init, 0, 0, 0},

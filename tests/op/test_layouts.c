@@ -266,6 +266,8 @@ static const trial rows[] = {
     EXACT(reduce, "max all", "R", "2,n R"),
     VALUES(reduce, "argmax 2", "S(1)", "2,n,5 S(1)"),
     VALUES(reduce, "argmax 0 keep", "S(1)", "5,n S(1)"),
+    VALUES(reduce, "argmax 1", "R", "3,n S(1)"),
+    VALUES(reduce, "argmax 0 keep", "R", "2n,2,3 S(0, 2 segments, unit 1)"),
     ROUND(reduce, "softmax 1", "S(0)", "n,5 S(0)"),
     ROUND(reduce, "softmax 0", "S(1)", "5,n S(1)"),
     ROUND(reduce, "log_softmax -1", "S(1)", "2,n,5 S(1)"),
@@ -544,7 +546,7 @@ static const refusal refusals[] = {
     /* what needs all values along a dimension that is sharded */
     REFUSE(reduce, "max 1", IN("2,4 S(1)"), "tsh_max", "(2, 4) S(1)", COMPLETE),
     REFUSE(reduce, "max all", IN("2,4 S(1)"), "tsh_max", "(2, 4) S(1)", COMPLETE),
-    REFUSE(reduce, "argmax 1", IN("2,4 S(1)"), "tsh_argmax", "(2, 4) S(1)", COMPLETE),
+    REFUSE(reduce, "argmax all", IN("2,4 S(1)"), "tsh_argmax", "(2, 4) S(1)", COMPLETE),
     REFUSE(reduce, "softmax -1", IN("2,4 S(1)"), "tsh_softmax", "(2, 4) S(1)", COMPLETE),
     REFUSE(reduce, "log_softmax 0", IN("2,4 S(0)"), "tsh_log_softmax", "(2, 4) S(0)", COMPLETE),
     REFUSE(layer_norm, "", IN("2,4 S(1)", "4 R", "4 R"), "tsh_layer_norm",
