@@ -156,15 +156,22 @@ typedef struct llm_token {
     uint32_t added;  /* index of the added token of this id + 1; 0: none */
 } llm_token;
 
-/* Words and their ids. */
+/* The first and the last bytes of a word: with its length, all of one of at most 16 bytes. */
+typedef struct llm_ends {
+    uint64_t first, last;
+} llm_ends;
+
+/* A word and its ids. Of a longer one than 16 bytes, `ends` are an offset into cache_text and a
+ * hash. */
 typedef struct llm_cached {
-    uint64_t hash;
-    size_t offset, ids;
-    uint32_t length, count; /* length 0: empty */
+    llm_ends ends;
+    uint32_t ids;           /* the only one, or an offset into cache_ids */
+    uint16_t length, count; /* length 0: empty */
 } llm_cached;
 
 typedef enum llm_model { LLM_BPE, LLM_WORD_PIECE, LLM_UNIGRAM } llm_model;
 
+enum { LLM_FILTER = 1 << 22 /* bits */ };
 enum { LLM_NONE = -1, LLM_CACHED = 96, LLM_CACHE_WORDS = 1 << 19, LLM_MAX_ID = 1 << 22 };
 
 typedef struct llm_tokenizer {
@@ -193,6 +200,7 @@ typedef struct llm_tokenizer {
     int fuse_unk, byte_fallback, ignore_merges, has_continuing, cut_at_spaces;
     int32_t letter_ids[1024], byte_ids[256];
     llm_map merges; /* left << 32 | right, + 1: rank << 32 | result */
+    uint64_t *filter; /* bits of the hashes of its keys: most pairs have no merge */
     llm_text continuing;
     size_t max_chars, max_length;
     llm_map trie; /* node << 8 | byte, + 1: node; value of a node: below */
@@ -293,30 +301,36 @@ static uint64_t llm_mix(uint64_t x) {
     return x ^ x >> 29;
 }
 
-static uint64_t llm_hash(const char *s, size_t n) {
-    uint64_t hash = n * UINT64_C(0xFF51AFD7ED558CCD), a = 0, b = 0;
-    for (; n > 16; n -= 16, s += 16) {
-        memcpy(&a, s, 8);
-        memcpy(&b, s + 8, 8);
-        hash = llm_mix(hash ^ a) ^ b * UINT64_C(0xC2B2AE3D27D4EB4F);
-    }
+static llm_ends llm_ends_of(const char *s, size_t n) {
+    llm_ends ends = {0, 0};
+    uint32_t four;
     if (n >= 8) {
-        memcpy(&a, s, 8);
-        memcpy(&b, s + n - 8, 8);
+        memcpy(&ends.first, s, 8);
+        memcpy(&ends.last, s + n - 8, 8);
     } else if (n >= 4) {
-        uint32_t low, high;
-        memcpy(&low, s, 4);
-        memcpy(&high, s + n - 4, 4);
-        a = low;
-        b = high;
-    } else {
-        a = b = 0;
-        if (n) {
-            a = (uint64_t)(unsigned char)s[0] | (uint64_t)(unsigned char)s[n / 2] << 8;
-            b = (unsigned char)s[n - 1];
-        }
+        memcpy(&four, s, 4);
+        ends.first = four;
+        memcpy(&four, s + n - 4, 4);
+        ends.last = four;
+    } else if (n) {
+        ends.first = (uint64_t)(unsigned char)s[0] | (uint64_t)(unsigned char)s[n / 2] << 8;
+        ends.last = (unsigned char)s[n - 1];
     }
-    return llm_mix(hash ^ a) ^ llm_mix(b ^ UINT64_C(0xD6E8FEB86659FD93));
+    return ends;
+}
+
+static uint64_t llm_hash_ends(llm_ends ends, size_t n) {
+    const uint64_t hash = n * UINT64_C(0xFF51AFD7ED558CCD);
+    return llm_mix(hash ^ ends.first) ^ llm_mix(ends.last ^ UINT64_C(0xD6E8FEB86659FD93));
+}
+
+static uint64_t llm_hash(const char *s, size_t n) {
+    uint64_t hash = llm_hash_ends(llm_ends_of(s, n), n), part;
+    for (; n > 16; n -= 8, s += 8) {
+        memcpy(&part, s + 8, 8);
+        hash = llm_mix(hash ^ part) + part;
+    }
+    return hash;
 }
 
 static uint64_t *llm_map_find(const llm_map *map, uint64_t key) {
@@ -590,6 +604,15 @@ static void llm_compose(llm_tokenizer *t) {
 static int llm_canonical(llm_tokenizer *t, const char *s, size_t n, llm_text *out, int compose) {
     size_t at = 0, done = 0, size, before = 0, i;
     while (at < n) {
+        if (n - at > 8) {
+            uint64_t eight;
+            memcpy(&eight, s + at, 8);
+            if (!(eight & UINT64_C(0x8080808080808080))) {
+                at += 8;
+                before = at - 1;
+                continue;
+            }
+        }
         if ((unsigned char)s[at] < 0xC3 || !(t->flags[llm_point(s + at, &size)] & LLM_ACTIVE)) {
             before = at;
             at += (unsigned char)s[at] < 0x80 ? 1 : (unsigned char)s[at] < 0xC3 ? 2 : size;
@@ -655,7 +678,10 @@ static int llm_put_category(llm_tokenizer *t, llm_text *out, const char *name, s
     if (n == 1) known = strchr("LMNPSZ", text[0]);
     if (!known) return llm_fail(t, "%s: \\p{%.*s} in a pattern is not known", t->name,
                                 (int)(n < 40 ? n : 40), name);
+    /* ASCII first, by a table of bits rather than Unicode's. */
     if (strcmp(text, "L") == 0 && !llm_puts(t, out, "A-Za-z")) return 0;
+    if (strcmp(text, "Lu") == 0 && !llm_puts(t, out, "A-Z")) return 0;
+    if (strcmp(text, "Ll") == 0 && !llm_puts(t, out, "a-z")) return 0;
     if ((strcmp(text, "N") == 0 || strcmp(text, "Nd") == 0) && !llm_puts(t, out, "0-9")) return 0;
     if (!llm_puts(t, out, "\\p{") || !llm_puts(t, out, text) || !llm_puts(t, out, "}")) return 0;
     for (i = 0; i + 2 < LLM_ROWS(llm_unicode_added); i += 3) {
@@ -906,8 +932,10 @@ static int llm_index_tokens(llm_tokenizer *t) {
 /* == BPE =================================================================== */
 
 static uint64_t llm_merge(const llm_tokenizer *t, int32_t left, int32_t right) {
-    const uint64_t *found =
-        llm_map_find(&t->merges, ((uint64_t)(uint32_t)left << 32 | (uint32_t)right) + 1);
+    const uint64_t key = ((uint64_t)(uint32_t)left << 32 | (uint32_t)right) + 1;
+    const uint64_t bit = llm_mix(key) >> 42, *found;
+    if (!(t->filter[bit / 64] >> bit % 64 & 1)) return UINT64_MAX;
+    found = llm_map_find(&t->merges, key);
     return found ? *found : UINT64_MAX;
 }
 
@@ -1200,10 +1228,11 @@ static int llm_cache_grow(llm_tokenizer *t) {
     bigger = (llm_cached *)calloc(size, sizeof *bigger);
     if (!bigger) return llm_fail(t, "there is no memory for the words of a text");
     for (i = 0; i < t->cache_size; i++) {
-        if (!t->cache[i].length) continue;
-        at = (size_t)t->cache[i].hash & (size - 1);
+        const llm_cached *c = &t->cache[i];
+        if (!c->length) continue;
+        at = (size_t)(c->length > 16 ? c->ends.last : llm_hash_ends(c->ends, c->length)) & (size - 1);
         while (bigger[at].length) at = (at + 1) & (size - 1);
-        bigger[at] = t->cache[i];
+        bigger[at] = *c;
     }
     free(t->cache);
     t->cache = bigger;
@@ -1211,34 +1240,48 @@ static int llm_cache_grow(llm_tokenizer *t) {
     return 1;
 }
 
+/* Puts a new word, whose ids are those from `first` on, into an empty slot. */
+static int llm_cache_put(llm_tokenizer *t, llm_cached *slot, llm_ends ends, const char *s, size_t n,
+                         const llm_ids *ids, size_t first) {
+    const size_t count = ids->count - first;
+    if (count > UINT16_MAX || t->cache_ids.count > UINT32_MAX - count) return 1;
+    slot->ids = count == 1 ? (uint32_t)ids->at[first] : (uint32_t)t->cache_ids.count;
+    if (count != 1 && !llm_put_ids(t, &t->cache_ids, ids->at + first, count)) return 0;
+    if (n > 16) {
+        ends.first = t->cache_text.length;
+        if (!llm_put(t, &t->cache_text, s, n)) return 0;
+    }
+    slot->ends = ends;
+    slot->count = (uint16_t)count;
+    slot->length = (uint16_t)n;
+    t->cache_count++;
+    return 1;
+}
+
 /* The ids of a word, from the cache if it was seen before. */
 static int llm_word(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) {
-    uint64_t hash;
+    llm_ends ends;
     size_t at, first;
+    uint64_t hash;
     llm_cached *slot;
     if (!n) return 1;
     if (n > LLM_CACHED) return llm_word_new(t, s, n, ids);
-    hash = llm_hash(s, n);
+    ends = llm_ends_of(s, n);
+    hash = n > 16 ? llm_hash(s, n) : llm_hash_ends(ends, n);
+    if (n > 16) ends.last = hash;
     if (2 * (t->cache_count + 1) > t->cache_size && !llm_cache_grow(t)) return 0;
     for (at = (size_t)hash & (t->cache_size - 1);; at = (at + 1) & (t->cache_size - 1)) {
         slot = &t->cache[at];
         if (!slot->length) break;
-        if (slot->hash != hash || slot->length != n) continue;
-        if (memcmp(t->cache_text.at + slot->offset, s, n) != 0) continue;
+        if (slot->ends.last != ends.last || slot->length != n) continue;
+        if (n <= 16 ? slot->ends.first != ends.first
+                    : memcmp(t->cache_text.at + slot->ends.first, s, n) != 0)
+            continue;
         if (slot->count == 1) return llm_put_id(t, ids, (int32_t)slot->ids);
         return llm_put_ids(t, ids, t->cache_ids.at + slot->ids, slot->count);
     }
     first = ids->count;
-    if (!llm_word_new(t, s, n, ids)) return 0;
-    slot->offset = t->cache_text.length;
-    slot->count = (uint32_t)(ids->count - first);
-    slot->ids = slot->count == 1 ? (size_t)ids->at[first] : t->cache_ids.count;
-    if (slot->count != 1 && !llm_put_ids(t, &t->cache_ids, ids->at + first, slot->count)) return 0;
-    if (!llm_put(t, &t->cache_text, s, n)) return 0;
-    slot->hash = hash;
-    slot->length = (uint32_t)n;
-    t->cache_count++;
-    return 1;
+    return llm_word_new(t, s, n, ids) && llm_cache_put(t, slot, ends, s, n, ids, first);
 }
 
 /* Without a pre-tokenizer a text is one word. It is cut before each U+2581 that follows another
@@ -1511,20 +1554,41 @@ static int llm_pre_step(llm_tokenizer *t, const llm_step *step, const char **s, 
     return 1;
 }
 
+/* The last step, of the usual kind: matches, and what lies between, are words. */
+static int llm_isolate(llm_tokenizer *t, const llm_step *step, const char *s, size_t n) {
+    size_t done = 0, at = 0;
+    llm_span found;
+    while (at < n && llm_find(t, step, s, n, at, &found)) {
+        if (done < found.begin && !llm_words(t, s + done, found.begin - done, &t->ids)) return 0;
+        if (!llm_words(t, s + found.begin, found.end - found.begin, &t->ids)) return 0;
+        at = done = found.end;
+        if (found.begin == found.end) {
+            at++;
+            while (at < n && ((unsigned char)s[at] & 0xC0) == 0x80) at++;
+        }
+    }
+    return !t->error[0] && (done == n || llm_words(t, s + done, n - done, &t->ids));
+}
+
 /* The ids of normalized text without added tokens; first: it begins where the text does. */
 static int llm_pre_tokenize(llm_tokenizer *t, const char *s, size_t n, int first) {
-    size_t i, which = 0;
+    const llm_step *last;
+    size_t i, which = 0, fused;
     t->spans[0].count = 0;
     if (!n) return 1;
     if (!t->pre_tokenizers.count) return llm_words(t, s, n, &t->ids);
     if (!llm_put_span(t, &t->spans[0], 0, n)) return 0;
-    for (i = 0; i < t->pre_tokenizers.count; i++, which = !which)
+    last = &t->pre_tokenizers.at[t->pre_tokenizers.count - 1];
+    fused = last->code && last->split && last->behavior == LLM_ISOLATED && !last->rewrites;
+    for (i = 0; i + fused < t->pre_tokenizers.count; i++, which = !which)
         if (!llm_pre_step(t, &t->pre_tokenizers.at[i], &s, first, &t->spans[which],
                           &t->spans[!which]))
             return 0;
     for (i = 0; i < t->spans[which].count; i++) {
         const llm_span piece = t->spans[which].at[i];
-        if (!llm_words(t, s + piece.begin, piece.end - piece.begin, &t->ids)) return 0;
+        if (fused ? !llm_isolate(t, last, s + piece.begin, piece.end - piece.begin)
+                  : !llm_words(t, s + piece.begin, piece.end - piece.begin, &t->ids))
+            return 0;
     }
     return 1;
 }
@@ -2239,11 +2303,13 @@ static int llm_starts_words(const char *s, size_t n) {
 
 static int llm_read_merges(llm_tokenizer *t, const cJSON *o) {
     const cJSON *item, *merges = llm_get(o, "merges");
-    uint64_t rank = 0;
+    uint64_t rank = 0, key;
     const char *half[2] = {NULL, NULL};
     size_t n[2] = {0, 0};
     if (!merges || !cJSON_IsArray(merges))
         return llm_fail(t, "%s: the model has no merges", t->name);
+    t->filter = (uint64_t *)calloc(LLM_FILTER / 64, sizeof *t->filter);
+    if (!t->filter) return llm_fail(t, "there is no memory for merges");
     t->cut_at_spaces = !t->ignore_merges && llm_lookup(t, "\xE2\x96\x81", 3) != LLM_NONE;
     cJSON_ArrayForEach(item, merges) {
         int32_t left, right, both;
@@ -2258,9 +2324,9 @@ static int llm_read_merges(llm_tokenizer *t, const cJSON *o) {
                             "is not in the vocab", t->name, (int)(n[0] < 60 ? n[0] : 60), half[0],
                             half[1]);
         if (!llm_starts_words(t->piece.at, t->piece.length)) t->cut_at_spaces = 0;
-        if (!llm_map_set(t, &t->merges, ((uint64_t)(uint32_t)left << 32 | (uint32_t)right) + 1,
-                         rank++ << 32 | (uint32_t)both))
-            return 0;
+        key = ((uint64_t)(uint32_t)left << 32 | (uint32_t)right) + 1;
+        t->filter[(llm_mix(key) >> 42) / 64] |= UINT64_C(1) << (llm_mix(key) >> 42) % 64;
+        if (!llm_map_set(t, &t->merges, key, rank++ << 32 | (uint32_t)both)) return 0;
     }
     return 1;
 }
@@ -2549,7 +2615,7 @@ LLM_TOKENIZER_API void llm_tokenizer_free(llm_tokenizer *t) {
         void *const blocks[] = {
             t->flags,       t->compositions.at, t->added,     t->raw.order,  t->normalized.order,
             t->before.at,   t->after.at,        t->letters.at, t->tokens,    t->slots,
-            t->merges.at,   t->continuing.at,   t->trie.at,   t->trie_ids.at, t->scores,
+            t->merges.at,   t->filter,          t->continuing.at,   t->trie.at,   t->trie_ids.at, t->scores,
             t->cache,       t->cache_text.at,   t->cache_ids.at, t->clean.at, t->mapped.at,
             t->piece.at,    t->points.at,       t->sorted.at, t->ids.at,     t->symbols.at,
             t->next.at,     t->heap,            t->best,      t->path.at};
