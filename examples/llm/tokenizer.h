@@ -717,8 +717,13 @@ static int llm_put_class(llm_tokenizer *t, llm_text *out, const char *p, size_t 
     } else if (kind == 'd' || kind == 'D') {
         if (!llm_put_category(t, out, "Nd", 2)) return 0;
     } else if (kind == 'w' || kind == 'W') {
+        /* Oniguruma's: also letters in circles and squares, and Latin-1's fractions. */
         if (!llm_put_category(t, out, "L", 1) || !llm_put_category(t, out, "M", 1) ||
-            !llm_put_category(t, out, "Nd", 2) || !llm_put_category(t, out, "Pc", 2))
+            !llm_put_category(t, out, "Nd", 2) || !llm_put_category(t, out, "Nl", 2) ||
+            !llm_put_category(t, out, "Pc", 2) ||
+            !llm_puts(t, out, "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}\\x{24B6}-\\x{24E9}"
+                              "\\x{1F130}-\\x{1F149}\\x{1F150}-\\x{1F169}"
+                              "\\x{1F170}-\\x{1F189}"))
             return 0;
     } else {
         const char *name = p + 3 + (p[3] == '^');
@@ -1707,8 +1712,9 @@ static const char *llm_token_text(const llm_tokenizer *t, int32_t id, size_t *n)
     if (id < 0 || id >= t->size) return NULL;
     token = &t->tokens[id];
     if (token->added) {
-        *n = t->added[token->added - 1].content.length;
-        return t->added[token->added - 1].content.at;
+        const llm_text *text = llm_added_text(&t->added[token->added - 1]);
+        *n = text->length;
+        return text->at;
     }
     *n = token->length;
     return token->length == UINT32_MAX ? NULL : t->letters.at + token->offset;
@@ -1921,6 +1927,13 @@ typedef struct llm_stream {
     llm_text shown; /* the text of the first shown_ids */
 } llm_stream;
 
+/* The first begin of a character from `at` on. A decoder may take back a character (the bytes of
+ * ByteFallback, if the next are not UTF-8), but what was shown stays. */
+static size_t llm_boundary(const llm_text *text, size_t at) {
+    while (at < text->length && ((unsigned char)text->at[at] & 0xC0) == 0x80) at++;
+    return at;
+}
+
 /* What text the next id adds, *length bytes that last until the next call; often none, while a
  * character is not complete. NULL: an error. */
 LLM_TOKENIZER_API const char *llm_stream_add(llm_stream *stream, int32_t id, size_t *length) {
@@ -1933,6 +1946,7 @@ LLM_TOKENIZER_API const char *llm_stream_add(llm_stream *stream, int32_t id, siz
     if (!llm_decode(t, stream->ids.at, stream->ids.count, stream->special)) return NULL;
     if (text->length <= begin) return "";
     if (text->length >= 3 && memcmp(text->at + text->length - 3, "\xEF\xBF\xBD", 3) == 0) return "";
+    begin = llm_boundary(text, begin);
     *length = text->length - begin;
     /* The ids that gave this text stay, for what the next depends on; their own text is not shown
      * again. */
@@ -1951,8 +1965,8 @@ LLM_TOKENIZER_API const char *llm_stream_add(llm_stream *stream, int32_t id, siz
 /* The text that was held back, if any, and the end of the stream. */
 LLM_TOKENIZER_API const char *llm_stream_end(llm_stream *stream, size_t *length) {
     llm_tokenizer *t = stream->tokenizer;
-    const size_t begin = stream->shown.length;
     const int ok = llm_decode(t, stream->ids.at, stream->ids.count, stream->special);
+    const size_t begin = llm_boundary(&t->pieces[0], stream->shown.length);
     *length = ok && t->pieces[0].length > begin ? t->pieces[0].length - begin : 0;
     free(stream->ids.at);
     free(stream->shown.at);
