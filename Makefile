@@ -43,7 +43,8 @@ LIBS := -lm -pthread
 has     = $(shell printf '\043include <%s.h>\n' stdarg stddef setjmp stdint $(1) \
 	| $(CC) -E - >/dev/null 2>&1 && echo yes)
 UV     := $(call has,uv sodium)
-LLM    := $(if $(call has,cjson/cJSON),$(wildcard /usr/include/pcre2.h))
+LLM    := $(if $(call has,cjson/cJSON),$(shell printf '\043include <pcre2.h>\n' \
+	| $(CC) -DPCRE2_CODE_UNIT_WIDTH=8 -E - >/dev/null 2>&1 && echo yes))
 CMOCKA := $(call has,cmocka)
 HAS_CXX := $(shell command -v $(CXX))
 BLIS   := $(patsubst %/libblis.so,%,$(firstword $(wildcard /usr/lib/*/blis-pthread/libblis.so)))
