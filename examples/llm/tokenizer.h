@@ -119,7 +119,7 @@ typedef enum llm_scheme { LLM_NEVER, LLM_FIRST, LLM_ALWAYS } llm_scheme; /* of a
 typedef struct llm_step {
     llm_kind kind;
     llm_text pattern, content; /* a string to look for, unless `code`; what replaces it */
-    pcre2_code *code;
+    pcre2_code *code, *plain; /* plain: for texts without what PCRE2's Unicode may not have */
     pcre2_match_data *match;
     int jit;
     llm_behavior behavior;
@@ -179,6 +179,7 @@ typedef struct llm_tokenizer {
     const char *name; /* of the file, while it is read */
     uint8_t *flags;   /* of each code point */
     llm_map compositions;
+    int plain; /* the text, or the pattern that is compiled: see llm_step */
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
 
@@ -684,7 +685,7 @@ static int llm_put_category(llm_tokenizer *t, llm_text *out, const char *name, s
     if (strcmp(text, "Ll") == 0 && !llm_puts(t, out, "a-z")) return 0;
     if ((strcmp(text, "N") == 0 || strcmp(text, "Nd") == 0) && !llm_puts(t, out, "0-9")) return 0;
     if (!llm_puts(t, out, "\\p{") || !llm_puts(t, out, text) || !llm_puts(t, out, "}")) return 0;
-    for (i = 0; i + 2 < LLM_ROWS(llm_unicode_added); i += 3) {
+    for (i = 0; !t->plain && i + 2 < LLM_ROWS(llm_unicode_added); i += 3) {
         const uint32_t *row = llm_unicode_added + i;
         if (strncmp(llm_unicode_categories + 3 * row[2], text, n) != 0) continue;
         (void)snprintf(text + 3, sizeof text - 3, "\\x{%X}-\\x{%X}", (unsigned)row[0],
@@ -805,33 +806,75 @@ static int llm_translate(llm_tokenizer *t, const char *p, size_t n, llm_text *ou
     return 1;
 }
 
-static int llm_compile(llm_tokenizer *t, llm_step *step, const char *pattern, size_t n) {
+/* Compiles the pattern in one of its two forms, see llm_step; *jit: 0 if there is no JIT for it. */
+static pcre2_code *llm_compile_one(llm_tokenizer *t, const char *pattern, size_t n, int *jit) {
     llm_text text = {NULL, 0, 0};
-    int code, ok = llm_translate(t, pattern, n, &text);
+    pcre2_code *code = NULL;
+    int error;
     PCRE2_SIZE where;
     PCRE2_UCHAR why[128];
-    if (ok) {
-        step->code = pcre2_compile((PCRE2_SPTR)text.at, text.length, PCRE2_UTF | PCRE2_MULTILINE,
-                                   &code, &where, NULL);
-        if (!step->code) {
-            (void)pcre2_get_error_message(code, why, sizeof why);
-            ok = llm_fail(t, "%s: a pattern does not compile: %s", t->name, (const char *)why);
-        } else {
-            step->jit = pcre2_jit_compile(step->code, PCRE2_JIT_COMPLETE) == 0;
-            step->match = pcre2_match_data_create_from_pattern(step->code, NULL);
-            if (!step->match) ok = llm_fail(t, "there is no memory for a pattern");
+    if (llm_translate(t, pattern, n, &text)) {
+        code = pcre2_compile((PCRE2_SPTR)(text.at ? text.at : ""), text.length,
+                             PCRE2_UTF | PCRE2_MULTILINE, &error, &where, NULL);
+        if (!code) {
+            (void)pcre2_get_error_message(error, why, sizeof why);
+            (void)llm_fail(t, "%s: a pattern does not compile: %s", t->name, (const char *)why);
+        } else if (pcre2_jit_compile(code, PCRE2_JIT_COMPLETE) != 0) {
+            *jit = 0;
         }
     }
     free(text.at);
-    return ok;
+    return code;
+}
+
+/* The rows of llm_unicode_added make a pattern several times slower, and few texts have one of
+ * them, so a pattern has a form without. */
+static int llm_compile(llm_tokenizer *t, llm_step *step, const char *pattern, size_t n) {
+    step->jit = 1;
+    step->code = llm_compile_one(t, pattern, n, &step->jit);
+    t->plain = 1;
+    if (step->code) step->plain = llm_compile_one(t, pattern, n, &step->jit);
+    t->plain = 0;
+    if (!step->plain) return 0;
+    step->match = pcre2_match_data_create_from_pattern(step->code, NULL);
+    return step->match || llm_fail(t, "there is no memory for a pattern");
+}
+
+/* 1 if s has no code point of llm_unicode_added. */
+static int llm_is_plain(const char *s, size_t n) {
+    size_t at = 0, size;
+    while (at < n) {
+        size_t low = 0, high = LLM_ROWS(llm_unicode_added) / 3;
+        uint32_t c;
+        uint64_t eight = UINT64_MAX;
+        if (n - at >= 8) memcpy(&eight, s + at, 8);
+        if (!(eight & UINT64_C(0x8080808080808080))) {
+            at += 8;
+            continue;
+        }
+        c = llm_point(s + at, &size);
+        at += size;
+        if (size < 3) continue;
+        while (low < high) {
+            const size_t middle = (low + high) / 2;
+            const uint32_t *row = llm_unicode_added + 3 * middle;
+            if (c >= row[0] && c <= row[1]) return 0;
+            if (c < row[0])
+                high = middle;
+            else
+                low = middle + 1;
+        }
+    }
+    return 1;
 }
 
 /* The first match of the step's pattern in s at or after `from`; 0: none, or an error. */
 static int llm_find(llm_tokenizer *t, const llm_step *step, const char *s, size_t n, size_t from,
                     llm_span *found) {
+    const pcre2_code *code = t->plain ? step->plain : step->code;
     const PCRE2_SIZE *ends;
     int got;
-    if (!step->code) {
+    if (!code) {
         const size_t length = step->pattern.length;
         const char *p = s + from;
         for (; length && length <= n - from; p++) {
@@ -845,10 +888,10 @@ static int llm_find(llm_tokenizer *t, const llm_step *step, const char *s, size_
         return 0;
     }
     if (step->jit)
-        got = pcre2_jit_match(step->code, (PCRE2_SPTR)s, n, from, PCRE2_NO_UTF_CHECK, step->match,
+        got = pcre2_jit_match(code, (PCRE2_SPTR)s, n, from, PCRE2_NO_UTF_CHECK, step->match,
                               t->context);
     else
-        got = pcre2_match(step->code, (PCRE2_SPTR)s, n, from, PCRE2_NO_UTF_CHECK, step->match,
+        got = pcre2_match(code, (PCRE2_SPTR)s, n, from, PCRE2_NO_UTF_CHECK, step->match,
                           t->context);
     if (got == PCRE2_ERROR_NOMATCH) return 0;
     if (got < 0) return llm_fail(t, "a pattern of the tokenizer fails: PCRE2's error %d", got);
@@ -1646,14 +1689,11 @@ static int llm_added_fits(const llm_tokenizer *t, const llm_added *added, const 
     return 1;
 }
 
-/* A section of the text without added tokens of the one kind: normalized, and those of the other
- * kind taken out. */
-static int llm_section(llm_tokenizer *t, const char *s, size_t n, int first) {
+/* Normalized text, of which added tokens of the other kind are taken out. */
+static int llm_normalized(llm_tokenizer *t, const char *s, size_t n, int first) {
     size_t at = 0, done = 0;
     const llm_added *added;
     llm_span found;
-    if (!n) return 1;
-    if (!llm_normalize(t, &s, &n)) return 0;
     while ((added = llm_added_find(t, &t->normalized, s, n, at, &found)) != NULL) {
         at = found.end;
         if (!llm_added_fits(t, added, s, n, done, &found)) continue;
@@ -1663,6 +1703,17 @@ static int llm_section(llm_tokenizer *t, const char *s, size_t n, int first) {
         done = found.end;
     }
     return done == n || llm_pre_tokenize(t, s + done, n - done, first && !done);
+}
+
+/* A section of the text without added tokens of the one kind. */
+static int llm_section(llm_tokenizer *t, const char *s, size_t n, int first) {
+    int ok;
+    if (!n) return 1;
+    if (!llm_normalize(t, &s, &n)) return 0;
+    t->plain = llm_is_plain(s, n);
+    ok = llm_normalized(t, s, n, first);
+    t->plain = 0;
+    return ok;
 }
 
 static int llm_encode(llm_tokenizer *t, const char *s, size_t n) {
@@ -2603,6 +2654,7 @@ static void llm_free_steps(llm_steps *steps) {
         free(steps->at[i].pattern.at);
         free(steps->at[i].content.at);
         pcre2_code_free(steps->at[i].code);
+        pcre2_code_free(steps->at[i].plain);
         pcre2_match_data_free(steps->at[i].match);
     }
     free(steps->at);
