@@ -948,7 +948,8 @@ static int llm_index_tokens(llm_tokenizer *t) {
     t->slots_size = 1024;
     while (t->slots_size < 2 * (size_t)t->size) t->slots_size *= 2;
     t->slots = (int32_t *)malloc(t->slots_size * sizeof *t->slots);
-    if (!t->slots) return llm_fail(t, "there is no memory for a vocabulary");
+    if (!t->slots || !llm_room(t, &t->letters, 1))
+        return llm_fail(t, "there is no memory for a vocabulary");
     for (at = 0; at < t->slots_size; at++) t->slots[at] = LLM_NONE;
     for (id = 0; id < t->size; id++) {
         const llm_token *token = &t->tokens[id];
@@ -1294,7 +1295,7 @@ static int llm_cache_put(llm_tokenizer *t, llm_cached *slot, llm_ends ends, cons
     const size_t count = ids->count - first;
     if (count > UINT16_MAX || t->cache_ids.count > UINT32_MAX - count) return 1;
     slot->ids = count == 1 ? (uint32_t)ids->at[first] : (uint32_t)t->cache_ids.count;
-    if (count != 1 && !llm_put_ids(t, &t->cache_ids, ids->at + first, count)) return 0;
+    if (count > 1 && !llm_put_ids(t, &t->cache_ids, ids->at + first, count)) return 0;
     if (n > 16) {
         ends.first = t->cache_text.length;
         if (!llm_put(t, &t->cache_text, s, n)) return 0;
@@ -1326,7 +1327,7 @@ static int llm_word(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) {
                     : memcmp(t->cache_text.at + slot->ends.first, s, n) != 0)
             continue;
         if (slot->count == 1) return llm_put_id(t, ids, (int32_t)slot->ids);
-        return llm_put_ids(t, ids, t->cache_ids.at + slot->ids, slot->count);
+        return !slot->count || llm_put_ids(t, ids, t->cache_ids.at + slot->ids, slot->count);
     }
     first = ids->count;
     return llm_word_new(t, s, n, ids) && llm_cache_put(t, slot, ends, s, n, ids, first);
@@ -1461,7 +1462,7 @@ static int llm_normalize(llm_tokenizer *t, const char **s, size_t *n) {
     size_t i, which = 0;
     for (i = 0; i < t->normalizers.count; i++, which = !which) {
         if (!llm_normalize_step(t, &t->normalizers.at[i], *s, *n, &t->buffers[which])) return 0;
-        *s = t->buffers[which].at;
+        *s = t->buffers[which].at ? t->buffers[which].at : "";
         *n = t->buffers[which].length;
     }
     return 1;
@@ -1944,7 +1945,8 @@ static int llm_decode(llm_tokenizer *t, const int32_t *ids, size_t count, int sp
         if (!llm_put_span(t, &t->spans[0], begin, t->pieces[0].length)) return 0;
     }
     for (i = 0; i < t->decoders.count; i++, which = !which)
-        if (!llm_decode_step(t, &t->decoders.at[i], t->pieces[which].at, &t->spans[which],
+        if (!llm_room(t, &t->pieces[which], 1) ||
+            !llm_decode_step(t, &t->decoders.at[i], t->pieces[which].at, &t->spans[which],
                              &t->pieces[!which], &t->spans[!which]))
             return 0;
     if (which) { /* the spans lie one after the other, so the text is whole */
