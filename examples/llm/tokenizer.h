@@ -8,10 +8,11 @@
  *     int64_t n = llm_tokenizer_encode(t, text, strlen(text), 1, &ids);
  *
  * Known: BPE (byte-level, or with byte fallback), WordPiece, Unigram; normalizers NFC, NFD,
- * Lowercase, StripAccents, BertNormalizer, Prepend, Replace, Strip; pre-tokenizers ByteLevel, Split,
- * Digits, Metaspace, BertPreTokenizer, Whitespace, WhitespaceSplit, Punctuation; post-processors
- * TemplateProcessing, BertProcessing, RobertaProcessing, ByteLevel; decoders ByteLevel, WordPiece,
- * Metaspace, ByteFallback, Fuse, Strip, Replace; a Sequence of any.
+ * Lowercase, StripAccents, BertNormalizer, Prepend, Replace, Strip; pre-tokenizers ByteLevel,
+ * Split, Digits, Metaspace, BertPreTokenizer, Whitespace, WhitespaceSplit, Punctuation;
+ * post-processors TemplateProcessing, BertProcessing, RobertaProcessing, ByteLevel; decoders
+ * ByteLevel, WordPiece, Metaspace, ByteFallback, Fuse, Strip, Replace; a Sequence of any. Not
+ * known, among others: NFKC, NFKD and Precompiled (T5's and XLM-R's normalizer), WordLevel.
  *
  * The file's `truncation` and `padding` are not applied: how many tokens a model takes is for its
  * caller to say.
@@ -119,15 +120,15 @@ typedef enum llm_scheme { LLM_NEVER, LLM_FIRST, LLM_ALWAYS } llm_scheme; /* of a
 typedef struct llm_step {
     llm_kind kind;
     llm_text pattern, content; /* a string to look for, unless `code`; what replaces it */
-    pcre2_code *code, *plain; /* plain: for texts without what PCRE2's Unicode may not have */
+    pcre2_code *code, *plain;  /* plain: for texts without what PCRE2's Unicode may not have */
     pcre2_match_data *match;
     int jit;
     llm_behavior behavior;
-    int invert, split, rewrites; /* rewrites: it changes the text, before it splits */
-    llm_scheme scheme;                              /* LLM_METASPACE */
-    int clean, chinese, accents, lowercase;         /* LLM_BERT_NORMALIZER */
-    int cleanup;                                    /* LLM_WORDPIECE */
-    size_t left, right;                             /* LLM_STRIP: at most so many characters */
+    int invert, split, rewrites;            /* rewrites: it changes the text, before it splits */
+    llm_scheme scheme;                      /* LLM_METASPACE */
+    int clean, chinese, accents, lowercase; /* LLM_BERT_NORMALIZER */
+    int cleanup;                            /* LLM_WORDPIECE */
+    size_t left, right;                     /* LLM_STRIP: at most so many characters */
 } llm_step;
 
 typedef struct llm_steps {
@@ -200,7 +201,7 @@ typedef struct llm_tokenizer {
     int32_t unk;
     int fuse_unk, byte_fallback, ignore_merges, has_continuing, cut_at_spaces;
     int32_t letter_ids[1024], byte_ids[256];
-    llm_map merges; /* left << 32 | right, + 1: rank << 32 | result */
+    llm_map merges;   /* left << 32 | right, + 1: rank << 32 | result */
     uint64_t *filter; /* bits of the hashes of its keys: most pairs have no merge */
     llm_text continuing;
     size_t max_chars, max_length;
@@ -351,8 +352,7 @@ static int llm_map_set(llm_tokenizer *t, llm_map *map, uint64_t key, uint64_t va
         bigger.at = (llm_entry *)calloc(bigger.size, sizeof *bigger.at);
         if (!bigger.at) return llm_fail(t, "there is no memory for a map of a tokenizer");
         for (at = 0; at < map->size; at++)
-            if (map->at[at].key)
-                (void)llm_map_set(t, &bigger, map->at[at].key, map->at[at].value);
+            if (map->at[at].key) (void)llm_map_set(t, &bigger, map->at[at].key, map->at[at].value);
         free(map->at);
         *map = bigger;
     }
@@ -418,7 +418,12 @@ static int llm_put_utf8(llm_tokenizer *t, llm_text *text, uint32_t c) {
 static size_t llm_valid(const char *s, size_t n, size_t *bad) {
     const unsigned char *u = (const unsigned char *)s;
     const unsigned c = u[0];
-    const size_t size = c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
+    const size_t size = c < 0x80   ? 1
+                        : c < 0xC2 ? 0
+                        : c < 0xE0 ? 2
+                        : c < 0xF0 ? 3
+                        : c < 0xF5 ? 4
+                                   : 0;
     const unsigned low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80;
     const unsigned high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;
     size_t i;
@@ -677,8 +682,9 @@ static int llm_put_category(llm_tokenizer *t, llm_text *out, const char *name, s
     (void)snprintf(text, sizeof text, "%.*s", (int)(n < 3 ? n : 3), name);
     if (n == 2) known = strstr(llm_unicode_categories, text);
     if (n == 1) known = strchr("LMNPSZ", text[0]);
-    if (!known) return llm_fail(t, "%s: \\p{%.*s} in a pattern is not known", t->name,
-                                (int)(n < 40 ? n : 40), name);
+    if (!known)
+        return llm_fail(t, "%s: \\p{%.*s} in a pattern is not known", t->name,
+                        (int)(n < 40 ? n : 40), name);
     /* ASCII first, by a table of bits rather than Unicode's. */
     if (strcmp(text, "L") == 0 && !llm_puts(t, out, "A-Za-z")) return 0;
     if (strcmp(text, "Lu") == 0 && !llm_puts(t, out, "A-Z")) return 0;
@@ -722,9 +728,10 @@ static int llm_put_class(llm_tokenizer *t, llm_text *out, const char *p, size_t 
         if (!llm_put_category(t, out, "L", 1) || !llm_put_category(t, out, "M", 1) ||
             !llm_put_category(t, out, "Nd", 2) || !llm_put_category(t, out, "Nl", 2) ||
             !llm_put_category(t, out, "Pc", 2) ||
-            !llm_puts(t, out, "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}\\x{24B6}-\\x{24E9}"
-                              "\\x{1F130}-\\x{1F149}\\x{1F150}-\\x{1F169}"
-                              "\\x{1F170}-\\x{1F189}"))
+            !llm_puts(t, out,
+                      "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}\\x{24B6}-\\x{24E9}"
+                      "\\x{1F130}-\\x{1F149}\\x{1F150}-\\x{1F169}"
+                      "\\x{1F170}-\\x{1F189}"))
             return 0;
     } else {
         const char *name = p + 3 + (p[3] == '^');
@@ -1049,7 +1056,8 @@ static int llm_heap_push(llm_tokenizer *t, uint64_t merge, size_t position) {
     t->heap = (uint64_t *)llm_grow(t, t->heap, &t->heap_room, at + 1, sizeof *t->heap);
     if (at == t->heap_room) return 0;
     t->heap_count++;
-    for (; at && t->heap[(at - 1) / 2] > key; at = (at - 1) / 2) t->heap[at] = t->heap[(at - 1) / 2];
+    for (; at && t->heap[(at - 1) / 2] > key; at = (at - 1) / 2)
+        t->heap[at] = t->heap[(at - 1) / 2];
     t->heap[at] = key;
     return 1;
 }
@@ -1197,8 +1205,7 @@ static int llm_unigram(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) 
         int single = 0;
         (void)llm_point(s + at, &size);
         for (end = at; end < n;) {
-            const uint64_t *found =
-                llm_map_find(&t->trie, (node << 8 | (unsigned char)s[end]) + 1);
+            const uint64_t *found = llm_map_find(&t->trie, (node << 8 | (unsigned char)s[end]) + 1);
             if (!found) break;
             node = *found;
             end++;
@@ -1215,7 +1222,8 @@ static int llm_unigram(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) 
     for (end = n; end; end = begin) {
         begin = t->path.at[end].begin;
         if ((int32_t)t->path.at[end].end == t->unk)
-            while (begin && (int32_t)t->path.at[begin].end == t->unk) begin = t->path.at[begin].begin;
+            while (begin && (int32_t)t->path.at[begin].end == t->unk)
+                begin = t->path.at[begin].begin;
         t->best[begin] = (double)end;
     }
     for (begin = 0; begin < n; begin = end) {
@@ -1279,7 +1287,8 @@ static int llm_cache_grow(llm_tokenizer *t) {
     for (i = 0; i < t->cache_size; i++) {
         const llm_cached *c = &t->cache[i];
         if (!c->length) continue;
-        at = (size_t)(c->length > 16 ? c->ends.last : llm_hash_ends(c->ends, c->length)) & (size - 1);
+        at = (size_t)(c->length > 16 ? c->ends.last : llm_hash_ends(c->ends, c->length)) &
+             (size - 1);
         while (bigger[at].length) at = (at + 1) & (size - 1);
         bigger[at] = *c;
     }
@@ -1480,7 +1489,8 @@ typedef struct llm_fold {
 
 static int llm_fold_put(llm_tokenizer *t, llm_fold *f, size_t begin, size_t end, int match) {
     const int join = f->behavior == LLM_CONTIGUOUS ? f->any && match == f->matched
-                     : f->behavior == LLM_MERGED_WITH_PREVIOUS && match && f->any && !f->matched;
+                                                   : f->behavior == LLM_MERGED_WITH_PREVIOUS &&
+                                                         match && f->any && !f->matched;
     int ok = 1;
     if (begin == end) return 1;
     if (f->behavior == LLM_MERGED_WITH_NEXT) {
@@ -1698,7 +1708,8 @@ static int llm_normalized(llm_tokenizer *t, const char *s, size_t n, int first) 
     while ((added = llm_added_find(t, &t->normalized, s, n, at, &found)) != NULL) {
         at = found.end;
         if (!llm_added_fits(t, added, s, n, done, &found)) continue;
-        if (done < found.begin && !llm_pre_tokenize(t, s + done, found.begin - done, first && !done))
+        if (done < found.begin &&
+            !llm_pre_tokenize(t, s + done, found.begin - done, first && !done))
             return 0;
         if (!llm_put_id(t, &t->ids, added->id)) return 0;
         done = found.end;
@@ -1838,9 +1849,9 @@ static void llm_shorten(llm_text *text, size_t begin, const char *from, const ch
 static int llm_decode_wordpiece(llm_tokenizer *t, const llm_step *step, const char *s, size_t n,
                                 int first, llm_text *text) {
     static const char *const cleanups[][2] = {
-        {" .", "."},     {" ?", "?"},     {" !", "!"},     {" ,", ","},
-        {" ' ", "'"},    {" n't", "n't"}, {" 'm", "'m"},   {" do not", " don't"},
-        {" 's", "'s"},   {" 've", "'ve"}, {" 're", "'re"},
+        {" .", "."},   {" ?", "?"},     {" !", "!"},     {" ,", ","},
+        {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},   {" do not", " don't"},
+        {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
     };
     const size_t begin = text->length;
     size_t i;
@@ -2038,10 +2049,14 @@ LLM_TOKENIZER_API int32_t llm_tokenizer_id(const llm_tokenizer *t, const char *t
 }
 
 /* The largest id + 1: a model's embedding has at least so many rows. */
-LLM_TOKENIZER_API int32_t llm_tokenizer_size(const llm_tokenizer *t) { return t->size; }
+LLM_TOKENIZER_API int32_t llm_tokenizer_size(const llm_tokenizer *t) {
+    return t->size;
+}
 
 /* What went wrong in the last call, in one sentence; empty: nothing. */
-LLM_TOKENIZER_API const char *llm_tokenizer_error(const llm_tokenizer *t) { return t->error; }
+LLM_TOKENIZER_API const char *llm_tokenizer_error(const llm_tokenizer *t) {
+    return t->error;
+}
 
 /* == reading tokenizer.json ================================================ */
 
@@ -2105,8 +2120,7 @@ static int llm_read_pattern(llm_tokenizer *t, llm_step *step, const cJSON *o) {
     if (!pattern || !string == !regex)
         return llm_fail(t, "%s: the pattern of %s is neither a String nor a Regex", t->name,
                         llm_type(o));
-    return string ? llm_set(t, &step->pattern, string)
-                  : llm_compile(t, step, regex, strlen(regex));
+    return string ? llm_set(t, &step->pattern, string) : llm_compile(t, step, regex, strlen(regex));
 }
 
 static int llm_read_behavior(llm_tokenizer *t, llm_step *step, const cJSON *o) {
@@ -2183,8 +2197,9 @@ static int llm_read_normalizer(llm_tokenizer *t, const cJSON *o) {
     llm_step *step;
     if (!known) return 0;
     if (known->kind == LLM_SEQUENCE) {
-        cJSON_ArrayForEach(item, llm_get(o, "normalizers")) if (!llm_read_normalizer(t, item))
-            return 0;
+        cJSON_ArrayForEach(item, llm_get(o, "normalizers")) {
+            if (!llm_read_normalizer(t, item)) return 0;
+        }
         return 1;
     }
     step = llm_put_step(t, &t->normalizers, known->kind);
@@ -2198,14 +2213,16 @@ static int llm_read_normalizer(llm_tokenizer *t, const cJSON *o) {
     if (known->kind == LLM_PREPEND && !llm_set(t, &step->content, llm_string(t, o, "prepend")))
         return 0;
     if (known->kind == LLM_REPLACE)
-        return llm_read_pattern(t, step, o) && llm_set(t, &step->content, llm_string(t, o, "content"));
+        return llm_read_pattern(t, step, o) &&
+               llm_set(t, &step->content, llm_string(t, o, "content"));
     return !t->error[0];
 }
 
 static int llm_read_byte_level(llm_tokenizer *t, const cJSON *o) {
     static const char gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|"
                                "\\s+(?!\\S)|\\s+";
-    const int prefix = llm_flag(t, o, "add_prefix_space", 1), regex = llm_flag(t, o, "use_regex", 1);
+    const int prefix = llm_flag(t, o, "add_prefix_space", 1),
+              regex = llm_flag(t, o, "use_regex", 1);
     llm_step *step;
     if (prefix || regex) {
         step = llm_put_step(t, &t->pre_tokenizers, LLM_BYTE_LEVEL);
@@ -2264,8 +2281,9 @@ static int llm_read_pre_tokenizer(llm_tokenizer *t, const cJSON *o) {
     llm_step *step;
     if (!known) return 0;
     if (known->kind == LLM_SEQUENCE) {
-        cJSON_ArrayForEach(item, llm_get(o, "pretokenizers")) if (!llm_read_pre_tokenizer(t, item))
-            return 0;
+        cJSON_ArrayForEach(item, llm_get(o, "pretokenizers")) {
+            if (!llm_read_pre_tokenizer(t, item)) return 0;
+        }
         return 1;
     }
     if (known->kind == LLM_BYTE_LEVEL) return llm_read_byte_level(t, o);
@@ -2296,13 +2314,16 @@ static int llm_read_decoder(llm_tokenizer *t, const cJSON *o) {
     llm_step *step;
     if (!known) return 0;
     if (known->kind == LLM_SEQUENCE) {
-        cJSON_ArrayForEach(item, llm_get(o, "decoders")) if (!llm_read_decoder(t, item)) return 0;
+        cJSON_ArrayForEach(item, llm_get(o, "decoders")) {
+            if (!llm_read_decoder(t, item)) return 0;
+        }
         return 1;
     }
     step = llm_put_step(t, &t->decoders, known->kind);
     if (!step) return 0;
     if (known->kind == LLM_REPLACE)
-        return llm_read_pattern(t, step, o) && llm_set(t, &step->content, llm_string(t, o, "content"));
+        return llm_read_pattern(t, step, o) &&
+               llm_set(t, &step->content, llm_string(t, o, "content"));
     if (known->kind == LLM_METASPACE) return llm_read_split(t, step, o);
     if (known->kind == LLM_WORDPIECE) {
         step->cleanup = llm_flag(t, o, "cleanup", 1);
@@ -2326,8 +2347,7 @@ static int llm_read_vocabulary(llm_tokenizer *t, const cJSON *o) {
     if (!vocabulary || !cJSON_IsObject(vocabulary))
         return llm_fail(t, "%s: the model has no vocab", t->name);
     cJSON_ArrayForEach(item, vocabulary) {
-        if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0) ||
-            item->valuedouble >= LLM_MAX_ID ||
+        if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0) || item->valuedouble >= LLM_MAX_ID ||
             item->valuedouble != (double)(int32_t)item->valuedouble)
             return llm_fail(t, "%s: the id of the token \"%.60s\" is no whole number from 0 to %d",
                             t->name, item->string, LLM_MAX_ID - 1);
@@ -2384,12 +2404,14 @@ static int llm_read_merges(llm_tokenizer *t, const cJSON *o) {
         left = llm_lookup(t, half[0], n[0]);
         right = llm_lookup(t, half[1], n[1]);
         t->piece.length = 0;
-        if (!llm_put(t, &t->piece, half[0], n[0]) || !llm_put(t, &t->piece, half[1], n[1])) return 0;
+        if (!llm_put(t, &t->piece, half[0], n[0]) || !llm_put(t, &t->piece, half[1], n[1]))
+            return 0;
         both = llm_lookup(t, t->piece.at, t->piece.length);
         if (left == LLM_NONE || right == LLM_NONE || both == LLM_NONE)
-            return llm_fail(t, "%s: the merge of \"%.*s\" and \"%.60s\" has a part or a result that "
-                            "is not in the vocab", t->name, (int)(n[0] < 60 ? n[0] : 60), half[0],
-                            half[1]);
+            return llm_fail(t,
+                            "%s: the merge of \"%.*s\" and \"%.60s\" has a part or a result that "
+                            "is not in the vocab",
+                            t->name, (int)(n[0] < 60 ? n[0] : 60), half[0], half[1]);
         if (!llm_starts_words(t->piece.at, t->piece.length)) t->cut_at_spaces = 0;
         key = ((uint64_t)(uint32_t)left << 32 | (uint32_t)right) + 1;
         t->filter[(llm_mix(key) >> 42) / 64] |= UINT64_C(1) << (llm_mix(key) >> 42) % 64;
@@ -2412,9 +2434,10 @@ static int llm_read_bpe(llm_tokenizer *t, const cJSON *o) {
                                         "end_of_word_suffix"};
     size_t i;
     t->model = LLM_BPE;
-    if (!llm_only(t, o, "BPE", " type dropout unk_token continuing_subword_prefix "
-                               "end_of_word_suffix fuse_unk byte_fallback ignore_merges vocab "
-                               "merges "))
+    if (!llm_only(t, o, "BPE",
+                  " type dropout unk_token continuing_subword_prefix "
+                  "end_of_word_suffix fuse_unk byte_fallback ignore_merges vocab "
+                  "merges "))
         return 0;
     for (i = 0; i < LLM_ROWS(empty); i++) {
         const cJSON *item = llm_get(o, empty[i]);
@@ -2432,11 +2455,13 @@ static int llm_read_wordpiece(llm_tokenizer *t, const cJSON *o) {
     const int64_t most = llm_whole(t, o, "max_input_chars_per_word", 1e9);
     t->model = LLM_WORD_PIECE;
     t->max_chars = most < 0 ? 100 : (size_t)most;
-    if (!llm_only(t, o, "WordPiece", " type unk_token continuing_subword_prefix "
-                                     "max_input_chars_per_word vocab "))
+    if (!llm_only(t, o, "WordPiece",
+                  " type unk_token continuing_subword_prefix "
+                  "max_input_chars_per_word vocab "))
         return 0;
     if (!llm_set(t, &t->continuing, llm_string(t, o, "continuing_subword_prefix"))) return 0;
-    if (!llm_read_vocabulary(t, o) || !llm_string(t, o, "unk_token") || !llm_read_unk(t, o)) return 0;
+    if (!llm_read_vocabulary(t, o) || !llm_string(t, o, "unk_token") || !llm_read_unk(t, o))
+        return 0;
     return !t->error[0];
 }
 
@@ -2451,7 +2476,8 @@ static int llm_put_trie(llm_tokenizer *t, const char *s, int32_t id) {
             continue;
         }
         node = t->trie_ids.count;
-        if (!llm_map_set(t, &t->trie, key, node) || !llm_put_id(t, &t->trie_ids, LLM_NONE)) return 0;
+        if (!llm_map_set(t, &t->trie, key, node) || !llm_put_id(t, &t->trie_ids, LLM_NONE))
+            return 0;
     }
     if (node) t->trie_ids.at[node] = id;
     return 1;
@@ -2610,7 +2636,9 @@ static int llm_read_processor(llm_tokenizer *t, const cJSON *o) {
     if (!known) return 0;
     if (known->kind == LLM_BYTE_LEVEL) return 1; /* offsets only */
     if (known->kind == LLM_SEQUENCE) {
-        cJSON_ArrayForEach(item, llm_get(o, "processors")) if (!llm_read_processor(t, item)) return 0;
+        cJSON_ArrayForEach(item, llm_get(o, "processors")) {
+            if (!llm_read_processor(t, item)) return 0;
+        }
         return 1;
     }
     if (known->kind == LLM_SPLIT)
@@ -2627,8 +2655,9 @@ static int llm_read_processor(llm_tokenizer *t, const cJSON *o) {
 static int llm_read_parts(llm_tokenizer *t, const cJSON *o) {
     const cJSON *item, *part;
     size_t n;
-    if (!llm_only(t, o, "the file", " version truncation padding added_tokens normalizer "
-                                    "pre_tokenizer post_processor decoder model "))
+    if (!llm_only(t, o, "the file",
+                  " version truncation padding added_tokens normalizer "
+                  "pre_tokenizer post_processor decoder model "))
         return 0;
     if (!llm_read_model(t, llm_get(o, "model"))) return 0;
     part = llm_get(o, "normalizer");
@@ -2646,7 +2675,9 @@ static int llm_read_parts(llm_tokenizer *t, const cJSON *o) {
         t->byte_level = 1;
         t->pre_tokenizers.count--;
     }
-    cJSON_ArrayForEach(item, llm_get(o, "added_tokens")) if (!llm_read_added(t, item)) return 0;
+    cJSON_ArrayForEach(item, llm_get(o, "added_tokens")) {
+        if (!llm_read_added(t, item)) return 0;
+    }
     return llm_finder_fill(t, &t->raw, 0) && llm_finder_fill(t, &t->normalized, 1);
 }
 
@@ -2680,13 +2711,36 @@ LLM_TOKENIZER_API void llm_tokenizer_free(llm_tokenizer *t) {
     pcre2_match_context_free(t->context);
     pcre2_jit_stack_free(t->stack);
     {
-        void *const blocks[] = {
-            t->flags,       t->compositions.at, t->added,     t->raw.order,  t->normalized.order,
-            t->before.at,   t->after.at,        t->letters.at, t->tokens,    t->slots,
-            t->merges.at,   t->filter,          t->continuing.at,   t->trie.at,   t->trie_ids.at, t->scores,
-            t->cache,       t->cache_text.at,   t->cache_ids.at, t->clean.at, t->mapped.at,
-            t->piece.at,    t->points.at,       t->sorted.at, t->ids.at,     t->symbols.at,
-            t->next.at,     t->heap,            t->best,      t->path.at};
+        void *const blocks[] = {t->flags,
+                                t->compositions.at,
+                                t->added,
+                                t->raw.order,
+                                t->normalized.order,
+                                t->before.at,
+                                t->after.at,
+                                t->letters.at,
+                                t->tokens,
+                                t->slots,
+                                t->merges.at,
+                                t->filter,
+                                t->continuing.at,
+                                t->trie.at,
+                                t->trie_ids.at,
+                                t->scores,
+                                t->cache,
+                                t->cache_text.at,
+                                t->cache_ids.at,
+                                t->clean.at,
+                                t->mapped.at,
+                                t->piece.at,
+                                t->points.at,
+                                t->sorted.at,
+                                t->ids.at,
+                                t->symbols.at,
+                                t->next.at,
+                                t->heap,
+                                t->best,
+                                t->path.at};
         for (i = 0; i < sizeof blocks / sizeof blocks[0]; i++) free(blocks[i]);
     }
     free(t);

@@ -1,6 +1,6 @@
-/* Feeds bytes to examples/llm/tokenizer.h: a tokenizer.json, the byte 0xFF, and a text. Whatever they
- * are, the answer is an error of one sentence, or ids whose text is UTF-8. `make fuzz` runs it under
- * libFuzzer, test_tokenizer.c once for every seed, which tests/llm/make_goldens.py writes. */
+/* Feeds bytes to examples/llm/tokenizer.h: a tokenizer.json, the byte 0xFF, and a text. Whatever
+ * they are, the answer is an error of one sentence, or ids whose text is UTF-8. `make fuzz` runs it
+ * under libFuzzer, test_tokenizer.c once for every seed, which tests/llm/make_goldens.py writes. */
 #include "../../examples/llm/tokenizer.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -9,7 +9,9 @@ static void must_hold(int condition) {
     if (!condition) abort();
 }
 
-static void check_error(const char *error) { must_hold(strlen(error) > 10 && strlen(error) < 256); }
+static void check_error(const char *error) {
+    must_hold(strlen(error) > 10 && strlen(error) < 256);
+}
 
 /* Id by id, never with half a character. */
 static void check_stream(llm_tokenizer *t, const int32_t *ids, size_t count, int special) {
@@ -19,7 +21,8 @@ static void check_stream(llm_tokenizer *t, const int32_t *ids, size_t count, int
     stream.tokenizer = t;
     stream.special = special;
     for (i = 0; i <= count; i++) {
-        const char *part = i < count ? llm_stream_add(&stream, ids[i], &n) : llm_stream_end(&stream, &n);
+        const char *part = i < count ? llm_stream_add(&stream, ids[i], &n)
+                                     : llm_stream_end(&stream, &n);
         if (part) must_hold(llm_valid_prefix(part, n) == n);
     }
 }

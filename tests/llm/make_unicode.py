@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes examples/llm/unicode.h: what the Python package `tokenizers` does with every code point, found
-by asking it, so that both agree whatever versions of Unicode its parts were built for.
+"""Writes examples/llm/unicode.h: what the Python package `tokenizers` does with every code point,
+found by asking it, so that both agree whatever versions of Unicode its parts were built for.
 
     make_unicode.py [FILE]      needs `tokenizers`; takes a minute
 """
@@ -13,8 +13,9 @@ import unicodedata
 import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples", "llm",
-                   "unicode.h")
+OUT = os.path.join(
+    os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples", "llm", "unicode.h"
+)
 POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 FLAGS = ("WORD", "SPACE", "PUNCTUATION", "NUMERIC", "NONSPACING", "MARK", "OTHER")
 # PCRE2 10.42, Debian 12's, knows Unicode 14, as does the Python of that release.
@@ -30,7 +31,9 @@ def flags():
     """FLAGS of every code point, as bits."""
     whitespace, bert = pre_tokenizers.Whitespace(), pre_tokenizers.BertPreTokenizer()
     digits, split = pre_tokenizers.Digits(True), pre_tokenizers.WhitespaceSplit()
-    options = dict(clean_text=False, handle_chinese_chars=False, strip_accents=False, lowercase=False)
+    options = dict(
+        clean_text=False, handle_chinese_chars=False, strip_accents=False, lowercase=False
+    )
     clean = normalizers.BertNormalizer(**dict(options, clean_text=True))
     accents = normalizers.BertNormalizer(**dict(options, strip_accents=True))
     marks, nfd = normalizers.StripAccents(), normalizers.NFD()
@@ -52,8 +55,9 @@ def flags():
         cleaned = clean.normalize_str("a" + s + "b")
         assert cleaned in ("ab", "a" + s + "b", "a b"), hex(c)
         assert (cleaned == "a b") == (space and cleaned != "ab"), hex(c)
-        for bit, on in enumerate((in_word, space, punctuation, numeric, nonspacing, mark,
-                                  cleaned == "ab")):
+        for bit, on in enumerate(
+            (in_word, space, punctuation, numeric, nonspacing, mark, cleaned == "ab")
+        ):
             got[c] |= on << bit
     return got
 
@@ -73,15 +77,20 @@ def classes():
             continue
         if all(nfd.normalize_str(pair) == pair for pair in (s + known[1], known[9] + s)):
             continue
-        fits = [k for k in sorted(known) if k and nfd.normalize_str(s + known[k]) == s + known[k]
-                and nfd.normalize_str(known[k] + s) == known[k] + s]
+        fits = [
+            k
+            for k in sorted(known)
+            if k
+            and nfd.normalize_str(s + known[k]) == s + known[k]
+            and nfd.normalize_str(known[k] + s) == known[k] + s
+        ]
         assert len(fits) == 1, hex(c)
         got[c] = fits[0]
     return got
 
 
 def decompositions():
-    """(code point, first, second) of canonical decompositions, one level; second 0: a singleton. And
+    """(code point, first, second) of canonical decompositions, one level; second 0: one only. And
     whether NFC puts it together again."""
     nfd, nfc = normalizers.NFD(), normalizers.NFC()
     for c in POINTS:
@@ -110,8 +119,12 @@ def lowercase():
         if len(s) != 1 or ord(s) == c:
             continue
         difference = ord(s) - c
-        if rows and rows[-1][3] == difference and c - rows[-1][1] in (1, 2) and (
-                rows[-1][0] == rows[-1][1] or rows[-1][2] == c - rows[-1][1]):
+        if (
+            rows
+            and rows[-1][3] == difference
+            and c - rows[-1][1] in (1, 2)
+            and (rows[-1][0] == rows[-1][1] or rows[-1][2] == c - rows[-1][1])
+        ):
             rows[-1][2] = c - rows[-1][1]
             rows[-1][1] = c
         else:
@@ -127,7 +140,7 @@ def added():
     for index, name in enumerate(names):
         step = pre_tokenizers.Split(Regex(r"\p{%s}" % name), "removed")
         for at in range(0, len(POINTS), 4096):
-            part = POINTS[at:at + 4096]
+            part = POINTS[at : at + 4096]
             inside = [True] * len(part)
             for _, (begin, end) in step.pre_tokenize_str("".join(map(chr, part))):
                 inside[begin:end] = [False] * (end - begin)
@@ -164,7 +177,7 @@ def table(kind, name, numbers, per):
     numbers = list(numbers)
     lines, line = [], "   "
     for at in range(0, len(numbers), per):
-        words = " " + ", ".join(str(n) for n in numbers[at:at + per]) + ","
+        words = " " + ", ".join(str(n) for n in numbers[at : at + per]) + ","
         if len(line) + len(words) > 100:
             lines.append(line)
             line = "   "
@@ -175,14 +188,18 @@ def table(kind, name, numbers, per):
 def main():
     pairs = list(decompositions())
     composed = sum(1 for p in pairs if p[3])
-    flat = list(itertools.chain.from_iterable(
-        (c << 1 | keeps, a, b) for c, a, b, keeps in pairs))
-    text = "/* unicode.h - what tokenizer.h knows about code points\n *\n" \
-        " * Written by tests/llm/make_unicode.py, which asks the Python package tokenizers %s. */\n" \
-        "#ifndef LLM_UNICODE_H\n#define LLM_UNICODE_H\n\n#include <stdint.h>\n\n" \
+    flat = list(itertools.chain.from_iterable((c << 1 | keeps, a, b) for c, a, b, keeps in pairs))
+    text = (
+        "/* unicode.h - what tokenizer.h knows about code points\n *\n"
+        " * Written by tests/llm/make_unicode.py, which asks the Python package tokenizers %s. */\n"
+        "#ifndef LLM_UNICODE_H\n#define LLM_UNICODE_H\n\n#include <stdint.h>\n\n"
         % tokenizers.__version__
-    text += "/* Properties: what \\w and \\s match; what BERT takes for punctuation; number; accents that BERT\n" \
+    )
+    text += (
+        "/* Properties: what \\w and \\s match; what BERT takes for punctuation; number; "
+        "accents that BERT\n"
         " * and StripAccents remove; what BERT removes as control characters. */\nenum {\n"
+    )
     for bit, name in enumerate(FLAGS):
         text += "    LLM_%s = %d,\n" % (name, 1 << bit)
     text += "    LLM_ACTIVE = 128 /* set by tokenizer.h: not left alone by NFC or NFD */\n};\n\n"
@@ -190,13 +207,17 @@ def main():
     text += table("uint32_t", "llm_unicode_flags", runs(flags()), 1)
     text += "\n/* code point << 8 | canonical combining class, where it changes */\n"
     text += table("uint32_t", "llm_unicode_classes", runs(classes()), 1)
-    text += "\n/* Canonical decompositions: code point << 1 | whether NFC composes it, first, second or 0.\n" \
+    text += (
+        "\n/* Canonical decompositions: code point << 1 | whether NFC composes it, "
+        "first, second or 0.\n"
         " * Hangul is computed. */\n"
+    )
     text += table("uint32_t", "llm_unicode_pairs", flat, 3)
     text += "\n/* Lower case: first, last, step, what is added. */\n"
     text += table("int32_t", "llm_unicode_lower", itertools.chain.from_iterable(lowercase()), 4)
-    text += "\n/* Code points that Unicode 14 did not have: first, last, index of the general category. */\n"
-    text += "static const char llm_unicode_categories[] =\n    \"%s\";\n" % CATEGORIES
+    text += "\n/* Code points that Unicode 14 did not have: first, last, "
+    text += "index of the general category. */\n"
+    text += 'static const char llm_unicode_categories[] =\n    "%s";\n' % CATEGORIES
     text += table("uint32_t", "llm_unicode_added", itertools.chain.from_iterable(added()), 3)
     text += "\n#endif\n"
     with open(sys.argv[1] if len(sys.argv) > 1 else OUT, "w", encoding="utf-8") as file:

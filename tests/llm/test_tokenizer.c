@@ -99,7 +99,8 @@ static void encoding_is_that_of_tokenizers(void **state) {
     cJSON_Delete(all);
 }
 
-static void same_text(const char *name, const cJSON *c, const char *key, const char *got, size_t n) {
+static void same_text(const char *name, const cJSON *c, const char *key, const char *got,
+                      size_t n) {
     const char *want = string_of(c, key);
     if (strlen(want) != n || memcmp(got, want, n) != 0)
         fail_msg("%s: \"%.*s\", not \"%s\"", name, (int)n, got, want);
@@ -157,9 +158,9 @@ static void decoding_is_that_of_tokenizers(void **state) {
 /* Any bytes: those of valid text come back; invalid ones count as U+FFFD. */
 static void bytes_come_back(void **state) {
     static const char text[] = "a\0b\xC3\xA4 \xE4\xB8\xAD\xF0\x9F\x98\x80 \x7F\x01 <Norm> 'll\n";
-    static const char bad[] = "\xFFx\xC3(\xE2\x82y\xF0\x9F\x98\xED\xA0\x80z\xC0\x80\xF4\x90\x80\x80\xE2";
-    static const char good[] =
-        "~x~(~y~~~~z~~~~~~~"; /* ~ stands for U+FFFD */
+    static const char bad[] =
+        "\xFFx\xC3(\xE2\x82y\xF0\x9F\x98\xED\xA0\x80z\xC0\x80\xF4\x90\x80\x80\xE2";
+    static const char good[] = "~x~(~y~~~~z~~~~~~~"; /* ~ stands for U+FFFD */
     cJSON *all = goldens();
     llm_tokenizer *t = from_json(golden(all, "gpt2"));
     char clean[128], *back;
@@ -202,7 +203,9 @@ static void long_words_are_not_quadratic(void **state) {
             int32_t *ids;
             int64_t count;
             for (i = 0; i < size; i++)
-                text[i] = kind == 0 ? 'e' : kind == 1 ? "theother"[i % 8] : (char)('a' + i * i % 23);
+                text[i] = kind == 0   ? 'e'
+                          : kind == 1 ? "theother"[i % 8]
+                                      : (char)('a' + i * i % 23);
             count = llm_tokenizer_encode(t, text, size, 0, &ids);
             assert_true(count > 0);
             if (k == 0) {
@@ -263,7 +266,8 @@ static void tokens_have_ids(void **state) {
 
 /* -- files that lie -- */
 
-#define MODEL "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}"
+#define MODEL                                                                                      \
+    "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}"
 
 static const char *const refused[][2] = {
     {"", "not JSON"},
@@ -278,15 +282,20 @@ static const char *const refused[][2] = {
     {"{\"pre_tokenizer\":{\"type\":\"UnicodeScripts\"}," MODEL "}", "pre_tokenizer UnicodeScripts"},
     {"{\"pre_tokenizer\":{}," MODEL "}", "without a type"},
     {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a\"},\"behavior\":"
-     "\"Isolated\",\"invert\":false}," MODEL "}", "does not compile"},
+     "\"Isolated\",\"invert\":false}," MODEL "}",
+     "does not compile"},
     {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"\\\\p{Han}\"},\"behavior\":"
-     "\"Isolated\",\"invert\":false}," MODEL "}", "\\p{Han}"},
+     "\"Isolated\",\"invert\":false}," MODEL "}",
+     "\\p{Han}"},
     {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a&&b]\"},\"behavior\":"
-     "\"Isolated\",\"invert\":false}," MODEL "}", "&&"},
+     "\"Isolated\",\"invert\":false}," MODEL "}",
+     "&&"},
     {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"\\\\bx\"},\"behavior\":"
-     "\"Isolated\",\"invert\":false}," MODEL "}", "\\b"},
+     "\"Isolated\",\"invert\":false}," MODEL "}",
+     "\\b"},
     {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\"x\"},\"behavior\":"
-     "\"Torn\",\"invert\":false}," MODEL "}", "\"Torn\""},
+     "\"Torn\",\"invert\":false}," MODEL "}",
+     "\"Torn\""},
     {"{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"ab\"}," MODEL "}",
      "not one character"},
     {"{\"decoder\":{\"type\":\"CTC\"}," MODEL "}", "decoder CTC"},
@@ -298,7 +307,8 @@ static const char *const refused[][2] = {
     {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":1e9},\"merges\":[]}}", "\"a\""},
     {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[\"a c\"]}}", "\"c\""},
     {"{\"model\":{\"type\":\"BPE\",\"dropout\":0.1,\"vocab\":{\"a\":0},\"merges\":[]}}", "dropout"},
-    {"{\"model\":{\"type\":\"BPE\",\"unk_token\":\"u\",\"vocab\":{\"a\":0},\"merges\":[]}}", "\"u\""},
+    {"{\"model\":{\"type\":\"BPE\",\"unk_token\":\"u\",\"vocab\":{\"a\":0},\"merges\":[]}}",
+     "\"u\""},
     {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\\u0000\":0},\"merges\":[]}}", "U+0000"},
     {"{\"model\":{\"type\":\"Unigram\",\"unk_id\":1,\"vocab\":[[\"a\",-1.0]]}}", "unk_id"},
     {"{\"model\":{\"type\":\"WordPiece\",\"vocab\":{\"a\":0},\"continuing_subword_prefix\":\"#\"}}",

@@ -2,9 +2,9 @@
  *
  *     tokenize TOKENIZER [--no-special] [--lines] [--decode] [--stream] [--bench ROUNDS]
  *
- * Prints the ids on one line; --lines: those of each line, without its newline, on a line. --decode:
- * stdin has ids, and their text is printed, at once, or with --stream id by id, with special tokens.
- * --bench: the best rate of ROUNDS, each with a new tokenizer. */
+ * Prints the ids on one line; --lines: those of each line, without its newline, on a line.
+ * --decode: stdin has ids, and their text is printed, at once, or with --stream id by id, with
+ * special tokens. --bench: the best rate of ROUNDS, each with a new tokenizer, in CPU time. */
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
 #endif
@@ -118,12 +118,18 @@ int main(int argc, char **argv) {
     size_t length;
     int i, code;
     for (i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--no-special") == 0) o.special = 0;
-        else if (strcmp(argv[i], "--lines") == 0) o.lines = 1;
-        else if (strcmp(argv[i], "--decode") == 0) o.decode = 1;
-        else if (strcmp(argv[i], "--stream") == 0) o.stream = 1;
-        else if (strcmp(argv[i], "--bench") == 0 && i + 1 < argc) o.bench = atoi(argv[++i]);
-        else o.tokenizer = argv[i];
+        if (strcmp(argv[i], "--no-special") == 0)
+            o.special = 0;
+        else if (strcmp(argv[i], "--lines") == 0)
+            o.lines = 1;
+        else if (strcmp(argv[i], "--decode") == 0)
+            o.decode = 1;
+        else if (strcmp(argv[i], "--stream") == 0)
+            o.stream = 1;
+        else if (strcmp(argv[i], "--bench") == 0 && i + 1 < argc)
+            o.bench = atoi(argv[++i]);
+        else
+            o.tokenizer = argv[i];
     }
     if (!o.tokenizer) return 2;
     t = llm_tokenizer_open(o.tokenizer, error, sizeof error);
