@@ -86,7 +86,8 @@ SCRIPTS  := $(if $(san),tests/fault/test_run.py,$(wildcard tests/*/test_*.py))
 LAUNCHER := $(OUT)/tshard-run
 UV_USERS := $(patsubst %.c,$(OUT)/%,$(shell grep -ls 'tshard_uv.h\|fuzz_wire' tests/*/*.c))
 UV_TESTS := $(filter $(TESTS),$(UV_USERS))
-LLM_USERS := $(patsubst %.c,$(OUT)/%,$(shell grep -ls 'llm/tokenizer.h\|fuzz_tokenizer' tests/*/*.c))
+LLM_USERS := $(patsubst %.c,$(OUT)/%,\
+	$(shell grep -ls 'llm/tokenizer.h\|fuzz_tokenizer' tests/*/*.c))
 LLM_TESTS := $(filter $(TESTS),$(LLM_USERS))
 named     = $(strip $(foreach o,$(only),$(findstring $o,$(1))))
 chosen    = $(if $(only),$(foreach t,$(1),$(if $(call named,$t),$t)),$(1))
