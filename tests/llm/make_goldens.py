@@ -4,6 +4,8 @@ strings and what the Python package `tokenizers` makes of them; and the seeds of
 tests/fuzz/fuzz_tokenizer.c.
 
     make_goldens.py      needs `tokenizers`
+
+The trainer of Unigram is not deterministic: each run writes another vocabulary for it.
 """
 
 import json
