@@ -43,6 +43,8 @@ LIBS := -lm -pthread
 has     = $(shell printf '\043include <%s.h>\n' stdarg stddef setjmp stdint $(1) \
 	| $(CC) -E - >/dev/null 2>&1 && echo yes)
 UV     := $(call has,uv sodium)
+LLM    := $(if $(call has,cjson/cJSON),$(shell printf '\043include <pcre2.h>\n' \
+	| $(CC) -DPCRE2_CODE_UNIT_WIDTH=8 -E - >/dev/null 2>&1 && echo yes))
 CMOCKA := $(call has,cmocka)
 HAS_CXX := $(shell command -v $(CXX))
 BLIS   := $(patsubst %/libblis.so,%,$(firstword $(wildcard /usr/lib/*/blis-pthread/libblis.so)))
@@ -60,7 +62,7 @@ LINK_BLIS := $(if $(BLIS),-L$(BLIS) -Xlinker -rpath -Xlinker $(BLIS) -lblis)
 FOUND := $(OUT)/found
 $(FOUND): FORCE
 	@mkdir -p $(@D); echo '$(CC) $(shell $(CC) -dumpversion); $(STD) $(OPT) $(WALL); uv: $(UV);' \
-		'cmocka: $(CMOCKA); c++: $(HAS_CXX); blis: $(BLIS); mpi: $(MPIS)' >$@.new; \
+		'llm: $(LLM); cmocka: $(CMOCKA); c++: $(HAS_CXX); blis: $(BLIS); mpi: $(MPIS)' >$@.new; \
 	if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 FORCE:
 
@@ -71,8 +73,8 @@ FORCE:
 # "/* build: nosimd */" one with the portable kernels alone. Every examples/0*.c and 0*.cpp is a
 # test too: it runs and prints something. Every tests/<kind>/test_*.py reports in cmocka's words.
 
-HEADERS  := $(wildcard tshard.h backends/*.h examples/*.h tests/*.h tests/*/*.h)
-SOURCES  := $(wildcard $(patsubst %,tests/%/test_*.c,unit op layer comm fault oom fuzz))
+HEADERS  := $(wildcard tshard.h backends/*.h examples/*.h examples/llm/*.h tests/*.h tests/*/*.h)
+SOURCES  := $(wildcard $(patsubst %,tests/%/test_*.c,unit op layer comm fault oom fuzz llm))
 PRIVATE  := $(patsubst "../%",tests/%,$(shell grep -oh '"\.\./.*/test_.*"' tests/support/private.c))
 marked    = $(if $(SOURCES),$(shell grep -lx '/\* build:.* $(1)\b.*\*/' $(SOURCES)))
 DOUBLES  := $(call marked,double)
@@ -84,6 +86,9 @@ SCRIPTS  := $(if $(san),tests/fault/test_run.py,$(wildcard tests/*/test_*.py))
 LAUNCHER := $(OUT)/tshard-run
 UV_USERS := $(patsubst %.c,$(OUT)/%,$(shell grep -ls 'tshard_uv.h\|fuzz_wire' tests/*/*.c))
 UV_TESTS := $(filter $(TESTS),$(UV_USERS))
+LLM_USERS := $(patsubst %.c,$(OUT)/%,\
+	$(shell grep -ls 'llm/tokenizer.h\|fuzz_tokenizer' tests/*/*.c))
+LLM_TESTS := $(filter $(TESTS),$(LLM_USERS))
 named     = $(strip $(foreach o,$(only),$(findstring $o,$(1))))
 chosen    = $(if $(only),$(foreach t,$(1),$(if $(call named,$t),$t)),$(1))
 PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
@@ -177,6 +182,12 @@ else
 $(UV_TESTS): $(FOUND)
 	$(call skipped,libuv1-dev libsodium-dev)
 endif
+ifneq ($(LLM),)
+$(LLM_USERS): LIBS += -lcjson -lpcre2-8
+else
+$(LLM_TESTS): $(FOUND)
+	$(call skipped,libcjson-dev libpcre2-dev)
+endif
 $(OUT)/tests/op/test_gemm_%: LIBS += $(if $(BLIS),-DTESTS_BLIS) $(LINK_BLIS)
 
 $(OUT)/tests/%: tests/%.c $(OUT)/tests/library.o $(HEADERS) $(FOUND)
@@ -247,6 +258,7 @@ fuzz: deps-fuzz ## feed random bytes to what reads files and connections
 		tail -n 1 $$f.log; done
 
 build/fuzz/wire: LIBS += -luv -lsodium
+build/fuzz/tokenizer: LIBS += -lcjson -lpcre2-8
 
 build/fuzz/%: tests/fuzz/fuzz_%.c $(HEADERS)
 	@mkdir -p $(@D)

@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+"""Writes examples/llm/unicode.h: what the Python package `tokenizers` does with every code point,
+found by asking it, so that both agree whatever versions of Unicode its parts were built for.
+
+    make_unicode.py [FILE]      needs `tokenizers`; takes a minute
+"""
+
+import itertools
+import os
+import sys
+import unicodedata
+
+import tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+OUT = os.path.join(
+    os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples", "llm", "unicode.h"
+)
+POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+FLAGS = ("WORD", "SPACE", "PUNCTUATION", "NUMERIC", "NONSPACING", "MARK", "OTHER")
+# PCRE2 10.42, Debian 12's, knows Unicode 14, as does the Python of that release.
+assert unicodedata.unidata_version.startswith("14.")
+CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co"
+
+
+def pieces(step, text):
+    return [piece for piece, _ in step.pre_tokenize_str(text)]
+
+
+def flags():
+    """FLAGS of every code point, as bits."""
+    whitespace, bert = pre_tokenizers.Whitespace(), pre_tokenizers.BertPreTokenizer()
+    digits, split = pre_tokenizers.Digits(True), pre_tokenizers.WhitespaceSplit()
+    options = dict(
+        clean_text=False, handle_chinese_chars=False, strip_accents=False, lowercase=False
+    )
+    clean = normalizers.BertNormalizer(**dict(options, clean_text=True))
+    accents = normalizers.BertNormalizer(**dict(options, strip_accents=True))
+    marks, nfd = normalizers.StripAccents(), normalizers.NFD()
+    word = Tokenizer(models.WordLevel({"[U]": 0}, unk_token="[U]"))
+    word.add_tokens([AddedToken("<m>", single_word=True, normalized=False)])
+    got = [0] * 0x110000
+    for c in POINTS:
+        s = chr(c)
+        kind = len(pieces(whitespace, "+" + s + "+"))
+        in_word = kind == 3
+        assert (word.encode(s + "<m>").ids[-1] == 0) == in_word, hex(c)
+        space = len(pieces(split, "a" + s + "a")) == 2
+        assert space == (kind == 2), hex(c)
+        punctuation = len(pieces(bert, "a" + s + "a")) == 3
+        numeric = len(pieces(digits, "a" + s + "a")) == 3
+        alone = nfd.normalize_str(s) == s
+        nonspacing = alone and accents.normalize_str("a" + s) == "a"
+        mark = marks.normalize_str("a" + s) == "a"
+        cleaned = clean.normalize_str("a" + s + "b")
+        assert cleaned in ("ab", "a" + s + "b", "a b"), hex(c)
+        assert (cleaned == "a b") == (space and cleaned != "ab"), hex(c)
+        for bit, on in enumerate(
+            (in_word, space, punctuation, numeric, nonspacing, mark, cleaned == "ab")
+        ):
+            got[c] |= on << bit
+    return got
+
+
+def classes():
+    """The canonical combining class of every code point, found by what NFD swaps."""
+    nfd = normalizers.NFD()
+    known = {}  # one of each class; U+0334 is of class 1
+    for c in POINTS:
+        moves = nfd.normalize_str(chr(c) + "\u0334") != chr(c) + "\u0334"  # known there, too
+        if moves or c == 0x334:
+            known.setdefault(unicodedata.combining(chr(c)), chr(c))
+    got = [0] * 0x110000
+    for c in POINTS:
+        s = chr(c)
+        if nfd.normalize_str(s) != s:
+            continue
+        if all(nfd.normalize_str(pair) == pair for pair in (s + known[1], known[9] + s)):
+            continue
+        fits = [
+            k
+            for k in sorted(known)
+            if k
+            and nfd.normalize_str(s + known[k]) == s + known[k]
+            and nfd.normalize_str(known[k] + s) == known[k] + s
+        ]
+        assert len(fits) == 1, hex(c)
+        got[c] = fits[0]
+    return got
+
+
+def decompositions():
+    """(code point, first, second) of canonical decompositions, one level; second 0: one only. And
+    whether NFC puts it together again."""
+    nfd, nfc = normalizers.NFD(), normalizers.NFC()
+    for c in POINTS:
+        full = nfd.normalize_str(chr(c))
+        if full == chr(c) or 0xAC00 <= c < 0xD7A4:
+            continue
+        if len(full) == 1:
+            yield c, ord(full), 0, False
+            continue
+        first = nfc.normalize_str(full[:-1])
+        if len(first) != 1:  # left in parts: one level more, by the standard's own data
+            parts = [int(x, 16) for x in unicodedata.decomposition(chr(c)).split()]
+            assert len(parts) == 2 and nfd.normalize_str("".join(map(chr, parts))) == full, hex(c)
+            first = chr(parts[0])
+            full = first + chr(parts[1])
+        yield c, ord(first), ord(full[-1]), nfc.normalize_str(full) == chr(c)
+
+
+def lowercase():
+    """(first, last, step, difference) of runs of code points; U+0130 has two characters, apart."""
+    lower = normalizers.Lowercase()
+    pairs = [(c, lower.normalize_str(chr(c))) for c in POINTS]
+    assert [hex(c) for c, s in pairs if len(s) != 1] == ["0x130"]
+    rows = []
+    for c, s in pairs:
+        if len(s) != 1 or ord(s) == c:
+            continue
+        difference = ord(s) - c
+        if (
+            rows
+            and rows[-1][3] == difference
+            and c - rows[-1][1] in (1, 2)
+            and (rows[-1][0] == rows[-1][1] or rows[-1][2] == c - rows[-1][1])
+        ):
+            rows[-1][2] = c - rows[-1][1]
+            rows[-1][1] = c
+        else:
+            rows.append([c, c, 1, difference])
+    return rows
+
+
+def added():
+    """(first, last, index of the category) of what has another category in the patterns of
+    `tokenizers` than in Unicode 14."""
+    names = CATEGORIES.split()
+    got = {}
+    for index, name in enumerate(names):
+        step = pre_tokenizers.Split(Regex(r"\p{%s}" % name), "removed")
+        for at in range(0, len(POINTS), 4096):
+            part = POINTS[at : at + 4096]
+            inside = [True] * len(part)
+            for _, (begin, end) in step.pre_tokenize_str("".join(map(chr, part))):
+                inside[begin:end] = [False] * (end - begin)
+            for c, is_in in zip(part, inside):
+                if is_in:
+                    got[c] = index
+    rows, changed = [], []
+    for c in POINTS:
+        old = unicodedata.category(chr(c))
+        if c in got and names[got[c]] != old:
+            if old != "Cn":
+                changed.append((hex(c), old, names[got[c]]))
+                continue
+            if rows and rows[-1][1] == c - 1 and rows[-1][2] == got[c]:
+                rows[-1][1] = c
+            else:
+                rows.append([c, c, got[c]])
+        elif c not in got and old != "Cn" and old != "Cs":
+            changed.append((hex(c), old, None))
+    print("changed categories:", changed)
+    return rows
+
+
+def runs(values):
+    """(code point, value) where the value becomes another; before the first it is 0."""
+    last = 0
+    for c in range(0x110000):
+        if values[c] != last:
+            yield c << 8 | values[c]
+            last = values[c]
+
+
+def table(kind, name, numbers, per):
+    numbers = list(numbers)
+    lines, line = [], "   "
+    for at in range(0, len(numbers), per):
+        words = " " + ", ".join(str(n) for n in numbers[at : at + per]) + ","
+        if len(line) + len(words) > 100:
+            lines.append(line)
+            line = "   "
+        line += words
+    return "static const %s %s[] = {\n%s\n};\n" % (kind, name, "\n".join(lines + [line]))
+
+
+def main():
+    pairs = list(decompositions())
+    composed = sum(1 for p in pairs if p[3])
+    flat = list(itertools.chain.from_iterable((c << 1 | keeps, a, b) for c, a, b, keeps in pairs))
+    text = (
+        "/* unicode.h - what tokenizer.h knows about code points\n *\n"
+        " * Written by tests/llm/make_unicode.py, which asks the Python package tokenizers %s. */\n"
+        "#ifndef LLM_UNICODE_H\n#define LLM_UNICODE_H\n\n#include <stdint.h>\n\n"
+        % tokenizers.__version__
+    )
+    text += (
+        "/* Properties: what \\w and \\s match; what BERT takes for punctuation; number; "
+        "accents that BERT\n"
+        " * and StripAccents remove; what BERT removes as control characters. */\nenum {\n"
+    )
+    for bit, name in enumerate(FLAGS):
+        text += "    LLM_%s = %d,\n" % (name, 1 << bit)
+    text += "    LLM_ACTIVE = 128 /* set by tokenizer.h: not left alone by NFC or NFD */\n};\n\n"
+    text += "/* code point << 8 | properties, where they change */\n"
+    text += table("uint32_t", "llm_unicode_flags", runs(flags()), 1)
+    text += "\n/* code point << 8 | canonical combining class, where it changes */\n"
+    text += table("uint32_t", "llm_unicode_classes", runs(classes()), 1)
+    text += (
+        "\n/* Canonical decompositions: code point << 1 | whether NFC composes it, "
+        "first, second or 0.\n"
+        " * Hangul is computed. */\n"
+    )
+    text += table("uint32_t", "llm_unicode_pairs", flat, 3)
+    text += "\n/* Lower case: first, last, step, what is added. */\n"
+    text += table("int32_t", "llm_unicode_lower", itertools.chain.from_iterable(lowercase()), 4)
+    text += "\n/* Code points that Unicode 14 did not have: first, last, "
+    text += "index of the general category. */\n"
+    text += 'static const char llm_unicode_categories[] =\n    "%s";\n' % CATEGORIES
+    text += table("uint32_t", "llm_unicode_added", itertools.chain.from_iterable(added()), 3)
+    text += "\n#endif\n"
+    with open(sys.argv[1] if len(sys.argv) > 1 else OUT, "w", encoding="utf-8") as file:
+        file.write(text)
+    print("%d pairs, %d composed" % (len(pairs), composed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,344 @@
+/* examples/llm/tokenizer.h against the Python package `tokenizers`: ids and texts recorded by
+ * make_goldens.py, and what has no record: invalid UTF-8, long words, files that lie. */
+#if !defined(_POSIX_C_SOURCE)
+#define _POSIX_C_SOURCE 200809L
+#endif
+#include "../../examples/llm/tokenizer.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+
+/* A file of tests/golden, found from this file's own place, with a zero after it. */
+static char *read_golden(const char *name) {
+    const char *here = __FILE__, *slash = strrchr(here, '/');
+    char path[512], *text;
+    FILE *file;
+    long size;
+    (void)snprintf(path, sizeof path, "%.*s../golden/%s", slash ? (int)(slash - here + 1) : 0, here,
+                   name);
+    file = fopen(path, "rb");
+    if (!file) fail_msg("%s cannot be opened (make_goldens.py writes it)", path);
+    assert_int_equal(fseek(file, 0, SEEK_END), 0);
+    size = ftell(file);
+    rewind(file);
+    text = (char *)malloc((size_t)size + 1);
+    assert_non_null(text);
+    assert_int_equal(fread(text, 1, (size_t)size, file), (size_t)size);
+    text[size] = 0;
+    (void)fclose(file);
+    return text;
+}
+
+static cJSON *goldens(void) {
+    char *text = read_golden("tokenizers.json");
+    cJSON *all = cJSON_Parse(text);
+    free(text);
+    assert_non_null(all);
+    assert_true(cJSON_GetArraySize(all) >= 20);
+    return all;
+}
+
+static llm_tokenizer *from_json(const cJSON *json) {
+    char *text = cJSON_PrintUnformatted(json), error[256] = "";
+    llm_tokenizer *t = llm_tokenizer_read(text, strlen(text), "golden", error, sizeof error);
+    if (!t) fail_msg("%s", error);
+    cJSON_free(text);
+    return t;
+}
+
+static const cJSON *golden(const cJSON *all, const char *name) {
+    const cJSON *item;
+    cJSON_ArrayForEach(item, all) {
+        if (strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(item, "name")), name) == 0)
+            return cJSON_GetObjectItem(item, "tokenizer");
+    }
+    fail_msg("there is no golden %s", name);
+    return NULL;
+}
+
+static const char *string_of(const cJSON *o, const char *key) {
+    return cJSON_GetStringValue(cJSON_GetObjectItem(o, key));
+}
+
+static void same_ids(const char *name, const cJSON *c, const char *key, int64_t n,
+                     const int32_t *ids) {
+    const cJSON *want = cJSON_GetObjectItem(c, key), *id;
+    int64_t i = 0;
+    if (n != cJSON_GetArraySize(want))
+        fail_msg("%s: \"%s\": %d ids, not %d", name, string_of(c, "text"), (int)n,
+                 cJSON_GetArraySize(want));
+    cJSON_ArrayForEach(id, want) {
+        if (ids[i] != id->valueint)
+            fail_msg("%s: \"%s\": id %d is %d, not %d", name, string_of(c, "text"), (int)i,
+                     (int)ids[i], id->valueint);
+        i++;
+    }
+}
+
+static void encoding_is_that_of_tokenizers(void **state) {
+    cJSON *all = goldens();
+    const cJSON *item, *c;
+    int round, special;
+    (void)state;
+    cJSON_ArrayForEach(item, all) {
+        llm_tokenizer *t = from_json(cJSON_GetObjectItem(item, "tokenizer"));
+        for (round = 0; round < 4; round++) { /* the second time, words are in the cache */
+            special = round % 2;
+            cJSON_ArrayForEach(c, cJSON_GetObjectItem(item, "cases")) {
+                const char *text = string_of(c, "text");
+                int32_t *ids;
+                const int64_t n = llm_tokenizer_encode(t, text, strlen(text), special, &ids);
+                if (n < 0) fail_msg("%s: %s", string_of(item, "name"), llm_tokenizer_error(t));
+                same_ids(string_of(item, "name"), c, special ? "ids" : "plain", n, ids);
+                free(ids);
+            }
+        }
+        llm_tokenizer_free(t);
+    }
+    cJSON_Delete(all);
+}
+
+static void same_text(const char *name, const cJSON *c, const char *key, const char *got,
+                      size_t n) {
+    const char *want = string_of(c, key);
+    if (strlen(want) != n || memcmp(got, want, n) != 0)
+        fail_msg("%s: \"%.*s\", not \"%s\"", name, (int)n, got, want);
+}
+
+static void decode_case(llm_tokenizer *t, const char *name, const cJSON *c) {
+    const cJSON *list = cJSON_GetObjectItem(c, "ids"), *id;
+    llm_ids ids = {NULL, 0, 0};
+    size_t n, total;
+    char *text;
+    int special;
+    cJSON_ArrayForEach(id, list) assert_true(llm_put_id(t, &ids, id->valueint));
+    for (special = 0; special < 2; special++) {
+        char together[4096];
+        llm_stream stream;
+        const char *part;
+        size_t i;
+        text = llm_tokenizer_decode(t, ids.at, ids.count, special, &n);
+        assert_non_null(text);
+        same_text(name, c, special ? "decoded" : "shown", text, n);
+        free(text);
+        memset(&stream, 0, sizeof stream);
+        stream.tokenizer = t;
+        stream.special = special;
+        for (i = total = 0; i <= ids.count; i++) {
+            part = i < ids.count ? llm_stream_add(&stream, ids.at[i], &n)
+                                 : llm_stream_end(&stream, &n);
+            assert_non_null(part);
+            if (llm_valid_prefix(part, n) != n) /* never half a character */
+                fail_msg("%s: \"%s\": half a character", name, string_of(c, "text"));
+            assert_true(total + n < sizeof together);
+            memcpy(together + total, part, n);
+            total += n;
+        }
+        /* What is no UTF-8 shows by the next token only. */
+        if (!strstr(string_of(c, special ? "decoded" : "shown"), "\xEF\xBF\xBD"))
+            same_text(name, c, special ? "decoded" : "shown", together, total);
+    }
+    free(ids.at);
+}
+
+static void decoding_is_that_of_tokenizers(void **state) {
+    cJSON *all = goldens();
+    const cJSON *item, *c;
+    (void)state;
+    cJSON_ArrayForEach(item, all) {
+        llm_tokenizer *t = from_json(cJSON_GetObjectItem(item, "tokenizer"));
+        cJSON_ArrayForEach(c, cJSON_GetObjectItem(item, "cases"))
+            decode_case(t, string_of(item, "name"), c);
+        llm_tokenizer_free(t);
+    }
+    cJSON_Delete(all);
+}
+
+/* Any bytes: those of valid text come back; invalid ones count as U+FFFD. */
+static void bytes_come_back(void **state) {
+    static const char text[] = "a\0b\xC3\xA4 \xE4\xB8\xAD\xF0\x9F\x98\x80 \x7F\x01 <Norm> 'll\n";
+    static const char bad[] =
+        "\xFFx\xC3(\xE2\x82y\xF0\x9F\x98\xED\xA0\x80z\xC0\x80\xF4\x90\x80\x80\xE2";
+    static const char good[] = "~x~(~y~~~~z~~~~~~~"; /* ~ stands for U+FFFD */
+    cJSON *all = goldens();
+    llm_tokenizer *t = from_json(golden(all, "gpt2"));
+    char clean[128], *back;
+    int32_t *ids, *others;
+    size_t n, i, length = 0;
+    int64_t count;
+    (void)state;
+    count = llm_tokenizer_encode(t, text, sizeof text - 1, 0, &ids);
+    back = llm_tokenizer_decode(t, ids, (size_t)count, 1, &n);
+    assert_int_equal(n, sizeof text - 1);
+    assert_memory_equal(back, text, n);
+    free(back);
+    free(ids);
+    for (i = 0; good[i]; i++) {
+        memcpy(clean + length, good[i] == '~' ? "\xEF\xBF\xBD" : good + i, good[i] == '~' ? 3 : 1);
+        length += good[i] == '~' ? 3 : 1;
+    }
+    count = llm_tokenizer_encode(t, bad, sizeof bad - 1, 0, &ids);
+    assert_int_equal(count, llm_tokenizer_encode(t, clean, length, 0, &others));
+    assert_memory_equal(ids, others, (size_t)count * sizeof *ids);
+    free(ids);
+    free(others);
+    llm_tokenizer_free(t);
+    cJSON_Delete(all);
+}
+
+/* A megabyte of one letter, and of letters without an end: n log n steps, or this takes hours. The
+ * same ids as of any prefix that ends where a token does, which the short words' way computes. */
+static void long_words_are_not_quadratic(void **state) {
+    const char *const names[] = {"gpt2", "llama2", "t5", "bert"};
+    cJSON *all = goldens();
+    const size_t size = 1000000;
+    char *text = (char *)malloc(size);
+    size_t i, k, n;
+    (void)state;
+    for (k = 0; k < 4; k++) {
+        llm_tokenizer *t = from_json(golden(all, names[k]));
+        int kind;
+        for (kind = 0; kind < 3; kind++) {
+            int32_t *ids;
+            int64_t count;
+            for (i = 0; i < size; i++)
+                text[i] = kind == 0   ? 'e'
+                          : kind == 1 ? "theother"[i % 8]
+                                      : (char)('a' + i * i % 23);
+            count = llm_tokenizer_encode(t, text, size, 0, &ids);
+            assert_true(count > 0);
+            if (k == 0) {
+                char *back = llm_tokenizer_decode(t, ids, (size_t)count, 1, &n);
+                assert_int_equal(n, size);
+                assert_memory_equal(back, text, size);
+                free(back);
+            }
+            free(ids);
+        }
+        llm_tokenizer_free(t);
+    }
+    free(text);
+    cJSON_Delete(all);
+}
+
+/* The two ways to merge give the same ids. */
+static void many_merges_as_few(void **state) {
+    cJSON *all = goldens();
+    llm_tokenizer *t = from_json(golden(all, "gpt2"));
+    uint64_t merges[64];
+    uint32_t seed = 7;
+    int round, i, shorter = 0;
+    (void)state;
+    for (round = 0; round < 3000; round++) {
+        char text[64];
+        int32_t few[64];
+        size_t n;
+        for (i = 0; i < 64; i++) {
+            seed = seed * 1664525u + 1013904223u;
+            text[i] = "therinao"[seed >> 24 & 7];
+        }
+        assert_true(llm_symbols(t, text, 64));
+        llm_merge_few(t, merges);
+        n = t->symbols.count;
+        memcpy(few, t->symbols.at, n * sizeof *few);
+        shorter += n < 64;
+        assert_true(llm_symbols(t, text, 64) && llm_merge_many(t));
+        assert_int_equal(t->symbols.count, n);
+        assert_memory_equal(t->symbols.at, few, n * sizeof *few);
+    }
+    assert_true(shorter > 2900);
+    llm_tokenizer_free(t);
+    cJSON_Delete(all);
+}
+
+static void tokens_have_ids(void **state) {
+    cJSON *all = goldens();
+    llm_tokenizer *t = from_json(golden(all, "gpt2"));
+    (void)state;
+    assert_int_equal(llm_tokenizer_id(t, "<s>"), 330);
+    assert_int_equal(llm_tokenizer_id(t, "!"), 0);
+    assert_int_equal(llm_tokenizer_id(t, "no such token"), -1);
+    assert_int_equal(llm_tokenizer_size(t), 335);
+    llm_tokenizer_free(t);
+    cJSON_Delete(all);
+}
+
+/* -- files that lie -- */
+
+#define MODEL                                                                                      \
+    "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}"
+
+static const char *const refused[][2] = {
+    {"", "not JSON"},
+    {"[]", "not JSON"},
+    {"{}", "no model"},
+    {"{\"model\":{\"type\":\"WordLevel\",\"vocab\":{}}}", "the model WordLevel is not known"},
+    {"{\"what\":1," MODEL "}", "\"what\" of the file"},
+    {"{\"normalizer\":{\"type\":\"Nmt\"}," MODEL "}", "normalizer Nmt"},
+    {"{\"normalizer\":{\"type\":\"NFC\",\"x\":1}," MODEL "}", "\"x\" of NFC"},
+    {"{\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFKC\"}]}," MODEL "}",
+     "normalizer NFKC"},
+    {"{\"pre_tokenizer\":{\"type\":\"UnicodeScripts\"}," MODEL "}", "pre_tokenizer UnicodeScripts"},
+    {"{\"pre_tokenizer\":{}," MODEL "}", "without a type"},
+    {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a\"},\"behavior\":"
+     "\"Isolated\",\"invert\":false}," MODEL "}",
+     "does not compile"},
+    {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"\\\\p{Han}\"},\"behavior\":"
+     "\"Isolated\",\"invert\":false}," MODEL "}",
+     "\\p{Han}"},
+    {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a&&b]\"},\"behavior\":"
+     "\"Isolated\",\"invert\":false}," MODEL "}",
+     "&&"},
+    {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"\\\\bx\"},\"behavior\":"
+     "\"Isolated\",\"invert\":false}," MODEL "}",
+     "\\b"},
+    {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\"x\"},\"behavior\":"
+     "\"Torn\",\"invert\":false}," MODEL "}",
+     "\"Torn\""},
+    {"{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"ab\"}," MODEL "}",
+     "not one character"},
+    {"{\"decoder\":{\"type\":\"CTC\"}," MODEL "}", "decoder CTC"},
+    {"{\"post_processor\":{\"type\":\"What\"}," MODEL "}", "post_processor What"},
+    {"{\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[]}," MODEL "}", "no A"},
+    {"{\"added_tokens\":[{\"id\":9,\"content\":\"a\"}]," MODEL "}", "has the id 9, and 0"},
+    {"{\"added_tokens\":[{\"id\":-1,\"content\":\"x\"}]," MODEL "}", "\"id\""},
+    {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":0},\"merges\":[]}}", "the id 0"},
+    {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":1e9},\"merges\":[]}}", "\"a\""},
+    {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[\"a c\"]}}", "\"c\""},
+    {"{\"model\":{\"type\":\"BPE\",\"dropout\":0.1,\"vocab\":{\"a\":0},\"merges\":[]}}", "dropout"},
+    {"{\"model\":{\"type\":\"BPE\",\"unk_token\":\"u\",\"vocab\":{\"a\":0},\"merges\":[]}}",
+     "\"u\""},
+    {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\\u0000\":0},\"merges\":[]}}", "U+0000"},
+    {"{\"model\":{\"type\":\"Unigram\",\"unk_id\":1,\"vocab\":[[\"a\",-1.0]]}}", "unk_id"},
+    {"{\"model\":{\"type\":\"WordPiece\",\"vocab\":{\"a\":0},\"continuing_subword_prefix\":\"#\"}}",
+     "unk_token"},
+    {"{\"x\":\"\xFF\"}", "UTF-8"},
+};
+
+static void files_that_lie_are_refused(void **state) {
+    char error[256];
+    size_t i;
+    (void)state;
+    for (i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        const char *json = refused[i][0];
+        llm_tokenizer *t = llm_tokenizer_read(json, strlen(json), "t.json", error, sizeof error);
+        if (t || strncmp(error, "t.json: ", 8) != 0 || !strstr(error, refused[i][1]))
+            fail_msg("%s: \"%s\", not with \"%s\"", json, t ? "read" : error, refused[i][1]);
+    }
+    assert_null(llm_tokenizer_open("no/such/file", error, sizeof error));
+    assert_non_null(strstr(error, "no/such/file"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(encoding_is_that_of_tokenizers),
+        cmocka_unit_test(decoding_is_that_of_tokenizers),
+        cmocka_unit_test(bytes_come_back),
+        cmocka_unit_test(long_words_are_not_quadratic),
+        cmocka_unit_test(many_merges_as_few),
+        cmocka_unit_test(tokens_have_ids),
+        cmocka_unit_test(files_that_lie_are_refused),
+    };
+    return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
+}
