@@ -6542,7 +6542,8 @@ static const uint16_t tshi_gemm_mix[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  2
                                            11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 
 /* Returns 16 words of a row: from its next elements, of which there are `left`, then 0. */
-TSHI_GEMM_TARGET_PACK TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src,
+TSHI_GEMM_TARGET_PACK
+TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src,
                                                   int64_t left) {
     const uint32_t mask = tshi_gemm_mask(left);
     if (form == TSHI_GEMM_REALS) return _mm512_maskz_loadu_ps((__mmask16)mask, src);
@@ -6558,7 +6559,8 @@ TSHI_GEMM_TARGET_PACK TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form
 
 /* Returns one word of each of up to 16 rows whose elements are neighbours. next: bytes from a row's
  * element to its next one; 0: a pair's second element is 0. */
-TSHI_GEMM_TARGET_PACK TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *src,
+TSHI_GEMM_TARGET_PACK
+TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *src,
                                                      __mmask16 mask, int64_t next) {
     const __mmask16 both = next ? mask : 0;
     if (form == TSHI_GEMM_PAIRS) {
@@ -15529,8 +15531,8 @@ static int64_t tshi_attention_words(const tshi_head *h, int64_t n) {
     return h->pairs ? (n + 1) / 2 : n;
 }
 
-/* Copies m rows of x, from row i on, to `to`, shape (m, d); of pairs, the last one of an odd row has
- * a 0. */
+/* Copies m rows of x, from row i on, to `to`, shape (m, d); of pairs, the last one of an odd row
+ * has a 0. */
 static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x, int64_t i,
                                 int64_t m) {
     const int64_t words = tshi_attention_words(h, h->d);
