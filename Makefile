@@ -44,6 +44,7 @@ has     = $(shell printf '\043include <%s.h>\n' stdarg stddef setjmp stdint $(1)
 	| $(CC) -E - >/dev/null 2>&1 && echo yes)
 UV     := $(call has,uv sodium)
 CMOCKA := $(call has,cmocka)
+CJSON  := $(call has,cjson/cJSON)
 HAS_CXX := $(shell command -v $(CXX))
 BLIS   := $(patsubst %/libblis.so,%,$(firstword $(wildcard /usr/lib/*/blis-pthread/libblis.so)))
 OPENMP := $(if $(filter tsan,$(san)),,$(shell echo 'int main(void) { return 0; }' | \
@@ -71,7 +72,8 @@ FORCE:
 # "/* build: nosimd */" one with the portable kernels alone. Every examples/0*.c and 0*.cpp is a
 # test too: it runs and prints something. Every tests/<kind>/test_*.py reports in cmocka's words.
 
-HEADERS  := $(wildcard tshard.h backends/*.h examples/*.h tests/*.h tests/*/*.h)
+HEADERS  := $(wildcard tshard.h backends/*.h examples/*.h examples/llm/*.h examples/llm/*/*.h \
+            tests/*.h tests/*/*.h)
 SOURCES  := $(wildcard $(patsubst %,tests/%/test_*.c,unit op layer comm fault oom fuzz))
 PRIVATE  := $(patsubst "../%",tests/%,$(shell grep -oh '"\.\./.*/test_.*"' tests/support/private.c))
 marked    = $(if $(SOURCES),$(shell grep -lx '/\* build:.* $(1)\b.*\*/' $(SOURCES)))
@@ -102,7 +104,7 @@ help: ## list the targets
 run: $(OUT)/gpt ## train a GPT on two ranks; ARGS="--text FILE ..." for your own text
 	@$(OUT)/gpt --out build/run $(ARGS)
 
-$(OUT)/gpt build/gpt-mpi: OPT_release := -O3 -fno-math-errno
+$(OUT)/gpt $(OUT)/llm build/gpt-mpi: OPT_release := -O3 -fno-math-errno
 build/gpt-mpi: CC := $(MPICC)
 build/gpt-mpi: LIBS += -DGPT_MPI
 # The library, most of the time it takes, and the program are compiled side by side.
@@ -112,6 +114,19 @@ $(OUT)/gpt build/gpt-mpi: examples/gpt.c $(HEADERS) $(FOUND)
 	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTED $(filter -D%,$(LIBS)) $(if $(UV),-DGPT_TCP) \
 		$(if $(BLIS),-DGPT_BLIS) -c -o $@.o $<; program=$$?; wait $$library && exit $$program
 	$(CC) $(OPENMP) -o $@ $@.o $@-library.o $(LIBS) $(if $(UV),-luv -lsodium) $(LINK_BLIS)
+
+# Runs models of the Hugging Face hub (examples/llm/README.md).
+ifneq ($(CJSON),)
+$(OUT)/llm: examples/llm/llm.c $(HEADERS) $(FOUND)
+	@mkdir -p $(@D)
+	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTATION -x c -c -o $@-library.o tshard.h & library=$$!; \
+	$(CC) $(STD) $(OPT) $(WALL) -DTSHARD_IMPLEMENTED $(if $(UV),-DLLM_TCP) -c -o $@.o $<; \
+		program=$$?; wait $$library && exit $$program
+	$(CC) $(OPENMP) -o $@ $@.o $@-library.o -lcjson $(LIBS) $(if $(UV),-luv -lsodium)
+else
+$(OUT)/llm:
+	@echo "build/llm needs libcjson-dev"; exit 1
+endif
 
 tshard-run: $(LAUNCHER) ## the launcher of jobs over TCP, on one host or several
 $(LAUNCHER): backends/tshard-run.c $(FOUND)
