@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LLM_MOST_EOS = 16, LLM_MOST_LAYERS = 256, LLM_MOST_PAIRS = 512 };
+enum { LLM_MOST_EOS = 16, LLM_MOST_LAYERS = 256, LLM_MOST_HEADS = 1024, LLM_MOST_PAIRS = 512 };
 #define LLM_NEEDED (-1e300) /* the default of a key that must be there */
 
 typedef enum llm_norm_kind {
@@ -158,8 +158,9 @@ static void llm_read_sizes(llm_config *c) {
     c->heads = llm_count(c, "num_attention_heads|n_head", LLM_NEEDED);
     c->kv_heads = llm_count(c, "num_key_value_heads", (double)c->heads);
     c->head_size = llm_count(c, "head_dim", c->heads ? (double)(c->width / c->heads) : 0);
-    if (c->layers > LLM_MOST_LAYERS)
-        llm_refuse(c, "config.json: %d layers are more than %d", (int)c->layers, LLM_MOST_LAYERS);
+    if (c->layers > LLM_MOST_LAYERS || c->heads > LLM_MOST_HEADS)
+        llm_refuse(c, "config.json: %d layers of %d heads are more than %d of %d", (int)c->layers,
+                   (int)c->heads, LLM_MOST_LAYERS, LLM_MOST_HEADS);
     if (!c->error[0] && (!c->heads || !c->kv_heads || c->heads % c->kv_heads || !c->head_size))
         llm_refuse(c, "config.json: %d heads do not divide into %d groups, or %d features into "
                       "heads", (int)c->heads, (int)c->kv_heads, (int)c->width);

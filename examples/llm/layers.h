@@ -327,10 +327,9 @@ static tsh_tensor *llm_last(const llm_model *m, tsh_tensor *x) {
 /* ALiBi's slopes (Press et al. 2022): powers of 2^(-8 / n) for the largest power of two n up to the
  * heads, then every other one of those of 2 n. */
 static void llm_add_slopes(llm_model *m) {
-    float slope[1024];
+    float slope[LLM_MOST_HEADS];
     const int64_t heads = m->config->heads;
     int64_t n = 1;
-    if (heads > 1024) return (void)tsh_fail(m->ctx, TSH_ERR_ARGUMENT, "ALiBi of over 1024 heads");
     while (2 * n <= heads) n *= 2;
     for (int64_t i = 0; i < heads; i++)
         slope[i] = (float)(i < n ? pow(2, -8.0 * (double)(i + 1) / (double)n)

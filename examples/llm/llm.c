@@ -53,10 +53,14 @@ static void print_flags(const llm_flag_row *flags, int n, FILE *file) {
                 flags[i].text ? " TEXT" : flags[i].number ? " N" : "", flags[i].help);
 }
 
-/* 0, or 2 after a sentence on stderr. */
-static int usage(const char *format, const char *what) {
+/* Prints a sentence, returns 2. */
+TSH_PRINTF(1, 2)
+static int usage(const char *format, ...) {
+    va_list list;
     fprintf(stderr, "llm: ");
-    fprintf(stderr, format, what);
+    va_start(list, format);
+    vfprintf(stderr, format, list);
+    va_end(list);
     fprintf(stderr, "; llm --help lists the flags\n");
     return 2;
 }
@@ -123,8 +127,8 @@ static tsh_dtype dtype_named(const char *name) {
 static int check_flags(llm_job *job) {
     const tsh_dtype weights = job->weights ? dtype_named(job->weights) : TSH_Q8_0;
     const tsh_dtype dtype = job->dtype ? dtype_named(job->dtype) : TSH_F32;
-    if (!job->model) return usage("--%s is missing", "model");
-    if (!job->ids) return usage("--%s is missing", "ids");
+    if (!job->model) return usage("--model is missing");
+    if (!job->ids) return usage("--ids is missing");
     if (weights != TSH_Q8_0 && weights != TSH_Q4_0)
         return usage("--weights is q8_0 or q4_0, not '%s'", job->weights);
     if (!dtype || dtype == TSH_Q8_0 || dtype == TSH_Q4_0)
