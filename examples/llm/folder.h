@@ -63,7 +63,7 @@ typedef struct llm_config {
 
 /* Keeps the first error. */
 TSH_PRINTF(2, 3)
-static void llm_refuse(llm_config *c, const char *format, ...) {
+static void llm_config_refuse(llm_config *c, const char *format, ...) {
     va_list list;
     if (c->error[0] != 0) return;
     va_start(list, format);
@@ -79,13 +79,13 @@ static const char *llm_json_text(const cJSON *item, char *text, size_t size) {
     return text;
 }
 
-static void llm_refuse_value(llm_config *c, const char *key, const cJSON *item, const char *why) {
+static void llm_config_refuse_value(llm_config *c, const char *key, const cJSON *item, const char *why) {
     char text[80];
-    llm_refuse(c, "config.json: %s is %s; %s", key, llm_json_text(item, text, sizeof text), why);
+    llm_config_refuse(c, "config.json: %s is %s; %s", key, llm_json_text(item, text, sizeof text), why);
 }
 
 /* The value of the first of the keys "a|b" that is there and not null, else NULL. */
-static const cJSON *llm_key(llm_config *c, const char *keys) {
+static const cJSON *llm_config_key(llm_config *c, const char *keys) {
     const cJSON *found = NULL;
     while (*keys) {
         char key[64];
@@ -100,38 +100,38 @@ static const cJSON *llm_key(llm_config *c, const char *keys) {
     return found;
 }
 
-static double llm_number(llm_config *c, const char *keys, double otherwise) {
-    const cJSON *item = llm_key(c, keys);
+static double llm_config_number(llm_config *c, const char *keys, double otherwise) {
+    const cJSON *item = llm_config_key(c, keys);
     if (!item && otherwise <= LLM_NEEDED)
-        llm_refuse(c, "config.json: %s needs the key %s, which is not there", c->type, keys);
-    if (item && !cJSON_IsNumber(item)) llm_refuse_value(c, keys, item, "it must be a number");
+        llm_config_refuse(c, "config.json: %s needs the key %s, which is not there", c->type, keys);
+    if (item && !cJSON_IsNumber(item)) llm_config_refuse_value(c, item->string, item, "it must be a number");
     return item ? item->valuedouble : otherwise;
 }
 
 /* A number of things. */
-static int64_t llm_count(llm_config *c, const char *keys, double otherwise) {
-    const double value = llm_number(c, keys, otherwise);
+static int64_t llm_config_count(llm_config *c, const char *keys, double otherwise) {
+    const double value = llm_config_number(c, keys, otherwise);
     if (value >= 0 && value <= 1e9 && floor(value) == value) return (int64_t)value;
-    if (!c->error[0]) llm_refuse(c, "config.json: %s is %g, not a whole number", keys, value);
+    if (!c->error[0]) llm_config_refuse(c, "config.json: %s is %g, not a whole number", keys, value);
     return 0;
 }
 
-static int llm_flag(llm_config *c, const char *keys, int otherwise) {
-    const cJSON *item = llm_key(c, keys);
-    if (item && !cJSON_IsBool(item)) llm_refuse_value(c, keys, item, "it must be true or false");
+static int llm_config_flag(llm_config *c, const char *keys, int otherwise) {
+    const cJSON *item = llm_config_key(c, keys);
+    if (item && !cJSON_IsBool(item)) llm_config_refuse_value(c, item->string, item, "it must be true or false");
     return item ? cJSON_IsTrue(item) : otherwise;
 }
 
 /* The flag must have this value. */
-static void llm_must(llm_config *c, const char *key, int value, int otherwise) {
-    if (llm_flag(c, key, otherwise) != value)
-        llm_refuse(c, "config.json: %s is %s, which is not supported for %s", key,
+static void llm_config_must(llm_config *c, const char *key, int value, int otherwise) {
+    if (llm_config_flag(c, key, otherwise) != value)
+        llm_config_refuse(c, "config.json: %s is %s, which is not supported for %s", key,
                    value ? "false" : "true", c->type);
 }
 
-static const char *llm_string(llm_config *c, const char *keys, const char *otherwise) {
-    const cJSON *item = llm_key(c, keys);
-    if (item && !cJSON_IsString(item)) llm_refuse_value(c, keys, item, "it must be a string");
+static const char *llm_config_string(llm_config *c, const char *keys, const char *otherwise) {
+    const cJSON *item = llm_config_key(c, keys);
+    if (item && !cJSON_IsString(item)) llm_config_refuse_value(c, item->string, item, "it must be a string");
     return item && cJSON_IsString(item) ? item->valuestring : otherwise;
 }
 
@@ -142,27 +142,27 @@ static void llm_read_activation(llm_config *c, const char *key, const char *othe
     } all[] = {{"silu", tsh_silu}, {"swish", tsh_silu}, {"relu", tsh_relu}, {"gelu", tsh_gelu},
                {"gelu_new", tsh_gelu_tanh}, {"gelu_pytorch_tanh", tsh_gelu_tanh},
                {"gelu_fast", tsh_gelu_tanh}};
-    const char *name = llm_string(c, key, otherwise);
+    const char *name = llm_config_string(c, key, otherwise);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (strcmp(all[i].name, name) == 0) c->act = all[i].act;
     if (!c->act)
-        llm_refuse(c, "config.json: %s is \"%s\"; known are silu, relu, gelu, gelu_new, "
+        llm_config_refuse(c, "config.json: %s is \"%s\"; known are silu, relu, gelu, gelu_new, "
                       "gelu_pytorch_tanh and gelu_fast", key, name);
 }
 
 /* The sizes that nearly all families have, by the names of most. */
 static void llm_read_sizes(llm_config *c) {
-    c->vocabulary = llm_count(c, "vocab_size", LLM_NEEDED);
-    c->width = llm_count(c, "hidden_size|n_embd|n_embed", LLM_NEEDED);
-    c->layers = llm_count(c, "num_hidden_layers|n_layer", LLM_NEEDED);
-    c->heads = llm_count(c, "num_attention_heads|n_head", LLM_NEEDED);
-    c->kv_heads = llm_count(c, "num_key_value_heads", (double)c->heads);
-    c->head_size = llm_count(c, "head_dim", c->heads ? (double)(c->width / c->heads) : 0);
+    c->vocabulary = llm_config_count(c, "vocab_size", LLM_NEEDED);
+    c->width = llm_config_count(c, "hidden_size|n_embd|n_embed", LLM_NEEDED);
+    c->layers = llm_config_count(c, "num_hidden_layers|n_layer", LLM_NEEDED);
+    c->heads = llm_config_count(c, "num_attention_heads|n_head", LLM_NEEDED);
+    c->kv_heads = llm_config_count(c, "num_key_value_heads", (double)c->heads);
+    c->head_size = llm_config_count(c, "head_dim", c->heads ? (double)(c->width / c->heads) : 0);
     if (c->layers > LLM_MOST_LAYERS || c->heads > LLM_MOST_HEADS)
-        llm_refuse(c, "config.json: %d layers of %d heads are more than %d of %d", (int)c->layers,
+        llm_config_refuse(c, "config.json: %d layers of %d heads are more than %d of %d", (int)c->layers,
                    (int)c->heads, LLM_MOST_LAYERS, LLM_MOST_HEADS);
     if (!c->error[0] && (!c->heads || !c->kv_heads || c->heads % c->kv_heads || !c->head_size))
-        llm_refuse(c, "config.json: %d heads do not divide into %d groups, or %d features into "
+        llm_config_refuse(c, "config.json: %d heads do not divide into %d groups, or %d features into "
                       "heads", (int)c->heads, (int)c->kv_heads, (int)c->width);
 }
 
@@ -170,15 +170,15 @@ static void llm_read_sizes(llm_config *c) {
  * text that is longer is refused, as a shorter one does not notice. `absent`: the default. */
 static void llm_read_window(llm_config *c, int64_t absent, int64_t from) {
     const int there = cJSON_GetObjectItemCaseSensitive(c->unread, "sliding_window") != NULL;
-    const cJSON *types = llm_key(c, "layer_types"), *type;
+    const cJSON *types = llm_config_key(c, "layer_types"), *type;
     int slides = from < c->layers;
-    c->window = llm_count(c, "sliding_window", there ? 0 : (double)absent);
+    c->window = llm_config_count(c, "sliding_window", there ? 0 : (double)absent);
     if (types) slides = 0;
     cJSON_ArrayForEach(type, types) {
         const char *name = cJSON_IsString(type) ? type->valuestring : "";
         if (strcmp(name, "sliding_attention") == 0) slides = 1;
         else if (strcmp(name, "full_attention") != 0)
-            llm_refuse_value(c, "layer_types", types, "known are full and sliding attention");
+            llm_config_refuse_value(c, "layer_types", types, "known are full and sliding attention");
     }
     if (!slides) c->window = 0;
 }
@@ -189,9 +189,9 @@ static double llm_rope_number(llm_config *c, const cJSON *scaling, const char *k
                               double otherwise) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(scaling, key);
     if (cJSON_IsNumber(item)) return item->valuedouble;
-    if (item && !cJSON_IsNull(item)) llm_refuse_value(c, key, item, "it must be a number");
+    if (item && !cJSON_IsNull(item)) llm_config_refuse_value(c, key, item, "it must be a number");
     if (otherwise <= LLM_NEEDED)
-        llm_refuse(c, "config.json: rotary scaling \"%s\" needs the key %s", c->rope.kind, key);
+        llm_config_refuse(c, "config.json: rotary scaling \"%s\" needs the key %s", c->rope.kind, key);
     return otherwise;
 }
 
@@ -236,7 +236,7 @@ static void llm_rope_yarn(llm_config *c, const cJSON *scaling, double base, doub
  * one for longer texts, which are not supported. */
 static void llm_rope_long(llm_config *c, const cJSON *scaling, double places) {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(scaling, "short_factor");
-    const double given = llm_number(c, "original_max_position_embeddings", 0);
+    const double given = llm_config_number(c, "original_max_position_embeddings", 0);
     const double old = llm_rope_number(c, scaling, "original_max_position_embeddings",
                                        given > 0 ? given : LLM_NEEDED);
     const double factor = llm_rope_number(c, scaling, "factor", places / old);
@@ -244,7 +244,7 @@ static void llm_rope_long(llm_config *c, const cJSON *scaling, double places) {
                                      factor > 1 ? sqrt(1 + log(factor) / log(old)) : 1);
     c->rope.limit = (int64_t)old;
     if (cJSON_GetArraySize(list) != c->rope.dims / 2)
-        llm_refuse(c, "config.json: short_factor has %d numbers, not %d", cJSON_GetArraySize(list),
+        llm_config_refuse(c, "config.json: short_factor has %d numbers, not %d", cJSON_GetArraySize(list),
                    (int)c->rope.dims / 2);
     for (int i = 0; i < cJSON_GetArraySize(list) && i < c->rope.dims / 2; i++)
         c->rope.freqs[i] /= cJSON_GetArrayItem(list, i)->valuedouble;
@@ -261,18 +261,18 @@ static void llm_rope_known(llm_config *c, const cJSON *scaling) {
         char word[80];
         snprintf(word, sizeof word, " %.70s ", item->string);
         if (!strstr(known, word) && !cJSON_IsNull(item))
-            llm_refuse_value(c, item->string, item, "this part of the rotary scaling is not known");
+            llm_config_refuse_value(c, item->string, item, "this part of the rotary scaling is not known");
     }
 }
 
 /* Of the features of a head, `part` turn by default. */
 static void llm_read_rope(llm_config *c, double base, double part) {
-    const cJSON *scaling = llm_key(c, "rope_parameters|rope_scaling"), *kind;
-    const double places = llm_number(c, "max_position_embeddings", 2048);
+    const cJSON *scaling = llm_config_key(c, "rope_parameters|rope_scaling"), *kind;
+    const double places = llm_config_number(c, "max_position_embeddings", 2048);
     base = llm_rope_number(c, scaling, "rope_theta",
-                           llm_number(c, "rope_theta|rotary_emb_base", base));
+                           llm_config_number(c, "rope_theta|rotary_emb_base", base));
     part = llm_rope_number(c, scaling, "partial_rotary_factor",
-                           llm_number(c, "partial_rotary_factor|rotary_pct", part));
+                           llm_config_number(c, "partial_rotary_factor|rotary_pct", part));
     kind = cJSON_GetObjectItemCaseSensitive(scaling, "rope_type");
     if (!kind) kind = cJSON_GetObjectItemCaseSensitive(scaling, "type");
     snprintf(c->rope.kind, sizeof c->rope.kind, "%s",
@@ -281,7 +281,7 @@ static void llm_read_rope(llm_config *c, double base, double part) {
     c->rope.factor = 1;
     c->rope.dims = (int64_t)((double)c->head_size * part);
     if (c->rope.dims / 2 > LLM_MOST_PAIRS || c->rope.dims < 2 || c->rope.dims % 2 || base <= 0) {
-        llm_refuse(c, "config.json: %d features of a head cannot turn with base %g",
+        llm_config_refuse(c, "config.json: %d features of a head cannot turn with base %g",
                    (int)c->rope.dims, base);
         return;
     }
@@ -300,7 +300,7 @@ static void llm_read_rope(llm_config *c, double base, double part) {
     } else if (strcmp(c->rope.kind, "dynamic") == 0) {
         c->rope.limit = (int64_t)places; /* up to there they do not change */
     } else if (strcmp(c->rope.kind, "default") != 0) {
-        llm_refuse(c, "config.json: the rotary scaling is \"%s\"; known are default, linear, "
+        llm_config_refuse(c, "config.json: the rotary scaling is \"%s\"; known are default, linear, "
                       "llama3, yarn, longrope and dynamic", c->rope.kind);
     }
 }
@@ -335,7 +335,7 @@ static int llm_harmless(const cJSON *item) {
     static const char known[] =
         " architectures model_type transformers_version torch_dtype dtype use_cache bos_token_id "
         "eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id bos_token "
-        "initializer_range init_std _name_or_path name_or_path pretraining_tp n_ctx seq_length "
+        "initializer_range init_std name_or_path pretraining_tp n_ctx seq_length "
         "task_specific_params id2label label2id max_position_embeddings max_window_layers "
         "classifier_dropout dropout attention_dropout hidden_dropout layerdrop resid_pdrop "
         "embd_pdrop attn_pdrop embed_dropout activation_dropout attention_softmax_in_fp32 "
@@ -345,8 +345,8 @@ static int llm_harmless(const cJSON *item) {
         "gradient_checkpointing output_past original_max_position_embeddings ";
     char word[80];
     snprintf(word, sizeof word, " %.70s ", item->string);
-    return strstr(known, word) != NULL || strncmp(item->string, "summary_", 8) == 0 ||
-           cJSON_IsNull(item) || cJSON_IsFalse(item);
+    return item->string[0] == '_' || strncmp(item->string, "summary_", 8) == 0 ||
+           strstr(known, word) != NULL || cJSON_IsNull(item) || cJSON_IsFalse(item);
 }
 
 static void llm_read_eos(llm_config *c, const cJSON *json) {
@@ -365,14 +365,14 @@ static int llm_config_open(llm_config *c, const char *folder) {
     const char *type, *dtype;
     memset(c, 0, sizeof *c);
     if (!text) {
-        llm_refuse(c, "%.300s/config.json cannot be read: %s", folder, strerror(errno));
+        llm_config_refuse(c, "%.300s/config.json cannot be read: %s", folder, strerror(errno));
         return 0;
     }
     c->unread = cJSON_Parse(text);
     c->read = cJSON_CreateObject();
     free(text);
     if (!cJSON_IsObject(c->unread)) {
-        llm_refuse(c, "%.300s/config.json is not a JSON object", folder);
+        llm_config_refuse(c, "%.300s/config.json is not a JSON object", folder);
         return 0;
     }
     llm_read_eos(c, c->unread);
@@ -381,12 +381,12 @@ static int llm_config_open(llm_config *c, const char *folder) {
     llm_read_eos(c, generation);
     cJSON_Delete(generation);
     free(text);
-    dtype = llm_string(c, "dtype|torch_dtype", "float32");
+    dtype = llm_config_string(c, "dtype|torch_dtype", "float32");
     c->dtype = strcmp(dtype, "bfloat16") == 0  ? TSH_BF16
                : strcmp(dtype, "float16") == 0 ? TSH_F16
                                                : TSH_F32;
-    type = llm_string(c, "model_type", NULL);
-    if (!type) llm_refuse(c, "%.300s/config.json has no model_type", folder);
+    type = llm_config_string(c, "model_type", NULL);
+    if (!type) llm_config_refuse(c, "%.300s/config.json has no model_type", folder);
     snprintf(c->type, sizeof c->type, "%s", type ? type : "");
     return c->error[0] == 0;
 }
@@ -396,7 +396,7 @@ static int llm_config_close(llm_config *c) {
     const cJSON *item;
     cJSON_ArrayForEach(item, c->unread) {
         if (!llm_harmless(item))
-            llm_refuse_value(c, item->string, item, "a key that is not known, and may change what "
+            llm_config_refuse_value(c, item->string, item, "a key that is not known, and may change what "
                                                     "the model computes");
     }
     return c->error[0] == 0;

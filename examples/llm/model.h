@@ -43,7 +43,7 @@ static int llm_config_read(llm_config *c, const char *folder, const llm_family *
     if (!llm_config_open(c, folder)) return 0;
     *family = llm_family_find(c->type, names, sizeof names);
     if (!*family)
-        llm_refuse(c, "config.json: model_type is \"%s\"; supported are %s", c->type, names);
+        llm_config_refuse(c, "config.json: model_type is \"%s\"; supported are %s", c->type, names);
     else
         (*family)->config(c);
     return c->error[0] == 0 && llm_config_close(c);

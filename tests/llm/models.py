@@ -57,6 +57,8 @@ def read_safetensors(path):
     size = struct.unpack("<Q", data[:8])[0]
     tensors = {}
     for name, entry in json.loads(data[8:8 + size].decode("ascii")).items():
+        if name == "__metadata__":
+            continue
         first, last = entry["data_offsets"]
         floats = struct.unpack("<%df" % ((last - first) // 4), data[8 + size + first:8 + size + last])
         tensors[name] = (entry["shape"], floats)

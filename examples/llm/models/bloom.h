@@ -6,11 +6,11 @@ static void bloom_config(llm_config *c) {
     llm_read_sizes(c);
     c->hidden = 4 * c->width;
     c->norm = LLM_LAYER;
-    c->eps = llm_number(c, "layer_norm_epsilon", 1e-5);
+    c->eps = llm_config_number(c, "layer_norm_epsilon", 1e-5);
     c->act = tsh_gelu_tanh;
     c->qkv_bias = c->out_bias = c->mlp_bias = 1;
-    c->tied = llm_flag(c, "tie_word_embeddings", 1);
-    c->variant = llm_flag(c, "apply_residual_connection_post_layernorm", 0);
+    c->tied = llm_config_flag(c, "tie_word_embeddings", 1);
+    c->variant = llm_config_flag(c, "apply_residual_connection_post_layernorm", 0);
 }
 
 /* variant: what is added to is the norm's output, not its input. */

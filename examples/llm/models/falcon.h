@@ -7,24 +7,24 @@ enum { FALCON_GROUPS = 1, FALCON_TWO_NORMS = 2, FALCON_ONE_KEY = 4 };
 
 static void falcon_config(llm_config *c) {
     llm_read_sizes(c);
-    const int groups = llm_flag(c, "new_decoder_architecture", 0);
-    const int one = llm_flag(c, "multi_query", 1) && !groups;
-    const double kv = llm_number(c, "num_kv_heads|n_head_kv", (double)c->heads);
+    const int groups = llm_config_flag(c, "new_decoder_architecture", 0);
+    const int one = llm_config_flag(c, "multi_query", 1) && !groups;
+    const double kv = llm_config_number(c, "num_kv_heads|n_head_kv", (double)c->heads);
     c->kv_heads = one ? 1 : groups ? (int64_t)kv : c->heads;
-    c->hidden = llm_count(c, "ffn_hidden_size", 4 * (double)c->width);
+    c->hidden = llm_config_count(c, "ffn_hidden_size", 4 * (double)c->width);
     c->norm = LLM_LAYER;
-    c->eps = llm_number(c, "layer_norm_epsilon", 1e-5);
+    c->eps = llm_config_number(c, "layer_norm_epsilon", 1e-5);
     llm_read_activation(c, "activation", "gelu");
-    c->qkv_bias = c->out_bias = c->mlp_bias = llm_flag(c, "bias", 0);
-    c->tied = llm_flag(c, "tie_word_embeddings", 1);
-    c->parallel = llm_flag(c, "parallel_attn", 1);
-    llm_must(c, "alibi", 0, 0);
-    const int64_t norms = llm_count(c, "num_ln_in_parallel_attn", groups ? 2 : 1);
+    c->qkv_bias = c->out_bias = c->mlp_bias = llm_config_flag(c, "bias", 0);
+    c->tied = llm_config_flag(c, "tie_word_embeddings", 1);
+    c->parallel = llm_config_flag(c, "parallel_attn", 1);
+    llm_config_must(c, "alibi", 0, 0);
+    const int64_t norms = llm_config_count(c, "num_ln_in_parallel_attn", groups ? 2 : 1);
     c->variant = (groups ? FALCON_GROUPS : 0) | (one ? FALCON_ONE_KEY : 0) |
                  (norms == 2 && c->parallel ? FALCON_TWO_NORMS : 0);
     llm_read_rope(c, 10000, 1);
     if (!c->error[0] && (c->kv_heads < 1 || c->heads % c->kv_heads))
-        llm_refuse(c, "config.json: num_kv_heads is %g, with %d heads", kv, (int)c->heads);
+        llm_config_refuse(c, "config.json: num_kv_heads is %g, with %d heads", kv, (int)c->heads);
 }
 
 /* x += attention(norm(x)) + mlp(norm'(x)), or one after the other */

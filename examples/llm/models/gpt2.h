@@ -5,16 +5,16 @@
 
 static void gpt2_config(llm_config *c) {
     llm_read_sizes(c);
-    c->hidden = llm_count(c, "n_inner", 4 * (double)c->width);
-    c->places = llm_count(c, "n_positions|max_position_embeddings", 1024);
+    c->hidden = llm_config_count(c, "n_inner", 4 * (double)c->width);
+    c->places = llm_config_count(c, "n_positions|max_position_embeddings", 1024);
     c->norm = LLM_LAYER;
-    c->eps = llm_number(c, "layer_norm_epsilon", 1e-5);
+    c->eps = llm_config_number(c, "layer_norm_epsilon", 1e-5);
     llm_read_activation(c, "activation_function", "gelu_new");
     c->qkv_bias = c->out_bias = c->mlp_bias = 1;
-    c->tied = llm_flag(c, "tie_word_embeddings", 1);
-    llm_must(c, "scale_attn_weights", 1, 1);
-    llm_must(c, "scale_attn_by_inverse_layer_idx", 0, 0);
-    llm_must(c, "add_cross_attention", 0, 0);
+    c->tied = llm_config_flag(c, "tie_word_embeddings", 1);
+    llm_config_must(c, "scale_attn_weights", 1, 1);
+    llm_config_must(c, "scale_attn_by_inverse_layer_idx", 0, 0);
+    llm_config_must(c, "add_cross_attention", 0, 0);
 }
 
 static tsh_tensor *gpt2_block(tsh_module *self, tsh_tensor **in, int n, void *user) {

@@ -5,14 +5,14 @@
 
 static void gpt_neox_config(llm_config *c) {
     llm_read_sizes(c);
-    c->hidden = llm_count(c, "intermediate_size", LLM_NEEDED);
+    c->hidden = llm_config_count(c, "intermediate_size", LLM_NEEDED);
     c->norm = LLM_LAYER;
-    c->eps = llm_number(c, "layer_norm_eps", 1e-5);
+    c->eps = llm_config_number(c, "layer_norm_eps", 1e-5);
     llm_read_activation(c, "hidden_act", "gelu");
-    c->qkv_bias = c->out_bias = llm_flag(c, "attention_bias", 1);
+    c->qkv_bias = c->out_bias = llm_config_flag(c, "attention_bias", 1);
     c->mlp_bias = 1;
-    c->tied = llm_flag(c, "tie_word_embeddings", 0);
-    c->parallel = llm_flag(c, "use_parallel_residual", 1);
+    c->tied = llm_config_flag(c, "tie_word_embeddings", 0);
+    c->parallel = llm_config_flag(c, "use_parallel_residual", 1);
     llm_read_rope(c, 10000, 0.25);
 }
 

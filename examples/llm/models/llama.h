@@ -6,17 +6,17 @@
 /* What nearly all families with RMS norms say. */
 static void llama_sizes(llm_config *c, double eps, int tied) {
     llm_read_sizes(c);
-    c->hidden = llm_count(c, "intermediate_size", LLM_NEEDED);
-    c->eps = llm_number(c, "rms_norm_eps", eps);
-    c->tied = llm_flag(c, "tie_word_embeddings", tied);
+    c->hidden = llm_config_count(c, "intermediate_size", LLM_NEEDED);
+    c->eps = llm_config_number(c, "rms_norm_eps", eps);
+    c->tied = llm_config_flag(c, "tie_word_embeddings", tied);
     c->norm = LLM_RMS;
 }
 
 static void llama_config(llm_config *c) {
     llama_sizes(c, 1e-6, 0);
     llm_read_activation(c, "hidden_act", "silu");
-    c->qkv_bias = c->out_bias = llm_flag(c, "attention_bias", 0);
-    c->mlp_bias = llm_flag(c, "mlp_bias", 0);
+    c->qkv_bias = c->out_bias = llm_config_flag(c, "attention_bias", 0);
+    c->mlp_bias = llm_config_flag(c, "mlp_bias", 0);
     llm_read_rope(c, 10000, 1);
 }
 

@@ -4,20 +4,20 @@
 
 static void opt_config(llm_config *c) {
     llm_read_sizes(c);
-    c->hidden = llm_count(c, "ffn_dim", LLM_NEEDED);
-    c->places = llm_count(c, "max_position_embeddings", 2048);
+    c->hidden = llm_config_count(c, "ffn_dim", LLM_NEEDED);
+    c->places = llm_config_count(c, "max_position_embeddings", 2048);
     c->norm = LLM_LAYER;
     c->eps = 1e-5;
     llm_read_activation(c, "activation_function", "relu");
     c->qkv_bias = c->out_bias = c->mlp_bias = 1;
-    c->tied = llm_flag(c, "tie_word_embeddings", 1);
-    llm_must(c, "do_layer_norm_before", 1, 1);
-    llm_must(c, "_remove_final_layer_norm", 0, 0);
-    llm_must(c, "enable_bias", 1, 1);
-    llm_must(c, "layer_norm_elementwise_affine", 1, 1);
-    const double embed = llm_number(c, "word_embed_proj_dim", (double)c->width);
+    c->tied = llm_config_flag(c, "tie_word_embeddings", 1);
+    llm_config_must(c, "do_layer_norm_before", 1, 1);
+    llm_config_must(c, "_remove_final_layer_norm", 0, 0);
+    llm_config_must(c, "enable_bias", 1, 1);
+    llm_config_must(c, "layer_norm_elementwise_affine", 1, 1);
+    const double embed = llm_config_number(c, "word_embed_proj_dim", (double)c->width);
     if (embed != (double)c->width)
-        llm_refuse(c, "config.json: word_embed_proj_dim is %g; supported is hidden_size, %d", embed,
+        llm_config_refuse(c, "config.json: word_embed_proj_dim is %g; supported is hidden_size, %d", embed,
                    (int)c->width);
 }
 

@@ -5,13 +5,13 @@
 
 static void phi_config(llm_config *c) {
     llm_read_sizes(c);
-    c->hidden = llm_count(c, "intermediate_size", LLM_NEEDED);
+    c->hidden = llm_config_count(c, "intermediate_size", LLM_NEEDED);
     c->norm = LLM_LAYER;
-    c->eps = llm_number(c, "layer_norm_eps", 1e-5);
+    c->eps = llm_config_number(c, "layer_norm_eps", 1e-5);
     llm_read_activation(c, "hidden_act", "gelu_new");
     c->qkv_bias = c->out_bias = c->mlp_bias = 1;
-    c->tied = llm_flag(c, "tie_word_embeddings", 0);
-    llm_must(c, "qk_layernorm", 0, 0);
+    c->tied = llm_config_flag(c, "tie_word_embeddings", 0);
+    llm_config_must(c, "qk_layernorm", 0, 0);
     llm_read_rope(c, 10000, 0.5);
 }
 

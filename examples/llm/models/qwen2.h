@@ -4,8 +4,8 @@
 
 /* The window counts only if use_sliding_window says so, in layers from max_window_layers on. */
 static void qwen2_read_window(llm_config *c) {
-    const int64_t from = llm_count(c, "max_window_layers", 28);
-    const int slides = llm_flag(c, "use_sliding_window", 0);
+    const int64_t from = llm_config_count(c, "max_window_layers", 28);
+    const int slides = llm_config_flag(c, "use_sliding_window", 0);
     llm_read_window(c, 4096, from);
     if (!slides) c->window = 0;
 }

@@ -4,9 +4,9 @@
 
 static void qwen3_config(llm_config *c) {
     llama_sizes(c, 1e-6, 0);
-    c->head_size = llm_count(c, "head_dim", 128);
+    c->head_size = llm_config_count(c, "head_dim", 128);
     llm_read_activation(c, "hidden_act", "silu");
-    c->qkv_bias = c->out_bias = llm_flag(c, "attention_bias", 0);
+    c->qkv_bias = c->out_bias = llm_config_flag(c, "attention_bias", 0);
     qwen2_read_window(c);
     llm_read_rope(c, 10000, 1);
 }

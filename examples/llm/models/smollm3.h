@@ -4,19 +4,19 @@
 
 static void smollm3_config(llm_config *c) {
     llama_sizes(c, 1e-6, 1);
-    c->kv_heads = llm_count(c, "num_key_value_heads", 4);
+    c->kv_heads = llm_config_count(c, "num_key_value_heads", 4);
     llm_read_activation(c, "hidden_act", "silu");
-    c->qkv_bias = c->out_bias = llm_flag(c, "attention_bias", 0);
-    c->mlp_bias = llm_flag(c, "mlp_bias", 0);
+    c->qkv_bias = c->out_bias = llm_config_flag(c, "attention_bias", 0);
+    c->mlp_bias = llm_config_flag(c, "mlp_bias", 0);
     llm_read_rope(c, 2000000, 1);
-    const int slides = llm_flag(c, "use_sliding_window", 0);
+    const int slides = llm_config_flag(c, "use_sliding_window", 0);
     llm_read_window(c, 0, 0);
     if (!slides) c->window = 0;
-    const cJSON *rotates = llm_key(c, "no_rope_layers"), *item; /* 1: with positions */
-    const int64_t interval = llm_count(c, "no_rope_layer_interval", 4);
+    const cJSON *rotates = llm_config_key(c, "no_rope_layers"), *item; /* 1: with positions */
+    const int64_t interval = llm_config_count(c, "no_rope_layer_interval", 4);
     int64_t i = 0;
     if (rotates && cJSON_GetArraySize(rotates) != c->layers)
-        llm_refuse(c, "config.json: no_rope_layers has %d values for %d layers",
+        llm_config_refuse(c, "config.json: no_rope_layers has %d values for %d layers",
                    cJSON_GetArraySize(rotates), (int)c->layers);
     for (i = 0; i < c->layers && i < LLM_MOST_LAYERS && interval > 0; i++)
         c->no_rope[i] = (i + 1) % interval == 0;
