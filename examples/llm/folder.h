@@ -63,7 +63,7 @@ typedef struct llm_config {
 
 /* Keeps the first error. */
 TSH_PRINTF(2, 3)
-static void llm_config_refuse(llm_config *c, const char *format, ...) {
+static void llm_refuse(llm_config *c, const char *format, ...) {
     va_list list;
     if (c->error[0] != 0) return;
     va_start(list, format);
@@ -79,9 +79,9 @@ static const char *llm_json_text(const cJSON *item, char *text, size_t size) {
     return text;
 }
 
-static void llm_config_refuse_value(llm_config *c, const char *key, const cJSON *item, const char *why) {
+static void llm_refuse_value(llm_config *c, const char *key, const cJSON *item, const char *why) {
     char text[80];
-    llm_config_refuse(c, "config.json: %s is %s; %s", key, llm_json_text(item, text, sizeof text), why);
+    llm_refuse(c, "config.json: %s is %s; %s", key, llm_json_text(item, text, sizeof text), why);
 }
 
 /* The value of the first of the keys "a|b" that is there and not null, else NULL. */
@@ -103,8 +103,8 @@ static const cJSON *llm_config_key(llm_config *c, const char *keys) {
 static double llm_config_number(llm_config *c, const char *keys, double otherwise) {
     const cJSON *item = llm_config_key(c, keys);
     if (!item && otherwise <= LLM_NEEDED)
-        llm_config_refuse(c, "config.json: %s needs the key %s, which is not there", c->type, keys);
-    if (item && !cJSON_IsNumber(item)) llm_config_refuse_value(c, item->string, item, "it must be a number");
+        llm_refuse(c, "config.json: %s needs the key %s, which is not there", c->type, keys);
+    if (item && !cJSON_IsNumber(item)) llm_refuse_value(c, item->string, item, "it must be a number");
     return item ? item->valuedouble : otherwise;
 }
 
@@ -112,26 +112,26 @@ static double llm_config_number(llm_config *c, const char *keys, double otherwis
 static int64_t llm_config_count(llm_config *c, const char *keys, double otherwise) {
     const double value = llm_config_number(c, keys, otherwise);
     if (value >= 0 && value <= 1e9 && floor(value) == value) return (int64_t)value;
-    if (!c->error[0]) llm_config_refuse(c, "config.json: %s is %g, not a whole number", keys, value);
+    if (!c->error[0]) llm_refuse(c, "config.json: %s is %g, not a whole number", keys, value);
     return 0;
 }
 
 static int llm_config_flag(llm_config *c, const char *keys, int otherwise) {
     const cJSON *item = llm_config_key(c, keys);
-    if (item && !cJSON_IsBool(item)) llm_config_refuse_value(c, item->string, item, "it must be true or false");
+    if (item && !cJSON_IsBool(item)) llm_refuse_value(c, item->string, item, "it must be true or false");
     return item ? cJSON_IsTrue(item) : otherwise;
 }
 
 /* The flag must have this value. */
 static void llm_config_must(llm_config *c, const char *key, int value, int otherwise) {
     if (llm_config_flag(c, key, otherwise) != value)
-        llm_config_refuse(c, "config.json: %s is %s, which is not supported for %s", key,
+        llm_refuse(c, "config.json: %s is %s, which is not supported for %s", key,
                    value ? "false" : "true", c->type);
 }
 
 static const char *llm_config_string(llm_config *c, const char *keys, const char *otherwise) {
     const cJSON *item = llm_config_key(c, keys);
-    if (item && !cJSON_IsString(item)) llm_config_refuse_value(c, item->string, item, "it must be a string");
+    if (item && !cJSON_IsString(item)) llm_refuse_value(c, item->string, item, "it must be a string");
     return item && cJSON_IsString(item) ? item->valuestring : otherwise;
 }
 
@@ -146,7 +146,7 @@ static void llm_read_activation(llm_config *c, const char *key, const char *othe
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (strcmp(all[i].name, name) == 0) c->act = all[i].act;
     if (!c->act)
-        llm_config_refuse(c, "config.json: %s is \"%s\"; known are silu, relu, gelu, gelu_new, "
+        llm_refuse(c, "config.json: %s is \"%s\"; known are silu, relu, gelu, gelu_new, "
                       "gelu_pytorch_tanh and gelu_fast", key, name);
 }
 
@@ -159,15 +159,15 @@ static void llm_read_sizes(llm_config *c) {
     c->kv_heads = llm_config_count(c, "num_key_value_heads", (double)c->heads);
     c->head_size = llm_config_count(c, "head_dim", c->heads ? (double)(c->width / c->heads) : 0);
     if (c->layers > LLM_MOST_LAYERS || c->heads > LLM_MOST_HEADS)
-        llm_config_refuse(c, "config.json: %d layers of %d heads are more than %d of %d", (int)c->layers,
+        llm_refuse(c, "config.json: %d layers of %d heads are more than %d of %d", (int)c->layers,
                    (int)c->heads, LLM_MOST_LAYERS, LLM_MOST_HEADS);
     if (!c->error[0] && (!c->heads || !c->kv_heads || c->heads % c->kv_heads || !c->head_size))
-        llm_config_refuse(c, "config.json: %d heads do not divide into %d groups, or %d features into "
+        llm_refuse(c, "config.json: %d heads do not divide into %d groups, or %d features into "
                       "heads", (int)c->heads, (int)c->kv_heads, (int)c->width);
 }
 
-/* A sliding window, if any layer has one: those that layer_types names, else those from `from` on. A
- * text that is longer is refused, as a shorter one does not notice. `absent`: the default. */
+/* A sliding window, if any layer has one: those that layer_types names, else those from `from` on.
+ * A text that is longer is refused; a shorter one does not notice. `absent`: the default. */
 static void llm_read_window(llm_config *c, int64_t absent, int64_t from) {
     const int there = cJSON_GetObjectItemCaseSensitive(c->unread, "sliding_window") != NULL;
     const cJSON *types = llm_config_key(c, "layer_types"), *type;
@@ -178,7 +178,7 @@ static void llm_read_window(llm_config *c, int64_t absent, int64_t from) {
         const char *name = cJSON_IsString(type) ? type->valuestring : "";
         if (strcmp(name, "sliding_attention") == 0) slides = 1;
         else if (strcmp(name, "full_attention") != 0)
-            llm_config_refuse_value(c, "layer_types", types, "known are full and sliding attention");
+            llm_refuse_value(c, "layer_types", types, "known are full and sliding attention");
     }
     if (!slides) c->window = 0;
 }
@@ -189,9 +189,9 @@ static double llm_rope_number(llm_config *c, const cJSON *scaling, const char *k
                               double otherwise) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(scaling, key);
     if (cJSON_IsNumber(item)) return item->valuedouble;
-    if (item && !cJSON_IsNull(item)) llm_config_refuse_value(c, key, item, "it must be a number");
+    if (item && !cJSON_IsNull(item)) llm_refuse_value(c, key, item, "it must be a number");
     if (otherwise <= LLM_NEEDED)
-        llm_config_refuse(c, "config.json: rotary scaling \"%s\" needs the key %s", c->rope.kind, key);
+        llm_refuse(c, "config.json: rotary scaling \"%s\" needs the key %s", c->rope.kind, key);
     return otherwise;
 }
 
@@ -244,7 +244,7 @@ static void llm_rope_long(llm_config *c, const cJSON *scaling, double places) {
                                      factor > 1 ? sqrt(1 + log(factor) / log(old)) : 1);
     c->rope.limit = (int64_t)old;
     if (cJSON_GetArraySize(list) != c->rope.dims / 2)
-        llm_config_refuse(c, "config.json: short_factor has %d numbers, not %d", cJSON_GetArraySize(list),
+        llm_refuse(c, "config.json: short_factor has %d numbers, not %d", cJSON_GetArraySize(list),
                    (int)c->rope.dims / 2);
     for (int i = 0; i < cJSON_GetArraySize(list) && i < c->rope.dims / 2; i++)
         c->rope.freqs[i] /= cJSON_GetArrayItem(list, i)->valuedouble;
@@ -261,7 +261,7 @@ static void llm_rope_known(llm_config *c, const cJSON *scaling) {
         char word[80];
         snprintf(word, sizeof word, " %.70s ", item->string);
         if (!strstr(known, word) && !cJSON_IsNull(item))
-            llm_config_refuse_value(c, item->string, item, "this part of the rotary scaling is not known");
+            llm_refuse_value(c, item->string, item, "this part of the rotary scaling is not known");
     }
 }
 
@@ -281,7 +281,7 @@ static void llm_read_rope(llm_config *c, double base, double part) {
     c->rope.factor = 1;
     c->rope.dims = (int64_t)((double)c->head_size * part);
     if (c->rope.dims / 2 > LLM_MOST_PAIRS || c->rope.dims < 2 || c->rope.dims % 2 || base <= 0) {
-        llm_config_refuse(c, "config.json: %d features of a head cannot turn with base %g",
+        llm_refuse(c, "config.json: %d features of a head cannot turn with base %g",
                    (int)c->rope.dims, base);
         return;
     }
@@ -300,7 +300,7 @@ static void llm_read_rope(llm_config *c, double base, double part) {
     } else if (strcmp(c->rope.kind, "dynamic") == 0) {
         c->rope.limit = (int64_t)places; /* up to there they do not change */
     } else if (strcmp(c->rope.kind, "default") != 0) {
-        llm_config_refuse(c, "config.json: the rotary scaling is \"%s\"; known are default, linear, "
+        llm_refuse(c, "config.json: the rotary scaling is \"%s\"; known are default, linear, "
                       "llama3, yarn, longrope and dynamic", c->rope.kind);
     }
 }
@@ -365,14 +365,14 @@ static int llm_config_open(llm_config *c, const char *folder) {
     const char *type, *dtype;
     memset(c, 0, sizeof *c);
     if (!text) {
-        llm_config_refuse(c, "%.300s/config.json cannot be read: %s", folder, strerror(errno));
+        llm_refuse(c, "%.300s/config.json cannot be read: %s", folder, strerror(errno));
         return 0;
     }
     c->unread = cJSON_Parse(text);
     c->read = cJSON_CreateObject();
     free(text);
     if (!cJSON_IsObject(c->unread)) {
-        llm_config_refuse(c, "%.300s/config.json is not a JSON object", folder);
+        llm_refuse(c, "%.300s/config.json is not a JSON object", folder);
         return 0;
     }
     llm_read_eos(c, c->unread);
@@ -386,7 +386,7 @@ static int llm_config_open(llm_config *c, const char *folder) {
                : strcmp(dtype, "float16") == 0 ? TSH_F16
                                                : TSH_F32;
     type = llm_config_string(c, "model_type", NULL);
-    if (!type) llm_config_refuse(c, "%.300s/config.json has no model_type", folder);
+    if (!type) llm_refuse(c, "%.300s/config.json has no model_type", folder);
     snprintf(c->type, sizeof c->type, "%s", type ? type : "");
     return c->error[0] == 0;
 }
@@ -396,7 +396,7 @@ static int llm_config_close(llm_config *c) {
     const cJSON *item;
     cJSON_ArrayForEach(item, c->unread) {
         if (!llm_harmless(item))
-            llm_config_refuse_value(c, item->string, item, "a key that is not known, and may change what "
+            llm_refuse_value(c, item->string, item, "a key that is not known, and may change what "
                                                     "the model computes");
     }
     return c->error[0] == 0;

@@ -18,9 +18,9 @@ typedef struct llm_family {
 
 /* How a file stores the weights of queries, keys and values. */
 typedef enum llm_fused {
-    LLM_APART,  /* three layers */
-    LLM_ROWS,   /* one, [Q|K|V] */
-    LLM_BY_HEAD /* one; for each key head its G queries, its key, its value */
+    LLM_SEPARATE,  /* three layers */
+    LLM_FUSED_ROWS,   /* one, [Q|K|V] */
+    LLM_FUSED_HEADS /* one; for each key head its G queries, its key, its value */
 } llm_fused;
 
 typedef struct llm_attention_desc {
@@ -130,7 +130,7 @@ static void llm_project(llm_attention *a, tsh_module *self, tsh_tensor *x, tsh_t
     const int64_t features[3] = {c->heads * size, kv * size, kv * size};
     tsh_tensor *y = llm_call(self, d->q, x);
     int64_t at = 0;
-    if (d->fused == LLM_BY_HEAD) {
+    if (d->fused == LLM_FUSED_HEADS) {
         const tsh_shape shape = {5, {1, tsh_dim(x, 1), kv, groups + 2, size, 0}};
         y = tsh_reshape(y, shape);
         for (int i = 0; i < 3; i++) {
@@ -142,13 +142,14 @@ static void llm_project(llm_attention *a, tsh_module *self, tsh_tensor *x, tsh_t
         return;
     }
     for (int i = 0; i < 3; at += features[i++]) {
-        if (d->fused == LLM_ROWS) qkv[i] = tsh_slice(y, -1, at, features[i]);
+        if (d->fused == LLM_FUSED_ROWS) qkv[i] = tsh_slice(y, -1, at, features[i]);
         else qkv[i] = i == 0 ? y : llm_call(self, i == 1 ? d->k : d->v, x);
         if (d->whole_norm && i < 2) qkv[i] = llm_call(self, i == 0 ? "q_norm" : "k_norm", qkv[i]);
         qkv[i] = llm_heads(qkv[i], i == 0 ? c->heads : kv);
     }
     /* K and V are whole here, and so is Q if it is fused with them: each rank takes its heads. */
-    if (d->fused == LLM_ROWS && a->whole_kv) qkv[0] = tsh_redistribute(qkv[0], tsh_sharded(1));
+    if (d->fused == LLM_FUSED_ROWS && a->whole_kv)
+        qkv[0] = tsh_redistribute(qkv[0], tsh_sharded(1));
 }
 
 static tsh_tensor *llm_attend(tsh_module *self, tsh_tensor **in, int n, void *user) {
@@ -206,16 +207,16 @@ static void llm_add_qkv(llm_model *m, tsh_module *self, llm_attention *a) {
     const tsh_segment cut[TSH_MAX_SEGMENTS] = {
         {c->heads * size, unit}, {kv * size, size}, {kv * size, size}, {0, 0}};
     const tsh_plan_rule rule = {.path = d->q, .style = TSH_COLWISE, .segments = 3, .cut = cut};
-    if (d->fused == LLM_APART) {
+    if (d->fused == LLM_SEPARATE) {
         llm_add_columns(m, self, d->q, c->heads * size, c->qkv_bias, unit, d->reversed, 1);
         llm_add_columns(m, self, d->k, kv * size, c->qkv_bias, whole, d->reversed, 1);
         llm_add_columns(m, self, d->v, kv * size, c->qkv_bias, whole, d->reversed, 1);
         return;
     }
     const int64_t all = (c->heads + 2 * kv) * size;
-    const int64_t by_head = d->fused == LLM_BY_HEAD ? (groups + 2) * size : 0;
+    const int64_t by_head = d->fused == LLM_FUSED_HEADS ? (groups + 2) * size : 0;
     llm_add_columns(m, self, d->q, all, c->qkv_bias, by_head, d->reversed, 1);
-    if (d->fused == LLM_ROWS && !a->whole_kv) tsh_parallelize(self, &rule, 1);
+    if (d->fused == LLM_FUSED_ROWS && !a->whole_kv) tsh_parallelize(self, &rule, 1);
 }
 
 static void llm_add_attention(llm_model *m, tsh_module *parent, const char *name,
@@ -227,7 +228,8 @@ static void llm_add_attention(llm_model *m, tsh_module *parent, const char *name
     tsh_module *self = tsh_add_module(parent, name, &as_attention);
     a->model = m;
     a->desc = *desc;
-    a->whole_kv = groups > 1 && c->kv_heads < tsh_tp(m->ctx)->size && desc->fused != LLM_BY_HEAD;
+    a->whole_kv = groups > 1 && desc->fused != LLM_FUSED_HEADS &&
+                  c->kv_heads < tsh_tp(m->ctx)->size;
     llm_add_qkv(m, self, a);
     const int64_t unit = a->whole_kv ? size : groups * size;
     llm_add_rows(m, self, desc->o, c->heads * size, c->out_bias, unit, desc->reversed);

@@ -1,8 +1,10 @@
 /* llm.c - runs a language model from the Hugging Face hub, tensor-parallel on threads, or on
  * processes over TCP
  *
+ *   build/llm --model DIR --prompt "Once upon a time"     continues a text
  *   build/llm --model DIR --ids "1 2 3" --print-ids       continues these tokens
  *   build/llm --model DIR --ids "1 2 3" --dump-logits F   and writes the logits of each
+ *   build/llm --model DIR --tokenize <FILE                writes a text as tokens
  *   build/llm --help                                      tells every flag
  *
  * README.md beside this file lists the models. */
@@ -16,6 +18,7 @@
 #include "../../backends/tshard_uv.h"
 #endif
 #include "model.h"
+#include "text.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -25,9 +28,11 @@ enum { LLM_CHUNK = 256 }; /* tokens of a prompt that are computed at once */
 
 /* What all ranks of this process share. Only rank 0 writes to it, but for the error. */
 typedef struct llm_job {
-    const char *model, *ids, *dump, *backend, *dtype, *weights; /* NULL: not given */
+    const char *model, *prompt_text, *ids, *dump, *backend, *dtype, *weights; /* NULL: not given */
+    const char *tokenizer_file;
     int64_t tp, max_new, threads;
-    int print_ids, greedy, ignore_eos;
+    int print_ids, greedy, ignore_eos, tokenize, detokenize, no_special;
+    llm_words words;
     llm_config config;
     const llm_family *family;
     int32_t *tokens; /* the prompt, then what is generated */
@@ -47,7 +52,7 @@ typedef struct llm_flag_row {
 } llm_flag_row;
 
 static void print_flags(const llm_flag_row *flags, int n, FILE *file) {
-    fprintf(file, "usage: llm --model DIR --ids \"1 2 3\" ...\n");
+    fprintf(file, "usage: llm --model DIR --prompt \"Once upon a time\" ...\n");
     for (int i = 0; i < n; i++)
         fprintf(file, "  --%s%-*s %s\n", flags[i].name, 18 - (int)strlen(flags[i].name),
                 flags[i].text ? " TEXT" : flags[i].number ? " N" : "", flags[i].help);
@@ -89,7 +94,8 @@ static int parse(llm_job *job, int argc, char **argv) {
     int help = 0;
     const llm_flag_row flags[] = {
         {"model", "the folder: config.json and model.safetensors", &job->model, NULL, NULL},
-        {"ids", "the prompt as numbers of tokens", &job->ids, NULL, NULL},
+        {"prompt", "the text to continue", &job->prompt_text, NULL, NULL},
+        {"ids", "the same as numbers of tokens", &job->ids, NULL, NULL},
         {"max-new", "how many tokens to generate (64)", NULL, &job->max_new, NULL},
         {"greedy", "take the most likely token, which is the default", NULL, NULL, &job->greedy},
         {"print-ids", "print tokens as numbers", NULL, NULL, &job->print_ids},
@@ -101,6 +107,11 @@ static int parse(llm_job *job, int argc, char **argv) {
          NULL},
         {"dtype", "f32, bf16 or f16; else that of config.json", &job->dtype, NULL, NULL},
         {"weights", "q8_0 or q4_0: of 8 or 4 bits", &job->weights, NULL, NULL},
+        {"tokenize", "write the text on stdin as one line of tokens", NULL, NULL, &job->tokenize},
+        {"detokenize", "write the tokens on stdin as text", NULL, NULL, &job->detokenize},
+        {"no-special", "without tokens that begin or end a text", NULL, NULL, &job->no_special},
+        {"tokenizer", "a tokenizer.json; else that of the model", &job->tokenizer_file, NULL,
+         NULL},
         {"help", "this list", NULL, NULL, &help}};
     const int n = (int)(sizeof flags / sizeof *flags);
     for (int i = 1; i < argc; i++) {
@@ -127,8 +138,10 @@ static tsh_dtype dtype_named(const char *name) {
 static int check_flags(llm_job *job) {
     const tsh_dtype weights = job->weights ? dtype_named(job->weights) : TSH_Q8_0;
     const tsh_dtype dtype = job->dtype ? dtype_named(job->dtype) : TSH_F32;
-    if (!job->model) return usage("--model is missing");
-    if (!job->ids) return usage("--ids is missing");
+    const int converts = job->tokenize || job->detokenize;
+    if (!job->model && !(converts && job->tokenizer_file)) return usage("--model is missing");
+    if (job->tokenize && job->detokenize) return usage("--tokenize and --detokenize are two runs");
+    if (!converts && !job->ids == !job->prompt_text) return usage("give one of --prompt and --ids");
     if (weights != TSH_Q8_0 && weights != TSH_Q4_0)
         return usage("--weights is q8_0 or q4_0, not '%s'", job->weights);
     if (!dtype || dtype == TSH_Q8_0 || dtype == TSH_Q4_0)
@@ -161,11 +174,39 @@ static void heed(void *user, const char *message) {
 
 /* -- the prompt ------------------------------------------------------------- */
 
-/* Numbers between blanks; 0: refused. */
-static int read_ids(llm_job *job) {
-    const int64_t vocabulary = job->config.vocabulary;
-    const char *at = job->ids;
-    job->tokens = (int32_t *)malloc((strlen(at) / 2 + 1 + (size_t)job->max_new) * 4);
+/* All of stdin, with a 0 at the end; NULL: refused. */
+static char *read_stdin(llm_job *job, size_t *length) {
+    size_t room = 1 << 16, n = 0, got;
+    char *text = (char *)malloc(room), *more;
+    while (text && (got = fread(text + n, 1, room - 1 - n, stdin)) > 0) {
+        n += got;
+        if (n + 1 < room) continue;
+        more = (char *)realloc(text, room *= 2);
+        if (!more) free(text);
+        text = more;
+    }
+    if (!text) refuse(job, "not enough memory");
+    else text[n] = 0;
+    *length = n;
+    return text;
+}
+
+/* --prompt; 0: refused. */
+static int read_prompt(llm_job *job) {
+    int32_t *ids = NULL;
+    const int64_t n = words_encode(&job->words, job->prompt_text, strlen(job->prompt_text),
+                                   !job->no_special, &ids);
+    if (n < 0) return refuse(job, "%s", job->words.error), 0;
+    job->tokens = (int32_t *)realloc(ids, (size_t)(n + job->max_new + 1) * 4);
+    if (!job->tokens) return free(ids), refuse(job, "not enough memory"), 0;
+    if (n == 0) return refuse(job, "--prompt has no token"), 0;
+    job->count = job->prompt = n;
+    return 1;
+}
+
+/* Numbers between blanks, each less than `vocabulary`; 0: refused. */
+static int read_ids(llm_job *job, const char *at, int64_t vocabulary) {
+    job->tokens = (int32_t *)malloc((strlen(at) / 2 + 2 + (size_t)job->max_new) * 4);
     while (job->tokens) {
         char *end;
         at += strspn(at, " ,\t\r\n");
@@ -182,6 +223,27 @@ static int read_ids(llm_job *job) {
     if (job->count == 0) return refuse(job, "--ids has no token"), 0;
     job->prompt = job->count;
     return 1;
+}
+
+/* --tokenize and --detokenize. */
+static int convert(llm_job *job) {
+    int32_t *ids = NULL;
+    size_t length;
+    char *text = read_stdin(job, &length);
+    int ok = text != NULL;
+    if (ok && job->tokenize) {
+        const int64_t n = words_encode(&job->words, text, length, !job->no_special, &ids);
+        for (int64_t i = 0; i < n; i++) printf("%s%d", i ? " " : "", (int)ids[i]);
+        if (n >= 0) printf("\n");
+        else ok = !refuse(job, "%s", job->words.error);
+        free(ids);
+    } else if (ok && text[strspn(text, " \t\r\n")]) {
+        ok = read_ids(job, text, words_count(&job->words));
+        if (ok && !words_print(&job->words, job->tokens, (size_t)job->count))
+            ok = !refuse(job, "%s", job->words.error);
+    }
+    free(text);
+    return !ok;
 }
 
 /* 0: the text may become longer than the model takes. */
@@ -245,7 +307,7 @@ static int prefill(llm_rank *r) {
     for (int64_t at = 0; at < job->prompt && tsh_ok(r->ctx); at += LLM_CHUNK) {
         const int64_t n = job->prompt - at < LLM_CHUNK ? job->prompt - at : LLM_CHUNK;
         tsh_scope_begin(r->ctx);
-        tsh_tensor *logits = llm_next(&r->model, job->tokens + at, n);
+        tsh_tensor *logits = llm_logits(&r->model, job->tokens + at, n);
         const int64_t rows = logits ? tsh_dim(logits, 1) : 0;
         for (int64_t t = job->dump ? 0 : rows - 1; t < rows && read_row(r, logits, t); t++)
             if (writes) fwrite(r->row, 4, (size_t)job->config.vocabulary, r->dump);
@@ -272,14 +334,16 @@ static void generate(llm_rank *r) {
         if (ends(job, id)) break;
         if (first) job->tokens[job->count++] = id;
         if (first && job->print_ids) printf("%s%d", i ? " " : "", (int)id);
+        if (first && !job->print_ids) words_say(&job->words, id, 0);
         if (first) fflush(stdout);
         if (i + 1 == job->max_new) break;
         tsh_scope_begin(r->ctx);
-        tsh_tensor *logits = llm_next(&r->model, &id, 1);
+        tsh_tensor *logits = llm_logits(&r->model, &id, 1);
         if (logits) read_row(r, logits, 0);
         tsh_scope_end(r->ctx);
     }
-    if (first && job->print_ids && tsh_ok(r->ctx)) printf("\n");
+    if (first && !job->print_ids) words_say(&job->words, 0, 1);
+    if (first && tsh_ok(r->ctx)) printf("\n");
 }
 
 static int run_rank(tsh_ctx *ctx, void *user) {
@@ -329,17 +393,35 @@ static int run(llm_job *job) {
     return tsh_run(&desc, run_rank, job);
 }
 
+static int open_words(llm_job *job) {
+    if (words_open(&job->words, job->tokenizer_file, job->model)) return 1;
+    return refuse(job, "%s", job->words.error), 0;
+}
+
+static int convert_text(llm_job *job) {
+    return !open_words(job) || convert(job);
+}
+
+static int continue_text(llm_job *job) {
+    llm_config *c = &job->config;
+    if (!llm_config_read(c, job->model, &job->family)) return refuse(job, "%s", c->error);
+    if ((job->prompt_text || !job->print_ids) && !open_words(job)) return 1;
+    if (job->words.tokenizer && words_count(&job->words) > c->vocabulary)
+        return refuse(job, "the tokenizer has %lld tokens, the model %lld",
+                      (long long)words_count(&job->words), (long long)c->vocabulary);
+    if (!(job->prompt_text ? read_prompt(job) : read_ids(job, job->ids, c->vocabulary))) return 1;
+    return !check_length(job) || run(job) != 0 || job->error[0] != 0;
+}
+
 int main(int argc, char **argv) {
     llm_job job = {.backend = "threads", .max_new = 64, .threads = 1};
     int failed = parse(&job, argc, argv);
     if (failed == 0) failed = check_flags(&job);
     if (failed != 0) return failed < 0 ? 0 : failed;
     pthread_mutex_init(&job.lock, NULL);
-    if (!llm_config_read(&job.config, job.model, &job.family))
-        failed = refuse(&job, "%s", job.config.error);
-    if (!failed) failed = !read_ids(&job) || !check_length(&job);
-    if (!failed) failed = run(&job) != 0 || job.error[0] != 0;
+    failed = job.tokenize || job.detokenize ? convert_text(&job) : continue_text(&job);
     if (failed) fprintf(stderr, "llm: %s\n", job.error[0] ? job.error : "it did not end well");
+    words_close(&job.words);
     llm_config_free(&job.config);
     free(job.tokens);
     pthread_mutex_destroy(&job.lock);

@@ -43,7 +43,7 @@ static int llm_config_read(llm_config *c, const char *folder, const llm_family *
     if (!llm_config_open(c, folder)) return 0;
     *family = llm_family_find(c->type, names, sizeof names);
     if (!*family)
-        llm_config_refuse(c, "config.json: model_type is \"%s\"; supported are %s", c->type, names);
+        llm_refuse(c, "config.json: model_type is \"%s\"; supported are %s", c->type, names);
     else
         (*family)->config(c);
     return c->error[0] == 0 && llm_config_close(c);
@@ -87,9 +87,9 @@ static tsh_result llm_model_load(llm_model *m, tsh_ctx *ctx, llm_config *c,
     return tsh_load(m->root, path, NULL);
 }
 
-/* The logits (1, T or 1, V), sharded over the vocabulary, of n tokens that follow those before. They
- * live until the scope ends. */
-static tsh_tensor *llm_next(llm_model *m, const int32_t *ids, int64_t n) {
+/* The logits (1, T or 1, V), sharded over the vocabulary, of n tokens that follow those before.
+ * They live until the scope ends. */
+static tsh_tensor *llm_logits(llm_model *m, const int32_t *ids, int64_t n) {
     tsh_tensor *owned = tsh_tensor_from(m->ctx, TSH_I32, tsh_shape2(1, n), NULL, ids);
     tsh_tensor *logits = m->family->forward(m, owned);
     tsh_tensor_free(owned);

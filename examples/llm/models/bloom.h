@@ -25,7 +25,7 @@ static tsh_tensor *bloom_block(tsh_module *self, tsh_tensor **in, int n, void *u
 
 static void bloom_add_block(llm_model *m, tsh_module *self, int64_t index) {
     static const llm_attention_desc attention = {
-        .fused = LLM_BY_HEAD, .q = "query_key_value", .o = "dense"};
+        .fused = LLM_FUSED_HEADS, .q = "query_key_value", .o = "dense"};
     static const llm_mlp_desc mlp = {.in = "dense_h_to_4h", .out = "dense_4h_to_h"};
     (void)index;
     llm_add_norm(m, self, "input_layernorm", m->config->width);

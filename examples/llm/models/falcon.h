@@ -1,5 +1,5 @@
-/* falcon.h - Falcon (Almazrouei et al. 2023): attention and MLP side by side, one key head or groups,
- * stored with their queries. */
+/* falcon.h - Falcon (Almazrouei et al. 2023): attention and MLP side by side, one key head or
+ * groups, stored with their queries. */
 #ifndef LLM_FALCON_H
 #define LLM_FALCON_H
 
@@ -24,7 +24,7 @@ static void falcon_config(llm_config *c) {
                  (norms == 2 && c->parallel ? FALCON_TWO_NORMS : 0);
     llm_read_rope(c, 10000, 1);
     if (!c->error[0] && (c->kv_heads < 1 || c->heads % c->kv_heads))
-        llm_config_refuse(c, "config.json: num_kv_heads is %g, with %d heads", kv, (int)c->heads);
+        llm_refuse(c, "config.json: num_kv_heads is %g, with %d heads", kv, (int)c->heads);
 }
 
 /* x += attention(norm(x)) + mlp(norm'(x)), or one after the other */
@@ -43,7 +43,7 @@ static void falcon_add_block(llm_model *m, tsh_module *self, int64_t index) {
     const llm_config *c = m->config;
     const int two = (c->variant & FALCON_TWO_NORMS) != 0;
     const llm_attention_desc attention = {
-        .fused = c->variant & FALCON_ONE_KEY ? LLM_ROWS : LLM_BY_HEAD,
+        .fused = c->variant & FALCON_ONE_KEY ? LLM_FUSED_ROWS : LLM_FUSED_HEADS,
         .q = "query_key_value", .o = "dense"};
     static const llm_mlp_desc mlp = {.in = "dense_h_to_4h", .out = "dense_4h_to_h"};
     (void)index;

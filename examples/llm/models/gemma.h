@@ -1,5 +1,5 @@
-/* gemma.h - Gemma (Mesnard et al. 2024): LLaMA with norms by weight + 1, embeddings times sqrt(C), and
- * tanh's GELU. */
+/* gemma.h - Gemma (Mesnard et al. 2024): LLaMA with norms by weight + 1, embeddings times sqrt(C),
+ * and tanh's GELU. */
 #ifndef LLM_GEMMA_H
 #define LLM_GEMMA_H
 

@@ -26,7 +26,7 @@ static tsh_tensor *gpt2_block(tsh_module *self, tsh_tensor **in, int n, void *us
 
 static void gpt2_add_block(llm_model *m, tsh_module *self, int64_t index) {
     static const llm_attention_desc attention = {
-        .fused = LLM_ROWS, .q = "c_attn", .o = "c_proj", .reversed = 1};
+        .fused = LLM_FUSED_ROWS, .q = "c_attn", .o = "c_proj", .reversed = 1};
     static const llm_mlp_desc mlp = {.in = "c_fc", .out = "c_proj", .reversed = 1};
     (void)index;
     llm_add_norm(m, self, "ln_1", m->config->width);

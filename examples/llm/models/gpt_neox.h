@@ -1,5 +1,5 @@
-/* gpt_neox.h - GPT-NeoX and Pythia (Black et al. 2022): attention and MLP side by side, each after a
- * layer norm of its own, positions on a part of each head. */
+/* gpt_neox.h - GPT-NeoX and Pythia (Black et al. 2022): attention and MLP side by side, each after
+ * a layer norm of its own, positions on a part of each head. */
 #ifndef LLM_GPT_NEOX_H
 #define LLM_GPT_NEOX_H
 
@@ -27,7 +27,7 @@ static tsh_tensor *gpt_neox_block(tsh_module *self, tsh_tensor **in, int n, void
 
 static void gpt_neox_add_block(llm_model *m, tsh_module *self, int64_t index) {
     static const llm_attention_desc attention = {
-        .fused = LLM_BY_HEAD, .q = "query_key_value", .o = "dense"};
+        .fused = LLM_FUSED_HEADS, .q = "query_key_value", .o = "dense"};
     static const llm_mlp_desc mlp = {.in = "dense_h_to_4h", .out = "dense_4h_to_h"};
     (void)index;
     llm_add_norm(m, self, "input_layernorm", m->config->width);

@@ -1,4 +1,4 @@
-/* granite.h - Granite 3 (IBM 2024): LLaMA with factors on embeddings, scores, branches and logits. */
+/* granite.h - Granite 3 (IBM 2024): LLaMA with factors on embeddings, scores, branches, logits. */
 #ifndef LLM_GRANITE_H
 #define LLM_GRANITE_H
 

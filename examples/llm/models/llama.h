@@ -1,5 +1,5 @@
-/* llama.h - LLaMA (Touvron et al. 2023) and its successors, 1 to 3.x: RMS norms before attention and
- * MLP, rotary positions, grouped key heads, a gated MLP. Other families add to it. */
+/* llama.h - LLaMA (Touvron et al. 2023) and its successors, 1 to 3.x: RMS norms before attention
+ * and MLP, rotary positions, grouped key heads, a gated MLP. Other families add to it. */
 #ifndef LLM_LLAMA_H
 #define LLM_LLAMA_H
 

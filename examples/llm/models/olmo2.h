@@ -1,5 +1,5 @@
-/* olmo2.h - OLMo 2 (Walsh et al. 2024): LLaMA with norms after attention and MLP, and of all queries
- * and keys. */
+/* olmo2.h - OLMo 2 (Walsh et al. 2024): LLaMA with norms after attention and MLP, and of all
+ * queries and keys. */
 #ifndef LLM_OLMO2_H
 #define LLM_OLMO2_H
 

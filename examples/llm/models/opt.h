@@ -17,7 +17,7 @@ static void opt_config(llm_config *c) {
     llm_config_must(c, "layer_norm_elementwise_affine", 1, 1);
     const double embed = llm_config_number(c, "word_embed_proj_dim", (double)c->width);
     if (embed != (double)c->width)
-        llm_config_refuse(c, "config.json: word_embed_proj_dim is %g; supported is hidden_size, %d", embed,
+        llm_refuse(c, "config.json: word_embed_proj_dim is %g; supported is hidden_size, %d", embed,
                    (int)c->width);
 }
 

@@ -12,7 +12,7 @@ static void phi3_config(llm_config *c) {
 
 static void phi3_add_block(llm_model *m, tsh_module *self, int64_t index) {
     static const llm_attention_desc attention = {
-        .fused = LLM_ROWS, .q = "qkv_proj", .o = "o_proj"};
+        .fused = LLM_FUSED_ROWS, .q = "qkv_proj", .o = "o_proj"};
     static const llm_mlp_desc mlp = {.in = "gate_up_proj", .out = "down_proj", .fused = 1};
     (void)index;
     llama_add_layer(m, self, &attention, &mlp);

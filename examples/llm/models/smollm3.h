@@ -16,7 +16,7 @@ static void smollm3_config(llm_config *c) {
     const int64_t interval = llm_config_count(c, "no_rope_layer_interval", 4);
     int64_t i = 0;
     if (rotates && cJSON_GetArraySize(rotates) != c->layers)
-        llm_config_refuse(c, "config.json: no_rope_layers has %d values for %d layers",
+        llm_refuse(c, "config.json: no_rope_layers has %d values for %d layers",
                    cJSON_GetArraySize(rotates), (int)c->layers);
     for (i = 0; i < c->layers && i < LLM_MOST_LAYERS && interval > 0; i++)
         c->no_rope[i] = (i + 1) % interval == 0;
