@@ -36,7 +36,8 @@ WALL := $(WARN) $(WARN_C) $(if $(filter 1,$(werror)),-Werror)
 LIBS := -lm -pthread
 
 # ---- what this machine has ---------------------------------------------------
-# With libuv and libsodium, gpt and the tests have the TCP backend; with BLIS, its matrix product.
+# With libuv and libsodium, gpt and the tests have the TCP backend; with BLIS, its matrix product;
+# with cJSON there is build/llm, with PCRE2 it has tokenizers.
 # OpenMP gives a rank more threads (the thread sanitizer does not know its barriers). Without
 # cmocka, the tests use the plain substitute of tests/support/plain.
 
@@ -45,6 +46,7 @@ has     = $(shell printf '\043include <%s.h>\n' stdarg stddef setjmp stdint $(1)
 UV     := $(call has,uv sodium)
 CMOCKA := $(call has,cmocka)
 CJSON  := $(call has,cjson/cJSON)
+PCRE2  := $(and $(wildcard examples/llm/tokenizer.h),$(call has,pcre2posix))
 HAS_CXX := $(shell command -v $(CXX))
 BLIS   := $(patsubst %/libblis.so,%,$(firstword $(wildcard /usr/lib/*/blis-pthread/libblis.so)))
 OPENMP := $(if $(filter tsan,$(san)),,$(shell echo 'int main(void) { return 0; }' | \
@@ -61,7 +63,7 @@ LINK_BLIS := $(if $(BLIS),-L$(BLIS) -Xlinker -rpath -Xlinker $(BLIS) -lblis)
 FOUND := $(OUT)/found
 $(FOUND): FORCE
 	@mkdir -p $(@D); echo '$(CC) $(shell $(CC) -dumpversion); $(STD) $(OPT) $(WALL); uv: $(UV);' \
-		'cmocka: $(CMOCKA); c++: $(HAS_CXX); blis: $(BLIS); mpi: $(MPIS)' >$@.new; \
+		'cmocka: $(CMOCKA); c++: $(HAS_CXX); blis: $(BLIS); mpi: $(MPIS); $(CJSON) $(PCRE2)' >$@.new; \
 	if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 FORCE:
 
@@ -120,9 +122,10 @@ ifneq ($(CJSON),)
 $(OUT)/llm: examples/llm/llm.c $(HEADERS) $(FOUND)
 	@mkdir -p $(@D)
 	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTATION -x c -c -o $@-library.o tshard.h & library=$$!; \
-	$(CC) $(STD) $(OPT) $(WALL) -DTSHARD_IMPLEMENTED $(if $(UV),-DLLM_TCP) -c -o $@.o $<; \
-		program=$$?; wait $$library && exit $$program
-	$(CC) $(OPENMP) -o $@ $@.o $@-library.o -lcjson $(LIBS) $(if $(UV),-luv -lsodium)
+	$(CC) $(STD) $(OPT) $(WALL) -DTSHARD_IMPLEMENTED $(if $(UV),-DLLM_TCP) \
+		$(if $(PCRE2),-DLLM_TOKENIZER) -c -o $@.o $<; program=$$?; wait $$library && exit $$program
+	$(CC) $(OPENMP) -o $@ $@.o $@-library.o -lcjson $(if $(PCRE2),-lpcre2-8) $(LIBS) \
+		$(if $(UV),-luv -lsodium)
 else
 $(OUT)/llm:
 	@echo "build/llm needs libcjson-dev"; exit 1
@@ -152,7 +155,7 @@ test-run:
 
 # The longest compilations first.
 build-tests: $(if $(filter %_hosts.py %_gpt.py %_resume.py,$(call chosen,$(SCRIPTS))),$(OUT)/gpt) \
-	$(PROGRAMS) $(if $(UV),$(LAUNCHER))
+	$(if $(CJSON),$(if $(filter %_llm.py,$(call chosen,$(SCRIPTS))),$(OUT)/llm)) $(PROGRAMS) $(if $(UV),$(LAUNCHER))
 
 COMPILE_TEST  = @mkdir -p $(@D); echo "  CC $@"; $(CC) $(STD) $(OPT) $(WALL) \
 	$(if $(CMOCKA),,-Itests/support/plain)

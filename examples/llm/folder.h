@@ -104,7 +104,8 @@ static double llm_config_number(llm_config *c, const char *keys, double otherwis
     const cJSON *item = llm_config_key(c, keys);
     if (!item && otherwise <= LLM_NEEDED)
         llm_refuse(c, "config.json: %s needs the key %s, which is not there", c->type, keys);
-    if (item && !cJSON_IsNumber(item)) llm_refuse_value(c, item->string, item, "it must be a number");
+    if (item && !cJSON_IsNumber(item))
+        llm_refuse_value(c, item->string, item, "it must be a number");
     return item ? item->valuedouble : otherwise;
 }
 
@@ -118,7 +119,8 @@ static int64_t llm_config_count(llm_config *c, const char *keys, double otherwis
 
 static int llm_config_flag(llm_config *c, const char *keys, int otherwise) {
     const cJSON *item = llm_config_key(c, keys);
-    if (item && !cJSON_IsBool(item)) llm_refuse_value(c, item->string, item, "it must be true or false");
+    if (item && !cJSON_IsBool(item))
+        llm_refuse_value(c, item->string, item, "it must be true or false");
     return item ? cJSON_IsTrue(item) : otherwise;
 }
 
@@ -131,7 +133,8 @@ static void llm_config_must(llm_config *c, const char *key, int value, int other
 
 static const char *llm_config_string(llm_config *c, const char *keys, const char *otherwise) {
     const cJSON *item = llm_config_key(c, keys);
-    if (item && !cJSON_IsString(item)) llm_refuse_value(c, item->string, item, "it must be a string");
+    if (item && !cJSON_IsString(item))
+        llm_refuse_value(c, item->string, item, "it must be a string");
     return item && cJSON_IsString(item) ? item->valuestring : otherwise;
 }
 

@@ -6,14 +6,14 @@
 #ifndef LLM_LAYERS_H
 #define LLM_LAYERS_H
 
-struct llm_model;
+struct llm_net;
 
 /* What a header of models/ has. */
 typedef struct llm_family {
     const char *type, *base;         /* model_type; what names of tensors begin with */
     void (*config)(llm_config *c);   /* reads the keys of config.json */
-    void (*add)(struct llm_model *m); /* makes the tree of modules */
-    tsh_tensor *(*forward)(struct llm_model *m, tsh_tensor *ids); /* ids (1, T) -> (1, T, V) */
+    void (*add)(struct llm_net *m); /* makes the tree of modules */
+    tsh_tensor *(*forward)(struct llm_net *m, tsh_tensor *ids); /* ids (1, T) -> (1, T, V) */
 } llm_family;
 
 /* How a file stores the weights of queries, keys and values. */
@@ -33,7 +33,7 @@ typedef struct llm_attention_desc {
 } llm_attention_desc;
 
 typedef struct llm_attention {
-    struct llm_model *model;
+    struct llm_net *model;
     llm_attention_desc desc;
     int whole_kv;               /* K and V on every rank: fewer heads than ranks */
     tsh_tensor *keys, *values; /* of all tokens so far, (1, K, length, D) */
@@ -46,12 +46,12 @@ typedef struct llm_mlp_desc {
 } llm_mlp_desc;
 
 typedef struct llm_mlp {
-    struct llm_model *model;
+    struct llm_net *model;
     llm_mlp_desc desc;
 } llm_mlp;
 
 /* A model on one rank. */
-typedef struct llm_model {
+typedef struct llm_net {
     tsh_ctx *ctx;
     llm_config *config;
     const llm_family *family;
@@ -63,7 +63,7 @@ typedef struct llm_model {
     llm_attention attention[LLM_MOST_LAYERS];
     llm_mlp mlp[LLM_MOST_LAYERS];
     int attentions, mlps;
-} llm_model;
+} llm_net;
 
 /* The output of a module's child. */
 static tsh_tensor *llm_call(tsh_module *module, const char *child, tsh_tensor *x) {
@@ -92,7 +92,7 @@ static tsh_tensor *llm_rms_sharded(tsh_module *self, tsh_tensor **in, int n, voi
     return tsh_mul(tsh_mul(in[0], square), tsh_param(self, "weight"));
 }
 
-static void llm_add_norm(llm_model *m, tsh_module *parent, const char *name, int64_t dim) {
+static void llm_add_norm(llm_net *m, tsh_module *parent, const char *name, int64_t dim) {
     const llm_config *c = m->config;
     const double eps = c->eps > 0 ? c->eps : TSH_ZERO;
     const tsh_layer_norm_desc layer = {.dim = dim, .eps = eps};
@@ -107,7 +107,7 @@ static void llm_add_norm(llm_model *m, tsh_module *parent, const char *name, int
     }
 }
 
-static void llm_add_sharded_norm(llm_model *m, tsh_module *parent, const char *name, int64_t dim,
+static void llm_add_sharded_norm(llm_net *m, tsh_module *parent, const char *name, int64_t dim,
                                  const tsh_layout *layout) {
     const tsh_module_desc norm = {.forward = llm_rms_sharded, .user = m->config};
     const tsh_param_desc weight = {.layout = layout};
@@ -154,7 +154,7 @@ static void llm_project(llm_attention *a, tsh_module *self, tsh_tensor *x, tsh_t
 
 static tsh_tensor *llm_attend(tsh_module *self, tsh_tensor **in, int n, void *user) {
     llm_attention *a = (llm_attention *)user;
-    llm_model *m = a->model;
+    llm_net *m = a->model;
     const llm_config *c = m->config;
     const tsh_rope_desc rope = {.dims = c->rope.dims, .start = m->past, .freqs = c->rope.freqs,
                                 .factor = c->rope.factor};
@@ -180,7 +180,7 @@ static tsh_tensor *llm_attend(tsh_module *self, tsh_tensor **in, int n, void *us
 }
 
 /* A column-parallel layer, or with unit 0 a whole one. */
-static void llm_add_columns(llm_model *m, tsh_module *parent, const char *name, int64_t out,
+static void llm_add_columns(llm_net *m, tsh_module *parent, const char *name, int64_t out,
                             int bias, int64_t unit, int reversed, int segments) {
     const tsh_linear_desc desc = {.in = m->config->width, .out = out, .no_bias = !bias,
                                   .style = unit ? TSH_COLWISE : TSH_PLAIN,
@@ -190,7 +190,7 @@ static void llm_add_columns(llm_model *m, tsh_module *parent, const char *name, 
 }
 
 /* The row-parallel layer after it, cut alike. */
-static void llm_add_rows(llm_model *m, tsh_module *parent, const char *name, int64_t in, int bias,
+static void llm_add_rows(llm_net *m, tsh_module *parent, const char *name, int64_t in, int bias,
                          int64_t unit, int reversed) {
     const tsh_linear_desc desc = {.in = in, .out = m->config->width, .no_bias = !bias,
                                   .style = TSH_ROWWISE, .unit = unit, .reversed = reversed};
@@ -199,7 +199,7 @@ static void llm_add_rows(llm_model *m, tsh_module *parent, const char *name, int
 
 /* Heads are cut by whole groups. With fewer key heads than ranks, K and V are whole on every rank
  * and queries are cut anywhere. */
-static void llm_add_qkv(llm_model *m, tsh_module *self, llm_attention *a) {
+static void llm_add_qkv(llm_net *m, tsh_module *self, llm_attention *a) {
     const llm_config *c = m->config;
     const llm_attention_desc *d = &a->desc;
     const int64_t size = c->head_size, kv = c->kv_heads, groups = c->heads / kv;
@@ -219,7 +219,7 @@ static void llm_add_qkv(llm_model *m, tsh_module *self, llm_attention *a) {
     if (d->fused == LLM_FUSED_ROWS && !a->whole_kv) tsh_parallelize(self, &rule, 1);
 }
 
-static void llm_add_attention(llm_model *m, tsh_module *parent, const char *name,
+static void llm_add_attention(llm_net *m, tsh_module *parent, const char *name,
                               const llm_attention_desc *desc) {
     llm_attention *a = &m->attention[m->attentions++];
     const llm_config *c = m->config;
@@ -262,7 +262,7 @@ static tsh_tensor *llm_feed(tsh_module *self, tsh_tensor **in, int n, void *user
 
 /* out(act(in(x))), or out(act(gate(x)) in(x)). With name NULL the layers are parent's own, and its
  * forward calls them. */
-static void llm_add_mlp(llm_model *m, tsh_module *parent, const char *name,
+static void llm_add_mlp(llm_net *m, tsh_module *parent, const char *name,
                         const llm_mlp_desc *desc) {
     llm_mlp *mlp = &m->mlp[m->mlps++];
     const llm_config *c = m->config;
@@ -280,28 +280,28 @@ static void llm_add_mlp(llm_model *m, tsh_module *parent, const char *name,
 
 /* -- embedding, blocks, head ------------------------------------------------ */
 
-static void llm_add_embedding(llm_model *m, tsh_module *parent, const char *name) {
+static void llm_add_embedding(llm_net *m, tsh_module *parent, const char *name) {
     const tsh_embedding_desc desc = {.count = m->config->vocabulary, .dim = m->config->width,
                                      .style = TSH_ROWWISE};
     tsh_add_embedding(parent, name, &desc);
 }
 
 /* Learned positions, the first `skip` of which no token has. */
-static void llm_add_places(llm_model *m, tsh_module *parent, const char *name, int64_t skip) {
+static void llm_add_places(llm_net *m, tsh_module *parent, const char *name, int64_t skip) {
     const tsh_embedding_desc desc = {.count = m->config->places + skip, .dim = m->config->width};
     tsh_add_embedding(parent, name, &desc);
 }
 
 /* The positions of ids (1, T), as ids of llm_add_places. */
-static tsh_tensor *llm_places(llm_model *m, tsh_tensor *ids, int64_t skip) {
+static tsh_tensor *llm_places(llm_net *m, tsh_tensor *ids, int64_t skip) {
     const int64_t from = m->past + skip;
     return tsh_arange(m->ctx, TSH_I32, (double)from, (double)(from + tsh_dim(ids, 1)), 1);
 }
 
 /* A container of blocks, whose forward is `block`; add gives each its layers. */
-static void llm_add_blocks(llm_model *m, tsh_module *parent, const char *name,
+static void llm_add_blocks(llm_net *m, tsh_module *parent, const char *name,
                            tsh_forward_fn block,
-                           void (*add)(llm_model *m, tsh_module *self, int64_t index)) {
+                           void (*add)(llm_net *m, tsh_module *self, int64_t index)) {
     const tsh_module_desc desc = {.forward = block, .user = m};
     tsh_module *blocks = tsh_add_module(parent, name, NULL);
     for (int64_t i = 0; i < m->config->layers; i++) {
@@ -312,7 +312,7 @@ static void llm_add_blocks(llm_model *m, tsh_module *parent, const char *name,
 }
 
 /* Logits, over the vocabulary; with `embedding`'s weight if they are tied. */
-static void llm_add_head(llm_model *m, const char *name, int bias, const char *embedding) {
+static void llm_add_head(llm_net *m, const char *name, int bias, const char *embedding) {
     const llm_config *c = m->config;
     const tsh_linear_desc desc = {.in = c->width, .out = c->vocabulary, .no_bias = !bias,
                                   .style = TSH_COLWISE};
@@ -321,14 +321,14 @@ static void llm_add_head(llm_model *m, const char *name, int bias, const char *e
 }
 
 /* Of x (1, T, C) what the head is to read: all, or the last token. */
-static tsh_tensor *llm_last(const llm_model *m, tsh_tensor *x) {
+static tsh_tensor *llm_last(const llm_net *m, tsh_tensor *x) {
     const int64_t count = tsh_dim(x, 1);
     return m->all || count < 2 ? x : tsh_slice(x, 1, count - 1, 1);
 }
 
 /* ALiBi's slopes (Press et al. 2022): powers of 2^(-8 / n) for the largest power of two n up to the
  * heads, then every other one of those of 2 n. */
-static void llm_add_slopes(llm_model *m) {
+static void llm_add_slopes(llm_net *m) {
     float slope[LLM_MOST_HEADS];
     const int64_t heads = m->config->heads;
     int64_t n = 1;
@@ -341,7 +341,7 @@ static void llm_add_slopes(llm_model *m) {
 
 /* Its mask for keys at all positions so far: slope times position, which differs from slope times
  * distance by what the softmax does not see. */
-static tsh_tensor *llm_alibi(const llm_model *m, int64_t keys) {
+static tsh_tensor *llm_alibi(const llm_net *m, int64_t keys) {
     tsh_tensor *place = tsh_arange(m->ctx, TSH_REAL, 0, (double)keys, 1);
     return tsh_mul(m->slopes, tsh_reshape(place, tsh_shape4(1, 1, 1, keys)));
 }

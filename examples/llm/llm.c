@@ -32,7 +32,7 @@ typedef struct llm_job {
     const char *tokenizer_file;
     int64_t tp, max_new, threads;
     int print_ids, greedy, ignore_eos, tokenize, detokenize, no_special;
-    llm_words words;
+    text_codec codec;
     llm_config config;
     const llm_family *family;
     int32_t *tokens; /* the prompt, then what is generated */
@@ -194,9 +194,9 @@ static char *read_stdin(llm_job *job, size_t *length) {
 /* --prompt; 0: refused. */
 static int read_prompt(llm_job *job) {
     int32_t *ids = NULL;
-    const int64_t n = words_encode(&job->words, job->prompt_text, strlen(job->prompt_text),
+    const int64_t n = text_encode(&job->codec, job->prompt_text, strlen(job->prompt_text),
                                    !job->no_special, &ids);
-    if (n < 0) return refuse(job, "%s", job->words.error), 0;
+    if (n < 0) return refuse(job, "%s", job->codec.error), 0;
     job->tokens = (int32_t *)realloc(ids, (size_t)(n + job->max_new + 1) * 4);
     if (!job->tokens) return free(ids), refuse(job, "not enough memory"), 0;
     if (n == 0) return refuse(job, "--prompt has no token"), 0;
@@ -232,15 +232,15 @@ static int convert(llm_job *job) {
     char *text = read_stdin(job, &length);
     int ok = text != NULL;
     if (ok && job->tokenize) {
-        const int64_t n = words_encode(&job->words, text, length, !job->no_special, &ids);
+        const int64_t n = text_encode(&job->codec, text, length, !job->no_special, &ids);
         for (int64_t i = 0; i < n; i++) printf("%s%d", i ? " " : "", (int)ids[i]);
         if (n >= 0) printf("\n");
-        else ok = !refuse(job, "%s", job->words.error);
+        else ok = !refuse(job, "%s", job->codec.error);
         free(ids);
     } else if (ok && text[strspn(text, " \t\r\n")]) {
-        ok = read_ids(job, text, words_count(&job->words));
-        if (ok && !words_print(&job->words, job->tokens, (size_t)job->count))
-            ok = !refuse(job, "%s", job->words.error);
+        ok = read_ids(job, text, text_count(&job->codec));
+        if (ok && !text_print(&job->codec, job->tokens, (size_t)job->count))
+            ok = !refuse(job, "%s", job->codec.error);
     }
     free(text);
     return !ok;
@@ -261,7 +261,7 @@ static int check_length(llm_job *job) {
 typedef struct llm_rank {
     llm_job *job;
     tsh_ctx *ctx;
-    llm_model model;
+    llm_net model;
     FILE *dump;
     float *row; /* logits of the whole vocabulary, of a token */
 } llm_rank;
@@ -334,7 +334,7 @@ static void generate(llm_rank *r) {
         if (ends(job, id)) break;
         if (first) job->tokens[job->count++] = id;
         if (first && job->print_ids) printf("%s%d", i ? " " : "", (int)id);
-        if (first && !job->print_ids) words_say(&job->words, id, 0);
+        if (first && !job->print_ids) text_say(&job->codec, id, 0);
         if (first) fflush(stdout);
         if (i + 1 == job->max_new) break;
         tsh_scope_begin(r->ctx);
@@ -342,7 +342,7 @@ static void generate(llm_rank *r) {
         if (logits) read_row(r, logits, 0);
         tsh_scope_end(r->ctx);
     }
-    if (first && !job->print_ids) words_say(&job->words, 0, 1);
+    if (first && !job->print_ids) text_say(&job->codec, 0, 1);
     if (first && tsh_ok(r->ctx)) printf("\n");
 }
 
@@ -393,22 +393,22 @@ static int run(llm_job *job) {
     return tsh_run(&desc, run_rank, job);
 }
 
-static int open_words(llm_job *job) {
-    if (words_open(&job->words, job->tokenizer_file, job->model)) return 1;
-    return refuse(job, "%s", job->words.error), 0;
+static int open_codec(llm_job *job) {
+    if (text_open(&job->codec, job->tokenizer_file, job->model)) return 1;
+    return refuse(job, "%s", job->codec.error), 0;
 }
 
 static int convert_text(llm_job *job) {
-    return !open_words(job) || convert(job);
+    return !open_codec(job) || convert(job);
 }
 
 static int continue_text(llm_job *job) {
     llm_config *c = &job->config;
     if (!llm_config_read(c, job->model, &job->family)) return refuse(job, "%s", c->error);
-    if ((job->prompt_text || !job->print_ids) && !open_words(job)) return 1;
-    if (job->words.tokenizer && words_count(&job->words) > c->vocabulary)
+    if ((job->prompt_text || !job->print_ids) && !open_codec(job)) return 1;
+    if (job->codec.tokenizer && text_count(&job->codec) > c->vocabulary)
         return refuse(job, "the tokenizer has %lld tokens, the model %lld",
-                      (long long)words_count(&job->words), (long long)c->vocabulary);
+                      (long long)text_count(&job->codec), (long long)c->vocabulary);
     if (!(job->prompt_text ? read_prompt(job) : read_ids(job, job->ids, c->vocabulary))) return 1;
     return !check_length(job) || run(job) != 0 || job->error[0] != 0;
 }
@@ -421,7 +421,7 @@ int main(int argc, char **argv) {
     pthread_mutex_init(&job.lock, NULL);
     failed = job.tokenize || job.detokenize ? convert_text(&job) : continue_text(&job);
     if (failed) fprintf(stderr, "llm: %s\n", job.error[0] ? job.error : "it did not end well");
-    words_close(&job.words);
+    text_close(&job.codec);
     llm_config_free(&job.config);
     free(job.tokens);
     pthread_mutex_destroy(&job.lock);

@@ -68,7 +68,7 @@ static int64_t llm_longest(const llm_config *c, const char **why) {
 
 /* Makes the model, with room for `length` tokens, and loads its weights. weights: TSH_Q8_0 or
  * TSH_Q4_0, or 0: as they are, in the dtype of the ctx. Errors are the ctx's. */
-static tsh_result llm_model_load(llm_model *m, tsh_ctx *ctx, llm_config *c,
+static tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
                                  const llm_family *family, const char *folder, int64_t length,
                                  tsh_dtype weights) {
     char path[4096];
@@ -89,7 +89,7 @@ static tsh_result llm_model_load(llm_model *m, tsh_ctx *ctx, llm_config *c,
 
 /* The logits (1, T or 1, V), sharded over the vocabulary, of n tokens that follow those before.
  * They live until the scope ends. */
-static tsh_tensor *llm_logits(llm_model *m, const int32_t *ids, int64_t n) {
+static tsh_tensor *llm_logits(llm_net *m, const int32_t *ids, int64_t n) {
     tsh_tensor *owned = tsh_tensor_from(m->ctx, TSH_I32, tsh_shape2(1, n), NULL, ids);
     tsh_tensor *logits = m->family->forward(m, owned);
     tsh_tensor_free(owned);

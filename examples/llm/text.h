@@ -1,6 +1,6 @@
 /* text.h - what llm.c does with text: prompts, --tokenize and --detokenize, and what is generated,
- * by tokenizer.h. Without LLM_TOKENIZER, which the Makefile defines where PCRE2 is installed, all of
- * it is refused. */
+ * by tokenizer.h. Without LLM_TOKENIZER, which the Makefile defines where PCRE2 is installed, all
+ * of it is refused. */
 #ifndef LLM_TEXT_H
 #define LLM_TEXT_H
 
@@ -8,96 +8,96 @@
 #include "tokenizer.h"
 
 /* A tokenizer, and what it has yet to print. */
-typedef struct llm_words {
+typedef struct text_codec {
     llm_tokenizer *tokenizer;
     llm_stream stream;
     char error[TSH_MESSAGE_SIZE];
-} llm_words;
+} text_codec;
 
-/* Of a file, or of tokenizer.json in the model's folder. 0: words->error says why not. */
-static int words_open(llm_words *words, const char *file, const char *model) {
+/* Of a file, or of tokenizer.json in the model's folder. 0: codec->error says why not. */
+static int text_open(text_codec *codec, const char *file, const char *model) {
     char path[4096];
     snprintf(path, sizeof path, "%s%s", file ? file : model, file ? "" : "/tokenizer.json");
-    words->tokenizer = llm_tokenizer_open(path, words->error, sizeof words->error);
-    words->stream.tokenizer = words->tokenizer;
-    return words->tokenizer != NULL;
+    codec->tokenizer = llm_tokenizer_open(path, codec->error, sizeof codec->error);
+    codec->stream.tokenizer = codec->tokenizer;
+    return codec->tokenizer != NULL;
 }
 
-static void words_close(llm_words *words) {
+static void text_close(text_codec *codec) {
     size_t n;
-    if (words->stream.ids.at) (void)llm_stream_end(&words->stream, &n);
-    llm_tokenizer_free(words->tokenizer);
-    words->tokenizer = NULL;
+    if (codec->stream.ids.at) (void)llm_stream_end(&codec->stream, &n);
+    llm_tokenizer_free(codec->tokenizer);
+    codec->tokenizer = NULL;
 }
 
 /* How many ids a text has; -1: an error. *ids is for free(). */
-static int64_t words_encode(llm_words *words, const char *text, size_t length, int special,
+static int64_t text_encode(text_codec *codec, const char *text, size_t length, int special,
                             int32_t **ids) {
-    const int64_t n = llm_tokenizer_encode(words->tokenizer, text, length, special, ids);
-    if (n < 0) snprintf(words->error, sizeof words->error, "%s",
-                        llm_tokenizer_error(words->tokenizer));
+    const int64_t n = llm_tokenizer_encode(codec->tokenizer, text, length, special, ids);
+    if (n < 0) snprintf(codec->error, sizeof codec->error, "%s",
+                        llm_tokenizer_error(codec->tokenizer));
     return n;
 }
 
 /* The bytes of ids to stdout. */
-static int words_print(llm_words *words, const int32_t *ids, size_t count) {
+static int text_print(text_codec *codec, const int32_t *ids, size_t count) {
     size_t length = 0;
-    char *text = llm_tokenizer_decode(words->tokenizer, ids, count, 1, &length);
+    char *text = llm_tokenizer_decode(codec->tokenizer, ids, count, 1, &length);
     if (text) fwrite(text, 1, length, stdout);
-    else snprintf(words->error, sizeof words->error, "%s", llm_tokenizer_error(words->tokenizer));
+    else snprintf(codec->error, sizeof codec->error, "%s", llm_tokenizer_error(codec->tokenizer));
     free(text);
     return text != NULL;
 }
 
 /* What one more id adds to the text, to stdout; with `last`, what was held back. */
-static int words_say(llm_words *words, int32_t id, int last) {
+static int text_say(text_codec *codec, int32_t id, int last) {
     size_t length = 0;
-    const char *text = last ? llm_stream_end(&words->stream, &length)
-                            : llm_stream_add(&words->stream, id, &length);
+    const char *text = last ? llm_stream_end(&codec->stream, &length)
+                            : llm_stream_add(&codec->stream, id, &length);
     if (text) fwrite(text, 1, length, stdout);
     if (text) fflush(stdout);
     return text != NULL;
 }
 
-static int64_t words_count(const llm_words *words) {
-    return llm_tokenizer_size(words->tokenizer);
+static int64_t text_count(const text_codec *codec) {
+    return llm_tokenizer_size(codec->tokenizer);
 }
 
 #else
-typedef struct llm_words {
+typedef struct text_codec {
     void *tokenizer;
     char error[TSH_MESSAGE_SIZE];
-} llm_words;
+} text_codec;
 
-static int words_open(llm_words *words, const char *file, const char *model) {
+static int text_open(text_codec *codec, const char *file, const char *model) {
     (void)file, (void)model;
-    snprintf(words->error, sizeof words->error,
+    snprintf(codec->error, sizeof codec->error,
              "built without a tokenizer: install libpcre2-dev, and build llm again, or give --ids");
     return 0;
 }
 
-static void words_close(llm_words *words) {
-    (void)words;
+static void text_close(text_codec *codec) {
+    (void)codec;
 }
 
-static int64_t words_encode(llm_words *words, const char *text, size_t length, int special,
+static int64_t text_encode(text_codec *codec, const char *text, size_t length, int special,
                             int32_t **ids) {
-    (void)words, (void)text, (void)length, (void)special, (void)ids;
+    (void)codec, (void)text, (void)length, (void)special, (void)ids;
     return -1;
 }
 
-static int words_print(llm_words *words, const int32_t *ids, size_t count) {
-    (void)words, (void)ids, (void)count;
+static int text_print(text_codec *codec, const int32_t *ids, size_t count) {
+    (void)codec, (void)ids, (void)count;
     return 0;
 }
 
-static int words_say(llm_words *words, int32_t id, int last) {
-    (void)words, (void)id, (void)last;
+static int text_say(text_codec *codec, int32_t id, int last) {
+    (void)codec, (void)id, (void)last;
     return 0;
 }
 
-static int64_t words_count(const llm_words *words) {
-    (void)words;
+static int64_t text_count(const text_codec *codec) {
+    (void)codec;
     return 0;
 }
 #endif

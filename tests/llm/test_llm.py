@@ -79,7 +79,7 @@ def written(folder, name, **changes):
     return folder
 
 
-def refused(folder, *words, flags=("--ids", "1 2 3"), code=1):
+def refused(folder, *words, flags=("--ids", "1 2 3", "--print-ids"), code=1):
     done = llm(folder, "--tp", "2", *flags)
     check(done.returncode == code, words, "exit code", done.returncode, done.stdout, done.stderr)
     check(done.stderr.count("\n") == 1 and all(word in done.stderr for word in words), "wants",
@@ -112,7 +112,7 @@ def configs_that_would_change_results_are_refused(folder):
 
 
 def texts_that_are_too_long_are_refused(folder):
-    flags = ("--ids", "1 2 3", "--max-new", "30")
+    flags = ("--ids", "1 2 3", "--print-ids", "--max-new", "30")
     for name, changes, words in (
             ("mistral", {"sliding_window": 32}, ("more than 32", "sliding_window")),
             ("qwen2", {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 1,
@@ -148,15 +148,18 @@ def folders_that_lie_are_refused(folder):
 
 def mistakes_are_told(folder):
     written(folder, "llama")
-    for flags, code, words in ((("--ids", "1 61"), 1, ("61", "61 tokens")),
-                               (("--ids", "1 x"), 1, ("\"x\"", "number")),
-                               (("--ids", " "), 1, ("--ids",)),
-                               ((), 2, ("--ids",)),
+    for flags, code, words in ((("--ids", "1 61", "--print-ids"), 1, ("61", "61 tokens")),
+                               (("--ids", "1 x", "--print-ids"), 1, ("\"x\"", "number")),
+                               (("--ids", " ", "--print-ids"), 1, ("--ids",)),
+                               ((), 2, ("--prompt and --ids",)),
+                               (("--ids", "1", "--prompt", "a"), 2, ("--prompt and --ids",)),
+                               (("--ids", "1"), 1, ("tokenizer",)),
                                (("--ids", "1", "--max-new", "-3"), 2, ("--max-new", "whole")),
                                (("--ids", "1", "--dtype", "q8_0"), 2, ("--dtype", "q8_0")),
                                (("--ids", "1", "--weights", "q5_0"), 2, ("--weights", "q5_0")),
                                (("--ids", "1", "--nothing"), 2, ("--nothing",)),
-                               (("--ids", "1", "--dump-logits", folder), 1, (folder,))):
+                               (("--ids", "1", "--print-ids", "--dump-logits", folder), 1,
+                                (folder,))):
         refused(folder, *words, flags=flags, code=code)
 
 

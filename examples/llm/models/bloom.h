@@ -15,7 +15,7 @@ static void bloom_config(llm_config *c) {
 
 /* variant: what is added to is the norm's output, not its input. */
 static tsh_tensor *bloom_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
-    const llm_config *c = ((const llm_model *)user)->config;
+    const llm_config *c = ((const llm_net *)user)->config;
     tsh_tensor *x = in[0], *y = llm_call(self, "input_layernorm", x);
     (void)n;
     x = tsh_add(c->variant ? y : x, llm_call(self, "self_attention", y));
@@ -23,7 +23,7 @@ static tsh_tensor *bloom_block(tsh_module *self, tsh_tensor **in, int n, void *u
     return tsh_add(c->variant ? y : x, llm_call(self, "mlp", y));
 }
 
-static void bloom_add_block(llm_model *m, tsh_module *self, int64_t index) {
+static void bloom_add_block(llm_net *m, tsh_module *self, int64_t index) {
     static const llm_attention_desc attention = {
         .fused = LLM_FUSED_HEADS, .q = "query_key_value", .o = "dense"};
     static const llm_mlp_desc mlp = {.in = "dense_h_to_4h", .out = "dense_4h_to_h"};
@@ -34,7 +34,7 @@ static void bloom_add_block(llm_model *m, tsh_module *self, int64_t index) {
     llm_add_mlp(m, self, "mlp", &mlp);
 }
 
-static void bloom_add(llm_model *m) {
+static void bloom_add(llm_net *m) {
     llm_add_embedding(m, m->base, "word_embeddings");
     llm_add_norm(m, m->base, "word_embeddings_layernorm", m->config->width);
     llm_add_blocks(m, m->base, "h", bloom_block, bloom_add_block);
@@ -43,7 +43,7 @@ static void bloom_add(llm_model *m) {
     llm_add_slopes(m);
 }
 
-static tsh_tensor *bloom_forward(llm_model *m, tsh_tensor *ids) {
+static tsh_tensor *bloom_forward(llm_net *m, tsh_tensor *ids) {
     tsh_tensor *x = llm_call(m->base, "word_embeddings", ids);
     m->bias = llm_alibi(m, m->past + tsh_dim(ids, 1));
     x = llm_call(m->base, "h", llm_call(m->base, "word_embeddings_layernorm", x));

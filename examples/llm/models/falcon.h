@@ -29,7 +29,7 @@ static void falcon_config(llm_config *c) {
 
 /* x += attention(norm(x)) + mlp(norm'(x)), or one after the other */
 static tsh_tensor *falcon_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
-    const llm_config *c = ((const llm_model *)user)->config;
+    const llm_config *c = ((const llm_net *)user)->config;
     const int two = (c->variant & FALCON_TWO_NORMS) != 0;
     tsh_tensor *x = in[0], *y = llm_call(self, two ? "ln_attn" : "input_layernorm", x);
     tsh_tensor *sum = tsh_add(x, llm_call(self, "self_attention", y));
@@ -39,7 +39,7 @@ static tsh_tensor *falcon_block(tsh_module *self, tsh_tensor **in, int n, void *
     return tsh_add(sum, llm_call(self, "mlp", y));
 }
 
-static void falcon_add_block(llm_model *m, tsh_module *self, int64_t index) {
+static void falcon_add_block(llm_net *m, tsh_module *self, int64_t index) {
     const llm_config *c = m->config;
     const int two = (c->variant & FALCON_TWO_NORMS) != 0;
     const llm_attention_desc attention = {
@@ -54,14 +54,14 @@ static void falcon_add_block(llm_model *m, tsh_module *self, int64_t index) {
     llm_add_mlp(m, self, "mlp", &mlp);
 }
 
-static void falcon_add(llm_model *m) {
+static void falcon_add(llm_net *m) {
     llm_add_embedding(m, m->base, "word_embeddings");
     llm_add_blocks(m, m->base, "h", falcon_block, falcon_add_block);
     llm_add_norm(m, m->base, "ln_f", m->config->width);
     llm_add_head(m, "lm_head", 0, "word_embeddings");
 }
 
-static tsh_tensor *falcon_forward(llm_model *m, tsh_tensor *ids) {
+static tsh_tensor *falcon_forward(llm_net *m, tsh_tensor *ids) {
     tsh_tensor *x = llm_call(m->base, "h", llm_call(m->base, "word_embeddings", ids));
     return llm_call(m->root, "lm_head", llm_call(m->base, "ln_f", llm_last(m, x)));
 }

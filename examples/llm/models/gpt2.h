@@ -24,7 +24,7 @@ static tsh_tensor *gpt2_block(tsh_module *self, tsh_tensor **in, int n, void *us
     return tsh_add(x, llm_call(self, "mlp", y));
 }
 
-static void gpt2_add_block(llm_model *m, tsh_module *self, int64_t index) {
+static void gpt2_add_block(llm_net *m, tsh_module *self, int64_t index) {
     static const llm_attention_desc attention = {
         .fused = LLM_FUSED_ROWS, .q = "c_attn", .o = "c_proj", .reversed = 1};
     static const llm_mlp_desc mlp = {.in = "c_fc", .out = "c_proj", .reversed = 1};
@@ -35,7 +35,7 @@ static void gpt2_add_block(llm_model *m, tsh_module *self, int64_t index) {
     llm_add_mlp(m, self, "mlp", &mlp);
 }
 
-static void gpt2_add(llm_model *m) {
+static void gpt2_add(llm_net *m) {
     llm_add_embedding(m, m->base, "wte");
     llm_add_places(m, m->base, "wpe", 0);
     llm_add_blocks(m, m->base, "h", gpt2_block, gpt2_add_block);
@@ -43,7 +43,7 @@ static void gpt2_add(llm_model *m) {
     llm_add_head(m, "lm_head", 0, "wte");
 }
 
-static tsh_tensor *gpt2_forward(llm_model *m, tsh_tensor *ids) {
+static tsh_tensor *gpt2_forward(llm_net *m, tsh_tensor *ids) {
     tsh_tensor *x = llm_call(m->base, "wte", ids);
     x = tsh_add(x, llm_call(m->base, "wpe", llm_places(m, ids, 0)));
     x = llm_last(m, llm_call(m->base, "h", x));

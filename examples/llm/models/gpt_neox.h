@@ -18,14 +18,14 @@ static void gpt_neox_config(llm_config *c) {
 
 /* x += attention(norm(x)) + mlp(norm'(x)), or one after the other */
 static tsh_tensor *gpt_neox_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
-    const llm_config *c = ((const llm_model *)user)->config;
+    const llm_config *c = ((const llm_net *)user)->config;
     tsh_tensor *x = in[0], *y = llm_call(self, "attention", llm_call(self, "input_layernorm", x));
     tsh_tensor *sum = tsh_add(x, y), *read = c->parallel ? x : sum;
     (void)n;
     return tsh_add(sum, llm_call(self, "mlp", llm_call(self, "post_attention_layernorm", read)));
 }
 
-static void gpt_neox_add_block(llm_model *m, tsh_module *self, int64_t index) {
+static void gpt_neox_add_block(llm_net *m, tsh_module *self, int64_t index) {
     static const llm_attention_desc attention = {
         .fused = LLM_FUSED_HEADS, .q = "query_key_value", .o = "dense"};
     static const llm_mlp_desc mlp = {.in = "dense_h_to_4h", .out = "dense_4h_to_h"};
@@ -36,14 +36,14 @@ static void gpt_neox_add_block(llm_model *m, tsh_module *self, int64_t index) {
     llm_add_mlp(m, self, "mlp", &mlp);
 }
 
-static void gpt_neox_add(llm_model *m) {
+static void gpt_neox_add(llm_net *m) {
     llm_add_embedding(m, m->base, "embed_in");
     llm_add_blocks(m, m->base, "layers", gpt_neox_block, gpt_neox_add_block);
     llm_add_norm(m, m->base, "final_layer_norm", m->config->width);
     llm_add_head(m, "embed_out", 0, "embed_in");
 }
 
-static tsh_tensor *gpt_neox_forward(llm_model *m, tsh_tensor *ids) {
+static tsh_tensor *gpt_neox_forward(llm_net *m, tsh_tensor *ids) {
     tsh_tensor *x = llm_call(m->base, "layers", llm_call(m->base, "embed_in", ids));
     return llm_call(m->root, "embed_out", llm_call(m->base, "final_layer_norm", llm_last(m, x)));
 }

@@ -18,7 +18,7 @@ static tsh_tensor *olmo2_block(tsh_module *self, tsh_tensor **in, int n, void *u
     return tsh_add(x, llm_call(self, "post_feedforward_layernorm", llm_call(self, "mlp", x)));
 }
 
-static void olmo2_add_block(llm_model *m, tsh_module *self, int64_t index) {
+static void olmo2_add_block(llm_net *m, tsh_module *self, int64_t index) {
     llm_attention_desc attention = llama_attention;
     (void)index;
     attention.whole_norm = 1;
@@ -28,7 +28,7 @@ static void olmo2_add_block(llm_model *m, tsh_module *self, int64_t index) {
     llm_add_norm(m, self, "post_feedforward_layernorm", m->config->width);
 }
 
-static void olmo2_add(llm_model *m) {
+static void olmo2_add(llm_net *m) {
     llama_add_with(m, olmo2_block, olmo2_add_block);
 }
 

@@ -22,7 +22,7 @@ static void opt_config(llm_config *c) {
 }
 
 static tsh_tensor *opt_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
-    const llm_config *c = ((const llm_model *)user)->config;
+    const llm_config *c = ((const llm_net *)user)->config;
     tsh_tensor *x = in[0];
     tsh_tensor *y = llm_call(self, "self_attn", llm_call(self, "self_attn_layer_norm", x));
     (void)n;
@@ -30,7 +30,7 @@ static tsh_tensor *opt_block(tsh_module *self, tsh_tensor **in, int n, void *use
     return tsh_add(x, llm_call(self, "fc2", c->act(llm_call(self, "fc1", y))));
 }
 
-static void opt_add_block(llm_model *m, tsh_module *self, int64_t index) {
+static void opt_add_block(llm_net *m, tsh_module *self, int64_t index) {
     static const llm_attention_desc attention = {
         .q = "q_proj", .k = "k_proj", .v = "v_proj", .o = "out_proj"};
     static const llm_mlp_desc mlp = {.in = "fc1", .out = "fc2"};
@@ -41,7 +41,7 @@ static void opt_add_block(llm_model *m, tsh_module *self, int64_t index) {
     llm_add_norm(m, self, "final_layer_norm", m->config->width);
 }
 
-static void opt_add(llm_model *m) {
+static void opt_add(llm_net *m) {
     tsh_module *decoder = tsh_add_module(m->base, "decoder", NULL);
     llm_add_embedding(m, decoder, "embed_tokens");
     llm_add_places(m, decoder, "embed_positions", 2);
@@ -50,7 +50,7 @@ static void opt_add(llm_model *m) {
     llm_add_head(m, "lm_head", 0, "decoder.embed_tokens");
 }
 
-static tsh_tensor *opt_forward(llm_model *m, tsh_tensor *ids) {
+static tsh_tensor *opt_forward(llm_net *m, tsh_tensor *ids) {
     tsh_module *decoder = tsh_find(m->base, "decoder");
     tsh_tensor *x = llm_call(decoder, "embed_tokens", ids);
     x = tsh_add(x, llm_call(decoder, "embed_positions", llm_places(m, ids, 2)));

@@ -22,7 +22,7 @@ static tsh_tensor *phi_block(tsh_module *self, tsh_tensor **in, int n, void *use
     return tsh_add(tsh_add(llm_call(self, "self_attn", y), llm_call(self, "mlp", y)), x);
 }
 
-static void phi_add_block(llm_model *m, tsh_module *self, int64_t index) {
+static void phi_add_block(llm_net *m, tsh_module *self, int64_t index) {
     static const llm_attention_desc attention = {
         .q = "q_proj", .k = "k_proj", .v = "v_proj", .o = "dense"};
     static const llm_mlp_desc mlp = {.in = "fc1", .out = "fc2"};
@@ -32,14 +32,14 @@ static void phi_add_block(llm_model *m, tsh_module *self, int64_t index) {
     llm_add_mlp(m, self, "mlp", &mlp);
 }
 
-static void phi_add(llm_model *m) {
+static void phi_add(llm_net *m) {
     llm_add_embedding(m, m->base, "embed_tokens");
     llm_add_blocks(m, m->base, "layers", phi_block, phi_add_block);
     llm_add_norm(m, m->base, "final_layernorm", m->config->width);
     llm_add_head(m, "lm_head", 1, "embed_tokens");
 }
 
-static tsh_tensor *phi_forward(llm_model *m, tsh_tensor *ids) {
+static tsh_tensor *phi_forward(llm_net *m, tsh_tensor *ids) {
     tsh_tensor *x = llm_call(m->base, "layers", llm_call(m->base, "embed_tokens", ids));
     return llm_call(m->root, "lm_head", llm_call(m->base, "final_layernorm", llm_last(m, x)));
 }

@@ -10,7 +10,7 @@ static void phi3_config(llm_config *c) {
     llm_read_rope(c, 10000, 1);
 }
 
-static void phi3_add_block(llm_model *m, tsh_module *self, int64_t index) {
+static void phi3_add_block(llm_net *m, tsh_module *self, int64_t index) {
     static const llm_attention_desc attention = {
         .fused = LLM_FUSED_ROWS, .q = "qkv_proj", .o = "o_proj"};
     static const llm_mlp_desc mlp = {.in = "gate_up_proj", .out = "down_proj", .fused = 1};
@@ -18,7 +18,7 @@ static void phi3_add_block(llm_model *m, tsh_module *self, int64_t index) {
     llama_add_layer(m, self, &attention, &mlp);
 }
 
-static void phi3_add(llm_model *m) {
+static void phi3_add(llm_net *m) {
     llama_add_with(m, llama_block, phi3_add_block);
 }
 

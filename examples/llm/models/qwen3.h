@@ -11,14 +11,14 @@ static void qwen3_config(llm_config *c) {
     llm_read_rope(c, 10000, 1);
 }
 
-static void qwen3_add_block(llm_model *m, tsh_module *self, int64_t index) {
+static void qwen3_add_block(llm_net *m, tsh_module *self, int64_t index) {
     llm_attention_desc attention = llama_attention;
     (void)index;
     attention.head_norm = 1;
     llama_add_layer(m, self, &attention, &llama_mlp);
 }
 
-static void qwen3_add(llm_model *m) {
+static void qwen3_add(llm_net *m) {
     llama_add_with(m, llama_block, qwen3_add_block);
 }
 

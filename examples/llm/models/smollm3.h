@@ -25,13 +25,13 @@ static void smollm3_config(llm_config *c) {
         if (i < LLM_MOST_LAYERS) c->no_rope[i++] = item->valuedouble == 0;
 }
 
-static void smollm3_add_block(llm_model *m, tsh_module *self, int64_t index) {
+static void smollm3_add_block(llm_net *m, tsh_module *self, int64_t index) {
     llm_attention_desc attention = llama_attention;
     attention.no_rope = m->config->no_rope[index];
     llama_add_layer(m, self, &attention, &llama_mlp);
 }
 
-static void smollm3_add(llm_model *m) {
+static void smollm3_add(llm_net *m) {
     llama_add_with(m, llama_block, smollm3_add_block);
 }
 
