@@ -11,7 +11,7 @@
 typedef struct text_codec {
     llm_tokenizer *tokenizer;
     llm_stream stream;
-    char error[TSH_MESSAGE_SIZE];
+    char error[4352]; /* a path and a sentence */
 } text_codec;
 
 /* Of a file, or of tokenizer.json in the model's folder. 0: codec->error says why not. */

@@ -12,7 +12,7 @@ TOP = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
 sys.path.insert(0, HERE)
 import models
-from scripts import Skipped, check, run_tests
+from scripts import LAUNCHER, NO_LAUNCHER, Skipped, check, has_launcher, run_tests
 
 SCRIPT_LIMIT = 400  # seconds, for tests/run.sh
 EACH = 60           # of one run
@@ -22,7 +22,7 @@ TOLERANCE = 1e-4
 RANKS = (1, 2, 3, 4)
 
 
-def llm(folder, *flags):
+def llm(folder, *flags, before=()):
     if not os.path.exists(LLM):
         made = subprocess.run(["make", "--no-print-directory", "build/llm"], cwd=TOP, timeout=300,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
@@ -30,7 +30,7 @@ def llm(folder, *flags):
             if "needs libcjson-dev" in made.stdout:
                 raise Skipped("needs libcjson-dev")
             raise ValueError(made.stdout[-600:])
-    return subprocess.run([LLM, "--model", folder] + list(flags), stdin=subprocess.DEVNULL,
+    return subprocess.run([*before, LLM, "--model", folder, *flags], stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=EACH,
                           encoding="utf-8", errors="replace")
 
@@ -68,6 +68,17 @@ def family(name):
         compare(folder, name, "--tp", "2")
     test.__name__ = name
     return test
+
+
+def processes_write_what_threads_do(folder):
+    if not has_launcher():
+        raise Skipped(NO_LAUNCHER)
+    model = models.load("smollm3")
+    models.write(folder, model)
+    done = llm(folder, "--ids", numbers(model["prompt"]), "--print-ids", "--max-new", "32", "--backend",
+               "tcp", before=(LAUNCHER, "-n", "3"))
+    check(done.returncode == 0, done.stderr)
+    check(done.stdout.split() == list(map(str, model["new"])), done.stdout, done.stderr)
 
 
 def written(folder, name, **changes):
@@ -208,6 +219,6 @@ def fewer_bits_are_near(folder):
 
 if __name__ == "__main__":
     sys.exit(run_tests("llm", [family(name) for name in models.names()] + [
-        configs_that_would_change_results_are_refused, texts_that_are_too_long_are_refused,
+        processes_write_what_threads_do, configs_that_would_change_results_are_refused, texts_that_are_too_long_are_refused,
         settings_within_reach_change_nothing, folders_that_lie_are_refused, mistakes_are_told,
         the_end_of_a_text_ends_it, fewer_bits_are_near]) > 0)
