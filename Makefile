@@ -155,7 +155,8 @@ test-run:
 
 # The longest compilations first.
 build-tests: $(if $(filter %_hosts.py %_gpt.py %_resume.py,$(call chosen,$(SCRIPTS))),$(OUT)/gpt) \
-	$(if $(CJSON),$(if $(filter %_llm.py,$(call chosen,$(SCRIPTS))),$(OUT)/llm)) $(PROGRAMS) $(if $(UV),$(LAUNCHER))
+	$(if $(CJSON),$(if $(filter %_llm.py,$(call chosen,$(SCRIPTS))),$(OUT)/llm)) \
+	$(PROGRAMS) $(if $(UV),$(LAUNCHER))
 
 COMPILE_TEST  = @mkdir -p $(@D); echo "  CC $@"; $(CC) $(STD) $(OPT) $(WALL) \
 	$(if $(CMOCKA),,-Itests/support/plain)

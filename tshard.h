@@ -1284,8 +1284,9 @@ typedef struct tsh_rope_desc {
     double factor;       /* of cosines and sines, as YaRN's attention factor; 0: 1 */
 } tsh_rope_desc;
 /* Rotary position embedding (Su et al. 2021) of x (.., T, D): pair i of the row at position t is
- * rotated by the angle t base^(-2 i / dims), and multiplied by factor. Linear: keeps R, P, and S of every dimension but D;
- * positions are global where T is sharded. No collective; backward rotates by minus the angle. */
+ * rotated by the angle t base^(-2 i / dims), and multiplied by factor. Linear: keeps R, P, and S of
+ * every dimension but D; positions are global where T is sharded. No collective; backward rotates
+ * by minus the angle. */
 TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc);
 
 typedef struct tsh_attention_desc {

@@ -102,7 +102,8 @@ def answer(folder):
 def make(name, folder):
     kind, options = MODELS[name]
     config = transformers.AutoConfig.for_model(kind, **options)
-    model = {"config": json.loads(config.to_json_string(use_diff=True)), "tensors": shapes(config, folder)}
+    model = {"config": json.loads(config.to_json_string(use_diff=True)),
+             "tensors": shapes(config, folder)}
     for seed in range(200):
         model["seed"] = seed
         models.write(folder, model)

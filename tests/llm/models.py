@@ -1,5 +1,5 @@
-"""models.py - folders of small models, as the Hugging Face hub has them, from golden/*.json: weights
-are drawn by Python's own generator, so that make_models.py, which computes the goldens with
+"""models.py - folders of small models, as the Hugging Face hub has them, from golden/*.json:
+weights are drawn by Python's own generator, so that make_models.py, which computes the goldens with
 transformers, and the tests, which have no torch, write the same bytes."""
 
 import glob
@@ -60,7 +60,8 @@ def read_safetensors(path):
         if name == "__metadata__":
             continue
         first, last = entry["data_offsets"]
-        floats = struct.unpack("<%df" % ((last - first) // 4), data[8 + size + first:8 + size + last])
+        first, last = first + 8 + size, last + 8 + size
+        floats = struct.unpack("<%df" % ((last - first) // 4), data[first:last])
         tensors[name] = (entry["shape"], floats)
     return tensors
 

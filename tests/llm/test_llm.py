@@ -75,8 +75,8 @@ def processes_write_what_threads_do(folder):
         raise Skipped(NO_LAUNCHER)
     model = models.load("smollm3")
     models.write(folder, model)
-    done = llm(folder, "--ids", numbers(model["prompt"]), "--print-ids", "--max-new", "32", "--backend",
-               "tcp", before=(LAUNCHER, "-n", "3"))
+    done = llm(folder, "--ids", numbers(model["prompt"]), "--print-ids", "--max-new", "32",
+               "--backend", "tcp", before=(LAUNCHER, "-n", "3"))
     check(done.returncode == 0, done.stderr)
     check(done.stdout.split() == list(map(str, model["new"])), done.stdout, done.stderr)
 
@@ -147,7 +147,8 @@ def settings_within_reach_change_nothing(folder):
 def folders_that_lie_are_refused(folder):
     model = models.load("llama")
     for layers in (1, 3):
-        refused(written(folder, "llama", num_hidden_layers=layers), "model.layers.%d." % (layers // 2 + 1))
+        refused(written(folder, "llama", num_hidden_layers=layers),
+                "model.layers.%d." % (layers // 2 + 1))
     refused(written(folder, "llama", intermediate_size=45), "(44, 48)", "(45, 48)")
     tensors = dict(model["tensors"])
     del tensors["model.norm.weight"]
@@ -219,6 +220,7 @@ def fewer_bits_are_near(folder):
 
 if __name__ == "__main__":
     sys.exit(run_tests("llm", [family(name) for name in models.names()] + [
-        processes_write_what_threads_do, configs_that_would_change_results_are_refused, texts_that_are_too_long_are_refused,
+        processes_write_what_threads_do, configs_that_would_change_results_are_refused,
+        texts_that_are_too_long_are_refused,
         settings_within_reach_change_nothing, folders_that_lie_are_refused, mistakes_are_told,
         the_end_of_a_text_ends_it, fewer_bits_are_near]) > 0)
