@@ -41,7 +41,9 @@ typedef struct llm_config {
     cJSON *unread, *read; /* keys nobody has asked for, and the others */
     char error[TSH_MESSAGE_SIZE];
     int64_t vocabulary, width, hidden, layers, heads, kv_heads, head_size;
-    int64_t places; /* learned positions; 0: none */
+    int64_t places, skip; /* learned positions, 0: none; rows before the first one */
+    int encoder;          /* every token sees all, and there is no head; nothing is generated */
+    int64_t kinds;        /* of tokens (BERT's segments) */
     llm_norm_kind norm;
     double eps;
     llm_activation act;
@@ -310,12 +312,12 @@ static void llm_read_rope(llm_config *c, double base, double part) {
 
 /* -- the whole file --------------------------------------------------------- */
 
-/* The contents of folder/name, with a 0 at the end; NULL and errno. */
+/* The contents of folder/name, or without a folder of name, with a 0 at the end; NULL and errno. */
 static char *llm_read_file(const char *folder, const char *name) {
     char path[4096];
     size_t n = 0, room = 1 << 16;
     char *text = (char *)malloc(room);
-    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(path, sizeof path, "%s%s%s", folder, *folder ? "/" : "", name);
     FILE *file = text ? fopen(path, "rb") : NULL;
     while (file && text) {
         const size_t got = fread(text + n, 1, room - 1 - n, file);
@@ -345,10 +347,11 @@ static int llm_harmless(const cJSON *item) {
         "masked_softmax_fusion bias_dropout_fusion offset_alibi skip_bias_add skip_bias_add_qkv "
         "unk_token transformers.js_config auto_map attribute_map prefix "
         "attention_probs_dropout_prob hidden_dropout_prob torchscript reorder_and_upcast_attn "
-        "gradient_checkpointing output_past original_max_position_embeddings ";
+        "directionality gradient_checkpointing output_past original_max_position_embeddings ";
     char word[80];
     snprintf(word, sizeof word, " %.70s ", item->string);
     return item->string[0] == '_' || strncmp(item->string, "summary_", 8) == 0 ||
+           strncmp(item->string, "pooler_", 7) == 0 ||
            strstr(known, word) != NULL || cJSON_IsNull(item) || cJSON_IsFalse(item);
 }
 

@@ -166,17 +166,35 @@ static tsh_tensor *llm_attend(tsh_module *self, tsh_tensor **in, int n, void *us
     for (int i = 0; i < 2 && c->rope.on && !a->desc.no_rope; i++)
         qkv[i] = tsh_rope(qkv[i], &rope);
     if (!tsh_ok(m->ctx)) return NULL;
-    if (!a->keys) {
+    if (!a->keys && !c->encoder) {
         const tsh_shape shape = tsh_shape4(1, c->kv_heads, m->length, c->head_size);
         const tsh_layout layout = tsh_layout_of(qkv[1]);
         a->keys = tsh_tensor_new(m->ctx, tsh_dtype_of(qkv[1]), shape, &layout);
         a->values = tsh_tensor_new(m->ctx, tsh_dtype_of(qkv[1]), shape, &layout);
     }
-    const tsh_attention_desc desc = {.causal = 1, .scale = c->scale, .mask = m->bias,
+    const tsh_attention_desc desc = {.causal = !c->encoder, .scale = c->scale, .mask = m->bias,
                                      .cache_k = a->keys, .cache_v = a->values, .past = m->past};
     tsh_tensor *y = tsh_transpose(tsh_attention(qkv[0], qkv[1], qkv[2], &desc), 1, 2);
     y = tsh_reshape(y, tsh_shape3(1, tsh_dim(y, 1), c->heads * c->head_size));
     return llm_call(self, a->desc.o, y);
+}
+
+/* Of a name "self.query" the part after the last dot is left, and the module before it returned. */
+static tsh_module *llm_within(tsh_module *parent, const char **name) {
+    const char *dot;
+    while ((dot = strchr(*name, '.')) != NULL) {
+        const size_t n = (size_t)(dot - *name);
+        tsh_module *child = NULL;
+        char part[64];
+        snprintf(part, sizeof part, "%.*s", (int)n, *name);
+        for (int i = 0; (child = tsh_child(parent, i)) != NULL; i++) {
+            const char *last = strrchr(tsh_module_path(child), '.');
+            if (strcmp(last ? last + 1 : tsh_module_path(child), part) == 0) break;
+        }
+        parent = child ? child : tsh_add_module(parent, part, NULL);
+        *name = dot + 1;
+    }
+    return parent;
 }
 
 /* A column-parallel layer, or with unit 0 a whole one. */
@@ -186,6 +204,7 @@ static void llm_add_columns(llm_net *m, tsh_module *parent, const char *name, in
                                   .style = unit ? TSH_COLWISE : TSH_PLAIN,
                                   .segments = unit ? segments : 0, .unit = unit,
                                   .reversed = reversed};
+    parent = llm_within(parent, &name);
     tsh_add_linear(parent, name, &desc);
 }
 
@@ -194,6 +213,7 @@ static void llm_add_rows(llm_net *m, tsh_module *parent, const char *name, int64
                          int64_t unit, int reversed) {
     const tsh_linear_desc desc = {.in = in, .out = m->config->width, .no_bias = !bias,
                                   .style = TSH_ROWWISE, .unit = unit, .reversed = reversed};
+    parent = llm_within(parent, &name);
     tsh_add_linear(parent, name, &desc);
 }
 

@@ -29,7 +29,7 @@ enum { LLM_CHUNK = 256 }; /* tokens of a prompt that are computed at once */
 /* What all ranks of this process share. Only rank 0 writes to it, but for the error. */
 typedef struct llm_job {
     const char *model, *prompt_text, *ids, *dump, *backend, *dtype, *weights; /* NULL: not given */
-    const char *tokenizer_file;
+    const char *tokenizer_file, *embed;
     int64_t tp, max_new, threads;
     int print_ids, greedy, ignore_eos, tokenize, detokenize, no_special;
     text_codec codec;
@@ -37,6 +37,8 @@ typedef struct llm_job {
     const llm_family *family;
     int32_t *tokens; /* the prompt, then what is generated */
     int64_t prompt, count;
+    int64_t *ends, lines; /* --embed: tokens before the end of each line */
+    int first_token, plain; /* --embed: the first token's vector, not the mean; any length */
     tsh_comm comm; /* TCP: this process's place in the world */
     pthread_mutex_t lock;
     char error[TSH_MESSAGE_SIZE];
@@ -107,6 +109,7 @@ static int parse(llm_job *job, int argc, char **argv) {
          NULL},
         {"dtype", "f32, bf16 or f16; else that of config.json", &job->dtype, NULL, NULL},
         {"weights", "q8_0 or q4_0: of 8 or 4 bits", &job->weights, NULL, NULL},
+        {"embed", "write a vector for each line of this file", &job->embed, NULL, NULL},
         {"tokenize", "write the text on stdin as one line of tokens", NULL, NULL, &job->tokenize},
         {"detokenize", "write the tokens on stdin as text", NULL, NULL, &job->detokenize},
         {"no-special", "without tokens that begin or end a text", NULL, NULL, &job->no_special},
@@ -141,7 +144,8 @@ static int check_flags(llm_job *job) {
     const int converts = job->tokenize || job->detokenize;
     if (!job->model && !(converts && job->tokenizer_file)) return usage("--model is missing");
     if (job->tokenize && job->detokenize) return usage("--tokenize and --detokenize are two runs");
-    if (!converts && !job->ids == !job->prompt_text) return usage("give one of --prompt and --ids");
+    if (!converts && !job->embed && !job->ids == !job->prompt_text)
+        return usage("give one of --prompt and --ids, or --embed");
     if (weights != TSH_Q8_0 && weights != TSH_Q4_0)
         return usage("--weights is q8_0 or q4_0, not '%s'", job->weights);
     if (!dtype || dtype == TSH_Q8_0 || dtype == TSH_Q4_0)
@@ -263,13 +267,14 @@ typedef struct llm_rank {
     tsh_ctx *ctx;
     llm_net model;
     FILE *dump;
-    float *row; /* logits of the whole vocabulary, of a token */
+    float *row; /* logits of the whole vocabulary, of a token; of an encoder its vector */
+    int64_t columns;
 } llm_rank;
 
 /* Row t of the logits, on every rank. 0: an error. */
 static int read_row(llm_rank *r, tsh_tensor *logits, int64_t t) {
     tsh_tensor *row = tsh_slice(tsh_cast(logits, TSH_F32), 1, t, 1);
-    const size_t bytes = (size_t)r->job->config.vocabulary * sizeof *r->row;
+    const size_t bytes = (size_t)r->columns * sizeof *r->row;
     return tsh_read(r->ctx, row, TSH_GLOBAL, r->row, bytes) == TSH_OK;
 }
 
@@ -283,7 +288,7 @@ static int32_t largest(const llm_rank *r) {
 /* Opens the file of --dump-logits and writes its header. */
 static int dump_open(llm_rank *r) {
     const llm_job *job = r->job;
-    const long long rows = job->prompt, columns = job->config.vocabulary;
+    const long long rows = job->prompt, columns = r->columns;
     char header[256];
     unsigned char size[8];
     r->dump = fopen(job->dump, "wb");
@@ -304,13 +309,14 @@ static int prefill(llm_rank *r) {
     const int writes = job->dump && tsh_world(r->ctx)->rank == 0;
     if (writes && !dump_open(r)) return 0;
     r->model.all = job->dump != NULL;
-    for (int64_t at = 0; at < job->prompt && tsh_ok(r->ctx); at += LLM_CHUNK) {
-        const int64_t n = job->prompt - at < LLM_CHUNK ? job->prompt - at : LLM_CHUNK;
+    const int64_t chunk = job->config.encoder ? job->prompt : LLM_CHUNK;
+    for (int64_t at = 0; at < job->prompt && tsh_ok(r->ctx); at += chunk) {
+        const int64_t n = job->prompt - at < chunk ? job->prompt - at : chunk;
         tsh_scope_begin(r->ctx);
         tsh_tensor *logits = llm_logits(&r->model, job->tokens + at, n);
         const int64_t rows = logits ? tsh_dim(logits, 1) : 0;
         for (int64_t t = job->dump ? 0 : rows - 1; t < rows && read_row(r, logits, t); t++)
-            if (writes) fwrite(r->row, 4, (size_t)job->config.vocabulary, r->dump);
+            if (writes) fwrite(r->row, 4, (size_t)r->columns, r->dump);
         tsh_scope_end(r->ctx);
     }
     r->model.all = 0;
@@ -346,21 +352,45 @@ static void generate(llm_rank *r) {
     if (first && tsh_ok(r->ctx)) printf("\n");
 }
 
+/* --embed: a line of numbers per line of the file. */
+static void embed(llm_rank *r) {
+    const llm_job *job = r->job;
+    int64_t at = 0;
+    for (int64_t i = 0; i < job->lines && tsh_ok(r->ctx); at = job->ends[i++]) {
+        double square = 0;
+        tsh_scope_begin(r->ctx);
+        r->model.past = 0;
+        tsh_tensor *x = llm_logits(&r->model, job->tokens + at, job->ends[i] - at);
+        if (x && !job->first_token) x = tsh_mean(tsh_cast(x, TSH_F32), 1, 1);
+        const int ok = x && read_row(r, x, 0);
+        tsh_scope_end(r->ctx);
+        if (!ok || tsh_world(r->ctx)->rank > 0) continue;
+        for (int64_t k = 0; k < r->columns; k++) square += (double)r->row[k] * (double)r->row[k];
+        const double scale = job->plain || square == 0 ? 1 : 1 / sqrt(square);
+        for (int64_t k = 0; k < r->columns; k++)
+            printf("%s%.9g", k ? " " : "", (double)r->row[k] * scale);
+        printf("\n");
+    }
+}
+
 static int run_rank(tsh_ctx *ctx, void *user) {
     llm_job *job = (llm_job *)user;
     llm_rank *r = (llm_rank *)calloc(1, sizeof *r);
     const tsh_dtype weights = job->weights ? dtype_named(job->weights) : TSH_DTYPE_DEFAULT;
-    float *row = (float *)malloc((size_t)job->config.vocabulary * sizeof *row);
+    const int64_t columns = job->config.encoder ? job->config.width : job->config.vocabulary;
+    float *row = (float *)malloc((size_t)columns * sizeof *row);
     if (!r || !row) {
         tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
     } else {
         r->job = job;
         r->ctx = ctx;
         r->row = row;
+        r->columns = columns;
         tsh_no_grad_begin(ctx);
         llm_model_load(&r->model, ctx, &job->config, job->family, job->model,
                        job->prompt + job->max_new, weights);
-        if (tsh_ok(ctx) && prefill(r)) generate(r);
+        if (tsh_ok(ctx) && job->embed) embed(r);
+        else if (tsh_ok(ctx) && prefill(r) && job->max_new > 0) generate(r);
         tsh_no_grad_end(ctx);
     }
     free(row);
@@ -402,13 +432,77 @@ static int convert_text(llm_job *job) {
     return !open_codec(job) || convert(job);
 }
 
+/* How sentence-transformers makes one vector of a text: 1_Pooling says which, modules.json whether
+ * it gets length 1. Without them: the mean, of length 1. 0: refused. */
+static int read_pooling(llm_job *job) {
+    char *text = llm_read_file(job->model, "1_Pooling/config.json");
+    cJSON *pooling = text ? cJSON_Parse(text) : NULL;
+    const cJSON *item;
+    int known = 1;
+    cJSON_ArrayForEach(item, pooling) {
+        if (!cJSON_IsTrue(item) || strncmp(item->string, "pooling_mode_", 13) != 0) continue;
+        job->first_token = strcmp(item->string, "pooling_mode_cls_token") == 0;
+        if (!job->first_token && strcmp(item->string, "pooling_mode_mean_tokens") != 0)
+            known = !refuse(job, "1_Pooling/config.json: %.60s is not supported", item->string);
+    }
+    cJSON_Delete(pooling);
+    free(text);
+    text = llm_read_file(job->model, "modules.json");
+    job->plain = text != NULL && strstr(text, "Normalize") == NULL;
+    free(text);
+    return known;
+}
+
+/* Appends a line's tokens. 0: refused. */
+static int read_line(llm_job *job, const char *line, size_t length) {
+    int32_t *ids = NULL;
+    const int64_t n = text_encode(&job->codec, line, length, !job->no_special, &ids);
+    const int64_t most = job->config.places;
+    int32_t *tokens = NULL;
+    int64_t *ends = NULL;
+    if (n < 0) return refuse(job, "%s", job->codec.error), 0;
+    if (n == 0 || n > most)
+        refuse(job, "%s: line %lld has %lld tokens, not 1 to %lld", job->embed,
+               (long long)job->lines + 1, (long long)n, (long long)most);
+    else
+        tokens = (int32_t *)realloc(job->tokens, (size_t)(job->count + n) * sizeof *tokens);
+    if (tokens) job->tokens = tokens;
+    if (tokens) ends = (int64_t *)realloc(job->ends, (size_t)(job->lines + 1) * sizeof *ends);
+    if (ends) job->ends = ends;
+    if (ends) memcpy(tokens + job->count, ids, (size_t)n * sizeof *ids);
+    free(ids);
+    if (!ends) return refuse(job, "not enough memory"), 0;
+    job->ends[job->lines++] = job->count += n;
+    return 1;
+}
+
+/* --embed. */
+static int embed_lines(llm_job *job) {
+    char *text = llm_read_file("", job->embed);
+    int ok = text != NULL;
+    if (!job->config.encoder)
+        return free(text), refuse(job, "--embed takes an encoder, such as bert, not %s",
+                                  job->config.type);
+    if (!ok) return refuse(job, "%s: %s", job->embed, strerror(errno));
+    for (const char *line = text; ok && *line;) {
+        const size_t n = strcspn(line, "\n");
+        ok = read_line(job, line, n);
+        line += line[n] ? n + 1 : n;
+    }
+    free(text);
+    return !ok || !read_pooling(job) || run(job) != 0 || job->error[0] != 0;
+}
+
 static int continue_text(llm_job *job) {
     llm_config *c = &job->config;
     if (!llm_config_read(c, job->model, &job->family)) return refuse(job, "%s", c->error);
-    if ((job->prompt_text || !job->print_ids) && !open_codec(job)) return 1;
+    if ((job->embed || job->prompt_text || !job->print_ids) && !open_codec(job)) return 1;
     if (job->codec.tokenizer && text_count(&job->codec) > c->vocabulary)
         return refuse(job, "the tokenizer has %lld tokens, the model %lld",
                       (long long)text_count(&job->codec), (long long)c->vocabulary);
+    if (job->embed) return embed_lines(job);
+    if (c->encoder && job->max_new > 0)
+        return refuse(job, "%s generates no text; give --embed FILE", c->type);
     if (!(job->prompt_text ? read_prompt(job) : read_ids(job, job->ids, c->vocabulary))) return 1;
     return !check_length(job) || run(job) != 0 || job->error[0] != 0;
 }
@@ -424,6 +518,7 @@ int main(int argc, char **argv) {
     text_close(&job.codec);
     llm_config_free(&job.config);
     free(job.tokens);
+    free(job.ends);
     pthread_mutex_destroy(&job.lock);
     return failed;
 }

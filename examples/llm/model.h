@@ -7,6 +7,7 @@
 #include "layers.h"
 #include "models/llama.h"
 
+#include "models/bert.h"
 #include "models/bloom.h"
 #include "models/falcon.h"
 #include "models/gemma.h"
@@ -25,9 +26,10 @@
 /* The family of a model_type; NULL. */
 static const llm_family *llm_family_find(const char *type, char *names, size_t size) {
     static const llm_family *const all[] = {
-        &bloom_family,   &falcon_family, &gemma_family, &gpt2_family,  &gpt_neox_family,
-        &granite_family, &llama_family,  &mistral_family, &olmo2_family, &opt_family,
-        &phi_family,     &phi3_family,   &qwen2_family, &qwen3_family, &smollm3_family};
+        &bert_family,     &bloom_family,   &falcon_family, &gemma_family, &gpt2_family,
+        &gpt_neox_family, &granite_family, &llama_family,  &mistral_family, &olmo2_family,
+        &opt_family,      &phi_family,     &phi3_family,   &qwen2_family, &qwen3_family,
+        &roberta_family,  &smollm3_family};
     size_t n = 0;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         if (strcmp(all[i]->type, type) == 0) return all[i];

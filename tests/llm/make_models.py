@@ -34,6 +34,9 @@ FALCON = dict(SAME, hidden_size=48, num_attention_heads=6, ffn_hidden_size=44)
 del OPT["intermediate_size"], FALCON["intermediate_size"]
 
 
+BERT = dict(SAME, hidden_size=48, num_attention_heads=6)
+
+
 def rope(kind, **rest):
     return dict(rope_type=kind, rope_theta=rest.pop("rope_theta", 10000.0), **rest)
 
@@ -69,17 +72,26 @@ MODELS = {
     "opt": ("opt", OPT),
     "bloom": ("bloom", BLOOM),
     "bloom_post": ("bloom", dict(BLOOM, apply_residual_connection_post_layernorm=True)),
+    "bert": ("bert", BERT),
+    "roberta": ("roberta", dict(BERT, type_vocab_size=1, pad_token_id=1)),
     "falcon": ("falcon", FALCON),
     "falcon_groups": ("falcon", dict(FALCON, new_decoder_architecture=True, num_kv_heads=3)),
     "falcon_serial": ("falcon", dict(FALCON, multi_query=False, parallel_attn=False, bias=True)),
 }
 
 
+def auto(config):
+    encoder = config.model_type in ("bert", "roberta")
+    return transformers.AutoModelForMaskedLM if encoder else transformers.AutoModelForCausalLM
+
+
 def shapes(config, folder):
-    """{name: shape} of what save_pretrained writes."""
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    """{name: shape} of what save_pretrained writes, of encoders without the head."""
+    auto(config).from_config(config).save_pretrained(folder)
     read = models.read_safetensors(os.path.join(folder, "model.safetensors"))
-    return {name: list(shape) for name, (shape, _) in read.items()}
+    return {name: list(shape) for name, (shape, _) in read.items()
+            if not name.startswith(("cls.", "lm_head.")) or auto(config) != \
+            transformers.AutoModelForMaskedLM}
 
 
 def answer(folder):
@@ -99,6 +111,15 @@ def answer(folder):
     return logits, ids[len(PROMPT):], gap
 
 
+def vectors(folder):
+    """An encoder's last hidden state."""
+    model, info = transformers.AutoModel.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True, add_pooling_layer=False)
+    assert not info["missing_keys"] and not info["unexpected_keys"], info
+    with torch.no_grad():
+        return model.eval()(torch.tensor([PROMPT])).last_hidden_state[0]
+
+
 def make(name, folder):
     kind, options = MODELS[name]
     config = transformers.AutoConfig.for_model(kind, **options)
@@ -107,6 +128,9 @@ def make(name, folder):
     for seed in range(200):
         model["seed"] = seed
         models.write(folder, model)
+        if auto(config) == transformers.AutoModelForMaskedLM:
+            logits, new, gap = vectors(folder), [], 0
+            break
         logits, new, gap = answer(folder)
         if gap > GAP and len(set(new)) > 5:
             break

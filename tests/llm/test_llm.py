@@ -52,7 +52,7 @@ def compare(folder, name, *flags):
     model = models.load(name)
     (shape, logits), new = run(folder, model, *flags)
     want = [x for row in model["logits"] for x in row]
-    check(shape == [len(model["prompt"]), model["config"]["vocab_size"]], name, shape)
+    check(shape == [len(model["prompt"]), len(model["logits"][0])], name, shape)
     off = max(abs(a - b) for a, b in zip(logits, want))
     check(off <= TOLERANCE, name, *flags, "logits are off by", off)
     check(new == model["new"], name, *flags, "writes", new, "not", model["new"])
@@ -114,6 +114,8 @@ def configs_that_would_change_results_are_refused(folder):
              ("scale_attn_by_inverse_layer_idx is true",)),
             ("opt", {"do_layer_norm_before": False}, ("do_layer_norm_before is false",)),
             ("falcon", {"alibi": True}, ("alibi is true",)),
+            ("bert", {"position_embedding_type": "relative_key"}, ("relative_key", "absolute")),
+            ("bert", {"is_decoder": True}, ("is_decoder is true",)),
             ("phi", {"qk_layernorm": True}, ("qk_layernorm is true",))):
         refused(written(folder, name, **changes), "config.json", *words)
     with open(os.path.join(folder, "config.json"), "w", encoding="ascii") as file:
@@ -166,6 +168,7 @@ def mistakes_are_told(folder):
                                ((), 2, ("--prompt and --ids",)),
                                (("--ids", "1", "--prompt", "a"), 2, ("--prompt and --ids",)),
                                (("--ids", "1"), 1, ("tokenizer",)),
+                               (("--embed", "/"), 1, ("tokenizer",)),
                                (("--ids", "1", "--max-new", "-3"), 2, ("--max-new", "whole")),
                                (("--ids", "1", "--dtype", "q8_0"), 2, ("--dtype", "q8_0")),
                                (("--ids", "1", "--weights", "q5_0"), 2, ("--weights", "q5_0")),
