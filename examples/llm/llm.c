@@ -200,10 +200,13 @@ static int read_prompt(llm_job *job) {
     int32_t *ids = NULL;
     const int64_t n = text_encode(&job->codec, job->prompt_text, strlen(job->prompt_text),
                                    !job->no_special, &ids);
-    if (n < 0) return refuse(job, "%s", job->codec.error), 0;
+    if (n < 0) return !refuse(job, "%s", job->codec.error);
     job->tokens = (int32_t *)realloc(ids, (size_t)(n + job->max_new + 1) * 4);
-    if (!job->tokens) return free(ids), refuse(job, "not enough memory"), 0;
-    if (n == 0) return refuse(job, "--prompt has no token"), 0;
+    if (!job->tokens) {
+        free(ids);
+        return !refuse(job, "not enough memory");
+    }
+    if (n == 0) return !refuse(job, "--prompt has no token");
     job->count = job->prompt = n;
     return 1;
 }
@@ -216,15 +219,15 @@ static int read_ids(llm_job *job, const char *at, int64_t vocabulary) {
         at += strspn(at, " ,\t\r\n");
         if (!*at) break;
         const long long id = strtoll(at, &end, 10);
-        if (end == at) return refuse(job, "--ids: \"%.20s\" is not a number", at), 0;
+        if (end == at) return !refuse(job, "--ids: \"%.20s\" is not a number", at);
         if (id < 0 || id >= vocabulary)
-            return refuse(job, "--ids: %lld is not one of the model's %lld tokens", id,
-                          (long long)vocabulary), 0;
+            return !refuse(job, "--ids: %lld is not one of the model's %lld tokens", id,
+                          (long long)vocabulary);
         job->tokens[job->count++] = (int32_t)id;
         at = end;
     }
-    if (!job->tokens) return refuse(job, "not enough memory"), 0;
-    if (job->count == 0) return refuse(job, "--ids has no token"), 0;
+    if (!job->tokens) return !refuse(job, "not enough memory");
+    if (job->count == 0) return !refuse(job, "--ids has no token");
     job->prompt = job->count;
     return 1;
 }
@@ -255,8 +258,8 @@ static int check_length(llm_job *job) {
     const char *why = "";
     const int64_t most = llm_longest(&job->config, &why), n = job->prompt + job->max_new;
     if (!most || n <= most) return 1;
-    return refuse(job, "%lld tokens of the prompt and %lld new ones are more than %lld: %s",
-                  (long long)job->prompt, (long long)job->max_new, (long long)most, why), 0;
+    return !refuse(job, "%lld tokens of the prompt and %lld new ones are more than %lld: %s",
+                  (long long)job->prompt, (long long)job->max_new, (long long)most, why);
 }
 
 /* -- generating, on every rank ----------------------------------------------- */
@@ -425,7 +428,7 @@ static int run(llm_job *job) {
 
 static int open_codec(llm_job *job) {
     if (text_open(&job->codec, job->tokenizer_file, job->model)) return 1;
-    return refuse(job, "%s", job->codec.error), 0;
+    return !refuse(job, "%s", job->codec.error);
 }
 
 static int convert_text(llm_job *job) {
@@ -460,7 +463,7 @@ static int read_line(llm_job *job, const char *line, size_t length) {
     const int64_t most = job->config.places;
     int32_t *tokens = NULL;
     int64_t *ends = NULL;
-    if (n < 0) return refuse(job, "%s", job->codec.error), 0;
+    if (n < 0) return !refuse(job, "%s", job->codec.error);
     if (n == 0 || n > most)
         refuse(job, "%s: line %lld has %lld tokens, not 1 to %lld", job->embed,
                (long long)job->lines + 1, (long long)n, (long long)most);
@@ -471,7 +474,7 @@ static int read_line(llm_job *job, const char *line, size_t length) {
     if (ends) job->ends = ends;
     if (ends) memcpy(tokens + job->count, ids, (size_t)n * sizeof *ids);
     free(ids);
-    if (!ends) return refuse(job, "not enough memory"), 0;
+    if (!ends) return !refuse(job, "not enough memory");
     job->ends[job->lines++] = job->count += n;
     return 1;
 }
@@ -480,9 +483,10 @@ static int read_line(llm_job *job, const char *line, size_t length) {
 static int embed_lines(llm_job *job) {
     char *text = llm_read_file("", job->embed);
     int ok = text != NULL;
-    if (!job->config.encoder)
-        return free(text), refuse(job, "--embed takes an encoder, such as bert, not %s",
-                                  job->config.type);
+    if (!job->config.encoder) {
+        free(text);
+        return refuse(job, "--embed takes an encoder, such as bert, not %s", job->config.type);
+    }
     if (!ok) return refuse(job, "%s: %s", job->embed, strerror(errno));
     for (const char *line = text; ok && *line;) {
         const size_t n = strcspn(line, "\n");

