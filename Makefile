@@ -36,8 +36,8 @@ WALL := $(WARN) $(WARN_C) $(if $(filter 1,$(werror)),-Werror)
 LIBS := -lm -pthread
 
 # ---- what this machine has ---------------------------------------------------
-# With libuv and libsodium, gpt and the tests have the TCP backend; with BLIS, its matrix product.
-# OpenMP gives a rank more threads (the thread sanitizer does not know its barriers). Without
+# With libuv and libsodium, gpt and the tests have the TCP backend; with BLIS, its matrix product;
+# with cJSON and PCRE2, there is build/llm. OpenMP gives a rank more threads (the thread sanitizer does not know its barriers). Without
 # cmocka, the tests use the plain substitute of tests/support/plain.
 
 has     = $(shell printf '\043include <%s.h>\n' stdarg stddef setjmp stdint $(1) \
@@ -73,7 +73,8 @@ FORCE:
 # "/* build: nosimd */" one with the portable kernels alone. Every examples/0*.c and 0*.cpp is a
 # test too: it runs and prints something. Every tests/<kind>/test_*.py reports in cmocka's words.
 
-HEADERS  := $(wildcard tshard.h backends/*.h examples/*.h examples/llm/*.h tests/*.h tests/*/*.h)
+HEADERS  := $(wildcard tshard.h backends/*.h examples/*.h examples/llm/*.h examples/llm/*/*.h \
+            tests/*.h tests/*/*.h)
 SOURCES  := $(wildcard $(patsubst %,tests/%/test_*.c,unit op layer comm fault oom fuzz llm))
 PRIVATE  := $(patsubst "../%",tests/%,$(shell grep -oh '"\.\./.*/test_.*"' tests/support/private.c))
 marked    = $(if $(SOURCES),$(shell grep -lx '/\* build:.* $(1)\b.*\*/' $(SOURCES)))
@@ -107,7 +108,7 @@ help: ## list the targets
 run: $(OUT)/gpt ## train a GPT on two ranks; ARGS="--text FILE ..." for your own text
 	@$(OUT)/gpt --out build/run $(ARGS)
 
-$(OUT)/gpt build/gpt-mpi: OPT_release := -O3 -fno-math-errno
+$(OUT)/gpt $(OUT)/llm build/gpt-mpi: OPT_release := -O3 -fno-math-errno
 build/gpt-mpi: CC := $(MPICC)
 build/gpt-mpi: LIBS += -DGPT_MPI
 # The library, most of the time it takes, and the program are compiled side by side.
@@ -117,6 +118,19 @@ $(OUT)/gpt build/gpt-mpi: examples/gpt.c $(HEADERS) $(FOUND)
 	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTED $(filter -D%,$(LIBS)) $(if $(UV),-DGPT_TCP) \
 		$(if $(BLIS),-DGPT_BLIS) -c -o $@.o $<; program=$$?; wait $$library && exit $$program
 	$(CC) $(OPENMP) -o $@ $@.o $@-library.o $(LIBS) $(if $(UV),-luv -lsodium) $(LINK_BLIS)
+
+# Runs models of the Hugging Face hub (examples/llm/README.md).
+ifneq ($(LLM),)
+$(OUT)/llm: examples/llm/llm.c $(HEADERS) $(FOUND)
+	@mkdir -p $(@D)
+	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTATION -x c -c -o $@-library.o tshard.h & library=$$!; \
+	$(CC) $(STD) $(OPT) $(WALL) -DTSHARD_IMPLEMENTED $(if $(UV),-DLLM_TCP) \
+		-c -o $@.o $<; program=$$?; wait $$library && exit $$program
+	$(CC) $(OPENMP) -o $@ $@.o $@-library.o -lcjson -lpcre2-8 $(LIBS) $(if $(UV),-luv -lsodium)
+else
+$(OUT)/llm:
+	@echo "build/llm needs libcjson-dev and libpcre2-dev: make deps"; exit 1
+endif
 
 tshard-run: $(LAUNCHER) ## the launcher of jobs over TCP, on one host or several
 $(LAUNCHER): backends/tshard-run.c $(FOUND)
@@ -142,6 +156,7 @@ test-run:
 
 # The longest compilations first.
 build-tests: $(if $(filter %_hosts.py %_gpt.py %_resume.py,$(call chosen,$(SCRIPTS))),$(OUT)/gpt) \
+	$(if $(LLM),$(if $(filter %_llm.py,$(call chosen,$(SCRIPTS))),$(OUT)/llm)) \
 	$(PROGRAMS) $(if $(UV),$(LAUNCHER))
 
 COMPILE_TEST  = @mkdir -p $(@D); echo "  CC $@"; $(CC) $(STD) $(OPT) $(WALL) \

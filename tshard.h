@@ -1284,10 +1284,14 @@ typedef struct tsh_rope_desc {
     int interleaved; /* 0: pairs (i, i + dims / 2), as GPT-NeoX and LLaMA; 1: (2 i, 2 i + 1), as
                         GPT-J */
     int64_t start;   /* global position of x's first row */
+    const double *freqs; /* (dims / 2), read during the call: the angle of pair i at position t is
+                            t freqs[i], for scalings such as Llama 3's; NULL: by base */
+    double factor;       /* of cosines and sines, as YaRN's attention factor; 0: 1 */
 } tsh_rope_desc;
 /* Rotary position embedding (Su et al. 2021) of x (.., T, D): pair i of the row at position t is
- * rotated by the angle t base^(-2 i / dims). Linear: keeps R, P, and S of every dimension but D;
- * positions are global where T is sharded. No collective; backward rotates by minus the angle. */
+ * rotated by the angle t base^(-2 i / dims), and multiplied by factor. Linear: keeps R, P, and S of
+ * every dimension but D; positions are global where T is sharded. No collective; backward rotates
+ * by minus the angle. */
 TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc);
 
 typedef struct tsh_attention_desc {
@@ -2369,7 +2373,8 @@ enum {
 
 /* What the angles of rotary positions depend on. */
 typedef struct tshi_angles {
-    double base;
+    double base, factor;
+    uint64_t freqs;             /* hash of the frequencies; 0: by base */
     int64_t pairs, start, rows; /* pairs of features; the first position; how many */
 } tshi_angles;
 
@@ -15247,8 +15252,8 @@ TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps) 
 /* ========================================================================== */
 
 /* x is (.., T, D). Pair i of the row at position t is rotated by the angle u = t base^(-2 i /
- * dims): (a, b) becomes (a cos u - b sin u, b cos u + a sin u). Features from `dims` on are not
- * rotated. Backward rotates the gradient by -u. */
+ * dims), or t freqs[i]: (a, b) becomes factor (a cos u - b sin u, b cos u + a sin u). Features from
+ * `dims` on are not changed. Backward rotates the gradient by -u. */
 typedef struct tshi_rope {
     int64_t pairs;        /* number of pairs: dims / 2 */
     int64_t next;         /* from the a of one pair to the a of the next, in features */
@@ -15322,14 +15327,17 @@ static void tshi_rope_backward(tshi_node *node) {
                      dest.stride);
 }
 
-/* Returns a new reference to a table (rows, 2, pairs): the cosines, then the sines, of every local
- * position. start: the position of x's first row. Of positions that are not sharded the ctx keeps
- * the table, because k and the other layers need the same. NULL: no memory. */
-static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, double base, int64_t start) {
+/* Returns a new reference to a table (rows, 2, pairs): the cosines, then the sines, times factor,
+ * of every local position. Of positions that are not sharded the ctx keeps the table, because k and
+ * the other layers need the same. NULL: no memory. */
+static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, const tsh_rope_desc *desc) {
     int64_t i, t, rows = x->local[x->ndim - 2]; /* rows: local positions */
     tsh_ctx *ctx = x->ctx;
     const int whole = rows == x->dim[x->ndim - 2];
-    const tshi_angles angles = {base, pairs, start, rows};
+    const double base = tshi_base_option(desc->base, 10000);
+    const double factor = tshi_base_option(desc->factor, 1), *freqs = desc->freqs;
+    const uint64_t hash = freqs ? tshi_rng_hash(1, freqs, (size_t)pairs * sizeof *freqs) : 0;
+    const tshi_angles angles = {base, factor, hash, pairs, desc->start, rows};
     tshi_block *block = ctx->rope_table;
     if (whole && block && memcmp(&ctx->rope_angles, &angles, sizeof angles) == 0) {
         block->refs++;
@@ -15344,11 +15352,11 @@ static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, double ba
     }
     tsh_real *table = block ? (tsh_real *)tshi_mem_data(block) : NULL;
     for (i = 0; i < pairs && block; i++) {
-        double speed = pow(base, -(double)i / (double)pairs); /* radians per position */
+        double speed = freqs ? freqs[i] : pow(base, -(double)i / (double)pairs);
         for (t = 0; t < rows; t++) {
-            double angle = (double)(start + tshi_tensor_global(x, x->ndim - 2, t)) * speed;
-            table[2 * pairs * t + i] = TSHI_R(cos(angle));
-            table[2 * pairs * t + pairs + i] = TSHI_R(sin(angle));
+            double angle = (double)(desc->start + tshi_tensor_global(x, x->ndim - 2, t)) * speed;
+            table[2 * pairs * t + i] = TSHI_R(factor * cos(angle));
+            table[2 * pairs * t + pairs + i] = TSHI_R(factor * sin(angle));
         }
     }
     return block;
@@ -15365,6 +15373,9 @@ static int tshi_rope_check(const tsh_tensor *x, const tsh_rope_desc *desc) {
     else if (!(desc->base >= 0) || desc->base > DBL_MAX)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_rope: base is %g, not a positive number",
                        desc->base);
+    else if (!(desc->factor >= 0) || desc->factor > DBL_MAX)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_rope: factor is %g, not a positive number",
+                       desc->factor);
     else if (dims < 0 || dims > d || dims % 2)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                        "tsh_rope: %lld of %lld features cannot turn in pairs; dims is even, and at "
@@ -15377,7 +15388,7 @@ static const tshi_op tshi_rope_op = {
     "tsh_rope", "x", tshi_rule_rope, tshi_rope_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
-    static const tsh_rope_desc usual = {0, 0, 0, 0}; /* zeros: all defaults */
+    static const tsh_rope_desc usual = {0, 0, 0, 0, NULL, 0}; /* zeros: all defaults */
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_rope", &x, 1);
     const tshi_op *op = &tshi_rope_op;
     tshi_output output;
@@ -15393,8 +15404,7 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     rope.next = desc->interleaved ? 2 : 1;
     rope.gap = desc->interleaved ? 1 : rope.pairs;
     out = tshi_tensor_out(ctx, "tsh_rope", x->dtype, &output.shape, &output.layout);
-    table = out ? tshi_rope_table(x, rope.pairs, desc->base > 0 ? desc->base : 10000, desc->start)
-                : NULL;
+    table = out ? tshi_rope_table(x, rope.pairs, desc) : NULL;
     if (!table) return NULL;
     values = tshi_kernel_reals_of(x, stride, &scratch);
     y = tshi_kernel_output(out, &unrounded);

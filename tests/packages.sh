@@ -7,7 +7,8 @@
 case $1 in
 deps)
     set -- build-essential clang libcmocka-dev libuv1-dev libsodium-dev libblis-pthread-dev \
-        libcjson-dev libpcre2-dev python3 iproute2 libopenmpi-dev openmpi-bin libmpich-dev mpich cmake pkg-config
+        python3 iproute2 libopenmpi-dev openmpi-bin libmpich-dev mpich cmake pkg-config \
+        libcjson-dev libpcre2-dev
     ;;
 deps-fuzz) set -- libclang-rt-dev ;;
 deps-cross)

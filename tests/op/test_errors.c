@@ -302,6 +302,9 @@ static void test_rope(void **state) {
     desc.base = (double)NAN;
     REFUSED(ARGUMENT, tsh_rope(x, &desc), "tsh_rope", "base is");
     desc.base = 0;
+    desc.factor = -1;
+    REFUSED(ARGUMENT, tsh_rope(x, &desc), "tsh_rope", "factor is -1");
+    desc.factor = 0;
     assert_non_null(tsh_rope(odd, &desc));
     tsh_close(ctx);
 }

@@ -152,6 +152,20 @@ static tsh_tensor *op_rope_pairs(tsh_ctx *ctx, tsh_tensor **in, int n, void *use
     return weigh(tsh_mul(tsh_rope(in[0], &desc), in[0]));
 }
 
+static tsh_tensor *op_rope_freqs(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
+    static const double freqs[] = {0.7, 0.11, 0.02};
+    tsh_rope_desc desc;
+    (void)ctx;
+    (void)n;
+    (void)user;
+    memset(&desc, 0, sizeof desc);
+    desc.dims = 6;
+    desc.start = 3;
+    desc.freqs = freqs;
+    desc.factor = 1.25;
+    return weigh(tsh_mul(tsh_rope(in[0], &desc), in[0]));
+}
+
 static tsh_tensor *op_permute(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
     static const int order[] = {2, -4, 3, 1};
     (void)ctx;
@@ -351,6 +365,7 @@ static void test_matrix(void **state) {
     ONE(rope, S3(2, 3, 6), -2, 2);
     ONE(rope_turned, S3(4, 2, 3), -2, 2);
     ONE(rope_pairs, S3(2, 3, 7), -2, 2);
+    ONE(rope_freqs, S3(2, 3, 7), -2, 2);
     THREE(attention, tsh_shape4(2, 2, 3, 2), tsh_shape4(2, 2, 4, 2), tsh_shape4(2, 2, 4, 2));
     THREE(attention, tsh_shape4(1, 6, 3, 2), tsh_shape4(1, 2, 4, 2), tsh_shape4(1, 2, 4, 2));
     THREE(attention_causal, tsh_shape4(2, 3, 3, 2), tsh_shape4(2, 1, 4, 2), tsh_shape4(2, 1, 4, 2));

@@ -1252,6 +1252,40 @@ static void test_orders_rest(void **state) {
     for (i = 0; i < COUNT(cases); i++) order_check(&cases[i]);
 }
 
+/* Frequencies and a factor: the formula, also after the same array got other values. */
+static void test_rope_freqs(void **state) {
+    tsh_ctx *ctx = open_ctx();
+    double freqs[3] = {1, 0.25, 0.125};
+    tsh_rope_desc desc;
+    tsh_tensor *y;
+    float x[2 * 7], want[2 * 7];
+    int i, round, t;
+    (void)state;
+    for (i = 0; i < 14; i++) x[i] = (float)(i % 5) - 1.5F;
+    memset(&desc, 0, sizeof desc);
+    desc.dims = 6;
+    desc.start = 5;
+    desc.freqs = freqs;
+    desc.factor = 1.5;
+    for (round = 0; round < 3; round++) {
+        if (round == 1) freqs[1] = 2.5;
+        if (round == 2) desc.factor = 0.75;
+        y = tsh_rope(tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(2, 7), NULL, x), &desc);
+        for (t = 0; t < 2; t++) {
+            want[7 * t + 6] = x[7 * t + 6];
+            for (i = 0; i < 3; i++) {
+                double u = (5 + t) * freqs[i], a = (double)x[7 * t + i];
+                double b = (double)x[7 * t + i + 3];
+                want[7 * t + i] = (float)(desc.factor * (a * cos(u) - b * sin(u)));
+                want[7 * t + i + 3] = (float)(desc.factor * (b * cos(u) + a * sin(u)));
+            }
+        }
+        for (i = 0; i < 14; i++) /* three roundings of values up to 4 */
+            assert_true(fabs((double)((float *)tsh_data(ctx, y))[i] - (double)want[i]) < 2e-6);
+    }
+    close_ctx(ctx);
+}
+
 int main(void) {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_accuracy),
@@ -1278,6 +1312,7 @@ int main(void) {
         cmocka_unit_test(test_attention_infinite),
         cmocka_unit_test(test_attention_cache),
         cmocka_unit_test(test_orders_map),
+        cmocka_unit_test(test_rope_freqs),
         cmocka_unit_test(test_orders_rest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,417 @@
+/* folder.h - what config.json of a folder from the Hugging Face hub says, in its older form
+ * (rope_theta, rope_scaling, torch_dtype, rotary_pct) and in that of transformers 5
+ * (rope_parameters, dtype). Include tshard.h first; needs cJSON.
+ *
+ * Every key is either read by the family, or known not to change results, or refused: a model that
+ * would compute something else is never run. A key that is absent has the family's default. */
+#ifndef LLM_FOLDER_H
+#define LLM_FOLDER_H
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <float.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LLM_MOST_EOS = 16, LLM_MOST_LAYERS = 256, LLM_MOST_HEADS = 1024, LLM_MOST_PAIRS = 512 };
+#define LLM_NEEDED (-1e300) /* the default of a key that must be there */
+
+typedef enum llm_norm_kind {
+    LLM_RMS,     /* x weight / sqrt(mean x^2 + eps) */
+    LLM_RMS_ONE, /* the same with weight + 1, as Gemma */
+    LLM_LAYER    /* layer norm */
+} llm_norm_kind;
+
+typedef tsh_tensor *(*llm_activation)(tsh_tensor *x);
+
+/* How positions turn queries and keys. */
+typedef struct llm_rope {
+    int on;
+    int64_t dims; /* features of a head that turn */
+    double freqs[LLM_MOST_PAIRS], factor;
+    int64_t limit; /* the longest text that these frequencies hold for; 0: any */
+    char kind[24];
+} llm_rope;
+
+/* What a family makes of config.json. */
+typedef struct llm_config {
+    char type[64];       /* model_type */
+    cJSON *unread, *read; /* keys nobody has asked for, and the others */
+    char error[TSH_MESSAGE_SIZE];
+    int64_t vocabulary, width, hidden, layers, heads, kv_heads, head_size;
+    int64_t places, skip; /* learned positions, 0: none; rows before the first one */
+    int encoder;          /* every token sees all, and there is no head; nothing is generated */
+    int64_t kinds;        /* of tokens (BERT's segments) */
+    llm_norm_kind norm;
+    double eps;
+    llm_activation act;
+    llm_rope rope;
+    int tied;                                /* the head has the embedding's weight */
+    int qkv_bias, out_bias, mlp_bias;        /* of the attention's two sides, of the MLP */
+    int parallel;                            /* attention and MLP read the same x */
+    int variant;                             /* whatever else a family has to remember */
+    double scale;                            /* of attention's scores; 0: 1 / sqrt(head_size) */
+    double embed_scale, branch_scale, logit_scale; /* factors; 0: 1 */
+    int64_t window;                          /* the longest text a sliding window holds; 0: any */
+    unsigned char no_rope[LLM_MOST_LAYERS];  /* layers without rotary positions */
+    tsh_dtype dtype;                         /* of the weights, as far as it is known */
+    int64_t eos[LLM_MOST_EOS];
+    int eos_count;
+} llm_config;
+
+/* -- reading keys ----------------------------------------------------------- */
+
+/* Keeps the first error. */
+TSH_PRINTF(2, 3)
+static void llm_refuse(llm_config *c, const char *format, ...) {
+    va_list list;
+    if (c->error[0] != 0) return;
+    va_start(list, format);
+    vsnprintf(c->error, sizeof c->error, format, list);
+    va_end(list);
+}
+
+/* The value as JSON, cut to `size`. */
+static const char *llm_json_text(const cJSON *item, char *text, size_t size) {
+    char *whole = cJSON_PrintUnformatted(item);
+    snprintf(text, size, "%.60s%s", whole ? whole : "?", whole && strlen(whole) > 60 ? "..." : "");
+    cJSON_free(whole);
+    return text;
+}
+
+static void llm_refuse_value(llm_config *c, const char *key, const cJSON *item, const char *why) {
+    char text[80];
+    llm_refuse(c, "config.json: %s is %s; %s", key, llm_json_text(item, text, sizeof text), why);
+}
+
+/* The value of the first of the keys "a|b" that is there and not null, else NULL. */
+static const cJSON *llm_config_key(llm_config *c, const char *keys) {
+    const cJSON *found = NULL;
+    while (*keys) {
+        char key[64];
+        const size_t n = strcspn(keys, "|");
+        snprintf(key, sizeof key, "%.*s", (int)n, keys);
+        cJSON *item = cJSON_DetachItemFromObjectCaseSensitive(c->unread, key);
+        if (item) cJSON_AddItemToObject(c->read, key, item);
+        item = cJSON_GetObjectItemCaseSensitive(c->read, key);
+        if (!found && item && !cJSON_IsNull(item)) found = item;
+        keys += keys[n] == '|' ? n + 1 : n;
+    }
+    return found;
+}
+
+static double llm_config_number(llm_config *c, const char *keys, double otherwise) {
+    const cJSON *item = llm_config_key(c, keys);
+    if (!item && otherwise <= LLM_NEEDED)
+        llm_refuse(c, "config.json: %s needs the key %s, which is not there", c->type, keys);
+    if (item && !cJSON_IsNumber(item))
+        llm_refuse_value(c, item->string, item, "it must be a number");
+    return item ? item->valuedouble : otherwise;
+}
+
+/* A number of things. */
+static int64_t llm_config_count(llm_config *c, const char *keys, double otherwise) {
+    const double value = llm_config_number(c, keys, otherwise);
+    if (value >= 0 && value <= 1e9 && floor(value) == value) return (int64_t)value;
+    if (!c->error[0]) llm_refuse(c, "config.json: %s is %g, not a whole number", keys, value);
+    return 0;
+}
+
+static int llm_config_flag(llm_config *c, const char *keys, int otherwise) {
+    const cJSON *item = llm_config_key(c, keys);
+    if (item && !cJSON_IsBool(item))
+        llm_refuse_value(c, item->string, item, "it must be true or false");
+    return item ? cJSON_IsTrue(item) : otherwise;
+}
+
+/* The flag must have this value. */
+static void llm_config_must(llm_config *c, const char *key, int value, int otherwise) {
+    if (llm_config_flag(c, key, otherwise) != value)
+        llm_refuse(c, "config.json: %s is %s, which is not supported for %s", key,
+                   value ? "false" : "true", c->type);
+}
+
+static const char *llm_config_string(llm_config *c, const char *keys, const char *otherwise) {
+    const cJSON *item = llm_config_key(c, keys);
+    if (item && !cJSON_IsString(item))
+        llm_refuse_value(c, item->string, item, "it must be a string");
+    return item && cJSON_IsString(item) ? item->valuestring : otherwise;
+}
+
+static void llm_read_activation(llm_config *c, const char *key, const char *otherwise) {
+    static const struct {
+        const char *name;
+        llm_activation act;
+    } all[] = {{"silu", tsh_silu}, {"swish", tsh_silu}, {"relu", tsh_relu}, {"gelu", tsh_gelu},
+               {"gelu_new", tsh_gelu_tanh}, {"gelu_pytorch_tanh", tsh_gelu_tanh},
+               {"gelu_fast", tsh_gelu_tanh}};
+    const char *name = llm_config_string(c, key, otherwise);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (strcmp(all[i].name, name) == 0) c->act = all[i].act;
+    if (!c->act)
+        llm_refuse(c, "config.json: %s is \"%s\"; known are silu, relu, gelu, gelu_new, "
+                      "gelu_pytorch_tanh and gelu_fast", key, name);
+}
+
+/* The sizes that nearly all families have, by the names of most. */
+static void llm_read_sizes(llm_config *c) {
+    c->vocabulary = llm_config_count(c, "vocab_size", LLM_NEEDED);
+    c->width = llm_config_count(c, "hidden_size|n_embd|n_embed", LLM_NEEDED);
+    c->layers = llm_config_count(c, "num_hidden_layers|n_layer", LLM_NEEDED);
+    c->heads = llm_config_count(c, "num_attention_heads|n_head", LLM_NEEDED);
+    c->kv_heads = llm_config_count(c, "num_key_value_heads", (double)c->heads);
+    c->head_size = llm_config_count(c, "head_dim", c->heads ? (double)(c->width / c->heads) : 0);
+    if (c->layers > LLM_MOST_LAYERS || c->heads > LLM_MOST_HEADS)
+        llm_refuse(c, "config.json: %d layers of %d heads are more than %d of %d", (int)c->layers,
+                   (int)c->heads, LLM_MOST_LAYERS, LLM_MOST_HEADS);
+    if (!c->error[0] && (!c->heads || !c->kv_heads || c->heads % c->kv_heads || !c->head_size))
+        llm_refuse(c, "config.json: %d heads do not divide into %d groups, or %d features into "
+                      "heads", (int)c->heads, (int)c->kv_heads, (int)c->width);
+}
+
+/* A sliding window, if any layer has one: those that layer_types names, else those from `from` on.
+ * A text that is longer is refused; a shorter one does not notice. `absent`: the default. */
+static void llm_read_window(llm_config *c, int64_t absent, int64_t from) {
+    const int there = cJSON_GetObjectItemCaseSensitive(c->unread, "sliding_window") != NULL;
+    const cJSON *types = llm_config_key(c, "layer_types"), *type;
+    int slides = from < c->layers;
+    c->window = llm_config_count(c, "sliding_window", there ? 0 : (double)absent);
+    if (types) slides = 0;
+    cJSON_ArrayForEach(type, types) {
+        const char *name = cJSON_IsString(type) ? type->valuestring : "";
+        if (strcmp(name, "sliding_attention") == 0) slides = 1;
+        else if (strcmp(name, "full_attention") != 0)
+            llm_refuse_value(c, "layer_types", types, "known are full and sliding attention");
+    }
+    if (!slides) c->window = 0;
+}
+
+/* -- rotary positions ------------------------------------------------------- */
+
+static double llm_rope_number(llm_config *c, const cJSON *scaling, const char *key,
+                              double otherwise) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(scaling, key);
+    if (cJSON_IsNumber(item)) return item->valuedouble;
+    if (item && !cJSON_IsNull(item)) llm_refuse_value(c, key, item, "it must be a number");
+    if (otherwise <= LLM_NEEDED)
+        llm_refuse(c, "config.json: rotary scaling \"%s\" needs the key %s", c->rope.kind, key);
+    return otherwise;
+}
+
+/* Llama 3.1: long wavelengths are stretched, short ones are not, and those between in part. */
+static void llm_rope_llama3(llm_config *c, const cJSON *scaling) {
+    const double factor = llm_rope_number(c, scaling, "factor", LLM_NEEDED);
+    const double low = llm_rope_number(c, scaling, "low_freq_factor", LLM_NEEDED);
+    const double high = llm_rope_number(c, scaling, "high_freq_factor", LLM_NEEDED);
+    const double old =
+        llm_rope_number(c, scaling, "original_max_position_embeddings", LLM_NEEDED);
+    for (int64_t i = 0; i < c->rope.dims / 2; i++) {
+        const double turns = old * c->rope.freqs[i] / (2 * 3.14159265358979323846);
+        double part = (turns - low) / (high - low); /* of what is kept */
+        part = part < 0 ? 0 : part > 1 ? 1 : part;
+        c->rope.freqs[i] *= (1 - part) / factor + part;
+    }
+}
+
+/* YaRN (Peng et al. 2023): the same idea with a ramp over pairs, and larger scores. */
+static void llm_rope_yarn(llm_config *c, const cJSON *scaling, double base, double places) {
+    const double old =
+        llm_rope_number(c, scaling, "original_max_position_embeddings", places);
+    const double factor = llm_rope_number(c, scaling, "factor", places / old);
+    const double fast = llm_rope_number(c, scaling, "beta_fast", 32);
+    const double slow = llm_rope_number(c, scaling, "beta_slow", 1);
+    const double dims = (double)c->rope.dims, turn = 2 * 3.14159265358979323846;
+    double from = floor(dims * log(old / (fast * turn)) / (2 * log(base)));
+    double to = ceil(dims * log(old / (slow * turn)) / (2 * log(base)));
+    from = from < 0 ? 0 : from;
+    to = to > dims - 1 ? dims - 1 : to;
+    to = to == from ? to + 0.001 : to;
+    c->rope.factor = llm_rope_number(c, scaling, "attention_factor",
+                                     factor > 1 ? 0.1 * log(factor) + 1 : 1);
+    for (int64_t i = 0; i < c->rope.dims / 2; i++) {
+        double part = ((double)i - from) / (to - from);
+        part = part < 0 ? 0 : part > 1 ? 1 : part;
+        c->rope.freqs[i] *= part / factor + 1 - part;
+    }
+}
+
+/* LongRoPE (Ding et al. 2024): a factor per pair, one list for texts up to the original length, and
+ * one for longer texts, which are not supported. */
+static void llm_rope_long(llm_config *c, const cJSON *scaling, double places) {
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(scaling, "short_factor");
+    const double given = llm_config_number(c, "original_max_position_embeddings", 0);
+    const double old = llm_rope_number(c, scaling, "original_max_position_embeddings",
+                                       given > 0 ? given : LLM_NEEDED);
+    const double factor = llm_rope_number(c, scaling, "factor", places / old);
+    c->rope.factor = llm_rope_number(c, scaling, "attention_factor",
+                                     factor > 1 ? sqrt(1 + log(factor) / log(old)) : 1);
+    c->rope.limit = (int64_t)old;
+    if (cJSON_GetArraySize(list) != c->rope.dims / 2)
+        llm_refuse(c, "config.json: short_factor has %d numbers, not %d", cJSON_GetArraySize(list),
+                   (int)c->rope.dims / 2);
+    for (int i = 0; i < cJSON_GetArraySize(list) && i < c->rope.dims / 2; i++)
+        c->rope.freqs[i] /= cJSON_GetArrayItem(list, i)->valuedouble;
+}
+
+/* Refuses what a scaling holds beside the words. */
+static void llm_rope_known(llm_config *c, const cJSON *scaling) {
+    static const char known[] =
+        " type rope_type rope_theta partial_rotary_factor factor low_freq_factor high_freq_factor "
+        "original_max_position_embeddings attention_factor beta_fast beta_slow short_factor "
+        "long_factor ";
+    const cJSON *item;
+    cJSON_ArrayForEach(item, scaling) {
+        char word[80];
+        snprintf(word, sizeof word, " %.70s ", item->string);
+        if (!strstr(known, word) && !cJSON_IsNull(item))
+            llm_refuse_value(c, item->string, item, "this part of the rotary scaling is not known");
+    }
+}
+
+/* Of the features of a head, `part` turn by default. */
+static void llm_read_rope(llm_config *c, double base, double part) {
+    const cJSON *scaling = llm_config_key(c, "rope_parameters|rope_scaling"), *kind;
+    const double places = llm_config_number(c, "max_position_embeddings", 2048);
+    base = llm_rope_number(c, scaling, "rope_theta",
+                           llm_config_number(c, "rope_theta|rotary_emb_base", base));
+    part = llm_rope_number(c, scaling, "partial_rotary_factor",
+                           llm_config_number(c, "partial_rotary_factor|rotary_pct", part));
+    kind = cJSON_GetObjectItemCaseSensitive(scaling, "rope_type");
+    if (!kind) kind = cJSON_GetObjectItemCaseSensitive(scaling, "type");
+    snprintf(c->rope.kind, sizeof c->rope.kind, "%s",
+             cJSON_IsString(kind) ? kind->valuestring : "default");
+    c->rope.on = 1;
+    c->rope.factor = 1;
+    c->rope.dims = (int64_t)((double)c->head_size * part);
+    if (c->rope.dims / 2 > LLM_MOST_PAIRS || c->rope.dims < 2 || c->rope.dims % 2 || base <= 0) {
+        llm_refuse(c, "config.json: %d features of a head cannot turn with base %g",
+                   (int)c->rope.dims, base);
+        return;
+    }
+    llm_rope_known(c, scaling);
+    for (int64_t i = 0; i < c->rope.dims / 2; i++)
+        c->rope.freqs[i] = pow(base, -2 * (double)i / (double)c->rope.dims);
+    if (strcmp(c->rope.kind, "linear") == 0) {
+        const double factor = llm_rope_number(c, scaling, "factor", LLM_NEEDED);
+        for (int64_t i = 0; i < c->rope.dims / 2; i++) c->rope.freqs[i] /= factor;
+    } else if (strcmp(c->rope.kind, "llama3") == 0) {
+        llm_rope_llama3(c, scaling);
+    } else if (strcmp(c->rope.kind, "yarn") == 0) {
+        llm_rope_yarn(c, scaling, base, places);
+    } else if (strcmp(c->rope.kind, "longrope") == 0 || strcmp(c->rope.kind, "su") == 0) {
+        llm_rope_long(c, scaling, places);
+    } else if (strcmp(c->rope.kind, "dynamic") == 0) {
+        c->rope.limit = (int64_t)places; /* up to there they do not change */
+    } else if (strcmp(c->rope.kind, "default") != 0) {
+        llm_refuse(c, "config.json: the rotary scaling is \"%s\"; known are default, linear, "
+                      "llama3, yarn, longrope and dynamic", c->rope.kind);
+    }
+}
+
+/* -- the whole file --------------------------------------------------------- */
+
+/* The contents of folder/name, or without a folder of name, with a 0 at the end; NULL and errno. */
+static char *llm_read_file(const char *folder, const char *name) {
+    char path[4096];
+    size_t n = 0, room = 1 << 16;
+    char *text = (char *)malloc(room);
+    snprintf(path, sizeof path, "%s%s%s", folder, *folder ? "/" : "", name);
+    FILE *file = text ? fopen(path, "rb") : NULL;
+    while (file && text) {
+        const size_t got = fread(text + n, 1, room - 1 - n, file);
+        n += got;
+        if (got == 0) break;
+        if (n + 1 == room) {
+            char *more = (char *)realloc(text, room *= 2);
+            if (!more) free(text);
+            text = more;
+        }
+    }
+    if (file) (void)fclose(file);
+    if (text && file) text[n] = 0;
+    else free(text);
+    return file ? text : NULL;
+}
+
+/* Keys that do not change what a decoder computes. */
+static int llm_harmless(const cJSON *item) {
+    static const char known[] =
+        " architectures model_type transformers_version torch_dtype dtype use_cache bos_token_id "
+        "eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id bos_token "
+        "initializer_range init_std name_or_path pretraining_tp n_ctx seq_length "
+        "task_specific_params id2label label2id max_position_embeddings max_window_layers "
+        "classifier_dropout dropout attention_dropout hidden_dropout layerdrop resid_pdrop "
+        "embd_pdrop attn_pdrop embed_dropout activation_dropout attention_softmax_in_fp32 "
+        "masked_softmax_fusion bias_dropout_fusion offset_alibi skip_bias_add skip_bias_add_qkv "
+        "unk_token transformers.js_config auto_map attribute_map prefix "
+        "attention_probs_dropout_prob hidden_dropout_prob torchscript reorder_and_upcast_attn "
+        "directionality gradient_checkpointing output_past original_max_position_embeddings ";
+    char word[80];
+    snprintf(word, sizeof word, " %.70s ", item->string);
+    return item->string[0] == '_' || strncmp(item->string, "summary_", 8) == 0 ||
+           strncmp(item->string, "pooler_", 7) == 0 ||
+           strstr(known, word) != NULL || cJSON_IsNull(item) || cJSON_IsFalse(item);
+}
+
+static void llm_read_eos(llm_config *c, const cJSON *json) {
+    const cJSON *eos = cJSON_GetObjectItemCaseSensitive(json, "eos_token_id"), *one;
+    if (!eos) return;
+    c->eos_count = 0;
+    if (cJSON_IsNumber(eos)) c->eos[c->eos_count++] = (int64_t)eos->valuedouble;
+    cJSON_ArrayForEach(one, eos)
+        if (cJSON_IsNumber(one) && c->eos_count < LLM_MOST_EOS)
+            c->eos[c->eos_count++] = (int64_t)one->valuedouble;
+}
+
+/* Reads config.json as far as all families share it. 0, with c->error, if that is not possible. */
+static int llm_config_open(llm_config *c, const char *folder) {
+    char *text = llm_read_file(folder, "config.json");
+    const char *type, *dtype;
+    memset(c, 0, sizeof *c);
+    if (!text) {
+        llm_refuse(c, "%.300s/config.json cannot be read: %s", folder, strerror(errno));
+        return 0;
+    }
+    c->unread = cJSON_Parse(text);
+    c->read = cJSON_CreateObject();
+    free(text);
+    if (!cJSON_IsObject(c->unread)) {
+        llm_refuse(c, "%.300s/config.json is not a JSON object", folder);
+        return 0;
+    }
+    llm_read_eos(c, c->unread);
+    text = llm_read_file(folder, "generation_config.json");
+    cJSON *generation = text ? cJSON_Parse(text) : NULL;
+    llm_read_eos(c, generation);
+    cJSON_Delete(generation);
+    free(text);
+    dtype = llm_config_string(c, "dtype|torch_dtype", "float32");
+    c->dtype = strcmp(dtype, "bfloat16") == 0  ? TSH_BF16
+               : strcmp(dtype, "float16") == 0 ? TSH_F16
+                                               : TSH_F32;
+    type = llm_config_string(c, "model_type", NULL);
+    if (!type) llm_refuse(c, "%.300s/config.json has no model_type", folder);
+    snprintf(c->type, sizeof c->type, "%s", type ? type : "");
+    return c->error[0] == 0;
+}
+
+/* Refuses the keys that nobody has read. 0: refused. */
+static int llm_config_close(llm_config *c) {
+    const cJSON *item;
+    cJSON_ArrayForEach(item, c->unread) {
+        if (!llm_harmless(item))
+            llm_refuse_value(c, item->string, item, "a key that is not known, and may change what "
+                                                    "the model computes");
+    }
+    return c->error[0] == 0;
+}
+
+static void llm_config_free(llm_config *c) {
+    cJSON_Delete(c->unread);
+    cJSON_Delete(c->read);
+    c->unread = c->read = NULL;
+}
+
+#endif

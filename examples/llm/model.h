@@ -1,0 +1,103 @@
+/* model.h - a folder from the Hugging Face hub as a model on this rank: which family, its layers,
+ * its weights, and the logits of tokens. Include tshard.h first; folder.h tells what it needs. */
+#ifndef LLM_MODEL_H
+#define LLM_MODEL_H
+
+#include "folder.h"
+#include "layers.h"
+#include "models/llama.h"
+
+#include "models/bert.h"
+#include "models/bloom.h"
+#include "models/falcon.h"
+#include "models/gemma.h"
+#include "models/gpt2.h"
+#include "models/gpt_neox.h"
+#include "models/granite.h"
+#include "models/mistral.h"
+#include "models/olmo2.h"
+#include "models/opt.h"
+#include "models/phi.h"
+#include "models/phi3.h"
+#include "models/qwen2.h"
+#include "models/qwen3.h"
+#include "models/smollm3.h"
+
+/* The family of a model_type; NULL. */
+static const llm_family *llm_family_find(const char *type, char *names, size_t size) {
+    static const llm_family *const all[] = {
+        &bert_family,     &bloom_family,   &falcon_family, &gemma_family, &gpt2_family,
+        &gpt_neox_family, &granite_family, &llama_family,  &mistral_family, &olmo2_family,
+        &opt_family,      &phi_family,     &phi3_family,   &qwen2_family, &qwen3_family,
+        &roberta_family,  &smollm3_family};
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (strcmp(all[i]->type, type) == 0) return all[i];
+        n += (size_t)snprintf(names + n, n < size ? size - n : 0, "%s%s", i ? ", " : "",
+                              all[i]->type);
+    }
+    return NULL;
+}
+
+/* Reads a folder's config.json; 0: c->error says why not. llm_config_free in either case. */
+static int llm_config_read(llm_config *c, const char *folder, const llm_family **family) {
+    char names[256];
+    if (!llm_config_open(c, folder)) return 0;
+    *family = llm_family_find(c->type, names, sizeof names);
+    if (!*family)
+        llm_refuse(c, "config.json: model_type is \"%s\"; supported are %s", c->type, names);
+    else
+        (*family)->config(c);
+    return c->error[0] == 0 && llm_config_close(c);
+}
+
+/* The most tokens that a text may have; 0: any. */
+static int64_t llm_longest(const llm_config *c, const char **why) {
+    int64_t most = 0;
+    const struct {
+        int64_t n;
+        const char *why;
+    } limit[] = {{c->places, "the model has no more positions"},
+                 {c->window, "sliding_window is that long, and a longer text is not supported"},
+                 {c->rope.limit, "rotary scaling beyond the original length is not supported"}};
+    for (int i = 0; i < 3; i++) {
+        if (limit[i].n == 0 || (most && limit[i].n >= most)) continue;
+        most = limit[i].n;
+        *why = limit[i].why;
+    }
+    return most;
+}
+
+/* Makes the model, with room for `length` tokens, and loads its weights. weights: TSH_Q8_0 or
+ * TSH_Q4_0, or 0: as they are, in the dtype of the ctx. Errors are the ctx's. */
+static tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
+                                 const llm_family *family, const char *folder, int64_t length,
+                                 tsh_dtype weights) {
+    char path[4096];
+    memset(m, 0, sizeof *m);
+    m->ctx = ctx;
+    m->config = c;
+    m->family = family;
+    m->length = length;
+    m->root = tsh_root(ctx);
+    m->base = tsh_add_module(m->root, family->base, NULL);
+    m->unit = weights ? 32 : 1;
+    family->add(m);
+    if (weights) tsh_quantize(m->root, NULL, weights);
+    tsh_train(m->root, 0);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    return tsh_load(m->root, path, NULL);
+}
+
+/* The logits (1, T or 1, V), sharded over the vocabulary, of n tokens that follow those before.
+ * They live until the scope ends. */
+static tsh_tensor *llm_logits(llm_net *m, const int32_t *ids, int64_t n) {
+    tsh_tensor *owned = tsh_tensor_from(m->ctx, TSH_I32, tsh_shape2(1, n), NULL, ids);
+    tsh_tensor *logits = m->family->forward(m, owned);
+    tsh_tensor_free(owned);
+    m->past += n;
+    m->bias = NULL;
+    return logits;
+}
+
+#endif

@@ -1,0 +1,79 @@
+/* bert.h - BERT (Devlin et al. 2019) and RoBERTa (Liu et al. 2019): encoders, which give a vector
+ * per token. Norms after attention and MLP, learned positions; RoBERTa's begin after the padding's.
+ */
+#ifndef LLM_BERT_H
+#define LLM_BERT_H
+
+static void bert_config(llm_config *c) {
+    llm_read_sizes(c);
+    c->hidden = llm_config_count(c, "intermediate_size", LLM_NEEDED);
+    c->norm = LLM_LAYER;
+    c->eps = llm_config_number(c, "layer_norm_eps", 1e-12);
+    llm_read_activation(c, "hidden_act", "gelu");
+    c->qkv_bias = c->out_bias = c->mlp_bias = c->encoder = 1;
+    c->places = llm_config_count(c, "max_position_embeddings", 512);
+    c->kinds = llm_config_count(c, "type_vocab_size", 2);
+    (void)llm_config_flag(c, "tie_word_embeddings", 1); /* of a head that is not read */
+    llm_config_must(c, "is_decoder", 0, 0);
+    llm_config_must(c, "add_cross_attention", 0, 0);
+    const char *places = llm_config_string(c, "position_embedding_type", "absolute");
+    if (strcmp(places, "absolute") != 0)
+        llm_refuse(c, "config.json: position_embedding_type is \"%s\"; supported is absolute",
+                   places);
+}
+
+/* The rows of positions from 0 to the padding's belong to no token. */
+static void roberta_config(llm_config *c) {
+    bert_config(c);
+    c->skip = llm_config_count(c, "pad_token_id", 1) + 1;
+    c->places -= c->skip;
+}
+
+/* x = norm(x + attention(x)); x = norm(x + mlp(x)) */
+static tsh_tensor *bert_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    const llm_config *c = ((const llm_net *)user)->config;
+    tsh_tensor *x = in[0], *y = llm_call(self, "attention", x);
+    (void)n;
+    x = llm_call(self, "attention.output.LayerNorm", tsh_add(x, y));
+    y = llm_call(self, "output.dense", c->act(llm_call(self, "intermediate.dense", x)));
+    return llm_call(self, "output.LayerNorm", tsh_add(x, y));
+}
+
+static void bert_add_block(llm_net *m, tsh_module *self, int64_t index) {
+    static const llm_attention_desc attention = {
+        .q = "self.query", .k = "self.key", .v = "self.value", .o = "output.dense"};
+    static const llm_mlp_desc mlp = {.in = "intermediate.dense", .out = "output.dense"};
+    (void)index;
+    llm_add_attention(m, self, "attention", &attention);
+    llm_add_norm(m, tsh_find(self, "attention.output"), "LayerNorm", m->config->width);
+    llm_add_mlp(m, self, NULL, &mlp);
+    llm_add_norm(m, tsh_find(self, "output"), "LayerNorm", m->config->width);
+}
+
+static void bert_add(llm_net *m) {
+    const tsh_embedding_desc kinds = {.count = m->config->kinds, .dim = m->config->width};
+    tsh_module *embeddings = tsh_add_module(m->base, "embeddings", NULL);
+    llm_add_embedding(m, embeddings, "word_embeddings");
+    llm_add_places(m, embeddings, "position_embeddings", m->config->skip);
+    tsh_add_embedding(embeddings, "token_type_embeddings", &kinds);
+    llm_add_norm(m, embeddings, "LayerNorm", m->config->width);
+    llm_add_blocks(m, tsh_add_module(m->base, "encoder", NULL), "layer", bert_block,
+                   bert_add_block);
+}
+
+/* ids (1, T) -> (1, T, C); all tokens are of kind 0, of one sentence. */
+static tsh_tensor *bert_forward(llm_net *m, tsh_tensor *ids) {
+    tsh_module *embeddings = tsh_find(m->base, "embeddings");
+    tsh_tensor *kind = tsh_cast(tsh_zeros(m->ctx, tsh_shape2(1, tsh_dim(ids, 1))), TSH_I32);
+    tsh_tensor *x = llm_call(embeddings, "word_embeddings", ids);
+    x = tsh_add(x, llm_call(embeddings, "token_type_embeddings", kind));
+    x = tsh_add(x, llm_call(embeddings, "position_embeddings",
+                            llm_places(m, ids, m->config->skip)));
+    return llm_call(m->base, "encoder.layer", llm_call(embeddings, "LayerNorm", x));
+}
+
+static const llm_family bert_family = {"bert", "bert", bert_config, bert_add, bert_forward};
+static const llm_family roberta_family = {"roberta", "roberta", roberta_config, bert_add,
+                                          bert_forward};
+
+#endif

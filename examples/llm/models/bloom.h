@@ -1,0 +1,56 @@
+/* bloom.h - BLOOM (Le Scao et al. 2022): ALiBi in place of positions, a norm of the embeddings. */
+#ifndef LLM_BLOOM_H
+#define LLM_BLOOM_H
+
+static void bloom_config(llm_config *c) {
+    llm_read_sizes(c);
+    c->hidden = 4 * c->width;
+    c->norm = LLM_LAYER;
+    c->eps = llm_config_number(c, "layer_norm_epsilon", 1e-5);
+    c->act = tsh_gelu_tanh;
+    c->qkv_bias = c->out_bias = c->mlp_bias = 1;
+    c->tied = llm_config_flag(c, "tie_word_embeddings", 1);
+    c->variant = llm_config_flag(c, "apply_residual_connection_post_layernorm", 0);
+}
+
+/* variant: what is added to is the norm's output, not its input. */
+static tsh_tensor *bloom_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    const llm_config *c = ((const llm_net *)user)->config;
+    tsh_tensor *x = in[0], *y = llm_call(self, "input_layernorm", x);
+    (void)n;
+    x = tsh_add(c->variant ? y : x, llm_call(self, "self_attention", y));
+    y = llm_call(self, "post_attention_layernorm", x);
+    return tsh_add(c->variant ? y : x, llm_call(self, "mlp", y));
+}
+
+static void bloom_add_block(llm_net *m, tsh_module *self, int64_t index) {
+    static const llm_attention_desc attention = {
+        .fused = LLM_FUSED_HEADS, .q = "query_key_value", .o = "dense"};
+    static const llm_mlp_desc mlp = {.in = "dense_h_to_4h", .out = "dense_4h_to_h"};
+    (void)index;
+    llm_add_norm(m, self, "input_layernorm", m->config->width);
+    llm_add_attention(m, self, "self_attention", &attention);
+    llm_add_norm(m, self, "post_attention_layernorm", m->config->width);
+    llm_add_mlp(m, self, "mlp", &mlp);
+}
+
+static void bloom_add(llm_net *m) {
+    llm_add_embedding(m, m->base, "word_embeddings");
+    llm_add_norm(m, m->base, "word_embeddings_layernorm", m->config->width);
+    llm_add_blocks(m, m->base, "h", bloom_block, bloom_add_block);
+    llm_add_norm(m, m->base, "ln_f", m->config->width);
+    llm_add_head(m, "lm_head", 0, "word_embeddings");
+    llm_add_slopes(m);
+}
+
+static tsh_tensor *bloom_forward(llm_net *m, tsh_tensor *ids) {
+    tsh_tensor *x = llm_call(m->base, "word_embeddings", ids);
+    m->bias = llm_alibi(m, m->past + tsh_dim(ids, 1));
+    x = llm_call(m->base, "h", llm_call(m->base, "word_embeddings_layernorm", x));
+    return llm_call(m->root, "lm_head", llm_call(m->base, "ln_f", llm_last(m, x)));
+}
+
+static const llm_family bloom_family = {"bloom", "transformer", bloom_config, bloom_add,
+                                        bloom_forward};
+
+#endif

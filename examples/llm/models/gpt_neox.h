@@ -1,0 +1,54 @@
+/* gpt_neox.h - GPT-NeoX and Pythia (Black et al. 2022): attention and MLP side by side, each after
+ * a layer norm of its own, positions on a part of each head. */
+#ifndef LLM_GPT_NEOX_H
+#define LLM_GPT_NEOX_H
+
+static void gpt_neox_config(llm_config *c) {
+    llm_read_sizes(c);
+    c->hidden = llm_config_count(c, "intermediate_size", LLM_NEEDED);
+    c->norm = LLM_LAYER;
+    c->eps = llm_config_number(c, "layer_norm_eps", 1e-5);
+    llm_read_activation(c, "hidden_act", "gelu");
+    c->qkv_bias = c->out_bias = llm_config_flag(c, "attention_bias", 1);
+    c->mlp_bias = 1;
+    c->tied = llm_config_flag(c, "tie_word_embeddings", 0);
+    c->parallel = llm_config_flag(c, "use_parallel_residual", 1);
+    llm_read_rope(c, 10000, 0.25);
+}
+
+/* x += attention(norm(x)) + mlp(norm'(x)), or one after the other */
+static tsh_tensor *gpt_neox_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    const llm_config *c = ((const llm_net *)user)->config;
+    tsh_tensor *x = in[0], *y = llm_call(self, "attention", llm_call(self, "input_layernorm", x));
+    tsh_tensor *sum = tsh_add(x, y), *read = c->parallel ? x : sum;
+    (void)n;
+    return tsh_add(sum, llm_call(self, "mlp", llm_call(self, "post_attention_layernorm", read)));
+}
+
+static void gpt_neox_add_block(llm_net *m, tsh_module *self, int64_t index) {
+    static const llm_attention_desc attention = {
+        .fused = LLM_FUSED_HEADS, .q = "query_key_value", .o = "dense"};
+    static const llm_mlp_desc mlp = {.in = "dense_h_to_4h", .out = "dense_4h_to_h"};
+    (void)index;
+    llm_add_norm(m, self, "input_layernorm", m->config->width);
+    llm_add_norm(m, self, "post_attention_layernorm", m->config->width);
+    llm_add_attention(m, self, "attention", &attention);
+    llm_add_mlp(m, self, "mlp", &mlp);
+}
+
+static void gpt_neox_add(llm_net *m) {
+    llm_add_embedding(m, m->base, "embed_in");
+    llm_add_blocks(m, m->base, "layers", gpt_neox_block, gpt_neox_add_block);
+    llm_add_norm(m, m->base, "final_layer_norm", m->config->width);
+    llm_add_head(m, "embed_out", 0, "embed_in");
+}
+
+static tsh_tensor *gpt_neox_forward(llm_net *m, tsh_tensor *ids) {
+    tsh_tensor *x = llm_call(m->base, "layers", llm_call(m->base, "embed_in", ids));
+    return llm_call(m->root, "embed_out", llm_call(m->base, "final_layer_norm", llm_last(m, x)));
+}
+
+static const llm_family gpt_neox_family = {"gpt_neox", "gpt_neox", gpt_neox_config, gpt_neox_add,
+                                           gpt_neox_forward};
+
+#endif

@@ -1,0 +1,71 @@
+/* llama.h - LLaMA (Touvron et al. 2023) and its successors, 1 to 3.x: RMS norms before attention
+ * and MLP, rotary positions, grouped key heads, a gated MLP. Other families add to it. */
+#ifndef LLM_LLAMA_H
+#define LLM_LLAMA_H
+
+/* What nearly all families with RMS norms say. */
+static void llama_sizes(llm_config *c, double eps, int tied) {
+    llm_read_sizes(c);
+    c->hidden = llm_config_count(c, "intermediate_size", LLM_NEEDED);
+    c->eps = llm_config_number(c, "rms_norm_eps", eps);
+    c->tied = llm_config_flag(c, "tie_word_embeddings", tied);
+    c->norm = LLM_RMS;
+}
+
+static void llama_config(llm_config *c) {
+    llama_sizes(c, 1e-6, 0);
+    llm_read_activation(c, "hidden_act", "silu");
+    c->qkv_bias = c->out_bias = llm_config_flag(c, "attention_bias", 0);
+    c->mlp_bias = llm_config_flag(c, "mlp_bias", 0);
+    llm_read_rope(c, 10000, 1);
+}
+
+/* x += attention(norm(x)); x += mlp(norm(x)) */
+static tsh_tensor *llama_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    const llm_config *c = ((const llm_net *)user)->config;
+    tsh_tensor *x = in[0], *y = llm_call(self, "self_attn", llm_call(self, "input_layernorm", x));
+    (void)n;
+    y = tsh_forward_residual(tsh_find(self, "post_attention_layernorm"), &x,
+                             llm_scale(y, c->branch_scale));
+    return tsh_add(x, llm_scale(llm_call(self, "mlp", y), c->branch_scale));
+}
+
+static const llm_attention_desc llama_attention = {
+    .q = "q_proj", .k = "k_proj", .v = "v_proj", .o = "o_proj"};
+static const llm_mlp_desc llama_mlp = {.gate = "gate_proj", .in = "up_proj", .out = "down_proj"};
+
+static void llama_add_layer(llm_net *m, tsh_module *self, const llm_attention_desc *attention,
+                            const llm_mlp_desc *mlp) {
+    llm_add_norm(m, self, "input_layernorm", m->config->width);
+    llm_add_attention(m, self, "self_attn", attention);
+    llm_add_norm(m, self, "post_attention_layernorm", m->config->width);
+    llm_add_mlp(m, self, "mlp", mlp);
+}
+
+static void llama_add_block(llm_net *m, tsh_module *self, int64_t index) {
+    (void)index;
+    llama_add_layer(m, self, &llama_attention, &llama_mlp);
+}
+
+/* The tree with these blocks. */
+static void llama_add_with(llm_net *m, tsh_forward_fn block,
+                           void (*add)(llm_net *m, tsh_module *self, int64_t index)) {
+    llm_add_embedding(m, m->base, "embed_tokens");
+    llm_add_blocks(m, m->base, "layers", block, add);
+    llm_add_norm(m, m->base, "norm", m->config->width);
+    llm_add_head(m, "lm_head", 0, "embed_tokens");
+}
+
+static void llama_add(llm_net *m) {
+    llama_add_with(m, llama_block, llama_add_block);
+}
+
+static tsh_tensor *llama_forward(llm_net *m, tsh_tensor *ids) {
+    tsh_tensor *x = llm_scale(llm_call(m->base, "embed_tokens", ids), m->config->embed_scale);
+    x = llm_call(m->base, "norm", llm_last(m, llm_call(m->base, "layers", x)));
+    return llm_scale(llm_call(m->root, "lm_head", x), m->config->logit_scale);
+}
+
+static const llm_family llama_family = {"llama", "model", llama_config, llama_add, llama_forward};
+
+#endif

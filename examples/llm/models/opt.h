@@ -1,0 +1,63 @@
+/* opt.h - OPT (Zhang et al. 2022): learned positions from 2 on, layer norms first, ReLU. */
+#ifndef LLM_OPT_H
+#define LLM_OPT_H
+
+static void opt_config(llm_config *c) {
+    llm_read_sizes(c);
+    c->hidden = llm_config_count(c, "ffn_dim", LLM_NEEDED);
+    c->places = llm_config_count(c, "max_position_embeddings", 2048);
+    c->norm = LLM_LAYER;
+    c->eps = 1e-5;
+    llm_read_activation(c, "activation_function", "relu");
+    c->qkv_bias = c->out_bias = c->mlp_bias = 1;
+    c->tied = llm_config_flag(c, "tie_word_embeddings", 1);
+    llm_config_must(c, "do_layer_norm_before", 1, 1);
+    llm_config_must(c, "_remove_final_layer_norm", 0, 0);
+    llm_config_must(c, "enable_bias", 1, 1);
+    llm_config_must(c, "layer_norm_elementwise_affine", 1, 1);
+    const double embed = llm_config_number(c, "word_embed_proj_dim", (double)c->width);
+    if (embed != (double)c->width)
+        llm_refuse(c, "config.json: word_embed_proj_dim is %g; supported is hidden_size, %d", embed,
+                   (int)c->width);
+}
+
+static tsh_tensor *opt_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    const llm_config *c = ((const llm_net *)user)->config;
+    tsh_tensor *x = in[0];
+    tsh_tensor *y = llm_call(self, "self_attn", llm_call(self, "self_attn_layer_norm", x));
+    (void)n;
+    y = tsh_forward_residual(tsh_find(self, "final_layer_norm"), &x, y);
+    return tsh_add(x, llm_call(self, "fc2", c->act(llm_call(self, "fc1", y))));
+}
+
+static void opt_add_block(llm_net *m, tsh_module *self, int64_t index) {
+    static const llm_attention_desc attention = {
+        .q = "q_proj", .k = "k_proj", .v = "v_proj", .o = "out_proj"};
+    static const llm_mlp_desc mlp = {.in = "fc1", .out = "fc2"};
+    (void)index;
+    llm_add_attention(m, self, "self_attn", &attention);
+    llm_add_norm(m, self, "self_attn_layer_norm", m->config->width);
+    llm_add_mlp(m, self, NULL, &mlp);
+    llm_add_norm(m, self, "final_layer_norm", m->config->width);
+}
+
+static void opt_add(llm_net *m) {
+    tsh_module *decoder = tsh_add_module(m->base, "decoder", NULL);
+    llm_add_embedding(m, decoder, "embed_tokens");
+    llm_add_places(m, decoder, "embed_positions", 2);
+    llm_add_norm(m, decoder, "final_layer_norm", m->config->width);
+    llm_add_blocks(m, decoder, "layers", opt_block, opt_add_block);
+    llm_add_head(m, "lm_head", 0, "decoder.embed_tokens");
+}
+
+static tsh_tensor *opt_forward(llm_net *m, tsh_tensor *ids) {
+    tsh_module *decoder = tsh_find(m->base, "decoder");
+    tsh_tensor *x = llm_call(decoder, "embed_tokens", ids);
+    x = tsh_add(x, llm_call(decoder, "embed_positions", llm_places(m, ids, 2)));
+    x = llm_last(m, llm_call(decoder, "layers", x));
+    return llm_call(m->root, "lm_head", llm_call(decoder, "final_layer_norm", x));
+}
+
+static const llm_family opt_family = {"opt", "model", opt_config, opt_add, opt_forward};
+
+#endif

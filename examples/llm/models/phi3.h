@@ -1,0 +1,27 @@
+/* phi3.h - Phi-3 and Phi-4 (Abdin et al. 2024): LLaMA with fused layers, [Q|K|V] and [gate|up]. */
+#ifndef LLM_PHI3_H
+#define LLM_PHI3_H
+
+static void phi3_config(llm_config *c) {
+    llama_sizes(c, 1e-5, 0);
+    llm_read_activation(c, "hidden_act", "silu");
+    c->qkv_bias = c->out_bias = llm_config_flag(c, "attention_bias", 0);
+    llm_read_window(c, 0, 0);
+    llm_read_rope(c, 10000, 1);
+}
+
+static void phi3_add_block(llm_net *m, tsh_module *self, int64_t index) {
+    static const llm_attention_desc attention = {
+        .fused = LLM_FUSED_ROWS, .q = "qkv_proj", .o = "o_proj"};
+    static const llm_mlp_desc mlp = {.in = "gate_up_proj", .out = "down_proj", .fused = 1};
+    (void)index;
+    llama_add_layer(m, self, &attention, &mlp);
+}
+
+static void phi3_add(llm_net *m) {
+    llama_add_with(m, llama_block, phi3_add_block);
+}
+
+static const llm_family phi3_family = {"phi3", "model", phi3_config, phi3_add, llama_forward};
+
+#endif

@@ -1,0 +1,41 @@
+/* smollm3.h - SmolLM3 (Hugging Face 2025): LLaMA in which every fourth layer has no positions. */
+#ifndef LLM_SMOLLM3_H
+#define LLM_SMOLLM3_H
+
+static void smollm3_config(llm_config *c) {
+    llama_sizes(c, 1e-6, 1);
+    c->kv_heads = llm_config_count(c, "num_key_value_heads", 4);
+    llm_read_activation(c, "hidden_act", "silu");
+    c->qkv_bias = c->out_bias = llm_config_flag(c, "attention_bias", 0);
+    c->mlp_bias = llm_config_flag(c, "mlp_bias", 0);
+    llm_read_rope(c, 2000000, 1);
+    const int slides = llm_config_flag(c, "use_sliding_window", 0);
+    llm_read_window(c, 0, 0);
+    if (!slides) c->window = 0;
+    const cJSON *rotates = llm_config_key(c, "no_rope_layers"), *item; /* 1: with positions */
+    const int64_t interval = llm_config_count(c, "no_rope_layer_interval", 4);
+    int64_t i = 0;
+    if (rotates && cJSON_GetArraySize(rotates) != c->layers)
+        llm_refuse(c, "config.json: no_rope_layers has %d values for %d layers",
+                   cJSON_GetArraySize(rotates), (int)c->layers);
+    for (i = 0; i < c->layers && i < LLM_MOST_LAYERS && interval > 0; i++)
+        c->no_rope[i] = (i + 1) % interval == 0;
+    i = 0;
+    cJSON_ArrayForEach(item, rotates)
+        if (i < LLM_MOST_LAYERS) c->no_rope[i++] = item->valuedouble == 0;
+}
+
+static void smollm3_add_block(llm_net *m, tsh_module *self, int64_t index) {
+    llm_attention_desc attention = llama_attention;
+    attention.no_rope = m->config->no_rope[index];
+    llama_add_layer(m, self, &attention, &llama_mlp);
+}
+
+static void smollm3_add(llm_net *m) {
+    llama_add_with(m, llama_block, smollm3_add_block);
+}
+
+static const llm_family smollm3_family = {"smollm3", "model", smollm3_config, smollm3_add,
+                                          llama_forward};
+
+#endif

@@ -1,0 +1,94 @@
+"""models.py - folders of small models, as the Hugging Face hub has them, from golden/*.json:
+weights are drawn by Python's own generator, so that make_models.py, which computes the goldens with
+transformers, and the tests, which have no torch, write the same bytes."""
+
+import glob
+import json
+import os
+import random
+import struct
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+GOLDEN = os.path.join(HERE, "golden")
+
+
+def names():
+    return sorted(os.path.basename(path)[:-5] for path in glob.glob(os.path.join(GOLDEN, "*.json")))
+
+
+def load(name):
+    with open(os.path.join(GOLDEN, name + ".json"), encoding="ascii") as file:
+        return json.load(file)
+
+
+def values(name, shape, seed, stored_in_out):
+    """Values of a tensor, nothing of it flat: norms about 1, biases not 0, matrices that keep the
+    size of what they multiply."""
+    draw = random.Random("%s %d" % (name, seed)).uniform
+    count = 1
+    for length in shape:
+        count *= length
+    if len(shape) == 1:
+        middle = 1.0 if name.endswith("weight") else 0.0
+        return [middle + draw(-0.4, 0.4) for _ in range(count)]
+    wide = 1.0 if "emb" in name.lower() or "wte" in name or "wpe" in name else \
+        1.6 / shape[0 if stored_in_out else -1] ** 0.5
+    return [draw(-1.7, 1.7) * wide for _ in range(count)]
+
+
+def write_safetensors(path, tensors):
+    """tensors: {name: (shape, floats)}"""
+    header, blobs, at = {}, [], 0
+    for name in sorted(tensors):
+        shape, floats = tensors[name]
+        blobs.append(struct.pack("<%df" % len(floats), *floats))
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + len(blobs[-1])]}
+        at += len(blobs[-1])
+    text = json.dumps(header).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+
+
+def read_safetensors(path):
+    """{name: (shape, floats)} of a file of F32"""
+    with open(path, "rb") as file:
+        data = file.read()
+    size = struct.unpack("<Q", data[:8])[0]
+    tensors = {}
+    for name, entry in json.loads(data[8:8 + size].decode("ascii")).items():
+        if name == "__metadata__":
+            continue
+        first, last = entry["data_offsets"]
+        first, last = first + 8 + size, last + 8 + size
+        floats = struct.unpack("<%df" % ((last - first) // 4), data[first:last])
+        tensors[name] = (entry["shape"], floats)
+    return tensors
+
+
+def write(folder, model):
+    """model: what golden/*.json holds."""
+    os.makedirs(folder, exist_ok=True)
+    in_out = model["config"].get("model_type") == "gpt2"
+    write_safetensors(os.path.join(folder, "model.safetensors"),
+                      {name: (shape, values(name, shape, model["seed"], in_out))
+                       for name, shape in model["tensors"].items()})
+    with open(os.path.join(folder, "config.json"), "w", encoding="ascii") as file:
+        json.dump(model["config"], file)
+
+
+def older(config):
+    """The same config in the form from before transformers 5."""
+    config = dict(config)
+    if "dtype" in config:
+        config["torch_dtype"] = config.pop("dtype")
+    rope = dict(config.pop("rope_parameters", None) or {})
+    if rope:
+        config["rope_theta"] = rope.pop("rope_theta", 10000.0)
+        part = rope.pop("partial_rotary_factor", None)
+        if part is not None:
+            key = "rotary_pct" if config["model_type"] == "gpt_neox" else "partial_rotary_factor"
+            config[key] = part
+        rope["type"] = rope.pop("rope_type", "default")
+        config["rope_scaling"] = None if rope == {"type": "default"} else rope
+    return config

@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+"""examples/llm on small models of every family: logits and greedy tokens of transformers, at 1 to 4
+ranks, in both forms of config.json; and what is refused. make_models.py writes the goldens."""
+
+import json
+import os
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(TOP, "tests", "support"))
+sys.path.insert(0, HERE)
+import models
+from scripts import LAUNCHER, NO_LAUNCHER, Skipped, check, has_launcher, run_tests
+
+SCRIPT_LIMIT = 400  # seconds, for tests/run.sh
+EACH = 60           # of one run
+LLM = os.environ.get("TSHARD_LLM") or os.path.join(TOP, "build", "llm")
+# Logits are up to 20; sums of float32 in another order move them by 1e-5.
+TOLERANCE = 1e-4
+RANKS = (1, 2, 3, 4)
+
+
+def llm(folder, *flags, before=()):
+    if not os.path.exists(LLM):
+        made = subprocess.run(["make", "--no-print-directory", "build/llm"], cwd=TOP, timeout=300,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
+        if made.returncode != 0:
+            if "needs libcjson-dev" in made.stdout:
+                raise Skipped("needs libcjson-dev")
+            raise ValueError(made.stdout[-600:])
+    return subprocess.run([*before, LLM, "--model", folder, *flags], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=EACH,
+                          encoding="utf-8", errors="replace")
+
+
+def numbers(ids):
+    return " ".join(map(str, ids))
+
+
+def run(folder, model, *flags):
+    """Logits and new tokens."""
+    dump = os.path.join(folder, "logits")
+    done = llm(folder, "--ids", numbers(model["prompt"]), "--print-ids", "--greedy", "--max-new",
+               str(len(model["new"])), "--dump-logits", dump, "--dtype", "f32", *flags)
+    check(done.returncode == 0 and not done.stderr, *flags, done.stderr)
+    return models.read_safetensors(dump)["logits"], list(map(int, done.stdout.split()))
+
+
+def compare(folder, name, *flags):
+    model = models.load(name)
+    (shape, logits), new = run(folder, model, *flags)
+    want = [x for row in model["logits"] for x in row]
+    check(shape == [len(model["prompt"]), len(model["logits"][0])], name, shape)
+    off = max(abs(a - b) for a, b in zip(logits, want))
+    check(off <= TOLERANCE, name, *flags, "logits are off by", off)
+    check(new == model["new"], name, *flags, "writes", new, "not", model["new"])
+
+
+def family(name):
+    def test(folder):
+        model = models.load(name)
+        models.write(folder, model)
+        for ranks in RANKS:
+            compare(folder, name, "--tp", str(ranks))
+        models.write(folder, dict(model, config=models.older(model["config"])))
+        compare(folder, name, "--tp", "2")
+    test.__name__ = name
+    return test
+
+
+def processes_write_what_threads_do(folder):
+    if not has_launcher():
+        raise Skipped(NO_LAUNCHER)
+    model = models.load("smollm3")
+    models.write(folder, model)
+    done = llm(folder, "--ids", numbers(model["prompt"]), "--print-ids", "--max-new", "32",
+               "--backend", "tcp", before=(LAUNCHER, "-n", "3"))
+    check(done.returncode == 0, done.stderr)
+    check(done.stdout.split() == ["[0]", *map(str, model["new"])], done.stdout, done.stderr)
+
+
+def written(folder, name, **changes):
+    """The folder with keys of config.json changed, or (value ...) taken away."""
+    model = models.load(name)
+    config = dict(model["config"], **changes)
+    config = {key: value for key, value in config.items() if value is not ...}
+    models.write(folder, dict(model, config=config))
+    return folder
+
+
+def refused(folder, *words, flags=("--ids", "1 2 3", "--print-ids"), code=1):
+    done = llm(folder, "--tp", "2", *flags)
+    check(done.returncode == code, words, "exit code", done.returncode, done.stdout, done.stderr)
+    check(done.stderr.count("\n") == 1 and all(word in done.stderr for word in words), "wants",
+          words, "not", done.stderr)
+
+
+def configs_that_would_change_results_are_refused(folder):
+    for name, changes, words in (
+            ("llama", {"model_type": "mixtral"}, ("model_type", "mixtral", "llama, ", "qwen3")),
+            ("llama", {"model_type": ...}, ("model_type",)),
+            ("llama", {"hidden_size": ...}, ("llama needs the key hidden_size",)),
+            ("llama", {"hidden_size": "48"}, ("hidden_size is \"48\"", "number")),
+            ("llama", {"num_attention_heads": 5}, ("5 heads", "3 groups")),
+            ("llama", {"rope_interleaved": True}, ("rope_interleaved is true", "not known")),
+            ("llama", {"quantization_config": {"bits": 4}}, ("quantization_config", "bits")),
+            ("llama", {"hidden_act": "xielu"}, ("hidden_act", "xielu", "gelu_new")),
+            ("llama", {"rope_parameters": {"rope_type": "mystery"}}, ("mystery", "longrope")),
+            ("llama", {"rope_parameters": {"rope_type": "default", "mscale": 2}}, ("mscale is 2",)),
+            ("llama", {"rope_parameters": {"rope_type": "linear"}}, ("linear", "factor")),
+            ("gpt2", {"scale_attn_by_inverse_layer_idx": True},
+             ("scale_attn_by_inverse_layer_idx is true",)),
+            ("opt", {"do_layer_norm_before": False}, ("do_layer_norm_before is false",)),
+            ("falcon", {"alibi": True}, ("alibi is true",)),
+            ("bert", {"position_embedding_type": "relative_key"}, ("relative_key", "absolute")),
+            ("bert", {"is_decoder": True}, ("is_decoder is true",)),
+            ("phi", {"qk_layernorm": True}, ("qk_layernorm is true",))):
+        refused(written(folder, name, **changes), "config.json", *words)
+    with open(os.path.join(folder, "config.json"), "w", encoding="ascii") as file:
+        file.write("{\"model_type\": ")
+    refused(folder, "config.json is not a JSON object")
+    refused(os.path.join(folder, "nowhere"), "nowhere/config.json", "No such file")
+
+
+def texts_that_are_too_long_are_refused(folder):
+    flags = ("--ids", "1 2 3", "--print-ids", "--max-new", "30")
+    for name, changes, words in (
+            ("mistral", {"sliding_window": 32}, ("more than 32", "sliding_window")),
+            ("qwen2", {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 1,
+                       "layer_types": ...}, ("more than 32", "sliding_window")),
+            ("gpt2", {"n_positions": 32}, ("more than 32", "positions")),
+            ("llama_dynamic", {"max_position_embeddings": 32}, ("more than 32", "rotary"))):
+        refused(written(folder, name, **changes), "3 tokens", "30 new", *words, flags=flags)
+
+
+def settings_within_reach_change_nothing(folder):
+    """A window that the text does not reach, or that no layer has."""
+    for name, changes in (
+            ("mistral", {"sliding_window": 64}),
+            ("qwen2", {"sliding_window": 8, "use_sliding_window": False}),
+            ("qwen2", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2,
+                       "layer_types": ...}),
+            ("llama", {"rope_interleaved": False, "mystery": None, "pretraining_tp": 1})):
+        compare(written(folder, name, **changes), name, "--tp", "2")
+
+
+def folders_that_lie_are_refused(folder):
+    model = models.load("llama")
+    for layers in (1, 3):
+        refused(written(folder, "llama", num_hidden_layers=layers),
+                "model.layers.%d." % (layers // 2 + 1))
+    refused(written(folder, "llama", intermediate_size=45), "(44, 48)", "(45, 48)")
+    tensors = dict(model["tensors"])
+    del tensors["model.norm.weight"]
+    models.write(folder, dict(model, tensors=tensors))
+    refused(folder, "model.norm.weight")
+    os.remove(os.path.join(folder, "model.safetensors"))
+    refused(folder, "model.safetensors")
+
+
+def mistakes_are_told(folder):
+    written(folder, "llama")
+    for flags, code, words in ((("--ids", "1 61", "--print-ids"), 1, ("61", "61 tokens")),
+                               (("--ids", "1 x", "--print-ids"), 1, ("\"x\"", "number")),
+                               (("--ids", " ", "--print-ids"), 1, ("--ids",)),
+                               ((), 2, ("--prompt and --ids",)),
+                               (("--ids", "1", "--prompt", "a"), 2, ("--prompt and --ids",)),
+                               (("--ids", "1"), 1, ("tokenizer",)),
+                               (("--embed", "/"), 1, ("tokenizer",)),
+                               (("--ids", "1", "--max-new", "-3"), 2, ("--max-new", "whole")),
+                               (("--ids", "1", "--dtype", "q8_0"), 2, ("--dtype", "q8_0")),
+                               (("--ids", "1", "--weights", "q5_0"), 2, ("--weights", "q5_0")),
+                               (("--ids", "1", "--nothing"), 2, ("--nothing",)),
+                               (("--ids", "1", "--print-ids", "--dump-logits", folder), 1,
+                                (folder,))):
+        refused(folder, *words, flags=flags, code=code)
+
+
+def the_end_of_a_text_ends_it(folder):
+    model = models.load("llama")
+    end = model["new"][9]
+    want = model["new"][:model["new"].index(end)]
+    flags = ("--ids", numbers(model["prompt"]), "--print-ids", "--tp", "2")
+    for ids in (end, [60, end]):
+        done = llm(written(folder, "llama", eos_token_id=ids), *flags)
+        check(done.stdout.split() == list(map(str, want)), done.stdout, done.stderr)
+    with open(os.path.join(folder, "generation_config.json"), "w", encoding="ascii") as file:
+        json.dump({"eos_token_id": [end]}, file)
+    done = llm(written(folder, "llama", eos_token_id=None), *flags)
+    check(done.stdout.split() == list(map(str, want)), done.stdout, done.stderr)
+    done = llm(folder, *flags, "--ignore-eos", "--max-new", "32")
+    check(done.stdout.split() == list(map(str, model["new"])), done.stdout, done.stderr)
+
+
+def fewer_bits_are_near(folder):
+    """With 16 bits, and with 8 in blocks of 32, the logits are near; both at several degrees."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+             "intermediate_size": 96}
+    model = models.load("llama")
+    model["config"].update(sizes)
+    for name, shape in model["tensors"].items():
+        rows = {"gate": 96, "up_p": 96, "q_pr": 128, "k_pr": 64, "v_pr": 64, "o_pr": 64, "down": 64}
+        columns = {"o_pr": 128, "down": 96}
+        part = name.split(".")[-2][:4]
+        if len(shape) == 1:
+            shape[:] = [64]
+        elif part in rows:
+            shape[:] = [rows[part], columns.get(part, 64)]
+        else:
+            shape[:] = [61, 64]
+    models.write(folder, model)
+    (_, exact), _ = run(folder, model, "--tp", "1")
+    size = max(map(abs, exact))
+    for flags, most in ((("--dtype", "bf16"), 0.05), (("--weights", "q8_0"), 0.04),
+                        (("--weights", "q4_0"), 0.5)):
+        for ranks in (1, 2, 3):
+            (_, logits), _ = run(folder, model, "--tp", str(ranks), *flags)
+            off = max(abs(a - b) for a, b in zip(logits, exact)) / size
+            check(1e-5 < off < most, flags, ranks, "logits are off by", off)
+
+
+if __name__ == "__main__":
+    sys.exit(run_tests("llm", [family(name) for name in models.names()] + [
+        processes_write_what_threads_do, configs_that_would_change_results_are_refused,
+        texts_that_are_too_long_are_refused,
+        settings_within_reach_change_nothing, folders_that_lie_are_refused, mistakes_are_told,
+        the_end_of_a_text_ends_it, fewer_bits_are_near]) > 0)
