@@ -37,8 +37,9 @@ LIBS := -lm -pthread
 
 # ---- what this machine has ---------------------------------------------------
 # With libuv and libsodium, gpt and the tests have the TCP backend; with BLIS, its matrix product;
-# with cJSON and PCRE2, there is build/llm. OpenMP gives a rank more threads (the thread sanitizer does not know its barriers). Without
-# cmocka, the tests use the plain substitute of tests/support/plain.
+# with cJSON and PCRE2, there is build/llm. OpenMP gives a rank more threads (the thread sanitizer
+# does not know its barriers). Without cmocka, the tests use the plain substitute of
+# tests/support/plain.
 
 has     = $(shell printf '\043include <%s.h>\n' stdarg stddef setjmp stdint $(1) \
 	| $(CC) -E - >/dev/null 2>&1 && echo yes)

@@ -1433,7 +1433,7 @@ static int llm_bert(llm_tokenizer *t, const llm_step *step, const char *s, size_
 static int llm_replace(llm_tokenizer *t, const llm_step *step, const char *s, size_t n,
                        llm_text *out) {
     size_t at = 0, done = 0;
-    llm_span found;
+    llm_span found = {0, 0};
     while (at <= n && llm_find(t, step, s, n, at, &found)) {
         if (!llm_put(t, out, s + done, found.begin - done)) return 0;
         if (!llm_put(t, out, step->content.at, step->content.length)) return 0;
