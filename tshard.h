@@ -239,7 +239,15 @@
  * CHECKPOINTS
  *   tsh_save(tsh_root(ctx), "model.safetensors", adam) on every rank writes one file of whole
  *   tensors; tsh_load reads it at any degree and layout, and training goes on with the same bits.
- *   Files of other programs load too, if names and shapes are the model's.
+ *   Files of other programs load too, a folder of several with an index among them, if names and
+ *   shapes are the model's, or can be made so:
+ *
+ *          static const tsh_rename names[] = {{"**.gamma", "**.weight"}, {NULL, NULL}};
+ *          static const char *const none[] = {"**.inv_freq", NULL};    no parameters
+ *          tsh_file_desc d = {.prefix = "model", .rename = names, .ignore = none};
+ *          tsh_load_with(tsh_root(ctx), "folder", NULL, &d);
+ *
+ *   With .broadcast = 1, rank 0 alone has the files, and sends the others their shards.
  *
  * WHERE THE TIME GOES
  *   tsh_trace_begin(ctx, &(tsh_trace_desc){.path = "trace.json"}) on every rank, a few steps,

@@ -9,13 +9,13 @@
 enum { TENSORS = 16, SHARDS = 2, WORDS = 7, WIDTH = 6, HIDDEN = 9 };
 
 /* A tensor of a file. */
-typedef struct spec {
+typedef struct stored {
     const char *name, *path; /* in the file; in the model: decides its values */
     tsh_dtype dtype;
     int rows, columns; /* columns 0: it has one dimension */
     int file;          /* which of the files has it; -1: none */
     int place;         /* where the index places it, counted from 1; 0: where it is */
-} spec;
+} stored;
 
 /* A number that all floating dtypes hold exactly. */
 static double number(const char *path, int64_t e) {
@@ -50,7 +50,7 @@ static uint32_t encode(double x, tsh_dtype dtype) {
 }
 
 /* Writes the tensors of one file, without the last `cut` bytes. */
-static void write_file(const spec *s, int file, size_t cut) {
+static void write_file(const stored *s, int file, size_t cut) {
     static char bytes[16384];
     char header[4096] = "{";
     const char *names[] = {"F32", "BF16", "F16", "I32"};
@@ -96,7 +96,7 @@ static void write_file(const spec *s, int file, size_t cut) {
 }
 
 /* Writes the index; `more` is added to its map. */
-static void write_index(const spec *s, const char *more) {
+static void write_index(const stored *s, const char *more) {
     char text[4096] = "{\n  \"metadata\": {\"total_size\": 1.5e3, \"x\": [null, {\"y\": true}]},\n"
                       "  \"weight_map\": {";
     size_t n;
@@ -113,7 +113,7 @@ static void write_index(const spec *s, const char *more) {
     files_write(index_name, text, strlen(text));
 }
 
-static const spec tensors[TENSORS] = {
+static const stored tensors[TENSORS] = {
     {"net.embed.weight", "embed.weight", TSH_BF16, WORDS, WIDTH, 0, 0},
     {"net.h.0.norm.gamma", "h.0.norm.weight", TSH_F32, WIDTH, 0, 0, 0},
     {"net.h.0.norm.beta", "h.0.norm.bias", TSH_F16, WIDTH, 0, 0, 0},
@@ -130,7 +130,7 @@ static const tsh_rename renamed[] = {
     {"**.gamma", "**.weight"}, {"net.**.*.beta", "net.**.*.bias"}, {NULL, NULL}};
 
 /* Removes "net." from the names, and what the model does not have. */
-static void make_plain(spec *s) {
+static void make_plain(stored *s) {
     int i;
     memcpy(s, tensors, sizeof tensors);
     for (i = 0; i < TENSORS && s[i].name; i++)
@@ -245,13 +245,13 @@ static void run_loads(job j) {
 
 /* ------------------------------------------------------------------------ tests */
 
-static void write_tensors(const spec *s) {
+static void write_tensors(const stored *s) {
     if (FILES_MINE) write_file(s, 0, 0);
     if (FILES_MINE) write_file(s, 1, 0);
 }
 
 static void a_folder_an_index_and_a_file_load(void **state) {
-    spec s[TENSORS];
+    stored s[TENSORS];
     job j;
     int i;
     (void)state;
@@ -286,7 +286,7 @@ static void names_are_mapped(void **state) {
 
 /* A prefix that no tensor of the files has. */
 static void a_prefix_may_be_absent(void **state) {
-    spec s[TENSORS];
+    stored s[TENSORS];
     job j;
     (void)state;
     memset(&j, 0, sizeof j);
@@ -316,7 +316,7 @@ static int saves(tsh_ctx *ctx, void *user) {
 }
 
 static void one_rank_saves_and_three_load(void **state) {
-    spec s[TENSORS];
+    stored s[TENSORS];
     job j;
     (void)state;
     memset(&j, 0, sizeof j);
@@ -329,7 +329,7 @@ static void one_rank_saves_and_three_load(void **state) {
 
 static void stages_of_a_pipeline_are_sent_theirs(void **state) {
     tsh_desc desc;
-    spec s[TENSORS];
+    stored s[TENSORS];
     job j;
     int ranks;
     (void)state;
@@ -354,7 +354,7 @@ static void stages_of_a_pipeline_are_sent_theirs(void **state) {
 /* ------------------------------------------------------------------------ mistakes */
 
 /* Rank 0 alone, and all ranks, get the error. */
-static void expect_error(const spec *s, const tsh_file_desc *desc, tsh_result code,
+static void expect_error(const stored *s, const tsh_file_desc *desc, tsh_result code,
                          const char *part) {
     job j;
     int ranks;
@@ -374,7 +374,7 @@ static void tensors_that_do_not_fit(void **state) {
                             many[] = {{"h.*.up.bias", "h.*.*.bias"}, {NULL, NULL}};
     const tsh_file_desc strict = {.strict_dtype = 1}, twice = {.rename = both},
                         wild = {.rename = many};
-    spec s[TENSORS];
+    stored s[TENSORS];
     (void)state;
     make_plain(s);
     s[7].file = -1;
@@ -415,7 +415,7 @@ static void expect_wrong_index(const char *text, const char *part) {
 }
 
 static void indices_that_lie(void **state) {
-    spec s[TENSORS];
+    stored s[TENSORS];
     (void)state;
     make_plain(s);
     write_tensors(s);
