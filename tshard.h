@@ -18321,11 +18321,11 @@ static int tshi_parallel_match_name(const char *p, const char *p_end, const char
 
 /* As tshi_parallel_match; the texts of the wildcards are appended to captures. */
 static int tshi_parallel_match_into(const char *p, const char *s, tshi_captures *captures) {
-    const char *pe = p, *se = s;     /* ends of the first names */
-    while (*pe && *pe != '.') pe++;  /* end of the pattern's first name */
-    while (*se && *se != '.') se++;  /* end of the path's first name */
-    if (!*p) return !*s;             /* the pattern ends: so must the path */
-    if (pe - p == 2 && p[0] == '*' && p[1] == '*') { /* the first name of the pattern is ** */
+    const char *pe = p, *se = s;                       /* ends of the first names */
+    while (*pe && *pe != '.') pe++;                    /* end of the pattern's first name */
+    while (*se && *se != '.') se++;                    /* end of the path's first name */
+    if (!*p) return !*s;                               /* the pattern ends: so must the path */
+    if (pe - p == 2 && p[0] == '*' && p[1] == '*') {   /* the first name of the pattern is ** */
         const char *rest = *pe ? pe + 1 : pe, *at = s; /* the pattern after **; the path after it */
         const int k = captures->count;
         for (;; at = *se ? se + 1 : se) { /* ** matches one name more each time */
@@ -18363,7 +18363,7 @@ static int tshi_parallel_replace(const char *to, const tshi_captures *captures, 
             k++;
         }
         to += 1 + many;
-        if (many && !length && *to == '.') to++;                   /* ** stands for no name: */
+        if (many && !length && *to == '.') to++;                    /* ** stands for no name: */
         if (many && !length && !*to && n && out[n - 1] == '.') n--; /* there is no dot, either */
         if (n + length >= size) return 0;
         memcpy(out + n, from, length);
@@ -21144,15 +21144,15 @@ typedef struct tshi_io_item {
 /* One save or load. */
 typedef struct tshi_io {
     tsh_ctx *ctx;
-    tsh_module *root;              /* the module to save or load */
-    const tsh_optim *optim;        /* its moments are included; NULL: no optimiser */
-    const char *op, *path;         /* "tsh_save" or "tsh_load", for errors; the user's path */
-    const char *prefix;            /* names in the file: this, a dot, the path; "": the path only */
-    tsh_dtype dtype;               /* tsh_file_desc.dtype and .strict_dtype */
+    tsh_module *root;       /* the module to save or load */
+    const tsh_optim *optim; /* its moments are included; NULL: no optimiser */
+    const char *op, *path;  /* "tsh_save" or "tsh_load", for errors; the user's path */
+    const char *prefix;     /* names in the file: this, a dot, the path; "": the path only */
+    tsh_dtype dtype;        /* tsh_file_desc.dtype and .strict_dtype */
     int strict;
-    const tsh_rename *rename;   /* tsh_file_desc.rename and .ignore */
+    const tsh_rename *rename; /* tsh_file_desc.rename and .ignore */
     const char *const *ignore;
-    int broadcast;              /* 1: rank 0 alone reads; it is not alone */
+    int broadcast;                 /* 1: rank 0 alone reads; it is not alone */
     FILE *file;                    /* open for writing or reading; NULL: not open */
     uint64_t hash;                 /* hash of the model or file, the same on all ranks */
     tshi_arena arena;              /* memory of this save or load */
@@ -21171,15 +21171,15 @@ typedef struct tshi_io {
     int64_t hash_at;                 /* position of the hash of all values in the file */
     uint64_t hashes[TSHI_IO_HASHES]; /* the parts of that hash so far */
     /* reading: */
-    const char *given;     /* the user's path; `path` is that of the file being read */
-    tshi_io_source *source; /* array of `sources`: the files */
+    const char *given;          /* the user's path; `path` is that of the file being read */
+    tshi_io_source *source;     /* array of `sources`: the files */
     const tshi_io_source *open; /* the one that `file` is of */
-    int sources, index;    /* index: 1 while an index is parsed */
-    int prefixed;          /* 1: a tensor of the files is under the prefix */
-    tshi_io_pair *map;     /* array of `maps`: an index's tensors and their files */
+    int sources, index;         /* index: 1 while an index is parsed */
+    int prefixed;               /* 1: a tensor of the files is under the prefix */
+    tshi_io_pair *map;          /* array of `maps`: an index's tensors and their files */
     size_t maps;
-    tshi_io_item **order;  /* shape (items): in the order of their values in the files */
-    int64_t *share;        /* .broadcast: see tshi_load_share */
+    tshi_io_item **order; /* shape (items): in the order of their values in the files */
+    int64_t *share;       /* .broadcast: see tshi_load_share */
     int32_t *peer, *holds;
     int64_t nonfinite;     /* number of tensors with NaN or infinity */
     char *text, *at;       /* the header's text; the next character to parse in it */
@@ -22325,7 +22325,8 @@ static int tshi_load_use(tshi_io *io, tshi_io_source *source) {
     stamp = tshi_load_stamp(io);
     if (source->data && stamp != source->stamp) io->open = NULL;
     source->stamp = stamp;
-    return io->open || tshi_io_fail(io, TSH_ERR_IO, "was replaced while it was read; load it again");
+    return io->open ||
+           tshi_io_fail(io, TSH_ERR_IO, "was replaced while it was read; load it again");
 }
 
 /* Reads and checks the header, and that the file ends with its values, of which *data becomes the
@@ -22336,14 +22337,15 @@ static int tshi_load_header(tshi_io *io, int64_t *data) {
     uint64_t value;
     size_t n, max_entries, max_pairs; /* n: bytes of the header */
     if (!tshi_load_read(io, 0, length, sizeof length))
-        return tshi_load_foreign(io) ? 0 : tshi_load_read_error(io, "it ends within the first 8 bytes");
+        return tshi_load_foreign(io) ? 0
+                                     : tshi_load_read_error(io, "it ends within the first 8 bytes");
     value = tshi_module_load_word(length, 0);
     (void)snprintf(what, sizeof what, "its header would have %llu bytes",
                    (unsigned long long)value);
     if (value < 2 || value > TSHI_IO_HEADER || !tshi_load_read(io, 7 + (int64_t)value, &byte, 1))
         return tshi_load_foreign(io) ? 0 : tshi_load_read_error(io, what);
-    n = (size_t)value;             /* fits: at most TSHI_IO_HEADER */
-    *data = 8 + (int64_t)value;    /* values follow the header */
+    n = (size_t)value;          /* fits: at most TSHI_IO_HEADER */
+    *data = 8 + (int64_t)value; /* values follow the header */
     /* Limits: as many as fit into n bytes, plus one in which parsing ends with an error. The
      * shortest are "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} and, in the metadata,
      * "":"", */
@@ -22355,7 +22357,8 @@ static int tshi_load_header(tshi_io *io, int64_t *data) {
     io->pair = (tshi_io_pair *)tshi_mem_arena_alloc(io->ctx, &io->arena,
                                                     max_pairs * sizeof *io->pair);
     if (!io->text || !io->entry || !io->pair) return 0;
-    if (!tshi_load_read(io, 8, io->text, n)) return tshi_load_read_error(io, "its header is cut off");
+    if (!tshi_load_read(io, 8, io->text, n))
+        return tshi_load_read_error(io, "its header is cut off");
     tshi_io_hash(io, io->text, n); /* a NUL follows: the arena is zeroed */
     tshi_io_read_entries(io, n);
     if (io->ctx->error.code != TSH_OK || !tshi_io_check_entries(io)) return 0;
@@ -22450,8 +22453,8 @@ static int tshi_load_read_index(tshi_io *io) {
     tshi_io_hash(io, io->text, (size_t)n);
     for (i = 0; i < (size_t)n; i++) quotes += io->text[i] == '"';
     io->pairs = 0; /* an entry has four quotes, a damaged last one fewer */
-    io->map = io->pair = (tshi_io_pair *)tshi_mem_arena_alloc(
-        io->ctx, &io->arena, (quotes / 4 + 1) * sizeof *io->pair);
+    io->map = io->pair = (tshi_io_pair *)tshi_mem_arena_alloc(io->ctx, &io->arena,
+                                                              (quotes / 4 + 1) * sizeof *io->pair);
     if (!io->map) return 0;
     tshi_load_parse_index(io, (size_t)n);
     io->maps = io->pairs;
@@ -22522,8 +22525,7 @@ static int tshi_load_list(tshi_io *io) {
             if (length <= tail || entry->d_name[0] == '.' ||
                 strcmp(entry->d_name + length - tail, end) != 0)
                 continue;
-            if (pass && n < count)
-                io->source[n].path = tshi_load_join(io, folder, entry->d_name);
+            if (pass && n < count) io->source[n].path = tshi_load_join(io, folder, entry->d_name);
             n++;
         }
         if (list) (void)closedir(list);
@@ -22579,7 +22581,8 @@ static void tshi_load_find_files(tshi_io *io) {
 /* Returns 1 if a name of the files matches a pattern of .ignore. */
 static int tshi_load_ignored(const tshi_io *io, const char *name) {
     const char *const *pattern = io->ignore;
-    if (!pattern || strlen(name) >= TSHI_IO_NAME) return 0; /* no pattern is tried on longer names */
+    if (!pattern || strlen(name) >= TSHI_IO_NAME)
+        return 0; /* no pattern is tried on longer names */
     while (*pattern && !tshi_parallel_match(*pattern, name)) pattern++;
     return *pattern != NULL;
 }
@@ -22592,15 +22595,14 @@ static const char *tshi_load_rename(tshi_io *io, const char *name) {
         char text[TSHI_IO_NAME], quote[TSHI_IO_QUOTE];
         char *copy;
         captures.count = 0;
-        if (strlen(name) >= sizeof text ||
-            !tshi_parallel_match_into(pair->from, name, &captures))
+        if (strlen(name) >= sizeof text || !tshi_parallel_match_into(pair->from, name, &captures))
             continue;
         if (!pair->to || !tshi_parallel_replace(pair->to, &captures, text, sizeof text)) {
             (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
                            "%s: .rename \"%.64s\" to \"%.64s\" makes no name of \"%s\": it has "
                            "more * than the first, more than %d, or is too long",
-                           io->op, pair->from, pair->to ? pair->to : "",
-                           tshi_io_quote(name, quote), (int)TSHI_PARALLEL_CAPTURES);
+                           io->op, pair->from, pair->to ? pair->to : "", tshi_io_quote(name, quote),
+                           (int)TSHI_PARALLEL_CAPTURES);
             return name;
         }
         copy = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, strlen(text) + 1);
@@ -22621,8 +22623,8 @@ static int tshi_load_check_index(tshi_io *io) {
         const char *slash = strrchr(source->path, '/'), *file = slash ? slash + 1 : source->path;
         for (e = 0; e < source->entries; e++) {
             const char *name = source->entry[e].name;
-            tshi_io_pair *pair = (tshi_io_pair *)bsearch(&name, io->map, io->maps,
-                                                         sizeof *io->map, tshi_io_by_name);
+            tshi_io_pair *pair = (tshi_io_pair *)bsearch(&name, io->map, io->maps, sizeof *io->map,
+                                                         tshi_io_by_name);
             if (pair && pair->text && strcmp(pair->text, file) == 0) {
                 pair->text = NULL; /* found */
             } else if (!tshi_load_ignored(io, name)) {
@@ -22774,8 +22776,8 @@ static int tshi_load_fits(const tshi_io *io, const tshi_io_item *item, const tsh
     const tsh_tensor *t = item->param;
     int d, same = entry->ndim == t->ndim;
     for (d = 0; d < t->ndim && same; d++) same = entry->dim[d] == tshi_io_dim(t, d, item->file);
-    return same && (!tshi_dtype_in_blocks(item->file) ||
-                    tshi_tensor_check_blocks(t, io->op, item->file));
+    return same &&
+           (!tshi_dtype_in_blocks(item->file) || tshi_tensor_check_blocks(t, io->op, item->file));
 }
 
 /* Sets item->entry to the tensor that the files have for it, NULL if none. plain 0: looks for the
@@ -22800,7 +22802,7 @@ static int tshi_load_check_item(const tshi_io *io, tshi_io_item *item) {
     const tsh_tensor *t = item->param;
     const tshi_io_entry *e = item->entry;
     int same, floating; /* 1: the shapes are equal; both dtypes are floating */
-    if (!e) return 1; /* tshi_load_match_all decides */
+    if (!e) return 1;   /* tshi_load_match_all decides */
     item->file = tshi_load_dtype(io, e);
     same = tshi_load_fits(io, item, e);
     if (io->ctx->error.code != TSH_OK) return 0;
@@ -22853,8 +22855,8 @@ static int tshi_load_match_all(tshi_io *io) {
     const char *strange = NULL;       /* the first name that the model lacks */
     char quote[TSHI_IO_QUOTE] = "", hint[TSHI_IO_QUOTE + 64] = "";
     int i, plain, missing = 0; /* number of tensors that the file lacks */
-    size_t e, more = 0; /* number that the model lacks */
-    size_t prefix = 0, found; /* length of a prefix that the file has and the model lacks; or 0 */
+    size_t e, more = 0;        /* number that the model lacks */
+    size_t prefix = 0, found;  /* length of a prefix that the file has and the model lacks; or 0 */
     for (e = 0; e < io->entries && !io->prefixed; e++)
         io->prefixed = tshi_load_under(io, io->entry[e].name, tshi_load_moment(io->entry[e].name));
     for (plain = 0; plain < 2; plain++)
@@ -22882,8 +22884,8 @@ static int tshi_load_match_all(tshi_io *io) {
         io, TSH_ERR_ARGUMENT,
         "lacks %d of the model's tensors%s%s%.96s%s and has %llu that the model lacks%s%s%s%s",
         missing, lacks ? " (\"" : "", lacks ? lacks->prefix : "", lacks ? lacks->path : "",
-        lacks ? "\")" : "", (unsigned long long)more, strange ? " (\"" : "",
-        strange ? quote : "", strange ? "\")" : "", hint);
+        lacks ? "\")" : "", (unsigned long long)more, strange ? " (\"" : "", strange ? quote : "",
+        strange ? "\")" : "", hint);
 }
 
 /* Extends io->hash, that of the header, so that it differs for different files: ranks compare it. A
@@ -22961,8 +22963,7 @@ static tsh_result tshi_load_share(tshi_io *io) {
     for (i = 0; i < io->counts; i++) counts[i] = (int64_t)io->count[i].read;
     result = tsh_broadcast(&ctx->world, io->share, ones - io->share, TSH_I64, 0);
     for (i = 0; i < world; i++) ones[i] = 1;
-    if (result == TSH_OK)
-        result = tsh_allgather(&ctx->world, &place, places, ones, 1, TSH_I32);
+    if (result == TSH_OK) result = tsh_allgather(&ctx->world, &place, places, ones, 1, TSH_I32);
     for (i = 0; i < world; i++)
         if (places[i]) io->peer[places[i] - 1] = i;
     for (i = 0; i < stages; i++) ones[i] = items;
@@ -23043,7 +23044,7 @@ static void tshi_load_count_nonfinite(const tshi_dtype *dtype, const char *value
     int64_t e, i, n;
     int j, strange;
     for (e = 0; e < count && dtype->floating; e += n) {
-        tsh_real sum[LANES] = {0}; /* of x - x: lanes, so that a compiler vectorises it */
+        tsh_real sum[LANES] = {0};           /* of x - x: lanes, so that a compiler vectorises it */
         n = tshi_base_min(BLOCK, count - e); /* elements of this block */
         dtype->load(values + tshi_dtype_bytes((tsh_dtype)(dtype - tshi_dtypes), e), 1, n, x);
         for (i = n; i < BLOCK; i++) x[i] = 0;
@@ -23105,10 +23106,9 @@ static int64_t tshi_load_fill(tshi_io *io, const tshi_io_item *item, tshi_runs *
     while (done < n && (run->length > 0 || tshi_tensor_next_run(run))) {
         const size_t bytes = tshi_dtype_bytes(item->file, m = tshi_base_min(run->length, n - done));
         if (io->ctx->error.code == TSH_OK && tshi_load_use(io, &io->source[e->source]) &&
-            !tshi_load_read(io,
-                            io->open->data + e->begin +
-                                (int64_t)tshi_dtype_bytes(item->file, run->global),
-                            at, bytes))
+            !tshi_load_read(
+                io, io->open->data + e->begin + (int64_t)tshi_dtype_bytes(item->file, run->global),
+                at, bytes))
             (void)tshi_load_read_error(io, "it became shorter while it was read");
         at += bytes;
         done += m;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the seeds of fuzz_safetensors.c into the folder safetensors, those of fuzz_index.c into the
-folder index."""
+"""Writes the seeds of fuzz_safetensors.c into the folder safetensors, those of fuzz_index.c into
+the folder index."""
 
 import json
 import os

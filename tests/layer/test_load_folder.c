@@ -104,8 +104,8 @@ static void write_index(const stored *s, const char *more) {
     for (i = 0; i < TENSORS && s[i].name; i++) {
         if (s[i].file < 0 || s[i].place == 9) continue;
         n = strlen(text);
-        (void)snprintf(text + n, sizeof text - n, "%s\"%s\": \"%s\"", first ? "" : ", ",
-                       s[i].name, file_names[s[i].place ? s[i].place - 1 : s[i].file]);
+        (void)snprintf(text + n, sizeof text - n, "%s\"%s\": \"%s\"", first ? "" : ", ", s[i].name,
+                       file_names[s[i].place ? s[i].place - 1 : s[i].file]);
         first = 0;
     }
     n = strlen(text);
@@ -402,8 +402,9 @@ static void tensors_that_do_not_fit(void **state) {
     make_plain(s);
     write_tensors(s);
     if (FILES_MINE) write_file(s, 1, 5);
-    expect_error(NULL, NULL, TSH_ERR_IO, "model-2.safetensors\" is no safetensors file: its values "
-                                         "are cut off");
+    expect_error(NULL, NULL, TSH_ERR_IO,
+                 "model-2.safetensors\" is no safetensors file: its values "
+                 "are cut off");
     files_clear();
     expect_error(NULL, NULL, TSH_ERR_IO, "is a folder without model.safetensors, ");
 }
@@ -421,8 +422,9 @@ static void indices_that_lie(void **state) {
     write_tensors(s);
     s[8].place = 1;
     if (FILES_MINE) write_index(s, "");
-    expect_error(NULL, NULL, TSH_ERR_IO, "model-2.safetensors\" holds \"head.weight\", which the "
-                                         "index places in \"model-1.safetensors\"");
+    expect_error(NULL, NULL, TSH_ERR_IO,
+                 "model-2.safetensors\" holds \"head.weight\", which the "
+                 "index places in \"model-1.safetensors\"");
     s[8].place = 9;
     if (FILES_MINE) write_index(s, "");
     expect_error(NULL, NULL, TSH_ERR_IO, "holds \"head.weight\", which the index does not list");
@@ -431,13 +433,15 @@ static void indices_that_lie(void **state) {
     expect_error(NULL, NULL, TSH_ERR_IO,
                  "index.json\" places \"x\" in \"model-1.safetensors\", which lacks it");
     if (FILES_MINE) write_index(s, ", \"x\": \"model-3.safetensors\"");
-    expect_error(NULL, NULL, TSH_ERR_IO, "model-3.safetensors\" is named by the index and cannot "
-                                         "be opened: No such file");
+    expect_error(NULL, NULL, TSH_ERR_IO,
+                 "model-3.safetensors\" is named by the index and cannot "
+                 "be opened: No such file");
     if (FILES_MINE) write_index(s, ", \"x\": \"../model-1.safetensors\"");
     expect_error(NULL, NULL, TSH_ERR_IO, "which is no name of a file beside it");
     if (FILES_MINE) write_index(s, ", \"head.weight\": \"model-2.safetensors\"");
-    expect_error(NULL, NULL, TSH_ERR_IO, "is no index of safetensors files: \"head.weight\" is "
-                                         "there twice");
+    expect_error(NULL, NULL, TSH_ERR_IO,
+                 "is no index of safetensors files: \"head.weight\" is "
+                 "there twice");
     expect_wrong_index("{\"weight_map\": {}}", "lists no tensors");
     expect_wrong_index("{\"metadata\": {}}", "there is no weight_map at byte 16");
     expect_wrong_index("{\"weight_map\": 3}", "weight_map is no object at byte 15");
@@ -503,9 +507,9 @@ static void a_rank_reads_the_bytes_of_its_shards(void **state) {
 /* The folder that tests/golden/folder.py wrote: a Llama of two layers in bf16, with head.weight
  * outside of "model.". */
 static int loads_a_llama(tsh_ctx *ctx, void *user) {
-    static const char *const names[] = {"q_proj", "k_proj", "v_proj", "o_proj",
+    static const char *const names[] = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                         "gate_proj", "up_proj", "down_proj"};
-    static const int sizes[][2] = {{12, 12}, {12, 4}, {12, 4}, {12, 12},
+    static const int sizes[][2] = {{12, 12}, {12, 4},  {12, 4}, {12, 12},
                                    {12, 10}, {12, 10}, {10, 12}};
     const tsh_file_desc desc = {.prefix = "model", .broadcast = user != NULL};
     const tsh_rms_norm_desc norm = {.dim = 12};
