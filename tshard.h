@@ -22711,7 +22711,7 @@ static void *tshi_load_find(const void *base, size_t n, size_t width, const char
     return bsearch(&wanted, base, n, width, tshi_io_by_name);
 }
 
-/* Returns the text for the key prefix + name of the first metadata that has it; NULL if none has. */
+/* Returns the text for the key prefix + name in the first metadata that has it; NULL: none has. */
 static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, const char *name) {
     const tshi_io_pair *pair = NULL;
     int i;
