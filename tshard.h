@@ -242,7 +242,15 @@
  * CHECKPOINTS
  *   tsh_save(tsh_root(ctx), "model.safetensors", adam) on every rank writes one file of whole
  *   tensors; tsh_load reads it at any degree and layout, and training goes on with the same bits.
- *   Files of other programs load too, if names and shapes are the model's.
+ *   Files of other programs load too, a folder of several with an index among them, if names and
+ *   shapes are the model's, or can be made so:
+ *
+ *          static const tsh_rename names[] = {{"**.gamma", "**.weight"}, {NULL, NULL}};
+ *          static const char *const none[] = {"**.inv_freq", NULL};    no parameters
+ *          tsh_file_desc d = {.prefix = "model", .rename = names, .ignore = none};
+ *          tsh_load_with(tsh_root(ctx), "folder", NULL, &d);
+ *
+ *   With .broadcast = 1, rank 0 alone has the files, and sends the others their shards.
  *
  * WHERE THE TIME GOES
  *   tsh_trace_begin(ctx, &(tsh_trace_desc){.path = "trace.json"}) on every rank, a few steps,
@@ -1883,40 +1891,63 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
  * TSH_ERR_UNSUPPORTED (pp above 1 without a pipeline); no temporary file is left, and
  * tsh_clear_error on every rank recovers. */
 TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_optim *optim);
+/* A name that tsh_load changes; see tsh_file_desc.rename. */
+typedef struct tsh_rename {
+    const char *from, *to;
+} tsh_rename;
 typedef struct tsh_file_desc {
     const char *prefix; /* in the file, each path follows this and a dot; NULL or "": nothing.
-                         * Loading: tensors of the file under other prefixes are skipped */
+                         * Loading: what the file lacks under that name is looked for by the path
+                         * alone; tensors of the file under other prefixes are skipped, unless it
+                         * has none under this one */
     tsh_dtype dtype;    /* saving: floating-point parameters are rounded to this floating dtype,
                          * once, to nearest even, from exact weights where there are; 0: as
                          * tsh_save. Moments keep their dtype */
     int strict_dtype;   /* loading: 1: another dtype than the model's is an error; F32 is a BF16
                          * parameter's own, too, if an optimiser keeps its exact weights */
+    const tsh_rename *rename; /* loading: pairs of patterns, each applied in turn to the names in
+                               * the files (their prefixes included), up to one with .from NULL;
+                               * patterns are a plan's, and the n-th * or ** of .to (of at most 8)
+                               * is what the n-th of .from stands for:
+                               * {"**.LayerNorm.gamma", "**.LayerNorm.weight"}. NULL: none */
+    const char *const *ignore; /* loading: patterns, up to a NULL, of names in the files, before
+                                * .rename, of tensors that are read as if the files had none such:
+                                * "**.inv_freq". NULL: none */
+    int broadcast; /* loading: 1: rank 0 of the world alone has the files, and sends each rank its
+                    * shards; other ranks' paths are not looked at */
 } tsh_file_desc;
 /* The same with more options; desc NULL: tsh_save. TSH_ERR_ARGUMENT: a prefix of TSH_PATH_SIZE
  * characters or more; a dtype that is not floating; one that differs between ranks. */
 TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh_optim *optim,
                                  const tsh_file_desc *desc);
-/* Reads what tsh_save wrote, or another program's safetensors file, into a model of the same names
+/* Reads what tsh_save wrote, or other programs' safetensors files, into a model of the same names
  * and shapes, with or without memory, at any degree and layout; every rank reads its own slices.
+ * path: a file; an index (*.json, as transformers writes) of files beside it; or a folder, with
+ * model.safetensors, else model.safetensors.index.json, else (on POSIX) of all *.safetensors in it.
  * optim: the same kind, its moments and steps are restored; NULL: they are skipped. The state of
  * the generators is restored where the file holds it, so that training goes on with the same bits.
  * F32, F64, BF16 and F16 are converted to the dtype that a parameter or moment has in the model,
  * rounded once, to nearest even; beyond its range a value becomes infinite. So are quantised
  * weights, in both directions: a model that was quantised before loading takes any file of these.
  * For a BF16 parameter, an optimiser that was created before keeps the exact F32 of the file.
- * Between steps. Two all-reduces over the world, no other traffic. The header is checked whole on
- * all ranks before anything changes. While a save of the same path goes on, too, all ranks read
- * one and the same save, or get TSH_ERR_IO and may load again after tsh_clear_error. For that, they
- * compare the hash of all values that tsh_save stored; for other programs' files, 64 bytes of every
- * tensor. Values that are NaN or infinite are loaded, and the first replica logs them with the
- * tensor's name: one rank for a replicated tensor, each rank for its shard of a sharded one; after
- * eight tensors only how many more there are. An error is one on every rank, as in tsh_save:
- * TSH_ERR_IO (the system, no well-formed file, or not the same one on every rank),
- * TSH_ERR_ARGUMENT (tensors that the file or the model lacks, or another kind of optimiser),
- * TSH_ERR_SHAPE, TSH_ERR_DTYPE (other dtypes that differ). Files over 2 GiB need a 64-bit long. */
+ * Between steps. Two all-reduces over the world, no other traffic. All headers and the index are
+ * checked whole on all ranks before anything changes. While a save of the same path goes on, too,
+ * all ranks read one and the same save, or get TSH_ERR_IO and may load again after tsh_clear_error.
+ * For that, they compare the hash of all values that tsh_save stored; for other programs' files, 64
+ * bytes of every tensor. Values that are NaN or infinite are loaded, and the first replica logs
+ * them with the tensor's name: one rank for a replicated tensor, each rank for its shard of a
+ * sharded one; after eight tensors only how many more there are. An error is one on every rank, as
+ * in tsh_save: TSH_ERR_IO (the system, no well-formed file, not the same one on every rank, a
+ * tensor in two files, an index that lists other tensors than its files hold), TSH_ERR_ARGUMENT
+ * (tensors that the files or the model lack, or another kind of optimiser), TSH_ERR_SHAPE,
+ * TSH_ERR_DTYPE (other dtypes that differ). Files over 2 GiB need a 64-bit long. */
 TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim);
-/* The same with a prefix, such as that of one block in the file of a whole model, or with
- * .strict_dtype (TSH_ERR_DTYPE); desc NULL: tsh_load. Errors as tsh_save_with. */
+/* The same with a prefix, such as that of one block in the file of a whole model, other names, or
+ * with .strict_dtype (TSH_ERR_DTYPE); desc NULL: tsh_load. Errors as tsh_save_with. With .broadcast
+ * between the two all-reduces: a broadcast and an all-gather over the world and one over pp, a few
+ * numbers per tensor; then values in messages of at most 1 MiB, of which a rank holds one at a
+ * time, rank 0 two: each shard from rank 0 to its rank of the first replica, a replicated tensor to
+ * the first rank of tp, which broadcasts it over tp; all of them are broadcast over dp. */
 TSH_API tsh_result tsh_load_with(tsh_module *module, const char *path, tsh_optim *optim,
                                  const tsh_file_desc *desc);
 
@@ -18861,14 +18892,34 @@ static int tshi_parallel_match_set(const char *p, const char *p_end, char c, int
     return at < p_end ? (int)(at - p) : 0;
 }
 
+enum { TSHI_PARALLEL_CAPTURES = 8 }; /* wildcards of a pattern whose text is kept */
+
+/* What the wildcards * and ** of a pattern stand for in a path, in order: [from, to). */
+typedef struct tshi_captures {
+    const char *from[TSHI_PARALLEL_CAPTURES], *to[TSHI_PARALLEL_CAPTURES];
+    int count; /* wildcards so far, of which the first TSHI_PARALLEL_CAPTURES are kept */
+} tshi_captures;
+
+/* Makes [from, to) the text of wildcard k, and forgets those after it. */
+static void tshi_parallel_capture(tshi_captures *captures, int k, const char *from,
+                                  const char *to) {
+    if (k < TSHI_PARALLEL_CAPTURES) captures->from[k] = from;
+    if (k < TSHI_PARALLEL_CAPTURES) captures->to[k] = to;
+    captures->count = k + 1;
+}
+
 /* Returns 1 if the name [s, s_end) matches the pattern [p, p_end): * any characters, ? one, [...]
  * one of a set. */
 static int tshi_parallel_match_name(const char *p, const char *p_end, const char *s,
-                                    const char *s_end) {
+                                    const char *s_end, tshi_captures *captures) {
     for (; p < p_end; p++, s++) {
         if (*p == '*') {
-            for (; s <= s_end; s++) /* try every length of * */
-                if (tshi_parallel_match_name(p + 1, p_end, s, s_end)) return 1;
+            const char *from = s;
+            const int k = captures->count;
+            for (; s <= s_end; s++) { /* try every length of * */
+                tshi_parallel_capture(captures, k, from, s);
+                if (tshi_parallel_match_name(p + 1, p_end, s, s_end, captures)) return 1;
+            }
             return 0;
         }
         int has = 0, set = *p == '[' && s < s_end ? tshi_parallel_match_set(p, p_end, *s, &has) : 0;
@@ -18878,19 +18929,58 @@ static int tshi_parallel_match_name(const char *p, const char *p_end, const char
     return s == s_end;
 }
 
+/* As tshi_parallel_match; the texts of the wildcards are appended to captures. */
+static int tshi_parallel_match_into(const char *p, const char *s, tshi_captures *captures) {
+    const char *pe = p, *se = s;                       /* ends of the first names */
+    while (*pe && *pe != '.') pe++;                    /* end of the pattern's first name */
+    while (*se && *se != '.') se++;                    /* end of the path's first name */
+    if (!*p) return !*s;                               /* the pattern ends: so must the path */
+    if (pe - p == 2 && p[0] == '*' && p[1] == '*') {   /* the first name of the pattern is ** */
+        const char *rest = *pe ? pe + 1 : pe, *at = s; /* the pattern after **; the path after it */
+        const int k = captures->count;
+        for (;; at = *se ? se + 1 : se) { /* ** matches one name more each time */
+            tshi_parallel_capture(captures, k, s, at > s && at[-1] == '.' ? at - 1 : at);
+            if (tshi_parallel_match_into(rest, at, captures)) return 1;
+            if (!*at) return 0;
+            for (se = at; *se && *se != '.';) se++;
+        }
+    }
+    if (!*s || !tshi_parallel_match_name(p, pe, s, se, captures)) return 0;
+    return tshi_parallel_match_into(*pe ? pe + 1 : pe, *se ? se + 1 : se, captures);
+}
+
 /* Returns 1 if the dotted path s matches the pattern p; ** matches any number of names. */
 static int tshi_parallel_match(const char *p, const char *s) {
-    const char *pe = p, *se = s;                     /* ends of the first names */
-    while (*pe && *pe != '.') pe++;                  /* end of the pattern's first name */
-    while (*se && *se != '.') se++;                  /* end of the path's first name */
-    if (!*p) return !*s;                             /* the pattern ends: so must the path */
-    if (pe - p == 2 && p[0] == '*' && p[1] == '*') { /* the first name of the pattern is ** */
-        const char *rest = *pe ? pe + 1 : pe;                      /* the pattern after ** */
-        if (tshi_parallel_match(rest, s)) return 1;                /* ** matches no more names */
-        return *s ? tshi_parallel_match(p, *se ? se + 1 : se) : 0; /* or one more name */
+    tshi_captures captures;
+    captures.count = 0;
+    return tshi_parallel_match_into(p, s, &captures);
+}
+
+/* Writes `to` with the captures in place of its * and ** to out. Returns 0 if there are fewer
+ * captures than wildcards, or if it has more than size - 1 characters. */
+static int tshi_parallel_replace(const char *to, const tshi_captures *captures, char *out,
+                                 size_t size) {
+    size_t n = 0, length;
+    int k = 0; /* index of the next wildcard */
+    while (*to) {
+        const char *from = to;
+        const int many = to[0] == '*' && to[1] == '*';
+        length = 1;
+        if (*to == '*') {
+            if (k >= captures->count || k >= TSHI_PARALLEL_CAPTURES) return 0;
+            from = captures->from[k];
+            length = (size_t)(captures->to[k] - from);
+            k++;
+        }
+        to += 1 + many;
+        if (many && !length && *to == '.') to++;                    /* ** stands for no name: */
+        if (many && !length && !*to && n && out[n - 1] == '.') n--; /* there is no dot, either */
+        if (n + length >= size) return 0;
+        memcpy(out + n, from, length);
+        n += length;
     }
-    if (!*s || !tshi_parallel_match_name(p, pe, s, se)) return 0;
-    return tshi_parallel_match(*pe ? pe + 1 : pe, *se ? se + 1 : se);
+    out[n] = '\0';
+    return 1;
 }
 
 /* -- choosing the rules of every module --------------------------------------- */
@@ -21994,12 +22084,24 @@ typedef struct tshi_io_entry {
     const char *name; /* first, as in tshi_io_pair: tshi_io_by_name compares both */
     int64_t begin, end, dim[TSH_MAX_DIMS]; /* offsets of its values, in bytes; its shape */
     int ndim, type, taken; /* type: an index of tshi_io_types; taken: the model has it */
+    int source;            /* index of its file */
+    const char *own;       /* its name in that file, before .rename */
 } tshi_io_entry;
 
 /* A key and its text in a file's metadata. */
 typedef struct tshi_io_pair {
     const char *name, *text;
 } tshi_io_pair;
+
+/* A file that is read. */
+typedef struct tshi_io_source {
+    const char *path;     /* first: tshi_io_by_name compares it */
+    int64_t data;         /* position of its first value; 0: its header has not been read */
+    uint64_t stamp;       /* see tshi_load_stamp */
+    tshi_io_entry *entry; /* its tensors and metadata, sorted by name */
+    tshi_io_pair *pair;
+    size_t entries, pairs;
+} tshi_io_source;
 
 /* A count of the model that a file's metadata holds: state of the generators or the optimiser. */
 typedef struct tshi_io_count {
@@ -22023,12 +22125,15 @@ typedef struct tshi_io_item {
 /* One save or load. */
 typedef struct tshi_io {
     tsh_ctx *ctx;
-    tsh_module *root;              /* the module to save or load */
-    const tsh_optim *optim;        /* its moments are included; NULL: no optimiser */
-    const char *op, *path;         /* "tsh_save" or "tsh_load", for errors; the user's path */
-    const char *prefix;            /* names in the file: this, a dot, the path; "": the path only */
-    tsh_dtype dtype;               /* tsh_file_desc.dtype and .strict_dtype */
+    tsh_module *root;       /* the module to save or load */
+    const tsh_optim *optim; /* its moments are included; NULL: no optimiser */
+    const char *op, *path;  /* "tsh_save" or "tsh_load", for errors; the user's path */
+    const char *prefix;     /* names in the file: this, a dot, the path; "": the path only */
+    tsh_dtype dtype;        /* tsh_file_desc.dtype and .strict_dtype */
     int strict;
+    const tsh_rename *rename; /* tsh_file_desc.rename and .ignore */
+    const char *const *ignore;
+    int broadcast;                 /* 1: rank 0 alone reads; it is not alone */
     FILE *file;                    /* open for writing or reading; NULL: not open */
     uint64_t hash;                 /* hash of the model or file, the same on all ranks */
     tshi_arena arena;              /* memory of this save or load */
@@ -22047,13 +22152,22 @@ typedef struct tshi_io {
     int64_t hash_at;                 /* position of the hash of all values in the file */
     uint64_t hashes[TSHI_IO_HASHES]; /* the parts of that hash so far */
     /* reading: */
-    int64_t stamp;         /* time of the file's last change, read when it was opened */
+    const char *given;          /* the user's path; `path` is that of the file being read */
+    tshi_io_source *source;     /* array of `sources`: the files */
+    const tshi_io_source *open; /* the one that `file` is of */
+    int sources, index;         /* index: 1 while an index is parsed */
+    int prefixed;               /* 1: a tensor of the files is under the prefix */
+    tshi_io_pair *map;          /* array of `maps`: an index's tensors and their files */
+    size_t maps;
+    tshi_io_item **order; /* shape (items): in the order of their values in the files */
+    int64_t *share;       /* .broadcast: see tshi_load_share */
+    int32_t *peer, *holds;
     int64_t nonfinite;     /* number of tensors with NaN or infinity */
     char *text, *at;       /* the header's text; the next character to parse in it */
-    tshi_io_entry *entry;  /* array of `entries`: the tensors of the file */
+    tshi_io_entry *entry;  /* array of `entries`: the tensors of the file, at last of all files */
     tshi_io_pair *pair;    /* array of `pairs`: keys and values of the file's __metadata__ */
     size_t entries, pairs; /* numbers of tensors and of pairs in the file */
-    int64_t data, place;   /* positions of the first value and of the next read */
+    int64_t place;         /* position of the next read */
 } tshi_io;
 
 static const char tshi_io_first[] = "optim.first.", tshi_io_second[] = "optim.second.";
@@ -22066,10 +22180,12 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
     io->root = root;
     io->optim = optim;
     io->op = op;
-    io->path = path ? path : "";
+    io->path = io->given = path ? path : "";
     io->prefix = desc && desc->prefix ? desc->prefix : "";
     io->dtype = desc ? desc->dtype : TSH_DTYPE_DEFAULT;
     io->strict = desc && desc->strict_dtype;
+    io->rename = desc ? desc->rename : NULL;
+    io->ignore = desc ? desc->ignore : NULL;
     io->lock = -1;
     if (!*io->path) (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: there is no path", op);
     if (strlen(io->prefix) >= TSH_PATH_SIZE)
@@ -22157,11 +22273,12 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
     if (max[0]) {
         (void)tshi_io_take_error(ctx, max[0], io->op);
     } else if (max[1] != -max[2]) {
-        const int reading = io->data > 0; /* 1: this is a load, not a save */
-        (void)tshi_io_fail(io, reading ? TSH_ERR_IO : TSH_ERR_ARGUMENT, "%s",
-                           reading
-                               ? "is not the same file on every rank, or was saved anew while "
-                                 "ranks opened it; if so, load it again"
+        const int files = io->source && !io->broadcast; /* 1: every rank reads */
+        (void)tshi_io_fail(io, files ? TSH_ERR_IO : TSH_ERR_ARGUMENT, "%s",
+                           files ? "is not the same file on every rank, or was saved anew while "
+                                   "ranks opened it; if so, load it again"
+                           : io->broadcast
+                               ? "cannot be loaded: ranks hold different models or optimisers"
                                : "cannot be written: ranks hold different models or optimisers");
         ctx->error.rank = -1; /* no rank is to blame */
     }
@@ -22654,13 +22771,18 @@ static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, in
     return done;
 }
 
-/* As tsh_send and tsh_recv: n elements of the dtype; those in blocks are sent as 16-bit numbers. */
+/* Returns the dtype as which *n elements of a dtype are sent, and sets *n to their number in it:
+ * those in blocks are sent as 16-bit numbers. */
+static tsh_dtype tshi_io_sent_as(tsh_dtype dtype, int64_t *n) {
+    if (!tshi_dtype_in_blocks(dtype)) return dtype;
+    *n = (int64_t)tshi_dtype_bytes(dtype, *n) / tshi_dtypes[TSH_BF16].size;
+    return TSH_BF16;
+}
+
+/* As tsh_send and tsh_recv: n elements of any dtype. */
 static tsh_result tshi_io_pass(tsh_comm *comm, void *buffer, int64_t n, tsh_dtype dtype, int sends,
                                int peer) {
-    if (tshi_dtype_in_blocks(dtype)) {
-        n = (int64_t)tshi_dtype_bytes(dtype, n) / tshi_dtypes[TSH_BF16].size;
-        dtype = TSH_BF16;
-    }
+    dtype = tshi_io_sent_as(dtype, &n);
     return sends ? tsh_send(comm, buffer, n, dtype, peer) : tsh_recv(comm, buffer, n, dtype, peer);
 }
 
@@ -22789,10 +22911,15 @@ TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
  * place, since none gets longer. The text ends with a NUL, where every parser stops. After an
  * error, parsers return 0 or "", and loops over elements end. */
 
+/* Returns what the file that is parsed should be. */
+static const char *tshi_io_form(const tshi_io *io) {
+    return io->index ? "index of safetensors files" : "safetensors file";
+}
+
 /* Sets an error that says what is wrong with the header at io->at. Returns 0. */
 static int tshi_io_bad(const tshi_io *io, const char *what) {
-    return tshi_io_fail(io, TSH_ERR_IO, "is no safetensors file: %s at byte %llu of its header",
-                        what, (unsigned long long)(io->at - io->text));
+    return tshi_io_fail(io, TSH_ERR_IO, "is no %s: %s at byte %llu%s", tshi_io_form(io), what,
+                        (unsigned long long)(io->at - io->text), io->index ? "" : " of its header");
 }
 
 /* Copies a name from the file for an error sentence: shortened, control characters as "?". */
@@ -22978,11 +23105,12 @@ static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
     entry->end = offset[1];
 }
 
-/* Parses the metadata, {"key": "text", ..}. */
-static void tshi_io_read_pairs(tshi_io *io) {
-    int more = tshi_io_open(io, "{}", "__metadata__ is no object");
+/* Parses the metadata or an index's weight_map, {"key": "text", ..}; an error if it is no object:
+ * what. */
+static void tshi_io_read_pairs(tshi_io *io, const char *what) {
+    int more = tshi_io_open(io, "{}", what);
     for (; more; more = tshi_io_next(io, '}')) {
-        tshi_io_pair *pair = &io->pair[io->pairs++]; /* there is space: see tshi_io_read_header */
+        tshi_io_pair *pair = &io->pair[io->pairs++]; /* there is space: see tshi_load_header */
         pair->name = tshi_io_key(io);
         pair->text = tshi_io_string(io);
     }
@@ -23001,7 +23129,7 @@ static void tshi_io_read_entries(tshi_io *io, size_t n) {
         } else if (metadata++) {
             (void)tshi_io_bad(io, "__metadata__ is there twice");
         } else {
-            tshi_io_read_pairs(io);
+            tshi_io_read_pairs(io, "__metadata__ is no object");
         }
     }
     tshi_io_skip(io);
@@ -23025,7 +23153,7 @@ static int tshi_io_by_place(const void *a, const void *b) {
 /* Reports what is wrong with one tensor of the file. Returns 0. */
 static int tshi_io_bad_entry(const tshi_io *io, const char *name, const char *what) {
     char quote[TSHI_IO_QUOTE];
-    return tshi_io_fail(io, TSH_ERR_IO, "is no safetensors file: \"%s\" %s",
+    return tshi_io_fail(io, TSH_ERR_IO, "is no %s: \"%s\" %s", tshi_io_form(io),
                         tshi_io_quote(name, quote), what);
 }
 
@@ -23067,10 +23195,21 @@ static int tshi_io_check_entries(tshi_io *io) {
                               "is twice in __metadata__");
 }
 
-/* -- reading: bytes ----------------------------------------------------------- */
+/* ========================================================================== */
+/* >>load                                                MARK: - load (private) */
+/* Loading files into a model, at any degree of parallelism.                    */
+/* Needs: >>io.                                                                 */
+/* ========================================================================== */
+
+/* Every rank reads the files itself: the headers, then the bytes that its shards need. With
+ * .broadcast rank 0 does, for all. tshi_load_all has two halves: tshi_load_check compares headers
+ * with the model, then the ranks agree; only after that are values changed, in the order of the
+ * files. */
+
+/* -- bytes -------------------------------------------------------------------- */
 
 /* Reads bytes at position `at` of the file; returns 0 if the file ends before, or on an error. */
-static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
+static int tshi_load_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     size_t got;
     errno = 0;
     if (at != io->place && !tshi_file_seek(io->file, at)) return 0; /* seeks only if it must */
@@ -23080,14 +23219,14 @@ static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
 }
 
 /* Reports a failed read: a system error or, if the file ended, `what`. Returns 0. */
-static int tshi_io_read_error(const tshi_io *io, const char *what) {
+static int tshi_load_read_error(const tshi_io *io, const char *what) {
     if (ferror(io->file)) return tshi_io_system_error(io, "cannot be read");
-    return tshi_io_fail(io, TSH_ERR_IO, "is no safetensors file: %s", what);
+    return tshi_io_fail(io, TSH_ERR_IO, "is no %s: %s", tshi_io_form(io), what);
 }
 
 /* Other formats: their first bytes and a description for the error. */
-static const tshi_io_pair tshi_io_forms[] = {
-    {"{", "JSON text, such as the index of a sharded checkpoint"},
+static const tshi_io_pair tshi_load_forms[] = {
+    {"{", "JSON text, such as the index of a sharded checkpoint, whose name must end with .json"},
     {"PK\3\4", "a zip archive, as torch.save writes (safetensors.torch.save_file converts it)"},
     {"\x80\2", "a pickle, as torch.save writes (safetensors.torch.save_file converts it)"},
     {"\x80\4", "a Python pickle"},
@@ -23099,37 +23238,95 @@ static const tshi_io_pair tshi_io_forms[] = {
 };
 
 /* Returns 1 and sets an error if the file is of another format that is recognised; else 0. */
-static int tshi_io_foreign(tshi_io *io) {
-    const size_t forms = sizeof tshi_io_forms / sizeof tshi_io_forms[0];
+static int tshi_load_foreign(tshi_io *io) {
+    const size_t forms = sizeof tshi_load_forms / sizeof tshi_load_forms[0];
     unsigned char start[32];
     size_t i, n, printable = 0; /* n: bytes read; printable: how many are text */
     memset(start, 0, sizeof start);
-    (void)tshi_io_read(io, 0, start, sizeof start);
+    (void)tshi_load_read(io, 0, start, sizeof start);
     n = (size_t)io->place;
     if (ferror(io->file)) return 0;
     for (i = 0; i < forms; i++)
-        if (memcmp(start, tshi_io_forms[i].name, strlen(tshi_io_forms[i].name)) == 0)
-            return !tshi_io_wrong_kind(io, tshi_io_forms[i].text);
+        if (memcmp(start, tshi_load_forms[i].name, strlen(tshi_load_forms[i].name)) == 0)
+            return !tshi_io_wrong_kind(io, tshi_load_forms[i].text);
     for (i = 0; i < n; i++)
         printable += (start[i] >= ' ' && start[i] < 127) || (start[i] >= '\t' && start[i] <= '\r');
     return printable == n && !tshi_io_wrong_kind(io, n ? "a text" : "an empty file");
 }
 
-/* Reads and checks the header, and that the file ends with its values; 0 and an error if not. */
-static int tshi_io_read_header(tshi_io *io) {
+/* Returns a hash of what tells the open file from others and from what it was before: number on its
+ * disk, size and time of its last change; 0: not known. A change while it is read means that
+ * another program wrote to it: tsh_save never writes to a file in place. */
+static uint64_t tshi_load_stamp(const tshi_io *io) {
+#if TSHI_POSIX
+    struct stat info;
+    int64_t facts[4] = {0, 0, 0, 0};
+    if (!io->file || fstat(fileno(io->file), &info) != 0) return 0;
+    facts[0] = (int64_t)info.st_ino;
+    facts[1] = (int64_t)info.st_size;
+    facts[2] = (int64_t)info.st_mtime;
+#if defined(__linux__) && defined(st_mtime) /* -std=c99 hides it: seconds must do */
+    facts[3] = (int64_t)info.st_mtim.tv_nsec;
+#endif
+    return tshi_rng_hash(0, facts, sizeof facts);
+#else
+    (void)io;
+    return 0;
+#endif
+}
+
+/* Closes the open file; 0 and an error if it was written to since it was opened. */
+static int tshi_load_leave(tshi_io *io) {
+    const int same = !io->open || tshi_load_stamp(io) == io->open->stamp;
+    if (io->file) (void)fclose(io->file);
+    io->file = NULL;
+    io->open = NULL;
+    return same || tshi_io_fail(io, TSH_ERR_IO, "was written to while it was read; load it again");
+}
+
+/* Makes a file the open one, of which there is one at a time: a model may have more files than a
+ * process may open. Without a buffer, so that a read takes no bytes beside its own. 0 and an error
+ * if it cannot be opened, or is not what its header was read from. */
+static int tshi_load_use(tshi_io *io, tshi_io_source *source) {
+    const char *kind;
+    uint64_t stamp;
+    if (io->open == source) return 1;
+    if (!tshi_load_leave(io)) return 0;
+    io->path = source->path;
+    kind = tshi_file_kind(source->path);
+    if (kind) return tshi_io_wrong_kind(io, kind); /* a FIFO could block */
+    errno = 0;
+    if (!(io->file = fopen(source->path, "rb")))
+        return tshi_io_system_error(io, io->map && !io->index
+                                            ? "is named by the index and cannot be opened"
+                                            : "cannot be opened");
+    (void)setvbuf(io->file, NULL, _IONBF, 0);
+    io->place = 0;
+    io->open = source;
+    stamp = tshi_load_stamp(io);
+    if (source->data && stamp != source->stamp) io->open = NULL;
+    source->stamp = stamp;
+    return io->open ||
+           tshi_io_fail(io, TSH_ERR_IO, "was replaced while it was read; load it again");
+}
+
+/* Reads and checks the header, and that the file ends with its values, of which *data becomes the
+ * position; 0 and an error if not. */
+static int tshi_load_header(tshi_io *io, int64_t *data) {
     unsigned char length[8], byte; /* byte: read to learn where the file ends */
     char what[TSHI_TEXT_SIZE];
     uint64_t value;
     size_t n, max_entries, max_pairs; /* n: bytes of the header */
-    if (!tshi_io_read(io, 0, length, sizeof length))
-        return tshi_io_foreign(io) ? 0 : tshi_io_read_error(io, "it ends within the first 8 bytes");
+    if (!tshi_load_read(io, 0, length, sizeof length))
+        return tshi_load_foreign(io) ? 0
+                                     : tshi_load_read_error(io, "it ends within the first 8 bytes");
     value = tshi_module_load_word(length, 0);
     (void)snprintf(what, sizeof what, "its header would have %llu bytes",
                    (unsigned long long)value);
-    if (value < 2 || value > TSHI_IO_HEADER || !tshi_io_read(io, 7 + (int64_t)value, &byte, 1))
-        return tshi_io_foreign(io) ? 0 : tshi_io_read_error(io, what);
-    n = (size_t)value;             /* fits: at most TSHI_IO_HEADER */
-    io->data = 8 + (int64_t)value; /* values follow the header */
+    if (value < 2 || value > TSHI_IO_HEADER || !tshi_load_read(io, 7 + (int64_t)value, &byte, 1))
+        return tshi_load_foreign(io) ? 0 : tshi_load_read_error(io, what);
+    n = (size_t)value;          /* fits: at most TSHI_IO_HEADER */
+    *data = 8 + (int64_t)value; /* values follow the header */
     /* Limits: as many as fit into n bytes, plus one in which parsing ends with an error. The
      * shortest are "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} and, in the metadata,
      * "":"", */
@@ -23141,26 +23338,348 @@ static int tshi_io_read_header(tshi_io *io) {
     io->pair = (tshi_io_pair *)tshi_mem_arena_alloc(io->ctx, &io->arena,
                                                     max_pairs * sizeof *io->pair);
     if (!io->text || !io->entry || !io->pair) return 0;
-    if (!tshi_io_read(io, 8, io->text, n)) return tshi_io_read_error(io, "its header is cut off");
-    io->hash = tshi_rng_hash(0, io->text, n); /* a NUL follows: the arena is zeroed */
+    if (!tshi_load_read(io, 8, io->text, n))
+        return tshi_load_read_error(io, "its header is cut off");
+    tshi_io_hash(io, io->text, n); /* a NUL follows: the arena is zeroed */
     tshi_io_read_entries(io, n);
     if (io->ctx->error.code != TSH_OK || !tshi_io_check_entries(io)) return 0;
-    if (io->bytes && !tshi_io_read(io, io->data + io->bytes - 1, &byte, 1))
-        return tshi_io_read_error(io, "its values are cut off");
-    if (tshi_io_read(io, io->data + io->bytes, &byte, 1))
-        return tshi_io_read_error(io, "something follows its values");
+    if (io->bytes && !tshi_load_read(io, *data + io->bytes - 1, &byte, 1))
+        return tshi_load_read_error(io, "its values are cut off");
+    if (tshi_load_read(io, *data + io->bytes, &byte, 1))
+        return tshi_load_read_error(io, "something follows its values");
     return 1;
 }
 
-/* ========================================================================== */
-/* >>load                                                MARK: - load (private) */
-/* Loading a file into a model, at any degree of parallelism.                   */
-/* Needs: >>io.                                                                 */
-/* ========================================================================== */
+/* -- which files -------------------------------------------------------------- */
 
-/* Every rank reads the file itself: the header, then the parts that its shards need. tshi_load_all
- * has two halves: tshi_load_check compares the header with the model, then the ranks agree; only
- * after that are values changed, parameter by parameter. */
+/* Returns the path of a name in the folder of io->given (of a file in it, its first `folder`
+ * characters); NULL and an error: no memory. */
+static const char *tshi_load_join(tshi_io *io, size_t folder, const char *name) {
+    const size_t size = folder + strlen(name) + 2;
+    char *path = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, size);
+    const int slash = folder && io->given[folder - 1] != '/';
+    if (path)
+        (void)snprintf(path, size, "%.*s%s%s", (int)folder, io->given, slash ? "/" : "", name);
+    return path;
+}
+
+/* Allocates `count` sources; 0 and an error: no memory. */
+static int tshi_load_sources(tshi_io *io, size_t count) {
+    io->source = (tshi_io_source *)tshi_mem_arena_alloc(io->ctx, &io->arena,
+                                                        count * sizeof *io->source);
+    return io->source != NULL;
+}
+
+/* Makes one file the only source. */
+static void tshi_load_single(tshi_io *io, const char *path) {
+    if (!path || !tshi_load_sources(io, 1)) return;
+    io->source[0].path = path;
+    io->sources = 1;
+}
+
+/* Skips a value of any kind; brackets are only counted. */
+static void tshi_load_skip_value(tshi_io *io) {
+    int depth = 0;
+    do {
+        tshi_io_skip(io);
+        if (*io->at == '"') {
+            (void)tshi_io_string(io);
+        } else if (*io->at && strchr("{[}]", *io->at)) {
+            depth += *io->at == '{' || *io->at == '[' ? 1 : -1;
+            io->at++;
+        } else {
+            const size_t n = strspn(io->at, depth ? ",:+-.0123456789aeflnrstuE"
+                                                  : "+-.0123456789aeflnrstuE");
+            if (!n) (void)tshi_io_bad(io, "there is no value");
+            io->at += n;
+        }
+    } while (depth > 0 && io->ctx->error.code == TSH_OK);
+    if (depth < 0) (void)tshi_io_bad(io, "there is no value");
+}
+
+/* Parses an index of n characters, {"metadata": {..}, "weight_map": {"tensor": "file", ..}}, into
+ * io->map. */
+static void tshi_load_parse_index(tshi_io *io, size_t n) {
+    const char *end = io->at + n;
+    int more, maps = 0;
+    tshi_io_skip(io);
+    for (more = tshi_io_open(io, "{}", "there is no {"); more; more = tshi_io_next(io, '}')) {
+        if (strcmp(tshi_io_key(io), "weight_map") != 0)
+            tshi_load_skip_value(io);
+        else if (maps++)
+            (void)tshi_io_bad(io, "weight_map is there twice");
+        else
+            tshi_io_read_pairs(io, "weight_map is no object");
+    }
+    tshi_io_skip(io);
+    if (io->at != end) (void)tshi_io_bad(io, "something follows the last }");
+    if (!maps) (void)tshi_io_bad(io, "there is no weight_map");
+}
+
+/* Reads the text of the open index and parses it; 0 and an error if it is none. */
+static int tshi_load_read_index(tshi_io *io) {
+    size_t quotes = 0, i;
+    long n;
+    errno = 0;
+    if (fseek(io->file, 0, SEEK_END) != 0 || (n = ftell(io->file)) < 0)
+        return tshi_io_system_error(io, "cannot be read");
+    io->place = n;
+    if (n > TSHI_IO_HEADER)
+        return tshi_io_fail(io, TSH_ERR_IO, "is no index of safetensors files: it has %ld bytes",
+                            n);
+    io->text = io->at = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, (size_t)n + 1);
+    if (!io->text) return 0;
+    if (!tshi_load_read(io, 0, io->text, (size_t)n))
+        return tshi_load_read_error(io, "it became shorter while it was read");
+    tshi_io_hash(io, io->text, (size_t)n);
+    for (i = 0; i < (size_t)n; i++) quotes += io->text[i] == '"';
+    io->pairs = 0; /* an entry has four quotes, a damaged last one fewer */
+    io->map = io->pair = (tshi_io_pair *)tshi_mem_arena_alloc(io->ctx, &io->arena,
+                                                              (quotes / 4 + 1) * sizeof *io->pair);
+    if (!io->map) return 0;
+    tshi_load_parse_index(io, (size_t)n);
+    io->maps = io->pairs;
+    return io->ctx->error.code == TSH_OK;
+}
+
+/* Compares two entries of an index by their files; for qsort. */
+static int tshi_load_by_file(const void *a, const void *b) {
+    return strcmp(((const tshi_io_pair *)a)->text, ((const tshi_io_pair *)b)->text);
+}
+
+/* Makes the files that io->map names the sources, which lie in the first `folder` characters of
+ * io->given; 0 and an error if one lies elsewhere, or a tensor is there twice. */
+static int tshi_load_map_files(tshi_io *io, size_t folder) {
+    char quote[TSHI_IO_QUOTE];
+    size_t i, count = 0; /* number of files */
+    qsort(io->map, io->maps, sizeof *io->map, tshi_load_by_file);
+    for (i = 0; i < io->maps; i++) {
+        const char *file = io->map[i].text;
+        if (!*file || strpbrk(file, "/\\"))
+            return tshi_io_fail(io, TSH_ERR_IO,
+                                "places a tensor in \"%s\", which is no name of a file beside it",
+                                tshi_io_quote(file, quote));
+        count += !i || tshi_load_by_file(&io->map[i - 1], &io->map[i]) != 0;
+    }
+    if (!count) return tshi_io_fail(io, TSH_ERR_IO, "lists no tensors");
+    if (!tshi_load_sources(io, count)) return 0;
+    for (i = 0; i < io->maps; i++) {
+        if (i && tshi_load_by_file(&io->map[i - 1], &io->map[i]) == 0) continue;
+        io->source[io->sources].path = tshi_load_join(io, folder, io->map[i].text);
+        if (!io->source[io->sources++].path) return 0;
+    }
+    return tshi_io_sort_names(io, io->map, io->maps, sizeof *io->map, "is there twice");
+}
+
+/* Reads the open index, closes it and makes its files the sources, which lie in the first `folder`
+ * characters of io->given. */
+static int tshi_load_take_index(tshi_io *io, size_t folder) {
+    return tshi_load_read_index(io) && tshi_load_leave(io) && tshi_load_map_files(io, folder);
+}
+
+/* Makes the files of the index at a path, which is io->given, the sources. */
+static void tshi_load_index(tshi_io *io, const char *path) {
+    tshi_io_source index;
+    const char *slash = path ? strrchr(path, '/') : NULL;
+    memset(&index, 0, sizeof index);
+    index.path = path;
+    if (!path) return;
+    io->index = 1; /* for errors */
+    if (tshi_load_use(io, &index))
+        (void)tshi_load_take_index(io, slash ? (size_t)(slash - path) + 1 : 0);
+    io->index = 0;
+    if (io->open == &index) (void)tshi_load_leave(io); /* after an error */
+}
+
+/* Makes all *.safetensors of the folder io->given the sources, sorted by name. On systems other
+ * than POSIX's, finds none. */
+static int tshi_load_list(tshi_io *io) {
+#if TSHI_POSIX
+    static const char end[] = ".safetensors";
+    const size_t folder = strlen(io->given), tail = sizeof end - 1;
+    int pass, count = 0, n;
+    for (pass = 0; pass < 2; pass++) { /* first counts them */
+        struct dirent *entry;
+        DIR *list = opendir(io->given);
+        for (n = 0; list && (entry = readdir(list)) != NULL;) {
+            const size_t length = strlen(entry->d_name);
+            if (length <= tail || entry->d_name[0] == '.' ||
+                strcmp(entry->d_name + length - tail, end) != 0)
+                continue;
+            if (pass && n < count) io->source[n].path = tshi_load_join(io, folder, entry->d_name);
+            n++;
+        }
+        if (list) (void)closedir(list);
+        if (pass) io->sources = n < count ? n : count;
+        if (!pass && !n) return 0;
+        if (!pass && !tshi_load_sources(io, (size_t)n)) return 1;
+        count = n;
+    }
+    if (io->ctx->error.code == TSH_OK) /* else paths are missing */
+        qsort(io->source, (size_t)io->sources, sizeof *io->source, tshi_io_by_name);
+    return 1;
+#else
+    (void)io;
+    return 0;
+#endif
+}
+
+/* Makes a folder's files the sources: model.safetensors or, as in transformers only without it,
+ * those of model.safetensors.index.json; else all of them. */
+static void tshi_load_folder(tshi_io *io) {
+    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
+    int i;
+    for (i = 0; i < 2; i++) {
+        const char *path = tshi_load_join(io, strlen(io->given), names[i]);
+        FILE *file = path ? fopen(path, "rb") : NULL;
+        if (!path) return;
+        if (!file) continue;
+        (void)fclose(file);
+        if (!i) tshi_load_single(io, path);
+        if (i) io->given = path;
+        if (i) tshi_load_index(io, path);
+        return;
+    }
+    if (!tshi_load_list(io))
+        (void)tshi_io_fail(io, TSH_ERR_IO,
+                           "is a folder without model.safetensors, model.safetensors.index.json or "
+                           "other files *.safetensors");
+}
+
+/* Finds the files that io->path stands for. */
+static void tshi_load_find_files(tshi_io *io) {
+    const char *kind = tshi_file_kind(io->path), *end = strrchr(io->path, '.');
+    if (kind && strcmp(kind, "a folder") == 0)
+        tshi_load_folder(io);
+    else if (end && strcmp(end, ".json") == 0)
+        tshi_load_index(io, io->path);
+    else
+        tshi_load_single(io, io->path);
+}
+
+/* -- the tensors of all files -------------------------------------------------- */
+
+/* Returns 1 if a name of the files matches a pattern of .ignore. */
+static int tshi_load_ignored(const tshi_io *io, const char *name) {
+    const char *const *pattern = io->ignore;
+    if (!pattern || strlen(name) >= TSHI_IO_NAME)
+        return 0; /* no pattern is tried on longer names */
+    while (*pattern && !tshi_parallel_match(*pattern, name)) pattern++;
+    return *pattern != NULL;
+}
+
+/* Returns a name of the files after all pairs of .rename, in turn. */
+static const char *tshi_load_rename(tshi_io *io, const char *name) {
+    const tsh_rename *pair = io->rename;
+    for (; pair && pair->from; pair++) {
+        tshi_captures captures;
+        char text[TSHI_IO_NAME], quote[TSHI_IO_QUOTE];
+        char *copy;
+        captures.count = 0;
+        if (strlen(name) >= sizeof text || !tshi_parallel_match_into(pair->from, name, &captures))
+            continue;
+        if (!pair->to || !tshi_parallel_replace(pair->to, &captures, text, sizeof text)) {
+            (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                           "%s: .rename \"%.64s\" to \"%.64s\" makes no name of \"%s\": it has "
+                           "more * than the first, more than %d, or is too long",
+                           io->op, pair->from, pair->to ? pair->to : "", tshi_io_quote(name, quote),
+                           (int)TSHI_PARALLEL_CAPTURES);
+            return name;
+        }
+        copy = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, strlen(text) + 1);
+        if (!copy) return name;
+        strcpy(copy, text);
+        name = copy;
+    }
+    return name;
+}
+
+/* Checks that files hold exactly the tensors that the index lists for them, those of .ignore aside;
+ * 0 and an error if not. Uses io->map up. */
+static int tshi_load_check_index(tshi_io *io) {
+    char quote[TSHI_IO_QUOTE], other[TSHI_IO_QUOTE];
+    size_t i, e;
+    for (i = 0; i < (size_t)io->sources; i++) {
+        const tshi_io_source *source = &io->source[i];
+        const char *slash = strrchr(source->path, '/'), *file = slash ? slash + 1 : source->path;
+        for (e = 0; e < source->entries; e++) {
+            const char *name = source->entry[e].name;
+            tshi_io_pair *pair = (tshi_io_pair *)bsearch(&name, io->map, io->maps, sizeof *io->map,
+                                                         tshi_io_by_name);
+            if (pair && pair->text && strcmp(pair->text, file) == 0) {
+                pair->text = NULL; /* found */
+            } else if (!tshi_load_ignored(io, name)) {
+                io->path = source->path;
+                return tshi_io_fail(io, TSH_ERR_IO, "holds \"%s\", which the index %s%s%s",
+                                    tshi_io_quote(name, quote),
+                                    pair ? "places in \"" : "does not list",
+                                    !pair        ? ""
+                                    : pair->text ? tshi_io_quote(pair->text, other)
+                                                 : "another file",
+                                    pair ? "\"" : "");
+            }
+        }
+    }
+    for (i = 0; i < io->maps; i++)
+        if (io->map[i].text && !tshi_load_ignored(io, io->map[i].name))
+            return tshi_io_fail(io, TSH_ERR_IO, "places \"%s\" in \"%s\", which lacks it",
+                                tshi_io_quote(io->map[i].name, quote),
+                                tshi_io_quote(io->map[i].text, other));
+    return 1;
+}
+
+/* Sorts the tensors of all files by name; 0 and an error if two have one name. */
+static int tshi_load_sort(tshi_io *io) {
+    char first[TSHI_IO_QUOTE], second[TSHI_IO_QUOTE];
+    size_t i;
+    qsort(io->entry, io->entries, sizeof *io->entry, tshi_io_by_name);
+    for (i = 1; i < io->entries; i++) {
+        const tshi_io_entry *a = &io->entry[i - 1], *b = &io->entry[i];
+        if (tshi_io_by_name(a, b) != 0) continue;
+        return tshi_io_fail(io, TSH_ERR_IO,
+                            "holds one tensor twice: \"%s\" in \"%.160s\" and \"%s\" in \"%.160s\"",
+                            tshi_io_quote(a->own, first), io->source[a->source].path,
+                            tshi_io_quote(b->own, second), io->source[b->source].path);
+    }
+    return 1;
+}
+
+/* Reads the headers of all files and collects their tensors in io->entry; 0 and an error if
+ * something is wrong with them, or between them. */
+static int tshi_load_headers(tshi_io *io) {
+    size_t e, count = 0;
+    int64_t bytes = 0;
+    int i;
+    for (i = 0; i < io->sources; i++) {
+        tshi_io_source *source = &io->source[i];
+        io->entries = io->pairs = 0;
+        if (!tshi_load_use(io, source) || !tshi_load_header(io, &source->data)) return 0;
+        source->entry = io->entry;
+        source->entries = io->entries;
+        source->pair = io->pair;
+        source->pairs = io->pairs;
+        count += io->entries;
+        bytes += io->bytes;
+    }
+    io->bytes = bytes;
+    io->path = io->given;
+    if (io->map && !tshi_load_check_index(io)) return 0;
+    io->entries = 0;
+    io->entry = (tshi_io_entry *)tshi_mem_arena_alloc(io->ctx, &io->arena,
+                                                      count * sizeof *io->entry);
+    if (!io->entry) return 0;
+    for (i = 0; i < io->sources; i++)
+        for (e = 0; e < io->source[i].entries; e++) {
+            tshi_io_entry *entry = &io->entry[io->entries];
+            if (tshi_load_ignored(io, io->source[i].entry[e].name)) continue;
+            *entry = io->source[i].entry[e];
+            entry->source = i;
+            entry->own = entry->name;
+            entry->name = tshi_load_rename(io, entry->own);
+            io->entries++;
+        }
+    return io->ctx->error.code == TSH_OK && tshi_load_sort(io);
+}
 
 /* -- checking a file against the model ---------------------------------------- */
 
@@ -23173,10 +23692,13 @@ static void *tshi_load_find(const void *base, size_t n, size_t width, const char
     return bsearch(&wanted, base, n, width, tshi_io_by_name);
 }
 
-/* Returns the metadata's text for the key prefix + name; NULL if there is none. */
+/* Returns the text for the key prefix + name in the first metadata that has it; NULL: none has. */
 static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, const char *name) {
-    const tshi_io_pair *pair = (const tshi_io_pair *)tshi_load_find(io->pair, io->pairs,
-                                                                    sizeof *pair, prefix, name);
+    const tshi_io_pair *pair = NULL;
+    int i;
+    for (i = 0; i < io->sources && !pair; i++)
+        pair = (const tshi_io_pair *)tshi_load_find(io->source[i].pair, io->source[i].pairs,
+                                                    sizeof *pair, prefix, name);
     return pair ? pair->text : NULL;
 }
 
@@ -23218,7 +23740,7 @@ static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
 
 /* Returns the dtype of a tensor of the file; TSH_DTYPE_DEFAULT: a model has none of that dtype. */
 static tsh_dtype tshi_load_dtype(const tshi_io *io, const tshi_io_entry *entry) {
-    const char *blocks = tshi_load_metadata(io, tshi_io_blocks, entry->name);
+    const char *blocks = tshi_load_metadata(io, tshi_io_blocks, entry->own);
     int dtype = TSHI_DTYPES - 1;
     for (; dtype > 0; dtype--) {
         const tshi_dtype *row = &tshi_dtypes[dtype];
@@ -23235,21 +23757,33 @@ static int tshi_load_fits(const tshi_io *io, const tshi_io_item *item, const tsh
     const tsh_tensor *t = item->param;
     int d, same = entry->ndim == t->ndim;
     for (d = 0; d < t->ndim && same; d++) same = entry->dim[d] == tshi_io_dim(t, d, item->file);
-    return same && (!tshi_dtype_in_blocks(item->file) ||
-                    tshi_tensor_check_blocks(t, io->op, item->file));
+    return same &&
+           (!tshi_dtype_in_blocks(item->file) || tshi_tensor_check_blocks(t, io->op, item->file));
 }
 
-/* Sets item->entry to the file's tensor of the same name, NULL if it has none; 0 and an error if
- * its shape differs, or its dtype in a way that tsh_load does not convert. */
-static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
-    char theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE];
-    const tsh_tensor *t = item->param;
-    tshi_io_entry *e = (tshi_io_entry *)tshi_load_find(io->entry, io->entries, sizeof *e,
-                                                       item->prefix, item->path);
-    int same, floating; /* 1: the shapes are equal; both dtypes are floating */
+/* Sets item->entry to the tensor that the files have for it, NULL if none. plain 0: looks for the
+ * whole name; 1: for the name without .prefix, if there is no other and the tensor is no other
+ * item's. */
+static void tshi_load_match(const tshi_io *io, tshi_io_item *item, int plain) {
+    const size_t n = strlen(io->prefix);
+    tshi_io_entry *e;
+    if (item->entry) return;
+    if (plain && (!n || strncmp(item->path, io->prefix, n) != 0 || item->path[n] != '.')) return;
+    e = (tshi_io_entry *)tshi_load_find(io->entry, io->entries, sizeof *e, item->prefix,
+                                        item->path + (plain ? n + 1 : 0));
+    if (!e || e->taken) return;
+    e->taken = 1; /* the model has it */
     item->entry = e;
-    if (!e) return 1; /* tshi_load_match_all decides */
-    e->taken = 1;     /* the model has it */
+}
+
+/* Checks that an item's tensor in the files has its shape, and a dtype that tsh_load converts; 0
+ * and an error if not. */
+static int tshi_load_check_item(const tshi_io *io, tshi_io_item *item) {
+    char theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE], quote[TSHI_IO_QUOTE];
+    const tsh_tensor *t = item->param;
+    const tshi_io_entry *e = item->entry;
+    int same, floating; /* 1: the shapes are equal; both dtypes are floating */
+    if (!e) return 1;   /* tshi_load_match_all decides */
     item->file = tshi_load_dtype(io, e);
     same = tshi_load_fits(io, item, e);
     if (io->ctx->error.code != TSH_OK) return 0;
@@ -23258,26 +23792,35 @@ static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
                  (floating && !io->strict)))
         return 1;
     (void)tsh_fail(io->ctx, same ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
-                   "%s: \"%s\" is %s %s in \"%.128s\", %s %s in the model%s", io->op, e->name,
-                   tshi_io_types[e->type].name, tshi_tensor_sizes(e->dim, e->ndim, theirs),
-                   io->path, tshi_dtypes[item->dtype].file,
-                   tshi_tensor_sizes(t->dim, t->ndim, ours),
+                   "%s: \"%s\" is %s %s in \"%.128s\", %s %s in the model%s", io->op,
+                   tshi_io_quote(e->own, quote), tshi_io_types[e->type].name,
+                   tshi_tensor_sizes(e->dim, e->ndim, theirs), io->source[e->source].path,
+                   tshi_dtypes[item->dtype].file, tshi_tensor_sizes(t->dim, t->ndim, ours),
                    !same      ? ""
                    : floating ? "; without .strict_dtype it is converted"
                               : "; only F32, F64, BF16 and F16 are converted to each other");
     return 0;
 }
 
+/* Returns 1 if a name in the files is under .prefix, after that of a moment of `moment` bytes. */
+static int tshi_load_under(const tshi_io *io, const char *name, size_t moment) {
+    const size_t n = strlen(io->prefix);
+    return strncmp(name + moment, io->prefix, n) == 0 && (!n || name[moment + n] == '.');
+}
+
+/* Returns the bytes of the prefix "optim.first." or "optim.second." of a name; 0: it has none. */
+static size_t tshi_load_moment(const char *name) {
+    const size_t first = sizeof tshi_io_first - 1, second = sizeof tshi_io_second - 1;
+    return strncmp(name, tshi_io_first, first) == 0     ? first
+           : strncmp(name, tshi_io_second, second) == 0 ? second
+                                                        : 0;
+}
+
 /* Returns 1 if the file's tensor is not to be loaded: a moment where there is no optimiser, or one
- * that lies under another prefix. */
+ * that lies under another prefix than those under .prefix. */
 static int tshi_load_skips(const tshi_io *io, const char *name) {
-    const size_t n = strlen(io->prefix), first = sizeof tshi_io_first - 1,
-                 second = sizeof tshi_io_second - 1;
-    const size_t moment = strncmp(name, tshi_io_first, first) == 0     ? first
-                          : strncmp(name, tshi_io_second, second) == 0 ? second
-                                                                       : 0;
-    if (moment && !io->optim) return 1;
-    return n && (strncmp(name + moment, io->prefix, n) != 0 || name[moment + n] != '.');
+    const size_t moment = tshi_load_moment(name);
+    return (moment && !io->optim) || (io->prefixed && !tshi_load_under(io, name, moment));
 }
 
 /* Returns the length of the prefix of `name`, before a dot and `path`; 0: it has another end. */
@@ -23292,11 +23835,15 @@ static int tshi_load_match_all(tshi_io *io) {
     const tshi_io_item *lacks = NULL; /* the first that the file lacks */
     const char *strange = NULL;       /* the first name that the model lacks */
     char quote[TSHI_IO_QUOTE] = "", hint[TSHI_IO_QUOTE + 64] = "";
-    int i, missing = 0; /* number of tensors that the file lacks */
-    size_t e, more = 0; /* number that the model lacks */
-    size_t prefix = 0, found; /* length of a prefix that the file has and the model lacks; or 0 */
+    int i, plain, missing = 0; /* number of tensors that the file lacks */
+    size_t e, more = 0;        /* number that the model lacks */
+    size_t prefix = 0, found;  /* length of a prefix that the file has and the model lacks; or 0 */
+    for (e = 0; e < io->entries && !io->prefixed; e++)
+        io->prefixed = tshi_load_under(io, io->entry[e].name, tshi_load_moment(io->entry[e].name));
+    for (plain = 0; plain < 2; plain++)
+        for (i = 0; i < io->items; i++) tshi_load_match(io, &io->item[i], plain);
     for (i = 0; i < io->items; i++) {
-        if (!tshi_load_match(io, &io->item[i])) return 0;
+        if (!tshi_load_check_item(io, &io->item[i])) return 0;
         if (io->item[i].entry || !tshi_load_required(io, &io->item[i])) continue;
         if (!missing++) lacks = &io->item[i]; /* the first one, for the error */
     }
@@ -23309,6 +23856,8 @@ static int tshi_load_match_all(tshi_io *io) {
     }
     if (!lacks && !strange) return 1; /* all tensors match */
     if (strange) (void)tshi_io_quote(strange, quote);
+    if (!lacks)
+        tsh_text_add(hint, sizeof hint, "; .ignore takes names of tensors that are no parameters");
     if (prefix)
         tsh_text_add(hint, sizeof hint, "; tsh_load_with takes .prefix = \"%.*s\"",
                      prefix < sizeof quote ? (int)prefix : (int)sizeof quote - 1, quote);
@@ -23316,8 +23865,8 @@ static int tshi_load_match_all(tshi_io *io) {
         io, TSH_ERR_ARGUMENT,
         "lacks %d of the model's tensors%s%s%.96s%s and has %llu that the model lacks%s%s%s%s",
         missing, lacks ? " (\"" : "", lacks ? lacks->prefix : "", lacks ? lacks->path : "",
-        lacks ? "\")" : "", (unsigned long long)more, strange ? " (\"" : "",
-        strange ? quote : "", strange ? "\")" : "", hint);
+        lacks ? "\")" : "", (unsigned long long)more, strange ? " (\"" : "", strange ? quote : "",
+        strange ? "\")" : "", hint);
 }
 
 /* Extends io->hash, that of the header, so that it differs for different files: ranks compare it. A
@@ -23326,56 +23875,180 @@ static int tshi_load_match_all(tshi_io *io) {
 static int tshi_load_sample(tshi_io *io) {
     unsigned char bytes[TSHI_IO_SAMPLE];
     int i;
-    if (tshi_load_metadata(io, "tshard.", "hash")) return 1;
+    if (io->broadcast || (io->sources == 1 && tshi_load_metadata(io, "tshard.", "hash"))) return 1;
     for (i = 0; i < io->items; i++) {
-        const tshi_io_entry *e = io->item[i].entry;
+        const tshi_io_entry *e = io->order[i]->entry;
         const int64_t n = e ? tshi_base_min(e->end - e->begin, TSHI_IO_SAMPLE) : 0;
         if (!n) continue;
-        if (!tshi_io_read(io, io->data + (e->begin + e->end - n) / 2, bytes, (size_t)n))
-            return tshi_io_read_error(io, "it became shorter while it was read");
+        if (!tshi_load_use(io, &io->source[e->source])) return 0;
+        if (!tshi_load_read(io, io->open->data + (e->begin + e->end - n) / 2, bytes, (size_t)n))
+            return tshi_load_read_error(io, "it became shorter while it was read");
         tshi_io_hash(io, bytes, (size_t)n);
     }
     return 1;
 }
 
-/* Allocates the buffer for values to be converted, if there are any; 0 and an error: no memory. */
-static int tshi_load_prepare(tshi_io *io) {
-    int i, converts = 0;
-    for (i = 0; i < io->items; i++)
-        converts |= io->item[i].entry && io->item[i].file != io->item[i].dtype;
-    if (converts)
-        io->buffer = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, TSHI_IO_BUFFER / 4);
-    return !converts || io->buffer;
+/* Compares two items by the place of their values in the files, items without any last; for qsort.
+ * Of equal ones the first in the model's order is less. */
+static int tshi_load_by_place(const void *a, const void *b) {
+    const tshi_io_item *x = *(tshi_io_item *const *)a, *y = *(tshi_io_item *const *)b;
+    const tshi_io_entry *p = x->entry, *q = y->entry;
+    if (!p != !q) return p ? -1 : 1;
+    if (p && p->source != q->source) return p->source < q->source ? -1 : 1;
+    if (p && p->begin != q->begin) return p->begin < q->begin ? -1 : 1;
+    return x < y ? -1 : x > y;
 }
 
-/* Reads the header and checks it against the model; 0 and an error if they do not fit. */
-static int tshi_load_check(tshi_io *io) {
+/* Sorts io->order, so that files are read from begin to end, one after the other. */
+static void tshi_load_sort_items(tshi_io *io) {
+    int i;
+    for (i = 0; i < io->items; i++) io->order[i] = &io->item[i];
+    qsort(io->order, (size_t)io->items, sizeof *io->order, tshi_load_by_place);
+}
+
+/* Allocates the buffer for values to be converted, if there are any, or those for .broadcast: two
+ * on rank 0; 0 and an error: no memory. */
+static int tshi_load_prepare(tshi_io *io) {
+    size_t bytes = io->broadcast ? TSHI_IO_BUFFER : 0;
+    int i;
+    if (io->broadcast && io->ctx->world.rank == 0) bytes *= 2;
+    for (i = 0; i < io->items && !bytes; i++)
+        if (io->item[i].entry && io->item[i].file != io->item[i].dtype) bytes = TSHI_IO_BUFFER / 4;
+    if (bytes) io->buffer = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, bytes);
+    return !bytes || io->buffer;
+}
+
+enum { TSHI_LOAD_SHARED = 4 }; /* numbers of tshi_load_share per item */
+
+/* With .broadcast: rank 0 tells all ranks what it found, by a broadcast over the world: of each
+ * item whether there is an entry, its dtype, file and offset; and the counts. It learns by an
+ * all-gather over the world which rank of the first replica has which place on tp and pp
+ * (io->peer), and by one over pp which stages hold an item (io->holds). */
+static tsh_result tshi_load_share(tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    const int world = ctx->world.size, stages = ctx->pp.size, items = io->items;
+    const int32_t place = ctx->dp.rank ? 0 : 1 + ctx->tp.rank + ctx->tp.size * ctx->pp.rank;
+    int64_t *each = io->share, *counts = each + (int64_t)TSHI_LOAD_SHARED * items;
+    int64_t *ones = counts + io->counts; /* how much a rank contributes */
+    int32_t *places = io->peer + world, *held = io->holds + (int64_t)stages * items;
+    tsh_result result;
+    int i;
+    for (i = 0; i < items; i++, each += TSHI_LOAD_SHARED) {
+        const tshi_io_entry *e = io->item[i].entry;
+        each[0] = e != NULL;
+        each[1] = (int64_t)io->item[i].file;
+        each[2] = e ? e->source : 0;
+        each[3] = e ? e->begin : 0;
+        held[i] = !io->item[i].param->absent;
+    }
+    for (i = 0; i < io->counts; i++) counts[i] = (int64_t)io->count[i].read;
+    result = tsh_broadcast(&ctx->world, io->share, ones - io->share, TSH_I64, 0);
+    for (i = 0; i < world; i++) ones[i] = 1;
+    if (result == TSH_OK) result = tsh_allgather(&ctx->world, &place, places, ones, 1, TSH_I32);
+    for (i = 0; i < world; i++)
+        if (places[i]) io->peer[places[i] - 1] = i;
+    for (i = 0; i < stages; i++) ones[i] = items;
+    if (result == TSH_OK) result = tsh_allgather(&ctx->pp, held, io->holds, ones, 1, TSH_I32);
+    if (tshi_error_comm(ctx, result, io->op) != TSH_OK || ctx->world.rank == 0) return result;
+    for (i = 0, each = io->share; i < items; i++, each += TSHI_LOAD_SHARED) {
+        io->item[i].file = (tsh_dtype)each[1];
+        io->entry[i].source = (int)each[2];
+        io->entry[i].begin = each[3];
+        if (each[0]) io->item[i].entry = &io->entry[i];
+    }
+    for (i = 0; i < io->counts; i++) io->count[i].read = (uint64_t)counts[i];
+    tshi_load_sort_items(io);
+    return TSH_OK;
+}
+
+/* Allocates what tshi_load_share needs, and makes io->hash one of the model; 0 and an error: no
+ * memory. */
+static int tshi_load_prepare_share(tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    const size_t items = (size_t)io->items, stages = (size_t)ctx->pp.size;
+    const size_t ranks = (size_t)ctx->world.size;
+    int i;
+    io->share = (int64_t *)tshi_mem_arena_alloc(
+        ctx, &io->arena, (TSHI_LOAD_SHARED * items + (size_t)io->counts + ranks) * sizeof(int64_t));
+    io->peer = (int32_t *)tshi_mem_arena_alloc(ctx, &io->arena, 2 * ranks * sizeof(int32_t));
+    io->holds = (int32_t *)tshi_mem_arena_alloc(ctx, &io->arena,
+                                                (stages + 1) * items * sizeof(int32_t));
+    if (ctx->world.rank > 0) /* stand for the files' */
+        io->entry = (tshi_io_entry *)tshi_mem_arena_alloc(ctx, &io->arena,
+                                                          items * sizeof *io->entry);
+    if (!io->share || !io->peer || !io->holds || (items && !io->entry)) return 0;
+    io->hash = 0;
+    for (i = 0; i < io->items; i++) {
+        const tshi_io_item *item = &io->item[i];
+        tshi_io_hash(io, item->path, strlen(item->path));
+        tshi_io_hash(io, item->param->dim, sizeof item->param->dim[0] * (size_t)item->param->ndim);
+        tshi_io_hash(io, &item->dtype, sizeof item->dtype);
+    }
+    return 1;
+}
+
+/* Reads the headers and checks them against the model; 0 and an error if they do not fit. */
+static int tshi_load_check_files(tshi_io *io) {
     const char *format; /* version of tshard's metadata; NULL: another program's file */
+    if (!tshi_load_headers(io)) return 0;
+    format = tshi_load_metadata(io, "tshard.", "format");
+    if (format && strcmp(format, "1") != 0)
+        return tshi_io_fail(io, TSH_ERR_UNSUPPORTED,
+                            "is of tshard's format %.16s, this version reads 1", format);
+    if (!tshi_load_counts(io) || !tshi_load_match_all(io)) return 0;
+    tshi_load_sort_items(io);
+    return tshi_load_sample(io);
+}
+
+/* Does all that can fail before values change; 0 and an error if something is wrong. */
+static int tshi_load_check(tshi_io *io) {
     if (io->ctx->tape.newest)
         (void)tsh_fail(io->ctx, TSH_ERR_STATE,
                        "%s: ops are recorded that use the old values; end the step first: "
                        "tsh_step_end",
                        io->op);
-    if (io->ctx->error.code != TSH_OK || !tshi_io_list(io) || !tshi_io_read_header(io)) return 0;
-    format = tshi_load_metadata(io, "tshard.", "format");
-    if (format && strcmp(format, "1") != 0)
-        return tshi_io_fail(io, TSH_ERR_UNSUPPORTED,
-                            "is of tshard's format %.16s, this version reads 1", format);
-    return tshi_load_counts(io) && tshi_load_match_all(io) && tshi_load_sample(io) &&
-           tshi_load_prepare(io);
+    if (io->ctx->error.code != TSH_OK || !tshi_io_list(io)) return 0;
+    io->order = (tshi_io_item **)tshi_mem_arena_alloc(io->ctx, &io->arena,
+                                                      (size_t)io->items * sizeof *io->order);
+    if (!io->order) return 0;
+    if ((!io->broadcast || io->ctx->world.rank == 0) && !tshi_load_check_files(io)) return 0;
+    return tshi_load_prepare(io) && (!io->broadcast || tshi_load_prepare_share(io));
 }
 
 /* -- values ------------------------------------------------------------------- */
+
+/* Returns 1 if all values are finite: their exponents are not all ones, as that of infinity is.
+ * Looks at the bits, eight bytes at a time: exponent + (sign bit - infinity) reaches the sign bit. */
+static int tshi_load_finite(const tshi_dtype *dtype, const char *values, size_t bytes) {
+    const tsh_real infinite = (tsh_real)HUGE_VAL, minus = (tsh_real)-0.0;
+    uint64_t ones, signs, word, found = 0; /* of as many values as a word has */
+    int i;
+    for (i = 0; i < 8; i += dtype->size) {
+        dtype->store((char *)&ones + i, 1, 1, &infinite);
+        dtype->store((char *)&signs + i, 1, 1, &minus);
+    }
+    for (; bytes >= 8; bytes -= 8, values += 8) {
+        memcpy(&word, values, 8);
+        found |= ((word & ones) + (signs - ones)) & signs;
+    }
+    word = 0;
+    memcpy(&word, values, bytes);
+    return !(found | (((word & ones) + (signs - ones)) & signs));
+}
 
 /* Adds the number of NaN to found[0], of infinite values to found[1]. For both, x - x is not 0. */
 static void tshi_load_count_nonfinite(const tshi_dtype *dtype, const char *values, int64_t count,
                                       int64_t *found) {
     enum { BLOCK = 256 };
+    const tsh_dtype index = (tsh_dtype)(dtype - tshi_dtypes);
     tsh_real x[BLOCK]; /* values, converted */
     int64_t e, i, n;
-    for (e = 0; e < count && dtype->floating; e += n) {
+    if (!dtype->floating || (!tshi_dtype_in_blocks(index) &&
+                             tshi_load_finite(dtype, values, tshi_dtype_bytes(index, count))))
+        return;
+    for (e = 0; e < count; e += n) {
         n = tshi_base_min(BLOCK, count - e); /* elements of this block */
-        dtype->load(values + tshi_dtype_bytes((tsh_dtype)(dtype - tshi_dtypes), e), 1, n, x);
+        dtype->load(values + tshi_dtype_bytes(index, e), 1, n, x);
         for (i = 0; i < n; i++) {
             found[0] += x[i] != x[i];
             found[1] += x[i] == x[i] && !(x[i] - x[i] == 0);
@@ -23397,7 +24070,7 @@ static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tens
     tsh_log_message(&ctx->logger,
                     "%s: \"%.128s\": \"%s%.96s\" holds %lld NaN and %lld infinite values among "
                     "the %lld that rank %d read%s",
-                    io->op, io->path, item->prefix, item->path, (long long)found[0],
+                    io->op, io->given, item->prefix, item->path, (long long)found[0],
                     (long long)found[1], (long long)tsh_local_numel(t), ctx->world.rank, rounded);
 }
 
@@ -23420,39 +24093,130 @@ static int tshi_load_convert(const tshi_io_item *item, tsh_tensor *t, int64_t lo
     return 1;
 }
 
-/* Reads this rank's shard t of an item. */
-static void tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_tensor *t) {
+/* Reads the next elements of a shard, at most n, to `to`, in the file's dtype; after an error, only
+ * counts them. Returns how many there were. */
+static int64_t tshi_load_fill(tshi_io *io, const tshi_io_item *item, tshi_runs *run, int64_t n,
+                              char *to) {
     const tshi_dtype *row = &tshi_dtypes[item->file];
-    const int64_t data = io->data + item->entry->begin;
-    /* no more at a time than stays in the cache until it is checked */
-    const int64_t step = TSHI_IO_BUFFER / 4 / row->size * (row->elements > 1 ? row->elements : 1);
-    tshi_runs run = tshi_tensor_runs(t, io->ctx->tp.rank, 0, tsh_numel(t));
-    int64_t found[2] = {0, 0}, e, n; /* number of NaN, of infinite values */
-    while (tshi_tensor_next_run(&run)) {
-        for (e = 0; e < run.length; e += n) {
-            char *to = (char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, run.local + e);
-            char *bytes = item->file == t->dtype ? to : io->buffer;
-            n = tshi_base_min(run.length - e, step);
-            if (!tshi_io_read(io, data + (int64_t)tshi_dtype_bytes(item->file, run.global + e),
-                              bytes, tshi_dtype_bytes(item->file, n))) {
-                (void)tshi_io_read_error(io, "it became shorter while it was read");
-                return;
-            }
-            if (row->elements <= 1) tshi_io_swap_bytes(bytes, n, (size_t)row->size);
-            if (bytes != to && !tshi_load_convert(item, t, run.local + e, n, bytes)) return;
-            tshi_load_count_nonfinite(&tshi_dtypes[t->dtype], to, n, found);
-        }
+    const tshi_io_entry *e = item->entry;
+    int64_t done = 0, m;
+    char *at = to;
+    while (done < n && (run->length > 0 || tshi_tensor_next_run(run))) {
+        const size_t bytes = tshi_dtype_bytes(item->file, m = tshi_base_min(run->length, n - done));
+        if (io->ctx->error.code == TSH_OK && tshi_load_use(io, &io->source[e->source]) &&
+            !tshi_load_read(
+                io, io->open->data + e->begin + (int64_t)tshi_dtype_bytes(item->file, run->global),
+                at, bytes))
+            (void)tshi_load_read_error(io, "it became shorter while it was read");
+        at += bytes;
+        done += m;
+        run->global += m;
+        run->length -= m;
     }
-    if (item->file == t->dtype) tshi_tensor_forget_exact(t);
-    if (found[0] || found[1]) tshi_load_warn(io, item, t, found);
+    if (row->elements <= 1) tshi_io_swap_bytes(to, done, (size_t)row->size);
+    return done;
 }
 
-/* Reads this rank's shard of an item, after allocating memory if needed. A chunked moment is read
- * whole and cut down to this rank's chunk. A moment that the file lacks becomes 0. */
-static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
+/* Returns how many elements of an item are read or sent at a time: with .broadcast TSHI_IO_BUFFER
+ * bytes, else no more than stays in the cache until it is checked. */
+static int64_t tshi_load_step(const tshi_io *io, const tshi_io_item *item) {
+    const tshi_dtype *row = &tshi_dtypes[item->file];
+    const int64_t bytes = io->broadcast ? TSHI_IO_BUFFER : TSHI_IO_BUFFER / 4;
+    return bytes / row->size * (row->elements > 1 ? row->elements : 1);
+}
+
+/* With .broadcast, on rank 0: sends an item's shard of rank r of tp to rank `peer` of the world,
+ * reading one buffer while the other is sent. */
+static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, int peer) {
+    tsh_comm *world = &io->ctx->world;
+    const int64_t step = tshi_load_step(io, item);
+    tshi_runs run = tshi_tensor_runs(item->param, r, 0, tsh_numel(item->param));
+    tsh_req req[2] = {0, 0};
+    tsh_result result = TSH_OK, waited;
+    int64_t n;
+    int k;
+    for (k = 0; result == TSH_OK; k = 1 - k) {
+        char *buffer = io->buffer + k * TSHI_IO_BUFFER;
+        tsh_coll coll;
+        result = tsh_wait(world, req[k]);
+        req[k] = 0;
+        if (!(n = tshi_load_fill(io, item, &run, step, buffer)) || result != TSH_OK) break;
+        coll = tsh_coll_make(TSH_SEND, tshi_io_sent_as(item->file, &n));
+        coll.send = buffer;
+        coll.count = n;
+        coll.send_to = peer;
+        result = tsh_start(world, &coll, &req[k]);
+    }
+    for (k = 0; k < 2; k++) {
+        waited = tsh_wait(world, req[k]);
+        if (result == TSH_OK) result = waited;
+    }
+    return tshi_error_comm(io->ctx, result, io->op);
+}
+
+/* With .broadcast, on rank 0: sends an item to all ranks of the first replica that hold it; a
+ * replicated one to the first rank of tp on each stage. */
+static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
+    const tsh_ctx *ctx = io->ctx;
+    const int ranks = item->param->layout.kind == TSH_SHARDED ? ctx->tp.size : 1;
+    const int64_t index = item - io->item;
+    tsh_result result = TSH_OK;
+    int s, r;
+    for (s = 0; s < ctx->pp.size; s++)
+        for (r = 0; r < ranks && io->holds[(int64_t)s * io->items + index]; r++)
+            if ((s || r) && result == TSH_OK)
+                result = tshi_load_send(io, item, r, io->peer[s * ctx->tp.size + r]);
+    return result;
+}
+
+/* With .broadcast: gets n elements of an item to this rank, which rank 0 of the world has read to
+ * its buffer. The first ranks receive them; those of a replicated item broadcast them over tp, and
+ * all over dp. */
+static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64_t n, char *bytes) {
+    tsh_ctx *ctx = io->ctx;
+    const int whole = item->param->layout.kind != TSH_SHARDED;
+    int64_t sent = n;
+    const tsh_dtype dtype = tshi_io_sent_as(item->file, &sent);
+    tsh_result result = TSH_OK;
+    if (ctx->world.rank > 0 && ctx->dp.rank == 0 && (!whole || ctx->tp.rank == 0))
+        result = tsh_recv(&ctx->world, bytes, sent, dtype, 0);
+    if (result == TSH_OK && whole && ctx->dp.rank == 0 && ctx->tp.size > 1)
+        result = tsh_broadcast(&ctx->tp, bytes, sent, dtype, 0);
+    if (result == TSH_OK && ctx->dp.size > 1)
+        result = tsh_broadcast(&ctx->dp, bytes, sent, dtype, 0);
+    return tshi_error_comm(ctx, result, io->op);
+}
+
+/* Reads or receives this rank's shard t of an item. With .broadcast, t may be NULL after an error:
+ * messages are received all the same. Returns an error of a message. */
+static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_tensor *t) {
+    tsh_ctx *ctx = io->ctx;
+    const int reads = !io->broadcast || ctx->world.rank == 0;
+    const int64_t all = tsh_local_numel(item->param), step = tshi_load_step(io, item);
+    const int direct = t && item->file == t->dtype; /* no conversion */
+    tshi_runs run = tshi_tensor_runs(item->param, ctx->tp.rank, 0, tsh_numel(item->param));
+    int64_t found[2] = {0, 0}, e, n; /* number of NaN, of infinite values */
+    for (e = 0; e < all; e += n) {
+        char *to = t ? (char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, e) : NULL;
+        char *bytes = direct ? to : io->buffer;
+        n = tshi_base_min(all - e, step);
+        if (reads) (void)tshi_load_fill(io, item, &run, n, bytes);
+        if (io->broadcast && tshi_load_receive(io, item, n, bytes) != TSH_OK) return TSH_ERR_IO;
+        if (!io->broadcast && ctx->error.code != TSH_OK) return TSH_OK;
+        if (!t || ctx->error.code != TSH_OK) continue;
+        if (direct || tshi_load_convert(item, t, e, n, bytes))
+            tshi_load_count_nonfinite(&tshi_dtypes[t->dtype], to, n, found);
+    }
+    if (direct) tshi_tensor_forget_exact(t);
+    if (found[0] || found[1]) tshi_load_warn(io, item, t, found);
+    return TSH_OK;
+}
+
+/* Returns the tensor of an item that values are read to, after allocating memory if needed; NULL:
+ * none are. A moment that the file lacks becomes 0. */
+static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
     const size_t bytes = tshi_dtype_bytes(item->dtype, tsh_local_numel(t));
-    if (t->absent) return; /* another stage reads it */
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment &&
             !tshi_layout_equal(&(*item->moment)->layout, &t->layout, t->dim, io->ctx->tp.size)) {
@@ -23460,63 +24224,48 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
             *item->moment = NULL;
         }
         t = tshi_optim_moment(t, item->moment); /* creates it if needed */
-        if (t && tshi_io_in_chunks(item) && !tshi_optim_allocate(t, tsh_local_numel(t))) return;
+        if (t && tshi_io_in_chunks(item) && !tshi_optim_allocate(t, tsh_local_numel(t)))
+            return NULL;
         if (t && !item->entry) memset(tshi_tensor_at(t), 0, bytes);
         if (t && !item->entry && tshi_io_in_chunks(item)) tshi_optim_keep_chunk(t);
     }
-    if (!t || !item->entry) return;
+    if (!t || !item->entry) return NULL;
     if (!t->block) t->block = tshi_mem_alloc(io->ctx, TSH_MEM_PARAMETERS, bytes);
-    if (!t->block) return;
-    tshi_load_values(io, item, t);
-    if (tshi_io_in_chunks(item)) tshi_optim_keep_chunk(t);
+    return t->block ? t : NULL;
 }
 
-/* Returns the time of the open file's last change; 0: not known. A change while the file
- * is read means that another program wrote to it: tsh_save never writes to a file in place. */
-static int64_t tshi_load_stamp(const tshi_io *io) {
-#if TSHI_POSIX
-    struct stat info;
-    if (fstat(fileno(io->file), &info) != 0) return 0;
-#if defined(__linux__) && defined(st_mtime) /* -std=c99 hides it: seconds must do */
-    return (int64_t)info.st_mtime * 1000000000 + info.st_mtim.tv_nsec;
-#else
-    return (int64_t)info.st_mtime;
-#endif
-#else
-    (void)io;
-    return 0;
-#endif
+/* Loads this rank's shard of an item. A chunked moment is read whole and cut down to this rank's
+ * chunk. Returns an error of a message. */
+static tsh_result tshi_load_item(tshi_io *io, const tshi_io_item *item) {
+    const int serves = io->broadcast && io->ctx->world.rank == 0;
+    tsh_result result;
+    tsh_tensor *t;
+    if (item->entry && serves && tshi_load_serve(io, item) != TSH_OK) return TSH_ERR_IO;
+    if (item->param->absent) return TSH_OK; /* another stage has it */
+    t = io->ctx->error.code == TSH_OK ? tshi_load_target(io, item) : NULL;
+    if (!item->entry || (!t && !io->broadcast)) return TSH_OK;
+    result = tshi_load_values(io, item, t);
+    if (t && tshi_io_in_chunks(item)) tshi_optim_keep_chunk(t);
+    return result;
 }
 
-/* Opens the file once, so that header and values are of the same save. */
-static void tshi_load_open(tshi_io *io) {
-    const char *kind = tshi_file_kind(io->path);
-    errno = 0;
-    if (!kind) io->file = fopen(io->path, "rb"); /* a FIFO could block */
-    if (kind)
-        (void)tshi_io_wrong_kind(io, kind);
-    else if (!io->file)
-        (void)tshi_io_system_error(io, "cannot be opened");
-    else
-        io->stamp = tshi_load_stamp(io);
-}
-
-/* Checks the open file against the model, then loads it. If ctx holds an error, only takes part in
+/* Checks the files against the model, then loads them. If ctx holds an error, only takes part in
  * the first agreement. */
 static tsh_result tshi_load_all(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     int i;
     if (ctx->error.code == TSH_OK) (void)tshi_load_check(io);
+    io->path = io->given;
     if (tshi_io_agree(io) != TSH_OK) return ctx->error.code; /* nothing has been changed */
-    for (i = 0; i < io->items && ctx->error.code == TSH_OK; i++)
-        tshi_load_read_item(io, &io->item[i]);
+    if (io->broadcast && tshi_load_share(io) != TSH_OK) return ctx->error.code;
+    for (i = 0; i < io->items && (io->broadcast || ctx->error.code == TSH_OK); i++)
+        if (tshi_load_item(io, io->order[i]) != TSH_OK) break;
     if (io->nonfinite > TSHI_IO_NONFINITE)
         tsh_log_message(&ctx->logger,
                         "%s: \"%.200s\": %lld more tensors that rank %d read hold NaN or infinity",
-                        io->op, io->path, (long long)io->nonfinite - TSHI_IO_NONFINITE,
+                        io->op, io->given, (long long)io->nonfinite - TSHI_IO_NONFINITE,
                         ctx->world.rank);
-    if (ctx->error.code == TSH_OK && tshi_load_stamp(io) != io->stamp)
-        (void)tshi_io_fail(io, TSH_ERR_IO, "was written to while it was read; load it again");
+    (void)tshi_load_leave(io);
     if (tshi_io_agree(io) != TSH_OK) return ctx->error.code;
     for (i = 0; i < io->counts; i++) *io->count[i].value = io->count[i].read;
     return TSH_OK;
@@ -23530,11 +24279,15 @@ TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path,
                                            const tsh_file_desc *desc) {
     tshi_io io; /* state of this load */
     tsh_ctx *ctx;
+    int shares; /* 1: .broadcast, and there are other ranks */
     if (!module) return TSH_ERR_ARGUMENT;
     ctx = module->ctx;
     if (!tsh_ok(ctx)) return ctx->error.code;
+    shares = desc && desc->broadcast && ctx->world.size > 1;
+    if (shares && ctx->world.rank > 0) path = "the files of rank 0"; /* for errors */
     tshi_io_begin(&io, "tsh_load", module, path, optim, desc);
-    if (ctx->error.code == TSH_OK) tshi_load_open(&io);
+    io.broadcast = shares;
+    if (ctx->error.code == TSH_OK && !(shares && ctx->world.rank > 0)) tshi_load_find_files(&io);
     (void)tshi_load_all(&io);
     tshi_io_end(&io);
     return ctx->error.code;

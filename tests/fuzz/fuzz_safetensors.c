@@ -30,11 +30,17 @@ static target open_target(void) {
 static tsh_result load(target t, const uint8_t *data, size_t size, tsh_optim *optim) {
     uint8_t *copy = (uint8_t *)malloc(size + !size); /* so that reading beyond its end is seen */
     tsh_result result;
+    tshi_io_source source;
     tshi_io io;
     if (!copy) abort();
     copy[0] = 0; /* no file of fmemopen is empty */
     if (size) memcpy(copy, data, size);
-    tshi_io_begin(&io, "tsh_load", tsh_root(t.ctx), "input", optim, NULL);
+    memset(&source, 0, sizeof source);
+    source.path = "input";
+    tshi_io_begin(&io, "tsh_load", tsh_root(t.ctx), source.path, optim, NULL);
+    io.source = &source;
+    io.sources = 1;
+    io.open = &source;
     io.file = fmemopen(copy, size + !size, "rb");
     if (!io.file) abort();
     result = tshi_load_all(&io);

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Writes the seeds of fuzz_safetensors.c into the folder safetensors."""
+"""Writes the seeds of fuzz_safetensors.c into the folder safetensors, those of fuzz_index.c into
+the folder index."""
 
 import json
 import os
 import struct
 
-FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "safetensors")
+HERE = os.path.dirname(os.path.abspath(__file__))
 SIZES = {"F32": 4, "F64": 8, "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "I16": 2,
          "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8}
 
 
-def write(name, data):
-    with open(os.path.join(FOLDER, name), "wb") as out:
+def write(name, data, folder="safetensors"):
+    with open(os.path.join(HERE, folder, name), "wb") as out:
         out.write(data)
     return data
 
@@ -27,8 +28,32 @@ def entry(dtype, shape, begin, end):
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
+def write_indices():
+    files = {"a.weight": "a.safetensors", "a.bias": "b.safetensors"}
+    indices = {
+        "whole": {"metadata": {"total_size": 36}, "weight_map": files},
+        "metadata": {"weight_map": files, "metadata": {"x": [1.5e-3, None, {"y": [True, "}"]}]}},
+        "swapped": {"weight_map": {"a.weight": "b.safetensors", "a.bias": "a.safetensors"}},
+        "more": {"weight_map": dict(files, c="a.safetensors")},
+        "nowhere": {"weight_map": dict(files, c="c.safetensors")},
+        "above": {"weight_map": dict(files, c="../a.safetensors")},
+        "nothing": {"metadata": {}},
+    }
+    texts = {name: json.dumps(index, indent=2).encode() for name, index in indices.items()}
+    texts["escapes"] = (b' {"weight_map":{"\\u0061.weight":"a.safe\\u0074ensors" ,\n'
+                        b'"a.bias":"b.safetensors"}} ')
+    texts["twice"] = (b'{"weight_map":{"a.bias":"b.safetensors","a.weight":"a.safetensors",'
+                      b'"a.bias":"b.safetensors"}}')
+    texts["deep"] = b'{"metadata":' + b"[" * 9999 + b"]" * 9999 + b"}"
+    texts["cut"] = texts["whole"][:-30]
+    os.makedirs(os.path.join(HERE, "index"), exist_ok=True)
+    for name, text in texts.items():
+        write(name, text, "index")
+
+
 def main():
-    os.makedirs(FOLDER, exist_ok=True)
+    write_indices()
+    os.makedirs(os.path.join(HERE, "safetensors"), exist_ok=True)
     model = {"a.weight": entry("F32", [3, 2], 0, 24), "a.bias": entry("F32", [3], 24, 36)}
     state = {"format": "pt", "tshard.format": "1", "tshard.seed": "0", "tshard.randn_calls": "1",
              "tshard.dropout_calls": "2", "tshard.dropout_calls.d": "3", "tshard.optim": "adam",

@@ -124,6 +124,13 @@ int main_of_test_safetensors(void);
 #include "../fuzz/test_safetensors.c"
 #undef main
 
+int main_of_test_index(void);
+#define main main_of_test_index
+#define LLVMFuzzerTestOneInput index_LLVMFuzzerTestOneInput
+#include "../fuzz/test_index.c"
+#undef main
+#undef LLVMFuzzerTestOneInput
+
 int main_of_test_messages(void);
 #define main main_of_test_messages
 #define run messages_run
@@ -161,6 +168,7 @@ static const struct {
     {"test_module", main_of_test_module},
     {"test_team", main_of_test_team},
     {"test_safetensors", main_of_test_safetensors},
+    {"test_index", main_of_test_index},
     {"test_messages", main_of_test_messages},
     {"test_values", main_of_test_values},
 #endif

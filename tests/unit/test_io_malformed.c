@@ -343,7 +343,8 @@ static void other_formats_are_named(void **state) {
     } rows[] = {
         {"", 0, "is an empty file;"},
         {"{\"metadata\": {\"total_size\": 1}, \"weight_map\": {}}", 0,
-         "is JSON text, such as the index of a sharded checkpoint;"},
+         "is JSON text, such as the index of a sharded checkpoint, whose name must end with "
+         ".json;"},
         {"PK\3\4\24\0\0\10\10\0\0\0\0\0", 14, "is a zip archive, as torch.save writes"},
         {"\x80\2\x8a\nl\xfc\x9c\x46\xf9 j", 11, "is a pickle, as torch.save writes"},
         {"\x80\4\x95\x1d\0\0\0\0\0\0\0}", 12, "is a Python pickle;"},

@@ -406,7 +406,7 @@ static void what_is_no_file_is_refused(void **state) {
         (void)snprintf(part, sizeof part, "%s\" is %s; tsh_load takes one safetensors file",
                        names[i], kinds[i]);
         assert_int_equal(tsh_load(tsh_root(ctx), files_path(names[i]), NULL), TSH_ERR_IO);
-        EXPECT(TSH_ERR_IO, part);
+        EXPECT(TSH_ERR_IO, strcmp(kinds[i], "a folder") ? part : "is a folder without model.");
         memcpy(strstr(part, "tsh_load"), "tsh_save", 8);
         assert_int_equal(tsh_save(tsh_root(ctx), files_path(names[i]), NULL), TSH_ERR_IO);
         EXPECT(TSH_ERR_IO, part);
