@@ -55,7 +55,7 @@ typedef struct llm_net {
     tsh_ctx *ctx;
     llm_config *config;
     const llm_family *family;
-    tsh_module *root, *base; /* base: what file names put before a dot, such as "model" */
+    tsh_module *root, *base; /* of the head, of all else: the same, as names have no prefix here */
     int64_t past, length;    /* tokens in the caches; room for so many */
     int64_t unit;            /* features that a row-parallel cut keeps together: 32 if quantised */
     int all;                 /* 1: logits of every token, 0: of the last one */

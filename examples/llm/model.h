@@ -68,25 +68,35 @@ static int64_t llm_longest(const llm_config *c, const char **why) {
     return most;
 }
 
+/* Tensors that are no parameters, or the embedding once more where the head is tied to it. */
+enum { LLM_TIED = 2 };
+static const char *const llm_ignored[] = {
+    "lm_head.weight", "embed_out.weight", "**.inv_freq", "**.attn.bias", "**.attention.bias",
+    "**.masked_bias", "**.position_ids", "**.pooler.**", "pooler.**", "cls.**", NULL};
+/* Names of older or newer files, and the model's. */
+static const tsh_rename llm_renamed[] = {{"**.LayerNorm.gamma", "**.LayerNorm.weight"},
+                                         {"**.LayerNorm.beta", "**.LayerNorm.bias"},
+                                         {NULL, NULL}};
+
 /* Makes the model, with room for `length` tokens, and loads its weights. weights: TSH_Q8_0 or
  * TSH_Q4_0, or 0: as they are, in the dtype of the ctx. Errors are the ctx's. */
 static tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
                                  const llm_family *family, const char *folder, int64_t length,
                                  tsh_dtype weights) {
-    char path[4096];
+    const tsh_file_desc file = {.prefix = family->base,
+                                .rename = llm_renamed,
+                                .ignore = llm_ignored + (c->tied || c->encoder ? 0 : LLM_TIED)};
     memset(m, 0, sizeof *m);
     m->ctx = ctx;
     m->config = c;
     m->family = family;
     m->length = length;
-    m->root = tsh_root(ctx);
-    m->base = tsh_add_module(m->root, family->base, NULL);
+    m->root = m->base = tsh_root(ctx);
     m->unit = weights ? 32 : 1;
     family->add(m);
     if (weights) tsh_quantize(m->root, NULL, weights);
     tsh_train(m->root, 0);
-    snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    return tsh_load(m->root, path, NULL);
+    return tsh_load_with(m->root, folder, NULL, &file);
 }
 
 /* The logits (1, T or 1, V), sharded over the vocabulary, of n tokens that follow those before.

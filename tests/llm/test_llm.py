@@ -160,6 +160,30 @@ def folders_that_lie_are_refused(folder):
     refused(folder, "model.safetensors")
 
 
+def other_names_load(folder):
+    """Without the prefix, and with tensors that are no parameters, as in older files of the hub."""
+    for name, prefix, more in (
+            ("gpt2", "transformer.", {"h.0.attn.bias": [1, 1, 4, 4], "lm_head.weight": [61, 40]}),
+            ("gpt_neox", "", {"gpt_neox.layers.0.attention.bias": [1, 1, 4, 4],
+                              "gpt_neox.layers.1.attention.rotary_emb.inv_freq": [1]}),
+            ("llama", "model.", {"layers.0.self_attn.rotary_emb.inv_freq": [4]}),
+            ("bert", "bert.", {"embeddings.position_ids": [1, 9], "pooler.dense.weight": [48, 48],
+                               "pooler.dense.bias": [48]}),
+            ("opt", "model.", {})):
+        model = models.load(name)
+        models.write(folder, model)
+        path = os.path.join(folder, "model.safetensors")
+        tensors = {key[len(prefix):] if key.startswith(prefix) else key: value
+                   for key, value in models.read_safetensors(path).items()}
+        tensors = {key.replace("LayerNorm.weight", "LayerNorm.gamma")
+                   .replace("LayerNorm.bias", "LayerNorm.beta"): value
+                   for key, value in tensors.items()}
+        for key, shape in more.items():
+            tensors[key] = (shape, models.values(key, shape, 0, 0))
+        models.write_safetensors(path, tensors)
+        compare(folder, name, "--tp", "2")
+
+
 def mistakes_are_told(folder):
     written(folder, "llama")
     for flags, code, words in ((("--ids", "1 61", "--print-ids"), 1, ("61", "61 tokens")),
@@ -225,5 +249,5 @@ if __name__ == "__main__":
     sys.exit(run_tests("llm", [family(name) for name in models.names()] + [
         processes_write_what_threads_do, configs_that_would_change_results_are_refused,
         texts_that_are_too_long_are_refused,
-        settings_within_reach_change_nothing, folders_that_lie_are_refused, mistakes_are_told,
+        settings_within_reach_change_nothing, other_names_load, folders_that_lie_are_refused, mistakes_are_told,
         the_end_of_a_text_ends_it, fewer_bits_are_near]) > 0)
