@@ -249,5 +249,6 @@ if __name__ == "__main__":
     sys.exit(run_tests("llm", [family(name) for name in models.names()] + [
         processes_write_what_threads_do, configs_that_would_change_results_are_refused,
         texts_that_are_too_long_are_refused,
-        settings_within_reach_change_nothing, other_names_load, folders_that_lie_are_refused, mistakes_are_told,
+        settings_within_reach_change_nothing, other_names_load, folders_that_lie_are_refused,
+        mistakes_are_told,
         the_end_of_a_text_ends_it, fewer_bits_are_near]) > 0)
