@@ -24018,8 +24018,7 @@ static int tshi_load_check(tshi_io *io) {
 /* -- values ------------------------------------------------------------------- */
 
 /* Returns 1 if all values are finite: their exponents are not all ones, as that of infinity is.
- * Looks at the bits, eight bytes at a time: exponent + (sign bit - infinity) reaches the sign
- * bit. */
+ * Looks at the bits, in words: exponent + (sign bit - infinity) reaches the sign bit. */
 static int tshi_load_finite(const tshi_dtype *dtype, const char *values, size_t bytes) {
     const tsh_real infinite = (tsh_real)HUGE_VAL, minus = (tsh_real)-0.0;
     uint64_t ones, signs, word, found = 0; /* of as many values as a word has */
