@@ -1,7 +1,7 @@
 /* llm.c - runs a language model from the Hugging Face hub, tensor-parallel on threads, or on
  * processes over TCP
  *
- *   build/llm --model DIR --prompt "Once upon a time"     continues a text
+ *   build/llm --model DIR --prompt "Once upon a time"     continues a text; --temperature 1 samples
  *   build/llm --model DIR --ids "1 2 3" --print-ids       continues these tokens
  *   build/llm --model DIR --ids "1 2 3" --dump-logits F   and writes the logits of each
  *   build/llm --model DIR --tokenize <FILE                writes a text as tokens
@@ -32,10 +32,12 @@ typedef struct llm_job {
     const char *tokenizer_file, *embed;
     int64_t tp, max_new, threads;
     int print_ids, greedy, ignore_eos, tokenize, detokenize, no_special;
+    int64_t top_k, seed;
+    double temperature, top_p, min_p, penalty; /* 0: not given */
     text_codec codec;
     llm_config config;
     const llm_family *family;
-    int32_t *tokens; /* the prompt, then what is generated */
+    int32_t *tokens; /* the prompt */
     int64_t prompt, count;
     int64_t *ends, lines; /* --embed: tokens before the end of each line */
     int first_token, plain; /* --embed: the first token's vector, not the mean; any length */
@@ -51,13 +53,15 @@ typedef struct llm_flag_row {
     const char **text;
     int64_t *number;
     int *on;
+    double *real;
 } llm_flag_row;
 
 static void print_flags(const llm_flag_row *flags, int n, FILE *file) {
     fprintf(file, "usage: llm --model DIR --prompt \"Once upon a time\" ...\n");
     for (int i = 0; i < n; i++)
-        fprintf(file, "  --%s%-*s %s\n", flags[i].name, 18 - (int)strlen(flags[i].name),
-                flags[i].text ? " TEXT" : flags[i].number ? " N" : "", flags[i].help);
+        fprintf(file, "  --%s%-*s %s\n", flags[i].name, 19 - (int)strlen(flags[i].name),
+                flags[i].text ? " TEXT" : flags[i].number ? " N" : flags[i].real ? " X" : "",
+                flags[i].help);
 }
 
 /* Prints a sentence, returns 2. */
@@ -84,6 +88,12 @@ static int parse_flag(const llm_flag_row *flag, const char *value) {
         return 0;
     }
     errno = 0;
+    if (flag->real) {
+        *flag->real = strtod(value, &end);
+        if (*end || end == value || errno || !(*flag->real > 0) || *flag->real > 1e6)
+            return usage("--%s takes a number above 0", flag->name);
+        return 0;
+    }
     const long long number = strtoll(value, &end, 10);
     if (*end || end == value || errno || number < 0 || number > 1000000000)
         return usage("--%s takes a whole number", flag->name);
@@ -95,27 +105,39 @@ static int parse_flag(const llm_flag_row *flag, const char *value) {
 static int parse(llm_job *job, int argc, char **argv) {
     int help = 0;
     const llm_flag_row flags[] = {
-        {"model", "the folder: config.json and model.safetensors", &job->model, NULL, NULL},
-        {"prompt", "the text to continue", &job->prompt_text, NULL, NULL},
-        {"ids", "the same as numbers of tokens", &job->ids, NULL, NULL},
-        {"max-new", "how many tokens to generate (64)", NULL, &job->max_new, NULL},
-        {"greedy", "take the most likely token, which is the default", NULL, NULL, &job->greedy},
-        {"print-ids", "print tokens as numbers", NULL, NULL, &job->print_ids},
-        {"ignore-eos", "go on after the end of the text", NULL, NULL, &job->ignore_eos},
-        {"dump-logits", "write the logits of the prompt to this file", &job->dump, NULL, NULL},
-        {"tp", "ranks, as threads (one per core)", NULL, &job->tp, NULL},
-        {"threads", "cores of each rank (1)", NULL, &job->threads, NULL},
+        {"model", "the folder: config.json and model.safetensors", &job->model, NULL, NULL, NULL},
+        {"prompt", "the text to continue", &job->prompt_text, NULL, NULL, NULL},
+        {"ids", "the same as numbers of tokens", &job->ids, NULL, NULL, NULL},
+        {"max-new", "how many tokens to generate (64)", NULL, &job->max_new, NULL, NULL},
+        {"greedy", "take the most likely token, which is the default", NULL, NULL, &job->greedy,
+         NULL},
+        {"temperature", "sample: divides the logits", NULL, NULL, NULL, &job->temperature},
+        {"top-k", "sample: of the N most likely tokens", NULL, &job->top_k, NULL, NULL},
+        {"top-p", "sample: of the most likely ones whose sum is X", NULL, NULL, NULL, &job->top_p},
+        {"min-p", "sample: of those with X times the largest probability", NULL, NULL, NULL,
+         &job->min_p},
+        {"repetition-penalty", "divides the logits of tokens that were", NULL, NULL, NULL,
+         &job->penalty},
+        {"seed", "sample: another text for each number", NULL, &job->seed, NULL, NULL},
+        {"print-ids", "print tokens as numbers", NULL, NULL, &job->print_ids, NULL},
+        {"ignore-eos", "go on after the end of the text", NULL, NULL, &job->ignore_eos, NULL},
+        {"dump-logits", "write the logits of the prompt to this file", &job->dump, NULL, NULL,
+         NULL},
+        {"tp", "ranks, as threads (one per core)", NULL, &job->tp, NULL, NULL},
+        {"threads", "cores of each rank (1)", NULL, &job->threads, NULL, NULL},
         {"backend", "threads, or tcp: a process per rank, by tshard-run", &job->backend, NULL,
+         NULL, NULL},
+        {"dtype", "f32, bf16 or f16; else that of config.json", &job->dtype, NULL, NULL, NULL},
+        {"weights", "q8_0 or q4_0: of 8 or 4 bits", &job->weights, NULL, NULL, NULL},
+        {"embed", "write a vector for each line of this file", &job->embed, NULL, NULL, NULL},
+        {"tokenize", "write the text on stdin as one line of tokens", NULL, NULL, &job->tokenize,
          NULL},
-        {"dtype", "f32, bf16 or f16; else that of config.json", &job->dtype, NULL, NULL},
-        {"weights", "q8_0 or q4_0: of 8 or 4 bits", &job->weights, NULL, NULL},
-        {"embed", "write a vector for each line of this file", &job->embed, NULL, NULL},
-        {"tokenize", "write the text on stdin as one line of tokens", NULL, NULL, &job->tokenize},
-        {"detokenize", "write the tokens on stdin as text", NULL, NULL, &job->detokenize},
-        {"no-special", "without tokens that begin or end a text", NULL, NULL, &job->no_special},
+        {"detokenize", "write the tokens on stdin as text", NULL, NULL, &job->detokenize, NULL},
+        {"no-special", "without tokens that begin or end a text", NULL, NULL, &job->no_special,
+         NULL},
         {"tokenizer", "a tokenizer.json; else that of the model", &job->tokenizer_file, NULL,
-         NULL},
-        {"help", "this list", NULL, NULL, &help}};
+         NULL, NULL},
+        {"help", "this list", NULL, NULL, &help, NULL}};
     const int n = (int)(sizeof flags / sizeof *flags);
     for (int i = 1; i < argc; i++) {
         int k = 0;
@@ -201,11 +223,7 @@ static int read_prompt(llm_job *job) {
     const int64_t n = text_encode(&job->codec, job->prompt_text, strlen(job->prompt_text),
                                    !job->no_special, &ids);
     if (n < 0) return !refuse(job, "%s", job->codec.error);
-    job->tokens = (int32_t *)realloc(ids, (size_t)(n + job->max_new + 1) * 4);
-    if (!job->tokens) {
-        free(ids);
-        return !refuse(job, "not enough memory");
-    }
+    job->tokens = ids;
     if (n == 0) return !refuse(job, "--prompt has no token");
     job->count = job->prompt = n;
     return 1;
@@ -213,7 +231,7 @@ static int read_prompt(llm_job *job) {
 
 /* Numbers between blanks, each less than `vocabulary`; 0: refused. */
 static int read_ids(llm_job *job, const char *at, int64_t vocabulary) {
-    job->tokens = (int32_t *)malloc((strlen(at) / 2 + 2 + (size_t)job->max_new) * 4);
+    job->tokens = (int32_t *)malloc((strlen(at) / 2 + 2) * sizeof *job->tokens);
     while (job->tokens) {
         char *end;
         at += strspn(at, " ,\t\r\n");
@@ -270,8 +288,10 @@ typedef struct llm_rank {
     tsh_ctx *ctx;
     llm_net model;
     FILE *dump;
-    float *row; /* logits of the whole vocabulary, of a token; of an encoder its vector */
+    float *row; /* of --dump-logits: the logits of a token; of an encoder its vector */
     int64_t columns;
+    int32_t *tokens; /* the prompt, then what is generated; NULL: generates nothing */
+    int64_t count;
 } llm_rank;
 
 /* Row t of the logits, on every rank. 0: an error. */
@@ -281,11 +301,29 @@ static int read_row(llm_rank *r, tsh_tensor *logits, int64_t t) {
     return tsh_read(r->ctx, row, TSH_GLOBAL, r->row, bytes) == TSH_OK;
 }
 
-static int32_t largest(const llm_rank *r) {
-    int64_t best = 0;
-    for (int64_t i = 1; i < r->job->config.vocabulary; i++)
-        if (r->row[i] > r->row[best]) best = i;
-    return (int32_t)best;
+/* Appends the token that follows the last row of the logits: the most likely one, or a drawn one,
+ * the same on every rank. */
+static void choose(llm_rank *r, tsh_tensor *logits) {
+    const llm_job *job = r->job;
+    const int draws = job->temperature || job->top_k || job->top_p || job->min_p || job->seed;
+    tsh_sample_desc desc = {.penalty = job->penalty,
+                            .temperature = job->temperature,
+                            .top_k = job->top_k,
+                            .top_p = job->top_p,
+                            .min_p = job->min_p,
+                            .seed = (uint64_t)job->seed,
+                            .position = r->count};
+    tsh_tensor *row = tsh_slice(logits, 1, tsh_dim(logits, 1) - 1, 1), *id;
+    int64_t token = 0;
+    if (job->penalty)
+        desc.previous = tsh_tensor_from(r->ctx, TSH_I32, tsh_shape3(1, 1, r->count), NULL,
+                                        r->tokens);
+    if (!draws || job->greedy) desc.temperature = TSH_ZERO;
+    id = job->penalty || desc.temperature != TSH_ZERO ? tsh_sample(row, &desc)
+                                                      : tsh_argmax(row, -1, 0);
+    if (tsh_read(r->ctx, id, TSH_GLOBAL, &token, sizeof token) == TSH_OK)
+        r->tokens[r->count++] = (int32_t)token;
+    if (desc.previous) tsh_tensor_free(desc.previous);
 }
 
 /* Opens the file of --dump-logits and writes its header. */
@@ -306,7 +344,7 @@ static int dump_open(llm_rank *r) {
     return 1;
 }
 
-/* Computes the prompt; leaves the last token's logits in row. */
+/* Computes the prompt, and chooses the first token after it. */
 static int prefill(llm_rank *r) {
     llm_job *job = r->job;
     const int writes = job->dump && tsh_world(r->ctx)->rank == 0;
@@ -318,8 +356,9 @@ static int prefill(llm_rank *r) {
         tsh_scope_begin(r->ctx);
         tsh_tensor *logits = llm_logits(&r->model, job->tokens + at, n);
         const int64_t rows = logits ? tsh_dim(logits, 1) : 0;
-        for (int64_t t = job->dump ? 0 : rows - 1; t < rows && read_row(r, logits, t); t++)
+        for (int64_t t = 0; job->dump && t < rows && read_row(r, logits, t); t++)
             if (writes) fwrite(r->row, 4, (size_t)r->columns, r->dump);
+        if (logits && r->tokens && at + n == job->prompt) choose(r, logits);
         tsh_scope_end(r->ctx);
     }
     r->model.all = 0;
@@ -334,25 +373,37 @@ static int ends(const llm_job *job, int32_t id) {
     return 0;
 }
 
-/* Tokens until the end of the text, or max_new. */
-static void generate(llm_rank *r) {
+/* How fast it was: to stderr, beside a text. */
+static void tell_speed(const llm_rank *r, int64_t start, int64_t first, int64_t end) {
+    const llm_job *job = r->job;
+    const int64_t more = r->count - job->prompt - 1;
+    fprintf(stderr, "llm: first token after %.2f s (prompt: %lld tokens)",
+            1e-9 * (double)(first - start), (long long)job->prompt);
+    if (more > 0)
+        fprintf(stderr, "; then %.1f tokens/s", 1e9 * (double)more / (double)(end - first));
+    fprintf(stderr, "\n");
+}
+
+/* Writes tokens until the end of the text, or max_new. start: when the prompt was begun. */
+static void generate(llm_rank *r, int64_t start) {
     llm_job *job = r->job;
     const int first = tsh_world(r->ctx)->rank == 0;
+    const int64_t prompt = tsh_now();
     for (int64_t i = 0; i < job->max_new && tsh_ok(r->ctx); i++) {
-        const int32_t id = largest(r);
+        const int32_t id = r->tokens[job->prompt + i];
         if (ends(job, id)) break;
-        if (first) job->tokens[job->count++] = id;
         if (first && job->print_ids) printf("%s%d", i ? " " : "", (int)id);
         if (first && !job->print_ids) text_say(&job->codec, id, 0);
         if (first) fflush(stdout);
         if (i + 1 == job->max_new) break;
         tsh_scope_begin(r->ctx);
         tsh_tensor *logits = llm_logits(&r->model, &id, 1);
-        if (logits) read_row(r, logits, 0);
+        if (logits) choose(r, logits);
         tsh_scope_end(r->ctx);
     }
     if (first && !job->print_ids) text_say(&job->codec, 0, 1);
     if (first && tsh_ok(r->ctx)) printf("\n");
+    if (first && tsh_ok(r->ctx) && !job->print_ids) tell_speed(r, start, prompt, tsh_now());
 }
 
 /* --embed: a line of numbers per line of the file. */
@@ -382,20 +433,26 @@ static int run_rank(tsh_ctx *ctx, void *user) {
     const tsh_dtype weights = job->weights ? dtype_named(job->weights) : TSH_DTYPE_DEFAULT;
     const int64_t columns = job->config.encoder ? job->config.width : job->config.vocabulary;
     float *row = (float *)malloc((size_t)columns * sizeof *row);
-    if (!r || !row) {
+    int32_t *tokens = (int32_t *)malloc((size_t)(job->prompt + job->max_new + 1) * sizeof *tokens);
+    if (!r || !row || !tokens) {
         tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
     } else {
         r->job = job;
         r->ctx = ctx;
         r->row = row;
+        if (job->prompt) memcpy(tokens, job->tokens, (size_t)job->prompt * sizeof *tokens);
+        r->tokens = job->max_new > 0 && !job->embed ? tokens : NULL;
+        r->count = job->prompt;
         r->columns = columns;
         tsh_no_grad_begin(ctx);
         llm_model_load(&r->model, ctx, &job->config, job->family, job->model,
                        job->prompt + job->max_new, weights);
+        const int64_t start = tsh_now();
         if (tsh_ok(ctx) && job->embed) embed(r);
-        else if (tsh_ok(ctx) && prefill(r) && job->max_new > 0) generate(r);
+        else if (tsh_ok(ctx) && prefill(r) && r->tokens) generate(r, start);
         tsh_no_grad_end(ctx);
     }
+    free(tokens);
     free(row);
     free(r);
     return !tsh_ok(ctx);

@@ -28,7 +28,7 @@ def llm(folder, *flags, before=()):
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
         if made.returncode != 0:
             if "needs libcjson-dev" in made.stdout:
-                raise Skipped("needs libcjson-dev")
+                raise Skipped("needs libcjson-dev and libpcre2-dev")
             raise ValueError(made.stdout[-600:])
     return subprocess.run([*before, LLM, "--model", folder, *flags], stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=EACH,
@@ -218,6 +218,32 @@ def the_end_of_a_text_ends_it(folder):
     check(done.stdout.split() == list(map(str, model["new"])), done.stdout, done.stderr)
 
 
+def samples_are_those_of_the_seed(folder):
+    """At every degree; another seed gives others. Filters that leave one token are greedy."""
+    model = models.load("llama")
+    written(folder, "llama")
+
+    def tokens(*flags):
+        done = llm(folder, "--ids", numbers(model["prompt"]), "--print-ids", "--max-new",
+                   str(len(model["new"])), "--dtype", "f32", "--ignore-eos", *flags)
+        check(done.returncode == 0 and not done.stderr, flags, done.stderr)
+        return list(map(int, done.stdout.split()))
+
+    flags = ("--temperature", "2", "--top-p", "0.95", "--min-p", "0.001", "--top-k", "50")
+    want = tokens(*flags, "--seed", "5", "--tp", "1")
+    for ranks in RANKS:
+        got = tokens(*flags, "--seed", "5", "--tp", str(ranks))
+        check(got == want, "on", ranks, "ranks", got, "not", want)
+    check(tokens(*flags, "--seed", "6", "--tp", "1") != want, "the seed changes nothing")
+    for one in (("--top-k", "1"), ("--top-p", "1e-6"), ("--min-p", "1"), ("--temperature", "1e-6"),
+                ("--temperature", "2", "--greedy")):
+        got = tokens(*one, "--seed", "5", "--tp", "2")
+        check(got == model["new"], one, got, "not", model["new"])
+    got = tokens("--repetition-penalty", "1000000", "--tp", "2")
+    check(len(set(got + model["prompt"])) == len(got) + len(set(model["prompt"])),
+          "a token comes twice:", got)
+
+
 def fewer_bits_are_near(folder):
     """With 16 bits, and with 8 in blocks of 32, the logits are near; both at several degrees."""
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
@@ -251,4 +277,4 @@ if __name__ == "__main__":
         texts_that_are_too_long_are_refused,
         settings_within_reach_change_nothing, other_names_load, folders_that_lie_are_refused,
         mistakes_are_told,
-        the_end_of_a_text_ends_it, fewer_bits_are_near]) > 0)
+        the_end_of_a_text_ends_it, samples_are_those_of_the_seed, fewer_bits_are_near]) > 0)
