@@ -754,6 +754,15 @@ static uint32_t quiet(tsh_real pair) {
     return (bits & 0x7FFF0000u) > 0x7F800000u ? bits | 0x400000u : bits;
 }
 
+/* A pair of bf16 whose subnormal numbers are zeros, which is what the product of pairs takes them
+ * for, and what the processor's rounding makes of them. */
+static uint32_t flushed(tsh_real pair) {
+    uint32_t bits;
+    memcpy(&bits, &pair, sizeof bits);
+    if ((bits & 0x7F80u) == 0) bits &= 0xFFFF8000u;
+    return (bits & 0x7F800000u) == 0 ? bits & 0x8000FFFFu : bits;
+}
+
 /* Packing by vectors gives the bits of packing by elements: any width, valid rows, steps, strides;
  * numbers that are not finite, subnormal, and in the middle of two of bf16. */
 static void test_pack_dtypes(void **state) {
@@ -786,7 +795,8 @@ static void test_pack_dtypes(void **state) {
             for (int i = 0; i < COUNT(fast); i++) /* a NaN may have another payload */
                 if (memcmp(&fast[i], &plain[i], sizeof *fast) != 0 &&
                     !(form == TSHI_GEMM_F16 && fast[i] != fast[i] && plain[i] != plain[i]) &&
-                    !(form == TSHI_GEMM_PAIRS && quiet(fast[i]) == quiet(plain[i])))
+                    !(form == TSHI_GEMM_PAIRS && quiet(fast[i]) == quiet(plain[i])) &&
+                    !(form == TSHI_GEMM_ROUNDED && flushed(fast[i]) == flushed(plain[i])))
                     fail_msg("%s: form %d, width %d, %d rows, %d steps, word %d", kernel->name,
                              (int)form, width, valid, (int)k, i);
         }
