@@ -34,7 +34,7 @@ ALIASES = {"__errno_location": "errno", "__sysv_signal": "signal", "__isoc99_ssc
 COMPILERS = {"_GLOBAL_OFFSET_TABLE_", "__cpu_model", "__cpu_features2", "__cpu_indicator_init",
              "__stack_chk_fail"}
 OTHERS = re.compile(r"uv_|crypto_|sodium_|randombytes_")  # libuv's and libsodium's
-OTHERS_CONSTANTS = re.compile(r"UV_|crypto_|_MM_")  # and of the compiler's intrinsics
+OTHERS_CONSTANTS = re.compile(r"UV_|crypto_")
 OUR_CONSTANTS = re.compile(r"TSH|GPT_|MACOS_")
 
 
