@@ -7248,7 +7248,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const int pack_b = convert_b || (!thin && (job->b.column != 1 || job->m > 2 * mr || !only));
     const int64_t unit = nr < 16 ? nr / 2 : 8, streamed = job->stream ? job->n / unit * unit : 0;
     const tshi_gemm_tile_fn packed = job->form_a >= TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
-    tshi_gemm_walk walk;
+    tshi_gemm_walk walk = tshi_gemm_next(job, job->n); /* nothing yet */
     tshi_gemm_tile t;
     for (int64_t i = 0; pack_a && i < job->m; i += mr)
         tshi_gemm_pack_matrix(kernel, job->pack_a + i * words, mr,

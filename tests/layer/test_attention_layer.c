@@ -183,7 +183,7 @@ static int attention_rank(tsh_ctx *ctx, void *user) {
     (void)user;
     for (int c = 0; c < COUNT(layers); c++) {
         const shape_of_layer *s = &layers[c];
-        char name[16];
+        char name[24];
         pairs p = {0};
         tsh_tensor *x, *in[2], *y, *want, *grad;
         uint64_t calls;
@@ -277,7 +277,7 @@ static int mlp_rank(tsh_ctx *ctx, void *user) {
     (void)user;
     for (int c = 0; c < COUNT(mlps); c++) {
         tsh_mlp_desc desc = mlps[c];
-        char name[16];
+        char name[24];
         pairs p = {0};
         tsh_tensor *x, *y, *want, *grad, *part[2] = {NULL, NULL};
         uint64_t calls;

@@ -233,14 +233,14 @@ static void run_loads(job j) {
         memset(&desc, 0, sizeof desc);
         desc.dtype = ranks % 2 ? TSH_DTYPE_DEFAULT : TSH_BF16;
         j.desc.broadcast = 0;
-        ranks_run_with(ranks, &desc, loads, &j);
+        ranks_run_at(RANKS_FIRST, ranks, &desc, loads, &j);
         j.desc.broadcast = 1;
-        ranks_run_with(ranks, &desc, loads, &j);
+        ranks_run_at(RANKS_FIRST, ranks, &desc, loads, &j);
     }
     desc.tp = 2;
-    ranks_run_with(4, &desc, loads, &j);
+    ranks_run_at(RANKS_FIRST, 4, &desc, loads, &j);
     desc.tp = 1;
-    ranks_run_with(2, &desc, loads, &j);
+    ranks_run_at(RANKS_FIRST, 2, &desc, loads, &j);
 }
 
 /* ------------------------------------------------------------------------ tests */
@@ -300,7 +300,7 @@ static void a_prefix_may_be_absent(void **state) {
     write_tensors(s);
     j.code = TSH_ERR_ARGUMENT;
     j.part = "has 1 that the model lacks (\"cls.bias\"); .ignore takes names of tensors that";
-    ranks_run(2, loads, &j);
+    ranks_run_at(RANKS_FIRST, 2, NULL, loads, &j);
 }
 
 /* What tsh_save wrote at one rank, as model.safetensors in a folder, where another file is not
@@ -322,7 +322,7 @@ static void one_rank_saves_and_three_load(void **state) {
     memset(&j, 0, sizeof j);
     make_plain(s);
     write_tensors(s);
-    ranks_run(1, saves, NULL);
+    ranks_run_at(RANKS_FIRST, 1, NULL, saves, NULL);
     j.path = files_here;
     run_loads(j);
 }
@@ -348,7 +348,7 @@ static void stages_of_a_pipeline_are_sent_theirs(void **state) {
     for (ranks = 2; ranks <= 4; ranks += 2)
         for (desc.tp = 1; desc.tp <= ranks / 2; desc.tp++)
             for (j.desc.broadcast = 0; j.desc.broadcast < 2; j.desc.broadcast++)
-                ranks_run_with(ranks, &desc, loads, &j);
+                ranks_run_at(RANKS_FIRST, ranks, &desc, loads, &j);
 }
 
 /* ------------------------------------------------------------------------ mistakes */
@@ -366,7 +366,7 @@ static void expect_error(const stored *s, const tsh_file_desc *desc, tsh_result 
     if (s) write_tensors(s);
     for (ranks = 1; ranks <= 3; ranks += 2)
         for (j.desc.broadcast = 0; j.desc.broadcast < 2; j.desc.broadcast++)
-            ranks_run(ranks, loads, &j);
+            ranks_run_at(RANKS_FIRST, ranks, NULL, loads, &j);
 }
 
 static void tensors_that_do_not_fit(void **state) {
@@ -496,10 +496,10 @@ static void a_rank_reads_the_bytes_of_its_shards(void **state) {
     int ranks;
     (void)state;
     memset(&desc, 0, sizeof desc);
-    ranks_run(1, reads_its_own, NULL);
+    ranks_run_at(RANKS_FIRST, 1, NULL, reads_its_own, NULL);
     for (ranks = 1; ranks <= 4; ranks++)
         for (desc.broadcast = 0; desc.broadcast < 2; desc.broadcast++)
-            ranks_run(ranks, reads_its_own, &desc);
+            ranks_run_at(RANKS_FIRST, ranks, NULL, reads_its_own, &desc);
 }
 
 /* ------------------------------------------------------------------------ transformers */
@@ -554,8 +554,8 @@ static void a_folder_of_transformers_loads(void **state) {
     memset(&desc, 0, sizeof desc);
     for (ranks = 1; ranks <= 4; ranks++) {
         desc.dtype = ranks % 2 ? TSH_DTYPE_DEFAULT : TSH_BF16;
-        ranks_run_with(ranks, &desc, loads_a_llama, NULL);
-        ranks_run_with(ranks, &desc, loads_a_llama, state ? (void *)&desc : NULL);
+        ranks_run_at(RANKS_FIRST, ranks, &desc, loads_a_llama, NULL);
+        ranks_run_at(RANKS_FIRST, ranks, &desc, loads_a_llama, state ? (void *)&desc : NULL);
     }
 }
 
