@@ -305,7 +305,8 @@ static int read_row(llm_rank *r, tsh_tensor *logits, int64_t t) {
  * the same on every rank. */
 static void choose(llm_rank *r, tsh_tensor *logits) {
     const llm_job *job = r->job;
-    const int draws = job->temperature || job->top_k || job->top_p || job->min_p || job->seed;
+    const int draws = job->temperature > 0 || job->top_k > 0 || job->top_p > 0 || job->min_p > 0 ||
+                      job->seed > 0;
     tsh_sample_desc desc = {.penalty = job->penalty,
                             .temperature = job->temperature,
                             .top_k = job->top_k,
@@ -315,12 +316,11 @@ static void choose(llm_rank *r, tsh_tensor *logits) {
                             .position = r->count};
     tsh_tensor *row = tsh_slice(logits, 1, tsh_dim(logits, 1) - 1, 1), *id;
     int64_t token = 0;
-    if (job->penalty)
+    if (job->penalty > 0)
         desc.previous = tsh_tensor_from(r->ctx, TSH_I32, tsh_shape3(1, 1, r->count), NULL,
                                         r->tokens);
     if (!draws || job->greedy) desc.temperature = TSH_ZERO;
-    id = job->penalty || desc.temperature != TSH_ZERO ? tsh_sample(row, &desc)
-                                                      : tsh_argmax(row, -1, 0);
+    id = job->penalty > 0 || draws ? tsh_sample(row, &desc) : tsh_argmax(row, -1, 0);
     if (tsh_read(r->ctx, id, TSH_GLOBAL, &token, sizeof token) == TSH_OK)
         r->tokens[r->count++] = (int32_t)token;
     if (desc.previous) tsh_tensor_free(desc.previous);

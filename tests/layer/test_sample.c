@@ -288,8 +288,8 @@ static int argmax_rank(tsh_ctx *ctx, void *user) {
                 /* few values, so many ties; row 0 is constant, row 1 has NaNs at the end */
                 const uint64_t mixed = ranks_mix((uint64_t)c, (uint64_t)(r * 100 + i));
                 double v = r == 0 ? -3 : (double)(mixed % 4);
-                if (r == 1 && i >= 2 * n - 2) v = NAN;
-                if (r == 2) v = -INFINITY;
+                if (r == 1 && i >= 2 * n - 2) v = (double)NAN;
+                if (r == 2) v = -(double)INFINITY;
                 values[first ? i * ROWS + r : r * 2 * n + i] = (tsh_real)v;
             }
             for (int64_t i = 2 * n - 1; i >= 0; i--) {
@@ -323,9 +323,9 @@ static void argmax_of_shards_is_that_of_the_whole(void **state) {
 
 static int refused_rank(tsh_ctx *ctx, void *user) {
     static const tsh_sample_desc wrong[] = {
-        {.temperature = -1},      {.temperature = NAN}, {.temperature = INFINITY}, {.top_k = -1},
-        {.top_p = 1.5},           {.top_p = -0.1},      {.top_p = NAN},            {.min_p = 2},
-        {.min_p = -1},            {.penalty = -1},      {.penalty = INFINITY}};
+        {.temperature = -1},      {.temperature = (double)NAN}, {.temperature = HUGE_VAL}, {.top_k = -1},
+        {.top_p = 1.5},           {.top_p = -0.1},      {.top_p = (double)NAN},            {.min_p = 2},
+        {.min_p = -1},            {.penalty = -1},      {.penalty = HUGE_VAL}};
     const tsh_real broken[3][4] = {{1, 2, (tsh_real)NAN, 0},
                                    {0, 1, 2, (tsh_real)INFINITY},
                                    {(tsh_real)-INFINITY, (tsh_real)-INFINITY, (tsh_real)-INFINITY,
