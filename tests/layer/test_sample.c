@@ -323,9 +323,10 @@ static void argmax_of_shards_is_that_of_the_whole(void **state) {
 
 static int refused_rank(tsh_ctx *ctx, void *user) {
     static const tsh_sample_desc wrong[] = {
-        {.temperature = -1},      {.temperature = (double)NAN}, {.temperature = HUGE_VAL}, {.top_k = -1},
-        {.top_p = 1.5},           {.top_p = -0.1},      {.top_p = (double)NAN},            {.min_p = 2},
-        {.min_p = -1},            {.penalty = -1},      {.penalty = HUGE_VAL}};
+        {.temperature = -1}, {.temperature = (double)NAN}, {.temperature = HUGE_VAL},
+        {.top_k = -1},       {.top_p = 1.5},               {.top_p = -0.1},
+        {.min_p = 2},        {.top_p = (double)NAN},       {.min_p = -1},
+        {.penalty = -1},     {.penalty = HUGE_VAL}};
     const tsh_real broken[3][4] = {{1, 2, (tsh_real)NAN, 0},
                                    {0, 1, 2, (tsh_real)INFINITY},
                                    {(tsh_real)-INFINITY, (tsh_real)-INFINITY, (tsh_real)-INFINITY,
@@ -403,7 +404,7 @@ static int wide_rank(tsh_ctx *ctx, void *user) {
     free(sorted);
     CHECK(last > 1000, "a set that is not small: %d", (int)last);
     for (int way = 0; way < 2; way++) {
-        double smallest = INFINITY;
+        double smallest = HUGE_VAL;
         for (int t = 0; t < TIMES; t++) {
             tsh_sample_desc desc = {.position = t, .seed = 3};
             if (way == 0) desc.top_k = 40;
