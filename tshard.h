@@ -1937,8 +1937,8 @@ TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh
  * bytes of every tensor. Values that are NaN or infinite are loaded, and the first replica logs
  * them with the tensor's name: one rank for a replicated tensor, each rank for its shard of a
  * sharded one; after eight tensors only how many more there are. An error is one on every rank, as
- * in tsh_save: TSH_ERR_IO (the system, no well-formed file, not the same one on every rank, a
- * tensor in two files, an index that lists other tensors than its files hold), TSH_ERR_ARGUMENT
+ * in tsh_save: TSH_ERR_IO (a system call failed, a file is malformed or differs between ranks, two
+ * files hold the same tensor, an index does not list what its files hold), TSH_ERR_ARGUMENT
  * (tensors that the files or the model lack, or another kind of optimiser), TSH_ERR_SHAPE,
  * TSH_ERR_DTYPE (other dtypes that differ). Files over 2 GiB need a 64-bit long. */
 TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim);
@@ -12987,7 +12987,7 @@ static const tshi_op tshi_reduce_max_op = {
     "tsh_max", "x", tshi_rule_whole, tshi_reduce_max_backward, TSHI_NONE, 0};
 static const tshi_op tshi_reduce_argmax_op = {"tsh_argmax", "x", tshi_rule_argmax, NULL, 0, 0};
 
-/* What a rank found in its shard of a row. */
+/* The largest value of a rank's shard of a row. */
 typedef struct tshi_best {
     double value;
     int64_t place; /* global index; -1: the shard is empty */
@@ -15468,8 +15468,8 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
  * same head of k. dV and dK are computed transposed, dV^T += dO^T p: then p and dS are the right
  * operand, which tsh_real need not be packed for. Of what the causal mask hides, most is not
  * computed (tshi_matmul_stairs). If q, k and v are bf16 and the processor multiplies pairs of bf16,
- * all operands are pairs; p, dS and dO are rounded to bf16; and dV += p^T dO is not transposed, and
- * added in place if its rows are contiguous.
+ * all operands are packed as such pairs, with p, dS and dO rounded to bf16. Then dV += p^T dO and
+ * dK += dS^T q are computed as they are, not transposed, and in place if their rows are contiguous.
  *
  * An element's sums depend on the positions of keys alone: a block of keys begins at a multiple of
  * TSHI_TILE_KEYS, and keys that a query does not see add 0. tshi_attention_begin prepares what all
@@ -17416,7 +17416,7 @@ static void tshi_sample_partition(double *v, int64_t n, double pivot, int64_t *a
 
 /* Returns the largest t such that the weights of the values from t up sum to at least `goal`, above
  * 0; the smallest value if all together do not. The weight of a value is itself, or 1 if `count`.
- * Reorders the n > 0 values: quickselect (Hoare 1961). */
+ * Finds it by quickselect (Hoare 1961), which reorders the n > 0 values. */
 static double tshi_sample_threshold(double *v, int64_t n, double goal, int count) {
     for (;;) {
         const double a = v[0], b = v[n / 2], c = v[n - 1]; /* the pivot is their median */

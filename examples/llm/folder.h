@@ -52,7 +52,7 @@ typedef struct llm_config {
     int qkv_bias, out_bias, mlp_bias;        /* of the attention's two sides, of the MLP */
     int parallel;                            /* attention and MLP read the same x */
     int variant;                             /* whatever else a family has to remember */
-    double scale;                            /* of attention's scores; 0: 1 / sqrt(head_size) */
+    double scale;                            /* multiplies q k^T; 0: 1 / sqrt(head_size) */
     double embed_scale, branch_scale, logit_scale; /* factors; 0: 1 */
     int64_t window;                          /* the longest text a sliding window holds; 0: any */
     unsigned char no_rope[LLM_MOST_LAYERS];  /* layers without rotary positions */
@@ -172,7 +172,8 @@ static void llm_read_sizes(llm_config *c) {
 }
 
 /* A sliding window, if any layer has one: those that layer_types names, else those from `from` on.
- * A text that is longer is refused; a shorter one does not notice. `absent`: the default. */
+ * Texts up to its length give the same result with and without it; longer ones are refused.
+ * absent: its length if config.json does not say. */
 static void llm_read_window(llm_config *c, int64_t absent, int64_t from) {
     const int there = cJSON_GetObjectItemCaseSensitive(c->unread, "sliding_window") != NULL;
     const cJSON *types = llm_config_key(c, "layer_types"), *type;

@@ -366,7 +366,7 @@ static int llm_map_set(llm_tokenizer *t, llm_map *map, uint64_t key, uint64_t va
 
 /* == UTF-8 and Unicode ===================================================== */
 
-/* The code point at s, of valid UTF-8; *n: its bytes. */
+/* Returns the code point at s, which is valid UTF-8, and in *n how many bytes it takes. */
 static uint32_t llm_point(const char *s, size_t *n) {
     const unsigned char *u = (const unsigned char *)s;
     if (u[0] < 0x80) {
@@ -995,8 +995,8 @@ static uint64_t llm_merge(const llm_tokenizer *t, int32_t left, int32_t right) {
     return found ? *found : UINT64_MAX;
 }
 
-/* One symbol per character of s. A character that is no token becomes its bytes, or unk, of which
- * a run is one where the file says so. */
+/* Splits s into symbols, one per character. A character that is no token becomes its bytes, or the
+ * unknown token; several of those in a row become one if the file has "fuse_unk". */
 static int llm_symbols(llm_tokenizer *t, const char *s, size_t n) {
     size_t at, size, i;
     int32_t id;
@@ -1238,13 +1238,14 @@ static int llm_unigram(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) 
 
 /* == words ================================================================= */
 
-/* GPT-2's letter for each byte: printable ones are themselves, the others follow U+00FF. */
+/* Returns GPT-2's character for a byte: a printable one stands for itself, the others follow
+ * U+00FF. */
 static uint32_t llm_byte_letter(unsigned char b) {
     if ((b >= '!' && b <= '~') || (b >= 0xA1 && b != 0xAD)) return b;
     return b <= ' ' ? 0x100u + b : b == 0xAD ? 0x143u : 0x121u + b - 0x7Fu;
 }
 
-/* The byte of a letter; -1: it is none. */
+/* Returns the byte that a character stands for; -1: none. */
 static int llm_letter_byte(uint32_t c) {
     if (c < 0x100) return llm_byte_letter((unsigned char)c) == c ? (int)c : -1;
     if (c <= 0x120) return (int)c - 0x100;

@@ -2,8 +2,8 @@
  * thread: every matrix product of a rank at the better rate of BLIS and OpenBLAS for its shape (at
  * the built-in one's, where there is neither), and causal attention at their mean rate, while the
  * other core does the same; then seven streams of AdamW, 28 bytes per parameter, at the speed of
- * both cores. In bf16, products take half as long (AVX512_BF16), and AdamW moves as many bytes:
- * exact weights, gradients and moments have 4 each.
+ * both cores. In bf16, products are assumed to take half as long (AVX512_BF16), but AdamW reads and
+ * writes the same 28 bytes: exact weights, gradients and moments have 4 bytes each.
  *
  * usage: BLIS_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 bench_limit BATCH CONTEXT [bf16]
  * Answers every line of its input with the microseconds of one step, measured anew, until the input

@@ -1,4 +1,5 @@
-/* granite.h - Granite 3 (IBM 2024): LLaMA with factors on embeddings, scores, branches, logits. */
+/* granite.h - Granite 3 (IBM 2024): Llama, whose embeddings, attention
+ * scores, residual branches and logits are multiplied by constants. */
 #ifndef LLM_GRANITE_H
 #define LLM_GRANITE_H
 
