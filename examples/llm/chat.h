@@ -1,0 +1,386 @@
+/* chat.h - a conversation as the text that a model was trained on: chat templates of the Hugging
+ * Face hub
+ *
+ * A template is a program in Jinja. None is run here: those of the families in models/ are known by
+ * their exact text, as a hash of it, and rendered by a row of the table below, to the same bytes as
+ * apply_chat_template of transformers with add_generation_prompt. Another text is an error.
+ *
+ *     chat_format format;
+ *     if (!chat_open(&format, tokenizer_config, chat_template, NULL)) puts(format.error);
+ *     char *text = chat_render(&format, messages, n);   free it; NULL: format.error
+ *     chat_close(&format);
+ *
+ * Needs cJSON. */
+#ifndef LLM_CHAT_H
+#define LLM_CHAT_H
+
+#include <cjson/cJSON.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT } chat_role;
+
+typedef struct chat_message {
+    chat_role role;
+    const char *text;
+} chat_message;
+
+/* Where a template has the system message. */
+typedef enum chat_place {
+    CHAT_OWN,      /* a message like the others */
+    CHAT_NOWHERE,  /* the template refuses it */
+    CHAT_IN_FIRST, /* in the first message of the user, before its text */
+    CHAT_IN_LAST   /* in the last message */
+} chat_place;
+
+/* Whose texts lose the white space around them, and what else happens to texts. */
+enum {
+    CHAT_TRIM_SYSTEM = 1 << CHAT_SYSTEM,
+    CHAT_TRIM_USER = 1 << CHAT_USER,
+    CHAT_TRIM_ASSISTANT = 1 << CHAT_ASSISTANT,
+    CHAT_TRIM = 7,        /* all of them */
+    CHAT_TRIM_JOINED = 8, /* CHAT_IN_FIRST: the message and the system message in it, as one */
+    CHAT_NO_THOUGHTS = 16 /* of answers what follows the last </think> */
+};
+
+/* {bos}, {eos} and {today} stand for the model's tokens and for the date. */
+typedef struct chat_style {
+    const char *name;
+    uint64_t texts[2]; /* the templates, by chat_hash; 0: none */
+    const char *start; /* before all messages */
+    const char *around[3][2]; /* before and after the text of each role */
+    const char *prompt;       /* after the last message, for an answer to come */
+    const char *usual;        /* the system message if there is none; NULL: no such message */
+    chat_place place;
+    int changes; /* CHAT_TRIM ... */
+} chat_style;
+
+#define CHATML                                                                                     \
+    {                                                                                              \
+        {"<|im_start|>system\n", "<|im_end|>\n"}, {"<|im_start|>user\n", "<|im_end|>\n"}, {        \
+            "<|im_start|>assistant\n", "<|im_end|>\n"                                              \
+        }                                                                                          \
+    }
+#define CHATML_PROMPT "<|im_start|>assistant\n"
+#define CHAT_HEADER(role) "<|start_header_id|>" role "<|end_header_id|>\n\n"
+#define CHAT_LLAMA3(knows)                                                                         \
+    {                                                                                              \
+        {CHAT_HEADER("system") knows, "<|eot_id|>"}, {CHAT_HEADER("user"), "<|eot_id|>"}, {        \
+            CHAT_HEADER("assistant"), "<|eot_id|>"                                                 \
+        }                                                                                          \
+    }
+
+static const chat_style chat_styles[] = {
+    {"none", {0, 0}, "", {{"", ""}, {"", ""}, {"", ""}}, "", NULL, CHAT_OWN, 0},
+    {"chatml", {0x88bf4138d5c826f0, 0x773d13e188afc917}, "", CHATML, CHATML_PROMPT, NULL, CHAT_OWN,
+     0},
+    {"chatml-bos", {0x89bcbd75ce6a3d28, 0x6026a4efc1063551}, "{bos}", CHATML, CHATML_PROMPT, NULL,
+     CHAT_OWN, 0},
+    {"smollm2", {0x45ec583d4d25bc3a, 0}, "", CHATML, CHATML_PROMPT,
+     "You are a helpful AI assistant named SmolLM, trained by Hugging Face", CHAT_OWN, 0},
+    {"qwen1.5", {0xc867da37c989d41f, 0}, "", CHATML, CHATML_PROMPT, "You are a helpful assistant",
+     CHAT_OWN, 0},
+    {"qwen2", {0x8a87094e0e1e24c5, 0}, "", CHATML, CHATML_PROMPT, "You are a helpful assistant.",
+     CHAT_OWN, 0},
+    {"qwen2.5", {0x11d394755cef9355, 0}, "", CHATML, CHATML_PROMPT,
+     "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.", CHAT_OWN, 0},
+    {"qwen3", {0xabb815b933a4981a, 0x521e84e1430005c3}, "", CHATML, CHATML_PROMPT, NULL, CHAT_OWN,
+     CHAT_NO_THOUGHTS},
+    {"qwen3-instruct", {0xe62b0eb869d628c3, 0}, "", CHATML, CHATML_PROMPT, NULL, CHAT_OWN, 0},
+    {"llama2", {0x0287f57ff3522b77, 0x4d1512049817743d}, "",
+     {{"<<SYS>>\n", "\n<</SYS>>\n\n"}, {"{bos}[INST] ", " [/INST]"}, {" ", " {eos}"}},
+     "", NULL, CHAT_IN_FIRST, CHAT_TRIM_USER | CHAT_TRIM_ASSISTANT | CHAT_TRIM_JOINED},
+    {"llama3", {0x0e60067a5537498e, 0x74891e390e614ae2}, "{bos}", CHAT_LLAMA3(""),
+     CHAT_HEADER("assistant"), NULL, CHAT_OWN, CHAT_TRIM},
+    {"llama3.1", {0x4fd30286bc0da17c, 0}, "{bos}",
+     CHAT_LLAMA3("Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"),
+     CHAT_HEADER("assistant"), "", CHAT_OWN, CHAT_TRIM},
+    {"llama3.2", {0x1a6da26e3aef1b34, 0}, "{bos}",
+     CHAT_LLAMA3("Cutting Knowledge Date: December 2023\nToday Date: {today}\n\n"),
+     CHAT_HEADER("assistant"), "", CHAT_OWN, CHAT_TRIM},
+    {"mistral-v0.1", {0xc730acc029ce6ee0, 0}, "{bos}",
+     {{"", ""}, {"[INST] ", " [/INST]"}, {"", "{eos} "}}, "", NULL, CHAT_NOWHERE, 0},
+    {"mistral-v0.2", {0x8c734b90b4f8d84d, 0}, "{bos}",
+     {{"", ""}, {"[INST] ", " [/INST]"}, {"", "{eos}"}}, "", NULL, CHAT_NOWHERE, 0},
+    {"mistral-v1", {0xd99e5b4469be13b3, 0}, "{bos}",
+     {{"", "\n\n"}, {" [INST] ", " [/INST]"}, {" ", "{eos}"}}, "", NULL, CHAT_IN_FIRST, 0},
+    {"mistral-v3", {0x09eb1999b1fcf65f, 0}, "{bos}",
+     {{"", "\n\n"}, {"[INST] ", "[/INST]"}, {" ", "{eos}"}}, "", NULL, CHAT_IN_LAST,
+     CHAT_TRIM_ASSISTANT},
+    {"mistral-nemo", {0xf1784176fabceb43, 0}, "{bos}",
+     {{"", "\n\n"}, {"[INST]", "[/INST]"}, {"", "{eos}"}}, "", NULL, CHAT_IN_LAST, 0},
+    {"mistral-v7", {0x5b3474c6de5e5709, 0}, "{bos}",
+     {{"[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"}, {"[INST]", "[/INST]"}, {"", "{eos}"}},
+     "", NULL, CHAT_OWN, 0},
+    {"gemma", {0x5c10ee65212d93b3, 0}, "{bos}",
+     {{"", ""}, {"<start_of_turn>user\n", "<end_of_turn>\n"},
+      {"<start_of_turn>model\n", "<end_of_turn>\n"}},
+     "<start_of_turn>model\n", NULL, CHAT_NOWHERE, CHAT_TRIM},
+    {"gemma3", {0xd19b6ff3a49deea5, 0}, "{bos}",
+     {{"", "\n\n"}, {"<start_of_turn>user\n", "<end_of_turn>\n"},
+      {"<start_of_turn>model\n", "<end_of_turn>\n"}},
+     "<start_of_turn>model\n", NULL, CHAT_IN_FIRST, CHAT_TRIM_USER | CHAT_TRIM_ASSISTANT},
+    {"zephyr", {0xcd8b49000db02c2c, 0}, "",
+     {{"<|system|>\n", "{eos}\n"}, {"<|user|>\n", "{eos}\n"}, {"<|assistant|>\n", "{eos}\n"}},
+     "<|assistant|>\n", NULL, CHAT_OWN, 0},
+    {"phi3", {0xecebdb26677c663d, 0xcf278cde387a54c8}, "",
+     {{"<|system|>\n", "<|end|>\n"}, {"<|user|>\n", "<|end|>\n"},
+      {"<|assistant|>\n", "<|end|>\n"}},
+     "<|assistant|>\n", NULL, CHAT_OWN, 0},
+    {"granite3", {0x0f0e22051160bcb0, 0}, "",
+     {{"<|start_of_role|>system<|end_of_role|>", "<|end_of_text|>\n"},
+      {"<|start_of_role|>user<|end_of_role|>", "<|end_of_text|>\n"},
+      {"<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>\n"}},
+     "<|start_of_role|>assistant<|end_of_role|>", NULL, CHAT_OWN, 0}};
+
+#undef CHATML
+#undef CHATML_PROMPT
+#undef CHAT_HEADER
+#undef CHAT_LLAMA3
+
+/* A style with the tokens of a model. */
+typedef struct chat_format {
+    const chat_style *style;
+    char *bos, *eos; /* as text; NULL: none */
+    char today[32];
+    char error[768];
+} chat_format;
+
+/* -- text --------------------------------------------------------------------- */
+
+/* Grows; at is NULL once there was not enough memory. */
+typedef struct chat_text {
+    char *at;
+    size_t length, room;
+} chat_text;
+
+static void chat_append(chat_text *text, const char *more, size_t n) {
+    if (text->length + n + 1 > text->room) {
+        const size_t room = 2 * (text->length + n) + 64;
+        char *at = text->room && !text->at ? NULL : (char *)realloc(text->at, room);
+        if (!at) free(text->at);
+        text->at = at;
+        text->room = room;
+    }
+    if (!text->at) return;
+    memcpy(text->at + text->length, more, n);
+    text->length += n;
+    text->at[text->length] = 0;
+}
+
+/* Appends a text of a style. */
+static void chat_fill(chat_text *text, const chat_format *format, const char *from) {
+    const struct {
+        const char *name, *value;
+    } all[] = {{"{bos}", format->bos}, {"{eos}", format->eos}, {"{today}", format->today}};
+    while (*from) {
+        size_t n = 1, i = 0;
+        while (i < 3 && strncmp(from, all[i].name, strlen(all[i].name)) != 0) i++;
+        if (i == 3) {
+            n += strcspn(from + 1, "{");
+            chat_append(text, from, n);
+        } else {
+            n = strlen(all[i].name);
+            if (all[i].value) chat_append(text, all[i].value, strlen(all[i].value));
+        }
+        from += n;
+    }
+}
+
+/* How many bytes of white space, as Python's str.isspace has it, stand at `at`; 0: none. */
+static size_t chat_space(const unsigned char *at, size_t n) {
+    const unsigned code = n > 1 && (at[0] & 0xe0) == 0xc0 ? (at[0] & 0x1fu) << 6 | (at[1] & 0x3fu)
+                          : n > 2 && (at[0] & 0xf0) == 0xe0
+                              ? (at[0] & 0x0fu) << 12 | (at[1] & 0x3fu) << 6 | (at[2] & 0x3fu)
+                              : 0;
+    if (n > 0 && at[0] < 0x80) return (at[0] >= 9 && at[0] <= 13) || (at[0] >= 28 && at[0] <= 32);
+    if (code == 0x85 || code == 0xa0) return 2;
+    return code == 0x1680 || (code >= 0x2000 && code <= 0x200a) || code == 0x2028 ||
+                   code == 0x2029 || code == 0x202f || code == 0x205f || code == 0x3000
+               ? 3
+               : 0;
+}
+
+/* Without the white space around it. Returns the new length. */
+static size_t chat_trim(const char **text, size_t n) {
+    const unsigned char *at = (const unsigned char *)*text;
+    size_t step, end = 0;
+    for (; (step = chat_space(at, n)) > 0; n -= step) at += step;
+    for (size_t i = 0; i < n; i += step > 0 ? step : 1) {
+        step = chat_space(at + i, n - i);
+        if (step == 0) end = i + 1;
+    }
+    *text = (const char *)at;
+    return end;
+}
+
+/* -- rendering ---------------------------------------------------------------- */
+
+static void chat_content(chat_text *text, const chat_style *style, const chat_message *message) {
+    const char *at = message->text, *thoughts = at;
+    if (message->role == CHAT_ASSISTANT && (style->changes & CHAT_NO_THOUGHTS)) {
+        while ((thoughts = strstr(thoughts, "</think>")) != NULL) at = thoughts += 8;
+        if (at != message->text) at += strspn(at, "\n");
+    }
+    const int trim = style->changes >> message->role & 1;
+    const size_t n = trim ? chat_trim(&at, strlen(at)) : strlen(at);
+    chat_append(text, at, n);
+}
+
+/* The system message within a message of the user. */
+static void chat_joined(chat_text *text, const chat_format *format, const chat_message *system,
+                        const chat_message *user) {
+    const chat_style *style = format->style;
+    const size_t from = text->length;
+    chat_fill(text, format, style->around[CHAT_SYSTEM][0]);
+    chat_content(text, style, system);
+    chat_fill(text, format, style->around[CHAT_SYSTEM][1]);
+    if (!(style->changes & CHAT_TRIM_JOINED)) {
+        chat_content(text, style, user);
+        return;
+    }
+    chat_append(text, user->text, strlen(user->text));
+    if (!text->at) return;
+    const char *at = text->at + from;
+    const size_t n = chat_trim(&at, text->length - from);
+    memmove(text->at + from, at, n);
+    text->at[text->length = from + n] = 0;
+}
+
+/* The conversation, up to where the next answer begins. The system message, if any, is the first
+ * one, then user and assistant take turns. To be freed; NULL: format->error says why. */
+static char *chat_render(chat_format *format, const chat_message *messages, size_t n) {
+    const chat_style *style = format->style;
+    const chat_message usual = {CHAT_SYSTEM, style->usual};
+    const chat_message *system = n > 0 && messages->role == CHAT_SYSTEM ? messages : NULL;
+    const size_t begin = system != NULL;
+    chat_text text = {NULL, 0, 0};
+    if (system && style->place == CHAT_NOWHERE) {
+        snprintf(format->error, sizeof format->error, "the template %s takes no system message",
+                 style->name);
+        return NULL;
+    }
+    if (!system && style->usual) system = &usual;
+    chat_fill(&text, format, style->start);
+    for (size_t i = system && style->place == CHAT_OWN ? 0 : 1; i < n - begin + 1; i++) {
+        const chat_message *message = i == 0 ? system : &messages[begin + i - 1];
+        const int joins = system && message->role == CHAT_USER &&
+                          ((style->place == CHAT_IN_FIRST && i == 1) ||
+                           (style->place == CHAT_IN_LAST && i == n - begin));
+        chat_fill(&text, format, style->around[message->role][0]);
+        if (joins) chat_joined(&text, format, system, message);
+        else chat_content(&text, style, message);
+        chat_fill(&text, format, style->around[message->role][1]);
+    }
+    chat_fill(&text, format, style->prompt);
+    chat_append(&text, "", 0);
+    if (!text.at) snprintf(format->error, sizeof format->error, "not enough memory");
+    return text.at;
+}
+
+/* The token that ends an answer, as text, "" if there is none. To be freed; NULL: not enough
+ * memory. */
+static char *chat_end(const chat_format *format) {
+    chat_text text = {NULL, 0, 0};
+    const char *at;
+    chat_fill(&text, format, format->style->around[CHAT_ASSISTANT][1]);
+    chat_append(&text, "", 0);
+    at = text.at;
+    if (!at) return NULL;
+    const size_t n = chat_trim(&at, text.length);
+    memmove(text.at, at, n);
+    text.at[n] = 0;
+    return text.at;
+}
+
+/* -- which template ------------------------------------------------------------ */
+
+/* FNV-1a of a template's text; "\n" in two characters, as files of JSON in JSON have it, counts as
+ * one, and a newline at the end as none, as in Jinja. */
+static uint64_t chat_hash(const char *text) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (; *text; text++) {
+        const int escaped = text[0] == '\\' && text[1] == 'n';
+        if (text[0] == '\n' && !text[1]) break;
+        hash = (hash ^ (escaped ? '\n' : (unsigned char)*text)) * 0x100000001b3u;
+        text += escaped;
+    }
+    return hash;
+}
+
+/* All names, to an error. */
+static void chat_names(char *error, size_t size) {
+    size_t n = strlen(error);
+    for (size_t i = 0; i < sizeof chat_styles / sizeof *chat_styles && n < size; i++)
+        n += (size_t)snprintf(error + n, size - n, "%s%s", i ? ", " : "", chat_styles[i].name);
+}
+
+/* The style of a name, NULL: of a template's text. 0, and format->error: it is not known. */
+static int chat_choose(chat_format *format, const char *name, const char *text) {
+    const uint64_t hash = text ? chat_hash(text) : 0;
+    for (size_t i = 0; i < sizeof chat_styles / sizeof *chat_styles; i++) {
+        const chat_style *style = &chat_styles[i];
+        if (name ? strcmp(style->name, name) == 0
+                 : text && (style->texts[0] == hash || style->texts[1] == hash))
+            format->style = style;
+    }
+    if (format->style) return 1;
+    snprintf(format->error, sizeof format->error, "%s%.60s%s",
+             name   ? "--template "
+             : text ? "the model's chat template is not known here; give --template none for plain "
+                      "text, or one of "
+                    : "the model has no chat template; give --template none for plain text, or one "
+                      "of ",
+             name ? name : "", name ? " is none of " : "");
+    chat_names(format->error, sizeof format->error);
+    return 0;
+}
+
+/* A token of tokenizer_config.json: a string, or an object with a string in it. */
+static char *chat_token(const cJSON *config, const char *key) {
+    const cJSON *item = cJSON_GetObjectItem(config, key);
+    const char *text = cJSON_GetStringValue(
+        cJSON_IsObject(item) ? cJSON_GetObjectItem(item, "content") : item);
+    char *copy = text ? (char *)malloc(strlen(text) + 1) : NULL;
+    return copy ? strcpy(copy, text) : NULL;
+}
+
+/* The template of tokenizer_config.json: a string, or of a list the one named "default". */
+static const char *chat_template(const cJSON *config) {
+    const cJSON *item = cJSON_GetObjectItem(config, "chat_template"), *one;
+    if (!cJSON_IsArray(item)) return cJSON_GetStringValue(item);
+    cJSON_ArrayForEach(one, item) {
+        const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(one, "name"));
+        if (name && strcmp(name, "default") == 0)
+            return cJSON_GetStringValue(cJSON_GetObjectItem(one, "template"));
+    }
+    return NULL;
+}
+
+/* From the texts of tokenizer_config.json and chat_template.jinja, of which the latter wins; each
+ * may be NULL. name: of a style, in place of the template; NULL: none given. 0: format->error says
+ * why not. chat_close in either case. */
+static int chat_open(chat_format *format, const char *config, const char *jinja,
+                     const char *name) {
+    const time_t now = time(NULL);
+    const struct tm *date = localtime(&now);
+    cJSON *json = config ? cJSON_Parse(config) : NULL;
+    memset(format, 0, sizeof *format);
+    if (date) strftime(format->today, sizeof format->today, "%d %b %Y", date);
+    format->bos = chat_token(json, "bos_token");
+    format->eos = chat_token(json, "eos_token");
+    const int known = chat_choose(format, name, jinja ? jinja : chat_template(json));
+    cJSON_Delete(json);
+    return known;
+}
+
+static void chat_close(chat_format *format) {
+    free(format->bos);
+    free(format->eos);
+    memset(format, 0, sizeof *format);
+}
+
+#endif
