@@ -95,7 +95,7 @@ static void forget_rank(job *j) {
     if (j->rank == 1) j->figure[0] = (uint64_t)own_port(&j->comm, 0, p->messages);
     job_step(j);
     CHECK(job_told(j, 1, 20));
-    sleep_ms(1300); /* more than a heartbeat: nothing is under way, so nothing is wrong */
+    sleep_ms(HEARTBEAT_S * 1300); /* nothing is under way in it, so nothing is wrong */
     CHECK(tsh_comm_error(&j->comm, NULL) == TSH_OK);
     j->ms = now_ms();
     result = forget_call(j, p, x);
@@ -110,7 +110,7 @@ static void forget(int64_t count, int messages) {
     forget_plan plan = {count, messages};
     world_desc desc = host_desc(3, forget_rank, &plan);
     world w;
-    desc.uv.heartbeat = 1;
+    desc.uv.heartbeat = HEARTBEAT_S;
     desc.uv.timeout = 20;
     hosts_begin(&w, &desc);
     net_put(&hosts->forgotten, (int)w.jobs[1].figure[0]);
@@ -125,7 +125,7 @@ static void forget(int64_t count, int messages) {
             fail_msg("rank %d: %s of rank %d: %s", r, tsh_result_name(v->code), v->rank,
                      v->message);
         assert_string_equal(v->message, w.jobs[0].verdict.message);
-        if (w.jobs[r].ms < 950 || w.jobs[r].ms > 1000 + LIMIT_MS)
+        if (w.jobs[r].ms < HEARTBEAT_S * 950 || w.jobs[r].ms > HEARTBEAT_S * 1000 + LIMIT_MS)
             fail_msg("rank %d: after %.0f ms", r, w.jobs[r].ms);
     }
     world_free(&w);
@@ -153,7 +153,7 @@ static void busy_rank(job *j) {
     coll.count = count;
     if (j->rank == 1) { /* starts it, so that bytes come in, and does not read them */
         CHECK(tsh_start(&j->comm, &coll, &req) == TSH_OK);
-        sleep_ms(3300);
+        sleep_ms(HEARTBEAT_S * 3300);
         CHECK(tsh_wait(&j->comm, req) == TSH_OK);
     } else {
         CHECK(tsh_allreduce(&j->comm, x, count, TSH_I64, TSH_SUM) == TSH_OK);
@@ -166,7 +166,7 @@ static void test_busy(void **state) {
     world_desc desc = host_desc(3, busy_rank, NULL);
     world w;
     (void)state;
-    desc.uv.heartbeat = 1;
+    desc.uv.heartbeat = HEARTBEAT_S;
     hosts_begin(&w, &desc);
     hosts_end(&w);
     world_free(&w);

@@ -45,17 +45,18 @@ static jmp_buf plain_test; /* where a test that does not reach its end goes on *
     do {                                                                                           \
         if (!(x)) fail_msg("%s", #x);                                                              \
     } while (0)
-#define assert_false(x)                 assert_true(!(x))
-#define assert_null(x)                  assert_true((x) == NULL)
-#define assert_non_null(x)              assert_true((x) != NULL)
-#define assert_ptr_equal(a, b)          assert_true((a) == (b))
-#define assert_ptr_not_equal(a, b)      assert_true((a) != (b))
-#define assert_int_equal(a, b)          assert_true((long long)(a) == (long long)(b))
-#define assert_int_not_equal(a, b)      assert_true((long long)(a) != (long long)(b))
-#define assert_in_range(x, low, high)   assert_true((x) >= (low) && (x) <= (high))
-#define assert_string_equal(a, b)       assert_true(strcmp(a, b) == 0)
-#define assert_memory_equal(a, b, size) assert_true(memcmp(a, b, size) == 0)
-#define print_message                   printf
+#define assert_false(x)                  assert_true(!(x))
+#define assert_null(x)                   assert_true((x) == NULL)
+#define assert_non_null(x)               assert_true((x) != NULL)
+#define assert_ptr_equal(a, b)           assert_true((a) == (b))
+#define assert_ptr_not_equal(a, b)       assert_true((a) != (b))
+#define assert_int_equal(a, b)           assert_true((long long)(a) == (long long)(b))
+#define assert_int_not_equal(a, b)       assert_true((long long)(a) != (long long)(b))
+#define assert_in_range(x, low, high)    assert_true((x) >= (low) && (x) <= (high))
+#define assert_string_equal(a, b)        assert_true(strcmp(a, b) == 0)
+#define assert_memory_equal(a, b, size)  assert_true(memcmp(a, b, size) == 0)
+#define assert_memory_not_equal(a, b, n) assert_true(memcmp(a, b, n) != 0)
+#define print_message                    printf
 
 #ifdef TESTS_MPI
 static int plain_here, plain_elsewhere; /* parts of the test that ran, that another mpirun runs */
