@@ -1279,12 +1279,24 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
 /* -- norms, attention, loss ------------------------------------------------- */
 
 /* Over the last dimension (D), weight (D) and bias (D) or NULL, torch.nn.functional.layer_norm; eps
- * 0: 1e-5; TSH_ZERO: 0. x R, or S along another dimension (then parameter gradients are partial).
- */
+ * 0: 1e-5; TSH_ZERO: 0. x R, or S along another dimension (then parameter gradients are partial),
+ * with weight and bias R; or x S(-1), with weight and bias sharded by the same units: two
+ * all-reduces of a number per row forward, one of two backward. */
 TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, double eps);
 /* x weight / sqrt(mean x^2 + eps) over the last dimension (D), weight (D); Zhang & Sennrich 2019.
- * eps 0: 1e-6; TSH_ZERO: 0. Layouts as tsh_layer_norm. */
+ * eps 0: 1e-6; TSH_ZERO: 0. Layouts as tsh_layer_norm; x S(-1): one all-reduce of a number per row
+ * forward, one backward. */
 TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps);
+typedef struct tsh_rms_norm_desc {
+    int64_t dim;  /* features; of a layer only */
+    double eps;   /* 0: 1e-6; TSH_ZERO: 0 */
+    int plus_one; /* 1: x (weight + 1) / sqrt(mean x^2 + eps), as Gemma; a layer's weight is at
+                   * first 0 */
+    tsh_dtype dtype; /* of a layer's weight */
+} tsh_rms_norm_desc;
+/* tsh_rms_norm with the options of desc; NULL: none. */
+TSH_API tsh_tensor *tsh_rms_norm_with(tsh_tensor *x, tsh_tensor *weight,
+                                      const tsh_rms_norm_desc *desc);
 
 typedef struct tsh_rope_desc {
     double base;     /* 0: 10000 */
@@ -1295,6 +1307,10 @@ typedef struct tsh_rope_desc {
     const double *freqs; /* (dims / 2), read during the call: the angle of pair i at position t is
                             t freqs[i], for scalings such as Llama 3's; NULL: by base */
     double factor;       /* of cosines and sines, as YaRN's attention factor; 0: 1 */
+    const int64_t *starts; /* read during the call: for each index of x's first dimension the
+                              position of its first row, added to start, as texts of a batch need
+                              it that are not equally long; x has three dimensions or more; NULL:
+                              start for all */
 } tsh_rope_desc;
 /* Rotary position embedding (Su et al. 2021) of x (.., T, D): pair i of the row at position t is
  * rotated by the angle t base^(-2 i / dims), and multiplied by factor. Linear: keeps R, P, and S of
@@ -1458,11 +1474,6 @@ typedef struct tsh_layer_norm_desc {
     int no_bias;
     tsh_dtype dtype;
 } tsh_layer_norm_desc;
-typedef struct tsh_rms_norm_desc {
-    int64_t dim;
-    double eps; /* 0: 1e-6; TSH_ZERO: 0 */
-    tsh_dtype dtype;
-} tsh_rms_norm_desc;
 typedef struct tsh_param_desc {
     tsh_init init;            /* default: ZEROS */
     const tsh_layout *layout; /* R or S; NULL: R. A plan may change it */
@@ -1528,7 +1539,8 @@ TSH_API tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, size_t siz
 
 /* Layers. Parameters have no memory until the first forward, or tsh_materialize; a layer that
  * cannot be made leaves nothing in the tree. Norms: "weight" (dim), at first 1, and "bias" (dim),
- * at first 0; as tsh_layer_norm and tsh_rms_norm. */
+ * at first 0; as tsh_layer_norm and tsh_rms_norm_with. Plans: COLWISE shards both, for inputs
+ * S(-1); SEQUENCE brings the input to S(seq). */
 TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
                                        const tsh_layer_norm_desc *desc);
 TSH_API tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
@@ -2405,7 +2417,7 @@ enum {
 /* What the angles of rotary positions depend on. */
 typedef struct tshi_angles {
     double base, factor;
-    uint64_t freqs;             /* hash of the frequencies; 0: by base */
+    uint64_t freqs, starts;     /* hashes of the frequencies; 0: by base; of the starts; 0: none */
     int64_t pairs, start, rows; /* pairs of features; the first position; how many */
 } tshi_angles;
 
@@ -2470,6 +2482,7 @@ struct tsh_module {
     int checkpoint;         /* 1: forward saves the inputs only and is run again in backward */
     uint64_t dropout_calls; /* calls in training mode: each draws another mask */
     double number;          /* norm: eps; dropout: p, the probability of a zero */
+    int plus_one;           /* rms norm: as in tsh_rms_norm_desc */
     tsh_lookup_desc lookup; /* embedding: its options */
     const struct tshi_kind *kind; /* linear, embedding, container, ... */
     tsh_style style;              /* how the plan shards the module */
@@ -5648,7 +5661,7 @@ static void tshi_kernel_move(tshi_operand *x, int64_t elements) {
 
 /* -- loops ------------------------------------------------------------------ */
 
-enum { TSHI_MAX_OPERANDS = 5, TSHI_MAX_ROWS = 7 }; /* limits of a tshi_loop, a tshi_rows */
+enum { TSHI_MAX_OPERANDS = 5, TSHI_MAX_ROWS = 8 }; /* limits of a tshi_loop, a tshi_rows */
 
 /* A loop over an iteration space of ndim dimensions, along each of which every operand has a
  * stride. */
@@ -12008,22 +12021,32 @@ static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
 
 /* -- norms, rope, attention ------------------------------------------------------ */
 
-/* The rule of norms over the last dimension; weight and bias are R. x R: R. x S, but not S(-1): S,
- * dW and db P. */
+/* Returns 1 if t, of shape (d), or NULL, has the shards that x (.., d) has along its last dimension.
+ */
+static int tshi_rule_norm_alike(const tsh_tensor *x, const tsh_tensor *t) {
+    return !t || (t->layout.kind == TSH_SHARDED &&
+                  tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0], x->ctx->tp.size));
+}
+
+/* The rule of norms over the last dimension. Weight and bias R: x R: R. x S, but not S(-1): S, dW
+ * and db P. Weight and bias S(0): x S(-1) with the same shards: S(-1). */
 static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
     const int last = x->ndim - 1;
     if (x->layout.kind == TSH_PARTIAL) return tshi_rule_refuse_input(call, "is a partial sum");
-    if (tshi_rule_is_sharded(x, last))
+    if (tshi_rule_is_sharded(x, last)) {
+        if (tshi_rule_norm_alike(x, w) && tshi_rule_norm_alike(x, b)) return 1;
         return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
                         "%s: input is sharded along its last dimension (rank %d holds %lld of %lld "
-                        "features); gather it first: tsh_redistribute(x, tsh_replicated())",
+                        "features), and weight or bias not like it; gather it first: "
+                        "tsh_redistribute(x, tsh_replicated()), or shard them by the same units",
                         call->op->name, x->ctx->tp.rank, (long long)x->local[last],
                         (long long)x->dim[last]) == TSH_OK;
+    }
     if (w->layout.kind != TSH_REPLICATED || (b && b->layout.kind != TSH_REPLICATED))
         return tshi_rule_refuse(call, x, w,
-                                "weight and bias must be replicated: "
-                                "tsh_redistribute(w, tsh_replicated())");
+                                "weight and bias must be replicated, or sharded like the input's "
+                                "last dimension: tsh_redistribute(w, tsh_replicated())");
     if (x->layout.kind == TSH_SHARDED) output->partial = TSHI_WEIGHT | TSHI_BIAS;
     return 1;
 }
@@ -14968,7 +14991,16 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
  *
  * RMS norm (about_zero 1) is the same with 0 for mean and mean(h), and without b. Forward stores
  * mean and rstd of each row for backward: stats (rows, 2). A sum over a row is kept as TSHI_BLOCK
- * partial sums, `lane`, which tshi_kernel_fold adds up at the end of the row. */
+ * partial sums, `lane`, which tshi_kernel_fold adds up at the end of the row.
+ *
+ * If the features are sharded, the kernels run twice: TSHI_NORM_SUMS computes each row's means over
+ * the features of this rank, an all-reduce makes them those of all, TSHI_NORM_GIVEN does the rest.
+ */
+typedef enum tshi_norm_pass {
+    TSHI_NORM_WHOLE, /* all in one pass */
+    TSHI_NORM_SUMS,  /* only the means of each row */
+    TSHI_NORM_GIVEN  /* the means are given */
+} tshi_norm_pass;
 
 /* Adds TSHI_BLOCK values v = x - c to lane[0 ...], and v^2 to lane[TSHI_BLOCK ...]. */
 TSHI_INLINE void tshi_norm_moments_step(tsh_real *lane, const tsh_real *x, tsh_real c) {
@@ -15028,10 +15060,13 @@ TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w
 
 /* Options of the norm kernels, and the params of a node. */
 typedef struct tshi_norm {
-    int64_t d;      /* features */
+    int64_t d, all; /* features on this rank; on all ranks of tp */
     double eps;     /* added to the variance */
     int about_zero; /* 1: rms_norm */
+    int plus_one;   /* 1: w + 1 in place of w */
+    int cut;        /* 1: the features are sharded over several ranks */
     int add;        /* backward: 1: dx += ..., 0: dx = ... */
+    tshi_norm_pass pass;
 } tshi_norm;
 
 /* Forward kernel of n rows: y (n, d) and stats (n, 2) from x (n, d), w (d) and b (d) or NULL. */
@@ -15044,12 +15079,52 @@ TSHI_INLINE void tshi_norm_rows_body(int64_t n, const tshi_operand *operand, con
     const tsh_real *x = (const tsh_real *)from->data; /* shape (n, d) */
     int64_t r;
     for (r = 0; r < n; r++, x += from->step, y += to->step, stats += 2) {
-        tshi_norm_moments(x, p->d, !p->about_zero, stats);
-        stats[1] = TSHI_R(1) / tshi_math_sqrt(stats[1] + TSHI_R(p->eps));
-        tshi_norm_row(y, x, w, b, stats, p->d);
+        if (p->pass != TSHI_NORM_GIVEN) tshi_norm_moments(x, p->d, !p->about_zero, stats);
+        if (p->pass == TSHI_NORM_WHOLE)
+            stats[1] = TSHI_R(1) / tshi_math_sqrt(stats[1] + TSHI_R(p->eps));
+        if (p->pass != TSHI_NORM_SUMS) tshi_norm_row(y, x, w, b, stats, p->d);
     }
 }
 TSHI_KERNEL(tshi_norm_rows, tshi_norm);
+
+/* The stats (rows, 2) of features that are sharded, from this rank's mean and mean square of
+ * distances: mean = sum(d mean) / all; square = sum(d (square + (own mean - mean)^2)) / all, sums
+ * over ranks (Chan, Golub & LeVeque 1983). */
+static void tshi_norm_combine(tsh_ctx *ctx, const tshi_norm *p, int64_t rows, tsh_real *stats) {
+    const tsh_real share = TSHI_R(p->d) / TSHI_R(p->all);
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows));
+    tsh_real *sum = block ? (tsh_real *)tshi_mem_data(block) : NULL, shift;
+    int64_t r;
+    if (!block) return;
+    if (!p->about_zero) {
+        for (r = 0; r < rows; r++) sum[r] = stats[2 * r] * share;
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, sum, rows, TSH_REAL, TSH_SUM),
+                              "tsh_layer_norm");
+        for (r = 0; r < rows; r++) {
+            shift = stats[2 * r] - sum[r];
+            stats[2 * r + 1] += shift * shift;
+            stats[2 * r] = sum[r];
+        }
+    }
+    for (r = 0; r < rows; r++) sum[r] = stats[2 * r + 1] * share;
+    (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, sum, rows, TSH_REAL, TSH_SUM),
+                          p->about_zero ? "tsh_rms_norm" : "tsh_layer_norm");
+    for (r = 0; r < rows; r++)
+        stats[2 * r + 1] = TSHI_R(1) / tshi_math_sqrt(sum[r] + TSHI_R(p->eps));
+    tshi_mem_release(ctx, block);
+}
+
+/* Returns w + 1, of d values, in *scratch, which may hold w; w itself unless p says plus_one. */
+static tsh_real *tshi_norm_weight(tsh_ctx *ctx, const tshi_norm *p, tsh_real *w,
+                                  tshi_block **scratch) {
+    tsh_real *sum = *scratch ? w : NULL;
+    int64_t i;
+    if (!p->plus_one || !w) return w;
+    if (!sum) *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(p->d));
+    if (!sum && *scratch) sum = (tsh_real *)tshi_mem_data(*scratch);
+    for (i = 0; sum && i < p->d; i++) sum[i] = w[i] + 1;
+    return sum;
+}
 
 /* With h = w dy and xh = (x - mean) rstd: adds TSHI_BLOCK values of h to lane[0 ...], and of h xh
  * to lane[TSHI_BLOCK ...]. */
@@ -15095,38 +15170,49 @@ TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_r
     }
 }
 
+/* One row of d features: the means over all features of h and of h xh; those of this rank's count,
+ * if the features are sharded. */
+TSHI_INLINE void tshi_norm_means(const tsh_real *x, const tsh_real *w, const tsh_real *dy,
+                                 const tsh_real *stats, const tshi_norm *p, tsh_real *means) {
+    tsh_real lane[2 * TSHI_BLOCK], pad[3][TSHI_BLOCK];
+    const int64_t d = p->d;
+    int64_t e;
+    memset(lane, 0, sizeof lane);
+    for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK)
+        tshi_norm_step(lane, x + e, w + e, dy + e, stats);
+    if (e < d) { /* the short last block */
+        tshi_kernel_pad(x + e, d - e, stats[0], pad[0]);
+        tshi_kernel_pad(w + e, d - e, 0, pad[1]);
+        tshi_kernel_pad(dy + e, d - e, 0, pad[2]);
+        tshi_norm_step(lane, pad[0], pad[1], pad[2], stats);
+    }
+    means[0] = p->about_zero ? 0 : tshi_kernel_fold(lane) / TSHI_R(p->all);
+    means[1] = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(p->all);
+}
+
 /* Backward kernel of n rows. Skips dx if it is NULL; skips dw and db if dw is NULL. Operands: X, W,
- * STATS as in forward, DX in the place of Y, DY in the place of B, then DW and DB. */
+ * STATS as in forward, DX in the place of Y, DY in the place of B, then DW and DB, and the MEANS of
+ * h and of h xh, used if the features are sharded. */
 enum { TSHI_NORM_DX = TSHI_NORM_Y, TSHI_NORM_DY = TSHI_NORM_B, TSHI_NORM_DW = TSHI_NORM_OPERANDS };
-enum { TSHI_NORM_DB = TSHI_NORM_DW + 1, TSHI_NORM_GRAD_OPERANDS };
+enum { TSHI_NORM_DB = TSHI_NORM_DW + 1, TSHI_NORM_MEANS, TSHI_NORM_GRAD_OPERANDS };
 TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, const tshi_norm *p) {
     tsh_real *dx = (tsh_real *)operand[TSHI_NORM_DX].data;                   /* shape (n, d) */
     tsh_real *dw = (tsh_real *)operand[TSHI_NORM_DW].data;                   /* shape (d) */
     tsh_real *db = (tsh_real *)operand[TSHI_NORM_DB].data;                   /* shape (d) */
+    tsh_real *given = (tsh_real *)operand[TSHI_NORM_MEANS].data;             /* shape (n, 2) */
     const tsh_real *x = (const tsh_real *)operand[TSHI_NORM_X].data;         /* shape (n, d) */
     const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_W].data;         /* shape (d) */
     const tsh_real *dy = (const tsh_real *)operand[TSHI_NORM_DY].data;       /* shape (n, d) */
     const tsh_real *stats = (const tsh_real *)operand[TSHI_NORM_STATS].data; /* shape (n, 2) */
-    tsh_real lane[2 * TSHI_BLOCK], means[2] = {0, 0}, pad[3][TSHI_BLOCK]; /* means: of h; of h xh */
-    const int64_t d = p->d;
-    int64_t r, e;
+    tsh_real own[2] = {0, 0}; /* the means of a row that is whole */
+    int64_t r;
     for (r = 0; r < n; r++) {
-        if (dw) tshi_norm_step_weights(x, dy, stats, d, dw, db);
-        if (dx) {
-            memset(lane, 0, sizeof lane);
-            for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK)
-                tshi_norm_step(lane, x + e, w + e, dy + e, stats);
-            if (e < d) { /* the short last block */
-                tshi_kernel_pad(x + e, d - e, stats[0], pad[0]);
-                tshi_kernel_pad(w + e, d - e, 0, pad[1]);
-                tshi_kernel_pad(dy + e, d - e, 0, pad[2]);
-                tshi_norm_step(lane, pad[0], pad[1], pad[2], stats);
-            }
-            if (!p->about_zero) means[0] = tshi_kernel_fold(lane) / TSHI_R(d); /* mean of h */
-            means[1] = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(d);        /* mean of h xh */
-            tshi_norm_grad_row(dx, x, w, dy, stats, means, d, p->add);
-            dx += operand[TSHI_NORM_DX].step;
-        }
+        tsh_real *means = p->pass == TSHI_NORM_WHOLE ? own : given + 2 * r;
+        if (dw && p->pass != TSHI_NORM_SUMS) tshi_norm_step_weights(x, dy, stats, p->d, dw, db);
+        if (dx && p->pass != TSHI_NORM_GIVEN) tshi_norm_means(x, w, dy, stats, p, means);
+        if (dx && p->pass != TSHI_NORM_SUMS)
+            tshi_norm_grad_row(dx, x, w, dy, stats, means, p->d, p->add);
+        if (dx) dx += operand[TSHI_NORM_DX].step;
         x += operand[TSHI_NORM_X].step;
         dy += operand[TSHI_NORM_DY].step;
         stats += 2;
@@ -15144,7 +15230,7 @@ static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
     memcpy(x, all->x, sizeof x);
     x[TSHI_NORM_DX].data = NULL; /* this pass skips dx */
     for (i = 0; i < TSHI_NORM_GRAD_OPERANDS; i++)
-        if (i != TSHI_NORM_STATS) tshi_kernel_move(&x[i], from);
+        if (i != TSHI_NORM_STATS && i != TSHI_NORM_MEANS) tshi_kernel_move(&x[i], from);
     part.d = to - from; /* number of columns of this piece */
     all->kernel(all->count, x, &part);
 }
@@ -15164,6 +15250,23 @@ static void tshi_norm_grads(tshi_rows *work, int64_t d, int pieces) {
     if (dw) tshi_team_run(pieces, d, 16, tshi_norm_columns, work);
 }
 
+/* Makes work's rows find the means that dx needs, where the features are sharded: first of this
+ * rank's features, then summed over ranks. Returns their memory. */
+static tshi_block *tshi_norm_sum_means(tsh_ctx *ctx, tshi_rows *work, tshi_norm *p,
+                                       const char *op) {
+    const size_t size = tshi_dtype_reals(2 * work->count); /* (rows, 2) */
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, size);
+    if (!block) return NULL;
+    memset(tshi_mem_data(block), 0, size);
+    work->x[TSHI_NORM_MEANS] = tshi_kernel_reals((tsh_real *)tshi_mem_data(block), 2);
+    p->pass = TSHI_NORM_SUMS;
+    if (p->d) tshi_kernel_run_rows(ctx, work, p->d);
+    (void)tshi_error_comm(
+        ctx, tsh_allreduce(&ctx->tp, tshi_mem_data(block), 2 * work->count, TSH_REAL, TSH_SUM), op);
+    p->pass = TSHI_NORM_GIVEN;
+    return block;
+}
+
 /* Backward of both norms: computes dx, dw and db, skips those that are not needed. */
 static void tshi_norm_backward(tshi_node *node) {
     tsh_tensor *x = node->in[0], *out = node->out; /* shape (.., d) */
@@ -15173,6 +15276,7 @@ static void tshi_norm_backward(tshi_node *node) {
     int64_t rows, step, stride[TSH_MAX_DIMS]; /* step: elements from row to row of x */
     int i, needed[3], pieces = tshi_kernel_parts(ctx, d ? tsh_local_numel(x) / d : 0, d);
     tshi_block *two = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * d)), *saved[2];
+    tshi_block *means = NULL; /* if the features are sharded */
     tsh_real *dw, *values[2]; /* shapes: dw with db (2, d); x (rows, d), w (d) */
     tshi_dest dest[3];        /* where dx, dw and db go */
     tshi_rows work;
@@ -15181,6 +15285,7 @@ static void tshi_norm_backward(tshi_node *node) {
     memset(dw, 0, tshi_dtype_reals(2 * d));
     for (i = 0; i < 3; i++) needed[i] = tshi_tape_dest(node, i, &dest[i]);
     for (i = 0; i < 2; i++) values[i] = tshi_tape_saved_reals(node, i, stride, &saved[i]);
+    values[1] = tshi_norm_weight(ctx, &p, values[1], &saved[1]);
     p.add = needed[0] && dest[0].add;
     (void)tshi_kernel_rows(x, &rows, &step);
     work = tshi_kernel_rows_job(tshi_norm_grad[ctx->isa], rows, &p);
@@ -15191,7 +15296,10 @@ static void tshi_norm_backward(tshi_node *node) {
     work.x[TSHI_NORM_STATS] = tshi_kernel_reals((const tsh_real *)tshi_mem_data(node->aux), 2);
     work.x[TSHI_NORM_DW] = tshi_kernel_reals(needed[1] || needed[2] ? dw : NULL, 0); /* shape (d) */
     work.x[TSHI_NORM_DB] = tshi_kernel_reals(dw + d, 0);                             /* shape (d) */
-    if (values[0] && values[1]) tshi_norm_grads(&work, d, pieces);
+    if (p.cut && needed[0] && ctx->error.code == TSH_OK)
+        means = tshi_norm_sum_means(ctx, &work, &p, node->op->name);
+    if (ctx->error.code == TSH_OK) tshi_norm_grads(&work, d, pieces);
+    tshi_mem_release(ctx, means);
     for (i = 1; i < 3; i++)
         if (needed[i]) tshi_tape_accumulate(node->in[i], &dest[i], i == 1 ? dw : dw + d, &one);
     tshi_mem_release(ctx, saved[0]);
@@ -15224,12 +15332,27 @@ static int tshi_norm_inputs(const char *op, tsh_tensor **in) {
     return 1;
 }
 
-/* Runs tsh_layer_norm or, if about_zero is 1, tsh_rms_norm. op: which of the two is recorded. */
+/* Runs the rows of work forward, in two passes if the features are sharded. */
+static void tshi_norm_forward(tsh_ctx *ctx, tshi_rows *work, tshi_norm *p) {
+    tsh_real *stats = (tsh_real *)work->x[TSHI_NORM_STATS].data; /* shape (rows, 2) */
+    if (p->cut) {
+        p->pass = TSHI_NORM_SUMS;
+        memset(stats, 0, tshi_dtype_reals(2 * work->count));
+        if (p->d) tshi_kernel_run_rows(ctx, work, p->d);
+        tshi_norm_combine(ctx, p, work->count, stats);
+        p->pass = TSHI_NORM_GIVEN;
+    }
+    if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, work, p->d);
+    p->pass = TSHI_NORM_WHOLE;
+}
+
+/* Runs tsh_layer_norm or, if options->about_zero is 1, tsh_rms_norm. op: which of the two is
+ * recorded. */
 static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor *weight,
-                                   tsh_tensor *bias, double eps, int about_zero) {
+                                   tsh_tensor *bias, const tshi_norm *options) {
     tsh_tensor *in[] = {x, weight, bias}, *out; /* shapes (.., d), (d), (d) or NULL; (.., d) */
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, in, bias ? 3 : 2);
-    tshi_norm p = {0, eps, about_zero, 0}; /* p.d is set below */
+    tshi_norm p = *options; /* features are filled in below */
     tshi_output output;
     tshi_block *stats, *scratch[3] = {NULL, NULL, NULL}, *unrounded;
     tsh_real *values[3] = {NULL, NULL, NULL}, *y; /* x (rows, d), weight, bias (d); y (rows, d) */
@@ -15240,7 +15363,9 @@ static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor 
         !tshi_rule_run(op, in, 3, NULL, &output) || !tshi_norm_inputs(op->name, in))
         return NULL;
     output.shape = tsh_shape_of(x);
-    p.d = x->dim[x->ndim - 1];
+    p.d = x->local[x->ndim - 1];
+    p.all = x->dim[x->ndim - 1];
+    p.cut = ctx->tp.size > 1 && tshi_rule_is_sharded(x, x->ndim - 1);
     (void)tshi_kernel_rows(in[0], &rows, &step);
     out = tshi_tensor_out(ctx, op->name, x->dtype, &output.shape, &output.layout);
     stats = out ? tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * rows)) : NULL;
@@ -15248,13 +15373,14 @@ static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor 
     y = tshi_kernel_output(out, &unrounded);
     for (i = 0; i < 3; i++)
         if (in[i]) values[i] = tshi_kernel_reals_of(in[i], stride, &scratch[i]);
+    values[1] = tshi_norm_weight(ctx, &p, values[1], &scratch[1]);
     work = tshi_kernel_rows_job(tshi_norm_rows[ctx->isa], rows, &p);
     work.x[TSHI_NORM_Y] = tshi_kernel_reals(y, p.d); /* shape (rows, d) */
     work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], scratch[0] ? p.d : step); /* (rows, d) */
     work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);                       /* shape (d) */
     work.x[TSHI_NORM_B] = tshi_kernel_reals(values[2], 0); /* shape (d) or NULL */
     work.x[TSHI_NORM_STATS] = tshi_kernel_reals((tsh_real *)tshi_mem_data(stats), 2);
-    if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &work, p.d);
+    if (ctx->error.code == TSH_OK) tshi_norm_forward(ctx, &work, &p);
     for (i = 0; i < 3; i++) tshi_mem_release(ctx, scratch[i]);
     tshi_kernel_output_done(out, unrounded);
     tshi_map_record(op, out, in, 3, output.partial, &p, sizeof p, stats);
@@ -15269,11 +15395,28 @@ static const tshi_op tshi_norm_rms_op = {
 
 TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
                                    double eps) {
-    return tshi_norm_apply(&tshi_norm_layer_op, x, weight, bias, tshi_base_option(eps, 1e-5), 0);
+    tshi_norm options;
+    memset(&options, 0, sizeof options);
+    options.eps = tshi_base_option(eps, 1e-5);
+    return tshi_norm_apply(&tshi_norm_layer_op, x, weight, bias, &options);
+}
+
+static tsh_tensor *tshi_norm_rms(tsh_tensor *x, tsh_tensor *weight, double eps, int plus_one) {
+    tshi_norm options;
+    memset(&options, 0, sizeof options);
+    options.eps = tshi_base_option(eps, 1e-6);
+    options.about_zero = 1;
+    options.plus_one = plus_one;
+    return tshi_norm_apply(&tshi_norm_rms_op, x, weight, NULL, &options);
 }
 
 TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps) {
-    return tshi_norm_apply(&tshi_norm_rms_op, x, weight, NULL, tshi_base_option(eps, 1e-6), 1);
+    return tshi_norm_rms(x, weight, eps, 0);
+}
+
+TSH_API tsh_tensor *tsh_rms_norm_with(tsh_tensor *x, tsh_tensor *weight,
+                                      const tsh_rms_norm_desc *desc) {
+    return tshi_norm_rms(x, weight, desc ? desc->eps : 0, desc && desc->plus_one);
 }
 
 /* ========================================================================== */
@@ -15287,6 +15430,7 @@ TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps) 
  * `dims` on are not changed. Backward rotates the gradient by -u. */
 typedef struct tshi_rope {
     int64_t pairs;        /* number of pairs: dims / 2 */
+    int by_batch;         /* 1: x's first dimension has positions of its own */
     int64_t next;         /* from the a of one pair to the a of the next, in features */
     int64_t gap;          /* from a to b of a pair, in features */
     double sign;          /* of the angle: 1, in backward -1 */
@@ -15330,6 +15474,7 @@ static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_bl
     memcpy(stride[1], sx, sizeof *stride);
     stride[0][last] *= rope->next;
     stride[1][last] *= rope->next;
+    if (rope->by_batch) stride[2][0] = 2 * rope->pairs * t->local[last - 1];
     stride[2][last - 1] = 2 * rope->pairs; /* one row of the table per position */
     stride[2][last] = 1;
     tshi_kernel_space(&loop, t);
@@ -15358,38 +15503,54 @@ static void tshi_rope_backward(tshi_node *node) {
                      dest.stride);
 }
 
-/* Returns a new reference to a table (rows, 2, pairs): the cosines, then the sines, times factor,
- * of every local position. Of positions that are not sharded the ctx keeps the table, because k and
- * the other layers need the same. NULL: no memory. */
-static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, const tsh_rope_desc *desc) {
-    int64_t i, t, rows = x->local[x->ndim - 2]; /* rows: local positions */
-    tsh_ctx *ctx = x->ctx;
-    const int whole = rows == x->dim[x->ndim - 2];
+/* Writes the table of `rows` positions from x's local index of the first dimension b on: (rows, 2,
+ * pairs), the cosines, then the sines, times factor. */
+static void tshi_rope_angles(const tsh_tensor *x, const tsh_rope_desc *desc, int64_t b,
+                             int64_t pairs, tsh_real *table) {
+    const int64_t rows = x->local[x->ndim - 2];
     const double base = tshi_base_option(desc->base, 10000);
-    const double factor = tshi_base_option(desc->factor, 1), *freqs = desc->freqs;
+    const double factor = tshi_base_option(desc->factor, 1);
+    int64_t i, t, start = desc->start;
+    if (desc->starts) start += desc->starts[tshi_tensor_global(x, 0, b)];
+    for (i = 0; i < pairs; i++) {
+        double speed = desc->freqs ? desc->freqs[i] : pow(base, -(double)i / (double)pairs);
+        for (t = 0; t < rows; t++) {
+            double angle = (double)(start + tshi_tensor_global(x, x->ndim - 2, t)) * speed;
+            table[2 * pairs * t + i] = TSHI_R(factor * cos(angle));
+            table[2 * pairs * t + pairs + i] = TSHI_R(factor * sin(angle));
+        }
+    }
+}
+
+/* Returns a new reference to a table (texts, rows, 2, pairs) of every local position; texts: 1, or
+ * the local length of the first dimension if desc has starts. Of positions that are not sharded the
+ * ctx keeps the table, because k and the other layers need the same. NULL: no memory. */
+static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, const tsh_rope_desc *desc) {
+    const int64_t rows = x->local[x->ndim - 2], texts = desc->starts ? x->local[0] : 1;
+    tsh_ctx *ctx = x->ctx;
+    const int whole = rows == x->dim[x->ndim - 2] && (!desc->starts || texts == x->dim[0]);
+    const double *freqs = desc->freqs;
     const uint64_t hash = freqs ? tshi_rng_hash(1, freqs, (size_t)pairs * sizeof *freqs) : 0;
-    const tshi_angles angles = {base, factor, hash, pairs, desc->start, rows};
+    const uint64_t starts =
+        desc->starts ? tshi_rng_hash(1, desc->starts, (size_t)x->dim[0] * sizeof *desc->starts) : 0;
+    const tshi_angles angles = {tshi_base_option(desc->base, 10000),
+                                tshi_base_option(desc->factor, 1), hash, starts, pairs, desc->start,
+                                texts * rows};
     tshi_block *block = ctx->rope_table;
     if (whole && block && memcmp(&ctx->rope_angles, &angles, sizeof angles) == 0) {
         block->refs++;
         return block;
     }
-    block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * pairs * rows));
+    block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * pairs * texts * rows));
     if (whole && block) {
         tshi_mem_release(ctx, ctx->rope_table);
         ctx->rope_table = block;
         ctx->rope_angles = angles;
         block->refs++;
     }
-    tsh_real *table = block ? (tsh_real *)tshi_mem_data(block) : NULL;
-    for (i = 0; i < pairs && block; i++) {
-        double speed = freqs ? freqs[i] : pow(base, -(double)i / (double)pairs);
-        for (t = 0; t < rows; t++) {
-            double angle = (double)(desc->start + tshi_tensor_global(x, x->ndim - 2, t)) * speed;
-            table[2 * pairs * t + i] = TSHI_R(factor * cos(angle));
-            table[2 * pairs * t + pairs + i] = TSHI_R(factor * sin(angle));
-        }
-    }
+    for (int64_t b = 0; b < texts && block; b++)
+        tshi_rope_angles(x, desc, b, pairs,
+                         (tsh_real *)tshi_mem_data(block) + 2 * pairs * rows * b);
     return block;
 }
 
@@ -15400,6 +15561,9 @@ static int tshi_rope_check(const tsh_tensor *x, const tsh_rope_desc *desc) {
     tsh_ctx *ctx = x->ctx;
     if (x->ndim < 2)
         (void)tsh_fail(ctx, TSH_ERR_SHAPE, "tsh_rope: takes (.., T, D), not %s",
+                       tshi_tensor_text(x, text));
+    else if (desc->starts && x->ndim < 3)
+        (void)tsh_fail(ctx, TSH_ERR_SHAPE, "tsh_rope: with starts takes (B, .., T, D), not %s",
                        tshi_tensor_text(x, text));
     else if (!(desc->base >= 0) || desc->base > DBL_MAX)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_rope: base is %g, not a positive number",
@@ -15419,11 +15583,11 @@ static const tshi_op tshi_rope_op = {
     "tsh_rope", "x", tshi_rule_rope, tshi_rope_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
-    static const tsh_rope_desc usual = {0, 0, 0, 0, NULL, 0}; /* zeros: all defaults */
+    static const tsh_rope_desc usual = {0, 0, 0, 0, NULL, 0, NULL}; /* zeros: all defaults */
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_rope", &x, 1);
     const tshi_op *op = &tshi_rope_op;
     tshi_output output;
-    tshi_rope rope = {0, 0, 0, 1, 0, 0, 0}; /* sign is 1 */
+    tshi_rope rope = {0, 0, 0, 0, 1, 0, 0, 0}; /* sign is 1 */
     tshi_block *table, *scratch, *unrounded;
     tsh_real *values, *y; /* x and y, shape (.., T, D) */
     int64_t stride[TSH_MAX_DIMS];
@@ -15432,6 +15596,7 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     if (!ctx || !tshi_rope_check(x, desc) || !tshi_rule_run(op, &x, 1, NULL, &output)) return NULL;
     output.shape = tsh_shape_of(x);
     rope.pairs = (desc->dims ? desc->dims : x->dim[x->ndim - 1]) / 2;
+    rope.by_batch = desc->starts != NULL;
     rope.next = desc->interleaved ? 2 : 1;
     rope.gap = desc->interleaved ? 1 : rope.pairs;
     out = tshi_tensor_out(ctx, "tsh_rope", x->dtype, &output.shape, &output.layout);
@@ -18756,7 +18921,7 @@ static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int
 /* RMS norm: x (.., dim) -> (.., dim). */
 static tsh_tensor *tshi_nn_rms_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
-    return x ? tsh_rms_norm(x, module->param[0], module->number) : NULL;
+    return x ? tshi_norm_rms(x, module->param[0], module->number, module->plus_one) : NULL;
 }
 
 /* Dropout: x of any shape -> the same shape; x itself in evaluation mode. */
@@ -18765,13 +18930,20 @@ static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, 
     return x && !module->evaluating ? tsh_dropout(x, module->number, module) : x;
 }
 
-/* Adds a norm's parameters: weight (dim) of ones and, unless no_bias, bias (dim) of zeros. eps:
- * added to the variance. */
+/* COLWISE shards weight and bias, for inputs that are sharded along their features. */
+static void tshi_nn_norm_layouts(const tsh_module *module, const tsh_plan_rule *rule,
+                                 tsh_layout *layouts) {
+    (void)module;
+    if (rule->style == TSH_COLWISE) layouts[0] = layouts[1] = tshi_nn_shard(rule, 0);
+}
+
+/* Adds a norm's parameters: weight (dim) of ones, or zeros if 1 is added to it, and, unless
+ * no_bias, bias (dim) of zeros. eps: added to the variance. */
 static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int no_bias,
                                 tsh_dtype dtype) {
+    const tsh_init_kind first = module->plus_one ? TSH_INIT_ZEROS : TSH_INIT_ONES;
     module->number = eps; /* read by its forward */
-    tshi_module_param(module, 0, "weight", dtype, tsh_shape1(dim),
-                      tshi_init_make(TSH_INIT_ONES, 0, 0), 0);
+    tshi_module_param(module, 0, "weight", dtype, tsh_shape1(dim), tshi_init_make(first, 0, 0), 0);
     if (!no_bias)
         tshi_module_param(module, 1, "bias", dtype, tsh_shape1(dim),
                           tshi_init_make(TSH_INIT_ZEROS, 0, 0), 0);
@@ -18780,15 +18952,18 @@ static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int
 
 TSH_API TSHI_COLD tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
                                        const tsh_layer_norm_desc *desc) {
-    static const tshi_kind kind = {"layer_norm", tshi_nn_norm_forward, TSHI_NN_SEQUENCE, NULL};
+    static const tshi_kind kind = {"layer_norm", tshi_nn_norm_forward,
+                                   TSHI_NN_SEQUENCE | 1 << TSH_COLWISE, tshi_nn_norm_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     return module ? tshi_nn_norm(module, desc->dim, desc->eps, desc->no_bias, desc->dtype) : NULL;
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
                                      const tsh_rms_norm_desc *desc) {
-    static const tshi_kind kind = {"rms_norm", tshi_nn_rms_forward, TSHI_NN_SEQUENCE, NULL};
+    static const tshi_kind kind = {"rms_norm", tshi_nn_rms_forward,
+                                   TSHI_NN_SEQUENCE | 1 << TSH_COLWISE, tshi_nn_norm_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
+    if (module) module->plus_one = desc->plus_one;
     return module ? tshi_nn_norm(module, desc->dim, desc->eps, 1, desc->dtype) : NULL;
 }
 

@@ -236,6 +236,7 @@ def norms():
     for name, shape in {"small": (4, 10), "odd": (2, 3, 33), "row": (6,)}.items():
         c.add("rms_%s" % name, rms_norm, shape, shape[-1:])
     c.add("rms_eps", lambda x, w: rms_norm(x, w, 0.25), (4, 10), (10,))
+    c.add("rms_one", lambda x, w: rms_norm(x, 1 + w, 0.25), (2, 3, 33), (33,))
     c.add("norm_eps", lambda x, w, b: F.layer_norm(x, (10,), w, b, 0.25), (4, 10), (10,), (10,))
     return c
 
@@ -262,6 +263,10 @@ def ropes():
               (2, 6, 7))
         c.add("rope_%s_late" % form,
               lambda x, pairs=pairs: rope(x, 500.0, 6, pairs, 4000), (2, 3, 6))
+        c.add("rope_%s_rows" % form,
+              lambda x, pairs=pairs: torch.stack([rope(row, pairs=pairs, start=start)
+                                                  for row, start in zip(x, (17, 0, 3))]),
+              (3, 2, 4, 6))
     return c
 
 

@@ -80,7 +80,8 @@ static tsh_tensor *layer_norm(probe *p) {
 static tsh_tensor *layer_rms(probe *p) {
     char name[32];
     const tsh_rms_norm_desc desc = {.dim = tsh_dim(p->in[0], -1),
-                                    .eps = probe_has(p, "eps") ? 0.5 : 0};
+                                    .eps = probe_has(p, "eps") ? 0.5 : 0,
+                                    .plus_one = probe_has(p, "one")};
     tsh_module *layer = tsh_add_rms_norm(tsh_root(p->ctx), name_of(p, "rms", name), &desc);
     prepare(p, layer, 1);
     return tsh_forward(layer, p->in[0]);
@@ -258,6 +259,16 @@ static const trial layers[] = {
     LAYER(rms, "eps", "R", NONE, NONE, ROUNDING, "2,3,n R"),
     LAYER(rms, "", "S(0)", NONE, AR(1), ROUNDING, "n,5 S(0)"),
     LAYER(rms, "eps", "S(1)", NONE, AR(1), ROUNDING, "2,n,5 S(1)"),
+    LAYER(rms, "one", "R", NONE, NONE, ROUNDING, "2,3,n R"),
+    LAYER(rms, "one", "S(1)", NONE, AR(1), ROUNDING, "2,n,5 S(1)"),
+
+    /* of features that are sharded: all-reduces of a number per row */
+    LAYER(norm, "col plan", "S(-1)", AR(2), AR(1), ROUNDING, "2,3,5n S(2)"),
+    LAYER(norm, "col no bias late", "S(-1)", AR(2), AR(1), ROUNDING, "5n S(0)"),
+    LAYER(rms, "col plan", "S(-1)", AR(1), AR(1), ROUNDING, "2,3,n S(2)"),
+    LAYER(rms, "col one eps late", "S(-1)", AR(1), AR(1), ROUNDING, "3,n S(1)"),
+    LAYER(rms, "col segments 3 unit 2 plan", "S(1, 3 segments, unit 2)", AR(1), AR(1), ROUNDING,
+          "4,6n S(1, 3 segments, unit 2)"),
     LAYER(dropout, "", "R", NONE, NONE, 0, "2,n R"),
     LAYER(dropout, "", "S(1)", NONE, NONE, 0, "2,n,3 S(1)"),
     LAYER(dropout, "", "S(1, 3 segments, unit 2)", NONE, NONE, 0, "2,6n S(1, 3 segments, unit 2)"),

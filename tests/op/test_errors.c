@@ -282,6 +282,7 @@ static void test_matrices(void **state) {
 }
 
 static void test_rope(void **state) {
+    const int64_t start = 0;
     tsh_ctx *ctx = open_ctx();
     tsh_tensor *x = tsh_ones(ctx, tsh_shape2(3, 6)), *odd = tsh_ones(ctx, tsh_shape2(3, 5));
     tsh_rope_desc desc;
@@ -305,6 +306,9 @@ static void test_rope(void **state) {
     desc.factor = -1;
     REFUSED(ARGUMENT, tsh_rope(x, &desc), "tsh_rope", "factor is -1");
     desc.factor = 0;
+    desc.starts = &start;
+    REFUSED(SHAPE, tsh_rope(x, &desc), "tsh_rope", "starts", "(B, .., T, D)", "(3, 6)");
+    desc.starts = NULL;
     assert_non_null(tsh_rope(odd, &desc));
     tsh_close(ctx);
 }
@@ -506,6 +510,7 @@ static void test_null_chains(void **state) {
     assert_null(tsh_embedding(null, null, NULL));
     assert_null(tsh_layer_norm(null, null, null, 0));
     assert_null(tsh_rms_norm(null, null, 0));
+    assert_null(tsh_rms_norm_with(null, null, NULL));
     assert_null(tsh_rope(null, NULL));
     assert_null(tsh_attention(null, null, null, NULL));
     assert_null(tsh_cross_entropy(null, null, NULL));

@@ -449,9 +449,14 @@ static tsh_tensor *do_norm(tsh_tensor **in, const int *arg) {
     return tsh_layer_norm(in[0], in[1], arg[0] ? in[2] : NULL, arg[1] / 100.0);
 }
 
-/* arg: eps in percent. */
+/* arg: eps in percent, weight + 1. */
 static tsh_tensor *do_rms(tsh_tensor **in, const int *arg) {
-    return tsh_rms_norm(in[0], in[1], arg[0] / 100.0);
+    tsh_rms_norm_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.eps = arg[0] / 100.0;
+    desc.plus_one = arg[1];
+    return arg[1] ? tsh_rms_norm_with(in[0], in[1], &desc)
+                  : tsh_rms_norm(in[0], in[1], arg[0] / 100.0);
 }
 
 static void test_norm(void **state) {
@@ -462,21 +467,23 @@ static void test_norm(void **state) {
         {"norm_row", do_norm, 16, {1, 0}},   {"norm_row_plain", do_norm, 16, {0, 0}},
         {"norm_eps", do_norm, 16, {1, 25}},  {"rms_small", do_rms, 16, {0}},
         {"rms_odd", do_rms, 33, {0}},        {"rms_row", do_rms, 16, {0}},
-        {"rms_eps", do_rms, 16, {25}},
+        {"rms_eps", do_rms, 16, {25}},       {"rms_one", do_rms, 33, {25, 1}},
     };
     (void)state;
     run_cases("norm", cases, COUNT(cases));
 }
 
-/* arg: interleaved, dims, and 1: base 500 from position 4000 on. */
+/* arg: interleaved, dims, and 1: base 500 from position 4000 on; 2: rows from 17, 0 and 3 on. */
 static tsh_tensor *do_rope(tsh_tensor **in, const int *arg) {
+    static const int64_t starts[] = {17, 0, 3};
     tsh_rope_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.interleaved = arg[0];
     desc.dims = arg[1];
-    desc.base = arg[2] ? 500 : 0;
-    desc.start = arg[2] ? 4000 : 0;
-    return tsh_rope(in[0], arg[0] || arg[1] ? &desc : NULL);
+    desc.base = arg[2] == 1 ? 500 : 0;
+    desc.start = arg[2] == 1 ? 4000 : 0;
+    desc.starts = arg[2] == 2 ? starts : NULL;
+    return tsh_rope(in[0], arg[0] || arg[1] || arg[2] ? &desc : NULL);
 }
 
 static void test_rope(void **state) {
@@ -485,6 +492,7 @@ static void test_rope(void **state) {
         {"rope_halves_part", do_rope, 4, {0, 4, 0}}, {"rope_halves_late", do_rope, 4, {0, 6, 1}},
         {"rope_pairs", do_rope, 4, {1, 0, 0}},       {"rope_pairs_flat", do_rope, 4, {1, 0, 0}},
         {"rope_pairs_part", do_rope, 4, {1, 4, 0}},  {"rope_pairs_late", do_rope, 4, {1, 6, 1}},
+        {"rope_halves_rows", do_rope, 4, {0, 0, 2}}, {"rope_pairs_rows", do_rope, 4, {1, 0, 2}},
     };
     (void)state;
     run_cases("rope", cases, COUNT(cases));

@@ -133,6 +133,9 @@ OP(layer_norm_plain, tsh_layer_norm(a, b, NULL, 0.1))
 OP(layer_norm_turned, tsh_layer_norm(tsh_transpose(a, 0, 1), b, c, 0))
 OP(rms_norm, tsh_rms_norm(a, b, 0))
 OP(rms_norm_turned, tsh_rms_norm(tsh_transpose(a, 0, 1), b, 0.1))
+static const tsh_rms_norm_desc plus_one = {0, 0.1, 1, TSH_DTYPE_DEFAULT};
+OP(rms_norm_one, tsh_rms_norm_with(a, b, &plus_one))
+OP(rms_norm_one_shared, tsh_rms_norm_with(tsh_mul(a, b), b, &plus_one))
 OP(rope, tsh_mul(tsh_rope(a, NULL), a))
 OP(rope_turned, tsh_rope(tsh_transpose(tsh_mul(a, a), 0, 2), NULL))
 OP(full, tsh_mul(tsh_full(a), tsh_redistribute(a, tsh_replicated())))
@@ -163,6 +166,19 @@ static tsh_tensor *op_rope_freqs(tsh_ctx *ctx, tsh_tensor **in, int n, void *use
     desc.start = 3;
     desc.freqs = freqs;
     desc.factor = 1.25;
+    return weigh(tsh_mul(tsh_rope(in[0], &desc), in[0]));
+}
+
+static tsh_tensor *op_rope_starts(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
+    static const int64_t starts[] = {5, 0};
+    tsh_rope_desc desc;
+    (void)ctx;
+    (void)n;
+    (void)user;
+    memset(&desc, 0, sizeof desc);
+    desc.base = 3;
+    desc.start = 1;
+    desc.starts = starts;
     return weigh(tsh_mul(tsh_rope(in[0], &desc), in[0]));
 }
 
@@ -362,10 +378,13 @@ static void test_matrix(void **state) {
     TWO(rms_norm, S2(3, 7), S1(7), -2, 2);
     TWO(rms_norm, S3(2, 2, 18), S1(18), -2, 2);
     TWO(rms_norm_turned, S2(5, 3), S1(5), -2, 2);
+    TWO(rms_norm_one, S3(2, 2, 18), S1(18), -2, 2);
+    TWO(rms_norm_one_shared, S2(3, 7), S1(7), -2, 2);
     ONE(rope, S3(2, 3, 6), -2, 2);
     ONE(rope_turned, S3(4, 2, 3), -2, 2);
     ONE(rope_pairs, S3(2, 3, 7), -2, 2);
     ONE(rope_freqs, S3(2, 3, 7), -2, 2);
+    ONE(rope_starts, S3(2, 3, 4), -2, 2);
     THREE(attention, tsh_shape4(2, 2, 3, 2), tsh_shape4(2, 2, 4, 2), tsh_shape4(2, 2, 4, 2));
     THREE(attention, tsh_shape4(1, 6, 3, 2), tsh_shape4(1, 2, 4, 2), tsh_shape4(1, 2, 4, 2));
     THREE(attention_causal, tsh_shape4(2, 3, 3, 2), tsh_shape4(2, 1, 4, 2), tsh_shape4(2, 1, 4, 2));
@@ -694,6 +713,8 @@ static void test_layers(void **state) {
     linear.no_bias = 1;
     check_layer(ctx, "linear without bias", tsh_add_linear(root, "b", &linear), tsh_shape1(5));
     check_layer(ctx, "rms_norm", tsh_add_rms_norm(root, "e", &rms), tsh_shape2(3, 6));
+    rms.plus_one = 1;
+    check_layer(ctx, "rms_norm plus one", tsh_add_rms_norm(root, "f", &rms), tsh_shape2(3, 6));
     check_layer(ctx, "layer_norm", tsh_add_layer_norm(root, "c", &norm), tsh_shape2(3, 6));
     norm.no_bias = 1;
     norm.eps = 0.1;

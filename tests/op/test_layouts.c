@@ -117,13 +117,18 @@ static tsh_tensor *op_layer_norm(probe *p) {
     return tsh_layer_norm(p->in[0], p->in[1], p->in[2], 0);
 }
 
+/* "one": weight + 1 */
 static tsh_tensor *op_rms_norm(probe *p) {
-    return tsh_rms_norm(p->in[0], p->in[1], 0);
+    const tsh_rms_norm_desc desc = {.eps = 0.01, .plus_one = 1};
+    return probe_has(p, "one") ? tsh_rms_norm_with(p->in[0], p->in[1], &desc)
+                               : tsh_rms_norm(p->in[0], p->in[1], 0);
 }
 
-/* "dims 4", "pairs" (interleaved), "from 3" */
+/* "dims 4", "pairs" (interleaved), "from 3", "rows" (positions of their own) */
 static tsh_tensor *op_rope(probe *p) {
+    static const int64_t starts[] = {7, 0, 3, -2, 11, 1, 5, 4, 0, 2, 9, 6, 8, 13, 12, 10};
     tsh_rope_desc desc = {.base = 100};
+    if (probe_has(p, "rows")) desc.starts = starts;
     desc.interleaved = probe_has(p, "pairs");
     desc.dims = probe_number(p, "dims");
     desc.start = probe_number(p, "from");
@@ -325,11 +330,23 @@ static const trial rows[] = {
     ROUND(layer_norm, "", "R", "3,5 R", "5 R", "5 R"),
     ROUND(layer_norm, "", "S(0)", "n,5 S(0)", "5 R", "5 R"),
     ROUND(layer_norm, "", "S(1)", "2,n,5 S(1)", "5 R"),
+    ROUND(layer_norm, "", "S(1)", "3,5n S(1)", "5n S(0)", "5n S(0)"),
+    ROUND(layer_norm, "", "S(0)", "5n S(0)", "5n S(0)"),
+    ROUND(layer_norm, "", "S(2, 3 segments, unit 2)", "2,4,6n S(2, 3 segments, unit 2)",
+          "6n S(0, 3 segments, unit 2)", "6n S(0, 3 segments, unit 2)"),
+    ROUND(layer_norm, "", "S(1)", "0,3n S(1)", "3n S(0)"),
     ROUND(rms_norm, "", "R", "3,5 R", "5 R"),
     ROUND(rms_norm, "", "R", "5 R", "5 R"),
     ROUND(rms_norm, "", "S(0)", "n,5 S(0)", "5 R"),
     ROUND(rms_norm, "", "S(1)", "2,n,5 S(1)", "5 R"),
     ROUND(rms_norm, "", "S(1, 3 segments, unit 2)", "2,6n,5 S(1, 3 segments, unit 2)", "5 R"),
+    ROUND(rms_norm, "", "S(1)", "3,n S(1)", "n S(0)"),
+    ROUND(rms_norm, "one", "R", "3,n R", "n R"),
+    ROUND(rms_norm, "one", "S(1)", "2,n,5 S(1)", "5 R"),
+    ROUND(rms_norm, "one", "S(0)", "5n S(0)", "5n S(0)"),
+    ROUND(rms_norm, "one", "S(2, unit 3)", "2,4,6n S(2, unit 3)", "6n S(0, unit 3)"),
+    ROUND(rms_norm, "", "S(1, 3 segments, unit 2)", "2,6n S(1, 3 segments, unit 2)",
+          "6n S(0, 3 segments, unit 2)"),
     ROUND(rope, "", "R", "2,n,4 R"),
     ROUND(rope, "pairs from 3", "R", "n,4 R"),
     ROUND(rope, "", "S(1)", "2,n,4 S(1)"),
@@ -338,6 +355,11 @@ static const trial rows[] = {
     ROUND(rope, "dims 2 pairs", "S(2, unit 3)", "2,2,6n,5 S(2, unit 3)"),
     ROUND(rope, "dims 4", "S(1)", "2,n,3,6 S(1)"),
     ROUND(rope, "", "P", "2,n,4 P"),
+    ROUND(rope, "rows", "R", "4,2,n,4 R"),
+    ROUND(rope, "rows pairs from 3", "S(0)", "n,3,4 S(0)"),
+    ROUND(rope, "rows", "S(1)", "3,n,2,4 S(1)"),
+    ROUND(rope, "rows dims 2", "S(2)", "3,2,n,5 S(2)"),
+    ROUND(rope, "rows", "P", "3,n,4 P"),
     ROUND(rope, "dims 2 pairs from -4", "P", "2,n,4 P"),
     ROUND(attention, "", "R", "2,n,5,2 R", "2,n,5,2 R", "2,n,5,2 R"),
     ROUND(attention, "causal", "S(1)", "2,n,5,2 S(1)", "2,n,5,2 S(1)", "2,n,5,2 S(1)"),
@@ -594,6 +616,8 @@ static const refusal refusals[] = {
            "of 4 features", COMPLETE),
     REFUSE(rms_norm, "", IN("2,4 P", "4 R"), "tsh_rms_norm", "partial sum", COMPLETE),
     REFUSE(rms_norm, "", IN("2,4 R", "4 S(0)"), "tsh_rms_norm", "(4) S(0)", "must be replicated"),
+    REFUSE(layer_norm, "", IN("2,6 S(1)", "6 S(0)", "6 R"), "tsh_layer_norm",
+           "weight or bias not like it", COMPLETE, "by the same units"),
     REFUSE(rope, "", IN("2,4 S(1)"), "tsh_rope", "(2, 4) S(1)", "last dimension", COMPLETE),
     REFUSE(attention, "", IN("4,4,3,2 S(0)", "4,4,3,2 R", "4,4,3,2 R"), "tsh_attention",
            "q (4, 4, 3, 2) S(0)", "k (4, 4, 3, 2) R", "tsh_redistribute(k, "),

@@ -44,6 +44,12 @@ static tsh_tensor *half_layer_norm(tsh_tensor *const *in) {
     return tsh_layer_norm(in[0], in[1], in[2], 0);
 }
 static tsh_tensor *half_rms_norm(tsh_tensor *const *in) { return tsh_rms_norm(in[0], in[1], 0); }
+static tsh_tensor *half_rms_norm_one(tsh_tensor *const *in) {
+    tsh_rms_norm_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.plus_one = 1;
+    return tsh_rms_norm_with(in[0], in[1], &desc);
+}
 static tsh_tensor *half_matmul(tsh_tensor *const *in) { return tsh_matmul(in[0], in[1]); }
 static tsh_tensor *half_linear(tsh_tensor *const *in) { return tsh_linear(in[0], in[1], in[2]); }
 static tsh_tensor *half_rope(tsh_tensor *const *in) { return tsh_rope(in[0], NULL); }
@@ -87,6 +93,7 @@ static const half_computation half_computations[] = {
     {"log_softmax", half_log_softmax, {HALF_2(5, 37)}, 1, 0, 0.05, 0},
     {"layer_norm", half_layer_norm, {HALF_2(6, 70), HALF_1(70), HALF_1(70)}, 3, 0, 0, 0},
     {"rms_norm", half_rms_norm, {HALF_2(6, 70), HALF_1(70)}, 2, 0, 0, 0},
+    {"rms_norm, weight + 1", half_rms_norm_one, {HALF_2(6, 70), HALF_1(70)}, 2, 0, 0, 0},
     {"matmul", half_matmul, {HALF_3(2, 19, 45), HALF_3(2, 45, 33)}, 2, 0, 2e-6, 0},
     {"matmul, one row", half_matmul, {HALF_2(1, 300), HALF_2(300, 70)}, 2, 0, 2e-6, 0},
     {"linear", half_linear, {HALF_2(26, 50), HALF_2(40, 50), HALF_1(40)}, 3, 0, 2e-6, 0},
@@ -316,6 +323,7 @@ static void inputs_of_two_dtypes(void **state) {
         {{"where", half_where, {HALF_2(4, 40), HALF_2(4, 40)}, 2, 0, 0, 0}, 0},
         {{"concat", half_concat, {HALF_2(3, 4), HALF_2(3, 5)}, 2, 0, 0, 0}, 0},
         {{"rms_norm", half_rms_norm, {HALF_2(6, 70), HALF_1(70)}, 2, 0, 0, 0}, 1},
+        {{"rms_norm, weight + 1", half_rms_norm_one, {HALF_2(6, 70), HALF_1(70)}, 2, 0, 0, 0}, 1},
         {{"layer_norm", half_layer_norm, {HALF_2(6, 70), HALF_1(70), HALF_1(70)}, 3, 0, 0, 0}, 1},
     };
     static const tsh_dtype pairs[][2] = {{TSH_BF16, TSH_REAL}, {TSH_REAL, TSH_BF16},
