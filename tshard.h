@@ -1628,6 +1628,9 @@ typedef struct tsh_attention_layer_desc {
                                        * positions that the cache holds */
     const tsh_rms_norm_desc *qk_norm; /* of each head of q and k, before rope: children q_norm and
                                        * k_norm, whose dim is head_dim; NULL: none */
+    int norm_all_heads; /* 1: qk_norm is of all heads together, with a weight for each feature, as
+                         * OLMo 2; where heads are sharded, each runs a small all-reduce forward and
+                         * one backward */
     tsh_attention_desc attention;     /* its options; owner, cache and past are the layer's, dropout
                                        * works in training mode only */
     const char *q, *k, *v, *out;      /* names of the linear layers; NULL: "q_proj", "k_proj",
@@ -12021,8 +12024,8 @@ static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
 
 /* -- norms, rope, attention ------------------------------------------------------ */
 
-/* Returns 1 if t, of shape (d), or NULL, has the shards that x (.., d) has along its last dimension.
- */
+/* Returns 1 if t, of shape (d), has the shards that x (.., d) has along its last dimension, or is
+ * NULL. */
 static int tshi_rule_norm_alike(const tsh_tensor *x, const tsh_tensor *t) {
     return !t || (t->layout.kind == TSH_SHARDED &&
                   tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0], x->ctx->tp.size));
@@ -19678,11 +19681,13 @@ static void tshi_layers_split(const tshi_attention_layer *a, tsh_tensor *y, tsh_
     }
 }
 
-/* x (B, T, heads D) -> (B, heads, T, D), each head normalised by `norm`, which may be NULL. */
-static tsh_tensor *tshi_layers_heads(tsh_tensor *x, int64_t d, tsh_module *norm) {
+/* x (B, T, heads D) -> (B, heads, T, D), normalised by `norm`, which may be NULL: each head, or all
+ * of them together. */
+static tsh_tensor *tshi_layers_heads(tsh_tensor *x, int64_t d, tsh_module *norm, int together) {
+    if (x && norm && together) x = tsh_forward(norm, x);
     if (!x) return NULL;
     x = tsh_reshape(x, tsh_shape4(x->dim[0], x->dim[1], x->dim[2] / d, d));
-    return tsh_transpose(norm ? tsh_forward(norm, x) : x, 1, 2);
+    return tsh_transpose(norm && !together ? tsh_forward(norm, x) : x, 1, 2);
 }
 
 /* Computes q, k and v of x (B, T, dim) with their positions: (B, heads, T, D). 0 after an error. */
@@ -19694,7 +19699,8 @@ static int tshi_layers_project(const tshi_attention_layer *a, tsh_tensor *x, tsh
     if (y) tshi_layers_split(a, y, qkv);
     for (int i = 0; i < 3; i++) {
         if (!a->fused) qkv[i] = tsh_forward(a->qkv[i], x);
-        qkv[i] = tshi_layers_heads(qkv[i], desc->head_dim, i < 2 ? a->norm[i] : NULL);
+        qkv[i] = tshi_layers_heads(qkv[i], desc->head_dim, i < 2 ? a->norm[i] : NULL,
+                                   desc->norm_all_heads);
         if (i < 2 && desc->rope) qkv[i] = tsh_rope(qkv[i], &rope);
     }
     if (!qkv[2] || x->ctx->error.code != TSH_OK) return 0;
@@ -19790,6 +19796,23 @@ static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a)
                                 desc->dim, TSH_ROWWISE, cut, 1);
 }
 
+/* Adds the norms of q and k. Those of all heads together are sharded as the layer before them. */
+static void tshi_layers_add_norms(tsh_module *module, tshi_attention_layer *a) {
+    static const char *const names[2] = {"q_norm", "k_norm"};
+    const tsh_attention_layer_desc *desc = &a->desc;
+    const int64_t d = desc->head_dim, kv = desc->kv_heads;
+    const int whole = kv < desc->heads && kv < module->ctx->tp.size; /* as in add_linears */
+    tsh_plan_rule rule = tshi_parallel_rule(TSH_COLWISE);
+    for (int i = 0; i < 2 && module->ctx->error.code == TSH_OK; i++) {
+        tsh_rms_norm_desc norm = *desc->qk_norm;
+        norm.dim = desc->norm_all_heads ? (i ? kv : desc->heads) * d : d;
+        a->norm[i] = tsh_add_rms_norm(module, names[i], &norm);
+        rule.unit = (i || whole ? 1 : desc->heads / kv) * d;
+        if (desc->norm_all_heads && (desc->fused ? a->fused : a->qkv[i])->style == TSH_COLWISE)
+            (void)tsh_parallelize(a->norm[i], &rule, 1);
+    }
+}
+
 TSH_API TSHI_COLD tsh_module *tsh_add_attention(tsh_module *parent, const char *name,
                                                 const tsh_attention_layer_desc *desc) {
     tsh_module *module = tshi_nn_add(parent, name, &tshi_layers_attention, desc);
@@ -19803,12 +19826,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_attention(tsh_module *parent, const char *
     if (desc->rope) a->rope = *desc->rope;
     if (desc->rope) a->desc.rope = &a->rope;
     if (tshi_layers_counts(module, &a->desc)) tshi_layers_add_linears(module, a);
-    if (desc->qk_norm) {
-        tsh_rms_norm_desc norm = *desc->qk_norm;
-        norm.dim = a->desc.head_dim;
-        a->norm[0] = tsh_add_rms_norm(module, "q_norm", &norm);
-        a->norm[1] = tsh_add_rms_norm(module, "k_norm", &norm);
-    }
+    if (desc->qk_norm) tshi_layers_add_norms(module, a);
     return tshi_layers_finish(module);
 }
 

@@ -66,11 +66,12 @@ static int gradients_agree(tsh_ctx *ctx, const pairs *p) {
 
 typedef struct shape_of_layer {
     tsh_attention_layer_desc desc;
-    int rope, norm, mask; /* mask: given to forward, says what causal says */
+    int rope, norm, mask; /* norm: 2: weight + 1; mask: given to forward, says what causal says */
 } shape_of_layer;
 
 static const tsh_rope_desc half_rope = {.base = 500, .dims = 2}, full_rope = {.interleaved = 1};
 static const tsh_rms_norm_desc norm_of_heads = {.eps = 1e-3};
+static const tsh_rms_norm_desc norm_plus_one = {.eps = 1e-3, .plus_one = 1};
 
 static const shape_of_layer layers[] = {
     {.desc = {.heads = 5}},
@@ -90,6 +91,14 @@ static const shape_of_layer layers[] = {
     {.desc = {.heads = 5, .fused = "query_key_value", .by_group = 1, .qkv_bias = 1}, .rope = 1},
     {.desc = {.heads = 9, .kv_heads = 3, .head_dim = 2, .fused = "query_key_value", .by_group = 1,
               .qkv_bias = 1, .attention = {.causal = 1}}, .rope = 1},
+    /* norms of all heads together, as OLMo 2's; of weight + 1, as Gemma 3's */
+    {.desc = {.heads = 5, .norm_all_heads = 1, .qkv_bias = 1}, .rope = 1, .norm = 1},
+    {.desc = {.heads = 6, .kv_heads = 3, .head_dim = 4, .norm_all_heads = 1}, .rope = 2, .norm = 2},
+    {.desc = {.heads = 6, .kv_heads = 2, .head_dim = 2, .fused = "qkv_proj", .norm_all_heads = 1},
+     .norm = 1},
+    {.desc = {.heads = 6, .kv_heads = 3, .head_dim = 2, .fused = "qkv", .by_group = 1,
+              .norm_all_heads = 1}, .norm = 1},
+    {.desc = {.heads = 6, .kv_heads = 3, .head_dim = 4}, .rope = 1, .norm = 2},
 };
 
 /* Rows (features) `from` on of a whole weight or bias, which may be NULL. */
@@ -111,10 +120,13 @@ static tsh_tensor *unfused(const shape_of_layer *s, tsh_tensor *w, int i) {
 }
 
 /* (B, T, heads D) -> (B, heads, T, D), each head `times` times. */
-static tsh_tensor *heads_of(tsh_tensor *x, int64_t heads, int64_t times, tsh_tensor *norm) {
+static tsh_tensor *heads_of(tsh_tensor *x, int64_t heads, int64_t times, const shape_of_layer *s,
+                            tsh_tensor *norm) {
     tsh_tensor *part[16];
+    if (norm && s->norm == 2) norm = tsh_add_scalar(norm, 1);
+    if (norm && s->desc.norm_all_heads) x = tsh_rms_norm(x, norm, norm_of_heads.eps);
     x = tsh_reshape(x, tsh_shape4(B, tsh_dim(x, 1), heads, tsh_dim(x, 2) / heads));
-    if (norm) x = tsh_rms_norm(x, norm, norm_of_heads.eps);
+    if (norm && !s->desc.norm_all_heads) x = tsh_rms_norm(x, norm, norm_of_heads.eps);
     for (int64_t h = 0; h < heads * times; h++) part[h] = tsh_slice(x, 2, h / times, 1);
     return tsh_transpose(tsh_concat(part, (int)(heads * times), 2), 1, 2);
 }
@@ -154,7 +166,7 @@ static tsh_tensor *composed(tsh_ctx *ctx, const shape_of_layer *s, tsh_tensor *x
     for (int i = 0; i < 3; i++) {
         static const char *const norms[2] = {"q_norm.weight", "k_norm.weight"};
         tsh_tensor *norm = i < 2 && s->norm ? paired(ctx, p, layer, norms[i]) : NULL;
-        qkv[i] = heads_of(tsh_linear(x, w[i], b[i]), i ? kv : heads, i ? heads / kv : 1, norm);
+        qkv[i] = heads_of(tsh_linear(x, w[i], b[i]), i ? kv : heads, i ? heads / kv : 1, s, norm);
         if (i < 2 && s->rope) qkv[i] = tsh_rope(qkv[i], s->rope == 1 ? &half_rope : &full_rope);
     }
     y = tsh_matmul(qkv[0], tsh_transpose(qkv[1], 2, 3));
@@ -175,8 +187,16 @@ static tsh_module *add_layer(tsh_ctx *ctx, const char *name, const shape_of_laye
     tsh_rope_desc rope = s->rope == 1 ? half_rope : full_rope; /* copied */
     desc.dim = DIM;
     if (s->rope) desc.rope = &rope;
-    if (s->norm) desc.qk_norm = &norm_of_heads;
+    if (s->norm) desc.qk_norm = s->norm == 2 ? &norm_plus_one : &norm_of_heads;
     return tsh_add_attention(tsh_root(ctx), name, &desc);
+}
+
+/* Forward: one of the output, and one of each norm of all heads that is sharded. */
+static uint64_t all_reduces(const shape_of_layer *s, int size) {
+    const int64_t kv = s->desc.kv_heads ? s->desc.kv_heads : s->desc.heads;
+    const int whole = kv < s->desc.heads && kv < size; /* k and v are, and all that is fused */
+    if (size == 1) return 0;
+    return !s->desc.norm_all_heads ? 1 : !whole ? 3 : s->desc.fused ? 1 : 2;
 }
 
 static int attention_rank(tsh_ctx *ctx, void *user) {
@@ -201,7 +221,7 @@ static int attention_rank(tsh_ctx *ctx, void *user) {
         calls = tsh_tp(ctx)->stats.calls[TSH_ALLREDUCE];
         y = tsh_retain(tsh_forward_n(layer, in, s->mask ? 2 : 1));
         calls = tsh_tp(ctx)->stats.calls[TSH_ALLREDUCE] - calls;
-        CHECK(calls == (tsh_tp(ctx)->size > 1), "case %d: %d all-reduces", c, (int)calls);
+        CHECK(calls == all_reduces(s, tsh_tp(ctx)->size), "case %d: %d all-reduces", c, (int)calls);
         CHECK(y && apart(ctx, y, want) < near_by, "case %d is off by %g", c, apart(ctx, y, want));
         tsh_backward(ctx, ranks_loss(ctx, y));
         CHECK_OK();
