@@ -15,7 +15,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LLM_MOST_EOS = 16, LLM_MOST_LAYERS = 256, LLM_MOST_HEADS = 1024, LLM_MOST_PAIRS = 512 };
+enum {
+    LLM_MOST_EOS = 16,
+    LLM_MOST_LAYERS = 256,
+    LLM_MOST_HEADS = 1024,
+    LLM_MOST_PAIRS = 512,
+    LLM_MOST_ROWS = 256
+};
 #define LLM_NEEDED (-1e300) /* the default of a key that must be there */
 
 typedef enum llm_norm_kind {

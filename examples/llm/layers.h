@@ -2,7 +2,7 @@
  * embedding and head, each sharded over the ranks as part of its description. Include tshard.h and
  * folder.h first.
  *
- * Shapes: B = 1, T tokens, C width, H heads, K key and value heads, G = H / K, D head size. */
+ * Shapes: B texts, T tokens, C width, H heads, K key and value heads, G = H / K, D head size. */
 #ifndef LLM_LAYERS_H
 #define LLM_LAYERS_H
 
@@ -13,7 +13,7 @@ typedef struct llm_family {
     const char *type, *base;         /* model_type; what names of tensors begin with */
     void (*config)(llm_config *c);   /* reads the keys of config.json */
     void (*add)(struct llm_net *m); /* makes the tree of modules */
-    tsh_tensor *(*forward)(struct llm_net *m, tsh_tensor *ids); /* ids (1, T) -> (1, T, V) */
+    tsh_tensor *(*forward)(struct llm_net *m, tsh_tensor *ids); /* ids (B, T) -> (B, T, V) */
 } llm_family;
 
 /* How a file stores the weights of queries, keys and values. */
@@ -36,7 +36,7 @@ typedef struct llm_attention {
     struct llm_net *model;
     llm_attention_desc desc;
     int whole_kv;               /* K and V on every rank: fewer heads than ranks */
-    tsh_tensor *keys, *values; /* of all tokens so far, (1, K, length, D) */
+    tsh_tensor *keys, *values; /* of all tokens so far, (B, K, length, D) */
 } llm_attention;
 
 typedef struct llm_mlp_desc {
@@ -56,7 +56,10 @@ typedef struct llm_net {
     llm_config *config;
     const llm_family *family;
     tsh_module *root, *base; /* of the head, of all else: the same, as names have no prefix here */
-    int64_t past, length;    /* tokens in the caches; room for so many */
+    int64_t rows, length;    /* texts in the caches; room for so many tokens of each */
+    int64_t past[LLM_MOST_ROWS]; /* tokens of each in the caches */
+    const int64_t *lengths;  /* of this forward's tokens, those of each text; NULL: all */
+    tsh_tensor *positions;   /* those of this forward's tokens, or NULL */
     int64_t unit;            /* features that a row-parallel cut keeps together: 32 if quantised */
     int all;                 /* 1: logits of every token, 0: of the last one */
     tsh_tensor *slopes, *bias; /* ALiBi: (1, H, 1, 1), and its mask of this forward, or NULL */
@@ -116,13 +119,13 @@ static void llm_add_sharded_norm(llm_net *m, tsh_module *parent, const char *nam
 
 /* -- attention -------------------------------------------------------------- */
 
-/* (1, T, n D) -> (1, n, T, D) */
+/* (B, T, n D) -> (B, n, T, D) */
 static tsh_tensor *llm_heads(tsh_tensor *x, int64_t heads) {
-    const tsh_shape shape = tsh_shape4(1, tsh_dim(x, 1), heads, tsh_dim(x, -1) / heads);
+    const tsh_shape shape = tsh_shape4(tsh_dim(x, 0), tsh_dim(x, 1), heads, tsh_dim(x, -1) / heads);
     return tsh_transpose(tsh_reshape(x, shape), 1, 2);
 }
 
-/* Queries, keys and values of x (1, T, C), as (1, H or K, T, D), from the layers. */
+/* Queries, keys and values of x (B, T, C), as (B, H or K, T, D), from the layers. */
 static void llm_project(llm_attention *a, tsh_module *self, tsh_tensor *x, tsh_tensor *qkv[3]) {
     const llm_config *c = a->model->config;
     const llm_attention_desc *d = &a->desc;
@@ -131,12 +134,12 @@ static void llm_project(llm_attention *a, tsh_module *self, tsh_tensor *x, tsh_t
     tsh_tensor *y = llm_call(self, d->q, x);
     int64_t at = 0;
     if (d->fused == LLM_FUSED_HEADS) {
-        const tsh_shape shape = {5, {1, tsh_dim(x, 1), kv, groups + 2, size, 0}};
+        const tsh_shape shape = {5, {tsh_dim(x, 0), tsh_dim(x, 1), kv, groups + 2, size, 0}};
         y = tsh_reshape(y, shape);
         for (int i = 0; i < 3; i++) {
             const int64_t n = i == 0 ? groups : 1;
             qkv[i] = tsh_reshape(tsh_slice(y, 3, i == 0 ? 0 : groups + i - 1, n),
-                                 tsh_shape4(1, tsh_dim(x, 1), kv * n, size));
+                                 tsh_shape4(tsh_dim(x, 0), tsh_dim(x, 1), kv * n, size));
             qkv[i] = tsh_transpose(qkv[i], 1, 2);
         }
         return;
@@ -156,7 +159,7 @@ static tsh_tensor *llm_attend(tsh_module *self, tsh_tensor **in, int n, void *us
     llm_attention *a = (llm_attention *)user;
     llm_net *m = a->model;
     const llm_config *c = m->config;
-    const tsh_rope_desc rope = {.dims = c->rope.dims, .start = m->past, .freqs = c->rope.freqs,
+    const tsh_rope_desc rope = {.dims = c->rope.dims, .start = m->past[0], .freqs = c->rope.freqs,
                                 .factor = c->rope.factor};
     tsh_tensor *qkv[3] = {NULL, NULL, NULL};
     (void)n;
@@ -167,15 +170,15 @@ static tsh_tensor *llm_attend(tsh_module *self, tsh_tensor **in, int n, void *us
         qkv[i] = tsh_rope(qkv[i], &rope);
     if (!tsh_ok(m->ctx)) return NULL;
     if (!a->keys && !c->encoder) {
-        const tsh_shape shape = tsh_shape4(1, c->kv_heads, m->length, c->head_size);
+        const tsh_shape shape = tsh_shape4(m->rows, c->kv_heads, m->length, c->head_size);
         const tsh_layout layout = tsh_layout_of(qkv[1]);
         a->keys = tsh_tensor_new(m->ctx, tsh_dtype_of(qkv[1]), shape, &layout);
         a->values = tsh_tensor_new(m->ctx, tsh_dtype_of(qkv[1]), shape, &layout);
     }
     const tsh_attention_desc desc = {.causal = !c->encoder, .scale = c->scale, .mask = m->bias,
-                                     .cache_k = a->keys, .cache_v = a->values, .past = m->past};
+                                     .cache_k = a->keys, .cache_v = a->values, .past = m->past[0]};
     tsh_tensor *y = tsh_transpose(tsh_attention(qkv[0], qkv[1], qkv[2], &desc), 1, 2);
-    y = tsh_reshape(y, tsh_shape3(1, tsh_dim(y, 1), c->heads * c->head_size));
+    y = tsh_reshape(y, tsh_shape3(tsh_dim(y, 0), tsh_dim(y, 1), c->heads * c->head_size));
     return llm_call(self, a->desc.o, y);
 }
 
@@ -312,10 +315,26 @@ static void llm_add_places(llm_net *m, tsh_module *parent, const char *name, int
     tsh_add_embedding(parent, name, &desc);
 }
 
-/* The positions of ids (1, T), as ids of llm_add_places. */
+/* The positions of ids (B, T), as ids of llm_add_places. llm_logits frees them. */
 static tsh_tensor *llm_places(llm_net *m, tsh_tensor *ids, int64_t skip) {
-    const int64_t from = m->past + skip;
-    return tsh_arange(m->ctx, TSH_I32, (double)from, (double)(from + tsh_dim(ids, 1)), 1);
+    const int64_t rows = tsh_dim(ids, 0), n = tsh_dim(ids, 1);
+    int32_t *at = (int32_t *)malloc((size_t)(rows * n) * sizeof *at);
+    for (int64_t i = 0; i < rows * n && at; i++)
+        at[i] = (int32_t)(m->past[i / n] + skip + i % n);
+    if (at) m->positions = tsh_tensor_from(m->ctx, TSH_I32, tsh_shape2(rows, n), NULL, at);
+    else (void)tsh_fail(m->ctx, TSH_ERR_MEMORY, "not enough memory");
+    free(at);
+    return m->positions;
+}
+
+/* How many tokens a text has, at most, with those of this forward, ids (B, T). */
+static int64_t llm_keys(const llm_net *m, tsh_tensor *ids) {
+    int64_t most = 0;
+    for (int64_t b = 0; b < m->rows; b++) {
+        const int64_t n = m->past[b] + (m->lengths ? m->lengths[b] : tsh_dim(ids, 1));
+        if (n > most) most = n;
+    }
+    return most;
 }
 
 /* A container of blocks, whose forward is `block`; add gives each its layers. */
@@ -340,7 +359,7 @@ static void llm_add_head(llm_net *m, const char *name, int bias, const char *emb
     if (c->tied) tsh_tie(head, "weight", tsh_param(tsh_find(m->base, embedding), "weight"));
 }
 
-/* Of x (1, T, C) what the head is to read: all, or the last token. */
+/* Of x (B, T, C) what the head is to read: all, or the last token. */
 static tsh_tensor *llm_last(const llm_net *m, tsh_tensor *x) {
     const int64_t count = tsh_dim(x, 1);
     return m->all || count < 2 ? x : tsh_slice(x, 1, count - 1, 1);

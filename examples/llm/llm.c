@@ -2,6 +2,7 @@
  * processes over TCP
  *
  *   build/llm --model DIR --prompt "Once upon a time"     continues a text; --temperature 1 samples
+ *   build/llm --model DIR --chat                          a conversation
  *   build/llm --model DIR --ids "1 2 3" --print-ids       continues these tokens
  *   build/llm --model DIR --ids "1 2 3" --dump-logits F   and writes the logits of each
  *   build/llm --model DIR --tokenize <FILE                writes a text as tokens
@@ -17,6 +18,7 @@
 #ifdef LLM_TCP
 #include "../../backends/tshard_uv.h"
 #endif
+#include "chat.h"
 #include "model.h"
 #include "text.h"
 
@@ -24,22 +26,28 @@
 #include <stdio.h>
 #include <unistd.h>
 
-enum { LLM_CHUNK = 256 }; /* tokens of a prompt that are computed at once */
+enum {
+    LLM_CHUNK = 256,   /* tokens of prompts that are computed at once */
+    LLM_CONTEXT = 4096 /* tokens of a conversation, if the model takes so many */
+};
+#define LLM_FOREVER (INT64_C(1) << 61) /* a timeout in ns */
 
 /* What all ranks of this process share. Only rank 0 writes to it, but for the error. */
 typedef struct llm_job {
-    const char *model, *prompt_text, *ids, *dump, *backend, *dtype, *weights; /* NULL: not given */
-    const char *tokenizer_file, *embed;
-    int64_t tp, max_new, threads;
-    int print_ids, greedy, ignore_eos, tokenize, detokenize, no_special;
+    const char *model, *dump, *backend, *dtype, *weights; /* NULL: not given */
+    const char *tokenizer_file, *embed, *system, *template_name;
+    text_list prompt_texts, ids, stops;
+    int64_t tp, max_new, threads, context; /* max_new -1, context 0: not given */
+    int chat, print_ids, greedy, ignore_eos, tokenize, detokenize, no_special;
     int64_t top_k, seed;
     double temperature, top_p, min_p, penalty; /* 0: not given */
     text_codec codec;
+    chat_format format; /* --chat */
     llm_config config;
     const llm_family *family;
-    int32_t *tokens; /* the prompt */
-    int64_t prompt, count;
-    int64_t *ends, lines; /* --embed: tokens before the end of each line */
+    int32_t *tokens; /* of all prompts, or of the lines of --embed */
+    int64_t *ends, rows; /* tokens before the end of each of them */
+    int64_t room;        /* tokens that a text may have */
     int first_token, plain; /* --embed: the first token's vector, not the mean; any length */
     tsh_comm comm; /* TCP: this process's place in the world */
     pthread_mutex_t lock;
@@ -51,6 +59,7 @@ typedef struct llm_job {
 typedef struct llm_flag_row {
     const char *name, *help;
     const char **text;
+    text_list *list; /* of texts: the flag may be given several times */
     int64_t *number;
     int *on;
     double *real;
@@ -60,7 +69,10 @@ static void print_flags(const llm_flag_row *flags, int n, FILE *file) {
     fprintf(file, "usage: llm --model DIR --prompt \"Once upon a time\" ...\n");
     for (int i = 0; i < n; i++)
         fprintf(file, "  --%s%-*s %s\n", flags[i].name, 19 - (int)strlen(flags[i].name),
-                flags[i].text ? " TEXT" : flags[i].number ? " N" : flags[i].real ? " X" : "",
+                flags[i].text || flags[i].list ? " TEXT"
+                : flags[i].number              ? " N"
+                : flags[i].real                ? " X"
+                                               : "",
                 flags[i].help);
 }
 
@@ -83,20 +95,19 @@ static int parse_flag(const llm_flag_row *flag, const char *value) {
         return 0;
     }
     if (!value) return usage("--%s needs a value", flag->name);
-    if (flag->text) {
-        *flag->text = value;
-        return 0;
-    }
+    if (flag->list && !text_append(flag->list, value)) return usage("not enough memory");
+    if (flag->text) *flag->text = value;
+    if (flag->text || flag->list) return 0;
     errno = 0;
     if (flag->real) {
         *flag->real = strtod(value, &end);
         if (*end || end == value || errno || !(*flag->real > 0) || *flag->real > 1e6)
-            return usage("--%s takes a number above 0", flag->name);
+            return usage("--%s takes a number above 0, not '%s'", flag->name, value);
         return 0;
     }
     const long long number = strtoll(value, &end, 10);
     if (*end || end == value || errno || number < 0 || number > 1000000000)
-        return usage("--%s takes a whole number", flag->name);
+        return usage("--%s takes a whole number, not '%s'", flag->name, value);
     *flag->number = number;
     return 0;
 }
@@ -105,39 +116,36 @@ static int parse_flag(const llm_flag_row *flag, const char *value) {
 static int parse(llm_job *job, int argc, char **argv) {
     int help = 0;
     const llm_flag_row flags[] = {
-        {"model", "the folder: config.json and model.safetensors", &job->model, NULL, NULL, NULL},
-        {"prompt", "the text to continue", &job->prompt_text, NULL, NULL, NULL},
-        {"ids", "the same as numbers of tokens", &job->ids, NULL, NULL, NULL},
-        {"max-new", "how many tokens to generate (64)", NULL, &job->max_new, NULL, NULL},
-        {"greedy", "take the most likely token, which is the default", NULL, NULL, &job->greedy,
-         NULL},
-        {"temperature", "sample: divides the logits", NULL, NULL, NULL, &job->temperature},
-        {"top-k", "sample: of the N most likely tokens", NULL, &job->top_k, NULL, NULL},
-        {"top-p", "sample: of the most likely ones whose sum is X", NULL, NULL, NULL, &job->top_p},
-        {"min-p", "sample: of those with X times the largest probability", NULL, NULL, NULL,
-         &job->min_p},
-        {"repetition-penalty", "divides the logits of tokens that were", NULL, NULL, NULL,
-         &job->penalty},
-        {"seed", "sample: another text for each number", NULL, &job->seed, NULL, NULL},
-        {"print-ids", "print tokens as numbers", NULL, NULL, &job->print_ids, NULL},
-        {"ignore-eos", "go on after the end of the text", NULL, NULL, &job->ignore_eos, NULL},
-        {"dump-logits", "write the logits of the prompt to this file", &job->dump, NULL, NULL,
-         NULL},
-        {"tp", "ranks, as threads (one per core)", NULL, &job->tp, NULL, NULL},
-        {"threads", "cores of each rank (1)", NULL, &job->threads, NULL, NULL},
-        {"backend", "threads, or tcp: a process per rank, by tshard-run", &job->backend, NULL,
-         NULL, NULL},
-        {"dtype", "f32, bf16 or f16; else that of config.json", &job->dtype, NULL, NULL, NULL},
-        {"weights", "q8_0 or q4_0: of 8 or 4 bits", &job->weights, NULL, NULL, NULL},
-        {"embed", "write a vector for each line of this file", &job->embed, NULL, NULL, NULL},
-        {"tokenize", "write the text on stdin as one line of tokens", NULL, NULL, &job->tokenize,
-         NULL},
-        {"detokenize", "write the tokens on stdin as text", NULL, NULL, &job->detokenize, NULL},
-        {"no-special", "without tokens that begin or end a text", NULL, NULL, &job->no_special,
-         NULL},
-        {"tokenizer", "a tokenizer.json; else that of the model", &job->tokenizer_file, NULL,
-         NULL, NULL},
-        {"help", "this list", NULL, NULL, &help, NULL}};
+        {"model", "the folder: config.json and model.safetensors", .text = &job->model},
+        {"prompt", "the text to continue; several times: several texts", .list = &job->prompt_texts},
+        {"ids", "the same as numbers of tokens", .list = &job->ids},
+        {"chat", "answer the lines of stdin", .on = &job->chat},
+        {"system", "chat: what the model is to be", .text = &job->system},
+        {"template", "chat: how it is written; else as the model says", .text = &job->template_name},
+        {"context", "chat: how many tokens are remembered (4096)", .number = &job->context},
+        {"max-new", "how many tokens to generate (64; chat: any)", .number = &job->max_new},
+        {"stop", "end before this text; several times: any of them", .list = &job->stops},
+        {"ignore-eos", "go on after the end of the text", .on = &job->ignore_eos},
+        {"greedy", "take the most likely token, which is the default", .on = &job->greedy},
+        {"temperature", "sample: divides the logits", .real = &job->temperature},
+        {"top-k", "sample: of the N most likely tokens", .number = &job->top_k},
+        {"top-p", "sample: of the most likely ones whose sum is X", .real = &job->top_p},
+        {"min-p", "sample: of those with X times the largest probability", .real = &job->min_p},
+        {"repetition-penalty", "divides the logits of tokens that were", .real = &job->penalty},
+        {"seed", "sample: another text for each number", .number = &job->seed},
+        {"print-ids", "print tokens as numbers", .on = &job->print_ids},
+        {"dump-logits", "write the logits of the prompt to this file", .text = &job->dump},
+        {"tp", "ranks, as threads (one per core)", .number = &job->tp},
+        {"threads", "cores of each rank (1)", .number = &job->threads},
+        {"backend", "threads, or tcp: a process per rank, by tshard-run", .text = &job->backend},
+        {"dtype", "f32, bf16 or f16; else that of config.json", .text = &job->dtype},
+        {"weights", "q8_0 or q4_0: of 8 or 4 bits", .text = &job->weights},
+        {"embed", "write a vector for each line of this file", .text = &job->embed},
+        {"tokenize", "write the text on stdin as one line of tokens", .on = &job->tokenize},
+        {"detokenize", "write the tokens on stdin as text", .on = &job->detokenize},
+        {"no-special", "without tokens that begin or end a text", .on = &job->no_special},
+        {"tokenizer", "a tokenizer.json; else that of the model", .text = &job->tokenizer_file},
+        {"help", "this list", .on = &help}};
     const int n = (int)(sizeof flags / sizeof *flags);
     for (int i = 1; i < argc; i++) {
         int k = 0;
@@ -160,21 +168,35 @@ static tsh_dtype dtype_named(const char *name) {
     return TSH_DTYPE_DEFAULT;
 }
 
-static int check_flags(llm_job *job) {
+/* Of flags that name something. */
+static int check_names(const llm_job *job) {
     const tsh_dtype weights = job->weights ? dtype_named(job->weights) : TSH_Q8_0;
     const tsh_dtype dtype = job->dtype ? dtype_named(job->dtype) : TSH_F32;
-    const int converts = job->tokenize || job->detokenize;
-    if (!job->model && !(converts && job->tokenizer_file)) return usage("--model is missing");
-    if (job->tokenize && job->detokenize) return usage("--tokenize and --detokenize are two runs");
-    if (!converts && !job->embed && !job->ids == !job->prompt_text)
-        return usage("give one of --prompt and --ids, or --embed");
     if (weights != TSH_Q8_0 && weights != TSH_Q4_0)
         return usage("--weights is q8_0 or q4_0, not '%s'", job->weights);
     if (!dtype || dtype == TSH_Q8_0 || dtype == TSH_Q4_0)
         return usage("--dtype is f32, bf16 or f16, not '%s'", job->dtype);
     if (strcmp(job->backend, "threads") != 0 && strcmp(job->backend, "tcp") != 0)
         return usage("--backend is threads or tcp, not '%s'", job->backend);
+    for (size_t i = 0; i < job->stops.count; i++)
+        if (!job->stops.at[i][0]) return usage("--stop needs a text that is not empty");
     return 0;
+}
+
+static int check_flags(const llm_job *job) {
+    const int converts = job->tokenize || job->detokenize;
+    const int texts = job->prompt_texts.count > 0, ids = job->ids.count > 0;
+    if (!job->model && !(converts && job->tokenizer_file)) return usage("--model is missing");
+    if (job->tokenize && job->detokenize) return usage("--tokenize and --detokenize are two runs");
+    if (!converts && texts + ids + job->chat + (job->embed != NULL) != 1)
+        return usage("give one of --prompt, --ids, --chat and --embed");
+    if (!job->chat && (job->system || job->template_name || job->context))
+        return usage("--system, --template and --context are for --chat");
+    if (job->prompt_texts.count + job->ids.count > LLM_MOST_ROWS)
+        return usage("--prompt and --ids are given at most %d times", LLM_MOST_ROWS);
+    if (job->dump && job->prompt_texts.count + job->ids.count != 1)
+        return usage("--dump-logits takes one prompt");
+    return check_names(job);
 }
 
 /* -- refusals --------------------------------------------------------------- */
@@ -198,7 +220,7 @@ static void heed(void *user, const char *message) {
     else refuse((llm_job *)user, "%s", message);
 }
 
-/* -- the prompt ------------------------------------------------------------- */
+/* -- prompts ----------------------------------------------------------------- */
 
 /* All of stdin, with a 0 at the end; NULL: refused. */
 static char *read_stdin(llm_job *job, size_t *length) {
@@ -217,37 +239,58 @@ static char *read_stdin(llm_job *job, size_t *length) {
     return text;
 }
 
-/* --prompt; 0: refused. */
-static int read_prompt(llm_job *job) {
-    int32_t *ids = NULL;
-    const int64_t n = text_encode(&job->codec, job->prompt_text, strlen(job->prompt_text),
-                                   !job->no_special, &ids);
-    if (n < 0) return !refuse(job, "%s", job->codec.error);
-    job->tokens = ids;
-    if (n == 0) return !refuse(job, "--prompt has no token");
-    job->count = job->prompt = n;
+/* Where row i of job->tokens begins. */
+static int64_t row_begin(const llm_job *job, int64_t i) {
+    return i > 0 ? job->ends[i - 1] : 0;
+}
+
+/* Appends a row of tokens. 0: refused. */
+static int add_row(llm_job *job, const int32_t *ids, int64_t n) {
+    const int64_t at = row_begin(job, job->rows);
+    int32_t *tokens = (int32_t *)realloc(job->tokens, (size_t)(at + n + 1) * sizeof *tokens);
+    if (tokens) job->tokens = tokens;
+    int64_t *ends = (int64_t *)realloc(job->ends, (size_t)(job->rows + 1) * sizeof *ends);
+    if (ends) job->ends = ends;
+    if (!tokens || !ends) return !refuse(job, "not enough memory");
+    memcpy(tokens + at, ids, (size_t)n * sizeof *ids);
+    ends[job->rows++] = at + n;
     return 1;
 }
 
-/* Numbers between blanks, each less than `vocabulary`; 0: refused. */
+/* A --prompt; 0: refused. */
+static int read_prompt(llm_job *job, const char *text) {
+    int32_t *ids = NULL;
+    const int64_t n = text_encode(&job->codec, text, strlen(text), !job->no_special, &ids);
+    const int ok = n < 0    ? !refuse(job, "%s", job->codec.error)
+                   : n == 0 ? !refuse(job, "--prompt has no token")
+                            : add_row(job, ids, n);
+    free(ids);
+    return ok;
+}
+
+/* Numbers between blanks, each less than `vocabulary`, as a row; 0: refused. */
 static int read_ids(llm_job *job, const char *at, int64_t vocabulary) {
-    job->tokens = (int32_t *)malloc((strlen(at) / 2 + 2) * sizeof *job->tokens);
-    while (job->tokens) {
+    int32_t *ids = (int32_t *)malloc((strlen(at) / 2 + 2) * sizeof *ids);
+    int64_t n = 0;
+    int ok = ids ? 1 : !refuse(job, "not enough memory");
+    while (ok) {
         char *end;
         at += strspn(at, " ,\t\r\n");
         if (!*at) break;
         const long long id = strtoll(at, &end, 10);
-        if (end == at) return !refuse(job, "--ids: \"%.20s\" is not a number", at);
-        if (id < 0 || id >= vocabulary)
-            return !refuse(job, "--ids: %lld is not one of the model's %lld tokens", id,
-                          (long long)vocabulary);
-        job->tokens[job->count++] = (int32_t)id;
+        if (end == at)
+            ok = !refuse(job, "--ids: \"%.20s\" is not a number", at);
+        else if (id < 0 || id >= vocabulary)
+            ok = !refuse(job, "--ids: %lld is not one of the model's %lld tokens", id,
+                         (long long)vocabulary);
+        else
+            ids[n++] = (int32_t)id;
         at = end;
     }
-    if (!job->tokens) return !refuse(job, "not enough memory");
-    if (job->count == 0) return !refuse(job, "--ids has no token");
-    job->prompt = job->count;
-    return 1;
+    if (ok && n == 0) ok = !refuse(job, "--ids has no token");
+    ok = ok && add_row(job, ids, n);
+    free(ids);
+    return ok;
 }
 
 /* --tokenize and --detokenize. */
@@ -264,20 +307,31 @@ static int convert(llm_job *job) {
         free(ids);
     } else if (ok && text[strspn(text, " \t\r\n")]) {
         ok = read_ids(job, text, text_count(&job->codec));
-        if (ok && !text_print(&job->codec, job->tokens, (size_t)job->count))
+        if (ok && !text_print(&job->codec, job->tokens, (size_t)job->ends[0]))
             ok = !refuse(job, "%s", job->codec.error);
     }
     free(text);
     return !ok;
 }
 
-/* 0: the text may become longer than the model takes. */
-static int check_length(llm_job *job) {
+/* All prompts, and how long a text may become; 0: refused. */
+static int read_prompts(llm_job *job) {
     const char *why = "";
-    const int64_t most = llm_longest(&job->config, &why), n = job->prompt + job->max_new;
-    if (!most || n <= most) return 1;
+    const int64_t most = llm_longest(&job->config, &why);
+    int64_t longest = 0;
+    int ok = 1;
+    for (size_t i = 0; i < job->prompt_texts.count && ok; i++)
+        ok = read_prompt(job, job->prompt_texts.at[i]);
+    for (size_t i = 0; i < job->ids.count && ok; i++)
+        ok = read_ids(job, job->ids.at[i], job->config.vocabulary);
+    for (int64_t i = 0; i < job->rows; i++) {
+        const int64_t n = job->ends[i] - row_begin(job, i);
+        if (n > longest) longest = n;
+    }
+    job->room = longest + job->max_new;
+    if (!ok || !most || job->room <= most) return ok;
     return !refuse(job, "%lld tokens of the prompt and %lld new ones are more than %lld: %s",
-                  (long long)job->prompt, (long long)job->max_new, (long long)most, why);
+                  (long long)longest, (long long)job->max_new, (long long)most, why);
 }
 
 /* -- generating, on every rank ----------------------------------------------- */
@@ -290,9 +344,31 @@ typedef struct llm_rank {
     FILE *dump;
     float *row; /* of --dump-logits: the logits of a token; of an encoder its vector */
     int64_t columns;
-    int32_t *tokens; /* the prompt, then what is generated; NULL: generates nothing */
-    int64_t count;
+    int first;               /* 1: rank 0 of the world, which reads and writes */
+    int64_t rows, room;      /* texts, and how many tokens each may have */
+    int32_t *tokens;         /* (rows, room): prompts, then what is generated */
+    int64_t count[LLM_MOST_ROWS], prompt[LLM_MOST_ROWS]; /* tokens of each; of its prompt */
+    int64_t taken[LLM_MOST_ROWS]; /* what it generated, without the token that ended it */
+    int32_t done[LLM_MOST_ROWS];  /* 1: it has ended */
+    text_out *out;                /* rank 0: (rows) */
+    int64_t start, begun, end; /* when the prompt was begun, the first token there, and the last */
 } llm_rank;
+
+/* Sends rank 0's values to all, which wait for as long as it takes. 0: an error. */
+static int share(llm_rank *r, void *values, int64_t count, tsh_dtype dtype) {
+    tsh_comm *world = tsh_world(r->ctx);
+    tsh_coll coll = tsh_coll_make(TSH_BROADCAST, dtype);
+    tsh_req req = 0;
+    tsh_error error;
+    coll.recv = values;
+    coll.count = count;
+    coll.root = 0;
+    coll.timeout_ns = LLM_FOREVER;
+    if (tsh_start(world, &coll, &req) == TSH_OK && tsh_wait(world, req) == TSH_OK) return 1;
+    (void)tsh_comm_error(world, &error);
+    (void)tsh_fail(r->ctx, error.code, "%s", error.message);
+    return 0;
+}
 
 /* Row t of the logits, on every rank. 0: an error. */
 static int read_row(llm_rank *r, tsh_tensor *logits, int64_t t) {
@@ -301,35 +377,79 @@ static int read_row(llm_rank *r, tsh_tensor *logits, int64_t t) {
     return tsh_read(r->ctx, row, TSH_GLOBAL, r->row, bytes) == TSH_OK;
 }
 
-/* Appends the token that follows the last row of the logits: the most likely one, or a drawn one,
- * the same on every rank. */
-static void choose(llm_rank *r, tsh_tensor *logits) {
+/* Draws a token from the logits (1, 1, V) that follow text b, as if that were the only one; -1: an
+ * error. */
+static int64_t draw(llm_rank *r, tsh_tensor *logits, int64_t b) {
     const llm_job *job = r->job;
-    const int draws = job->temperature > 0 || job->top_k > 0 || job->top_p > 0 || job->min_p > 0 ||
-                      job->seed > 0;
     tsh_sample_desc desc = {.penalty = job->penalty,
                             .temperature = job->temperature,
                             .top_k = job->top_k,
                             .top_p = job->top_p,
                             .min_p = job->min_p,
                             .seed = (uint64_t)job->seed,
-                            .position = r->count};
-    tsh_tensor *row = tsh_slice(logits, 1, tsh_dim(logits, 1) - 1, 1), *id;
-    int64_t token = 0;
+                            .position = r->count[b]};
+    int64_t id = -1;
     if (job->penalty > 0)
-        desc.previous = tsh_tensor_from(r->ctx, TSH_I32, tsh_shape3(1, 1, r->count), NULL,
-                                        r->tokens);
-    if (!draws || job->greedy) desc.temperature = TSH_ZERO;
-    id = job->penalty > 0 || draws ? tsh_sample(row, &desc) : tsh_argmax(row, -1, 0);
-    if (tsh_read(r->ctx, id, TSH_GLOBAL, &token, sizeof token) == TSH_OK)
-        r->tokens[r->count++] = (int32_t)token;
+        desc.previous = tsh_tensor_from(r->ctx, TSH_I32, tsh_shape3(1, 1, r->count[b]), NULL,
+                                        r->tokens + b * r->room);
+    if (job->greedy || !(job->temperature > 0 || job->top_k > 0 || job->top_p > 0 ||
+                         job->min_p > 0 || job->seed > 0))
+        desc.temperature = TSH_ZERO;
+    if (tsh_read(r->ctx, tsh_sample(logits, &desc), TSH_GLOBAL, &id, sizeof id) != TSH_OK) id = -1;
     if (desc.previous) tsh_tensor_free(desc.previous);
+    return id;
+}
+
+/* Appends to each text the token that follows the last row of its logits: the most likely one, or a
+ * drawn one, the same on every rank. */
+static void choose(llm_rank *r, tsh_tensor *logits) {
+    const llm_job *job = r->job;
+    const int draws = job->temperature > 0 || job->top_k > 0 || job->top_p > 0 || job->min_p > 0 ||
+                      job->seed > 0;
+    tsh_tensor *last = tsh_slice(logits, 1, tsh_dim(logits, 1) - 1, 1);
+    int64_t ids[LLM_MOST_ROWS];
+    if (job->penalty > 0 || (draws && !job->greedy)) {
+        for (int64_t b = 0; b < r->rows; b++)
+            if ((ids[b] = draw(r, tsh_slice(last, 0, b, 1), b)) < 0) return;
+    } else if (tsh_read(r->ctx, tsh_argmax(last, -1, 0), TSH_GLOBAL, ids,
+                        (size_t)r->rows * sizeof *ids) != TSH_OK) {
+        return;
+    }
+    for (int64_t b = 0; b < r->rows; b++)
+        r->tokens[b * r->room + r->count[b]++] = (int32_t)ids[b];
+}
+
+/* How many tokens are not computed yet, of the text that has most of them. */
+static int64_t waiting(const llm_rank *r) {
+    int64_t most = 0;
+    for (int64_t b = 0; b < r->rows; b++) {
+        const int64_t n = r->count[b] - r->model.past[b];
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+/* The logits of the next tokens of each text, at most n, all but the last `keep`. NULL: an error.
+ * They live until the scope ends. */
+static tsh_tensor *compute(llm_rank *r, int64_t n, int64_t keep) {
+    int64_t lengths[LLM_MOST_ROWS];
+    int32_t *ids = (int32_t *)calloc((size_t)(r->rows * n), sizeof *ids);
+    tsh_tensor *logits = NULL;
+    for (int64_t b = 0; b < r->rows && ids; b++) {
+        const int64_t past = r->model.past[b], left = r->count[b] - keep - past;
+        lengths[b] = left < 0 ? 0 : left < n ? left : n;
+        memcpy(ids + b * n, r->tokens + b * r->room + past, (size_t)lengths[b] * sizeof *ids);
+    }
+    if (ids) logits = llm_logits(&r->model, ids, n, lengths);
+    else (void)tsh_fail(r->ctx, TSH_ERR_MEMORY, "not enough memory");
+    free(ids);
+    return logits;
 }
 
 /* Opens the file of --dump-logits and writes its header. */
 static int dump_open(llm_rank *r) {
     const llm_job *job = r->job;
-    const long long rows = job->prompt, columns = r->columns;
+    const long long rows = r->count[0], columns = r->columns;
     char header[256];
     unsigned char size[8];
     r->dump = fopen(job->dump, "wb");
@@ -344,24 +464,37 @@ static int dump_open(llm_rank *r) {
     return 1;
 }
 
-/* Computes the prompt, and chooses the first token after it. */
+/* Computes each text's last token, and chooses the next one. */
+static void step(llm_rank *r) {
+    tsh_scope_begin(r->ctx);
+    tsh_tensor *logits = compute(r, 1, 0);
+    if (logits) choose(r, logits);
+    tsh_scope_end(r->ctx);
+}
+
+/* Computes what is new of the prompts, in chunks, and chooses the first token after each. Of several
+ * texts, which end in different chunks, the last tokens are left to a step of their own. */
 static int prefill(llm_rank *r) {
     llm_job *job = r->job;
-    const int writes = job->dump && tsh_world(r->ctx)->rank == 0;
+    const int writes = job->dump && r->first;
+    const int64_t keep = r->rows > 1, some = LLM_CHUNK / r->rows < 16 ? 16 : LLM_CHUNK / r->rows;
+    const int64_t chunk = job->config.encoder ? r->room : some;
+    r->start = tsh_now();
     if (writes && !dump_open(r)) return 0;
     r->model.all = job->dump != NULL;
-    const int64_t chunk = job->config.encoder ? job->prompt : LLM_CHUNK;
-    for (int64_t at = 0; at < job->prompt && tsh_ok(r->ctx); at += chunk) {
-        const int64_t n = job->prompt - at < chunk ? job->prompt - at : chunk;
+    for (int64_t left = waiting(r) - keep; left > 0 && tsh_ok(r->ctx); left -= chunk) {
+        const int64_t n = left < chunk ? left : chunk;
         tsh_scope_begin(r->ctx);
-        tsh_tensor *logits = llm_logits(&r->model, job->tokens + at, n);
+        tsh_tensor *logits = compute(r, n, keep);
         const int64_t rows = logits ? tsh_dim(logits, 1) : 0;
         for (int64_t t = 0; job->dump && t < rows && read_row(r, logits, t); t++)
             if (writes) fwrite(r->row, 4, (size_t)r->columns, r->dump);
-        if (logits && r->tokens && at + n == job->prompt) choose(r, logits);
+        if (logits && n == left && !keep && job->max_new > 0) choose(r, logits);
         tsh_scope_end(r->ctx);
     }
+    if (keep && job->max_new > 0 && tsh_ok(r->ctx)) step(r);
     r->model.all = 0;
+    r->begun = r->end = tsh_now();
     const int bad = writes && (ferror(r->dump) | fclose(r->dump));
     if (bad) refuse(job, "%s: cannot be written", job->dump);
     return tsh_ok(r->ctx) && !bad;
@@ -373,52 +506,90 @@ static int ends(const llm_job *job, int32_t id) {
     return 0;
 }
 
+/* Adds a token to what text b has generated; rank 0 shows it. */
+static void take(llm_rank *r, int64_t b, int32_t id) {
+    llm_job *job = r->job;
+    r->done[b] = ends(job, id);
+    if (r->done[b]) return;
+    r->taken[b]++;
+    if (!r->first) return;
+    if (job->print_ids && r->rows == 1) printf("%s%d", r->taken[b] > 1 ? " " : "", (int)id);
+    if (job->print_ids) fflush(stdout);
+    if (job->codec.tokenizer && !text_add(&r->out[b], id))
+        (void)tsh_fail(r->ctx, TSH_ERR_MEMORY, "not enough memory");
+    r->done[b] = r->out[b].stopped;
+}
+
+/* Takes tokens until all texts have ended, or have `most`. The first has been chosen. */
+static void generate(llm_rank *r, int64_t most) {
+    for (int64_t b = 0; b < r->rows; b++) r->done[b] = 0, r->taken[b] = 0;
+    for (int64_t i = 0; i < most && tsh_ok(r->ctx); i++) {
+        int all = 1;
+        for (int64_t b = 0; b < r->rows; b++)
+            if (!r->done[b]) take(r, b, r->tokens[b * r->room + r->prompt[b] + i]);
+        if (r->job->stops.count > 0 && !share(r, r->done, r->rows, TSH_I32)) return;
+        for (int64_t b = 0; b < r->rows; b++) all &= r->done[b];
+        if (all || i + 1 == most) break;
+        step(r);
+    }
+    for (int64_t b = 0; b < r->rows && r->first; b++) (void)text_finish(&r->out[b]);
+    r->end = tsh_now();
+}
+
+/* Several texts, one after the other, each under its number; or each as a line of tokens. */
+static void print_all(const llm_rank *r) {
+    for (int64_t b = 0; b < r->rows; b++) {
+        const int32_t *tokens = r->tokens + b * r->room + r->prompt[b];
+        if (!r->job->print_ids)
+            printf("==> %lld <==\n%s\n", (long long)b + 1, r->out[b].at ? r->out[b].at : "");
+        for (int64_t i = 0; i < r->taken[b] && r->job->print_ids; i++)
+            printf("%s%d", i ? " " : "", (int)tokens[i]);
+        if (r->job->print_ids) printf("\n");
+    }
+}
+
 /* How fast it was: to stderr, beside a text. */
-static void tell_speed(const llm_rank *r, int64_t start, int64_t first, int64_t end) {
-    const llm_job *job = r->job;
-    const int64_t more = r->count - job->prompt - 1;
+static void tell_speed(const llm_rank *r) {
+    int64_t prompts = 0, more = 0;
+    for (int64_t b = 0; b < r->rows; b++) prompts += r->prompt[b];
+    for (int64_t b = 0; b < r->rows; b++) more += r->taken[b] > 0 ? r->taken[b] - 1 : 0;
     fprintf(stderr, "llm: first token after %.2f s (prompt: %lld tokens)",
-            1e-9 * (double)(first - start), (long long)job->prompt);
+            1e-9 * (double)(r->begun - r->start), (long long)prompts);
     if (more > 0)
-        fprintf(stderr, "; then %.1f tokens/s", 1e9 * (double)more / (double)(end - first));
+        fprintf(stderr, "; then %.1f tokens/s", 1e9 * (double)more / (double)(r->end - r->begun));
     fprintf(stderr, "\n");
 }
 
-/* Writes tokens until the end of the text, or max_new. start: when the prompt was begun. */
-static void generate(llm_rank *r, int64_t start) {
-    llm_job *job = r->job;
-    const int first = tsh_world(r->ctx)->rank == 0;
-    const int64_t prompt = tsh_now();
-    for (int64_t i = 0; i < job->max_new && tsh_ok(r->ctx); i++) {
-        const int32_t id = r->tokens[job->prompt + i];
-        if (ends(job, id)) break;
-        if (first && job->print_ids) printf("%s%d", i ? " " : "", (int)id);
-        if (first && !job->print_ids) text_say(&job->codec, id, 0);
-        if (first) fflush(stdout);
-        if (i + 1 == job->max_new) break;
-        tsh_scope_begin(r->ctx);
-        tsh_tensor *logits = llm_logits(&r->model, &id, 1);
-        if (logits) choose(r, logits);
-        tsh_scope_end(r->ctx);
+/* --prompt and --ids. */
+static void continue_prompts(llm_rank *r) {
+    const llm_job *job = r->job;
+    for (int64_t b = 0; b < r->rows; b++) {
+        const int64_t begin = row_begin(job, b), n = job->ends[b] - begin;
+        memcpy(r->tokens + b * r->room, job->tokens + begin, (size_t)n * sizeof *r->tokens);
+        r->count[b] = r->prompt[b] = n;
     }
-    if (first && !job->print_ids) text_say(&job->codec, 0, 1);
-    if (first && tsh_ok(r->ctx)) printf("\n");
-    if (first && tsh_ok(r->ctx) && !job->print_ids) tell_speed(r, start, prompt, tsh_now());
+    if (!prefill(r) || job->max_new == 0) return;
+    generate(r, job->max_new);
+    if (!r->first || !tsh_ok(r->ctx)) return;
+    if (r->rows > 1) print_all(r);
+    else printf("\n");
+    fflush(stdout);
+    if (!job->print_ids) tell_speed(r);
 }
 
 /* --embed: a line of numbers per line of the file. */
 static void embed(llm_rank *r) {
     const llm_job *job = r->job;
-    int64_t at = 0;
-    for (int64_t i = 0; i < job->lines && tsh_ok(r->ctx); at = job->ends[i++]) {
+    for (int64_t i = 0; i < job->rows && tsh_ok(r->ctx); i++) {
+        const int64_t begin = row_begin(job, i);
         double square = 0;
         tsh_scope_begin(r->ctx);
-        r->model.past = 0;
-        tsh_tensor *x = llm_logits(&r->model, job->tokens + at, job->ends[i] - at);
+        r->model.past[0] = 0;
+        tsh_tensor *x = llm_logits(&r->model, job->tokens + begin, job->ends[i] - begin, NULL);
         if (x && !job->first_token) x = tsh_mean(tsh_cast(x, TSH_F32), 1, 1);
         const int ok = x && read_row(r, x, 0);
         tsh_scope_end(r->ctx);
-        if (!ok || tsh_world(r->ctx)->rank > 0) continue;
+        if (!ok || !r->first) continue;
         for (int64_t k = 0; k < r->columns; k++) square += (double)r->row[k] * (double)r->row[k];
         const double scale = job->plain || square == 0 ? 1 : 1 / sqrt(square);
         for (int64_t k = 0; k < r->columns; k++)
@@ -427,33 +598,192 @@ static void embed(llm_rank *r) {
     }
 }
 
+/* -- a conversation ---------------------------------------------------------- */
+
+/* What rank 0 remembers of it. */
+typedef struct llm_talk {
+    chat_message *messages; /* their texts are its own */
+    size_t count;
+    int64_t answers, tokens, computed, more; /* tokens of prompts, and those that the cache had not;
+                                                tokens generated, without the first ones */
+    int64_t waited, wrote; /* ns until first tokens, and after them */
+} llm_talk;
+
+/* Appends a message. 0: not enough memory. */
+static int say(llm_talk *talk, chat_role role, const char *text) {
+    chat_message *messages =
+        (chat_message *)realloc(talk->messages, (talk->count + 1) * sizeof *messages);
+    char *copy = (char *)malloc(strlen(text) + 1);
+    if (messages) talk->messages = messages;
+    if (!messages || !copy) {
+        free(copy);
+        return 0;
+    }
+    messages[talk->count].role = role;
+    messages[talk->count++].text = strcpy(copy, text);
+    return 1;
+}
+
+/* Forgets n messages from index i on. */
+static void forget(llm_talk *talk, size_t i, size_t n) {
+    for (size_t k = i; k < i + n; k++) free((void *)(uintptr_t)talk->messages[k].text);
+    talk->count -= n;
+    memmove(talk->messages + i, talk->messages + i + n, (talk->count - i) * sizeof *talk->messages);
+}
+
+/* The conversation as tokens, from which the oldest questions and answers are left out if they are
+ * more than fit. 0: even the last question does not fit, and is forgotten; -1: refused. */
+static int64_t encode_talk(llm_rank *r, llm_talk *talk, int32_t **ids) {
+    llm_job *job = r->job;
+    const size_t system = talk->messages[0].role == CHAT_SYSTEM;
+    const int special = strcmp(job->format.style->name, "none") == 0;
+    for (;;) {
+        char *text = chat_render(&job->format, talk->messages, talk->count);
+        if (!text) return -refuse(job, "%s", job->format.error);
+        const int64_t n = text_encode(&job->codec, text, strlen(text), special, ids);
+        free(text);
+        if (n < 0) return -refuse(job, "%s", job->codec.error);
+        if (n < r->room && n > 0) return n;
+        free(*ids);
+        *ids = NULL;
+        const int last = talk->count < system + 3;
+        fprintf(stderr, "llm: %lld tokens do not fit into %lld (--context): %s\n", (long long)n,
+                (long long)r->room, last ? "this line is left out"
+                                         : "the oldest question and its answer are forgotten");
+        forget(talk, last ? talk->count - 1 : system, last ? 1 : 2);
+        if (last) return 0;
+    }
+}
+
+/* Reads the next line that is not empty, and makes tokens of the conversation with it. 0: there is
+ * no more; -1: refused. */
+static int64_t ask(llm_rank *r, llm_talk *talk, int32_t **ids) {
+    const int prompts = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
+    char *line = NULL;
+    size_t room = 0;
+    int64_t n = 0;
+    while (n == 0) {
+        if (prompts) printf("> ");
+        fflush(stdout);
+        const ssize_t length = getline(&line, &room, stdin);
+        if (length < 0) break;
+        line[strcspn(line, "\r\n")] = 0;
+        if (!line[0]) continue;
+        n = say(talk, CHAT_USER, line) ? encode_talk(r, talk, ids)
+                                       : -refuse(r->job, "not enough memory");
+    }
+    if (n == 0 && prompts) printf("\n");
+    free(line);
+    return n;
+}
+
+/* Adds the answer to the conversation. 0: refused. */
+static int answered(llm_rank *r, llm_talk *talk, int64_t kept, int64_t most) {
+    const text_out *out = r->out;
+    printf("\n");
+    fflush(stdout);
+    if (!r->done[0] && most < r->job->max_new)
+        fprintf(stderr, "llm: the answer is cut: no more fits into %lld tokens (--context)\n",
+                (long long)r->room);
+    talk->answers++;
+    talk->tokens += r->prompt[0];
+    talk->computed += r->prompt[0] - kept;
+    talk->more += r->taken[0] > 0 ? r->taken[0] - 1 : 0;
+    talk->waited += r->begun - r->start;
+    talk->wrote += r->end - r->begun;
+    const int ok = say(talk, CHAT_ASSISTANT, out->at ? out->at : "");
+    text_clear(r->out);
+    return ok ? 1 : !refuse(r->job, "not enough memory");
+}
+
+/* One question and its answer; of its tokens, those that the cache has are not computed again. 0:
+ * the end, or an error. */
+static int exchange(llm_rank *r, llm_talk *talk) {
+    const llm_job *job = r->job;
+    int64_t head[2] = {0, 0}; /* tokens of the conversation; of those, how many the cache has */
+    int32_t *ids = NULL;
+    if (r->first) {
+        head[0] = ask(r, talk, &ids);
+        while (head[1] + 1 < head[0] && head[1] < r->model.past[0] &&
+               ids[head[1]] == r->tokens[head[1]])
+            head[1]++;
+    }
+    int ok = share(r, head, 2, TSH_I64) && head[0] > 0;
+    if (ok && r->first)
+        memcpy(r->tokens + head[1], ids + head[1], (size_t)(head[0] - head[1]) * sizeof *ids);
+    free(ids);
+    ok = ok && share(r, r->tokens + head[1], head[0] - head[1], TSH_I32);
+    if (!ok) return 0;
+    const int64_t left = r->room - head[0], most = left < job->max_new ? left : job->max_new;
+    r->model.past[0] = head[1];
+    r->count[0] = r->prompt[0] = head[0];
+    if (!prefill(r)) return 0;
+    generate(r, most);
+    if (!tsh_ok(r->ctx)) return 0;
+    return !r->first || answered(r, talk, head[1], most);
+}
+
+/* --chat. */
+static void converse(llm_rank *r) {
+    const llm_job *job = r->job;
+    llm_talk talk = {0};
+    if (r->first && job->system && !say(&talk, CHAT_SYSTEM, job->system))
+        (void)tsh_fail(r->ctx, TSH_ERR_MEMORY, "not enough memory");
+    while (tsh_ok(r->ctx) && exchange(r, &talk)) {}
+    if (talk.answers > 0 && tsh_ok(r->ctx) && !job->print_ids)
+        fprintf(stderr, "llm: first tokens after %.2f s, then %.1f tokens/s (%lld answers; prompts: "
+                        "%lld tokens, %lld of them computed)\n",
+                1e-9 * (double)talk.waited / (double)talk.answers,
+                talk.wrote > 0 ? 1e9 * (double)talk.more / (double)talk.wrote : 0.0,
+                (long long)talk.answers, (long long)talk.tokens, (long long)talk.computed);
+    if (talk.count > 0) forget(&talk, 0, talk.count);
+    free(talk.messages);
+}
+
+/* -- a rank ------------------------------------------------------------------ */
+
+static void run_model(llm_rank *r) {
+    llm_job *job = r->job;
+    const tsh_dtype weights = job->weights ? dtype_named(job->weights) : TSH_DTYPE_DEFAULT;
+    tsh_no_grad_begin(r->ctx);
+    llm_model_load(&r->model, r->ctx, &job->config, job->family, job->model, r->rows, r->room,
+                   weights);
+    if (tsh_ok(r->ctx)) (job->embed ? embed : job->chat ? converse : continue_prompts)(r);
+    tsh_no_grad_end(r->ctx);
+}
+
 static int run_rank(tsh_ctx *ctx, void *user) {
     llm_job *job = (llm_job *)user;
     llm_rank *r = (llm_rank *)calloc(1, sizeof *r);
-    const tsh_dtype weights = job->weights ? dtype_named(job->weights) : TSH_DTYPE_DEFAULT;
     const int64_t columns = job->config.encoder ? job->config.width : job->config.vocabulary;
-    float *row = (float *)malloc((size_t)columns * sizeof *row);
-    int32_t *tokens = (int32_t *)malloc((size_t)(job->prompt + job->max_new + 1) * sizeof *tokens);
-    if (!r || !row || !tokens) {
-        tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
-    } else {
+    const int64_t rows = job->chat || job->embed ? 1 : job->rows;
+    if (r) {
         r->job = job;
         r->ctx = ctx;
-        r->row = row;
-        if (job->prompt) memcpy(tokens, job->tokens, (size_t)job->prompt * sizeof *tokens);
-        r->tokens = job->max_new > 0 && !job->embed ? tokens : NULL;
-        r->count = job->prompt;
+        r->first = tsh_world(ctx)->rank == 0;
+        r->rows = rows;
+        r->room = job->room;
         r->columns = columns;
-        tsh_no_grad_begin(ctx);
-        llm_model_load(&r->model, ctx, &job->config, job->family, job->model,
-                       job->prompt + job->max_new, weights);
-        const int64_t start = tsh_now();
-        if (tsh_ok(ctx) && job->embed) embed(r);
-        else if (tsh_ok(ctx) && prefill(r) && r->tokens) generate(r, start);
-        tsh_no_grad_end(ctx);
+        r->row = (float *)malloc((size_t)columns * sizeof *r->row);
+        r->tokens = (int32_t *)malloc((size_t)(rows * job->room + 1) * sizeof *r->tokens);
+        r->out = (text_out *)calloc((size_t)rows, sizeof *r->out);
     }
-    free(tokens);
-    free(row);
+    if (r && r->row && r->tokens && r->out) {
+        for (int64_t b = 0; b < rows; b++) {
+            r->out[b].codec = &job->codec;
+            r->out[b].stops = &job->stops;
+            r->out[b].live = rows == 1 && !job->print_ids;
+        }
+        run_model(r);
+        for (int64_t b = 0; b < rows; b++) text_clear(&r->out[b]);
+    } else {
+        (void)tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
+    }
+    if (r) {
+        free(r->out);
+        free(r->tokens);
+        free(r->row);
+    }
     free(r);
     return !tsh_ok(ctx);
 }
@@ -518,22 +848,13 @@ static int read_line(llm_job *job, const char *line, size_t length) {
     int32_t *ids = NULL;
     const int64_t n = text_encode(&job->codec, line, length, !job->no_special, &ids);
     const int64_t most = job->config.places;
-    int32_t *tokens = NULL;
-    int64_t *ends = NULL;
-    if (n < 0) return !refuse(job, "%s", job->codec.error);
-    if (n == 0 || n > most)
-        refuse(job, "%s: line %lld has %lld tokens, not 1 to %lld", job->embed,
-               (long long)job->lines + 1, (long long)n, (long long)most);
-    else
-        tokens = (int32_t *)realloc(job->tokens, (size_t)(job->count + n) * sizeof *tokens);
-    if (tokens) job->tokens = tokens;
-    if (tokens) ends = (int64_t *)realloc(job->ends, (size_t)(job->lines + 1) * sizeof *ends);
-    if (ends) job->ends = ends;
-    if (ends) memcpy(tokens + job->count, ids, (size_t)n * sizeof *ids);
+    const int ok = n < 0 ? !refuse(job, "%s", job->codec.error)
+                   : n == 0 || n > most
+                       ? !refuse(job, "%s: line %lld has %lld tokens, not 1 to %lld", job->embed,
+                                 (long long)job->rows + 1, (long long)n, (long long)most)
+                       : add_row(job, ids, n);
     free(ids);
-    if (!ends) return !refuse(job, "not enough memory");
-    job->ends[job->lines++] = job->count += n;
-    return 1;
+    return ok;
 }
 
 /* --embed. */
@@ -545,6 +866,7 @@ static int embed_lines(llm_job *job) {
         return refuse(job, "--embed takes an encoder, such as bert, not %s", job->config.type);
     }
     if (!ok) return refuse(job, "%s: %s", job->embed, strerror(errno));
+    job->max_new = 0;
     for (const char *line = text; ok && *line;) {
         const size_t n = strcspn(line, "\n");
         ok = read_line(job, line, n);
@@ -554,32 +876,77 @@ static int embed_lines(llm_job *job) {
     return !ok || !read_pooling(job) || run(job) != 0 || job->error[0] != 0;
 }
 
-static int continue_text(llm_job *job) {
+/* The chat template of the model, or that of --template. 0: refused. */
+static int open_format(llm_job *job) {
+    char *config = llm_read_file(job->model, "tokenizer_config.json");
+    char *jinja = llm_read_file(job->model, "chat_template.jinja");
+    const chat_message first[] = {{CHAT_SYSTEM, job->system}, {CHAT_USER, "?"}};
+    int ok = chat_open(&job->format, config, jinja, job->template_name);
+    free(config);
+    free(jinja);
+    if (ok) {
+        char *text = chat_render(&job->format, first + !job->system, job->system ? 2 : 1);
+        ok = text != NULL;
+        free(text);
+    }
+    return ok ? 1 : !refuse(job, "%s", job->format.error);
+}
+
+/* How long a conversation may become, and what ends an answer. 0: refused. */
+static int prepare_chat(llm_job *job) {
+    llm_config *c = &job->config;
+    const char *why = "the model has no more positions";
+    const cJSON *trained = cJSON_GetObjectItem(c->unread, "max_position_embeddings");
+    int64_t most = llm_longest(c, &why);
+    if (!trained) trained = cJSON_GetObjectItem(c->read, "max_position_embeddings");
+    if (cJSON_IsNumber(trained) && trained->valuedouble >= 1 && trained->valuedouble < 1e9 &&
+        (!most || trained->valuedouble < (double)most))
+        most = (int64_t)trained->valuedouble;
+    if (most && job->context > most)
+        return !refuse(job, "--context %lld is more than %lld: %s", (long long)job->context,
+                       (long long)most, why);
+    job->room = job->context ? job->context : most && most < LLM_CONTEXT ? most : LLM_CONTEXT;
+    if (!open_format(job)) return 0;
+    char *end = chat_end(&job->format);
+    const int32_t id = end && *end ? llm_tokenizer_id(job->codec.tokenizer, end) : -1;
+    if (id >= 0 && c->eos_count < LLM_MOST_EOS) c->eos[c->eos_count++] = id;
+    free(end);
+    return 1;
+}
+
+static int run_texts(llm_job *job) {
     llm_config *c = &job->config;
     if (!llm_config_read(c, job->model, &job->family)) return refuse(job, "%s", c->error);
-    if ((job->embed || job->prompt_text || !job->print_ids) && !open_codec(job)) return 1;
+    const int texts = job->embed || job->chat || job->prompt_texts.count || job->stops.count;
+    if ((texts || !job->print_ids) && !open_codec(job)) return 1;
     if (job->codec.tokenizer && text_count(&job->codec) > c->vocabulary)
         return refuse(job, "the tokenizer has %lld tokens, the model %lld",
                       (long long)text_count(&job->codec), (long long)c->vocabulary);
     if (job->embed) return embed_lines(job);
+    if (job->max_new < 0) job->max_new = job->chat ? INT64_MAX : 64;
     if (c->encoder && job->max_new > 0)
         return refuse(job, "%s generates no text; give --embed FILE", c->type);
-    if (!(job->prompt_text ? read_prompt(job) : read_ids(job, job->ids, c->vocabulary))) return 1;
-    return !check_length(job) || run(job) != 0 || job->error[0] != 0;
+    if (!(job->chat ? prepare_chat(job) : read_prompts(job))) return 1;
+    return run(job) != 0 || job->error[0] != 0;
 }
 
 int main(int argc, char **argv) {
-    llm_job job = {.backend = "threads", .max_new = 64, .threads = 1};
+    llm_job job = {.backend = "threads", .max_new = -1, .threads = 1};
     int failed = parse(&job, argc, argv);
     if (failed == 0) failed = check_flags(&job);
-    if (failed != 0) return failed < 0 ? 0 : failed;
-    pthread_mutex_init(&job.lock, NULL);
-    failed = job.tokenize || job.detokenize ? convert_text(&job) : continue_text(&job);
-    if (failed) fprintf(stderr, "llm: %s\n", job.error[0] ? job.error : "it did not end well");
+    if (failed == 0) {
+        pthread_mutex_init(&job.lock, NULL);
+        failed = job.tokenize || job.detokenize ? convert_text(&job) : run_texts(&job);
+        if (failed) fprintf(stderr, "llm: %s\n", job.error[0] ? job.error : "it did not end well");
+        pthread_mutex_destroy(&job.lock);
+    }
     text_close(&job.codec);
+    chat_close(&job.format);
     llm_config_free(&job.config);
     free(job.tokens);
     free(job.ends);
-    pthread_mutex_destroy(&job.lock);
-    return failed;
+    free(job.prompt_texts.at);
+    free(job.ids.at);
+    free(job.stops.at);
+    return failed < 0 ? 0 : failed;
 }

@@ -78,11 +78,11 @@ static const tsh_rename llm_renamed[] = {{"**.LayerNorm.gamma", "**.LayerNorm.we
                                          {"**.LayerNorm.beta", "**.LayerNorm.bias"},
                                          {NULL, NULL}};
 
-/* Makes the model, with room for `length` tokens, and loads its weights. weights: TSH_Q8_0 or
+/* Makes the model, for `rows` texts of at most `length` tokens, and loads its weights. weights: TSH_Q8_0 or
  * TSH_Q4_0, or 0: as they are, in the dtype of the ctx. Errors are the ctx's. */
 static tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
-                                 const llm_family *family, const char *folder, int64_t length,
-                                 tsh_dtype weights) {
+                                 const llm_family *family, const char *folder, int64_t rows,
+                                 int64_t length, tsh_dtype weights) {
     const tsh_file_desc file = {.prefix = family->base,
                                 .rename = llm_renamed,
                                 .ignore = llm_ignored + (c->tied || c->encoder ? 0 : LLM_TIED)};
@@ -90,6 +90,7 @@ static tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
     m->ctx = ctx;
     m->config = c;
     m->family = family;
+    m->rows = rows;
     m->length = length;
     m->root = m->base = tsh_root(ctx);
     m->unit = weights ? 32 : 1;
@@ -99,14 +100,17 @@ static tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
     return tsh_load_with(m->root, folder, NULL, &file);
 }
 
-/* The logits (1, T or 1, V), sharded over the vocabulary, of n tokens that follow those before.
- * They live until the scope ends. */
-static tsh_tensor *llm_logits(llm_net *m, const int32_t *ids, int64_t n) {
-    tsh_tensor *owned = tsh_tensor_from(m->ctx, TSH_I32, tsh_shape2(1, n), NULL, ids);
+/* The logits (rows, T or 1, V), sharded over the vocabulary, of ids (rows, n) that follow those
+ * before: of text b the first lengths[b], NULL: all; the others are padding. They live until the
+ * scope ends. */
+static tsh_tensor *llm_logits(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {
+    tsh_tensor *owned = tsh_tensor_from(m->ctx, TSH_I32, tsh_shape2(m->rows, n), NULL, ids);
+    m->lengths = lengths;
     tsh_tensor *logits = m->family->forward(m, owned);
     tsh_tensor_free(owned);
-    m->past += n;
-    m->bias = NULL;
+    for (int64_t b = 0; b < m->rows; b++) m->past[b] += lengths ? lengths[b] : n;
+    if (m->positions) tsh_tensor_free(m->positions);
+    m->positions = m->bias = NULL;
     return logits;
 }
 

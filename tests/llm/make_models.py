@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """Writes golden/*.json: for a small model of each family its config, the shapes of its tensors, a
-prompt, its logits, and 32 greedy tokens, by transformers (5.24 or newer, with torch) in float32.
+prompt, its logits, 32 greedy tokens, and those of a left-padded batch, by transformers (5.24 or newer,
+with torch) in float32.
 
     make_models.py [NAME...]     these, or all of them
+    make_models.py --batch NAME...  their batches alone, of the goldens that are there
     make_models.py --list        their names
 """
 
 import json
 import os
+import random
 import sys
 import tempfile
 
@@ -19,6 +22,8 @@ import models
 GAP = 0.01  # between the two largest logits of every generated token, at least
 NEW = 32
 PROMPT = [3, 41, 17, 9, 52, 28, 17, 5]
+BATCH = (5, 1, 20, 12)  # lengths of the prompts of a batch
+BATCH_NEW = 16
 
 LLAMA = dict(vocab_size=61, hidden_size=48, intermediate_size=44, num_hidden_layers=2,
              num_attention_heads=6, num_key_value_heads=3, max_position_embeddings=256,
@@ -111,6 +116,25 @@ def answer(folder):
     return logits, ids[len(PROMPT):], gap
 
 
+def batch(folder):
+    """Prompts of unequal length, padded on the left, and what follows each."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    size, widest = model.config.vocab_size, max(BATCH)
+    for seed in range(200):
+        draw = random.Random(seed)
+        prompts = [[draw.randrange(size) for _ in range(n)] for n in BATCH]
+        ids = torch.tensor([[0] * (widest - len(p)) + p for p in prompts])
+        mask = torch.tensor([[0] * (widest - len(p)) + [1] * len(p) for p in prompts])
+        with torch.no_grad():
+            out = model.generate(ids, attention_mask=mask, max_new_tokens=BATCH_NEW,
+                                 do_sample=False, eos_token_id=None, pad_token_id=0,
+                                 output_logits=True, return_dict_in_generate=True)
+        best = torch.stack(out.logits).topk(2).values
+        if float((best[..., 0] - best[..., 1]).min()) > GAP:
+            return {"prompts": prompts, "new": out.sequences[:, widest:].tolist()}
+    return sys.exit("no batch has gaps above %g" % GAP)
+
+
 def vectors(folder):
     """An encoder's last hidden state."""
     model, info = transformers.AutoModel.from_pretrained(
@@ -118,6 +142,20 @@ def vectors(folder):
     assert not info["missing_keys"] and not info["unexpected_keys"], info
     with torch.no_grad():
         return model.eval()(torch.tensor([PROMPT])).last_hidden_state[0]
+
+
+def save(name, model):
+    with open(os.path.join(models.GOLDEN, name + ".json"), "w", encoding="ascii") as file:
+        json.dump(model, file)
+        file.write("\n")
+
+
+def make_batch(name, folder):
+    model = models.load(name)
+    models.write(folder, model)
+    model["batch"] = batch(folder)
+    save(name, model)
+    print("%-16s %s" % (name, model["batch"]["new"][0]), flush=True)
 
 
 def make(name, folder):
@@ -137,10 +175,10 @@ def make(name, folder):
     else:
         sys.exit("%s: no seed has gaps above %g" % (name, GAP))
     model["prompt"], model["new"] = PROMPT, new
+    if new:
+        model["batch"] = batch(folder)
     model["logits"] = [[float("%.7g" % x) for x in row] for row in logits.tolist()]
-    with open(os.path.join(models.GOLDEN, name + ".json"), "w", encoding="ascii") as file:
-        json.dump(model, file)
-        file.write("\n")
+    save(name, model)
     print("%-16s seed %d, gap %.3f, %d tokens" % (name, seed, gap, len(set(new))), flush=True)
 
 
@@ -150,9 +188,10 @@ def main():
         return
     os.makedirs(models.GOLDEN, exist_ok=True)
     torch.set_num_threads(1)
-    for name in sys.argv[1:] or MODELS:
+    batches = sys.argv[1:2] == ["--batch"]
+    for name in sys.argv[1 + batches:] or MODELS:
         with tempfile.TemporaryDirectory() as folder:
-            make(name, folder)
+            (make_batch if batches else make)(name, folder)
 
 
 if __name__ == "__main__":

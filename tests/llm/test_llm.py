@@ -22,7 +22,8 @@ TOLERANCE = 1e-4
 RANKS = (1, 2, 3, 4)
 
 
-def llm(folder, *flags, before=()):
+def llm(folder, *flags, before=(), text=""):
+    """Runs it; text is its stdin."""
     if not os.path.exists(LLM):
         made = subprocess.run(["make", "--no-print-directory", "build/llm"], cwd=TOP, timeout=300,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
@@ -30,7 +31,7 @@ def llm(folder, *flags, before=()):
             if "needs libcjson-dev" in made.stdout:
                 raise Skipped("needs libcjson-dev and libpcre2-dev")
             raise ValueError(made.stdout[-600:])
-    return subprocess.run([*before, LLM, "--model", folder, *flags], stdin=subprocess.DEVNULL,
+    return subprocess.run([*before, LLM, "--model", folder, *flags], input=text,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=EACH,
                           encoding="utf-8", errors="replace")
 
@@ -189,8 +190,18 @@ def mistakes_are_told(folder):
     for flags, code, words in ((("--ids", "1 61", "--print-ids"), 1, ("61", "61 tokens")),
                                (("--ids", "1 x", "--print-ids"), 1, ("\"x\"", "number")),
                                (("--ids", " ", "--print-ids"), 1, ("--ids",)),
-                               ((), 2, ("--prompt and --ids",)),
-                               (("--ids", "1", "--prompt", "a"), 2, ("--prompt and --ids",)),
+                               ((), 2, ("one of --prompt, --ids, --chat",)),
+                               (("--ids", "1", "--prompt", "a"), 2, ("one of --prompt, --ids",)),
+                               (("--ids", "1", "--chat"), 2, ("one of --prompt, --ids, --chat",)),
+                               (("--ids", "1", "--system", "a"), 2, ("--system", "--chat")),
+                               (("--ids", "1", "--stop", ""), 2, ("--stop", "not empty")),
+                               (("--ids", "1", "--stop"), 2, ("--stop needs a value",)),
+                               (("--ids", "1", "--stop", "a", "--print-ids"), 1, ("tokenizer",)),
+                               (("--ids", "1", "--ids", "2", "--dump-logits", "x"), 2,
+                                ("--dump-logits takes one prompt",)),
+                               (("--ids", "1") * 257, 2, ("at most 256 times",)),
+                               (("--ids", "1", "--seed", "x"), 2, ("--seed", "'x'")),
+                               (("--ids", "1", "--top-p", "0"), 2, ("--top-p", "'0'")),
                                (("--ids", "1"), 1, ("tokenizer",)),
                                (("--embed", "/"), 1, ("tokenizer",)),
                                (("--ids", "1", "--max-new", "-3"), 2, ("--max-new", "whole")),
@@ -271,10 +282,206 @@ def fewer_bits_are_near(folder):
             check(1e-5 < off < most, flags, ranks, "logits are off by", off)
 
 
+CHATML = ("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
+          "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+          "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+SPECIAL = ("<|im_start|>", "<|im_end|>")
+LETTERS = "abcdefghijklmnopqrstuvwxyz?!.,'\n 0123456789ABCDEFGHIJKLMNOP"  # 59, and those two: 61
+
+
+class Letters:
+    """A folder whose tokenizer has a token for each letter; `end` is that of <|im_end|>."""
+
+    def __init__(self, folder, end=60, template=CHATML, **changes):
+        self.folder, self.end = written(folder, "llama", **changes), end
+        self.tokens = [SPECIAL[0], *LETTERS]
+        self.tokens.insert(end, SPECIAL[1])
+        ids = {token: i for i, token in enumerate(self.tokens)}
+        vocab = {{"\n": "\u010a", " ": "\u0120"}.get(t, t): i for t, i in ids.items()}
+        self.save("tokenizer.json", {
+            "version": "1.0", "truncation": None, "padding": None, "normalizer": None,
+            "added_tokens": [{"id": ids[t], "content": t, "single_word": False, "lstrip": False,
+                              "rstrip": False, "normalized": False, "special": True}
+                             for t in SPECIAL],
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                              "use_regex": True},
+            "post_processor": None,
+            "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
+                        "use_regex": True},
+            "model": {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False,
+                      "continuing_subword_prefix": None, "end_of_word_suffix": None,
+                      "byte_fallback": False, "vocab": vocab, "merges": []}})
+        self.save("tokenizer_config.json", {"chat_template": template, "bos_token": "<s>"})
+
+    def save(self, name, value):
+        with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
+            json.dump(value, file)
+
+    def encode(self, text):
+        ids = []
+        while text:
+            token = next((t for t in SPECIAL if text.startswith(t)), text[0])
+            ids.append(self.tokens.index(token))
+            text = text[len(token):]
+        return ids
+
+    def decode(self, ids):
+        return "".join(self.tokens[i] for i in ids if self.tokens[i] not in SPECIAL)
+
+    def next(self, ids, most):
+        """The tokens that follow, greedily, without those that end a text."""
+        done = llm(self.folder, "--ids", numbers(ids), "--print-ids", "--ignore-eos", "--max-new",
+                   str(most), "--dtype", "f32", "--tp", "1")
+        check(done.returncode == 0, done.stderr)
+        return list(map(int, done.stdout.split()))
+
+
+def stop_strings_end_a_text(folder):
+    """Before the first of them; what might have been the beginning of one is shown in the end."""
+    model = models.load("llama")
+    letters = Letters(folder)
+    text = letters.decode(model["new"])
+    flags = ("--ids", numbers(model["prompt"]), "--dtype", "f32", "--max-new", "32")
+    check(len(text) > 24, "the text is too short for this test", text)
+    for stops, want in (((text[9:12],), text[:text.index(text[9:12])]),
+                        ((text[5:25], text[14:16]), text[:text.index(text[14:16])]),
+                        ((text[12:15] + "~", text[-2:] + "~", "~"), text),
+                        ((text[0],), "")):
+        more = [word for stop in stops for word in ("--stop", stop)]
+        for ranks in RANKS:
+            done = llm(folder, *flags, *more, "--tp", str(ranks))
+            check(done.returncode == 0 and done.stdout == want + "\n", stops, repr(done.stdout),
+                  "not", repr(want), done.stderr)
+    done = llm(folder, *flags, "--stop", text[9:12], "--print-ids", "--tp", "2")
+    count = len(done.stdout.split())
+    check(list(map(int, done.stdout.split())) == model["new"][:count], done.stdout, done.stderr)
+    check(text[9:12] in letters.decode(model["new"][:count]) and
+          text[9:12] not in letters.decode(model["new"][:count - 1]), done.stdout)
+
+
+def talk(letters, questions, most, context=4096, system=None):
+    """What a conversation is to give: its answers as tokens, how many tokens its prompts have, how
+    many of them the cache has not, and how often something was forgotten."""
+    said, cache, answers, total, computed, forgotten = [], [], [], 0, 0, 0
+    begin = [] if system is None else ["<|im_start|>system\n%s<|im_end|>\n" % system]
+    for question in questions:
+        said.append("<|im_start|>user\n%s<|im_end|>\n" % question)
+        while True:
+            ids = letters.encode("".join(begin + said) + "<|im_start|>assistant\n")
+            if len(ids) < context:
+                break
+            forgotten += 1
+            said = said[2:]
+            if not said:
+                break
+        if not said:
+            continue
+        kept = 0
+        while kept < min(len(cache), len(ids) - 1) and cache[kept] == ids[kept]:
+            kept += 1
+        new = letters.next(ids, min(most, context - len(ids)))
+        end = new.index(letters.end) if letters.end in new else len(new)
+        cache = ids + new[:end if letters.end in new else -1]
+        answers.append(new[:end])
+        said.append("<|im_start|>assistant\n%s<|im_end|>\n" % letters.decode(new[:end]))
+        total, computed = total + len(ids), computed + len(ids) - kept
+    return answers, total, computed, forgotten
+
+
+def converse(letters, questions, most, *flags, before=()):
+    done = llm(letters.folder, "--chat", "--max-new", str(most), "--dtype", "f32", *flags,
+               text="\n".join(questions), before=before)
+    check(done.returncode == 0, flags, done.stderr)
+    return done
+
+
+def conversations_keep_the_cache(folder):
+    """Answers are those of the whole conversation, and end where the template says; only what is new
+    is computed."""
+    questions = ["hello, who are you?", "and what is 2 1 3?", "bye!"]
+    for end in range(61):
+        letters = Letters(folder, end)
+        answers, total, computed, _ = talk(letters, questions, 20, system="be nice.")
+        if any(len(a) < 20 for a in answers[:2]) and all(answers):
+            break
+    else:
+        check(False, "no answer ends before its time")
+    want = "".join(letters.decode(a) + "\n" for a in answers)
+    for ranks in RANKS:
+        done = converse(letters, [*questions[:2], "", questions[2]], 20, "--system", "be nice.",
+                        "--tp", str(ranks))
+        check(done.stdout == want, ranks, repr(done.stdout), "not", repr(want))
+        check("3 answers; prompts: %d tokens, %d of them computed" % (total, computed) in
+              done.stderr and computed < 0.8 * total, done.stderr, total, computed)
+    done = converse(letters, questions, 20, "--system", "be nice.", "--print-ids")
+    check(done.stdout == "".join(numbers(a) + "\n" for a in answers) and not done.stderr,
+          done.stdout, done.stderr)
+    stop = letters.decode(answers[0])[2:4]
+    done = converse(letters, questions[:1], 20, "--system", "be nice.", "--stop", stop)
+    check(done.stdout == letters.decode(answers[0]).split(stop)[0] + "\n", done.stdout, stop)
+    check(converse(letters, [], 5).stdout == "", "nothing is asked, and answered")
+
+
+def conversations_on_processes(folder):
+    if not has_launcher():
+        raise Skipped(NO_LAUNCHER)
+    letters, questions = Letters(folder), ["hello", "and now?"]
+    want = ["[0] " + letters.decode(a) for a in talk(letters, questions, 12)[0]]
+    flags = ("--backend", "tcp", "--stop", "zz~")
+    done = converse(letters, questions, 12, *flags, before=(LAUNCHER, "-n", "3"))
+    check([line for line in done.stdout.split("\n") if line] ==
+          [line for answer in want for line in answer.replace("\n", "\n[0] ").split("\n")],
+          done.stdout, want)
+
+
+def long_conversations_forget(folder):
+    letters = Letters(folder)
+    questions = ["one", "two", "three? " + "x" * 60, "four", "five, " + 3 * "so long "]
+    answers, _, _, forgotten = talk(letters, questions, 9, 110)
+    check(forgotten >= 2 and len(answers) == len(questions), forgotten, answers)
+    done = converse(letters, questions, 9, "--context", "110", "--tp", "2")
+    check(done.stdout == "".join(letters.decode(a) + "\n" for a in answers), done.stdout, answers)
+    check(done.stderr.count("do not fit into 110 (--context): the oldest question and its answer "
+                            "are forgotten") == forgotten, forgotten, done.stderr)
+    done = converse(letters, ["one", "x" * 110, "two"], 9, "--context", "110", "--tp", "2")
+    check(done.stderr.count("this line is left out") == 1 and "2 answers" in done.stderr,
+          done.stderr)
+    # An answer that the context cuts; by default no other end.
+    room = len(letters.encode("<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n")) + 5
+    done = llm(folder, "--chat", "--dtype", "f32", "--context", str(room), text="one\n")
+    check(done.stdout == letters.decode(talk(letters, ["one"], 99, room)[0][0]) + "\n" and
+          "the answer is cut: no more fits into %d tokens" % room in done.stderr, done.stdout,
+          done.stderr)
+
+
+def chat_templates_are_chosen(folder):
+    letters = Letters(folder, template=CHATML + "x")
+    refused(folder, "chat template is not known here", "--template none", "chatml", "llama3.2",
+            flags=("--chat",))
+    refused(folder, "--template mystery is none of", "qwen3", flags=("--chat", "--template",
+                                                                      "mystery"))
+    refused(folder, "gemma takes no system message", flags=("--chat", "--template", "gemma",
+                                                            "--system", "a"))
+    refused(folder, "--context 300 is more than 256", flags=("--chat", "--template", "none",
+                                                             "--context", "300"))
+    done = converse(letters, ["abc", "de"], 6, "--template", "none")
+    first = letters.next(letters.encode("abc"), 6)
+    second = letters.next(letters.encode("abc" + letters.decode(first) + "de"), 6)
+    check(done.stdout == letters.decode(first) + "\n" + letters.decode(second) + "\n", done.stdout)
+    with open(os.path.join(folder, "chat_template.jinja"), "w", encoding="ascii") as file:
+        file.write(CHATML + "\n")
+    want = letters.decode(talk(letters, ["abc"], 6)[0][0]) + "\n"
+    check(converse(letters, ["abc"], 6).stdout == want, "chat_template.jinja is not read")
+    os.remove(os.path.join(folder, "chat_template.jinja"))
+    check(converse(letters, ["abc"], 6, "--template", "chatml").stdout == want, "--template")
+
+
 if __name__ == "__main__":
     sys.exit(run_tests("llm", [family(name) for name in models.names()] + [
         processes_write_what_threads_do, configs_that_would_change_results_are_refused,
         texts_that_are_too_long_are_refused,
         settings_within_reach_change_nothing, other_names_load, folders_that_lie_are_refused,
         mistakes_are_told,
-        the_end_of_a_text_ends_it, samples_are_those_of_the_seed, fewer_bits_are_near]) > 0)
+        the_end_of_a_text_ends_it, samples_are_those_of_the_seed, fewer_bits_are_near,
+        stop_strings_end_a_text, conversations_keep_the_cache, conversations_on_processes,
+        long_conversations_forget, chat_templates_are_chosen]) > 0)

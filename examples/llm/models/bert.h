@@ -64,7 +64,7 @@ static void bert_add(llm_net *m) {
 /* ids (1, T) -> (1, T, C); all tokens are of kind 0, of one sentence. */
 static tsh_tensor *bert_forward(llm_net *m, tsh_tensor *ids) {
     tsh_module *embeddings = tsh_find(m->base, "embeddings");
-    tsh_tensor *kind = tsh_cast(tsh_zeros(m->ctx, tsh_shape2(1, tsh_dim(ids, 1))), TSH_I32);
+    tsh_tensor *kind = tsh_cast(tsh_zeros(m->ctx, tsh_shape2(tsh_dim(ids, 0), tsh_dim(ids, 1))), TSH_I32);
     tsh_tensor *x = llm_call(embeddings, "word_embeddings", ids);
     x = tsh_add(x, llm_call(embeddings, "token_type_embeddings", kind));
     x = tsh_add(x, llm_call(embeddings, "position_embeddings",

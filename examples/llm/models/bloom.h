@@ -45,7 +45,7 @@ static void bloom_add(llm_net *m) {
 
 static tsh_tensor *bloom_forward(llm_net *m, tsh_tensor *ids) {
     tsh_tensor *x = llm_call(m->base, "word_embeddings", ids);
-    m->bias = llm_alibi(m, m->past + tsh_dim(ids, 1));
+    m->bias = llm_alibi(m, llm_keys(m, ids));
     x = llm_call(m->base, "h", llm_call(m->base, "word_embeddings_layernorm", x));
     return llm_call(m->root, "lm_head", llm_call(m->base, "ln_f", llm_last(m, x)));
 }
