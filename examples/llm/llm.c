@@ -192,10 +192,10 @@ static int check_flags(const llm_job *job) {
         return usage("give one of --prompt, --ids, --chat and --embed");
     if (!job->chat && (job->system || job->template_name || job->context))
         return usage("--system, --template and --context are for --chat");
-    if (job->prompt_texts.count + job->ids.count > LLM_MOST_ROWS)
-        return usage("--prompt and --ids are given at most %d times", LLM_MOST_ROWS);
     if (job->dump && job->prompt_texts.count + job->ids.count != 1)
         return usage("--dump-logits takes one prompt");
+    if (job->prompt_texts.count + job->ids.count > 1)
+        return usage("--prompt and --ids are given once");
     return check_names(job);
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes golden/*.json: for a small model of each family its config, the shapes of its tensors, a
-prompt, its logits, 32 greedy tokens, and those of a left-padded batch, by transformers (5.24 or newer,
-with torch) in float32.
+prompt, its logits, 32 greedy tokens, and those of a left-padded batch, by transformers (5.24 or
+newer, with torch) in float32.
 
     make_models.py [NAME...]     these, or all of them
     make_models.py --batch NAME...  their batches alone, of the goldens that are there
