@@ -1330,10 +1330,16 @@ typedef struct tsh_attention_desc {
      * only. */
     tsh_tensor *cache_k, *cache_v;
     int64_t past;
+    /* Ragged batches, read during the call, one entry for each row of the whole batch; NULL: all
+     * rows alike. */
+    const int64_t *pasts;   /* (B): a row's own `past` */
+    const int64_t *lengths; /* (B): of a row's Tk new positions only the first ones, so many, are
+                               its own: the others are not appended, and no query sees them */
 } tsh_attention_desc;
 /* q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, H, Tq, D),
  * torch.nn.functional.scaled_dot_product_attention, in tiles with an online softmax (Milakov &
- * Gimelshein 2018, Dao et al. 2022); a query that sees no key gives 0. H is a multiple of Hkv:
+ * Gimelshein 2018, Dao et al. 2022); a query that sees no key gives 0. A row of a ragged batch has
+ * the bits that it has alone; queries of padding give something finite. H is a multiple of Hkv:
  * query head i uses head i / (H / Hkv) of k and v (grouped queries, Ainslie et al. 2023). Layouts:
  * R; all three alike by batch S(0); by heads S(1), q in whole groups (tsh_shard_units(1, H / Hkv));
  * or q S(1) with k and v R, cut anywhere: then dk and dv are partial. No collective forward. The
@@ -15652,6 +15658,11 @@ enum {
     TSHI_TILE_ROWS_PAIRS = 264 /* queries of a tile in backward of pairs */
 };
 
+/* The keys of a row of the batch. */
+typedef struct tshi_keys {
+    int64_t past, added; /* those of the cache; new ones that are no padding */
+} tshi_keys;
+
 /* The options of a call, and the params of a node. */
 typedef struct tshi_attention {
     double scale;           /* of the scores */
@@ -15659,6 +15670,9 @@ typedef struct tshi_attention {
     tshi_dropout drop;      /* key, stream and probability of the dropout mask */
     tsh_tensor *mask;       /* of tsh_real or i32; NULL: none */
     int64_t mask_stride[4]; /* over (B, H, Tq, Tk); 0 where the mask broadcasts */
+    tshi_keys keys;         /* of every row of the batch; ragged: the most that a row has */
+    int ragged;             /* 1: each row has a tshi_keys of its own */
+    int64_t behind;         /* query i is at the position of new key i + behind: Tk - Tq */
 } tshi_attention;
 
 /* One head of one batch, with scratch of the thread that computes it. In shapes, `keys` is that
@@ -15670,14 +15684,15 @@ typedef struct tshi_head {
     tshi_matrix q, k, v, o;       /* shapes (tq, d), (tk, d), (tk, d), (tq, d) */
     tshi_matrix dq, dk, dv, dout; /* the same shapes; data NULL: not needed */
     int over[3];                  /* 1: dq, dk, dv hold nothing yet, and are not added to */
-    int64_t tq, tk, d;            /* queries, keys, features */
+    int64_t tq, tk, d;            /* queries, keys of this row of the batch, features */
+    int64_t to;                   /* query i sees keys [0, to + i) or, if all see the same, */
+    int moves;                    /* [0, to), of the tk keys; 1: the former */
     int64_t rows, keys;           /* queries and keys of a tile, at most */
     int64_t strip;                /* queries whose scores are computed at once, at most */
     int64_t pitch;                /* from row to row of s and t: more than keys, so that a column's
                                      elements are in different sets of a cache */
     int64_t blocks, packed;       /* blocks of keys that are kept; how many of them are packed */
     int pairs;                    /* 1: words of operands are pairs of bf16, not tsh_real */
-    int causal;                   /* 1: query i sees keys up to i + tk - tq */
     int few;                      /* 1: too few queries to pack keys for */
     int rounded;                  /* 1: softmax rounds p, and in backward dS, to bf16, in pairs */
     int fresh;                    /* 1: dK and dV hold nothing of keys that no earlier query of
@@ -15689,6 +15704,7 @@ typedef struct tshi_head {
     /* (optional) stores n values times `by` as bf16 */
     void (*put)(void *to, const tsh_real *x, int64_t n, tsh_real by);
     uint64_t first;               /* global index of score (0, 0) of this head, for dropout */
+    int64_t width;                /* of a row of all scores, (B, H, Tq, width), for dropout */
     int64_t mask, mask_row;       /* offset of this head's mask; from query to query */
     const void *mask_values;      /* values of the mask, or NULL */
     tsh_real *max;                /* shape (tq): m of each query; -infinity if it sees no key */
@@ -15716,16 +15732,16 @@ static tshi_matrix tshi_attention_tile(const tshi_head *h, tsh_real *data) {
     return tshi_gemm_matrix(data, h->pitch, 1);
 }
 
-/* Returns how many keys query i sees, from key 0 on: all, or if causal i + 1 + tk - tq. */
+/* Returns how many keys query i sees, from key 0 on. */
 static int64_t tshi_attention_visible(const tshi_head *h, int64_t i) {
-    int64_t visible = h->causal ? i + 1 + h->tk - h->tq : h->tk;
+    const int64_t visible = h->moves ? h->to + i : h->to;
     return visible < 0 ? 0 : tshi_base_min(visible, h->tk);
 }
 
 /* Returns the stairs of what the queries from i on see of the keys from j on: of columns of scores,
  * and of sums over keys. */
 static tshi_matmul_stairs tshi_attention_stairs(const tshi_head *h, int64_t i, int64_t j) {
-    const int64_t seen = h->causal ? i + 1 + h->tk - h->tq - j : (int64_t)TSHI_MATMUL_ALL;
+    const int64_t seen = h->moves ? h->to + i - j : (int64_t)TSHI_MATMUL_ALL;
     const tshi_matmul_stairs stairs = {seen, seen};
     return stairs;
 }
@@ -15894,30 +15910,31 @@ static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i
         run.x = run.y = tile + r * h->pitch;
         visible = tshi_base_min(tshi_attention_visible(h, i + r) - j, n);
         if (visible > 0)
-            tshi_map_mask_run(&run, (int64_t)h->first + (i + r) * h->tk + j, 0, visible);
+            tshi_map_mask_run(&run, (int64_t)h->first + (i + r) * h->width + j, 0, visible);
     }
 }
 
-/* A strip of a tile, for kernels. Its row r sees the first (visible + r * each) of n keys. */
+/* A strip of a tile, for kernels. Its row r sees the first (visible + r * each) of n keys, `most`
+ * of which exist. */
 typedef struct tshi_strip {
     const tshi_head *h; /* the head that the tile belongs to */
     int64_t i, r;       /* the query of the strip's first row, and that row's index in the tile */
-    int64_t n;          /* number of keys */
+    int64_t n, most;    /* number of keys */
     int64_t visible;    /* keys that its first row sees; negative: the first rows see none */
     int64_t each;       /* 1 if causal: every row sees one key more than the row before */
 } tshi_strip;
 
-/* Returns how many of the strip's keys row r sees, from 0 to n. */
+/* Returns how many of the strip's keys row r sees, from 0 to most. */
 TSHI_INLINE int64_t tshi_attention_row(const tshi_strip *strip, int64_t r) {
     const int64_t visible = strip->visible + r * strip->each;
-    return visible < 0 ? 0 : visible < strip->n ? visible : strip->n;
+    return visible < 0 ? 0 : visible < strip->most ? visible : strip->most;
 }
 
 /* Returns the strip of the tile at query i from its row r on, and of keys [j, j + n). */
 static tshi_strip tshi_attention_strip_at(const tshi_head *h, int64_t i, int64_t r, int64_t j,
                                           int64_t n) {
-    const int64_t visible = (h->causal ? i + r + 1 + h->tk - h->tq : h->tk) - j;
-    const tshi_strip strip = {h, i + r, r, n, visible, h->causal};
+    const int64_t visible = (h->moves ? h->to + i + r : h->to) - j;
+    const tshi_strip strip = {h, i + r, r, n, tshi_base_min(n, h->tk - j), visible, h->moves};
     return strip;
 }
 
@@ -16363,7 +16380,7 @@ static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int
     c += tshi_attention_block(h, j, d);
     for (int64_t e = 0; e < n; e += step) {
         const int64_t count = tshi_base_min(step, n - e);
-        int64_t r = cut ? j + e - i - (h->tk - h->tq) : 0; /* the first row that sees e */
+        int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0; /* the first row that sees e */
         r = r < 0 ? 0 : r;
         const tshi_matmul_strips left = {a + r * d, 1, d, 1};
         tshi_attention_ahead(h);
@@ -16393,7 +16410,7 @@ static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, in
     for (int64_t e = 0; e < n; e += step) {
         const int add = (in_place && !over) || earlier > j + e; /* or no query has seen e so far */
         const int64_t count = tshi_base_min(step, tshi_base_min(h->keys, h->tk - j) - e);
-        int64_t r = cut ? j + e - i - (h->tk - h->tq) : 0; /* the first row that sees e */
+        int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0; /* the first row that sees e */
         r = r < 0 ? 0 : r / 2;                             /* in pairs */
         const tshi_matmul_strips left = {p + r * h->pitch + e, 1, h->pitch, 1};
         tshi_attention_ahead(h);
@@ -16439,7 +16456,7 @@ static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int over
  * rows, which are overwritten at the first keys if `over` is 1. */
 static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m, int64_t j,
                                              int64_t n, int over, tshi_matrix c) {
-    int64_t r = h->causal ? j - i - (h->tk - h->tq) : 0; /* the first row that sees key j */
+    int64_t r = h->moves ? j + 1 - h->to - i : 0; /* the first row that sees key j */
     if (h->dv.data && h->pairs)
         tshi_attention_backward_pairs(h, i, m, j, n, h->columns_do, h->columns_p, h->dv, h->over[2],
                                       h->dv_t);
@@ -16515,7 +16532,9 @@ typedef struct tshi_heads {
     tsh_real *scratch;          /* scratch of all pieces, `each` elements apart */
     int64_t each, each_product; /* scratch of a piece: elements; bytes for tshi_gemm_run */
     int pieces;                 /* number of pieces */
+    const tshi_keys *rows;      /* shape (B), of a ragged batch; NULL: all alike */
     int merged;                 /* 1: the heads that share one of k are the queries of one tile */
+    int balanced;               /* 1: later tiles see more keys: forward's units are pairs */
     int64_t first, groups;      /* local heads of k that are used: the first; how many */
     int64_t tiles, units;       /* tiles of a head; what forward divides: tiles, or pairs of them */
     tshi_block *block;          /* holds scratch */
@@ -16587,7 +16606,7 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
                             back ? TSHI_TILE_KEYS_BACK : TSHI_TILE_KEYS);
     h->pitch = h->keys + 16;
     all->tiles = h->rows ? tshi_base_ceil(rows, h->rows) : 0;
-    all->units = h->causal ? (all->tiles + 1) / 2 : all->tiles;
+    all->units = all->balanced ? (all->tiles + 1) / 2 : all->tiles;
     visits = all->tiles * (all->merged ? 1 : tshi_base_min(group, heads));
     h->few = !back && visits <= 1 && h->rows <= h->kernel->mr && h->d <= h->kernel->kc;
     h->blocks = h->keys ? tshi_base_ceil(h->tk, h->keys) : 0;
@@ -16625,9 +16644,9 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
                in[2]->dtype == TSH_BF16;
     h->more = more;
     h->tq = q->dim[2];
-    h->tk = k->dim[2];
+    h->tk = h->width = k->dim[2];
     h->d = q->dim[3];
-    h->causal = more->causal != 0;
+    all->balanced = more->causal != 0;
     if (heads) all->first = tshi_attention_kv(q, k, 0);
     if (heads) all->groups = tshi_attention_kv(q, k, heads - 1) - all->first + 1;
     all->merged = h->tq == 1 && heads &&
@@ -16661,6 +16680,14 @@ static tshi_matrix tshi_attention_matrix(void *data, const tsh_tensor *t, tsh_dt
                                t->stride[merged ? 1 : 2], t->stride[3]);
 }
 
+/* Sets which keys the queries of row b of the whole batch see. */
+static void tshi_attention_span(const tshi_heads *all, tshi_head *h, int64_t b) {
+    const tshi_keys keys = all->rows ? all->rows[b] : h->more->keys;
+    h->tk = keys.past + keys.added;
+    h->to = h->more->causal ? keys.past + h->more->behind + 1 : h->tk;
+    h->moves = h->more->causal != 0;
+}
+
 /* Sets h to query head a of batch b, both local; if merged, to `count` heads from a on. */
 static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, int64_t a,
                                 int64_t count) {
@@ -16669,7 +16696,7 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
     const int64_t batch = tshi_tensor_global(q, 0, b), head = tshi_tensor_global(q, 1, a);
     const int64_t *stride = h->more->mask_stride, tq = all->head.tq;
     const int merged = all->merged;
-    h->first = (uint64_t)((batch * q->dim[1] + head) * tq * h->tk);
+    h->first = (uint64_t)((batch * q->dim[1] + head) * tq * h->width);
     h->mask = batch * stride[0] + head * stride[1];
     h->mask_row = stride[merged ? 1 : 2];
     h->max = all->stats + (b * q->local[1] + a) * tq;                       /* shape (tq) */
@@ -16678,8 +16705,9 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
     h->k = tshi_attention_matrix(all->value[1], k, k->dtype, b, c, 0);      /* shape (tk, d) */
     h->v = tshi_attention_matrix(all->value[2], v, v->dtype, b, c, 0);      /* shape (tk, d) */
     h->o = tshi_attention_matrix(all->value[3], out, out->dtype, b, a, merged);
+    tshi_attention_span(all, h, batch);
     if (merged) h->tq = count;
-    if (merged) h->causal = 0; /* a single query sees all keys */
+    if (merged) h->moves = 0; /* of a single query */
     if (!all->grad[3]) return; /* in forward */
     h->dq = tshi_attention_matrix(all->grad[0], q, TSH_REAL, b, a, merged);
     h->dk = tshi_attention_matrix(all->grad[1], k, TSH_REAL, b, c, 0);
@@ -16690,7 +16718,7 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
 /* Computes a head that h is set to: in backward all tiles; in forward tile `unit` and, if causal,
  * the one as far from the end, so that all units are the same work. */
 static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t unit) {
-    const int back = all->grad[3] != NULL, pair = !back && h->causal;
+    const int back = all->grad[3] != NULL, pair = !back && all->balanced;
     int64_t t = back ? 0 : unit;
     const int64_t step = back ? 1 : all->tiles - 1 - 2 * unit;
     for (int64_t done = 0; t < all->tiles; t += step, done++) {
@@ -16748,7 +16776,7 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
         for (a = c > last ? end : 0; tshi_attention_kv(q, k, a) != c;) a++;
         last = c;
         for (end = a; end < q->local[1] && tshi_attention_kv(q, k, end) == c;) end++;
-        h.fresh = h.pairs && all->tiles > 0;
+        h.fresh = h.pairs && all->tiles > 0 && !all->rows;
         if (size && !h.fresh) memset(h.dk_t, 0, (size_t)size * sizeof *h.dk_t);
         if (size && !h.fresh) memset(h.dv_t, 0, (size_t)size * sizeof *h.dv_t);
         for (; a < end; a += all->merged ? end - a : 1) {
@@ -16766,11 +16794,14 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
 /* Returns the floating-point operations of the products of all heads: per visible pair of query and
  * key, two products of D in forward (Q K^T, P V) and five in backward. */
 static TSHI_COLD double tshi_attention_flops(const tshi_heads *all) {
-    const tshi_head *h = &all->head;
-    const double heads = (double)all->in[0]->local[0] * (double)all->in[0]->local[1];
-    double pairs = 0; /* of one head */
-    for (int64_t i = 0; i < h->tq; i++) pairs += (double)tshi_attention_visible(h, i);
-    return heads * pairs * 2 * (double)h->d * (all->grad[3] ? 5 : 2);
+    const tsh_tensor *q = all->in[0];
+    tshi_head h = all->head;
+    double pairs = 0; /* of one head in each row of the batch */
+    for (int64_t b = 0; b < q->local[0]; b++) {
+        tshi_attention_span(all, &h, tshi_tensor_global(q, 0, b));
+        for (int64_t i = 0; i < h.tq; i++) pairs += (double)tshi_attention_visible(&h, i);
+    }
+    return pairs * (double)q->local[1] * 2 * (double)h.d * (all->grad[3] ? 5 : 2);
 }
 
 /* Computes all heads, then releases scratch. */
@@ -16784,13 +16815,21 @@ static void tshi_attention_run(tshi_heads *all) {
     tshi_mem_release(all->head.ctx, all->block);
 }
 
-/* Returns 1 if backward writes each element of the gradient of input i once: all local heads of k
- * are used, and no other input has the same base. */
+/* Returns 1 if backward writes each element of the gradient of input i once: all local heads and
+ * positions of k are used, and no other input has the same base. */
 static int tshi_attention_covers(const tshi_heads *all, int i) {
     tsh_tensor *const *in = all->in;
     const tsh_tensor *base = in[i]->base;
     return base != in[(i + 1) % 3]->base && base != in[(i + 2) % 3]->base &&
-           (i == 0 || all->groups == in[1]->local[1]);
+           (i == 0 || (all->groups == in[1]->local[1] && !all->rows));
+}
+
+/* Sets all->rows and all->stats to their places in aux, a block of tshi_attention_aux. */
+static void tshi_attention_take(tshi_heads *all, tshi_block *aux) {
+    char *at = (char *)tshi_mem_data(aux);
+    const size_t rows = all->head.more->ragged ? (size_t)all->in[0]->dim[0] : 0;
+    all->rows = rows ? (const tshi_keys *)(void *)at : NULL;
+    all->stats = (tsh_real *)(void *)(at + rows * sizeof(tshi_keys));
 }
 
 /* Backward: computes dQ, dK and dV, skips those that are not needed. */
@@ -16798,6 +16837,7 @@ static void tshi_attention_backward(tshi_node *node) {
     tshi_heads all;
     tshi_dest dest;
     tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params, 1);
+    tshi_attention_take(&all, node->aux); /* what forward left there */
     if (all.head.more->mask) all.head.mask_values = tshi_tape_saved(node, 3);
     for (int i = 0; i < 3; i++) {
         all.value[i] = tshi_tape_saved(node, i);
@@ -16810,7 +16850,6 @@ static void tshi_attention_backward(tshi_node *node) {
     }
     all.value[3] = tshi_tape_saved(node, 4);
     all.grad[3] = tshi_tape_grad(node);               /* dO (B, H, Tq, D) */
-    all.stats = (tsh_real *)tshi_mem_data(node->aux); /* the shape of all.stats, from forward */
     tshi_attention_run(&all);
 }
 
@@ -16872,7 +16911,8 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
     return mask != NULL;
 }
 
-/* Checks that x (k or v) fits into its cache from position `past` on. Returns 0 after an error. */
+/* Checks that x (k or v) fits into its cache, at position `past` as to the message. Returns 0 after
+ * an error. */
 static int tshi_attention_fits_cache(tsh_tensor *const *in, const tsh_tensor *x, tsh_tensor *cache,
                                      int64_t past) {
     char tx[TSHI_TEXT_SIZE], tc[TSHI_TEXT_SIZE];
@@ -16889,12 +16929,42 @@ static int tshi_attention_fits_cache(tsh_tensor *const *in, const tsh_tensor *x,
                     tshi_tensor_text(cache, tc)) == TSH_OK;
 }
 
+/* Returns which keys row b of the whole batch has, of which `added` are new. */
+static tshi_keys tshi_attention_keys(const tsh_attention_desc *desc, int64_t added, int64_t b) {
+    tshi_keys keys = {0, added};
+    if (desc && desc->cache_k) keys.past = desc->pasts ? desc->pasts[b] : desc->past;
+    if (desc && desc->lengths) keys.added = desc->lengths[b];
+    return keys;
+}
+
+/* Checks the keys of each row of a ragged batch, and sets more->keys. Returns 0 after an error. */
+static int tshi_attention_take_rows(tsh_tensor *const *in, const tsh_attention_desc *desc,
+                                    tshi_attention *more) {
+    const tsh_tensor *k = in[1];
+    const int64_t added = k->dim[2], most = desc->cache_k && desc->cache_k->ndim == 4
+                                                ? desc->cache_k->dim[2] : added;
+    for (int64_t b = 0; b < k->dim[0]; b++) {
+        const tshi_keys keys = tshi_attention_keys(desc, added, b);
+        if (keys.added < 0 || keys.added > added || keys.past < 0 || keys.past > most - keys.added)
+            return tsh_fail(k->ctx, TSH_ERR_SHAPE,
+                            "tsh_attention: row %lld has %lld cached and %lld new positions; of "
+                            "new ones there are 0 to %lld, of all at most %lld",
+                            (long long)b, (long long)keys.past, (long long)keys.added,
+                            (long long)added, (long long)most) == TSH_OK;
+        if (keys.past + keys.added > more->keys.past + more->keys.added) more->keys = keys;
+    }
+    return 1;
+}
+
 /* Checks all options before a cache is written to, and fills in *more. Returns 0 after an error. */
 static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_desc *desc,
                                   tshi_attention *more) {
     tsh_ctx *ctx = in[0]->ctx;
-    int64_t keys = in[1]->dim[2]; /* new keys; below, with those in the cache */
+    const int64_t added = in[1]->dim[2];
     memset(more, 0, sizeof *more);
+    more->behind = added - in[0]->dim[2];
+    more->ragged = desc && (desc->pasts || desc->lengths);
+    if (!more->ragged) more->keys = tshi_attention_keys(desc, added, 0);
     more->scale = 1 / sqrt((double)(in[0]->dim[3] ? in[0]->dim[3] : 1));
     if (!desc) return 1;
     if (!(desc->dropout >= 0 && desc->dropout <= 1))
@@ -16906,12 +16976,17 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
                        ctx, TSH_ERR_STATE,
                        "tsh_attention: a cache is for both k and v, and for work without gradients "
                        "(tsh_no_grad_begin)") == TSH_OK;
-        if (!tshi_attention_fits_cache(in, in[1], desc->cache_k, desc->past) ||
-            !tshi_attention_fits_cache(in, in[2], desc->cache_v, desc->past))
+        if (!tshi_attention_fits_cache(in, in[1], desc->cache_k, more->keys.past) ||
+            !tshi_attention_fits_cache(in, in[2], desc->cache_v, more->keys.past))
             return 0;
-        keys += desc->past;
+    } else if (desc->pasts) {
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "tsh_attention: pasts without a cache_k and a cache_v") == TSH_OK;
     }
-    if (desc->mask && !tshi_attention_take_mask(more, in, keys, desc->mask)) return 0;
+    if (more->ragged && !tshi_attention_take_rows(in, desc, more)) return 0;
+    if (desc->mask &&
+        !tshi_attention_take_mask(more, in, more->keys.past + more->keys.added, desc->mask))
+        return 0;
     more->causal = desc->causal;
     if (desc->scale > 0 || desc->scale < 0) more->scale = desc->scale;
     more->dropout = desc->dropout > 0;
@@ -16919,18 +16994,48 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
     return 1;
 }
 
-/* Copies x to its cache from position `past` on. Returns a view of the cache up to the end of x;
- * NULL: an error. */
-static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache, int64_t past) {
-    tsh_tensor *view = tsh_slice(cache, 2, 0, past + x->dim[2]);
+/* Copies the new keys of the local rows [b, b + n) of x, which have the same, to view. */
+static void tshi_attention_append_rows(const tsh_tensor *x, const tsh_tensor *view, int64_t b,
+                                       int64_t n, tshi_keys keys) {
+    tsh_tensor part = *x;
     tshi_loop loop;
-    if (!view) return NULL;
-    const int64_t at = past * view->stride[2] * tshi_dtypes[view->dtype].size; /* x goes there */
-    tshi_kernel_space(&loop, x);
-    tshi_kernel_add_operand(&loop, x, (char *)tshi_tensor_at(view) + at, view->stride, view->dtype);
-    tshi_kernel_tensor(&loop, x);
+    const int64_t at = b * view->stride[0] + keys.past * view->stride[2];
+    part.offset += b * x->stride[0];
+    part.local[0] = n;
+    part.local[2] = keys.added;
+    tshi_kernel_space(&loop, &part);
+    tshi_kernel_add_operand(&loop, x,
+                            (char *)tshi_tensor_at(view) + at * tshi_dtypes[view->dtype].size,
+                            view->stride, view->dtype);
+    tshi_kernel_tensor(&loop, &part);
     tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
+}
+
+/* Appends x to its cache. Returns a view of the cache up to the last key of any row; NULL: an
+ * error. */
+static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache,
+                                         const tsh_attention_desc *desc,
+                                         const tshi_attention *more) {
+    tsh_tensor *view = tsh_slice(cache, 2, 0, more->keys.past + more->keys.added);
+    if (!view) return NULL;
+    if (!more->ragged) tshi_attention_append_rows(x, view, 0, x->local[0], more->keys);
+    for (int64_t b = 0; b < x->local[0] && more->ragged; b++) {
+        const int64_t row = tshi_tensor_global(x, 0, b);
+        tshi_attention_append_rows(x, view, b, 1, tshi_attention_keys(desc, x->dim[2], row));
+    }
     return view;
+}
+
+/* Allocates what forward leaves for backward: the keys of each row if the batch is ragged, then m
+ * and log l of each query. added: new keys. NULL: an error. */
+static tshi_block *tshi_attention_aux(const tsh_tensor *q, const tsh_attention_desc *desc,
+                                      const tshi_attention *more, int64_t added) {
+    const size_t rows = more->ragged ? (size_t)q->dim[0] * sizeof(tshi_keys) : 0;
+    const int64_t queries = q->local[0] * q->local[1] * q->dim[2];
+    tshi_block *aux = tshi_mem_alloc(q->ctx, TSH_MEM_STEP, rows + tshi_dtype_reals(2 * queries));
+    for (int64_t b = 0; aux && more->ragged && b < q->dim[0]; b++)
+        ((tshi_keys *)tshi_mem_data(aux))[b] = tshi_attention_keys(desc, added, b);
+    return aux;
 }
 
 static const tshi_op tshi_attention_op = {
@@ -16945,21 +17050,20 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_attention", in, 3);
     tshi_output output;
     tshi_attention more;
-    tshi_block *aux; /* m and log l */
+    tshi_block *aux;
     tshi_heads all;
     if (!ctx || !tshi_attention_shapes(in) || !tshi_rule_run(op, in, 3, NULL, &output) ||
         !tshi_attention_options(in, desc, &more))
         return NULL;
     output.shape = tsh_shape_of(q);
-    if (desc && desc->cache_k) in[1] = tshi_attention_append(k, desc->cache_k, desc->past);
-    if (desc && desc->cache_v) in[2] = tshi_attention_append(v, desc->cache_v, desc->past);
+    if (desc && desc->cache_k) in[1] = tshi_attention_append(k, desc->cache_k, desc, &more);
+    if (desc && desc->cache_v) in[2] = tshi_attention_append(v, desc->cache_v, desc, &more);
     if (!in[1] || !in[2]) return NULL;
     out = tshi_tensor_out(ctx, "tsh_attention", q->dtype, &output.shape, &output.layout);
-    aux = out ? tshi_mem_alloc(ctx, TSH_MEM_STEP,
-                               tshi_dtype_reals(2 * q->local[0] * q->local[1] * q->dim[2]))
-              : NULL;
+    aux = out ? tshi_attention_aux(q, desc, &more, k->dim[2]) : NULL;
     if (!aux) return NULL;
     tshi_attention_begin(&all, in, out, &more, 0);
+    tshi_attention_take(&all, aux);
     if (more.mask) all.head.mask_values = tshi_tensor_at(more.mask);
     /* q is a view of (B, Tq, H, D): give `out` the same strides, so merging heads copies nothing */
     if (q->stride[1] < q->stride[2]) {
@@ -16968,7 +17072,6 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     }
     for (int i = 0; i < 3; i++) all.value[i] = tshi_tensor_at(in[i]);
     all.value[3] = tshi_tensor_at(out);
-    all.stats = (tsh_real *)tshi_mem_data(aux);
     tshi_attention_run(&all);
     in[3] = more.mask; /* the node saves the mask */
     tshi_map_record(op, out, in, 4, output.partial, &more, sizeof more, aux);

@@ -610,8 +610,196 @@ static void a_head_alone_has_the_same_bits(void **state) {
     free(kept[1]);
 }
 
+/* ------------------------------------------------------------------- ragged batches */
+
+enum { ROWS = 3, MOST = 300, WIDTH = 24 };
+
+/* How a ragged batch is laid out. */
+typedef struct ragged {
+    tsh_dtype dtype;
+    int layout; /* 0: q, k, v by heads; 1: k and v whole; 2: by batch */
+} ragged;
+
+/* x laid out as said: queries if i is 0, else keys or values. */
+static tsh_tensor *ragged_laid(const ragged *r, tsh_tensor *x, int i) {
+    if (r->layout == 2) return tsh_redistribute(x, tsh_sharded(0));
+    if (i && r->layout == 1) return x;
+    return tsh_redistribute(x, i || r->layout == 1 ? tsh_sharded(1) : tsh_shard_units(1, 2));
+}
+
+/* Steps of rows with a length each, the last ones without lengths. A row gives the bits that it
+ * gives in a batch of its own, with a cache of its own. */
+static int ragged_rank(tsh_ctx *ctx, void *user) {
+    static const int64_t tokens[] = {70, 5, 1, 1, 200, 1, 13};
+    static const int64_t given[][ROWS] = {{70, 3, 41}, {1, 5, 0}, {1, 1, 1}, {0, 1, 1},
+                                          {2, 200, 1}, {1, 1, 1}, {13, 2, 7}};
+    const ragged *r = (const ragged *)user;
+    const ragged alone = {r->dtype, 0};
+    tsh_tensor *cache[2], *own[ROWS][2];
+    int64_t pasts[ROWS] = {0};
+    tsh_no_grad_begin(ctx);
+    for (int i = 0; i < 2; i++) {
+        tsh_tensor *zero = tsh_zeros(ctx, tsh_shape4(ROWS, H / 2, MOST, WIDTH));
+        const tsh_layout layout = tsh_layout_of(ragged_laid(r, zero, 1));
+        cache[i] = tsh_tensor_new(ctx, r->dtype, tsh_shape_of(zero), &layout);
+        for (int b = 0; b < ROWS; b++) {
+            const tsh_layout heads = tsh_sharded(1);
+            own[b][i] = tsh_tensor_new(ctx, r->dtype, tsh_shape4(1, H / 2, MOST, WIDTH), &heads);
+        }
+    }
+    for (int s = 0; s < COUNT(tokens); s++) {
+        const int all = tokens[s] == 1 && given[s][0] == 1; /* lengths would say nothing */
+        tsh_tensor *x[3], *in[3], *y;
+        for (int i = 0; i < 3; i++) {
+            x[i] = tsh_randn(ctx, tsh_shape4(ROWS, i ? H / 2 : H, tokens[s], WIDTH));
+            x[i] = tsh_cast(x[i], r->dtype);
+            in[i] = ragged_laid(r, x[i], i);
+        }
+        y = tsh_full(tsh_attention(in[0], in[1], in[2],
+                                   &(tsh_attention_desc){.causal = 1, .cache_k = cache[0],
+                                                         .cache_v = cache[1], .pasts = pasts,
+                                                         .lengths = all ? NULL : given[s]}));
+        CHECK(y, "step %d", s);
+        for (int b = 0; b < ROWS; b++) {
+            const tsh_attention_desc desc = {.causal = 1, .cache_k = own[b][0],
+                                             .cache_v = own[b][1], .past = pasts[b]};
+            const int64_t n = given[s][b];
+            tsh_tensor *row[3], *want;
+            if (!n) continue;
+            for (int i = 0; i < 3; i++)
+                row[i] = ragged_laid(&alone, tsh_slice(tsh_slice(x[i], 0, b, 1), 2, 0, n), i);
+            want = tsh_attention(row[0], row[1], row[2], &desc);
+            const double gap = apart(ctx, tsh_cast(want, TSH_REAL),
+                                     tsh_cast(tsh_slice(tsh_slice(y, 0, b, 1), 2, 0, n), TSH_REAL));
+            CHECK(gap <= 0, "step %d, row %d: other bits, by %g", s, b, gap);
+            pasts[b] += n;
+        }
+        tsh_step_end(ctx);
+    }
+    tsh_no_grad_end(ctx);
+    CHECK_OK();
+    return 0;
+}
+
+static void a_row_of_a_ragged_batch_has_the_bits_of_it_alone(void **state) {
+    static const tsh_dtype dtypes[] = {TSH_REAL, TSH_BF16, TSH_F16};
+    (void)state;
+    for (int p = 0; p < COUNT(ranks_degrees); p++)
+        for (int t = 0; t < COUNT(dtypes); t++)
+            for (int layout = 0; layout < 3; layout++) {
+                ragged r = {dtypes[t], layout};
+                ranks_run(ranks_degrees[p], ragged_rank, &r);
+            }
+}
+
+/* Padded keys of a batch without a cache, as of an encoder (causal 0), with gradients: those of a
+ * row alone, and 0 for padding. Twice, so that memory of the step before is reused. */
+static int padded_rank(tsh_ctx *ctx, void *user) {
+    enum { LONG = 140 };
+    static const int64_t lengths[ROWS] = {LONG, 37, 0};
+    const ragged *r = (const ragged *)user;
+    /* gradients of bf16 activations, below 16, are sent in bf16; of whole k and v they are sums */
+    const double sent = r->dtype == TSH_BF16 && tsh_tp(ctx)->size > 1 ? 1.0 / 16 : 0;
+    tsh_tensor *x[3], *by = tsh_keep(tsh_randn(ctx, tsh_shape4(ROWS, H, LONG, WIDTH)));
+    for (int i = 0; i < 3; i++)
+        x[i] = tsh_requires_grad(
+            tsh_keep(tsh_cast(tsh_randn(ctx, tsh_shape4(ROWS, i ? H / 2 : H, LONG, WIDTH)),
+                              r->dtype)), 1);
+    for (int c = 0; c < 4; c++) {
+        const int causal = c % 2;
+        const tsh_attention_desc desc = {.causal = causal, .lengths = lengths};
+        tsh_tensor *in[3], *y, *got[4];
+        for (int i = 0; i < 3; i++) in[i] = ragged_laid(r, tsh_scale(x[i], 1), i);
+        y = tsh_retain(tsh_full(tsh_attention(in[0], in[1], in[2], &desc)));
+        tsh_backward(ctx, tsh_sum(tsh_mul(tsh_cast(y, TSH_REAL), by), TSH_ALL, 0));
+        for (int i = 0; i < 3; i++) got[i] = tsh_keep(tsh_clone(tsh_grad(x[i])));
+        for (int i = 0; i < 3; i++) tsh_zero_grad(x[i]);
+        for (int b = 0; b < ROWS; b++) {
+            tsh_tensor *row[3], *rows = tsh_slice(by, 0, b, 1), *want;
+            for (int i = 0; i < 3; i++)
+                row[i] = tsh_slice(tsh_slice(x[i], 0, b, 1), 2, 0, i ? lengths[b] : LONG);
+            /* of a causal row, padding is queries, too: those see all of its keys */
+            int32_t *sees = (int32_t *)calloc((size_t)(LONG * lengths[b] + 1), sizeof *sees);
+            for (int64_t e = 0; e < LONG * lengths[b]; e++)
+                sees[e] = !causal || e % lengths[b] <= e / lengths[b];
+            tsh_tensor *mask = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(LONG, lengths[b]), NULL,
+                                               sees);
+            free(sees);
+            want = tsh_retain(
+                tsh_attention(row[0], row[1], row[2], &(tsh_attention_desc){.mask = mask}));
+            tsh_backward(ctx, tsh_sum(tsh_mul(tsh_cast(want, TSH_REAL), rows), TSH_ALL, 0));
+            CHECK_OK();
+            for (int i = 0; i < 3; i++) { /* the other rows' are 0 in x's own gradient */
+                const double gap = apart(ctx, tsh_slice(got[i], 0, b, 1),
+                                         tsh_slice(tsh_grad(x[i]), 0, b, 1));
+                CHECK(gap <= sent + (r->layout == 1 && i ? 20 * near_by : 0),
+                      "case %d, row %d: the gradient of input %d is off by %g", c, b, i, gap);
+                tsh_zero_grad(x[i]);
+            }
+            CHECK(apart(ctx, tsh_cast(tsh_slice(y, 0, b, 1), TSH_REAL), tsh_cast(want, TSH_REAL)) <=
+                      0, "case %d, row %d: other bits", c, b);
+        }
+        for (int i = 0; i < 3; i++) tsh_tensor_free(got[i]);
+        tsh_step_end(ctx);
+    }
+    CHECK_OK();
+    return 0;
+}
+
+static void padding_is_not_seen_and_has_no_gradient(void **state) {
+    static const tsh_dtype dtypes[] = {TSH_REAL, TSH_BF16};
+    (void)state;
+    for (int p = 0; p < COUNT(ranks_degrees); p++)
+        for (int t = 0; t < COUNT(dtypes); t++)
+            for (int layout = 0; layout < 3; layout++) {
+                ragged r = {dtypes[t], layout};
+                ranks_run(ranks_degrees[p], padded_rank, &r);
+            }
+}
+
+/* Lengths and pasts that do not fit, which change no cache. */
+static int ragged_refused_rank(tsh_ctx *ctx, void *user) {
+    static const int64_t wrong[][4] = {{0, 0, 2, 3}, {0, 0, -1, 2}, {0, -1, 2, 2}, {0, 3, 2, 2},
+                                       {INT64_MAX, 0, 2, 2}};
+    tsh_tensor *x, *cache[2];
+    tsh_attention_desc desc = {.pasts = wrong[0]};
+    (void)user;
+    tsh_no_grad_begin(ctx);
+    x = tsh_ones(ctx, tsh_shape4(2, 1, 2, 3));
+    CHECK(!tsh_attention(x, x, x, &desc), "no cache");
+    CHECK_SAYS(TSH_ERR_ARGUMENT, "pasts without a cache_k");
+    desc.pasts = NULL;
+    desc.lengths = wrong[0] + 2;
+    CHECK(!tsh_attention(x, x, x, &desc), "too long");
+    CHECK_SAYS(TSH_ERR_SHAPE, "row 1 has 0 cached and 3 new positions; of new ones there are 0 to "
+                              "2, of all at most 2");
+    for (int i = 0; i < 2; i++)
+        cache[i] = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(2, 1, 4, 3), NULL);
+    desc.cache_k = cache[0];
+    desc.cache_v = cache[1];
+    for (int c = 0; c < COUNT(wrong); c++) {
+        desc.pasts = wrong[c];
+        desc.lengths = wrong[c] + 2;
+        CHECK(!tsh_attention(x, x, x, &desc), "case %d", c);
+        CHECK_SAYS(TSH_ERR_SHAPE, "new positions; of new ones there are 0 to 2, of all at most 4");
+    }
+    for (int i = 0; i < 2; i++)
+        CHECK(tsh_item(ctx, tsh_sum(tsh_mul(cache[i], cache[i]), TSH_ALL, 0)) <= 0, "written");
+    tsh_no_grad_end(ctx);
+    CHECK_OK();
+    return 0;
+}
+
+static void what_does_not_fit_a_ragged_batch_is_refused(void **state) {
+    (void)state;
+    ranks_run(1, ragged_refused_rank, NULL);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_row_of_a_ragged_batch_has_the_bits_of_it_alone),
+        cmocka_unit_test(padding_is_not_seen_and_has_no_gradient),
+        cmocka_unit_test(what_does_not_fit_a_ragged_batch_is_refused),
         cmocka_unit_test(borders_of_tiles_in_every_dtype),
         cmocka_unit_test(a_cache_of_16_bits),
         cmocka_unit_test(a_head_alone_has_the_same_bits),
