@@ -3180,10 +3180,15 @@ TSHI_INLINE uint16_t tshi_dtype_to_f16(tsh_real x) {
     }
 #if TSHI_X86
 #define TSHI_DTYPE_WIDE __attribute__((target("avx512bw")))
+#define TSHI_DTYPE_AVX2 __attribute__((target("avx2")))
 #define TSHI_DTYPE_PICK(name) /* what this processor runs */                                       \
-    (__builtin_cpu_supports("avx512bw") ? name##_avx512 : name##_portable)
+    (__builtin_cpu_supports("avx512bw") ? name##_avx512                                            \
+     : __builtin_cpu_supports("avx2")   ? name##_avx2                                              \
+                                        : name##_portable)
 TSHI_DTYPE_RUNS(bf16, avx512, TSHI_DTYPE_WIDE)
 TSHI_DTYPE_RUNS(f16, avx512, TSHI_DTYPE_WIDE)
+TSHI_DTYPE_RUNS(bf16, avx2, TSHI_DTYPE_AVX2)
+TSHI_DTYPE_RUNS(f16, avx2, TSHI_DTYPE_AVX2)
 #else
 #define TSHI_DTYPE_PICK(name) name##_portable
 #endif
@@ -3206,6 +3211,7 @@ TSHI_DTYPE_SHORT(bf16)
 TSHI_DTYPE_SHORT(f16)
 #undef TSHI_DTYPE_RUNS
 #undef TSHI_DTYPE_WIDE
+#undef TSHI_DTYPE_AVX2
 #undef TSHI_DTYPE_PICK
 
 /* -- quantised weights: the formats and the rounding of ggml -------------------------------- */
@@ -5345,8 +5351,9 @@ typedef void (*tshi_kernel_fn)(int64_t n, const tshi_operand *x, const void *par
 enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS }; /* index of a kernel table */
 
 #if TSHI_X86
-#define TSHI_AVX2   __attribute__((target("avx2,fma"))) /* a function compiled for AVX2 */
-#define TSHI_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+/* a function compiled for AVX2; processors that have it have F16C */
+#define TSHI_AVX2   __attribute__((target("avx2,fma,f16c")))
+#define TSHI_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 /* Returns the best instruction set of this processor. */
 static int tshi_kernel_isa(void) {
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return TSHI_ISA_PORTABLE;
@@ -6111,7 +6118,7 @@ TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *s
 #if TSHI_X86 && TSHI_GEMM_FLOAT && (defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10)
 #define TSHI_GEMM_BF16S 1
 #define TSHI_GEMM_TARGET_BF16                                                                      \
-    __attribute__((target("avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+    __attribute__((target("avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 #else
 #define TSHI_GEMM_BF16S 0
 #endif
@@ -6201,12 +6208,12 @@ struct tshi_gemm_kernel {
     int mc, kc, nc;         /* the largest blocks of m, k, n: multiples of mr, of 32 and of nr */
     int isa;                /* the instruction set that it needs: TSHI_ISA_... */
     tshi_gemm_tile_fn tile; /* any tile; csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
-    tshi_gemm_tile_fn dot;  /* (optional) as tile, but rsb = 1: for few rows, B not packed */
     /* (optional) for few rows, B not packed; any multiple of 8 columns, or of nr / 2 if that is
      * less; uses sums, not walk */
     tshi_gemm_tile_fn stream;
-    /* (optional) as `dot`, for TSHI_GEMM_FEW_ROWS rows, any form of B but OTHER and ROUNDED, and
-     * all slices of k; k counts elements; A is packed to a width of tshi_gemm_few_width(rows) */
+    /* (optional) for up to TSHI_GEMM_FEW_ROWS rows, all slices of k, and any multiple of nr / 2
+     * columns; rsb = 1, B is not packed and has any form but OTHER and ROUNDED; k counts elements;
+     * A is packed to a width of tshi_gemm_few_width(rows) */
     tshi_gemm_tile_fn few;
     tshi_gemm_tile_fn pairs; /* (optional) as `tile`, of packed pairs of bf16; needs AVX512_BF16 */
     /* (optional) tshi_gemm_pack_matrix of 16-bit elements with a unit stride; else returns 0 */
@@ -6218,7 +6225,7 @@ struct tshi_gemm_kernel {
 
 enum {
     TSHI_GEMM_TILE_MAX = 384, /* limit of mr * nr for any kernel */
-    TSHI_GEMM_THIN = 2,       /* limit of rows for `dot`: such products are bound by reading B */
+    TSHI_GEMM_THIN = 2,       /* limit of rows of products that are bound by reading B */
     TSHI_GEMM_FEW_ROWS = 8,   /* limit of rows for `few` */
     TSHI_GEMM_SUMS = 1024,    /* rows of C at a time if its sums are kept apart until the last */
     TSHI_GEMM_STRETCH = 32,   /* steps of k from one prefetch of a tile to the next */
@@ -6734,9 +6741,116 @@ TSHI_AVX512 static void tshi_gemm_store_avx512(void *to, const float *from, int 
                                      : _mm512_cvtepi32_epi16(rounded));
     }
 }
+/* Sets y[w] to words w of 8 columns, of which each has 4, contiguous ones; inc: bytes from column
+ * to column. */
+TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_words(const char *b, int64_t inc, __m256 *y) {
+#define TSHI_GEMM_FEW_WORDS(c) /* of columns c and c + 4 */                                        \
+    _mm256_insertf128_ps(                                                                          \
+        _mm256_castps128_ps256(_mm_loadu_ps((const float *)(const void *)(b + (c)*inc))),          \
+        _mm_loadu_ps((const float *)(const void *)(b + ((c) + 4) * inc)), 1)
+    const __m256 r0 = TSHI_GEMM_FEW_WORDS(0), r1 = TSHI_GEMM_FEW_WORDS(1);
+    const __m256 r2 = TSHI_GEMM_FEW_WORDS(2), r3 = TSHI_GEMM_FEW_WORDS(3);
+    const __m256 u0 = _mm256_unpacklo_ps(r0, r1), u1 = _mm256_unpackhi_ps(r0, r1);
+    const __m256 u2 = _mm256_unpacklo_ps(r2, r3), u3 = _mm256_unpackhi_ps(r2, r3);
+    y[0] = _mm256_shuffle_ps(u0, u2, 0x44);
+    y[1] = _mm256_shuffle_ps(u0, u2, 0xee);
+    y[2] = _mm256_shuffle_ps(u1, u3, 0x44);
+    y[3] = _mm256_shuffle_ps(u1, u3, 0xee);
+}
+
+/* Converts words of 8 columns to floats. Of 16 bits, a word has two elements: z[0] and z[1]. */
+TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_floats(const tshi_gemm_form form, __m256 y, __m256 *z) {
+    __m256i x = _mm256_castps_si256(y);
+    z[0] = z[1] = y;
+    if (form == TSHI_GEMM_BF16) {
+        z[0] = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
+        z[1] = _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32((int)0xFFFF0000u)));
+    } else if (form == TSHI_GEMM_F16) {
+        const __m256i halves = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14,
+                                                15, 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11,
+                                                14, 15);
+        x = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(x, halves), 0xD8);
+        z[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(x));
+        z[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1));
+    }
+}
+
+/* Returns a mask of n lanes, at most 8. */
+TSHI_AVX2 TSHI_INLINE __m256i tshi_gemm_mask8(int64_t n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)tshi_base_min(n, 8)),
+                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+/* Packs rows of 16-bit elements that are contiguous, 8 elements of 8 rows at a time; inc: bytes
+ * from row to row. */
+TSHI_AVX2 TSHI_INLINE void tshi_gemm_pack_along8(const tshi_gemm_form form, float *dst, int width,
+                                                 int valid, int64_t k, const char *src,
+                                                 int64_t inc) {
+    char tail[8][16]; /* of rows or elements that are missing */
+    for (int i = 0; i < width; i += 8) {
+        const int rows = valid - i < 8 ? valid - i : 8;
+        const __m256i mask = tshi_gemm_mask8(width - i);
+        for (int64_t q = 0, n; q < k; q += n) {
+            const char *from = src + i * inc + 2 * q;
+            int64_t step = inc;
+            __m256 y[4], z[2];
+            n = tshi_base_min(8, k - q);
+            for (int r = 0; r < rows; r++) TSHI_PREFETCH(from + r * inc + 128);
+            if (rows < 8 || n < 8) {
+                memset(tail, 0, sizeof tail);
+                for (int r = 0; r < rows; r++) memcpy(tail[r], from + r * inc, (size_t)(2 * n));
+                from = tail[0];
+                step = 16;
+            }
+            tshi_gemm_few_words(from, step, y);
+#define TSHI_GEMM_WORD8(w)                                                                         \
+    tshi_gemm_few_floats(form, y[w], z);                                                           \
+    if (2 * (w) < n) _mm256_maskstore_ps(dst + (q + 2 * (w)) * width + i, mask, z[0]);             \
+    if (2 * (w) + 1 < n) _mm256_maskstore_ps(dst + (q + 2 * (w) + 1) * width + i, mask, z[1]);
+            TSHI_GEMM_WORD8(0) TSHI_GEMM_WORD8(1) TSHI_GEMM_WORD8(2) TSHI_GEMM_WORD8(3)
+        }
+    }
+}
+
+/* tshi_gemm_kernel.pack for AVX2. */
+TSHI_AVX2 static int tshi_gemm_pack_avx2(float *dst, int width, int valid, int64_t k,
+                                         const tshi_matrix *m, tshi_gemm_form form) {
+    const char *src = (const char *)m->data;
+    if (m->column != 1) return 0;
+    if (form == TSHI_GEMM_BF16)
+        tshi_gemm_pack_along8(TSHI_GEMM_BF16, dst, width, valid, k, src, 2 * m->row);
+    else if (form == TSHI_GEMM_F16)
+        tshi_gemm_pack_along8(TSHI_GEMM_F16, dst, width, valid, k, src, 2 * m->row);
+    else
+        return 0;
+    return 1;
+}
+
+/* tshi_gemm_kernel.store for AVX2. */
+TSHI_AVX2 static void tshi_gemm_store_avx2(void *to, const float *from, int n, tsh_dtype dtype) {
+    for (int i = 0; i < n; i += 8) {
+        const __m256 x = _mm256_maskload_ps(from + i, tshi_gemm_mask8(n - i));
+        const __m256i bits = _mm256_castps_si256(x), quiet = _mm256_set1_epi32(0x400000);
+        const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+        const __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd);
+        const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+        const __m256i y = _mm256_srli_epi32(
+            _mm256_blendv_epi8(up, _mm256_or_si256(bits, quiet), nan), 16); /* bf16 */
+        const __m128i half = dtype == TSH_F16 ? _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)
+                                              : _mm_packus_epi32(_mm256_castsi256_si128(y),
+                                                                 _mm256_extracti128_si256(y, 1));
+        uint16_t rest[8];
+        _mm_storeu_si128((__m128i *)(void *)(n - i < 8 ? rest : (uint16_t *)to + i), half);
+        if (n - i < 8) memcpy((uint16_t *)to + i, rest, (size_t)(n - i) * 2);
+    }
+}
+#define TSHI_GEMM_PACK_AVX2    tshi_gemm_pack_avx2
+#define TSHI_GEMM_STORE_AVX2   tshi_gemm_store_avx2
 #define TSHI_GEMM_PACK_AVX512  tshi_gemm_pack_avx512
 #define TSHI_GEMM_STORE_AVX512 tshi_gemm_store_avx512
 #else
+#define TSHI_GEMM_PACK_AVX2    NULL
+#define TSHI_GEMM_STORE_AVX2   NULL
 #define TSHI_GEMM_PACK_AVX512  NULL
 #define TSHI_GEMM_STORE_AVX512 NULL
 #endif
@@ -6786,75 +6900,155 @@ static void tshi_gemm_pack_matrix(const tshi_gemm_kernel *kernel, tsh_real *dst,
 
 /* -- few rows ------------------------------------------------------------- */
 
-#if TSHI_X86 && TSHI_GEMM_FLOAT
-/* A product with one or two rows is bound by reading B, and packing B would double the traffic.
- * Columns of B are contiguous here, so 4 steps of k for 8 columns (a group) are transposed in
- * registers. The order of each element's sum is that of a tile. */
-#define TSHI_GEMM_PAIR(s) /* 4 values each of column s and column s + 4 */                         \
-    _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s)), _mm_loadu_ps((s) + 4 * csb), 1)
-#define TSHI_GEMM_GROUP(g) /* adds 4 steps of k to the sums of group g */                          \
-    if (groups > g) {                                                                              \
-        const float *s = b + 8 * g * csb;                                                          \
-        const __m256 r0 = TSHI_GEMM_PAIR(s), r1 = TSHI_GEMM_PAIR(s + csb);                         \
-        const __m256 r2 = TSHI_GEMM_PAIR(s + 2 * csb), r3 = TSHI_GEMM_PAIR(s + 3 * csb);           \
-        for (int l = 0; p % 16 == 0 && l < 8; l++) {                                               \
-            TSHI_PREFETCH(s + l * csb + 32);                                                       \
-            TSHI_PREFETCH_L2(s + (l + 32) * csb); /* columns of later groups */                    \
-        }                                                                                          \
-        const __m256 u0 = _mm256_unpacklo_ps(r0, r1), u1 = _mm256_unpackhi_ps(r0, r1);             \
-        const __m256 u2 = _mm256_unpacklo_ps(r2, r3), u3 = _mm256_unpackhi_ps(r2, r3);             \
-        acc[g] = _mm256_fmadd_ps(x0, _mm256_shuffle_ps(u0, u2, 0x44), acc[g]);                     \
-        acc[g] = _mm256_fmadd_ps(x1, _mm256_shuffle_ps(u0, u2, 0xee), acc[g]);                     \
-        acc[g] = _mm256_fmadd_ps(x2, _mm256_shuffle_ps(u1, u3, 0x44), acc[g]);                     \
-        acc[g] = _mm256_fmadd_ps(x3, _mm256_shuffle_ps(u1, u3, 0xee), acc[g]);                     \
-    }
-
-/* Computes 8 * groups elements of one row of C, from column col on. */
-TSHI_AVX2 TSHI_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, int row, int col,
-                                             const int groups) {
-    const int64_t csa = t->csa, csb = t->csb;
-    const float *a = t->a + row * t->rsa, *b = t->b + col * csb;
-    const __m256 zero = {0};
-    __m256 acc[2] = {zero, zero}; /* the sums of each group */
-    int64_t p = 0;
-    for (; p + 4 <= t->k; p += 4, a += 4 * csa, b += 4) { /* takes 4 steps of k at a time */
-        const __m256 x0 = _mm256_set1_ps(a[0]), x1 = _mm256_set1_ps(a[csa]);
-        const __m256 x2 = _mm256_set1_ps(a[2 * csa]), x3 = _mm256_set1_ps(a[3 * csa]);
-        TSHI_GEMM_GROUP(0)
-        TSHI_GEMM_GROUP(1)
-    }
-    const __m256 alpha = _mm256_set1_ps(t->alpha);
-    const int add = t->add;
-    for (int g = 0; g < groups; g++) {
-        const float *s = b + 8 * g * csb;
-        const float *d = t->d + row * t->rsd + col + 8 * g;
-        float *c = t->c + row * t->rsc + col + 8 * g;
-        for (int64_t q = 0; q < t->k - p; q++, s++) { /* takes the last k % 4 steps */
-            const __m256 y = _mm256_setr_ps(s[0], s[csb], s[2 * csb], s[3 * csb], s[4 * csb],
-                                            s[5 * csb], s[6 * csb], s[7 * csb]);
-            acc[g] = _mm256_fmadd_ps(_mm256_set1_ps(a[q * csa]), y, acc[g]);
-        }
-        TSHI_GEMM_PUT(avx2, c, d, acc[g])
-    }
-}
-
-/* Computes a tile of C whose number of columns is a multiple of 8. */
-TSHI_AVX2 static void tshi_gemm_dot_avx2(const tshi_gemm_tile *t, int rows, int cols) {
-    for (int i = 0; i < rows; i++) {
-        int j = 0;
-        for (; cols - j >= 16; j += 16) tshi_gemm_dot_row(t, i, j, 2); /* columns of two groups */
-        if (j < cols) tshi_gemm_dot_row(t, i, j, 1);                   /* columns of one group */
-    }
-}
-#define TSHI_GEMM_DOT tshi_gemm_dot_avx2
-#else
-#define TSHI_GEMM_DOT NULL
-#endif
-
 /* Returns the width to which A is packed for `few`: 1, 4 or 8, at least `rows`. */
 static int tshi_gemm_few_width(int64_t rows) {
     return rows == 1 ? 1 : rows <= 4 ? 4 : TSHI_GEMM_FEW_ROWS;
 }
+
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+/* A product with few rows is bound by reading B, and packing B would double the traffic. Columns of
+ * B are contiguous here, so a few words of each of 8 or 16 columns are transposed in registers. The
+ * order of each element's sum is that of tiles. */
+#define TSHI_GEMM_EACH8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#define TSHI_GEMM_FEW_SUM(i)                                                                       \
+    if (rows > i) acc[i] = _mm256_fmadd_ps(_mm256_set1_ps(a[i]), y, acc[i]);
+/* Adds a step, 8 elements y of a row of B, to the sums of all rows of A. */
+TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_step(const int rows, const float *a, __m256 y,
+                                              __m256 *acc) {
+    TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SUM)
+}
+
+/* Adds 4 words of 8 columns to their sums. */
+TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_quad(const tshi_gemm_form form, const int rows,
+                                              const float *a, const char *b, int64_t inc,
+                                              __m256 *acc) {
+    __m256 y[4], z[2];
+    tshi_gemm_few_words(b, inc, y);
+#define TSHI_GEMM_FEW_WORD4(w)                                                                     \
+    tshi_gemm_few_floats(form, y[w], z);                                                           \
+    if (form == TSHI_GEMM_REALS) {                                                                 \
+        tshi_gemm_few_step(rows, a + (w)*rows, z[0], acc);                                         \
+    } else {                                                                                       \
+        tshi_gemm_few_step(rows, a + 2 * (w)*rows, z[0], acc);                                     \
+        tshi_gemm_few_step(rows, a + (2 * (w) + 1) * rows, z[1], acc);                             \
+    }
+    TSHI_GEMM_FEW_WORD4(0) TSHI_GEMM_FEW_WORD4(1) TSHI_GEMM_FEW_WORD4(2) TSHI_GEMM_FEW_WORD4(3)
+}
+
+/* Adds what is left of 8 columns after their last 16 bytes: `left` elements. */
+TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_tail(const tshi_gemm_form form, const int rows,
+                                              const float *a, const char *b, int64_t inc,
+                                              int64_t left, __m256 *acc) {
+    const int each = form == TSHI_GEMM_REALS ? 1 : 2; /* elements of a word */
+    char tail[8][16];
+    __m256 y[4], z[2];
+    memset(tail, 0, sizeof tail);
+    for (int c = 0; c < 8; c++) memcpy(tail[c], b + c * inc, (size_t)(left * 4 / each));
+    tshi_gemm_few_words(tail[0], 16, y);
+    for (int64_t e = 0; e < left; e++, a += rows) {
+        tshi_gemm_few_floats(form, y[e / each], z);
+        tshi_gemm_few_step(rows, a, z[e % each], acc);
+    }
+}
+
+/* Sets the sums of C, 8 columns from `col` on, to D, or 0. */
+TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_begin(const tshi_gemm_tile *t, int col, int valid,
+                                               const int rows, __m256 *out) {
+    const __m256 zero = _mm256_setzero_ps();
+#define TSHI_GEMM_FEW_BEGIN8(i)                                                                    \
+    if (rows > i) out[i] = t->add && valid > i ? _mm256_loadu_ps(t->d + i * t->rsd + col) : zero;
+    TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN8)
+}
+
+/* Adds the sums of a slice of k to those of C, and clears them. */
+TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_slice(const tshi_gemm_tile *t, const int rows,
+                                               __m256 *acc, __m256 *out) {
+    const __m256 alpha = _mm256_set1_ps(t->alpha);
+#define TSHI_GEMM_FEW_SLICE8(i)                                                                    \
+    if (rows > i) {                                                                                \
+        out[i] = _mm256_fmadd_ps(alpha, acc[i], out[i]);                                           \
+        acc[i] = _mm256_setzero_ps();                                                              \
+    }
+    TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SLICE8)
+}
+
+TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_end(const tshi_gemm_tile *t, int col, int valid,
+                                             const int rows, const __m256 *out) {
+#define TSHI_GEMM_FEW_END8(i)                                                                      \
+    if (rows > i && valid > i) _mm256_storeu_ps(t->c + i * t->rsc + col, out[i]);
+    TSHI_GEMM_EACH8(TSHI_GEMM_FEW_END8)
+}
+
+/* Computes 8 * groups columns of C, 1 or 2 groups, from column col on, with A packed to a width of
+ * `rows`. Meanwhile as many columns of B that follow are prefetched from end to end; last: there
+ * are none. */
+TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int col, int last,
+                                                 int valid, const tshi_gemm_form form,
+                                                 const int rows, const int groups) {
+    const int64_t size = form == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size, each = 16 / size;
+    const char *b = (const char *)t->b + col * inc;
+    uintptr_t ahead = (uintptr_t)b + (last ? 0 : (uintptr_t)(8 * groups * inc));
+    const float *a = t->a;
+    const __m256 zero = _mm256_setzero_ps();
+    /* of the first and second 8 columns; acc: sums of a slice, out: of C */
+    __m256 acc0[8] = {zero, zero, zero, zero, zero, zero, zero, zero}, out0[8];
+    __m256 acc1[8] = {zero, zero, zero, zero, zero, zero, zero, zero}, out1[8];
+    tshi_gemm_few_begin(t, col, valid, rows, out0);
+    if (groups > 1) tshi_gemm_few_begin(t, col + 8, valid, rows, out1);
+    for (int64_t p = 0, left, n; p < t->k; p += t->slice) {
+        left = tshi_base_min(t->slice, t->k - p);
+        for (; left > 0; left -= n, a += n * rows, b += n * size) {
+            n = tshi_base_min(left, each);
+            for (int l = 0; l < 2 * groups && n == each; l++, ahead += 64)
+                TSHI_PREFETCH_L2((const void *)ahead);
+            if (n == each)
+                tshi_gemm_few_quad(form, rows, a, b, inc, acc0);
+            else
+                tshi_gemm_few_tail(form, rows, a, b, inc, n, acc0);
+            if (groups > 1 && n == each)
+                tshi_gemm_few_quad(form, rows, a, b + 8 * inc, inc, acc1);
+            else if (groups > 1)
+                tshi_gemm_few_tail(form, rows, a, b + 8 * inc, inc, n, acc1);
+        }
+        tshi_gemm_few_slice(t, rows, acc0, out0);
+        if (groups > 1) tshi_gemm_few_slice(t, rows, acc1, out1);
+    }
+    tshi_gemm_few_end(t, col, valid, rows, out0);
+    if (groups > 1) tshi_gemm_few_end(t, col + 8, valid, rows, out1);
+}
+
+/* tshi_gemm_kernel.few for AVX2. */
+TSHI_AVX2 static void tshi_gemm_few_avx2(const tshi_gemm_tile *t, int rows, int cols) {
+    const int width = tshi_gemm_few_width(rows), wide = width < 8 ? 16 : 8; /* columns at a time */
+#define TSHI_GEMM_FEW_ROWS_OF(form, rows_, groups)                                                 \
+    tshi_gemm_few_columns(t, j, j + n >= cols + t->after, rows, form, rows_, groups);
+#define TSHI_GEMM_FEW_FORM(form)                                                                   \
+    case form:                                                                                     \
+        if (width == 8)                                                                            \
+            TSHI_GEMM_FEW_ROWS_OF(form, 8, 1)                                                      \
+        else if (width == 4 && n == 8)                                                             \
+            TSHI_GEMM_FEW_ROWS_OF(form, 4, 1)                                                      \
+        else if (width == 4)                                                                       \
+            TSHI_GEMM_FEW_ROWS_OF(form, 4, 2)                                                      \
+        else if (n == 8)                                                                           \
+            TSHI_GEMM_FEW_ROWS_OF(form, 1, 1)                                                      \
+        else                                                                                       \
+            TSHI_GEMM_FEW_ROWS_OF(form, 1, 2)                                                      \
+        break;
+    for (int j = 0, n; j < cols; j += n) {
+        n = cols - j < wide ? 8 : wide;
+        switch (t->form) {
+            TSHI_GEMM_FEW_FORM(TSHI_GEMM_REALS)
+            TSHI_GEMM_FEW_FORM(TSHI_GEMM_BF16)
+            TSHI_GEMM_FEW_FORM(TSHI_GEMM_F16)
+        default: break;
+        }
+    }
+}
+#define TSHI_GEMM_FEW_AVX2 tshi_gemm_few_avx2
+#else
+#define TSHI_GEMM_FEW_AVX2 NULL
+#endif
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
 /* Returns the first or second elements of 16 pairs of 16 bits, transposed, as floats. */
@@ -6922,7 +7116,6 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form, 
         tshi_gemm_few_eight(to + 16 * p, (const float *)b + p, k - p, column);
 }
 
-#define TSHI_GEMM_EACH8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #define TSHI_GEMM_FEW_SUM_avx512(sum, x, y) sum = _mm512_fmadd_ps(_mm512_set1_ps(x), y, sum)
 /* gcc 12 would load x in all lanes by an instruction of its own. */
 #define TSHI_GEMM_FEW_SUM_bf16(sum, x, y)                                                          \
@@ -7046,23 +7239,23 @@ TSHI_GEMM_FEW_KERNEL(bf16, TSHI_GEMM_TARGET_BF16,
  * half of an L2 cache, kc * nr an L1 cache; nc limits the scratch memory. */
 static const tshi_gemm_kernel tshi_gemm_kernels[] = {
 #if TSHI_GEMM_BF16S
-    {"bf16", 12, 32, 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512, TSHI_GEMM_DOT,
-     tshi_gemm_stream_x86, tshi_gemm_few_bf16, tshi_gemm_tile_bf16, TSHI_GEMM_PACK_AVX512,
-     TSHI_GEMM_STORE_AVX512},
+    {"bf16", 12, 32, 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512, tshi_gemm_stream_x86,
+     tshi_gemm_few_bf16, tshi_gemm_tile_bf16, TSHI_GEMM_PACK_AVX512, TSHI_GEMM_STORE_AVX512},
 #endif
 #if TSHI_X86
     {"avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512,
-     TSHI_GEMM_DOT, tshi_gemm_stream_x86, TSHI_GEMM_FEW_AVX512, NULL, TSHI_GEMM_PACK_AVX512,
+     tshi_gemm_stream_x86, TSHI_GEMM_FEW_AVX512, NULL, TSHI_GEMM_PACK_AVX512,
      TSHI_GEMM_STORE_AVX512},
     {"avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, TSHI_ISA_AVX2, tshi_gemm_tile_avx2,
-     TSHI_GEMM_DOT, tshi_gemm_stream_avx2, NULL, NULL, NULL, NULL},
+     tshi_gemm_stream_avx2, TSHI_GEMM_FEW_AVX2, NULL, TSHI_GEMM_PACK_AVX2,
+     TSHI_GEMM_STORE_AVX2},
 #endif
 #if TSHI_VECTORS
-    {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_v128, NULL,
+    {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_v128,
      tshi_gemm_stream_v128, NULL, NULL, NULL, NULL},
 #endif
     {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_c, NULL, NULL,
-     NULL, NULL, NULL, NULL}};
+     NULL, NULL, NULL}};
 
 /* Returns 1 if this processor runs the kernel. */
 static int tshi_gemm_runs(const tshi_gemm_kernel *kernel) {
@@ -7225,11 +7418,10 @@ static void tshi_gemm_streamed(tshi_gemm_job *job, tshi_gemm_tile *t, int64_t co
     job->since += job->m * columns * job->k;
 }
 
-/* Computes the tiles of `width` columns from j on, of which `cols` exist, with A and B as in t.
- * next: from a row of A to the next one, in whole slivers. */
-static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, tshi_gemm_tile *t,
-                             int64_t next, int64_t j, int cols, int width) {
-    const int mr = job->kernel->mr;
+/* Computes the tiles of up to mr rows and `width` columns from j on, of which `cols` exist, with A
+ * and B as in t. next: from a row of A to the next one, in whole slivers. */
+static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, int mr,
+                             tshi_gemm_tile *t, int64_t next, int64_t j, int cols, int width) {
     const tsh_real *a = t->a;
     const int direct = cols == width && job->c.column == 1 && job->d.column == 1 &&
                        job->c.dtype == TSH_REAL; /* tiles are written in place */
@@ -7265,11 +7457,9 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     /* pack_a: 0: A is read in place */
     const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
     const int64_t words = tshi_gemm_words(job->form_a, job->k); /* of a packed row or column */
-    const int thin = job->m <= TSHI_GEMM_THIN && job->b.column != 1 && job->b.row == 1 &&
-                     kernel->dot != NULL && !convert_b; /* thin: use `dot` */
-    const int pack_b = convert_b || (!thin && (job->b.column != 1 || job->m > 2 * mr || !only));
+    const int pack_b = convert_b || job->b.column != 1 || job->m > 2 * mr || !only;
     const int64_t unit = nr < 16 ? nr / 2 : 8, streamed = job->stream ? job->n / unit * unit : 0;
-    const tshi_gemm_tile_fn packed = job->form_a >= TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
+    const tshi_gemm_tile_fn tile = job->form_a >= TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
     tshi_gemm_walk walk = tshi_gemm_next(job, job->n); /* nothing yet */
     tshi_gemm_tile t;
     for (int64_t i = 0; pack_a && i < job->m; i += mr)
@@ -7288,7 +7478,6 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     if (streamed > 0) tshi_gemm_streamed(job, &t, streamed); /* few rows of A */
     for (int64_t j = streamed; j < job->n; j += nr) {
         const int cols = (int)tshi_base_min(nr, job->n - j), width = cols > nr / 2 ? nr : nr / 2;
-        const tshi_gemm_tile_fn tile = thin && cols == width ? kernel->dot : packed;
         t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, j).data;
         t.rsb = job->b.row;
         t.csb = job->b.column;
@@ -7302,7 +7491,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
             t.rsb = width;
             t.csb = 1;
         }
-        tshi_gemm_sliver(job, tile, &t, pack_a ? words : job->a.row, j, cols, width);
+        tshi_gemm_sliver(job, tile, mr, &t, pack_a ? words : job->a.row, j, cols, width);
         tshi_gemm_count(job, job->m * cols * job->k);
     }
 }
@@ -7341,7 +7530,7 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
         cols = tshi_base_min(most, columns - j);
         t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, j).data;
         t.after = columns - j - cols;
-        tshi_gemm_sliver(job, kernel->few, &t, 0, j, (int)cols, (int)cols);
+        tshi_gemm_sliver(job, kernel->few, TSHI_GEMM_FEW_ROWS, &t, 0, j, (int)cols, (int)cols);
         tshi_gemm_count(job, job->m * cols * job->k);
     }
     if (rest > 0 && (!job->add || job->d.column == 1)) {
@@ -7631,76 +7820,132 @@ static int32_t tshi_quant_four(const signed char *q) { /* four bytes, for all la
     } while (0)
 #define TSHI_QUANT_OP(bits, name) TSHI_QUANT_OP_##bits(name)
 #define TSHI_QUANT_OP_128(name)   _mm_##name
+#define TSHI_QUANT_OP_256(name)   _mm256_##name
 #define TSHI_QUANT_OP_512(name)   _mm512_##name
 
+#define TSHI_QUANT_32(at)  _mm_cvtsi32_si128(tshi_quant_four((const signed char *)(at)))
 #define TSHI_QUANT_128(at) _mm_loadu_si128((const __m128i *)(const void *)(at))
 #define TSHI_QUANT_256(at) _mm256_loadu_si256((const __m256i *)(const void *)(at))
-#define TSHI_QUANT_TO(at)  ((__m128i *)(void *)(at))
+#define TSHI_QUANT_TO(at)  ((__m256i *)(void *)(at))
 
-/* Moves four rows of 16 bytes at a time. */
-TSHI_AVX2 static void tshi_quant_move_avx2(tshi_quant_tile *to, const tshi_quant_source *from) {
-    const __m128i flip = _mm_set1_epi8(-128), low = _mm_set1_epi8(15);
-    const int long_blocks = from->size == TSHI_QUANT_Q8; /* 1: of 8 bits */
+/* Loads the scales of 8 rows. */
+TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_scales_avx2(const unsigned char *w, int64_t row) {
+    const __m128i s01 = _mm_unpacklo_epi16(TSHI_QUANT_32(w), TSHI_QUANT_32(w + row));
+    const __m128i s23 = _mm_unpacklo_epi16(TSHI_QUANT_32(w + 2 * row), TSHI_QUANT_32(w + 3 * row));
+    const __m128i s45 = _mm_unpacklo_epi16(TSHI_QUANT_32(w + 4 * row), TSHI_QUANT_32(w + 5 * row));
+    const __m128i s67 = _mm_unpacklo_epi16(TSHI_QUANT_32(w + 6 * row), TSHI_QUANT_32(w + 7 * row));
+    return _mm256_cvtph_ps(
+        _mm_unpacklo_epi64(_mm_unpacklo_epi32(s01, s23), _mm_unpacklo_epi32(s45, s67)));
+}
+
+/* Moves 16 bytes of each of 8 rows at a time. */
+TSHI_AVX2 TSHI_INLINE void tshi_quant_tiles_avx2(tshi_quant_tile *to,
+                                                 const tshi_quant_source *from, const int size) {
+    const __m256i flip = _mm256_set1_epi8(-128), low = _mm256_set1_epi8(15);
+    const int64_t row = from->row;
     uintptr_t ahead = from->ahead;
-    if (from->rows < TSHI_QUANT_COLUMNS) {
-        tshi_quant_move_c(to, from);
-        return;
-    }
     for (int b = 0; b < from->count; b++, to++)
-        for (int c = 0; c < TSHI_QUANT_COLUMNS; c += 4) {
-            const unsigned char *w = from->w + c * from->row + b * from->size;
-            for (int i = 0; i < 4 * from->size; i += 64)
+        for (int c = 0; c < TSHI_QUANT_COLUMNS; c += 8, ahead += (uintptr_t)(8 * size)) {
+            const unsigned char *w = from->w + c * row + b * size;
+            for (int i = 0; i < 8 * size; i += 64)
                 TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
-            ahead += (uintptr_t)(4 * from->size);
-            for (int i = 0; i < 4; i++) to->scale[c + i] = tshi_dtype_scale(w + i * from->row);
-            for (int half = 0; half <= long_blocks; half++) {
-                __m128i z[4];
-                for (int i = 0; i < 4; i++)
-                    z[i] = TSHI_QUANT_128(w + i * from->row + 2 + 16 * half);
-                TSHI_QUANT_TRANSPOSE(128, z);
-                for (int i = 0; i < 4; i++) {
-                    const __m128i high = _mm_and_si128(_mm_srli_epi16(z[i], 4), low);
-                    _mm_storeu_si128(TSHI_QUANT_TO(to->w[4 * half + i][c]),
-                                     long_blocks ? _mm_xor_si128(z[i], flip)
-                                                 : _mm_and_si128(z[i], low));
-                    if (!long_blocks) _mm_storeu_si128(TSHI_QUANT_TO(to->w[4 + i][c]), high);
-                }
+            _mm256_storeu_ps(to->scale + c, tshi_quant_scales_avx2(w, row));
+            for (int half = 0; half < (size == TSHI_QUANT_Q8 ? 2 : 1); half++) {
+                __m256i z[4];
+#define TSHI_QUANT_ROWS(i) /* rows i and i + 4 */                                                  \
+    z[i] = _mm256_inserti128_si256(                                                                \
+        _mm256_castsi128_si256(TSHI_QUANT_128(w + (i)*row + 2 + 16 * half)),                       \
+        TSHI_QUANT_128(w + ((i) + 4) * row + 2 + 16 * half), 1);
+#define TSHI_QUANT_STORE(i)                                                                        \
+    if (size == TSHI_QUANT_Q8) {                                                                   \
+        _mm256_storeu_si256(TSHI_QUANT_TO(to->w[4 * half + i][c]), _mm256_xor_si256(z[i], flip));  \
+    } else {                                                                                       \
+        _mm256_storeu_si256(TSHI_QUANT_TO(to->w[i][c]), _mm256_and_si256(z[i], low));              \
+        _mm256_storeu_si256(TSHI_QUANT_TO(to->w[4 + i][c]),                                        \
+                            _mm256_and_si256(_mm256_srli_epi16(z[i], 4), low));                    \
+    }
+                TSHI_QUANT_ROWS(0) TSHI_QUANT_ROWS(1) TSHI_QUANT_ROWS(2) TSHI_QUANT_ROWS(3)
+                TSHI_QUANT_TRANSPOSE(256, z);
+                TSHI_QUANT_STORE(0) TSHI_QUANT_STORE(1) TSHI_QUANT_STORE(2) TSHI_QUANT_STORE(3)
             }
         }
 }
 
-/* Adds w q for four elements of 8 columns. The instruction multiplies unsigned by signed bytes and
- * saturates sums of two: |w| by q with w's sign is at most 2 * 128 * 127. */
-TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(__m256i sum, const unsigned char *w, __m256i q,
-                                                  __m256i offset) {
-    const __m256i x = _mm256_sub_epi8(TSHI_QUANT_256(w), offset);
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(q, x));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+TSHI_AVX2 static void tshi_quant_move_avx2(tshi_quant_tile *to, const tshi_quant_source *from) {
+    if (from->rows < TSHI_QUANT_COLUMNS)
+        tshi_quant_move_c(to, from);
+    else if (from->size == TSHI_QUANT_Q8)
+        tshi_quant_tiles_avx2(to, from, TSHI_QUANT_Q8);
+    else
+        tshi_quant_tiles_avx2(to, from, TSHI_QUANT_Q4);
+}
+
+/* Adds products w q of four elements of 8 columns. The instruction multiplies unsigned by signed
+ * bytes and saturates sums of two. 8 bits: |w| by q with w's sign, at most 2 * 128 * 127, added as
+ * 32 bits. 4 bits: w + 8 by q, at most 2 * 15 * 127: 16 bits have space for all of a block. */
+TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(const int size, __m256i sum, __m256i w,
+                                                  __m256i magnitude, __m256i q) {
+    if (size == TSHI_QUANT_Q4) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, q));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude,
+                                                                        _mm256_sign_epi8(q, w)),
+                                                   _mm256_set1_epi16(1)));
+}
+
+/* Adds the sums n of a block of 8 columns, times the scales, to `sums`. */
+TSHI_AVX2 TSHI_INLINE void tshi_quant_end_avx2(const int size, const float *scale,
+                                               const tshi_quant_input *x, __m256i n, float *sums) {
+    const __m256 by = _mm256_mul_ps(_mm256_loadu_ps(scale), _mm256_set1_ps(x->scale));
+    if (size == TSHI_QUANT_Q4)
+        n = _mm256_add_epi32(_mm256_madd_epi16(n, _mm256_set1_epi16(1)),
+                             _mm256_set1_epi32(x->offset));
+    _mm256_storeu_ps(sums, _mm256_add_ps(_mm256_loadu_ps(sums),
+                                         _mm256_mul_ps(by, _mm256_cvtepi32_ps(n))));
+}
+
+/* Adds a block of 16 columns to the sums of `rows` rows of X, 1, 2 or 4. */
+TSHI_AVX2 TSHI_INLINE void tshi_quant_rows_avx2(const tshi_quant_tile *w, const int size,
+                                                const int rows, const tshi_quant_input *x,
+                                                float *sums, int64_t stride) {
+    const __m256i flip = _mm256_set1_epi8(size == TSHI_QUANT_Q8 ? -128 : 0);
+    __m256i n[4], m[4]; /* sums of columns 0 to 7, of 8 to 15 */
+#define TSHI_QUANT_EACH4(X) X(0) X(1) X(2) X(3)
+#define TSHI_QUANT_BEGIN4(r) n[r] = m[r] = _mm256_setzero_si256();
+#define TSHI_QUANT_ADD4(r)                                                                         \
+    if (rows > r) {                                                                                \
+        const __m256i q = _mm256_set1_epi32(tshi_quant_four(x[r].q + 4 * i));                      \
+        n[r] = tshi_quant_add_avx2(size, n[r], w0, a0, q);                                         \
+        m[r] = tshi_quant_add_avx2(size, m[r], w1, a1, q);                                         \
+    }
+#define TSHI_QUANT_END4(r)                                                                         \
+    if (rows > r) {                                                                                \
+        tshi_quant_end_avx2(size, w->scale, x + r, n[r], sums + r * stride);                       \
+        tshi_quant_end_avx2(size, w->scale + 8, x + r, m[r], sums + r * stride + 8);               \
+    }
+    TSHI_QUANT_EACH4(TSHI_QUANT_BEGIN4)
+    for (int i = 0; i < 8; i++) {
+        const __m256i w0 = _mm256_xor_si256(TSHI_QUANT_256(w->w[i][0]), flip);
+        const __m256i w1 = _mm256_xor_si256(TSHI_QUANT_256(w->w[i][8]), flip);
+        const __m256i a0 = _mm256_abs_epi8(w0), a1 = _mm256_abs_epi8(w1);
+        TSHI_QUANT_EACH4(TSHI_QUANT_ADD4)
+    }
+    TSHI_QUANT_EACH4(TSHI_QUANT_END4)
 }
 
 TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, const tshi_quant_source *from,
                                           const tshi_quant_input *x, float *sums, int64_t stride,
                                           int rows) {
-    const __m256i offset = _mm256_set1_epi8(from->size == TSHI_QUANT_Q8 ? -128 : 8);
-    for (int r = 0; r < rows; r++, sums += stride) {
-        __m256 s0 = _mm256_loadu_ps(sums), s1 = _mm256_loadu_ps(sums + 8);
-        for (int b = 0; b < from->count; b++) {
-            const tshi_quant_input *y = x + TSHI_QUANT_FEW * b + r;
-            const __m256 scale = _mm256_set1_ps(y->scale);
-            const __m256 scale0 = _mm256_mul_ps(_mm256_loadu_ps(w[b].scale), scale);
-            const __m256 scale1 = _mm256_mul_ps(_mm256_loadu_ps(w[b].scale + 8), scale);
-            __m256i n0 = _mm256_setzero_si256(), n1 = n0;
-            for (int i = 0; i < 8; i++) {
-                const __m256i q = _mm256_set1_epi32(tshi_quant_four(y->q + 4 * i));
-                n0 = tshi_quant_add_avx2(n0, w[b].w[i][0], q, offset);
-                n1 = tshi_quant_add_avx2(n1, w[b].w[i][8], q, offset);
-            }
-            s0 = _mm256_add_ps(s0, _mm256_mul_ps(scale0, _mm256_cvtepi32_ps(n0)));
-            s1 = _mm256_add_ps(s1, _mm256_mul_ps(scale1, _mm256_cvtepi32_ps(n1)));
-        }
-        _mm256_storeu_ps(sums, s0);
-        _mm256_storeu_ps(sums + 8, s1);
-    }
+#define TSHI_QUANT_SOME(some) /* `some` rows at a time, as often as there are so many */           \
+    for (; rows >= some; rows -= some, x += some, sums += some * stride)                           \
+        for (int b = 0; b < from->count; b++)                                                      \
+            if (from->size == TSHI_QUANT_Q8)                                                       \
+                tshi_quant_rows_avx2(w + b, TSHI_QUANT_Q8, some, x + TSHI_QUANT_FEW * b, sums,     \
+                                     stride);                                                      \
+            else                                                                                   \
+                tshi_quant_rows_avx2(w + b, TSHI_QUANT_Q4, some, x + TSHI_QUANT_FEW * b, sums,     \
+                                     stride);
+    TSHI_QUANT_SOME(4)
+    TSHI_QUANT_SOME(2)
+    TSHI_QUANT_SOME(1)
 }
 
 #define TSHI_QUANT_SCALE(c)  tshi_quant_two(w + (c) * row)
@@ -7886,6 +8131,15 @@ TSHI_QUANT_VNNI static void tshi_quant_dot_vnni(const tshi_quant_tile *w,
 #undef TSHI_QUANT_256
 #undef TSHI_QUANT_128
 #undef TSHI_QUANT_OP_512
+#undef TSHI_QUANT_OP_256
+#undef TSHI_QUANT_32
+#undef TSHI_QUANT_ROWS
+#undef TSHI_QUANT_STORE
+#undef TSHI_QUANT_EACH4
+#undef TSHI_QUANT_BEGIN4
+#undef TSHI_QUANT_ADD4
+#undef TSHI_QUANT_END4
+#undef TSHI_QUANT_SOME
 #undef TSHI_QUANT_OP_128
 #undef TSHI_QUANT_OP
 #undef TSHI_QUANT_TRANSPOSE
@@ -25095,6 +25349,9 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_WORD
 #undef TSHI_GEMM_PACK
 #undef TSHI_GEMM_PACK_AVX512
+#undef TSHI_GEMM_PACK_AVX2
+#undef TSHI_GEMM_STORE_AVX2
+#undef TSHI_GEMM_WORD8
 #undef TSHI_GEMM_STORE_AVX512
 #undef TSHI_GEMM_FEW_ADD
 #undef TSHI_GEMM_FEW_STEP
@@ -25109,6 +25366,15 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_FEW_CASE
 #undef TSHI_GEMM_FEW_WORD
 #undef TSHI_GEMM_FEW_AVX512
+#undef TSHI_GEMM_FEW_AVX2
+#undef TSHI_GEMM_FEW_WORDS
+#undef TSHI_GEMM_FEW_SUM
+#undef TSHI_GEMM_FEW_WORD4
+#undef TSHI_GEMM_FEW_BEGIN8
+#undef TSHI_GEMM_FEW_SLICE8
+#undef TSHI_GEMM_FEW_END8
+#undef TSHI_GEMM_FEW_ROWS_OF
+#undef TSHI_GEMM_FEW_FORM
 #undef TSHI_GEMM_FEW_SUM_avx512
 #undef TSHI_GEMM_FEW_SUM_bf16
 #undef TSHI_GEMM_FEW_FIRST
@@ -25140,8 +25406,5 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_STORE_avx512
 #undef TSHI_GEMM_SET_avx512
 #undef TSHI_GEMM_FMA_avx512
-#undef TSHI_GEMM_PAIR
-#undef TSHI_GEMM_GROUP
-#undef TSHI_GEMM_DOT
 #endif                  /* TSHARD_IMPLEMENTED */
 #endif                  /* TSHARD_IMPLEMENTATION */
