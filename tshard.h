@@ -6816,13 +6816,11 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_pack_along8(const tshi_gemm_form form, floa
 TSHI_AVX2 static int tshi_gemm_pack_avx2(float *dst, int width, int valid, int64_t k,
                                          const tshi_matrix *m, tshi_gemm_form form) {
     const char *src = (const char *)m->data;
-    if (m->column != 1) return 0;
+    if (m->column != 1 || (form != TSHI_GEMM_BF16 && form != TSHI_GEMM_F16)) return 0;
     if (form == TSHI_GEMM_BF16)
         tshi_gemm_pack_along8(TSHI_GEMM_BF16, dst, width, valid, k, src, 2 * m->row);
-    else if (form == TSHI_GEMM_F16)
-        tshi_gemm_pack_along8(TSHI_GEMM_F16, dst, width, valid, k, src, 2 * m->row);
     else
-        return 0;
+        tshi_gemm_pack_along8(TSHI_GEMM_F16, dst, width, valid, k, src, 2 * m->row);
     return 1;
 }
 
@@ -6984,7 +6982,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_end(const tshi_gemm_tile *t, int col, i
  * are none. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int col, int last,
                                                  int valid, const tshi_gemm_form form,
-                                                 const int rows, const int groups) {
+                                                 const int rows, int groups) {
     const int64_t size = form == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size, each = 16 / size;
     const char *b = (const char *)t->b + col * inc;
     uintptr_t ahead = (uintptr_t)b + (last ? 0 : (uintptr_t)(8 * groups * inc));
@@ -7020,23 +7018,18 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
 /* tshi_gemm_kernel.few for AVX2. */
 TSHI_AVX2 static void tshi_gemm_few_avx2(const tshi_gemm_tile *t, int rows, int cols) {
     const int width = tshi_gemm_few_width(rows), wide = width < 8 ? 16 : 8; /* columns at a time */
-#define TSHI_GEMM_FEW_ROWS_OF(form, rows_, groups)                                                 \
-    tshi_gemm_few_columns(t, j, j + n >= cols + t->after, rows, form, rows_, groups);
 #define TSHI_GEMM_FEW_FORM(form)                                                                   \
     case form:                                                                                     \
-        if (width == 8)                                                                            \
-            TSHI_GEMM_FEW_ROWS_OF(form, 8, 1)                                                      \
-        else if (width == 4 && n == 8)                                                             \
-            TSHI_GEMM_FEW_ROWS_OF(form, 4, 1)                                                      \
+        if (width == 1)                                                                            \
+            tshi_gemm_few_columns(t, j, last, rows, form, 1, n / 8);                               \
         else if (width == 4)                                                                       \
-            TSHI_GEMM_FEW_ROWS_OF(form, 4, 2)                                                      \
-        else if (n == 8)                                                                           \
-            TSHI_GEMM_FEW_ROWS_OF(form, 1, 1)                                                      \
+            tshi_gemm_few_columns(t, j, last, rows, form, 4, n / 8);                               \
         else                                                                                       \
-            TSHI_GEMM_FEW_ROWS_OF(form, 1, 2)                                                      \
+            tshi_gemm_few_columns(t, j, last, rows, form, 8, 1);                                   \
         break;
     for (int j = 0, n; j < cols; j += n) {
         n = cols - j < wide ? 8 : wide;
+        const int last = j + n >= cols + t->after;
         switch (t->form) {
             TSHI_GEMM_FEW_FORM(TSHI_GEMM_REALS)
             TSHI_GEMM_FEW_FORM(TSHI_GEMM_BF16)
@@ -25373,7 +25366,6 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_FEW_BEGIN8
 #undef TSHI_GEMM_FEW_SLICE8
 #undef TSHI_GEMM_FEW_END8
-#undef TSHI_GEMM_FEW_ROWS_OF
 #undef TSHI_GEMM_FEW_FORM
 #undef TSHI_GEMM_FEW_SUM_avx512
 #undef TSHI_GEMM_FEW_SUM_bf16
