@@ -1686,10 +1686,15 @@ TSH_API tsh_cache *tsh_cache_new(tsh_module *module, int64_t batch, int64_t leng
                                  tsh_dtype dtype);
 /* Detaches the cache from its layers and frees it. NULL is fine. */
 TSH_API void tsh_cache_free(tsh_cache *cache);
-/* How many positions it holds. */
+/* For texts that are not equally long: of the T positions of each forward to come, row b of the
+ * batch has the first counts[b], 0 to T; the others are padding, which is not kept and gives
+ * something finite. A row whose count is less than T goes on where it ended. counts: (batch),
+ * copied; NULL: every row has all T, as at first. */
+TSH_API tsh_result tsh_cache_counts(tsh_cache *cache, const int64_t *counts);
+/* How many positions it holds, of the row that has most. */
 TSH_API int64_t tsh_cache_length(const tsh_cache *cache);
-/* Forgets what follows the first `length` positions, from 0 up to those it holds; 0: all. To be
- * called after a forward that failed: layers before the error had appended already. */
+/* Forgets what follows the first `length` positions of every row, from 0 up to those it holds; 0:
+ * all. To be called after a forward that failed: layers before the error had appended already. */
 TSH_API tsh_result tsh_cache_truncate(tsh_cache *cache, int64_t length);
 
 /* -- policies --------------------------------------------------------------- */
@@ -20004,14 +20009,33 @@ typedef struct tshi_attention_layer {
     tsh_module *qkv[3], *fused, *norm[2], *out; /* children; NULL: it has none such */
     tsh_cache *cache;           /* NULL: none is attached */
     tsh_tensor *keys, *values;  /* the cache's, (B, Hkv, length, D) */
-    int64_t past;               /* positions that these hold */
+    tsh_tensor *held;           /* (B), i64: how many positions these hold of each row */
 } tshi_attention_layer;
 
 struct tsh_cache {
     tsh_cache *next;    /* in the ctx's list */
     tsh_module *module; /* its layers are below; NULL: the handle is free */
-    int64_t length;     /* positions that fit */
+    int64_t batch, length; /* rows; positions of each that fit */
+    tsh_tensor *counts; /* (B), i64: what each row has of a forward; NULL: everything */
 };
+
+/* What an attention layer's cache holds: row b has [b] positions. */
+static int64_t *tshi_layers_held(const tshi_attention_layer *a) {
+    return (int64_t *)tshi_tensor_at(a->held);
+}
+
+/* What the rows have of a forward; NULL: everything. */
+static const int64_t *tshi_layers_counted(const tsh_cache *cache) {
+    return cache->counts ? (const int64_t *)tshi_tensor_at(cache->counts) : NULL;
+}
+
+/* The most positions that the cache holds of a row. */
+static int64_t tshi_layers_longest(const tshi_attention_layer *a) {
+    int64_t most = 0;
+    for (int64_t b = 0; b < a->cache->batch; b++)
+        if (tshi_layers_held(a)[b] > most) most = tshi_layers_held(a)[b];
+    return most;
+}
 
 /* Splits the output of the fused layer, (B, T, features), to q, k and v, (B, T, heads D). */
 static void tshi_layers_split(const tshi_attention_layer *a, tsh_tensor *y, tsh_tensor **qkv) {
@@ -20045,7 +20069,7 @@ static int tshi_layers_project(const tshi_attention_layer *a, tsh_tensor *x, tsh
     const tsh_attention_layer_desc *desc = &a->desc;
     tsh_rope_desc rope = a->rope;
     tsh_tensor *y = a->fused ? tsh_forward(a->fused, x) : NULL;
-    rope.start += a->past;
+    if (a->cache) rope.starts = tshi_layers_held(a);
     if (y) tshi_layers_split(a, y, qkv);
     for (int i = 0; i < 3; i++) {
         if (!a->fused) qkv[i] = tsh_forward(a->qkv[i], x);
@@ -20061,6 +20085,46 @@ static int tshi_layers_project(const tshi_attention_layer *a, tsh_tensor *x, tsh
     return qkv[0] != NULL;
 }
 
+/* Checks that x (B, T, dim) fits into the cache. Returns 0 after an error. */
+static int tshi_layers_fits(const tshi_attention_layer *a, const tsh_tensor *x) {
+    const int64_t *counts = tshi_layers_counted(a->cache), *held = tshi_layers_held(a);
+    if (x->dim[0] != a->cache->batch)
+        return tshi_error_zero(x->ctx, TSH_ERR_SHAPE,
+                               "tsh_forward: x has %lld texts, the cache %lld",
+                               (long long)x->dim[0], (long long)a->cache->batch);
+    for (int64_t b = 0; b < a->cache->batch; b++) {
+        const int64_t n = counts ? counts[b] : x->dim[1];
+        if (n > x->dim[1])
+            return tshi_error_zero(x->ctx, TSH_ERR_SHAPE,
+                                   "tsh_forward: of %lld positions text %lld has %lld "
+                                   "(tsh_cache_counts)",
+                                   (long long)x->dim[1], (long long)b, (long long)n);
+        if (held[b] + n > a->cache->length)
+            return tshi_error_zero(x->ctx, TSH_ERR_SHAPE,
+                                   "tsh_forward: the cache of %lld positions holds %lld, and %lld "
+                                   "more do not fit; make a longer one (tsh_cache_new), or forget "
+                                   "some (tsh_cache_truncate)",
+                                   (long long)a->cache->length, (long long)held[b], (long long)n);
+    }
+    return 1;
+}
+
+/* Hands the cache, if there is one, to the attention. */
+static void tshi_layers_cached(const tshi_attention_layer *a, tsh_attention_desc *desc) {
+    desc->cache_k = a->keys;
+    desc->cache_v = a->values;
+    if (!a->cache) return;
+    desc->pasts = tshi_layers_held(a);
+    desc->lengths = tshi_layers_counted(a->cache);
+}
+
+/* Counts the n positions of a forward, or what each row has of them. */
+static void tshi_layers_hold(const tshi_attention_layer *a, int64_t n) {
+    const int64_t *counts = tshi_layers_counted(a->cache);
+    for (int64_t b = 0; b < a->cache->batch; b++)
+        tshi_layers_held(a)[b] += counts ? counts[b] : n;
+}
+
 /* in: x (B, T, dim) and perhaps a mask -> (B, T, dim). */
 static tsh_tensor *tshi_layers_attend(tsh_module *module, tsh_tensor **in, int n) {
     tshi_attention_layer *a = (tshi_attention_layer *)module->user;
@@ -20072,23 +20136,15 @@ static tsh_tensor *tshi_layers_attend(tsh_module *module, tsh_tensor **in, int n
                                "tsh_forward: takes x (B, T, %lld) and, if any, a mask; there are "
                                "%d inputs, x is %s",
                                (long long)a->desc.dim, n, x ? tshi_tensor_text(x, text) : "NULL");
-    if (a->cache && a->past + x->dim[1] > a->cache->length)
-        return tshi_error_null(module->ctx, TSH_ERR_SHAPE,
-                               "tsh_forward: the cache of %lld positions holds %lld, and %lld more "
-                               "do not fit; make a longer one (tsh_cache_new), or forget some "
-                               "(tsh_cache_truncate)",
-                               (long long)a->cache->length, (long long)a->past,
-                               (long long)x->dim[1]);
+    if (a->cache && !tshi_layers_fits(a, x)) return NULL;
     if (!tshi_layers_project(a, x, qkv)) return NULL;
     desc.owner = module;
     if (module->evaluating) desc.dropout = 0;
     if (n > 1) desc.mask = in[1];
-    desc.cache_k = a->keys;
-    desc.cache_v = a->values;
-    desc.past = a->past;
+    tshi_layers_cached(a, &desc);
     y = tsh_transpose(tsh_attention(qkv[0], qkv[1], qkv[2], &desc), 1, 2);
     if (!y) return NULL;
-    if (a->cache) a->past += x->dim[1];
+    if (a->cache) tshi_layers_hold(a, x->dim[1]);
     y = tsh_reshape(y, tsh_shape3(y->dim[0], y->dim[1], y->dim[2] * y->dim[3]));
     return tsh_forward(a->out, y);
 }
@@ -20267,9 +20323,9 @@ static void tshi_layers_attach(tsh_module *module, tshi_attention_layer *a, tsh_
     }
     if (w->absent) return; /* another stage of the pipeline has the layer */
     a->cache = cache;
-    a->past = 0;
     a->keys = tsh_tensor_new(module->ctx, dtype, shape, &layout);
     a->values = tsh_tensor_new(module->ctx, dtype, shape, &layout);
+    a->held = tsh_tensor_new(module->ctx, TSH_I64, tsh_shape1(batch), NULL);
 }
 
 /* Returns a handle that is free; NULL: no memory. */
@@ -20303,6 +20359,7 @@ TSH_API TSHI_COLD tsh_cache *tsh_cache_new(tsh_module *module, int64_t batch, in
     cache = ctx->error.code == TSH_OK ? tshi_layers_handle(ctx) : NULL;
     if (!cache) return NULL;
     cache->module = module;
+    cache->batch = batch;
     cache->length = length;
     for (m = NULL; (a = tshi_layers_next(module, &m)) != NULL && ctx->error.code == TSH_OK;)
         tshi_layers_attach(m, a, cache, batch, dtype);
@@ -20319,11 +20376,31 @@ TSH_API TSHI_COLD void tsh_cache_free(tsh_cache *cache) {
         if (a->cache != cache) continue;
         tsh_tensor_free(a->keys);
         tsh_tensor_free(a->values);
-        a->keys = a->values = NULL;
+        tsh_tensor_free(a->held);
+        a->keys = a->values = a->held = NULL;
         a->cache = NULL;
-        a->past = 0;
     }
+    tsh_tensor_free(cache->counts);
+    cache->counts = NULL;
     cache->module = NULL;
+}
+
+TSH_API tsh_result tsh_cache_counts(tsh_cache *cache, const int64_t *counts) {
+    if (!cache || !cache->module) return TSH_ERR_ARGUMENT;
+    for (int64_t b = 0; b < cache->batch && counts; b++)
+        if (counts[b] < 0 || counts[b] > cache->length)
+            return tsh_fail(cache->module->ctx, TSH_ERR_ARGUMENT,
+                            "tsh_cache_counts: text %lld has %lld positions; takes 0 to %lld",
+                            (long long)b, (long long)counts[b], (long long)cache->length);
+    if (counts && cache->counts) {
+        memcpy(tshi_tensor_at(cache->counts), counts, (size_t)cache->batch * sizeof *counts);
+        return TSH_OK;
+    }
+    tsh_tensor_free(cache->counts);
+    cache->counts = counts ? tsh_tensor_from(cache->module->ctx, TSH_I64,
+                                             tsh_shape1(cache->batch), NULL, counts)
+                           : NULL;
+    return cache->module->ctx->error.code;
 }
 
 TSH_API int64_t tsh_cache_length(const tsh_cache *cache) {
@@ -20331,7 +20408,7 @@ TSH_API int64_t tsh_cache_length(const tsh_cache *cache) {
     tsh_module *m = NULL;
     int64_t length = 0;
     while (cache && cache->module && (a = tshi_layers_next(cache->module, &m)) != NULL)
-        if (a->cache == cache && a->past > length) length = a->past;
+        if (a->cache == cache && tshi_layers_longest(a) > length) length = tshi_layers_longest(a);
     return length;
 }
 
@@ -20346,7 +20423,8 @@ TSH_API tsh_result tsh_cache_truncate(tsh_cache *cache, int64_t length) {
                         "be kept",
                         (long long)held, (long long)length);
     while ((a = tshi_layers_next(cache->module, &m)) != NULL)
-        if (a->cache == cache) a->past = tshi_base_min(a->past, length);
+        for (int64_t b = 0; b < cache->batch && a->cache == cache; b++)
+            tshi_layers_held(a)[b] = tshi_base_min(tshi_layers_held(a)[b], length);
     return TSH_OK;
 }
 

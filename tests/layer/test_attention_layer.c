@@ -450,7 +450,7 @@ static int decode_rank(tsh_ctx *ctx, void *user) {
     y = tsh_forward(root, tsh_slice(x, 1, 0, 6));
     CHECK(apart(ctx, y, tsh_slice(want, 1, 0, 6)) <= d->off, "from the start again");
     CHECK(!tsh_forward(root, tsh_slice(tsh_slice(x, 0, 0, 1), 1, 0, 2)), "another batch");
-    CHECK_SAYS(TSH_ERR_SHAPE, "does not go into the cache");
+    CHECK_SAYS(TSH_ERR_SHAPE, "x has 1 texts, the cache 2");
     CHECK(tsh_cache_truncate(cache, 6) == TSH_OK, " ");
     tsh_cache_free(cache);
     tsh_scope_end(ctx);
@@ -464,6 +464,77 @@ static int decode_rank(tsh_ctx *ctx, void *user) {
     tsh_no_grad_end(ctx);
     CHECK_OK();
     return 0;
+}
+
+/* Positions [at[b], at[b] + counts[b]) of row b of x, with padding up to n. */
+static tsh_tensor *ragged_input(tsh_ctx *ctx, tsh_tensor *x, const int64_t *at,
+                                const int64_t *counts, int64_t n) {
+    tsh_tensor *rows[B];
+    for (int b = 0; b < B; b++) {
+        tsh_tensor *part[2] = {tsh_slice(tsh_slice(x, 0, b, 1), 1, at[b], counts[b]),
+                               tsh_cast(tsh_filled(ctx, tsh_shape3(1, n - counts[b], DIM), 3),
+                                        tsh_dtype_of(x))};
+        rows[b] = tsh_concat(part, 2, 1);
+    }
+    return tsh_concat(rows, B, 0);
+}
+
+static int ragged_rank(tsh_ctx *ctx, void *user) {
+    static const int64_t steps[][B] = {{5, 2}, {0, 3}, {1, 1}, {2, 0}, {0, 0}, {4, 6}, {1, 1}};
+    const decoding *d = (const decoding *)user;
+    const int64_t most[B] = {6, 0};
+    tsh_module *root = tsh_root(ctx);
+    int64_t at[B] = {0, 0};
+    tsh_tensor *x, *want, *y;
+    tsh_cache *cache;
+    add_blocks(root, &d->layer);
+    tsh_train(root, 0);
+    tsh_no_grad_begin(ctx);
+    x = tsh_keep(tsh_cast(tsh_randn(ctx, tsh_shape3(B, LONG, DIM)), d->dtype));
+    want = tsh_keep(tsh_forward(root, x));
+    cache = tsh_cache_new(root, B, LONG, TSH_DTYPE_DEFAULT);
+    for (int i = 0; i < COUNT(steps); i++) {
+        const int64_t n = i == 4 ? 2 : steps[i][steps[i][1] > steps[i][0]];
+        CHECK(tsh_cache_counts(cache, steps[i]) == TSH_OK, " ");
+        y = tsh_forward(root, ragged_input(ctx, x, at, steps[i], n));
+        for (int b = 0; b < B; b++) {
+            if (steps[i][b] == 0) continue;
+            const double off =
+                apart(ctx, tsh_slice(tsh_slice(y, 0, b, 1), 1, 0, steps[i][b]),
+                      tsh_slice(tsh_slice(want, 0, b, 1), 1, at[b], steps[i][b]));
+            CHECK(off <= d->off, "step %d, row %d is off by %g", i, b, off);
+        }
+        for (int b = 0; b < B; b++) at[b] += steps[i][b];
+        CHECK(tsh_cache_length(cache) == (at[0] > at[1] ? at[0] : at[1]), " ");
+    }
+    CHECK(tsh_cache_counts(cache, NULL) == TSH_OK, " ");
+    CHECK(!tsh_forward(root, tsh_slice(x, 1, 0, 4)), "13 and 4 are more than 16");
+    CHECK_SAYS(TSH_ERR_SHAPE, "the cache of 16 positions holds 13, and 4 more do not fit");
+    CHECK(tsh_cache_truncate(cache, 3) == TSH_OK && tsh_cache_length(cache) == 3, " ");
+    y = tsh_forward(root, tsh_slice(x, 1, 3, 4));
+    CHECK(apart(ctx, y, tsh_slice(want, 1, 3, 4)) <= d->off, "rows of one length again");
+    CHECK(tsh_cache_counts(cache, most) == TSH_OK, " ");
+    CHECK(!tsh_forward(root, tsh_slice(x, 1, 0, 4)), "6 of 4 positions");
+    CHECK_SAYS(TSH_ERR_SHAPE, "of 4 positions text 0 has 6 (tsh_cache_counts)");
+    CHECK(tsh_cache_counts(cache, (const int64_t[]){1, -1}) == TSH_ERR_ARGUMENT, " ");
+    CHECK_SAYS(TSH_ERR_ARGUMENT, "text 1 has -1 positions; takes 0 to 16");
+    tsh_cache_free(cache);
+    CHECK(tsh_cache_counts(cache, most) == TSH_ERR_ARGUMENT, "it is gone");
+    CHECK(tsh_cache_counts(NULL, most) == TSH_ERR_ARGUMENT, "there is none");
+    tsh_no_grad_end(ctx);
+    CHECK_OK();
+    return 0;
+}
+
+/* Rows of a batch that are not equally long give what each gives in the whole text. */
+static void rows_of_a_cache_have_lengths_of_their_own(void **state) {
+    static const int chosen[] = {1, 3, 4, 6, 8, 10};
+    (void)state;
+    for (int d = 0; d < COUNT(ranks_degrees); d++)
+        for (int c = 0; c < COUNT(chosen); c++) {
+            decoding run = {.layer = layers[chosen[c]], .dtype = TSH_REAL, .off = near_by};
+            ranks_run(ranks_degrees[d], ragged_rank, &run);
+        }
 }
 
 static void a_cache_equals_the_whole_text(void **state) {
@@ -563,6 +634,7 @@ int main(void) {
         cmocka_unit_test(an_mlp_can_be_quantised_at_every_degree),
         cmocka_unit_test(a_cache_equals_the_whole_text),
         cmocka_unit_test(a_cache_in_bf16),
+        cmocka_unit_test(rows_of_a_cache_have_lengths_of_their_own),
         cmocka_unit_test(mistakes_are_told_and_leave_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
