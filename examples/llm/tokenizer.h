@@ -7,12 +7,12 @@
  *     int32_t *ids;
  *     int64_t n = llm_tokenizer_encode(t, text, strlen(text), 1, &ids);
  *
- * Known: BPE (byte-level, or with byte fallback), WordPiece, Unigram; normalizers NFC, NFD,
- * Lowercase, StripAccents, BertNormalizer, Prepend, Replace, Strip; pre-tokenizers ByteLevel,
- * Split, Digits, Metaspace, BertPreTokenizer, Whitespace, WhitespaceSplit, Punctuation;
- * post-processors TemplateProcessing, BertProcessing, RobertaProcessing, ByteLevel; decoders
- * ByteLevel, WordPiece, Metaspace, ByteFallback, Fuse, Strip, Replace; a Sequence of any. Not
- * known, among others: NFKC, NFKD and Precompiled (T5's and XLM-R's normalizer), WordLevel.
+ * Known: BPE (byte-level, or with byte fallback), WordPiece, Unigram; normalizers NFC, NFD, NFKC,
+ * NFKD, Precompiled (sentencepiece's), Lowercase, StripAccents, BertNormalizer, Prepend, Replace,
+ * Strip; pre-tokenizers ByteLevel, Split, Digits, Metaspace, BertPreTokenizer, Whitespace,
+ * WhitespaceSplit, Punctuation; post-processors TemplateProcessing, BertProcessing,
+ * RobertaProcessing, ByteLevel; decoders ByteLevel, WordPiece, Metaspace, ByteFallback, Fuse,
+ * Strip, Replace; a Sequence of any. Not known, among others: WordLevel, Nmt, UnicodeScripts.
  *
  * The file's `truncation` and `padding` are not applied: how many tokens a model takes is for its
  * caller to say.
@@ -86,6 +86,9 @@ typedef struct llm_map {
 typedef enum llm_kind {
     LLM_NFC,
     LLM_NFD,
+    LLM_NFKC,
+    LLM_NFKD,
+    LLM_PRECOMPILED,
     LLM_LOWERCASE,
     LLM_STRIP_ACCENTS,
     LLM_BERT_NORMALIZER,
@@ -93,7 +96,7 @@ typedef enum llm_kind {
     LLM_REPLACE,
     LLM_STRIP,
     LLM_BYTE_LEVEL, /* as a pre-tokenizer: its prefix and pattern */
-    LLM_LETTERS,    /* its bytes as letters */
+    LLM_BYTE_CHARS, /* writes each byte as a character, see llm_byte_char */
     LLM_SPLIT,
     LLM_DIGITS,
     LLM_METASPACE,
@@ -129,6 +132,9 @@ typedef struct llm_step {
     int clean, chinese, accents, lowercase; /* LLM_BERT_NORMALIZER */
     int cleanup;                            /* LLM_WORDPIECE */
     size_t left, right;                     /* LLM_STRIP: at most so many characters */
+    uint32_t *units;                        /* LLM_PRECOMPILED: its trie; `content`: its results */
+    size_t unit_count;
+    char changes[128]; /* LLM_PRECOMPILED: 1 for an ASCII character that has a result */
 } llm_step;
 
 typedef struct llm_steps {
@@ -152,7 +158,7 @@ typedef struct llm_finder {
 } llm_finder;
 
 typedef struct llm_token {
-    size_t offset;   /* into `letters` */
+    size_t offset;   /* into `texts` */
     uint32_t length; /* LLM_NONE: no token has this id */
     uint32_t added;  /* index of the added token of this id + 1; 0: none */
 } llm_token;
@@ -179,7 +185,9 @@ typedef struct llm_tokenizer {
     char error[256];  /* the first of the call; empty: none */
     const char *name; /* of the file, while it is read */
     uint8_t *flags;   /* of each code point */
+    uint8_t *breaks;  /* of each code point; NULL: no step is LLM_PRECOMPILED */
     llm_map compositions;
+    llm_map compat; /* of LLM_NFKC and LLM_NFKD: where in llm_unicode_compat a code point's begin */
     int plain; /* the text, or the pattern that is compiled: see llm_step */
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
@@ -192,7 +200,7 @@ typedef struct llm_tokenizer {
     llm_ids before, after; /* special tokens of a text */
 
     llm_model model;
-    llm_text letters; /* of all tokens */
+    llm_text texts; /* of all tokens */
     llm_token *tokens;
     int32_t size; /* the largest id + 1 */
     size_t tokens_room;
@@ -200,7 +208,7 @@ typedef struct llm_tokenizer {
     size_t slots_size;
     int32_t unk;
     int fuse_unk, byte_fallback, ignore_merges, has_continuing, cut_at_spaces;
-    int32_t letter_ids[1024], byte_ids[256];
+    int32_t char_ids[1024], byte_ids[256];
     llm_map merges;   /* left << 32 | right, + 1: rank << 32 | result */
     uint64_t *filter; /* bits of the hashes of its keys: most pairs have no merge */
     llm_text continuing;
@@ -537,8 +545,37 @@ static int llm_unicode_open(llm_tokenizer *t) {
     return 1;
 }
 
-static int llm_decompose(llm_tokenizer *t, uint32_t c) {
+/* Reads the table of compatibility decompositions, for a step that uses it. */
+static int llm_compat_open(llm_tokenizer *t) {
+    const uint32_t *points = llm_unicode_compat;
+    size_t i, at = 0;
+    uint32_t c;
+    if (t->compat.size) return 1;
+    for (i = 0; i < LLM_ROWS(llm_unicode_compat_runs); i += 2)
+        for (c = llm_unicode_compat_runs[i]; c <= llm_unicode_compat_runs[i + 1]; c++) {
+            if (!llm_map_set(t, &t->compat, c, at)) return 0;
+            while (!(points[at++] & 1)) continue;
+        }
+    return 1;
+}
+
+enum { LLM_COMPOSED = 1, LLM_COMPATIBLE = 2 }; /* the form of NFC, NFKC; of NFKC, NFKD */
+
+/* 1 if a form may change c, alone or with its neighbours. */
+static int llm_is_active(const llm_tokenizer *t, uint32_t c, int form) {
+    return (t->flags[c] & LLM_ACTIVE) ||
+           ((form & LLM_COMPATIBLE) && llm_map_find(&t->compat, c) != NULL);
+}
+
+static int llm_decompose(llm_tokenizer *t, uint32_t c, int form) {
     const uint32_t *row;
+    const uint64_t *compat = form & LLM_COMPATIBLE ? llm_map_find(&t->compat, c) : NULL;
+    if (compat) {
+        const uint32_t *point = llm_unicode_compat + *compat;
+        for (; !(*point & 1); point++)
+            if (!llm_put_point(t, &t->points, *point >> 1)) return 0;
+        return llm_put_point(t, &t->points, *point >> 1);
+    }
     if (c - LLM_S < LLM_SYLLABLES) {
         const uint32_t s = c - LLM_S;
         if (!llm_put_point(t, &t->points, LLM_L + s / 588)) return 0;
@@ -547,7 +584,25 @@ static int llm_decompose(llm_tokenizer *t, uint32_t c) {
     }
     row = t->flags[c] & LLM_ACTIVE ? llm_pair(c) : NULL;
     if (!row) return llm_put_point(t, &t->points, c);
-    return llm_decompose(t, row[1]) && (!row[2] || llm_decompose(t, row[2]));
+    return llm_decompose(t, row[1], form) && (!row[2] || llm_decompose(t, row[2], form));
+}
+
+/* Reads the classes of llm_joins, for a step that uses them. */
+static int llm_breaks_open(llm_tokenizer *t) {
+    size_t i;
+    uint32_t c, end;
+    if (t->breaks) return 1;
+    t->breaks = (uint8_t *)calloc(0x110000, 1);
+    if (!t->breaks) return llm_fail(t, "there is no memory for the tables of a tokenizer");
+    for (i = 0; i < LLM_ROWS(llm_unicode_breaks); i++) {
+        const uint32_t value = llm_unicode_breaks[i] & 0xFF;
+        end = i + 1 < LLM_ROWS(llm_unicode_breaks) ? llm_unicode_breaks[i + 1] >> 8 : 0x110000;
+        c = llm_unicode_breaks[i] >> 8;
+        if (value) memset(t->breaks + c, (int)value, end - c);
+    }
+    for (c = LLM_S; c < LLM_S + LLM_SYLLABLES; c++)
+        if ((c - LLM_S) % 28) t->breaks[c] = LLM_BREAK_LVT;
+    return 1;
 }
 
 /* Sorts each run of combining characters by class, those of one class as they stand. */
@@ -605,9 +660,11 @@ static void llm_compose(llm_tokenizer *t) {
     t->points.count = n;
 }
 
-/* NFD, or with compose NFC. Only runs of characters that it may change, and the one before each,
- * are looked at. */
-static int llm_canonical(llm_tokenizer *t, const char *s, size_t n, llm_text *out, int compose) {
+/* NFD, NFC, NFKD or NFKC. Only runs of characters that the form may change, and the one before
+ * each, are looked at. */
+static int llm_canonical(llm_tokenizer *t, const char *s, size_t n, llm_text *out, int form) {
+    /* The first byte of the first character that a form changes: U+00C0, or U+00A0. */
+    const unsigned low = form & LLM_COMPATIBLE ? 0xC2 : 0xC3;
     size_t at = 0, done = 0, size, before = 0, i;
     while (at < n) {
         if (n - at > 8) {
@@ -619,22 +676,22 @@ static int llm_canonical(llm_tokenizer *t, const char *s, size_t n, llm_text *ou
                 continue;
             }
         }
-        if ((unsigned char)s[at] < 0xC3 || !(t->flags[llm_point(s + at, &size)] & LLM_ACTIVE)) {
+        if ((unsigned char)s[at] < low || !llm_is_active(t, llm_point(s + at, &size), form)) {
             before = at;
-            at += (unsigned char)s[at] < 0x80 ? 1 : (unsigned char)s[at] < 0xC3 ? 2 : size;
+            at += (unsigned char)s[at] < 0x80 ? 1 : (unsigned char)s[at] < low ? 2 : size;
             continue;
         }
         if (!llm_put(t, out, s + done, before - done)) return 0;
         t->points.count = 0;
-        if (before < at && !llm_decompose(t, llm_point(s + before, &size))) return 0;
+        if (before < at && !llm_decompose(t, llm_point(s + before, &size), form)) return 0;
         while (at < n) {
             const uint32_t c = llm_point(s + at, &size);
-            if (!(t->flags[c] & LLM_ACTIVE)) break;
-            if (!llm_decompose(t, c)) return 0;
+            if (!llm_is_active(t, c, form)) break;
+            if (!llm_decompose(t, c, form)) return 0;
             at += size;
         }
         if (!llm_reorder(t)) return 0;
-        if (compose) llm_compose(t);
+        if (form & LLM_COMPOSED) llm_compose(t);
         for (i = 0; i < t->points.count; i++)
             if (!llm_put_utf8(t, out, t->points.at[i])) return 0;
         before = done = at;
@@ -917,7 +974,7 @@ static int32_t llm_lookup(const llm_tokenizer *t, const char *s, size_t n) {
     for (at = (size_t)llm_hash(s, n) & (t->slots_size - 1); t->slots[at] != LLM_NONE;
          at = (at + 1) & (t->slots_size - 1)) {
         const llm_token *token = &t->tokens[t->slots[at]];
-        if (token->length == n && memcmp(t->letters.at + token->offset, s, n) == 0)
+        if (token->length == n && memcmp(t->texts.at + token->offset, s, n) == 0)
             return t->slots[at];
     }
     return LLM_NONE;
@@ -942,10 +999,10 @@ static int llm_put_token(llm_tokenizer *t, int32_t id, const char *s) {
     if (!llm_token_room(t, id)) return 0;
     if (t->tokens[id].length != UINT32_MAX)
         return llm_fail(t, "%s: two tokens have the id %d", t->name, (int)id);
-    t->tokens[id].offset = t->letters.length;
+    t->tokens[id].offset = t->texts.length;
     t->tokens[id].length = (uint32_t)n;
     if (n > t->max_length) t->max_length = n;
-    return llm_put(t, &t->letters, s, n);
+    return llm_put(t, &t->texts, s, n);
 }
 
 /* The table of tokens by text, when all are there; of two with one text, the last counts. */
@@ -955,18 +1012,18 @@ static int llm_index_tokens(llm_tokenizer *t) {
     t->slots_size = 1024;
     while (t->slots_size < 2 * (size_t)t->size) t->slots_size *= 2;
     t->slots = (int32_t *)malloc(t->slots_size * sizeof *t->slots);
-    if (!t->slots || !llm_room(t, &t->letters, 1))
+    if (!t->slots || !llm_room(t, &t->texts, 1))
         return llm_fail(t, "there is no memory for a vocabulary");
     for (at = 0; at < t->slots_size; at++) t->slots[at] = LLM_NONE;
     for (id = 0; id < t->size; id++) {
         const llm_token *token = &t->tokens[id];
-        const char *s = t->letters.at + token->offset;
+        const char *s = t->texts.at + token->offset;
         if (token->length == UINT32_MAX) continue;
         at = (size_t)llm_hash(s, token->length) & (t->slots_size - 1);
         while (t->slots[at] != LLM_NONE) {
             const llm_token *other = &t->tokens[t->slots[at]];
             if (other->length == token->length &&
-                memcmp(t->letters.at + other->offset, s, token->length) == 0)
+                memcmp(t->texts.at + other->offset, s, token->length) == 0)
                 break;
             at = (at + 1) & (t->slots_size - 1);
         }
@@ -975,7 +1032,7 @@ static int llm_index_tokens(llm_tokenizer *t) {
     for (c = 0; c < 1024; c++) {
         t->piece.length = 0;
         if (!llm_put_utf8(t, &t->piece, (uint32_t)c)) return 0;
-        t->letter_ids[c] = llm_lookup(t, t->piece.at, t->piece.length);
+        t->char_ids[c] = llm_lookup(t, t->piece.at, t->piece.length);
     }
     for (c = 0; c < 256; c++) {
         char name[8];
@@ -1004,7 +1061,7 @@ static int llm_symbols(llm_tokenizer *t, const char *s, size_t n) {
     t->symbols.count = 0;
     for (at = 0; at < n; at += size) {
         const uint32_t c = llm_point(s + at, &size);
-        id = c < 1024 ? t->letter_ids[c] : llm_lookup(t, s + at, size);
+        id = c < 1024 ? t->char_ids[c] : llm_lookup(t, s + at, size);
         if (id != LLM_NONE) {
             if (unknown && !llm_put_id(t, &t->symbols, t->unk)) return 0;
             unknown = 0;
@@ -1240,23 +1297,23 @@ static int llm_unigram(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) 
 
 /* Returns GPT-2's character for a byte: a printable one stands for itself, the others follow
  * U+00FF. */
-static uint32_t llm_byte_letter(unsigned char b) {
+static uint32_t llm_byte_char(unsigned char b) {
     if ((b >= '!' && b <= '~') || (b >= 0xA1 && b != 0xAD)) return b;
     return b <= ' ' ? 0x100u + b : b == 0xAD ? 0x143u : 0x121u + b - 0x7Fu;
 }
 
 /* Returns the byte that a character stands for; -1: none. */
-static int llm_letter_byte(uint32_t c) {
-    if (c < 0x100) return llm_byte_letter((unsigned char)c) == c ? (int)c : -1;
+static int llm_char_byte(uint32_t c) {
+    if (c < 0x100) return llm_byte_char((unsigned char)c) == c ? (int)c : -1;
     if (c <= 0x120) return (int)c - 0x100;
     return c <= 0x142 ? (int)(c - 0x121u + 0x7Fu) : c == 0x143 ? 0xAD : -1;
 }
 
-static int llm_put_letters(llm_tokenizer *t, llm_text *out, const char *s, size_t n) {
+static int llm_put_byte_chars(llm_tokenizer *t, llm_text *out, const char *s, size_t n) {
     size_t i;
     if (!llm_room(t, out, 2 * n)) return 0;
     for (i = 0; i < n; i++) {
-        const uint32_t c = llm_byte_letter((unsigned char)s[i]);
+        const uint32_t c = llm_byte_char((unsigned char)s[i]);
         if (c >= 0x80) out->at[out->length++] = (char)(0xC0 | c >> 6);
         out->at[out->length++] = (char)(c < 0x80 ? c : 0x80 | (c & 0x3F));
     }
@@ -1266,7 +1323,7 @@ static int llm_put_letters(llm_tokenizer *t, llm_text *out, const char *s, size_
 static int llm_word_new(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) {
     if (t->byte_level) {
         t->mapped.length = 0;
-        if (!llm_put_letters(t, &t->mapped, s, n)) return 0;
+        if (!llm_put_byte_chars(t, &t->mapped, s, n)) return 0;
         s = t->mapped.at;
         n = t->mapped.length;
     }
@@ -1445,13 +1502,123 @@ static int llm_replace(llm_tokenizer *t, const llm_step *step, const char *s, si
     return !t->error[0] && llm_put(t, out, s + done, n - done);
 }
 
+/* -- Precompiled: sentencepiece's charsmap, as `tokenizers` applies it -- */
+
+/* What begins at s: the result of the shortest key there, in *length bytes; NULL: no key does. The
+ * trie is a double array of darts-clone's: a unit has its label in bits 0 to 7 (bit 31 is set in
+ * leaves), whether a leaf follows in bit 8, and where its children stand in bits 9 to 30. */
+static const char *llm_charsmap_find(llm_tokenizer *t, const llm_step *step, const char *s,
+                                     size_t n, size_t *length) {
+    const llm_text *results = &step->content;
+    size_t at = 0, i, begin;
+    uint32_t unit = step->units[0];
+    for (i = 0;; i++) {
+        at ^= (size_t)(unit >> 10) << ((unit & 512) >> 6);
+        if (i > 0 && unit >> 8 & 1) break;
+        if (i == n || !s[i]) return NULL;
+        at ^= (unsigned char)s[i];
+        if (at >= step->unit_count) return NULL;
+        unit = step->units[at];
+        if ((unit & 0x800000FFu) != (unsigned char)s[i]) return NULL;
+    }
+    begin = at < step->unit_count ? step->units[at] & 0x7FFFFFFFu : SIZE_MAX;
+    if (begin >= results->length || ((unsigned char)results->at[begin] & 0xC0) == 0x80) {
+        (void)llm_fail(t, "the charsmap of the tokenizer points outside of its results");
+        return NULL;
+    }
+    *length = strlen(results->at + begin); /* a zero stands after the last */
+    return results->at + begin;
+}
+
+/* 1 if there is no boundary of grapheme clusters between two code points, by their classes (rules
+ * GB3 to GB11 of UAX #29). picture: 2 after a pictograph and a joiner; conjunct: 2 after a consonant
+ * and a linker. */
+static int llm_joins(unsigned last, unsigned next, int picture, int conjunct) {
+    if (last == LLM_BREAK_CONTROL || next == LLM_BREAK_CONTROL) return 0;
+    if (next >= LLM_BREAK_EXTEND && next <= LLM_BREAK_SPACING) return 1;
+    if (last == LLM_BREAK_PREPEND) return 1;
+    if (picture == 2 && next == LLM_BREAK_PICTURE) return 1;
+    if (conjunct == 2 && next == LLM_BREAK_CONSONANT) return 1;
+    if (last == LLM_BREAK_L)
+        return next == LLM_BREAK_L || next == LLM_BREAK_V || next == LLM_BREAK_LV ||
+               next == LLM_BREAK_LVT;
+    if (last == LLM_BREAK_V || last == LLM_BREAK_LV)
+        return next == LLM_BREAK_V || next == LLM_BREAK_T;
+    return (last == LLM_BREAK_T || last == LLM_BREAK_LVT) && next == LLM_BREAK_T;
+}
+
+/* Where the grapheme cluster ends that begins at s + at. */
+static size_t llm_cluster(const llm_tokenizer *t, const char *s, size_t n, size_t at) {
+    size_t size;
+    unsigned last = t->breaks[llm_point(s + at, &size)], next;
+    int picture = last == LLM_BREAK_PICTURE, conjunct = last == LLM_BREAK_CONSONANT;
+    if (s[at] == '\r' && n - at > 1 && s[at + 1] == '\n') return at + 2;
+    for (at += size; at < n; at += size, last = next) {
+        next = t->breaks[llm_point(s + at, &size)];
+        if (!llm_joins(last, next, picture, conjunct)) break;
+        if (next == LLM_BREAK_PICTURE)
+            picture = 1;
+        else if (next == LLM_BREAK_JOINER)
+            picture = picture == 1 ? 2 : 0;
+        else if (next < LLM_BREAK_EXTEND || next > LLM_BREAK_LINKER || picture == 2)
+            picture = 0;
+        if (next == LLM_BREAK_CONSONANT)
+            conjunct = 1;
+        else if (next == LLM_BREAK_LINKER)
+            conjunct = conjunct ? 2 : 0;
+        else if (next != LLM_BREAK_EXTEND && next != LLM_BREAK_JOINER)
+            conjunct = 0;
+    }
+    return at;
+}
+
+/* Appends s, or what replaces it. 0: an error. *found: whether something does. */
+static int llm_put_result(llm_tokenizer *t, const llm_step *step, const char *s, size_t n,
+                          llm_text *out, int *found) {
+    size_t length;
+    const char *result = llm_charsmap_find(t, step, s, n, &length);
+    *found = result != NULL;
+    return !result || llm_put(t, out, result, length);
+}
+
+/* A cluster of less than 6 bytes is replaced as a whole by the result of a key that it begins with;
+ * of others, each code point by itself. */
+static int llm_precompiled(llm_tokenizer *t, const llm_step *step, const char *s, size_t n,
+                           llm_text *out) {
+    size_t at = 0, end, size;
+    int found;
+    while (at < n) {
+        for (end = at; end < n && (unsigned char)s[end] < 0x80; end++)
+            if (step->changes[(unsigned char)s[end]]) break;
+        if (end > at && end < n && (unsigned char)s[end] >= 0x80) end--; /* it may have accents */
+        if (end > at && !llm_put(t, out, s + at, end - at)) return 0;
+        at = end;
+        if (at == n) break;
+        end = llm_cluster(t, s, n, at);
+        found = 0;
+        if (end - at < 6 && !llm_put_result(t, step, s + at, end - at, out, &found)) return 0;
+        for (; at < end && !found; at += size) {
+            (void)llm_point(s + at, &size);
+            if (!llm_put_result(t, step, s + at, size, out, &found)) return 0;
+            if (!found && !llm_put(t, out, s + at, size)) return 0;
+            found = 0;
+        }
+        if (t->error[0]) return 0;
+        at = end;
+    }
+    return 1;
+}
+
 static int llm_normalize_step(llm_tokenizer *t, const llm_step *step, const char *s, size_t n,
                               llm_text *out) {
     size_t size, end = n, at = 0;
     out->length = 0;
     switch (step->kind) {
-    case LLM_NFC:
-    case LLM_NFD: return llm_canonical(t, s, n, out, step->kind == LLM_NFC);
+    case LLM_NFC: return llm_canonical(t, s, n, out, LLM_COMPOSED);
+    case LLM_NFD: return llm_canonical(t, s, n, out, 0);
+    case LLM_NFKC: return llm_canonical(t, s, n, out, LLM_COMPATIBLE | LLM_COMPOSED);
+    case LLM_NFKD: return llm_canonical(t, s, n, out, LLM_COMPATIBLE);
+    case LLM_PRECOMPILED: return llm_precompiled(t, step, s, n, out);
     case LLM_LOWERCASE: return llm_lowercase(t, s, n, out);
     case LLM_STRIP_ACCENTS: return llm_without(t, s, n, LLM_MARK, out);
     case LLM_BERT_NORMALIZER: return llm_bert(t, step, s, n, out);
@@ -1568,12 +1735,12 @@ static int llm_split_words(llm_tokenizer *t, const char *s, llm_span piece, llm_
     return 1;
 }
 
-/* Writes a piece anew: as letters, or with what Metaspace and ByteLevel put before it. */
+/* Writes a piece anew: its bytes as characters, or with what Metaspace and ByteLevel put before it. */
 static int llm_rewrite(llm_tokenizer *t, const llm_step *step, const char *s, size_t n, int first,
                        llm_text *text) {
     const llm_text *space = &step->pattern;
     size_t i;
-    if (step->kind == LLM_LETTERS) return llm_put_letters(t, text, s, n);
+    if (step->kind == LLM_BYTE_CHARS) return llm_put_byte_chars(t, text, s, n);
     if (step->kind == LLM_BYTE_LEVEL)
         return (s[0] == ' ' || llm_puts(t, text, " ")) && llm_put(t, text, s, n);
     if ((step->scheme == LLM_ALWAYS || (step->scheme == LLM_FIRST && first)) && s[0] != ' ' &&
@@ -1781,15 +1948,16 @@ static const char *llm_token_text(const llm_tokenizer *t, int32_t id, size_t *n)
         return text->at;
     }
     *n = token->length;
-    return token->length == UINT32_MAX ? NULL : t->letters.at + token->offset;
+    return token->length == UINT32_MAX ? NULL : t->texts.at + token->offset;
 }
 
-/* Appends the bytes that a token's letters are; a token with another letter as it is. */
+/* Appends the bytes that the characters of a token stand for; a token with a character that stands
+ * for none as it is. */
 static int llm_put_bytes(llm_tokenizer *t, llm_text *out, const char *s, size_t n) {
     const size_t begin = out->length;
     size_t at, size;
     for (at = 0; at < n; at += size) {
-        const int byte = llm_letter_byte(llm_point(s + at, &size));
+        const int byte = llm_char_byte(llm_point(s + at, &size));
         const char c = (char)byte;
         if (byte < 0) {
             out->length = begin;
@@ -2180,11 +2348,65 @@ static const llm_known *llm_known_type(llm_tokenizer *t, const cJSON *o, const c
     return NULL;
 }
 
+/* Appends the bytes that base64 text stands for. */
+static int llm_put_base64(llm_tokenizer *t, llm_text *out, const char *s) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    uint32_t bits = 0;
+    int count = 0;
+    for (; *s && *s != '='; s++) {
+        const char *digit = strchr(digits, *s);
+        char byte;
+        if (!digit) return llm_fail(t, "%s: the charsmap is not base64", t->name);
+        bits = bits << 6 | (uint32_t)(digit - digits);
+        count += 6;
+        if (count < 8) continue;
+        count -= 8;
+        byte = (char)(bits >> count & 0xFF);
+        if (!llm_put(t, out, &byte, 1)) return 0;
+    }
+    return 1;
+}
+
+/* A charsmap: bytes of the trie, the trie in 32 bits per unit, the results, each ended by a zero;
+ * little-endian. */
+static int llm_read_charsmap(llm_tokenizer *t, llm_step *step, const cJSON *o) {
+    const char *base64 = llm_string(t, o, "precompiled_charsmap");
+    llm_text bytes = {NULL, 0, 0};
+    size_t i, size = 0;
+    if (!base64 || !llm_put_base64(t, &bytes, base64)) {
+        free(bytes.at);
+        return 0;
+    }
+    for (i = 0; i < 4 && bytes.length >= 4; i++)
+        size |= (size_t)(unsigned char)bytes.at[i] << 8 * i;
+    if (size < 4 || size % 4 || size > bytes.length - 4 ||
+        llm_valid_prefix(bytes.at + 4 + size, bytes.length - 4 - size) < bytes.length - 4 - size)
+        (void)llm_fail(t, "%s: the charsmap is no trie with its results", t->name);
+    else
+        step->units = (uint32_t *)calloc(size / 4, sizeof *step->units);
+    for (i = 0; step->units && i < size; i++)
+        step->units[i / 4] |= (uint32_t)(unsigned char)bytes.at[4 + i] << 8 * (i % 4);
+    step->unit_count = size / 4;
+    if (step->units) (void)llm_put(t, &step->content, bytes.at + 4 + size, bytes.length - 4 - size);
+    free(bytes.at);
+    if (!step->units || !llm_put(t, &step->content, "", 1)) /* with its zero */
+        return llm_fail(t, "there is no memory for a charsmap");
+    for (i = 0; i < 128; i++) {
+        const char c = (char)i;
+        size_t length;
+        step->changes[i] = i == '\r' || llm_charsmap_find(t, step, &c, 1, &length) != NULL;
+    }
+    return !t->error[0] && llm_breaks_open(t);
+}
+
 static int llm_read_normalizer(llm_tokenizer *t, const cJSON *o) {
     static const llm_known rows[] = {
         {"Sequence", " type normalizers ", LLM_SEQUENCE},
         {"NFC", " type ", LLM_NFC},
         {"NFD", " type ", LLM_NFD},
+        {"NFKC", " type ", LLM_NFKC},
+        {"NFKD", " type ", LLM_NFKD},
+        {"Precompiled", " type precompiled_charsmap ", LLM_PRECOMPILED},
         {"Lowercase", " type ", LLM_LOWERCASE},
         {"StripAccents", " type ", LLM_STRIP_ACCENTS},
         {"BertNormalizer", " type clean_text handle_chinese_chars strip_accents lowercase ",
@@ -2211,6 +2433,8 @@ static int llm_read_normalizer(llm_tokenizer *t, const cJSON *o) {
     step->accents = llm_flag(t, o, "strip_accents", step->lowercase);
     step->left = (size_t)llm_flag(t, o, "strip_left", 1);
     step->right = (size_t)llm_flag(t, o, "strip_right", 1);
+    if (known->kind == LLM_PRECOMPILED) return llm_read_charsmap(t, step, o);
+    if (known->kind == LLM_NFKC || known->kind == LLM_NFKD) return llm_compat_open(t);
     if (known->kind == LLM_PREPEND && !llm_set(t, &step->content, llm_string(t, o, "prepend")))
         return 0;
     if (known->kind == LLM_REPLACE)
@@ -2233,7 +2457,7 @@ static int llm_read_byte_level(llm_tokenizer *t, const cJSON *o) {
         step->behavior = LLM_ISOLATED;
         if (regex && !llm_compile(t, step, gpt2, sizeof gpt2 - 1)) return 0;
     }
-    step = llm_put_step(t, &t->pre_tokenizers, LLM_LETTERS);
+    step = llm_put_step(t, &t->pre_tokenizers, LLM_BYTE_CHARS);
     if (step) step->rewrites = 1;
     return step != NULL;
 }
@@ -2670,9 +2894,9 @@ static int llm_read_parts(llm_tokenizer *t, const cJSON *o) {
     part = llm_get(o, "decoder");
     t->has_decoder = part != NULL;
     if (part && !llm_read_decoder(t, part)) return 0;
-    /* At the end, letters are made by the model's cache, once for each word. */
+    /* The last step is left to the cache, which does it once for each word. */
     n = t->pre_tokenizers.count;
-    if (n && t->pre_tokenizers.at[n - 1].kind == LLM_LETTERS) {
+    if (n && t->pre_tokenizers.at[n - 1].kind == LLM_BYTE_CHARS) {
         t->byte_level = 1;
         t->pre_tokenizers.count--;
     }
@@ -2687,6 +2911,7 @@ static void llm_free_steps(llm_steps *steps) {
     for (i = 0; i < steps->count; i++) {
         free(steps->at[i].pattern.at);
         free(steps->at[i].content.at);
+        free(steps->at[i].units);
         pcre2_code_free(steps->at[i].code);
         pcre2_code_free(steps->at[i].plain);
         pcre2_match_data_free(steps->at[i].match);
@@ -2713,13 +2938,15 @@ LLM_TOKENIZER_API void llm_tokenizer_free(llm_tokenizer *t) {
     pcre2_jit_stack_free(t->stack);
     {
         void *const blocks[] = {t->flags,
+                                t->breaks,
                                 t->compositions.at,
+                                t->compat.at,
                                 t->added,
                                 t->raw.order,
                                 t->normalized.order,
                                 t->before.at,
                                 t->after.at,
-                                t->letters.at,
+                                t->texts.at,
                                 t->tokens,
                                 t->slots,
                                 t->merges.at,

@@ -3,7 +3,7 @@
 
     compare.py PROGRAM TOKENIZER.json ... [--mb N] [--seed N] [--text FILE]
 
-The text: C and Python sources, words of many scripts, emoji, combining and control characters, code
+The text: C and Python sources, the system's translations, words of many scripts, emoji, combining and control characters, code
 points at random, special tokens, and invalid UTF-8, once as a whole and once line by line; then
 what the ids decode to. --text keeps it in a file.
 """
@@ -107,6 +107,14 @@ HARD = [
     "\u0958",
     "\u0344",
     "\u1fee",
+    "\u0e33",
+    "\uff76\uff9e",
+    "\u3131\u314f",
+    "\u33c2",
+    "\u00ad",
+    "\u200d",
+    "\u0600",
+    "\u0915\u094d\u0937\u0301",
 ]
 INVALID = [
     b"\xff",
@@ -152,6 +160,7 @@ def make_text(size, seed):
     rng = random.Random(seed)
     paths = sorted(glob.glob(os.path.join(sysconfig.get_paths()["stdlib"], "*.py")))
     paths += [os.path.join(TOP, "tshard.h"), os.path.join(TOP, "README.md")]
+    paths += sorted(glob.glob("/usr/share/locale/*/LC_MESSAGES/*.mo"))[:: 7 if size > 1e6 else 99]
     sources = [open(path, "rb").read() for path in paths]
     parts, total = [], 0
     while total < size:

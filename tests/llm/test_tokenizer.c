@@ -269,6 +269,10 @@ static void tokens_have_ids(void **state) {
 #define MODEL                                                                                      \
     "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}"
 
+#define CHARSMAP(base64)                                                                           \
+    "{\"normalizer\":{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"" base64 "\"}," MODEL   \
+    "}"
+
 static const char *const refused[][2] = {
     {"", "not JSON"},
     {"[]", "not JSON"},
@@ -277,8 +281,15 @@ static const char *const refused[][2] = {
     {"{\"what\":1," MODEL "}", "\"what\" of the file"},
     {"{\"normalizer\":{\"type\":\"Nmt\"}," MODEL "}", "normalizer Nmt"},
     {"{\"normalizer\":{\"type\":\"NFC\",\"x\":1}," MODEL "}", "\"x\" of NFC"},
-    {"{\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFKC\"}]}," MODEL "}",
-     "normalizer NFKC"},
+    {"{\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Nmt\"}]}," MODEL "}",
+     "normalizer Nmt"},
+    {"{\"normalizer\":{\"type\":\"Precompiled\"}," MODEL "}", "precompiled_charsmap"},
+    {CHARSMAP("BAAA*AAAAAAAA"), "not base64"},
+    {CHARSMAP(""), "no trie with its results"},
+    {CHARSMAP("AAAAAAA="), "no trie with its results"},         /* a trie of 0 bytes */
+    {CHARSMAP("BQAAAAAAAAAAAA=="), "no trie with its results"}, /* 5 bytes */
+    {CHARSMAP("CAAAAAAAAAA="), "no trie with its results"},     /* 8 bytes, of which 4 are there */
+    {CHARSMAP("BAAAAAAAAAD/"), "no trie with its results"},     /* results are not UTF-8 */
     {"{\"pre_tokenizer\":{\"type\":\"UnicodeScripts\"}," MODEL "}", "pre_tokenizer UnicodeScripts"},
     {"{\"pre_tokenizer\":{}," MODEL "}", "without a type"},
     {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a\"},\"behavior\":"
@@ -330,6 +341,72 @@ static void files_that_lie_are_refused(void **state) {
     assert_non_null(strstr(error, "no/such/file"));
 }
 
+static void put_base64(llm_tokenizer *t, llm_text *out, const unsigned char *bytes, size_t n) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    size_t i, k;
+    for (i = 0; i < n; i += 3) {
+        const uint32_t three = (uint32_t)bytes[i] << 16 |
+                               (uint32_t)(i + 1 < n ? bytes[i + 1] : 0) << 8 |
+                               (i + 2 < n ? bytes[i + 2] : 0u);
+        for (k = 0; k < 4 && k <= n - i; k++)
+            assert_true(llm_put(t, out, &digits[three >> (18 - 6 * k) & 63], 1));
+    }
+}
+
+/* A trie whose leaf of "a" points behind the only result is found when the file is read; one whose
+ * leaf of U+00E9 does, when a text has it. */
+static void charsmaps_that_lie_are_refused(void **state) {
+    static const uint32_t result[2] = {2, 1}; /* of results of one zero, and of U+00E9 and a zero */
+    char error[256];
+    int kind;
+    (void)state;
+    for (kind = 0; kind < 2; kind++) {
+        uint32_t units[512];
+        unsigned char bytes[4 + sizeof units + 3];
+        llm_text base64 = {NULL, 0, 0}, json = {NULL, 0, 0};
+        llm_tokenizer none, *t;
+        size_t i, n = 4 + sizeof units;
+        int32_t *ids;
+        memset(&none, 0, sizeof none);
+        memset(units, 0, sizeof units);
+        memset(bytes, 0, sizeof bytes);
+        units[0] = 256u << 10; /* children at 256 + byte */
+        if (kind == 0) {       /* "a": its leaf at (256 ^ 'a') ^ 'a' ^ 1 */
+            units[256 ^ 'a'] = 'a' | 256 | (uint32_t)('a' ^ 1) << 10;
+            units[256 ^ 1] = result[0] | 1u << 31;
+            n += 1;
+        } else { /* C3 A9 */
+            units[256 ^ 0xC3] = 0xC3 | (uint32_t)0xC3 << 10;
+            units[256 ^ 0xA9] = 0xA9 | 256 | (uint32_t)(0xA9 ^ 2) << 10;
+            units[256 ^ 2] = result[1] | 1u << 31;
+            memcpy(bytes + n, "\xC3\xA9", 2);
+            n += 3;
+        }
+        bytes[1] = sizeof units / 256;
+        for (i = 0; i < sizeof units; i++)
+            bytes[4 + i] = (unsigned char)(units[i / 4] >> 8 * (i % 4));
+        put_base64(&none, &base64, bytes, n);
+        assert_true(llm_puts(&none, &json, "{\"normalizer\":{\"type\":\"Precompiled\","
+                                           "\"precompiled_charsmap\":\"") &&
+                    llm_put(&none, &json, base64.at, base64.length) &&
+                    llm_puts(&none, &json, "\"}," MODEL "}"));
+        t = llm_tokenizer_read(json.at, json.length, "t.json", error, sizeof error);
+        if (kind == 0) {
+            assert_null(t);
+        } else {
+            assert_non_null(t);
+            assert_int_equal(llm_tokenizer_encode(t, "ab", 2, 0, &ids), 1);
+            free(ids);
+            assert_int_equal(llm_tokenizer_encode(t, "\xC3\xA9", 2, 0, &ids), -1);
+            (void)snprintf(error, sizeof error, "%s", llm_tokenizer_error(t));
+        }
+        assert_non_null(strstr(error, "points outside"));
+        llm_tokenizer_free(t);
+        free(base64.at);
+        free(json.at);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(encoding_is_that_of_tokenizers),
@@ -339,6 +416,7 @@ int main(void) {
         cmocka_unit_test(many_merges_as_few),
         cmocka_unit_test(tokens_have_ids),
         cmocka_unit_test(files_that_lie_are_refused),
+        cmocka_unit_test(charsmaps_that_lie_are_refused),
     };
     return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
 }

@@ -1,0 +1,59 @@
+/* 09: loads a language model from a folder of the Hugging Face hub and continues a text, on two
+ * ranks with half of every layer each. There is no tokenizer here: tokens are numbers. The model
+ * that is in llm/tiny takes ASCII characters for tokens, and knows LICENSE by heart.
+ * Build: cc -O3 09_generate.c -lm -pthread -lcjson; run: ./a.out [folder token ...] */
+#define TSHARD_IMPLEMENTATION
+#include "../tshard.h"
+#include "../backends/tshard_threads.h"
+#include "llm/model.h"
+
+enum { RANKS = 2, NEW = 160, MOST = 256 };
+static const char tiny[] = "examples/llm/tiny/llama", prompt[] = "Permission is";
+
+typedef struct task {
+    llm_config config; /* what config.json says */
+    const llm_family *family;
+    const char *folder;
+    int32_t tokens[MOST];
+    int64_t count;
+} task;
+
+static int generate(tsh_ctx *ctx, void *user) {
+    task *t = (task *)user;
+    llm_net *model = (llm_net *)calloc(1, sizeof *model);
+    const int first = tsh_world(ctx)->rank == 0;
+    const int32_t *ids = t->tokens;
+    int64_t count = t->count, next = 0; /* tsh_argmax gives TSH_I64 */
+    int32_t token = 0;
+    if (!model) return 1;
+    tsh_no_grad_begin(ctx);
+    llm_model_load(model, ctx, &t->config, t->family, t->folder, t->count + NEW, TSH_DTYPE_DEFAULT);
+    for (int i = 0; i < NEW && tsh_ok(ctx); i++, ids = &token, count = 1) {
+        tsh_scope_begin(ctx); /* what is made until its end is freed there; the cache stays */
+        tsh_tensor *logits = llm_logits(model, ids, count); /* (1, 1, V), of the last token */
+        tsh_read(ctx, tsh_argmax(logits, -1, 0), TSH_GLOBAL, &next, sizeof next);
+        tsh_scope_end(ctx);
+        token = (int32_t)next;
+        if (first) printf(t->folder == tiny ? "%c" : " %d", (int)token);
+    }
+    tsh_no_grad_end(ctx);
+    if (first) printf("\n");
+    free(model);
+    return !tsh_ok(ctx);
+}
+
+int main(int argc, char **argv) {
+    static task t;
+    t.folder = argc > 2 ? argv[1] : tiny;
+    for (int i = 2; i < argc && t.count < MOST; i++) t.tokens[t.count++] = atoi(argv[i]);
+    for (const char *c = prompt; argc <= 2 && *c; c++) t.tokens[t.count++] = *c;
+    if (!llm_config_read(&t.config, t.folder, &t.family)) {
+        fprintf(stderr, "%s\n", t.config.error);
+        return 1;
+    }
+    if (t.folder == tiny) printf("%s", prompt);
+    const tsh_desc desc = {.dtype = t.config.dtype, .logger.fn = tsh_log_stderr};
+    const int failed = tsh_threads_run(RANKS, &desc, generate, &t);
+    llm_config_free(&t.config);
+    return failed;
+}
