@@ -71,8 +71,8 @@ FORCE:
 # Every tests/<kind>/test_*.c is one cmocka program. Those of PRIVATE look inside the library and
 # are one program, which has a name for each; the others are linked with the library, which is
 # compiled once for all. A line "/* build: double */" adds a program with TSHARD_REAL=double,
-# "/* build: nosimd */" one with the portable kernels alone. Every examples/0*.c and 0*.cpp is a
-# test too: it runs and prints something. Every tests/<kind>/test_*.py reports in cmocka's words.
+# "/* build: nosimd */" one with the portable kernels alone. Every example with a number is a test,
+# too: it runs and prints something. Every tests/<kind>/test_*.py reports in cmocka's words.
 
 HEADERS  := $(wildcard tshard.h backends/*.h examples/*.h examples/llm/*.h examples/llm/*/*.h \
             tests/*.h tests/*/*.h)
@@ -83,14 +83,14 @@ DOUBLES  := $(call marked,double)
 NOSIMDS  := $(call marked,nosimd)
 VARIANTS := $(DOUBLES:%.c=$(OUT)/%_double) $(NOSIMDS:%.c=$(OUT)/%_nosimd)
 TESTS    := $(sort $(SOURCES:%.c=$(OUT)/%) $(VARIANTS))
-EXAMPLES := $(addprefix $(OUT)/,$(basename $(sort $(wildcard examples/0*.c examples/0*.cpp))))
+EXAMPLES := $(addprefix $(OUT)/,$(basename $(sort $(wildcard examples/[0-9]*.c examples/0*.cpp))))
 SCRIPTS  := $(if $(san),tests/fault/test_run.py,$(wildcard tests/*/test_*.py))
 LAUNCHER := $(OUT)/tshard-run
 UV_USERS := $(patsubst %.c,$(OUT)/%,$(shell grep -ls 'tshard_uv.h\|fuzz_wire' tests/*/*.c))
 UV_TESTS := $(filter $(TESTS),$(UV_USERS))
 LLM_USERS := $(patsubst %.c,$(OUT)/%,\
-	$(shell grep -ls 'llm/tokenizer.h\|llm/chat.h\|fuzz_tokenizer' tests/*/*.c))
-LLM_TESTS := $(filter $(TESTS),$(LLM_USERS))
+	$(shell grep -ls 'llm/tokenizer.h\|llm/model.h\|llm/chat.h\|fuzz_tokenizer' examples/*.c tests/*/*.c))
+LLM_TESTS := $(filter $(TESTS) $(EXAMPLES),$(LLM_USERS))
 named     = $(strip $(foreach o,$(only),$(findstring $o,$(1))))
 chosen    = $(if $(only),$(foreach t,$(1),$(if $(call named,$t),$t)),$(1))
 PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
@@ -157,7 +157,7 @@ test-run:
 
 # The longest compilations first.
 build-tests: $(if $(filter %_hosts.py %_gpt.py %_resume.py,$(call chosen,$(SCRIPTS))),$(OUT)/gpt) \
-	$(if $(LLM),$(if $(filter %_llm.py,$(call chosen,$(SCRIPTS))),$(OUT)/llm)) \
+	$(if $(LLM),$(if $(filter %_llm.py %_memory.py,$(call chosen,$(SCRIPTS))),$(OUT)/llm)) \
 	$(PROGRAMS) $(if $(UV),$(LAUNCHER))
 
 COMPILE_TEST  = @mkdir -p $(@D); echo "  CC $@"; $(CC) $(STD) $(OPT) $(WALL) \

@@ -7,7 +7,7 @@
 #include "../backends/tshard_threads.h"
 #include "llm/model.h"
 
-enum { RANKS = 2, NEW = 160, MOST = 256 };
+enum { RANKS = 2, NEW = 142, MOST = 256 };
 static const char tiny[] = "examples/llm/tiny/llama", prompt[] = "Permission is";
 
 typedef struct task {
@@ -27,33 +27,34 @@ static int generate(tsh_ctx *ctx, void *user) {
     int32_t token = 0;
     if (!model) return 1;
     tsh_no_grad_begin(ctx);
-    llm_model_load(model, ctx, &t->config, t->family, t->folder, t->count + NEW, TSH_DTYPE_DEFAULT);
+    llm_model_load(model, ctx, &t->config, t->family, t->folder, 1, count + NEW, TSH_DTYPE_DEFAULT);
     for (int i = 0; i < NEW && tsh_ok(ctx); i++, ids = &token, count = 1) {
         tsh_scope_begin(ctx); /* what is made until its end is freed there; the cache stays */
-        tsh_tensor *logits = llm_logits(model, ids, count); /* (1, 1, V), of the last token */
+        tsh_tensor *logits = llm_logits(model, ids, count, NULL); /* (1, 1, V) */
         tsh_read(ctx, tsh_argmax(logits, -1, 0), TSH_GLOBAL, &next, sizeof next);
         tsh_scope_end(ctx);
         token = (int32_t)next;
         if (first) printf(t->folder == tiny ? "%c" : " %d", (int)token);
     }
     tsh_no_grad_end(ctx);
-    if (first) printf("\n");
     free(model);
     return !tsh_ok(ctx);
 }
 
 int main(int argc, char **argv) {
     static task t;
+    const char *why = "";
     t.folder = argc > 2 ? argv[1] : tiny;
     for (int i = 2; i < argc && t.count < MOST; i++) t.tokens[t.count++] = atoi(argv[i]);
     for (const char *c = prompt; argc <= 2 && *c; c++) t.tokens[t.count++] = *c;
-    if (!llm_config_read(&t.config, t.folder, &t.family)) {
-        fprintf(stderr, "%s\n", t.config.error);
-        return 1;
-    }
-    if (t.folder == tiny) printf("%s", prompt);
+    if (!llm_config_read(&t.config, t.folder, &t.family)) why = t.config.error;
+    else if (llm_longest(&t.config, &why) >= t.count + NEW) why = ""; /* long enough */
+    if (*why) fprintf(stderr, "%s\n", why);
+    if (*why) return 1;
     const tsh_desc desc = {.dtype = t.config.dtype, .logger.fn = tsh_log_stderr};
+    if (t.folder == tiny) printf("%s", prompt);
     const int failed = tsh_threads_run(RANKS, &desc, generate, &t);
+    printf("\n");
     llm_config_free(&t.config);
     return failed;
 }

@@ -1,5 +1,5 @@
 /* 10: embeds sentences with an encoder from the Hugging Face hub, on two ranks, and finds the ones
- * nearest to a query. The model in llm/tiny knows words of five topics; all-MiniLM-L6-v2 knows more.
+ * nearest to a query. The model in llm/tiny knows words of five topics, all-MiniLM-L6-v2 many.
  * Build: cc -O3 10_embeddings.c -lm -pthread -lcjson -lpcre2-8; run: ./a.out [folder [query]] */
 #define TSHARD_IMPLEMENTATION
 #include "../tshard.h"
@@ -8,7 +8,7 @@
 #include "llm/tokenizer.h"
 #include <math.h>
 
-enum { RANKS = 2, MOST_TOKENS = 64 };
+enum { RANKS = 2 };
 static const char *const sentences[] = {"There is snow and ice on the road today.",
                                         "The soup in the pan has not had salt.",
                                         "We listen to a violin and a piano.",
@@ -35,8 +35,8 @@ static void embed(llm_net *model, const task *t, int i, float *vector) {
     const size_t width = (size_t)t->config.width;
     double square = 0;
     tsh_scope_begin(model->ctx);
-    model->past = 0;
-    tsh_tensor *x = llm_logits(model, t->ids[i], t->counts[i]); /* (1, T, width) of an encoder */
+    model->past[0] = 0;
+    tsh_tensor *x = llm_logits(model, t->ids[i], t->counts[i], NULL); /* (1, T, width) */
     tsh_read(model->ctx, tsh_mean(x, 1, 0), TSH_GLOBAL, vector, width * sizeof *vector);
     tsh_scope_end(model->ctx);
     for (size_t k = 0; k < width; k++) square += (double)vector[k] * (double)vector[k];
@@ -51,8 +51,7 @@ static int embed_all(tsh_ctx *ctx, void *user) {
     if (!model || !row) tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
     tsh_no_grad_begin(ctx);
     if (tsh_ok(ctx))
-        llm_model_load(model, ctx, &t->config, t->family, t->folder, MOST_TOKENS,
-                       TSH_DTYPE_DEFAULT);
+        llm_model_load(model, ctx, &t->config, t->family, t->folder, 1, 0, TSH_DTYPE_DEFAULT);
     for (int i = 0; i < TEXTS && tsh_ok(ctx); i++) {
         embed(model, t, i, row);
         if (tsh_world(ctx)->rank == 0) memcpy(t->vectors + (size_t)i * width, row, 4 * width);
@@ -80,15 +79,17 @@ static void print_nearest(const task *t, const char *query) {
 }
 
 static int tokenize(task *t, const char *query) {
-    char error[256], path[512];
+    char error[1024], path[512];
+    const char *why = "";
+    const int64_t longest = llm_longest(&t->config, &why);
     (void)snprintf(path, sizeof path, "%s/tokenizer.json", t->folder);
     llm_tokenizer *tokenizer = llm_tokenizer_open(path, error, sizeof error);
     if (!tokenizer) fprintf(stderr, "%s\n", error);
     for (int i = 0; i < TEXTS && tokenizer; i++) {
         const char *text = i ? sentences[i - 1] : query;
         t->counts[i] = llm_tokenizer_encode(tokenizer, text, strlen(text), 1, &t->ids[i]);
-        if (t->counts[i] < 1 || t->counts[i] > MOST_TOKENS) {
-            fprintf(stderr, "\"%s\" has %d tokens\n", text, (int)t->counts[i]);
+        if (t->counts[i] < 1 || t->counts[i] > longest) {
+            fprintf(stderr, "\"%s\" has %d tokens: %s\n", text, (int)t->counts[i], why);
             llm_tokenizer_free(tokenizer);
             return 0;
         }

@@ -346,7 +346,9 @@ static void llm_add_blocks(llm_net *m, tsh_module *parent, const char *name,
     for (int64_t i = 0; i < m->config->layers; i++) {
         char number[24];
         snprintf(number, sizeof number, "%d", (int)i);
-        add(m, tsh_add_module(blocks, number, &desc), i);
+        tsh_module *self = tsh_add_module(blocks, number, &desc);
+        tsh_checkpoint(self, 1); /* frees a block's activations before the next */
+        add(m, self, i);
     }
 }
 

@@ -22,6 +22,7 @@
 #include "models/qwen2.h"
 #include "models/qwen3.h"
 #include "models/smollm3.h"
+#include "models/starcoder2.h"
 
 /* The family of a model_type; NULL. */
 static const llm_family *llm_family_find(const char *type, char *names, size_t size) {
@@ -29,7 +30,7 @@ static const llm_family *llm_family_find(const char *type, char *names, size_t s
         &bert_family,     &bloom_family,   &falcon_family, &gemma_family, &gpt2_family,
         &gpt_neox_family, &granite_family, &llama_family,  &mistral_family, &olmo2_family,
         &opt_family,      &phi_family,     &phi3_family,   &qwen2_family, &qwen3_family,
-        &roberta_family,  &smollm3_family};
+        &roberta_family,  &smollm3_family, &starcoder2_family};
     size_t n = 0;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         if (strcmp(all[i]->type, type) == 0) return all[i];

@@ -610,7 +610,6 @@ static int llm_reorder(llm_tokenizer *t) {
     uint32_t *p = t->points.at;
     const size_t n = t->points.count;
     size_t begin, end, i, at, count[257];
-    uint32_t k;
     t->sorted.count = 0;
     if (n && !llm_put_point(t, &t->sorted, 0)) return 0;
     t->sorted.at = (uint32_t *)llm_grow(t, t->sorted.at, &t->sorted.room, n, sizeof *p);
@@ -618,9 +617,10 @@ static int llm_reorder(llm_tokenizer *t) {
     for (begin = 0; begin < n; begin = end) {
         end = begin + 1;
         if (!llm_class(p[begin])) continue;
-        memset(count, 0, sizeof count);
-        for (end = begin; end < n && (k = llm_class(p[end])) != 0; end++) count[k + 1]++;
+        while (end < n && llm_class(p[end])) end++;
         if (end - begin < 2) continue;
+        memset(count, 0, sizeof count);
+        for (i = begin; i < end; i++) count[llm_class(p[i]) + 1]++;
         for (i = 1; i < 257; i++) count[i] += count[i - 1];
         for (i = begin; i < end; i++) {
             at = count[llm_class(p[i])]++;
@@ -1531,8 +1531,8 @@ static const char *llm_charsmap_find(llm_tokenizer *t, const llm_step *step, con
 }
 
 /* 1 if there is no boundary of grapheme clusters between two code points, by their classes (rules
- * GB3 to GB11 of UAX #29). picture: 2 after a pictograph and a joiner; conjunct: 2 after a consonant
- * and a linker. */
+ * GB3 to GB11 of UAX #29). picture: 2 after a pictograph and a joiner; conjunct: 2 after a
+ * consonant and a linker. */
 static int llm_joins(unsigned last, unsigned next, int picture, int conjunct) {
     if (last == LLM_BREAK_CONTROL || next == LLM_BREAK_CONTROL) return 0;
     if (next >= LLM_BREAK_EXTEND && next <= LLM_BREAK_SPACING) return 1;
@@ -1735,7 +1735,8 @@ static int llm_split_words(llm_tokenizer *t, const char *s, llm_span piece, llm_
     return 1;
 }
 
-/* Writes a piece anew: its bytes as characters, or with what Metaspace and ByteLevel put before it. */
+/* Writes a piece anew: its bytes as characters, or with what Metaspace and ByteLevel put before
+ * it. */
 static int llm_rewrite(llm_tokenizer *t, const llm_step *step, const char *s, size_t n, int first,
                        llm_text *text) {
     const llm_text *space = &step->pattern;

@@ -1194,7 +1194,7 @@ enum {
     LLM_BREAK_LV = 13,
     LLM_BREAK_LVT = 14
 };
-/* code point << 8 | that, where it changes; syllables of Hangul are all LV here */
+/* code point << 8 | that, where it changes; syllables of Hangul are all LV */
 static const uint32_t llm_unicode_breaks[] = {
     1, 8192, 32513, 40960, 43273, 43520, 44289, 44553, 44800, 196610, 225280, 295682, 297472,
     364802, 376320, 376578, 376832, 377090, 377600, 377858, 378368, 378626, 378880, 393223, 394752,

@@ -3,9 +3,9 @@
 
     compare.py PROGRAM TOKENIZER.json ... [--mb N] [--seed N] [--text FILE]
 
-The text: C and Python sources, the system's translations, words of many scripts, emoji, combining and control characters, code
-points at random, special tokens, and invalid UTF-8, once as a whole and once line by line; then
-what the ids decode to. --text keeps it in a file.
+The text: C and Python sources, the system's translations, words of many scripts, emoji, combining
+and control characters, code points at random, special tokens, and invalid UTF-8, once as a whole
+and once line by line; then what the ids decode to. --text keeps it in a file.
 """
 
 import argparse

@@ -63,6 +63,7 @@ MODELS = {
     "granite": ("granite", dict(LLAMA, embedding_multiplier=3.0, attention_multiplier=0.2,
                                 residual_multiplier=0.7, logits_scaling=1.5)),
     "smollm3": ("smollm3", dict(LLAMA, num_hidden_layers=4)),
+    "starcoder2": ("starcoder2", LLAMA),
     "olmo2": ("olmo2", dict(LLAMA, num_key_value_heads=2)),
     "gemma": ("gemma", dict(LLAMA, head_dim=12, num_key_value_heads=1)),
     "phi3": ("phi3", dict(LLAMA, original_max_position_embeddings=256)),

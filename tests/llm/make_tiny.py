@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains the two models that are in examples/llm/tiny, so that examples 09 and 10 run without a
-download: llama, whose tokens are ASCII characters, knows this project's licence by heart; bert tells
-five topics apart by their words.
+download: llama, whose tokens are ASCII characters, knows this project's licence by heart; bert
+tells five topics apart by their words.
 
     make_tiny.py [llama] [bert]     needs torch, transformers and tokenizers; takes two minutes
 """
@@ -128,5 +128,6 @@ def bert():
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # so small that more are slower
     for name in sys.argv[1:] or ("llama", "bert"):
         {"llama": llama, "bert": bert}[name]()

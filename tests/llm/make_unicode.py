@@ -292,8 +292,8 @@ def main():
     text += table("uint32_t", "llm_unicode_pairs", flat, 3)
     bounds, points = compat_tables()
     text += (
-        "\n/* What NFKD makes of the code points of these runs, first and last of each; the points of "
-        "one\n * after the other, each << 1, | 1 for the last of a code point. */\n"
+        "\n/* What NFKD makes of the code points of these runs, first and last of each; the points "
+        "of one\n * after the other, each << 1, | 1 for the last of a code point. */\n"
     )
     text += table("uint32_t", "llm_unicode_compat_runs", bounds, 2)
     text += table("uint32_t", "llm_unicode_compat", points, 1)
@@ -306,7 +306,7 @@ def main():
     text += "\n/* How code points join to grapheme clusters, by UAX #29. */\nenum {\n"
     for value, name in enumerate(BREAKS):
         text += "    LLM_BREAK_%s = %d%s\n" % (name, value, "," * (name != BREAKS[-1]))
-    text += "};\n/* code point << 8 | that, where it changes; syllables of Hangul are all LV here */\n"
+    text += "};\n/* code point << 8 | that, where it changes; syllables of Hangul are all LV */\n"
     text += table("uint32_t", "llm_unicode_breaks", runs(breaks()), 1)
     text += "\n#endif\n"
     with open(sys.argv[1] if len(sys.argv) > 1 else OUT, "w", encoding="utf-8") as file:

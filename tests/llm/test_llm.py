@@ -22,8 +22,8 @@ TOLERANCE = 1e-4
 RANKS = (1, 2, 3, 4)
 
 
-def llm(folder, *flags, before=(), text=""):
-    """Runs it; text is its stdin."""
+def need_llm():
+    """Builds the program, if need be."""
     if not os.path.exists(LLM):
         made = subprocess.run(["make", "--no-print-directory", "build/llm"], cwd=TOP, timeout=300,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
@@ -31,6 +31,11 @@ def llm(folder, *flags, before=(), text=""):
             if "needs libcjson-dev" in made.stdout:
                 raise Skipped("needs libcjson-dev and libpcre2-dev")
             raise ValueError(made.stdout[-600:])
+
+
+def llm(folder, *flags, before=(), text=""):
+    """Runs it; text is its stdin."""
+    need_llm()
     return subprocess.run([*before, LLM, "--model", folder, *flags], input=text,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=EACH,
                           encoding="utf-8", errors="replace")
@@ -475,12 +480,46 @@ def chat_templates_are_chosen(folder):
     check(converse(letters, ["abc"], 6, "--template", "chatml").stdout == want, "--template")
 
 
+def the_models_of_the_course_know_their_texts(folder):
+    """examples/llm/tiny: one has the licence by heart, one tells topics apart."""
+    tiny = os.path.join(TOP, "examples", "llm", "tiny")
+    with open(os.path.join(TOP, "LICENSE"), "rb") as file:
+        text = file.read()
+    text = text[text.index(b"Permission"):][:140]
+    for ranks in RANKS:
+        done = llm(os.path.join(tiny, "llama"), "--ids", numbers(text[:13]), "--print-ids",
+                   "--max-new", str(len(text) - 13), "--tp", str(ranks))
+        check(done.stdout.split() == list(map(str, text[13:])), ranks, done.stdout, done.stderr)
+    lines = os.path.join(folder, "lines")
+    with open(lines, "w", encoding="ascii") as file:
+        file.write("A wet and cold day.\nRain and thunder!\nWe bake bread with butter.\n")
+    for ranks in RANKS:
+        done = llm(os.path.join(tiny, "bert"), "--embed", lines, "--tp", str(ranks))
+        rows = [list(map(float, line.split())) for line in done.stdout.splitlines()]
+        check(len(rows) == 3, done.stderr)
+        near, far = (sum(a * b for a, b in zip(rows[0], row)) for row in rows[1:])
+        check(near > 0.7 and far < 0.3, near, far)
+
+
+def the_readme_shows_a_family(folder):
+    """What README.md says a family of one's own takes is models/starcoder2.h, which has a golden."""
+    here = os.path.join(TOP, "examples", "llm")
+    with open(os.path.join(here, "README.md"), encoding="utf-8") as file:
+        shown = file.read().split("```c\n")[1].split("```")[0]
+    with open(os.path.join(here, "models", "starcoder2.h"), encoding="utf-8") as file:
+        source = file.read()
+    check("starcoder2_family" in shown and shown in source, "README.md shows other code than "
+          "models/starcoder2.h has")
+    check(len(source.splitlines()) <= 90 and "starcoder2" in models.names(), "90 lines, a golden")
+
+
 if __name__ == "__main__":
     sys.exit(run_tests("llm", [family(name) for name in models.names()] + [
         processes_write_what_threads_do, configs_that_would_change_results_are_refused,
         texts_that_are_too_long_are_refused,
         settings_within_reach_change_nothing, other_names_load, folders_that_lie_are_refused,
         mistakes_are_told,
+        the_models_of_the_course_know_their_texts, the_readme_shows_a_family,
         the_end_of_a_text_ends_it, samples_are_those_of_the_seed, fewer_bits_are_near,
         stop_strings_end_a_text, conversations_keep_the_cache, conversations_on_processes,
         long_conversations_forget, chat_templates_are_chosen]) > 0)
