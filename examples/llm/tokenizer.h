@@ -2709,6 +2709,29 @@ static int llm_put_trie(llm_tokenizer *t, const char *s, int32_t id) {
     return 1;
 }
 
+/* A score as `tokenizers` reads it: all digits as a whole number, rounded to double, divided by a
+ * power of ten. The last bit may differ from that of the nearest double, and decides between two
+ * paths whose scores are equal otherwise. The digits are those of the shortest text of the value,
+ * as in files: cJSON does not keep theirs. */
+static double llm_score(double value) {
+    char text[40], *at = text;
+    uint64_t whole = 0;
+    double read;
+    int digits, power;
+    for (digits = 15; digits < 17; digits++) {
+        (void)snprintf(text, sizeof text, "%.*e", digits - 1, value);
+        if (strtod(text, NULL) == value) break;
+    }
+    if (digits < 16) return value; /* exact */
+    (void)snprintf(text, sizeof text, "%.*e", digits - 1, value);
+    for (; *at && *at != 'e'; at++)
+        if (*at >= '0' && *at <= '9') whole = 10 * whole + (uint64_t)(*at - '0');
+    power = (*at ? atoi(at + 1) : 0) - (digits - 1);
+    (void)snprintf(text, sizeof text, "1e%d", power < 0 ? -power : power);
+    read = power < 0 ? (double)whole / strtod(text, NULL) : (double)whole * strtod(text, NULL);
+    return value < 0 ? -read : read;
+}
+
 static int llm_read_unigram(llm_tokenizer *t, const cJSON *o) {
     const cJSON *item, *vocabulary = llm_get(o, "vocab");
     const int64_t unk = llm_whole(t, o, "unk_id", LLM_MAX_ID - 1);
@@ -2731,8 +2754,9 @@ static int llm_read_unigram(llm_tokenizer *t, const cJSON *o) {
             return llm_fail(t, "%s: the token %d of the vocab is no text with a score", t->name,
                             (int)id);
         if (!llm_put_token(t, id, token) || !llm_put_trie(t, token, id)) return 0;
-        t->scores[id++] = score->valuedouble;
-        if (score->valuedouble < t->unk_score) t->unk_score = score->valuedouble;
+        t->scores[id] = llm_score(score->valuedouble);
+        if (t->scores[id] < t->unk_score) t->unk_score = t->scores[id];
+        id++;
     }
     t->unk_score -= 10;
     return llm_index_tokens(t) && !t->error[0];

@@ -260,19 +260,22 @@ def unigrams(folder):
     import transformers as t
 
     text = sentences()
-    for name, kind, file, rule, options in (
-        ("t5", t.T5Tokenizer, "spiece.model", "nmt_nfkc", {"vocab_size": 32000}),
-        ("xlm_roberta", t.XLMRobertaTokenizer, "sentencepiece.bpe.model", "nmt_nfkc", {}),
-        ("albert", t.AlbertTokenizer, "spiece.model", "nmt_nfkc_cf", {}),
-        ("pegasus", t.PegasusTokenizer, "spiece.model", "nfkc", {"character_coverage": 0.99}),
-        ("mbart50", t.MBart50Tokenizer, "sentencepiece.bpe.model", "nfkc_cf", {}),
+    symbols = {"user_defined_symbols": ["[CLS]", "[SEP]", "[MASK]"], "pad_id": 3}
+    for name, kind, file, rule, size, options in (
+        ("t5", t.T5Tokenizer, "spiece.model", "nmt_nfkc", 32000, {}),
+        ("xlm_roberta", t.XLMRobertaTokenizer, "sentencepiece.bpe.model", "nmt_nfkc", 16000, {}),
+        ("albert", t.AlbertTokenizer, "spiece.model", "nmt_nfkc_cf", 6000, symbols),
+        ("pegasus", t.PegasusTokenizer, "spiece.model", "nfkc", 6000, {}),
+        ("mbart50", t.MBart50Tokenizer, "sentencepiece.bpe.model", "nfkc_cf", 6000, {}),
     ):
         with tempfile.TemporaryDirectory() as place:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(text),
+                sentence_iterator=iter(text[: 10 * size]),
                 model_prefix=os.path.join(place, "m"),
                 normalization_rule_name=rule,
-                **dict({"vocab_size": 16000, "minloglevel": 2}, **options),
+                vocab_size=size,
+                minloglevel=2,
+                **options,
             )
             os.rename(os.path.join(place, "m.model"), os.path.join(place, file))
             made = kind.from_pretrained(place)

@@ -502,7 +502,7 @@ def the_models_of_the_course_know_their_texts(folder):
 
 
 def the_readme_shows_a_family(folder):
-    """What README.md says a family of one's own takes is models/starcoder2.h, which has a golden."""
+    """What README.md says a family takes is models/starcoder2.h, which has a golden."""
     here = os.path.join(TOP, "examples", "llm")
     with open(os.path.join(here, "README.md"), encoding="utf-8") as file:
         shown = file.read().split("```c\n")[1].split("```")[0]
