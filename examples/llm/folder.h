@@ -30,7 +30,8 @@ typedef enum llm_norm_kind {
     LLM_LAYER    /* layer norm */
 } llm_norm_kind;
 
-typedef tsh_tensor *(*llm_activation)(tsh_tensor *x);
+/* RMS norms of queries and keys, before the rotation. */
+typedef enum llm_qk_norm { LLM_NO_NORM, LLM_NORM_OF_EACH, LLM_NORM_OF_ALL } llm_qk_norm;
 
 /* How positions turn queries and keys. */
 typedef struct llm_rope {
@@ -51,8 +52,9 @@ typedef struct llm_config {
     int encoder;          /* every token sees all, and there is no head; nothing is generated */
     int64_t kinds;        /* of tokens (BERT's segments) */
     llm_norm_kind norm;
+    llm_qk_norm qk_norm; /* of each head, or of all at once */
     double eps;
-    llm_activation act;
+    tsh_activation act;
     llm_rope rope;
     int tied;                                /* the head has the embedding's weight */
     int qkv_bias, out_bias, mlp_bias;        /* of the attention's two sides, of the MLP */
@@ -149,14 +151,17 @@ static const char *llm_config_string(llm_config *c, const char *keys, const char
 static void llm_read_activation(llm_config *c, const char *key, const char *otherwise) {
     static const struct {
         const char *name;
-        llm_activation act;
-    } all[] = {{"silu", tsh_silu}, {"swish", tsh_silu}, {"relu", tsh_relu}, {"gelu", tsh_gelu},
-               {"gelu_new", tsh_gelu_tanh}, {"gelu_pytorch_tanh", tsh_gelu_tanh},
-               {"gelu_fast", tsh_gelu_tanh}};
+        tsh_activation act;
+    } all[] = {{"silu", TSH_SILU}, {"swish", TSH_SILU}, {"relu", TSH_RELU}, {"gelu", TSH_GELU},
+               {"gelu_new", TSH_GELU_TANH}, {"gelu_pytorch_tanh", TSH_GELU_TANH},
+               {"gelu_fast", TSH_GELU_TANH}};
     const char *name = llm_config_string(c, key, otherwise);
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (strcmp(all[i].name, name) == 0) c->act = all[i].act;
-    if (!c->act)
+    const size_t count = sizeof all / sizeof *all;
+    size_t i = 0;
+    while (i < count && strcmp(all[i].name, name) != 0) i++;
+    if (i < count)
+        c->act = all[i].act;
+    else
         llm_refuse(c, "config.json: %s is \"%s\"; known are silu, relu, gelu, gelu_new, "
                       "gelu_pytorch_tanh and gelu_fast", key, name);
 }

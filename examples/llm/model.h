@@ -74,39 +74,38 @@ enum { LLM_TIED = 2 };
 static const char *const llm_ignored[] = {
     "lm_head.weight", "embed_out.weight", "**.inv_freq", "**.attn.bias", "**.attention.bias",
     "**.masked_bias", "**.position_ids", "**.pooler.**", "pooler.**", "cls.**", NULL};
-/* Names of older or newer files, and the model's. */
-static const tsh_rename llm_renamed[] = {{"**.LayerNorm.gamma", "**.LayerNorm.weight"},
-                                         {"**.LayerNorm.beta", "**.LayerNorm.bias"},
-                                         {NULL, NULL}};
 
-/* Makes the model, for `rows` texts of at most `length` tokens, and loads its weights. weights: TSH_Q8_0 or
- * TSH_Q4_0, or 0: as they are, in the dtype of the ctx. Errors are the ctx's. */
+/* Makes the model, for `rows` texts of at most `length` tokens, and loads its weights. weights:
+ * TSH_Q8_0 or TSH_Q4_0, or 0: as they are, in the dtype of the ctx. Errors are the ctx's. */
 static tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
                                  const llm_family *family, const char *folder, int64_t rows,
                                  int64_t length, tsh_dtype weights) {
     const tsh_file_desc file = {.prefix = family->base,
-                                .rename = llm_renamed,
+                                .rename = family->rename,
                                 .ignore = llm_ignored + (c->tied || c->encoder ? 0 : LLM_TIED)};
     memset(m, 0, sizeof *m);
     m->ctx = ctx;
     m->config = c;
     m->family = family;
     m->rows = rows;
-    m->length = length;
     m->root = m->base = tsh_root(ctx);
-    m->unit = weights ? 32 : 1;
     family->add(m);
     if (weights) tsh_quantize(m->root, NULL, weights);
     tsh_train(m->root, 0);
-    return tsh_load_with(m->root, folder, NULL, &file);
+    if (tsh_load_with(m->root, folder, NULL, &file) == TSH_OK && !c->encoder)
+        m->cache = tsh_cache_new(m->root, rows, length, TSH_DTYPE_DEFAULT);
+    return tsh_last_error(ctx)->code;
 }
 
-/* The logits (rows, T or 1, V), sharded over the vocabulary, of ids (rows, n) that follow those
- * before: of text b the first lengths[b], NULL: all; the others are padding. They live until the
- * scope ends. */
+/* The logits (rows, T or 1, V), sharded over the vocabulary, of ids (rows, n) that follow the
+ * m->past[b] before: of text b the first lengths[b], NULL: all; the others are padding. A single
+ * text goes back if a caller lowers m->past[0]. The logits live until the scope ends. */
 static tsh_tensor *llm_logits(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {
     tsh_tensor *owned = tsh_tensor_from(m->ctx, TSH_I32, tsh_shape2(m->rows, n), NULL, ids);
     m->lengths = lengths;
+    if (m->cache && m->rows == 1 && m->past[0] < tsh_cache_length(m->cache))
+        tsh_cache_truncate(m->cache, m->past[0]);
+    if (m->cache) tsh_cache_counts(m->cache, lengths);
     tsh_tensor *logits = m->family->forward(m, owned);
     tsh_tensor_free(owned);
     for (int64_t b = 0; b < m->rows; b++) m->past[b] += lengths ? lengths[b] : n;

@@ -31,24 +31,32 @@ static void roberta_config(llm_config *c) {
 
 /* x = norm(x + attention(x)); x = norm(x + mlp(x)) */
 static tsh_tensor *bert_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
-    const llm_config *c = ((const llm_net *)user)->config;
     tsh_tensor *x = in[0], *y = llm_call(self, "attention", x);
-    (void)n;
-    x = llm_call(self, "attention.output.LayerNorm", tsh_add(x, y));
-    y = llm_call(self, "output.dense", c->act(llm_call(self, "intermediate.dense", x)));
-    return llm_call(self, "output.LayerNorm", tsh_add(x, y));
+    (void)n, (void)user;
+    y = tsh_forward_residual(tsh_find(self, "attention_norm"), &x, y);
+    return llm_call(self, "norm", tsh_add(y, llm_call(self, "mlp", y)));
 }
 
-static void bert_add_block(llm_net *m, tsh_module *self, int64_t index) {
-    static const llm_attention_desc attention = {
-        .q = "self.query", .k = "self.key", .v = "self.value", .o = "output.dense"};
-    static const llm_mlp_desc mlp = {.in = "intermediate.dense", .out = "output.dense"};
-    (void)index;
+static void bert_add_block(llm_net *m, tsh_module *self) {
+    static const tsh_attention_layer_desc attention = {
+        .q = "query", .k = "key", .v = "value", .out = "out"};
+    static const tsh_mlp_desc mlp = {.up = "up", .down = "down"};
     llm_add_attention(m, self, "attention", &attention);
-    llm_add_norm(m, tsh_find(self, "attention.output"), "LayerNorm", m->config->width);
-    llm_add_mlp(m, self, NULL, &mlp);
-    llm_add_norm(m, tsh_find(self, "output"), "LayerNorm", m->config->width);
+    llm_add_norm(m, self, "attention_norm", m->config->width);
+    llm_add_mlp(m, self, "mlp", &mlp);
+    llm_add_norm(m, self, "norm", m->config->width);
 }
+
+static const tsh_rename bert_names[] = {
+    {"**.LayerNorm.gamma", "**.LayerNorm.weight"},
+    {"**.LayerNorm.beta", "**.LayerNorm.bias"},
+    {"**.attention.self.**", "**.attention.**"},
+    {"**.attention.output.dense.*", "**.attention.out.*"},
+    {"**.attention.output.LayerNorm.*", "**.attention_norm.*"},
+    {"**.intermediate.dense.*", "**.mlp.up.*"},
+    {"**.output.dense.*", "**.mlp.down.*"},
+    {"**.output.LayerNorm.*", "**.norm.*"},
+    {NULL, NULL}};
 
 static void bert_add(llm_net *m) {
     const tsh_embedding_desc kinds = {.count = m->config->kinds, .dim = m->config->width};
@@ -64,7 +72,7 @@ static void bert_add(llm_net *m) {
 /* ids (1, T) -> (1, T, C); all tokens are of kind 0, of one sentence. */
 static tsh_tensor *bert_forward(llm_net *m, tsh_tensor *ids) {
     tsh_module *embeddings = tsh_find(m->base, "embeddings");
-    tsh_tensor *kind = tsh_cast(tsh_zeros(m->ctx, tsh_shape2(tsh_dim(ids, 0), tsh_dim(ids, 1))), TSH_I32);
+    tsh_tensor *kind = tsh_cast(tsh_zeros(m->ctx, tsh_shape_of(ids)), TSH_I32);
     tsh_tensor *x = llm_call(embeddings, "word_embeddings", ids);
     x = tsh_add(x, llm_call(embeddings, "token_type_embeddings", kind));
     x = tsh_add(x, llm_call(embeddings, "position_embeddings",
@@ -72,8 +80,9 @@ static tsh_tensor *bert_forward(llm_net *m, tsh_tensor *ids) {
     return llm_call(m->base, "encoder.layer", llm_call(embeddings, "LayerNorm", x));
 }
 
-static const llm_family bert_family = {"bert", "bert", bert_config, bert_add, bert_forward};
-static const llm_family roberta_family = {"roberta", "roberta", roberta_config, bert_add,
-                                          bert_forward};
+static const llm_family bert_family = {"bert",   "bert",       bert_config,
+                                       bert_add, bert_forward, bert_names};
+static const llm_family roberta_family = {"roberta", "roberta",    roberta_config,
+                                          bert_add,  bert_forward, bert_names};
 
 #endif

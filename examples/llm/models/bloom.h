@@ -7,7 +7,7 @@ static void bloom_config(llm_config *c) {
     c->hidden = 4 * c->width;
     c->norm = LLM_LAYER;
     c->eps = llm_config_number(c, "layer_norm_epsilon", 1e-5);
-    c->act = tsh_gelu_tanh;
+    c->act = TSH_GELU_TANH;
     c->qkv_bias = c->out_bias = c->mlp_bias = 1;
     c->tied = llm_config_flag(c, "tie_word_embeddings", 1);
     c->variant = llm_config_flag(c, "apply_residual_connection_post_layernorm", 0);
@@ -15,19 +15,19 @@ static void bloom_config(llm_config *c) {
 
 /* variant: what is added to is the norm's output, not its input. */
 static tsh_tensor *bloom_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
-    const llm_config *c = ((const llm_net *)user)->config;
-    tsh_tensor *x = in[0], *y = llm_call(self, "input_layernorm", x);
+    const llm_net *m = (const llm_net *)user;
+    const llm_config *c = m->config;
+    tsh_tensor *x = in[0], *y = llm_call(self, "input_layernorm", x), *read[2] = {y, m->bias};
     (void)n;
-    x = tsh_add(c->variant ? y : x, llm_call(self, "self_attention", y));
+    x = tsh_add(c->variant ? y : x, tsh_forward_n(tsh_find(self, "self_attention"), read, 2));
     y = llm_call(self, "post_attention_layernorm", x);
     return tsh_add(c->variant ? y : x, llm_call(self, "mlp", y));
 }
 
-static void bloom_add_block(llm_net *m, tsh_module *self, int64_t index) {
-    static const llm_attention_desc attention = {
-        .fused = LLM_FUSED_HEADS, .q = "query_key_value", .o = "dense"};
-    static const llm_mlp_desc mlp = {.in = "dense_h_to_4h", .out = "dense_4h_to_h"};
-    (void)index;
+static void bloom_add_block(llm_net *m, tsh_module *self) {
+    static const tsh_attention_layer_desc attention = {
+        .fused = "query_key_value", .by_group = 1, .out = "dense"};
+    static const tsh_mlp_desc mlp = {.up = "dense_h_to_4h", .down = "dense_4h_to_h"};
     llm_add_norm(m, self, "input_layernorm", m->config->width);
     llm_add_attention(m, self, "self_attention", &attention);
     llm_add_norm(m, self, "post_attention_layernorm", m->config->width);
@@ -51,6 +51,6 @@ static tsh_tensor *bloom_forward(llm_net *m, tsh_tensor *ids) {
 }
 
 static const llm_family bloom_family = {"bloom", "transformer", bloom_config, bloom_add,
-                                        bloom_forward};
+                                        bloom_forward, NULL};
 
 #endif

@@ -39,14 +39,12 @@ static tsh_tensor *falcon_block(tsh_module *self, tsh_tensor **in, int n, void *
     return tsh_add(sum, llm_call(self, "mlp", y));
 }
 
-static void falcon_add_block(llm_net *m, tsh_module *self, int64_t index) {
+static void falcon_add_block(llm_net *m, tsh_module *self) {
     const llm_config *c = m->config;
     const int two = (c->variant & FALCON_TWO_NORMS) != 0;
-    const llm_attention_desc attention = {
-        .fused = c->variant & FALCON_ONE_KEY ? LLM_FUSED_ROWS : LLM_FUSED_HEADS,
-        .q = "query_key_value", .o = "dense"};
-    static const llm_mlp_desc mlp = {.in = "dense_h_to_4h", .out = "dense_4h_to_h"};
-    (void)index;
+    const tsh_attention_layer_desc attention = {
+        .fused = "query_key_value", .by_group = !(c->variant & FALCON_ONE_KEY), .out = "dense"};
+    static const tsh_mlp_desc mlp = {.up = "dense_h_to_4h", .down = "dense_4h_to_h"};
     llm_add_norm(m, self, two ? "ln_attn" : "input_layernorm", c->width);
     if (two) llm_add_norm(m, self, "ln_mlp", c->width);
     if (!c->parallel) llm_add_norm(m, self, "post_attention_layernorm", c->width);
@@ -67,6 +65,6 @@ static tsh_tensor *falcon_forward(llm_net *m, tsh_tensor *ids) {
 }
 
 static const llm_family falcon_family = {"falcon", "transformer", falcon_config, falcon_add,
-                                         falcon_forward};
+                                         falcon_forward, NULL};
 
 #endif

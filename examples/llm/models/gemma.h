@@ -14,6 +14,7 @@ static void gemma_config(llm_config *c) {
     llm_read_rope(c, 10000, 1);
 }
 
-static const llm_family gemma_family = {"gemma", "model", gemma_config, llama_add, llama_forward};
+static const llm_family gemma_family = {"gemma",   "model",       gemma_config,
+                                        llama_add, llama_forward, NULL};
 
 #endif

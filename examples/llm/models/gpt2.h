@@ -24,11 +24,10 @@ static tsh_tensor *gpt2_block(tsh_module *self, tsh_tensor **in, int n, void *us
     return tsh_add(x, llm_call(self, "mlp", y));
 }
 
-static void gpt2_add_block(llm_net *m, tsh_module *self, int64_t index) {
-    static const llm_attention_desc attention = {
-        .fused = LLM_FUSED_ROWS, .q = "c_attn", .o = "c_proj", .reversed = 1};
-    static const llm_mlp_desc mlp = {.in = "c_fc", .out = "c_proj", .reversed = 1};
-    (void)index;
+static void gpt2_add_block(llm_net *m, tsh_module *self) {
+    static const tsh_attention_layer_desc attention = {
+        .fused = "c_attn", .out = "c_proj", .reversed = 1};
+    static const tsh_mlp_desc mlp = {.up = "c_fc", .down = "c_proj", .reversed = 1};
     llm_add_norm(m, self, "ln_1", m->config->width);
     llm_add_attention(m, self, "attn", &attention);
     llm_add_norm(m, self, "ln_2", m->config->width);
@@ -50,6 +49,7 @@ static tsh_tensor *gpt2_forward(llm_net *m, tsh_tensor *ids) {
     return llm_call(m->root, "lm_head", llm_call(m->base, "ln_f", x));
 }
 
-static const llm_family gpt2_family = {"gpt2", "transformer", gpt2_config, gpt2_add, gpt2_forward};
+static const llm_family gpt2_family = {"gpt2",   "transformer", gpt2_config,
+                                       gpt2_add, gpt2_forward,  NULL};
 
 #endif

@@ -25,11 +25,10 @@ static tsh_tensor *gpt_neox_block(tsh_module *self, tsh_tensor **in, int n, void
     return tsh_add(sum, llm_call(self, "mlp", llm_call(self, "post_attention_layernorm", read)));
 }
 
-static void gpt_neox_add_block(llm_net *m, tsh_module *self, int64_t index) {
-    static const llm_attention_desc attention = {
-        .fused = LLM_FUSED_HEADS, .q = "query_key_value", .o = "dense"};
-    static const llm_mlp_desc mlp = {.in = "dense_h_to_4h", .out = "dense_4h_to_h"};
-    (void)index;
+static void gpt_neox_add_block(llm_net *m, tsh_module *self) {
+    static const tsh_attention_layer_desc attention = {
+        .fused = "query_key_value", .by_group = 1, .out = "dense"};
+    static const tsh_mlp_desc mlp = {.up = "dense_h_to_4h", .down = "dense_4h_to_h"};
     llm_add_norm(m, self, "input_layernorm", m->config->width);
     llm_add_norm(m, self, "post_attention_layernorm", m->config->width);
     llm_add_attention(m, self, "attention", &attention);
@@ -49,6 +48,6 @@ static tsh_tensor *gpt_neox_forward(llm_net *m, tsh_tensor *ids) {
 }
 
 static const llm_family gpt_neox_family = {"gpt_neox", "gpt_neox", gpt_neox_config, gpt_neox_add,
-                                           gpt_neox_forward};
+                                           gpt_neox_forward, NULL};
 
 #endif

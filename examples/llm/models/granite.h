@@ -12,6 +12,6 @@ static void granite_config(llm_config *c) {
 }
 
 static const llm_family granite_family = {"granite", "model", granite_config, llama_add,
-                                          llama_forward};
+                                          llama_forward, NULL};
 
 #endif

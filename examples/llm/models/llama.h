@@ -30,26 +30,26 @@ static tsh_tensor *llama_block(tsh_module *self, tsh_tensor **in, int n, void *u
     return tsh_add(x, llm_scale(llm_call(self, "mlp", y), c->branch_scale));
 }
 
-static const llm_attention_desc llama_attention = {
-    .q = "q_proj", .k = "k_proj", .v = "v_proj", .o = "o_proj"};
-static const llm_mlp_desc llama_mlp = {.gate = "gate_proj", .in = "up_proj", .out = "down_proj"};
+static const tsh_attention_layer_desc llama_attention = {
+    .q = "q_proj", .k = "k_proj", .v = "v_proj", .out = "o_proj"};
+static const tsh_mlp_desc llama_mlp = {
+    .gated = 1, .gate = "gate_proj", .up = "up_proj", .down = "down_proj"};
 
-static void llama_add_layer(llm_net *m, tsh_module *self, const llm_attention_desc *attention,
-                            const llm_mlp_desc *mlp) {
+static void llama_add_layer(llm_net *m, tsh_module *self, const tsh_attention_layer_desc *attention,
+                            const tsh_mlp_desc *mlp) {
     llm_add_norm(m, self, "input_layernorm", m->config->width);
     llm_add_attention(m, self, "self_attn", attention);
     llm_add_norm(m, self, "post_attention_layernorm", m->config->width);
     llm_add_mlp(m, self, "mlp", mlp);
 }
 
-static void llama_add_block(llm_net *m, tsh_module *self, int64_t index) {
-    (void)index;
+static void llama_add_block(llm_net *m, tsh_module *self) {
     llama_add_layer(m, self, &llama_attention, &llama_mlp);
 }
 
 /* The tree with these blocks. */
 static void llama_add_with(llm_net *m, tsh_forward_fn block,
-                           void (*add)(llm_net *m, tsh_module *self, int64_t index)) {
+                           void (*add)(llm_net *m, tsh_module *self)) {
     llm_add_embedding(m, m->base, "embed_tokens");
     llm_add_blocks(m, m->base, "layers", block, add);
     llm_add_norm(m, m->base, "norm", m->config->width);
@@ -66,6 +66,7 @@ static tsh_tensor *llama_forward(llm_net *m, tsh_tensor *ids) {
     return llm_scale(llm_call(m->root, "lm_head", x), m->config->logit_scale);
 }
 
-static const llm_family llama_family = {"llama", "model", llama_config, llama_add, llama_forward};
+static const llm_family llama_family = {"llama",   "model",       llama_config,
+                                        llama_add, llama_forward, NULL};
 
 #endif

@@ -11,6 +11,6 @@ static void mistral_config(llm_config *c) {
 }
 
 static const llm_family mistral_family = {"mistral", "model", mistral_config, llama_add,
-                                          llama_forward};
+                                          llama_forward, NULL};
 
 #endif

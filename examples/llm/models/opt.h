@@ -22,22 +22,19 @@ static void opt_config(llm_config *c) {
 }
 
 static tsh_tensor *opt_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
-    const llm_config *c = ((const llm_net *)user)->config;
     tsh_tensor *x = in[0];
     tsh_tensor *y = llm_call(self, "self_attn", llm_call(self, "self_attn_layer_norm", x));
-    (void)n;
+    (void)n, (void)user;
     y = tsh_forward_residual(tsh_find(self, "final_layer_norm"), &x, y);
-    return tsh_add(x, llm_call(self, "fc2", c->act(llm_call(self, "fc1", y))));
+    return tsh_add(x, llm_call(self, "mlp", y));
 }
 
-static void opt_add_block(llm_net *m, tsh_module *self, int64_t index) {
-    static const llm_attention_desc attention = {
-        .q = "q_proj", .k = "k_proj", .v = "v_proj", .o = "out_proj"};
-    static const llm_mlp_desc mlp = {.in = "fc1", .out = "fc2"};
-    (void)index;
+static void opt_add_block(llm_net *m, tsh_module *self) {
+    static const tsh_attention_layer_desc attention = {.out = "out_proj"};
+    static const tsh_mlp_desc mlp = {.up = "fc1", .down = "fc2"};
     llm_add_attention(m, self, "self_attn", &attention);
     llm_add_norm(m, self, "self_attn_layer_norm", m->config->width);
-    llm_add_mlp(m, self, NULL, &mlp);
+    llm_add_mlp(m, self, "mlp", &mlp);
     llm_add_norm(m, self, "final_layer_norm", m->config->width);
 }
 
@@ -58,6 +55,10 @@ static tsh_tensor *opt_forward(llm_net *m, tsh_tensor *ids) {
     return llm_call(m->root, "lm_head", llm_call(decoder, "final_layer_norm", x));
 }
 
-static const llm_family opt_family = {"opt", "model", opt_config, opt_add, opt_forward};
+static const tsh_rename opt_names[] = {{"**.fc1.*", "**.mlp.fc1.*"},
+                                       {"**.fc2.*", "**.mlp.fc2.*"},
+                                       {NULL, NULL}};
+
+static const llm_family opt_family = {"opt", "model", opt_config, opt_add, opt_forward, opt_names};
 
 #endif

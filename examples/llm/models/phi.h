@@ -22,11 +22,9 @@ static tsh_tensor *phi_block(tsh_module *self, tsh_tensor **in, int n, void *use
     return tsh_add(tsh_add(llm_call(self, "self_attn", y), llm_call(self, "mlp", y)), x);
 }
 
-static void phi_add_block(llm_net *m, tsh_module *self, int64_t index) {
-    static const llm_attention_desc attention = {
-        .q = "q_proj", .k = "k_proj", .v = "v_proj", .o = "dense"};
-    static const llm_mlp_desc mlp = {.in = "fc1", .out = "fc2"};
-    (void)index;
+static void phi_add_block(llm_net *m, tsh_module *self) {
+    static const tsh_attention_layer_desc attention = {.out = "dense"};
+    static const tsh_mlp_desc mlp = {.up = "fc1", .down = "fc2"};
     llm_add_norm(m, self, "input_layernorm", m->config->width);
     llm_add_attention(m, self, "self_attn", &attention);
     llm_add_mlp(m, self, "mlp", &mlp);
@@ -44,6 +42,6 @@ static tsh_tensor *phi_forward(llm_net *m, tsh_tensor *ids) {
     return llm_call(m->root, "lm_head", llm_call(m->base, "final_layernorm", llm_last(m, x)));
 }
 
-static const llm_family phi_family = {"phi", "model", phi_config, phi_add, phi_forward};
+static const llm_family phi_family = {"phi", "model", phi_config, phi_add, phi_forward, NULL};
 
 #endif

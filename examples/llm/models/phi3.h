@@ -10,11 +10,9 @@ static void phi3_config(llm_config *c) {
     llm_read_rope(c, 10000, 1);
 }
 
-static void phi3_add_block(llm_net *m, tsh_module *self, int64_t index) {
-    static const llm_attention_desc attention = {
-        .fused = LLM_FUSED_ROWS, .q = "qkv_proj", .o = "o_proj"};
-    static const llm_mlp_desc mlp = {.in = "gate_up_proj", .out = "down_proj", .fused = 1};
-    (void)index;
+static void phi3_add_block(llm_net *m, tsh_module *self) {
+    static const tsh_attention_layer_desc attention = {.fused = "qkv_proj"};
+    static const tsh_mlp_desc mlp = {.gated = 1, .fused = "gate_up_proj"};
     llama_add_layer(m, self, &attention, &mlp);
 }
 
@@ -22,6 +20,7 @@ static void phi3_add(llm_net *m) {
     llama_add_with(m, llama_block, phi3_add_block);
 }
 
-static const llm_family phi3_family = {"phi3", "model", phi3_config, phi3_add, llama_forward};
+static const llm_family phi3_family = {"phi3",   "model",       phi3_config,
+                                       phi3_add, llama_forward, NULL};
 
 #endif

@@ -25,17 +25,7 @@ static void smollm3_config(llm_config *c) {
         if (i < LLM_MOST_LAYERS) c->no_rope[i++] = item->valuedouble == 0;
 }
 
-static void smollm3_add_block(llm_net *m, tsh_module *self, int64_t index) {
-    llm_attention_desc attention = llama_attention;
-    attention.no_rope = m->config->no_rope[index];
-    llama_add_layer(m, self, &attention, &llama_mlp);
-}
-
-static void smollm3_add(llm_net *m) {
-    llama_add_with(m, llama_block, smollm3_add_block);
-}
-
-static const llm_family smollm3_family = {"smollm3", "model", smollm3_config, smollm3_add,
-                                          llama_forward};
+static const llm_family smollm3_family = {"smollm3", "model",       smollm3_config,
+                                          llama_add, llama_forward, NULL};
 
 #endif

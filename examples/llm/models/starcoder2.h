@@ -18,9 +18,8 @@ static void starcoder2_config(llm_config *c) {
     llm_read_rope(c, 10000, 1);
 }
 
-static void starcoder2_add_block(llm_net *m, tsh_module *self, int64_t index) {
-    static const llm_mlp_desc mlp = {.in = "c_fc", .out = "c_proj"};
-    (void)index;
+static void starcoder2_add_block(llm_net *m, tsh_module *self) {
+    static const tsh_mlp_desc mlp = {.up = "c_fc", .down = "c_proj"};
     llama_add_layer(m, self, &llama_attention, &mlp);
 }
 
@@ -28,7 +27,7 @@ static void starcoder2_add(llm_net *m) {
     llama_add_with(m, llama_block, starcoder2_add_block);
 }
 
-static const llm_family starcoder2_family = {"starcoder2", "model", starcoder2_config,
-                                             starcoder2_add, llama_forward};
+static const llm_family starcoder2_family = {"starcoder2",   "model",       starcoder2_config,
+                                             starcoder2_add, llama_forward, NULL};
 
 #endif
