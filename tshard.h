@@ -1323,7 +1323,9 @@ typedef struct tsh_attention_desc {
     double scale;      /* 0: 1 / sqrt(D) */
     double dropout;    /* of the probabilities */
     tsh_module *owner; /* of the dropout key; NULL: the ctx */
-    /* Broadcasts to (B, H, Tq, Tk), R: values are added to scores, TSH_I32 keeps where not 0. */
+    /* Broadcasts to (B, H, Tq, Tk), R: values are added to scores, TSH_I32 keeps where not 0. If it
+     * requires a gradient (T5's bias), that is summed where the mask broadcasts, and partial if q
+     * is sharded. */
     tsh_tensor *mask;
     /* Owned, (B, Hkv, Tmax, D), laid out as k, of any floating dtype no wider than tsh_real: k and
      * v are appended at `past`, rounded to it, and keys [0, past + Tk) are seen. Without gradients
@@ -1335,6 +1337,12 @@ typedef struct tsh_attention_desc {
     const int64_t *pasts;   /* (B): a row's own `past` */
     const int64_t *lengths; /* (B): of a row's Tk new positions only the first ones, so many, are
                                its own: the others are not appended, and no query sees them */
+    int64_t window;    /* query i, at position p = i + Tk - Tq, sees key j if p - j < window and,
+                          unless causal, j - p < window; its cost is T window. 0: no window */
+    double soft_cap;   /* scores s, scaled, become soft_cap tanh(s / soft_cap), before the mask
+                          (Gemma 2); 0: they do not */
+    tsh_tensor *sinks; /* (H), R or sharded as q's heads: a score per head that takes part in each
+                          softmax, with no value (gpt-oss); NULL: none */
 } tsh_attention_desc;
 /* q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, H, Tq, D),
  * torch.nn.functional.scaled_dot_product_attention, in tiles with an online softmax (Milakov &
@@ -1637,8 +1645,9 @@ typedef struct tsh_attention_layer_desc {
     int norm_all_heads; /* 1: qk_norm is of all heads together, with a weight for each feature, as
                          * OLMo 2; where heads are sharded, each runs a small all-reduce forward and
                          * one backward */
-    tsh_attention_desc attention;     /* its options; owner, cache and past are the layer's, dropout
-                                       * works in training mode only */
+    tsh_attention_desc attention;     /* its options; owner, caches, past, pasts, lengths and sinks
+                                       * are the layer's, dropout works in training mode only */
+    int sinks;                        /* 1: a parameter "sinks" (heads), at first 0: see there */
     const char *q, *k, *v, *out;      /* names of the linear layers; NULL: "q_proj", "k_proj",
                                        * "v_proj", "o_proj" */
     const char *fused; /* the name of one linear layer [Q|K|V] in place of three; NULL: three */
@@ -2301,10 +2310,11 @@ enum {
     TSHI_COND = 1, /* where: (cond, yes, no) */
     TSHI_YES = 2,
     TSHI_NO = 4,
-    TSHI_Q = 1, /* attention: (q, k, v, mask) */
+    TSHI_Q = 1, /* attention: (q, k, v, mask, sinks) */
     TSHI_K = 2,
     TSHI_V = 4,
     TSHI_MASK = 8,
+    TSHI_SINKS = 16,
     TSHI_LOGITS = 1, /* cross-entropy: (logits, target, class weights) */
     TSHI_TARGET = 2,
     TSHI_CLASS_WEIGHTS = 4,
@@ -15887,7 +15897,9 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
  *     dS = p (dO V^T - delta), dQ += scale dS K,          dK += scale dS^T Q
  *
  * m and log l are stored apart: in their sum, log l would lose digits if m is large. Dropout masks
- * p and dO V^T by the global index of the score.
+ * p and dO V^T by the global index of the score. With a soft cap c, s is c tanh(scale q k / c), and
+ * dS is multiplied by 1 - tanh^2; the gradient of a mask is dS before that and before scale. A sink
+ * is a key with this score and the value 0, seen first: m and l begin with it.
  *
  * The products are of gemm's micro-kernels (tshi_matmul_tiles). A block of TSHI_TILE_KEYS keys
  * is packed when a tile first needs it, and kept for the other tiles and query heads that use the
@@ -15917,8 +15929,10 @@ typedef struct tshi_keys {
 
 /* The options of a call, and the params of a node. */
 typedef struct tshi_attention {
-    double scale;           /* of the scores */
+    double scale, cap;      /* of the scores; cap 0: none */
     int causal, dropout;    /* 1: causal mask; 1: dropout is on */
+    int64_t window;         /* 0: none */
+    tsh_tensor *sinks;      /* of tsh_real, shape (H); NULL: none */
     tshi_dropout drop;      /* key, stream and probability of the dropout mask */
     tsh_tensor *mask;       /* of tsh_real or i32; NULL: none */
     int64_t mask_stride[4]; /* over (B, H, Tq, Tk); 0 where the mask broadcasts */
@@ -15937,8 +15951,8 @@ typedef struct tshi_head {
     tshi_matrix dq, dk, dv, dout; /* the same shapes; data NULL: not needed */
     int over[3];                  /* 1: dq, dk, dv hold nothing yet, and are not added to */
     int64_t tq, tk, d;            /* queries, keys of this row of the batch, features */
-    int64_t to;                   /* query i sees keys [0, to + i) or, if all see the same, */
-    int moves;                    /* [0, to), of the tk keys; 1: the former */
+    int64_t from, to;             /* query i sees of the tk keys [from + i, to + i) if `moves` is */
+    int moves;                    /* 1; if it is 0, all queries see [from, to) */
     int64_t rows, keys;           /* queries and keys of a tile, at most */
     int64_t strip;                /* queries whose scores are computed at once, at most */
     int64_t pitch;                /* from row to row of s and t: more than keys, so that a column's
@@ -15946,6 +15960,7 @@ typedef struct tshi_head {
     int64_t blocks, packed;       /* blocks of keys that are kept; how many of them are packed */
     int pairs;                    /* 1: words of operands are pairs of bf16, not tsh_real */
     int few;                      /* 1: too few queries to pack keys for */
+    int raw;                      /* 1: backward's kernels leave dS without scale and slope */
     int rounded;                  /* 1: softmax rounds p, and in backward dS, to bf16, in pairs */
     int fresh;                    /* 1: dK and dV hold nothing of keys that no earlier query of
                                      this head sees */
@@ -15959,6 +15974,11 @@ typedef struct tshi_head {
     int64_t width;                /* of a row of all scores, (B, H, Tq, width), for dropout */
     int64_t mask, mask_row;       /* offset of this head's mask; from query to query */
     const void *mask_values;      /* values of the mask, or NULL */
+    tsh_real *mask_grad;          /* its gradient, with the mask's strides; NULL: not needed */
+    const tsh_real *sinks;        /* values of the sinks, or NULL; this head's is the first one */
+    int64_t sink_step;            /* from the sink of a query to that of the next one */
+    tsh_real *sink_grads;         /* shape (tq): what each query gives; NULL: not needed */
+    tsh_real ds_scale;            /* what the kernels of backward multiply dS by */
     tsh_real *max;                /* shape (tq): m of each query; -infinity if it sees no key */
     tsh_real *log_sum;            /* shape (tq): log l of each query */
     tsh_real *rows_q, *rows_do;   /* words, shape (ROWS, d): the tile's rows of Q and dO */
@@ -15966,6 +15986,7 @@ typedef struct tshi_head {
     tsh_real *columns_p, *columns_s;  /* pairs of queries: p and dS, shape (ROWS / 2, pitch) */
     tsh_real *s; /* shape (strip, pitch): scores, then p */
     tsh_real *t; /* shape (ROWS, pitch): in backward dO V^T, then dS */
+    tsh_real *slope;                  /* shape (strip, pitch): in backward 1 - (s / cap)^2 */
     tsh_real *sum;                    /* shape (ROWS, D32): rows of O, in backward of dQ */
     tsh_real *row;                    /* m, then l, of the tile's queries; in backward delta */
     tsh_real *keys_k, *keys_v; /* words, keys are columns: per block of keys, shape (d, keys) */
@@ -15988,6 +16009,18 @@ static tshi_matrix tshi_attention_tile(const tshi_head *h, tsh_real *data) {
 static int64_t tshi_attention_visible(const tshi_head *h, int64_t i) {
     const int64_t visible = h->moves ? h->to + i : h->to;
     return visible < 0 ? 0 : tshi_base_min(visible, h->tk);
+}
+
+/* Returns how many keys before those that query i sees its window hides. */
+static int64_t tshi_attention_hidden(const tshi_head *h, int64_t i) {
+    const int64_t hidden = h->moves ? h->from + i : h->from;
+    return hidden < 0 ? 0 : tshi_base_min(hidden, h->tk);
+}
+
+/* Returns the first key of the first block that a tile of queries from i on needs. */
+static int64_t tshi_attention_start(const tshi_head *h, int64_t i) {
+    const int64_t hidden = tshi_attention_hidden(h, i);
+    return hidden ? hidden / h->keys * h->keys : 0;
 }
 
 /* Returns the stairs of what the queries from i on see of the keys from j on: of columns of scores,
@@ -16134,6 +16167,42 @@ static void tshi_attention_masked(const tshi_head *h, tsh_real *s, int64_t i, in
     }
 }
 
+/* Hides from queries [i, i + m), of the keys [j, j + n), those before their windows. */
+static void tshi_attention_hide(const tshi_head *h, tsh_real *s, int64_t i, int64_t m, int64_t j,
+                                int64_t n) {
+    for (int64_t r = 0; r < m; r++, s += h->pitch) {
+        const int64_t hidden = tshi_base_min(tshi_attention_hidden(h, i + r) - j, n);
+        for (int64_t c = 0; c < hidden; c++) s[c] = -TSHI_R(INFINITY);
+    }
+}
+
+/* The soft cap, on n values of m rows. */
+typedef struct tshi_cap {
+    tsh_real *s, *slope; /* shapes (m, pitch); slope may be NULL */
+    int64_t m, pitch;
+    tsh_real cap;
+} tshi_cap;
+
+TSHI_INLINE void tshi_attention_cap_body(int64_t n, const tshi_operand *none, const tshi_cap *cap,
+                                         int fused) {
+    const tsh_real most = cap->cap;
+    tsh_real y[TSHI_BLOCK];
+    int i;
+    (void)none;
+    for (int64_t r = 0; r < cap->m; r++) {
+        tsh_real *s = cap->s + r * cap->pitch;
+        tsh_real *slope = cap->slope ? cap->slope + r * cap->pitch : NULL;
+        for (int64_t e = 0; e < n; e += TSHI_BLOCK) { /* rows have space for whole blocks */
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = s[e + i] / most;
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = tshi_math_tanh(y[i], fused);
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) s[e + i] = y[i] * most;
+            if (!slope) continue;
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) slope[e + i] = TSHI_R(1) - y[i] * y[i];
+        }
+    }
+}
+TSHI_KERNEL_FUSED(tshi_attention_cap, tshi_cap);
+
 /* Sets h->s to the masked scores of rows [r, r + m) of a tile's queries, which begin at query i,
  * and keys [j, j + n). */
 static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
@@ -16147,7 +16216,12 @@ static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m,
     else
         tshi_attention_by_keys(h, i + r, m, j, n, h->more->scale,
                                h->rows_q + r * tshi_attention_words(h, h->d), h->keys_k, s);
+    if (h->more->cap > 0) {
+        const tshi_cap cap = {s, h->slope, m, h->pitch, TSHI_R(h->more->cap)};
+        tshi_attention_cap[h->ctx->isa](n, NULL, &cap);
+    }
     if (h->more->mask) tshi_attention_masked(h, s, i + r, m, j, n);
+    if (h->more->window) tshi_attention_hide(h, s, i + r, m, j, n);
 }
 
 /* Applies dropout to the visible keys of queries [i, i + m) and keys [j, j + n); tile: the element
@@ -16343,7 +16417,7 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h,
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tshi_strip *strip) {
     const tshi_head *h = strip->h;
     const int64_t pitch = h->pitch;
-    const __m512 scale = _mm512_set1_ps(TSHI_R(h->more->scale));
+    const __m512 scale = _mm512_set1_ps(h->ds_scale);
     const __m512i mix = _mm512_loadu_si512(tshi_gemm_mix);
     for (int64_t r = 0; r < n; r += 2) { /* a pair of queries; the second one may not exist */
         const int64_t at = (strip->r + r) / 2 * pitch;
@@ -16460,26 +16534,37 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL_FUSED(tshi_attention_finish, tshi_strip);
 
-/* C (m, d) += p V of keys [j, j + n), for too few queries to pack V. */
+/* C (m, d) = p V of keys [j, j + n), plus C if `add` is 1, for too few queries to pack V. */
 static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t n, tsh_real *p,
-                               tsh_real *c) {
+                               int add, tsh_real *c) {
     tshi_matrix a = tshi_attention_tile(h, p);
     const tshi_matrix o = tshi_gemm_matrix(c, tshi_attention_wide(h->d), 1);
     a.rounds = h->pairs;
     tshi_gemm_run(h->kernel, h->scratch, NULL, m, h->d, n, 1, a, tshi_gemm_from(h->v, j, 0),
-                  TSHI_R(j > 0), o, o);
+                  TSHI_R(add), o, o);
+}
+
+/* Sets m and l of m queries from i on to those of no key, but of their sinks. */
+static void tshi_attention_first(const tshi_head *h, int64_t i, int64_t m) {
+    const int64_t rows = tshi_attention_wide(h->rows);
+    memset(h->row, 0, (size_t)(2 * rows) * sizeof *h->row);
+    for (int64_t r = 0; r < m && h->sinks; r++) {
+        h->row[r] = h->sinks[(i + r) * h->sink_step];
+        h->row[rows + r] = 1; /* e^0 */
+    }
 }
 
 /* Forward of a tile: m queries from query i on. */
 static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t last = tshi_attention_visible(h, i + m - 1); /* keys seen by the last query */
-    const int64_t wide = tshi_attention_wide(h->d);
+    const int64_t start = tshi_attention_start(h, i), wide = tshi_attention_wide(h->d);
     const tshi_strip whole = tshi_attention_strip_at(h, i, 0, 0, h->tk);
     int64_t j, r, n, rows; /* rows, n: size of a strip */
-    memset(h->row, 0, (size_t)(2 * tshi_attention_wide(h->rows)) * sizeof *h->row); /* m = l = 0 */
+    tshi_attention_first(h, i, m);
     if (!h->few) tshi_attention_rows(h, h->rows_q, h->q, i, m);
-    if (!tshi_attention_visible(h, i)) memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
-    for (j = 0; j < last; j += h->keys) {
+    if (tshi_attention_visible(h, i) <= start)
+        memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
+    for (j = start; j < last; j += h->keys) {
         if (!h->few) tshi_attention_pack(h, j);
         for (r = 0; r < m; r += rows) {
             tshi_strip strip;
@@ -16492,10 +16577,10 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
             tshi_attention_online[h->ctx->isa](rows, NULL, &strip);
             if (h->more->dropout) tshi_attention_dropout(h, s, i + r, rows, j, n);
             if (h->few)
-                tshi_attention_few(h, rows, j, n, s, o);
+                tshi_attention_few(h, rows, j, n, s, j > start, o);
             else {
                 if (h->pairs && !h->rounded) tshi_attention_round(h, s, rows, n);
-                tshi_attention_by_features(h, i + r, rows, j, n, s, h->features_v, j > 0,
+                tshi_attention_by_features(h, i + r, rows, j, n, s, h->features_v, j > start,
                                            tshi_gemm_matrix(o, wide, 1));
             }
         }
@@ -16520,7 +16605,7 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
     const int64_t pitch = h->pitch;
     /* shapes: m, l and delta (n), x and dx (n, pitch) */
     const tsh_real *m = h->max + strip->i, *l = h->log_sum + strip->i, *delta = h->row + strip->r;
-    const tsh_real scale = TSHI_R(h->more->scale); /* scale of the scores */
+    const tsh_real scale = h->ds_scale;
     tsh_real *x = h->s, *dx = h->t + strip->r * pitch;
     tsh_real y[TSHI_BLOCK], dy[TSHI_BLOCK];
     int i;
@@ -16551,7 +16636,7 @@ TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_strip);
 TSHI_AVX512 TSHI_INLINE void tshi_attention_grad_rows(int64_t n, const tshi_strip *strip,
                                                       const int pairs) {
     const tshi_head *h = strip->h;
-    const __m512 scale = _mm512_set1_ps(TSHI_R(h->more->scale));
+    const __m512 scale = _mm512_set1_ps(h->ds_scale);
     for (int64_t r = 0; r < n; r++) {
         const float max = h->max[strip->i + r], log_sum = h->log_sum[strip->i + r];
         const __m512 m = _mm512_set1_ps(max), l = _mm512_set1_ps(log_sum);
@@ -16594,6 +16679,25 @@ static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t 
     tshi_attention_round(h, ds, m, n);
 }
 
+/* Adds dS of m rows, from row r of a tile at query i on, of n keys from j on to the gradient of the
+ * mask, and multiplies it by what the kernels left out: scale, and the slope of a soft cap. */
+static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r, int64_t m,
+                                        int64_t j, int64_t n) {
+    const int64_t step = h->more->mask_stride[3];
+    const tsh_real scale = TSHI_R(h->more->scale);
+    tsh_real *ds = h->t + r * h->pitch;
+    for (int64_t a = 0; a < m; a++, ds += h->pitch) {
+        const int64_t seen = tshi_base_min(tshi_attention_visible(h, i + r + a) - j, n);
+        const tsh_real *slope = h->slope ? h->slope + a * h->pitch : NULL;
+        if (h->mask_grad) {
+            tsh_real *to = h->mask_grad + h->mask + (i + r + a) * h->mask_row + j * step;
+            for (int64_t c = 0; c < seen; c++) to[c * step] += ds[c];
+        }
+        for (int64_t c = 0; slope && c < seen; c++) ds[c] *= slope[c];
+        tshi_attention_scale(ds, ds, seen, scale);
+    }
+}
+
 /* Computes the probabilities p and the gradients dS of the scores of rows [r, r + m) of a tile's
  * queries, which begin at query i, and keys [j, j + n). Of pairs they are 0 to the end of a tile of
  * the product of p^T dO. */
@@ -16618,6 +16722,7 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, i
     else
 #endif
         tshi_attention_grad[h->ctx->isa](m, NULL, &strip);
+    if (h->raw) tshi_attention_backward_raw(h, i, r, m, j, n);
     if (h->more->dropout) tshi_attention_dropout(h, h->s, i + r, m, j, n);
     if (h->pairs) tshi_attention_backward_pack(h, r, m, tshi_attention_wide(end));
 }
@@ -16705,7 +16810,7 @@ static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int over
 }
 
 /* Adds what a tile of m queries from i on and keys [j, j + n) give to dV, dK and dQ. c: dQ of its
- * rows, which are overwritten at the first keys if `over` is 1. */
+ * rows, which are overwritten if `over` is 1. */
 static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m, int64_t j,
                                              int64_t n, int over, tshi_matrix c) {
     int64_t r = h->moves ? j + 1 - h->to - i : 0; /* the first row that sees key j */
@@ -16722,19 +16827,25 @@ static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m,
     r = r < 0 ? 0 : r - r % h->kernel->mr;
     if (h->dq.data)
         tshi_attention_by_features(h, i + r, m - r, j, n, h->t + r * h->pitch, h->features_k,
-                                   j > 0 || !over, tshi_gemm_from(c, r, 0));
+                                   !over, tshi_gemm_from(c, r, 0));
 }
 
 /* Backward of a tile: m queries from query i on. */
 static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t last = tshi_attention_visible(h, i + m - 1), wide = tshi_attention_wide(h->d);
+    const int64_t start = tshi_attention_start(h, i);
     /* a row that sees no key is not written in place */
-    const int in_place = tshi_attention_in_place(h, h->dq) && tshi_attention_visible(h, i) > 0;
+    const int seeing = tshi_attention_visible(h, i) > start;
+    const int in_place = tshi_attention_in_place(h, h->dq) && seeing;
     const tshi_matrix c = in_place ? tshi_gemm_from(h->dq, i, 0)
                                    : tshi_gemm_matrix(h->sum, wide, 1);
     tshi_attention_backward_rows(h, i, m);
-    if (!tshi_attention_visible(h, i)) memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
-    for (int64_t j = 0; j < last; j += h->keys) {
+    for (int64_t r = i; r < i + m && h->sink_grads; r++) {
+        const tsh_real s = h->sinks[r * h->sink_step] - h->max[r] - h->log_sum[r];
+        h->sink_grads[r] = -h->row[r - i] * TSHI_R(exp((double)s));
+    }
+    if (!seeing) memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
+    for (int64_t j = start; j < last; j += h->keys) {
         const int64_t n = tshi_base_min(h->keys, last - j);
         tshi_attention_pack(h, j);
         for (int64_t r = 0, rows; r < m; r += rows) {
@@ -16743,7 +16854,8 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
             if (seen > 0)
                 tshi_attention_backward_scores(h, i, r, rows, j, tshi_base_min(n, seen));
         }
-        tshi_attention_backward_products(h, i, m, j, n, !in_place || h->over[0], c);
+        tshi_attention_backward_products(h, i, m, j, n,
+                                         j == start && (!in_place || h->over[0]), c);
     }
     if (h->dq.data && !in_place) tshi_attention_add_rows(h, h->dq, h->over[0], i, m, h->sum, wide);
 }
@@ -16780,6 +16892,8 @@ typedef struct tshi_heads {
     tsh_tensor *out;            /* shape (B, H, Tq, D) */
     void *value[4];             /* of q, k, v, out */
     tsh_real *grad[4];          /* of q, k, v, out; NULL: forward, or not needed */
+    const tsh_real *sinks;      /* values of the sinks, or NULL */
+    tsh_real *sink_grads;       /* shape (local B, local H, Tq); NULL: not needed */
     tsh_real *stats;            /* shape (2, local B, local H, Tq): m of each query, then log l */
     tsh_real *scratch;          /* scratch of all pieces, `each` elements apart */
     int64_t each, each_product; /* scratch of a piece: elements; bytes for tshi_gemm_run */
@@ -16787,6 +16901,9 @@ typedef struct tshi_heads {
     const tshi_keys *rows;      /* shape (B), of a ragged batch; NULL: all alike */
     int merged;                 /* 1: the heads that share one of k are the queries of one tile */
     int balanced;               /* 1: later tiles see more keys: forward's units are pairs */
+    int by_head;                /* 1: all rows of the batch of a head of k, then the next head */
+    int64_t together;           /* items that one thread computes, in their order: they add to the
+                                   same gradient of a mask */
     int64_t first, groups;      /* local heads of k that are used: the first; how many */
     int64_t tiles, units;       /* tiles of a head; what forward divides: tiles, or pairs of them */
     tshi_block *block;          /* holds scratch */
@@ -16827,6 +16944,7 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
                  {&h->columns_s, packed * h->pitch},
                  {&h->s, h->strip * h->pitch},
                  {&h->t, back * h->rows * h->pitch},
+                 {&h->slope, back * (h->more->cap > 0) * h->strip * h->pitch},
                  {&h->sum, h->rows * wide},
                  {&h->row, 2 * tshi_attention_wide(h->rows)},
                  {&h->keys_k, kept * words},
@@ -16866,8 +16984,11 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
 }
 
 /* Sets the functions of the online softmax. */
-static void tshi_attention_choose(tshi_head *h) {
-    h->rounded = h->pairs && !h->few && !h->more->dropout;
+static void tshi_attention_choose(tshi_head *h, int back) {
+    const tsh_tensor *mask = h->more->mask;
+    h->raw = back && (h->more->cap > 0 || (mask && mask->base->requires_grad));
+    h->ds_scale = h->raw ? TSHI_R(1) : TSHI_R(h->more->scale);
+    h->rounded = h->pairs && !h->few && !h->more->dropout && !h->raw;
 #if TSHI_X86 && TSHI_GEMM_FLOAT
     if (h->ctx->isa == TSHI_ISA_AVX512) h->most = tshi_attention_most_avx512;
     if (h->ctx->isa == TSHI_ISA_AVX512) h->exps = tshi_attention_exps_avx512;
@@ -16879,6 +17000,21 @@ static void tshi_attention_choose(tshi_head *h) {
 #endif
 }
 
+/* Sets which items of backward a thread computes together: where the mask broadcasts, they add to
+ * the same elements of its gradient, in an order that must not depend on threads. */
+static void tshi_attention_share(tshi_heads *all, int back) {
+    const tshi_attention *more = all->head.more;
+    const int64_t batch = all->in[0]->local[0], groups = all->groups;
+    all->together = 1;
+    if (!back || !more->mask || !more->mask->base->requires_grad) return;
+    all->by_head = !more->mask_stride[0] && more->mask_stride[1];
+    if (all->by_head)
+        all->together = batch;
+    else if (!more->mask_stride[1])
+        all->together = more->mask_stride[0] ? groups : batch * groups;
+    if (all->together < 1) all->together = 1;
+}
+
 /* Fills in all but value, grad and stats, and allocates scratch. After an error tshi_attention_run
  * computes nothing. */
 static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
@@ -16886,7 +17022,7 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     enum { MIN_WORK = 1 << 18 };       /* multiply-adds of Q K^T that are worth a thread */
     tsh_tensor *q = in[0], *k = in[1]; /* shapes (B, H, Tq, D), (B, Hkv, Tk, D) */
     tshi_head *h = &all->head;
-    int64_t heads = q->local[1], items, product[2];
+    int64_t heads = q->local[1], items, seen, product[2];
     memset(all, 0, sizeof *all);
     all->in = in;
     all->out = out;
@@ -16898,15 +17034,17 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     h->tq = q->dim[2];
     h->tk = h->width = k->dim[2];
     h->d = q->dim[3];
-    all->balanced = more->causal != 0;
+    all->balanced = more->causal && !more->window;
     if (heads) all->first = tshi_attention_kv(q, k, 0);
     if (heads) all->groups = tshi_attention_kv(q, k, heads - 1) - all->first + 1;
     all->merged = h->tq == 1 && heads &&
                   tshi_tensor_global(q, 1, heads - 1) - tshi_tensor_global(q, 1, 0) == heads - 1;
     tshi_attention_plan(all, back);
-    tshi_attention_choose(h);
-    items = q->local[0] * all->groups * (back ? 1 : all->units);
-    all->pieces = tshi_team_parts(q->ctx, q->local[0] * heads * h->tq * h->tk * h->d, MIN_WORK);
+    tshi_attention_choose(h, back);
+    tshi_attention_share(all, back);
+    items = q->local[0] * all->groups * (back ? 1 : all->units) / all->together;
+    seen = more->window ? tshi_base_min(h->tk, more->window + h->rows) : h->tk;
+    all->pieces = tshi_team_parts(q->ctx, q->local[0] * heads * h->tq * seen * h->d, MIN_WORK);
     all->pieces = (int)tshi_base_min(all->pieces, items);
     if (all->pieces < 1 ||
         (back && (!tshi_attention_apart(q, k) || !tshi_attention_apart(q, in[2]))))
@@ -16935,9 +17073,13 @@ static tshi_matrix tshi_attention_matrix(void *data, const tsh_tensor *t, tsh_dt
 /* Sets which keys the queries of row b of the whole batch see. */
 static void tshi_attention_span(const tshi_heads *all, tshi_head *h, int64_t b) {
     const tshi_keys keys = all->rows ? all->rows[b] : h->more->keys;
+    const int64_t place = keys.past + h->more->behind; /* position of query 0 */
+    const int64_t far = all->in[0]->dim[2] + place + keys.added + 1; /* more than any distance */
+    const int64_t window = h->more->window ? tshi_base_min(h->more->window, far) : far;
     h->tk = keys.past + keys.added;
-    h->to = h->more->causal ? keys.past + h->more->behind + 1 : h->tk;
-    h->moves = h->more->causal != 0;
+    h->moves = h->more->causal || h->more->window;
+    h->from = h->moves ? place - window + 1 : 0;
+    h->to = h->more->causal ? place + 1 : h->moves ? place + window : h->tk;
 }
 
 /* Sets h to query head a of batch b, both local; if merged, to `count` heads from a on. */
@@ -16951,6 +17093,12 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
     h->first = (uint64_t)((batch * q->dim[1] + head) * tq * h->width);
     h->mask = batch * stride[0] + head * stride[1];
     h->mask_row = stride[merged ? 1 : 2];
+    if (h->more->sinks) {
+        const int64_t step = h->more->sinks->stride[0];
+        h->sinks = all->sinks + (h->more->sinks->layout.kind == TSH_SHARDED ? a : head) * step;
+        h->sink_step = merged ? step : 0;
+    }
+    if (all->sink_grads) h->sink_grads = all->sink_grads + (b * q->local[1] + a) * tq;
     h->max = all->stats + (b * q->local[1] + a) * tq;                       /* shape (tq) */
     h->log_sum = h->max + q->local[0] * q->local[1] * tq;                   /* shape (tq) */
     h->q = tshi_attention_matrix(all->value[0], q, q->dtype, b, a, merged); /* shape (tq, d) */
@@ -16983,14 +17131,21 @@ static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t uni
     }
 }
 
+/* Sets *b and *c to the row of the batch and the head of k that a pair is. */
+static void tshi_attention_pair(const tshi_heads *all, int64_t pair, int64_t *b, int64_t *c) {
+    const int64_t batch = all->in[0]->local[0];
+    *b = all->by_head ? pair % batch : pair / all->groups;
+    *c = all->first + (all->by_head ? pair / batch : pair % all->groups);
+}
+
 /* Sets h to prefetch what the next pair of a batch and a head of k reads first. */
 static void tshi_attention_next(const tshi_heads *all, tshi_head *h, int64_t pair) {
     const tsh_tensor *q = all->in[0], *k = all->in[1];
-    const int64_t c = all->first + pair % all->groups;
     tshi_head next = *h;
-    int64_t a = 0;
+    int64_t a = 0, b, c;
+    tshi_attention_pair(all, pair, &b, &c);
     while (tshi_attention_kv(q, k, a) != c) a++;
-    tshi_attention_pick(all, &next, pair / all->groups, a, 1);
+    tshi_attention_pick(all, &next, b, a, 1);
     h->left = 0;
     h->ahead[h->left++] = next.o;
     if (all->grad[3]) h->ahead[h->left++] = next.dout;
@@ -17019,16 +17174,16 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
     h.walk.at = h.walk.first = h.walk.last = (const char *)h.rows_q; /* nothing to prefetch yet */
     h.walk.step = h.walk.along = h.walk.left = 0;
     for (; from < to; from++) {
-        const int64_t c = all->first + from / units % all->groups;
-        const int64_t b = from / units / all->groups;
+        int64_t b, c;
         const int64_t size = back * h.blocks * h.keys *
                              (h.pairs ? tshi_attention_wide(h.d) : h.d); /* of dk_t and dv_t */
+        tshi_attention_pair(all, from / units, &b, &c);
         if (pair != from / units) h.packed = 0; /* another head of k */
         pair = from / units;
         for (a = c > last ? end : 0; tshi_attention_kv(q, k, a) != c;) a++;
-        last = c;
+        last = all->by_head ? INT64_MAX : c;
         for (end = a; end < q->local[1] && tshi_attention_kv(q, k, end) == c;) end++;
-        h.fresh = h.pairs && all->tiles > 0 && !all->rows;
+        h.fresh = h.pairs && all->tiles > 0 && !all->rows && !h.more->window;
         if (size && !h.fresh) memset(h.dk_t, 0, (size_t)size * sizeof *h.dk_t);
         if (size && !h.fresh) memset(h.dv_t, 0, (size_t)size * sizeof *h.dv_t);
         for (; a < end; a += all->merged ? end - a : 1) {
@@ -17051,7 +17206,10 @@ static TSHI_COLD double tshi_attention_flops(const tshi_heads *all) {
     double pairs = 0; /* of one head in each row of the batch */
     for (int64_t b = 0; b < q->local[0]; b++) {
         tshi_attention_span(all, &h, tshi_tensor_global(q, 0, b));
-        for (int64_t i = 0; i < h.tq; i++) pairs += (double)tshi_attention_visible(&h, i);
+        for (int64_t i = 0; i < h.tq; i++) {
+            const int64_t seen = tshi_attention_visible(&h, i) - tshi_attention_hidden(&h, i);
+            pairs += seen > 0 ? (double)seen : 0;
+        }
     }
     return pairs * (double)q->local[1] * 2 * (double)h.d * (all->grad[3] ? 5 : 2);
 }
@@ -17062,8 +17220,8 @@ static void tshi_attention_run(tshi_heads *all) {
     if (ctx->trace) ctx->trace->flops += tshi_attention_flops(all);
     if (all->head.ctx->error.code == TSH_OK)
         tshi_team_run(all->pieces,
-                      all->in[0]->local[0] * all->groups * (all->grad[3] ? 1 : all->units), 1,
-                      tshi_attention_piece, all);
+                      all->in[0]->local[0] * all->groups * (all->grad[3] ? 1 : all->units),
+                      all->together, tshi_attention_piece, all);
     tshi_mem_release(all->head.ctx, all->block);
 }
 
@@ -17073,7 +17231,7 @@ static int tshi_attention_covers(const tshi_heads *all, int i) {
     tsh_tensor *const *in = all->in;
     const tsh_tensor *base = in[i]->base;
     return base != in[(i + 1) % 3]->base && base != in[(i + 2) % 3]->base &&
-           (i == 0 || (all->groups == in[1]->local[1] && !all->rows));
+           (i == 0 || (all->groups == in[1]->local[1] && !all->rows && !all->head.more->window));
 }
 
 /* Sets all->rows and all->stats to their places in aux, a block of tshi_attention_aux. */
@@ -17084,13 +17242,36 @@ static void tshi_attention_take(tshi_heads *all, tshi_block *aux) {
     all->stats = (tsh_real *)(void *)(at + rows * sizeof(tshi_keys));
 }
 
-/* Backward: computes dQ, dK and dV, skips those that are not needed. */
+/* Adds the sum of what all queries of a head give, sink_grads, to the gradient of its sink. */
+static void tshi_attention_backward_sinks(const tshi_heads *all, const tshi_dest *dest) {
+    const tsh_tensor *q = all->in[0], *sinks = all->head.more->sinks;
+    for (int64_t a = 0; a < q->local[1]; a++) {
+        const int64_t head = sinks->layout.kind == TSH_SHARDED ? a : tshi_tensor_global(q, 1, a);
+        tsh_real sum = 0;
+        for (int64_t b = 0; b < q->local[0]; b++)
+            for (int64_t i = 0; i < q->dim[2]; i++)
+                sum += all->sink_grads[(b * q->local[1] + a) * q->dim[2] + i];
+        dest->data[head * dest->stride[0]] += sum;
+    }
+}
+
+/* Backward: computes dQ, dK, dV, and the gradients of mask and sinks; skips those that are not
+ * needed. */
 static void tshi_attention_backward(tshi_node *node) {
+    const tsh_tensor *q = node->in[0];
+    tshi_block *grads = NULL; /* holds sink_grads */
     tshi_heads all;
-    tshi_dest dest;
+    tshi_dest dest, sinks;
     tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params, 1);
     tshi_attention_take(&all, node->aux); /* what forward left there */
     if (all.head.more->mask) all.head.mask_values = tshi_tape_saved(node, 3);
+    if (all.head.more->mask && tshi_tape_dest_zeroed(node, 3, &dest))
+        all.head.mask_grad = dest.data;
+    if (all.head.more->sinks) all.sinks = (const tsh_real *)tshi_tape_saved(node, 4);
+    if (all.head.more->sinks && tshi_tape_dest_zeroed(node, 4, &sinks))
+        grads = tshi_mem_alloc(q->ctx, TSH_MEM_STEP,
+                               tshi_dtype_reals(q->local[0] * q->local[1] * q->dim[2]));
+    if (grads) all.sink_grads = (tsh_real *)tshi_mem_data(grads);
     for (int i = 0; i < 3; i++) {
         all.value[i] = tshi_tape_saved(node, i);
         if (tshi_attention_covers(&all, i)
@@ -17100,9 +17281,11 @@ static void tshi_attention_backward(tshi_node *node) {
             all.head.over[i] = !dest.add;
         }
     }
-    all.value[3] = tshi_tape_saved(node, 4);
+    all.value[3] = tshi_tape_saved(node, node->n);
     all.grad[3] = tshi_tape_grad(node);               /* dO (B, H, Tq, D) */
     tshi_attention_run(&all);
+    if (grads && q->ctx->error.code == TSH_OK) tshi_attention_backward_sinks(&all, &sinks);
+    tshi_mem_release(q->ctx, grads);
 }
 
 /* Checks the shapes of q (B, H, Tq, D), k and v (B, Hkv, Tk, D). Returns 0 after an error. */
@@ -17149,10 +17332,10 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
         int64_t length = d < 4 - mask->ndim ? 1 : mask->dim[d - (4 - mask->ndim)];
         fits = length == 1 || length == dim[d];
     }
-    if (!fits || mask->base->requires_grad)
+    if (!fits)
         return tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
-                        "tsh_attention: mask %s %s; takes a replicated one of %s or i32 without "
-                        "gradient that broadcasts to %s",
+                        "tsh_attention: mask %s %s; takes a replicated one of %s or i32 that "
+                        "broadcasts to %s",
                         tshi_dtype_name(mask->dtype), tshi_tensor_text(mask, text),
                         tshi_dtype_name(TSH_REAL), tshi_tensor_sizes(dim, 4, sizes)) == TSH_OK;
     more->mask = mask = tsh_cast(mask, tshi_dtypes[mask->dtype].floating ? TSH_REAL : TSH_I32);
@@ -17161,6 +17344,26 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
         more->mask_stride[d] = own < 0 || mask->dim[own] == 1 ? 0 : mask->stride[own];
     }
     return mask != NULL;
+}
+
+/* Checks the sinks, casts them to tsh_real, and sets more->sinks. Returns 0 after an error. */
+static int tshi_attention_take_sinks(tshi_attention *more, tsh_tensor *const *in,
+                                     tsh_tensor *sinks) {
+    const tsh_tensor *q = in[0];
+    char text[TSHI_TEXT_SIZE], heads[TSHI_TEXT_SIZE];
+    int fits = sinks->ndim == 1 && sinks->dim[0] == q->dim[1] && tshi_dtypes[sinks->dtype].floating;
+    if (!tshi_attention_holds(in, sinks)) return 0;
+    if (fits && sinks->layout.kind != TSH_REPLICATED)
+        fits = tshi_rule_is_sharded(q, 1) && tshi_rule_is_sharded(sinks, 0) &&
+               tshi_layout_same_shards(&q->layout, &sinks->layout, q->dim[1], q->ctx->tp.size);
+    if (!fits)
+        return tsh_fail(q->ctx, TSH_ERR_SHAPE,
+                        "tsh_attention: sinks %s %s; takes floating ones of shape (%lld), "
+                        "replicated or sharded as the heads of q %s",
+                        tshi_dtype_name(sinks->dtype), tshi_tensor_text(sinks, text),
+                        (long long)q->dim[1], tshi_tensor_text(q, heads)) == TSH_OK;
+    more->sinks = tsh_cast(sinks, TSH_REAL);
+    return more->sinks != NULL;
 }
 
 /* Checks that x (k or v) fits into its cache, at position `past` as to the message. Returns 0 after
@@ -17222,8 +17425,14 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
     if (!(desc->dropout >= 0 && desc->dropout <= 1))
         return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_attention: dropout is %g, not within [0, 1]",
                         desc->dropout) == TSH_OK;
+    if (desc->window < 0 || !(desc->soft_cap >= 0))
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "tsh_attention: window is %lld, soft_cap %g; none may be below 0",
+                        (long long)desc->window, desc->soft_cap) == TSH_OK;
     if (desc->cache_k || desc->cache_v) {
-        if (!desc->cache_k || !desc->cache_v || tshi_tape_records(ctx, in, 3))
+        tsh_tensor *const others[2] = {desc->mask, desc->sinks};
+        if (!desc->cache_k || !desc->cache_v || tshi_tape_records(ctx, in, 3) ||
+            tshi_tape_records(ctx, others, 2))
             return tsh_fail(
                        ctx, TSH_ERR_STATE,
                        "tsh_attention: a cache is for both k and v, and for work without gradients "
@@ -17239,7 +17448,10 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
     if (desc->mask &&
         !tshi_attention_take_mask(more, in, more->keys.past + more->keys.added, desc->mask))
         return 0;
+    if (desc->sinks && !tshi_attention_take_sinks(more, in, desc->sinks)) return 0;
     more->causal = desc->causal;
+    more->window = desc->window;
+    more->cap = desc->soft_cap;
     if (desc->scale > 0 || desc->scale < 0) more->scale = desc->scale;
     more->dropout = desc->dropout > 0;
     if (more->dropout) more->drop = tshi_map_next_mask(ctx, desc->dropout, desc->owner);
@@ -17291,14 +17503,14 @@ static tshi_block *tshi_attention_aux(const tsh_tensor *q, const tsh_attention_d
 }
 
 static const tshi_op tshi_attention_op = {
-    "tsh_attention",         "q k v mask",
-    tshi_rule_attention,     tshi_attention_backward,
-    TSHI_Q | TSHI_K | TSHI_V | TSHI_MASK | TSHI_OUT, 0};
+    "tsh_attention",     "q k v mask sinks",
+    tshi_rule_attention, tshi_attention_backward,
+    TSHI_Q | TSHI_K | TSHI_V | TSHI_MASK | TSHI_SINKS | TSHI_OUT, 0};
 
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc) {
     const tshi_op *op = &tshi_attention_op;
-    tsh_tensor *in[4] = {q, k, v, NULL}, *out; /* in[3]: the mask, set below */
+    tsh_tensor *in[5] = {q, k, v, NULL, NULL}, *out; /* mask and sinks are set below */
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_attention", in, 3);
     tshi_output output;
     tshi_attention more;
@@ -17317,6 +17529,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     tshi_attention_begin(&all, in, out, &more, 0);
     tshi_attention_take(&all, aux);
     if (more.mask) all.head.mask_values = tshi_tensor_at(more.mask);
+    if (more.sinks) all.sinks = (const tsh_real *)tshi_tensor_at(more.sinks);
     /* q is a view of (B, Tq, H, D): give `out` the same strides, so merging heads copies nothing */
     if (q->stride[1] < q->stride[2]) {
         out->stride[1] = q->dim[3];
@@ -17325,8 +17538,12 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     for (int i = 0; i < 3; i++) all.value[i] = tshi_tensor_at(in[i]);
     all.value[3] = tshi_tensor_at(out);
     tshi_attention_run(&all);
-    in[3] = more.mask; /* the node saves the mask */
-    tshi_map_record(op, out, in, 4, output.partial, &more, sizeof more, aux);
+    in[3] = more.mask; /* the node saves them */
+    in[4] = more.sinks;
+    if (q->layout.kind == TSH_SHARDED && more.mask) output.partial |= TSHI_MASK;
+    if (q->layout.kind == TSH_SHARDED && more.sinks && more.sinks->layout.kind == TSH_REPLICATED)
+        output.partial |= TSHI_SINKS;
+    tshi_map_record(op, out, in, 5, output.partial, &more, sizeof more, aux);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
@@ -20007,6 +20224,7 @@ typedef struct tshi_attention_layer {
     tsh_attention_layer_desc desc; /* with the counts that its zeros stand for */
     tsh_rope_desc rope;            /* desc.rope points to it, or is NULL */
     tsh_module *qkv[3], *fused, *norm[2], *out; /* children; NULL: it has none such */
+    tsh_tensor *sinks;          /* NULL: none */
     tsh_cache *cache;           /* NULL: none is attached */
     tsh_tensor *keys, *values;  /* the cache's, (B, Hkv, length, D) */
     tsh_tensor *held;           /* (B), i64: how many positions these hold of each row */
@@ -20142,6 +20360,8 @@ static tsh_tensor *tshi_layers_attend(tsh_module *module, tsh_tensor **in, int n
     if (module->evaluating) desc.dropout = 0;
     if (n > 1) desc.mask = in[1];
     tshi_layers_cached(a, &desc);
+    desc.sinks = a->sinks;
+    if (a->sinks && qkv[0]->layout.kind == TSH_REPLICATED) desc.sinks = tsh_full(a->sinks);
     y = tsh_transpose(tsh_attention(qkv[0], qkv[1], qkv[2], &desc), 1, 2);
     if (!y) return NULL;
     if (a->cache) tshi_layers_hold(a, x->dim[1]);
@@ -20196,6 +20416,13 @@ static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a)
         a->fused = tshi_layers_linear(module, desc->fused, &like, desc->dim, by_group.length,
                                       whole ? TSH_PLAIN : TSH_COLWISE,
                                       desc->by_group ? &by_group : cut, desc->by_group ? 1 : 3);
+    }
+    if (desc->sinks) {
+        const tsh_layout layout = tsh_shard_units(0, whole ? 1 : group);
+        tsh_param_desc param;
+        memset(&param, 0, sizeof param);
+        param.layout = &layout;
+        a->sinks = tsh_add_param(module, "sinks", tsh_shape1(desc->heads), &param);
     }
     like.no_bias = !desc->out_bias;
     a->out = tshi_layers_linear(module, desc->out ? desc->out : "o_proj", &like, desc->heads * d,

@@ -3,8 +3,9 @@
 
     /usr/bin/python3 tests/golden/generate.py [NAME ...]
 
-NAME is a file without its ending; without any, all are written. loss_dim and half were written by
-PyTorch 2.13, the others by Debian's python3-torch, 1.13.1.
+NAME is a file without its ending; without any, all are written. loss_dim, half and
+attention_options (which compares its formula with transformers' own) were written by PyTorch 2.13,
+the others by Debian's python3-torch, 1.13.1.
 
 A file holds cases; a case is a group of tensors "case.what":
     in0, in1, ...       the inputs, float32 or int64
@@ -309,6 +310,65 @@ def attentions():
     return c
 
 
+def seen(tq, tk, causal, window):
+    """Which keys a query sees, as transformers' masks: distances below the window."""
+    at = torch.arange(tk - tq, tk)[:, None] - torch.arange(tk)
+    kept = (at >= 0) if causal else torch.ones(tq, tk) != 0
+    return kept & (at.abs() < window) if window else kept
+
+
+def eager(q, k, v, bias=None, sinks=None, causal=True, window=0, cap=0.0):
+    """transformers' eager attention: Gemma 2's with a soft cap, gpt-oss's with sinks, T5's bias."""
+    n = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(n, 1).transpose(-1, -2) * q.shape[-1] ** -0.5
+    scores = cap * torch.tanh(scores / cap) if cap else scores
+    scores = scores if bias is None else scores + bias
+    scores = scores.masked_fill(~seen(q.shape[2], k.shape[2], causal, window), float("-inf"))
+    if sinks is not None:
+        column = sinks.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], -1)
+    return torch.softmax(scores, -1)[..., :k.shape[2]] @ v.repeat_interleave(n, 1)
+
+
+def agrees_with_transformers():
+    """eager() against the functions that it is to equal, in float."""
+    from types import SimpleNamespace
+
+    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss
+    q, k, v = (torch.randn(2, h, 9, 8) for h in (4, 2, 2))
+    sinks = torch.randn(4)
+    mask = torch.zeros(9, 9).masked_fill(~seen(9, 9, True, 4), float("-inf"))[None, None]
+    module = SimpleNamespace(num_key_value_groups=2, training=False, head_dim=8, sinks=sinks)
+    capped = gemma(module, q, k, v, mask, scaling=8 ** -0.5, softcap=1.5)[0]
+    sunk = gpt_oss(module, q, k, v, mask, scaling=8 ** -0.5)[0]
+    for theirs, ours in ((capped, eager(q, k, v, window=4, cap=1.5)),
+                         (sunk, eager(q, k, v, None, sinks, window=4))):
+        assert (theirs.transpose(1, 2) - ours).abs().max() < 1e-5
+
+
+def attention_options():
+    c = Cases()
+    agrees_with_transformers()
+    for name, (tq, tk, causal, window) in {
+            "causal": (70, 70, True, 20), "both": (70, 70, False, 33), "one": (5, 66, True, 1),
+            "late": (3, 70, True, 40), "all": (9, 9, True, 9)}.items():
+        c.add("window_%s" % name, lambda q, k, v, causal=causal, window=window: eager(
+            q, k, v, causal=causal, window=window), (1, 2, tq, 3), (1, 1, tk, 3), (1, 1, tk, 3))
+    c.add("cap", lambda q, k, v: eager(q, k, v, cap=1.5), (2, 2, 6, 4), (2, 1, 6, 4), (2, 1, 6, 4))
+    c.add("sinks", lambda q, k, v, sinks: eager(q, k, v, None, sinks), (2, 4, 6, 4), (2, 2, 6, 4),
+          (2, 2, 6, 4), (4,))
+    c.add("sinks_late", lambda q, k, v, sinks: eager(q, k, v, None, sinks), (2, 4, 1, 4),
+          (2, 2, 9, 4), (2, 2, 9, 4), (4,))
+    for name, shape in {"heads": (1, 4, 5, 7), "rows": (2, 1, 5, 7), "plain": (5, 7),
+                        "keys": (2, 4, 1, 7), "slopes": (4, 1, 1), "full": (2, 4, 5, 7)}.items():
+        c.add("bias_%s" % name, lambda q, k, v, bias: eager(q, k, v, bias, causal=False),
+              (2, 4, 5, 3), (2, 2, 7, 3), (2, 2, 7, 3), shape)
+    c.add("together", lambda q, k, v, bias, sinks: eager(q, k, v, bias, sinks, True, 4, 2.0),
+          (2, 4, 9, 4), (2, 2, 9, 4), (2, 2, 9, 4), (1, 4, 9, 9), (4,))
+    return c
+
+
 def losses():
     c = Cases()
     targets = ints(3, 0, 6, 2, 2)
@@ -564,7 +624,8 @@ def halves():
 def main():
     torch.set_num_threads(1)
     files = {"map": maps, "reduce": reductions, "view": views, "matmul": matrices, "norm": norms,
-             "attention": attentions, "loss": losses, "loss_options": loss_options,
+             "attention": attentions, "attention_options": attention_options, "loss": losses,
+             "loss_options": loss_options,
              "loss_dim": loss_dims, "model": model, "optim": optimisers, "rope": ropes,
              "lookup": lookups, "sparse": sparse_optimisers, "half": halves}
     sizes = {name: write(name, files[name]().tensors) for name in sys.argv[1:] or files}

@@ -99,6 +99,12 @@ static const shape_of_layer layers[] = {
     {.desc = {.heads = 6, .kv_heads = 3, .head_dim = 2, .fused = "qkv", .by_group = 1,
               .norm_all_heads = 1}, .norm = 1},
     {.desc = {.heads = 6, .kv_heads = 3, .head_dim = 4}, .rope = 1, .norm = 2},
+    /* windows, soft caps, sinks */
+    {.desc = {.heads = 4, .kv_heads = 2, .head_dim = 4,
+              .attention = {.causal = 1, .window = 3, .soft_cap = 2}}, .rope = 1},
+    {.desc = {.heads = 9, .kv_heads = 3, .head_dim = 2, .sinks = 1, .attention = {.causal = 1}}},
+    {.desc = {.heads = 6, .kv_heads = 2, .head_dim = 4, .fused = "qkv_proj", .sinks = 1,
+              .attention = {.causal = 1, .window = 2, .soft_cap = 1}}},
 };
 
 /* Rows (features) `from` on of a whole weight or bias, which may be NULL. */
@@ -131,12 +137,12 @@ static tsh_tensor *heads_of(tsh_tensor *x, int64_t heads, int64_t times, const s
     return tsh_transpose(tsh_concat(part, (int)(heads * times), 2), 1, 2);
 }
 
-/* (T, T): 0, or -1e30 where the key comes after the query. */
-static tsh_tensor *causal_mask(tsh_ctx *ctx) {
+/* (T, T): 0, or -1e30 where the key comes after the query, or not within `window` before it. */
+static tsh_tensor *causal_mask(tsh_ctx *ctx, int64_t window) {
     tsh_tensor *mask = tsh_zeros(ctx, tsh_shape2(T, T));
     tsh_real *values = (tsh_real *)tsh_data(ctx, mask);
     for (int i = 0; values && i < T * T; i++)
-        if (i % T > i / T) values[i] = (tsh_real)-1e30;
+        if (i % T > i / T || (window && i / T - i % T >= window)) values[i] = (tsh_real)-1e30;
     return mask;
 }
 
@@ -172,8 +178,20 @@ static tsh_tensor *composed(tsh_ctx *ctx, const shape_of_layer *s, tsh_tensor *x
     y = tsh_matmul(qkv[0], tsh_transpose(qkv[1], 2, 3));
     y = tsh_scale(y, desc->attention.scale > 0 ? desc->attention.scale
                                                : 1 / sqrt((double)tsh_dim(qkv[0], 3)));
-    if (desc->attention.causal || s->mask) y = tsh_add(y, causal_mask(ctx));
-    y = tsh_transpose(tsh_matmul(tsh_softmax(y, -1), qkv[2]), 1, 2);
+    if (desc->attention.soft_cap > 0)
+        y = tsh_scale(tsh_tanh(tsh_scale(y, 1 / desc->attention.soft_cap)),
+                      desc->attention.soft_cap);
+    if (desc->attention.causal || s->mask)
+        y = tsh_add(y, causal_mask(ctx, desc->attention.window));
+    if (desc->sinks) {
+        tsh_tensor *sinks = paired(ctx, p, layer, "sinks");
+        tsh_tensor *both[2] = {y, tsh_add(tsh_zeros(ctx, tsh_shape4(B, heads, T, 1)),
+                                          tsh_reshape(sinks, tsh_shape4(1, heads, 1, 1)))};
+        y = tsh_slice(tsh_softmax(tsh_concat(both, 2, -1), -1), 3, 0, T);
+    } else {
+        y = tsh_softmax(y, -1);
+    }
+    y = tsh_transpose(tsh_matmul(y, qkv[2]), 1, 2);
     y = tsh_reshape(y, tsh_shape3(B, T, tsh_dim(y, 2) * tsh_dim(y, 3)));
     (void)snprintf(text[6], sizeof *text, "%s.weight", desc->out ? desc->out : "o_proj");
     (void)snprintf(text[7], sizeof *text, "%s.bias", desc->out ? desc->out : "o_proj");
@@ -217,7 +235,7 @@ static int attention_rank(tsh_ctx *ctx, void *user) {
         grad = tsh_keep(tsh_grad(x));
         tsh_zero_grad(x);
         in[0] = x;
-        in[1] = s->mask ? causal_mask(ctx) : NULL;
+        in[1] = s->mask ? causal_mask(ctx, 0) : NULL;
         calls = tsh_tp(ctx)->stats.calls[TSH_ALLREDUCE];
         y = tsh_retain(tsh_forward_n(layer, in, s->mask ? 2 : 1));
         calls = tsh_tp(ctx)->stats.calls[TSH_ALLREDUCE] - calls;
@@ -538,7 +556,7 @@ static void rows_of_a_cache_have_lengths_of_their_own(void **state) {
 }
 
 static void a_cache_equals_the_whole_text(void **state) {
-    static const int chosen[] = {1, 3, 4, 6, 8, 10};
+    static const int chosen[] = {1, 3, 4, 6, 8, 10, 16, 17, 18};
     (void)state;
     for (int d = 0; d < COUNT(ranks_degrees); d++)
         for (int c = 0; c < COUNT(chosen); c++) {

@@ -386,6 +386,10 @@ typedef struct exact {
     double *x[3], *dout;  /* q, k, v, and the gradient of the output */
     double *out, *grad[3];
     int causal, masked;   /* masked: key j is hidden from query i where (i + 2 j + head) % 5 == 0 */
+    int64_t window;
+    double cap;
+    double *bias, *bias_grad;   /* (H, Tq, Tk), or NULL; its gradient */
+    double *sinks, *sink_grad;  /* (H), or NULL */
 } exact;
 
 static double *doubles(tsh_ctx *ctx, tsh_tensor *t) {
@@ -396,34 +400,46 @@ static double *doubles(tsh_ctx *ctx, tsh_tensor *t) {
 }
 
 static int exact_sees(const exact *e, int64_t head, int64_t i, int64_t j) {
-    return !(e->causal && j > i + e->tk - e->tq) && !(e->masked && (i + 2 * j + head) % 5 == 0);
+    const int64_t at = i + e->tk - e->tq;
+    if (e->window && (at - j >= e->window || (!e->causal && j - at >= e->window))) return 0;
+    return !(e->causal && j > at) && !(e->masked && (i + 2 * j + head) % 5 == 0);
 }
 
 /* One query: its row of out, and what it adds to the gradients. */
 static void exact_row(const exact *e, int64_t b, int64_t a, int64_t i, double *p) {
+    double *slope = p + e->tk; /* of the soft cap */
     const int64_t d = e->d, c = a / (e->h / e->hk), at = ((b * e->h + a) * e->tq + i) * d;
     const double *q = e->x[0] + at, *k = e->x[1] + (b * e->hk + c) * e->tk * d;
     const double *v = e->x[2] + (b * e->hk + c) * e->tk * d, *g = e->dout + at;
+    const double *bias = e->bias ? e->bias + (a * e->tq + i) * e->tk : NULL;
     double most = -(double)INFINITY, sum = 0, delta = 0, scale = 1 / sqrt((double)d);
     for (int64_t j = 0; j < e->tk; j++) {
         p[j] = -(double)INFINITY;
         if (!exact_sees(e, a, i, j)) continue;
         p[j] = 0;
         for (int64_t f = 0; f < d; f++) p[j] += scale * q[f] * k[j * d + f];
+        if (e->cap > 0) p[j] = e->cap * tanh(p[j] / e->cap);
+        slope[j] = e->cap > 0 ? 1 - p[j] / e->cap * (p[j] / e->cap) : 1;
+        if (bias) p[j] += bias[j];
         most = fmax(most, p[j]);
     }
+    if (e->sinks) most = fmax(most, e->sinks[a]);
     if (isinf(most)) return; /* it sees no key */
     for (int64_t j = 0; j < e->tk; j++) sum += p[j] = exp(p[j] - most);
+    if (e->sinks) sum += exp(e->sinks[a] - most);
     for (int64_t j = 0; j < e->tk; j++) {
         p[j] /= sum;
         for (int64_t f = 0; f < d; f++) e->out[at + f] += p[j] * v[j * d + f];
     }
     for (int64_t f = 0; f < d; f++) delta += g[f] * e->out[at + f];
+    if (e->sinks) e->sink_grad[a] -= exp(e->sinks[a] - most) / sum * delta;
     for (int64_t j = 0; j < e->tk; j++) {
         const int64_t to = (b * e->hk + c) * e->tk * d + j * d;
         double ds = -delta;
         for (int64_t f = 0; f < d; f++) ds += g[f] * v[j * d + f];
-        ds *= p[j] * scale;
+        ds *= p[j];
+        if (bias && p[j] > 0) e->bias_grad[bias + j - e->bias] += ds;
+        ds *= scale * slope[j];
         for (int64_t f = 0; f < d; f++) {
             e->grad[0][at + f] += ds * k[j * d + f];
             e->grad[1][to + f] += ds * q[f];
@@ -442,14 +458,29 @@ static double off_by(const double *got, const double *want, int64_t n) {
     return gap / most;
 }
 
-/* B, H, Hkv, Tq, Tk, D, causal, masked: borders of tiles (96 queries, 128 keys, 12 or fewer rows,
- * 32 columns) and of the widths of micro-kernels, one more and one less. */
-static const int exact_cases[][8] = {
+/* B, H, Hkv, Tq, Tk, D, causal, masked, window, soft cap in tenths, bias, sinks: borders of tiles
+ * (96 queries, 128 keys, 12 or fewer rows, 32 columns) and of the widths of micro-kernels, one more
+ * and one less. */
+static const int exact_cases[][12] = {
     {1, 1, 1, 1, 1, 1, 0, 0},       {2, 2, 1, 12, 128, 33, 0, 0},   {1, 2, 2, 13, 129, 31, 0, 1},
     {1, 4, 2, 96, 127, 64, 1, 0},   {1, 3, 1, 97, 97, 65, 1, 1},    {1, 1, 1, 95, 257, 17, 1, 0},
     {1, 2, 1, 193, 255, 40, 1, 1},  {1, 2, 2, 130, 90, 16, 1, 0},   {2, 8, 2, 1, 300, 64, 1, 1},
     {1, 8, 1, 1, 129, 7, 0, 0},     {1, 40, 2, 1, 65, 80, 1, 0},    {1, 2, 1, 24, 31, 5, 1, 0},
     {1, 1, 1, 300, 300, 128, 1, 0}, {1, 1, 1, 5, 140, 400, 1, 0},   {1, 1, 1, 2, 33, 3, 0, 1},
+    /* windows: of one key, below and above a tile, no multiple of one, as long as all, longer */
+    {1, 2, 1, 130, 130, 16, 1, 0, 1},      {2, 2, 1, 300, 300, 24, 1, 0, 40},
+    {1, 4, 2, 290, 520, 16, 1, 0, 129},    {1, 2, 1, 600, 600, 8, 1, 0, 256},
+    {1, 2, 2, 97, 97, 16, 1, 0, 97},       {1, 2, 2, 97, 97, 16, 1, 0, 1000},
+    {1, 2, 1, 400, 400, 8, 0, 0, 33},      {1, 2, 1, 1, 700, 16, 1, 0, 100},
+    {1, 8, 2, 1, 513, 16, 0, 0, 1},        {1, 4, 2, 7, 700, 16, 1, 0, 130},
+    {1, 2, 1, 300, 120, 16, 1, 0, 50},     {1, 2, 1, 300, 120, 16, 0, 1, 50},
+    /* caps, biases with gradient, sinks */
+    {1, 2, 1, 130, 130, 16, 1, 0, 0, 15},  {1, 8, 2, 1, 300, 16, 1, 1, 0, 10},
+    {2, 4, 2, 97, 129, 24, 0, 0, 0, 0, 1}, {1, 4, 1, 1, 70, 8, 0, 0, 0, 0, 1},
+    {2, 4, 2, 130, 130, 16, 1, 0, 0, 0, 0, 1}, {2, 8, 2, 1, 129, 16, 1, 0, 0, 0, 0, 1},
+    {1, 3, 1, 300, 120, 16, 1, 0, 0, 0, 0, 1},
+    {2, 4, 2, 300, 300, 16, 1, 0, 60, 12, 1, 1}, {1, 4, 2, 5, 300, 16, 1, 0, 20, 12, 1, 1},
+    {2, 2, 1, 140, 140, 33, 0, 0, 30, 20, 1, 1},
 };
 
 static tsh_tensor *exact_mask(tsh_ctx *ctx, const exact *e) {
@@ -469,11 +500,13 @@ static tsh_tensor *exact_mask(tsh_ctx *ctx, const exact *e) {
 static int exact_case(tsh_ctx *ctx, const int *c, tsh_dtype dtype) {
     const double eps = dtype == TSH_BF16 ? 1.0 / 256 : dtype == TSH_F16 ? 1.0 / 2048 : 4 * near_by;
     exact e = {c[0], c[1], c[2], c[3], c[4], c[5], {NULL, NULL, NULL}, NULL, NULL,
-               {NULL, NULL, NULL}, c[6], c[7]};
+               {NULL, NULL, NULL}, c[6], c[7], c[8], c[9] / 10.0, NULL, NULL, NULL, NULL};
+    tsh_tensor *more[2] = {NULL, NULL}; /* bias, sinks */
+    const int64_t counts[2] = {c[1] * c[3] * c[4], c[1]};
     const int64_t count[2] = {e.b * e.h * e.tq * e.d, e.b * e.hk * e.tk * e.d};
     tsh_tensor *x[3], *out, *g;
-    tsh_attention_desc desc = {.causal = e.causal};
-    double *got, gap, *p = (double *)calloc((size_t)e.tk, sizeof *p);
+    tsh_attention_desc desc = {.causal = e.causal, .window = e.window, .soft_cap = e.cap};
+    double *got, gap, *p = (double *)calloc((size_t)(2 * e.tk), sizeof *p);
     for (int i = 0; i < 3; i++) {
         tsh_shape shape = i ? tsh_shape4(e.b, e.hk, e.tk, e.d) : tsh_shape4(e.b, e.h, e.tq, e.d);
         x[i] = tsh_keep(tsh_cast(tsh_randn(ctx, shape), dtype));
@@ -484,9 +517,18 @@ static int exact_case(tsh_ctx *ctx, const int *c, tsh_dtype dtype) {
     g = tsh_keep(tsh_randn(ctx, tsh_shape4(e.b, e.h, e.tq, e.d)));
     e.dout = doubles(ctx, g);
     e.out = (double *)calloc((size_t)count[0], sizeof(double));
+    if (c[10]) more[0] = tsh_randn(ctx, tsh_shape3(e.h, e.tq, e.tk));
+    if (c[11]) more[1] = tsh_randn(ctx, tsh_shape1(e.h));
+    for (int i = 0; i < 2; i++)
+        if (more[i]) more[i] = tsh_requires_grad(tsh_keep(tsh_cast(more[i], dtype)), 1);
+    if (more[0]) e.bias = doubles(ctx, more[0]);
+    if (more[0]) e.bias_grad = (double *)calloc((size_t)counts[0], sizeof(double));
+    if (more[1]) e.sinks = doubles(ctx, more[1]);
+    if (more[1]) e.sink_grad = (double *)calloc((size_t)counts[1], sizeof(double));
     for (int64_t r = 0; r < e.b * e.h * e.tq; r++)
         exact_row(&e, r / e.tq / e.h, r / e.tq % e.h, r % e.tq, p);
-    if (e.masked) desc.mask = exact_mask(ctx, &e);
+    desc.mask = e.masked ? exact_mask(ctx, &e) : more[0];
+    desc.sinks = more[1];
     out = tsh_retain(tsh_attention(x[0], x[1], x[2], &desc));
     CHECK(out && tsh_dtype_of(out) == dtype, "the output has q's dtype");
     tsh_backward(ctx, tsh_sum(tsh_mul(tsh_cast(out, TSH_REAL), g), TSH_ALL, 0));
@@ -501,6 +543,19 @@ static int exact_case(tsh_ctx *ctx, const int *c, tsh_dtype dtype) {
               c[0], c[1], c[2], c[3], c[4], c[5], i, gap);
         free(got);
     }
+    for (int i = 0; i < 2; i++) {
+        if (!more[i]) continue;
+        got = doubles(ctx, tsh_grad(more[i]));
+        gap = off_by(got, i ? e.sink_grad : e.bias_grad, counts[i]);
+        CHECK(gap < 4 * eps, "dtype %d, (%d, %d, %d, %d, %d, %d): the gradient of %s is off by %g",
+              (int)dtype, c[0], c[1], c[2], c[3], c[4], c[5], i ? "sinks" : "a bias", gap);
+        free(got);
+        tsh_tensor_free(more[i]);
+    }
+    free(e.bias);
+    free(e.bias_grad);
+    free(e.sinks);
+    free(e.sink_grad);
     for (int i = 0; i < 3; i++) {
         tsh_tensor_free(x[i]);
         free(e.x[i]);
@@ -795,8 +850,275 @@ static void what_does_not_fit_a_ragged_batch_is_refused(void **state) {
     ranks_run(1, ragged_refused_rank, NULL);
 }
 
+/* ------------------------------------------------------------------ options, on ranks */
+
+typedef struct optional {
+    tsh_tensor *x[3], *mask, *sinks, *by;
+    tsh_tensor *y, *grad[5]; /* on whole tensors: the output, and the gradients of all five */
+    tsh_attention_desc desc;
+} optional;
+
+/* Output and gradients of q, k, v laid out as said, and sinks `sharded` as q or whole; *o has what
+ * whole tensors gave, or takes it if o->y is NULL. */
+static int optional_run(tsh_ctx *ctx, optional *o, const ragged *r, int sharded) {
+    tsh_tensor *all[5] = {o->x[0], o->x[1], o->x[2], o->mask, o->sinks}, *in[3], *y;
+    tsh_attention_desc desc = o->desc;
+    const int first = o->y == NULL;
+    for (int i = 0; i < 3; i++) in[i] = first ? o->x[i] : ragged_laid(r, o->x[i], i);
+    desc.mask = o->mask;
+    desc.sinks = o->sinks;
+    if (sharded)
+        desc.sinks = tsh_redistribute(
+            o->sinks, r->layout == 0 ? tsh_shard_units(0, 2) : tsh_sharded(0));
+    y = tsh_retain(tsh_full(tsh_attention(in[0], in[1], in[2], &desc)));
+    CHECK_OK();
+    tsh_backward(ctx, tsh_sum(tsh_mul(y, o->by), TSH_ALL, 0));
+    CHECK_OK();
+    if (!first)
+        CHECK(apart(ctx, y, o->y) < near_by, "layout %d: the output is off by %g", r->layout,
+              apart(ctx, y, o->y));
+    if (first) o->y = tsh_keep(tsh_clone(y));
+    for (int i = 0; i < 5; i++) {
+        tsh_tensor *grad = tsh_grad(all[i]);
+        CHECK(grad, "input %d", i);
+        if (first) o->grad[i] = tsh_keep(tsh_clone(grad));
+        else /* sums of up to 300 terms of up to 4 */
+            CHECK(apart(ctx, grad, o->grad[i]) < 40 * near_by,
+                  "layout %d: the gradient of input %d is off by %g", r->layout, i,
+                  apart(ctx, grad, o->grad[i]));
+        tsh_zero_grad(all[i]);
+    }
+    tsh_step_end(ctx);
+    return 0;
+}
+
+/* A window, a cap, a mask that broadcasts in every way, sinks: on ranks as on whole tensors. */
+static int optional_rank(tsh_ctx *ctx, void *user) {
+    static const int64_t masks[][4] = {{1, H, 150, 150}, {ROWS, 1, 150, 150}, {1, 1, 150, 150},
+                                       {ROWS, H, 1, 150}, {1, H, 1, 1}, {ROWS, H, 150, 1}};
+    (void)user;
+    for (int c = 0; c < COUNT(masks); c++) {
+        const int64_t *m = masks[c];
+        optional o = {.desc = {.causal = c % 2, .window = c % 3 ? 30 : 0, .soft_cap = c ? 2 : 0}};
+        for (int i = 0; i < 3; i++)
+            o.x[i] = tsh_randn(ctx, tsh_shape4(ROWS, i ? H / 2 : H, 150, WIDTH));
+        o.mask = tsh_randn(ctx, tsh_shape4(m[0], m[1], m[2], m[3]));
+        o.sinks = tsh_randn(ctx, tsh_shape1(H));
+        o.by = tsh_keep(tsh_randn(ctx, tsh_shape4(ROWS, H, 150, WIDTH)));
+        for (int i = 0; i < 3; i++) o.x[i] = tsh_requires_grad(tsh_keep(o.x[i]), 1);
+        o.mask = tsh_requires_grad(tsh_keep(o.mask), 1);
+        o.sinks = tsh_requires_grad(tsh_keep(o.sinks), 1);
+        for (int layout = -1; layout < 5; layout++) {
+            const ragged r = {TSH_REAL, layout < 3 ? layout : layout - 3};
+            if (optional_run(ctx, &o, &r, layout >= 3)) return 1;
+        }
+        for (int i = 0; i < 3; i++) tsh_tensor_free(o.x[i]);
+        for (int i = 0; i < 5; i++) tsh_tensor_free(o.grad[i]);
+        tsh_tensor_free(o.mask);
+        tsh_tensor_free(o.sinks);
+        tsh_tensor_free(o.by);
+        tsh_tensor_free(o.y);
+    }
+    CHECK_OK();
+    return 0;
+}
+
+static void options_are_the_same_at_every_degree(void **state) {
+    (void)state;
+    for (int p = 0; p < COUNT(ranks_degrees); p++) ranks_run(ranks_degrees[p], optional_rank, NULL);
+}
+
+/* The bits of a mask's gradient do not depend on threads, however it broadcasts. */
+static int threads_rank(tsh_ctx *ctx, void *user) {
+    static const int64_t masks[][2] = {{1, H}, {ROWS, 1}, {1, 1}, {ROWS, H}};
+    double **kept = (double **)user;
+    for (int c = 0; c < COUNT(masks); c++) {
+        tsh_tensor *x[3], *y, *mask = tsh_randn(ctx, tsh_shape4(masks[c][0], masks[c][1], 1, 200));
+        double *got;
+        for (int i = 0; i < 3; i++) x[i] = tsh_randn(ctx, tsh_shape4(ROWS, i ? 2 : H, 200, 32));
+        mask = tsh_requires_grad(tsh_keep(mask), 1);
+        y = tsh_attention(x[0], x[1], x[2], &(tsh_attention_desc){.mask = mask, .causal = 1});
+        tsh_backward(ctx, tsh_sum(tsh_mul(y, y), TSH_ALL, 0));
+        got = doubles(ctx, tsh_grad(mask));
+        if (!kept[c]) kept[c] = doubles(ctx, tsh_grad(mask));
+        CHECK(memcmp(got, kept[c], (size_t)tsh_numel(mask) * sizeof *got) == 0, "case %d", c);
+        free(got);
+        tsh_tensor_free(mask);
+        tsh_step_end(ctx);
+    }
+    CHECK_OK();
+    return 0;
+}
+
+static void the_gradient_of_a_mask_does_not_depend_on_threads(void **state) {
+    double *kept[4] = {NULL, NULL, NULL, NULL};
+    (void)state;
+    for (int threads = 1; threads <= 3; threads++) {
+        const tsh_desc desc = {.threads = threads, .seed = 3};
+        ranks_run_with(1, &desc, threads_rank, kept);
+    }
+    for (int i = 0; i < 4; i++) free(kept[i]);
+}
+
+/* Tiles outside of the window are not computed: values there that are NaN are multiplied by
+ * nothing. (In a tile that is computed, what the window hides is multiplied by 0.) A query may see
+ * NaN of at most its window, the other queries of its tile, and the rest of two tiles of keys. */
+static int window_rank(tsh_ctx *ctx, void *user) {
+    enum { LONG = 2048, WINDOW = 64, NEAR = WINDOW + 96 + 2 * 256, POINTS = 8 };
+    static tsh_real values[2][LONG], out[LONG], grad[LONG];
+    (void)user;
+    for (int way = 0; way < 2; way++) /* the query before the NaN, causal 0; after it */
+        for (int point = 0; point < POINTS; point++) {
+            const int64_t bad = point * (LONG / POINTS) + 100;
+            tsh_tensor *x[3];
+            int64_t touched = 0, reached = 0;
+            for (int64_t i = 0; i < LONG; i++) values[0][i] = values[1][i] = 1;
+            values[0][bad] = (tsh_real)NAN;
+            for (int i = 0; i < 3; i++)
+                x[i] = tsh_requires_grad(
+                    tsh_tensor_from(ctx, TSH_REAL, tsh_shape4(1, 1, LONG, 1), NULL,
+                                    values[i < 2]), 1);
+            tsh_tensor *y = tsh_retain(tsh_attention(
+                x[0], x[1], x[2], &(tsh_attention_desc){.causal = way, .window = WINDOW}));
+            tsh_backward(ctx, tsh_sum(y, TSH_ALL, 0));
+            tsh_read(ctx, y, TSH_LOCAL, out, sizeof out);
+            tsh_read(ctx, tsh_grad(x[0]), TSH_LOCAL, grad, sizeof grad);
+            CHECK_OK();
+            for (int64_t i = 0; i < LONG; i++) {
+                const int64_t far = i > bad ? i - bad : bad - i;
+                const int sees = far < WINDOW && !(way && i < bad);
+                touched += isnan(out[i]) != 0;
+                reached += isnan(grad[i]) != 0;
+                CHECK(!sees || isnan(out[i]), "query %d sees key %d", (int)i, (int)bad);
+                CHECK(far <= NEAR || (!isnan(out[i]) && !isnan(grad[i])),
+                      "query %d has computed key %d", (int)i, (int)bad);
+            }
+            CHECK(touched <= 2 * NEAR && reached <= 2 * NEAR, "%d queries", (int)touched);
+            for (int i = 0; i < 3; i++) tsh_tensor_free(x[i]);
+            tsh_step_end(ctx);
+        }
+    /* a single query, of a cache */
+    tsh_no_grad_begin(ctx);
+    tsh_tensor *x = tsh_ones(ctx, tsh_shape4(1, 1, 1, 1)), *cache[2];
+    for (int i = 0; i < 2; i++)
+        cache[i] = tsh_tensor_from(ctx, TSH_REAL, tsh_shape4(1, 1, LONG, 1), NULL, values[1]);
+    for (int64_t i = 0; i < LONG - 1 - WINDOW - 256; i++)
+        ((tsh_real *)tsh_data(ctx, cache[1]))[i] = (tsh_real)NAN;
+    x = tsh_attention(x, x, x, &(tsh_attention_desc){.causal = 1, .window = WINDOW,
+                                                     .cache_k = cache[0], .cache_v = cache[1],
+                                                     .past = LONG - 1});
+    CHECK(fabs(tsh_item(ctx, x) - 1) < near_by, "decoding");
+    tsh_no_grad_end(ctx);
+    CHECK_OK();
+    return 0;
+}
+
+static void tiles_outside_of_a_window_are_skipped(void **state) {
+    (void)state;
+    ranks_run(1, window_rank, NULL);
+}
+
+/* A window, a cap and sinks through a cache, a token at a time and in chunks, and in rows of
+ * unequal length: as all at once. */
+static int window_cache_rank(tsh_ctx *ctx, void *user) {
+    enum { LONG = 330 };
+    static const int64_t windows[] = {1, 40, 256, 300, LONG, 1000};
+    const tsh_layout heads = tsh_sharded(1);
+    (void)user;
+    tsh_no_grad_begin(ctx);
+    for (int c = 0; c < COUNT(windows); c++) {
+        tsh_attention_desc desc = {.causal = 1, .window = windows[c], .soft_cap = 3};
+        tsh_tensor *x[3], *want, *cache[2];
+        int64_t pasts[2] = {0, 0};
+        desc.sinks = tsh_randn(ctx, tsh_shape1(H));
+        for (int i = 0; i < 3; i++)
+            x[i] = tsh_redistribute(tsh_randn(ctx, tsh_shape4(2, H, LONG, D)), heads);
+        want = tsh_attention(x[0], x[1], x[2], &desc);
+        for (int i = 0; i < 2; i++)
+            cache[i] = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(2, H, LONG, D), &heads);
+        desc.cache_k = cache[0];
+        desc.cache_v = cache[1];
+        desc.pasts = pasts;
+        for (int64_t at = 0, n; at < LONG; at += n) {
+            int64_t lengths[2];
+            tsh_tensor *in[3], *y;
+            n = at == 0 ? 100 : at == 100 ? 200 : 1;
+            lengths[0] = n;
+            lengths[1] = at == 100 ? 150 : n; /* row 1 stays behind from here on */
+            desc.lengths = lengths;
+            if (at > 100 && pasts[1] + n > LONG) break;
+            for (int i = 0; i < 3; i++) {
+                tsh_tensor *row[2];
+                for (int b = 0; b < 2; b++)
+                    row[b] = tsh_slice(tsh_slice(x[i], 0, b, 1), 2, pasts[b], n);
+                in[i] = tsh_concat(row, 2, 0);
+            }
+            y = tsh_attention(in[0], in[1], in[2], &desc);
+            CHECK(y, "at %d", (int)at);
+            for (int b = 0; b < 2; b++) {
+                const double gap = apart(
+                    ctx, tsh_slice(tsh_slice(y, 0, b, 1), 2, 0, lengths[b]),
+                    tsh_slice(tsh_slice(want, 0, b, 1), 2, pasts[b], lengths[b]));
+                CHECK(gap <= 0, "window %d, position %d, row %d: off by %g", (int)windows[c],
+                      (int)pasts[b], b, gap);
+                pasts[b] += lengths[b];
+            }
+        }
+        for (int i = 0; i < 2; i++) tsh_tensor_free(cache[i]);
+        tsh_step_end(ctx);
+    }
+    tsh_no_grad_end(ctx);
+    CHECK_OK();
+    return 0;
+}
+
+static void a_window_through_a_cache(void **state) {
+    (void)state;
+    for (int p = 0; p < COUNT(ranks_degrees); p++)
+        ranks_run(ranks_degrees[p], window_cache_rank, NULL);
+}
+
+/* Options that say nothing possible. */
+static int options_refused_rank(tsh_ctx *ctx, void *user) {
+    tsh_tensor *x = tsh_ones(ctx, tsh_shape4(1, 4, 2, 3)), *grad;
+    tsh_tensor *cache = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(1, 4, 2, 3), NULL);
+    (void)user;
+    CHECK(!tsh_attention(x, x, x, &(tsh_attention_desc){.window = -1}), " ");
+    CHECK_SAYS(TSH_ERR_ARGUMENT, "window is -1");
+    CHECK(!tsh_attention(x, x, x, &(tsh_attention_desc){.soft_cap = -2}), " ");
+    CHECK_SAYS(TSH_ERR_ARGUMENT, "soft_cap -2");
+    CHECK(!tsh_attention(x, x, x, &(tsh_attention_desc){.soft_cap = NAN}), " ");
+    CHECK_SAYS(TSH_ERR_ARGUMENT, "none may be below 0");
+    for (int c = 0; c < 3; c++) {
+        tsh_tensor *sinks = tsh_ones(ctx, c ? tsh_shape2(2, 2) : tsh_shape1(3));
+        if (c == 2) sinks = tsh_cast(tsh_ones(ctx, tsh_shape1(4)), TSH_I32);
+        CHECK(!tsh_attention(x, x, x, &(tsh_attention_desc){.sinks = sinks}), "case %d", c);
+        CHECK_SAYS(TSH_ERR_SHAPE, "takes floating ones of shape (4)");
+    }
+    CHECK(!tsh_attention(x, x, x, &(tsh_attention_desc){
+                                      .sinks = tsh_redistribute(tsh_ones(ctx, tsh_shape1(4)),
+                                                                tsh_sharded(0))}), " ");
+    CHECK_SAYS(TSH_ERR_SHAPE, "sharded as the heads of q");
+    grad = tsh_requires_grad(tsh_keep(tsh_ones(ctx, tsh_shape2(2, 2))), 1);
+    CHECK(!tsh_attention(x, x, x, &(tsh_attention_desc){.mask = grad, .cache_k = cache,
+                                                        .cache_v = cache}), " ");
+    CHECK_SAYS(TSH_ERR_STATE, "without gradients");
+    CHECK_OK();
+    return 0;
+}
+
+static void impossible_options_are_refused(void **state) {
+    (void)state;
+    ranks_run(2, options_refused_rank, NULL);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(options_are_the_same_at_every_degree),
+        cmocka_unit_test(the_gradient_of_a_mask_does_not_depend_on_threads),
+        cmocka_unit_test(tiles_outside_of_a_window_are_skipped),
+        cmocka_unit_test(a_window_through_a_cache),
+        cmocka_unit_test(impossible_options_are_refused),
         cmocka_unit_test(a_row_of_a_ragged_batch_has_the_bits_of_it_alone),
         cmocka_unit_test(padding_is_not_seen_and_has_no_gradient),
         cmocka_unit_test(what_does_not_fit_a_ragged_batch_is_refused),

@@ -11,7 +11,7 @@
 
 #define COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
 
-enum { INPUTS = 4, PATH = 64 };
+enum { INPUTS = 5, PATH = 64 };
 
 static int golden_isa; /* the kernels that are tested now */
 
@@ -81,7 +81,7 @@ typedef struct test_case {
     const char *name;
     case_fn fn;
     double k; /* see above; 0: 8 roundings */
-    int arg[4];
+    int arg[5];
 } test_case;
 
 /* The value of one case and, where it has a cotangent, the gradients of its inputs. */
@@ -542,6 +542,40 @@ static void test_attention(void **state) {
     run_cases("attention", cases, COUNT(cases));
 }
 
+/* arg: causal, window, soft cap in tenths, 1 + the index of the bias, of the sinks. */
+static tsh_tensor *do_options(tsh_tensor **in, const int *arg) {
+    tsh_attention_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.causal = arg[0];
+    desc.window = arg[1];
+    desc.soft_cap = arg[2] / 10.0;
+    if (arg[3]) desc.mask = in[arg[3] - 1];
+    if (arg[4]) desc.sinks = in[arg[4] - 1];
+    return tsh_attention(in[0], in[1], in[2], &desc);
+}
+
+static void test_attention_options(void **state) {
+    static const test_case cases[] = {
+        {"window_causal", do_options, 140, {1, 20}},
+        {"window_both", do_options, 140, {0, 33}},
+        {"window_one", do_options, 16, {1, 1}},
+        {"window_late", do_options, 40, {1, 40}},
+        {"window_all", do_options, 18, {1, 9}},
+        {"cap", do_options, 16, {1, 0, 15}},
+        {"sinks", do_options, 16, {1, 0, 0, 0, 4}},
+        {"sinks_late", do_options, 16, {1, 0, 0, 0, 4}},
+        {"bias_heads", do_options, 16, {0, 0, 0, 4}},
+        {"bias_rows", do_options, 16, {0, 0, 0, 4}},
+        {"bias_plain", do_options, 16, {0, 0, 0, 4}},
+        {"bias_keys", do_options, 16, {0, 0, 0, 4}},
+        {"bias_slopes", do_options, 16, {0, 0, 0, 4}},
+        {"bias_full", do_options, 16, {0, 0, 0, 4}},
+        {"together", do_options, 18, {1, 4, 20, 4, 5}},
+    };
+    (void)state;
+    run_cases("attention_options", cases, COUNT(cases));
+}
+
 /* arg: reduction, ignore (0: desc NULL where the mean, else -100; 1: 2). */
 static tsh_tensor *do_loss(tsh_tensor **in, const int *arg) {
     tsh_cross_entropy_desc desc;
@@ -998,6 +1032,7 @@ int main(void) {
         cmocka_unit_test(test_map),    cmocka_unit_test(test_reduce),
         cmocka_unit_test(test_view),   cmocka_unit_test(test_matmul),
         cmocka_unit_test(test_norm),   cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_attention_options),
         cmocka_unit_test(test_loss),   cmocka_unit_test(test_model),
         cmocka_unit_test(test_optim),  cmocka_unit_test(test_rope),
         cmocka_unit_test(test_lookup), cmocka_unit_test(test_sparse),

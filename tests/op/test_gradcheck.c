@@ -235,6 +235,24 @@ static tsh_tensor *op_attention_masked(tsh_ctx *ctx, tsh_tensor **in, int n, voi
     return weigh(tsh_attention(in[0], in[1], in[2], &desc));
 }
 
+/* A window, a soft cap; in[0] is a mask that broadcasts over keys, too, in[1] are sinks and, with
+ * batches, queries, keys and values of a head each. */
+static tsh_tensor *op_attention_options(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
+    tsh_attention_desc desc;
+    tsh_tensor *x[3];
+    (void)ctx;
+    (void)n;
+    (void)user;
+    memset(&desc, 0, sizeof desc);
+    desc.causal = 1;
+    desc.window = 3;
+    desc.soft_cap = 1.5;
+    desc.mask = in[0];
+    desc.sinks = in[1];
+    for (int i = 0; i < 3; i++) x[i] = tsh_slice(in[2], 0, i, 1);
+    return weigh(tsh_attention(x[0], x[1], x[2], &desc));
+}
+
 /* q, k and v out of one projection, as models do it: (B, T, 3 H D). */
 static tsh_tensor *op_attention_fused(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
     tsh_attention_desc desc;
@@ -392,6 +410,8 @@ static void test_matrix(void **state) {
     THREE(attention_causal, tsh_shape4(1, 1, 66, 1), tsh_shape4(1, 1, 66, 1),
           tsh_shape4(1, 1, 66, 1));
     THREE(attention_masked, tsh_shape4(2, 1, 4, 2), tsh_shape4(2, 1, 5, 2), tsh_shape4(2, 1, 5, 2));
+    THREE(attention_options, S3(2, 5, 1), S1(2), tsh_shape4(3, 2, 5, 3));
+    THREE(attention_options, S2(5, 5), S1(2), tsh_shape4(3, 2, 5, 3));
     ONE(attention_self, tsh_shape4(1, 2, 3, 2), -2, 2);
     ONE(attention_fused, S3(2, 3, 12), -2, 2);
     run_cases(cases, n);
