@@ -47,6 +47,7 @@
  *     >>math          exp, log, tanh, erf, pow of floats, vectorised
  *     >>kernel        strided loops, kernels per instruction set
  *     >>gemm          tiles of the built-in matrix product, and packing
+ *     >>gemm-few      products of few rows
  *     >>gemm-api      the product: the loops around tiles
  *     >>quant         products with quantised weights
  *     >>coll          what backends share: sums, comparing calls, settings
@@ -6790,27 +6791,32 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_floats(const tshi_gemm_form form, __m25
     }
 }
 
-/* Returns a mask of n lanes, at most 8. */
-TSHI_AVX2 TSHI_INLINE __m256i tshi_gemm_mask8(int64_t n) {
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)tshi_base_min(n, 8)),
-                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+/* Stores n lanes. (_mm256_maskstore_ps is slow on AMD's processors.) */
+TSHI_AVX2 TSHI_INLINE void tshi_gemm_put8(float *to, int64_t n, __m256 x) {
+    float lanes[8];
+    if (n >= 8) {
+        _mm256_storeu_ps(to, x);
+        return;
+    }
+    _mm256_storeu_ps(lanes, x);
+    for (int64_t i = 0; i < n; i++) to[i] = lanes[i];
 }
 
 /* Packs rows of 16-bit elements that are contiguous, 8 elements of 8 rows at a time; inc: bytes
- * from row to row. */
+ * from row to row. Of a narrow sliver, whole registers are stored: what is after a step's words is
+ * overwritten by those of the next one. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_pack_along8(const tshi_gemm_form form, float *dst, int width,
                                                  int valid, int64_t k, const char *src,
                                                  int64_t inc) {
     char tail[8][16]; /* of rows or elements that are missing */
     for (int i = 0; i < width; i += 8) {
         const int rows = valid - i < 8 ? valid - i : 8;
-        const __m256i mask = tshi_gemm_mask8(width - i);
         for (int64_t q = 0, n; q < k; q += n) {
             const char *from = src + i * inc + 2 * q;
             int64_t step = inc;
             __m256 y[4], z[2];
             n = tshi_base_min(8, k - q);
-            for (int r = 0; r < rows; r++) TSHI_PREFETCH(from + r * inc + 128);
+            for (int r = 0; r < rows && q % 32 == 0; r++) TSHI_PREFETCH(from + r * inc + 128);
             if (rows < 8 || n < 8) {
                 memset(tail, 0, sizeof tail);
                 for (int r = 0; r < rows; r++) memcpy(tail[r], from + r * inc, (size_t)(2 * n));
@@ -6818,31 +6824,61 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_pack_along8(const tshi_gemm_form form, floa
                 step = 16;
             }
             tshi_gemm_few_words(from, step, y);
-#define TSHI_GEMM_WORD8(w)                                                                         \
+#define TSHI_GEMM_WORD8(p, x) /* step p */                                                         \
+    if ((p) < n)                                                                                   \
+        tshi_gemm_put8(dst + (q + (p)) * width + i,                                                \
+                       width < 8 && (k - q - (p)) * width < 8 ? width : 8, x);
+#define TSHI_GEMM_WORDS8(w)                                                                        \
     tshi_gemm_few_floats(form, y[w], z);                                                           \
-    if (2 * (w) < n) _mm256_maskstore_ps(dst + (q + 2 * (w)) * width + i, mask, z[0]);             \
-    if (2 * (w) + 1 < n) _mm256_maskstore_ps(dst + (q + 2 * (w) + 1) * width + i, mask, z[1]);
-            TSHI_GEMM_WORD8(0) TSHI_GEMM_WORD8(1) TSHI_GEMM_WORD8(2) TSHI_GEMM_WORD8(3)
+    TSHI_GEMM_WORD8(2 * (w), z[0])                                                                 \
+    TSHI_GEMM_WORD8(2 * (w) + 1, z[1])
+            TSHI_GEMM_WORDS8(0) TSHI_GEMM_WORDS8(1) TSHI_GEMM_WORDS8(2) TSHI_GEMM_WORDS8(3)
         }
     }
+}
+
+/* Packs rows that lie side by side; ld: bytes from a row's element to its next one. */
+TSHI_AVX2 TSHI_INLINE void tshi_gemm_pack_across8(const tshi_gemm_form form, float *dst, int width,
+                                                  int valid, int64_t k, const char *src,
+                                                  int64_t ld) {
+    for (int64_t q = 0; q < k; q++, src += ld, dst += width)
+        for (int i = 0; i < width; i += 8) {
+            const int64_t left = tshi_base_min(valid - i, 8);
+            uint16_t some[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+            const void *from = left < 8 ? (const void *)some : (const void *)(src + 2 * i);
+            if (left < 8 && left > 0) memcpy(some, src + 2 * i, (size_t)(2 * left));
+            const __m128i x = _mm_loadu_si128((const __m128i *)from);
+            const __m256i wide = _mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16);
+            tshi_gemm_put8(dst + i, width - i, form == TSHI_GEMM_F16 ? _mm256_cvtph_ps(x)
+                                                                     : _mm256_castsi256_ps(wide));
+        }
 }
 
 /* tshi_gemm_kernel.pack for AVX2. */
 TSHI_AVX2 static int tshi_gemm_pack_avx2(float *dst, int width, int valid, int64_t k,
                                          const tshi_matrix *m, tshi_gemm_form form) {
     const char *src = (const char *)m->data;
-    if (m->column != 1 || (form != TSHI_GEMM_BF16 && form != TSHI_GEMM_F16)) return 0;
-    if (form == TSHI_GEMM_BF16)
-        tshi_gemm_pack_along8(TSHI_GEMM_BF16, dst, width, valid, k, src, 2 * m->row);
-    else
-        tshi_gemm_pack_along8(TSHI_GEMM_F16, dst, width, valid, k, src, 2 * m->row);
-    return 1;
+#define TSHI_GEMM_PACK8(form)                                                                      \
+    case form:                                                                                     \
+        if (m->column == 1)                                                                        \
+            tshi_gemm_pack_along8(form, dst, width, valid, k, src, 2 * m->row);                    \
+        else                                                                                       \
+            tshi_gemm_pack_across8(form, dst, width, valid, k, src, 2 * m->column);                \
+        return 1;
+    if ((m->row != 1 && m->column != 1) || (width > 8 && width % 8)) return 0;
+    switch (form) {
+        TSHI_GEMM_PACK8(TSHI_GEMM_BF16)
+        TSHI_GEMM_PACK8(TSHI_GEMM_F16)
+    default: return 0;
+    }
 }
 
 /* tshi_gemm_kernel.store for AVX2. */
 TSHI_AVX2 static void tshi_gemm_store_avx2(void *to, const float *from, int n, tsh_dtype dtype) {
     for (int i = 0; i < n; i += 8) {
-        const __m256 x = _mm256_maskload_ps(from + i, tshi_gemm_mask8(n - i));
+        float some[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        for (int l = i; l < n && n - i < 8; l++) some[l - i] = from[l];
+        const __m256 x = _mm256_loadu_ps(n - i < 8 ? some : from + i);
         const __m256i bits = _mm256_castps_si256(x), quiet = _mm256_set1_epi32(0x400000);
         const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
         const __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd);
@@ -6911,7 +6947,11 @@ static void tshi_gemm_pack_matrix(const tshi_gemm_kernel *kernel, tsh_real *dst,
         }
 }
 
-/* -- few rows ------------------------------------------------------------- */
+/* ========================================================================== */
+/* >>gemm-few                                        MARK: - gemm-few (private) */
+/* Products of few rows, which are bound by reading B.                          */
+/* Needs: >>gemm.                                                               */
+/* ========================================================================== */
 
 /* Returns the width to which A is packed for `few`: 1, 4 or 8, at least `rows`. */
 static int tshi_gemm_few_width(int64_t rows) {
@@ -6964,12 +7004,12 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_tail(const tshi_gemm_form form, const i
     }
 }
 
-/* Sets the sums of C, 8 columns from `col` on, to D, or 0. */
+/* Sets the sums of C, 8 columns from `col` on, to D, or 0, and those of a slice to 0. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_begin(const tshi_gemm_tile *t, int col, int valid,
-                                               const int rows, __m256 *out) {
-    const __m256 zero = _mm256_setzero_ps();
+                                               const int rows, __m256 *acc, __m256 *out) {
 #define TSHI_GEMM_FEW_BEGIN8(i)                                                                    \
-    if (rows > i) out[i] = t->add && valid > i ? _mm256_loadu_ps(t->d + i * t->rsd + col) : zero;
+    acc[i] = out[i] = _mm256_setzero_ps();                                                         \
+    if (rows > i && t->add && valid > i) out[i] = _mm256_loadu_ps(t->d + i * t->rsd + col);
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN8)
 }
 
@@ -6992,59 +7032,67 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_end(const tshi_gemm_tile *t, int col, i
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_END8)
 }
 
-/* Computes 8 * groups columns of C, 1 or 2 groups, from column col on, with A packed to a width of
- * `rows`. Meanwhile as many columns of B that follow are prefetched from end to end; last: there
- * are none. */
+/* Returns the largest number of groups of 8 columns that are computed side by side: more would not
+ * fit into registers. */
+TSHI_INLINE int tshi_gemm_few_groups(int width) {
+    return width == 1 ? 4 : width == 4 ? 2 : 1;
+}
+
+/* Computes 8 * groups columns of C, from column col on, with A packed to a width of `rows`.
+ * Meanwhile as many columns of B that follow are prefetched from end to end; last: there are
+ * none. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int col, int last,
                                                  int valid, const tshi_gemm_form form,
                                                  const int rows, int groups) {
     const int64_t size = form == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size, each = 16 / size;
+    const int most = tshi_gemm_few_groups(rows);
     const char *b = (const char *)t->b + col * inc;
     uintptr_t ahead = (uintptr_t)b + (last ? 0 : (uintptr_t)(8 * groups * inc));
     const float *a = t->a;
-    const __m256 zero = _mm256_setzero_ps();
-    /* of the first and second 8 columns; acc: sums of a slice, out: of C */
-    __m256 acc0[8] = {zero, zero, zero, zero, zero, zero, zero, zero}, out0[8];
-    __m256 acc1[8] = {zero, zero, zero, zero, zero, zero, zero, zero}, out1[8];
-    tshi_gemm_few_begin(t, col, valid, rows, out0);
-    if (groups > 1) tshi_gemm_few_begin(t, col + 8, valid, rows, out1);
+    __m256 acc[4][8], out[4][8]; /* of each group; acc: sums of a slice, out: of C */
+#define TSHI_GEMM_FEW_GROUPS(X)                                                                    \
+    X(0) if (most > 1 && groups > 1) { X(1) } if (most > 2 && groups > 2) { X(2) X(3) }
+#define TSHI_GEMM_FEW_D(g) tshi_gemm_few_begin(t, col + 8 * g, valid, rows, acc[g], out[g]);
+#define TSHI_GEMM_FEW_QUAD(g) tshi_gemm_few_quad(form, rows, a, b + 8 * g * inc, inc, acc[g]);
+#define TSHI_GEMM_FEW_TAIL(g) tshi_gemm_few_tail(form, rows, a, b + 8 * g * inc, inc, n, acc[g]);
+#define TSHI_GEMM_FEW_ALPHA(g) tshi_gemm_few_slice(t, rows, acc[g], out[g]);
+#define TSHI_GEMM_FEW_C(g) tshi_gemm_few_end(t, col + 8 * g, valid, rows, out[g]);
+    TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_D)
     for (int64_t p = 0, left, n; p < t->k; p += t->slice) {
         left = tshi_base_min(t->slice, t->k - p);
         for (; left > 0; left -= n, a += n * rows, b += n * size) {
             n = tshi_base_min(left, each);
-            for (int l = 0; l < 2 * groups && n == each; l++, ahead += 64)
-                TSHI_PREFETCH_L2((const void *)ahead);
-            if (n == each)
-                tshi_gemm_few_quad(form, rows, a, b, inc, acc0);
-            else
-                tshi_gemm_few_tail(form, rows, a, b, inc, n, acc0);
-            if (groups > 1 && n == each)
-                tshi_gemm_few_quad(form, rows, a, b + 8 * inc, inc, acc1);
-            else if (groups > 1)
-                tshi_gemm_few_tail(form, rows, a, b + 8 * inc, inc, n, acc1);
+            if (n < each) {
+                TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_TAIL)
+                continue;
+            }
+            for (int l = 0; l < 2 * groups; l++, ahead += 64) TSHI_PREFETCH_L2((const void *)ahead);
+            TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_QUAD)
         }
-        tshi_gemm_few_slice(t, rows, acc0, out0);
-        if (groups > 1) tshi_gemm_few_slice(t, rows, acc1, out1);
+        TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_ALPHA)
     }
-    tshi_gemm_few_end(t, col, valid, rows, out0);
-    if (groups > 1) tshi_gemm_few_end(t, col + 8, valid, rows, out1);
+    TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_C)
 }
 
 /* tshi_gemm_kernel.few for AVX2. */
 TSHI_AVX2 static void tshi_gemm_few_avx2(const tshi_gemm_tile *t, int rows, int cols) {
-    const int width = tshi_gemm_few_width(rows), wide = width < 8 ? 16 : 8; /* columns at a time */
+    enum { MOST = 1 << 17 }; /* bytes of columns side by side, so that the next ones fit into L2 */
+    const int width = tshi_gemm_few_width(rows);
+    const int64_t bytes = 8 * t->csb * (t->form == TSHI_GEMM_REALS ? 4 : 2); /* of a group */
+    int groups = tshi_gemm_few_groups(width);
+    while (groups > 1 && groups * bytes > MOST) groups /= 2;
 #define TSHI_GEMM_FEW_FORM(form)                                                                   \
     case form:                                                                                     \
         if (width == 1)                                                                            \
-            tshi_gemm_few_columns(t, j, last, rows, form, 1, n / 8);                               \
+            tshi_gemm_few_columns(t, j, last, rows, form, 1, groups);                              \
         else if (width == 4)                                                                       \
-            tshi_gemm_few_columns(t, j, last, rows, form, 4, n / 8);                               \
+            tshi_gemm_few_columns(t, j, last, rows, form, 4, groups);                              \
         else                                                                                       \
             tshi_gemm_few_columns(t, j, last, rows, form, 8, 1);                                   \
         break;
-    for (int j = 0, n; j < cols; j += n) {
-        n = cols - j < wide ? 8 : wide;
-        const int last = j + n >= cols + t->after;
+    for (int j = 0; j < cols; j += 8 * groups) {
+        while (8 * groups > cols - j) groups /= 2;
+        const int last = j + 8 * groups >= cols + t->after;
         switch (t->form) {
             TSHI_GEMM_FEW_FORM(TSHI_GEMM_REALS)
             TSHI_GEMM_FEW_FORM(TSHI_GEMM_BF16)
@@ -7060,7 +7108,7 @@ TSHI_AVX2 static void tshi_gemm_few_avx2(const tshi_gemm_tile *t, int rows, int 
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
 /* Returns the first or second elements of 16 pairs of 16 bits, transposed, as floats. */
-TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_half(const tshi_gemm_form form, const float *words,
+TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_few_half(const tshi_gemm_form form, const float *words,
                                               const int second) {
     const __m512i x = _mm512_load_si512(words);
     if (form == TSHI_GEMM_F16)
@@ -7140,8 +7188,8 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form, 
         const __m512 y = _mm512_load_ps(now + 16 * (s));                                           \
         TSHI_GEMM_FEW_STEP(isa, a + (s)*rows, y)                                                   \
     } else {                                                                                       \
-        const __m512 y = tshi_gemm_half(form, now + 16 * (s), 0);                                  \
-        const __m512 z = tshi_gemm_half(form, now + 16 * (s), 1);                                  \
+        const __m512 y = tshi_gemm_few_half(form, now + 16 * (s), 0);                              \
+        const __m512 z = tshi_gemm_few_half(form, now + 16 * (s), 1);                              \
         TSHI_GEMM_FEW_STEP(isa, a + 2 * (s)*rows, y)                                               \
         TSHI_GEMM_FEW_STEP(isa, a + (2 * (s) + 1) * rows, z)                                       \
     }
@@ -7241,6 +7289,13 @@ TSHI_GEMM_FEW_KERNEL(bf16, TSHI_GEMM_TARGET_BF16,
                      return;)
 #endif
 
+/* ========================================================================== */
+/* >>gemm-api                                        MARK: - gemm-api (private) */
+/* The built-in matrix product: the loops around its tiles. Packed, cache-      */
+/* blocked, any strides: see HOW IT WORKS in >>gemm.                            */
+/* Needs: >>gemm-few.                                                           */
+/* ========================================================================== */
+
 /* -- the table ------------------------------------------------------------ */
 
 /* Best kernel first; the last one runs on every processor. Block sizes: mc * kc floats fill at most
@@ -7280,12 +7335,7 @@ static const tshi_gemm_kernel *tshi_gemm_pick(void) {
     return kernel;
 }
 
-/* ========================================================================== */
-/* >>gemm-api                                        MARK: - gemm-api (private) */
-/* The built-in matrix product: the loops around its tiles. Packed, cache-      */
-/* blocked, any strides: see HOW IT WORKS in >>gemm.                            */
-/* Needs: >>gemm.                                                               */
-/* ========================================================================== */
+/* -- products ------------------------------------------------------------- */
 
 /* A callback that a long product calls every TSHI_GEMM_INTERVAL multiply-adds (0.3 ms at 100
  * GFLOP/s), on the thread that computes it: collectives make progress meanwhile. */
@@ -8244,6 +8294,15 @@ static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile,
     }
 }
 
+/* Adds a bias to n elements of a row of Y. */
+static void tshi_quant_bias(tsh_real *TSHI_RESTRICT y, int64_t n, tshi_matrix bias) {
+    const tsh_real *b = (const tsh_real *)bias.data;
+    int64_t c = 0;
+    for (; bias.column == 1 && c + TSHI_QUANT_COLUMNS <= n; c += TSHI_QUANT_COLUMNS)
+        for (int l = 0; l < TSHI_QUANT_COLUMNS; l++) y[c + l] += b[c + l];
+    for (; c < n; c++) y[c] += b[c * bias.column];
+}
+
 /* A tshi_team_fn: computes the columns [from, to) of Y. */
 static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) {
     const tshi_quant_job *job = (const tshi_quant_job *)shared;
@@ -8255,9 +8314,14 @@ static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) 
         n = tshi_base_min(stride, to - from);
         tshi_quant_columns(job, tile, sums, from, (int)tshi_base_ceil(n, TSHI_QUANT_COLUMNS));
         for (int64_t i = 0; i < job->rows; i++) {
-            for (c = 0; c < n; c++) y[c] = TSHI_R(sums[i * stride + c]);
-            for (c = 0; c < n && job->bias; c++) y[c] += *tshi_gemm_at(*job->bias, i, from + c);
-            tshi_dtypes[job->y.dtype].store(tshi_gemm_from(job->y, i, from).data, 1, n, y);
+            void *const row = tshi_gemm_from(job->y, i, from).data;
+            const int direct = job->y.dtype == TSH_REAL && n % TSHI_QUANT_COLUMNS == 0;
+            tsh_real *const at = direct ? (tsh_real *)row : y;
+            for (c = 0; c < n; c += TSHI_QUANT_COLUMNS) /* sums has whole tiles */
+                for (int l = 0; l < TSHI_QUANT_COLUMNS; l++)
+                    at[c + l] = TSHI_R(sums[i * stride + c + l]);
+            if (job->bias) tshi_quant_bias(at, n, tshi_gemm_from(*job->bias, i, from));
+            if (!direct) tshi_dtypes[job->y.dtype].store(row, 1, n, y);
         }
     }
 }
@@ -25650,6 +25714,8 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_PACK_AVX2
 #undef TSHI_GEMM_STORE_AVX2
 #undef TSHI_GEMM_WORD8
+#undef TSHI_GEMM_WORDS8
+#undef TSHI_GEMM_PACK8
 #undef TSHI_GEMM_STORE_AVX512
 #undef TSHI_GEMM_FEW_ADD
 #undef TSHI_GEMM_FEW_STEP
@@ -25672,6 +25738,12 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_FEW_SLICE8
 #undef TSHI_GEMM_FEW_END8
 #undef TSHI_GEMM_FEW_FORM
+#undef TSHI_GEMM_FEW_GROUPS
+#undef TSHI_GEMM_FEW_D
+#undef TSHI_GEMM_FEW_QUAD
+#undef TSHI_GEMM_FEW_TAIL
+#undef TSHI_GEMM_FEW_ALPHA
+#undef TSHI_GEMM_FEW_C
 #undef TSHI_GEMM_FEW_SUM_avx512
 #undef TSHI_GEMM_FEW_SUM_bf16
 #undef TSHI_GEMM_FEW_FIRST
