@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""examples/gpt.c over TCP on two hosts, alpha and beta: network namespaces with a link between
-them, which this test makes (it needs root and ip). With a key the losses are those of threads, bit
-for bit; without one, with another, through a firewall or at a wrong address each host says one
-sentence. Reports in cmocka's words. build/gpt and build/tshard-run are made where they are missing.
+"""examples/gpt.c, and once examples/llm, over TCP on two hosts, alpha and beta: network namespaces
+with a link between them, which this test makes (it needs root and ip). With a key the losses are
+those of threads, bit for bit; without one, with another, through a firewall or at a wrong address
+each host says one sentence. Reports in cmocka's words. build/gpt and build/tshard-run are made
+where they are missing.
 """
 
 import itertools
@@ -17,7 +18,8 @@ import time
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
-from scripts import LAUNCHER, NO_LAUNCHER, check, has_launcher, run_tests, tell
+from scripts import LAUNCHER, NO_LAUNCHER, Skipped, check, has_launcher, run_tests, tell
+LLM = os.path.join(TOP, "build", "llm")
 GPT = os.path.join(TOP, "build", "gpt")
 MODEL = "--layers 1 --heads 4 --width 32 --context 16 --batch 4 --eval-every 100 --sample 0".split()
 ALPHA, BETA, ELSEWHERE = "10.77.0.1", "10.77.0.2", "10.78.0.1"
@@ -165,6 +167,24 @@ def check_says(program, *sentences, code=2):
 def two_hosts_train_as_threads_do(folder):
     with Hosts(folder) as hosts:
         check_same(folder, 4, hosts.run("beta", env=KEY), hosts.run("alpha", env=KEY))
+
+
+def a_language_model_runs_on_two_hosts(folder):
+    """examples/llm/README.md's lines; this model has the licence by heart."""
+    if not os.path.exists(LLM):
+        raise Skipped("there is no build/llm")
+    with open(os.path.join(TOP, "LICENSE"), "rb") as file:
+        text = file.read()
+    text = text[text.index(b"Permission"):][:60]
+    words = [LLM, "--backend", "tcp", "--model", "examples/llm/tiny/llama", "--ids",
+             " ".join(map(str, text[:20])), "--print-ids", "--max-new", "40"]
+    with Hosts(folder) as hosts:
+        beta, alpha = (hosts.start(host, LAUNCHER, *HOSTS, "--node-rank", node, *words, env=KEY)
+                       for host, node in (("beta", "1"), ("alpha", "0")))
+        code, out, err = end(alpha)
+        check(code == 0 and out.split() == ["[0]", *map(str, text[20:])], code, out, err)
+        code, out, err = end(beta)
+        check(code == 0 and not out, code, out, err)
 
 
 def a_key_file_and_a_host_file(folder):
@@ -324,7 +344,8 @@ def a_name_of_loopback(folder):
 TESTS = [  # those that wait longest first
     with_only_the_port_of_rank_0_open, a_rank_that_dies_ends_both_hosts, with_a_blocked_port,
     with_different_keys, at_a_wrong_address, a_name_of_loopback, without_a_launcher,
-    without_a_key, with_few_ports_open, a_key_file_and_a_host_file, two_hosts_train_as_threads_do]
+    without_a_key, with_few_ports_open, a_key_file_and_a_host_file, two_hosts_train_as_threads_do,
+    a_language_model_runs_on_two_hosts]
 
 
 def unfit():

@@ -265,7 +265,6 @@ def unigrams(folder):
         ("t5", t.T5Tokenizer, "spiece.model", "nmt_nfkc", 32000, {}),
         ("xlm_roberta", t.XLMRobertaTokenizer, "sentencepiece.bpe.model", "nmt_nfkc", 16000, {}),
         ("albert", t.AlbertTokenizer, "spiece.model", "nmt_nfkc_cf", 6000, symbols),
-        ("pegasus", t.PegasusTokenizer, "spiece.model", "nfkc", 6000, {}),
         ("mbart50", t.MBart50Tokenizer, "sentencepiece.bpe.model", "nfkc_cf", 6000, {}),
     ):
         with tempfile.TemporaryDirectory() as place:
