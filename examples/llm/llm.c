@@ -194,8 +194,8 @@ static int check_flags(const llm_job *job) {
         return usage("--system, --template and --context are for --chat");
     if (job->dump && job->prompt_texts.count + job->ids.count != 1)
         return usage("--dump-logits takes one prompt");
-    if (job->prompt_texts.count + job->ids.count > 1)
-        return usage("--prompt and --ids are given once");
+    if (job->prompt_texts.count + job->ids.count > LLM_MOST_ROWS)
+        return usage("--prompt and --ids are given at most %d times", LLM_MOST_ROWS);
     return check_names(job);
 }
 

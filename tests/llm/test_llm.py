@@ -64,12 +64,27 @@ def compare(folder, name, *flags):
     check(new == model["new"], name, *flags, "writes", new, "not", model["new"])
 
 
+def texts(folder, prompts, *flags, before=()):
+    """The tokens that follow each prompt."""
+    ids = [word for prompt in prompts for word in ("--ids", numbers(prompt))]
+    done = llm(folder, *ids, "--print-ids", "--dtype", "f32", *flags, before=before)
+    check(done.returncode == 0 and not done.stderr, flags, done.stderr)
+    return [list(map(int, line.replace("[0] ", "").split())) for line in done.stdout.splitlines()]
+
+
+def compare_batch(folder, batch, *flags):
+    new = texts(folder, batch["prompts"], "--max-new", str(len(batch["new"][0])), *flags)
+    check(new == batch["new"], flags, "a batch gives", new, "not", batch["new"])
+
+
 def family(name):
     def test(folder):
         model = models.load(name)
         models.write(folder, model)
         for ranks in RANKS:
             compare(folder, name, "--tp", str(ranks))
+            if "batch" in model:
+                compare_batch(folder, model["batch"], "--tp", str(ranks))
         models.write(folder, dict(model, config=models.older(model["config"])))
         compare(folder, name, "--tp", "2")
     test.__name__ = name
@@ -204,6 +219,7 @@ def mistakes_are_told(folder):
                                (("--ids", "1", "--stop", "a", "--print-ids"), 1, ("tokenizer",)),
                                (("--ids", "1", "--ids", "2", "--dump-logits", "x"), 2,
                                 ("--dump-logits takes one prompt",)),
+                               (("--ids", "1") * 257, 2, ("at most 256 times",)),
                                (("--ids", "1", "--seed", "x"), 2, ("--seed", "'x'")),
                                (("--ids", "1", "--top-p", "0"), 2, ("--top-p", "'0'")),
                                (("--ids", "1"), 1, ("tokenizer",)),
@@ -257,6 +273,39 @@ def samples_are_those_of_the_seed(folder):
     got = tokens("--repetition-penalty", "1000000", "--tp", "2")
     check(len(set(got + model["prompt"])) == len(got) + len(set(model["prompt"])),
           "a token comes twice:", got)
+
+
+def batches_are_texts_of_their_own(folder):
+    """What follows a prompt does not depend on the others: sampled, stopped, ended, in chunks, as
+    text, on processes."""
+    model = models.load("llama")
+    letters = Letters(folder)
+    prompts = model["batch"]["prompts"] + [[(7 * i) % 61 for i in range(150)]]
+    for flags in ((), ("--temperature", "1.5", "--top-p", "0.9", "--seed", "3"),
+                  ("--repetition-penalty", "1.7"), ("--seed", "9", "--repetition-penalty", "2")):
+        flags += ("--max-new", "20", "--ignore-eos")
+        want = [texts(folder, [prompt], "--tp", "1", *flags)[0] for prompt in prompts]
+        for ranks in RANKS:
+            got = texts(folder, prompts, "--tp", str(ranks), *flags)
+            check(got == want, flags, "at", ranks, "gives", got, "not", want)
+        if has_launcher():
+            got = texts(folder, prompts, "--backend", "tcp", *flags, before=(LAUNCHER, "-n", "2"))
+            check(got == want, flags, "on processes gives", got, "not", want)
+    new = [letters.decode(ids) for ids in model["batch"]["new"]]
+    stop = new[2][3:5]
+    flags = [word for prompt in model["batch"]["prompts"] for word in ("--ids", numbers(prompt))]
+    done = llm(folder, *flags, "--max-new", "16", "--dtype", "f32", "--stop", stop)
+    check(done.stdout == "".join("==> %d <==\n%s\n" % (i + 1, text.split(stop)[0])
+                                 for i, text in enumerate(new)), done.stdout, new, stop)
+    check("38 tokens" in done.stderr, done.stderr)
+    done = llm(folder, "--prompt", "hello", "--prompt", "a", "--max-new", "6", "--dtype", "f32")
+    want = [letters.decode(letters.next(letters.encode(text), 6)) for text in ("hello", "a")]
+    check(done.stdout == "==> 1 <==\n%s\n==> 2 <==\n%s\n" % tuple(want), done.stdout, want)
+    end = model["batch"]["new"][0][4]
+    written(folder, "llama", eos_token_id=end)
+    got = texts(folder, model["batch"]["prompts"], "--max-new", "16")
+    want = [ids[:ids.index(end)] if end in ids else ids for ids in model["batch"]["new"]]
+    check(got == want, got, "not", want)
 
 
 def fewer_bits_are_near(folder):
@@ -516,10 +565,9 @@ def the_readme_shows_a_family(folder):
 if __name__ == "__main__":
     sys.exit(run_tests("llm", [family(name) for name in models.names()] + [
         processes_write_what_threads_do, configs_that_would_change_results_are_refused,
-        texts_that_are_too_long_are_refused,
-        settings_within_reach_change_nothing, other_names_load, folders_that_lie_are_refused,
-        mistakes_are_told,
+        texts_that_are_too_long_are_refused, settings_within_reach_change_nothing,
+        other_names_load, folders_that_lie_are_refused, mistakes_are_told,
         the_models_of_the_course_know_their_texts, the_readme_shows_a_family,
         the_end_of_a_text_ends_it, samples_are_those_of_the_seed, fewer_bits_are_near,
-        stop_strings_end_a_text, conversations_keep_the_cache, conversations_on_processes,
-        long_conversations_forget, chat_templates_are_chosen]) > 0)
+        batches_are_texts_of_their_own, stop_strings_end_a_text, conversations_keep_the_cache,
+        conversations_on_processes, long_conversations_forget, chat_templates_are_chosen]) > 0)
