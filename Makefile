@@ -90,7 +90,7 @@ LAUNCHER := $(OUT)/tshard-run
 UV_USERS := $(patsubst %.c,$(OUT)/%,$(shell grep -ls 'tshard_uv.h\|fuzz_wire' tests/*/*.c))
 UV_TESTS := $(filter $(TESTS),$(UV_USERS))
 LLM_USERS := $(patsubst %.c,$(OUT)/%,\
-	$(shell grep -ls 'llm/[a-z]*.h"\|fuzz_tokenizer' examples/*.c tests/*/*.c))
+	$(shell grep -ls 'llm/[a-z]*.h"\|fuzz_tokenizer\|fuzz_gguf' examples/*.c tests/*/*.c))
 LLM_TESTS := $(filter $(TESTS) $(EXAMPLES),$(LLM_USERS))
 named     = $(strip $(foreach o,$(only),$(findstring $o,$(1))))
 chosen    = $(if $(only),$(foreach t,$(1),$(if $(call named,$t),$t)),$(1))
@@ -290,7 +290,7 @@ fuzz: deps-fuzz ## feed random bytes to what reads files and connections
 		tail -n 1 $$f.log; done
 
 build/fuzz/wire: LIBS += -luv -lsodium
-build/fuzz/tokenizer: LIBS += -lcjson -lpcre2-8
+build/fuzz/tokenizer build/fuzz/gguf: LIBS += -lcjson -lpcre2-8
 
 build/fuzz/%: tests/fuzz/fuzz_%.c $(HEADERS)
 	@mkdir -p $(@D)

@@ -404,9 +404,10 @@ typedef struct tsh_error {
 /* The types of elements. TSH_BF16: the upper half of a float (8 bits of exponent, 7 of fraction);
  * TSH_F16: IEEE's binary16. Ops compute with them in tsh_real and round once, to the nearest, ties
  * to even, when they store.
- * TSH_Q8_0 and TSH_Q4_0: quantised weights, of which only tsh_linear and tsh_embedding compute, and
- * which have no gradient. Blocks of 32 elements along the last dimension share a scale, in ggml's
- * bytes: an f16 scale, then 32 integers of 8 bits (34 bytes), or of 4 bits, less 8 (18 bytes). */
+ * TSH_Q8_0, TSH_Q4_0 and TSH_Q4_1: quantised weights, of which only tsh_linear and tsh_embedding
+ * compute, and which have no gradient. Blocks of 32 elements along the last dimension share a
+ * scale, in ggml's bytes: an f16 scale, then 32 integers of 8 bits (34 bytes), or of 4 bits, less 8
+ * (18 bytes); TSH_Q4_1: scale and minimum, of f16 both, then 4 bits each (20 bytes). */
 typedef enum tsh_dtype {
     TSH_DTYPE_DEFAULT, /* no dtype: in a description, the default that its doc names */
     TSH_F32,
@@ -416,7 +417,8 @@ typedef enum tsh_dtype {
     TSH_I32,
     TSH_I64,
     TSH_Q8_0,
-    TSH_Q4_0
+    TSH_Q4_0,
+    TSH_Q4_1
 } tsh_dtype;
 
 /* Says 0 for an option whose 0 means "the default": {.beta1 = TSH_ZERO}. Only options that name it
@@ -426,7 +428,7 @@ typedef enum tsh_dtype {
 /* The dtype of values: TSH_F32, or TSH_F64 where TSHARD_REAL is double. */
 #define TSH_REAL (sizeof(tsh_real) == 4 ? TSH_F32 : TSH_F64)
 
-/* Bytes of one element, of TSH_Q8_0 and TSH_Q4_0 of a block of 32; 0 of what is no dtype. */
+/* Bytes of one element, of quantised weights of a block of 32; 0 of what is no dtype. */
 TSH_API size_t tsh_dtype_size(tsh_dtype dtype);
 
 /* A global shape, by value: tsh_zeros(ctx, tsh_shape2(3, 4)). */
@@ -1837,11 +1839,11 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step);
 /* -- quantised weights ------------------------------------------------------ */
 
 /* Quantises the weights of the linear, classifier and embedding layers whose path below module
- * matches the pattern, that of tsh_plan_rule; NULL: all. dtype: TSH_Q8_0 or TSH_Q4_0; the bytes are
- * ggml's, and those of the whole weight at every degree of tp. For inference: such a weight has no
- * gradient, optimisers made later leave it out, and the gradient of a layer's input is that of the
- * weight as it is stored. Weights that are quantised already stay as they are; tied ones are
- * quantised for all their layers. One stored (in, out) becomes (out, in).
+ * matches the pattern, that of tsh_plan_rule; NULL: all. dtype: TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1; the
+ * bytes are ggml's, and those of the whole weight at every degree of tp. For inference: such a
+ * weight has no gradient, optimisers made later leave it out, and the gradient of a layer's input
+ * is that of the weight as it is stored. Weights that are quantised already stay as they are; tied
+ * ones are quantised for all their layers. One stored (in, out) becomes (out, in).
  * tsh_linear of such a weight gives x's dtype. It quantises x, too, to 8 bits by blocks of 32, and
  * sums the products within a block exactly: the same bits for any number of rows. tsh_embedding
  * gives TSH_REAL. Shard the model first; a plan that lays such a weight anew is an error.
@@ -1951,6 +1953,11 @@ typedef struct tsh_file_desc {
                                 * "**.inv_freq". NULL: none */
     int broadcast; /* loading: 1: rank 0 of the world alone has the files, and sends each rank its
                     * shards; other ranks' paths are not looked at */
+    /* Loading: copies the bytes of a safetensors file from `at` on, and returns how many there are,
+     * -1 if they cannot be read. There need be no such file (path names it in errors): a program
+     * can convert other formats as they are asked for. NULL: path is read. */
+    int64_t (*read)(void *user, int64_t at, void *to, int64_t bytes);
+    void *user;
 } tsh_file_desc;
 /* The same with more options; desc NULL: tsh_save. TSH_ERR_ARGUMENT: a prefix of TSH_PATH_SIZE
  * characters or more; a dtype that is not floating; one that differs between ranks. */
@@ -3232,7 +3239,8 @@ TSHI_DTYPE_SHORT(f16)
 
 /* -- quantised weights: the formats and the rounding of ggml -------------------------------- */
 
-enum { TSHI_DTYPE_BLOCK = 32 }; /* elements that share a scale, an f16 before them, little-endian */
+/* Elements that share a scale, an f16 before them; of q4_1 a minimum follows it. Little-endian. */
+enum { TSHI_DTYPE_BLOCK = 32 };
 
 static float tshi_dtype_scale(const unsigned char *block) {
     return (float)tshi_dtype_from_f16((uint16_t)(block[0] | block[1] << 8));
@@ -3313,6 +3321,41 @@ static void tshi_dtype_store_q4_0(void *data, int64_t step, int64_t n, const tsh
     }
 }
 
+/* As q4_0, but an element is scale * bits + minimum. */
+static void tshi_dtype_load_q4_1(const void *data, int64_t step, int64_t n, tsh_real *to) {
+    const unsigned char *block = (const unsigned char *)data;
+    (void)step;
+    for (; n > 0; n -= TSHI_DTYPE_BLOCK, block += 20, to += TSHI_DTYPE_BLOCK) {
+        const float scale = tshi_dtype_scale(block), min = tshi_dtype_scale(block + 2);
+        for (int i = 0; i < TSHI_DTYPE_BLOCK && i < n; i++) {
+            const int bits = i < 16 ? block[4 + i] & 15 : block[4 + i - 16] >> 4;
+            const float scaled = scale * (float)bits;
+            to[i] = TSHI_R(scaled + min);
+        }
+    }
+}
+
+static void tshi_dtype_store_q4_1(void *data, int64_t step, int64_t n, const tsh_real *from) {
+    unsigned char *block = (unsigned char *)data;
+    (void)step;
+    for (; n > 0; n -= TSHI_DTYPE_BLOCK, block += 20, from += TSHI_DTYPE_BLOCK) {
+        float min = (float)from[0], max = min, inverse;
+        int bits[TSHI_DTYPE_BLOCK];
+        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) { /* a NaN stays in both */
+            const float x = (float)from[i];
+            if (x < min || x != x) min = x;
+            if (x > max || x != x) max = x;
+        }
+        inverse = tshi_dtype_put_scale(block, (max - min) / 15);
+        (void)tshi_dtype_put_scale(block + 2, min);
+        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
+            const float scaled = ((float)from[i] - min) * inverse, y = scaled + 0.5f;
+            bits[i] = (int)(y < 15 ? y > 0 ? y : 0 : 15);
+        }
+        for (int i = 0; i < 16; i++) block[4 + i] = (unsigned char)(bits[i] | bits[i + 16] << 4);
+    }
+}
+
 #define TSHI_DTYPE_BLOCK_ROW(suffix, size)                                                         \
     {#suffix, "U8", size, 1,    tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,               \
      NULL,    NULL, NULL, NULL, NULL,                     NULL,                                    \
@@ -3335,6 +3378,7 @@ static const tshi_dtype tshi_dtypes[] = {{"default", NULL, 0, 0, NULL, NULL,
                                          TSHI_DTYPE_ROW(i64, "I64", 8, 0, NULL),
                                          TSHI_DTYPE_BLOCK_ROW(q8_0, 34),
                                          TSHI_DTYPE_BLOCK_ROW(q4_0, 18),
+                                         TSHI_DTYPE_BLOCK_ROW(q4_1, 20),
 #if defined(TSHI_DTYPE_MORE) /* a test defines it, to add a row */
                                          TSHI_DTYPE_MORE
 #endif
@@ -7763,9 +7807,11 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
  *     y = sum over the blocks of (s t) * (sum over 32 elements of w q)
  *
  * and the inner sum is one of integers. It is exact; the outer one adds floats in the order of the
- * blocks, each product rounded, then each sum. So an element of Y depends on its rows of X and W
- * only: not on the number of rows, not on threads, not on the instruction set. (Without an FMA that
- * the compiler makes of a product and a sum: -std=c99 or -ffp-contract=off.)
+ * blocks, each product rounded, then each sum. With a minimum m of the block (TSH_Q4_1) w is
+ * s v + m, and after each block's product with v, m times t (the sum of q) is added. So an element
+ * of Y depends on its rows of X and W only: not on the number of rows, not on threads, not on the
+ * instruction set. (Without an FMA that the compiler makes of a product and a sum: -std=c99 or
+ * -ffp-contract=off.)
  *
  * Columns of Y are computed 16 at a time, as many as a register has lanes. Their weights are moved
  * from blocks to tiles, where four successive elements of 16 rows of W lie side by side: one
@@ -7778,20 +7824,21 @@ enum {
     TSHI_QUANT_WIDE = 4,     /* tiles side by side, if there are many rows */
     TSHI_QUANT_FEW = 8,      /* rows of X that share a load of a tile */
     TSHI_QUANT_Q8 = 34,      /* bytes of a block of TSH_Q8_0 */
-    TSHI_QUANT_Q4 = 18       /* of TSH_Q4_0 */
+    TSHI_QUANT_Q4 = 18,      /* of TSH_Q4_0 */
+    TSHI_QUANT_Q4_1 = 20     /* of TSH_Q4_1 */
 };
 
 /* One block of 32 weights of each of 16 rows of W, laid out for the kernels; 64-byte aligned. */
 typedef struct tshi_quant_tile {
-    unsigned char w[8][16][4]; /* element 4 i + j of row c at [i][c][j], plus 128 (4 bits: 8) */
-    float scale[16];
+    unsigned char w[8][16][4]; /* element 4 i + j of row c at [i][c][j], plus 128 (TSH_Q4_0: 8) */
+    float scale[16], min[16];  /* min: of TSH_Q4_1 only */
 } tshi_quant_tile;
 
 /* A block of a row of X. */
 typedef struct tshi_quant_input {
     signed char q[TSHI_DTYPE_BLOCK];
-    float scale;
-    int32_t offset; /* -128 or -8 times the sum of q: takes away what that adds in a tile */
+    float scale, sum; /* sum: scale times the sum of q */
+    int32_t offset;   /* -128, -8 or 0 times the sum of q: takes away what that adds in a tile */
 } tshi_quant_input;
 
 /* `count` blocks of 16 rows of W. */
@@ -7825,16 +7872,22 @@ static void tshi_quant_move_c(tshi_quant_tile *to, const tshi_quant_source *from
             const int row = c < from->rows ? c : from->rows - 1;
             const unsigned char *w = from->w + row * from->row + b * from->size;
             to[b].scale[c] = tshi_dtype_scale(w);
+            w += 2;
+            if (from->size == TSHI_QUANT_Q4_1) {
+                to[b].min[c] = tshi_dtype_scale(w);
+                w += 2;
+            }
             for (int i = 0; i < TSHI_DTYPE_BLOCK; i++)
                 to[b].w[i / 4][c][i % 4] =
-                    (unsigned char)(from->size == TSHI_QUANT_Q8 ? w[2 + i] ^ 128
-                                    : i < 16                    ? w[2 + i] & 15
-                                                                : w[2 + i - 16] >> 4);
+                    (unsigned char)(from->size == TSHI_QUANT_Q8 ? w[i] ^ 128
+                                    : i < 16                    ? w[i] & 15
+                                                                : w[i - 16] >> 4);
         }
 }
 
 static void tshi_quant_dot_c(const tshi_quant_tile *w, const tshi_quant_source *from,
                              const tshi_quant_input *x, float *sums, int64_t stride, int rows) {
+    const int has_min = from->size == TSHI_QUANT_Q4_1;
     for (int r = 0; r < rows; r++, sums += stride)
         for (int b = 0; b < from->count; b++) {
             const tshi_quant_input *y = x + TSHI_QUANT_FEW * b + r;
@@ -7845,6 +7898,7 @@ static void tshi_quant_dot_c(const tshi_quant_tile *w, const tshi_quant_source *
                     sum[c] += y->q[i] * (int)w[b].w[i / 4][c][i % 4];
             for (int c = 0; c < TSHI_QUANT_COLUMNS; c++)
                 sums[c] += w[b].scale[c] * y->scale * (float)sum[c];
+            for (int c = 0; c < TSHI_QUANT_COLUMNS && has_min; c++) sums[c] += w[b].min[c] * y->sum;
         }
 }
 
@@ -7900,7 +7954,7 @@ TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_scales_avx2(const unsigned char *w, int6
 TSHI_AVX2 TSHI_INLINE void tshi_quant_tiles_avx2(tshi_quant_tile *to,
                                                  const tshi_quant_source *from, const int size) {
     const __m256i flip = _mm256_set1_epi8(-128), low = _mm256_set1_epi8(15);
-    const int64_t row = from->row;
+    const int64_t row = from->row, head = size == TSHI_QUANT_Q4_1 ? 4 : 2;
     uintptr_t ahead = from->ahead;
     for (int b = 0; b < from->count; b++, to++)
         for (int c = 0; c < TSHI_QUANT_COLUMNS; c += 8, ahead += (uintptr_t)(8 * size)) {
@@ -7908,12 +7962,14 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_tiles_avx2(tshi_quant_tile *to,
             for (int i = 0; i < 8 * size; i += 64)
                 TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
             _mm256_storeu_ps(to->scale + c, tshi_quant_scales_avx2(w, row));
+            if (size == TSHI_QUANT_Q4_1)
+                _mm256_storeu_ps(to->min + c, tshi_quant_scales_avx2(w + 2, row));
             for (int half = 0; half < (size == TSHI_QUANT_Q8 ? 2 : 1); half++) {
                 __m256i z[4];
 #define TSHI_QUANT_ROWS(i) /* rows i and i + 4 */                                                  \
     z[i] = _mm256_inserti128_si256(                                                                \
-        _mm256_castsi128_si256(TSHI_QUANT_128(w + (i)*row + 2 + 16 * half)),                       \
-        TSHI_QUANT_128(w + ((i) + 4) * row + 2 + 16 * half), 1);
+        _mm256_castsi128_si256(TSHI_QUANT_128(w + (i)*row + head + 16 * half)),                    \
+        TSHI_QUANT_128(w + ((i) + 4) * row + head + 16 * half), 1);
 #define TSHI_QUANT_STORE(i)                                                                        \
     if (size == TSHI_QUANT_Q8) {                                                                   \
         _mm256_storeu_si256(TSHI_QUANT_TO(to->w[4 * half + i][c]), _mm256_xor_si256(z[i], flip));  \
@@ -7934,30 +7990,36 @@ TSHI_AVX2 static void tshi_quant_move_avx2(tshi_quant_tile *to, const tshi_quant
         tshi_quant_move_c(to, from);
     else if (from->size == TSHI_QUANT_Q8)
         tshi_quant_tiles_avx2(to, from, TSHI_QUANT_Q8);
-    else
+    else if (from->size == TSHI_QUANT_Q4)
         tshi_quant_tiles_avx2(to, from, TSHI_QUANT_Q4);
+    else
+        tshi_quant_tiles_avx2(to, from, TSHI_QUANT_Q4_1);
 }
 
 /* Adds products w q of four elements of 8 columns. The instruction multiplies unsigned by signed
  * bytes and saturates sums of two. 8 bits: |w| by q with w's sign, at most 2 * 128 * 127, added as
- * 32 bits. 4 bits: w + 8 by q, at most 2 * 15 * 127: 16 bits have space for all of a block. */
+ * 32 bits. 4 bits: w (of TSH_Q4_0 plus 8) by q, at most 2 * 15 * 127: 16 bits have space for all of
+ * a block. */
 TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(const int size, __m256i sum, __m256i w,
                                                   __m256i magnitude, __m256i q) {
-    if (size == TSHI_QUANT_Q4) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, q));
+    if (size != TSHI_QUANT_Q8) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, q));
     return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude,
                                                                         _mm256_sign_epi8(q, w)),
                                                    _mm256_set1_epi16(1)));
 }
 
-/* Adds the sums n of a block of 8 columns, times the scales, to `sums`. */
-TSHI_AVX2 TSHI_INLINE void tshi_quant_end_avx2(const int size, const float *scale,
+/* Adds the sums n of a block of 8 columns, times the scales, to `sums`, and the part of minima. */
+TSHI_AVX2 TSHI_INLINE void tshi_quant_end_avx2(const int size, const float *scale, const float *min,
                                                const tshi_quant_input *x, __m256i n, float *sums) {
     const __m256 by = _mm256_mul_ps(_mm256_loadu_ps(scale), _mm256_set1_ps(x->scale));
-    if (size == TSHI_QUANT_Q4)
+    __m256 s = _mm256_loadu_ps(sums);
+    if (size != TSHI_QUANT_Q8)
         n = _mm256_add_epi32(_mm256_madd_epi16(n, _mm256_set1_epi16(1)),
                              _mm256_set1_epi32(x->offset));
-    _mm256_storeu_ps(sums, _mm256_add_ps(_mm256_loadu_ps(sums),
-                                         _mm256_mul_ps(by, _mm256_cvtepi32_ps(n))));
+    s = _mm256_add_ps(s, _mm256_mul_ps(by, _mm256_cvtepi32_ps(n)));
+    if (size == TSHI_QUANT_Q4_1)
+        s = _mm256_add_ps(s, _mm256_mul_ps(_mm256_loadu_ps(min), _mm256_set1_ps(x->sum)));
+    _mm256_storeu_ps(sums, s);
 }
 
 /* Adds a block of 16 columns to the sums of `rows` rows of X, 1, 2 or 4. */
@@ -7976,8 +8038,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_rows_avx2(const tshi_quant_tile *w, const 
     }
 #define TSHI_QUANT_END4(r)                                                                         \
     if (rows > r) {                                                                                \
-        tshi_quant_end_avx2(size, w->scale, x + r, n[r], sums + r * stride);                       \
-        tshi_quant_end_avx2(size, w->scale + 8, x + r, m[r], sums + r * stride + 8);               \
+        tshi_quant_end_avx2(size, w->scale, w->min, x + r, n[r], sums + r * stride);               \
+        tshi_quant_end_avx2(size, w->scale + 8, w->min + 8, x + r, m[r], sums + r * stride + 8);   \
     }
     TSHI_QUANT_EACH4(TSHI_QUANT_BEGIN4)
     for (int i = 0; i < 8; i++) {
@@ -7998,8 +8060,11 @@ TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, const tshi_q
             if (from->size == TSHI_QUANT_Q8)                                                       \
                 tshi_quant_rows_avx2(w + b, TSHI_QUANT_Q8, some, x + TSHI_QUANT_FEW * b, sums,     \
                                      stride);                                                      \
-            else                                                                                   \
+            else if (from->size == TSHI_QUANT_Q4)                                                  \
                 tshi_quant_rows_avx2(w + b, TSHI_QUANT_Q4, some, x + TSHI_QUANT_FEW * b, sums,     \
+                                     stride);                                                      \
+            else                                                                                   \
+                tshi_quant_rows_avx2(w + b, TSHI_QUANT_Q4_1, some, x + TSHI_QUANT_FEW * b, sums,   \
                                      stride);
     TSHI_QUANT_SOME(4)
     TSHI_QUANT_SOME(2)
@@ -8033,6 +8098,7 @@ TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_part(const int size, const int p, __
                                                  tshi_quant_tile *to, const unsigned char *w,
                                                  int64_t row) {
     const __m512i flip = _mm512_set1_epi8(-128), low = _mm512_set1_epi8(15);
+    const int head = size == TSHI_QUANT_Q4_1 ? 4 : 2;
 #define TSHI_QUANT_LOAD_8(i)                                                                       \
     z[i] = _mm512_inserti64x4(                                                                     \
         _mm512_castsi256_si512(TSHI_QUANT_256(w + ((i) < 4 ? (i) : (i) + 4) * row + 2)),           \
@@ -8043,15 +8109,16 @@ TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_part(const int size, const int p, __
     _mm512_store_si512(to->w[(i) + 4],                                                             \
                        _mm512_xor_si512(_mm512_shuffle_i32x4(z[i], z[(i) + 4], 0xDD), flip));
 #define TSHI_QUANT_LOAD_4(i)                                                                       \
-    z[i] = _mm512_castsi128_si512(TSHI_QUANT_128(w + (i)*row + 2));                                \
-    z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(w + ((i) + 4) * row + 2), 1);                   \
-    z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(w + ((i) + 8) * row + 2), 2);                   \
-    z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(w + ((i) + 12) * row + 2), 3);
+    z[i] = _mm512_castsi128_si512(TSHI_QUANT_128(w + (i)*row + head));                             \
+    z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(w + ((i) + 4) * row + head), 1);                \
+    z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(w + ((i) + 8) * row + head), 2);                \
+    z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(w + ((i) + 12) * row + head), 3);
 #define TSHI_QUANT_KEEP_4(i)                                                                       \
     _mm512_store_si512(to->w[i], _mm512_and_si512(z[i], low));                                     \
     _mm512_store_si512(to->w[(i) + 4], _mm512_and_si512(_mm512_srli_epi16(z[i], 4), low));
     if (p == 7) {
         _mm512_store_ps(to->scale, tshi_quant_scales(w, row));
+        if (size == TSHI_QUANT_Q4_1) _mm512_store_ps(to->min, tshi_quant_scales(w + 2, row));
     } else if (size == TSHI_QUANT_Q8) {
         if (p == 0) { TSHI_QUANT_LOAD_8(0) TSHI_QUANT_LOAD_8(1) }
         if (p == 1) { TSHI_QUANT_LOAD_8(2) TSHI_QUANT_LOAD_8(3) }
@@ -8091,8 +8158,10 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
         tshi_quant_move_c(to, from);
     else if (from->size == TSHI_QUANT_Q8)
         tshi_quant_tiles(to, from, TSHI_QUANT_Q8);
-    else
+    else if (from->size == TSHI_QUANT_Q4)
         tshi_quant_tiles(to, from, TSHI_QUANT_Q4);
+    else
+        tshi_quant_tiles(to, from, TSHI_QUANT_Q4_1);
 }
 
 #define TSHI_QUANT_SUMS(i)                                                                         \
@@ -8117,7 +8186,9 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
     if (width > i)                                                                                 \
         s[i] = _mm512_add_ps(s[i],                                                                 \
                              _mm512_mul_ps(_mm512_mul_ps(scale, _mm512_set1_ps(x[i].scale)),       \
-                                           _mm512_cvtepi32_ps(n[i])));
+                                           _mm512_cvtepi32_ps(n[i])));                             \
+    if (width > i && has_min)                                                                      \
+        s[i] = _mm512_add_ps(s[i], _mm512_mul_ps(min, _mm512_set1_ps(x[i].sum)));
 #define TSHI_QUANT_PUT(i)                                                                          \
     if (rows > i) _mm512_storeu_ps(sums + i * stride, s[i]);
 
@@ -8128,6 +8199,7 @@ TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *til
                                                       int64_t stride, int rows, const int size,
                                                       const int width) {
     const unsigned char *w = from->w;
+    const int has_min = (size ? size : from->size) == TSHI_QUANT_Q4_1;
     uintptr_t ahead = from->ahead;
     __attribute__((aligned(64))) tshi_quant_tile two[2]; /* of this block and of the next one */
     tshi_quant_tile *const to = two;
@@ -8138,6 +8210,7 @@ TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *til
     for (int b = 0; b < from->count; b++, x += TSHI_QUANT_FEW) {
         const tshi_quant_tile *now = size ? two + (b & 1) : tile + b;
         const __m512 scale = _mm512_load_ps(now->scale);
+        const __m512 min = has_min ? _mm512_load_ps(now->min) : scale;
         __m512i n[8];
         for (int i = 0; i < TSHI_QUANT_COLUMNS * size; i += 64)
             TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
@@ -8166,8 +8239,10 @@ TSHI_QUANT_VNNI static void tshi_quant_dot_vnni(const tshi_quant_tile *w,
         tshi_quant_rows_vnni(w, from, x, sums, stride, rows, 0, 8);
     else if (from->size == TSHI_QUANT_Q8) {
         TSHI_QUANT_WIDTHS(TSHI_QUANT_Q8)
-    } else {
+    } else if (from->size == TSHI_QUANT_Q4) {
         TSHI_QUANT_WIDTHS(TSHI_QUANT_Q4)
+    } else {
+        TSHI_QUANT_WIDTHS(TSHI_QUANT_Q4_1)
     }
 }
 #undef TSHI_QUANT_WIDTHS
@@ -8248,6 +8323,7 @@ static void tshi_quant_block(const tsh_real *x, int32_t offset, tshi_quant_input
     }
     for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) sum += to->q[i];
     to->offset = -offset * sum;
+    to->sum = to->scale * (float)sum;
 }
 
 /* A product, whose columns threads share. */
@@ -8337,7 +8413,8 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
         tshi_team_parts(w->ctx, rows * outs * ins, MIN_WORK),
         tshi_base_ceil(outs, TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE));
     const int64_t eights = tshi_base_ceil(rows, TSHI_QUANT_FEW);
-    const size_t inputs = (size_t)(eights * blocks * TSHI_QUANT_FEW) * sizeof(tshi_quant_input);
+    const size_t each = sizeof(tshi_quant_input) * TSHI_QUANT_FEW;
+    const size_t inputs = ((size_t)(eights * blocks) * each + 63) / 64 * 64; /* tiles follow */
     const int wide = rows > TSHI_QUANT_FEW ? TSHI_QUANT_WIDE : 1;
     const size_t tiles = (size_t)(TSHI_QUANT_STRIP * wide) * sizeof(tshi_quant_tile);
     const size_t sums = (size_t)(rows * TSHI_QUANT_COLUMNS * wide) * sizeof(float);
@@ -8357,7 +8434,10 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
         for (int64_t b = 0; b < blocks; b++) {
             from->load(tshi_gemm_from(x, i, b * TSHI_DTYPE_BLOCK).data, x.column, TSHI_DTYPE_BLOCK,
                        values);
-            tshi_quant_block(values, job.size == TSHI_QUANT_Q8 ? 128 : 8,
+            tshi_quant_block(values,
+                             job.size == TSHI_QUANT_Q8   ? 128
+                             : job.size == TSHI_QUANT_Q4 ? 8
+                                                         : 0,
                              &to[(i / TSHI_QUANT_FEW * blocks + b) * TSHI_QUANT_FEW +
                                  i % TSHI_QUANT_FEW]);
         }
@@ -22133,7 +22213,8 @@ TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *patter
     int apply, matched = 0;
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
     if (!tshi_dtype_exists(dtype) || !tshi_dtype_in_blocks(dtype))
-        return tsh_fail(ctx, TSH_ERR_DTYPE, "tsh_quantize: takes TSH_Q8_0 or TSH_Q4_0, not %s",
+        return tsh_fail(ctx, TSH_ERR_DTYPE,
+                        "tsh_quantize: takes TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1, not %s",
                         tshi_dtype_exists(dtype) ? tshi_dtype_name(dtype) : "another number");
     if (!pattern) pattern = "**";
     for (apply = 0; apply < 2; apply++) /* checks all before it changes any */
@@ -23046,6 +23127,7 @@ typedef struct tshi_io {
     const tsh_rename *rename; /* tsh_file_desc.rename and .ignore */
     const char *const *ignore;
     int broadcast;                 /* 1: rank 0 alone reads; it is not alone */
+    const tsh_file_desc *reader;   /* has .read, in place of a file; NULL: files are read */
     FILE *file;                    /* open for writing or reading; NULL: not open */
     uint64_t hash;                 /* hash of the model or file, the same on all ranks */
     tshi_arena arena;              /* memory of this save or load */
@@ -23080,6 +23162,7 @@ typedef struct tshi_io {
     tshi_io_pair *pair;    /* array of `pairs`: keys and values of the file's __metadata__ */
     size_t entries, pairs; /* numbers of tensors and of pairs in the file */
     int64_t place;         /* position of the next read */
+    int unreadable;        /* 1: the last read failed, other than by the file's end */
 } tshi_io;
 
 static const char tshi_io_first[] = "optim.first.", tshi_io_second[] = "optim.second.";
@@ -23098,6 +23181,7 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
     io->strict = desc && desc->strict_dtype;
     io->rename = desc ? desc->rename : NULL;
     io->ignore = desc ? desc->ignore : NULL;
+    io->reader = desc && desc->read ? desc : NULL;
     io->lock = -1;
     if (!*io->path) (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: there is no path", op);
     if (strlen(io->prefix) >= TSH_PATH_SIZE)
@@ -24124,15 +24208,22 @@ static int tshi_io_check_entries(tshi_io *io) {
 static int tshi_load_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     size_t got;
     errno = 0;
+    if (io->reader) {
+        const int64_t n = io->reader->read(io->reader->user, at, to, (int64_t)bytes);
+        io->unreadable = n < 0;
+        io->place = at + (n > 0 ? n : 0);
+        return n == (int64_t)bytes;
+    }
     if (at != io->place && !tshi_file_seek(io->file, at)) return 0; /* seeks only if it must */
     got = fread(to, 1, bytes, io->file);
+    io->unreadable = ferror(io->file) != 0;
     io->place = at + (int64_t)got;
     return got == bytes;
 }
 
 /* Reports a failed read: a system error or, if the file ended, `what`. Returns 0. */
 static int tshi_load_read_error(const tshi_io *io, const char *what) {
-    if (ferror(io->file)) return tshi_io_system_error(io, "cannot be read");
+    if (io->unreadable) return tshi_io_system_error(io, "cannot be read");
     return tshi_io_fail(io, TSH_ERR_IO, "is no %s: %s", tshi_io_form(io), what);
 }
 
@@ -24157,7 +24248,7 @@ static int tshi_load_foreign(tshi_io *io) {
     memset(start, 0, sizeof start);
     (void)tshi_load_read(io, 0, start, sizeof start);
     n = (size_t)io->place;
-    if (ferror(io->file)) return 0;
+    if (io->unreadable) return 0;
     for (i = 0; i < forms; i++)
         if (memcmp(start, tshi_load_forms[i].name, strlen(tshi_load_forms[i].name)) == 0)
             return !tshi_io_wrong_kind(io, tshi_load_forms[i].text);
@@ -24205,6 +24296,8 @@ static int tshi_load_use(tshi_io *io, tshi_io_source *source) {
     if (io->open == source) return 1;
     if (!tshi_load_leave(io)) return 0;
     io->path = source->path;
+    if (io->reader) io->open = source;
+    if (io->reader) return 1;
     kind = tshi_file_kind(source->path);
     if (kind) return tshi_io_wrong_kind(io, kind); /* a FIFO could block */
     errno = 0;
@@ -24461,7 +24554,9 @@ static void tshi_load_folder(tshi_io *io) {
 /* Finds the files that io->path stands for. */
 static void tshi_load_find_files(tshi_io *io) {
     const char *kind = tshi_file_kind(io->path), *end = strrchr(io->path, '.');
-    if (kind && strcmp(kind, "a folder") == 0)
+    if (io->reader)
+        tshi_load_single(io, io->path);
+    else if (kind && strcmp(kind, "a folder") == 0)
         tshi_load_folder(io);
     else if (end && strcmp(end, ".json") == 0)
         tshi_load_index(io, io->path);

@@ -59,6 +59,9 @@ typedef struct llm_config {
     int tied;                                /* the head has the embedding's weight */
     int qkv_bias, out_bias, mlp_bias;        /* of the attention's two sides, of the MLP */
     int parallel;                            /* attention and MLP read the same x */
+    int rows_out;                            /* weights are (out, in), also where the hub's are
+                                              * (in, out): GGUF */
+    struct gguf *gguf;                       /* the model is one GGUF file; NULL: a folder */
     int variant;                             /* whatever else a family has to remember */
     double scale;                            /* multiplies q k^T; 0: 1 / sqrt(head_size) */
     double embed_scale, branch_scale, logit_scale; /* factors; 0: 1 */
@@ -378,36 +381,45 @@ static void llm_read_eos(llm_config *c, const cJSON *json) {
             c->eos[c->eos_count++] = (int64_t)one->valuedouble;
 }
 
-/* Reads config.json as far as all families share it. 0, with c->error, if that is not possible. */
-static int llm_config_open(llm_config *c, const char *folder) {
-    char *text = llm_read_file(folder, "config.json");
+/* Takes a config.json, as far as all families share it. 0, with c->error, if that is not
+ * possible. */
+static int llm_config_take(llm_config *c, cJSON *json, const char *where) {
     const char *type, *dtype;
-    memset(c, 0, sizeof *c);
-    if (!text) {
-        llm_refuse(c, "%.300s/config.json cannot be read: %s", folder, strerror(errno));
-        return 0;
-    }
-    c->unread = cJSON_Parse(text);
+    c->unread = json;
     c->read = cJSON_CreateObject();
-    free(text);
-    if (!cJSON_IsObject(c->unread)) {
-        llm_refuse(c, "%.300s/config.json is not a JSON object", folder);
+    if (!cJSON_IsObject(json)) {
+        llm_refuse(c, "%.300s is not a JSON object", where);
         return 0;
     }
-    llm_read_eos(c, c->unread);
-    text = llm_read_file(folder, "generation_config.json");
-    cJSON *generation = text ? cJSON_Parse(text) : NULL;
-    llm_read_eos(c, generation);
-    cJSON_Delete(generation);
-    free(text);
+    llm_read_eos(c, json);
     dtype = llm_config_string(c, "dtype|torch_dtype", "float32");
     c->dtype = strcmp(dtype, "bfloat16") == 0  ? TSH_BF16
                : strcmp(dtype, "float16") == 0 ? TSH_F16
                                                : TSH_F32;
     type = llm_config_string(c, "model_type", NULL);
-    if (!type) llm_refuse(c, "%.300s/config.json has no model_type", folder);
+    if (!type) llm_refuse(c, "%.300s has no model_type", where);
     snprintf(c->type, sizeof c->type, "%s", type ? type : "");
     return c->error[0] == 0;
+}
+
+/* The same of a folder's, and of its generation_config.json. */
+static int llm_config_open(llm_config *c, const char *folder) {
+    char *text = llm_read_file(folder, "config.json"), where[320];
+    memset(c, 0, sizeof *c);
+    if (!text) {
+        llm_refuse(c, "%.300s/config.json cannot be read: %s", folder, strerror(errno));
+        return 0;
+    }
+    snprintf(where, sizeof where, "%.300s/config.json", folder);
+    cJSON *json = cJSON_Parse(text);
+    free(text);
+    if (!llm_config_take(c, json, where)) return 0;
+    text = llm_read_file(folder, "generation_config.json");
+    cJSON *generation = text ? cJSON_Parse(text) : NULL;
+    llm_read_eos(c, generation);
+    cJSON_Delete(generation);
+    free(text);
+    return 1;
 }
 
 /* Refuses the keys that nobody has read. 0: refused. */
@@ -419,12 +431,6 @@ static int llm_config_close(llm_config *c) {
                                                     "the model computes");
     }
     return c->error[0] == 0;
-}
-
-static void llm_config_free(llm_config *c) {
-    cJSON_Delete(c->unread);
-    cJSON_Delete(c->read);
-    c->unread = c->read = NULL;
 }
 
 #endif

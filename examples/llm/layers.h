@@ -69,6 +69,7 @@ static void llm_add_attention(llm_net *m, tsh_module *parent, const char *name,
     desc.head_dim = c->head_size;
     desc.qkv_bias = c->qkv_bias;
     desc.out_bias = c->out_bias;
+    desc.reversed = names->reversed && !c->rows_out;
     if (c->rope.on && !c->no_rope[m->layer]) desc.rope = &rope;
     if (c->qk_norm != LLM_NO_NORM) desc.qk_norm = &norm;
     desc.norm_all_heads = c->qk_norm == LLM_NORM_OF_ALL;
@@ -86,6 +87,7 @@ static void llm_add_mlp(llm_net *m, tsh_module *parent, const char *name,
     desc.hidden = c->hidden;
     desc.activation = c->act;
     desc.bias = c->mlp_bias;
+    desc.reversed = names->reversed && !c->rows_out;
     tsh_add_mlp(parent, name, &desc);
 }
 

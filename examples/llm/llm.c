@@ -6,6 +6,7 @@
  *   build/llm --model DIR --ids "1 2 3" --print-ids       continues these tokens
  *   build/llm --model DIR --ids "1 2 3" --dump-logits F   and writes the logits of each
  *   build/llm --model DIR --tokenize <FILE                writes a text as tokens
+ *   build/llm --model FILE.gguf ...                       the same with a GGUF file
  *   build/llm --help                                      tells every flag
  *
  * README.md beside this file lists the models. */
@@ -116,7 +117,7 @@ static int parse_flag(const llm_flag_row *flag, const char *value) {
 static int parse(llm_job *job, int argc, char **argv) {
     int help = 0;
     const llm_flag_row flags[] = {
-        {"model", "the folder: config.json and model.safetensors", .text = &job->model},
+        {"model", "the folder of a model, or a GGUF file", .text = &job->model},
         {"prompt", "the text to continue; several times: several texts", .list = &job->prompt_texts},
         {"ids", "the same as numbers of tokens", .list = &job->ids},
         {"chat", "answer the lines of stdin", .on = &job->chat},
@@ -138,13 +139,13 @@ static int parse(llm_job *job, int argc, char **argv) {
         {"tp", "ranks, as threads (one per core)", .number = &job->tp},
         {"threads", "cores of each rank (1)", .number = &job->threads},
         {"backend", "threads, or tcp: a process per rank, by tshard-run", .text = &job->backend},
-        {"dtype", "f32, bf16 or f16; else that of config.json", .text = &job->dtype},
-        {"weights", "q8_0 or q4_0: of 8 or 4 bits", .text = &job->weights},
+        {"dtype", "f32, bf16 or f16 of all weights; else what the model says", .text = &job->dtype},
+        {"weights", "q8_0, q4_0 or q4_1: of 8 or 4 bits", .text = &job->weights},
         {"embed", "write a vector for each line of this file", .text = &job->embed},
         {"tokenize", "write the text on stdin as one line of tokens", .on = &job->tokenize},
         {"detokenize", "write the tokens on stdin as text", .on = &job->detokenize},
         {"no-special", "without tokens that begin or end a text", .on = &job->no_special},
-        {"tokenizer", "a tokenizer.json; else that of the model", .text = &job->tokenizer_file},
+        {"tokenizer", "a tokenizer.json or GGUF file; else the model's", .text = &job->tokenizer_file},
         {"help", "this list", .on = &help}};
     const int n = (int)(sizeof flags / sizeof *flags);
     for (int i = 1; i < argc; i++) {
@@ -159,22 +160,13 @@ static int parse(llm_job *job, int argc, char **argv) {
     return help ? -1 : 0;
 }
 
-/* "f32" ... as a dtype; 0: none of those. */
-static tsh_dtype dtype_named(const char *name) {
-    static const char *const names[] = {"f32", "bf16", "f16", "q8_0", "q4_0"};
-    static const tsh_dtype dtypes[] = {TSH_F32, TSH_BF16, TSH_F16, TSH_Q8_0, TSH_Q4_0};
-    for (int i = 0; i < 5; i++)
-        if (strcmp(names[i], name) == 0) return dtypes[i];
-    return TSH_DTYPE_DEFAULT;
-}
-
 /* Of flags that name something. */
 static int check_names(const llm_job *job) {
-    const tsh_dtype weights = job->weights ? dtype_named(job->weights) : TSH_Q8_0;
-    const tsh_dtype dtype = job->dtype ? dtype_named(job->dtype) : TSH_F32;
-    if (weights != TSH_Q8_0 && weights != TSH_Q4_0)
-        return usage("--weights is q8_0 or q4_0, not '%s'", job->weights);
-    if (!dtype || dtype == TSH_Q8_0 || dtype == TSH_Q4_0)
+    const tsh_dtype weights = job->weights ? llm_dtype_named(job->weights) : TSH_Q8_0;
+    const tsh_dtype dtype = job->dtype ? llm_dtype_named(job->dtype) : TSH_F32;
+    if (weights != TSH_Q8_0 && weights != TSH_Q4_0 && weights != TSH_Q4_1)
+        return usage("--weights is q8_0, q4_0 or q4_1, not '%s'", job->weights);
+    if (dtype != TSH_F32 && dtype != TSH_BF16 && dtype != TSH_F16)
         return usage("--dtype is f32, bf16 or f16, not '%s'", job->dtype);
     if (strcmp(job->backend, "threads") != 0 && strcmp(job->backend, "tcp") != 0)
         return usage("--backend is threads or tcp, not '%s'", job->backend);
@@ -744,7 +736,9 @@ static void converse(llm_rank *r) {
 
 static void run_model(llm_rank *r) {
     llm_job *job = r->job;
-    const tsh_dtype weights = job->weights ? dtype_named(job->weights) : TSH_DTYPE_DEFAULT;
+    const tsh_dtype weights = job->weights ? llm_dtype_named(job->weights)
+                              : job->dtype ? TSH_F32 /* all in that dtype */
+                                           : TSH_DTYPE_DEFAULT;
     tsh_no_grad_begin(r->ctx);
     llm_model_load(&r->model, r->ctx, &job->config, job->family, job->model, r->rows, r->room,
                    weights);
@@ -806,7 +800,7 @@ static int run(llm_job *job) {
     tsh_desc desc = {.threads = (int)job->threads, .logger = {heed, job}};
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
     const int tp = (int)(job->tp ? job->tp : cores > 0 ? cores : 1);
-    desc.dtype = job->dtype ? dtype_named(job->dtype) : job->config.dtype;
+    desc.dtype = job->dtype ? llm_dtype_named(job->dtype) : job->config.dtype;
     if (strcmp(job->backend, "threads") == 0) return tsh_threads_run(tp, &desc, run_rank, job);
     if (!join_tcp(job)) return 1;
     desc.comm = job->comm;
@@ -878,7 +872,9 @@ static int embed_lines(llm_job *job) {
 
 /* The chat template of the model, or that of --template. 0: refused. */
 static int open_format(llm_job *job) {
-    char *config = llm_read_file(job->model, "tokenizer_config.json");
+    gguf *g = job->config.gguf;
+    char *config = g ? gguf_tokenizer_config(g)
+                     : llm_read_file(job->model, "tokenizer_config.json");
     char *jinja = llm_read_file(job->model, "chat_template.jinja");
     const chat_message first[] = {{CHAT_SYSTEM, job->system}, {CHAT_USER, "?"}};
     int ok = chat_open(&job->format, config, jinja, job->template_name);

@@ -1,9 +1,11 @@
-/* model.h - a folder from the Hugging Face hub as a model on this rank: which family, its layers,
- * its weights, and the logits of tokens. Include tshard.h first; folder.h tells what it needs. */
+/* model.h - a folder from the Hugging Face hub, or a GGUF file, as a model on this rank: which
+ * family, its layers, its weights, and the logits of tokens. Include tshard.h first; folder.h and
+ * gguf.h tell what they need. */
 #ifndef LLM_MODEL_H
 #define LLM_MODEL_H
 
 #include "folder.h"
+#include "gguf.h"
 #include "layers.h"
 #include "models/llama.h"
 
@@ -40,16 +42,72 @@ static const llm_family *llm_family_find(const char *type, char *names, size_t s
     return NULL;
 }
 
-/* Reads a folder's config.json; 0: c->error says why not. llm_config_free in either case. */
+/* Opens a GGUF file and takes what it says in place of config.json. */
+static int llm_gguf_config(llm_config *c, const char *path) {
+    char error[512];
+    cJSON *json;
+    memset(c, 0, sizeof *c);
+    c->gguf = gguf_open(path, error, sizeof error);
+    if (!c->gguf) {
+        llm_refuse(c, "%s", error);
+        return 0;
+    }
+    json = gguf_config(c->gguf);
+    if (json && llm_config_take(c, json, path)) return 1;
+    llm_refuse(c, "%s", c->gguf->error);
+    return 0;
+}
+
+/* What a GGUF file says by its tensors, or stores otherwise than the hub. */
+static void llm_gguf_adjust(llm_config *c) {
+    const unsigned char *factors = gguf_factors(c->gguf, c->rope.dims / 2);
+    for (int64_t i = 0; i < c->rope.dims / 2 && factors; i++) {
+        const uint32_t bits = (uint32_t)gguf_word(factors + 4 * i, 4);
+        float factor;
+        memcpy(&factor, &bits, sizeof factor);
+        c->rope.freqs[i] /= (double)factor;
+    }
+    c->rows_out = 1;
+    c->qkv_bias = gguf_has_bias(c->gguf, "attn_q") || gguf_has_bias(c->gguf, "attn_qkv");
+    c->out_bias = gguf_has_bias(c->gguf, "attn_output");
+    c->mlp_bias = gguf_has_bias(c->gguf, "ffn_up");
+    if (c->norm == LLM_RMS_ONE) c->norm = LLM_RMS; /* weights are stored plus 1 */
+    if (c->gguf->error[0]) llm_refuse(c, "%s", c->gguf->error);
+}
+
+/* Errors of what stands for config.json name the GGUF file. */
+static void llm_gguf_rename_error(llm_config *c, const char *path) {
+    static const char in_json[] = "config.json: ";
+    const size_t n = sizeof in_json - 1;
+    char text[TSH_MESSAGE_SIZE];
+    if (strncmp(c->error, in_json, n) != 0) return;
+    snprintf(text, sizeof text, "%.300s: %s", path, c->error + n);
+    strcpy(c->error, text);
+}
+
+/* Reads a folder's config.json, or what a GGUF file says; 0: c->error says why not. llm_config_free
+ * in either case. */
 static int llm_config_read(llm_config *c, const char *folder, const llm_family **family) {
     char names[256];
-    if (!llm_config_open(c, folder)) return 0;
+    const int is_file = gguf_is_file(folder);
+    if (!(is_file ? llm_gguf_config(c, folder) : llm_config_open(c, folder))) return 0;
     *family = llm_family_find(c->type, names, sizeof names);
     if (!*family)
         llm_refuse(c, "config.json: model_type is \"%s\"; supported are %s", c->type, names);
     else
         (*family)->config(c);
-    return c->error[0] == 0 && llm_config_close(c);
+    if (is_file) llm_gguf_adjust(c);
+    const int ok = c->error[0] == 0 && llm_config_close(c);
+    if (is_file) llm_gguf_rename_error(c, folder);
+    return ok;
+}
+
+static void llm_config_free(llm_config *c) {
+    cJSON_Delete(c->unread);
+    cJSON_Delete(c->read);
+    gguf_close(c->gguf);
+    c->unread = c->read = NULL;
+    c->gguf = NULL;
 }
 
 /* The most tokens that a text may have; 0: any. */
@@ -75,14 +133,66 @@ static const char *const llm_ignored[] = {
     "lm_head.weight", "embed_out.weight", "**.inv_freq", "**.attn.bias", "**.attention.bias",
     "**.masked_bias", "**.position_ids", "**.pooler.**", "pooler.**", "cls.**", NULL};
 
+/* "f32", "q8_0" ... as a dtype; 0: none of those that weights may have. */
+static tsh_dtype llm_dtype_named(const char *name) {
+    static const struct {
+        const char *name;
+        tsh_dtype dtype;
+    } all[] = {{"f32", TSH_F32}, {"bf16", TSH_BF16}, {"f16", TSH_F16}, {"q8_0", TSH_Q8_0},
+               {"q4_0", TSH_Q4_0}, {"q4_1", TSH_Q4_1}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (strcmp(all[i].name, name) == 0) return all[i].dtype;
+    return TSH_DTYPE_DEFAULT;
+}
+
+/* The layer that has a weight of the file, "model.layers.0.mlp.up_proj.weight"; NULL: none. */
+static tsh_module *llm_layer_of(const llm_net *m, const char *name) {
+    const size_t base = strlen(m->family->base);
+    tsh_module *at = m->root;
+    if (strncmp(name, m->family->base, base) == 0 && name[base] == '.') name += base + 1;
+    while (at && strcmp(name, "weight") != 0) {
+        const size_t n = strcspn(name, ".");
+        tsh_module *child = NULL;
+        for (int i = 0; (child = tsh_child(at, i)) != NULL; i++) {
+            const char *path = tsh_module_path(child), *dot = strrchr(path, '.');
+            const char *last = dot ? dot + 1 : path;
+            if (strncmp(last, name, n) == 0 && !last[n]) break;
+        }
+        at = name[n] ? child : NULL;
+        name += n + 1;
+    }
+    return at;
+}
+
+/* 1 if the model's weight of this name has blocks of this dtype; user: the llm_net. */
+static int llm_keeps(void *user, const char *name, const char *dtype) {
+    tsh_module *layer = llm_layer_of((const llm_net *)user, name);
+    const tsh_tensor *weight = layer ? tsh_param(layer, "weight") : NULL;
+    return weight && tsh_dtype_of(weight) == llm_dtype_named(dtype);
+}
+
+/* Gives weights the dtypes that the GGUF file has in blocks. */
+static void llm_gguf_quantize(llm_net *m) {
+    const gguf *g = m->config->gguf;
+    for (size_t i = 0; i < g->tensors; i++) {
+        const gguf_tensor *t = &g->tensor[i];
+        const tsh_dtype dtype = t->format->dtype ? llm_dtype_named(t->format->dtype)
+                                                 : TSH_DTYPE_DEFAULT;
+        tsh_module *layer = dtype ? llm_layer_of(m, t->hub) : NULL;
+        if (layer) tsh_quantize(layer, NULL, dtype);
+    }
+}
+
 /* Makes the model, for `rows` texts of at most `length` tokens, and loads its weights. weights:
- * TSH_Q8_0 or TSH_Q4_0, or 0: as they are, in the dtype of the ctx. Errors are the ctx's. */
+ * TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1; TSH_F32: all in the dtype of the ctx; 0: so, but those that a
+ * GGUF file has in such blocks as they are. Errors are the ctx's. */
 static tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
                                  const llm_family *family, const char *folder, int64_t rows,
                                  int64_t length, tsh_dtype weights) {
-    const tsh_file_desc file = {.prefix = family->base,
-                                .rename = family->rename,
-                                .ignore = llm_ignored + (c->tied || c->encoder ? 0 : LLM_TIED)};
+    gguf_file blocks;
+    tsh_file_desc file = {.prefix = family->base,
+                          .rename = family->rename,
+                          .ignore = llm_ignored + (c->tied || c->encoder ? 0 : LLM_TIED)};
     memset(m, 0, sizeof *m);
     m->ctx = ctx;
     m->config = c;
@@ -90,10 +200,16 @@ static tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
     m->rows = rows;
     m->root = m->base = tsh_root(ctx);
     family->add(m);
-    if (weights) tsh_quantize(m->root, NULL, weights);
+    if (weights && weights != TSH_F32) tsh_quantize(m->root, NULL, weights);
+    else if (c->gguf && !weights) llm_gguf_quantize(m);
     tsh_train(m->root, 0);
+    if (c->gguf && !gguf_file_open(&blocks, c->gguf, llm_keeps, m))
+        return tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
+    if (c->gguf) file.read = gguf_file_read;
+    file.user = &blocks;
     if (tsh_load_with(m->root, folder, NULL, &file) == TSH_OK && !c->encoder)
         m->cache = tsh_cache_new(m->root, rows, length, TSH_DTYPE_DEFAULT);
+    if (c->gguf) gguf_file_close(&blocks);
     return tsh_last_error(ctx)->code;
 }
 

@@ -3,6 +3,8 @@
 #ifndef LLM_TEXT_H
 #define LLM_TEXT_H
 
+#include "gguf.h"
+#include "gguf_tokenizer.h"
 #include "tokenizer.h"
 
 typedef struct text_codec {
@@ -27,11 +29,27 @@ typedef struct text_out {
     size_t length, room, shown;
 } text_out;
 
-/* Of a file, or of tokenizer.json in the model's folder. 0: codec->error says why not. */
+/* A GGUF file's tokenizer; NULL: *error says why not. */
+static llm_tokenizer *text_open_gguf(const char *path, char *error, size_t size) {
+    gguf *g = gguf_open(path, error, size);
+    llm_tokenizer *tokenizer = NULL;
+    char *json = g ? gguf_tokenizer(g) : NULL;
+    if (json) tokenizer = llm_tokenizer_read(json, strlen(json), path, error, size);
+    else if (g) snprintf(error, size, "%s", g->error);
+    cJSON_free(json);
+    gguf_close(g);
+    return tokenizer;
+}
+
+/* Of a file, or of the model's: tokenizer.json in its folder, or what the GGUF file has. 0:
+ * codec->error says why not. */
 static int text_open(text_codec *codec, const char *file, const char *model) {
     char path[4096];
-    snprintf(path, sizeof path, "%s%s", file ? file : model, file ? "" : "/tokenizer.json");
-    codec->tokenizer = llm_tokenizer_open(path, codec->error, sizeof codec->error);
+    const int one = file != NULL || gguf_is_file(model);
+    snprintf(path, sizeof path, "%s%s", file ? file : model, one ? "" : "/tokenizer.json");
+    codec->tokenizer = gguf_is_file(path)
+                           ? text_open_gguf(path, codec->error, sizeof codec->error)
+                           : llm_tokenizer_open(path, codec->error, sizeof codec->error);
     return codec->tokenizer != NULL;
 }
 

@@ -3,9 +3,9 @@
 
     python3 tests/golden/quant.py      (gguf 0.19 and safetensors)
 
-"q8_0" and "q4_0" have in0, weights of shape (rows, 64); out, the bytes of each row, a number per
-byte; and back, the values that these bytes stand for. Among the rows are ties, blocks of zeros,
-extremes of either sign, and scales that are small, subnormal and infinite in f16.
+"q8_0", "q4_0" and "q4_1" have in0, weights of shape (rows, 64); out, the bytes of each row, a
+number per byte; and back, the values that these bytes stand for. Among the rows are ties, blocks of
+zeros, extremes of either sign, and scales that are small, subnormal and infinite in f16.
 """
 
 import os
@@ -35,7 +35,7 @@ def rows():
 
 def main():
     tensors, x = {}, rows()
-    for name in ("Q8_0", "Q4_0"):
+    for name in ("Q8_0", "Q4_0", "Q4_1"):
         kind = GGMLQuantizationType[name]
         with np.errstate(over="ignore"):
             out = quants.quantize(x, kind)

@@ -5,6 +5,7 @@
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
 #include "../support/files.h"
+#include <errno.h>
 
 enum { TENSORS = 16, SHARDS = 2, WORDS = 7, WIDTH = 6, HIDDEN = 9 };
 
@@ -268,6 +269,43 @@ static void a_folder_an_index_and_a_file_load(void **state) {
     if (FILES_MINE) write_file(s, 0, 0);
     j.path = files_path(file_names[0]);
     run_loads(j);
+}
+
+/* Reads a file in place of tsh_load; user: the position that it cannot read. */
+static int64_t read_bytes(void *user, int64_t at, void *to, int64_t bytes) {
+    const int64_t fails = *(const int64_t *)user;
+    FILE *file = fopen(files_path(file_names[0]), "rb");
+    int64_t n = -1;
+    if (file && fseek(file, (long)at, SEEK_SET) == 0)
+        n = (int64_t)fread(to, 1, (size_t)bytes, file);
+    if (file) (void)fclose(file);
+    if (at > fails || fails >= at + bytes) return n;
+    errno = ENETDOWN;
+    return -1;
+}
+
+static void bytes_come_from_a_function(void **state) {
+    stored s[TENSORS];
+    int64_t fails = -1;
+    job j;
+    int i;
+    (void)state;
+    memset(&j, 0, sizeof j);
+    make_plain(s);
+    for (i = 0; i < TENSORS; i++) s[i].file = s[i].file < 0 ? -1 : 0;
+    if (FILES_MINE) write_file(s, 0, 0);
+    j.path = "nowhere";
+    j.desc.read = read_bytes;
+    j.desc.user = &fails;
+    run_loads(j);
+    j.code = TSH_ERR_IO;
+    j.part = "tsh_load: \"nowhere\" cannot be read: ";
+    fails = 20;
+    ranks_run_at(RANKS_FIRST, 2, NULL, loads, &j);
+    fails = -1;
+    if (FILES_MINE) write_file(s, 0, 5);
+    j.part = "tsh_load: \"nowhere\" is no safetensors file: its values are cut off";
+    ranks_run_at(RANKS_FIRST, 2, NULL, loads, &j);
 }
 
 static void names_are_mapped(void **state) {
@@ -562,6 +600,7 @@ static void a_folder_of_transformers_loads(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(a_folder_an_index_and_a_file_load, files_after),
+        cmocka_unit_test_teardown(bytes_come_from_a_function, files_after),
         cmocka_unit_test_teardown(names_are_mapped, files_after),
         cmocka_unit_test_teardown(a_prefix_may_be_absent, files_after),
         cmocka_unit_test_teardown(one_rank_saves_and_three_load, files_after),

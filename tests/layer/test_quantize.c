@@ -6,7 +6,8 @@
 #include "../support/ranks.h"
 #include "../support/files.h"
 
-static tsh_dtype kinds[2] = {TSH_Q8_0, TSH_Q4_0};
+enum { KINDS = 3 };
+static tsh_dtype kinds[KINDS] = {TSH_Q8_0, TSH_Q4_0, TSH_Q4_1};
 enum { IN = 320, OUT = 70, VOCAB = 45, ROWS = 5 };
 
 /* A parameter's global values: the same at every degree, and no two rows alike. */
@@ -114,7 +115,8 @@ static int layers_agree(tsh_ctx *ctx, void *user) {
 static void layers_agree_at_every_degree(void **state) {
     (void)state;
     for (int d = 0; d < COUNT(ranks_degrees); d++)
-        for (int k = 0; k < 2; k++) ranks_run(ranks_degrees[d], layers_agree, (void *)&kinds[k]);
+        for (int k = 0; k < KINDS; k++)
+            ranks_run(ranks_degrees[d], layers_agree, (void *)&kinds[k]);
 }
 
 /* A reversed weight becomes what the same weight, stored the other way round, becomes. */
@@ -184,8 +186,8 @@ static int tables_agree(tsh_ctx *ctx, void *user) {
 static void tables_are_tied_and_agree(void **state) {
     static const tsh_style styles[3] = {TSH_PLAIN, TSH_ROWWISE, TSH_COLWISE};
     (void)state;
-    for (int k = 0; k < 4; k++) { /* dtype, with or without a padding row */
-        table t = {kinds[k & 1], TSH_PLAIN, 0, k >> 1, 0};
+    for (int k = 0; k < 2 * KINDS; k++) { /* dtype, with or without a padding row */
+        table t = {kinds[k % KINDS], TSH_PLAIN, 0, k / KINDS, 0};
         for (int s = 0; s < 3; s++)
             for (t.lazy = 0; t.lazy < 2; t.lazy++)
                 for (int d = 0; d < COUNT(ranks_degrees); d++) {
@@ -194,7 +196,7 @@ static void tables_are_tied_and_agree(void **state) {
                     t.style = styles[s];
                     ranks_run(ranks_degrees[d], tables_agree, &t);
                 }
-        table whole = {kinds[k & 1], TSH_PLAIN, 1, k >> 1, t.hash};
+        table whole = {kinds[k % KINDS], TSH_PLAIN, 1, k / KINDS, t.hash};
         if (COUNT(ranks_degrees) > 1) ranks_run(1, tables_agree, &whole);
     }
 }
@@ -208,7 +210,7 @@ static int mistakes(tsh_ctx *ctx, void *user) {
     const int two = tsh_tp(ctx)->size == 2;
     (void)user;
     CHECK(tsh_quantize(root, "a", TSH_BF16) == TSH_ERR_DTYPE, " ");
-    CHECK_SAYS(TSH_ERR_DTYPE, "takes TSH_Q8_0 or TSH_Q4_0, not bf16");
+    CHECK_SAYS(TSH_ERR_DTYPE, "takes TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1, not bf16");
     CHECK(tsh_quantize(root, "b.*", TSH_Q8_0) == TSH_ERR_ARGUMENT, " ");
     CHECK_SAYS(TSH_ERR_ARGUMENT, "\"b.*\" matches no linear or embedding layer");
     CHECK(tsh_quantize(NULL, "a", TSH_Q8_0) == TSH_ERR_ARGUMENT, " ");
@@ -357,10 +359,12 @@ static int files_refuse(tsh_ctx *ctx, void *user) {
 }
 
 static void files_hold_the_blocks(void **state) {
+    static const char *const names[KINDS] = {"q8_0", "q4_0", "q4_1"};
     filing f;
     files_bytes file;
+    char text[64];
     (void)state;
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < KINDS; k++) {
         for (f.ranks = 1; f.ranks <= 4; f.ranks++) {
             f.kind = kinds[k];
             snprintf(f.own, sizeof f.own, "own%d", f.ranks);
@@ -372,10 +376,11 @@ static void files_hold_the_blocks(void **state) {
         ranks_run_at(RANKS_FIRST, 3, NULL, files_refuse, &f);
         if (!FILES_MINE) continue; /* the other processes of an mpirun */
         file = files_read("own1");
-        assert_non_null(strstr(file.at + 8, k ? "\"tshard.dtype.row.weight\":\"q4_0\""
-                                              : "\"tshard.dtype.row.weight\":\"q8_0\""));
-        assert_non_null(strstr(file.at + 8, k ? "{\"dtype\":\"U8\",\"shape\":[70,180]"
-                                              : "{\"dtype\":\"U8\",\"shape\":[70,340]"));
+        snprintf(text, sizeof text, "\"tshard.dtype.row.weight\":\"%s\"", names[k]);
+        assert_non_null(strstr(file.at + 8, text));
+        snprintf(text, sizeof text, "{\"dtype\":\"U8\",\"shape\":[70,%d]",
+                 10 * (int)tsh_dtype_size(kinds[k]));
+        assert_non_null(strstr(file.at + 8, text));
         files_free(&file);
         files_clear();
     }

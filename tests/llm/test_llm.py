@@ -328,7 +328,7 @@ def fewer_bits_are_near(folder):
     (_, exact), _ = run(folder, model, "--tp", "1")
     size = max(map(abs, exact))
     for flags, most in ((("--dtype", "bf16"), 0.05), (("--weights", "q8_0"), 0.04),
-                        (("--weights", "q4_0"), 0.5)):
+                        (("--weights", "q4_0"), 0.5), (("--weights", "q4_1"), 0.4)):
         for ranks in (1, 2, 3):
             (_, logits), _ = run(folder, model, "--tp", str(ranks), *flags)
             off = max(abs(a - b) for a, b in zip(logits, exact)) / size

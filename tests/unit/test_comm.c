@@ -787,9 +787,9 @@ static void values_that_mean_nothing_are_told_as_numbers(void **state) {
     tsh_coll coll = taken(TSH_ALLREDUCE);
     char text[128];
     (void)state;
-    coll.dtype = (tsh_dtype)9;
+    coll.dtype = (tsh_dtype)99;
     coll.redop = (tsh_redop)12;
-    EXPECT_COLL(&coll, NULL, "all-reduce of 7 dtype 9 (reduction 12)");
+    EXPECT_COLL(&coll, NULL, "all-reduce of 7 dtype 99 (reduction 12)");
     coll.kind = (tsh_coll_kind)77;
     EXPECT_COLL(&coll, &coll, "kind 77");
     coll.kind = TSH_COLL_KINDS;

@@ -9,14 +9,15 @@
 #include "../support/unit.h"
 #include "../support/golden.h"
 
-static const tsh_dtype kinds[2] = {TSH_Q8_0, TSH_Q4_0};
+enum { KINDS = 3 };
+static const tsh_dtype kinds[KINDS] = {TSH_Q8_0, TSH_Q4_0, TSH_Q4_1};
 
 /* -- bytes ---------------------------------------------------------------- */
 
 static void bytes_are_those_of_ggml(void **state) {
     golden_file file = golden_open("quant");
     (void)state;
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < KINDS; k++) {
         const tshi_dtype *row = &tshi_dtypes[kinds[k]];
         const golden_tensor in = golden_get(&file, row->name, "in0");
         const golden_tensor out = golden_get(&file, row->name, "out");
@@ -53,6 +54,7 @@ static void sizes_are_of_blocks(void **state) {
     (void)state;
     assert_int_equal(tsh_dtype_size(TSH_Q8_0), 34);
     assert_int_equal(tsh_dtype_size(TSH_Q4_0), 18);
+    assert_int_equal(tsh_dtype_size(TSH_Q4_1), 20);
     assert_int_equal(tshi_dtype_bytes(TSH_Q8_0, 96), 102);
     assert_int_equal(tshi_dtype_bytes(TSH_Q4_0, 96), 54);
     assert_int_equal(tshi_dtype_bytes(TSH_F32, 96), 384);
@@ -62,7 +64,7 @@ static void sizes_are_of_blocks(void **state) {
 static void nan_and_infinity_stay(void **state) {
     static const double bad[2] = {(double)NAN, (double)INFINITY};
     (void)state;
-    for (int k = 0; k < 2; k++)
+    for (int k = 0; k < KINDS; k++)
         for (int b = 0; b < 2; b++) {
             const tshi_dtype *row = &tshi_dtypes[kinds[k]];
             unsigned char bytes[34];
@@ -88,6 +90,8 @@ static tsh_tensor *random_weight(tsh_ctx *ctx, tsh_dtype dtype, int64_t outs, in
         at[i] = (unsigned char)bits;
         if (i % size == 1) at[i] = (unsigned char)(0x20 + bits % 0x1C); /* of an f16 */
         if (i % size > 1 && bits % 7 == 0) at[i] = 0x80;
+        if (size == 20 && i % size == 3) /* of the minimum, of either sign */
+            at[i] = (unsigned char)(0x20 + bits % 0x1C + (bits & 0x80));
     }
     return w;
 }
@@ -100,7 +104,7 @@ static void check_row(const tsh_real *x, const unsigned char *w, tsh_dtype dtype
     for (int64_t b = 0; b < ins / 32; b++, x += 32, w += row->size) {
         tshi_quant_input in;
         tsh_real y[32];
-        double most = 0, block = 0;
+        double most = 0, block = 0, shift = 0; /* shift: the part of the minimum */
         row->load(w, 1, 32, y);
         tshi_quant_block(x, 0, &in);
         for (int i = 0; i < 32; i++) most = fmax(most, fabs((double)x[i]));
@@ -109,11 +113,12 @@ static void check_row(const tsh_real *x, const unsigned char *w, tsh_dtype dtype
             const double t = (double)in.scale;
             EXPECT_NEAR((double)in.q[i] * t, (double)x[i], t * 0.50001);
             block += (double)y[i] * (double)in.q[i] * t;
+            if (dtype == TSH_Q4_1) shift += (double)tshi_dtype_scale(w + 2) * (double)in.q[i] * t;
             exact += (double)y[i] * (double)x[i];
             lost += fabs((double)y[i]) * t * 0.50001; /* x, rounded to 8 bits */
         }
         sum += block;
-        magnitude += fabs(block) + fabs(sum);
+        magnitude += fabs(block - shift) + fabs(shift) + fabs(sum - shift) + fabs(sum);
     }
     /* a product and a sum of floats are rounded per block */
     EXPECT_NEAR(got, sum, 1.3e-7 * 2 * magnitude);
@@ -134,7 +139,7 @@ static void products_are_right_and_the_same_everywhere(void **state) {
     const int best = ctx->isa;
     (void)state;
     tsh_no_grad_begin(ctx);
-    for (int k = 0; k < 2; k++)
+    for (int k = 0; k < KINDS; k++)
         for (int o = 0; o < COUNT(outs); o++)
             for (int i = 0; i < COUNT(ins); i++) {
                 tsh_tensor *w = random_weight(ctx, kinds[k], outs[o], ins[i]);
@@ -209,7 +214,7 @@ static void inputs_of_any_form(void **state) {
 static void gradients_go_to_the_input(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
     (void)state;
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < KINDS; k++) {
         tsh_tensor *w = random_weight(ctx, kinds[k], 24, 64);
         tsh_tensor *x = tsh_requires_grad(random_rows(ctx, 3, 64), 1), *dx, *plain;
         tsh_tensor *g = tsh_keep(tsh_randn(ctx, tsh_shape2(3, 24)));
@@ -229,7 +234,7 @@ static void gradients_go_to_the_input(void **state) {
 static void lookups_give_the_stored_values(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
     (void)state;
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < KINDS; k++) {
         tsh_tensor *w = random_weight(ctx, kinds[k], 10, 96), *y;
         tsh_tensor *ids = tsh_arange(ctx, TSH_I64, 7, 1, -2); /* 7, 5, 3 */
         tsh_real want[96];

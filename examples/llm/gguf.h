@@ -1,0 +1,1076 @@
+/* gguf.h - GGUF files, the models of llama.cpp: version 3, little-endian, of the families llama,
+ * qwen2, qwen3, gemma, gpt2 and phi3
+ *
+ *     gguf *g = gguf_open("model.gguf", error, sizeof error);
+ *     cJSON *config = gguf_config(g);              as config.json of a folder of the hub
+ *     char *json = gguf_tokenizer(g);              as its tokenizer.json
+ *     const char *text = gguf_chat_template(g, &length);
+ *     gguf_file file;                              as its model.safetensors:
+ *     gguf_file_open(&file, g, keep, user);        gguf_file_read is tsh_file_desc.read
+ *
+ * So everything after that is what it is for a folder. The file is mapped; whoever reads a part of
+ * a tensor touches the pages of that part only. Q8_0, Q4_0 and Q4_1 may be kept as they are: their
+ * blocks are tshard's bytes. Other types of blocks, and those that are not kept, are read as F32.
+ *
+ * A key or value that is not known, and may change what the model computes, is an error with its
+ * name. The format: docs/gguf.md of https://github.com/ggml-org/ggml. Needs cJSON and POSIX. */
+#ifndef LLM_GGUF_H
+#define LLM_GGUF_H
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#if defined(__GNUC__)
+#define GGUF_API          __attribute__((unused)) static
+#define GGUF_PRINTF(f, a) __attribute__((format(printf, f, a)))
+#else
+#define GGUF_API static
+#define GGUF_PRINTF(f, a)
+#endif
+
+enum { GGUF_DIMS = 4, GGUF_NAME = 96, GGUF_BLOCK = 256, GGUF_MAX_EOS = 8 };
+
+/* Bytes of the file, without a 0 at the end. */
+typedef struct gguf_string {
+    const char *at;
+    size_t length;
+} gguf_string;
+
+/* Types of metadata, by the format's numbers. */
+typedef enum gguf_type {
+    GGUF_U8,
+    GGUF_I8,
+    GGUF_U16,
+    GGUF_I16,
+    GGUF_U32,
+    GGUF_I32,
+    GGUF_F32,
+    GGUF_BOOL,
+    GGUF_STRING,
+    GGUF_ARRAY,
+    GGUF_U64,
+    GGUF_I64,
+    GGUF_F64,
+    GGUF_TYPES
+} gguf_type;
+
+/* A key and its value: `count` elements of type `of` at `at`; not an array: one, of its type. */
+typedef struct gguf_pair {
+    gguf_string key;
+    gguf_type type, of;
+    uint64_t count;
+    const unsigned char *at;
+} gguf_pair;
+
+/* A type of tensors: blocks of `elements` in `bytes` bytes. */
+typedef struct gguf_format {
+    uint32_t number;
+    const char *name, *hub; /* ggml's; safetensors', "U8" for blocks that tshard computes with */
+    const char *dtype;      /* tshard's name of such blocks, else NULL */
+    int elements, bytes;
+    void (*decode)(const unsigned char *block, float *to); /* NULL: they are read as they are */
+} gguf_format;
+
+typedef struct gguf_tensor {
+    gguf_string name;
+    char hub[GGUF_NAME]; /* its name in model.safetensors; "": the model has no such parameter */
+    int dims;
+    uint64_t ne[GGUF_DIMS]; /* ne[0] elements in a row, ne[1] rows, ... */
+    const gguf_format *format;
+    uint64_t offset, bytes; /* place and size in the data section */
+    uint64_t head;          /* rows of heads of this size are stored in pairs, see gguf_row; or 0 */
+} gguf_tensor;
+
+typedef struct gguf {
+    char *path;
+    const unsigned char *bytes; /* the whole file */
+    size_t size, at;            /* at: the next byte to parse */
+    void *map;                  /* to be unmapped; NULL: the bytes are the caller's */
+    gguf_pair *pair;            /* sorted by key */
+    gguf_tensor *tensor;        /* sorted by offset */
+    size_t pairs, tensors;
+    size_t data;                /* where the data section begins */
+    char arch[32];
+    char error[512];            /* the first one */
+} gguf;
+
+/* -- errors ----------------------------------------------------------------- */
+
+/* Keeps the first error, "path: ...". Returns 0. */
+GGUF_PRINTF(2, 3)
+static int gguf_fail(gguf *g, const char *format, ...) {
+    char text[384];
+    va_list list;
+    if (g->error[0]) return 0;
+    va_start(list, format);
+    (void)vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    (void)snprintf(g->error, sizeof g->error, "%.120s: %s", g->path, text);
+    return 0;
+}
+
+/* A string of the file for an error: its beginning, anything unprintable as '?'. */
+static const char *gguf_quote(gguf_string s, char *to, size_t size) {
+    size_t i, n = s.length < size - 4 ? s.length : size - 4;
+    for (i = 0; i < n; i++) to[i] = s.at[i] >= ' ' && s.at[i] < 127 ? s.at[i] : '?';
+    strcpy(to + n, n < s.length ? "..." : "");
+    return to;
+}
+
+/* -- parsing ---------------------------------------------------------------- */
+
+static uint64_t gguf_word(const unsigned char *at, int bytes) {
+    uint64_t word = 0;
+    int i;
+    for (i = 0; i < bytes; i++) word |= (uint64_t)at[i] << 8 * i;
+    return word;
+}
+
+/* Bytes of a value; 0: its size varies. */
+static int gguf_size_of(gguf_type type) {
+    static const char size[GGUF_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
+    return size[type];
+}
+
+static size_t gguf_left(const gguf *g) {
+    return g->size - g->at;
+}
+
+/* Takes the next n bytes, which are `what`; NULL and an error if the file ends before. */
+static const unsigned char *gguf_take(gguf *g, uint64_t n, const char *what) {
+    const unsigned char *at = g->bytes + g->at;
+    if (n > gguf_left(g)) {
+        (void)gguf_fail(g, "the file ends within %s, at byte %llu of %llu", what,
+                        (unsigned long long)g->at, (unsigned long long)g->size);
+        return NULL;
+    }
+    g->at += (size_t)n;
+    return at;
+}
+
+static uint64_t gguf_take_word(gguf *g, int bytes, const char *what) {
+    const unsigned char *at = gguf_take(g, (uint64_t)bytes, what);
+    return at ? gguf_word(at, bytes) : 0;
+}
+
+static gguf_string gguf_take_string(gguf *g, const char *what) {
+    gguf_string s = {"", 0};
+    const uint64_t n = gguf_take_word(g, 8, what);
+    const unsigned char *at = g->error[0] ? NULL : gguf_take(g, n, what);
+    if (at) s.at = (const char *)at;
+    if (at) s.length = (size_t)n;
+    return s;
+}
+
+/* Takes a type of values; 0 and an error if it is none. */
+static int gguf_take_type(gguf *g, gguf_string key, gguf_type *type) {
+    char quote[80];
+    const uint64_t number = gguf_take_word(g, 4, "a key's type");
+    if (number >= GGUF_TYPES)
+        return gguf_fail(g, "the key \"%s\" is of the type %llu, which is not known",
+                         gguf_quote(key, quote, sizeof quote), (unsigned long long)number);
+    *type = (gguf_type)number;
+    return !g->error[0];
+}
+
+static int gguf_take_pair(gguf *g, gguf_pair *pair) {
+    char quote[80], what[128];
+    uint64_t i;
+    pair->key = gguf_take_string(g, "a key");
+    (void)snprintf(what, sizeof what, "the value of \"%s\"",
+                   gguf_quote(pair->key, quote, sizeof quote));
+    if (g->error[0] || !gguf_take_type(g, pair->key, &pair->type)) return 0;
+    pair->of = pair->type;
+    pair->count = 1;
+    if (pair->type == GGUF_ARRAY) {
+        if (!gguf_take_type(g, pair->key, &pair->of)) return 0;
+        pair->count = gguf_take_word(g, 8, what);
+        if (pair->of == GGUF_ARRAY)
+            return gguf_fail(g, "the key \"%s\" is an array of arrays, which is not known", quote);
+    }
+    pair->at = g->bytes + g->at;
+    if (pair->of == GGUF_STRING) {
+        for (i = 0; i < pair->count && !g->error[0]; i++) (void)gguf_take_string(g, what);
+    } else {
+        const uint64_t each = (uint64_t)gguf_size_of(pair->of);
+        (void)gguf_take(g, pair->count > gguf_left(g) ? UINT64_MAX : pair->count * each, what);
+    }
+    return !g->error[0];
+}
+
+static int gguf_compare(gguf_string a, gguf_string b) {
+    const size_t n = a.length < b.length ? a.length : b.length;
+    const int order = n ? memcmp(a.at, b.at, n) : 0;
+    return order ? order : (a.length > b.length) - (a.length < b.length);
+}
+
+static int gguf_by_key(const void *a, const void *b) {
+    return gguf_compare(((const gguf_pair *)a)->key, ((const gguf_pair *)b)->key);
+}
+
+static int gguf_by_name(const void *a, const void *b) {
+    return gguf_compare(((const gguf_tensor *)a)->name, ((const gguf_tensor *)b)->name);
+}
+
+static int gguf_by_offset(const void *a, const void *b) {
+    const gguf_tensor *x = (const gguf_tensor *)a, *y = (const gguf_tensor *)b;
+    if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
+    return (x->bytes > y->bytes) - (x->bytes < y->bytes);
+}
+
+/* -- values ----------------------------------------------------------------- */
+
+static const gguf_pair *gguf_find(const gguf *g, const char *key) {
+    gguf_pair wanted;
+    memset(&wanted, 0, sizeof wanted);
+    wanted.key.at = key;
+    wanted.key.length = strlen(key);
+    if (!g->pairs) return NULL;
+    return (const gguf_pair *)bsearch(&wanted, g->pair, g->pairs, sizeof wanted, gguf_by_key);
+}
+
+/* Element i of numbers or flags. */
+static double gguf_element(const gguf_pair *pair, uint64_t i) {
+    const int size = gguf_size_of(pair->of);
+    const uint64_t word = gguf_word(pair->at + i * (uint64_t)size, size);
+    const uint32_t low = (uint32_t)word;
+    float f;
+    double d;
+    switch (pair->of) {
+    case GGUF_I8: return (double)(int8_t)(uint8_t)word;
+    case GGUF_I16: return (double)(int16_t)(uint16_t)word;
+    case GGUF_I32: return (double)(int32_t)low;
+    case GGUF_I64: return (double)(int64_t)word;
+    case GGUF_F32: memcpy(&f, &low, sizeof f); return (double)f;
+    case GGUF_F64: memcpy(&d, &word, sizeof d); return d;
+    case GGUF_BOOL: return word != 0;
+    default: return (double)word;
+    }
+}
+
+static int gguf_is_number(gguf_type type) {
+    return type != GGUF_STRING && type != GGUF_ARRAY && type != GGUF_BOOL;
+}
+
+/* The number of a key; 0: it is not there, or, with an error, is no number. */
+static int gguf_number(gguf *g, const char *key, double *number) {
+    const gguf_pair *pair = gguf_find(g, key);
+    if (!pair) return 0;
+    if (!gguf_is_number(pair->type)) return gguf_fail(g, "the key \"%s\" is no number", key);
+    *number = gguf_element(pair, 0);
+    return 1;
+}
+
+/* A whole number from 0 to `most`; absent: `otherwise`, or an error if that is negative. */
+static int64_t gguf_count(gguf *g, const char *key, int64_t most, int64_t otherwise) {
+    double number = (double)otherwise;
+    if (!gguf_number(g, key, &number)) {
+        if (otherwise < 0) (void)gguf_fail(g, "the key \"%s\" is missing", key);
+        return otherwise < 0 ? 0 : otherwise;
+    }
+    if (number >= 0 && number <= (double)most && floor(number) == number) return (int64_t)number;
+    (void)gguf_fail(g, "the key \"%s\" is %g, not a whole number from 0 to %lld", key, number,
+                    (long long)most);
+    return 0;
+}
+
+static int gguf_flag(gguf *g, const char *key, int otherwise) {
+    const gguf_pair *pair = gguf_find(g, key);
+    if (pair && pair->type != GGUF_BOOL) return gguf_fail(g, "the key \"%s\" is no bool", key);
+    return pair ? gguf_element(pair, 0) != 0 : otherwise;
+}
+
+/* The string at *at, which then is the one after it. */
+static gguf_string gguf_next(const unsigned char **at) {
+    gguf_string s;
+    s.length = (size_t)gguf_word(*at, 8);
+    s.at = (const char *)*at + 8;
+    *at += 8 + s.length;
+    return s;
+}
+
+/* A string's value; absent: length 0. */
+static gguf_string gguf_text(gguf *g, const char *key) {
+    const gguf_pair *pair = gguf_find(g, key);
+    gguf_string s = {"", 0};
+    const unsigned char *at;
+    if (!pair) return s;
+    at = pair->at;
+    if (pair->type == GGUF_STRING) return gguf_next(&at);
+    (void)gguf_fail(g, "the key \"%s\" is no string", key);
+    return s;
+}
+
+/* An array of numbers or strings; NULL: absent, or, with an error, something else. */
+static const gguf_pair *gguf_array(gguf *g, const char *key, int strings) {
+    const gguf_pair *pair = gguf_find(g, key);
+    if (!pair) return NULL;
+    if (pair->type == GGUF_ARRAY && (strings ? pair->of == GGUF_STRING : gguf_is_number(pair->of)))
+        return pair;
+    (void)gguf_fail(g, "the key \"%s\" is no array of %s", key, strings ? "strings" : "numbers");
+    return NULL;
+}
+
+static int gguf_is(gguf_string s, const char *text) {
+    return s.length == strlen(text) && memcmp(s.at, text, s.length) == 0;
+}
+
+/* -- blocks ----------------------------------------------------------------- */
+
+static float gguf_half(const unsigned char *at) {
+    const int bits = at[0] | at[1] << 8, exponent = bits >> 10 & 31, fraction = bits & 1023;
+    double x = exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
+    if (exponent == 31) x = fraction ? (double)NAN : (double)HUGE_VAL;
+    return (float)(bits & 0x8000 ? -x : x);
+}
+
+static void gguf_decode_q4_0(const unsigned char *b, float *to) {
+    const float d = gguf_half(b);
+    int i;
+    for (i = 0; i < 32; i++) to[i] = d * (float)((b[2 + i % 16] >> (i < 16 ? 0 : 4) & 15) - 8);
+}
+
+static void gguf_decode_q4_1(const unsigned char *b, float *to) {
+    const float d = gguf_half(b), m = gguf_half(b + 2);
+    int i;
+    for (i = 0; i < 32; i++) to[i] = d * (float)(b[4 + i % 16] >> (i < 16 ? 0 : 4) & 15) + m;
+}
+
+/* The fifth bits lie in a word of their own. */
+static void gguf_decode_q5_0(const unsigned char *b, float *to) {
+    const float d = gguf_half(b);
+    const uint64_t high = gguf_word(b + 2, 4);
+    int i;
+    for (i = 0; i < 32; i++)
+        to[i] = d * (float)(((b[6 + i % 16] >> (i < 16 ? 0 : 4) & 15) |
+                             (int)(high >> i & 1) << 4) - 16);
+}
+
+static void gguf_decode_q5_1(const unsigned char *b, float *to) {
+    const float d = gguf_half(b), m = gguf_half(b + 2);
+    const uint64_t high = gguf_word(b + 4, 4);
+    int i;
+    for (i = 0; i < 32; i++)
+        to[i] = d * (float)((b[8 + i % 16] >> (i < 16 ? 0 : 4) & 15) |
+                            (int)(high >> i & 1) << 4) + m;
+}
+
+static void gguf_decode_q8_0(const unsigned char *b, float *to) {
+    const float d = gguf_half(b);
+    int i;
+    for (i = 0; i < 32; i++) to[i] = d * (float)(signed char)b[2 + i];
+}
+
+/* Scale and minimum of part j of 8 of a block of 256, 6 bits each. */
+static void gguf_part(const unsigned char *s, int j, int *scale, int *min) {
+    *scale = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
+    *min = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
+}
+
+/* 8 parts of 32: scale d s and minimum m t. high: their fifth bits, bit j for part j; or NULL. */
+static void gguf_decode_parts(const unsigned char *b, const unsigned char *low,
+                              const unsigned char *high, float *to) {
+    const float d = gguf_half(b), m = gguf_half(b + 2);
+    int i, j, scale, min;
+    for (j = 0; j < 8; j++) {
+        gguf_part(b + 4, j, &scale, &min);
+        for (i = 0; i < 32; i++) {
+            const int q = (low[j / 2 * 32 + i] >> 4 * (j % 2) & 15) |
+                          (high ? (high[i] >> j & 1) << 4 : 0);
+            to[32 * j + i] = d * (float)scale * (float)q - m * (float)min;
+        }
+    }
+}
+
+static void gguf_decode_q4_k(const unsigned char *b, float *to) {
+    gguf_decode_parts(b, b + 16, NULL, to);
+}
+
+static void gguf_decode_q5_k(const unsigned char *b, float *to) {
+    gguf_decode_parts(b, b + 48, b + 16, to);
+}
+
+/* Two halves of 128: 64 bytes of low bits, 32 of two high ones; a scale for 16 elements. */
+static void gguf_decode_q6_k(const unsigned char *b, float *to) {
+    const float d = gguf_half(b + 208);
+    int i;
+    for (i = 0; i < 256; i++) {
+        const int half = i / 128, k = i % 128;
+        const int low = b[64 * half + k % 64] >> (k < 64 ? 0 : 4) & 15;
+        const int high = b[128 + 32 * half + k % 32] >> 2 * (k / 32) & 3;
+        to[i] = d * (float)(signed char)b[192 + i / 16] * (float)((low | high << 4) - 32);
+    }
+}
+
+static const gguf_format gguf_formats[] = {
+    {0, "F32", "F32", NULL, 1, 4, NULL},
+    {1, "F16", "F16", NULL, 1, 2, NULL},
+    {2, "Q4_0", "U8", "q4_0", 32, 18, gguf_decode_q4_0},
+    {3, "Q4_1", "U8", "q4_1", 32, 20, gguf_decode_q4_1},
+    {6, "Q5_0", "F32", NULL, 32, 22, gguf_decode_q5_0},
+    {7, "Q5_1", "F32", NULL, 32, 24, gguf_decode_q5_1},
+    {8, "Q8_0", "U8", "q8_0", 32, 34, gguf_decode_q8_0},
+    {12, "Q4_K", "F32", NULL, 256, 144, gguf_decode_q4_k},
+    {13, "Q5_K", "F32", NULL, 256, 176, gguf_decode_q5_k},
+    {14, "Q6_K", "F32", NULL, 256, 210, gguf_decode_q6_k},
+    {30, "BF16", "BF16", NULL, 1, 2, NULL}};
+
+/* -- tensors ---------------------------------------------------------------- */
+
+/* Names of tensors, without "blk.N.", and the hub's; the families that have them. */
+typedef struct gguf_name {
+    const char *arch, *name, *hub;
+} gguf_name;
+
+#define GGUF_LLAMAS "llama qwen2 qwen3 gemma phi3"
+static const gguf_name gguf_names[] = {
+    {GGUF_LLAMAS, "token_embd", "model.embed_tokens"},
+    {GGUF_LLAMAS, "output_norm", "model.norm"},
+    {GGUF_LLAMAS " gpt2", "output", "lm_head"},
+    {"llama qwen2 qwen3 gemma", "attn_q", "model.layers.N.self_attn.q_proj"},
+    {"llama qwen2 qwen3 gemma", "attn_k", "model.layers.N.self_attn.k_proj"},
+    {"llama qwen2 qwen3 gemma", "attn_v", "model.layers.N.self_attn.v_proj"},
+    {"phi3", "attn_qkv", "model.layers.N.self_attn.qkv_proj"},
+    {GGUF_LLAMAS, "attn_output", "model.layers.N.self_attn.o_proj"},
+    {"qwen3", "attn_q_norm", "model.layers.N.self_attn.q_norm"},
+    {"qwen3", "attn_k_norm", "model.layers.N.self_attn.k_norm"},
+    {GGUF_LLAMAS, "attn_norm", "model.layers.N.input_layernorm"},
+    {GGUF_LLAMAS, "ffn_norm", "model.layers.N.post_attention_layernorm"},
+    {"llama qwen2 qwen3 gemma", "ffn_gate", "model.layers.N.mlp.gate_proj"},
+    {"llama qwen2 qwen3 gemma", "ffn_up", "model.layers.N.mlp.up_proj"},
+    {"phi3", "ffn_up", "model.layers.N.mlp.gate_up_proj"},
+    {GGUF_LLAMAS, "ffn_down", "model.layers.N.mlp.down_proj"},
+    {"gpt2", "token_embd", "transformer.wte"},
+    {"gpt2", "position_embd", "transformer.wpe"},
+    {"gpt2", "output_norm", "transformer.ln_f"},
+    {"gpt2", "attn_norm", "transformer.h.N.ln_1"},
+    {"gpt2", "attn_qkv", "transformer.h.N.attn.c_attn"},
+    {"gpt2", "attn_output", "transformer.h.N.attn.c_proj"},
+    {"gpt2", "ffn_norm", "transformer.h.N.ln_2"},
+    {"gpt2", "ffn_up", "transformer.h.N.mlp.c_fc"},
+    {"gpt2", "ffn_down", "transformer.h.N.mlp.c_proj"},
+    {"llama phi3", "rope_freqs", ""}, /* of positions; gguf_factors reads them */
+    {"phi3", "rope_factors_long", ""},
+    {"phi3", "rope_factors_short", ""}};
+
+/* 1 if the list has the word. */
+static int gguf_listed(const char *list, const char *word) {
+    const size_t n = strlen(word);
+    const char *at = list;
+    while (n && (at = strstr(at, word)) != NULL) {
+        if ((at == list || at[-1] == ' ') && (at[n] == ' ' || !at[n])) return 1;
+        at += n;
+    }
+    return 0;
+}
+
+/* Sets the hub's name of a tensor; 0 and an error if the family has none such. */
+static int gguf_name_tensor(gguf *g, gguf_tensor *t) {
+    char name[GGUF_NAME], quote[80], *part = name, *end;
+    const char *number = "", *hub, *n;
+    size_t i;
+    int ok = t->name.length < 64 && !memchr(t->name.at, 0, t->name.length);
+    (void)snprintf(name, sizeof name, "%.*s", (int)(ok ? t->name.length : 0), t->name.at);
+    if (ok && strncmp(name, "blk.", 4) == 0) {
+        number = name + 4;
+        part = strchr(name + 4, '.');
+        i = strspn(number, "0123456789");
+        ok = part && i && i < 6 && number + i == part && (i == 1 || *number != '0');
+        if (ok) *part++ = 0;
+    }
+    end = ok ? strrchr(part, '.') : NULL; /* ".weight" or ".bias" */
+    ok = end && (strcmp(end, ".weight") == 0 || strcmp(end, ".bias") == 0);
+    if (ok) *end = 0;
+    for (i = 0; ok && i < sizeof gguf_names / sizeof *gguf_names; i++) {
+        hub = gguf_names[i].hub;
+        n = strstr(hub, ".N.");
+        if (strcmp(gguf_names[i].name, part) != 0 || !gguf_listed(gguf_names[i].arch, g->arch) ||
+            (*hub && !n != !*number))
+            continue;
+        if (*hub)
+            (void)snprintf(t->hub, sizeof t->hub, "%.*s%s%s%s%s",
+                           n ? (int)(n - hub + 1) : (int)strlen(hub), hub, number,
+                           n ? n + 2 : "", ".", end + 1);
+        return 1;
+    }
+    return gguf_fail(g, "the tensor \"%s\" is not known in a model of the architecture %s",
+                     gguf_quote(t->name, quote, sizeof quote), g->arch);
+}
+
+/* Takes the description of a tensor. */
+static int gguf_take_tensor(gguf *g, gguf_tensor *t) {
+    char quote[80];
+    uint64_t number, count = 1;
+    size_t i;
+    int d;
+    t->name = gguf_take_string(g, "a tensor's name");
+    (void)gguf_quote(t->name, quote, sizeof quote);
+    number = gguf_take_word(g, 4, "the description of a tensor");
+    if (g->error[0]) return 0;
+    if (number < 1 || number > GGUF_DIMS)
+        return gguf_fail(g, "the tensor \"%s\" has %llu dimensions, not 1 to %d", quote,
+                         (unsigned long long)number, GGUF_DIMS);
+    t->dims = (int)number;
+    for (d = 0; d < t->dims; d++) {
+        t->ne[d] = gguf_take_word(g, 8, "the description of a tensor");
+        if (g->error[0]) return 0;
+        if (!t->ne[d] || t->ne[d] > (uint64_t)INT32_MAX || count > (UINT64_C(1) << 40) / t->ne[d])
+            return gguf_fail(g, "the tensor \"%s\" has a dimension of %llu", quote,
+                             (unsigned long long)t->ne[d]);
+        count *= t->ne[d];
+    }
+    number = gguf_take_word(g, 4, "the description of a tensor");
+    t->offset = gguf_take_word(g, 8, "the description of a tensor");
+    for (i = 0; i < sizeof gguf_formats / sizeof *gguf_formats; i++)
+        if (gguf_formats[i].number == number) t->format = &gguf_formats[i];
+    if (g->error[0]) return 0;
+    if (!t->format)
+        return gguf_fail(g, "the tensor \"%s\" is of the type %llu, which is not known; known are "
+                            "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K and Q6_K",
+                         quote, (unsigned long long)number);
+    if (t->ne[0] % (uint64_t)t->format->elements)
+        return gguf_fail(g, "the tensor \"%s\" has rows of %llu elements, no whole number of the "
+                            "blocks of %d of %s", quote, (unsigned long long)t->ne[0],
+                         t->format->elements, t->format->name);
+    t->bytes = count / (uint64_t)t->format->elements * (uint64_t)t->format->bytes;
+    return 1;
+}
+
+/* Checks places and sizes, and sorts tensors by offset. */
+static int gguf_check_places(gguf *g, uint64_t alignment) {
+    char quote[80], other[80];
+    const uint64_t room = g->size - g->data;
+    size_t i;
+    qsort(g->tensor, g->tensors, sizeof *g->tensor, gguf_by_name);
+    for (i = 1; i < g->tensors; i++)
+        if (gguf_by_name(&g->tensor[i - 1], &g->tensor[i]) == 0)
+            return gguf_fail(g, "the tensor \"%s\" is there twice",
+                             gguf_quote(g->tensor[i].name, quote, sizeof quote));
+    qsort(g->tensor, g->tensors, sizeof *g->tensor, gguf_by_offset);
+    for (i = 0; i < g->tensors; i++) {
+        const gguf_tensor *t = &g->tensor[i], *before = i ? t - 1 : t;
+        (void)gguf_quote(t->name, quote, sizeof quote);
+        if (t->offset % alignment)
+            return gguf_fail(g, "the tensor \"%s\" begins at %llu, no multiple of the alignment "
+                                "%llu", quote, (unsigned long long)t->offset,
+                             (unsigned long long)alignment);
+        if (t->offset > room || t->bytes > room - t->offset)
+            return gguf_fail(g, "the tensor \"%s\" has %llu bytes at %llu, but there are %llu "
+                                "bytes of data", quote, (unsigned long long)t->bytes,
+                             (unsigned long long)t->offset, (unsigned long long)room);
+        if (i && before->offset + before->bytes > t->offset)
+            return gguf_fail(g, "the tensors \"%s\" and \"%s\" overlap",
+                             gguf_quote(before->name, other, sizeof other), quote);
+    }
+    return 1;
+}
+
+static const gguf_tensor *gguf_tensor_named(const gguf *g, const char *name) {
+    size_t i;
+    for (i = 0; i < g->tensors; i++)
+        if (gguf_is(g->tensor[i].name, name)) return &g->tensor[i];
+    return NULL;
+}
+
+/* -- the whole file --------------------------------------------------------- */
+
+static const char gguf_archs[] = "llama, qwen2, qwen3, gemma, gpt2, phi3";
+
+static int gguf_take_arch(gguf *g) {
+    char list[] = "llama qwen2 qwen3 gemma gpt2 phi3", quote[64];
+    const gguf_string arch = gguf_text(g, "general.architecture");
+    if (!arch.length) return gguf_fail(g, "the key \"general.architecture\" is missing");
+    if (arch.length < sizeof g->arch) memcpy(g->arch, arch.at, arch.length);
+    if (!gguf_listed(list, g->arch) || strlen(g->arch) != arch.length)
+        return gguf_fail(g, "the key \"general.architecture\" is \"%s\"; supported are %s",
+                         gguf_quote(arch, quote, sizeof quote), gguf_archs);
+    if (gguf_count(g, "split.count", 1000000, 0) > 1)
+        return gguf_fail(g, "the key \"split.count\" says that this is one of %d files; "
+                            "llama-gguf-split --merge makes one of them",
+                         (int)gguf_count(g, "split.count", 1000000, 0));
+    return !g->error[0];
+}
+
+/* The rows of a head's queries and keys, which llama.cpp stores in the order of its rotation: row
+ * 2 j + s has what row s D / 2 + j of the hub has. */
+static void gguf_mark_pairs(gguf *g) {
+    char key[64];
+    int64_t heads, kv, width, size;
+    size_t i;
+    if (strcmp(g->arch, "llama") != 0 || !g->tensors) return; /* none: a vocabulary alone */
+    width = gguf_count(g, "llama.embedding_length", INT32_MAX, -1);
+    heads = gguf_count(g, "llama.attention.head_count", 65536, -1);
+    kv = gguf_count(g, "llama.attention.head_count_kv", 65536, heads);
+    size = gguf_count(g, "llama.attention.key_length", 65536, heads ? width / heads : 0);
+    for (i = 0; i < g->tensors && size > 0 && !g->error[0]; i++) {
+        gguf_tensor *t = &g->tensor[i];
+        const int q = strstr(t->hub, ".q_proj.") != NULL, k = strstr(t->hub, ".k_proj.") != NULL;
+        if (!q && !k) continue;
+        if (size % 2 || t->ne[t->dims - 1] != (uint64_t)(size * (q ? heads : kv)))
+            (void)gguf_fail(g, "the tensor \"%s\" has %llu rows, not %lld heads of %lld",
+                            gguf_quote(t->name, key, sizeof key),
+                            (unsigned long long)t->ne[t->dims - 1], (long long)(q ? heads : kv),
+                            (long long)size);
+        t->head = (uint64_t)size;
+    }
+}
+
+static int gguf_take_header(gguf *g, uint64_t *tensors, uint64_t *pairs) {
+    const unsigned char *magic = gguf_take(g, 4, "the first 4 bytes");
+    uint64_t version;
+    if (magic && memcmp(magic, "GGUF", 4) != 0) return gguf_fail(g, "this is no GGUF file");
+    version = gguf_take_word(g, 4, "the version");
+    if (version && !(version & 0xFFFF)) return gguf_fail(g, "this is a big-endian GGUF file");
+    if (!g->error[0] && version != 3)
+        return gguf_fail(g, "this is GGUF of version %llu; only version 3 is read",
+                         (unsigned long long)version);
+    *tensors = gguf_take_word(g, 8, "the number of tensors");
+    *pairs = gguf_take_word(g, 8, "the number of keys");
+    /* the shortest key has 8 + 1 + 4 + 1 bytes, the shortest tensor 8 + 1 + 4 + 8 + 4 + 8 */
+    if (!g->error[0] && (*pairs > gguf_left(g) / 14 || *tensors > gguf_left(g) / 33))
+        return gguf_fail(g, "%llu keys and %llu tensors do not fit into %llu bytes",
+                         (unsigned long long)*pairs, (unsigned long long)*tensors,
+                         (unsigned long long)g->size);
+    return !g->error[0];
+}
+
+/* Parses g->bytes; 0 and an error. */
+static int gguf_parse(gguf *g) {
+    uint64_t tensors = 0, pairs = 0, alignment;
+    char quote[80];
+    size_t i;
+    if (!gguf_take_header(g, &tensors, &pairs)) return 0;
+    g->pair = (gguf_pair *)calloc((size_t)pairs + 1, sizeof *g->pair);
+    g->tensor = (gguf_tensor *)calloc((size_t)tensors + 1, sizeof *g->tensor);
+    if (!g->pair || !g->tensor) return gguf_fail(g, "not enough memory");
+    for (; g->pairs < pairs; g->pairs++)
+        if (!gguf_take_pair(g, &g->pair[g->pairs])) return 0;
+    qsort(g->pair, g->pairs, sizeof *g->pair, gguf_by_key);
+    for (i = 1; i < g->pairs; i++)
+        if (gguf_by_key(&g->pair[i - 1], &g->pair[i]) == 0)
+            return gguf_fail(g, "the key \"%s\" is there twice",
+                             gguf_quote(g->pair[i].key, quote, sizeof quote));
+    if (!gguf_take_arch(g)) return 0;
+    for (; g->tensors < tensors; g->tensors++)
+        if (!gguf_take_tensor(g, &g->tensor[g->tensors]) ||
+            !gguf_name_tensor(g, &g->tensor[g->tensors]))
+            return 0;
+    alignment = (uint64_t)gguf_count(g, "general.alignment", 1 << 20, 32);
+    if (!alignment || (alignment & (alignment - 1)))
+        return gguf_fail(g, "the key \"general.alignment\" is %llu, no power of two",
+                         (unsigned long long)alignment);
+    g->data = (size_t)((g->at + alignment - 1) / alignment * alignment);
+    if (g->data > g->size) g->data = g->size; /* without tensors */
+    if (!gguf_check_places(g, alignment)) return 0;
+    gguf_mark_pairs(g);
+    return !g->error[0];
+}
+
+GGUF_API void gguf_close(gguf *g) {
+    if (!g) return;
+    if (g->map) (void)munmap(g->map, g->size);
+    free(g->path);
+    free(g->pair);
+    free(g->tensor);
+    free(g);
+}
+
+/* A GGUF file in memory, which stays as long as it is open; `name` is what errors call it. NULL: an
+ * error, one sentence in `error`. */
+GGUF_API gguf *gguf_read(const void *bytes, size_t size, const char *name, char *error,
+                         size_t room) {
+    gguf *g = (gguf *)calloc(1, sizeof *g);
+    if (g) g->path = (char *)malloc(strlen(name) + 1);
+    if (!g || !g->path) {
+        (void)snprintf(error, room, "not enough memory");
+        gguf_close(g);
+        return NULL;
+    }
+    strcpy(g->path, name);
+    g->bytes = (const unsigned char *)bytes;
+    g->size = size;
+    if (gguf_parse(g)) return g;
+    (void)snprintf(error, room, "%s", g->error);
+    gguf_close(g);
+    return NULL;
+}
+
+/* A GGUF file, mapped. */
+GGUF_API gguf *gguf_open(const char *path, char *error, size_t room) {
+    const int file = open(path, O_RDONLY);
+    struct stat info;
+    void *map = MAP_FAILED;
+    gguf *g;
+    errno = 0;
+    if (file >= 0 && fstat(file, &info) == 0 && info.st_size > 0)
+        map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, file, 0);
+    if (map == MAP_FAILED)
+        (void)snprintf(error, room, "%s: cannot be read: %s", path,
+                       file >= 0 && !errno ? "the file is empty" : strerror(errno));
+    if (file >= 0) (void)close(file);
+    if (map == MAP_FAILED) return NULL;
+    g = gguf_read(map, (size_t)info.st_size, path, error, room);
+    if (g) g->map = map;
+    else (void)munmap(map, (size_t)info.st_size);
+    return g;
+}
+
+/* 1 if a path is that of a file that begins as GGUF does. */
+GGUF_API int gguf_is_file(const char *path) {
+    char magic[4] = "";
+    struct stat info;
+    FILE *file = stat(path, &info) == 0 && S_ISREG(info.st_mode) ? fopen(path, "rb") : NULL;
+    const int is = file && fread(magic, 1, 4, file) == 4 && memcmp(magic, "GGUF", 4) == 0;
+    if (file) (void)fclose(file);
+    return is;
+}
+
+/* -- as config.json --------------------------------------------------------- */
+
+/* Keys after "llama.", and what config.json calls them; after a ':' within rope_scaling. NULL: they
+ * do not change results, or are read elsewhere. */
+static const struct {
+    const char *key, *hub;
+    int needed;
+} gguf_keys[] = {{"block_count", "num_hidden_layers", 1},
+                 {"context_length", "max_position_embeddings", 1},
+                 {"embedding_length", "hidden_size", 1},
+                 {"feed_forward_length", "intermediate_size", 1}, /* of gpt2: n_inner */
+                 {"attention.head_count", "num_attention_heads", 1},
+                 {"attention.head_count_kv", "num_key_value_heads", 0},
+                 {"attention.key_length", "head_dim", 0},
+                 {"attention.layer_norm_rms_epsilon", "rms_norm_eps", 0},
+                 {"attention.layer_norm_epsilon", "layer_norm_epsilon", 0},
+                 {"attention.sliding_window", "sliding_window", 0},
+                 {"rope.freq_base", "rope_theta", 0},
+                 {"rope.scaling.type", ":rope_type", 0},
+                 {"rope.scaling.factor", ":factor", 0},
+                 {"rope.scaling.original_context_length", ":original_max_position_embeddings", 0},
+                 {"rope.scaling.attn_factor", ":attention_factor", 0},
+                 {"rope.scaling.yarn_beta_fast", ":beta_fast", 0},
+                 {"rope.scaling.yarn_beta_slow", ":beta_slow", 0},
+                 {"rope.scaling.finetuned", NULL, 0},
+                 {"rope.dimension_count", NULL, 0},
+                 {"attention.value_length", NULL, 0},
+                 {"vocab_size", NULL, 0}};
+
+/* The value of arch.key, a whole number. */
+static int64_t gguf_arch_count(gguf *g, const char *key, int64_t otherwise) {
+    char whole[96];
+    (void)snprintf(whole, sizeof whole, "%s.%s", g->arch, key);
+    return gguf_count(g, whole, INT32_MAX, otherwise);
+}
+
+/* Adds the value of a key of the architecture to config or scaling; 0 and an error if it is not
+ * known. */
+static int gguf_config_pair(gguf *g, const gguf_pair *pair, cJSON *config, cJSON *scaling) {
+    char key[128];
+    const char *hub = "";
+    const size_t n = strlen(g->arch) + 1;
+    const unsigned char *at = pair->at;
+    size_t i;
+    (void)gguf_quote(pair->key, key, sizeof key);
+    for (i = 0; i < sizeof gguf_keys / sizeof *gguf_keys && hub && !*hub; i++)
+        if (strcmp(key + n, gguf_keys[i].key) == 0) hub = gguf_keys[i].hub;
+    if (!hub) return 1;
+    if (!*hub && pair->type != GGUF_STRING && pair->type != GGUF_ARRAY &&
+        gguf_element(pair, 0) == 0)
+        return 1; /* of what it counts there is none */
+    if (!*hub)
+        return gguf_fail(g, "the key \"%s\" is not known, and may change what the model computes",
+                         key);
+    if (strcmp(hub, "intermediate_size") == 0 && strcmp(g->arch, "gpt2") == 0) hub = "n_inner";
+    if (*hub == ':') config = scaling;
+    hub += *hub == ':';
+    if (strcmp(hub, "rope_type") == 0 && pair->type == GGUF_STRING) {
+        char kind[32];
+        const gguf_string text = gguf_next(&at);
+        (void)gguf_quote(text, kind, sizeof kind);
+        cJSON_AddStringToObject(config, hub, strcmp(kind, "none") == 0 ? "default" : kind);
+        return 1;
+    }
+    if (!gguf_is_number(pair->type))
+        return gguf_fail(g, "the key \"%s\" is no number%s", key,
+                         pair->type == GGUF_ARRAY ? "; layers that differ are not supported" : "");
+    cJSON_AddNumberToObject(config, hub, gguf_element(pair, 0));
+    return 1;
+}
+
+/* Rotary positions: how much of a head turns, and factors of its frequencies. */
+static void gguf_config_rope(gguf *g, cJSON *config, cJSON *scaling) {
+    const gguf_tensor *factors = gguf_tensor_named(g, "rope_factors_short.weight");
+    const int64_t heads = gguf_arch_count(g, "attention.head_count", -1);
+    const int64_t width = gguf_arch_count(g, "embedding_length", -1);
+    const int64_t size = gguf_arch_count(g, "attention.key_length", heads ? width / heads : 0);
+    const int64_t turns = gguf_arch_count(g, "rope.dimension_count", size);
+    const cJSON *kind = cJSON_GetObjectItem(scaling, "rope_type");
+    cJSON *scale = cJSON_GetObjectItem(scaling, "attention_factor");
+    const cJSON *factor = cJSON_GetObjectItem(scaling, "factor");
+    if (gguf_arch_count(g, "attention.value_length", size) != size)
+        (void)gguf_fail(g, "the key \"%s.attention.value_length\" differs from the key_length %d",
+                        g->arch, (int)size);
+    if (size > 0 && turns != size)
+        cJSON_AddNumberToObject(config, "partial_rotary_factor", (double)turns / (double)size);
+    /* llama.cpp multiplies YaRN's own factor by it */
+    if (scale && kind && strcmp(kind->valuestring, "yarn") == 0)
+        cJSON_SetNumberValue(scale, scale->valuedouble *
+                                        (factor && factor->valuedouble > 1
+                                             ? 0.1 * log(factor->valuedouble) + 1
+                                             : 1));
+    if (factors && factors->format->number == 0 && factors->dims == 1) {
+        cJSON *list = cJSON_AddArrayToObject(scaling, "short_factor");
+        const unsigned char *at = g->bytes + g->data + factors->offset;
+        uint64_t i;
+        for (i = 0; i < factors->ne[0] && i < 4096; i++) {
+            const uint32_t bits = (uint32_t)gguf_word(at + 4 * i, 4);
+            float f;
+            memcpy(&f, &bits, sizeof f);
+            cJSON_AddItemToArray(list, cJSON_CreateNumber((double)f));
+        }
+        cJSON_DeleteItemFromObject(scaling, "rope_type");
+        cJSON_AddStringToObject(scaling, "rope_type", "longrope");
+    }
+}
+
+/* Type of the model's values: that of the largest matrices that are no blocks tshard computes
+ * with. */
+static const char *gguf_config_dtype(const gguf *g) {
+    const char *dtype = "float32";
+    uint64_t most = 0;
+    size_t i;
+    for (i = 0; i < g->tensors; i++) {
+        const gguf_tensor *t = &g->tensor[i];
+        const uint64_t count = t->dims < 2 ? 0 : t->ne[0] * t->ne[1];
+        if (t->format->dtype || count <= most) continue;
+        most = count;
+        dtype = t->format->decode || t->format->number == 30 ? "bfloat16"
+                : t->format->number == 1                     ? "float16"
+                                                             : "float32";
+    }
+    return dtype;
+}
+
+/* What config.json would say, or NULL and an error in g->error. */
+GGUF_API cJSON *gguf_config(gguf *g) {
+    static const char *const ends[] = {"tokenizer.ggml.eos_token_id",
+                                       "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id"};
+    const gguf_tensor *words = gguf_tensor_named(g, "token_embd.weight");
+    cJSON *config = cJSON_CreateObject(), *scaling = cJSON_CreateObject(), *eos;
+    const size_t n = strlen(g->arch);
+    char prefix[64];
+    size_t i;
+    int64_t window;
+    (void)snprintf(prefix, sizeof prefix, "%s.", g->arch);
+    for (i = 0; i < sizeof gguf_keys / sizeof *gguf_keys; i++)
+        if (gguf_keys[i].needed) (void)gguf_arch_count(g, gguf_keys[i].key, -1);
+    for (i = 0; i < g->pairs && !g->error[0]; i++)
+        if (g->pair[i].key.length > n && memcmp(g->pair[i].key.at, prefix, n + 1) == 0)
+            (void)gguf_config_pair(g, &g->pair[i], config, scaling);
+    if (!words || words->dims != 2) (void)gguf_fail(g, "the tensor \"token_embd.weight\" is %s",
+                                                    words ? "no matrix" : "missing");
+    if (!g->error[0]) gguf_config_rope(g, config, scaling);
+    window = g->error[0] ? 0 : gguf_arch_count(g, "attention.sliding_window", 0);
+    if (!g->error[0] && gguf_arch_count(g, "vocab_size", 0) > (int64_t)words->ne[1])
+        (void)gguf_fail(g, "the key \"%s.vocab_size\" is larger than the %llu rows of "
+                           "\"token_embd.weight\"", g->arch, (unsigned long long)words->ne[1]);
+    eos = cJSON_AddArrayToObject(config, "eos_token_id");
+    for (i = 0; i < sizeof ends / sizeof *ends && !g->error[0]; i++)
+        if (gguf_find(g, ends[i]))
+            cJSON_AddItemToArray(eos, cJSON_CreateNumber(
+                                          (double)gguf_count(g, ends[i], INT32_MAX, -1)));
+    if (g->error[0]) {
+        cJSON_Delete(config);
+        cJSON_Delete(scaling);
+        return NULL;
+    }
+    cJSON_AddStringToObject(config, "model_type",
+                            window && strcmp(g->arch, "llama") == 0 ? "mistral" : g->arch);
+    cJSON_AddNumberToObject(config, "vocab_size", (double)words->ne[1]);
+    cJSON_AddBoolToObject(config, "tie_word_embeddings", !gguf_tensor_named(g, "output.weight"));
+    cJSON_AddStringToObject(config, "dtype", gguf_config_dtype(g));
+    if (!window) cJSON_DeleteItemFromObject(config, "sliding_window");
+    if (window && strncmp(g->arch, "qwen", 4) == 0) {
+        cJSON_AddBoolToObject(config, "use_sliding_window", 1);
+        cJSON_AddNumberToObject(config, "max_window_layers", 0);
+    }
+    if (scaling->child) cJSON_AddItemToObject(config, "rope_scaling", scaling);
+    else cJSON_Delete(scaling);
+    return config;
+}
+
+/* Factors that divide the n frequencies, such as Llama 3.1's; NULL: there are none. */
+GGUF_API const unsigned char *gguf_factors(gguf *g, int64_t n) {
+    const gguf_tensor *t = gguf_tensor_named(g, "rope_freqs.weight");
+    if (!t) return NULL;
+    if (t->format->number == 0 && t->dims == 1 && t->ne[0] == (uint64_t)n)
+        return g->bytes + g->data + t->offset;
+    (void)gguf_fail(g, "the tensor \"rope_freqs.weight\" is not F32 of %lld elements",
+                    (long long)n);
+    return NULL;
+}
+
+/* 1 if a block has such a bias. */
+GGUF_API int gguf_has_bias(const gguf *g, const char *layer) {
+    char name[64];
+    (void)snprintf(name, sizeof name, "blk.0.%s.bias", layer);
+    return gguf_tensor_named(g, name) != NULL;
+}
+
+/* The template of conversations, in Jinja; NULL: there is none. */
+GGUF_API const char *gguf_chat_template(gguf *g, size_t *length) {
+    const gguf_string text = gguf_text(g, "tokenizer.chat_template");
+    *length = text.length;
+    return text.length ? text.at : NULL;
+}
+
+/* -- as model.safetensors ---------------------------------------------------- */
+
+/* A tensor of the safetensors file that a GGUF file is read as. */
+typedef struct gguf_entry {
+    const gguf_tensor *tensor;
+    int64_t begin, end, row; /* bytes from its header's end on; bytes of a row */
+    int decodes;             /* 1: as F32, from blocks; 0: as it is */
+} gguf_entry;
+
+/* A GGUF file as a safetensors file, which does not exist as such. */
+typedef struct gguf_file {
+    const gguf *g;
+    char *header; /* 8 bytes of its size, then JSON */
+    int64_t header_size;
+    gguf_entry *entry; /* of `entries`, in the order of the file */
+    size_t entries;
+} gguf_file;
+
+GGUF_API void gguf_file_close(gguf_file *f) {
+    free(f->header);
+    free(f->entry);
+    f->header = NULL;
+    f->entry = NULL;
+}
+
+/* Appends a tensor to the header, from `at` on; returns how many bytes that took. */
+static size_t gguf_put_entry(char *at, size_t room, const gguf_entry *e) {
+    const gguf_tensor *t = e->tensor;
+    const int blocks = !e->decodes && t->format->dtype;
+    size_t n = (size_t)snprintf(at, room, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", t->hub,
+                                e->decodes ? "F32" : t->format->hub);
+    int d;
+    for (d = t->dims - 1; d >= 0; d--)
+        n += (size_t)snprintf(at + n, room - n, "%lld%s",
+                              d == 0 && blocks ? (long long)e->row : (long long)t->ne[d],
+                              d ? "," : "");
+    n += (size_t)snprintf(at + n, room - n, "],\"data_offsets\":[%lld,%lld]}",
+                          (long long)e->begin, (long long)e->end);
+    return n;
+}
+
+/* Fills in f. keep says of which tensors the blocks stay as they are, if tshard computes with such;
+ * dtype is tshard's name of them. 0: not enough memory. */
+GGUF_API int gguf_file_open(gguf_file *f, const gguf *g,
+                            int (*keep)(void *user, const char *name, const char *dtype),
+                            void *user) {
+    const size_t each = 2 * GGUF_NAME + 256, room = 64 + (g->tensors + 1) * each;
+    int64_t at = 0;
+    size_t i, n = 8;
+    int d, kept = 0;
+    memset(f, 0, sizeof *f);
+    f->g = g;
+    f->header = (char *)malloc(room);
+    f->entry = (gguf_entry *)calloc(g->tensors + 1, sizeof *f->entry);
+    if (!f->header || !f->entry) {
+        gguf_file_close(f);
+        return 0;
+    }
+    n += (size_t)snprintf(f->header + n, room - n, "{\"__metadata__\":{");
+    for (i = 0; i < g->tensors; i++) {
+        const gguf_tensor *t = &g->tensor[i];
+        gguf_entry *e = &f->entry[f->entries];
+        if (!t->hub[0]) continue;
+        e->tensor = t;
+        e->decodes = t->format->decode &&
+                     !(t->format->dtype && keep(user, t->hub, t->format->dtype));
+        e->row = e->decodes ? (int64_t)t->ne[0] * 4
+                            : (int64_t)t->ne[0] / t->format->elements * t->format->bytes;
+        e->begin = at;
+        for (e->end = e->row, d = 1; d < t->dims; d++) e->end *= (int64_t)t->ne[d];
+        at = e->end += at;
+        f->entries++;
+        if (t->format->dtype && !e->decodes)
+            n += (size_t)snprintf(f->header + n, room - n, "%s\"tshard.dtype.%s\":\"%s\"",
+                                  kept++ ? "," : "", t->hub, t->format->dtype);
+    }
+    n += (size_t)snprintf(f->header + n, room - n, "}");
+    for (i = 0; i < f->entries; i++) n += gguf_put_entry(f->header + n, room - n, &f->entry[i]);
+    n += (size_t)snprintf(f->header + n, room - n, "}");
+    for (d = 0; d < 8; d++) f->header[d] = (char)(unsigned char)((n - 8) >> 8 * d);
+    f->header_size = (int64_t)n;
+    return 1;
+}
+
+/* The row of the file that has a row of the hub's tensor; see gguf_mark_pairs. */
+static int64_t gguf_row(const gguf_tensor *t, int64_t row) {
+    const int64_t size = (int64_t)t->head, half = size / 2, i = size ? row % size : 0;
+    return size ? row - i + 2 * (i % half) + i / half : row;
+}
+
+/* Copies bytes of an entry from `at` on, of one row or block; returns how many. */
+static int64_t gguf_copy(const gguf_file *f, const gguf_entry *e, int64_t at, char *to,
+                         int64_t bytes) {
+    const gguf_tensor *t = e->tensor;
+    const int single = t->dims == 1 && t->head; /* a bias of queries or keys: rows of an element */
+    const int64_t row = single ? e->row / (int64_t)t->ne[0] : e->row;
+    const int64_t stored = e->decodes ? (int64_t)t->ne[0] / t->format->elements * t->format->bytes
+                                      : row;
+    const unsigned char *from = f->g->bytes + f->g->data + t->offset +
+                                gguf_row(t, at / row) * stored;
+    int64_t n = row - at % row;
+    if (e->decodes) {
+        float values[GGUF_BLOCK];
+        const int64_t size = 4 * (int64_t)t->format->elements, block = at % row / size;
+        n = size - at % size;
+        n = n < bytes ? n : bytes;
+        t->format->decode(from + block * t->format->bytes, values);
+        memcpy(to, (char *)values + at % size, (size_t)n);
+        return n;
+    }
+    n = n < bytes ? n : bytes;
+    memcpy(to, from + at % row, (size_t)n);
+    return n;
+}
+
+/* tsh_file_desc.read, user a gguf_file. Decoded values are this machine's: little-endian. */
+GGUF_API int64_t gguf_file_read(void *user, int64_t at, void *to, int64_t bytes) {
+    const gguf_file *f = (const gguf_file *)user;
+    int64_t done = 0, n;
+    size_t low = 0, high = f->entries;
+    if (at < f->header_size) {
+        done = f->header_size - at < bytes ? f->header_size - at : bytes;
+        memcpy(to, f->header + at, (size_t)done);
+    }
+    at += done - f->header_size;
+    while (low < high) { /* the last entry that begins at or before `at` */
+        const size_t middle = (low + high) / 2;
+        if (f->entry[middle].begin <= at) low = middle + 1;
+        else high = middle;
+    }
+    for (low -= low > 0; done < bytes && low < f->entries; done += n, at += n) {
+        if (at >= f->entry[low].end) low++;
+        if (low == f->entries) break;
+        n = f->entry[low].end - at < bytes - done ? f->entry[low].end - at : bytes - done;
+        n = gguf_copy(f, &f->entry[low], at - f->entry[low].begin, (char *)to + done, n);
+    }
+    return done;
+}
+
+#endif

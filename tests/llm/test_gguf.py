@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""examples/llm on GGUF files that make_gguf.py wrote: logits and greedy tokens of transformers at 1
+to 4 ranks, blocks as they are, ids of their vocabularies, and files that lie."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(TOP, "tests", "support"))
+sys.path.insert(0, HERE)
+import models
+import test_llm
+from scripts import check, run_tests
+
+SCRIPT_LIMIT = 400  # seconds, for tests/run.sh
+FOLDER = os.path.join(models.GOLDEN, "gguf")
+# Of the largest logit: 8-bit inputs of products with blocks of 4 to 8 bits.
+NEAR = 0.05
+
+
+def golden(name):
+    with open(os.path.join(FOLDER, name + ".json"), encoding="ascii") as file:
+        return json.load(file)
+
+
+def run(folder, path, model, *flags):
+    """Logits and new tokens."""
+    dump = os.path.join(folder, "logits")
+    done = test_llm.llm(path, "--ids", test_llm.numbers(model["prompt"]), "--print-ids", "--greedy",
+                        "--max-new", str(len(model["new"])), "--dump-logits", dump, *flags)
+    check(done.returncode == 0 and not done.stderr, path, *flags, done.stderr)
+    (shape, logits) = models.read_safetensors(dump)["logits"]
+    check(shape == [len(model["prompt"]), len(model["logits"][0])], path, shape)
+    return logits, list(map(int, done.stdout.split()))
+
+
+def largest(a, b):
+    return max(abs(x - y) for x, y in zip(a, b))
+
+
+def model_of(name):
+    def test(folder):
+        model = golden("models")[name]
+        path = os.path.join(FOLDER, name + ".gguf")
+        want = [x for row in model["logits"] for x in row]
+        for ranks in test_llm.RANKS:
+            logits, new = run(folder, path, model, "--dtype", "f32", "--tp", str(ranks))
+            off = largest(logits, want)
+            check(off <= test_llm.TOLERANCE, name, ranks, "logits are off by", off)
+            check(new == model["new"], name, ranks, "writes", new, "not", model["new"])
+    test.__name__ = name
+    return test
+
+
+def blocks_stay_as_they_are(folder):
+    """Then inputs of products have 8 bits: logits are near, and the same in another run."""
+    for name in ("llama", "gemma", "gpt2", "phi3"):
+        model = golden("models")[name]
+        path = os.path.join(FOLDER, name + ".gguf")
+        want = [x for row in model["logits"] for x in row]
+        size = max(map(abs, want))
+        for ranks in test_llm.RANKS:
+            logits, _ = run(folder, path, model, "--tp", str(ranks))
+            off = largest(logits, want) / size
+            check(1e-6 < off < NEAR, name, ranks, "logits are off by", off)
+            check(run(folder, path, model, "--tp", str(ranks))[0] == logits, name, "twice")
+        for flags in ("--weights", "q8_0"), ("--dtype", "bf16"):
+            logits, _ = run(folder, path, model, "--tp", "2", *flags)
+            off = largest(logits, want) / size
+            check(1e-6 < off < NEAR, name, flags, "logits are off by", off)
+
+
+def vocabularies_give_the_same_ids(folder):
+    program = [test_llm.LLM, "--tokenize", "--tokenizer"]
+    for name, cases in golden("tokens").items():
+        path = os.path.join(FOLDER, name + ".gguf")
+        for text, ids in cases:
+            done = subprocess.run([*program, path], input=text.encode(), stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, timeout=60)
+            got = list(map(int, done.stdout.split()))
+            check(done.returncode == 0 and got == ids, name, repr(text), got, ids, done.stderr)
+
+
+# -- files that lie ----------------------------------------------------------------
+
+
+def string(text):
+    data = text if isinstance(text, bytes) else text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def number(value):
+    return struct.pack("<II", 4, value)
+
+
+def real(value):
+    return struct.pack("<If", 6, value)
+
+
+KEYS = {"general.architecture": struct.pack("<I", 8) + string("llama"),
+        "llama.block_count": number(1), "llama.context_length": number(64),
+        "llama.embedding_length": number(4), "llama.feed_forward_length": number(4),
+        "llama.attention.head_count": number(2),
+        "llama.attention.layer_norm_rms_epsilon": real(1e-5)}
+MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+TENSORS = [("token_embd.weight", (4, 6)), ("output_norm.weight", (4,)),
+           ("blk.0.attn_norm.weight", (4,)), ("blk.0.ffn_norm.weight", (4,))] + [
+               ("blk.0.%s.weight" % name, (4, 4)) for name in MATRICES]
+
+
+def made(keys=(), tensors=None, magic=b"GGUF", version=3, counts=None, cut=0, places=()):
+    """A GGUF file of a llama of width 4. keys: other values, None: without; places: other offsets
+    and types of tensors."""
+    keys = {key: value for key, value in {**KEYS, **dict(keys)}.items() if value is not None}
+    tensors = TENSORS if tensors is None else tensors
+    places, at, infos, data = dict(places), 0, b"", b""
+    for name, shape in tensors:
+        count = 1
+        for length in shape:
+            count *= length
+        offset, kind = places.get(name, (at, 0))
+        infos += string(name) + struct.pack("<I%dQ" % len(shape), len(shape), *shape) + \
+            struct.pack("<IQ", kind, offset if offset is not None else at)
+        values = struct.pack("<%df" % min(count, 256), *([0.5] * min(count, 256)))
+        data += values + bytes(-len(values) % 32)
+        at = len(data)
+    head = magic + struct.pack("<IQQ", version, *(counts or (len(tensors), len(keys))))
+    head += b"".join(string(key) + value for key, value in keys.items()) + infos
+    whole = head + bytes(-len(head) % 32) + data
+    return whole[:len(whole) - cut]
+
+
+def files_that_lie_are_refused(folder):
+    path = os.path.join(folder, "lie.gguf")
+
+    def refused(data, *words):
+        with open(path, "wb") as file:
+            file.write(data)
+        test_llm.refused(path, "lie.gguf", *words)
+
+    with open(path, "wb") as file:
+        file.write(made())
+    done = test_llm.llm(path, "--ids", "1 2 3", "--print-ids", "--max-new", "2")
+    check(done.returncode == 0, done.stderr)
+    whole, q, embed = made(), "blk.0.attn_q.weight", "token_embd.weight"
+    for size in 4, 20, 600, 800:
+        refused(whole[:size], "ends within")
+    refused(whole[:300], "do not fit")
+    refused(made(cut=33), "blk.0.ffn_down.weight", "bytes of data")
+    refused(made(version=2), "version 2", "version 3")
+    refused(made(version=3 << 24), "big-endian")
+    refused(made(counts=(11, 1 << 60)), "keys", "do not fit")
+    refused(made(counts=(1 << 61, 7)), "tensors do not fit")
+    refused(made(counts=(12, 7)), "0 dimensions")
+    refused(made(counts=(11, 6)), "llama.attention.layer_norm_rms_epsilon", "dimensions")
+    refused(made({"general.architecture": None}), "general.architecture", "missing")
+    refused(made({"general.architecture": struct.pack("<I", 8) + string("mamba")}), "mamba",
+            "qwen3")
+    refused(made({"llama.block_count": None}), "llama.block_count", "missing")
+    refused(made({"llama.block_count": struct.pack("<I", 8) + string("1")}), "llama.block_count",
+            "no number")
+    refused(made({"llama.block_count": real(1.5)}), "llama.block_count", "1.5")
+    refused(made({"llama.block_count": number(2)}), "layers.1.")
+    refused(made({"llama.attention.head_count": number(3)}), "heads")
+    refused(made({"llama.attention.head_count_kv": struct.pack("<IIQ", 9, 4, 1) +
+                  struct.pack("<I", 2)}), "llama.attention.head_count_kv", "no number")
+    refused(made({"llama.attention.layer_norm_rms_epsilon": None, "llama.logit_scale": real(2)}),
+            "llama.logit_scale", "not known")
+    refused(made({"llama.expert_count": number(8)}), "llama.expert_count")
+    refused(made({"llama.context_length": struct.pack("<I", 99)}), "llama.context_length", "99")
+    refused(made({"general.alignment": number(24)}), "general.alignment", "24")
+    refused(made({"general.tags": struct.pack("<IIQ", 9, 8, 1 << 62)}), "general.tags", "ends")
+    refused(made({"general.x": struct.pack("<IIQ", 9, 10, 1 << 61)}), "general.x", "ends")
+    refused(made({"general.x": struct.pack("<IIQ", 9, 9, 0)}), "general.x", "arrays")
+    refused(made({"split.count": number(3)}), "split.count", "3")
+    refused(made({"llama.rope.scaling.type": struct.pack("<I", 8) + string("spiral")}), "spiral")
+    refused(made(places={q: (1 << 40, 0)}), q, "1099511627776")
+    refused(made(places={q: (0, 0)}), q, embed, "overlap")
+    refused(made(places={q: (8, 0)}), q, "alignment")
+    refused(made(places={q: (None, 11)}), q, "type 11", "Q4_K")
+    refused(made(places={q: (None, 12)}), q, "blocks of 256")
+    refused(made(tensors=TENSORS + [(q, (4, 4))]), q, "twice")
+    refused(made(tensors=TENSORS[:-1]), "down_proj")
+    refused(made(tensors=TENSORS[1:]), embed, "missing")
+    refused(made(tensors=TENSORS + [("blk.0.attn_sinks.weight", (4,))]), "attn_sinks")
+    refused(made(tensors=TENSORS[:-1] + [("blk.0.ffn_down.weight", (4, 8))]), "down_proj", "(8, 4)")
+    refused(made(tensors=TENSORS[:-1] + [("blk.0.ffn_down.weight", (1 << 31, 1 << 31))]),
+            "blk.0.ffn_down.weight", "dimension")
+    refused(made(tensors=[(embed, (4, 6, 1, 1, 1))]), embed, "5 dimensions")
+    with open(path, "wb") as file:
+        file.write(whole[:4])
+    test_llm.refused(path, "ends within", "lie.gguf")
+
+
+def vocabularies_that_lie_are_refused(folder):
+    path = os.path.join(folder, "lie.gguf")
+    text = struct.pack("<I", 8)
+
+    def strings(*items):
+        return struct.pack("<IIQ", 9, 8, len(items)) + b"".join(map(string, items))
+
+    tokens = {"tokenizer.ggml.model": text + string("gpt2"),
+              "tokenizer.ggml.pre": text + string("gpt-2"),
+              "tokenizer.ggml.tokens": strings("a", "b", "ab", "<s>"),
+              "tokenizer.ggml.merges": strings("a b")}
+    for changes, words in (
+            ({"tokenizer.ggml.pre": text + string("mystery")}, ("tokenizer.ggml.pre", "mystery")),
+            ({"tokenizer.ggml.pre": None}, ("tokenizer.ggml.pre", "missing")),
+            ({"tokenizer.ggml.model": text + string("rwkv")}, ("tokenizer.ggml.model", "rwkv")),
+            ({"tokenizer.ggml.model": None}, ("tokenizer.ggml.model", "missing")),
+            ({"tokenizer.ggml.model": text + string("llama")}, ("tokenizer.ggml.scores",)),
+            ({"tokenizer.ggml.tokens": None}, ("tokenizer.ggml.tokens", "missing")),
+            ({"tokenizer.ggml.tokens": strings("a", "b", "ab", "a")}, ("tokens", "twice")),
+            ({"tokenizer.ggml.tokens": strings("a", "b", "ab", b"\0")}, ("token 3", "U+0000")),
+            ({"tokenizer.ggml.tokens": strings("a", "b", "ab", b"\xff")}, ("UTF-8",)),
+            ({"tokenizer.ggml.token_type": struct.pack("<IIQi", 9, 5, 1, 1)}, ("token_type", "4")),
+            ({"tokenizer.ggml.merges": strings("a x")}, ("\"a\" and \"x\"",)),
+            ({"tokenizer.ggml.merges": None}, ("tokenizer.ggml.merges", "missing")),
+            ({"tokenizer.ggml.add_bos_token": struct.pack("<IB", 7, 1)}, ("bos_token_id",)),
+            ({"tokenizer.ggml.add_bos_token": struct.pack("<IB", 7, 1),
+              "tokenizer.ggml.bos_token_id": number(4)}, ("bos_token_id", "4 tokens"))):
+        with open(path, "wb") as file:
+            file.write(made({**tokens, **changes}))
+        test_llm.refused(path, "lie.gguf", *words, flags=("--prompt", "ab"))
+    with open(path, "wb") as file:
+        file.write(made(tokens))
+    done = test_llm.llm(path, "--prompt", "abba", "--print-ids", "--max-new", "1")
+    check(done.returncode == 0, done.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(run_tests("gguf", [model_of(name) for name in golden("models")] + [
+        blocks_stay_as_they_are, vocabularies_give_the_same_ids, files_that_lie_are_refused,
+        vocabularies_that_lie_are_refused]) > 0)
