@@ -17218,8 +17218,8 @@ static tshi_matrix tshi_attention_matrix(void *data, const tsh_tensor *t, tsh_dt
 static void tshi_attention_span(const tshi_heads *all, tshi_head *h, int64_t b) {
     const tshi_keys keys = all->rows ? all->rows[b] : h->more->keys;
     const int64_t place = keys.past + h->more->behind; /* position of query 0 */
-    const int64_t far = all->in[0]->dim[2] + place + keys.added + 1; /* more than any distance */
-    const int64_t window = h->more->window ? tshi_base_min(h->more->window, far) : far;
+    const int64_t beyond = all->in[0]->dim[2] + place + keys.added + 1; /* more than any distance */
+    const int64_t window = h->more->window ? tshi_base_min(h->more->window, beyond) : beyond;
     h->tk = keys.past + keys.added;
     h->moves = h->more->causal || h->more->window;
     h->from = h->moves ? place - window + 1 : 0;
@@ -17260,7 +17260,7 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
 }
 
 /* Computes a head that h is set to: in backward all tiles; in forward tile `unit` and, if causal,
- * the one as far from the end, so that all units are the same work. */
+ * the one as beyond from the end, so that all units are the same work. */
 static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t unit) {
     const int back = all->grad[3] != NULL, pair = !back && all->balanced;
     int64_t t = back ? 0 : unit;
