@@ -4,7 +4,6 @@ peak of build/llm on a model of 60 million parameters at several dtypes and degr
 
 import json
 import os
-import re
 import struct
 import subprocess
 import sys
@@ -109,8 +108,7 @@ def peak(folder, tokens, *flags):
 def the_rule_is_true(folder):
     need_llm()
     parameters = write(folder)
-    with open(README, encoding="utf-8") as file:
-        more = 1e6 * int(re.search(r"at most (\d+) MB more", file.read()).group(1))
+    more = 64e6  # README.md says 100 MB, for larger models
     for tokens in (8, 1500):
         for weights, ranks, flags in (
                 ("bf16", 1, ()), ("bf16", 2, ()), ("bf16", 3, ()), ("f32", 2, ("--dtype", "f32")),
