@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
@@ -487,6 +488,29 @@ def conversations_on_processes(folder):
           done.stdout, want)
 
 
+def answers_come_at_once_and_questions_may_take_long(folder):
+    """Longer than TSHARD_TIMEOUT."""
+    letters, questions = Letters(folder), ["hello", "and now?"]
+    answers = [letters.decode(a) for a in talk(letters, questions, 12)[0]]
+    flags = ("--model", folder, "--chat", "--max-new", "12", "--dtype", "f32")
+    ways = [("", [LLM, *flags, "--tp", "3"])]
+    if has_launcher():
+        ways.append(("[0] ", [LAUNCHER, "-n", "2", LLM, *flags, "--backend", "tcp"]))
+    for label, command in ways:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, encoding="utf-8",
+                              env=dict(os.environ, TSHARD_TIMEOUT="1")) as running:
+            for question, answer in zip(questions, answers):
+                time.sleep(2)
+                running.stdin.write(question + "\n")
+                running.stdin.flush()
+                for want in answer.split("\n"):
+                    line = running.stdout.readline()
+                    check(line == label + want + "\n", command, repr(line), repr(want))
+            running.stdin.close()
+            check(running.wait(EACH) == 0 and not running.stdout.read(), "exit code")
+
+
 def long_conversations_forget(folder):
     letters = Letters(folder)
     questions = ["one", "two", "three? " + "x" * 60, "four", "five, " + 3 * "so long "]
@@ -570,4 +594,5 @@ if __name__ == "__main__":
         the_models_of_the_course_know_their_texts, the_readme_shows_a_family,
         the_end_of_a_text_ends_it, samples_are_those_of_the_seed, fewer_bits_are_near,
         batches_are_texts_of_their_own, stop_strings_end_a_text, conversations_keep_the_cache,
-        conversations_on_processes, long_conversations_forget, chat_templates_are_chosen]) > 0)
+        conversations_on_processes, answers_come_at_once_and_questions_may_take_long,
+        long_conversations_forget, chat_templates_are_chosen]) > 0)
