@@ -38,6 +38,8 @@ typedef struct llm_rope {
     int on;
     int64_t dims; /* features of a head that turn */
     double freqs[LLM_MOST_PAIRS], factor;
+    double longer[LLM_MOST_PAIRS]; /* longrope: the frequencies of texts beyond the limit */
+    double base, stretch;          /* dynamic: what these follow from beyond it */
     int64_t limit; /* the longest text that these frequencies hold for; 0: any */
     char kind[24];
 } llm_rope;
@@ -55,7 +57,8 @@ typedef struct llm_config {
     llm_qk_norm qk_norm; /* of each head, or of all at once */
     double eps;
     tsh_activation act;
-    llm_rope rope;
+    llm_rope rope, local;                    /* of all layers, or of those that do not slide; if on,
+                                              * of those that do */
     int tied;                                /* the head has the embedding's weight */
     int qkv_bias, out_bias, mlp_bias;        /* of the attention's two sides, of the MLP */
     int parallel;                            /* attention and MLP read the same x */
@@ -65,7 +68,9 @@ typedef struct llm_config {
     int variant;                             /* whatever else a family has to remember */
     double scale;                            /* multiplies q k^T; 0: 1 / sqrt(head_size) */
     double embed_scale, branch_scale, logit_scale; /* factors; 0: 1 */
-    int64_t window;                          /* the longest text a sliding window holds; 0: any */
+    int64_t window;                          /* keys that a token of a sliding layer sees */
+    unsigned char slides[LLM_MOST_LAYERS];   /* layers with the window */
+    double score_cap, logit_cap;             /* soft caps c tanh(x / c); 0: none */
     unsigned char no_rope[LLM_MOST_LAYERS];  /* layers without rotary positions */
     tsh_dtype dtype;                         /* of the weights, as far as it is known */
     int64_t eos[LLM_MOST_EOS];
@@ -185,22 +190,26 @@ static void llm_read_sizes(llm_config *c) {
                       "heads", (int)c->heads, (int)c->kv_heads, (int)c->width);
 }
 
-/* A sliding window, if any layer has one: those that layer_types names, else those from `from` on.
- * Texts up to its length give the same result with and without it; longer ones are refused.
- * absent: its length if config.json does not say. */
-static void llm_read_window(llm_config *c, int64_t absent, int64_t from) {
+/* A sliding window: of the layers that layer_types names, else of those from `from` on, of which
+ * each `every`-th has none; every 0: all have it. absent: its length if config.json has none. */
+static void llm_read_window(llm_config *c, int64_t absent, int64_t from, int64_t every) {
     const int there = cJSON_GetObjectItemCaseSensitive(c->unread, "sliding_window") != NULL;
     const cJSON *types = llm_config_key(c, "layer_types"), *type;
-    int slides = from < c->layers;
+    int64_t i = 0;
     c->window = llm_config_count(c, "sliding_window", there ? 0 : (double)absent);
-    if (types) slides = 0;
+    if (types && cJSON_GetArraySize(types) != c->layers)
+        llm_refuse(c, "config.json: layer_types has %d values for %d layers",
+                   cJSON_GetArraySize(types), (int)c->layers);
+    for (i = 0; i < c->layers && i < LLM_MOST_LAYERS; i++)
+        c->slides[i] = !types && i >= from && (every == 0 || (i + 1) % every != 0);
+    i = 0;
     cJSON_ArrayForEach(type, types) {
         const char *name = cJSON_IsString(type) ? type->valuestring : "";
-        if (strcmp(name, "sliding_attention") == 0) slides = 1;
-        else if (strcmp(name, "full_attention") != 0)
+        const int slides = strcmp(name, "sliding_attention") == 0;
+        if (!slides && strcmp(name, "full_attention") != 0)
             llm_refuse_value(c, "layer_types", types, "known are full and sliding attention");
+        if (i < LLM_MOST_LAYERS) c->slides[i++] = (unsigned char)slides;
     }
-    if (!slides) c->window = 0;
 }
 
 /* -- rotary positions ------------------------------------------------------- */
@@ -253,9 +262,8 @@ static void llm_rope_yarn(llm_config *c, const cJSON *scaling, double base, doub
 }
 
 /* LongRoPE (Ding et al. 2024): a factor per pair, one list for texts up to the original length, and
- * one for longer texts, which are not supported. */
+ * one for longer texts. */
 static void llm_rope_long(llm_config *c, const cJSON *scaling, double places) {
-    const cJSON *list = cJSON_GetObjectItemCaseSensitive(scaling, "short_factor");
     const double given = llm_config_number(c, "original_max_position_embeddings", 0);
     const double old = llm_rope_number(c, scaling, "original_max_position_embeddings",
                                        given > 0 ? given : LLM_NEEDED);
@@ -263,11 +271,38 @@ static void llm_rope_long(llm_config *c, const cJSON *scaling, double places) {
     c->rope.factor = llm_rope_number(c, scaling, "attention_factor",
                                      factor > 1 ? sqrt(1 + log(factor) / log(old)) : 1);
     c->rope.limit = (int64_t)old;
-    if (cJSON_GetArraySize(list) != c->rope.dims / 2)
-        llm_refuse(c, "config.json: short_factor has %d numbers, not %d", cJSON_GetArraySize(list),
-                   (int)c->rope.dims / 2);
-    for (int i = 0; i < cJSON_GetArraySize(list) && i < c->rope.dims / 2; i++)
-        c->rope.freqs[i] /= cJSON_GetArrayItem(list, i)->valuedouble;
+    for (int far = 0; far < 2; far++) {
+        const char *key = far ? "long_factor" : "short_factor";
+        const cJSON *list = cJSON_GetObjectItemCaseSensitive(scaling, key);
+        double *freqs = far ? c->rope.longer : c->rope.freqs;
+        for (int i = 0; i < c->rope.dims / 2; i++) {
+            const double by = cJSON_IsArray(list) && cJSON_GetArrayItem(list, i)
+                                  ? cJSON_GetArrayItem(list, i)->valuedouble : 0;
+            if (by <= 0 || cJSON_GetArraySize(list) != c->rope.dims / 2)
+                llm_refuse(c, "config.json: %s must be a list of %d positive numbers", key,
+                           (int)c->rope.dims / 2);
+            freqs[i] = pow(c->rope.base, -2 * (double)i / (double)c->rope.dims) / by;
+        }
+    }
+}
+
+/* The frequencies of a text of n tokens, where they depend on it: a dynamic base (as transformers),
+ * or LongRoPE's other list. 1: they are now other ones than `rope` had. */
+static int llm_rope_of(const llm_rope *config, llm_rope *rope, int64_t n) {
+    const double dims = (double)config->dims, limit = (double)config->limit;
+    const double *freqs = n > config->limit ? config->longer : config->freqs;
+    double own[LLM_MOST_PAIRS], base;
+    if (config->limit == 0) return 0;
+    if (config->stretch > 0 && n > config->limit) {
+        base = config->base * pow(config->stretch * (double)n / limit - (config->stretch - 1),
+                                  dims / (dims - 2));
+        for (int64_t i = 0; i < config->dims / 2; i++) own[i] = pow(base, -2 * (double)i / dims);
+        freqs = own;
+    }
+    const size_t bytes = (size_t)(config->dims / 2) * sizeof *freqs;
+    if (memcmp(rope->freqs, freqs, bytes) == 0) return 0;
+    memcpy(rope->freqs, freqs, bytes);
+    return 1;
 }
 
 /* Refuses what a scaling holds beside the words. */
@@ -285,20 +320,20 @@ static void llm_rope_known(llm_config *c, const cJSON *scaling) {
     }
 }
 
-/* Of the features of a head, `part` turn by default. */
-static void llm_read_rope(llm_config *c, double base, double part) {
-    const cJSON *scaling = llm_config_key(c, "rope_parameters|rope_scaling"), *kind;
+/* c->rope from a scaling, which may be NULL. base, and part of the features of a head that turns:
+ * if the scaling does not say. */
+static void llm_set_rope(llm_config *c, const cJSON *scaling, double base, double part) {
     const double places = llm_config_number(c, "max_position_embeddings", 2048);
-    base = llm_rope_number(c, scaling, "rope_theta",
-                           llm_config_number(c, "rope_theta|rotary_emb_base", base));
-    part = llm_rope_number(c, scaling, "partial_rotary_factor",
-                           llm_config_number(c, "partial_rotary_factor|rotary_pct", part));
-    kind = cJSON_GetObjectItemCaseSensitive(scaling, "rope_type");
+    const cJSON *kind = cJSON_GetObjectItemCaseSensitive(scaling, "rope_type");
+    base = llm_rope_number(c, scaling, "rope_theta", base);
+    part = llm_rope_number(c, scaling, "partial_rotary_factor", part);
     if (!kind) kind = cJSON_GetObjectItemCaseSensitive(scaling, "type");
+    memset(&c->rope, 0, sizeof c->rope);
     snprintf(c->rope.kind, sizeof c->rope.kind, "%s",
              cJSON_IsString(kind) ? kind->valuestring : "default");
     c->rope.on = 1;
     c->rope.factor = 1;
+    c->rope.base = base;
     c->rope.dims = (int64_t)((double)c->head_size * part);
     if (c->rope.dims / 2 > LLM_MOST_PAIRS || c->rope.dims < 2 || c->rope.dims % 2 || base <= 0) {
         llm_refuse(c, "config.json: %d features of a head cannot turn with base %g",
@@ -319,10 +354,18 @@ static void llm_read_rope(llm_config *c, double base, double part) {
         llm_rope_long(c, scaling, places);
     } else if (strcmp(c->rope.kind, "dynamic") == 0) {
         c->rope.limit = (int64_t)places; /* up to there they do not change */
+        c->rope.stretch = llm_rope_number(c, scaling, "factor", LLM_NEEDED);
     } else if (strcmp(c->rope.kind, "default") != 0) {
         llm_refuse(c, "config.json: the rotary scaling is \"%s\"; known are default, linear, "
                       "llama3, yarn, longrope and dynamic", c->rope.kind);
     }
+}
+
+static void llm_read_rope(llm_config *c, double base, double part) {
+    const cJSON *scaling = llm_config_key(c, "rope_parameters|rope_scaling");
+    base = llm_config_number(c, "rope_theta|rotary_emb_base", base);
+    part = llm_config_number(c, "partial_rotary_factor|rotary_pct", part);
+    llm_set_rope(c, scaling, base, part);
 }
 
 /* -- the whole file --------------------------------------------------------- */
@@ -363,7 +406,8 @@ static int llm_harmless(const cJSON *item) {
         "masked_softmax_fusion bias_dropout_fusion offset_alibi skip_bias_add skip_bias_add_qkv "
         "unk_token transformers.js_config auto_map attribute_map prefix "
         "attention_probs_dropout_prob hidden_dropout_prob torchscript reorder_and_upcast_attn "
-        "directionality gradient_checkpointing output_past original_max_position_embeddings ";
+        "directionality cache_implementation gradient_checkpointing output_past "
+        "original_max_position_embeddings ";
     char word[80];
     snprintf(word, sizeof word, " %.70s ", item->string);
     return item->string[0] == '_' || strncmp(item->string, "summary_", 8) == 0 ||

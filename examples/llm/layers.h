@@ -26,6 +26,11 @@ typedef struct llm_net {
     int64_t past[LLM_MOST_ROWS]; /* tokens of each so far */
     const int64_t *lengths;  /* of this forward's tokens, those of each text; NULL: all */
     tsh_tensor *positions;   /* those of this forward's tokens, or NULL */
+    tsh_tensor *texts;       /* (rows, length): all tokens, if frequencies depend on the length */
+    int64_t length;          /* tokens of a text that have room */
+    int64_t expected;        /* tokens that a text will have at least; a prompt in chunks is as long
+                              * as it is for its rotations, too */
+    llm_rope rope, local;    /* as in config, by the length of the texts */
     int64_t layer;           /* the one that is being made */
     int all;                 /* 1: logits of every token, 0: of the last one */
     tsh_tensor *slopes, *bias; /* ALiBi: (1, H, 1, 1), and its mask of this forward, or NULL */
@@ -39,6 +44,11 @@ static tsh_tensor *llm_call(tsh_module *module, const char *child, tsh_tensor *x
 /* x factor; factor 0: x. */
 static tsh_tensor *llm_scale(tsh_tensor *x, double factor) {
     return factor == 0 || factor == 1 ? x : tsh_scale(x, factor);
+}
+
+/* c tanh(x / c); c 0: x. */
+static tsh_tensor *llm_cap(tsh_tensor *x, double c) {
+    return c == 0 ? x : tsh_scale(tsh_tanh(tsh_scale(x, 1 / c)), c);
 }
 
 /* -- norms ------------------------------------------------------------------ */
@@ -58,8 +68,10 @@ static void llm_add_norm(llm_net *m, tsh_module *parent, const char *name, int64
 static void llm_add_attention(llm_net *m, tsh_module *parent, const char *name,
                               const tsh_attention_layer_desc *names) {
     const llm_config *c = m->config;
-    const tsh_rope_desc rope = {.dims = c->rope.dims, .freqs = c->rope.freqs,
-                                .factor = c->rope.factor};
+    const int slides = c->slides[m->layer] && c->window > 0;
+    const llm_rope *turns = slides && c->local.on ? &m->local : &m->rope;
+    const tsh_rope_desc rope = {.dims = turns->dims, .freqs = turns->freqs,
+                                .factor = turns->factor};
     const tsh_rms_norm_desc norm = {.eps = c->eps > 0 ? c->eps : TSH_ZERO,
                                     .plus_one = c->norm == LLM_RMS_ONE};
     tsh_attention_layer_desc desc = *names;
@@ -70,11 +82,13 @@ static void llm_add_attention(llm_net *m, tsh_module *parent, const char *name,
     desc.qkv_bias = c->qkv_bias;
     desc.out_bias = c->out_bias;
     desc.reversed = names->reversed && !c->rows_out;
-    if (c->rope.on && !c->no_rope[m->layer]) desc.rope = &rope;
+    if (turns->on && !c->no_rope[m->layer]) desc.rope = &rope;
     if (c->qk_norm != LLM_NO_NORM) desc.qk_norm = &norm;
     desc.norm_all_heads = c->qk_norm == LLM_NORM_OF_ALL;
     desc.attention.causal = !c->encoder;
     desc.attention.scale = c->scale;
+    desc.attention.window = slides ? c->window : 0;
+    desc.attention.soft_cap = c->score_cap;
     tsh_add_attention(parent, name, &desc);
 }
 

@@ -474,6 +474,9 @@ static int prefill(llm_rank *r) {
     r->start = tsh_now();
     if (writes && !dump_open(r)) return 0;
     r->model.all = job->dump != NULL;
+    r->model.expected = 0;
+    for (int64_t b = 0; b < r->rows; b++)
+        if (r->count[b] > r->model.expected) r->model.expected = r->count[b];
     for (int64_t left = waiting(r) - keep; left > 0 && tsh_ok(r->ctx); left -= chunk) {
         const int64_t n = left < chunk ? left : chunk;
         tsh_scope_begin(r->ctx);

@@ -13,6 +13,7 @@
 #include "models/bloom.h"
 #include "models/falcon.h"
 #include "models/gemma.h"
+#include "models/gemma2.h"
 #include "models/gpt2.h"
 #include "models/gpt_neox.h"
 #include "models/granite.h"
@@ -29,7 +30,8 @@
 /* The family of a model_type; NULL. */
 static const llm_family *llm_family_find(const char *type, char *names, size_t size) {
     static const llm_family *const all[] = {
-        &bert_family,     &bloom_family,   &falcon_family, &gemma_family, &gpt2_family,
+        &bert_family,     &bloom_family,   &falcon_family, &gemma_family,
+        &gemma2_family,   &gemma3_family,  &gpt2_family,
         &gpt_neox_family, &granite_family, &llama_family,  &mistral_family, &olmo2_family,
         &opt_family,      &phi_family,     &phi3_family,   &qwen2_family, &qwen3_family,
         &roberta_family,  &smollm3_family, &starcoder2_family};
@@ -112,19 +114,8 @@ static void llm_config_free(llm_config *c) {
 
 /* The most tokens that a text may have; 0: any. */
 static int64_t llm_longest(const llm_config *c, const char **why) {
-    int64_t most = 0;
-    const struct {
-        int64_t n;
-        const char *why;
-    } limit[] = {{c->places, "the model has no more positions"},
-                 {c->window, "sliding_window is that long, and a longer text is not supported"},
-                 {c->rope.limit, "rotary scaling beyond the original length is not supported"}};
-    for (int i = 0; i < 3; i++) {
-        if (limit[i].n == 0 || (most && limit[i].n >= most)) continue;
-        most = limit[i].n;
-        *why = limit[i].why;
-    }
-    return most;
+    if (c->places) *why = "the model has no more positions";
+    return c->places;
 }
 
 /* Tensors that are no parameters, or the embedding once more where the head is tied to it. */
@@ -198,6 +189,11 @@ static tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
     m->config = c;
     m->family = family;
     m->rows = rows;
+    m->length = length;
+    m->rope = c->rope;
+    m->local = c->local;
+    if (c->rope.limit > 0)
+        m->texts = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(rows, length), NULL);
     m->root = m->base = tsh_root(ctx);
     family->add(m);
     if (weights && weights != TSH_F32) tsh_quantize(m->root, NULL, weights);
@@ -213,14 +209,10 @@ static tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
     return tsh_last_error(ctx)->code;
 }
 
-/* The logits (rows, T or 1, V), sharded over the vocabulary, of ids (rows, n) that follow the
- * m->past[b] before: of text b the first lengths[b], NULL: all; the others are padding. A single
- * text goes back if a caller lowers m->past[0]. The logits live until the scope ends. */
-static tsh_tensor *llm_logits(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {
+/* Runs n tokens of each text. */
+static tsh_tensor *llm_compute(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {
     tsh_tensor *owned = tsh_tensor_from(m->ctx, TSH_I32, tsh_shape2(m->rows, n), NULL, ids);
     m->lengths = lengths;
-    if (m->cache && m->rows == 1 && m->past[0] < tsh_cache_length(m->cache))
-        tsh_cache_truncate(m->cache, m->past[0]);
     if (m->cache) tsh_cache_counts(m->cache, lengths);
     tsh_tensor *logits = m->family->forward(m, owned);
     tsh_tensor_free(owned);
@@ -228,6 +220,49 @@ static tsh_tensor *llm_logits(llm_net *m, const int32_t *ids, int64_t n, const i
     if (m->positions) tsh_tensor_free(m->positions);
     m->positions = m->bias = NULL;
     return logits;
+}
+
+/* Where frequencies depend on the length of the longest text: keeps the tokens, and turns by the
+ * length they will have now. LongRoPE's keys are computed again when a text comes to be longer than
+ * the original length; dynamic ones stay as they were, as in transformers. */
+static void llm_stretch(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {
+    int64_t past[LLM_MOST_ROWS], most = 0, count = m->expected;
+    int32_t *texts = (int32_t *)tsh_data(m->ctx, m->texts);
+    if (!texts) return;
+    for (int64_t b = 0; b < m->rows; b++) {
+        const int64_t own = lengths ? lengths[b] : n;
+        past[b] = m->past[b];
+        if (past[b] > most) most = past[b];
+        if (past[b] + own > count) count = past[b] + own;
+        if (past[b] + own <= m->length)
+            memcpy(texts + b * m->length + past[b], ids + b * n, (size_t)own * sizeof *ids);
+    }
+    const int changed = llm_rope_of(&m->config->rope, &m->rope, count);
+    if (!changed || most == 0 || m->config->rope.stretch > 0) return;
+    memset(m->past, 0, sizeof m->past);
+    tsh_cache_truncate(m->cache, 0);
+    for (int64_t at = 0; at < most && tsh_ok(m->ctx); at += 256) {
+        const int64_t some = most - at < 256 ? most - at : 256;
+        int32_t *again = (int32_t *)calloc((size_t)(m->rows * some), sizeof *again);
+        int64_t own[LLM_MOST_ROWS];
+        if (!again) (void)tsh_fail(m->ctx, TSH_ERR_MEMORY, "not enough memory");
+        for (int64_t b = 0; b < m->rows && again; b++) {
+            own[b] = past[b] - at < 0 ? 0 : past[b] - at < some ? past[b] - at : some;
+            memcpy(again + b * some, texts + b * m->length + at, (size_t)own[b] * sizeof *again);
+        }
+        if (again) (void)llm_compute(m, again, some, own);
+        free(again);
+    }
+}
+
+/* The logits (rows, T or 1, V), sharded over the vocabulary, of ids (rows, n) that follow the
+ * m->past[b] before: of text b the first lengths[b], NULL: all; the others are padding. A single
+ * text goes back if a caller lowers m->past[0]. The logits live until the scope ends. */
+static tsh_tensor *llm_logits(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {
+    if (m->cache && m->rows == 1 && m->past[0] < tsh_cache_length(m->cache))
+        tsh_cache_truncate(m->cache, m->past[0]);
+    if (m->texts) llm_stretch(m, ids, n, lengths);
+    return llm_compute(m, ids, n, lengths);
 }
 
 #endif

@@ -58,6 +58,11 @@ MODELS = {
     "llama_biased": ("llama", dict(LLAMA, attention_bias=True, mlp_bias=True, head_dim=12,
                                    num_key_value_heads=6, tie_word_embeddings=True)),
     "mistral": ("mistral", dict(LLAMA, sliding_window=None)),
+    "mistral_window": ("mistral", dict(LLAMA, sliding_window=5)),
+    "qwen2_window": ("qwen2", dict(LLAMA, use_sliding_window=True, sliding_window=6,
+                                   max_window_layers=1)),
+    "qwen3_window": ("qwen3", dict(LLAMA, head_dim=12, use_sliding_window=True, sliding_window=9,
+                                   max_window_layers=1)),
     "qwen2": ("qwen2", dict(LLAMA, tie_word_embeddings=True)),
     "qwen3": ("qwen3", dict(LLAMA, head_dim=12)),
     "granite": ("granite", dict(LLAMA, embedding_multiplier=3.0, attention_multiplier=0.2,
@@ -66,11 +71,27 @@ MODELS = {
     "starcoder2": ("starcoder2", LLAMA),
     "olmo2": ("olmo2", dict(LLAMA, num_key_value_heads=2)),
     "gemma": ("gemma", dict(LLAMA, head_dim=12, num_key_value_heads=1)),
+    "gemma2": ("gemma2", dict(LLAMA, head_dim=12, tie_word_embeddings=False,
+                              query_pre_attn_scalar=20, sliding_window=6,
+                              attn_logit_softcapping=2.0, final_logit_softcapping=20.0)),
+    "gemma3": ("gemma3_text", dict(LLAMA, head_dim=12, tie_word_embeddings=False,
+                                   query_pre_attn_scalar=15, sliding_window=6,
+                                   num_hidden_layers=4, sliding_window_pattern=3,
+                                   rope_parameters=dict(full_attention=rope(
+                                       "linear", rope_theta=300.0, factor=2.0),
+                                       sliding_attention=rope("default", rope_theta=50.0)))),
+    "phi3_window": ("phi3", dict(LLAMA, original_max_position_embeddings=256, sliding_window=7)),
     "phi3": ("phi3", dict(LLAMA, original_max_position_embeddings=256)),
     "phi3_longrope": ("phi3", dict(
         LLAMA, num_key_value_heads=2, original_max_position_embeddings=64, rope_parameters=rope(
             "longrope", short_factor=[1.0, 1.3, 1.7, 2.2], long_factor=[1.0, 2.0, 4.0, 8.0],
             original_max_position_embeddings=64))),
+    "phi3_longrope_far": ("phi3", dict(
+        LLAMA, original_max_position_embeddings=20, rope_parameters=rope(
+            "longrope", short_factor=[1.0, 1.3, 1.7, 2.2], long_factor=[1.0, 2.0, 4.0, 8.0],
+            original_max_position_embeddings=20))),
+    "llama_dynamic_far": ("llama", dict(LLAMA, max_position_embeddings=6, rope_parameters=rope(
+        "dynamic", rope_theta=100.0, factor=2.0))),
     "phi": ("phi", dict(LLAMA, partial_rotary_factor=0.5)),
     "gpt2": ("gpt2", GPT2),
     "gpt_neox": ("gpt_neox", dict(SAME, rotary_pct=0.25)),
@@ -109,10 +130,19 @@ def answer(folder):
     ids, gap = list(PROMPT), 1e9
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0]
+        cache = None
         for _ in range(NEW):
-            row = model(torch.tensor([ids])).logits[0, -1]
+            # Keys of dynamic positions keep the frequencies of the step that computed them.
+            if model.config.to_dict().get("rope_parameters", {}).get("rope_type") == "dynamic":
+                out = model(torch.tensor([ids if cache is None else ids[-1:]]), use_cache=True,
+                            past_key_values=cache)
+                cache, row = out.past_key_values, out.logits[0, -1]
+            else:
+                row = model(torch.tensor([ids])).logits[0, -1]
             best = row.topk(2).values
             gap = min(gap, float(best[0] - best[1]))
+            if gap <= GAP:
+                break
             ids.append(int(row.argmax()))
     return logits, ids[len(PROMPT):], gap
 

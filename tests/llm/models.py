@@ -83,6 +83,9 @@ def older(config):
     if "dtype" in config:
         config["torch_dtype"] = config.pop("dtype")
     rope = dict(config.pop("rope_parameters", None) or {})
+    if "full_attention" in rope:  # Gemma 3
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = dict(rope["full_attention"])
     if rope:
         config["rope_theta"] = rope.pop("rope_theta", 10000.0)
         part = rope.pop("partial_rotary_factor", None)

@@ -137,6 +137,11 @@ def configs_that_would_change_results_are_refused(folder):
             ("opt", {"do_layer_norm_before": False}, ("do_layer_norm_before is false",)),
             ("falcon", {"alibi": True}, ("alibi is true",)),
             ("bert", {"position_embedding_type": "relative_key"}, ("relative_key", "absolute")),
+            ("gemma3", {"model_type": "gemma3"}, ("model_type", "gemma3_text")),
+            ("mistral_window", {"layer_types": ["full_attention"]}, ("layer_types", "1 values")),
+            ("phi3_longrope_far", {"rope_parameters": {
+                "rope_type": "longrope", "short_factor": [1, 1, 1, 1], "long_factor": [1]}},
+             ("long_factor", "4 positive numbers")),
             ("bert", {"is_decoder": True}, ("is_decoder is true",)),
             ("phi", {"qk_layernorm": True}, ("qk_layernorm is true",))):
         refused(written(folder, name, **changes), "config.json", *words)
@@ -149,11 +154,8 @@ def configs_that_would_change_results_are_refused(folder):
 def texts_that_are_too_long_are_refused(folder):
     flags = ("--ids", "1 2 3", "--print-ids", "--max-new", "30")
     for name, changes, words in (
-            ("mistral", {"sliding_window": 32}, ("more than 32", "sliding_window")),
-            ("qwen2", {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 1,
-                       "layer_types": ...}, ("more than 32", "sliding_window")),
             ("gpt2", {"n_positions": 32}, ("more than 32", "positions")),
-            ("llama_dynamic", {"max_position_embeddings": 32}, ("more than 32", "rotary"))):
+            ("opt", {"max_position_embeddings": 32}, ("more than 32", "positions"))):
         refused(written(folder, name, **changes), "3 tokens", "30 new", *words, flags=flags)
 
 
@@ -164,6 +166,8 @@ def settings_within_reach_change_nothing(folder):
             ("qwen2", {"sliding_window": 8, "use_sliding_window": False}),
             ("qwen2", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2,
                        "layer_types": ...}),
+            ("gemma2", {"layer_types": ..., "cache_implementation": "hybrid"}),
+            ("gemma3", {"layer_types": ..., "sliding_window_pattern": 3}),
             ("llama", {"rope_interleaved": False, "mystery": None, "pretraining_tp": 1})):
         compare(written(folder, name, **changes), name, "--tp", "2")
 

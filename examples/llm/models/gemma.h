@@ -3,7 +3,8 @@
 #ifndef LLM_GEMMA_H
 #define LLM_GEMMA_H
 
-static void gemma_config(llm_config *c) {
+/* All but rotary positions. */
+static void gemma_options(llm_config *c) {
     llama_sizes(c, 1e-6, 1);
     c->norm = LLM_RMS_ONE;
     c->head_size = llm_config_count(c, "head_dim", 256);
@@ -11,6 +12,10 @@ static void gemma_config(llm_config *c) {
     c->qkv_bias = c->out_bias = llm_config_flag(c, "attention_bias", 0);
     llm_config_must(c, "use_bidirectional_attention", 0, 0);
     c->embed_scale = sqrt((double)c->width);
+}
+
+static void gemma_config(llm_config *c) {
+    gemma_options(c);
     llm_read_rope(c, 10000, 1);
 }
 

@@ -6,7 +6,7 @@
 static void qwen2_read_window(llm_config *c) {
     const int64_t from = llm_config_count(c, "max_window_layers", 28);
     const int slides = llm_config_flag(c, "use_sliding_window", 0);
-    llm_read_window(c, 4096, from);
+    llm_read_window(c, 4096, from, 0);
     if (!slides) c->window = 0;
 }
 

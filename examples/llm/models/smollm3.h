@@ -10,7 +10,7 @@ static void smollm3_config(llm_config *c) {
     c->mlp_bias = llm_config_flag(c, "mlp_bias", 0);
     llm_read_rope(c, 2000000, 1);
     const int slides = llm_config_flag(c, "use_sliding_window", 0);
-    llm_read_window(c, 0, 0);
+    llm_read_window(c, 0, 0, 0);
     if (!slides) c->window = 0;
     const cJSON *rotates = llm_config_key(c, "no_rope_layers"), *item; /* 1: with positions */
     const int64_t interval = llm_config_count(c, "no_rope_layer_interval", 4);

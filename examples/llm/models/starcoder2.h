@@ -14,7 +14,7 @@ static void starcoder2_config(llm_config *c) {
     llm_read_activation(c, "hidden_act", "gelu_pytorch_tanh");
     /* Keys that its files have, and nothing reads. */
     (void)llm_config_key(c, "activation_function|layer_norm_epsilon|mlp_type|norm_type");
-    llm_read_window(c, 0, 0);
+    llm_read_window(c, 0, 0, 0);
     llm_read_rope(c, 10000, 1);
 }
 

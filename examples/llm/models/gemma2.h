@@ -1,0 +1,67 @@
+/* gemma2.h - Gemma 2 (Riviere et al. 2024): Gemma with norms after attention and MLP, too, soft
+ * caps of scores and logits, and a window in every other layer. Gemma 3 (Kamath et al. 2025): no
+ * caps, but norms of queries and keys, five layers with a window to one without, and a rotary base
+ * for each kind. Its folders with a vision tower are refused. */
+#ifndef LLM_GEMMA2_H
+#define LLM_GEMMA2_H
+
+/* A soft cap; null: none. */
+static double gemma2_cap(llm_config *c, const char *key, double otherwise) {
+    const int there = cJSON_GetObjectItemCaseSensitive(c->unread, key) != NULL;
+    return llm_config_number(c, key, there ? 0 : otherwise);
+}
+
+/* What both have; caps and pattern: as their config.json has them by default. */
+static void gemma2_options(llm_config *c, double score_cap, double logit_cap, double pattern) {
+    gemma_options(c);
+    c->scale = 1 / sqrt(llm_config_number(c, "query_pre_attn_scalar", 256));
+    c->score_cap = gemma2_cap(c, "attn_logit_softcapping", score_cap);
+    c->logit_cap = gemma2_cap(c, "final_logit_softcapping", logit_cap);
+    llm_read_window(c, 4096, 0, llm_config_count(c, "sliding_window_pattern", pattern));
+}
+
+static void gemma2_config(llm_config *c) {
+    gemma2_options(c, 50, 30, 2);
+    llm_read_rope(c, 10000, 1);
+}
+
+static void gemma3_config(llm_config *c) {
+    gemma2_options(c, 0, 0, 6);
+    c->qk_norm = LLM_NORM_OF_EACH;
+    const cJSON *both = llm_config_key(c, "rope_parameters");
+    const cJSON *whole = cJSON_GetObjectItemCaseSensitive(both, "full_attention");
+    llm_set_rope(c, cJSON_GetObjectItemCaseSensitive(both, "sliding_attention"),
+                 llm_config_number(c, "rope_local_base_freq", 10000), 1);
+    c->local = c->rope;
+    if (c->local.limit > 0)
+        llm_refuse(c, "config.json: the rotary scaling of sliding_attention is \"%s\", which is "
+                      "not supported", c->local.kind);
+    llm_set_rope(c, whole ? whole : llm_config_key(c, "rope_scaling"),
+                 llm_config_number(c, "rope_theta", 1000000), 1);
+}
+
+/* x += norm(attention(norm(x))); x += norm(mlp(norm(x))) */
+static tsh_tensor *gemma2_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    tsh_tensor *x = in[0], *y = llm_call(self, "self_attn", llm_call(self, "input_layernorm", x));
+    (void)n, (void)user;
+    y = tsh_forward_residual(tsh_find(self, "pre_feedforward_layernorm"), &x,
+                             llm_call(self, "post_attention_layernorm", y));
+    return tsh_add(x, llm_call(self, "post_feedforward_layernorm", llm_call(self, "mlp", y)));
+}
+
+static void gemma2_add_block(llm_net *m, tsh_module *self) {
+    llama_add_layer(m, self, &llama_attention, &llama_mlp);
+    llm_add_norm(m, self, "pre_feedforward_layernorm", m->config->width);
+    llm_add_norm(m, self, "post_feedforward_layernorm", m->config->width);
+}
+
+static void gemma2_add(llm_net *m) {
+    llama_add_with(m, gemma2_block, gemma2_add_block);
+}
+
+static const llm_family gemma2_family = {"gemma2",   "model",       gemma2_config,
+                                         gemma2_add, llama_forward, NULL};
+static const llm_family gemma3_family = {"gemma3_text", "model",       gemma3_config,
+                                         gemma2_add,    llama_forward, NULL};
+
+#endif
