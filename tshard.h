@@ -17260,7 +17260,7 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
 }
 
 /* Computes a head that h is set to: in backward all tiles; in forward tile `unit` and, if causal,
- * the one as beyond from the end, so that all units are the same work. */
+ * the one as far from the end, so that all units are the same work. */
 static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t unit) {
     const int back = all->grad[3] != NULL, pair = !back && all->balanced;
     int64_t t = back ? 0 : unit;
