@@ -284,12 +284,6 @@ static int64_t gguf_count(gguf *g, const char *key, int64_t most, int64_t otherw
     return 0;
 }
 
-static int gguf_flag(gguf *g, const char *key, int otherwise) {
-    const gguf_pair *pair = gguf_find(g, key);
-    if (pair && pair->type != GGUF_BOOL) return gguf_fail(g, "the key \"%s\" is no bool", key);
-    return pair ? gguf_element(pair, 0) != 0 : otherwise;
-}
-
 /* The string at *at, which then is the one after it. */
 static gguf_string gguf_next(const unsigned char **at) {
     gguf_string s;
@@ -309,16 +303,6 @@ static gguf_string gguf_text(gguf *g, const char *key) {
     if (pair->type == GGUF_STRING) return gguf_next(&at);
     (void)gguf_fail(g, "the key \"%s\" is no string", key);
     return s;
-}
-
-/* An array of numbers or strings; NULL: absent, or, with an error, something else. */
-static const gguf_pair *gguf_array(gguf *g, const char *key, int strings) {
-    const gguf_pair *pair = gguf_find(g, key);
-    if (!pair) return NULL;
-    if (pair->type == GGUF_ARRAY && (strings ? pair->of == GGUF_STRING : gguf_is_number(pair->of)))
-        return pair;
-    (void)gguf_fail(g, "the key \"%s\" is no array of %s", key, strings ? "strings" : "numbers");
-    return NULL;
 }
 
 static int gguf_is(gguf_string s, const char *text) {

@@ -6,6 +6,22 @@
 /* Types of tokens. */
 enum { GGUF_NORMAL = 1, GGUF_UNKNOWN, GGUF_CONTROL, GGUF_USER, GGUF_UNUSED, GGUF_BYTE };
 
+static int gguf_flag(gguf *g, const char *key, int otherwise) {
+    const gguf_pair *pair = gguf_find(g, key);
+    if (pair && pair->type != GGUF_BOOL) return gguf_fail(g, "the key \"%s\" is no bool", key);
+    return pair ? gguf_element(pair, 0) != 0 : otherwise;
+}
+
+/* An array of numbers or strings; NULL: absent, or, with an error, something else. */
+static const gguf_pair *gguf_array(gguf *g, const char *key, int strings) {
+    const gguf_pair *pair = gguf_find(g, key);
+    if (!pair) return NULL;
+    if (pair->type == GGUF_ARRAY && (strings ? pair->of == GGUF_STRING : gguf_is_number(pair->of)))
+        return pair;
+    (void)gguf_fail(g, "the key \"%s\" is no array of %s", key, strings ? "strings" : "numbers");
+    return NULL;
+}
+
 /* -- pre-tokenizers, by name -------------------------------------------------- */
 
 #define GGUF_GPT4(digits)                                                                          \

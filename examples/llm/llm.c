@@ -517,7 +517,8 @@ static void take(llm_rank *r, int64_t b, int32_t id) {
 
 /* Takes tokens until all texts have ended, or have `most`. The first has been chosen. */
 static void generate(llm_rank *r, int64_t most) {
-    for (int64_t b = 0; b < r->rows; b++) r->done[b] = 0, r->taken[b] = 0;
+    for (int64_t b = 0; b < r->rows; b++) r->done[b] = 0;
+    for (int64_t b = 0; b < r->rows; b++) r->taken[b] = 0;
     for (int64_t i = 0; i < most && tsh_ok(r->ctx); i++) {
         int all = 1;
         for (int64_t b = 0; b < r->rows; b++)
