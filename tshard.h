@@ -7120,7 +7120,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
 
 /* tshi_gemm_kernel.few for AVX2. */
 TSHI_AVX2 static void tshi_gemm_few_avx2(const tshi_gemm_tile *t, int rows, int cols) {
-    enum { MOST = 1 << 17 }; /* bytes of columns side by side, so that the next ones fit into L2 */
+    enum { MOST = 24 << 10 }; /* bytes of columns side by side: of long ones fewer are faster */
     const int width = tshi_gemm_few_width(rows);
     const int64_t bytes = 8 * t->csb * (t->form == TSHI_GEMM_REALS ? 4 : 2); /* of a group */
     int groups = tshi_gemm_few_groups(width);
@@ -7861,7 +7861,7 @@ typedef struct tshi_quant_kernel {
     const char *name;
     tshi_quant_move_fn move;
     tshi_quant_dot_fn dot;
-    int direct; /* 1: dot takes no tiles, too, of 16 rows of W */
+    int direct; /* limit of rows of X for which dot takes no tiles, of 16 rows of W */
 } tshi_quant_kernel;
 
 /* -- the portable kernels --------------------------------------------------- */
@@ -8008,18 +8008,55 @@ TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(const int size, __m256i sum, _
                                                    _mm256_set1_epi16(1)));
 }
 
-/* Adds the sums n of a block of 8 columns, times the scales, to `sums`, and the part of minima. */
-TSHI_AVX2 TSHI_INLINE void tshi_quant_end_avx2(const int size, const float *scale, const float *min,
-                                               const tshi_quant_input *x, __m256i n, float *sums) {
-    const __m256 by = _mm256_mul_ps(_mm256_loadu_ps(scale), _mm256_set1_ps(x->scale));
-    __m256 s = _mm256_loadu_ps(sums);
+/* Adds the sums n of a block of 8 columns, times the scales, to those of the blocks before, and the
+ * part of minima. */
+TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_end_avx2(const int size, __m256 scale, __m256 min,
+                                                 const tshi_quant_input *x, __m256i n, __m256 sum) {
+    const __m256 by = _mm256_mul_ps(scale, _mm256_set1_ps(x->scale));
     if (size != TSHI_QUANT_Q8)
         n = _mm256_add_epi32(_mm256_madd_epi16(n, _mm256_set1_epi16(1)),
                              _mm256_set1_epi32(x->offset));
-    s = _mm256_add_ps(s, _mm256_mul_ps(by, _mm256_cvtepi32_ps(n)));
-    if (size == TSHI_QUANT_Q4_1)
-        s = _mm256_add_ps(s, _mm256_mul_ps(_mm256_loadu_ps(min), _mm256_set1_ps(x->sum)));
-    _mm256_storeu_ps(sums, s);
+    sum = _mm256_add_ps(sum, _mm256_mul_ps(by, _mm256_cvtepi32_ps(n)));
+    return size == TSHI_QUANT_Q4_1
+               ? _mm256_add_ps(sum, _mm256_mul_ps(min, _mm256_set1_ps(x->sum)))
+               : sum;
+}
+
+/* Adds all blocks of 16 rows of W to the sums of one row of X, without tiles. */
+TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, const int size,
+                                               const tshi_quant_input *x, float *sums) {
+    const __m256i low = _mm256_set1_epi8(15);
+    const int64_t row = from->row, head = size == TSHI_QUANT_Q4_1 ? 4 : 2;
+    for (int c = 0; c < TSHI_QUANT_COLUMNS; c += 8) {
+        const unsigned char *w = from->w + c * row;
+        const tshi_quant_input *y = x;
+        uintptr_t ahead = (uintptr_t)w + (uintptr_t)(8 * row); /* the next 8 rows */
+        __m256 sum = _mm256_loadu_ps(sums + c);
+        for (int b = 0; b < from->count; b++, w += size, y += TSHI_QUANT_FEW) {
+            __m256i n = _mm256_setzero_si256(), z[4];
+            for (int i = 0; i < 8 * size; i += 64)
+                TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
+            ahead += (uintptr_t)(8 * size);
+            for (int half = 0; half < (size == TSHI_QUANT_Q8 ? 2 : 1); half++) {
+#define TSHI_QUANT_X(i) _mm256_set1_epi32(tshi_quant_four(y->q + 4 * (i)))
+#define TSHI_QUANT_ONE(i)                                                                          \
+    if (size == TSHI_QUANT_Q8) {                                                                   \
+        n = tshi_quant_add_avx2(size, n, z[i], _mm256_abs_epi8(z[i]), TSHI_QUANT_X(4 * half + i)); \
+    } else {                                                                                       \
+        const __m256i high = _mm256_and_si256(_mm256_srli_epi16(z[i], 4), low);                    \
+        n = tshi_quant_add_avx2(size, n, _mm256_and_si256(z[i], low), low, TSHI_QUANT_X(i));       \
+        n = tshi_quant_add_avx2(size, n, high, low, TSHI_QUANT_X(4 + i));                          \
+    }
+                TSHI_QUANT_ROWS(0) TSHI_QUANT_ROWS(1) TSHI_QUANT_ROWS(2) TSHI_QUANT_ROWS(3)
+                TSHI_QUANT_TRANSPOSE(256, z);
+                TSHI_QUANT_ONE(0) TSHI_QUANT_ONE(1) TSHI_QUANT_ONE(2) TSHI_QUANT_ONE(3)
+            }
+            const __m256 scale = tshi_quant_scales_avx2(w, row);
+            const __m256 min = size == TSHI_QUANT_Q4_1 ? tshi_quant_scales_avx2(w + 2, row) : scale;
+            sum = tshi_quant_end_avx2(size, scale, min, y, n, sum);
+        }
+        _mm256_storeu_ps(sums + c, sum);
+    }
 }
 
 /* Adds a block of 16 columns to the sums of `rows` rows of X, 1, 2 or 4. */
@@ -8038,8 +8075,13 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_rows_avx2(const tshi_quant_tile *w, const 
     }
 #define TSHI_QUANT_END4(r)                                                                         \
     if (rows > r) {                                                                                \
-        tshi_quant_end_avx2(size, w->scale, w->min, x + r, n[r], sums + r * stride);               \
-        tshi_quant_end_avx2(size, w->scale + 8, w->min + 8, x + r, m[r], sums + r * stride + 8);   \
+        float *const s = sums + r * stride;                                                        \
+        _mm256_storeu_ps(s, tshi_quant_end_avx2(size, _mm256_loadu_ps(w->scale),                   \
+                                                _mm256_loadu_ps(w->min), x + r, n[r],              \
+                                                _mm256_loadu_ps(s)));                              \
+        _mm256_storeu_ps(s + 8, tshi_quant_end_avx2(size, _mm256_loadu_ps(w->scale + 8),           \
+                                                    _mm256_loadu_ps(w->min + 8), x + r, m[r],      \
+                                                    _mm256_loadu_ps(s + 8)));                      \
     }
     TSHI_QUANT_EACH4(TSHI_QUANT_BEGIN4)
     for (int i = 0; i < 8; i++) {
@@ -8066,6 +8108,15 @@ TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, const tshi_q
             else                                                                                   \
                 tshi_quant_rows_avx2(w + b, TSHI_QUANT_Q4_1, some, x + TSHI_QUANT_FEW * b, sums,   \
                                      stride);
+    if (!w) { /* one row */
+        if (from->size == TSHI_QUANT_Q8)
+            tshi_quant_one_avx2(from, TSHI_QUANT_Q8, x, sums);
+        else if (from->size == TSHI_QUANT_Q4)
+            tshi_quant_one_avx2(from, TSHI_QUANT_Q4, x, sums);
+        else
+            tshi_quant_one_avx2(from, TSHI_QUANT_Q4_1, x, sums);
+        return;
+    }
     TSHI_QUANT_SOME(4)
     TSHI_QUANT_SOME(2)
     TSHI_QUANT_SOME(1)
@@ -8273,6 +8324,8 @@ TSHI_QUANT_VNNI static void tshi_quant_dot_vnni(const tshi_quant_tile *w,
 #undef TSHI_QUANT_ADD4
 #undef TSHI_QUANT_END4
 #undef TSHI_QUANT_SOME
+#undef TSHI_QUANT_X
+#undef TSHI_QUANT_ONE
 #undef TSHI_QUANT_OP_128
 #undef TSHI_QUANT_OP
 #undef TSHI_QUANT_TRANSPOSE
@@ -8283,8 +8336,8 @@ TSHI_QUANT_VNNI static void tshi_quant_dot_vnni(const tshi_quant_tile *w,
 static const tshi_quant_kernel tshi_quant_kernels[] = {
     {"c", tshi_quant_move_c, tshi_quant_dot_c, 0},
 #if TSHI_X86
-    {"avx2", tshi_quant_move_avx2, tshi_quant_dot_avx2, 0},
-    {"vnni", tshi_quant_move_vnni, tshi_quant_dot_vnni, 1},
+    {"avx2", tshi_quant_move_avx2, tshi_quant_dot_avx2, 1},
+    {"vnni", tshi_quant_move_vnni, tshi_quant_dot_vnni, TSHI_QUANT_FEW},
 #endif
 };
 
@@ -8343,7 +8396,7 @@ typedef struct tshi_quant_job {
 static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile, float *sums,
                                int64_t first, int tiles) {
     const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
-    const int direct = job->wide == 1 && job->kernel->direct &&
+    const int direct = job->rows <= job->kernel->direct &&
                        first + TSHI_QUANT_COLUMNS <= job->outs; /* 1: few rows, no tiles */
     const int64_t strip = direct ? job->blocks : (int64_t)TSHI_QUANT_STRIP;
     tshi_quant_source from;
