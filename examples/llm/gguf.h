@@ -790,9 +790,25 @@ static int gguf_config_pair(gguf *g, const gguf_pair *pair, cJSON *config, cJSON
     return 1;
 }
 
+/* LongRoPE's factors of frequencies, if the file has this tensor of them. 0: it has none. */
+static int gguf_config_factors(const gguf *g, cJSON *scaling, const char *tensor, const char *key) {
+    const gguf_tensor *factors = gguf_tensor_named(g, tensor);
+    cJSON *list;
+    uint64_t i;
+    if (!factors || factors->format->number != 0 || factors->dims != 1) return 0;
+    list = cJSON_AddArrayToObject(scaling, key);
+    for (i = 0; i < factors->ne[0] && i < 4096; i++) {
+        const uint32_t bits =
+            (uint32_t)gguf_word(g->bytes + g->data + factors->offset + 4 * i, 4);
+        float f;
+        memcpy(&f, &bits, sizeof f);
+        cJSON_AddItemToArray(list, cJSON_CreateNumber((double)f));
+    }
+    return 1;
+}
+
 /* Rotary positions: how much of a head turns, and factors of its frequencies. */
 static void gguf_config_rope(gguf *g, cJSON *config, cJSON *scaling) {
-    const gguf_tensor *factors = gguf_tensor_named(g, "rope_factors_short.weight");
     const int64_t heads = gguf_arch_count(g, "attention.head_count", -1);
     const int64_t width = gguf_arch_count(g, "embedding_length", -1);
     const int64_t size = gguf_arch_count(g, "attention.key_length", heads ? width / heads : 0);
@@ -811,16 +827,8 @@ static void gguf_config_rope(gguf *g, cJSON *config, cJSON *scaling) {
                                         (factor && factor->valuedouble > 1
                                              ? 0.1 * log(factor->valuedouble) + 1
                                              : 1));
-    if (factors && factors->format->number == 0 && factors->dims == 1) {
-        cJSON *list = cJSON_AddArrayToObject(scaling, "short_factor");
-        const unsigned char *at = g->bytes + g->data + factors->offset;
-        uint64_t i;
-        for (i = 0; i < factors->ne[0] && i < 4096; i++) {
-            const uint32_t bits = (uint32_t)gguf_word(at + 4 * i, 4);
-            float f;
-            memcpy(&f, &bits, sizeof f);
-            cJSON_AddItemToArray(list, cJSON_CreateNumber((double)f));
-        }
+    if (gguf_config_factors(g, scaling, "rope_factors_short.weight", "short_factor") &&
+        gguf_config_factors(g, scaling, "rope_factors_long.weight", "long_factor")) {
         cJSON_DeleteItemFromObject(scaling, "rope_type");
         cJSON_AddStringToObject(scaling, "rope_type", "longrope");
     }
