@@ -25077,23 +25077,33 @@ static int tshi_load_check(tshi_io *io) {
 
 /* -- values ------------------------------------------------------------------- */
 
-/* Returns 1 if all values are finite: their exponents are not all ones, as that of infinity is.
- * Looks at the bits, in words: exponent + (sign bit - infinity) reaches the sign bit. */
+/* Returns 1 if of all values some exponent bit is 0: of infinity and NaN all are 1. ones: the bits
+ * of infinity, signs: the sign bit, in each value of a word: exponent + (sign bit - infinity)
+ * reaches the sign bit. APART: else gcc, as only code that runs rarely calls it, does not vectorise
+ * it. */
+TSHI_APART int tshi_load_finite_words(const char *TSHI_RESTRICT values, size_t bytes, uint64_t ones,
+                                      uint64_t signs) {
+    const uint64_t less = signs - ones;
+    uint64_t word, found = 0;
+    for (size_t i = 0; i < bytes / 8; i++) {
+        memcpy(&word, values + 8 * i, 8);
+        found |= (word & ones) + less;
+    }
+    word = 0;
+    memcpy(&word, values + bytes / 8 * 8, bytes % 8);
+    return !((found | ((word & ones) + less)) & signs);
+}
+
+/* Returns 1 if all values of a dtype are finite. */
 static int tshi_load_finite(const tshi_dtype *dtype, const char *values, size_t bytes) {
     const tsh_real infinite = (tsh_real)HUGE_VAL, minus = (tsh_real)-0.0;
-    uint64_t ones, signs, word, found = 0; /* of as many values as a word has */
+    uint64_t ones, signs; /* of as many values as a word has */
     int i;
     for (i = 0; i < 8; i += dtype->size) {
         dtype->store((char *)&ones + i, 1, 1, &infinite);
         dtype->store((char *)&signs + i, 1, 1, &minus);
     }
-    for (; bytes >= 8; bytes -= 8, values += 8) {
-        memcpy(&word, values, 8);
-        found |= ((word & ones) + (signs - ones)) & signs;
-    }
-    word = 0;
-    memcpy(&word, values, bytes);
-    return !(found | (((word & ones) + (signs - ones)) & signs));
+    return tshi_load_finite_words(values, bytes, ones, signs);
 }
 
 /* Adds the number of NaN to found[0], of infinite values to found[1]. For both, x - x is not 0. */

@@ -62,8 +62,9 @@ static tsh_dtype decoder_activations(tsh_dtype weights) {
     return weights == TSH_BF16 ? TSH_BF16 : TSH_F32;
 }
 
-/* The model, its weights in their dtype at once. GPT-2's head has the embedding's weight. */
-static void decoder_make(tsh_ctx *ctx, decoder *m, const llama_shape *s, tsh_dtype weights) {
+/* The model, without values yet, its weights in their dtype at once. GPT-2's head has the
+ * embedding's weight. */
+static void decoder_add(tsh_ctx *ctx, decoder *m, const llama_shape *s, tsh_dtype weights) {
     const int in_blocks = weights == TSH_Q8_0 || weights == TSH_Q4_0;
     const tsh_dtype dtype = in_blocks ? TSH_F32 : weights; /* quantised before it has values */
     const tsh_init init = {.kind = TSH_INIT_UNIFORM, .a = -1, .b = 1};
@@ -90,8 +91,13 @@ static void decoder_make(tsh_ctx *ctx, decoder *m, const llama_shape *s, tsh_dty
     if (in_blocks) tsh_quantize(root, "embed", weights);
     if (in_blocks) tsh_quantize(root, "layer*.*", weights);
     if (in_blocks) tsh_quantize(root, "head", weights);
-    tsh_materialize(root);
     tsh_train(root, 0);
+}
+
+/* The same with random values. */
+static void decoder_make(tsh_ctx *ctx, decoder *m, const llama_shape *s, tsh_dtype weights) {
+    decoder_add(ctx, m, s, weights);
+    tsh_materialize(tsh_root(ctx));
 }
 
 /* (1, T, C) -> (1, H, T, D) */
