@@ -73,6 +73,7 @@ typedef struct llm_config {
     double score_cap, logit_cap;             /* soft caps c tanh(x / c); 0: none */
     unsigned char no_rope[LLM_MOST_LAYERS];  /* layers without rotary positions */
     tsh_dtype dtype;                         /* of the weights, as far as it is known */
+    int broadcast;                           /* rank 0 alone has the files: it sends the weights */
     int64_t eos[LLM_MOST_EOS];
     int eos_count;
 } llm_config;

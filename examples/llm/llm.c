@@ -51,6 +51,7 @@ typedef struct llm_job {
     int64_t room;        /* tokens that a text may have */
     int first_token, plain; /* --embed: the first token's vector, not the mean; any length */
     tsh_comm comm; /* TCP: this process's place in the world */
+    int joined;    /* 1: comm is there, and no ctx has taken it */
     pthread_mutex_t lock;
     char error[TSH_MESSAGE_SIZE];
 } llm_job;
@@ -793,6 +794,7 @@ static int join_tcp(llm_job *job) {
     tsh_error why;
     const tsh_uv_desc uv = {.error = &why};
     if (tsh_uv_open(&uv, &job->comm) != TSH_OK) return !refuse(job, "%s", why.message);
+    job->joined = 1;
     return 1;
 #else
     return !refuse(job, "built without TCP: install libuv1-dev and libsodium-dev, and build llm "
@@ -805,9 +807,9 @@ static int run(llm_job *job) {
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
     const int tp = (int)(job->tp ? job->tp : cores > 0 ? cores : 1);
     desc.dtype = job->dtype ? llm_dtype_named(job->dtype) : job->config.dtype;
-    if (strcmp(job->backend, "threads") == 0) return tsh_threads_run(tp, &desc, run_rank, job);
-    if (!join_tcp(job)) return 1;
+    if (!job->joined) return tsh_threads_run(tp, &desc, run_rank, job);
     desc.comm = job->comm;
+    job->joined = 0;
     return tsh_run(&desc, run_rank, job);
 }
 
@@ -855,15 +857,15 @@ static int read_line(llm_job *job, const char *line, size_t length) {
     return ok;
 }
 
-/* --embed. */
-static int embed_lines(llm_job *job) {
+/* --embed. 0: refused. */
+static int read_lines(llm_job *job) {
     char *text = llm_read_file("", job->embed);
     int ok = text != NULL;
     if (!job->config.encoder) {
         free(text);
-        return refuse(job, "--embed takes an encoder, such as bert, not %s", job->config.type);
+        return !refuse(job, "--embed takes an encoder, such as bert, not %s", job->config.type);
     }
-    if (!ok) return refuse(job, "%s: %s", job->embed, strerror(errno));
+    if (!ok) return !refuse(job, "%s: %s", job->embed, strerror(errno));
     job->max_new = 0;
     for (const char *line = text; ok && *line;) {
         const size_t n = strcspn(line, "\n");
@@ -871,7 +873,7 @@ static int embed_lines(llm_job *job) {
         line += line[n] ? n + 1 : n;
     }
     free(text);
-    return !ok || !read_pooling(job) || run(job) != 0 || job->error[0] != 0;
+    return ok && read_pooling(job);
 }
 
 /* The chat template of the model, or that of --template. 0: refused. */
@@ -914,20 +916,115 @@ static int prepare_chat(llm_job *job) {
     return 1;
 }
 
-static int run_texts(llm_job *job) {
+/* Reads the model's files, but for the weights, and the texts. 0: refused. */
+static int prepare(llm_job *job) {
     llm_config *c = &job->config;
-    if (!llm_config_read(c, job->model, &job->family)) return refuse(job, "%s", c->error);
+    if (!llm_config_read(c, job->model, &job->family)) return !refuse(job, "%s", c->error);
     const int texts = job->embed || job->chat || job->prompt_texts.count || job->stops.count;
-    if ((texts || !job->print_ids) && !open_codec(job)) return 1;
+    if ((texts || !job->print_ids) && !open_codec(job)) return 0;
     if (job->codec.tokenizer && text_count(&job->codec) > c->vocabulary)
-        return refuse(job, "the tokenizer has %lld tokens, the model %lld",
-                      (long long)text_count(&job->codec), (long long)c->vocabulary);
-    if (job->embed) return embed_lines(job);
+        return !refuse(job, "the tokenizer has %lld tokens, the model %lld",
+                       (long long)text_count(&job->codec), (long long)c->vocabulary);
+    if (job->embed) return read_lines(job);
     if (job->max_new < 0) job->max_new = job->chat ? INT64_MAX : 64;
     if (c->encoder && job->max_new > 0)
-        return refuse(job, "%s generates no text; give --embed FILE", c->type);
-    if (!(job->chat ? prepare_chat(job) : read_prompts(job))) return 1;
-    return run(job) != 0 || job->error[0] != 0;
+        return !refuse(job, "%s generates no text; give --embed FILE", c->type);
+    return job->chat ? prepare_chat(job) : read_prompts(job);
+}
+
+/* -- a model that only rank 0 has --------------------------------------------- */
+
+/* 1 if this process cannot open the model. */
+static int lacks_model(const llm_job *job) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/config.json", job->model);
+    return access(path, R_OK) != 0 && errno != ENOTDIR; /* ENOTDIR: it is a file */
+}
+
+/* What rank 0 found, as it is sent. */
+typedef struct llm_found {
+    int64_t ok, text, tokens, rows, room, max_new, first_token, plain; /* text, tokens: how many */
+    int64_t eos_count, eos[LLM_MOST_EOS];
+    char error[TSH_MESSAGE_SIZE];
+} llm_found;
+
+static void fill_found(const llm_job *job, llm_found *found, int ok, const char *text) {
+    const llm_config *c = &job->config;
+    found->ok = ok && text;
+    found->text = text ? (int64_t)strlen(text) : 0;
+    found->rows = job->rows;
+    found->tokens = row_begin(job, job->rows);
+    found->room = job->room;
+    found->max_new = job->max_new;
+    found->first_token = job->first_token;
+    found->plain = job->plain;
+    found->eos_count = c->eos_count;
+    memcpy(found->eos, c->eos, sizeof c->eos);
+    memcpy(found->error, job->error, sizeof found->error);
+}
+
+/* The same in the other ranks, with the text of config.json. 0: refused. */
+static int take_found(llm_job *job, const llm_found *found, const char *text) {
+    llm_config *c = &job->config;
+    job->rows = found->rows;
+    job->room = found->room;
+    job->max_new = found->max_new;
+    job->first_token = (int)found->first_token;
+    job->plain = (int)found->plain;
+    if (!llm_config_take(c, cJSON_Parse(text), "rank 0's config.json") ||
+        !llm_config_finish(c, &job->family) || !llm_config_close(c))
+        return !refuse(job, "%s", c->error);
+    c->eos_count = (int)found->eos_count;
+    memcpy(c->eos, found->eos, sizeof c->eos);
+    return 1;
+}
+
+/* Rank 0 sends what it found, or why it refuses; ok: it has not refused. 0: refused. */
+static int send_found(llm_job *job, int ok) {
+    tsh_comm *world = &job->comm;
+    const int first = world->rank == 0;
+    char *text = first && ok ? llm_read_file(job->model, "config.json") : NULL;
+    llm_found found = {0};
+    if (first && ok && !text) refuse(job, "%s: only a folder is sent to other hosts", job->model);
+    if (first) fill_found(job, &found, ok, text);
+    tsh_result result = tsh_broadcast(world, &found, sizeof found / 4, TSH_I32, 0);
+    if (result == TSH_OK && !found.ok) {
+        free(text);
+        return !refuse(job, "%s", found.error);
+    }
+    if (!first) {
+        text = (char *)calloc(1, (size_t)found.text + 4);
+        job->tokens = (int32_t *)malloc((size_t)(found.tokens + 1) * sizeof *job->tokens);
+        job->ends = (int64_t *)malloc((size_t)(found.rows + 1) * sizeof *job->ends);
+    }
+    ok = text && (first || (job->tokens && job->ends)); /* else the others wait in vain, and fail */
+    if (ok && result == TSH_OK) /* with the 0 at its end, in words of 4 bytes */
+        result = tsh_broadcast(world, text, found.text / 4 + 1, TSH_I32, 0);
+    if (ok && result == TSH_OK && found.tokens)
+        result = tsh_broadcast(world, job->tokens, found.tokens, TSH_I32, 0);
+    if (ok && result == TSH_OK && found.rows)
+        result = tsh_broadcast(world, job->ends, found.rows, TSH_I64, 0);
+    if (!ok) refuse(job, "not enough memory");
+    else if (result != TSH_OK) ok = !refuse(job, "the files of rank 0 do not arrive");
+    if (ok && !first) ok = take_found(job, &found, text);
+    job->config.broadcast = 1;
+    free(text);
+    return ok;
+}
+
+static int run_texts(llm_job *job) {
+    int64_t lacking = 0;
+    int ok = 1;
+    if (strcmp(job->backend, "tcp") == 0) {
+        if (!join_tcp(job)) return 1;
+        lacking = lacks_model(job);
+        if (tsh_allreduce(&job->comm, &lacking, 1, TSH_I64, TSH_MAX) != TSH_OK)
+            ok = !refuse(job, "the ranks do not meet");
+    }
+    if (ok && (!lacking || job->comm.rank == 0)) ok = prepare(job);
+    if (lacking) ok = send_found(job, ok);
+    if (!ok && job->joined) tsh_comm_close(&job->comm);
+    return !ok || run(job) != 0 || job->error[0] != 0;
 }
 
 int main(int argc, char **argv) {

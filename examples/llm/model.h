@@ -87,19 +87,25 @@ static void llm_gguf_rename_error(llm_config *c, const char *path) {
     strcpy(c->error, text);
 }
 
-/* Reads a folder's config.json, or what a GGUF file says; 0: c->error says why not. llm_config_free
- * in either case. */
-static int llm_config_read(llm_config *c, const char *folder, const llm_family **family) {
+/* Reads the keys of the family after llm_config_take; 0: c->error says why not. */
+static int llm_config_finish(llm_config *c, const llm_family **family) {
     char names[256];
-    const int is_file = gguf_is_file(folder);
-    if (!(is_file ? llm_gguf_config(c, folder) : llm_config_open(c, folder))) return 0;
     *family = llm_family_find(c->type, names, sizeof names);
     if (!*family)
         llm_refuse(c, "config.json: model_type is \"%s\"; supported are %s", c->type, names);
     else
         (*family)->config(c);
-    if (is_file) llm_gguf_adjust(c);
-    const int ok = c->error[0] == 0 && llm_config_close(c);
+    return c->error[0] == 0;
+}
+
+/* Reads a folder's config.json, or what a GGUF file says; 0: c->error says why not. llm_config_free
+ * in either case. */
+static int llm_config_read(llm_config *c, const char *folder, const llm_family **family) {
+    const int is_file = gguf_is_file(folder);
+    if (!(is_file ? llm_gguf_config(c, folder) : llm_config_open(c, folder))) return 0;
+    int ok = llm_config_finish(c, family);
+    if (ok && is_file) llm_gguf_adjust(c);
+    ok = c->error[0] == 0 && llm_config_close(c);
     if (is_file) llm_gguf_rename_error(c, folder);
     return ok;
 }
@@ -183,7 +189,8 @@ static tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
     gguf_file blocks;
     tsh_file_desc file = {.prefix = family->base,
                           .rename = family->rename,
-                          .ignore = llm_ignored + (c->tied || c->encoder ? 0 : LLM_TIED)};
+                          .ignore = llm_ignored + (c->tied || c->encoder ? 0 : LLM_TIED),
+                          .broadcast = c->broadcast};
     memset(m, 0, sizeof *m);
     m->ctx = ctx;
     m->config = c;

@@ -103,6 +103,44 @@ def processes_write_what_threads_do(folder):
     check(done.stdout.split() == ["[0]", *map(str, model["new"])], done.stdout, done.stderr)
 
 
+def only_rank_0_needs_the_folder(folder):
+    """The model's folder under a name that only rank 0 finds: each rank starts in a folder of its
+    own, and the flag names one beside it."""
+    if not has_launcher():
+        raise Skipped(NO_LAUNCHER)
+    with open(os.path.join(folder, "start"), "w", encoding="ascii") as file:
+        file.write("#!/bin/sh\nmkdir -p %s/$TSHARD_RANK && cd %s/$TSHARD_RANK && exec \"$@\"\n"
+                   % (folder, folder))
+    os.chmod(file.name, 0o755)
+    here = os.path.join(folder, "0", "model")
+    os.makedirs(here)
+
+    def alone(*flags):
+        return llm("model", *flags, "--backend", "tcp", before=(LAUNCHER, "-n", "3", file.name))
+
+    for name in ("smollm3", "gpt2"):
+        model = models.load(name)
+        models.write(here, model)
+        done = alone("--ids", numbers(model["prompt"]), "--print-ids", "--max-new", "32",
+                     "--dtype", "f32")
+        check(done.returncode == 0, done.stderr)
+        check(done.stdout.split() == ["[0]", *map(str, model["new"])], done.stdout, done.stderr)
+    end = model["new"][9]
+    with open(os.path.join(here, "generation_config.json"), "w", encoding="ascii") as text:
+        json.dump({"eos_token_id": [end]}, text)
+    done = alone("--ids", numbers(model["prompt"]), "--print-ids", "--max-new", "32")
+    check(done.stdout.split() == ["[0]", *map(str, model["new"][:model["new"].index(end)])],
+          done.stdout, done.stderr)
+    done = alone("--ids", "1 61", "--print-ids")
+    check(done.returncode == 1 and "61 is not one of" in done.stderr, done.returncode, done.stderr)
+    os.remove(os.path.join(here, "model.safetensors"))
+    done = alone("--ids", "1 2", "--print-ids")
+    check(done.returncode == 1 and "folder without model.safetensors" in done.stderr, done.stderr)
+    os.remove(os.path.join(here, "config.json"))
+    done = alone("--ids", "1 2", "--print-ids")
+    check(done.returncode == 1 and "model/config.json cannot be read" in done.stderr, done.stderr)
+
+
 def written(folder, name, **changes):
     """The folder with keys of config.json changed, or (value ...) taken away."""
     model = models.load(name)
@@ -592,7 +630,8 @@ def the_readme_shows_a_family(folder):
 
 if __name__ == "__main__":
     sys.exit(run_tests("llm", [family(name) for name in models.names()] + [
-        processes_write_what_threads_do, configs_that_would_change_results_are_refused,
+        processes_write_what_threads_do, only_rank_0_needs_the_folder,
+        configs_that_would_change_results_are_refused,
         texts_that_are_too_long_are_refused, settings_within_reach_change_nothing,
         other_names_load, folders_that_lie_are_refused, mistakes_are_told,
         the_models_of_the_course_know_their_texts, the_readme_shows_a_family,
