@@ -113,7 +113,8 @@ static void *keep_memory(void *user, void *ptr, size_t old_size, size_t new_size
     block *old = ptr ? (block *)(void *)((char *)ptr - HEAD) : NULL, *b = NULL;
     (void)user;
     if (new_size >= LARGE) b = take(new_size);
-    if (new_size && !b) b = (block *)aligned_alloc(align, (new_size + HEAD + align) / align * align);
+    if (new_size && !b)
+        b = (block *)aligned_alloc(align, (new_size + HEAD + align) / align * align);
     if (b) b->size = new_size;
     if (b && old) memcpy((char *)b + HEAD, ptr, old_size < new_size ? old_size : new_size);
     if (new_size && !b) return NULL;
@@ -189,7 +190,7 @@ static int serve(int file, int to, size_t bytes) {
     return ok;
 }
 
-/* Seconds in which all ranks get as many bytes as their shards have into new memory; < 0: failed. */
+/* Seconds in which all ranks get as many bytes as their shards have into memory; < 0: failed. */
 static double plain_time(tsh_ctx *ctx, const load_job *job, double bytes) {
     const int rank = tsh_world(ctx)->rank, ranks = tsh_world(ctx)->size;
     const int reads = !job->broadcast || rank == 0;

@@ -224,6 +224,66 @@ def folders_that_lie_are_refused(folder):
     refused(folder, "model.safetensors")
 
 
+def edit_header(path, edit, cut=0):
+    """Changes the header of a file, and takes bytes off its end."""
+    with open(path, "rb") as file:
+        data = file.read()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + size].decode("ascii"))
+    edit(header)
+    text = json.dumps(header).encode("ascii")
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + data[8 + size:len(data) - cut])
+
+
+def files_that_lie_are_refused(folder):
+    """Each refusal names the file, and the tensor where there is one."""
+    path = os.path.join(folder, "model.safetensors")
+    norm = "model.norm.weight"
+
+    def changed(edit, *words, cut=0):
+        written(folder, "llama")
+        edit_header(path, edit, cut)
+        refused(folder, "model.safetensors", *words)
+
+    def another_dtype(header):
+        header[norm].update(dtype="I32")
+
+    def overlapping(header):
+        end = header[norm]["data_offsets"]
+        header[norm]["data_offsets"] = [end[0] - 4, end[1] - 4]
+
+    def longer(header):
+        header[norm]["shape"] = [49]
+
+    changed(another_dtype, norm, "I32", "F32")
+    changed(overlapping, norm, "overlaps")
+    changed(longer, norm)
+    changed(lambda header: None, "cut off", cut=4)
+    written(folder, "llama")  # all in one file, and one of them in a second one, too
+    tensors = models.read_safetensors(path)
+    os.remove(path)
+    models.write_safetensors(os.path.join(folder, "a.safetensors"), tensors)
+    models.write_safetensors(os.path.join(folder, "b.safetensors"), {norm: tensors[norm]})
+    refused(folder, "twice", norm)
+    index = {name: "a.safetensors" for name in tensors}
+    index[norm] = "c.safetensors"
+    with open(path + ".index.json", "w", encoding="ascii") as file:
+        json.dump({"weight_map": index}, file)
+    refused(folder, "c.safetensors", "named by the index")
+
+
+def values_that_are_not_finite_are_told(folder):
+    written(folder, "llama")
+    path = os.path.join(folder, "model.safetensors")
+    tensors = models.read_safetensors(path)
+    shape, floats = tensors["model.norm.weight"]
+    tensors["model.norm.weight"] = (shape, [float("nan"), *floats[1:]])
+    models.write_safetensors(path, tensors)
+    done = llm(folder, "--tp", "2", "--ids", "1 2", "--print-ids", "--max-new", "1")
+    check("norm.weight" in done.stderr and "1 NaN" in done.stderr, done.returncode, done.stderr)
+
+
 def other_names_load(folder):
     """Without the prefix, and with tensors that are no parameters, as in older files of the hub."""
     for name, prefix, more in (
@@ -633,7 +693,8 @@ if __name__ == "__main__":
         processes_write_what_threads_do, only_rank_0_needs_the_folder,
         configs_that_would_change_results_are_refused,
         texts_that_are_too_long_are_refused, settings_within_reach_change_nothing,
-        other_names_load, folders_that_lie_are_refused, mistakes_are_told,
+        other_names_load, folders_that_lie_are_refused, files_that_lie_are_refused,
+        values_that_are_not_finite_are_told, mistakes_are_told,
         the_models_of_the_course_know_their_texts, the_readme_shows_a_family,
         the_end_of_a_text_ends_it, samples_are_those_of_the_seed, fewer_bits_are_near,
         batches_are_texts_of_their_own, stop_strings_end_a_text, conversations_keep_the_cache,
