@@ -1158,7 +1158,8 @@ TSH_API tsh_tensor *tsh_ge(tsh_tensor *a, tsh_tensor *b);
 /* cond (TSH_I32) ? a : b. P with an R cond and P branches. */
 TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b);
 /* To an integer: towards zero, clamped to its ends, NaN to 0. To a floating dtype, TSH_REAL or one
- * that it holds exactly: rounded once; gradients pass between floating ones. */
+ * that it holds exactly: rounded once; gradients pass between floating ones. TSH_DTYPE_DEFAULT: to
+ * the ctx's. */
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype);
 /* x / (1 - p) with probability 1 - p, else 0 (torch.nn.functional.dropout, training). The mask is
  * keyed by seed, the owner's path and count of calls (owner NULL: the ctx's), dp rank and global
@@ -12972,6 +12973,7 @@ static const tshi_op tshi_map_cast_op = {
 
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_cast", &x, 1);
+    if (ctx && dtype == TSH_DTYPE_DEFAULT) dtype = ctx->dtype;
     if (!ctx || x->dtype == dtype) return ctx ? x : NULL; /* nothing to convert */
     if (!tshi_dtype_exists(dtype) ||
         (tshi_dtypes[dtype].floating && !tshi_dtype_computes(dtype)))

@@ -834,24 +834,6 @@ static void gguf_config_rope(gguf *g, cJSON *config, cJSON *scaling) {
     }
 }
 
-/* Type of the model's values: that of the largest matrices that are no blocks tshard computes
- * with. */
-static const char *gguf_config_dtype(const gguf *g) {
-    const char *dtype = "float32";
-    uint64_t most = 0;
-    size_t i;
-    for (i = 0; i < g->tensors; i++) {
-        const gguf_tensor *t = &g->tensor[i];
-        const uint64_t count = t->dims < 2 ? 0 : t->ne[0] * t->ne[1];
-        if (t->format->dtype || count <= most) continue;
-        most = count;
-        dtype = t->format->decode || t->format->number == 30 ? "bfloat16"
-                : t->format->number == 1                     ? "float16"
-                                                             : "float32";
-    }
-    return dtype;
-}
-
 /* What config.json would say, or NULL and an error in g->error. */
 GGUF_API cJSON *gguf_config(gguf *g) {
     static const char *const ends[] = {"tokenizer.ggml.eos_token_id",
@@ -890,7 +872,7 @@ GGUF_API cJSON *gguf_config(gguf *g) {
                             window && strcmp(g->arch, "llama") == 0 ? "mistral" : g->arch);
     cJSON_AddNumberToObject(config, "vocab_size", (double)words->ne[1]);
     cJSON_AddBoolToObject(config, "tie_word_embeddings", !gguf_tensor_named(g, "output.weight"));
-    cJSON_AddStringToObject(config, "dtype", gguf_config_dtype(g));
+    cJSON_AddStringToObject(config, "dtype", "float32"); /* as llama.cpp computes */
     if (!window) cJSON_DeleteItemFromObject(config, "sliding_window");
     if (window && strncmp(g->arch, "qwen", 4) == 0) {
         cJSON_AddBoolToObject(config, "use_sliding_window", 1);

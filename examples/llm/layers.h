@@ -113,6 +113,11 @@ static void llm_add_embedding(llm_net *m, tsh_module *parent, const char *name) 
     tsh_add_embedding(parent, name, &desc);
 }
 
+/* Rows of the embedding, in the ctx's dtype: a GGUF file may have another for it. */
+static tsh_tensor *llm_embed(llm_net *m, const char *name, tsh_tensor *ids) {
+    return tsh_cast(llm_call(m->base, name, ids), TSH_DTYPE_DEFAULT);
+}
+
 /* Learned positions, the first `skip` of which no token has. */
 static void llm_add_places(llm_net *m, tsh_module *parent, const char *name, int64_t skip) {
     const tsh_embedding_desc desc = {.count = m->config->places + skip, .dim = m->config->width};

@@ -168,21 +168,23 @@ static int llm_keeps(void *user, const char *name, const char *dtype) {
     return weight && tsh_dtype_of(weight) == llm_dtype_named(dtype);
 }
 
-/* Gives weights the dtypes that the GGUF file has in blocks. */
-static void llm_gguf_quantize(llm_net *m) {
+/* Gives matrices the dtypes that the GGUF file has them in; activations are the ctx's. */
+static void llm_gguf_dtypes(llm_net *m) {
     const gguf *g = m->config->gguf;
     for (size_t i = 0; i < g->tensors; i++) {
         const gguf_tensor *t = &g->tensor[i];
-        const tsh_dtype dtype = t->format->dtype ? llm_dtype_named(t->format->dtype)
-                                                 : TSH_DTYPE_DEFAULT;
-        tsh_module *layer = dtype ? llm_layer_of(m, t->hub) : NULL;
-        if (layer) tsh_quantize(layer, NULL, dtype);
+        const tsh_dtype blocks = t->format->dtype ? llm_dtype_named(t->format->dtype)
+                                                  : TSH_DTYPE_DEFAULT;
+        tsh_module *layer = t->dims == 2 ? llm_layer_of(m, t->hub) : NULL;
+        if (layer && blocks) tsh_quantize(layer, NULL, blocks);
+        else if (layer && strcmp(t->format->hub, "F32") != 0)
+            tsh_to(layer, strcmp(t->format->hub, "F16") == 0 ? TSH_F16 : TSH_BF16);
     }
 }
 
 /* Makes the model, for `rows` texts of at most `length` tokens, and loads its weights. weights:
- * TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1; TSH_F32: all in the dtype of the ctx; 0: so, but those that a
- * GGUF file has in such blocks as they are. Errors are the ctx's. */
+ * TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1; TSH_F32: all in the dtype of the ctx; 0: so, but those of a
+ * GGUF file in its own. Errors are the ctx's. */
 static tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
                                  const llm_family *family, const char *folder, int64_t rows,
                                  int64_t length, tsh_dtype weights) {
@@ -204,7 +206,7 @@ static tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
     m->root = m->base = tsh_root(ctx);
     family->add(m);
     if (weights && weights != TSH_F32) tsh_quantize(m->root, NULL, weights);
-    else if (c->gguf && !weights) llm_gguf_quantize(m);
+    else if (c->gguf && !weights) llm_gguf_dtypes(m);
     tsh_train(m->root, 0);
     if (c->gguf && !gguf_file_open(&blocks, c->gguf, llm_keeps, m))
         return tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");

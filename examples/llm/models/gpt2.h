@@ -43,7 +43,7 @@ static void gpt2_add(llm_net *m) {
 }
 
 static tsh_tensor *gpt2_forward(llm_net *m, tsh_tensor *ids) {
-    tsh_tensor *x = llm_call(m->base, "wte", ids);
+    tsh_tensor *x = llm_embed(m, "wte", ids);
     x = tsh_add(x, llm_call(m->base, "wpe", llm_places(m, ids, 0)));
     x = llm_last(m, llm_call(m->base, "h", x));
     return llm_call(m->root, "lm_head", llm_call(m->base, "ln_f", x));
