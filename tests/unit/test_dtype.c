@@ -407,6 +407,7 @@ static void promotion_is_the_wider_one(void **state) {
     half = tsh_cast(x, TSH_BF16);
     assert_int_equal(tsh_dtype_of(tsh_add(half, half)), TSH_BF16);
     assert_int_equal(tsh_dtype_of(tsh_add(half, tsh_cast(x, TSH_F16))), TSH_REAL);
+    assert_int_equal(tsh_dtype_of(tsh_cast(half, TSH_DTYPE_DEFAULT)), TSH_REAL);
     unit_close(ctx);
 }
 
