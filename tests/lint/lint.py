@@ -235,7 +235,7 @@ def check_columns(source):
             report(source.path, number, "%d columns (at most %d)" % (len(line), COLUMNS))
         if line != line.rstrip():
             report(source.path, number, "blanks at the end of the line")
-        if "\t" in line and not source.path.endswith("Makefile"):
+        if "\t" in line and not source.path.endswith(("Makefile", ".mk")):
             report(source.path, number, "a tab")
 
 
@@ -360,7 +360,7 @@ def main():
     programs = [Source(path) for path in sorted(glob.glob(os.path.join(TOP, "backends", "*.c")))]
     tests = [path for form in ("*.c", "*.h", "*.py")
              for path in glob.glob(os.path.join(TOP, "tests", "**", form), recursive=True)]
-    texts = tests + [os.path.join(TOP, "Makefile")]
+    texts = tests + [os.path.join(TOP, "Makefile")] + glob.glob(os.path.join(TOP, "*", "*", "*.mk"))
     texts += glob.glob(os.path.join(TOP, "examples", "*.[ch]"))
     texts += glob.glob(os.path.join(TOP, "examples", "*.cpp"))
     check_contents(headers[0])
