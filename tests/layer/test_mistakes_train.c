@@ -218,7 +218,7 @@ static int refuses(tsh_ctx *ctx, const tsh_plan_rule *rule, tsh_result code, con
 
 static int plans(tsh_ctx *ctx, void *user) {
     const tsh_plan_rule typo = {.path = "h.*.mlp.c_fcc", .style = TSH_COLWISE};
-    const tsh_plan_rule norm = {.path = "h.*.ln_1", .style = TSH_COLWISE};
+    const tsh_plan_rule norm = {.path = "h.*.ln_1", .style = TSH_ROWWISE};
     const tsh_plan_rule kind = {.path = "wte", .style = TSH_ROWWISE, .kind = "linear"};
     const tsh_plan_rule cut = {.path = "h.*.mlp.c_fc", .style = TSH_COLWISE, .segments = 3};
     tsh_module *gpt = gpt_add(ctx);

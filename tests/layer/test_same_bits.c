@@ -336,7 +336,7 @@ static const bad_plan bad_plans[] = {
      {"\"h.0.atn.c_attn\" matches no", "near it are", "\"h.0.attn.c_attn\""}},
     {{{.path = "wet", .style = TSH_ROWWISE}}, 1, TSH_ERR_ARGUMENT, {"\"wet\"", "near", "\"wte\""}},
     {{{.path = "h.*", .style = TSH_COLWISE}}, 1, TSH_ERR_ARGUMENT, {"\"h.*\" matches no module"}},
-    {{{.path = "ln_f", .style = TSH_COLWISE}}, 1, TSH_ERR_ARGUMENT, {"\"ln_f\" matches no module"}},
+    {{{.path = "ln_f", .style = TSH_ROWWISE}}, 1, TSH_ERR_ARGUMENT, {"\"ln_f\" matches no module"}},
     /* two rules for one layer */
     {{{.path = "h.*.mlp.c_fc", .style = TSH_COLWISE}, {.path = "h.1.**", .style = TSH_ROWWISE}},
      2,

@@ -9,15 +9,15 @@
 #include "../support/unit.h"
 #include "../support/golden.h"
 
-enum { KINDS = 3 };
-static const tsh_dtype kinds[KINDS] = {TSH_Q8_0, TSH_Q4_0, TSH_Q4_1};
+enum { QUANTS = 3 };
+static const tsh_dtype kinds[QUANTS] = {TSH_Q8_0, TSH_Q4_0, TSH_Q4_1};
 
 /* -- bytes ---------------------------------------------------------------- */
 
 static void bytes_are_those_of_ggml(void **state) {
     golden_file file = golden_open("quant");
     (void)state;
-    for (int k = 0; k < KINDS; k++) {
+    for (int k = 0; k < QUANTS; k++) {
         const tshi_dtype *row = &tshi_dtypes[kinds[k]];
         const golden_tensor in = golden_get(&file, row->name, "in0");
         const golden_tensor out = golden_get(&file, row->name, "out");
@@ -64,7 +64,7 @@ static void sizes_are_of_blocks(void **state) {
 static void nan_and_infinity_stay(void **state) {
     static const double bad[2] = {(double)NAN, (double)INFINITY};
     (void)state;
-    for (int k = 0; k < KINDS; k++)
+    for (int k = 0; k < QUANTS; k++)
         for (int b = 0; b < 2; b++) {
             const tshi_dtype *row = &tshi_dtypes[kinds[k]];
             unsigned char bytes[34];
@@ -139,7 +139,7 @@ static void products_are_right_and_the_same_everywhere(void **state) {
     const int best = ctx->isa;
     (void)state;
     tsh_no_grad_begin(ctx);
-    for (int k = 0; k < KINDS; k++)
+    for (int k = 0; k < QUANTS; k++)
         for (int o = 0; o < COUNT(outs); o++)
             for (int i = 0; i < COUNT(ins); i++) {
                 tsh_tensor *w = random_weight(ctx, kinds[k], outs[o], ins[i]);
@@ -214,7 +214,7 @@ static void inputs_of_any_form(void **state) {
 static void gradients_go_to_the_input(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
     (void)state;
-    for (int k = 0; k < KINDS; k++) {
+    for (int k = 0; k < QUANTS; k++) {
         tsh_tensor *w = random_weight(ctx, kinds[k], 24, 64);
         tsh_tensor *x = tsh_requires_grad(random_rows(ctx, 3, 64), 1), *dx, *plain;
         tsh_tensor *g = tsh_keep(tsh_randn(ctx, tsh_shape2(3, 24)));
@@ -234,7 +234,7 @@ static void gradients_go_to_the_input(void **state) {
 static void lookups_give_the_stored_values(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
     (void)state;
-    for (int k = 0; k < KINDS; k++) {
+    for (int k = 0; k < QUANTS; k++) {
         tsh_tensor *w = random_weight(ctx, kinds[k], 10, 96), *y;
         tsh_tensor *ids = tsh_arange(ctx, TSH_I64, 7, 1, -2); /* 7, 5, 3 */
         tsh_real want[96];
