@@ -344,9 +344,11 @@ static const mistake mistakes[] = {
 
     {norm_of_sharded_features, 1, TSH_ERR_LAYOUT,
      "h.3.mlp.ln: tsh_layer_norm: input is sharded along its last dimension (rank 0 holds 8 of 8 "
-     "features); gather it first: tsh_redistribute(x, tsh_replicated())"},
+     "features), and weight or bias not like it; gather it first: tsh_redistribute(x, "
+     "tsh_replicated()), or shard them by the same units"},
     {norm_of_sharded_features, 4, TSH_ERR_LAYOUT,
-     "of 8 features); gather it first: tsh_redistribute(x, tsh_replicated())"},
+     "of 8 features), and weight or bias not like it; gather it first: tsh_redistribute(x, "
+     "tsh_replicated()), or shard them by the same units"},
     {gelu_of_a_partial_sum, -2, TSH_ERR_LAYOUT,
      MLP "tsh_gelu: input is a partial sum, and the op is not linear; x is (2, 3, 1) P on 2 "
          "ranks; complete it first: tsh_redistribute(x, tsh_replicated())"},

@@ -377,7 +377,7 @@ static void test_reduce_and_view(void **state) {
 }
 
 static void test_matrix(void **state) {
-    op_case cases[32];
+    op_case cases[48];
     int n = 0;
     (void)state;
     TWO(matmul, S2(3, 5), S2(5, 4), -2, 2);

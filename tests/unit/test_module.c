@@ -495,7 +495,7 @@ static void plans_that_cannot_be_change_nothing(void **state) {
         {{{.path = "wte", .style = TSH_ROWWISE}, {.path = "h.*.upp", .style = TSH_COLWISE}},
          TSH_ERR_ARGUMENT,
          "rule \"h.*.upp\" matches no module that takes its style; near it are \"h."},
-        {{{.path = "wte", .style = TSH_ROWWISE}, {.path = "h.*.ln", .style = TSH_COLWISE}},
+        {{{.path = "wte", .style = TSH_ROWWISE}, {.path = "h.*.ln", .style = TSH_ROWWISE}},
          TSH_ERR_ARGUMENT,
          "rule \"h.*.ln\" matches no module that takes its style"},
         {{{.path = "h.1.up", .style = TSH_ROWWISE}, {.path = "**.up", .style = TSH_COLWISE}},
