@@ -119,13 +119,20 @@ static const cJSON *llm_config_key(llm_config *c, const char *keys) {
     return found;
 }
 
+/* The number that item is; 1, and an error, if it is none, or beyond all that a config may have. */
+static double llm_json_number(llm_config *c, const cJSON *item) {
+    if (cJSON_IsNumber(item) && fabs(item->valuedouble) <= 1e12) return item->valuedouble;
+    llm_refuse_value(c, item->string ? item->string : "an element", item,
+                     "it must be a number of at most 1e12");
+    return 1;
+}
+
 static double llm_config_number(llm_config *c, const char *keys, double otherwise) {
     const cJSON *item = llm_config_key(c, keys);
-    if (!item && otherwise <= LLM_NEEDED)
-        llm_refuse(c, "config.json: %s needs the key %s, which is not there", c->type, keys);
-    if (item && !cJSON_IsNumber(item))
-        llm_refuse_value(c, item->string, item, "it must be a number");
-    return item ? item->valuedouble : otherwise;
+    if (item) return llm_json_number(c, item);
+    if (otherwise > LLM_NEEDED) return otherwise;
+    llm_refuse(c, "config.json: %s needs the key %s, which is not there", c->type, keys);
+    return 1;
 }
 
 /* A number of things. */
@@ -218,11 +225,10 @@ static void llm_read_window(llm_config *c, int64_t absent, int64_t from, int64_t
 static double llm_rope_number(llm_config *c, const cJSON *scaling, const char *key,
                               double otherwise) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(scaling, key);
-    if (cJSON_IsNumber(item)) return item->valuedouble;
-    if (item && !cJSON_IsNull(item)) llm_refuse_value(c, key, item, "it must be a number");
-    if (otherwise <= LLM_NEEDED)
-        llm_refuse(c, "config.json: rotary scaling \"%s\" needs the key %s", c->rope.kind, key);
-    return otherwise;
+    if (item && !cJSON_IsNull(item)) return llm_json_number(c, item);
+    if (otherwise > LLM_NEEDED) return otherwise;
+    llm_refuse(c, "config.json: rotary scaling \"%s\" needs the key %s", c->rope.kind, key);
+    return 1;
 }
 
 /* Llama 3.1: long wavelengths are stretched, short ones are not, and those between in part. */
@@ -277,8 +283,8 @@ static void llm_rope_long(llm_config *c, const cJSON *scaling, double places) {
         const cJSON *list = cJSON_GetObjectItemCaseSensitive(scaling, key);
         double *freqs = far ? c->rope.longer : c->rope.freqs;
         for (int i = 0; i < c->rope.dims / 2; i++) {
-            const double by = cJSON_IsArray(list) && cJSON_GetArrayItem(list, i)
-                                  ? cJSON_GetArrayItem(list, i)->valuedouble : 0;
+            const cJSON *item = cJSON_IsArray(list) ? cJSON_GetArrayItem(list, i) : NULL;
+            const double by = item ? llm_json_number(c, item) : 0;
             if (by <= 0 || cJSON_GetArraySize(list) != c->rope.dims / 2)
                 llm_refuse(c, "config.json: %s must be a list of %d positive numbers", key,
                            (int)c->rope.dims / 2);
@@ -335,10 +341,11 @@ static void llm_set_rope(llm_config *c, const cJSON *scaling, double base, doubl
     c->rope.on = 1;
     c->rope.factor = 1;
     c->rope.base = base;
-    c->rope.dims = (int64_t)((double)c->head_size * part);
-    if (c->rope.dims / 2 > LLM_MOST_PAIRS || c->rope.dims < 2 || c->rope.dims % 2 || base <= 0) {
-        llm_refuse(c, "config.json: %d features of a head cannot turn with base %g",
-                   (int)c->rope.dims, base);
+    part *= (double)c->head_size;
+    c->rope.dims = part >= 2 && part < 2 * LLM_MOST_PAIRS + 1 ? (int64_t)part : 0;
+    if (c->rope.dims < 2 || c->rope.dims % 2 || base <= 0) {
+        llm_refuse(c, "config.json: %g features of a head cannot turn with base %g", part, base);
+        c->rope.dims = 0;
         return;
     }
     llm_rope_known(c, scaling);
@@ -360,6 +367,10 @@ static void llm_set_rope(llm_config *c, const cJSON *scaling, double base, doubl
         llm_refuse(c, "config.json: the rotary scaling is \"%s\"; known are default, linear, "
                       "llama3, yarn, longrope and dynamic", c->rope.kind);
     }
+    for (int64_t i = 0; i < c->rope.dims / 2; i++)
+        if (!(fabs(c->rope.freqs[i]) <= DBL_MAX && fabs(c->rope.longer[i]) <= DBL_MAX))
+            llm_refuse(c, "config.json: the rotary scaling \"%s\" gives frequencies that are not "
+                          "finite; check its numbers", c->rope.kind);
 }
 
 static void llm_read_rope(llm_config *c, double base, double part) {
@@ -420,10 +431,10 @@ static void llm_read_eos(llm_config *c, const cJSON *json) {
     const cJSON *eos = cJSON_GetObjectItemCaseSensitive(json, "eos_token_id"), *one;
     if (!eos) return;
     c->eos_count = 0;
-    if (cJSON_IsNumber(eos)) c->eos[c->eos_count++] = (int64_t)eos->valuedouble;
+    if (cJSON_IsNumber(eos)) c->eos[c->eos_count++] = eos->valueint;
     cJSON_ArrayForEach(one, eos)
         if (cJSON_IsNumber(one) && c->eos_count < LLM_MOST_EOS)
-            c->eos[c->eos_count++] = (int64_t)one->valuedouble;
+            c->eos[c->eos_count++] = one->valueint;
 }
 
 /* Takes a config.json, as far as all families share it. 0, with c->error, if that is not

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes the seeds of fuzz_safetensors.c into the folder safetensors, those of fuzz_index.c into
-the folder index."""
+the folder index, and those of fuzz_config.c, from the goldens of tests/llm, into config."""
 
+import glob
 import json
 import os
 import struct
@@ -26,6 +27,32 @@ def file(header, values):
 
 def entry(dtype, shape, begin, end):
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def older(config):
+    """A config.json as transformers wrote it before version 5."""
+    rope = dict(config.pop("rope_parameters"))
+    config["rope_theta"] = rope.pop("rope_theta", 10000.0)
+    if "partial_rotary_factor" in rope:
+        config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    rope["type"] = rope.pop("rope_type", "default")
+    if rope["type"] != "default":
+        config["rope_scaling"] = rope
+    return config
+
+
+def write_configs():
+    os.makedirs(os.path.join(HERE, "config"), exist_ok=True)
+    for path in glob.glob(os.path.join(HERE, "..", "llm", "golden", "*.json")):
+        with open(path, encoding="utf-8") as golden:
+            config = json.load(golden)["config"]
+        name = os.path.basename(path)[:-len(".json")]
+        forms = {name: dict(config)}
+        if "rope_type" in config.get("rope_parameters", {}):
+            forms[name + "_older"] = older(dict(config))
+        for form, value in forms.items():
+            text = json.dumps(value, separators=(",", ":")).encode()
+            write(form, text + b"\xff" + b'{"eos_token_id":[1,2]}', "config")
 
 
 def write_indices():
@@ -53,6 +80,7 @@ def write_indices():
 
 def main():
     write_indices()
+    write_configs()
     os.makedirs(os.path.join(HERE, "safetensors"), exist_ok=True)
     model = {"a.weight": entry("F32", [3, 2], 0, 24), "a.bias": entry("F32", [3], 24, 36)}
     state = {"format": "pt", "tshard.format": "1", "tshard.seed": "0", "tshard.randn_calls": "1",

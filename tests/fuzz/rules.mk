@@ -12,7 +12,7 @@ fuzz: deps-fuzz ## feed random bytes to what reads files and connections
 		tail -n 1 $$f.log; done
 
 build/fuzz/wire: LIBS += -luv -lsodium
-build/fuzz/tokenizer build/fuzz/gguf: LIBS += -lcjson -lpcre2-8
+build/fuzz/config build/fuzz/tokenizer build/fuzz/gguf: LIBS += -lcjson -lpcre2-8
 
 build/fuzz/%: tests/fuzz/fuzz_%.c $(HEADERS)
 	@mkdir -p $(@D)
