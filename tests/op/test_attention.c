@@ -1087,7 +1087,7 @@ static int options_refused_rank(tsh_ctx *ctx, void *user) {
     CHECK_SAYS(TSH_ERR_ARGUMENT, "window is -1");
     CHECK(!tsh_attention(x, x, x, &(tsh_attention_desc){.soft_cap = -2}), " ");
     CHECK_SAYS(TSH_ERR_ARGUMENT, "soft_cap -2");
-    CHECK(!tsh_attention(x, x, x, &(tsh_attention_desc){.soft_cap = NAN}), " ");
+    CHECK(!tsh_attention(x, x, x, &(tsh_attention_desc){.soft_cap = (double)NAN}), " ");
     CHECK_SAYS(TSH_ERR_ARGUMENT, "none may be below 0");
     for (int c = 0; c < 3; c++) {
         tsh_tensor *sinks = tsh_ones(ctx, c ? tsh_shape2(2, 2) : tsh_shape1(3));
