@@ -15529,7 +15529,7 @@ TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w
 
 /* Options of the norm kernels, and the params of a node. */
 typedef struct tshi_norm {
-    int64_t d, all; /* features on this rank; on all ranks of tp */
+    int64_t d, all; /* features on this rank, and on all ranks of tp together */
     double eps;     /* added to the variance */
     int about_zero; /* 1: rms_norm */
     int plus_one;   /* 1: w + 1 in place of w */
@@ -16173,7 +16173,7 @@ typedef struct tshi_head {
     int64_t mask, mask_row;       /* offset of this head's mask; from query to query */
     const void *mask_values;      /* values of the mask, or NULL */
     tsh_real *mask_grad;          /* its gradient, with the mask's strides; NULL: not needed */
-    const tsh_real *sinks;        /* values of the sinks, or NULL; this head's is the first one */
+    const tsh_real *sinks;        /* NULL, or the sinks from this head on */
     int64_t sink_step;            /* from the sink of a query to that of the next one */
     tsh_real *sink_grads;         /* shape (tq): what each query gives; NULL: not needed */
     tsh_real ds_scale;            /* what the kernels of backward multiply dS by */

@@ -30,7 +30,7 @@ typedef enum llm_norm_kind {
     LLM_LAYER    /* layer norm */
 } llm_norm_kind;
 
-/* RMS norms of queries and keys, before the rotation. */
+/* RMS norm of queries and keys before rotary positions: none, of each head, of all together. */
 typedef enum llm_qk_norm { LLM_NO_NORM, LLM_NORM_OF_EACH, LLM_NORM_OF_ALL } llm_qk_norm;
 
 /* How positions turn queries and keys. */

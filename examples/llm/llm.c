@@ -250,7 +250,7 @@ static int add_row(llm_job *job, const int32_t *ids, int64_t n) {
     return 1;
 }
 
-/* A --prompt; 0: refused. */
+/* Adds the text of a --prompt to the batch. 0: it was refused. */
 static int read_prompt(llm_job *job, const char *text) {
     int32_t *ids = NULL;
     const int64_t n = text_encode(&job->codec, text, strlen(text), !job->no_special, &ids);

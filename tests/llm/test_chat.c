@@ -35,7 +35,7 @@ static const char *string_of(const cJSON *o, const char *key) {
     return cJSON_GetStringValue(cJSON_GetObjectItem(o, key));
 }
 
-/* The style of a golden, with the tokens and the date of all. */
+/* Opens a golden's style, with the special tokens and the date that all goldens share. */
 static void open_golden(chat_format *format, const cJSON *all, const char *name) {
     cJSON *config = cJSON_CreateObject();
     cJSON_AddStringToObject(config, "bos_token", string_of(all, "bos"));
@@ -178,7 +178,7 @@ static void answers_end_with_a_token(void **state) {
     }
 }
 
-/* Plain text is what was said, and llama3.2 names today. */
+/* Style "none" gives the texts of the messages alone; llama3.2 writes the date of today. */
 static void plain_text_and_dates(void **state) {
     const chat_message said[] = {{CHAT_SYSTEM, "S\n"}, {CHAT_USER, "Once upon"},
                                  {CHAT_ASSISTANT, " a time."}, {CHAT_USER, " Then"}};
