@@ -281,7 +281,7 @@
  *
  *          -O2 -ffunction-sections -fdata-sections -Wl,--gc-sections -s
  *
- *   the linker leaves out what is not called: a program with one linear layer has 367 KB (gcc 12,
+ *   the linker leaves out what is not called: a program with one linear layer has 306 KB (gcc 12,
  *   x86-64).
  *
  *   C++: descriptors as {.in = 2, .out = 32}, the form in this manual, are C99 and C++20. With
@@ -6721,27 +6721,44 @@ TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *
 #define TSHI_GEMM_EACH16(X)                                                                        \
     X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
 
+/* Loads 16 words of each of 16 rows whose elements are contiguous; 0 of rows from `rows` on. inc:
+ * bytes from row to row; left: elements of a row. */
+TSHI_GEMM_TARGET_PACK
+TSHI_INLINE void tshi_gemm_load_rows(const tshi_gemm_form form, __m512 *r, const char *src,
+                                     int64_t rows, int64_t inc, int64_t left) {
+#define TSHI_GEMM_ROW(l)                                                                           \
+    {                                                                                              \
+        const char *row = src + (l < rows ? l * inc : 0);                                          \
+        r[l] = tshi_gemm_load_row(form, row, l < rows ? left : 0);                                 \
+        TSHI_PREFETCH((const void *)((uintptr_t)row + 128));                                       \
+    }
+    TSHI_GEMM_EACH16(TSHI_GEMM_ROW)
+}
+
 /* Packs rows whose elements are contiguous; inc: bytes from row to row. */
 TSHI_GEMM_TARGET_PACK
-TSHI_INLINE void tshi_gemm_pack_along(const tshi_gemm_form form, float *dst,
-                                                            int width, int valid, int64_t k,
-                                                            const char *src, int64_t inc) {
+static void tshi_gemm_pack_along(tshi_gemm_form form, float *dst, int width, int valid, int64_t k,
+                                 const char *src, int64_t inc) {
     const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1; /* elements per word */
-    const int64_t size = form == TSHI_GEMM_REALS || form == TSHI_GEMM_ROUNDED ? 4 : 2;
+    const int64_t size = form == TSHI_GEMM_ROUNDED ? 4 : 2;
     __m512 r[16], t0, t1, t2, t3;
     for (int64_t q = 0; q < k; q += 16 * each, dst += 16 * width) { /* 16 words of each row */
         const int64_t words = tshi_gemm_words(form, tshi_base_min(k - q, 16 * each));
         for (int i = 0; i < width; i += 16) { /* 16 rows */
             const __mmask16 mask = (__mmask16)tshi_gemm_mask(tshi_base_min(width - i, 16));
-#define TSHI_GEMM_ROW(l) /* loads row i + l; 0 where there is none */                              \
-    {                                                                                              \
-        const char *row = src + (i + l < valid ? (i + l) * inc : 0) + q * size;                    \
-        r[l] = tshi_gemm_load_row(form, row, i + l < valid ? k - q : 0);                           \
-        TSHI_PREFETCH((const void *)((uintptr_t)row + 128));                                       \
-    }
+            const char *from = src + (i < valid ? i * inc : 0) + q * size;
+#define TSHI_GEMM_ROWS(form)                                                                       \
+    case form: tshi_gemm_load_rows(form, r, from, valid - i, inc, k - q); break;
+            switch (form) {
+                TSHI_GEMM_ROWS(TSHI_GEMM_BF16)
+                TSHI_GEMM_ROWS(TSHI_GEMM_F16)
+                TSHI_GEMM_ROWS(TSHI_GEMM_PAIRS)
+                TSHI_GEMM_ROWS(TSHI_GEMM_ROUNDED)
+            case TSHI_GEMM_REALS:
+            case TSHI_GEMM_OTHER: return;
+            }
 #define TSHI_GEMM_WORD(s)                                                                          \
     if (s < words) _mm512_mask_storeu_ps(dst + s * width + i, mask, r[s]);
-            TSHI_GEMM_EACH16(TSHI_GEMM_ROW)
             TSHI_GEMM_TRANSPOSE16
             TSHI_GEMM_EACH16(TSHI_GEMM_WORD)
         }
@@ -6849,9 +6866,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_put8(float *to, int64_t n, __m256 x) {
 /* Packs rows of 16-bit elements that are contiguous, 8 elements of 8 rows at a time; inc: bytes
  * from row to row. Of a narrow sliver, whole registers are stored: what is after a step's words is
  * overwritten by those of the next one. */
-TSHI_AVX2 TSHI_INLINE void tshi_gemm_pack_along8(const tshi_gemm_form form, float *dst, int width,
-                                                 int valid, int64_t k, const char *src,
-                                                 int64_t inc) {
+TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int width, int valid,
+                                            int64_t k, const char *src, int64_t inc) {
     char tail[8][16]; /* of rows or elements that are missing */
     for (int i = 0; i < width; i += 8) {
         const int rows = valid - i < 8 ? valid - i : 8;
@@ -6882,9 +6898,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_pack_along8(const tshi_gemm_form form, floa
 }
 
 /* Packs rows that lie side by side; ld: bytes from a row's element to its next one. */
-TSHI_AVX2 TSHI_INLINE void tshi_gemm_pack_across8(const tshi_gemm_form form, float *dst, int width,
-                                                  int valid, int64_t k, const char *src,
-                                                  int64_t ld) {
+TSHI_AVX2 static void tshi_gemm_pack_across8(tshi_gemm_form form, float *dst, int width, int valid,
+                                             int64_t k, const char *src, int64_t ld) {
     for (int64_t q = 0; q < k; q++, src += ld, dst += width)
         for (int i = 0; i < width; i += 8) {
             const int64_t left = tshi_base_min(valid - i, 8);
@@ -6902,19 +6917,13 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_pack_across8(const tshi_gemm_form form, flo
 TSHI_AVX2 static int tshi_gemm_pack_avx2(float *dst, int width, int valid, int64_t k,
                                          const tshi_matrix *m, tshi_gemm_form form) {
     const char *src = (const char *)m->data;
-#define TSHI_GEMM_PACK8(form)                                                                      \
-    case form:                                                                                     \
-        if (m->column == 1)                                                                        \
-            tshi_gemm_pack_along8(form, dst, width, valid, k, src, 2 * m->row);                    \
-        else                                                                                       \
-            tshi_gemm_pack_across8(form, dst, width, valid, k, src, 2 * m->column);                \
-        return 1;
+    if (form != TSHI_GEMM_BF16 && form != TSHI_GEMM_F16) return 0;
     if ((m->row != 1 && m->column != 1) || (width > 8 && width % 8)) return 0;
-    switch (form) {
-        TSHI_GEMM_PACK8(TSHI_GEMM_BF16)
-        TSHI_GEMM_PACK8(TSHI_GEMM_F16)
-    default: return 0;
-    }
+    if (m->column == 1)
+        tshi_gemm_pack_along8(form, dst, width, valid, k, src, 2 * m->row);
+    else
+        tshi_gemm_pack_across8(form, dst, width, valid, k, src, 2 * m->column);
+    return 1;
 }
 
 /* tshi_gemm_kernel.store for AVX2. */
@@ -7015,37 +7024,17 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_step(const int rows, const float *a, __
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SUM)
 }
 
-/* Adds 4 words of 8 columns to their sums. */
-TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_quad(const tshi_gemm_form form, const int rows,
+/* Adds 4 words of 8 columns to their sums. each: elements of a word, constant after inlining. */
+TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_quad(tshi_gemm_form form, const int each, const int rows,
                                               const float *a, const char *b, int64_t inc,
                                               __m256 *acc) {
     __m256 y[4], z[2];
     tshi_gemm_few_words(b, inc, y);
 #define TSHI_GEMM_FEW_WORD4(w)                                                                     \
-    tshi_gemm_few_floats(form, y[w], z);                                                           \
-    if (form == TSHI_GEMM_REALS) {                                                                 \
-        tshi_gemm_few_step(rows, a + (w)*rows, z[0], acc);                                         \
-    } else {                                                                                       \
-        tshi_gemm_few_step(rows, a + 2 * (w)*rows, z[0], acc);                                     \
-        tshi_gemm_few_step(rows, a + (2 * (w) + 1) * rows, z[1], acc);                             \
-    }
+    tshi_gemm_few_floats(each == 1 ? TSHI_GEMM_REALS : form, y[w], z);                             \
+    tshi_gemm_few_step(rows, a + each * (w)*rows, z[0], acc);                                      \
+    if (each == 2) tshi_gemm_few_step(rows, a + (2 * (w) + 1) * rows, z[1], acc);
     TSHI_GEMM_FEW_WORD4(0) TSHI_GEMM_FEW_WORD4(1) TSHI_GEMM_FEW_WORD4(2) TSHI_GEMM_FEW_WORD4(3)
-}
-
-/* Adds what is left of 8 columns after their last 16 bytes: `left` elements. */
-TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_tail(const tshi_gemm_form form, const int rows,
-                                              const float *a, const char *b, int64_t inc,
-                                              int64_t left, __m256 *acc) {
-    const int each = form == TSHI_GEMM_REALS ? 1 : 2; /* elements of a word */
-    char tail[8][16];
-    __m256 y[4], z[2];
-    memset(tail, 0, sizeof tail);
-    for (int c = 0; c < 8; c++) memcpy(tail[c], b + c * inc, (size_t)(left * 4 / each));
-    tshi_gemm_few_words(tail[0], 16, y);
-    for (int64_t e = 0; e < left; e++, a += rows) {
-        tshi_gemm_few_floats(form, y[e / each], z);
-        tshi_gemm_few_step(rows, a, z[e % each], acc);
-    }
 }
 
 /* Sets the sums of C, 8 columns from `col` on, to D, or 0, and those of a slice to 0. */
@@ -7076,6 +7065,18 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_end(const tshi_gemm_tile *t, int col, i
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_END8)
 }
 
+/* Copies what is left of A, n floats, and of each of `columns` columns of B, `size` bytes of 16,
+ * with zeros behind. */
+TSHI_OUTLINE void tshi_gemm_few_last(float *to_a, const float *a, int64_t n, char (*to_b)[16],
+                                     const char *b, int64_t size, int64_t inc, int columns) {
+    memset(to_a, 0, 64 * sizeof *to_a);
+    memcpy(to_a, a, (size_t)n * sizeof *a);
+    for (int c = 0; c < columns; c++) {
+        memset(to_b[c], 0, 16);
+        memcpy(to_b[c], b + c * inc, (size_t)size);
+    }
+}
+
 /* Returns the largest number of groups of 8 columns that are computed side by side: more would not
  * fit into registers. */
 TSHI_INLINE int tshi_gemm_few_groups(int width) {
@@ -7086,29 +7087,33 @@ TSHI_INLINE int tshi_gemm_few_groups(int width) {
  * Meanwhile as many columns of B that follow are prefetched from end to end; last: there are
  * none. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int col, int last,
-                                                 int valid, const tshi_gemm_form form,
-                                                 const int rows, int groups) {
-    const int64_t size = form == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size, each = 16 / size;
+                                                 int valid, const int each, const int rows,
+                                                 int groups) {
+    const int64_t size = 4 / each, step = 4 * each; /* bytes of an element, elements of a step */
     const int most = tshi_gemm_few_groups(rows);
+    int64_t inc = t->csb * size;
     const char *b = (const char *)t->b + col * inc;
     uintptr_t ahead = (uintptr_t)b + (last ? 0 : (uintptr_t)(8 * groups * inc));
     const float *a = t->a;
+    float a_end[64];
+    char b_end[32][16];
     __m256 acc[4][8], out[4][8]; /* of each group; acc: sums of a slice, out: of C */
 #define TSHI_GEMM_FEW_GROUPS(X)                                                                    \
     X(0) if (most > 1 && groups > 1) { X(1) } if (most > 2 && groups > 2) { X(2) X(3) }
 #define TSHI_GEMM_FEW_D(g) tshi_gemm_few_begin(t, col + 8 * g, valid, rows, acc[g], out[g]);
-#define TSHI_GEMM_FEW_QUAD(g) tshi_gemm_few_quad(form, rows, a, b + 8 * g * inc, inc, acc[g]);
-#define TSHI_GEMM_FEW_TAIL(g) tshi_gemm_few_tail(form, rows, a, b + 8 * g * inc, inc, n, acc[g]);
+#define TSHI_GEMM_FEW_QUAD(g)                                                                      \
+    tshi_gemm_few_quad(t->form, each, rows, a, b + 8 * g * inc, inc, acc[g]);
 #define TSHI_GEMM_FEW_ALPHA(g) tshi_gemm_few_slice(t, rows, acc[g], out[g]);
 #define TSHI_GEMM_FEW_C(g) tshi_gemm_few_end(t, col + 8 * g, valid, rows, out[g]);
     TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_D)
-    for (int64_t p = 0, left, n; p < t->k; p += t->slice) {
+    for (int64_t p = 0, left; p < t->k; p += t->slice) {
         left = tshi_base_min(t->slice, t->k - p);
-        for (; left > 0; left -= n, a += n * rows, b += n * size) {
-            n = tshi_base_min(left, each);
-            if (n < each) {
-                TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_TAIL)
-                continue;
+        for (; left > 0; left -= step, a += step * rows, b += 16) {
+            if (left < step) {
+                tshi_gemm_few_last(a_end, a, left * rows, b_end, b, left * size, inc, 8 * groups);
+                a = a_end;
+                b = b_end[0];
+                inc = 16;
             }
             for (int l = 0; l < 2 * groups; l++, ahead += 64) TSHI_PREFETCH_L2((const void *)ahead);
             TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_QUAD)
@@ -7125,23 +7130,20 @@ TSHI_AVX2 static void tshi_gemm_few_avx2(const tshi_gemm_tile *t, int rows, int 
     const int64_t bytes = 8 * t->csb * (t->form == TSHI_GEMM_REALS ? 4 : 2); /* of a group */
     int groups = tshi_gemm_few_groups(width);
     while (groups > 1 && groups * bytes > MOST) groups /= 2;
-#define TSHI_GEMM_FEW_FORM(form)                                                                   \
-    case form:                                                                                     \
-        if (width == 1)                                                                            \
-            tshi_gemm_few_columns(t, j, last, rows, form, 1, groups);                              \
-        else if (width == 4)                                                                       \
-            tshi_gemm_few_columns(t, j, last, rows, form, 4, groups);                              \
-        else                                                                                       \
-            tshi_gemm_few_columns(t, j, last, rows, form, 8, 1);                                   \
-        break;
+#define TSHI_GEMM_FEW_WIDTHS(each)                                                                 \
+    if (width == 1)                                                                                \
+        tshi_gemm_few_columns(t, j, last, rows, each, 1, groups);                                  \
+    else if (width == 4)                                                                           \
+        tshi_gemm_few_columns(t, j, last, rows, each, 4, groups);                                  \
+    else                                                                                           \
+        tshi_gemm_few_columns(t, j, last, rows, each, 8, 1);
     for (int j = 0; j < cols; j += 8 * groups) {
         while (8 * groups > cols - j) groups /= 2;
         const int last = j + 8 * groups >= cols + t->after;
-        switch (t->form) {
-            TSHI_GEMM_FEW_FORM(TSHI_GEMM_REALS)
-            TSHI_GEMM_FEW_FORM(TSHI_GEMM_BF16)
-            TSHI_GEMM_FEW_FORM(TSHI_GEMM_F16)
-        default: break;
+        if (t->form == TSHI_GEMM_REALS) {
+            TSHI_GEMM_FEW_WIDTHS(1)
+        } else {
+            TSHI_GEMM_FEW_WIDTHS(2)
         }
     }
 }
@@ -7151,6 +7153,11 @@ TSHI_AVX2 static void tshi_gemm_few_avx2(const tshi_gemm_tile *t, int rows, int 
 #endif
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
+/* Of 16 pairs of 16 bits: the first elements, then the second ones. */
+static const uint16_t tshi_gemm_few_halves[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
+                                                  22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
+                                                  13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+
 /* Returns the first or second elements of 16 pairs of 16 bits, transposed, as floats. */
 TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_few_half(const tshi_gemm_form form, const float *words,
                                               const int second) {
@@ -7188,6 +7195,15 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form form, const
     }
 }
 
+/* Transposes the first line, with all parts at once. */
+TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_first(tshi_gemm_form form, float *to, const char *b,
+                                                  int64_t inc) {
+    const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);
+    __m512 r[16];
+#define TSHI_GEMM_FEW_FIRST(p) tshi_gemm_few_part(form, p, r, to, b, inc, (uintptr_t)b, halves);
+    TSHI_GEMM_EACH8(TSHI_GEMM_FEW_FIRST)
+}
+
 /* Transposes k floats, at most 8 count, of each of 16 columns. */
 TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_eight(float *to, const float *b, int64_t k,
                                                  int64_t column) {
@@ -7207,8 +7223,8 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_eight(float *to, const float *b, int6
 }
 
 /* Transposes what 16 columns have left after their last whole cache line. */
-TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form, const void *b,
-                                                int64_t k, int64_t column) {
+TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form, const void *b,
+                                                 int64_t k, int64_t column) {
     const tshi_matrix m = tshi_gemm_matrix_of(tshi_kernel_unconst(b), TSH_F16, column, 1);
     if (form != TSHI_GEMM_REALS)
         (void)tshi_gemm_pack_avx512(to, 16, 16, k, &m, form);
@@ -7237,8 +7253,6 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form, 
         TSHI_GEMM_FEW_STEP(isa, a + 2 * (s)*rows, y)                                               \
         TSHI_GEMM_FEW_STEP(isa, a + (2 * (s) + 1) * rows, z)                                       \
     }
-#define TSHI_GEMM_FEW_FIRST(p) /* a part of the first line */                                      \
-    tshi_gemm_few_part(form, p, r, words[0], b, inc, (uintptr_t)b, halves);
 #define TSHI_GEMM_FEW_PART(isa, p) /* a part of the next line, and two words of this one */        \
     tshi_gemm_few_part(form, p, r, next, b, inc, ahead, halves);                                   \
     TSHI_GEMM_FEW_WORD(isa, 2 * p)                                                                 \
@@ -7269,7 +7283,7 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form, 
         __m512 acc[8], out[8], r[16]; /* acc: sums of a slice; out: of C */                        \
         __attribute__((aligned(64))) float words[2][16 * 32]; /* lines of B, transposed */         \
         TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN)                                                       \
-        if (t->k >= each) { TSHI_GEMM_EACH8(TSHI_GEMM_FEW_FIRST) }                                 \
+        if (t->k >= each) tshi_gemm_few_first(form, words[0], b, inc);                             \
         for (int64_t p = 0, n = 0, left; p < t->k; p += t->slice) {                                \
             TSHI_GEMM_EACH8(TSHI_GEMM_FEW_CLEAR)                                                   \
             left = tshi_base_min(t->slice, t->k - p);                                              \
@@ -7313,15 +7327,11 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form, 
             tshi_gemm_few_rows_##isa(t, j, last, rows, form, 8);                                   \
         break;
 
-/* Of 16 pairs of 16 bits: the first elements, then the second ones. */
-static const uint16_t tshi_gemm_few_halves[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
-                                                  22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
-                                                  13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
-
 TSHI_GEMM_FEW_KERNEL(avx512, TSHI_AVX512,
                      TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_REALS)
-                     TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_BF16)
-                     TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_F16) default : break;)
+                     TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_F16) default
+                     : tshi_gemm_few_avx2(t, rows, cols);
+                     return;)
 #define TSHI_GEMM_FEW_AVX512 tshi_gemm_few_avx512
 #else
 #define TSHI_GEMM_FEW_AVX512 NULL
@@ -7952,9 +7962,10 @@ TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_scales_avx2(const unsigned char *w, int6
 
 /* Moves 16 bytes of each of 8 rows at a time. */
 TSHI_AVX2 TSHI_INLINE void tshi_quant_tiles_avx2(tshi_quant_tile *to,
-                                                 const tshi_quant_source *from, const int size) {
+                                                 const tshi_quant_source *from, const int bits) {
     const __m256i flip = _mm256_set1_epi8(-128), low = _mm256_set1_epi8(15);
-    const int64_t row = from->row, head = size == TSHI_QUANT_Q4_1 ? 4 : 2;
+    const int size = from->size, has_min = size == TSHI_QUANT_Q4_1;
+    const int64_t row = from->row, head = has_min ? 4 : 2;
     uintptr_t ahead = from->ahead;
     for (int b = 0; b < from->count; b++, to++)
         for (int c = 0; c < TSHI_QUANT_COLUMNS; c += 8, ahead += (uintptr_t)(8 * size)) {
@@ -7962,16 +7973,15 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_tiles_avx2(tshi_quant_tile *to,
             for (int i = 0; i < 8 * size; i += 64)
                 TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
             _mm256_storeu_ps(to->scale + c, tshi_quant_scales_avx2(w, row));
-            if (size == TSHI_QUANT_Q4_1)
-                _mm256_storeu_ps(to->min + c, tshi_quant_scales_avx2(w + 2, row));
-            for (int half = 0; half < (size == TSHI_QUANT_Q8 ? 2 : 1); half++) {
+            if (has_min) _mm256_storeu_ps(to->min + c, tshi_quant_scales_avx2(w + 2, row));
+            for (int half = 0; half < bits / 4; half++) {
                 __m256i z[4];
 #define TSHI_QUANT_ROWS(i) /* rows i and i + 4 */                                                  \
     z[i] = _mm256_inserti128_si256(                                                                \
         _mm256_castsi128_si256(TSHI_QUANT_128(w + (i)*row + head + 16 * half)),                    \
         TSHI_QUANT_128(w + ((i) + 4) * row + head + 16 * half), 1);
 #define TSHI_QUANT_STORE(i)                                                                        \
-    if (size == TSHI_QUANT_Q8) {                                                                   \
+    if (bits == 8) {                                                                               \
         _mm256_storeu_si256(TSHI_QUANT_TO(to->w[4 * half + i][c]), _mm256_xor_si256(z[i], flip));  \
     } else {                                                                                       \
         _mm256_storeu_si256(TSHI_QUANT_TO(to->w[i][c]), _mm256_and_si256(z[i], low));              \
@@ -7989,44 +7999,42 @@ TSHI_AVX2 static void tshi_quant_move_avx2(tshi_quant_tile *to, const tshi_quant
     if (from->rows < TSHI_QUANT_COLUMNS)
         tshi_quant_move_c(to, from);
     else if (from->size == TSHI_QUANT_Q8)
-        tshi_quant_tiles_avx2(to, from, TSHI_QUANT_Q8);
-    else if (from->size == TSHI_QUANT_Q4)
-        tshi_quant_tiles_avx2(to, from, TSHI_QUANT_Q4);
+        tshi_quant_tiles_avx2(to, from, 8);
     else
-        tshi_quant_tiles_avx2(to, from, TSHI_QUANT_Q4_1);
+        tshi_quant_tiles_avx2(to, from, 4);
 }
 
 /* Adds products w q of four elements of 8 columns. The instruction multiplies unsigned by signed
  * bytes and saturates sums of two. 8 bits: |w| by q with w's sign, at most 2 * 128 * 127, added as
  * 32 bits. 4 bits: w (of TSH_Q4_0 plus 8) by q, at most 2 * 15 * 127: 16 bits have space for all of
  * a block. */
-TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(const int size, __m256i sum, __m256i w,
+TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(const int bits, __m256i sum, __m256i w,
                                                   __m256i magnitude, __m256i q) {
-    if (size != TSHI_QUANT_Q8) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, q));
+    if (bits == 4) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, q));
     return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude,
                                                                         _mm256_sign_epi8(q, w)),
                                                    _mm256_set1_epi16(1)));
 }
 
 /* Adds the sums n of a block of 8 columns, times the scales, to those of the blocks before, and the
- * part of minima. */
-TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_end_avx2(const int size, __m256 scale, __m256 min,
-                                                 const tshi_quant_input *x, __m256i n, __m256 sum) {
+ * part of minima, if there are any. */
+TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_end_avx2(const int bits, __m256 scale, int has_min,
+                                                 __m256 min, const tshi_quant_input *x, __m256i n,
+                                                 __m256 sum) {
     const __m256 by = _mm256_mul_ps(scale, _mm256_set1_ps(x->scale));
-    if (size != TSHI_QUANT_Q8)
+    if (bits == 4)
         n = _mm256_add_epi32(_mm256_madd_epi16(n, _mm256_set1_epi16(1)),
                              _mm256_set1_epi32(x->offset));
     sum = _mm256_add_ps(sum, _mm256_mul_ps(by, _mm256_cvtepi32_ps(n)));
-    return size == TSHI_QUANT_Q4_1
-               ? _mm256_add_ps(sum, _mm256_mul_ps(min, _mm256_set1_ps(x->sum)))
-               : sum;
+    return has_min ? _mm256_add_ps(sum, _mm256_mul_ps(min, _mm256_set1_ps(x->sum))) : sum;
 }
 
 /* Adds all blocks of 16 rows of W to the sums of one row of X, without tiles. */
-TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, const int size,
+TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, const int bits,
                                                const tshi_quant_input *x, float *sums) {
     const __m256i low = _mm256_set1_epi8(15);
-    const int64_t row = from->row, head = size == TSHI_QUANT_Q4_1 ? 4 : 2;
+    const int size = from->size, has_min = size == TSHI_QUANT_Q4_1;
+    const int64_t row = from->row, head = has_min ? 4 : 2;
     for (int c = 0; c < TSHI_QUANT_COLUMNS; c += 8) {
         const unsigned char *w = from->w + c * row;
         const tshi_quant_input *y = x;
@@ -8037,49 +8045,50 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, co
             for (int i = 0; i < 8 * size; i += 64)
                 TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
             ahead += (uintptr_t)(8 * size);
-            for (int half = 0; half < (size == TSHI_QUANT_Q8 ? 2 : 1); half++) {
+            for (int half = 0; half < bits / 4; half++) {
 #define TSHI_QUANT_X(i) _mm256_set1_epi32(tshi_quant_four(y->q + 4 * (i)))
 #define TSHI_QUANT_ONE(i)                                                                          \
-    if (size == TSHI_QUANT_Q8) {                                                                   \
-        n = tshi_quant_add_avx2(size, n, z[i], _mm256_abs_epi8(z[i]), TSHI_QUANT_X(4 * half + i)); \
+    if (bits == 8) {                                                                               \
+        n = tshi_quant_add_avx2(bits, n, z[i], _mm256_abs_epi8(z[i]), TSHI_QUANT_X(4 * half + i)); \
     } else {                                                                                       \
         const __m256i high = _mm256_and_si256(_mm256_srli_epi16(z[i], 4), low);                    \
-        n = tshi_quant_add_avx2(size, n, _mm256_and_si256(z[i], low), low, TSHI_QUANT_X(i));       \
-        n = tshi_quant_add_avx2(size, n, high, low, TSHI_QUANT_X(4 + i));                          \
+        n = tshi_quant_add_avx2(bits, n, _mm256_and_si256(z[i], low), low, TSHI_QUANT_X(i));       \
+        n = tshi_quant_add_avx2(bits, n, high, low, TSHI_QUANT_X(4 + i));                          \
     }
                 TSHI_QUANT_ROWS(0) TSHI_QUANT_ROWS(1) TSHI_QUANT_ROWS(2) TSHI_QUANT_ROWS(3)
                 TSHI_QUANT_TRANSPOSE(256, z);
                 TSHI_QUANT_ONE(0) TSHI_QUANT_ONE(1) TSHI_QUANT_ONE(2) TSHI_QUANT_ONE(3)
             }
             const __m256 scale = tshi_quant_scales_avx2(w, row);
-            const __m256 min = size == TSHI_QUANT_Q4_1 ? tshi_quant_scales_avx2(w + 2, row) : scale;
-            sum = tshi_quant_end_avx2(size, scale, min, y, n, sum);
+            const __m256 min = has_min ? tshi_quant_scales_avx2(w + 2, row) : scale;
+            sum = tshi_quant_end_avx2(bits, scale, has_min, min, y, n, sum);
         }
         _mm256_storeu_ps(sums + c, sum);
     }
 }
 
 /* Adds a block of 16 columns to the sums of `rows` rows of X, 1, 2 or 4. */
-TSHI_AVX2 TSHI_INLINE void tshi_quant_rows_avx2(const tshi_quant_tile *w, const int size,
-                                                const int rows, const tshi_quant_input *x,
-                                                float *sums, int64_t stride) {
-    const __m256i flip = _mm256_set1_epi8(size == TSHI_QUANT_Q8 ? -128 : 0);
+TSHI_AVX2 TSHI_INLINE void tshi_quant_rows_avx2(const tshi_quant_tile *w, const int bits,
+                                                const int rows, const int has_min,
+                                                const tshi_quant_input *x, float *sums,
+                                                int64_t stride) {
+    const __m256i flip = _mm256_set1_epi8(bits == 8 ? -128 : 0);
     __m256i n[4], m[4]; /* sums of columns 0 to 7, of 8 to 15 */
 #define TSHI_QUANT_EACH4(X) X(0) X(1) X(2) X(3)
 #define TSHI_QUANT_BEGIN4(r) n[r] = m[r] = _mm256_setzero_si256();
 #define TSHI_QUANT_ADD4(r)                                                                         \
     if (rows > r) {                                                                                \
         const __m256i q = _mm256_set1_epi32(tshi_quant_four(x[r].q + 4 * i));                      \
-        n[r] = tshi_quant_add_avx2(size, n[r], w0, a0, q);                                         \
-        m[r] = tshi_quant_add_avx2(size, m[r], w1, a1, q);                                         \
+        n[r] = tshi_quant_add_avx2(bits, n[r], w0, a0, q);                                         \
+        m[r] = tshi_quant_add_avx2(bits, m[r], w1, a1, q);                                         \
     }
 #define TSHI_QUANT_END4(r)                                                                         \
     if (rows > r) {                                                                                \
         float *const s = sums + r * stride;                                                        \
-        _mm256_storeu_ps(s, tshi_quant_end_avx2(size, _mm256_loadu_ps(w->scale),                   \
+        _mm256_storeu_ps(s, tshi_quant_end_avx2(bits, _mm256_loadu_ps(w->scale), has_min,          \
                                                 _mm256_loadu_ps(w->min), x + r, n[r],              \
                                                 _mm256_loadu_ps(s)));                              \
-        _mm256_storeu_ps(s + 8, tshi_quant_end_avx2(size, _mm256_loadu_ps(w->scale + 8),           \
+        _mm256_storeu_ps(s + 8, tshi_quant_end_avx2(bits, _mm256_loadu_ps(w->scale + 8), has_min,  \
                                                     _mm256_loadu_ps(w->min + 8), x + r, m[r],      \
                                                     _mm256_loadu_ps(s + 8)));                      \
     }
@@ -8096,25 +8105,19 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_rows_avx2(const tshi_quant_tile *w, const 
 TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, const tshi_quant_source *from,
                                           const tshi_quant_input *x, float *sums, int64_t stride,
                                           int rows) {
+    const int has_min = from->size == TSHI_QUANT_Q4_1;
 #define TSHI_QUANT_SOME(some) /* `some` rows at a time, as often as there are so many */           \
     for (; rows >= some; rows -= some, x += some, sums += some * stride)                           \
         for (int b = 0; b < from->count; b++)                                                      \
             if (from->size == TSHI_QUANT_Q8)                                                       \
-                tshi_quant_rows_avx2(w + b, TSHI_QUANT_Q8, some, x + TSHI_QUANT_FEW * b, sums,     \
-                                     stride);                                                      \
-            else if (from->size == TSHI_QUANT_Q4)                                                  \
-                tshi_quant_rows_avx2(w + b, TSHI_QUANT_Q4, some, x + TSHI_QUANT_FEW * b, sums,     \
-                                     stride);                                                      \
+                tshi_quant_rows_avx2(w + b, 8, some, 0, x + TSHI_QUANT_FEW * b, sums, stride);     \
             else                                                                                   \
-                tshi_quant_rows_avx2(w + b, TSHI_QUANT_Q4_1, some, x + TSHI_QUANT_FEW * b, sums,   \
-                                     stride);
+                tshi_quant_rows_avx2(w + b, 4, some, has_min, x + TSHI_QUANT_FEW * b, sums, stride);
     if (!w) { /* one row */
         if (from->size == TSHI_QUANT_Q8)
-            tshi_quant_one_avx2(from, TSHI_QUANT_Q8, x, sums);
-        else if (from->size == TSHI_QUANT_Q4)
-            tshi_quant_one_avx2(from, TSHI_QUANT_Q4, x, sums);
+            tshi_quant_one_avx2(from, 8, x, sums);
         else
-            tshi_quant_one_avx2(from, TSHI_QUANT_Q4_1, x, sums);
+            tshi_quant_one_avx2(from, 4, x, sums);
         return;
     }
     TSHI_QUANT_SOME(4)
@@ -8145,11 +8148,11 @@ TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int
  * both at a time. p: the part; z: keeps values from part to part. 8 bits: a register has the bytes
  * of rows r and r + 4; transposing rows 0 to 7 gives dwords i, i + 4 of four rows, then of the next
  * four. 4 bits: a register has the 16 bytes of rows i, 4 + i, 8 + i, 12 + i. */
-TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_part(const int size, const int p, __m512i *z,
-                                                 tshi_quant_tile *to, const unsigned char *w,
-                                                 int64_t row) {
+TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_part(const int bits, const int p, const int has_min,
+                                                 __m512i *z, tshi_quant_tile *to,
+                                                 const unsigned char *w, int64_t row) {
     const __m512i flip = _mm512_set1_epi8(-128), low = _mm512_set1_epi8(15);
-    const int head = size == TSHI_QUANT_Q4_1 ? 4 : 2;
+    const int head = has_min ? 4 : 2;
 #define TSHI_QUANT_LOAD_8(i)                                                                       \
     z[i] = _mm512_inserti64x4(                                                                     \
         _mm512_castsi256_si512(TSHI_QUANT_256(w + ((i) < 4 ? (i) : (i) + 4) * row + 2)),           \
@@ -8169,8 +8172,8 @@ TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_part(const int size, const int p, __
     _mm512_store_si512(to->w[(i) + 4], _mm512_and_si512(_mm512_srli_epi16(z[i], 4), low));
     if (p == 7) {
         _mm512_store_ps(to->scale, tshi_quant_scales(w, row));
-        if (size == TSHI_QUANT_Q4_1) _mm512_store_ps(to->min, tshi_quant_scales(w + 2, row));
-    } else if (size == TSHI_QUANT_Q8) {
+        if (has_min) _mm512_store_ps(to->min, tshi_quant_scales(w + 2, row));
+    } else if (bits == 8) {
         if (p == 0) { TSHI_QUANT_LOAD_8(0) TSHI_QUANT_LOAD_8(1) }
         if (p == 1) { TSHI_QUANT_LOAD_8(2) TSHI_QUANT_LOAD_8(3) }
         if (p == 2) TSHI_QUANT_TRANSPOSE(512, z);
@@ -8192,10 +8195,11 @@ TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_part(const int size, const int p, __
 }
 
 #define TSHI_QUANT_EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
-#define TSHI_QUANT_MOVE(p) tshi_quant_part(size, p, z, to, w, from->row);
+#define TSHI_QUANT_MOVE(p) tshi_quant_part(bits, p, has_min, z, to, w, from->row);
 
 TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_tiles(tshi_quant_tile *to,
-                                                  const tshi_quant_source *from, const int size) {
+                                                  const tshi_quant_source *from, const int bits) {
+    const int size = from->size, has_min = size == TSHI_QUANT_Q4_1;
     const unsigned char *w = from->w;
     __m512i z[8];
     for (int b = 0; b < from->count; b++, to++, w += size) {
@@ -8208,11 +8212,9 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
     if (from->rows < TSHI_QUANT_COLUMNS)
         tshi_quant_move_c(to, from);
     else if (from->size == TSHI_QUANT_Q8)
-        tshi_quant_tiles(to, from, TSHI_QUANT_Q8);
-    else if (from->size == TSHI_QUANT_Q4)
-        tshi_quant_tiles(to, from, TSHI_QUANT_Q4);
+        tshi_quant_tiles(to, from, 8);
     else
-        tshi_quant_tiles(to, from, TSHI_QUANT_Q4_1);
+        tshi_quant_tiles(to, from, 4);
 }
 
 #define TSHI_QUANT_SUMS(i)                                                                         \
@@ -8230,7 +8232,7 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
     {                                                                                              \
         const int k = step;                                                                        \
         const __m512i w4 = _mm512_load_si512(now->w[k]);                                           \
-        if (size) tshi_quant_part(size, k, z, two + (~b & 1), w, from->row);                       \
+        if (bits) tshi_quant_part(bits, k, has_min, z, two + (~b & 1), w, from->row);              \
         TSHI_QUANT_EACH(TSHI_QUANT_ADD)                                                            \
     }
 #define TSHI_QUANT_END(i)                                                                          \
@@ -8243,27 +8245,28 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
 #define TSHI_QUANT_PUT(i)                                                                          \
     if (rows > i) _mm512_storeu_ps(sums + i * stride, s[i]);
 
-/* size (0: tiles) and width, the number of rows of X or more, are constant after inlining. */
+/* bits (0: tiles) and width, the number of rows of X or more, are constant after inlining. */
 TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *tile,
                                                       const tshi_quant_source *from,
                                                       const tshi_quant_input *x, float *sums,
-                                                      int64_t stride, int rows, const int size,
+                                                      int64_t stride, int rows, const int bits,
                                                       const int width) {
     const unsigned char *w = from->w;
-    const int has_min = (size ? size : from->size) == TSHI_QUANT_Q4_1;
+    tshi_quant_source first = *from; /* its first block */
+    const int size = from->size, has_min = size == TSHI_QUANT_Q4_1;
     uintptr_t ahead = from->ahead;
     __attribute__((aligned(64))) tshi_quant_tile two[2]; /* of this block and of the next one */
-    tshi_quant_tile *const to = two;
     __m512i z[8];
     __m512 s[8];
     TSHI_QUANT_EACH(TSHI_QUANT_SUMS)
-    if (size) { TSHI_QUANT_EACH(TSHI_QUANT_MOVE) }
+    first.count = 1;
+    if (bits) tshi_quant_move_vnni(two, &first);
     for (int b = 0; b < from->count; b++, x += TSHI_QUANT_FEW) {
-        const tshi_quant_tile *now = size ? two + (b & 1) : tile + b;
+        const tshi_quant_tile *now = bits ? two + (b & 1) : tile + b;
         const __m512 scale = _mm512_load_ps(now->scale);
         const __m512 min = has_min ? _mm512_load_ps(now->min) : scale;
         __m512i n[8];
-        for (int i = 0; i < TSHI_QUANT_COLUMNS * size; i += 64)
+        for (int i = 0; bits && i < TSHI_QUANT_COLUMNS * size; i += 64)
             TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
         w += b + 1 < from->count ? size : 0; /* the last block is moved twice */
         TSHI_QUANT_EACH(TSHI_QUANT_BEGIN)
@@ -8279,21 +8282,19 @@ TSHI_QUANT_VNNI static void tshi_quant_dot_vnni(const tshi_quant_tile *w,
                                                 const tshi_quant_source *from,
                                                 const tshi_quant_input *x, float *sums,
                                                 int64_t stride, int rows) {
-#define TSHI_QUANT_WIDTHS(size)                                                                    \
+#define TSHI_QUANT_WIDTHS(bits)                                                                    \
     if (rows == 1)                                                                                 \
-        tshi_quant_rows_vnni(w, from, x, sums, stride, rows, size, 1);                             \
+        tshi_quant_rows_vnni(w, from, x, sums, stride, rows, bits, 1);                             \
     else if (rows <= 4)                                                                            \
-        tshi_quant_rows_vnni(w, from, x, sums, stride, rows, size, 4);                             \
+        tshi_quant_rows_vnni(w, from, x, sums, stride, rows, bits, 4);                             \
     else                                                                                           \
-        tshi_quant_rows_vnni(w, from, x, sums, stride, rows, size, 8);
+        tshi_quant_rows_vnni(w, from, x, sums, stride, rows, bits, 8);
     if (w)
         tshi_quant_rows_vnni(w, from, x, sums, stride, rows, 0, 8);
     else if (from->size == TSHI_QUANT_Q8) {
-        TSHI_QUANT_WIDTHS(TSHI_QUANT_Q8)
-    } else if (from->size == TSHI_QUANT_Q4) {
-        TSHI_QUANT_WIDTHS(TSHI_QUANT_Q4)
+        TSHI_QUANT_WIDTHS(8)
     } else {
-        TSHI_QUANT_WIDTHS(TSHI_QUANT_Q4_1)
+        TSHI_QUANT_WIDTHS(4)
     }
 }
 #undef TSHI_QUANT_WIDTHS
@@ -25874,7 +25875,6 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_STORE_AVX2
 #undef TSHI_GEMM_WORD8
 #undef TSHI_GEMM_WORDS8
-#undef TSHI_GEMM_PACK8
 #undef TSHI_GEMM_STORE_AVX512
 #undef TSHI_GEMM_FEW_ADD
 #undef TSHI_GEMM_FEW_STEP
@@ -25896,11 +25896,9 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_FEW_BEGIN8
 #undef TSHI_GEMM_FEW_SLICE8
 #undef TSHI_GEMM_FEW_END8
-#undef TSHI_GEMM_FEW_FORM
 #undef TSHI_GEMM_FEW_GROUPS
 #undef TSHI_GEMM_FEW_D
 #undef TSHI_GEMM_FEW_QUAD
-#undef TSHI_GEMM_FEW_TAIL
 #undef TSHI_GEMM_FEW_ALPHA
 #undef TSHI_GEMM_FEW_C
 #undef TSHI_GEMM_FEW_SUM_avx512
