@@ -25868,6 +25868,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_TRANSPOSE16
 #undef TSHI_GEMM_EACH16
 #undef TSHI_GEMM_ROW
+#undef TSHI_GEMM_ROWS
 #undef TSHI_GEMM_WORD
 #undef TSHI_GEMM_PACK
 #undef TSHI_GEMM_PACK_AVX512
@@ -25897,6 +25898,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_FEW_SLICE8
 #undef TSHI_GEMM_FEW_END8
 #undef TSHI_GEMM_FEW_GROUPS
+#undef TSHI_GEMM_FEW_WIDTHS
 #undef TSHI_GEMM_FEW_D
 #undef TSHI_GEMM_FEW_QUAD
 #undef TSHI_GEMM_FEW_ALPHA
