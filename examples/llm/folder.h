@@ -15,6 +15,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What a program may call. */
+#if defined(__GNUC__)
+#define LLM_API __attribute__((unused)) static
+#else
+#define LLM_API static
+#endif
+
 enum {
     LLM_MOST_EOS = 16,
     LLM_MOST_LAYERS = 256,

@@ -95,12 +95,15 @@ static int llm_config_finish(llm_config *c, const llm_family **family) {
         llm_refuse(c, "config.json: model_type is \"%s\"; supported are %s", c->type, names);
     else
         (*family)->config(c);
+    if (c->eps < 0)
+        llm_refuse(c, "config.json: the norms add %g to a mean of squares; it must not be negative",
+                   c->eps);
     return c->error[0] == 0;
 }
 
 /* Reads a folder's config.json, or what a GGUF file says; 0: c->error says why not. llm_config_free
  * in either case. */
-static int llm_config_read(llm_config *c, const char *folder, const llm_family **family) {
+LLM_API int llm_config_read(llm_config *c, const char *folder, const llm_family **family) {
     const int is_file = gguf_is_file(folder);
     if (!(is_file ? llm_gguf_config(c, folder) : llm_config_open(c, folder))) return 0;
     int ok = llm_config_finish(c, family);
@@ -185,9 +188,9 @@ static void llm_gguf_dtypes(llm_net *m) {
 /* Makes the model, for `rows` texts of at most `length` tokens, and loads its weights. weights:
  * TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1; TSH_F32: all in the dtype of the ctx; 0: so, but those of a
  * GGUF file in its own. Errors are the ctx's. */
-static tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
-                                 const llm_family *family, const char *folder, int64_t rows,
-                                 int64_t length, tsh_dtype weights) {
+LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
+                                  const llm_family *family, const char *folder, int64_t rows,
+                                  int64_t length, tsh_dtype weights) {
     gguf_file blocks;
     tsh_file_desc file = {.prefix = family->base,
                           .rename = family->rename,
@@ -267,7 +270,7 @@ static void llm_stretch(llm_net *m, const int32_t *ids, int64_t n, const int64_t
 /* The logits (rows, T or 1, V), sharded over the vocabulary, of ids (rows, n) that follow the
  * m->past[b] before: of text b the first lengths[b], NULL: all; the others are padding. A single
  * text goes back if a caller lowers m->past[0]. The logits live until the scope ends. */
-static tsh_tensor *llm_logits(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {
+LLM_API tsh_tensor *llm_logits(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {
     if (m->cache && m->rows == 1 && m->past[0] < tsh_cache_length(m->cache))
         tsh_cache_truncate(m->cache, m->past[0]);
     if (m->texts) llm_stretch(m, ids, n, lengths);

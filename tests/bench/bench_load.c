@@ -286,7 +286,6 @@ static int save_rank(tsh_ctx *ctx, void *user) {
 /* ----------------------------------------------------------------------- main */
 
 static int run_round(load_job *job) {
-    (void)decoder_run; /* of decoder.h; nothing is computed here */
     tsh_desc desc = {.tp = job->ranks, .dtype = TSH_BF16};
     if (job->warm) desc.allocator.fn = keep_memory;
     if (!job->tcp) return tsh_threads_run(job->ranks, &desc, load_rank, job);

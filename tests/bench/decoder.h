@@ -134,7 +134,7 @@ static tsh_tensor *decoder_attend(decoder *m, decoder_layer *l, tsh_tensor *x, i
 }
 
 /* ids (1, T), from `place` on -> the last one's logits (1, 1, V). */
-static tsh_tensor *decoder_run(decoder *m, tsh_tensor *ids, int64_t place) {
+__attribute__((unused)) static tsh_tensor *decoder_run(decoder *m, tsh_tensor *ids, int64_t place) {
     const int64_t count = tsh_dim(ids, 1);
     tsh_tensor *x = tsh_cast(tsh_forward(m->embed, ids), m->activations);
     if (m->places) {

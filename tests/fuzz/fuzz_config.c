@@ -49,7 +49,6 @@ static int config_take(const uint8_t *data, size_t size) {
     cJSON *generation = end ? config_json(end + 1, size - n - 1) : NULL;
     llm_config *c = (llm_config *)calloc(1, sizeof *c);
     int ok;
-    (void)llm_config_read, (void)llm_model_load, (void)llm_logits; /* of model.h, not used here */
     config_must(c != NULL);
     ok = llm_config_take(c, config_json(data, n), "config.json");
     llm_read_eos(c, generation);
