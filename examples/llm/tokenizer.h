@@ -519,6 +519,7 @@ enum { LLM_S = 0xAC00, LLM_L = 0x1100, LLM_V = 0x1161, LLM_T = 0x11A7, LLM_SYLLA
 static int llm_unicode_open(llm_tokenizer *t) {
     size_t i;
     uint32_t c, end;
+    if (t->flags) return 1;
     t->flags = (uint8_t *)calloc(0x110000, 1);
     if (!t->flags) return llm_fail(t, "there is no memory for the tables of a tokenizer");
     for (i = 0; i < LLM_ROWS(llm_unicode_flags); i++) {
@@ -3011,16 +3012,10 @@ static int llm_has_nul(const char *json, size_t n) {
     return 0;
 }
 
-/* A tokenizer from the `length` bytes of a tokenizer.json; `name` is what errors call it. NULL: an
- * error, one sentence in `error`. */
-LLM_TOKENIZER_API llm_tokenizer *llm_tokenizer_read(const char *json, size_t length,
-                                                    const char *name, char *error, size_t size) {
-    llm_tokenizer *t = (llm_tokenizer *)calloc(1, sizeof *t);
+/* Fills t, which is zero except for tables that are already open, from a tokenizer.json. 0: t->error
+ * says why not; the caller frees t. */
+static int llm_tokenizer_fill(llm_tokenizer *t, const char *json, size_t length, const char *name) {
     cJSON *file;
-    if (!t) {
-        (void)snprintf(error, size, "there is no memory for a tokenizer");
-        return NULL;
-    }
     t->name = name;
     t->unk = LLM_NONE;
     t->context = pcre2_match_context_create(NULL);
@@ -3039,8 +3034,16 @@ LLM_TOKENIZER_API llm_tokenizer *llm_tokenizer_read(const char *json, size_t len
         cJSON_Delete(file);
     }
     t->name = NULL;
-    if (!t->error[0]) return t;
-    (void)snprintf(error, size, "%s", t->error);
+    return t->error[0] == 0;
+}
+
+/* A tokenizer from the `length` bytes of a tokenizer.json; `name` is what errors call it. NULL: an
+ * error, one sentence in `error`. */
+LLM_TOKENIZER_API llm_tokenizer *llm_tokenizer_read(const char *json, size_t length,
+                                                    const char *name, char *error, size_t size) {
+    llm_tokenizer *t = (llm_tokenizer *)calloc(1, sizeof *t);
+    if (t && llm_tokenizer_fill(t, json, length, name)) return t;
+    (void)snprintf(error, size, "%s", t ? t->error : "there is no memory for a tokenizer");
     llm_tokenizer_free(t);
     return NULL;
 }

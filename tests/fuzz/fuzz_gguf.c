@@ -10,11 +10,9 @@
 #include "../../examples/llm/gguf.h"
 #include "../../examples/llm/gguf_tokenizer.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tokenizers.h"
 
-static void must_hold(int condition) {
-    if (!condition) abort();
-}
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void check_error(const char *error) {
     must_hold(strlen(error) > 10 && strlen(error) < 512 && !strchr(error, '\n'));
@@ -62,7 +60,7 @@ static void check_tokenizer(gguf *g) {
         check_error(g->error);
         return;
     }
-    t = llm_tokenizer_read(json, strlen(json), "input", error, sizeof error);
+    t = lent_tokenizer_read(json, strlen(json), "input", error, sizeof error);
     cJSON_free(json);
     if (!t) {
         check_error(error);
@@ -70,7 +68,7 @@ static void check_tokenizer(gguf *g) {
     }
     n = llm_tokenizer_encode(t, "the other 12 <s>", 16, 1, &ids);
     if (n >= 0) free(ids);
-    llm_tokenizer_free(t);
+    lent_tokenizer_free(t);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

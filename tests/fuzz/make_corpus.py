@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes the seeds of fuzz_safetensors.c into the folder safetensors, those of fuzz_index.c into
-the folder index, and those of fuzz_config.c, from the goldens of tests/llm, into config."""
+the folder index, those of fuzz_config.c, from the goldens of tests/llm, into config, and those of
+fuzz_text.c, from tests/golden/tokenizers.json, into text."""
 
 import glob
 import json
@@ -55,6 +56,17 @@ def write_configs():
             write(form, text + b"\xff" + b'{"eos_token_id":[1,2]}', "config")
 
 
+def write_texts():
+    """Each text of the goldens with another tokenizer, and some that are no UTF-8."""
+    os.makedirs(os.path.join(HERE, "text"), exist_ok=True)
+    with open(os.path.join(HERE, "..", "golden", "tokenizers.json"), encoding="utf-8") as goldens:
+        tokenizers = json.load(goldens)
+    texts = [case["text"].encode() for case in tokenizers[0]["cases"]]
+    texts += [b"\x80", b"caf\xc3", b"\xed\xa0\x80 x", b"\xf0\x9f\x98 a\xff", b"a\x00b"]
+    for i in range(max(len(texts), len(tokenizers))):
+        write("%02d" % i, bytes([i % len(tokenizers)]) + texts[i % len(texts)], "text")
+
+
 def write_indices():
     files = {"a.weight": "a.safetensors", "a.bias": "b.safetensors"}
     indices = {
@@ -81,6 +93,7 @@ def write_indices():
 def main():
     write_indices()
     write_configs()
+    write_texts()
     os.makedirs(os.path.join(HERE, "safetensors"), exist_ok=True)
     model = {"a.weight": entry("F32", [3, 2], 0, 24), "a.bias": entry("F32", [3], 24, 36)}
     state = {"format": "pt", "tshard.format": "1", "tshard.seed": "0", "tshard.randn_calls": "1",

@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <cmocka.h>
 
+#include "../support/seeds.h"
+
 static const struct {
     const char *name, *part; /* of the sentence; NULL: it loads */
 } index_seeds[] = {
@@ -21,20 +23,6 @@ static const struct {
     {"cut", "a string does not end"},
 };
 
-/* Reads a seed; the folder is found from this file's own place. */
-static size_t index_read_seed(const char *name, uint8_t *data, size_t size) {
-    const char *here = __FILE__, *slash = strrchr(here, '/');
-    char path[512];
-    FILE *file;
-    (void)snprintf(path, sizeof path, "%.*sindex/%s", slash ? (int)(slash - here + 1) : 0, here,
-                   name);
-    file = fopen(path, "rb");
-    if (!file) fail_msg("%s cannot be opened (make_corpus.py writes it)", path);
-    size = fread(data, 1, size, file);
-    (void)fclose(file);
-    return size;
-}
-
 static void every_index_is_read(void **state) {
     static uint8_t data[65536];
     tsh_ctx *ctx = index_open();
@@ -42,7 +30,7 @@ static void every_index_is_read(void **state) {
     (void)state;
     for (i = 0; i < sizeof index_seeds / sizeof index_seeds[0]; i++) {
         const char *part = index_seeds[i].part;
-        size = index_read_seed(index_seeds[i].name, data, sizeof data);
+        size = seeds_read("index", index_seeds[i].name, data, sizeof data);
         assert_true(size > 0);
         if ((index_load(ctx, data, size) == TSH_OK) != !part ||
             (part && !strstr(tsh_last_error(ctx)->message, part)))

@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <cmocka.h>
 
+#include "../support/seeds.h"
+
 typedef struct seed {
     const char *name;
     tsh_result with, without; /* an optimiser */
@@ -22,27 +24,13 @@ static const seed seeds[] = {
     {"cut", TSH_ERR_IO, TSH_ERR_IO},
 };
 
-/* Reads a seed; the folder is found from this file's own place. */
-static size_t read_seed(const char *name, uint8_t *data, size_t size) {
-    const char *here = __FILE__, *slash = strrchr(here, '/');
-    char path[512];
-    FILE *file;
-    (void)snprintf(path, sizeof path, "%.*ssafetensors/%s", slash ? (int)(slash - here + 1) : 0,
-                   here, name);
-    file = fopen(path, "rb");
-    if (!file) fail_msg("%s cannot be opened (make_corpus.py writes it)", path);
-    size = fread(data, 1, size, file);
-    (void)fclose(file);
-    return size;
-}
-
 static void every_seed_is_read(void **state) {
     static uint8_t data[4096];
     target t = open_target();
     size_t i, size;
     (void)state;
     for (i = 0; i < sizeof seeds / sizeof seeds[0]; i++) {
-        size = read_seed(seeds[i].name, data, sizeof data);
+        size = seeds_read("safetensors", seeds[i].name, data, sizeof data);
         assert_true(size > 0);
         assert_int_equal(load(t, data, size, t.optim), seeds[i].with);
         assert_int_equal(load(t, data, size, NULL), seeds[i].without);

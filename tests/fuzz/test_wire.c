@@ -1,10 +1,11 @@
 /* Every seed of fuzz_wire.c once, and what tshard_uv.h makes of it. */
 #include "fuzz_wire.c"
-#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
+
+#include "../support/seeds.h"
 
 typedef struct seed {
     const char *name;
@@ -97,30 +98,13 @@ static const seed seeds[] = {
 
 enum { SEEDS = sizeof seeds / sizeof seeds[0] };
 
-/* The folder of the seeds, or a file in it, found from this file's own place. */
-static void seed_path(const char *name, char *path, size_t size) {
-    const char *here = __FILE__, *slash = strrchr(here, '/');
-    (void)snprintf(path, size, "%.*swire/%s", slash ? (int)(slash - here + 1) : 0, here, name);
-}
-
-static size_t read_seed(const char *name, uint8_t *data, size_t size) {
-    char path[512];
-    FILE *file;
-    seed_path(name, path, sizeof path);
-    file = fopen(path, "rb");
-    if (!file) fail_msg("%s cannot be opened (make_wire.py writes it)", path);
-    size = fread(data, 1, size, file);
-    (void)fclose(file);
-    return size;
-}
-
 static void every_seed_is_heard(void **state) {
     static uint8_t data[4096];
     static wire w;
     (void)state;
     for (int i = 0; i < SEEDS; i++) {
         const seed *s = &seeds[i];
-        size_t size = read_seed(s->name, data, sizeof data);
+        size_t size = seeds_read("wire", s->name, data, sizeof data);
         const char *said;
         wire_run(&w, data, size);
         said = w.error.code == TSH_OK ? w.heard : w.error.message;
@@ -134,17 +118,8 @@ static void every_seed_is_heard(void **state) {
 }
 
 static void every_seed_is_known(void **state) {
-    char path[512];
-    DIR *folder;
-    struct dirent *entry;
-    int count = 0;
     (void)state;
-    seed_path("", path, sizeof path);
-    folder = opendir(path);
-    assert_non_null(folder);
-    while ((entry = readdir(folder)) != NULL) count += entry->d_name[0] != '.';
-    (void)closedir(folder);
-    assert_int_equal(count, SEEDS);
+    assert_int_equal(seeds_each("wire", NULL), SEEDS);
 }
 
 /* Whole worlds: rank 0 lets three ranks in, rank 2 joins; both end up complete. */
@@ -154,7 +129,7 @@ static void worlds_are_complete(void **state) {
     static wire w;
     (void)state;
     for (int i = 0; i < 2; i++) {
-        size_t size = read_seed(names[i], data, sizeof data);
+        size_t size = seeds_read("wire", names[i], data, sizeof data);
         wire_run(&w, data, size);
         assert_true(w.complete);
         wire_run(&w, data, size - 30); /* without the last message */
