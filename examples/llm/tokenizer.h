@@ -264,6 +264,11 @@ static int llm_room(llm_tokenizer *t, llm_text *text, size_t more) {
     return text->length + more <= text->room;
 }
 
+/* Where a text begins, also one that has never had a byte. */
+static const char *llm_bytes(const llm_text *text) {
+    return text->at ? text->at : "";
+}
+
 static int llm_put(llm_tokenizer *t, llm_text *text, const char *s, size_t n) {
     if (!llm_room(t, text, n)) return 0;
     if (n) memcpy(text->at + text->length, s, n);
@@ -879,7 +884,7 @@ static pcre2_code *llm_compile_one(llm_tokenizer *t, const char *pattern, size_t
     PCRE2_SIZE where;
     PCRE2_UCHAR why[128];
     if (llm_translate(t, pattern, n, &text)) {
-        code = pcre2_compile((PCRE2_SPTR)(text.at ? text.at : ""), text.length,
+        code = pcre2_compile((PCRE2_SPTR)llm_bytes(&text), text.length,
                              PCRE2_UTF | PCRE2_MULTILINE, &error, &where, NULL);
         if (!code) {
             (void)pcre2_get_error_message(error, why, sizeof why);
@@ -1474,13 +1479,13 @@ static int llm_bert(llm_tokenizer *t, const llm_step *step, const char *s, size_
     llm_text other = {NULL, 0, 0}, swap;
     int ok = llm_bert_clean(t, step, s, n, out);
     if (ok && step->accents) {
-        ok = llm_canonical(t, out->at, out->length, &other, 0);
+        ok = llm_canonical(t, llm_bytes(out), out->length, &other, 0);
         out->length = 0;
-        ok = ok && llm_without(t, other.at, other.length, LLM_NONSPACING, out);
+        ok = ok && llm_without(t, llm_bytes(&other), other.length, LLM_NONSPACING, out);
     }
     if (ok && step->lowercase) {
         other.length = 0;
-        ok = llm_lowercase(t, out->at, out->length, &other);
+        ok = llm_lowercase(t, llm_bytes(out), out->length, &other);
         swap = *out;
         *out = other;
         other = swap;
@@ -1640,7 +1645,7 @@ static int llm_normalize(llm_tokenizer *t, const char **s, size_t *n) {
     size_t i, which = 0;
     for (i = 0; i < t->normalizers.count; i++, which = !which) {
         if (!llm_normalize_step(t, &t->normalizers.at[i], *s, *n, &t->buffers[which])) return 0;
-        *s = t->buffers[which].at ? t->buffers[which].at : "";
+        *s = llm_bytes(&t->buffers[which]);
         *n = t->buffers[which].length;
     }
     return 1;

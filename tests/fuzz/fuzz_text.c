@@ -1,7 +1,8 @@
 /* Encodes and decodes arbitrary bytes with the tokenizers of tests/golden/tokenizers.json: the
- * first byte of an input says with which, the others are the text. The answer is ids whose text is
- * UTF-8, and the same text again where nothing is normalized. `make fuzz` runs it under libFuzzer,
- * test_text.c once for every file of the folder text, which make_corpus.py writes. */
+ * first byte of an input says with which, and whether with the tokens around a text; the others are
+ * the text. The answer is ids whose text is UTF-8, and the same text again where nothing is
+ * normalized. `make fuzz` runs it under libFuzzer, test_text.c once for every file of the folder
+ * text, which make_corpus.py writes. */
 #include "../../examples/llm/tokenizer.h"
 
 #include "tokenizers.h"
@@ -76,7 +77,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (length) memcpy(text, data + 1, length);
     which = size ? data[0] % text_tokenizers : 0;
     text_forget(text_tokenizer[which]);
-    check_text(text_tokenizer[which], text, length);
+    check_text(text_tokenizer[which], text, length, size && data[0] / text_tokenizers % 2);
     /* Tokens that are added may take the spaces beside them; their names begin with '<'. */
     if (text_exact[which] && llm_valid_prefix(text, length) == length && !memchr(text, '<', length))
         text_check_exact(text_tokenizer[which], text, length);

@@ -12,13 +12,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     const size_t json = end ? (size_t)(end - data) : size;
     char error[256] = "", *copy = (char *)malloc(size + 1); /* so that reading beyond is seen */
     llm_tokenizer *t;
+    int special;
     must_hold(copy != NULL);
     if (size) memcpy(copy, data, size);
     t = lent_tokenizer_read(copy, json, "input", error, sizeof error);
-    if (t)
-        check_text(t, copy + json + (end != NULL), size - json - (end != NULL));
-    else
-        check_tokenizer_error(error);
+    for (special = 0; t && special < 2; special++)
+        check_text(t, copy + json + (end != NULL), size - json - (end != NULL), special);
+    if (!t) check_tokenizer_error(error);
     lent_tokenizer_free(t);
     free(copy);
     return 0;

@@ -6,7 +6,7 @@ $(foreach f,$(FUZZERS:build/fuzz/%=%),$(eval $(OUT)/tests/fuzz/test_$(f): tests/
 
 # The longest input. Nearly all seeds are shorter, and more short ones run in a second.
 longest = $(or $(longest_$(notdir $(1))),4096)
-longest_text      := 512
+longest_text      := 256
 longest_tokenizer := 2700
 
 # Freed memory is kept for a while, so that its use is seen: 8 MB of it, as fresh pages are slow.

@@ -14,7 +14,7 @@ static void text_seed(const char *name, uint8_t *data, size_t size) {
     size_t i;
     (void)name;
     assert_true(size >= 1);
-    for (i = 0; i == 0 || i < text_tokenizers; i++) {
+    for (i = 0; i == 0 || i < 2 * text_tokenizers; i++) {
         data[0] = (uint8_t)i;
         assert_int_equal(LLVMFuzzerTestOneInput(data, size), 0);
         assert_int_equal(LLVMFuzzerTestOneInput(data, size - size / 3), 0);
