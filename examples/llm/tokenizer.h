@@ -485,38 +485,36 @@ static int llm_put_lossy(llm_tokenizer *t, llm_text *text, const char *s, size_t
     return 1;
 }
 
-/* The last row of a table of value << 8 | ..., sorted, that begins at or before c. */
-static uint32_t llm_run(const uint32_t *table, size_t rows, uint32_t c) {
+#define LLM_ROWS(table) (sizeof(table) / sizeof(table)[0])
+
+/* How many rows of a sorted table begin at or before c. A row is `width` numbers; the first of them,
+ * shifted right by `shift`, is the code point at which it begins. */
+static size_t llm_rows_until(const uint32_t *table, size_t rows, size_t width, int shift,
+                             uint32_t c) {
     size_t low = 0, high = rows;
     while (low < high) {
         const size_t middle = (low + high) / 2;
-        if (table[middle] >> 8 <= c)
+        if (table[width * middle] >> shift <= c)
             low = middle + 1;
         else
             high = middle;
     }
-    return low ? table[low - 1] & 0xFF : 0;
+    return low;
 }
 
-#define LLM_ROWS(table) (sizeof(table) / sizeof(table)[0])
-
+/* The canonical combining class of c. */
 static uint32_t llm_class(uint32_t c) {
-    return c < 0x300 ? 0 : llm_run(llm_unicode_classes, LLM_ROWS(llm_unicode_classes), c);
+    const size_t n = c < 0x300 ? 0 : llm_rows_until(llm_unicode_classes,
+                                                    LLM_ROWS(llm_unicode_classes), 1, 8, c);
+    return n ? llm_unicode_classes[n - 1] & 0xFF : 0;
 }
 
 /* The row of c in llm_unicode_pairs; NULL: it has no decomposition. */
 static const uint32_t *llm_pair(uint32_t c) {
-    size_t low = 0, high = LLM_ROWS(llm_unicode_pairs) / 3;
-    while (low < high) {
-        const size_t middle = (low + high) / 2;
-        const uint32_t *row = llm_unicode_pairs + 3 * middle;
-        if (row[0] >> 1 == c) return row;
-        if (row[0] >> 1 < c)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return NULL;
+    const size_t n =
+        llm_rows_until(llm_unicode_pairs, LLM_ROWS(llm_unicode_pairs) / 3, 3, 1, c);
+    const uint32_t *row = n ? llm_unicode_pairs + 3 * (n - 1) : NULL;
+    return row && row[0] >> 1 == c ? row : NULL;
 }
 
 enum { LLM_S = 0xAC00, LLM_L = 0x1100, LLM_V = 0x1161, LLM_T = 0x11A7, LLM_SYLLABLES = 11172 };
@@ -706,20 +704,13 @@ static int llm_canonical(llm_tokenizer *t, const char *s, size_t n, llm_text *ou
 }
 
 static uint32_t llm_lower(uint32_t c) {
-    const int32_t *table = llm_unicode_lower, point = (int32_t)c;
-    size_t low = 0, high = LLM_ROWS(llm_unicode_lower) / 4;
+    const int32_t *row = llm_unicode_lower, point = (int32_t)c;
+    size_t n;
     if (c < 0x80) return c >= 'A' && c <= 'Z' ? c + 32 : c;
-    while (low < high) {
-        const size_t middle = (low + high) / 2;
-        const int32_t *row = table + 4 * middle;
-        if (point < row[0])
-            high = middle;
-        else if (point > row[1])
-            low = middle + 1;
-        else
-            return (point - row[0]) % row[2] ? c : (uint32_t)(point + row[3]);
-    }
-    return c;
+    n = llm_rows_until((const uint32_t *)row, LLM_ROWS(llm_unicode_lower) / 4, 4, 0, c);
+    if (!n) return c;
+    row += 4 * (n - 1);
+    return point <= row[1] && (point - row[0]) % row[2] == 0 ? (uint32_t)(point + row[3]) : c;
 }
 
 /* == patterns ============================================================== */
@@ -912,9 +903,9 @@ static int llm_compile(llm_tokenizer *t, llm_step *step, const char *pattern, si
 
 /* 1 if s has no code point of llm_unicode_added. */
 static int llm_is_plain(const char *s, size_t n) {
-    size_t at = 0, size;
+    const size_t rows = LLM_ROWS(llm_unicode_added) / 3;
+    size_t at = 0, size, row;
     while (at < n) {
-        size_t low = 0, high = LLM_ROWS(llm_unicode_added) / 3;
         uint32_t c;
         uint64_t eight = UINT64_MAX;
         if (n - at >= 8) memcpy(&eight, s + at, 8);
@@ -925,15 +916,8 @@ static int llm_is_plain(const char *s, size_t n) {
         c = llm_point(s + at, &size);
         at += size;
         if (size < 3) continue;
-        while (low < high) {
-            const size_t middle = (low + high) / 2;
-            const uint32_t *row = llm_unicode_added + 3 * middle;
-            if (c >= row[0] && c <= row[1]) return 0;
-            if (c < row[0])
-                high = middle;
-            else
-                low = middle + 1;
-        }
+        row = llm_rows_until(llm_unicode_added, rows, 3, 0, c);
+        if (row && c <= llm_unicode_added[3 * (row - 1) + 1]) return 0;
     }
     return 1;
 }
