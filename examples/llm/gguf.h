@@ -689,23 +689,49 @@ GGUF_API gguf *gguf_read(const void *bytes, size_t size, const char *name, char 
     return NULL;
 }
 
+/* Maps a file of `size` bytes; writable: changes go to the file. */
+static gguf *gguf_map(int file, size_t size, int writable, const char *name, char *error,
+                      size_t room) {
+    void *map = mmap(NULL, size, writable ? PROT_READ | PROT_WRITE : PROT_READ,
+                     writable ? MAP_SHARED : MAP_PRIVATE, file, 0);
+    gguf *g;
+    if (map == MAP_FAILED) {
+        (void)snprintf(error, room, "%s: cannot be read: %s", name, strerror(errno));
+        return NULL;
+    }
+    g = gguf_read(map, size, name, error, room);
+    if (g) g->map = map;
+    else (void)munmap(map, size);
+    return g;
+}
+
 /* A GGUF file, mapped. */
 GGUF_API gguf *gguf_open(const char *path, char *error, size_t room) {
     const int file = open(path, O_RDONLY);
     struct stat info;
-    void *map = MAP_FAILED;
-    gguf *g;
-    errno = 0;
-    if (file >= 0 && fstat(file, &info) == 0 && info.st_size > 0)
-        map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, file, 0);
-    if (map == MAP_FAILED)
-        (void)snprintf(error, room, "%s: cannot be read: %s", path,
-                       file >= 0 && !errno ? "the file is empty" : strerror(errno));
+    gguf *g = NULL;
+    if (file < 0 || fstat(file, &info) != 0)
+        (void)snprintf(error, room, "%s: cannot be read: %s", path, strerror(errno));
+    else if (info.st_size == 0)
+        (void)snprintf(error, room, "%s: cannot be read: the file is empty", path);
+    else
+        g = gguf_map(file, (size_t)info.st_size, 0, path, error, room);
     if (file >= 0) (void)close(file);
-    if (map == MAP_FAILED) return NULL;
-    g = gguf_read(map, (size_t)info.st_size, path, error, room);
-    if (g) g->map = map;
-    else (void)munmap(map, (size_t)info.st_size);
+    return g;
+}
+
+/* A GGUF file of which only the first n bytes are here, those before the tensors' values. Values
+ * are 0 until they are written to g->map; what is not written takes no room. */
+GGUF_API gguf *gguf_of_header(const void *header, size_t n, size_t size, const char *name,
+                              char *error, size_t room) {
+    FILE *file = tmpfile();
+    gguf *g = NULL;
+    if (file && fwrite(header, 1, n, file) == n && fflush(file) == 0 &&
+        ftruncate(fileno(file), (off_t)size) == 0)
+        g = gguf_map(fileno(file), size, 1, name, error, room);
+    else
+        (void)snprintf(error, room, "%s: no temporary file can be made: %s", name, strerror(errno));
+    if (file) (void)fclose(file);
     return g;
 }
 

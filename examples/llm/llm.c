@@ -945,13 +945,24 @@ static int lacks_model(const llm_job *job) {
 typedef struct llm_found {
     int64_t ok, text, tokens, rows, room, max_new, first_token, plain; /* text, tokens: how many */
     int64_t eos_count, eos[LLM_MOST_EOS];
+    int64_t gguf; /* bytes of the GGUF file, the text being its header; 0: it is of config.json */
     char error[TSH_MESSAGE_SIZE];
 } llm_found;
 
-static void fill_found(const llm_job *job, llm_found *found, int ok, const char *text) {
+/* What the others read in place of the files: config.json, or a GGUF file up to its values. Ends
+ * with a 0, and up to 3 more bytes. *n: its length. NULL: not enough memory, or no such file. */
+static char *model_text(const llm_job *job, int64_t *n) {
+    const gguf *g = job->config.gguf;
+    char *text = g ? (char *)calloc(1, g->data + 4) : llm_read_file(job->model, "config.json");
+    if (g && text) memcpy(text, g->bytes, g->data);
+    if (text) *n = g ? (int64_t)g->data : (int64_t)strlen(text);
+    return text;
+}
+
+static void fill_found(const llm_job *job, llm_found *found, int ok) {
     const llm_config *c = &job->config;
-    found->ok = ok && text;
-    found->text = text ? (int64_t)strlen(text) : 0;
+    found->ok = ok;
+    found->gguf = c->gguf ? (int64_t)c->gguf->size : 0;
     found->rows = job->rows;
     found->tokens = row_begin(job, job->rows);
     found->room = job->room;
@@ -963,17 +974,41 @@ static void fill_found(const llm_job *job, llm_found *found, int ok, const char 
     memcpy(found->error, job->error, sizeof found->error);
 }
 
-/* The same in the other ranks, with the text of config.json. 0: refused. */
+/* Rank 0 sends the factors of frequencies that its GGUF file has among the values. */
+static tsh_result send_factors(tsh_comm *world, gguf *g) {
+    static const char *const names[] = {"rope_freqs.weight", "rope_factors_long.weight",
+                                        "rope_factors_short.weight"};
+    tsh_result result = TSH_OK;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const gguf_tensor *t = gguf_tensor_named(g, names[i]);
+        if (t && result == TSH_OK)
+            result = tsh_broadcast(world, (char *)g->map + g->data + t->offset,
+                                   (int64_t)t->bytes / 4, TSH_I32, 0);
+    }
+    return result;
+}
+
+/* The same in the other ranks; text: see model_text. 0: refused. */
 static int take_found(llm_job *job, const llm_found *found, const char *text) {
     llm_config *c = &job->config;
+    char error[512];
+    int ok;
     job->rows = found->rows;
     job->room = found->room;
     job->max_new = found->max_new;
     job->first_token = (int)found->first_token;
     job->plain = (int)found->plain;
-    if (!llm_config_take(c, cJSON_Parse(text), "rank 0's config.json") ||
-        !llm_config_finish(c, &job->family) || !llm_config_close(c))
-        return !refuse(job, "%s", c->error);
+    if (found->gguf) {
+        c->gguf = gguf_of_header(text, (size_t)found->text, (size_t)found->gguf, job->model, error,
+                                 sizeof error);
+        if (!c->gguf) return !refuse(job, "%s", error);
+        if (send_factors(&job->comm, c->gguf) != TSH_OK)
+            return !refuse(job, "the files of rank 0 do not arrive");
+        ok = llm_gguf_take(c, job->model);
+    } else {
+        ok = llm_config_take(c, cJSON_Parse(text), "rank 0's config.json");
+    }
+    if (!ok || !llm_config_rest(c, job->model, &job->family)) return !refuse(job, "%s", c->error);
     c->eos_count = (int)found->eos_count;
     memcpy(c->eos, found->eos, sizeof c->eos);
     return 1;
@@ -983,10 +1018,10 @@ static int take_found(llm_job *job, const llm_found *found, const char *text) {
 static int send_found(llm_job *job, int ok) {
     tsh_comm *world = &job->comm;
     const int first = world->rank == 0;
-    char *text = first && ok ? llm_read_file(job->model, "config.json") : NULL;
     llm_found found = {0};
-    if (first && ok && !text) refuse(job, "%s: only a folder is sent to other hosts", job->model);
-    if (first) fill_found(job, &found, ok, text);
+    char *text = first && ok ? model_text(job, &found.text) : NULL;
+    if (first && ok && !text) refuse(job, "not enough memory");
+    if (first) fill_found(job, &found, text != NULL);
     tsh_result result = tsh_broadcast(world, &found, sizeof found / 4, TSH_I32, 0);
     if (result == TSH_OK && !found.ok) {
         free(text);
@@ -1007,6 +1042,7 @@ static int send_found(llm_job *job, int ok) {
     if (!ok) refuse(job, "not enough memory");
     else if (result != TSH_OK) ok = !refuse(job, "the files of rank 0 do not arrive");
     if (ok && !first) ok = take_found(job, &found, text);
+    if (ok && first && found.gguf) ok = send_factors(world, job->config.gguf) == TSH_OK;
     job->config.broadcast = 1;
     free(text);
     return ok;

@@ -44,19 +44,20 @@ static const llm_family *llm_family_find(const char *type, char *names, size_t s
     return NULL;
 }
 
-/* Opens a GGUF file and takes what it says in place of config.json. */
-static int llm_gguf_config(llm_config *c, const char *path) {
-    char error[512];
-    cJSON *json;
-    memset(c, 0, sizeof *c);
-    c->gguf = gguf_open(path, error, sizeof error);
-    if (!c->gguf) {
-        llm_refuse(c, "%s", error);
-        return 0;
-    }
-    json = gguf_config(c->gguf);
+/* Takes what the GGUF file c->gguf says in place of config.json. */
+static int llm_gguf_take(llm_config *c, const char *path) {
+    cJSON *json = gguf_config(c->gguf);
     if (json && llm_config_take(c, json, path)) return 1;
     llm_refuse(c, "%s", c->gguf->error);
+    return 0;
+}
+
+static int llm_gguf_config(llm_config *c, const char *path) {
+    char error[512];
+    memset(c, 0, sizeof *c);
+    c->gguf = gguf_open(path, error, sizeof error);
+    if (c->gguf) return llm_gguf_take(c, path);
+    llm_refuse(c, "%s", error);
     return 0;
 }
 
@@ -101,16 +102,22 @@ static int llm_config_finish(llm_config *c, const llm_family **family) {
     return c->error[0] == 0;
 }
 
+/* Reads all the rest after llm_config_take, and refuses keys that are not known. path: in errors. */
+static int llm_config_rest(llm_config *c, const char *path, const llm_family **family) {
+    if (llm_config_finish(c, family) && c->gguf) llm_gguf_adjust(c);
+    const int ok = c->error[0] == 0 && llm_config_close(c);
+    if (c->gguf) llm_gguf_rename_error(c, path);
+    return ok;
+}
+
 /* Reads a folder's config.json, or what a GGUF file says; 0: c->error says why not. llm_config_free
  * in either case. */
 LLM_API int llm_config_read(llm_config *c, const char *folder, const llm_family **family) {
     const int is_file = gguf_is_file(folder);
-    if (!(is_file ? llm_gguf_config(c, folder) : llm_config_open(c, folder))) return 0;
-    int ok = llm_config_finish(c, family);
-    if (ok && is_file) llm_gguf_adjust(c);
-    ok = c->error[0] == 0 && llm_config_close(c);
+    if (is_file ? llm_gguf_config(c, folder) : llm_config_open(c, folder))
+        return llm_config_rest(c, folder, family);
     if (is_file) llm_gguf_rename_error(c, folder);
-    return ok;
+    return 0;
 }
 
 static void llm_config_free(llm_config *c) {

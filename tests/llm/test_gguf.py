@@ -4,6 +4,7 @@ to 4 ranks, blocks as they are, ids of their vocabularies, and files that lie.""
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -72,6 +73,29 @@ def blocks_stay_as_they_are(folder):
             logits, _ = run(folder, path, model, "--tp", "2", *flags)
             off = largest(logits, want) / size
             check(1e-6 < off < NEAR, name, flags, "logits are off by", off)
+
+
+def only_rank_0_needs_the_file(folder):
+    """Under a name that the other rank does not find. Blocks, factors of rotary frequencies among
+    the values, biases, a vocabulary."""
+    alone, here = test_llm.only_on_rank_0(folder, 2)
+    path = os.path.join(here, "model.gguf")
+    for name, flags in (("llama", ("--dtype", "f32")), ("llama_llama3", ("--dtype", "f32")),
+                        ("phi3_longrope", ("--dtype", "f32")), ("qwen2", ("--dtype", "f32")),
+                        ("gpt2", ("--dtype", "f32")), ("llama", ()), ("gemma", ())):
+        model = golden("models")[name]
+        shutil.copyfile(os.path.join(FOLDER, name + ".gguf"), path)
+        ids = ("--ids", test_llm.numbers(model["prompt"]), "--print-ids", "--greedy", "--max-new",
+               str(len(model["new"])))
+        done = alone("model.gguf", *ids, *flags)
+        want = test_llm.llm(path, *ids, *flags, "--tp", "2").stdout.split()
+        check(done.returncode == 0 and done.stdout.split() == ["[0]", *want], name, flags, want,
+              done.stdout, done.stderr)
+        check(not flags or want == list(map(str, model["new"])), name, want)
+    with open(path, "r+b") as file:
+        file.truncate(os.path.getsize(path) - 1)
+    done = alone("model.gguf", "--ids", "1 2", "--print-ids")
+    check(done.returncode == 1 and "model.gguf" in done.stderr, done.returncode, done.stderr)
 
 
 def vocabularies_give_the_same_ids(folder):
@@ -234,5 +258,5 @@ def vocabularies_that_lie_are_refused(folder):
 
 if __name__ == "__main__":
     sys.exit(run_tests("gguf", [model_of(name) for name in golden("models")] + [
-        blocks_stay_as_they_are, vocabularies_give_the_same_ids, files_that_lie_are_refused,
-        vocabularies_that_lie_are_refused]) > 0)
+        blocks_stay_as_they_are, only_rank_0_needs_the_file, vocabularies_give_the_same_ids,
+        files_that_lie_are_refused, vocabularies_that_lie_are_refused]) > 0)

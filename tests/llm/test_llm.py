@@ -103,20 +103,33 @@ def processes_write_what_threads_do(folder):
     check(done.stdout.split() == ["[0]", *map(str, model["new"])], done.stdout, done.stderr)
 
 
-def only_rank_0_needs_the_folder(folder):
-    """The model's folder under a name that only rank 0 finds: each rank starts in a folder of its
-    own, and the flag names one beside it."""
+def only_on_rank_0(folder, ranks=3):
+    """Ranks that each start in a folder of their own: a function that runs the program on them, and
+    rank 0's folder."""
     if not has_launcher():
         raise Skipped(NO_LAUNCHER)
     with open(os.path.join(folder, "start"), "w", encoding="ascii") as file:
         file.write("#!/bin/sh\nmkdir -p %s/$TSHARD_RANK && cd %s/$TSHARD_RANK && exec \"$@\"\n"
                    % (folder, folder))
     os.chmod(file.name, 0o755)
-    here = os.path.join(folder, "0", "model")
+    here = os.path.join(folder, "0")
+    os.makedirs(here)
+
+    def alone(model, *flags):
+        return llm(model, *flags, "--backend", "tcp",
+                   before=(LAUNCHER, "-n", str(ranks), file.name))
+
+    return alone, here
+
+
+def only_rank_0_needs_the_folder(folder):
+    """The model's folder under a name that only rank 0 finds."""
+    start, here = only_on_rank_0(folder)
+    here = os.path.join(here, "model")
     os.makedirs(here)
 
     def alone(*flags):
-        return llm("model", *flags, "--backend", "tcp", before=(LAUNCHER, "-n", "3", file.name))
+        return start("model", *flags)
 
     for name in ("smollm3", "gpt2"):
         model = models.load(name)
