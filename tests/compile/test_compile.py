@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Builds and links tshard.h in the ways its users do. Reports in cmocka's words."""
 
+import concurrent.futures
 import glob
 import os
 import re
@@ -42,11 +43,12 @@ def must(command):
 
 def objects(folder, parts):
     """Compiles (compiler, file, flags) each into an object; returns their paths."""
-    paths = []
-    for number, (compiler, name, flags) in enumerate(parts):
-        paths.append(os.path.join(folder, "%d.o" % number))
-        must(compiler + PLAIN + flags + ['-DHEADER="../../tshard.h"', "-c", "-o", paths[-1],
-                                         os.path.join(HERE, name)])
+    paths = [os.path.join(folder, "%d.o" % number) for number in range(len(parts))]
+    commands = [compiler + PLAIN + flags + ['-DHEADER="../../tshard.h"', "-c", "-o", path,
+                                            os.path.join(HERE, name)]
+                for path, (compiler, name, flags) in zip(paths, parts)]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(must, commands))
     return paths
 
 
@@ -149,13 +151,13 @@ def two_ranks_need_no_flag(folder):
     program = two_rank_program()
     warn = ["-pedantic", "-Wall", "-Wextra", "-Werror"]
     first, after = (os.path.join(folder, name) for name in ("first.c", "after.c"))
-    built = os.path.join(folder, "two_ranks")
     with open(first, "w") as out:
         out.write(program)
     with open(after, "w") as out:
         out.write("#include <stdio.h>\n#include <time.h>\n" + program)
-    found = compilers()
-    for compiler in found:
+
+    def works(compiler):
+        built = os.path.join(folder, os.path.basename(compiler))
         for flags in (["-std=c99"], ["-std=c99", "-pthread", "-DTSHARD_NO_SIMD"], ["-std=gnu99"],
                       ["-std=c17"], ["-std=c99", "-D_POSIX_C_SOURCE=200809L"]):
             must([compiler] + warn + flags + ["-fsyntax-only", after])
@@ -164,6 +166,10 @@ def two_ranks_need_no_flag(folder):
         losses = [float(loss) for loss in re.findall(r"loss (\S+)", text)]
         if len(losses) != 6 or not losses[-1] < 0.1 * losses[0]:
             raise Failed("%s: two ranks printed %r" % (compiler, text))
+
+    found = compilers()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(works, found))
     print("two ranks compiled and run by %s" % ", ".join(os.path.basename(c) for c in found))
 
 

@@ -6,6 +6,7 @@ The sources are compiled on Linux with macos.h before them, which turns to macOS
 compile at least, and the linker's view of them (nm -u) is the list of functions. The constants are
 what is written in capitals in the lines that the preprocessor leaves."""
 
+import concurrent.futures
 import functools
 import os
 import re
@@ -76,11 +77,15 @@ def functions(source):
 
 
 def functions_of(source, path):
-    names = set()
+    def taken(number, *way):
+        built = "%s-%d.o" % (path, number)
+        call([CC] + FLAGS + WARN + SOURCES[source] + list(way) + ["-c", source, "-o", built])
+        return {line.split()[-1] for line in call(["nm", "-u", built]).splitlines()}
+
     # In double, and without kernels for x86-64, other functions are called.
-    for way in [[], ["-DTSHARD_REAL=double"], ["-DTSHARD_NO_SIMD"]][:3 if source in CORE else 1]:
-        call([CC] + FLAGS + WARN + SOURCES[source] + way + ["-c", source, "-o", path])
-        names |= {line.split()[-1] for line in call(["nm", "-u", path]).splitlines()}
+    ways = [(0,), (1, "-DTSHARD_REAL=double"), (2, "-DTSHARD_NO_SIMD")][:3 if source in CORE else 1]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        names = set().union(*pool.map(lambda way: taken(*way), ways))
     return {ALIASES.get(name, name) for name in names - COMPILERS if not OTHERS.match(name)}
 
 

@@ -153,7 +153,7 @@ def build_with_cmake(folder, way, *options, alone=True):
                  "-DSOURCE=" + TOP, "-DVERSION=" + macros(),
                  "-DFIRST=" + first_example(folder, alone),
                  "-DFIRST_USES=" + ("tshard" if alone else "static")] + list(options))
-    must(["cmake", "--build", build])
+    must(["cmake", "--build", build, "--parallel", "2"])
     for program in "first", "parallel":
         check_losses(must([os.path.join(build, program)]))
     return build, text
@@ -190,7 +190,7 @@ def find_package_installed_by_cmake(folder):
     own, prefix = os.path.join(folder, "own"), os.path.join(folder, "prefix")
     text = must(["cmake", "-S", TOP, "-B", own, "-DCMAKE_BUILD_TYPE=Debug",
                  "-DCMAKE_INSTALL_PREFIX=" + prefix, "-DTSHARD_BACKENDS=threads;uv"])
-    must(["cmake", "--build", own])
+    must(["cmake", "--build", own, "--parallel", "2"])
     must(["cmake", "--install", own])
     there = files_below(prefix)
     check(any(path.endswith("libtshard.a") for path in there), "no static library:", there)

