@@ -248,7 +248,7 @@ static int attention_rank(tsh_ctx *ctx, void *user) {
         if (gradients_agree(ctx, &p)) return 1;
         tsh_step_end(ctx);
     }
-    CHECK(tsh_check_replicas(tsh_root(ctx)), " ");
+    CHECK_TRUE(tsh_check_replicas(tsh_root(ctx)));
     CHECK_OK();
     return 0;
 }
@@ -268,10 +268,10 @@ static int shards_rank(tsh_ctx *ctx, void *user) {
     const int64_t q = tsh_chunk(size > 3 ? &heads : &groups, 36, size, rank, NULL);
     const int64_t k = size > 3 ? 12 : tsh_chunk(&heads, 12, size, rank, NULL);
     (void)user;
-    CHECK(layer && tsh_local_dim(tsh_param(layer, "q_proj.weight"), 0) == q, " ");
-    CHECK(tsh_local_dim(tsh_param(layer, "k_proj.weight"), 0) == k, " ");
-    CHECK(tsh_local_dim(tsh_param(layer, "v_proj.weight"), 0) == k, " ");
-    CHECK(tsh_local_dim(tsh_param(layer, "o_proj.weight"), 1) == q, " ");
+    CHECK_TRUE(layer && tsh_local_dim(tsh_param(layer, "q_proj.weight"), 0) == q);
+    CHECK_TRUE(tsh_local_dim(tsh_param(layer, "k_proj.weight"), 0) == k);
+    CHECK_TRUE(tsh_local_dim(tsh_param(layer, "v_proj.weight"), 0) == k);
+    CHECK_TRUE(tsh_local_dim(tsh_param(layer, "o_proj.weight"), 1) == q);
     CHECK_OK();
     return 0;
 }
@@ -369,7 +369,7 @@ static int quantised_rank(tsh_ctx *ctx, void *user) {
     (void)user;
     tsh_no_grad_begin(ctx);
     want = tsh_forward(mlp, x);
-    CHECK(tsh_quantize(mlp, NULL, TSH_Q8_0) == TSH_OK, " ");
+    CHECK_TRUE(tsh_quantize(mlp, NULL, TSH_Q8_0) == TSH_OK);
     got = tsh_forward(mlp, x);
     CHECK(apart(ctx, got, want) < 0.02, "off by %g", apart(ctx, got, want));
     tsh_no_grad_end(ctx);
@@ -436,7 +436,7 @@ static int decode_rank(tsh_ctx *ctx, void *user) {
     bytes = tsh_mem_stats(ctx).now[TSH_MEM_TENSORS];
     tsh_scope_begin(ctx); /* what it ends refers to the cache */
     cache = tsh_cache_new(root, B, LONG, TSH_DTYPE_DEFAULT);
-    CHECK(cache && tsh_cache_length(cache) == 0, " ");
+    CHECK_TRUE(cache && tsh_cache_length(cache) == 0);
     CHECK(!tsh_cache_new(tsh_find(root, "1"), B, LONG, TSH_DTYPE_DEFAULT), "a second one");
     CHECK_SAYS(TSH_ERR_STATE, "\"1.attn\" has a cache already");
     for (int turn = 0; turn < 2; turn++) {
@@ -455,21 +455,21 @@ static int decode_rank(tsh_ctx *ctx, void *user) {
         if (turn == 0) {
             CHECK(!tsh_forward(root, tsh_slice(x, 1, 0, 1)), "it is full");
             CHECK_SAYS(TSH_ERR_SHAPE, "the cache of 16 positions holds 16, and 1 more do not fit");
-            CHECK(tsh_cache_length(cache) == LONG, " ");
-            CHECK(tsh_cache_truncate(cache, LONG + 1) == TSH_ERR_ARGUMENT, " ");
+            CHECK_TRUE(tsh_cache_length(cache) == LONG);
+            CHECK_TRUE(tsh_cache_truncate(cache, LONG + 1) == TSH_ERR_ARGUMENT);
             CHECK_SAYS(TSH_ERR_ARGUMENT, "holds 16 positions, of which 17 cannot");
-            CHECK(tsh_cache_truncate(cache, 8) == TSH_OK && tsh_cache_length(cache) == 8, " ");
-            CHECK(tsh_cache_truncate(cache, -1) == TSH_ERR_ARGUMENT, " ");
+            CHECK_TRUE(tsh_cache_truncate(cache, 8) == TSH_OK && tsh_cache_length(cache) == 8);
+            CHECK_TRUE(tsh_cache_truncate(cache, -1) == TSH_ERR_ARGUMENT);
             tsh_clear_error(ctx);
         }
     }
     for (int i = 0; i < COUNT(steps); i++) tsh_tensor_free(again[i]);
-    CHECK(tsh_cache_truncate(cache, 0) == TSH_OK && tsh_cache_length(cache) == 0, " ");
+    CHECK_TRUE(tsh_cache_truncate(cache, 0) == TSH_OK && tsh_cache_length(cache) == 0);
     y = tsh_forward(root, tsh_slice(x, 1, 0, 6));
     CHECK(apart(ctx, y, tsh_slice(want, 1, 0, 6)) <= d->off, "from the start again");
     CHECK(!tsh_forward(root, tsh_slice(tsh_slice(x, 0, 0, 1), 1, 0, 2)), "another batch");
     CHECK_SAYS(TSH_ERR_SHAPE, "x has 1 texts, the cache 2");
-    CHECK(tsh_cache_truncate(cache, 6) == TSH_OK, " ");
+    CHECK_TRUE(tsh_cache_truncate(cache, 6) == TSH_OK);
     tsh_cache_free(cache);
     tsh_scope_end(ctx);
     CHECK(tsh_mem_stats(ctx).now[TSH_MEM_TENSORS] == bytes, "memory is given back");
@@ -477,7 +477,7 @@ static int decode_rank(tsh_ctx *ctx, void *user) {
     /* of one block alone; the others have none */
     cache = tsh_cache_new(tsh_find(root, "1"), B, 4, TSH_DTYPE_DEFAULT);
     y = tsh_forward(tsh_find(root, "1"), tsh_slice(x, 1, 0, 4));
-    CHECK(cache && y && tsh_cache_length(cache) == 4, " ");
+    CHECK_TRUE(cache && y && tsh_cache_length(cache) == 4);
     tsh_cache_free(cache);
     tsh_no_grad_end(ctx);
     CHECK_OK();
@@ -513,7 +513,7 @@ static int ragged_rank(tsh_ctx *ctx, void *user) {
     cache = tsh_cache_new(root, B, LONG, TSH_DTYPE_DEFAULT);
     for (int i = 0; i < COUNT(steps); i++) {
         const int64_t n = i == 4 ? 2 : steps[i][steps[i][1] > steps[i][0]];
-        CHECK(tsh_cache_counts(cache, steps[i]) == TSH_OK, " ");
+        CHECK_TRUE(tsh_cache_counts(cache, steps[i]) == TSH_OK);
         y = tsh_forward(root, ragged_input(ctx, x, at, steps[i], n));
         for (int b = 0; b < B; b++) {
             if (steps[i][b] == 0) continue;
@@ -523,18 +523,18 @@ static int ragged_rank(tsh_ctx *ctx, void *user) {
             CHECK(off <= d->off, "step %d, row %d is off by %g", i, b, off);
         }
         for (int b = 0; b < B; b++) at[b] += steps[i][b];
-        CHECK(tsh_cache_length(cache) == (at[0] > at[1] ? at[0] : at[1]), " ");
+        CHECK_TRUE(tsh_cache_length(cache) == (at[0] > at[1] ? at[0] : at[1]));
     }
-    CHECK(tsh_cache_counts(cache, NULL) == TSH_OK, " ");
+    CHECK_TRUE(tsh_cache_counts(cache, NULL) == TSH_OK);
     CHECK(!tsh_forward(root, tsh_slice(x, 1, 0, 4)), "13 and 4 are more than 16");
     CHECK_SAYS(TSH_ERR_SHAPE, "the cache of 16 positions holds 13, and 4 more do not fit");
-    CHECK(tsh_cache_truncate(cache, 3) == TSH_OK && tsh_cache_length(cache) == 3, " ");
+    CHECK_TRUE(tsh_cache_truncate(cache, 3) == TSH_OK && tsh_cache_length(cache) == 3);
     y = tsh_forward(root, tsh_slice(x, 1, 3, 4));
     CHECK(apart(ctx, y, tsh_slice(want, 1, 3, 4)) <= d->off, "rows of one length again");
-    CHECK(tsh_cache_counts(cache, most) == TSH_OK, " ");
+    CHECK_TRUE(tsh_cache_counts(cache, most) == TSH_OK);
     CHECK(!tsh_forward(root, tsh_slice(x, 1, 0, 4)), "6 of 4 positions");
     CHECK_SAYS(TSH_ERR_SHAPE, "of 4 positions text 0 has 6 (tsh_cache_counts)");
-    CHECK(tsh_cache_counts(cache, (const int64_t[]){1, -1}) == TSH_ERR_ARGUMENT, " ");
+    CHECK_TRUE(tsh_cache_counts(cache, (const int64_t[]){1, -1}) == TSH_ERR_ARGUMENT);
     CHECK_SAYS(TSH_ERR_ARGUMENT, "text 1 has -1 positions; takes 0 to 16");
     tsh_cache_free(cache);
     CHECK(tsh_cache_counts(cache, most) == TSH_ERR_ARGUMENT, "it is gone");
@@ -597,39 +597,39 @@ static int refused_rank(tsh_ctx *ctx, void *user) {
         CHECK(!tsh_add_attention(root, "layer", &wrong[i]), "number %d", i);
         CHECK_SAYS(TSH_ERR_SHAPE, "tsh_add_attention: \"layer\" has ");
     }
-    CHECK(!tsh_add_attention(root, "layer", NULL), " ");
+    CHECK_TRUE(!tsh_add_attention(root, "layer", NULL));
     CHECK_SAYS(TSH_ERR_ARGUMENT, "no description");
     tsh_attention_layer_desc same = {.dim = 20, .heads = 5, .k = "q_proj"};
-    CHECK(!tsh_add_attention(root, "layer", &same), " ");
+    CHECK_TRUE(!tsh_add_attention(root, "layer", &same));
     CHECK_SAYS(TSH_ERR_ARGUMENT, "\"layer\" has a child \"q_proj\" already");
-    CHECK(!tsh_add_mlp(root, "mlp", &fused) && !tsh_add_mlp(root, "mlp", NULL), " ");
+    CHECK_TRUE(!tsh_add_mlp(root, "mlp", &fused) && !tsh_add_mlp(root, "mlp", NULL));
     CHECK_SAYS(TSH_ERR_ARGUMENT, "only gated layers are fused");
-    CHECK(!tsh_add_mlp(root, "mlp", &strange), " ");
+    CHECK_TRUE(!tsh_add_mlp(root, "mlp", &strange));
     CHECK_SAYS(TSH_ERR_ARGUMENT, "has activation 4");
-    CHECK(!tsh_add_mlp(root, "mlp", &twice), " ");
+    CHECK_TRUE(!tsh_add_mlp(root, "mlp", &twice));
     CHECK_SAYS(TSH_ERR_ARGUMENT, "has a child \"same\" already");
     CHECK(!tsh_child(root, 0), "what cannot be made leaves nothing in the tree");
-    CHECK(!tsh_cache_new(root, 1, 4, TSH_DTYPE_DEFAULT), " ");
+    CHECK_TRUE(!tsh_cache_new(root, 1, 4, TSH_DTYPE_DEFAULT));
     CHECK_SAYS(TSH_ERR_ARGUMENT, "has no attention layer");
     layer = add_layer(ctx, "layer", &good);
-    CHECK(!tsh_cache_new(root, 0, 4, TSH_DTYPE_DEFAULT), " ");
+    CHECK_TRUE(!tsh_cache_new(root, 0, 4, TSH_DTYPE_DEFAULT));
     CHECK_SAYS(TSH_ERR_ARGUMENT, "0 texts of 4 positions");
-    CHECK(!tsh_cache_new(root, 1, 4, TSH_I32), " ");
+    CHECK_TRUE(!tsh_cache_new(root, 1, 4, TSH_I32));
     CHECK_SAYS(TSH_ERR_ARGUMENT, "bf16 or f16");
     x = tsh_keep(tsh_randn(ctx, tsh_shape3(B, 2, DIM)));
-    CHECK(!tsh_forward(layer, tsh_slice(x, 2, 0, 4)), " ");
+    CHECK_TRUE(!tsh_forward(layer, tsh_slice(x, 2, 0, 4)));
     CHECK_SAYS(TSH_ERR_SHAPE, "takes x (B, T, 20)");
     in[0] = in[1] = in[2] = x;
-    CHECK(!tsh_forward_n(layer, in, 3), " ");
+    CHECK_TRUE(!tsh_forward_n(layer, in, 3));
     CHECK_SAYS(TSH_ERR_SHAPE, "3 inputs");
     cache = tsh_cache_new(root, B, 4, TSH_DTYPE_DEFAULT);
     CHECK(cache && !tsh_forward(layer, x), "it would be recorded");
     CHECK_SAYS(TSH_ERR_STATE, "tsh_no_grad_begin");
-    CHECK(tsh_cache_length(cache) == 0, " ");
+    CHECK_TRUE(tsh_cache_length(cache) == 0);
     tsh_cache_free(cache);
-    CHECK(tsh_cache_length(cache) == 0 && tsh_cache_truncate(cache, 0) == TSH_ERR_ARGUMENT, " ");
+    CHECK_TRUE(tsh_cache_length(cache) == 0 && tsh_cache_truncate(cache, 0) == TSH_ERR_ARGUMENT);
     tsh_cache_free(NULL);
-    CHECK(tsh_cache_length(NULL) == 0 && tsh_forward(layer, x), " ");
+    CHECK_TRUE(tsh_cache_length(NULL) == 0 && tsh_forward(layer, x));
     for (int i = 0; i < 3; i++) { /* left for tsh_close */
         tsh_cache_free(cache);
         cache = tsh_cache_new(root, B, 4 + i, TSH_DTYPE_DEFAULT);

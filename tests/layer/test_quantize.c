@@ -84,30 +84,30 @@ static int layers_agree(tsh_ctx *ctx, void *user) {
     tsh_module *column = add_layer(ctx, "column", TSH_COLWISE, 0, 0);
     tsh_module *row = add_layer(ctx, "row", TSH_ROWWISE, 32, 0);
     tsh_tensor *x = some_rows(ctx), *want, *y, *whole, *w;
-    CHECK(plain && reversed && unquantised && column && row && x, " ");
-    CHECK(tsh_quantize(tsh_root(ctx), "[!o]*", dtype) == TSH_OK, " ");
+    CHECK_TRUE(plain && reversed && unquantised && column && row && x);
+    CHECK_TRUE(tsh_quantize(tsh_root(ctx), "[!o]*", dtype) == TSH_OK);
     CHECK_OK();
     whole = tsh_param(plain, "weight");
-    CHECK(tsh_dtype_of(whole) == dtype, " ");
-    CHECK(tsh_dtype_of(tsh_param(unquantised, "weight")) == TSH_REAL, " ");
-    CHECK(tsh_dtype_of(tsh_param(plain, "bias")) == TSH_REAL, " ");
-    CHECK(has_bytes_of(ctx, tsh_param(column, "weight"), whole), " ");
-    CHECK(has_bytes_of(ctx, tsh_param(row, "weight"), whole), " ");
+    CHECK_TRUE(tsh_dtype_of(whole) == dtype);
+    CHECK_TRUE(tsh_dtype_of(tsh_param(unquantised, "weight")) == TSH_REAL);
+    CHECK_TRUE(tsh_dtype_of(tsh_param(plain, "bias")) == TSH_REAL);
+    CHECK_TRUE(has_bytes_of(ctx, tsh_param(column, "weight"), whole));
+    CHECK_TRUE(has_bytes_of(ctx, tsh_param(row, "weight"), whole));
     tsh_no_grad_begin(ctx);
     want = tsh_forward(plain, x);
-    CHECK(distance(ctx, want, tsh_forward(unquantised, x)) < loss, " ");
+    CHECK_TRUE(distance(ctx, want, tsh_forward(unquantised, x)) < loss);
     y = tsh_forward(column, x);
     CHECK(distance(ctx, y, want) <= 0, "the same bits");
     y = tsh_forward(row, x);
-    CHECK(distance(ctx, y, want) < 1e-5, " ");
+    CHECK_TRUE(distance(ctx, y, want) < 1e-5);
     w = tsh_param(reversed, "weight");
     CHECK(tsh_dim(w, 0) == OUT && tsh_dim(w, 1) == IN, "stored (out, in) now");
     y = tsh_forward(reversed, x);
-    CHECK(tsh_layout_of(y).kind == TSH_SHARDED || tsh_tp(ctx)->size == 1, " ");
+    CHECK_TRUE(tsh_layout_of(y).kind == TSH_SHARDED || tsh_tp(ctx)->size == 1);
     tsh_no_grad_end(ctx);
     CHECK(tsh_quantize(tsh_root(ctx), "plain", TSH_Q8_0) == TSH_OK, "stays as it is");
-    CHECK(tsh_dtype_of(whole) == dtype, " ");
-    CHECK(tsh_check_replicas(tsh_root(ctx)), " ");
+    CHECK_TRUE(tsh_dtype_of(whole) == dtype);
+    CHECK_TRUE(tsh_check_replicas(tsh_root(ctx)));
     CHECK_OK();
     return 0;
 }
@@ -131,10 +131,10 @@ static int reversed_is_turned(tsh_ctx *ctx, void *user) {
     for (int i = 0; i < 64 * 96; i++) values[i] = (tsh_real)ranks_number(4, (uint64_t)i);
     for (int o = 0; o < 96; o++)
         for (int i = 0; i < 64; i++) turned[i * 96 + o] = values[o * 64 + i];
-    CHECK(tsh_write(ctx, tsh_param(a, "weight"), TSH_GLOBAL, values, sizeof values) == TSH_OK, " ");
-    CHECK(tsh_write(ctx, tsh_param(b, "weight"), TSH_GLOBAL, turned, sizeof turned) == TSH_OK, " ");
-    CHECK(tsh_quantize(tsh_root(ctx), NULL, TSH_Q4_0) == TSH_OK, " ");
-    CHECK(tsh_hash(ctx, tsh_param(a, "weight")) == tsh_hash(ctx, tsh_param(b, "weight")), " ");
+    CHECK_TRUE(tsh_write(ctx, tsh_param(a, "weight"), TSH_GLOBAL, values, sizeof values) == TSH_OK);
+    CHECK_TRUE(tsh_write(ctx, tsh_param(b, "weight"), TSH_GLOBAL, turned, sizeof turned) == TSH_OK);
+    CHECK_TRUE(tsh_quantize(tsh_root(ctx), NULL, TSH_Q4_0) == TSH_OK);
+    CHECK_TRUE(tsh_hash(ctx, tsh_param(a, "weight")) == tsh_hash(ctx, tsh_param(b, "weight")));
     CHECK_OK();
     return 0;
 }
@@ -164,13 +164,13 @@ static int tables_agree(tsh_ctx *ctx, void *user) {
     tsh_classifier_desc tied = {.in = 256, .classes = VOCAB, .weight = w, .no_bias = 1};
     uint64_t hash;
     c = tsh_add_classifier(tsh_root(ctx), "head", &tied);
-    CHECK(e && c && tsh_add_linear(tsh_root(ctx), "other", &head), " ");
-    if (!wanted->lazy) CHECK(tsh_materialize(tsh_root(ctx)) == TSH_OK, " ");
-    CHECK(tsh_quantize(tsh_root(ctx), "table", wanted->dtype) == TSH_OK, " ");
+    CHECK_TRUE(e && c && tsh_add_linear(tsh_root(ctx), "other", &head));
+    if (!wanted->lazy) CHECK_TRUE(tsh_materialize(tsh_root(ctx)) == TSH_OK);
+    CHECK_TRUE(tsh_quantize(tsh_root(ctx), "table", wanted->dtype) == TSH_OK);
     ids = tsh_arange(ctx, TSH_I64, 0, VOCAB, 2);
     tsh_no_grad_begin(ctx);
     y = tsh_forward(e, ids);
-    CHECK(tsh_dtype_of(w) == wanted->dtype && tsh_dtype_of(y) == TSH_REAL, " ");
+    CHECK_TRUE(tsh_dtype_of(w) == wanted->dtype && tsh_dtype_of(y) == TSH_REAL);
     z = tsh_full(tsh_forward(c, y)); /* a row looked up is most like itself */
     z = tsh_argmax(z, 1, 0);
     for (int i = wanted->padding ? 2 : 0; i < VOCAB / 2; i++)
@@ -178,7 +178,7 @@ static int tables_agree(tsh_ctx *ctx, void *user) {
     tsh_no_grad_end(ctx);
     hash = tsh_hash(ctx, w);
     if (!wanted->hash) wanted->hash = hash;
-    CHECK(hash == wanted->hash, " ");
+    CHECK_TRUE(hash == wanted->hash);
     CHECK_OK();
     return 0;
 }
@@ -209,30 +209,30 @@ static int mistakes(tsh_ctx *ctx, void *user) {
     tsh_tensor *x = tsh_zeros(ctx, tsh_shape2(1, 96));
     const int two = tsh_tp(ctx)->size == 2;
     (void)user;
-    CHECK(tsh_quantize(root, "a", TSH_BF16) == TSH_ERR_DTYPE, " ");
+    CHECK_TRUE(tsh_quantize(root, "a", TSH_BF16) == TSH_ERR_DTYPE);
     CHECK_SAYS(TSH_ERR_DTYPE, "takes TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1, not bf16");
-    CHECK(tsh_quantize(root, "b.*", TSH_Q8_0) == TSH_ERR_ARGUMENT, " ");
+    CHECK_TRUE(tsh_quantize(root, "b.*", TSH_Q8_0) == TSH_ERR_ARGUMENT);
     CHECK_SAYS(TSH_ERR_ARGUMENT, "\"b.*\" matches no linear or embedding layer");
-    CHECK(tsh_quantize(NULL, "a", TSH_Q8_0) == TSH_ERR_ARGUMENT, " ");
-    CHECK(tsh_add_linear(root, "narrow", &narrow), " ");
-    CHECK(tsh_quantize(root, NULL, TSH_Q8_0) == TSH_ERR_SHAPE, " ");
+    CHECK_TRUE(tsh_quantize(NULL, "a", TSH_Q8_0) == TSH_ERR_ARGUMENT);
+    CHECK_TRUE(tsh_add_linear(root, "narrow", &narrow));
+    CHECK_TRUE(tsh_quantize(root, NULL, TSH_Q8_0) == TSH_ERR_SHAPE);
     CHECK_SAYS(TSH_ERR_SHAPE, "\"narrow.weight\" (8, 48) R has rows of 48 elements");
     CHECK(tsh_dtype_of(tsh_param(a, "weight")) == TSH_REAL, "nothing is changed");
-    CHECK(tsh_add_linear(root, "cut", &cut), " ");
+    CHECK_TRUE(tsh_add_linear(root, "cut", &cut));
     if (two) {
-        CHECK(tsh_quantize(root, "[ac]*", TSH_Q4_0) == TSH_ERR_LAYOUT, " ");
+        CHECK_TRUE(tsh_quantize(root, "[ac]*", TSH_Q4_0) == TSH_ERR_LAYOUT);
         CHECK_SAYS(TSH_ERR_LAYOUT, "\"cut.weight\" (64, 96) S(1) is cut within a block of 32 of "
                                    "q4_0: rank 0 holds [0, 48)");
         CHECK(tsh_dtype_of(tsh_param(a, "weight")) == TSH_REAL, "nothing is changed");
     }
-    CHECK(tsh_forward(a, x) && tsh_quantize(root, "a", TSH_Q8_0) == TSH_ERR_STATE, " ");
+    CHECK_TRUE(tsh_forward(a, x) && tsh_quantize(root, "a", TSH_Q8_0) == TSH_ERR_STATE);
     CHECK_SAYS(TSH_ERR_STATE, "ops are recorded that use \"a.weight\"");
-    CHECK(tsh_step_end(ctx) == TSH_OK && tsh_quantize(root, "a", TSH_Q8_0) == TSH_OK, " ");
+    CHECK_TRUE(tsh_step_end(ctx) == TSH_OK && tsh_quantize(root, "a", TSH_Q8_0) == TSH_OK);
     if (two) {
-        CHECK(tsh_parallelize(root, &rule, 1) == TSH_ERR_STATE, " ");
+        CHECK_TRUE(tsh_parallelize(root, &rule, 1) == TSH_ERR_STATE);
         CHECK_SAYS(TSH_ERR_STATE, "\"a.weight\" is quantised");
     }
-    CHECK(tsh_reset_parameters(a) == TSH_ERR_DTYPE, " ");
+    CHECK_TRUE(tsh_reset_parameters(a) == TSH_ERR_DTYPE);
     CHECK_SAYS(TSH_ERR_DTYPE, "\"a.weight\" is quantised");
     return 0;
 }
@@ -243,13 +243,13 @@ static int tied_mistakes(tsh_ctx *ctx, void *user) {
     tsh_module *root = tsh_root(ctx), *a = tsh_add_linear(root, "a", &square);
     tsh_module *b = tsh_add_linear(root, "b", &turned), *c = tsh_add_module(root, "c", NULL), *d;
     (void)user;
-    CHECK(tsh_tie(b, "weight", tsh_param(a, "weight")) == TSH_OK, " ");
-    CHECK(tsh_quantize(root, "a", TSH_Q8_0) == TSH_ERR_ARGUMENT, " ");
+    CHECK_TRUE(tsh_tie(b, "weight", tsh_param(a, "weight")) == TSH_OK);
+    CHECK_TRUE(tsh_quantize(root, "a", TSH_Q8_0) == TSH_ERR_ARGUMENT);
     CHECK_SAYS(TSH_ERR_ARGUMENT, "\"b\", which stores it the other way round");
     d = tsh_add_linear(root, "d", &square);
-    CHECK(d && tsh_add_param(c, "p", tsh_shape2(64, 64), NULL), " ");
-    CHECK(tsh_tie(tsh_child(c, 0), "", tsh_param(d, "weight")) == TSH_OK, " ");
-    CHECK(tsh_quantize(root, "d", TSH_Q8_0) == TSH_ERR_ARGUMENT, " ");
+    CHECK_TRUE(d && tsh_add_param(c, "p", tsh_shape2(64, 64), NULL));
+    CHECK_TRUE(tsh_tie(tsh_child(c, 0), "", tsh_param(d, "weight")) == TSH_OK);
+    CHECK_TRUE(tsh_quantize(root, "d", TSH_Q8_0) == TSH_ERR_ARGUMENT);
     CHECK_SAYS(TSH_ERR_ARGUMENT, "\"c.p\", which takes no quantised one");
     return 0;
 }
@@ -265,18 +265,18 @@ static int trains_the_rest(tsh_ctx *ctx, void *user) {
     uint64_t hash, bias;
     tsh_optim *optim;
     (void)user;
-    CHECK(tsh_quantize(one, "b", TSH_Q8_0) == TSH_OK && tsh_materialize(root) == TSH_OK, " ");
+    CHECK_TRUE(tsh_quantize(one, "b", TSH_Q8_0) == TSH_OK && tsh_materialize(root) == TSH_OK);
     hash = tsh_hash(ctx, tsh_param(b, "weight"));
     bias = tsh_hash(ctx, tsh_param(a, "bias"));
-    CHECK((optim = tsh_optim_new(one, &sgd)) != NULL, " ");
+    CHECK_TRUE((optim = tsh_optim_new(one, &sgd)) != NULL);
     loss = tsh_sum(tsh_forward(one, x), TSH_ALL, 0);
-    CHECK(tsh_backward(ctx, loss) == TSH_OK && tsh_optim_step(optim) == TSH_OK, " ");
+    CHECK_TRUE(tsh_backward(ctx, loss) == TSH_OK && tsh_optim_step(optim) == TSH_OK);
     CHECK(tsh_hash(ctx, tsh_param(b, "weight")) == hash, "has no gradient");
     CHECK(tsh_hash(ctx, tsh_param(a, "bias")) != bias, "is trained through it");
-    CHECK(tsh_grad(tsh_param(b, "weight")) == NULL, " ");
+    CHECK_TRUE(tsh_grad(tsh_param(b, "weight")) == NULL);
     tsh_zero_grads(root);
-    CHECK(tsh_step_end(ctx) == TSH_OK, " ");
-    CHECK(tsh_quantize(one, "a", TSH_Q8_0) == TSH_ERR_STATE, " ");
+    CHECK_TRUE(tsh_step_end(ctx) == TSH_OK);
+    CHECK_TRUE(tsh_quantize(one, "a", TSH_Q8_0) == TSH_ERR_STATE);
     CHECK_SAYS(TSH_ERR_STATE, "\"one.a.weight\" is updated by an optimiser");
     return 0;
 }
@@ -398,13 +398,13 @@ static int memory_shrinks(tsh_ctx *ctx, void *user) {
     FILE *file = tmpfile();
     char text[1024] = "";
     (void)user;
-    CHECK(file && tsh_add_linear(tsh_root(ctx), "a", &d), " ");
-    CHECK(tsh_materialize(tsh_root(ctx)) == TSH_OK, " ");
-    CHECK(tsh_quantize(tsh_root(ctx), "a", TSH_Q4_0) == TSH_OK, " ");
-    CHECK(tsh_mem_stats(ctx).now[TSH_MEM_PARAMETERS] < 1024 * 1024 / 32 * 18 + 4096, " ");
-    CHECK(tsh_summary(tsh_root(ctx), file) == TSH_OK, " ");
+    CHECK_TRUE(file && tsh_add_linear(tsh_root(ctx), "a", &d));
+    CHECK_TRUE(tsh_materialize(tsh_root(ctx)) == TSH_OK);
+    CHECK_TRUE(tsh_quantize(tsh_root(ctx), "a", TSH_Q4_0) == TSH_OK);
+    CHECK_TRUE(tsh_mem_stats(ctx).now[TSH_MEM_PARAMETERS] < 1024 * 1024 / 32 * 18 + 4096);
+    CHECK_TRUE(tsh_summary(tsh_root(ctx), file) == TSH_OK);
     rewind(file);
-    CHECK(fread(text, 1, sizeof text - 1, file) > 0 && strstr(text, " 589824\n"), " ");
+    CHECK_TRUE(fread(text, 1, sizeof text - 1, file) > 0 && strstr(text, " 589824\n"));
     (void)fclose(file);
     return 0;
 }

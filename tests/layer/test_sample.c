@@ -98,8 +98,8 @@ static int draw_rank(tsh_ctx *ctx, void *user) {
         logits = same_logits(ctx, d->rows, way == 1 ? TSH_BF16 : TSH_REAL);
         if (way < 2) logits = tsh_redistribute(logits, tsh_sharded(-1));
         ids = tsh_sample(logits, &desc);
-        CHECK(ids && tsh_ndim(ids) == 2 && tsh_dim(ids, 0) == d->rows && tsh_dim(ids, 1) == 1, " ");
-        CHECK(tsh_dtype_of(ids) == TSH_I64 && tsh_layout_of(ids).kind == TSH_REPLICATED, " ");
+        CHECK_TRUE(ids && tsh_ndim(ids) == 2 && tsh_dim(ids, 0) == d->rows && tsh_dim(ids, 1) == 1);
+        CHECK_TRUE(tsh_dtype_of(ids) == TSH_I64 && tsh_layout_of(ids).kind == TSH_REPLICATED);
         got = (int64_t *)tsh_data(ctx, ids);
         if (tsh_world(ctx)->size == 1 && way == 0)
             memcpy(d->ids, got, (size_t)d->rows * sizeof *got);
@@ -373,7 +373,7 @@ static int wide_rank(tsh_ctx *ctx, void *user) {
     double sum = 0, part = 0;
     int64_t id = -1, last = 0;
     (void)user;
-    CHECK(values, " ");
+    CHECK_TRUE(values);
     for (int i = 0; i < WIDE; i++)
         values[i] = (tsh_real)(log((double)(1 + ranks_mix(7, (uint64_t)i) % 100000)) * 2);
     tsh_real least[2] = {0, 0}; /* of top_k 40 and top_p 0.3, by counting down from the top */

@@ -107,22 +107,26 @@ def k_blocks(kind, rows, columns, draw):
     return blocks.reshape(rows, -1)
 
 
+SIZES = ("num_hidden_layers", "max_position_embeddings", "hidden_size", "intermediate_size",
+         "num_attention_heads")
+GPT2_SIZES = "n_layer", "n_positions", "n_embd", "n_inner", "n_head"
+
+
+def add_sizes(writer, layers, places, width, hidden, heads):
+    writer.add_block_count(layers)
+    writer.add_context_length(places)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(hidden)
+    writer.add_head_count(heads)
+
+
 def add_keys(writer, kind, config):
     """Metadata as convert_hf_to_gguf.py writes it."""
     head = getattr(config, "head_dim", None)
+    add_sizes(writer, *(getattr(config, key) for key in (GPT2_SIZES if kind == "gpt2" else SIZES)))
     if kind == "gpt2":
-        writer.add_block_count(config.n_layer)
-        writer.add_context_length(config.n_positions)
-        writer.add_embedding_length(config.n_embd)
-        writer.add_feed_forward_length(config.n_inner)
-        writer.add_head_count(config.n_head)
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
         return
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rotary = config.rope_parameters

@@ -57,6 +57,11 @@ UNUSED TSH_PRINTF(3, 4) static int ranks_fail(tsh_ctx *ctx, int line, const char
     do {                                                                                           \
         if (!(condition)) return ranks_fail(ctx, __LINE__, #condition "; " __VA_ARGS__);           \
     } while (0)
+/* The same where the condition says all. */
+#define CHECK_TRUE(condition)                                                                      \
+    do {                                                                                           \
+        if (!(condition)) return ranks_fail(ctx, __LINE__, "%s", #condition);                      \
+    } while (0)
 #define CHECK_OK() CHECK(tsh_ok(ctx), "no error is expected")
 
 /* ctx holds an error of this code whose sentence holds `part`. */
