@@ -404,10 +404,13 @@ typedef struct tsh_error {
 /* The types of elements. TSH_BF16: the upper half of a float (8 bits of exponent, 7 of fraction);
  * TSH_F16: IEEE's binary16. Ops compute with them in tsh_real and round once, to the nearest, ties
  * to even, when they store.
- * TSH_Q8_0, TSH_Q4_0 and TSH_Q4_1: quantised weights, of which only tsh_linear and tsh_embedding
- * compute, and which have no gradient. Blocks of 32 elements along the last dimension share a
- * scale, in ggml's bytes: an f16 scale, then 32 integers of 8 bits (34 bytes), or of 4 bits, less 8
- * (18 bytes); TSH_Q4_1: scale and minimum, of f16 both, then 4 bits each (20 bytes). */
+ * TSH_Q8_0, TSH_Q4_0 and TSH_Q4_1 are dtypes of quantised weights: tsh_linear and tsh_embedding
+ * take them, other ops do not, and they have no gradient. The last dimension is cut into blocks of
+ * 32 elements, each stored in the same bytes as in ggml:
+ *
+ *     TSH_Q8_0   34 bytes: an f16 scale d, then 32 integers q of 8 bits;             d q
+ *     TSH_Q4_0   18 bytes: an f16 scale d, then 32 integers q of 4 bits, 0 to 15;    d (q - 8)
+ *     TSH_Q4_1   20 bytes: f16 scale d and minimum m, then 32 q of 4 bits, 0 to 15;  d q + m */
 typedef enum tsh_dtype {
     TSH_DTYPE_DEFAULT, /* no dtype: in a description, the default that its doc names */
     TSH_F32,
@@ -15463,9 +15466,9 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
  * mean and rstd of each row for backward: stats (rows, 2). A sum over a row is kept as TSHI_BLOCK
  * partial sums, `lane`, which tshi_kernel_fold adds up at the end of the row.
  *
- * If the features are sharded, the kernels run twice: TSHI_NORM_SUMS computes each row's means over
- * the features of this rank, an all-reduce makes them those of all, TSHI_NORM_GIVEN does the rest.
- */
+ * Where the features are sharded, this rank has only a part of each row, and a kernel runs twice.
+ * The first pass (TSHI_NORM_SUMS) computes the means over this rank's features, an all-reduce turns
+ * them into the means over all, and the second pass (TSHI_NORM_GIVEN) normalises with them. */
 typedef enum tshi_norm_pass {
     TSHI_NORM_WHOLE, /* all in one pass */
     TSHI_NORM_SUMS,  /* only the means of each row */

@@ -422,8 +422,8 @@ static int64_t waiting(const llm_rank *r) {
     return most;
 }
 
-/* The logits of the next tokens of each text, at most n, all but the last `keep`. NULL: an error.
- * They live until the scope ends. */
+/* Runs the tokens of each text that the model has not seen yet: at most n of each text, and not its
+ * last `keep`. Returns their logits, which the next tsh_scope_end frees; NULL: an error. */
 static tsh_tensor *compute(llm_rank *r, int64_t n, int64_t keep) {
     int64_t lengths[LLM_MOST_ROWS];
     int32_t *ids = (int32_t *)calloc((size_t)(r->rows * n), sizeof *ids);

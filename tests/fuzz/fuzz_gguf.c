@@ -1,7 +1,12 @@
-/* Feeds bytes to examples/llm/gguf.h as if they were a GGUF file. Whatever they are, the answer is
- * an error of one sentence; or a config, a tokenizer that tokenizer.h reads or refuses, and a
- * safetensors file whose header agrees with its values, however these are read. `make fuzz` runs it
- * under libFuzzer, test_gguf.c once for every file of the folder gguf, which
+/* Feeds bytes to examples/llm/gguf.h as if they were a GGUF file. What is no such file must give an
+ * error of one sentence. Of what is one, three things are checked:
+ *
+ * - the config has a model_type, or there is an error;
+ * - tokenizer.h reads the tokenizer, or refuses it with an error;
+ * - the safetensors file that gguf_file_read writes has a header of JSON, all values lie within its
+ *   length, and reading it in small parts gives the same bytes as reading it at once.
+ *
+ * `make fuzz` runs it under libFuzzer, test_gguf.c once for every file of the folder gguf, which
  * tests/llm/make_gguf.py writes. */
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L /* mmap */
