@@ -38,12 +38,12 @@ TAKEN = ["-Dnear=", "-Dfar=", "-Dsmall=char"]  # by windows.h, where a program i
 LIMIT = 300  # seconds of one compilation
 SHOWN = 30  # lines of what it said
 # How the core's implementation is compiled in every standard, and in the first of each language;
-# and a backend's, which brings the core's along, but at -O3. The optimiser sees most (values that
-# may be unset, bounds) and takes longest, but cares little about the standard.
+# and a backend's, which brings the core's along only where both are static. The optimiser sees most
+# (values that may be unset, bounds) and takes longest, but cares little about the standard.
 CORE = [["-O0"]], [["-O3"], ["-O0"] + DOUBLE, ["-O3"] + DOUBLE,
                    ["-O3", "-fopenmp"] + STATIC + TAKEN, ["-O0", "-DTSHARD_NO_SIMD"]]
 APART = ["-DTSHARD_IMPLEMENTED"]  # a backend without the core
-BACKEND = [["-O0"]], [["-O3"] + APART, ["-O0"] + DOUBLE, ["-O0"] + STATIC]
+BACKEND = [["-O0"] + APART], [["-O3"] + APART, ["-O0"] + APART + DOUBLE, ["-O0"] + STATIC]
 
 
 # (title, C compiler, C++ compiler, the package of each): they only parse the core and the threads
