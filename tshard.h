@@ -1329,9 +1329,9 @@ typedef struct tsh_attention_desc {
     double scale;      /* 0: 1 / sqrt(D) */
     double dropout;    /* of the probabilities */
     tsh_module *owner; /* of the dropout key; NULL: the ctx */
-    /* Broadcasts to (B, H, Tq, Tk), R: values are added to scores, TSH_I32 keeps where not 0. If it
-     * requires a gradient (T5's bias), that is summed where the mask broadcasts, and partial if q
-     * is sharded. */
+    /* Broadcasts to (B, H, Tq, Tk), R or sharded as q's heads: values are added to scores, TSH_I32
+     * keeps where not 0. If it requires a gradient (T5's bias), that is summed where the mask
+     * broadcasts; it is partial if q is sharded and the mask is R. */
     tsh_tensor *mask;
     /* Owned, (B, Hkv, Tmax, D), laid out as k, of any floating dtype no wider than tsh_real: k and
      * v are appended at `past`, rounded to it, and keys [0, past + Tk) are seen. Without gradients
@@ -17284,6 +17284,11 @@ static void tshi_attention_span(const tshi_heads *all, tshi_head *h, int64_t b) 
     h->to = h->more->causal ? place + 1 : h->moves ? place + window : h->tk;
 }
 
+/* Where t, a mask or sinks, has a head: the `local`-th of this rank, and the `global`-th of all. */
+static int64_t tshi_attention_own_head(const tsh_tensor *t, int64_t local, int64_t global) {
+    return t->layout.kind == TSH_SHARDED ? local : global;
+}
+
 /* Sets h to query head a of batch b, both local; if merged, to `count` heads from a on. */
 static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, int64_t a,
                                 int64_t count) {
@@ -17293,11 +17298,12 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
     const int64_t *stride = h->more->mask_stride, tq = all->head.tq;
     const int merged = all->merged;
     h->first = (uint64_t)((batch * q->dim[1] + head) * tq * h->width);
-    h->mask = batch * stride[0] + head * stride[1];
+    h->mask = batch * stride[0];
+    if (h->more->mask) h->mask += tshi_attention_own_head(h->more->mask, a, head) * stride[1];
     h->mask_row = stride[merged ? 1 : 2];
     if (h->more->sinks) {
         const int64_t step = h->more->sinks->stride[0];
-        h->sinks = all->sinks + (h->more->sinks->layout.kind == TSH_SHARDED ? a : head) * step;
+        h->sinks = all->sinks + tshi_attention_own_head(h->more->sinks, a, head) * step;
         h->sink_step = merged ? step : 0;
     }
     if (all->sink_grads) h->sink_grads = all->sink_grads + (b * q->local[1] + a) * tq;
@@ -17526,18 +17532,25 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
                                     tsh_tensor *mask) {
     char text[TSHI_TEXT_SIZE], sizes[TSHI_TEXT_SIZE];
     int64_t dim[4]; /* shape (B, H, Tq, keys) */
-    int d, fits = mask->ndim <= 4 && mask->layout.kind == TSH_REPLICATED;
+    const tsh_tensor *q = in[0];
+    int d, fits = mask->ndim <= 4;
     if (!tshi_attention_holds(in, mask)) return 0;
-    memcpy(dim, in[0]->dim, sizeof dim);
+    if (fits && mask->layout.kind != TSH_REPLICATED) {
+        d = mask->ndim - 3; /* the mask's dimension of heads; negative: none */
+        fits = d >= 0 && mask->dim[d] == q->dim[1] && tshi_rule_is_sharded(q, 1) &&
+               tshi_rule_is_sharded(mask, d) &&
+               tshi_layout_same_shards(&q->layout, &mask->layout, q->dim[1], q->ctx->tp.size);
+    }
+    memcpy(dim, q->dim, sizeof dim);
     dim[3] = keys;
     for (d = 0; d < 4 && fits; d++) {
         int64_t length = d < 4 - mask->ndim ? 1 : mask->dim[d - (4 - mask->ndim)];
         fits = length == 1 || length == dim[d];
     }
     if (!fits)
-        return tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
-                        "tsh_attention: mask %s %s; takes a replicated one of %s or i32 that "
-                        "broadcasts to %s",
+        return tsh_fail(q->ctx, TSH_ERR_SHAPE,
+                        "tsh_attention: mask %s %s; takes one of %s or i32 that broadcasts to %s, "
+                        "replicated or sharded as the heads of q",
                         tshi_dtype_name(mask->dtype), tshi_tensor_text(mask, text),
                         tshi_dtype_name(TSH_REAL), tshi_tensor_sizes(dim, 4, sizes)) == TSH_OK;
     more->mask = mask = tsh_cast(mask, tshi_dtypes[mask->dtype].floating ? TSH_REAL : TSH_I32);
@@ -17742,9 +17755,9 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     tshi_attention_run(&all);
     in[3] = more.mask; /* the node saves them */
     in[4] = more.sinks;
-    if (q->layout.kind == TSH_SHARDED && more.mask) output.partial |= TSHI_MASK;
-    if (q->layout.kind == TSH_SHARDED && more.sinks && more.sinks->layout.kind == TSH_REPLICATED)
-        output.partial |= TSHI_SINKS;
+    for (int i = 3; i < 5; i++)
+        if (q->layout.kind == TSH_SHARDED && in[i] && in[i]->layout.kind == TSH_REPLICATED)
+            output.partial |= i == 3 ? TSHI_MASK : TSHI_SINKS;
     tshi_map_record(op, out, in, 5, output.partial, &more, sizeof more, aux);
     return ctx->error.code == TSH_OK ? out : NULL;
 }

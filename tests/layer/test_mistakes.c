@@ -292,8 +292,8 @@ static const mistake mistakes[] = {
      MLP "tsh_attention: q (2, 3, 4) R, k (2, 3, 4) R, v (2, 3, 4) R; takes (B, H, Tq, D) and "
          "twice (B, Hkv, Tk, D)"},
     {mask_of_another_shape, 4, TSH_ERR_SHAPE,
-     MLP "tsh_attention: mask f32 (4, 4) R; takes a replicated one of f32 or i32 that "
-         "broadcasts to (2, 2, 3, 3)"},
+     MLP "tsh_attention: mask f32 (4, 4) R; takes one of f32 or i32 that broadcasts to "
+         "(2, 2, 3, 3), replicated or sharded as the heads of q"},
     {token_out_of_range, 4, TSH_ERR_ARGUMENT,
      "h.3.mlp.wte: tsh_embedding: id 10 at position 1 is outside [0, 10), the rows of the weight"},
     {sequence_longer_than_positions, 1, TSH_ERR_ARGUMENT,

@@ -858,8 +858,8 @@ typedef struct optional {
     tsh_attention_desc desc;
 } optional;
 
-/* Output and gradients of q, k, v laid out as said, and sinks `sharded` as q or whole; *o has what
- * whole tensors gave, or takes it if o->y is NULL. */
+/* Output and gradients of q, k, v laid out as said, and sinks and a mask by heads `sharded` as q or
+ * whole; *o has what whole tensors gave, or takes it if o->y is NULL. */
 static int optional_run(tsh_ctx *ctx, optional *o, const ragged *r, int sharded) {
     tsh_tensor *all[5] = {o->x[0], o->x[1], o->x[2], o->mask, o->sinks}, *in[3], *y;
     tsh_attention_desc desc = o->desc;
@@ -868,8 +868,11 @@ static int optional_run(tsh_ctx *ctx, optional *o, const ragged *r, int sharded)
     desc.mask = o->mask;
     desc.sinks = o->sinks;
     if (sharded)
-        desc.sinks = tsh_redistribute(
-            o->sinks, r->layout == 0 ? tsh_shard_units(0, 2) : tsh_sharded(0));
+        desc.sinks = tsh_redistribute(o->sinks,
+                                      r->layout == 0 ? tsh_shard_units(0, 2) : tsh_sharded(0));
+    if (sharded && tsh_dim(o->mask, 1) == H)
+        desc.mask = tsh_redistribute(o->mask,
+                                     r->layout == 0 ? tsh_shard_units(1, 2) : tsh_sharded(1));
     y = tsh_retain(tsh_full(tsh_attention(in[0], in[1], in[2], &desc)));
     CHECK_OK();
     tsh_backward(ctx, tsh_sum(tsh_mul(y, o->by), TSH_ALL, 0));
@@ -1099,6 +1102,14 @@ static int options_refused_rank(tsh_ctx *ctx, void *user) {
                                       .sinks = tsh_redistribute(tsh_ones(ctx, tsh_shape1(4)),
                                                                 tsh_sharded(0))}));
     CHECK_SAYS(TSH_ERR_SHAPE, "sharded as the heads of q");
+    for (int c = 0; c < 4; c++) { /* heads of a whole q, keys, rows, one head for all */
+        const int64_t heads = c < 3 ? 4 : 1, dim = c == 1 ? 3 : c == 2 ? 0 : 1;
+        tsh_tensor *q = c ? tsh_redistribute(x, tsh_sharded(1)) : x;
+        tsh_tensor *mask = tsh_redistribute(tsh_ones(ctx, tsh_shape4(1, heads, 2, 2)),
+                                            tsh_sharded((int)dim));
+        CHECK(!tsh_attention(q, q, q, &(tsh_attention_desc){.mask = mask}), "case %d", c);
+        CHECK_SAYS(TSH_ERR_SHAPE, "replicated or sharded as the heads of q");
+    }
     grad = tsh_requires_grad(tsh_keep(tsh_ones(ctx, tsh_shape2(2, 2))), 1);
     CHECK_TRUE(!tsh_attention(x, x, x, &(tsh_attention_desc){.mask = grad, .cache_k = cache,
                                                         .cache_v = cache}));
