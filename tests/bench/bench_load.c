@@ -1,21 +1,26 @@
 /* What loading a model costs: prints lines "name unit who value", a line per round.
  *
  * usage: bench_load FOLDER [--model llama1b] [--ranks R] [--rounds N] [--broadcast]
- *                          [--warm] [--backend threads|tcp]
+ *                          [--plain-first] [--backend threads|tcp]
  *
  *     load_M GB/s          bytes of all shards per second, bf16, from a file that the page cache
- *                          holds; ours: tsh_load; plain: the same threads read as many bytes into
- *                          new memory, 256 KiB at a time
- *     broadcast_M GB/s     with --broadcast, where rank 0 reads all of it; plain: it reads its own
- *                          part, and sends the others theirs as it reads them, by plain sockets
+ *                          holds, into new memory, as a program does that starts; ours: tsh_load;
+ *                          plain: each rank at the same time reads as many bytes as its shard has
+ *                          by read(2), 256 KiB at a time, into memory that malloc has just given
+ *     load_M_again GB/s    the same once more, into the same memory, so that no page of it is new:
+ *                          a page fault takes longer than reading the page's bytes, so load_M says
+ *                          little about the loader
+ *     broadcast_M GB/s     with --broadcast, where rank 0 reads all of it; plain: rank 0 sends the
+ *                          others theirs as it reads it, by plain sockets, and reads its own part
  *     load_M_bytes ratio   what a rank read of the file's bytes, by those of its shard; the largest
  *     load_M_memory MiB    what the process had at most, beyond the shards
  *
- * --warm: the values are read into memory that was used before, in both. A page of new memory costs
- * a page fault, which on many machines takes longer than reading its bytes.
+ * Before each round twice the shards' memory is touched and given back, as a host may be slow to
+ * grant it. Ours and plain take turns to be the first of a round; --plain-first: plain begins.
  *
  * FOLDER/M.safetensors is written if it is not there. With --backend tcp (built with BENCH_TCP)
- * each rank is a process: tshard-run -n R bench_load FOLDER --backend tcp ... */
+ * each rank is a process, which measures one round:
+ *     tshard-run -n R bench_load FOLDER --backend tcp --rounds 1 */
 #define _DEFAULT_SOURCE
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
@@ -35,7 +40,7 @@ enum { PIECE = 1 << 18 }; /* bytes of a plain read */
 typedef struct load_job {
     const llama_shape *s;
     char path[512];
-    int ranks, rounds, broadcast, tcp, warm, round;
+    int ranks, rounds, broadcast, tcp, plain_first;
 } load_job;
 
 /* ------------------------------------------------------------------- counting */
@@ -77,50 +82,6 @@ static double seconds(void) {
 static void add_bytes(const char *path, tsh_tensor *param, void *user) {
     (void)path;
     *(double *)user += (double)tsh_local_numel(param) * (double)tsh_dtype_size(tsh_dtype_of(param));
-}
-
-/* --------------------------------------------------------------------- memory */
-
-/* --warm: memory of large blocks is kept and given again, so that no page of it is new. */
-typedef struct block {
-    struct block *next;
-    size_t size;
-} block;
-
-enum { HEAD = 256, LARGE = 1 << 16 }; /* bytes before a block; the smallest that is kept */
-static block *kept;
-static pthread_mutex_t keeping = PTHREAD_MUTEX_INITIALIZER;
-
-/* A kept block of this size; NULL. */
-static block *take(size_t size) {
-    block **at = &kept, *found;
-    pthread_mutex_lock(&keeping);
-    while (*at && (*at)->size != size) at = &(*at)->next;
-    if ((found = *at)) *at = found->next;
-    pthread_mutex_unlock(&keeping);
-    return found;
-}
-
-static void give_back(block *b) {
-    pthread_mutex_lock(&keeping);
-    b->next = kept;
-    kept = b;
-    pthread_mutex_unlock(&keeping);
-}
-
-/* A tsh_allocator_fn. */
-static void *keep_memory(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
-    block *old = ptr ? (block *)(void *)((char *)ptr - HEAD) : NULL, *b = NULL;
-    void *memory = NULL;
-    (void)user;
-    if (new_size >= LARGE) b = take(new_size);
-    if (new_size && !b && posix_memalign(&memory, align, new_size + HEAD) == 0) b = (block *)memory;
-    if (b) b->size = new_size;
-    if (b && old) memcpy((char *)b + HEAD, ptr, old_size < new_size ? old_size : new_size);
-    if (new_size && !b) return NULL;
-    if (old && old->size >= LARGE) give_back(old);
-    else free(old);
-    return b ? (char *)b + HEAD : NULL;
 }
 
 /* ---------------------------------------------------------------------- plain */
@@ -191,29 +152,44 @@ static int serve(int file, int to, size_t bytes) {
 }
 
 /* Seconds in which all ranks get as many bytes as their shards have into memory; < 0: failed. */
-static double plain_time(tsh_ctx *ctx, const load_job *job, double bytes) {
+static double plain_time(tsh_ctx *ctx, const load_job *job, const int *peer, char *to, size_t own) {
     const int rank = tsh_world(ctx)->rank, ranks = tsh_world(ctx)->size;
     const int reads = !job->broadcast || rank == 0;
     const int file = open(job->path, O_RDONLY);
-    const size_t own = (size_t)bytes;
-    int peer[64] = {0}, ok = 1;
-    char *to = job->warm ? (char *)keep_memory(NULL, NULL, 0, own, HEAD) : (char *)malloc(own);
-    for (int r = 1; job->broadcast && r < ranks; r++) peer[r] = connect_ranks(ctx, r);
+    int ok = file >= 0;
     tsh_barrier(tsh_world(ctx));
     const double start = seconds();
     if (reads && !job->broadcast)
         ok = lseek(file, (off_t)(own * (size_t)rank / (size_t)ranks), SEEK_SET) >= 0;
     for (int r = 1; job->broadcast && rank == 0 && r < ranks; r++)
         ok = ok && serve(file, peer[r], own) && lseek(file, 0, SEEK_SET) == 0;
-    ok = ok && to && (reads ? read_all(file, to, own) : receive_all(peer[rank], to, own));
+    ok = ok && (reads ? read_all(file, to, own) : receive_all(peer[rank], to, own));
     tsh_barrier(tsh_world(ctx));
     const double used = seconds() - start;
+    close(file);
+    return ok ? used : -1;
+}
+
+/* Both times of plain reading, into new memory and again; 0: failed. */
+static int plain_times(tsh_ctx *ctx, const load_job *job, double bytes, double *used) {
+    const int rank = tsh_world(ctx)->rank, ranks = tsh_world(ctx)->size;
+    int peer[64] = {0};
+    char *to = (char *)malloc((size_t)bytes);
+    for (int r = 1; job->broadcast && r < ranks; r++) peer[r] = connect_ranks(ctx, r);
+    for (int i = 0; i < 2; i++) used[i] = to ? plain_time(ctx, job, peer, to, (size_t)bytes) : -1;
     for (int r = 1; job->broadcast && r < ranks; r++)
         if (rank == 0 || r == rank) close(peer[r]);
-    close(file);
-    if (job->warm) keep_memory(NULL, to, own, 0, HEAD);
-    else free(to);
-    return ok ? used : -1;
+    free(to);
+    return used[0] > 0 && used[1] > 0;
+}
+
+/* Touches so many bytes of memory and gives them back. */
+static void touch(tsh_ctx *ctx, double bytes) {
+    char *memory = (char *)malloc((size_t)bytes);
+    if (memory) memset(memory, 1, (size_t)bytes);
+    tsh_barrier(tsh_world(ctx));
+    free(memory);
+    tsh_barrier(tsh_world(ctx));
 }
 
 /* ----------------------------------------------------------------------- ours */
@@ -235,39 +211,48 @@ static double sum(tsh_ctx *ctx, double value) {
 
 static void print(const load_job *job, const char *what, const char *unit, const char *who,
                   double value) {
-    if (job->round >= 0)
-        printf("%s_%s%s %s %s %.4g\n", job->broadcast ? "broadcast" : "load",
-               job->s->name, what,
-               unit, who, value);
+    printf("%s_%s%s %s %s %.4g\n", job->broadcast ? "broadcast" : "load", job->s->name, what, unit,
+           who, value);
+}
+
+/* Loads into new memory and again: the times, and bytes and memory of the first. */
+static int our_times(tsh_ctx *ctx, const load_job *job, double own, double *used, double *part,
+                     double *beside) {
+    const tsh_file_desc desc = {.broadcast = job->broadcast};
+    const double all = sum(ctx, own);
+    reset_peak();
+    const double now = memory_now();
+    for (int i = 0; i < 2; i++) {
+        tsh_barrier(tsh_world(ctx));
+        const double before = bytes_read(), start = seconds();
+        tsh_load_with(tsh_root(ctx), job->path, NULL, &desc);
+        tsh_barrier(tsh_world(ctx));
+        used[i] = seconds() - start;
+        if (i) continue;
+        *part = largest(ctx, (bytes_read() - before) / own);
+        *beside = largest(ctx, memory_peak() - now - (job->tcp ? own : all) / (1 << 20));
+    }
+    return !failed(ctx);
 }
 
 static int load_rank(tsh_ctx *ctx, void *user) {
     const load_job *job = (const load_job *)user;
-    const tsh_file_desc desc = {.broadcast = job->broadcast};
-    const int first = tsh_world(ctx)->rank == 0;
+    const int first = job->plain_first;
     decoder *m = (decoder *)malloc(sizeof *m);
-    double own = 0, before, now, start, used, plain;
+    double own = 0, used[2], plain[2], part = 0, beside = 0;
     if (!m) return 1;
     decoder_add(ctx, m, job->s, TSH_BF16);
     free(m);
     tsh_each_param(tsh_root(ctx), add_bytes, &own);
     const double all = sum(ctx, own);
-    reset_peak();
-    now = memory_now();
-    tsh_barrier(tsh_world(ctx));
-    before = bytes_read();
-    start = seconds();
-    tsh_load_with(tsh_root(ctx), job->path, NULL, &desc);
-    tsh_barrier(tsh_world(ctx));
-    used = seconds() - start;
-    const double part = largest(ctx, (bytes_read() - before) / own);
-    const double beside =
-        largest(ctx, memory_peak() - now - (job->tcp ? own : all) / (1 << 20));
-    if (failed(ctx)) return 1;
-    plain = plain_time(ctx, job, own);
-    if (!first || plain < 0) return plain < 0;
-    print(job, "", "GB/s", "ours", 1e-9 * all / used);
-    print(job, "", "GB/s", "plain", 1e-9 * all / plain);
+    touch(ctx, 2 * own);
+    if (first && !plain_times(ctx, job, own, plain)) return 1;
+    if (!our_times(ctx, job, own, used, &part, &beside)) return 1;
+    if (!first && !plain_times(ctx, job, own, plain)) return 1;
+    if (tsh_world(ctx)->rank > 0) return 0;
+    for (int i = 0; i < 2; i++) print(job, i ? "_again" : "", "GB/s", "ours", 1e-9 * all / used[i]);
+    for (int i = 0; i < 2; i++)
+        print(job, i ? "_again" : "", "GB/s", "plain", 1e-9 * all / plain[i]);
     print(job, "_bytes", "ratio", "ours", part);
     print(job, "_memory", "MiB", "ours", beside);
     return 0;
@@ -287,7 +272,6 @@ static int save_rank(tsh_ctx *ctx, void *user) {
 
 static int run_round(load_job *job) {
     tsh_desc desc = {.tp = job->ranks, .dtype = TSH_BF16};
-    if (job->warm) desc.allocator.fn = keep_memory;
     if (!job->tcp) return tsh_threads_run(job->ranks, &desc, load_rank, job);
 #ifdef BENCH_TCP
     tsh_error why;
@@ -307,7 +291,7 @@ int main(int argc, char **argv) {
     for (int i = 2; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         if (strcmp(argv[i], "--broadcast") == 0) job.broadcast = 1;
-        else if (strcmp(argv[i], "--warm") == 0) job.warm = 1;
+        else if (strcmp(argv[i], "--plain-first") == 0) job.plain_first = 1;
         else if (strcmp(argv[i], "--model") == 0) job.s = llama_find(value);
         else if (strcmp(argv[i], "--ranks") == 0) job.ranks = atoi(value);
         else if (strcmp(argv[i], "--rounds") == 0) job.rounds = atoi(value);
@@ -315,12 +299,12 @@ int main(int argc, char **argv) {
     }
     if (argc < 2 || !job.s || job.ranks < 1 || job.ranks > 64) {
         fprintf(stderr, "usage: bench_load FOLDER [--model M] [--ranks R] [--rounds N] "
-                        "[--broadcast] [--warm] [--backend threads|tcp]\n");
+                        "[--broadcast] [--plain-first] [--backend threads|tcp]\n");
         return 2;
     }
     snprintf(job.path, sizeof job.path, "%s/%s.safetensors", argv[1], job.s->name);
     if (access(job.path, R_OK) != 0) return tsh_run(&one, save_rank, &job);
-    for (job.round = -1; job.round < job.rounds; job.round++) /* the first fills the cache */
+    for (int round = 0; round < job.rounds; round++, job.plain_first = !job.plain_first)
         if (run_round(&job) != 0) return 1;
     return 0;
 }
