@@ -23232,7 +23232,9 @@ typedef struct tshi_io {
     tshi_io_entry *entry;  /* array of `entries`: the tensors of the file, at last of all files */
     tshi_io_pair *pair;    /* array of `pairs`: keys and values of the file's __metadata__ */
     size_t entries, pairs; /* numbers of tensors and of pairs in the file */
-    int64_t place;         /* position of the next read */
+    char *ahead;           /* rank 0 with .broadcast: TSHI_LOAD_AHEAD bytes; else NULL */
+    int64_t ahead_at, ahead_end, ahead_run; /* offsets of its bytes, and of the last run */
+    int64_t place;         /* position after the last read */
     int unreadable;        /* 1: the last read failed, other than by the file's end */
 } tshi_io;
 
@@ -24275,9 +24277,32 @@ static int tshi_io_check_entries(tshi_io *io) {
 
 /* -- bytes -------------------------------------------------------------------- */
 
+enum { TSHI_LOAD_AHEAD = 1 << 16 }; /* bytes; see tshi_load_read_run */
+
+/* Reads bytes at position `at` of the open file, as many as there are; returns their number. */
+static size_t tshi_load_read_file(tshi_io *io, int64_t at, char *to, size_t bytes) {
+    size_t got = 0;
+#if TSHI_POSIX
+    const int fits = (int64_t)(off_t)at == at; /* off_t may have 32 bits */
+    ssize_t n = fits ? 1 : -1;
+    if (!fits) errno = EOVERFLOW;
+    while (got < bytes && n > 0) {
+        n = pread(fileno(io->file), to + got, bytes - got, (off_t)at + (off_t)got);
+        if (n > 0) got += (size_t)n;
+        if (n < 0 && errno == EINTR) n = 1; /* a signal came: read once more */
+    }
+    io->unreadable = n < 0;
+#else
+    if (at != io->place && !tshi_file_seek(io->file, at)) return 0; /* seeks only if it must */
+    got = fread(to, 1, bytes, io->file);
+    io->unreadable = ferror(io->file) != 0;
+#endif
+    io->place = at + (int64_t)got;
+    return got;
+}
+
 /* Reads bytes at position `at` of the file; returns 0 if the file ends before, or on an error. */
 static int tshi_load_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
-    size_t got;
     errno = 0;
     if (io->reader) {
         const int64_t n = io->reader->read(io->reader->user, at, to, (int64_t)bytes);
@@ -24285,11 +24310,7 @@ static int tshi_load_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
         io->place = at + (n > 0 ? n : 0);
         return n == (int64_t)bytes;
     }
-    if (at != io->place && !tshi_file_seek(io->file, at)) return 0; /* seeks only if it must */
-    got = fread(to, 1, bytes, io->file);
-    io->unreadable = ferror(io->file) != 0;
-    io->place = at + (int64_t)got;
-    return got == bytes;
+    return tshi_load_read_file(io, at, (char *)to, bytes) == bytes;
 }
 
 /* Reports a failed read: a system error or, if the file ended, `what`. Returns 0. */
@@ -24993,7 +25014,9 @@ static int tshi_load_prepare(tshi_io *io) {
     for (i = 0; i < io->items && !bytes; i++)
         if (io->item[i].entry && io->item[i].file != io->item[i].dtype) bytes = TSHI_IO_BUFFER / 4;
     if (bytes) io->buffer = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, bytes);
-    return !bytes || io->buffer;
+    if (bytes > TSHI_IO_BUFFER)
+        io->ahead = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, TSHI_LOAD_AHEAD);
+    return (!bytes || io->buffer) && (bytes <= TSHI_IO_BUFFER || io->ahead);
 }
 
 enum { TSHI_LOAD_SHARED = 4 }; /* numbers of tshi_load_share per item */
@@ -25181,6 +25204,27 @@ static int tshi_load_convert(const tshi_io_item *item, tsh_tensor *t, int64_t lo
     return 1;
 }
 
+/* Reads bytes of a tensor of the open file; `at` is an offset as entry->begin. Rank 0 serves all
+ * ranks with .broadcast: what it reads for one, it reads for another again, and the gaps between
+ * short runs, rows of a column slice, cost less than a system call for each run. So it reads
+ * TSHI_LOAD_AHEAD bytes at once and copies the runs from there. Other ranks, and a user's function,
+ * which may compute the bytes, read no others than they need. Returns 0 as tshi_load_read. */
+static int tshi_load_read_run(tshi_io *io, const tshi_io_entry *entry, int64_t at, char *to,
+                              size_t bytes) {
+    const int64_t last = tshi_base_min(entry->end, at + TSHI_LOAD_AHEAD);
+    const int close = at - io->ahead_run <= TSHI_LOAD_AHEAD / 4; /* 1: as close as rows are */
+    io->ahead_run = at;
+    if (!io->ahead || io->reader || !close || bytes > TSHI_LOAD_AHEAD / 4)
+        return tshi_load_read(io, io->open->data + at, to, bytes);
+    if (at < io->ahead_at || at + (int64_t)bytes > io->ahead_end) {
+        if (!tshi_load_read(io, io->open->data + at, io->ahead, (size_t)(last - at))) return 0;
+        io->ahead_at = at;
+        io->ahead_end = last;
+    }
+    memcpy(to, io->ahead + (at - io->ahead_at), bytes);
+    return 1;
+}
+
 /* Reads the next elements of a shard, at most n, to `to`, in the file's dtype; after an error, only
  * counts them. Returns how many there were. */
 static int64_t tshi_load_fill(tshi_io *io, const tshi_io_item *item, tshi_runs *run, int64_t n,
@@ -25189,12 +25233,13 @@ static int64_t tshi_load_fill(tshi_io *io, const tshi_io_item *item, tshi_runs *
     const tshi_io_entry *e = item->entry;
     int64_t done = 0, m;
     char *at = to;
+    io->ahead_at = io->ahead_end = 0; /* what it holds may be of another tensor */
+    io->ahead_run = -TSHI_LOAD_AHEAD;
     while (done < n && (run->length > 0 || tshi_tensor_next_run(run))) {
         const size_t bytes = tshi_dtype_bytes(item->file, m = tshi_base_min(run->length, n - done));
         if (io->ctx->error.code == TSH_OK && tshi_load_use(io, &io->source[e->source]) &&
-            !tshi_load_read(
-                io, io->open->data + e->begin + (int64_t)tshi_dtype_bytes(item->file, run->global),
-                at, bytes))
+            !tshi_load_read_run(
+                io, e, e->begin + (int64_t)tshi_dtype_bytes(item->file, run->global), at, bytes))
             (void)tshi_load_read_error(io, "it became shorter while it was read");
         at += bytes;
         done += m;

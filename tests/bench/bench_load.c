@@ -253,7 +253,7 @@ static int load_rank(tsh_ctx *ctx, void *user) {
     for (int i = 0; i < 2; i++) print(job, i ? "_again" : "", "GB/s", "ours", 1e-9 * all / used[i]);
     for (int i = 0; i < 2; i++)
         print(job, i ? "_again" : "", "GB/s", "plain", 1e-9 * all / plain[i]);
-    print(job, "_bytes", "ratio", "ours", part);
+    if (!job->broadcast) print(job, "_bytes", "ratio", "ours", part);
     print(job, "_memory", "MiB", "ours", beside);
     return 0;
 }

@@ -45,7 +45,7 @@ TORCH_PYTHON = os.path.join(VENV, "bin", "python")
 TORCH = "2.13.0"
 LLAMA = ["llama-cpp-python==0.3.36", "gguf==0.19.0"]
 INSTALL_LIMIT, LLAMA_LIMIT = 900, 5400  # seconds that pip may take
-LESS = ("s", "ms", "us", "ns", "GB", "%")  # units where less is better; of the others more is
+LESS = ("s", "ms", "us", "ns", "GB", "MiB", "%", "ratio")  # units where less is better; of the others more is
 LIMIT = 60  # seconds of one program, or one answer
 FIRST_LIMIT = 300  # seconds of a first answer, for which a program may be compiled
 TURN, MOST_CALLS = 50e3, 20000  # microseconds of a collective's turn, and the calls in it
@@ -53,7 +53,7 @@ KIB, MIB = 1024, 1024 * 1024
 SIZES = {4: "4B", KIB: "1KiB", 16 * KIB: "16KiB", 256 * KIB: "256KiB", MIB: "1MiB", 4 * MIB: "4MiB",
          16 * MIB: "16MiB", 64 * MIB: "64MiB"}
 # What stands beside ours for comparison, and is no other program.
-NO_RIVALS = ("limit", "f32", "threads")
+NO_RIVALS = ("limit", "f32", "threads", "plain")
 LINK = "2gbit"  # of replicas' slow link, both ways together
 CC = [os.environ.get("CC", "cc"), "-std=c99", "-D_POSIX_C_SOURCE=200809L", "-O3",
       "-fno-math-errno"]
@@ -79,7 +79,9 @@ def sources():
              "bench_step_tcp": ([replicas], "bench_step.c", CC, ["-DGPT_TCP"] + threads + tcp),
              "bench_model": ([model, llama, small], "bench_model.c", CC, threads),
              "bench_model_tcp": ([llama], "bench_model.c", CC, ["-DBENCH_TCP"] + threads + tcp),
-             "tshard_run": ([llama, smollm2], "../../backends/tshard-run.c", CC, tcp),
+             "bench_load": ([load], "bench_load.c", CC, threads),
+             "bench_load_tcp": ([load], "bench_load.c", CC, ["-DBENCH_TCP"] + threads + tcp),
+             "tshard_run": ([llama, smollm2, load], "../../backends/tshard-run.c", CC, tcp),
              "peer_run": ([small], "peer_run.c", [CC[0], "-std=c99", "-Ofast", "-march=native"],
                           ["-lm"])}
     if shutil.which("mpicc"):
@@ -370,7 +372,8 @@ FIGURES = {"scaling_gpt2_tp2": {"one_rank": 1.85}, "scaling_gpt2_t2": {"two_rank
            "step_nanogpt_bf16": {"torch": 1.5}}
 SMALL = ("stories260K", "babyllama")
 MOST = {"op_overhead": 100, "memory_gpt2_T64": 2.3, "memory_gpt2_T256": 3.2,
-        "memory_gpt2_bf16_T256": 2.6, "memory_gpt2_pure_T256": 1.8}
+        "memory_gpt2_bf16_T256": 2.6, "memory_gpt2_pure_T256": 1.8, "load_llama1b_bytes": 1.02,
+        "load_llama1b_memory": 64, "broadcast_llama1b_memory": 64}
 # What a processor with AVX-512 evaluates at half the speed of memory, or faster.
 FUNCTIONS = re.compile("kernel_(exp|log|pow|pow_scalar|sigmoid|tanh|erf|gelu|gelu_tanh|silu|"
                        "dropout|softmax|log_softmax|cross_entropy)(_slope)?$")
@@ -402,6 +405,8 @@ def figures_of(name):
     length = re.match(r"attention_(?:back_)?(?:bf16_)?T(\d+)$", name)
     if length:
         return {"product": 0.7} if int(length[1]) >= 256 else {}
+    if name.startswith(("load_", "broadcast_")):
+        return {"plain": 0.9}
     if name.startswith("kernel_"):
         return {"limit": 0.5 if FUNCTIONS.match(name) else 0.75}
     row = re.match(r"[a-z_]+_tcp_(\d+)_(\w+)$", name)
@@ -848,6 +853,29 @@ def model(args):
             re.findall(r"^(\w+) (\S+) (\w+) (\S+)$", output([program]), re.M)]])
 
 
+def load(args):
+    """Loading a Llama of 1.1 B parameters in bf16 on 2 ranks, from the page cache, against plain
+    reading of as many bytes; over TCP with .broadcast, against plain sockets."""
+    ours, over_tcp = args.programs["bench_load"], args.programs["bench_load_tcp"]
+    launcher = args.programs["tshard_run"]
+    common, turn = [BUILD, "--rounds", "1"], []
+
+    def both():
+        turn.append(["--plain-first"] if len(turn) % 2 else [])
+        commands = [[ours] + common + turn[-1]]
+        if launcher and over_tcp:
+            commands.append([launcher, "-n", "2", over_tcp] + common + turn[-1] +
+                            ["--backend", "tcp", "--broadcast"])
+        for command in commands:
+            for name, unit, who, value in re.findall(r"^(?:\[0\] )?(\w+) (\S+) (\w+) (\S+)$",
+                                                     output(command, limit=FIRST_LIMIT), re.M):
+                yield name, unit, who, float(value)
+
+    if ours:
+        output([ours] + common, limit=FIRST_LIMIT)  # writes the file, or reads it into the cache
+        yield rounds_of(args, [both])
+
+
 # ---- the table ---------------------------------------------------------------
 
 
@@ -888,7 +916,7 @@ def main():
     # seconds that each may take
     parts = {gemm: 50, gemm_bf16: 40, kernels: 35, comm: 20, comm_tcp: 40, nanogpt: 150, gpt2: 420,
              scaling: 40, replicas: 50, model: 30, llama: 300, smollm2: 40,
-             small: 30}
+             small: 30, load: 100}
     full = bool(os.environ.get("FULL"))
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")
