@@ -45,7 +45,8 @@ TORCH_PYTHON = os.path.join(VENV, "bin", "python")
 TORCH = "2.13.0"
 LLAMA = ["llama-cpp-python==0.3.36", "gguf==0.19.0"]
 INSTALL_LIMIT, LLAMA_LIMIT = 900, 5400  # seconds that pip may take
-LESS = ("s", "ms", "us", "ns", "GB", "MiB", "%", "ratio")  # units where less is better; of the others more is
+# Units where less is better; of the others more is.
+LESS = ("s", "ms", "us", "ns", "GB", "MiB", "%", "ratio")
 LIMIT = 60  # seconds of one program, or one answer
 FIRST_LIMIT = 300  # seconds of a first answer, for which a program may be compiled
 TURN, MOST_CALLS = 50e3, 20000  # microseconds of a collective's turn, and the calls in it
