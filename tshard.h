@@ -7268,32 +7268,37 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
 #define TSHI_GEMM_FEW_END(i) /* stores C, row i */                                                 \
     if (rows > i && valid > i) _mm512_storeu_ps(t->c + i * t->rsc + col, out[i]);
 
-/* Defines tshi_gemm_few_rows_isa: 16 columns of C, from column col on, with A packed to a width of
- * `rows`. The order of each element's sum is that of tiles. Meanwhile the next 16 columns of B are
- * prefetched from end to end; they are read at 16 places at a time. last: there are none. And
- * tshi_gemm_few_isa, for any number of rows. */
+/* Defines tshi_gemm_few_rows_isa: 16 of `cols` columns of C, from column col on, with A packed to a
+ * width of `rows`. The order of each element's sum is that of tiles. Meanwhile the next 16 columns
+ * of B are prefetched from end to end; they are read at 16 places at a time. words: two lines of B,
+ * transposed, in turns; the first line of the next 16 columns is transposed beside the last one of
+ * these. And tshi_gemm_few_isa, for any number of rows. */
 #define TSHI_GEMM_FEW_KERNEL(isa, TARGET, ...)                                                     \
-    TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int last,   \
+    TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int cols,   \
                                                      int valid, const tshi_gemm_form form,         \
-                                                     const int rows) {                             \
+                                                     const int rows, float (*words)[16 * 32]) {    \
         const int64_t size = form == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size;                 \
         const int64_t each = 64 / size, step = (form == TSHI_GEMM_PAIRS ? 16 : each) * rows;       \
-        const char *b = (const char *)t->b + col * inc;                                            \
+        const int64_t lines = t->k / each, end = (col / 16 + 1) * lines;                           \
+        const char *const first = (const char *)t->b + col * inc, *b = first;                      \
+        const int last = col + 16 >= cols + t->after;                                              \
         uintptr_t ahead = (uintptr_t)b + (last ? 0 : (uintptr_t)(16 * inc));                       \
         const float *a = t->a;                                                                     \
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
         const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);                           \
         __m512 acc[8], out[8], r[16]; /* acc: sums of a slice; out: of C */                        \
-        __attribute__((aligned(64))) float words[2][16 * 32]; /* lines of B, transposed */         \
         TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN)                                                       \
-        if (t->k >= each) tshi_gemm_few_first(form, words[0], b, inc);                             \
-        for (int64_t p = 0, n = 0, left; p < t->k; p += t->slice) {                                \
+        if (lines && !col) tshi_gemm_few_first(form, words[0], b, inc);                            \
+        for (int64_t p = 0, n = end - lines, left; p < t->k; p += t->slice) {                      \
             TSHI_GEMM_EACH8(TSHI_GEMM_FEW_CLEAR)                                                   \
             left = tshi_base_min(t->slice, t->k - p);                                              \
             for (; left >= each; left -= each, a += step, ahead += 1024, n++) {                    \
                 const float *const now = words[n & 1];                                             \
                 float *const next = words[~n & 1];                                                 \
-                b += (n + 2) * each <= t->k ? 64 : 0; /* the last line is transposed twice */      \
+                if (n + 1 < end)                                                                   \
+                    b += 64;                                                                       \
+                else if (col + 16 < cols) /* else the last line is transposed twice */             \
+                    b = first + 16 * inc;                                                          \
                 TSHI_GEMM_FEW_PART(isa, 0)                                                         \
                 TSHI_GEMM_FEW_PART(isa, 1)                                                         \
                 TSHI_GEMM_FEW_PART(isa, 2)                                                         \
@@ -7304,9 +7309,9 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
                 TSHI_GEMM_FEW_PART(isa, 7)                                                         \
             }                                                                                      \
             if (left > 0)                                                                          \
-                tshi_gemm_few_rest(words[0], form, b + (t->k >= each ? 64 : 0), left, t->csb);     \
+                tshi_gemm_few_rest(words[~n & 1], form, first + 64 * lines, left, t->csb);         \
             for (int64_t q = 0; q < tshi_gemm_words(form, left); q++, a += rows) {                 \
-                const __m512 y = _mm512_load_ps(words[0] + 16 * q);                                \
+                const __m512 y = _mm512_load_ps(words[~n & 1] + 16 * q);                           \
                 TSHI_GEMM_FEW_STEP(isa, a, y)                                                      \
             }                                                                                      \
             TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SLICE)                                                   \
@@ -7315,19 +7320,19 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
     }                                                                                              \
     TARGET static void tshi_gemm_few_##isa(const tshi_gemm_tile *t, int rows, int cols) {          \
         const int width = tshi_gemm_few_width(rows);                                               \
+        __attribute__((aligned(64))) float words[2][16 * 32]; /* lines of B, transposed */         \
         for (int j = 0; j < cols; j += 16) {                                                       \
-            const int last = j + 16 >= cols + t->after;                                            \
             switch (t->form) { __VA_ARGS__ }                                                       \
         }                                                                                          \
     }
 #define TSHI_GEMM_FEW_CASE(isa, form)                                                              \
     case form:                                                                                     \
         if (width == 1)                                                                            \
-            tshi_gemm_few_rows_##isa(t, j, last, rows, form, 1);                                   \
+            tshi_gemm_few_rows_##isa(t, j, cols, rows, form, 1, words);                            \
         else if (width == 4)                                                                       \
-            tshi_gemm_few_rows_##isa(t, j, last, rows, form, 4);                                   \
+            tshi_gemm_few_rows_##isa(t, j, cols, rows, form, 4, words);                            \
         else                                                                                       \
-            tshi_gemm_few_rows_##isa(t, j, last, rows, form, 8);                                   \
+            tshi_gemm_few_rows_##isa(t, j, cols, rows, form, 8, words);                            \
         break;
 
 TSHI_GEMM_FEW_KERNEL(avx512, TSHI_AVX512,

@@ -686,10 +686,13 @@ static void test_dtypes_bits(void **state) {
     static const int parts[][4] = {{0, 40, 0, 49}, {0, 1, 0, 99},  {5, 2, 1, 64}, {7, 1, 3, 1},
                                    {0, 40, 9, 1},  {3, 30, 5, 2},  {1, 13, 65, 7}, {9, 3, 2, 97},
                                    {8, 4, 0, 80},  {11, 5, 17, 64}, {20, 8, 0, 99}, {2, 9, 3, 33}};
-    const int64_t m = 40, n = 99, k = 1601;
+    static const int64_t terms[] = {1601, 7, 16, 37, 53, 111}; /* cache lines: even, odd or none */
+    const int64_t m = 40, n = 99;
     (void)state;
     EACH_KERNEL(kernel)
-    for (int i = 0; i < KINDS * KINDS * 2 * LAYOUTS; i++) {
+    for (int round = 0; round < KINDS * KINDS * 2 * LAYOUTS * COUNT(terms); round++) {
+        const int i = round / COUNT(terms);
+        const int64_t k = terms[round % COUNT(terms)];
         const kind of_a = kind_of(i % KINDS), of_b = kind_of(i / KINDS % KINDS);
         const kind of_c = i / KINDS / KINDS % 2 ? kind_of(2) : kind_of(0);
         const int layout = i / KINDS / KINDS / 2;
