@@ -104,8 +104,10 @@ typedef struct gguf_words {
     int32_t count;
 } gguf_words;
 
+/* 0: a number that is the type of no token. */
 static int gguf_type_of(const gguf_words *w, int32_t id) {
-    return w->type ? (int)gguf_element(w->type, (uint64_t)id) : GGUF_NORMAL;
+    const double type = w->type ? gguf_element(w->type, (uint64_t)id) : GGUF_NORMAL;
+    return type >= 0 && type < 256 ? (int)type : 0;
 }
 
 static void gguf_words_free(gguf_words *w) {
