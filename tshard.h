@@ -24284,6 +24284,17 @@ static int tshi_io_check_entries(tshi_io *io) {
 
 enum { TSHI_LOAD_AHEAD = 1 << 16 }; /* bytes; see tshi_load_read_run */
 
+#if TSHI_POSIX
+/* pread; where the program does not ask for POSIX of 2008, that is not declared. */
+static ssize_t tshi_load_pread(int file, void *to, size_t bytes, off_t at) {
+#if defined(_POSIX_C_SOURCE) && _POSIX_C_SOURCE >= 200809L
+    return pread(file, to, bytes, at);
+#else
+    return lseek(file, at, SEEK_SET) == at ? read(file, to, bytes) : -1;
+#endif
+}
+#endif
+
 /* Reads bytes at position `at` of the open file, as many as there are; returns their number. */
 static size_t tshi_load_read_file(tshi_io *io, int64_t at, char *to, size_t bytes) {
     size_t got = 0;
@@ -24292,7 +24303,7 @@ static size_t tshi_load_read_file(tshi_io *io, int64_t at, char *to, size_t byte
     ssize_t n = fits ? 1 : -1;
     if (!fits) errno = EOVERFLOW;
     while (got < bytes && n > 0) {
-        n = pread(fileno(io->file), to + got, bytes - got, (off_t)at + (off_t)got);
+        n = tshi_load_pread(fileno(io->file), to + got, bytes - got, (off_t)at + (off_t)got);
         if (n > 0) got += (size_t)n;
         if (n < 0 && errno == EINTR) n = 1; /* a signal came: read once more */
     }
