@@ -6,6 +6,7 @@
 #endif
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
+#include "memory.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -59,26 +60,30 @@ static tsh_ctx *index_open(void) {
 
 /* tsh_load of an index with this text, but for the opening of that. */
 static tsh_result index_load(tsh_ctx *ctx, const uint8_t *data, size_t size) {
-    uint8_t *copy = (uint8_t *)malloc(size + !size); /* so that reading beyond its end is seen */
+    /* no file of fmemopen is empty */
+    memory_file file = memory_open(size ? data : (const uint8_t *)" ", size + !size);
     char path[128];
     tshi_io_source source;
     tsh_result result;
+    tsh_file_desc desc;
     tshi_io io;
-    if (!copy) abort();
-    copy[0] = ' '; /* no file of fmemopen is empty */
-    if (size) memcpy(copy, data, size);
+    memset(&desc, 0, sizeof desc);
+    desc.read = memory_read;
+    desc.user = &file;
     memset(&source, 0, sizeof source);
     source.path = index_path("x.json", path, sizeof path);
     tshi_io_begin(&io, "tsh_load", tsh_root(ctx), path, NULL, NULL);
     io.index = 1;
     io.open = &source;
-    io.file = fmemopen(copy, size + !size, "rb");
+    io.file = fmemopen(file.data, file.size, "rb"); /* tells its length */
     if (!io.file) abort();
+    io.reader = &desc;
     (void)tshi_load_take_index(&io, strlen(index_folder) + 1);
     io.index = 0;
+    io.reader = NULL; /* what the index names are files */
     result = tshi_load_all(&io);
     tshi_io_end(&io);
-    free(copy);
+    free(file.data);
     if (result != tsh_last_error(ctx)->code) abort();
     if (result != TSH_OK && strlen(tsh_last_error(ctx)->message) < 30) abort();
     return result;

@@ -1,11 +1,9 @@
 /* Feeds bytes to tsh_load as if they were a file: whatever they are, the answer is a load or an
  * error of one sentence. `make fuzz` runs it under libFuzzer, test_safetensors.c once for every
  * file of the folder safetensors, which make_corpus.py writes. */
-#if !defined(_POSIX_C_SOURCE)
-#define _POSIX_C_SOURCE 200809L /* fmemopen */
-#endif
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
+#include "memory.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -28,24 +26,22 @@ static target open_target(void) {
 
 /* tsh_load, but for the opening of a file. No byte may leave the ctx in an error. */
 static tsh_result load(target t, const uint8_t *data, size_t size, tsh_optim *optim) {
-    uint8_t *copy = (uint8_t *)malloc(size + !size); /* so that reading beyond its end is seen */
+    memory_file file = memory_open(data, size);
     tsh_result result;
     tshi_io_source source;
+    tsh_file_desc desc;
     tshi_io io;
-    if (!copy) abort();
-    copy[0] = 0; /* no file of fmemopen is empty */
-    if (size) memcpy(copy, data, size);
+    memset(&desc, 0, sizeof desc);
+    desc.read = memory_read;
+    desc.user = &file;
     memset(&source, 0, sizeof source);
     source.path = "input";
-    tshi_io_begin(&io, "tsh_load", tsh_root(t.ctx), source.path, optim, NULL);
+    tshi_io_begin(&io, "tsh_load", tsh_root(t.ctx), source.path, optim, &desc);
     io.source = &source;
     io.sources = 1;
-    io.open = &source;
-    io.file = fmemopen(copy, size + !size, "rb");
-    if (!io.file) abort();
     result = tshi_load_all(&io);
     tshi_io_end(&io);
-    free(copy);
+    free(file.data);
     if (result != tsh_last_error(t.ctx)->code) abort();
     if (result != TSH_OK && strlen(tsh_last_error(t.ctx)->message) < 30) abort();
     tsh_clear_error(t.ctx);
