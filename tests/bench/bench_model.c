@@ -255,8 +255,8 @@ static void bench_prefill(decoder *m, const decode_job *job, tsh_ctx *ctx) {
 enum { NONE, DECODE, PREFILL, READ }; /* commands */
 enum { BEFORE = 8 };                    /* tokens before those that "decode" measures */
 
-/* Rank 0's next command, known to all: what, tokens, how often. */
-static void next_command(tsh_ctx *ctx, int64_t *told) {
+/* Rank 0's next command, known to all: what, tokens, how often. Returns 0 if there is none. */
+static int next_command(tsh_ctx *ctx, int64_t *told) {
     char name[16] = "", line[64];
     long size = 0, count = 0;
     told[0] = NONE;
@@ -271,6 +271,7 @@ static void next_command(tsh_ctx *ctx, int64_t *told) {
     told[1] = size;
     told[2] = count < 1 ? 1 : count;
     tsh_broadcast(tsh_world(ctx), told, 3, TSH_I64, 0);
+    return told[0] != NONE && tsh_ok(ctx);
 }
 
 /* Seconds of one of `count` prompts of `length` tokens. */
@@ -304,7 +305,7 @@ static void serve(decoder *m, const decode_job *job, tsh_ctx *ctx) {
     int64_t told[3];
     weights w;
     find_weights(&w, ctx, job->s.gpt2);
-    while (next_command(ctx, told), told[0] != NONE && tsh_ok(ctx)) {
+    while (next_command(ctx, told)) {
         const double used = time_of(m, id, &w, told);
         if (tsh_world(ctx)->rank == 0 && tsh_ok(ctx)) printf("%.1f\n", 1e6 * used);
         fflush(stdout);
