@@ -7268,37 +7268,32 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
 #define TSHI_GEMM_FEW_END(i) /* stores C, row i */                                                 \
     if (rows > i && valid > i) _mm512_storeu_ps(t->c + i * t->rsc + col, out[i]);
 
-/* Defines tshi_gemm_few_rows_isa: 16 of `cols` columns of C, from column col on, with A packed to a
- * width of `rows`. The order of each element's sum is that of tiles. Meanwhile the next 16 columns
- * of B are prefetched from end to end; they are read at 16 places at a time. words: two lines of B,
- * transposed, in turns; the first line of the next 16 columns is transposed beside the last one of
- * these. And tshi_gemm_few_isa, for any number of rows. */
+/* Defines tshi_gemm_few_rows_isa: 16 columns of C, from column col on, with A packed to a width of
+ * `rows`. The order of each element's sum is that of tiles. Meanwhile the next 16 columns of B are
+ * prefetched from end to end; they are read at 16 places at a time. last: there are none. And
+ * tshi_gemm_few_isa, for any number of rows. */
 #define TSHI_GEMM_FEW_KERNEL(isa, TARGET, ...)                                                     \
-    TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int cols,   \
+    TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int last,   \
                                                      int valid, const tshi_gemm_form form,         \
-                                                     const int rows, float (*words)[16 * 32]) {    \
+                                                     const int rows) {                             \
         const int64_t size = form == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size;                 \
         const int64_t each = 64 / size, step = (form == TSHI_GEMM_PAIRS ? 16 : each) * rows;       \
-        const int64_t lines = t->k / each, end = (col / 16 + 1) * lines;                           \
-        const char *const first = (const char *)t->b + col * inc, *b = first;                      \
-        const int last = col + 16 >= cols + t->after;                                              \
+        const char *b = (const char *)t->b + col * inc;                                            \
         uintptr_t ahead = (uintptr_t)b + (last ? 0 : (uintptr_t)(16 * inc));                       \
         const float *a = t->a;                                                                     \
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
         const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);                           \
         __m512 acc[8], out[8], r[16]; /* acc: sums of a slice; out: of C */                        \
+        __attribute__((aligned(64))) float words[2][16 * 32]; /* lines of B, transposed */         \
         TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN)                                                       \
-        if (lines && !col) tshi_gemm_few_first(form, words[0], b, inc);                            \
-        for (int64_t p = 0, n = end - lines, left; p < t->k; p += t->slice) {                      \
+        if (t->k >= each) tshi_gemm_few_first(form, words[0], b, inc);                             \
+        for (int64_t p = 0, n = 0, left; p < t->k; p += t->slice) {                                \
             TSHI_GEMM_EACH8(TSHI_GEMM_FEW_CLEAR)                                                   \
             left = tshi_base_min(t->slice, t->k - p);                                              \
             for (; left >= each; left -= each, a += step, ahead += 1024, n++) {                    \
                 const float *const now = words[n & 1];                                             \
                 float *const next = words[~n & 1];                                                 \
-                if (n + 1 < end)                                                                   \
-                    b += 64;                                                                       \
-                else if (col + 16 < cols) /* else the last line is transposed twice */             \
-                    b = first + 16 * inc;                                                          \
+                b += (n + 2) * each <= t->k ? 64 : 0; /* the last line is transposed twice */      \
                 TSHI_GEMM_FEW_PART(isa, 0)                                                         \
                 TSHI_GEMM_FEW_PART(isa, 1)                                                         \
                 TSHI_GEMM_FEW_PART(isa, 2)                                                         \
@@ -7309,9 +7304,9 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
                 TSHI_GEMM_FEW_PART(isa, 7)                                                         \
             }                                                                                      \
             if (left > 0)                                                                          \
-                tshi_gemm_few_rest(words[~n & 1], form, first + 64 * lines, left, t->csb);         \
+                tshi_gemm_few_rest(words[0], form, b + (t->k >= each ? 64 : 0), left, t->csb);     \
             for (int64_t q = 0; q < tshi_gemm_words(form, left); q++, a += rows) {                 \
-                const __m512 y = _mm512_load_ps(words[~n & 1] + 16 * q);                           \
+                const __m512 y = _mm512_load_ps(words[0] + 16 * q);                                \
                 TSHI_GEMM_FEW_STEP(isa, a, y)                                                      \
             }                                                                                      \
             TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SLICE)                                                   \
@@ -7320,19 +7315,19 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
     }                                                                                              \
     TARGET static void tshi_gemm_few_##isa(const tshi_gemm_tile *t, int rows, int cols) {          \
         const int width = tshi_gemm_few_width(rows);                                               \
-        __attribute__((aligned(64))) float words[2][16 * 32]; /* lines of B, transposed */         \
         for (int j = 0; j < cols; j += 16) {                                                       \
+            const int last = j + 16 >= cols + t->after;                                            \
             switch (t->form) { __VA_ARGS__ }                                                       \
         }                                                                                          \
     }
 #define TSHI_GEMM_FEW_CASE(isa, form)                                                              \
     case form:                                                                                     \
         if (width == 1)                                                                            \
-            tshi_gemm_few_rows_##isa(t, j, cols, rows, form, 1, words);                            \
+            tshi_gemm_few_rows_##isa(t, j, last, rows, form, 1);                                   \
         else if (width == 4)                                                                       \
-            tshi_gemm_few_rows_##isa(t, j, cols, rows, form, 4, words);                            \
+            tshi_gemm_few_rows_##isa(t, j, last, rows, form, 4);                                   \
         else                                                                                       \
-            tshi_gemm_few_rows_##isa(t, j, cols, rows, form, 8, words);                            \
+            tshi_gemm_few_rows_##isa(t, j, last, rows, form, 8);                                   \
         break;
 
 TSHI_GEMM_FEW_KERNEL(avx512, TSHI_AVX512,
@@ -23237,7 +23232,7 @@ typedef struct tshi_io {
     tshi_io_entry *entry;  /* array of `entries`: the tensors of the file, at last of all files */
     tshi_io_pair *pair;    /* array of `pairs`: keys and values of the file's __metadata__ */
     size_t entries, pairs; /* numbers of tensors and of pairs in the file */
-    char *ahead;           /* rank 0 with .broadcast: TSHI_LOAD_AHEAD bytes; else NULL */
+    char *ahead;           /* rank 0 with .broadcast of files: TSHI_LOAD_AHEAD bytes; else NULL */
     int64_t ahead_at, ahead_end, ahead_run; /* offsets of its bytes, and of the last run */
     int64_t place;         /* position after the last read */
     int unreadable;        /* 1: the last read failed, other than by the file's end */
@@ -25022,7 +25017,7 @@ static void tshi_load_sort_items(tshi_io *io) {
 }
 
 /* Allocates the buffer for values to be converted, if there are any, or those for .broadcast: two
- * on rank 0; 0 and an error: no memory. */
+ * on rank 0, and one to read ahead from files; 0 and an error: no memory. */
 static int tshi_load_prepare(tshi_io *io) {
     size_t bytes = io->broadcast ? TSHI_IO_BUFFER : 0;
     int i;
@@ -25030,9 +25025,10 @@ static int tshi_load_prepare(tshi_io *io) {
     for (i = 0; i < io->items && !bytes; i++)
         if (io->item[i].entry && io->item[i].file != io->item[i].dtype) bytes = TSHI_IO_BUFFER / 4;
     if (bytes) io->buffer = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, bytes);
-    if (bytes > TSHI_IO_BUFFER)
-        io->ahead = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, TSHI_LOAD_AHEAD);
-    return (!bytes || io->buffer) && (bytes <= TSHI_IO_BUFFER || io->ahead);
+    if (bytes && !io->buffer) return 0;
+    if (!io->broadcast || io->ctx->world.rank != 0 || io->reader) return 1;
+    io->ahead = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, TSHI_LOAD_AHEAD);
+    return io->ahead != NULL;
 }
 
 enum { TSHI_LOAD_SHARED = 4 }; /* numbers of tshi_load_share per item */
@@ -25230,7 +25226,7 @@ static int tshi_load_read_run(tshi_io *io, const tshi_io_entry *entry, int64_t a
     const int64_t last = tshi_base_min(entry->end, at + TSHI_LOAD_AHEAD);
     const int close = at - io->ahead_run <= TSHI_LOAD_AHEAD / 4; /* 1: as close as rows are */
     io->ahead_run = at;
-    if (!io->ahead || io->reader || !close || bytes > TSHI_LOAD_AHEAD / 4)
+    if (!io->ahead || !close || bytes > TSHI_LOAD_AHEAD / 4)
         return tshi_load_read(io, io->open->data + at, to, bytes);
     if (at < io->ahead_at || at + (int64_t)bytes > io->ahead_end) {
         if (!tshi_load_read(io, io->open->data + at, io->ahead, (size_t)(last - at))) return 0;

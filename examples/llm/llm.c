@@ -974,7 +974,8 @@ static void fill_found(const llm_job *job, llm_found *found, int ok) {
     memcpy(found->error, job->error, sizeof found->error);
 }
 
-/* Rank 0 sends the factors of frequencies that its GGUF file has among the values. */
+/* Rank 0 sends the RoPE frequency factors of its GGUF file, which stand with the weights, not in
+ * the header; on the other ranks g is a file of the header alone. */
 static tsh_result send_factors(tsh_comm *world, gguf *g) {
     static const char *const names[] = {"rope_freqs.weight", "rope_factors_long.weight",
                                         "rope_factors_short.weight"};

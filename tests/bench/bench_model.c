@@ -283,7 +283,8 @@ static double time_of_prompt(decoder *m, tsh_ctx *ctx, int64_t length, int64_t c
     return used / (double)count;
 }
 
-/* Seconds of one of the `count` things that a command asks for. */
+/* Runs a command (told: what, tokens, how often): prompts, tokens one by one, or plain reading of
+ * the weights. Returns the mean seconds of one. */
 static double time_of(decoder *m, tsh_tensor *id, const weights *w, const int64_t *told) {
     tsh_ctx *ctx = tsh_ctx_of(id);
     const double start = seconds();

@@ -80,7 +80,7 @@ static tsh_result index_load(tsh_ctx *ctx, const uint8_t *data, size_t size) {
     io.reader = &desc;
     (void)tshi_load_take_index(&io, strlen(index_folder) + 1);
     io.index = 0;
-    io.reader = NULL; /* what the index names are files */
+    io.reader = NULL; /* the two files that the index names are on the disk */
     result = tshi_load_all(&io);
     tshi_io_end(&io);
     free(file.data);

@@ -120,19 +120,19 @@ static void layers_agree_at_every_degree(void **state) {
 }
 
 /* A reversed weight becomes what the same weight, stored the other way round, becomes. */
-static int reversed_is_turned(tsh_ctx *ctx, void *user) {
+static int reversed_is_transposed(tsh_ctx *ctx, void *user) {
     const tsh_linear_desc one = {.in = 64, .out = 96, .style = TSH_ROWWISE, .unit = 32};
     const tsh_linear_desc two = {.in = 64, .out = 96, .style = TSH_ROWWISE, .unit = 32,
                                  .reversed = 1};
     tsh_module *a = tsh_add_linear(tsh_root(ctx), "a", &one);
     tsh_module *b = tsh_add_linear(tsh_root(ctx), "b", &two);
-    tsh_real turned[64 * 96], values[64 * 96];
+    tsh_real across[64 * 96], values[64 * 96];
     (void)user;
     for (int i = 0; i < 64 * 96; i++) values[i] = (tsh_real)ranks_number(4, (uint64_t)i);
     for (int o = 0; o < 96; o++)
-        for (int i = 0; i < 64; i++) turned[i * 96 + o] = values[o * 64 + i];
+        for (int i = 0; i < 64; i++) across[i * 96 + o] = values[o * 64 + i];
     CHECK_TRUE(tsh_write(ctx, tsh_param(a, "weight"), TSH_GLOBAL, values, sizeof values) == TSH_OK);
-    CHECK_TRUE(tsh_write(ctx, tsh_param(b, "weight"), TSH_GLOBAL, turned, sizeof turned) == TSH_OK);
+    CHECK_TRUE(tsh_write(ctx, tsh_param(b, "weight"), TSH_GLOBAL, across, sizeof across) == TSH_OK);
     CHECK_TRUE(tsh_quantize(tsh_root(ctx), NULL, TSH_Q4_0) == TSH_OK);
     CHECK_TRUE(tsh_hash(ctx, tsh_param(a, "weight")) == tsh_hash(ctx, tsh_param(b, "weight")));
     CHECK_OK();
@@ -142,7 +142,7 @@ static int reversed_is_turned(tsh_ctx *ctx, void *user) {
 static void reversed_weights_are_turned(void **state) {
     (void)state;
     for (int d = 0; d < COUNT(ranks_degrees); d++)
-        ranks_run(ranks_degrees[d], reversed_is_turned, NULL);
+        ranks_run(ranks_degrees[d], reversed_is_transposed, NULL);
 }
 
 /* A table by vocabulary or by features, and a classifier tied to it. Hashes are those of the whole
@@ -238,10 +238,10 @@ static int mistakes(tsh_ctx *ctx, void *user) {
 }
 
 static int tied_mistakes(tsh_ctx *ctx, void *user) {
-    const tsh_linear_desc turned = {.in = 64, .out = 64, .reversed = 1},
+    const tsh_linear_desc across = {.in = 64, .out = 64, .reversed = 1},
                           square = {.in = 64, .out = 64};
     tsh_module *root = tsh_root(ctx), *a = tsh_add_linear(root, "a", &square);
-    tsh_module *b = tsh_add_linear(root, "b", &turned), *c = tsh_add_module(root, "c", NULL), *d;
+    tsh_module *b = tsh_add_linear(root, "b", &across), *c = tsh_add_module(root, "c", NULL), *d;
     (void)user;
     CHECK_TRUE(tsh_tie(b, "weight", tsh_param(a, "weight")) == TSH_OK);
     CHECK_TRUE(tsh_quantize(root, "a", TSH_Q8_0) == TSH_ERR_ARGUMENT);

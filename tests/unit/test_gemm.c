@@ -686,7 +686,7 @@ static void test_dtypes_bits(void **state) {
     static const int parts[][4] = {{0, 40, 0, 49}, {0, 1, 0, 99},  {5, 2, 1, 64}, {7, 1, 3, 1},
                                    {0, 40, 9, 1},  {3, 30, 5, 2},  {1, 13, 65, 7}, {9, 3, 2, 97},
                                    {8, 4, 0, 80},  {11, 5, 17, 64}, {20, 8, 0, 99}, {2, 9, 3, 33}};
-    static const int64_t terms[] = {1601, 7, 16, 37, 53, 111}; /* cache lines: even, odd or none */
+    static const int64_t terms[] = {1601, 7, 16, 37, 53, 111}; /* whole cache lines: even, odd, 0 */
     const int64_t m = 40, n = 99;
     (void)state;
     EACH_KERNEL(kernel)
