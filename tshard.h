@@ -6310,6 +6310,7 @@ enum {
     TSHI_GEMM_TILE_MAX = 384, /* limit of mr * nr for any kernel */
     TSHI_GEMM_THIN = 2,       /* limit of rows of products that are bound by reading B */
     TSHI_GEMM_FEW_ROWS = 8,   /* limit of rows for `few` */
+    TSHI_GEMM_AHEAD = 32768,  /* most bytes that `few` prefetches beyond the next 16 columns */
     TSHI_GEMM_SUMS = 1024,    /* rows of C at a time if its sums are kept apart until the last */
     TSHI_GEMM_STRETCH = 32,   /* steps of k from one prefetch of a tile to the next */
     TSHI_GEMM_FETCH = 4,      /* cache lines of the next sliver of B per prefetch */
@@ -7289,17 +7290,22 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
     if (rows > i && valid > i) _mm512_storeu_ps(t->c + i * t->rsc + col, out[i]);
 
 /* Defines tshi_gemm_few_rows_isa: 16 columns of C, from column col on, with A packed to a width of
- * `rows`. The order of each element's sum is that of tiles. Meanwhile the next 16 columns of B are
- * prefetched from end to end; they are read at 16 places at a time. last: there are none. And
- * tshi_gemm_few_isa, for any number of rows. */
+ * `rows`. The order of each element's sum is that of tiles. Meanwhile B is prefetched from end to
+ * end: the kernel reads it at 16 places at a time. The first lines of the next 16 columns are read
+ * at once, so prefetching must be further ahead than these. And tshi_gemm_few_isa, for any number
+ * of rows. */
 #define TSHI_GEMM_FEW_KERNEL(isa, TARGET, ...)                                                     \
-    TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int last,   \
+    TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int cols,   \
                                                      int valid, const tshi_gemm_form form,         \
                                                      const int rows) {                             \
         const int64_t size = form == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size;                 \
         const int64_t each = 64 / size, step = (form == TSHI_GEMM_PAIRS ? 16 : each) * rows;       \
         const char *b = (const char *)t->b + col * inc;                                            \
-        uintptr_t ahead = (uintptr_t)b + (last ? 0 : (uintptr_t)(16 * inc));                       \
+        const int64_t last = (cols + t->after - col) * inc - 1024; /* to the end of B */           \
+        const uintptr_t stop = (uintptr_t)b + (uintptr_t)last;                                     \
+        const int64_t more = tshi_base_min(8 * inc, TSHI_GEMM_AHEAD);                              \
+        uintptr_t ahead = /* what is prefetched, up to `stop` */                                   \
+            (uintptr_t)b + (uintptr_t)tshi_base_min(16 * inc + more, last);                        \
         const float *a = t->a;                                                                     \
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
         const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);                           \
@@ -7310,10 +7316,11 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
         for (int64_t p = 0, n = 0, left; p < t->k; p += t->slice) {                                \
             TSHI_GEMM_EACH8(TSHI_GEMM_FEW_CLEAR)                                                   \
             left = tshi_base_min(t->slice, t->k - p);                                              \
-            for (; left >= each; left -= each, a += step, ahead += 1024, n++) {                    \
+            for (; left >= each; left -= each, a += step, n++) {                                   \
                 const float *const now = words[n & 1];                                             \
                 float *const next = words[~n & 1];                                                 \
                 b += (n + 2) * each <= t->k ? 64 : 0; /* the last line is transposed twice */      \
+                ahead += ahead < stop ? 1024 : 0;                                                  \
                 TSHI_GEMM_FEW_PART(isa, 0)                                                         \
                 TSHI_GEMM_FEW_PART(isa, 1)                                                         \
                 TSHI_GEMM_FEW_PART(isa, 2)                                                         \
@@ -7336,18 +7343,17 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
     TARGET static void tshi_gemm_few_##isa(const tshi_gemm_tile *t, int rows, int cols) {          \
         const int width = tshi_gemm_few_width(rows);                                               \
         for (int j = 0; j < cols; j += 16) {                                                       \
-            const int last = j + 16 >= cols + t->after;                                            \
             switch (t->form) { __VA_ARGS__ }                                                       \
         }                                                                                          \
     }
 #define TSHI_GEMM_FEW_CASE(isa, form)                                                              \
     case form:                                                                                     \
         if (width == 1)                                                                            \
-            tshi_gemm_few_rows_##isa(t, j, last, rows, form, 1);                                   \
+            tshi_gemm_few_rows_##isa(t, j, cols, rows, form, 1);                                   \
         else if (width == 4)                                                                       \
-            tshi_gemm_few_rows_##isa(t, j, last, rows, form, 4);                                   \
+            tshi_gemm_few_rows_##isa(t, j, cols, rows, form, 4);                                   \
         else                                                                                       \
-            tshi_gemm_few_rows_##isa(t, j, last, rows, form, 8);                                   \
+            tshi_gemm_few_rows_##isa(t, j, cols, rows, form, 8);                                   \
         break;
 
 TSHI_GEMM_FEW_KERNEL(avx512, TSHI_AVX512,
