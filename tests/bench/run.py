@@ -164,9 +164,10 @@ class Ranks:
 
     def __init__(self, who, command, env=None):
         self.who = who
+        # while others compile, its ranks wait for a command longer than a collective may take
+        env = dict(os.environ, TSHARD_TIMEOUT="3600", **(env or {}))
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        cwd=TOP, env=dict(os.environ, **(env or {})),
-                                        universal_newlines=True)
+                                        cwd=TOP, env=env, universal_newlines=True)
 
     def ask(self, kind, size, calls, limit=LIMIT):
         """Microseconds per call, or "right" if calls is 0; None: it failed."""
