@@ -1,10 +1,11 @@
 /* Memory: training in steady state never calls the allocator, the books by kind are what the
- * allocator saw, and nothing is left when a ctx is closed. */
+ * allocator saw, nothing is left when a ctx is closed, and large blocks ask for huge pages. */
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
 #include "../support/small_gpt.h"
 #include "../support/counting.h"
+#include "../support/skip.h"
 
 static counting memory;
 
@@ -201,11 +202,49 @@ static void closing_at_any_moment_leaks_nothing(void **state) {
         }
 }
 
+/* ------------------------------------------------------------------- huge pages */
+
+/* 1 if the kernel was asked for huge pages at this address; flags of mappings are in smaps. */
+static int asked_for_huge_pages(const void *address) {
+    const unsigned long long at = (unsigned long long)(uintptr_t)address;
+    unsigned long long first = 0, end = 0, from, to;
+    char line[512];
+    int asked = 0;
+    FILE *file = fopen("/proc/self/smaps", "r");
+    while (file && fgets(line, sizeof line, file)) {
+        if (sscanf(line, "%llx-%llx ", &from, &to) == 2) {
+            first = from;
+            end = to;
+        }
+        if (strncmp(line, "VmFlags:", 8) == 0 && at >= first && at < end)
+            asked = strstr(line, " hg") != NULL;
+    }
+    if (file) (void)fclose(file);
+    return asked;
+}
+
+static int allocate_large(tsh_ctx *ctx, void *user) {
+    tsh_tensor *t = tsh_zeros(ctx, tsh_shape2(1024, 4096));
+    (void)user;
+    CHECK(t, "16 MiB");
+    CHECK(asked_for_huge_pages((const char *)tsh_data(ctx, t) + (8 << 20)), "the middle of 16 MiB");
+    return 0;
+}
+
+static void large_blocks_ask_for_huge_pages(void **state) {
+    FILE *file = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "r");
+    (void)state;
+    if (!file) SKIP("this kernel has no transparent huge pages");
+    (void)fclose(file);
+    ranks_run(2, allocate_large, NULL);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steady_training_never_calls_the_allocator),
         cmocka_unit_test(books_by_kind_are_what_the_allocator_saw),
         cmocka_unit_test(closing_at_any_moment_leaks_nothing),
+        cmocka_unit_test(large_blocks_ask_for_huge_pages),
     };
     return cmocka_run_group_tests_name("layer/memory", tests, NULL, NULL);
 }
