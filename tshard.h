@@ -446,7 +446,7 @@ typedef struct tsh_shape {
 typedef void *(*tsh_allocator_fn)(void *user, void *ptr, size_t old_size, size_t new_size,
                                   size_t align);
 typedef struct tsh_allocator {
-    tsh_allocator_fn fn; /* NULL: malloc; on Linux blocks of 4 MiB and more may get huge pages */
+    tsh_allocator_fn fn; /* NULL: malloc, and on Linux huge pages for blocks from 4 MiB on */
     void *user;
 } tsh_allocator;
 
@@ -2751,12 +2751,13 @@ TSH_API void tsh_clear_error(tsh_ctx *ctx) {
  * pool grows by pages and keeps them until the ctx is closed, so that a training loop does not
  * call the allocator any more after its first steps. */
 
-/* Asks Linux for huge pages behind a large block: fewer page faults when it is first written, fewer
- * misses of the TLB later. It may refuse; nothing but the speed depends on it. */
+/* Asks Linux to back a large block with huge pages (2 MiB on most processors): fewer page faults
+ * when the block is first written, fewer TLB misses later. If Linux refuses, only speed is lost. */
 static void tshi_mem_huge_pages(char *block, size_t bytes) {
 #if defined(__linux__)
-    const size_t least = (size_t)4 << 20, page = 65536; /* a multiple of the size of any page */
-    const int huge = 14;                                /* MADV_HUGEPAGE */
+    const size_t least = (size_t)4 << 20;
+    const size_t page = 65536; /* ordinary pages are no larger, and divide it */
+    const int huge = 14;       /* MADV_HUGEPAGE */
     char *first = block + (page - (uintptr_t)block % page);
     if (bytes >= least) (void)madvise(first, (bytes - page) / page * page, huge);
 #else
@@ -7289,11 +7290,12 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
 #define TSHI_GEMM_FEW_END(i) /* stores C, row i */                                                 \
     if (rows > i && valid > i) _mm512_storeu_ps(t->c + i * t->rsc + col, out[i]);
 
-/* Defines tshi_gemm_few_rows_isa: 16 columns of C, from column col on, with A packed to a width of
- * `rows`. The order of each element's sum is that of tiles. Meanwhile B is prefetched from end to
- * end: the kernel reads it at 16 places at a time. The first lines of the next 16 columns are read
- * at once, so prefetching must be further ahead than these. And tshi_gemm_few_isa, for any number
- * of rows. */
+/* Defines two functions. tshi_gemm_few_rows_isa computes 16 columns of C, from column col on, with
+ * A packed to a width of `rows`; each element is summed in the same order as by a tile. It reads 16
+ * columns of B side by side, which the processor's own prefetching follows badly, so it prefetches
+ * B in the order of its memory. That runs ahead by more than 16 columns: when the next 16 begin,
+ * the first cache line of each is needed at the same time. tshi_gemm_few_isa takes any number of
+ * rows. */
 #define TSHI_GEMM_FEW_KERNEL(isa, TARGET, ...)                                                     \
     TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int cols,   \
                                                      int valid, const tshi_gemm_form form,         \
@@ -7301,10 +7303,10 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
         const int64_t size = form == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size;                 \
         const int64_t each = 64 / size, step = (form == TSHI_GEMM_PAIRS ? 16 : each) * rows;       \
         const char *b = (const char *)t->b + col * inc;                                            \
-        const int64_t last = (cols + t->after - col) * inc - 1024; /* to the end of B */           \
+        const int64_t last = (cols + t->after - col) * inc - 1024; /* B's last 1024 bytes */       \
         const uintptr_t stop = (uintptr_t)b + (uintptr_t)last;                                     \
         const int64_t more = tshi_base_min(8 * inc, TSHI_GEMM_AHEAD);                              \
-        uintptr_t ahead = /* what is prefetched, up to `stop` */                                   \
+        uintptr_t ahead = /* where the 1024 bytes that were prefetched last begin */               \
             (uintptr_t)b + (uintptr_t)tshi_base_min(16 * inc + more, last);                        \
         const float *a = t->a;                                                                     \
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
@@ -7652,10 +7654,9 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     tsh_real buffer[TSHI_GEMM_TILE_MAX];
     tshi_gemm_tile t;
     if (!columns) return;
-    const int words = job->form_a == TSHI_GEMM_REALS || /* or pairs of bf16, aligned as words */
-                      (job->form_a == TSHI_GEMM_PAIRS && job->k % 2 == 0 &&
-                       (uintptr_t)job->a.data % sizeof(tsh_real) == 0);
-    const int in_place = m == 1 && job->a.column == 1 && words;
+    const int pairs = job->form_a == TSHI_GEMM_PAIRS && job->k % 2 == 0 &&
+                      (uintptr_t)job->a.data % sizeof(tsh_real) == 0; /* bf16, as if packed */
+    const int in_place = m == 1 && job->a.column == 1 && (pairs || job->form_a == TSHI_GEMM_REALS);
     if (!in_place)
         tshi_gemm_pack_matrix(kernel, job->pack_a, width, m, job->k, job->a, job->form_a);
     t.rsa = t.csa = t.rsb = 0; /* this and the next two are not used */

@@ -204,7 +204,7 @@ static void closing_at_any_moment_leaks_nothing(void **state) {
 
 /* ------------------------------------------------------------------- huge pages */
 
-/* The flags of the mapping at this address, as smaps has them; "": it has none. */
+/* The line VmFlags of /proc/self/smaps for the mapping that holds an address; "": there is none. */
 static const char *mapping_flags(const void *address, char line[512]) {
     const unsigned long long at = (unsigned long long)(uintptr_t)address;
     unsigned long long first = 0, end = 0, from, to;
