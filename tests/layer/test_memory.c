@@ -1,11 +1,10 @@
 /* Memory: training in steady state never calls the allocator, the books by kind are what the
- * allocator saw, nothing is left when a ctx is closed, and large blocks ask for huge pages. */
+ * allocator saw, and nothing is left when a ctx is closed. */
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
 #include "../support/small_gpt.h"
 #include "../support/counting.h"
-#include "../support/skip.h"
 
 static counting memory;
 
@@ -202,52 +201,11 @@ static void closing_at_any_moment_leaks_nothing(void **state) {
         }
 }
 
-/* ------------------------------------------------------------------- huge pages */
-
-/* The line VmFlags of /proc/self/smaps for the mapping that holds an address; "": there is none. */
-static const char *mapping_flags(const void *address, char line[512]) {
-    const unsigned long long at = (unsigned long long)(uintptr_t)address;
-    unsigned long long first = 0, end = 0, from, to;
-    FILE *file = fopen("/proc/self/smaps", "r");
-    int found = 0;
-    while (file && !found && fgets(line, 512, file)) {
-        if (sscanf(line, "%llx-%llx ", &from, &to) == 2) {
-            first = from;
-            end = to;
-        }
-        found = strncmp(line, "VmFlags:", 8) == 0 && at >= first && at < end;
-    }
-    if (file) (void)fclose(file);
-    return found ? line : "";
-}
-
-static int allocate_large(tsh_ctx *ctx, void *user) {
-    tsh_tensor *t = tsh_zeros(ctx, tsh_shape2(1024, 4096));
-    const char *flags;
-    char line[512];
-    (void)user;
-    CHECK(t, "16 MiB");
-    flags = mapping_flags((const char *)tsh_data(ctx, t) + (8 << 20), line); /* in the middle */
-    CHECK(strstr(flags, " hg"), "the mapping has the flags \"%s\"", flags);
-    return 0;
-}
-
-static void large_blocks_ask_for_huge_pages(void **state) {
-    FILE *file = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "r");
-    char line[512];
-    (void)state;
-    if (!file) SKIP("this kernel has no transparent huge pages");
-    (void)fclose(file);
-    if (!*mapping_flags(line, line)) SKIP("this kernel does not tell the flags of mappings");
-    ranks_run(2, allocate_large, NULL);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steady_training_never_calls_the_allocator),
         cmocka_unit_test(books_by_kind_are_what_the_allocator_saw),
         cmocka_unit_test(closing_at_any_moment_leaks_nothing),
-        cmocka_unit_test(large_blocks_ask_for_huge_pages),
     };
     return cmocka_run_group_tests_name("layer/memory", tests, NULL, NULL);
 }

@@ -1,10 +1,11 @@
-/* Handles and lifetimes, shapes, views, values in and out, the step pool. */
+/* Handles and lifetimes, shapes, views, values in and out, the step pool, huge pages. */
 /* build: double */
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
 #include "../support/unit.h"
+#include "../support/skip.h"
 
 /* -------------------------------------------------------------------- shapes */
 
@@ -851,6 +852,41 @@ static void results_lie_before_operands(void **state) {
     free(bytes);
 }
 
+/* ------------------------------------------------------------------- huge pages */
+
+/* The line VmFlags of /proc/self/smaps for the mapping that holds an address; "": there is none. */
+static const char *mapping_flags(const void *address, char line[512]) {
+    const unsigned long long at = (unsigned long long)(uintptr_t)address;
+    unsigned long long first = 0, end = 0, from, to;
+    FILE *file = fopen("/proc/self/smaps", "r");
+    int found = 0;
+    while (file && !found && fgets(line, 512, file)) {
+        if (sscanf(line, "%llx-%llx ", &from, &to) == 2) {
+            first = from;
+            end = to;
+        }
+        found = strncmp(line, "VmFlags:", 8) == 0 && at >= first && at < end;
+    }
+    if (file) (void)fclose(file);
+    return found ? line : "";
+}
+
+static void large_blocks_ask_for_huge_pages(void **state) {
+    FILE *file = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "r");
+    tsh_ctx *ctx;
+    const char *flags;
+    char line[512];
+    (void)state;
+    if (!file) SKIP("this kernel has no transparent huge pages");
+    (void)fclose(file);
+    if (!*mapping_flags(line, line)) SKIP("this kernel does not tell the flags of mappings");
+    ctx = unit_open(NULL);
+    flags = mapping_flags( /* in the middle of 16 MiB */
+        (const char *)tsh_data(ctx, tsh_zeros(ctx, tsh_shape2(1024, 4096))) + (8 << 20), line);
+    if (!strstr(flags, " hg")) fail_msg("the mapping has the flags \"%s\"", flags);
+    tsh_close(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shapes_are_made),
@@ -886,6 +922,7 @@ int main(void) {
         cmocka_unit_test(the_step_pool_is_reused_and_joined),
         cmocka_unit_test(the_pool_s_books_are_right),
         cmocka_unit_test(results_lie_before_operands),
+        cmocka_unit_test(large_blocks_ask_for_huge_pages),
     };
     return cmocka_run_group_tests_name("unit/tensor", tests, NULL, NULL);
 }
