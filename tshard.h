@@ -2462,6 +2462,15 @@ typedef struct tshi_angles {
     int64_t pairs, start, rows; /* pairs of features; the first position; how many */
 } tshi_angles;
 
+/* In which order a model that decodes reads its matrices, for every token the same: so a product of
+ * few rows can prefetch the beginning of the next matrix, for which that would have to wait. Only
+ * addresses are kept, and only for that: one that is wrong costs time. */
+enum { TSHI_MATMUL_ORDER = 1021 }; /* prime: addresses are hashed by it */
+typedef struct tshi_matmul_order {
+    uintptr_t then[TSHI_MATMUL_ORDER]; /* [hash of B's address]: the next B's address; 0: unknown */
+    uintptr_t *last;                   /* the last B's entry; NULL: there was none */
+} tshi_matmul_order;
+
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp; /* all ranks; this rank's group of each axis of parallelism */
     tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
@@ -2476,6 +2485,7 @@ struct tsh_ctx {
     const tshi_gemm_kernel *gemm_kernel; /* the built-in one's kernel for this CPU */
     tsh_dtype dtype; /* of new parameters; TSH_REAL unless tsh_desc says another */
     tshi_block *gemm_scratch;            /* the built-in one's packed operands; NULL: none yet */
+    tshi_matmul_order order;
     int isa;     /* instruction set of the kernels that run: TSHI_ISA_... */
     int threads; /* of this rank, at least 1 */
     tshi_block *rope_table;  /* of the last tsh_rope in this step, or NULL */
@@ -6273,6 +6283,7 @@ typedef struct tshi_gemm_tile {
     tshi_gemm_form form;  /* `few`: what B's elements, which are not packed, are converted to */
     int64_t slice;        /* `few`: C is added to after so many elements of k */
     int64_t after;        /* `few`: B's columns after these: prefetched */
+    uintptr_t then;       /* `few`: where what is read after B begins, to prefetch it; 0: unknown */
     tsh_real alpha;       /* factor of A B */
     int add;              /* 0: D is 0 and not read */
     const tsh_real *d;    /* D, shape (rows, cols); may be C */
@@ -7109,8 +7120,8 @@ TSHI_INLINE int tshi_gemm_few_groups(int width) {
 }
 
 /* Computes 8 * groups columns of C, from column col on, with A packed to a width of `rows`.
- * Meanwhile as many columns of B that follow are prefetched from end to end; last: there are
- * none. */
+ * Meanwhile as many columns of B that follow are prefetched from end to end; last: 1: there are
+ * none, and it is what is read next. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int col, int last,
                                                  int valid, const int each, const int rows,
                                                  int groups) {
@@ -7118,7 +7129,9 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
     const int most = tshi_gemm_few_groups(rows);
     int64_t inc = t->csb * size;
     const char *b = (const char *)t->b + col * inc;
-    uintptr_t ahead = (uintptr_t)b + (last ? 0 : (uintptr_t)(8 * groups * inc));
+    uintptr_t ahead = !last      ? (uintptr_t)b + (uintptr_t)(8 * groups * inc)
+                      : t->then ? t->then
+                                : (uintptr_t)b;
     const float *a = t->a;
     float a_end[64];
     char b_end[32][16];
@@ -7294,8 +7307,8 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
  * A packed to a width of `rows`; each element is summed in the same order as by a tile. It reads 16
  * columns of B side by side, which the processor's own prefetching follows badly, so it prefetches
  * B in the order of its memory. That runs ahead by more than 16 columns: when the next 16 begin,
- * the first cache line of each is needed at the same time. tshi_gemm_few_isa takes any number of
- * rows. */
+ * the first cache line of each is needed at the same time. Where B ends, it goes on with what is
+ * read next. tshi_gemm_few_isa takes any number of rows. */
 #define TSHI_GEMM_FEW_KERNEL(isa, TARGET, ...)                                                     \
     TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int cols,   \
                                                      int valid, const tshi_gemm_form form,         \
@@ -7303,11 +7316,10 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
         const int64_t size = form == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size;                 \
         const int64_t each = 64 / size, step = (form == TSHI_GEMM_PAIRS ? 16 : each) * rows;       \
         const char *b = (const char *)t->b + col * inc;                                            \
-        const int64_t last = (cols + t->after - col) * inc - 1024; /* B's last 1024 bytes */       \
-        const uintptr_t stop = (uintptr_t)b + (uintptr_t)last;                                     \
         const int64_t more = tshi_base_min(8 * inc, TSHI_GEMM_AHEAD);                              \
+        uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* of B */      \
         uintptr_t ahead = /* where the 1024 bytes that were prefetched last begin */               \
-            (uintptr_t)b + (uintptr_t)tshi_base_min(16 * inc + more, last);                        \
+            (uintptr_t)b + (uintptr_t)(16 * inc + more);                                           \
         const float *a = t->a;                                                                     \
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
         const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);                           \
@@ -7322,7 +7334,11 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
                 const float *const now = words[n & 1];                                             \
                 float *const next = words[~n & 1];                                                 \
                 b += (n + 2) * each <= t->k ? 64 : 0; /* the last line is transposed twice */      \
-                ahead += ahead < stop ? 1024 : 0;                                                  \
+                ahead += 1024;                                                                     \
+                if (ahead >= end) { /* from now on what is read next; unknown: this once more */   \
+                    ahead = t->then ? ahead - end + t->then : (uintptr_t)b;                        \
+                    end = UINTPTR_MAX;                                                             \
+                }                                                                                  \
                 TSHI_GEMM_FEW_PART(isa, 0)                                                         \
                 TSHI_GEMM_FEW_PART(isa, 1)                                                         \
                 TSHI_GEMM_FEW_PART(isa, 2)                                                         \
@@ -7426,7 +7442,8 @@ static const tshi_gemm_kernel *tshi_gemm_pick(void) {
  * GFLOP/s), on the thread that computes it: collectives make progress meanwhile. */
 typedef struct tshi_gemm_progress {
     void (*fn)(void *user);
-    void *user; /* argument of fn */
+    void *user;     /* argument of fn */
+    uintptr_t then; /* tshi_gemm_tile.then */
 } tshi_gemm_progress;
 
 enum { TSHI_GEMM_INTERVAL = 1 << 24 }; /* multiply-adds from call to call */
@@ -7662,6 +7679,7 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     t.rsa = t.csa = t.rsb = 0; /* this and the next two are not used */
     t.sums = NULL;
     t.walk = NULL;
+    t.then = job->progress ? job->progress->then : 0;
     t.k = job->k;
     t.slice = tshi_gemm_slice(kernel, job->form_a, job->k);
     t.a = in_place ? (const tsh_real *)job->a.data : job->pack_a;
@@ -14783,6 +14801,14 @@ static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t ro
     return reals;
 }
 
+/* Returns where what was read after b the last time begins; 0: b is new. */
+static uintptr_t tshi_matmul_then(tshi_matmul_order *order, const void *b) {
+    uintptr_t *const then = &order->then[(uintptr_t)b / 64 * 2654435761u % TSHI_MATMUL_ORDER];
+    if (order->last) *order->last = (uintptr_t)b;
+    order->last = then;
+    return *then;
+}
+
 /* C = alpha A B + beta D by the rank's threads; shapes as in tshi_product. The longer side of C is
  * cut, so that little of A and B is packed twice; at multiples of ROWS or COLUMNS, which are whole
  * tiles of every micro-kernel. transposed: the built-in gemm computes C^T. */
@@ -14801,7 +14827,8 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     const int64_t work = (m < 4 ? 4 : m) * (n < 4 ? 4 : n) * k;
     const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, work, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
-    const tshi_gemm_progress progress = {tshi_tape_progress, ctx}; /* called meanwhile */
+    const tshi_gemm_progress progress = { /* called meanwhile */
+        tshi_tape_progress, ctx, m <= TSHI_GEMM_FEW_ROWS ? tshi_matmul_then(&ctx->order, b.data) : 0};
     const size_t bytes = tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) +
                          tshi_gemm_scratch_sums(ctx->gemm_kernel, m, n, k, c);
     const size_t each = (bytes + 63) / 64 * 64; /* bytes per piece: whole cache lines */
@@ -20478,7 +20505,8 @@ typedef struct tshi_attention_layer {
 struct tsh_cache {
     tsh_cache *next;    /* in the ctx's list */
     tsh_module *module; /* its layers are below; NULL: the handle is free */
-    int64_t batch, length; /* rows; positions of each that fit */
+    int64_t batch, length, longest; /* rows; positions of each that fit; the most that a layer
+                                     * holds of a row */
     tsh_tensor *counts; /* (B), i64: what each row has of a forward; NULL: everything */
 };
 
@@ -20490,14 +20518,6 @@ static int64_t *tshi_layers_held(const tshi_attention_layer *a) {
 /* What the rows have of a forward; NULL: everything. */
 static const int64_t *tshi_layers_counted(const tsh_cache *cache) {
     return cache->counts ? (const int64_t *)tshi_tensor_at(cache->counts) : NULL;
-}
-
-/* The most positions that the cache holds of a row. */
-static int64_t tshi_layers_longest(const tshi_attention_layer *a) {
-    int64_t most = 0;
-    for (int64_t b = 0; b < a->cache->batch; b++)
-        if (tshi_layers_held(a)[b] > most) most = tshi_layers_held(a)[b];
-    return most;
 }
 
 /* Splits the output of the fused layer, (B, T, features), to q, k and v, (B, T, heads D). */
@@ -20584,8 +20604,11 @@ static void tshi_layers_cached(const tshi_attention_layer *a, tsh_attention_desc
 /* Counts the n positions of a forward, or what each row has of them. */
 static void tshi_layers_hold(const tshi_attention_layer *a, int64_t n) {
     const int64_t *counts = tshi_layers_counted(a->cache);
-    for (int64_t b = 0; b < a->cache->batch; b++)
-        tshi_layers_held(a)[b] += counts ? counts[b] : n;
+    for (int64_t b = 0; b < a->cache->batch; b++) {
+        int64_t *const held = tshi_layers_held(a) + b;
+        *held += counts ? counts[b] : n;
+        if (*held > a->cache->longest) a->cache->longest = *held;
+    }
 }
 
 /* in: x (B, T, dim) and perhaps a mask -> (B, T, dim). */
@@ -20833,6 +20856,7 @@ TSH_API TSHI_COLD tsh_cache *tsh_cache_new(tsh_module *module, int64_t batch, in
     cache->module = module;
     cache->batch = batch;
     cache->length = length;
+    cache->longest = 0;
     for (m = NULL; (a = tshi_layers_next(module, &m)) != NULL && ctx->error.code == TSH_OK;)
         tshi_layers_attach(m, a, cache, batch, dtype);
     if (ctx->error.code == TSH_OK) return cache;
@@ -20876,12 +20900,7 @@ TSH_API tsh_result tsh_cache_counts(tsh_cache *cache, const int64_t *counts) {
 }
 
 TSH_API int64_t tsh_cache_length(const tsh_cache *cache) {
-    const tshi_attention_layer *a;
-    tsh_module *m = NULL;
-    int64_t length = 0;
-    while (cache && cache->module && (a = tshi_layers_next(cache->module, &m)) != NULL)
-        if (a->cache == cache && tshi_layers_longest(a) > length) length = tshi_layers_longest(a);
-    return length;
+    return cache && cache->module ? cache->longest : 0;
 }
 
 TSH_API tsh_result tsh_cache_truncate(tsh_cache *cache, int64_t length) {
@@ -20897,6 +20916,7 @@ TSH_API tsh_result tsh_cache_truncate(tsh_cache *cache, int64_t length) {
     while ((a = tshi_layers_next(cache->module, &m)) != NULL)
         for (int64_t b = 0; b < cache->batch && a->cache == cache; b++)
             tshi_layers_held(a)[b] = tshi_base_min(tshi_layers_held(a)[b], length);
+    cache->longest = length;
     return TSH_OK;
 }
 

@@ -964,7 +964,7 @@ static void test_chore(void **state) {
     matrix_fill(&b, k, n, 2, 1);
     EACH_KERNEL(kernel) {
         int count = 0;
-        const tshi_gemm_progress progress = {count_chore, &count};
+        const tshi_gemm_progress progress = {count_chore, &count, 0};
         const int most = (int)(m * n * k / TSHI_GEMM_INTERVAL);
         tshi_gemm_run(kernel, scratch, &progress, m, n, k, 1, seen(&a), seen(&b), 0, seen(&c),
                       seen(&c));
