@@ -2485,7 +2485,7 @@ struct tsh_ctx {
     const tshi_gemm_kernel *gemm_kernel; /* the built-in one's kernel for this CPU */
     tsh_dtype dtype; /* of new parameters; TSH_REAL unless tsh_desc says another */
     tshi_block *gemm_scratch;            /* the built-in one's packed operands; NULL: none yet */
-    tshi_matmul_order order;
+    tshi_matmul_order order; /* of the matrices that few rows are multiplied by */
     int isa;     /* instruction set of the kernels that run: TSHI_ISA_... */
     int threads; /* of this rank, at least 1 */
     tshi_block *rope_table;  /* of the last tsh_rope in this step, or NULL */
@@ -6283,7 +6283,7 @@ typedef struct tshi_gemm_tile {
     tshi_gemm_form form;  /* `few`: what B's elements, which are not packed, are converted to */
     int64_t slice;        /* `few`: C is added to after so many elements of k */
     int64_t after;        /* `few`: B's columns after these: prefetched */
-    uintptr_t then;       /* `few`: where what is read after B begins, to prefetch it; 0: unknown */
+    uintptr_t then;       /* `few`: where the matrix that is read after B begins; 0: unknown */
     tsh_real alpha;       /* factor of A B */
     int add;              /* 0: D is 0 and not read */
     const tsh_real *d;    /* D, shape (rows, cols); may be C */
@@ -6304,7 +6304,8 @@ struct tshi_gemm_kernel {
     int isa;                /* the instruction set that it needs: TSHI_ISA_... */
     tshi_gemm_tile_fn tile; /* any tile; csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
     /* (optional) for few rows, B not packed; any multiple of 8 columns, or of nr / 2 if that is
-     * less; uses sums, not walk */
+     * less, or, of pairs, of 16; B has 16 bits only if there is a `pack`; uses sums, not walk; k
+     * counts words, and slice elements of the sum */
     tshi_gemm_tile_fn stream;
     /* (optional) for up to TSHI_GEMM_FEW_ROWS rows, all slices of k, and any multiple of nr / 2
      * columns; rsb = 1, B is not packed and has any form but OTHER and ROUNDED; k counts elements;
@@ -6322,6 +6323,7 @@ enum {
     TSHI_GEMM_TILE_MAX = 384, /* limit of mr * nr for any kernel */
     TSHI_GEMM_THIN = 2,       /* limit of rows of products that are bound by reading B */
     TSHI_GEMM_FEW_ROWS = 8,   /* limit of rows for `few` */
+    TSHI_GEMM_NEAR = 8192,    /* bytes that `few` and `stream` prefetch ahead, at least */
     TSHI_GEMM_AHEAD = 32768,  /* most bytes that `few` prefetches beyond the next 16 columns */
     TSHI_GEMM_SUMS = 1024,    /* rows of C at a time if its sums are kept apart until the last */
     TSHI_GEMM_STRETCH = 32,   /* steps of k from one prefetch of a tile to the next */
@@ -6452,39 +6454,55 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         TSHI_GEMM_PART(isa, mr, 1) /* the last row */                                              \
     }
 /* Defines tshi_gemm_stream_isa: reads B once in the order of memory and keeps the sums of all
- * columns meanwhile: few rows of A leave little to compute, so the time is that of reading B. */
+ * columns meanwhile: few rows of A leave little to compute, so the time is that of reading B. Each
+ * step adds a word of A times a row of B, or, of pairs, times two. form, a constant, is that of t,
+ * but BF16 for F16, too. Rows are prefetched by a step or by TSHI_GEMM_NEAR bytes, if that is more.
+ */
 #define TSHI_GEMM_STREAM(isa, TARGET)                                                              \
     TARGET TSHI_INLINE void tshi_gemm_steps_##isa(const tshi_gemm_tile *t, int64_t p,              \
-                                                  const int steps, int rows, int cols) {           \
+                                                  const int steps, int rows, int cols,             \
+                                                  const tshi_gemm_form form) {                     \
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
-        const tsh_real *b = t->b + p * t->rsb;                                                     \
+        const int64_t size = form == TSHI_GEMM_REALS ? (int64_t)sizeof(tsh_real) : 2;              \
+        const int64_t each = form == TSHI_GEMM_PAIRS ? 2 : 1, row = t->rsb * size; /* each: rows */\
+        const int64_t step = each * row, reach = TSHI_GEMM_NEAR / (each * cols * size) + 1;        \
+        const char *b = (const char *)t->b + p * step;                                             \
         tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x: A of these steps */     \
-        /* bytes from here to the rows of B to prefetch, which may lie outside B */                \
-        const uintptr_t next = (uintptr_t)(steps * t->rsb) * sizeof *b;                            \
+        /* from here to the rows of B that are prefetched, which may lie outside B */              \
+        const uintptr_t next = (uintptr_t)(step * (steps > reach ? steps : reach));                \
         TSHI_GEMM_VEC_##isa y[TSHI_GEMM_STEPS], sum; /* y: from each of B's rows */                \
         for (int i = 0; i < rows; i++)                                                             \
             for (int q = 0; q < steps; q++) x[i][q] = t->a[i * t->rsa + (p + q) * t->csa];         \
-        for (int j = 0; j < cols; j += lanes, b += lanes, sums += lanes) {                         \
+        for (int j = 0; j < cols; j += lanes, b += lanes * size, sums += lanes) {                  \
             for (int q = 0; q < steps; q++) {                                                      \
-                y[q] = TSHI_GEMM_LOAD_##isa(b + q * t->rsb);                                       \
-                TSHI_PREFETCH_L2((const void *)((uintptr_t)(b + q * t->rsb) + next));              \
+                const char *at = b + q * step;                                                     \
+                const int64_t second = 2 * (p + q) + 1 < t->slice ? row : 0; /* of a pair */       \
+                (void)second;                                                                      \
+                if (form == TSHI_GEMM_REALS)                                                       \
+                    y[q] = TSHI_GEMM_LOAD_##isa((const tsh_real *)(const void *)at);               \
+                else                                                                               \
+                    y[q] = TSHI_GEMM_SHORT_##isa(t->form, at, second);                             \
+                TSHI_PREFETCH_L2((const void *)((uintptr_t)at + next));                            \
+                if (form == TSHI_GEMM_PAIRS)                                                       \
+                    TSHI_PREFETCH_L2((const void *)((uintptr_t)at + (uintptr_t)row + next));       \
             }                                                                                      \
             for (int i = 0; i < rows; i++) {                                                       \
                 sum = TSHI_GEMM_LOAD_##isa(sums + i * cols);                                       \
                 for (int q = 0; q < steps; q++)                                                    \
-                    sum = TSHI_GEMM_FMA_##isa(TSHI_GEMM_SET_##isa(x[i][q]), y[q], sum);            \
+                    sum = TSHI_GEMM_SUM_##isa(TSHI_GEMM_SET_##isa(x[i][q]), y[q], sum);            \
                 TSHI_GEMM_STORE_##isa(sums + i * cols, sum);                                       \
             }                                                                                      \
         }                                                                                          \
     }                                                                                              \
-    TARGET static void tshi_gemm_stream_##isa(const tshi_gemm_tile *t, int rows, int cols) {       \
+    TARGET TSHI_INLINE void tshi_gemm_stream_form_##isa(const tshi_gemm_tile *t, int rows,         \
+                                                        int cols, const tshi_gemm_form form) {     \
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real)), add = t->add;     \
         const TSHI_GEMM_VEC_##isa zero = {0}, alpha = TSHI_GEMM_SET_##isa(t->alpha);               \
         int64_t p = 0;                                                                             \
         memset(t->sums, 0, (size_t)rows *(size_t)cols * sizeof *t->sums);                          \
         for (; p + TSHI_GEMM_STEPS <= t->k; p += TSHI_GEMM_STEPS)                                  \
-            tshi_gemm_steps_##isa(t, p, TSHI_GEMM_STEPS, rows, cols);                              \
-        for (; p < t->k; p++) tshi_gemm_steps_##isa(t, p, 1, rows, cols);                          \
+            tshi_gemm_steps_##isa(t, p, TSHI_GEMM_STEPS, rows, cols, form);                        \
+        for (; p < t->k; p++) tshi_gemm_steps_##isa(t, p, 1, rows, cols, form);                    \
         for (int i = 0; i < rows; i++)                                                             \
             for (int j = 0; j < cols; j += lanes)                                                  \
                 TSHI_GEMM_PUT(isa, t->c + i * t->rsc + j, t->d + i * t->rsd + j,                   \
@@ -6525,8 +6543,12 @@ typedef tsh_real tshi_gemm_v128
     })
 #define TSHI_GEMM_FMA_v128(x, y, z) ((x) * (y) + (z))
 #define TSHI_GEMM_SUM_v128          TSHI_GEMM_FMA_v128
+#define TSHI_GEMM_SHORT_v128(form, at, second) y[q] /* not used: it takes no B of 16 bits */
 TSHI_GEMM_KERNEL(v128, , TSHI_GEMM_ROWS6, 6)
 TSHI_GEMM_STREAM(v128, )
+static void tshi_gemm_stream_v128(const tshi_gemm_tile *t, int rows, int cols) {
+    tshi_gemm_stream_form_v128(t, rows, cols, TSHI_GEMM_REALS);
+}
 
 #if TSHI_X86
 #if TSHI_GEMM_FLOAT
@@ -6544,7 +6566,24 @@ TSHI_GEMM_STREAM(v128, )
 #define TSHI_GEMM_FMA_avx2   TSHI_GEMM_OP(256, fmadd)
 #define TSHI_GEMM_SUM_avx2   TSHI_GEMM_FMA_avx2
 TSHI_GEMM_KERNEL(avx2, TSHI_AVX2, TSHI_GEMM_ROWS6, 6)
+#if TSHI_GEMM_FLOAT
+/* Returns 8 elements of 16 bits as floats. */
+TSHI_AVX2 TSHI_INLINE __m256 tshi_gemm_widen8(const tshi_gemm_form form, const void *at) {
+    const __m128i x = _mm_loadu_si128((const __m128i *)at);
+    if (form == TSHI_GEMM_F16) return _mm256_cvtph_ps(x);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+}
+#define TSHI_GEMM_SHORT_avx2(form, at, second) tshi_gemm_widen8(form, at)
+#else
+#define TSHI_GEMM_SHORT_avx2(form, at, second) y[q] /* not used */
+#endif
 TSHI_GEMM_STREAM(avx2, TSHI_AVX2)
+TSHI_AVX2 static void tshi_gemm_stream_avx2(const tshi_gemm_tile *t, int rows, int cols) {
+    if (t->form == TSHI_GEMM_REALS)
+        tshi_gemm_stream_form_avx2(t, rows, cols, TSHI_GEMM_REALS);
+    else if (TSHI_GEMM_FLOAT)
+        tshi_gemm_stream_form_avx2(t, rows, cols, TSHI_GEMM_BF16);
+}
 
 #define TSHI_GEMM_VEC_avx512   TSHI_GEMM_REG(512)
 #define TSHI_GEMM_LOAD_avx512  TSHI_GEMM_OP(512, loadu)
@@ -6553,18 +6592,37 @@ TSHI_GEMM_STREAM(avx2, TSHI_AVX2)
 #define TSHI_GEMM_FMA_avx512   TSHI_GEMM_OP(512, fmadd)
 #define TSHI_GEMM_SUM_avx512   TSHI_GEMM_FMA_avx512
 TSHI_GEMM_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_ROWS12, 12)
+#if TSHI_GEMM_FLOAT
+/* Returns 16 elements of 16 bits as floats. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_widen(const tshi_gemm_form form, __m256i x) {
+    return form == TSHI_GEMM_F16 ? _mm512_cvtph_ps(x)
+                                 : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x),
+                                                                         16));
+}
+#define TSHI_GEMM_SHORT_avx512(form, at, second)                                                   \
+    tshi_gemm_widen(form, _mm256_loadu_si256((const __m256i *)(const void *)(at)))
+#else
+#define TSHI_GEMM_SHORT_avx512(form, at, second) y[q] /* not used */
+#endif
 TSHI_GEMM_STREAM(avx512, TSHI_AVX512)
+TSHI_AVX512 static void tshi_gemm_stream_avx512(const tshi_gemm_tile *t, int rows, int cols) {
+    if (t->form == TSHI_GEMM_REALS)
+        tshi_gemm_stream_form_avx512(t, rows, cols, TSHI_GEMM_REALS);
+    else if (TSHI_GEMM_FLOAT)
+        tshi_gemm_stream_form_avx512(t, rows, cols, TSHI_GEMM_BF16);
+}
 
-/* `stream` for AVX-512: the last 8 columns, if they are half a register, are a tile of AVX2. */
+/* `stream` for AVX-512: the last 8 columns, if they are half a register, by AVX2. */
 static void tshi_gemm_stream_x86(const tshi_gemm_tile *t, int rows, int cols) {
     const int whole = cols / (64 / (int)sizeof(tsh_real)) * (64 / (int)sizeof(tsh_real));
+    const int64_t size = t->form == TSHI_GEMM_REALS ? (int64_t)sizeof(tsh_real) : 2;
     tshi_gemm_tile rest = *t;
     if (whole > 0) tshi_gemm_stream_avx512(t, rows, whole);
     if (whole == cols) return;
-    rest.b += whole;
+    rest.b = (const tsh_real *)(const void *)((const char *)t->b + whole * size);
     rest.c += whole;
     if (t->add) rest.d += whole;
-    tshi_gemm_tile_avx2(&rest, rows, cols - whole);
+    tshi_gemm_stream_avx2(&rest, rows, cols - whole);
 }
 #endif /* TSHI_X86 */
 
@@ -6675,13 +6733,6 @@ TSHI_AVX512 TSHI_INLINE __m512i tshi_gemm_round(__m512 x) {
                                 _mm512_set1_epi32(0x400000)); /* NaN stays NaN */
 }
 
-/* Returns 16 elements of 16 bits as floats. */
-TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_widen(const tshi_gemm_form form, __m256i x) {
-    return form == TSHI_GEMM_F16 ? _mm512_cvtph_ps(x)
-                                 : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x),
-                                                                         16));
-}
-
 /* Returns 16 pairs of floats rounded to bf16: (low[0], low[1]), ..., (high[14], high[15]). Only
  * processors with AVX512_BF16 pack pairs. */
 #if TSHI_GEMM_BF16S
@@ -6737,6 +6788,20 @@ TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *
     }
     return tshi_gemm_widen(form, _mm256_maskz_loadu_epi16(mask, src));
 }
+
+#if TSHI_GEMM_BF16S
+#define TSHI_GEMM_SHORT_bf16(form, at, second)                                                     \
+    tshi_gemm_load_column(TSHI_GEMM_PAIRS, at, (__mmask16)-1, second)
+TSHI_GEMM_STREAM(bf16, TSHI_GEMM_TARGET_BF16)
+/* `stream` for AVX512_BF16. */
+TSHI_GEMM_TARGET_BF16 static void tshi_gemm_stream_bf16(const tshi_gemm_tile *t, int rows,
+                                                        int cols) {
+    if (t->form == TSHI_GEMM_PAIRS)
+        tshi_gemm_stream_form_bf16(t, rows, cols, TSHI_GEMM_PAIRS);
+    else
+        tshi_gemm_stream_x86(t, rows, cols);
+}
+#endif
 
 /* Transposes 16 x 16 words, r[0] to r[15]: 4 x 4 words in quarters of registers, then quarters. */
 #define TSHI_GEMM_WORDS4(a, b, c, d)                                                               \
@@ -7120,8 +7185,8 @@ TSHI_INLINE int tshi_gemm_few_groups(int width) {
 }
 
 /* Computes 8 * groups columns of C, from column col on, with A packed to a width of `rows`.
- * Meanwhile as many columns of B that follow are prefetched from end to end; last: 1: there are
- * none, and it is what is read next. */
+ * Meanwhile as much of what is read next is prefetched from end to end: of B's next columns, or, if
+ * there are none (last is 1), of the next matrix. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int col, int last,
                                                  int valid, const int each, const int rows,
                                                  int groups) {
@@ -7316,7 +7381,9 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
         const int64_t size = form == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size;                 \
         const int64_t each = 64 / size, step = (form == TSHI_GEMM_PAIRS ? 16 : each) * rows;       \
         const char *b = (const char *)t->b + col * inc;                                            \
-        const int64_t more = tshi_base_min(8 * inc, TSHI_GEMM_AHEAD);                              \
+        const int64_t more = 8 * inc < TSHI_GEMM_NEAR                                              \
+                                 ? (int64_t)TSHI_GEMM_NEAR                                         \
+                                 : tshi_base_min(8 * inc, TSHI_GEMM_AHEAD);                        \
         uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* of B */      \
         uintptr_t ahead = /* where the 1024 bytes that were prefetched last begin */               \
             (uintptr_t)b + (uintptr_t)(16 * inc + more);                                           \
@@ -7403,7 +7470,7 @@ TSHI_GEMM_FEW_KERNEL(bf16, TSHI_GEMM_TARGET_BF16,
  * half of an L2 cache, kc * nr an L1 cache; nc limits the scratch memory. */
 static const tshi_gemm_kernel tshi_gemm_kernels[] = {
 #if TSHI_GEMM_BF16S
-    {"bf16", 12, 32, 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512, tshi_gemm_stream_x86,
+    {"bf16", 12, 32, 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512, tshi_gemm_stream_bf16,
      tshi_gemm_few_bf16, tshi_gemm_tile_bf16, TSHI_GEMM_PACK_AVX512, TSHI_GEMM_STORE_AVX512},
 #endif
 #if TSHI_X86
@@ -7561,16 +7628,21 @@ static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
  * take the memory of packed B. Returns 0 if the product cannot be streamed. */
 static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
     const tshi_gemm_kernel *kernel = job->kernel;
-    if (!kernel->stream || job->m > TSHI_GEMM_FEW || job->form_b != TSHI_GEMM_REALS ||
-        job->b.column != 1 || job->d.column != 1 || job->c.column != 1 || job->c.dtype != TSH_REAL)
+    const int takes_b = job->form_b == TSHI_GEMM_REALS ||
+                        (kernel->pack && job->form_b != TSHI_GEMM_OTHER &&
+                         job->form_b != TSHI_GEMM_ROUNDED);
+    if (!kernel->stream || job->m > TSHI_GEMM_FEW || !takes_b || job->b.column != 1 ||
+        job->d.column != 1 || job->c.column != 1 || job->c.dtype != TSH_REAL)
         return 0;
     return kernel->nr * (tshi_base_min(job->k, kernel->kc) / job->m);
 }
 
 /* Computes the columns of C that a block's `stream` can take, with A as in t. */
 static void tshi_gemm_streamed(tshi_gemm_job *job, tshi_gemm_tile *t, int64_t columns) {
-    t->b = tshi_gemm_at(job->b, 0, 0);
+    t->b = (const tsh_real *)job->b.data;
     t->rsb = job->b.row;
+    t->form = job->form_b;
+    t->slice = job->k;
     t->d = tshi_gemm_at(job->d, 0, 0);
     t->c = tshi_gemm_at(job->c, 0, 0);
     t->sums = job->pack_b; /* uses the memory of packed B */
@@ -7618,7 +7690,8 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
     const int64_t words = tshi_gemm_words(job->form_a, job->k); /* of a packed row or column */
     const int pack_b = convert_b || job->b.column != 1 || job->m > 2 * mr || !only;
-    const int64_t unit = nr < 16 ? nr / 2 : 8, streamed = job->stream ? job->n / unit * unit : 0;
+    const int64_t unit = nr < 16 ? nr / 2 : job->form_b == TSHI_GEMM_PAIRS ? 16 : 8;
+    const int64_t streamed = job->stream ? job->n / unit * unit : 0;
     const tshi_gemm_tile_fn tile = job->form_a >= TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
     tshi_gemm_walk walk = tshi_gemm_next(job, job->n); /* nothing yet */
     tshi_gemm_tile t;
@@ -14827,8 +14900,9 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     const int64_t work = (m < 4 ? 4 : m) * (n < 4 ? 4 : n) * k;
     const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, work, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
+    const int few = m <= TSHI_GEMM_FEW_ROWS;
     const tshi_gemm_progress progress = { /* called meanwhile */
-        tshi_tape_progress, ctx, m <= TSHI_GEMM_FEW_ROWS ? tshi_matmul_then(&ctx->order, b.data) : 0};
+        tshi_tape_progress, ctx, few ? tshi_matmul_then(&ctx->order, b.data) : 0};
     const size_t bytes = tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) +
                          tshi_gemm_scratch_sums(ctx->gemm_kernel, m, n, k, c);
     const size_t each = (bytes + 63) / 64 * 64; /* bytes per piece: whole cache lines */
@@ -25977,6 +26051,10 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_TARGET_BF16
 #undef TSHI_GEMM_TARGET_PACK
 #undef TSHI_GEMM_STREAM
+#undef TSHI_GEMM_SHORT_v128
+#undef TSHI_GEMM_SHORT_avx2
+#undef TSHI_GEMM_SHORT_avx512
+#undef TSHI_GEMM_SHORT_bf16
 #undef TSHI_GEMM_SUM_v128
 #undef TSHI_GEMM_SUM_avx2
 #undef TSHI_GEMM_SUM_avx512
