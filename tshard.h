@@ -7404,7 +7404,7 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
                 ahead += 1024;                                                                     \
                 if (ahead >= end) { /* from now on what is read next; unknown: this once more */   \
                     ahead = t->then ? ahead - end + t->then : (uintptr_t)b;                        \
-                    end = UINTPTR_MAX;                                                             \
+                    end = (uintptr_t)-1;                                                           \
                 }                                                                                  \
                 TSHI_GEMM_FEW_PART(isa, 0)                                                         \
                 TSHI_GEMM_FEW_PART(isa, 1)                                                         \
@@ -7735,10 +7735,10 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
 static void tshi_gemm_few(tshi_gemm_job *job) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int half = kernel->nr / 2, width = tshi_gemm_few_width(job->m), m = (int)job->m;
-    /* one after the other; 8 slivers if they are written in place */
+    /* columns at a time; those that are not written in place fit into tshi_gemm_edge's buffer */
     const int64_t most = job->c.column == 1 && job->d.column == 1 && job->c.dtype == TSH_REAL
                              ? 8 * kernel->nr
-                             : kernel->nr;
+                             : TSHI_GEMM_TILE_MAX / (kernel->nr * m) * kernel->nr;
     const int rest = (int)(job->n % half);
     int64_t columns = job->n - rest;
     tsh_real buffer[TSHI_GEMM_TILE_MAX];
