@@ -7854,13 +7854,20 @@ static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64
            sizeof(tsh_real);
 }
 
+/* Returns the distance of rows of sums that are kept apart from C: a cache line more than a panel
+ * has, whose 4 KiB would put the rows of a tile into the same set of a cache. */
+static int64_t tshi_gemm_pitch(const tshi_gemm_kernel *kernel) {
+    return kernel->nc + 64 / (int64_t)sizeof(tsh_real);
+}
+
 /* Returns the bytes of scratch that a product needs beyond tshi_gemm_scratch because of C's dtype:
  * for sums of a panel of C, if the sum over k takes several slices. */
 static size_t tshi_gemm_scratch_sums(const tshi_gemm_kernel *kernel, int64_t m, int64_t n,
                                      int64_t k, tshi_matrix c) {
     const int64_t rows = tshi_gemm_transposes(m, n, c.row, c.column, kernel->nr) ? n : m;
     if (c.dtype == TSH_REAL || k <= kernel->kc) return 0;
-    return (size_t)(tshi_base_min(rows, TSHI_GEMM_SUMS) * kernel->nc) * sizeof(tsh_real);
+    return (size_t)(tshi_base_min(rows, TSHI_GEMM_SUMS) * tshi_gemm_pitch(kernel)) *
+           sizeof(tsh_real);
 }
 
 /* Computes a job, TSHI_GEMM_SUMS rows at a time if sums are kept apart from C. */
@@ -7875,7 +7882,7 @@ static void tshi_gemm_start(tshi_gemm_job *job, tsh_real *sums) {
         return;
     }
     const tshi_gemm_job all = *job;
-    job->sums = tshi_gemm_matrix(sums, all.kernel->nc, 1);
+    job->sums = tshi_gemm_matrix(sums, tshi_gemm_pitch(all.kernel), 1);
     for (int64_t i = 0; i < all.m; i += TSHI_GEMM_SUMS) {
         job->m = tshi_base_min(TSHI_GEMM_SUMS, all.m - i);
         job->a = tshi_gemm_from(all.a, i, 0);
