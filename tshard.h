@@ -2462,13 +2462,14 @@ typedef struct tshi_angles {
     int64_t pairs, start, rows; /* pairs of features; the first position; how many */
 } tshi_angles;
 
-/* In which order a model that decodes reads its matrices, for every token the same: so a product of
- * few rows can prefetch the beginning of the next matrix, for which that would have to wait. Only
- * addresses are kept, and only for that: one that is wrong costs time. */
-enum { TSHI_MATMUL_ORDER = 1021 }; /* prime: addresses are hashed by it */
+/* The order in which matrices are read while a model decodes, which is the same for every token. By
+ * it a product of few rows prefetches the beginning of the matrix that is read next. A wrong entry
+ * costs time, and changes no result. */
+enum { TSHI_MATMUL_ORDER = 1021 }; /* entries; a prime: a hash is a remainder by it */
 typedef struct tshi_matmul_order {
-    uintptr_t then[TSHI_MATMUL_ORDER]; /* [hash of B's address]: the next B's address; 0: unknown */
-    uintptr_t *last;                   /* the last B's entry; NULL: there was none */
+    uintptr_t then[TSHI_MATMUL_ORDER]; /* at the hash of a matrix's address, the address of the
+                                        * matrix that was read after it; 0: unknown */
+    uintptr_t *last; /* the entry of the matrix that was read last; NULL: none was yet */
 } tshi_matmul_order;
 
 struct tsh_ctx {
@@ -6190,7 +6191,8 @@ TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *s
  * bitwise the columns of the whole one. (The kernels without intrinsics need a compiler that does
  * not contract x * y + z into one instruction: -std=c99 or -ffp-contract=off.)
  *
- * 16 BITS. bf16 and f16 are converted to tsh_real while A and B are packed. But if A and B are both
+ * 16 BITS. bf16 and f16 are converted to tsh_real while A and B are packed, or while `stream` or
+ * `few` reads B, which then is not packed. But if A and B are both
  * bf16, or one is and the other may be rounded to it (tshi_matrix.rounds), and the processor has
  * AVX512_BF16, they are packed in pairs of k, zero after an odd end, and one instruction adds the
  * two products of a pair to a float:
@@ -6303,9 +6305,9 @@ struct tshi_gemm_kernel {
     int mc, kc, nc;         /* the largest blocks of m, k, n: multiples of mr, of 32 and of nr */
     int isa;                /* the instruction set that it needs: TSHI_ISA_... */
     tshi_gemm_tile_fn tile; /* any tile; csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
-    /* (optional) for few rows, B not packed; any multiple of 8 columns, or of nr / 2 if that is
-     * less, or, of pairs, of 16; B has 16 bits only if there is a `pack`; uses sums, not walk; k
-     * counts words, and slice elements of the sum */
+    /* (optional) for few rows, B not packed: tsh_real, or 16 bits if there is a `pack`; any
+     * multiple of 8 columns (of nr / 2 if that is less, of 16 for pairs); uses sums, not walk; k
+     * counts words, slice elements */
     tshi_gemm_tile_fn stream;
     /* (optional) for up to TSHI_GEMM_FEW_ROWS rows, all slices of k, and any multiple of nr / 2
      * columns; rsb = 1, B is not packed and has any form but OTHER and ROUNDED; k counts elements;
@@ -6453,11 +6455,11 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         TSHI_GEMM_PART(isa, mr, 2) /* 2 rows at a time */                                          \
         TSHI_GEMM_PART(isa, mr, 1) /* the last row */                                              \
     }
-/* Defines tshi_gemm_stream_isa: reads B once in the order of memory and keeps the sums of all
- * columns meanwhile: few rows of A leave little to compute, so the time is that of reading B. Each
- * step adds a word of A times a row of B, or, of pairs, times two. form, a constant, is that of t,
- * but BF16 for F16, too. Rows are prefetched by a step or by TSHI_GEMM_NEAR bytes, if that is more.
- */
+/* Defines tshi_gemm_stream_form_isa: reads B once, in the order of memory, and meanwhile keeps the
+ * sums of all columns in memory. With few rows of A there is little to compute, and the time is
+ * that of reading B. A step adds one word of A times one row of B, or times two rows if words are
+ * pairs. form is a constant: REALS, PAIRS, or BF16 for both BF16 and F16. Rows are prefetched one
+ * step ahead, and at least TSHI_GEMM_NEAR bytes. */
 #define TSHI_GEMM_STREAM(isa, TARGET)                                                              \
     TARGET TSHI_INLINE void tshi_gemm_steps_##isa(const tshi_gemm_tile *t, int64_t p,              \
                                                   const int steps, int rows, int cols,             \
@@ -6567,7 +6569,7 @@ static void tshi_gemm_stream_v128(const tshi_gemm_tile *t, int rows, int cols) {
 #define TSHI_GEMM_SUM_avx2   TSHI_GEMM_FMA_avx2
 TSHI_GEMM_KERNEL(avx2, TSHI_AVX2, TSHI_GEMM_ROWS6, 6)
 #if TSHI_GEMM_FLOAT
-/* Returns 8 elements of 16 bits as floats. */
+/* Converts 8 values of bf16 or f16, by form, to float. */
 TSHI_AVX2 TSHI_INLINE __m256 tshi_gemm_widen8(const tshi_gemm_form form, const void *at) {
     const __m128i x = _mm_loadu_si128((const __m128i *)at);
     if (form == TSHI_GEMM_F16) return _mm256_cvtph_ps(x);
@@ -6593,7 +6595,7 @@ TSHI_AVX2 static void tshi_gemm_stream_avx2(const tshi_gemm_tile *t, int rows, i
 #define TSHI_GEMM_SUM_avx512   TSHI_GEMM_FMA_avx512
 TSHI_GEMM_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_ROWS12, 12)
 #if TSHI_GEMM_FLOAT
-/* Returns 16 elements of 16 bits as floats. */
+/* Converts 16 values of bf16 or f16, by form, to float. */
 TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_widen(const tshi_gemm_form form, __m256i x) {
     return form == TSHI_GEMM_F16 ? _mm512_cvtph_ps(x)
                                  : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x),
@@ -6612,7 +6614,7 @@ TSHI_AVX512 static void tshi_gemm_stream_avx512(const tshi_gemm_tile *t, int row
         tshi_gemm_stream_form_avx512(t, rows, cols, TSHI_GEMM_BF16);
 }
 
-/* `stream` for AVX-512: the last 8 columns, if they are half a register, by AVX2. */
+/* `stream` for AVX-512. If 8 columns are left, half a register, AVX2 computes them. */
 static void tshi_gemm_stream_x86(const tshi_gemm_tile *t, int rows, int cols) {
     const int whole = cols / (64 / (int)sizeof(tsh_real)) * (64 / (int)sizeof(tsh_real));
     const int64_t size = t->form == TSHI_GEMM_REALS ? (int64_t)sizeof(tsh_real) : 2;
@@ -7370,10 +7372,10 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
 
 /* Defines two functions. tshi_gemm_few_rows_isa computes 16 columns of C, from column col on, with
  * A packed to a width of `rows`; each element is summed in the same order as by a tile. It reads 16
- * columns of B side by side, which the processor's own prefetching follows badly, so it prefetches
- * B in the order of its memory. That runs ahead by more than 16 columns: when the next 16 begin,
- * the first cache line of each is needed at the same time. Where B ends, it goes on with what is
- * read next. tshi_gemm_few_isa takes any number of rows. */
+ * columns of B at the same time, which the processor's own prefetching follows badly. So it
+ * prefetches B itself, in the order of memory and more than 16 columns ahead, as the next 16 need
+ * the first cache line of each column at once. At the end of B it prefetches the matrix that is
+ * read next (`then`). tshi_gemm_few_isa takes any number of rows. */
 #define TSHI_GEMM_FEW_KERNEL(isa, TARGET, ...)                                                     \
     TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int cols,   \
                                                      int valid, const tshi_gemm_form form,         \
@@ -7735,7 +7737,8 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
 static void tshi_gemm_few(tshi_gemm_job *job) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int half = kernel->nr / 2, width = tshi_gemm_few_width(job->m), m = (int)job->m;
-    /* columns at a time; those that are not written in place fit into tshi_gemm_edge's buffer */
+    /* columns per call of `few`: if it cannot write C in place, as many as tshi_gemm_edge's buffer
+     * has space for */
     const int64_t most = job->c.column == 1 && job->d.column == 1 && job->c.dtype == TSH_REAL
                              ? 8 * kernel->nr
                              : TSHI_GEMM_TILE_MAX / (kernel->nr * m) * kernel->nr;

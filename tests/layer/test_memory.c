@@ -1,5 +1,5 @@
-/* Memory: training in steady state never calls the allocator, the books by kind are what the
- * allocator saw, and nothing is left when a ctx is closed. */
+/* Memory: training in steady state never calls the allocator, tsh_mem_stats counts what the
+ * allocator gave, and closing a ctx releases all of it. */
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

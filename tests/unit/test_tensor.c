@@ -884,7 +884,7 @@ static void large_blocks_ask_for_huge_pages(void **state) {
     flags = mapping_flags( /* in the middle of 16 MiB */
         (const char *)tsh_data(ctx, tsh_zeros(ctx, tsh_shape2(1024, 4096))) + (8 << 20), line);
     if (!strstr(flags, " hg")) fail_msg("the mapping has the flags \"%s\"", flags);
-    tsh_close(ctx);
+    unit_close(ctx);
 }
 
 int main(void) {
