@@ -4685,7 +4685,7 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
 }
 
 /* Fills a parameter; allocates it first if need be. An error leaves the parameter as it was. */
-static tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, tsh_init init) {
+static TSHI_COLD tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, tsh_init init) {
     int had = t->block != NULL; /* 1: it was allocated before */
     if (!had)
         t->block = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS,
@@ -7195,32 +7195,40 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
     const int64_t size = 4 / each, step = 4 * each; /* bytes of an element, elements of a step */
     const int most = tshi_gemm_few_groups(rows);
     int64_t inc = t->csb * size;
-    const char *b = (const char *)t->b + col * inc;
-    uintptr_t ahead = !last      ? (uintptr_t)b + (uintptr_t)(8 * groups * inc)
+    const char *const begin = (const char *)t->b + col * inc, *b[4]; /* b: what each group reads */
+    uintptr_t ahead = !last      ? (uintptr_t)begin + (uintptr_t)(8 * groups * inc)
                       : t->then ? t->then
-                                : (uintptr_t)b;
+                                : (uintptr_t)begin;
     const float *a = t->a;
     float a_end[64];
     char b_end[32][16];
     __m256 acc[4][8], out[4][8]; /* of each group; acc: sums of a slice, out: of C */
 #define TSHI_GEMM_FEW_GROUPS(X)                                                                    \
     X(0) if (most > 1 && groups > 1) { X(1) } if (most > 2 && groups > 2) { X(2) X(3) }
-#define TSHI_GEMM_FEW_D(g) tshi_gemm_few_begin(t, col + 8 * g, valid, rows, acc[g], out[g]);
+#define TSHI_GEMM_FEW_D(g)                                                                         \
+    tshi_gemm_few_begin(t, col + 8 * g, valid, rows, acc[g], out[g]);                              \
+    b[g] = begin + 8 * g * inc;                                                                    \
+    __asm__("" : "+r"(b[g])); /* else gcc keeps the distances of all columns from b[0] in memory */
 #define TSHI_GEMM_FEW_QUAD(g)                                                                      \
-    tshi_gemm_few_quad(t->form, each, rows, a, b + 8 * g * inc, inc, acc[g]);
+    TSHI_PREFETCH_L2((const void *)ahead);                                                         \
+    TSHI_PREFETCH_L2((const void *)(ahead + 64));                                                  \
+    tshi_gemm_few_quad(t->form, each, rows, a, b[g], inc, acc[g]);                                 \
+    ahead += 128;                                                                                  \
+    b[g] += 16;
+#define TSHI_GEMM_FEW_LAST(g) b[g] = b_end[8 * g];
 #define TSHI_GEMM_FEW_ALPHA(g) tshi_gemm_few_slice(t, rows, acc[g], out[g]);
 #define TSHI_GEMM_FEW_C(g) tshi_gemm_few_end(t, col + 8 * g, valid, rows, out[g]);
     TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_D)
     for (int64_t p = 0, left; p < t->k; p += t->slice) {
         left = tshi_base_min(t->slice, t->k - p);
-        for (; left > 0; left -= step, a += step * rows, b += 16) {
+        for (; left > 0; left -= step, a += step * rows) {
             if (left < step) {
-                tshi_gemm_few_last(a_end, a, left * rows, b_end, b, left * size, inc, 8 * groups);
+                tshi_gemm_few_last(a_end, a, left * rows, b_end, b[0], left * size, inc,
+                                   8 * groups);
                 a = a_end;
-                b = b_end[0];
+                TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_LAST)
                 inc = 16;
             }
-            for (int l = 0; l < 2 * groups; l++, ahead += 64) TSHI_PREFETCH_L2((const void *)ahead);
             TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_QUAD)
         }
         TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_ALPHA)
@@ -7636,6 +7644,8 @@ static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
     if (!kernel->stream || job->m > TSHI_GEMM_FEW || !takes_b || job->b.column != 1 ||
         job->d.column != 1 || job->c.column != 1 || job->c.dtype != TSH_REAL)
         return 0;
+    if (job->form_b == TSHI_GEMM_REALS && (job->n == kernel->nr || job->n == kernel->nr / 2))
+        return 0; /* all sums fit into registers: a tile reads B in place */
     return kernel->nr * (tshi_base_min(job->k, kernel->kc) / job->m);
 }
 
@@ -7783,6 +7793,7 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
         columns = job->n;
     }
     job->n -= columns;
+    if (job->n == 0) return;
     job->b = tshi_gemm_from(job->b, 0, columns);
     job->c = tshi_gemm_from(job->c, 0, columns);
     job->d = tshi_gemm_from(job->d, 0, columns);
@@ -11820,7 +11831,7 @@ static tshi_profile_row *tshi_profile_module(tshi_trace *trace, const char *path
 }
 
 /* Adds rows for all modules below this one: the table has the order of the tree. */
-static void tshi_profile_tree(tshi_trace *trace, const tsh_module *module) {
+static TSHI_COLD void tshi_profile_tree(tshi_trace *trace, const tsh_module *module) {
     (void)tshi_profile_module(trace, module->path, 0);
     for (module = module->first; module; module = module->next) tshi_profile_tree(trace, module);
 }
@@ -11897,7 +11908,7 @@ static void tshi_profile_measure(tshi_trace *trace) {
 }
 
 /* tshi_trace.profile: a backward begins, or (ended 1) a step has ended. */
-static void tshi_profile_step(tshi_trace *trace, int ended) {
+static TSHI_COLD void tshi_profile_step(tshi_trace *trace, int ended) {
     tshi_profile *profile = trace->rows;
     tshi_profile_row *row;
     if (!profile->modules && trace->ctx->root) tshi_profile_tree(trace, trace->ctx->root);
@@ -19360,7 +19371,7 @@ static tshi_block *tshi_module_moved(const tsh_tensor *before, const tsh_tensor 
 
 /* Gives a parameter or moment another layout: redistributes its values (a collective over tp if
  * they are allocated) and frees its gradients. On failure t is as before. */
-static void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
+static TSHI_COLD void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
     tsh_tensor before = *t;            /* shape, layout and block as they were */
     tsh_shape shape = tsh_shape_of(t); /* global: stays the same */
     tshi_block *block, *low = NULL;
