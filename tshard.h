@@ -26124,6 +26124,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_FEW_D
 #undef TSHI_GEMM_FEW_QUAD
 #undef TSHI_GEMM_FEW_ALPHA
+#undef TSHI_GEMM_FEW_LAST
 #undef TSHI_GEMM_FEW_C
 #undef TSHI_GEMM_FEW_SUM_avx512
 #undef TSHI_GEMM_FEW_SUM_bf16
