@@ -7210,10 +7210,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
     b[g] = begin + 8 * g * inc;                                                                    \
     __asm__("" : "+r"(b[g])); /* else gcc keeps the distances of all columns from b[0] in memory */
 #define TSHI_GEMM_FEW_QUAD(g)                                                                      \
-    TSHI_PREFETCH_L2((const void *)ahead);                                                         \
-    TSHI_PREFETCH_L2((const void *)(ahead + 64));                                                  \
     tshi_gemm_few_quad(t->form, each, rows, a, b[g], inc, acc[g]);                                 \
-    ahead += 128;                                                                                  \
     b[g] += 16;
 #define TSHI_GEMM_FEW_LAST(g) b[g] = b_end[8 * g];
 #define TSHI_GEMM_FEW_ALPHA(g) tshi_gemm_few_slice(t, rows, acc[g], out[g]);
@@ -7229,6 +7226,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
                 TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_LAST)
                 inc = 16;
             }
+            for (int l = 0; l < 2 * groups; l++, ahead += 64) TSHI_PREFETCH_L2((const void *)ahead);
             TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_QUAD)
         }
         TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_ALPHA)
