@@ -7195,7 +7195,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
     const int64_t size = 4 / each, step = 4 * each; /* bytes of an element, elements of a step */
     const int most = tshi_gemm_few_groups(rows);
     int64_t inc = t->csb * size;
-    const char *const begin = (const char *)t->b + col * inc, *b[4]; /* b: what each group reads */
+    const char *const begin = (const char *)t->b + col * inc;
+    const char *b[4] = {NULL, NULL, NULL, NULL}; /* what each group reads next */
     uintptr_t ahead = !last      ? (uintptr_t)begin + (uintptr_t)(8 * groups * inc)
                       : t->then ? t->then
                                 : (uintptr_t)begin;
