@@ -7196,7 +7196,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
     const int most = tshi_gemm_few_groups(rows);
     int64_t inc = t->csb * size;
     const char *const begin = (const char *)t->b + col * inc;
-    const char *b[4] = {NULL, NULL, NULL, NULL}; /* what each group reads next */
+    const char *b[4] = {NULL, NULL, NULL, NULL}; /* of each group: where it reads B next */
     uintptr_t ahead = !last      ? (uintptr_t)begin + (uintptr_t)(8 * groups * inc)
                       : t->then ? t->then
                                 : (uintptr_t)begin;
@@ -7209,7 +7209,9 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
 #define TSHI_GEMM_FEW_D(g)                                                                         \
     tshi_gemm_few_begin(t, col + 8 * g, valid, rows, acc[g], out[g]);                              \
     b[g] = begin + 8 * g * inc;                                                                    \
-    __asm__("" : "+r"(b[g])); /* else gcc keeps the distances of all columns from b[0] in memory */
+    /* hides that b[g] follows from b[0]: gcc would address all 32 columns from there, and has too \
+     * few registers for their distances */                                                        \
+    __asm__("" : "+r"(b[g]));
 #define TSHI_GEMM_FEW_QUAD(g)                                                                      \
     tshi_gemm_few_quad(t->form, each, rows, a, b[g], inc, acc[g]);                                 \
     b[g] += 16;
@@ -7644,7 +7646,7 @@ static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
         job->d.column != 1 || job->c.column != 1 || job->c.dtype != TSH_REAL)
         return 0;
     if (job->form_b == TSHI_GEMM_REALS && (job->n == kernel->nr || job->n == kernel->nr / 2))
-        return 0; /* all sums fit into registers: a tile reads B in place */
+        return 0; /* one tile has all columns: it keeps their sums in registers */
     return kernel->nr * (tshi_base_min(job->k, kernel->kc) / job->m);
 }
 

@@ -150,7 +150,7 @@ typedef struct weights {
     const uint32_t *at[16 * LLAMA_MOST_LAYERS];
     size_t size[16 * LLAMA_MOST_LAYERS], bytes; /* words of each; bytes of all */
     int count, gpt2;
-    volatile uint32_t sum; /* of what was read: stored, so that every call reads */
+    volatile uint32_t sum; /* of all words; volatile: or the compiler may leave out the reading */
 } weights;
 
 static void add_weight(const char *path, tsh_tensor *param, void *user) {
@@ -164,17 +164,15 @@ static void add_weight(const char *path, tsh_tensor *param, void *user) {
     w->bytes += bytes;
 }
 
-/* Plainly reads all weights once, by a loop that gcc vectorises: not inlined into code that runs
- * only if there is no error, which gcc would optimise for size. */
+/* Plainly reads all weights once. It is not inlined: gcc takes its callers for code that is rarely
+ * run, and would not vectorise the loop there. */
 #ifdef __GNUC__
 __attribute__((noinline, hot))
 #endif
 static void read_weights(weights *w) {
     uint32_t sum = 0;
-    for (int i = 0; i < w->count; i++) {
-        const uint32_t *const at = w->at[i];
-        for (size_t j = 0; j < w->size[i]; j++) sum += at[j];
-    }
+    for (int i = 0; i < w->count; i++)
+        for (size_t j = 0; j < w->size[i]; j++) sum += w->at[i][j];
     w->sum = sum;
 }
 
