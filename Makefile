@@ -26,11 +26,11 @@ WARN   := -Wall -Wextra -pedantic -Wconversion -Wsign-conversion -Wshadow -Wunde
           -Wcast-align -Wdouble-promotion -Wformat=2 -Wvla -Wwrite-strings
 WARN_C := -Wstrict-prototypes -Wmissing-prototypes -Wc++-compat
 
-OPT_release := -O2 -g -fno-math-errno
+OPT_release := -O2 -g1 -fno-math-errno
 OPT_debug   := -O0 -g
-OPT_ubsan   := -O1 -g -fsanitize=undefined -fno-sanitize-recover=all
+OPT_ubsan   := -O1 -g1 -fsanitize=undefined -fno-sanitize-recover=all
 OPT_asan    := $(OPT_ubsan) -fsanitize=address -fno-omit-frame-pointer
-OPT_tsan    := -O1 -g -fsanitize=thread
+OPT_tsan    := -O1 -g1 -fsanitize=thread
 
 OPT   = $(OPT_$(or $(san),$(config)))
 WALL := $(WARN) $(WARN_C) $(if $(filter 1,$(werror)),-Werror)
@@ -109,19 +109,26 @@ help: ## list the targets
 
 # ---- run ---------------------------------------------------------------------
 
-run: $(OUT)/gpt ## train a GPT on two ranks; ARGS="--text FILE ..." for your own text
+run: ## train a GPT on two ranks; ARGS="--text FILE ..." for your own text
+	@$(MAKE) --no-print-directory -j$(jobs) $(OUT)/gpt
 	@$(OUT)/gpt --out build/run $(ARGS)
 
-$(OUT)/gpt $(OUT)/llm build/gpt-mpi: OPT_release := -O3 -fno-math-errno
-build/gpt-mpi: CC := $(MPICC)
-build/gpt-mpi: LIBS += -DGPT_MPI
-# The library, most of the time it takes, and the program are compiled side by side.
-$(OUT)/gpt build/gpt-mpi: examples/gpt.c $(HEADERS) $(FOUND)
+# The library of the programs gpt, gpt-mpi and llm: most of the time that they take to compile.
+FAST := -O3 -fno-math-errno
+$(OUT)/tshard.o: private OPT_release := $(FAST)
+$(OUT)/tshard.o: tshard.h $(FOUND)
 	@mkdir -p $(@D)
-	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTATION -x c -c -o $@-library.o tshard.h & library=$$!; \
-	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTED $(filter -D%,$(LIBS)) $(if $(UV),-DGPT_TCP) \
-		$(if $(BLIS),-DGPT_BLIS) -c -o $@.o $<; program=$$?; wait $$library && exit $$program
-	$(CC) $(OPENMP) -o $@ $@.o $@-library.o $(LIBS) $(if $(UV),-luv -lsodium) $(LINK_BLIS)
+	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTATION -x c -c -o $@ tshard.h
+
+$(OUT)/gpt $(OUT)/gpt.o build/gpt-mpi build/gpt-mpi.o: private OPT_release := $(FAST)
+build/gpt-mpi build/gpt-mpi.o: private CC := $(MPICC)
+build/gpt-mpi.o: private DEFINES := -DGPT_MPI
+$(OUT)/gpt.o build/gpt-mpi.o: examples/gpt.c $(HEADERS) $(FOUND)
+	@mkdir -p $(@D)
+	$(CC) $(STD) $(OPT) $(DEFINES) -DTSHARD_IMPLEMENTED $(if $(UV),-DGPT_TCP) \
+		$(if $(BLIS),-DGPT_BLIS) -c -o $@ $<
+$(OUT)/gpt build/gpt-mpi: %: %.o $(OUT)/tshard.o
+	$(CC) $(OPENMP) $(OPT) -o $@ $^ $(LIBS) $(if $(UV),-luv -lsodium) $(LINK_BLIS)
 
 tshard-run: $(LAUNCHER) ## the launcher of jobs over TCP, on one host or several
 $(LAUNCHER): backends/tshard-run.c $(FOUND)
@@ -143,7 +150,7 @@ test-run:
 	$(if $(UV),,echo "libuv1-dev or libsodium-dev is not here: no test of the TCP backend";) \
 	$(MAKE) --no-print-directory --keep-going -j$(jobs) build-tests; \
 	TSHARD_RUN=$(abspath $(LAUNCHER)) PYTHON=$(PYTHON) tests/run.sh \
-		$(if $(filter tsan,$(san)),--slow 5) $(PROGRAMS) $(call chosen,$(SCRIPTS))
+		--jobs $(jobs) $(if $(filter tsan,$(san)),--slow 5) $(call chosen,$(SCRIPTS)) $(PROGRAMS)
 
 # The longest compilations first.
 build-tests: $(if $(filter %_hosts.py %_gpt.py %_resume.py,$(call chosen,$(SCRIPTS))),$(OUT)/gpt) \
@@ -158,17 +165,18 @@ CONFIG_nosimd := -DTSHARD_NO_SIMD
 # For what includes the implementation, but is linked with the library.
 LINKED       := -DTSHARD_IMPLEMENTED -DTSHARD_THREADS_IMPLEMENTED
 
-$(OUT)/tests/library.o: tests/support/library.c $(HEADERS) $(FOUND)
-	$(COMPILE_TEST) -c -o $@ $<
+# The library with the tests that look inside it: see tests/support/private.c.
+PRIVATE_PARTS = $(PRIVATE) $(wildcard tests/fuzz/fuzz_*.c) $(HEADERS) $(FOUND)
+$(OUT)/tests/library.o: tests/support/private.c tests/support/library.c $(PRIVATE_PARTS)
+	$(COMPILE_TEST) -Wno-shadow -c -o $@ $<
+$(OUT)/tests/library_%.o: tests/support/private.c tests/support/library.c $(PRIVATE_PARTS)
+	$(COMPILE_TEST) -Wno-shadow $(CONFIG_$*) -c -o $@ $<
 $(OUT)/tests/library_uv.o: tests/support/library_uv.c $(HEADERS) $(FOUND)
 	$(COMPILE_TEST) -c -o $@ $<
-$(OUT)/tests/library_%.o: tests/support/library.c $(HEADERS) $(FOUND)
-	$(COMPILE_TEST) $(CONFIG_$*) -c -o $@ $<
-PRIVATE_PARTS = $(PRIVATE) $(wildcard tests/fuzz/fuzz_*.c) $(HEADERS) $(FOUND)
-$(OUT)/tests/private: tests/support/private.c $(PRIVATE_PARTS)
-	$(COMPILE_TEST) -Wno-shadow -o $@ $< $(LINK_TEST)
-$(OUT)/tests/private_%: tests/support/private.c $(PRIVATE_PARTS)
-	$(COMPILE_TEST) -Wno-shadow $(CONFIG_$*) -o $@ $< $(LINK_TEST)
+$(OUT)/tests/private: tests/support/private_main.c $(OUT)/tests/library.o
+	$(COMPILE_TEST) -o $@ $^ $(LINK_TEST)
+$(OUT)/tests/private_%: tests/support/private_main.c $(OUT)/tests/library_%.o
+	$(COMPILE_TEST) -o $@ $^ $(LINK_TEST)
 
 private = $(filter $(TESTS),$(PRIVATE:%.c=$(OUT)/%$(1)))
 $(call private): $(OUT)/tests/private
@@ -203,11 +211,11 @@ $(OUT)/tests/%_double: tests/%.c $(OUT)/tests/library_double.o $(HEADERS) $(FOUN
 $(OUT)/tests/%_nosimd: tests/%.c $(OUT)/tests/library_nosimd.o $(HEADERS) $(FOUND)
 	$(COMPILE_TEST) $(LINKED) $(CONFIG_nosimd) -o $@ $< $(filter %.o,$^) $(LINK_TEST)
 $(OUT)/examples/%: examples/%.c $(OUT)/tests/library.o $(HEADERS) $(FOUND)
-	$(COMPILE_TEST) $(LINKED) -o $@ $< $(OUT)/tests/library.o $(LIBS)
+	$(COMPILE_TEST) $(LINKED) -o $@ $< $(OUT)/tests/library.o $(LINK_TEST)
 
 $(OUT)/examples/%: examples/%.cpp $(OUT)/tests/library.o $(HEADERS) $(FOUND)
 	$(if $(HAS_CXX),@echo "  CXX $@"; $(CXX) -std=c++17 $(OPENMP) $(OPT) $(WARN) $(LINKED) -o $@ $< \
-		$(OUT)/tests/library.o $(LIBS),$(call skipped,g++))
+		$(OUT)/tests/library.o $(LINK_TEST),$(call skipped,g++))
 
 test-bare: ## the README's two commands on a bare Debian 12 in build/bare; rev=COMMIT (HEAD)
 	@only="$(only)" tests/bare.sh $(rev)
@@ -270,7 +278,7 @@ PREFIX ?= /usr/local
 SONAME := libtshard.so.$(shell sed -n 's/^.define TSHARD_VERSION_MAJOR //p' tshard.h)
 
 shared: $(OUT)/$(SONAME) ## build/libtshard.so: the library for other languages
-$(OUT)/$(SONAME): OPT_release := -O3 -fno-math-errno
+$(OUT)/$(SONAME): private OPT_release := -O3 -fno-math-errno
 $(OUT)/$(SONAME): backends/package/library.c backends/package/library.map $(HEADERS) $(FOUND)
 	@mkdir -p $(@D); ln -sf $(@F) $(OUT)/libtshard.so
 	$(CC) $(STD) $(OPT) $(WALL) -DTSHARD_SHARED -fPIC -fvisibility=hidden -shared -o $@ $< $(LIBS) \

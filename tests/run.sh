@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs test programs one after the other, each under a time limit, and counts.
+# Runs test programs, each under a time limit, and counts.
 #
-#     run.sh [--limit SECONDS] [--slow FACTOR] [--with COMMAND] PROGRAM...
+#     run.sh [--jobs N] [--limit SECONDS] [--slow FACTOR] [--with COMMAND] PROGRAM...
 #
 # Needs only a POSIX shell, awk and coreutils, so that it also works where Python is missing: then
 # the scripts among the programs are skipped.
@@ -13,12 +13,17 @@
 # sanitizers; --with puts a command, an emulator, before every program that is no script. The last
 # line is "N passed, N failed, N skipped"; the exit code is 1 if any failed or none passed. What a
 # program printed is kept beside it, in PROGRAM.log.
+#
+# --jobs programs run at a time (1). Those whose source has a line "run: alone" in a comment, as they
+# measure time or need every core, run afterwards, one by one.
 
 limit=120
 slow=1
 with=
+jobs=1
 while :; do
     case $1 in
+    --jobs) jobs=$2; shift 2 ;;
     --limit) limit=$2; shift 2 ;;
     --slow) slow=$2; shift 2 ;;
     --with) with=$2; shift 2 ;;
@@ -26,9 +31,8 @@ while :; do
     esac
 done
 PYTHON=${PYTHON:-python3}
-passed=0 failed=0 skipped=0
-log=$(mktemp) || exit 1
-trap 'rm -f "$log"' EXIT
+folder=$(mktemp -d) || exit 1 # counts and reports of the programs, by their number
+trap 'rm -rf "$folder"' EXIT
 
 # The thread sanitizer does not start where the kernel places memory too randomly.
 prefix=
@@ -78,11 +82,18 @@ run() {
     [ -z "$why" ] || f=$((f + 1))
 }
 
-for program; do
+# The name of a program or script: its path below tests/, or examples/ and so on.
+name_of() {
+    echo "$1" | sed -E 's,^(.*/)?tests/,,; s,^(.*/)?examples/,examples/,'
+}
+
+# Runs a program; its report goes to standard output, its counts into $folder/$2.counts.
+report() {
+    program=$1
+    log=$folder/$2.log
     begin=$(date +%s%N)
     example=0 seconds=$limit
     case $program in */examples/*) example=1 seconds=60 ;; esac
-    name=$(echo "$program" | sed -E 's,^(.*/)?tests/,,; s,^(.*/)?examples/,examples/,')
     p=0 f=0 s=0 why=
     : >"$log"
     if [ ! -e "$program" ]; then
@@ -106,7 +117,7 @@ for program; do
         esac
     fi
     case $program in *.py) ;; *) [ ! -e "$program" ] || cp "$log" "$program.log" ;; esac
-    echo "$name $p $f $s $begin $(date +%s%N) $why" | awk '{
+    echo "$(name_of "$program") $p $f $s $begin $(date +%s%N) $why" | awk '{
         split("passed failed skipped", kind)
         for (i = 1; i <= 3; i++)
             if ($(i + 1)) words = words (words ? ", " : "") $(i + 1) " " kind[i]
@@ -116,7 +127,47 @@ for program; do
             words (why ? ": " why : "")
     }'
     excerpt "$f" "$s"
-    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    echo "$p $f $s" >"$folder/$2.counts"
+}
+
+# Whether the program must have the machine for itself: its source says so.
+alone() {
+    case $1 in
+    *.py) source=$1 ;;
+    *) source=tests/$(name_of "$1" | sed -E 's/(_double|_nosimd)?$/.c/') ;;
+    esac
+    [ -f "$source" ] && grep -q 'run: alone' "$source"
+}
+
+# Runs the programs that no other worker has taken: who makes a program's folder has it. Of $1,
+# those that are to run alone or with others.
+work() {
+    kind=$1 number=0
+    shift
+    for program; do
+        number=$((number + 1))
+        [ -e "$folder/$number.$kind" ] && mkdir "$folder/$number" 2>/dev/null || continue
+        report "$program" $number >"$folder/$number.report"
+        cat "$folder/$number.report"
+    done
+}
+
+number=0
+for program; do
+    number=$((number + 1))
+    if alone "$program"; then : >"$folder/$number.alone"; else : >"$folder/$number.shared"; fi
 done
-echo "$passed passed, $failed failed, $skipped skipped"
-[ $failed = 0 ] && [ $passed != 0 ]
+worker=1
+while [ $worker -lt "$jobs" ]; do
+    work shared "$@" &
+    worker=$((worker + 1))
+done
+work shared "$@"
+wait
+work alone "$@"
+cat "$folder"/*.counts 2>/dev/null | awk -v programs=$# '{ p += $1; f += $2; s += $3 }
+    END {
+        f += programs - NR # of which there is no report
+        printf "%d passed, %d failed, %d skipped\n", p, f, s
+        exit f > 0 || p == 0
+    }'

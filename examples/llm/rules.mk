@@ -1,11 +1,11 @@
 # Runs models of the Hugging Face hub (examples/llm/README.md).
 ifneq ($(LLM),)
-$(OUT)/llm: examples/llm/llm.c $(HEADERS) $(FOUND)
+$(OUT)/llm $(OUT)/llm.o: private OPT_release := $(FAST)
+$(OUT)/llm.o: examples/llm/llm.c $(HEADERS) $(FOUND)
 	@mkdir -p $(@D)
-	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTATION -x c -c -o $@-library.o tshard.h & library=$$!; \
-	$(CC) $(STD) $(OPT) $(WALL) -DTSHARD_IMPLEMENTED $(if $(UV),-DLLM_TCP) \
-		-c -o $@.o $<; program=$$?; wait $$library && exit $$program
-	$(CC) $(OPENMP) -o $@ $@.o $@-library.o -lcjson -lpcre2-8 $(LIBS) $(if $(UV),-luv -lsodium)
+	$(CC) $(STD) $(OPT) $(WALL) -DTSHARD_IMPLEMENTED $(if $(UV),-DLLM_TCP) -c -o $@ $<
+$(OUT)/llm: $(OUT)/llm.o $(OUT)/tshard.o
+	$(CC) $(OPENMP) $(OPT) -o $@ $^ -lcjson -lpcre2-8 $(LIBS) $(if $(UV),-luv -lsodium)
 else
 $(OUT)/llm:
 	@echo "build/llm needs libcjson-dev and libpcre2-dev: make deps"; exit 1

@@ -1,12 +1,9 @@
-/* All tests that look inside the library, as one program, so that the library is compiled once for
- * all of them. The name by which the program is called picks the test: build/tests/unit/test_gemm
- * is a link to build/tests/private. Each of these files is a program of its own, too; names that
- * two of them use are renamed here. */
-#define TSHARD_IMPLEMENTATION
+/* The library and all tests that look inside it, so that it is compiled once for these and for the
+ * tests that are linked with it. With private_main.c this is one program. The name by which it is
+ * called picks the test: build/tests/unit/test_gemm is a link to build/tests/private. Each of these
+ * files is a program of its own, too; names that two of them use are renamed here. */
 #include "bfloat.h"
-
-#include "../../tshard.h"
-#include "../../backends/tshard_threads.h"
+#include "library.c"
 
 #include <stdio.h>
 #include <string.h>
@@ -174,8 +171,10 @@ static const struct {
 #endif
 };
 
+int private_main(int argc, char **argv);
+
 /* Runs the test that argv[0] names, which may have a suffix for its configuration ("_double"). */
-int main(int argc, char **argv) {
+int private_main(int argc, char **argv) {
     const char *slash = argc > 0 ? strrchr(argv[0], '/') : NULL;
     const char *name = slash ? slash + 1 : argc > 0 ? argv[0] : "";
     size_t i;
