@@ -9,7 +9,8 @@
 #   only=unit/test_base    the tests whose name holds this string       (all)
 #   PREFIX=/usr/local      where make install puts things, below DESTDIR if that is given
 #   seconds=60             how long make fuzz feeds each target         (60)
-#   FULL=1                 make faults with the full counts, make bench with three times the rounds
+#   FULL=1                 tests and checks with all counts and combinations; make bench with three
+#                          times the rounds
 
 config ?= release
 MPICC  ?= mpicc
@@ -72,7 +73,7 @@ FORCE:
 # Every tests/<kind>/test_*.c is one cmocka program. Those of PRIVATE look inside the library and
 # are one program, which has a name for each; the others are linked with the library, which is
 # compiled once for all. A line "/* build: double */" adds a program with TSHARD_REAL=double,
-# "/* build: nosimd */" one with the portable kernels alone. Every example with a number is a test,
+# "/* build: nosimd */" one with the portable kernels alone; under a sanitizer with FULL=1 only. Every example with a number is a test,
 # too: it runs and prints something. Every tests/<kind>/test_*.py reports in cmocka's words.
 
 HEADERS  := $(wildcard tshard.h backends/*.h examples/*.h examples/llm/*.h examples/llm/*/*.h \
@@ -82,7 +83,8 @@ PRIVATE  := $(patsubst "../%",tests/%,$(shell grep -oh '"\.\./.*/test_.*"' tests
 marked    = $(if $(SOURCES),$(shell grep -lx '/\* build:.* $(1)\b.*\*/' $(SOURCES)))
 DOUBLES  := $(call marked,double)
 NOSIMDS  := $(call marked,nosimd)
-VARIANTS := $(DOUBLES:%.c=$(OUT)/%_double) $(NOSIMDS:%.c=$(OUT)/%_nosimd)
+VARIANTS := $(if $(and $(san),$(if $(FULL),,1)),, \
+	$(DOUBLES:%.c=$(OUT)/%_double) $(NOSIMDS:%.c=$(OUT)/%_nosimd))
 TESTS    := $(sort $(SOURCES:%.c=$(OUT)/%) $(VARIANTS))
 RULES    := examples/llm/rules.mk tests/fuzz/rules.mk tests/mpi/rules.mk
 EXAMPLES := $(addprefix $(OUT)/,$(basename $(sort $(wildcard examples/[0-9]*.c examples/0*.cpp))))

@@ -7,13 +7,16 @@ are parsed by every other compiler of OTHERS that is installed, for whatever pro
     check.py --warn "FLAGS" --warn-c "FLAGS FOR C ALONE" [--jobs N]
 
 Every standard, both compilers (clang where it is installed), declarations only and the
-implementation; in C99 and C++11 float and double, static, -O0 and -O3. Prints what failed, which
-compilers are not here and the packages that bring them, and "N passed, N failed, N skipped".
+implementation. How the implementation is compiled (compiler, standard, -O0 or -O3, float or double,
+...) is a choice of each of WAYS; every two choices meet in one compilation, or, with FULL=1 in the
+environment, every combination is compiled. Prints what failed, which compilers are not here and the
+packages that bring them, and "N passed, N failed, N skipped".
 """
 
 import argparse
 import concurrent.futures
 import glob
+import itertools
 import os
 import re
 import shutil
@@ -37,13 +40,13 @@ STATIC = ["-DTSHARD_STATIC"]
 TAKEN = ["-Dnear=", "-Dfar=", "-Dsmall=char"]  # by windows.h, where a program includes it before
 LIMIT = 300  # seconds of one compilation
 SHOWN = 30  # lines of what it said
-# How the core's implementation is compiled in every standard, and in the first of each language;
-# and a backend's, which brings the core's along only where both are static. The optimiser sees most
-# (values that may be unset, bounds) and takes longest, but cares little about the standard.
-CORE = [["-O0"]], [["-O3"], ["-O0"] + DOUBLE, ["-O3"] + DOUBLE,
-                   ["-O3", "-fopenmp"] + STATIC + TAKEN, ["-O0", "-DTSHARD_NO_SIMD"]]
+# How the core is compiled: a choice of each row. A backend is compiled apart from the core, or, where
+# both are static, with it. The optimiser sees most (values that may be unset, bounds) and takes
+# longest, so the choice without it comes first.
 APART = ["-DTSHARD_IMPLEMENTED"]  # a backend without the core
-BACKEND = [["-O0"] + APART], [["-O3"] + APART, ["-O0"] + APART + DOUBLE, ["-O0"] + STATIC]
+WAYS = {"core": [[["-O0"], ["-O3"]], [[], DOUBLE], [[], STATIC + TAKEN], [[], ["-fopenmp"]],
+                 [[], ["-DTSHARD_NO_SIMD"]]],
+        "backend": [[["-O0"] + APART, ["-O3"] + APART, ["-O0"] + STATIC], [[], DOUBLE]]}
 
 
 # (title, C compiler, C++ compiler, the package of each): they only parse the core and the threads
@@ -69,41 +72,67 @@ OTHERS += [("windows", ["x86_64-w64-mingw32-gcc"], "x86_64-w64-mingw32-g++",
             "gcc-mingw-w64-x86-64", "g++-mingw-w64-x86-64")]
 
 
+def chosen(factors):
+    """Of the rows that take one choice of each factor: all with FULL=1, else some in which every
+    two choices of different factors meet. Row by row, the one in which most meet for the first
+    time."""
+    rows = list(itertools.product(*(range(len(choices)) for choices in factors)))
+    left = {pair for row in rows for pair in itertools.combinations(enumerate(row), 2)}
+    while left and not os.environ.get("FULL"):
+        row = max(rows, key=lambda row: len(left.intersection(
+            itertools.combinations(enumerate(row), 2))))
+        left.difference_update(itertools.combinations(enumerate(row), 2))
+        yield [choices[at] for choices, at in zip(factors, row)]
+    if os.environ.get("FULL"):
+        yield from itertools.product(*factors)
+
+
 def compiler_of(family, standard):
     return {"gcc": ("gcc", "g++"), "clang": ("clang", "clang++")}[family][standard in CXX]
 
 
-def compilations(family, headers, programs, warn, warn_c):
-    """(title, command) of every compilation by one family of compilers."""
+def strict(family, standard, warn, warn_c):
+    """The compiler of a header, with its warnings."""
+    command = [compiler_of(family, standard), "-std=" + standard, "-Werror"] + warn
+    command += CLANG + ["-Wreserved-identifier"] if family == "clang" else []
+    return command + (["-x", "c++"] if standard in CXX else warn_c)
+
+
+def compilations(families, headers, programs, warn, warn_c):
+    """(title, command) of every compilation of a header or a program beside the backends."""
+    end = ["-c", "-o", os.devnull]
+    for header in headers:
+        ways = WAYS["core" if header == headers[0] else "backend"]
+        for family, standard, *flags in chosen([families, C + CXX] + ways):
+            flags = sum(flags, [])
+            yield (" ".join([compiler_of(family, standard), standard, header] + flags),
+                   strict(family, standard, warn, warn_c) + flags
+                   + source(header, "implementation.c") + end)
+        for family, standard in itertools.product(families, C + CXX):
+            base = strict(family, standard, warn, warn_c)
+            title = " ".join([base[0], standard, header])
+            yield title + " declarations", base + source(header, "declarations.c") + end
+            for mpi in others(header):
+                yield (title + " with " + mpi,
+                       base + ["-O3"] + APART + source(header, "implementation.c", mpi) + end)
+    for family, standard, flag in itertools.product(families, C, ["-O0", "-O3"]):
+        for program in programs:
+            yield (" ".join([family, standard, program, flag]),
+                   strict(family, standard, warn, warn_c) + [flag] + POSIX
+                   + [os.path.join(TOP, program)] + end)
+
+
+def parsings(family, warn, warn_c):
+    """(title, command) of every program of tests, benchmarks and examples: by gcc with the
+    substitute for cmocka that a bare machine has, by clang with cmocka itself."""
     warn = ["-Werror"] + warn + (CLANG if family == "clang" else [])
     for program in users():
-        # gcc with the substitute for cmocka that a bare machine has, clang with cmocka itself
         flags = ["-I" + PLAIN] if family == "gcc" else []
         if needs_mpi(program):
             flags += mpi_flags(list(mpis().values())[0]) + ["-DTESTS_PARTS="]
         yield (" ".join([family, program]),
                [family, "-std=c99", "-fsyntax-only"] + POSIX + warn + warn_c + flags
                + [os.path.join(TOP, program)])
-    warn += ["-Wreserved-identifier"] if family == "clang" else []
-    for standard in C + CXX:
-        base = [compiler_of(family, standard), "-std=" + standard] + warn
-        base += ["-x", "c++"] if standard in CXX else warn_c
-        for header in headers:
-            every, first = CORE if header == headers[0] else BACKEND
-            ways = every + (first if standard in (C[0], CXX[0]) else [])
-            modes = [("declarations.c", ["-O0"])] + [("implementation.c", way) for way in ways]
-            for name, flags in modes:
-                title = " ".join([base[0], standard, header, name[:-2]] + flags)
-                yield title, base + flags + source(header, name) + ["-c", "-o", os.devnull]
-            for mpi in others(header):
-                yield (" ".join([base[0], standard, header, "with", mpi]),
-                       base + ["-O3"] + APART + source(header, "implementation.c", mpi)
-                       + ["-c", "-o", os.devnull])
-        for program in programs if standard in C else []:
-            for flags in ["-O0"], ["-O3"]:
-                title = " ".join([base[0], standard, program] + flags)
-                yield title, base + flags + POSIX + [os.path.join(TOP, program),
-                                                     "-c", "-o", os.devnull]
 
 
 def users():
@@ -234,9 +263,11 @@ def main():
     jobs = []  # the longest first
     for family in families:
         jobs += analyses(family, headers, programs)
+    warn, warn_c = args.warn.split(), args.warn_c.split()
+    jobs += compilations(families, headers, programs, warn, warn_c)
     for family in families:
-        jobs += compilations(family, headers, programs, args.warn.split(), args.warn_c.split())
-    more, missing = others_of(args.warn.split(), args.warn_c.split())
+        jobs += parsings(family, warn, warn_c)
+    more, missing = others_of(warn, warn_c)
     missing = [(family, family) for family in ("gcc", "clang") if family not in families] + missing
     jobs = [job for job in jobs + more if args.only in job[0]]
     failures, seen = 0, set()

@@ -8,6 +8,7 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -41,12 +42,22 @@ def must(command):
     return text
 
 
-def objects(folder, parts):
-    """Compiles (compiler, file, flags) each into an object; returns their paths."""
-    paths = [os.path.join(folder, "%d.o" % number) for number in range(len(parts))]
-    commands = [compiler + PLAIN + flags + ['-DHEADER="../../tshard.h"', "-c", "-o", path,
-                                            os.path.join(HERE, name)]
-                for path, (compiler, name, flags) in zip(paths, parts)]
+WORK = tempfile.TemporaryDirectory()  # for objects that several tests link
+compiled = {}  # their paths
+
+
+def objects(parts):
+    """Compiles (compiler, file, flags) each into an object, unless a test before did; returns their
+    paths."""
+    commands, paths = [], []
+    for compiler, name, flags in parts:
+        command = compiler + PLAIN + flags + ['-DHEADER="../../tshard.h"', "-c",
+                                              os.path.join(HERE, name)]
+        key = " ".join(command)
+        if key not in compiled:
+            compiled[key] = os.path.join(WORK.name, "%d.o" % len(compiled))
+            commands.append(command + ["-o", compiled[key]])
+        paths.append(compiled[key])
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         list(pool.map(must, commands))
     return paths
@@ -54,7 +65,7 @@ def objects(folder, parts):
 
 def runs(folder, linker, parts):
     program = os.path.join(folder, "program")
-    must([linker[0], "-o", program] + objects(folder, parts) + ["-lm"])
+    must([linker[0], "-o", program] + objects(parts) + ["-lm"])
     text = must([program])
     if text.strip() != "10":
         raise Failed("printed %r instead of 10" % text)
@@ -82,13 +93,13 @@ def implementation_is_compiled_once(folder):
                             ([(C, "use.c", []), (C, "implementation.c", []),
                               (C, "implementation.c", [])], "multiple definition")):
         code, text = call([C[0], "-o", os.path.join(folder, "program")]
-                          + objects(folder, parts) + ["-lm"])
+                          + objects(parts) + ["-lm"])
         if code == 0 or sentence not in text or "tsh_run" not in text:
             raise Failed("%d implementations linked: %s" % (len(parts) - 1, text))
 
 
-def after_assert_and_twice(folder):
-    objects(folder, [(C, "declarations.c", []), (CXX, "declarations.c", [])])
+def after_assert_and_twice(_):
+    objects([(C, "declarations.c", []), (CXX, "declarations.c", [])])
 
 
 def seconds(source):

@@ -1,5 +1,6 @@
 /* Networks that break, heal, and forget a connection: ranks over TCP on hosts of their own, with a
  * relay between them. `make faults` does the same at length. */
+/* run: alone */
 #define _GNU_SOURCE /* unshare */
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"

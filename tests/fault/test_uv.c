@@ -1,5 +1,6 @@
 /* The TCP backend, with ranks as processes: what every backend passes, the same bits as threads,
  * and how a world forms and ends. `make faults` measures the same things at length. */
+/* run: alone */
 #include "../../backends/tshard_threads.h"
 #include "../../backends/tshard_uv.h"
 

@@ -12,11 +12,13 @@ longest_tokenizer := 2700
 # Freed memory is kept for a while, so that its use is seen: 8 MB of it, as fresh pages are slow.
 fuzz: export ASAN_OPTIONS := quarantine_size_mb=8:malloc_context_size=4
 fuzz: deps-fuzz ## feed random bytes to what reads files and connections
-	@$(MAKE) --no-print-directory -j$(jobs) $(FUZZERS)
-	@$(foreach f,$(FUZZERS),mkdir -p $f.found; echo "fuzz: $(notdir $f)"; \
-		$f -max_total_time=$(seconds) -max_len=$(call longest,$f) -artifact_prefix=$f. \
-			$f.found tests/fuzz/$(notdir $f) >$f.log 2>&1 || { tail -n 40 $f.log; exit 1; }; \
-		tail -n 1 $f.log;)
+	@$(MAKE) --no-print-directory --keep-going -j$(jobs) $(FUZZERS:%=%.run)
+
+$(FUZZERS:%=%.run): %.run: % FORCE
+	@mkdir -p $*.found
+	@$* -max_total_time=$(seconds) -max_len=$(call longest,$*) -artifact_prefix=$*. \
+		$*.found tests/fuzz/$(notdir $*) >$*.log 2>&1 || { tail -n 40 $*.log; exit 1; }
+	@echo "fuzz: $(notdir $*): $$(tail -n 1 $*.log)"
 
 build/fuzz/wire: LIBS += -luv -lsodium
 build/fuzz/config build/fuzz/gguf build/fuzz/text build/fuzz/tokenizer: LIBS += -lcjson -lpcre2-8
@@ -25,5 +27,5 @@ build/fuzz/config build/fuzz/gguf build/fuzz/text build/fuzz/tokenizer: LIBS += 
 # strings are). Nor do its checks let clang vectorise the loops that ask for it: no warning of that.
 build/fuzz/%: tests/fuzz/fuzz_%.c $(HEADERS)
 	@mkdir -p $(@D)
-	clang -std=c99 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
+	clang -std=c99 -O1 -g1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
 		-fno-sanitize-coverage=trace-cmp -Wno-pass-failed $(CONFIG_nosimd) -o $@ $< $(LIBS)

@@ -1,5 +1,6 @@
 /* tsh_pipeline: layers dealt to stages give the losses, gradients and weights of one rank, bit for
  * bit where no parameter is tied across stages; memory and time are those of the schedule. */
+/* run: alone */
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

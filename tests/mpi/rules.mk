@@ -3,7 +3,7 @@
 MPI_PARTS := collectives $(patsubst tests/layer/%.c,%,$(filter-out \
 	%_tcp.c,$(sort $(wildcard tests/layer/test_*.c))))
 MPI_TESTS := $(foreach p,tests only,$(MPIS:%=build/mpi-%/$p)) $(if $(MPIS),build/gpt-mpi)
-MPI_TEST   = @mkdir -p $(@D); echo "  CC $@"; mpicc$(patsubst .any,,.$*) $(STD) -O1 -g $(WALL) \
+MPI_TEST   = @mkdir -p $(@D); echo "  CC $@"; mpicc$(patsubst .any,,.$*) $(STD) -O0 -g1 $(WALL) \
 	-DTSHARD_IMPLEMENTED
 vpath test_%.c tests/layer
 vpath collectives.c tests/mpi
@@ -12,12 +12,12 @@ build-tests: $(if $(findstring test_mpi,$(call chosen,$(SCRIPTS))),$(MPI_TESTS))
 
 $(MPI_PARTS:%=build/mpi/%.o): build/mpi/%.o: %.c $(HEADERS) $(FOUND)
 	@mkdir -p $(@D); echo "  CC $@"
-	@$(CC) $(STD) -O1 -g $(WALL) -DTESTS_MPI -Itests/support/plain -Dmain=$* -c -o $@ $< \
+	@$(CC) $(STD) -O0 -g1 $(WALL) -DTESTS_MPI -Itests/support/plain -Dmain=$* -c -o $@ $< \
 		$(if $(filter $<,$(PRIVATE)),-DTSHARD_STATIC)
 
 build/mpi-%/tests: tests/mpi/main.c Makefile $(MPI_PARTS:%=build/mpi/%.o) $(OUT)/tests/library.o \
 		$(HEADERS) $(FOUND)
-	$(MPI_TEST) -DTESTS_PARTS="$(foreach p,$(MPI_PARTS),X($p))" -o $@ $(filter %.c %.o,$^) $(LIBS)
+	$(MPI_TEST) -DTESTS_PARTS="$(foreach p,$(MPI_PARTS),X($p))" -o $@ $(filter %.c %.o,$^) $(LINK_TEST)
 
 build/mpi-%/only: tests/mpi/only.c $(OUT)/tests/library.o $(HEADERS) $(FOUND)
-	$(MPI_TEST) -o $@ $(filter %.c %.o,$^) $(LIBS)
+	$(MPI_TEST) -o $@ $(filter %.c %.o,$^) $(LINK_TEST)

@@ -10,6 +10,7 @@ what it printed. With --table the rows are printed and the last line is "seeds: 
 otherwise each row is a test, reported in cmocka's words. --programs only lists the programs.
 """
 
+# It reads what the other tests printed. run: alone
 import argparse
 import os
 import re
