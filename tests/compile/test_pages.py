@@ -12,6 +12,14 @@ TOP = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
 from scripts import check, run_tests
 README_LINES, COLUMNS, TABLE_COLUMNS = 200, 110, 120  # the last: of README.md's tables
+# Figures that stand in several places: what they are, and a pattern for each.
+TWICE = [("seconds of compiling the implementation at -O2",
+          [("README.md", r"compiles\s+once, in (\d+) s \(gcc 12, -O2\)"),
+           ("examples/README.md", r"compiles once, in .*?\b(\d+) s \(-O2\)")]),
+         ("kilobytes of a program with one linear layer",
+          [("README.md", r"one linear layer has (\d+) KB"),
+           ("examples/README.md", r"(\d+) KB with one linear layer"),
+           ("tshard.h", r"one linear layer has (\d+) KB")])]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -80,5 +88,37 @@ def links_lead_somewhere(_):
     check(links > 20, "only", links, "links were found")
 
 
+def figures_agree(_):
+    for what, places in TWICE:
+        found = {}
+        for name, pattern in places:
+            figure = re.search(pattern, text_of(os.path.join(TOP, name)))
+            check(figure, name, "does not say", what)
+            found[name] = figure[1]
+        check(len(set(found.values())) == 1, what, found)
+
+
+def readme_says_how_many_lines_the_header_has(_):
+    said = re.search(r"One header of ([\d,]+) lines", text_of(os.path.join(TOP, "README.md")))
+    lines = text_of(os.path.join(TOP, "tshard.h")).count("\n")
+    check(said and abs(int(said[1].replace(",", "")) - lines) <= 500, "README.md:",
+          said and said[0], "tshard.h has", lines)
+
+
+def speeds_of_the_readme_are_measured(_):
+    """Every figure of its table stands in the bench page, in the same row or columns as its
+    peer's: both are on one line, or on two that follow each other."""
+    bench = text_of(os.path.join(TOP, "tests", "bench", "README.md")).split("\n")
+    near = [" ".join(lines) for lines in zip(bench, bench[1:])]
+    section = text_of(os.path.join(TOP, "README.md")).split("## How fast")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]*?) +\| ([\d.]+) \S+ +\| ([\d.]+) [^|]*\| ([\d.]+)", section, re.M)
+    check(len(rows) >= 6, "only", len(rows), "rows of speeds")
+    for what, ours, peer, ratio in rows:
+        check(any({ours, peer, ratio} <= set(re.findall(r"\d+(?:\.\d+)?", text)) for text in near),
+              "tests/bench/README.md has no row with", ours, peer, ratio, "for", what)
+
+
 if __name__ == "__main__":
-    sys.exit(run_tests("pages", [readme_is_short, lines_fit_a_terminal, links_lead_somewhere]))
+    sys.exit(run_tests("pages", [readme_is_short, lines_fit_a_terminal, links_lead_somewhere,
+                                 figures_agree, readme_says_how_many_lines_the_header_has,
+                                 speeds_of_the_readme_are_measured]))
