@@ -2258,7 +2258,7 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_LEAF = 4,      /* backward keeps its gradient, for the user or an optimiser */
     TSHI_RETAIN = 8,    /* keeps values and gradient through backward */
     TSHI_STALE = 16,    /* its values were released; to use them is TSH_ERR_STALE */
-    TSHI_DEAD = 32,     /* the handle itself was released, and may be reused later */
+    TSHI_DEAD = 32,     /* the handle itself was released; it is reused once refs is 0 */
     TSHI_CHUNKED = 64,  /* each rank of dp holds a chunk of its gradient (a moment: its values) */
     TSHI_AVERAGED = 128, /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
     TSHI_CONSUMED = 256, /* a backward has released the node of the op that made it */
@@ -2287,6 +2287,7 @@ struct tsh_tensor {
     tshi_block *block; /* the values; NULL: a parameter that is not allocated yet, or stale */
     int64_t offset;    /* in elements, from the block's data to the tensor's first element */
     tsh_tensor *base;  /* the tensor that this one is a view of; itself if it is no view */
+    int refs; /* references to the handle from nodes, views, buckets, pipelines and modules */
     /* The fields from here to marks are used in a base only; its views share them. */
     int requires_grad;       /* 1: backward computes its gradient */
     tshi_node *node;         /* the op that made it; NULL: a leaf */
@@ -2390,7 +2391,7 @@ struct tshi_node {
     tshi_block **saved;  /* n + 1 entries, inputs and out: the values; NULL: backward reads none */
     tshi_block *aux;     /* what else backward reads; released with the node */
     void *params;        /* the op's own options, in the tape's arena */
-    tsh_tensor **leaves; /* tensors besides the inputs that backward adds gradients to */
+    tsh_tensor **leaves; /* parameters that backward reads besides the inputs, or adds gradients to */
     int leaf_count;      /* length of leaves */
     struct {
         int reached;      /* 1: the loss depends on the output */
@@ -2410,6 +2411,7 @@ typedef struct tshi_tape {
     tshi_node *newest; /* the last recorded call; NULL: the tape is empty */
     tshi_arena arena;  /* memory of the nodes and of their parameters */
     int no_grad;       /* how many tsh_no_grad_begin are open; 0: calls are recorded */
+    int locked;        /* calls under way that need the tape as it is: see tshi_tape_unlocked */
     int evaluating;    /* the same without those that a checkpoint's forward has opened */
     int pending;       /* 1: leaves have gradients that tsh_sync_grads must still sum over dp */
     int summed;        /* 1: losses are sums of terms; 0: losses are means */
@@ -4095,7 +4097,11 @@ static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
     return text;
 }
 
-/* -- handles ---------------------------------------------------------------- */
+/* -- handles ----------------------------------------------------------------
+ * A released handle is reused, but never while something refers to it: nodes of a tape count their
+ * inputs, output and leaves in t->refs, a view its base, a bucket its leaves, a pipeline the output
+ * of a micro-batch, a layer the mask of its description. A handle that is released before is dead:
+ * it has no values and gets no gradient, and it joins the free handles with the last reference. */
 
 /* Bytes of a handle before the fields that only owned tensors set. */
 enum { TSHI_TENSOR_STEP = offsetof(tsh_tensor, path) };
@@ -4152,19 +4158,35 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
     t->sparse = 0;
 }
 
-/* Releases a tensor: its values and gradients, and its handle, which joins the free handles. */
+static void tshi_tensor_ref(tsh_tensor *t) {
+    if (t) t->refs++;
+}
+
+/* Drops a reference to t, which may be NULL. With the last one a dead t joins the free handles; so
+ * may its base then, to which the view referred. */
+static void tshi_tensor_unref(tsh_tensor *t) {
+    while (t && --t->refs == 0 && (t->flags & TSHI_DEAD)) {
+        tshi_handles *h = &t->ctx->handles;
+        t->next = NULL;
+        *(h->free ? &h->newest->next : &h->oldest) = t;
+        h->newest = t;
+        h->free++;
+        t = t->base != t ? t->base : NULL;
+    }
+}
+
+/* Releases a tensor: its values and gradients, and its handle, as soon as nothing refers to it. */
 static void tshi_tensor_release(tsh_tensor *t) {
-    tshi_handles *h = &t->ctx->handles;
     tshi_tensor_drop_values(t);
     if (t->flags & TSHI_OWNED)
         memset((char *)t + TSHI_TENSOR_STEP, 0, sizeof *t - TSHI_TENSOR_STEP);
-    t->flags |= TSHI_STALE | TSHI_DEAD;
+    t->requires_grad = 0; /* backward computes no gradient of it */
     t->prev->next = t->next; /* removes t from the list of owned or of step tensors */
     t->next->prev = t->prev;
-    t->next = NULL;
-    *(h->free ? &h->newest->next : &h->oldest) = t;
-    h->newest = t;
-    h->free++;
+    t->next = t->prev = t;
+    t->refs++; /* until it is dead */
+    t->flags |= TSHI_STALE | TSHI_DEAD;
+    tshi_tensor_unref(t);
 }
 
 /* -- shapes ----------------------------------------------------------------- */
@@ -4307,11 +4329,19 @@ static tsh_tensor *tshi_tensor_detached(const tsh_tensor *x, tshi_block *block) 
     return t;
 }
 
-/* Returns a view of x: it shares x's values and gradients. The caller sets shape and strides. */
-static tsh_tensor *tshi_tensor_view(tsh_tensor *x) {
-    tsh_tensor *t = tshi_tensor_detached(x, x->block);
-    if (t) t->base = x->base;
+/* Returns a view of x with the values in `block`: it shares x's gradients. The caller sets shape
+ * and strides. */
+static tsh_tensor *tshi_tensor_view_of(const tsh_tensor *x, tshi_block *block) {
+    tsh_tensor *t = tshi_tensor_detached(x, block);
+    if (!t) return NULL;
+    t->base = x->base;
+    tshi_tensor_ref(t->base); /* until the view's handle is free */
     return t;
+}
+
+/* The same with x's values, which are shared, too. */
+static tsh_tensor *tshi_tensor_view(const tsh_tensor *x) {
+    return tshi_tensor_view_of(x, x->block);
 }
 
 static void *tshi_tensor_at(const tsh_tensor *t) { /* returns the first local element's address */
@@ -4740,6 +4770,13 @@ static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
             if (node->leaves[i] == t) return 1;
     }
     return 0;
+}
+
+/* Returns 1 if any op is recorded: on the ctx's tape, or on that of a micro-batch in progress. */
+static int tshi_tensor_any_recorded(const tsh_ctx *ctx) {
+    const tshi_micro *micro = ctx->micros;
+    while (micro && !micro->newest) micro = micro->next;
+    return ctx->tape.newest || micro;
 }
 
 /* Returns 1 if an op that used t is on the ctx's tape, or on the tape of a micro-batch in progress.
@@ -10561,10 +10598,21 @@ static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
     return b->block != NULL;
 }
 
+/* Fails if a leaf of the bucket was released since it was added: by a backward of the program's own,
+ * for only these are called meanwhile. */
+static void tshi_bucket_check(tsh_ctx *ctx, const tshi_bucket *b) {
+    for (const tshi_bucket_entry *p = b->first; p; p = p->next)
+        if (p->leaf->flags & TSHI_DEAD)
+            (void)tsh_fail(ctx, TSH_ERR_STATE,
+                           "tsh_tensor_free: within tsh_backward a leaf was freed whose gradient "
+                           "is summed over dp; free it when tsh_backward is done");
+}
+
 /* Starts the bucket's collective, unless it was started before. The gradients in the bucket are not
  * live until tshi_bucket_copy_back. */
 static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
     tsh_coll coll = tsh_coll_make(b->kind, TSH_REAL);
+    tshi_bucket_check(ctx, b);
     if (b->block || ctx->error.code != TSH_OK || !tshi_bucket_load(ctx, b)) return;
     for (tshi_bucket_entry *p = b->first; p; p = p->next) {
         p->leaf->in_bucket = 0; /* may be added to a later bucket */
@@ -10607,6 +10655,7 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     if (!p || !b) return;
     if (!b->first) b->last = &b->first; /* a new bucket, filled with zeros */
     p->leaf = leaf;
+    tshi_tensor_ref(leaf);
     *b->last = p;
     b->last = &p->next;
     b->kind = kind;
@@ -10623,13 +10672,18 @@ static void tshi_bucket_add_grad(tsh_tensor *leaf) {
     tshi_bucket_add(leaf, leaf->flags & TSHI_CHUNKED ? TSH_REDUCE_SCATTER : TSH_ALLREDUCE);
 }
 
+/* Empties the list of buckets, and releases their memory. */
+static void tshi_bucket_clear(tshi_buckets *all) {
+    tshi_mem_reset(&all->arena);
+    all->first = all->open[0] = all->open[1] = all->awaited = NULL;
+    all->last = &all->first;
+}
+
 /* Starts with an empty list of buckets. summed 1: gradients are summed, and divided by the sum of
  * the ranks' weights (tshi_bucket_sum_weights); 0: they are averaged. */
 static void tshi_bucket_begin(tsh_ctx *ctx, int summed) {
     tshi_buckets *all = &ctx->buckets;
-    tshi_mem_reset(&all->arena); /* releases the buckets of the backward before */
-    all->first = all->open[0] = all->open[1] = all->awaited = NULL;
-    all->last = &all->first;
+    tshi_bucket_clear(all);
     all->summed = summed;
     all->weight = 0;
     all->weight_req = 0; /* tsh_wait of 0 returns at once */
@@ -10695,7 +10749,9 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
         if (ctx->error.code == TSH_OK) tshi_bucket_copy_back(ctx, b);
         tshi_mem_release(ctx, b->block);
         tshi_mem_release(ctx, b->own);
+        for (tshi_bucket_entry *p = b->first; p; p = p->next) tshi_tensor_unref(p->leaf);
     }
+    tshi_bucket_clear(all);
 }
 
 /* ========================================================================== */
@@ -10747,6 +10803,7 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     for (int i = 0; i <= n; i++) {
         const tsh_tensor *t = i < n ? in[i] : out;
         if (i < n) node->in[i] = in[i];
+        tshi_tensor_ref(i < n ? in[i] : out);
         if (!t || !(op->saves & (i < n ? 1u << i : (unsigned)TSHI_OUT))) continue;
         node->saved[i] = t->block;
         t->block->refs++; /* keeps the values until backward */
@@ -10945,10 +11002,10 @@ static void tshi_tape_zero(const tsh_tensor *base, tshi_accumulator *acc) {
 }
 
 /* Fills *dest: where in acc, an accumulator of t's base, a contribution to the gradient of t goes.
- * Marks acc live. Returns 0 without memory, or if the user has freed the base. */
+ * Marks acc live. Returns 0 without memory. */
 static int tshi_tape_dest_in(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest) {
     tsh_tensor *base = t->base;
-    if ((base->flags & TSHI_DEAD) || !tshi_tape_allocate(base, acc)) return 0;
+    if (!tshi_tape_allocate(base, acc)) return 0;
     dest->data = (tsh_real *)tshi_mem_data(acc->block) + (t->offset - base->offset);
     dest->stride = t->stride;
     if (!acc->live && tsh_local_numel(t) != tsh_local_numel(base)) /* t is only a part of base */
@@ -11028,7 +11085,7 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
     size_t size = (size_t)t->local[0] * sizeof **marks; /* bytes of one mark per local row */
     *marks = NULL;
-    if (t != base || base->node || !base->requires_grad || (base->flags & TSHI_DEAD))
+    if (t != base || base->node || !base->requires_grad)
         return tshi_tape_dest_zeroed(node, i, dest);
     if (base->marks && base->marks->size < size) { /* marks of fewer rows */
         tshi_mem_release(base->ctx, base->marks);
@@ -11203,6 +11260,17 @@ static void tshi_tape_identity(tshi_node *node, int i) {
 
 /* -- backward --------------------------------------------------------------- */
 
+/* Returns 1 if the tape may be emptied or walked. While backward or the forward of a checkpoint
+ * goes on, functions of the program are called that must not do so: then 0, and an error that names
+ * op. */
+static int tshi_tape_unlocked(tsh_ctx *ctx, const char *op) {
+    return !ctx->tape.locked ||
+           tshi_error_zero(ctx, TSH_ERR_STATE,
+                           "%s: is called while a backward or the forward of a checkpoint goes on, "
+                           "whose tape it would end; call it after that",
+                           op);
+}
+
 /* Marks the nodes that the loss depends on, newest first. Counts the contributions that each leaf
  * will get (contributions), and the partial ones to any tensor (partial_contributions). */
 static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
@@ -11255,6 +11323,22 @@ static void tshi_tape_release_node(tshi_node *node) {
     memset(&out->gp, 0, sizeof out->gp);
 }
 
+/* Drops a node's references to handles, at last. */
+static void tshi_tape_unref_node(const tshi_node *node) {
+    tshi_tensor_unref(node->out);
+    for (int i = 0; i < node->n; i++) tshi_tensor_unref(node->in[i]);
+    for (int i = 0; i < node->leaf_count; i++) tshi_tensor_unref(node->leaves[i]);
+}
+
+/* Releases a tape: its nodes, of which none is run, and their memory. */
+static void tshi_tape_clear(tshi_node **newest, tshi_arena *arena) {
+    for (; *newest; *newest = (*newest)->older) {
+        tshi_tape_release_node(*newest);
+        tshi_tape_unref_node(*newest);
+    }
+    tshi_mem_reset(arena);
+}
+
 /* Lets collectives in flight send and receive: backends do so only when called. user: the ctx. */
 static void tshi_tape_progress(void *user) {
     tsh_ctx *ctx = (tsh_ctx *)user;
@@ -11270,6 +11354,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
     const int phase = tshi_trace_phase(ctx->trace, TSHI_PHASE_BACKWARD);
     tshi_node *node, *older;
     if (ctx->trace && ctx->trace->profile) ctx->trace->profile(ctx->trace, 0);
+    ctx->tape.locked++; /* while backwards of the program's own are called */
     for (node = ctx->tape.newest; node; node = older) {
         older = node->older;        /* the node is released below */
         ctx->module = node->module; /* errors begin with the module's path */
@@ -11288,9 +11373,11 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
         tshi_tape_release_node(node);
         for (int i = 0; i < node->n; i++) /* after that, for less memory */
             if (node->in[i]) tshi_tape_pack(node->in[i]->base);
+        tshi_tape_unref_node(node);
     }
     ctx->module = outer;
     ctx->tape.newest = NULL;
+    ctx->tape.locked--;
     (void)tshi_trace_phase(ctx->trace, phase);
 }
 
@@ -11455,7 +11542,8 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
     int defer = desc && desc->defer; /* 1: tsh_sync_grads completes the gradients */
     tshi_dest dest;
     if (!ctx) return TSH_ERR_ARGUMENT;
-    if (ctx->error.code == TSH_OK) (void)tshi_tape_check_loss(ctx, loss);
+    if (ctx->error.code == TSH_OK && tshi_tape_unlocked(ctx, "tsh_backward"))
+        (void)tshi_tape_check_loss(ctx, loss);
     if (ctx->error.code == TSH_OK)
         (void)tshi_tape_begin(ctx, desc && desc->summed, desc ? desc->weight : 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
@@ -11596,9 +11684,8 @@ TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     tsh_tensor *head;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->trace && ctx->trace->profile) ctx->trace->profile(ctx->trace, 1);
-    for (; ctx->tape.newest; ctx->tape.newest = ctx->tape.newest->older) /* no backward was run */
-        tshi_tape_release_node(ctx->tape.newest);
-    tshi_mem_reset(&ctx->tape.arena);
+    if (!tshi_tape_unlocked(ctx, "tsh_step_end")) return ctx->error.code;
+    tshi_tape_clear(&ctx->tape.newest, &ctx->tape.arena); /* nodes if no backward was run */
     tshi_mem_release(ctx, ctx->rope_table);
     ctx->rope_table = NULL;
     head = &ctx->handles.step; /* all step tensors */
@@ -18875,13 +18962,14 @@ static uint64_t tshi_module_count(tsh_ctx *ctx) {
  * node (tshi_recompute_replay) restores the counts, so that dropout draws the same masks, runs the
  * module again on a tape of its own, and runs backward through that tape. Invariant: the recomputed
  * ops may read gradients of outer tensors through the node's inputs only. */
-/* One module's count of dropout calls, as it was at the forward. */
+/* What a recomputation restores of one module: as it was at the forward. */
 typedef struct tshi_module_calls {
     const tsh_module *module; /* the module that the count belongs to */
     uint64_t dropout_calls;   /* module->dropout_calls */
+    int evaluating;           /* module->evaluating */
 } tshi_module_calls;
 
-/* The counts of the ctx and of all modules, saved at the forward. */
+/* The counts of the ctx and of all modules, and their modes, saved at the forward. */
 typedef struct tshi_rng_counts {
     tsh_module *module;                  /* the checkpointed module */
     uint64_t randn_calls, dropout_calls; /* ctx->randn_calls and ctx->dropout_calls */
@@ -18902,6 +18990,7 @@ static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     counts->each = (tshi_module_calls *)(void *)(counts + 1); /* `each` lies after the struct */
     for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
         counts->each[i].module = m;
+        counts->each[i].evaluating = m->evaluating;
         counts->each[i++].dropout_calls = m->dropout_calls;
     }
     return counts;
@@ -18912,8 +19001,12 @@ static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *c
     size_t i = 0;
     ctx->randn_calls = counts->randn_calls;
     ctx->dropout_calls = counts->dropout_calls;
-    for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m))
-        m->dropout_calls = counts->each[i].module == m ? counts->each[i++].dropout_calls : 0;
+    for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
+        const int known = counts->each[i].module == m;
+        m->dropout_calls = known ? counts->each[i].dropout_calls : 0;
+        if (known) m->evaluating = counts->each[i].evaluating;
+        i += (size_t)known;
+    }
 }
 
 /* Checks that the recomputed ops read no outer tensor that requires a gradient, except the
@@ -18989,8 +19082,7 @@ static void tshi_recompute_replay(tshi_node *node) {
     tsh_scope_begin(ctx); /* frees all recomputed tensors */
     for (i = 0; i < node->n; i++) {
         tsh_tensor *in = node->in[i];
-        x[i] = in ? tshi_tensor_detached(in, node->saved[i]) : NULL;
-        if (x[i]) x[i]->base = in->base; /* gradients go to the original */
+        x[i] = in ? tshi_tensor_view_of(in, node->saved[i]) : NULL; /* gradients go to in */
     }
     if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);
     tshi_recompute_restore_counts(ctx, now); /* later ops draw as if nothing was recomputed */
@@ -19022,14 +19114,15 @@ static tsh_tensor *tshi_recompute_run_no_grad(tsh_module *module, tsh_tensor **i
     return y;
 }
 
-/* Returns the number of parameters below module that require a gradient; a tied one counts once per
- * module that has it. Also writes them to `list`, unless that is NULL. */
-static int tshi_recompute_trainable(tsh_module *module, tsh_tensor **list) {
+/* Returns the number of parameters below module; a tied one counts once per module that has it.
+ * Writes them to `list`, unless that is NULL, and adds to *trained the number of those that require
+ * a gradient. */
+static int tshi_recompute_params(tsh_module *module, tsh_tensor **list, int *trained) {
     tshi_walk at = {NULL, NULL, 0};
     int n = 0;
-    while (tshi_module_step(module, &at)) {
-        if (list && at.param->requires_grad) list[n] = at.param;
-        n += at.param->requires_grad;
+    for (; tshi_module_step(module, &at); n++) {
+        if (list) list[n] = at.param;
+        *trained += at.param->requires_grad;
     }
     return n;
 }
@@ -19048,7 +19141,7 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
     tshi_rng_counts *counts;
     tsh_tensor *y;
     tshi_node *node;
-    int leaves; /* number of trainable parameters */
+    int leaves, trained = 0; /* numbers of parameters, of those that require a gradient */
     if (n > TSHI_MODULE_INPUTS)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
                                "tsh_checkpoint: takes %d inputs at most, not %d",
@@ -19056,15 +19149,18 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
     for (int i = 0; i < n; i++)
         if (in[i] && !tshi_tensor_check("tsh_checkpoint", &in[i], 1)) return NULL;
     counts = tshi_recompute_save_counts(module); /* before the forward draws */
+    ctx->tape.locked++;                          /* the counts are in the tape's arena */
     y = counts ? tshi_recompute_run_no_grad(module, in, n) : NULL;
-    leaves = y ? tshi_recompute_trainable(module, NULL) : 0;
-    if (!y || (!tshi_tape_records(ctx, in, n) && !leaves)) return y;
+    ctx->tape.locked--;
+    leaves = y ? tshi_recompute_params(module, NULL, &trained) : 0;
+    if (!y || (!tshi_tape_records(ctx, in, n) && !trained)) return y;
     /* Sets the bits of all inputs: only the recomputation knows whose gradients are partial. */
     node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
                          (size_t)leaves * sizeof *node->leaves);
     if (!node) return NULL;
     node->leaves = (tsh_tensor **)node->params; /* the space reserved above */
-    node->leaf_count = tshi_recompute_trainable(module, node->leaves);
+    node->leaf_count = tshi_recompute_params(module, node->leaves, &trained);
+    for (int i = 0; i < leaves; i++) tshi_tensor_ref(node->leaves[i]);
     node->params = counts; /* what tshi_recompute_replay reads */
     return y;
 }
@@ -19585,7 +19681,7 @@ TSH_API TSHI_COLD tsh_result tsh_materialize(tsh_module *module) {
 TSH_API TSHI_COLD tsh_result tsh_reset_parameters(tsh_module *module) {
     tshi_walk at = {NULL, NULL, 0};
     if (!module) return TSH_ERR_ARGUMENT;
-    if (module->ctx->tape.newest) /* nodes have saved the old values */
+    if (tshi_tensor_any_recorded(module->ctx)) /* nodes have saved the old values */
         return tsh_fail(module->ctx, TSH_ERR_STATE,
                         "tsh_reset_parameters: ops are recorded that use the old values; end the "
                         "step first: tsh_step_end");
@@ -20592,7 +20688,7 @@ typedef struct tshi_attention_layer {
     tsh_attention_layer_desc desc; /* with the counts that its zeros stand for */
     tsh_rope_desc rope;            /* desc.rope points to it, or is NULL */
     tsh_module *qkv[3], *fused, *norm[2], *out; /* children; NULL: it has none such */
-    tsh_tensor *sinks;          /* NULL: none */
+    tsh_module *sinks;          /* has the parameter; NULL: none */
     tsh_cache *cache;           /* NULL: none is attached */
     tsh_tensor *keys, *values;  /* the cache's, (B, Hkv, length, D) */
     tsh_tensor *held;           /* (B), i64: how many positions these hold of each row */
@@ -20724,8 +20820,8 @@ static tsh_tensor *tshi_layers_attend(tsh_module *module, tsh_tensor **in, int n
     if (module->evaluating) desc.dropout = 0;
     if (n > 1) desc.mask = in[1];
     tshi_layers_cached(a, &desc);
-    desc.sinks = a->sinks;
-    if (a->sinks && qkv[0]->layout.kind == TSH_REPLICATED) desc.sinks = tsh_full(a->sinks);
+    desc.sinks = a->sinks ? a->sinks->param[0] : NULL; /* tsh_tie may have replaced it */
+    if (a->sinks && qkv[0]->layout.kind == TSH_REPLICATED) desc.sinks = tsh_full(desc.sinks);
     y = tsh_transpose(tsh_attention(qkv[0], qkv[1], qkv[2], &desc), 1, 2);
     if (!y) return NULL;
     if (a->cache) tshi_layers_hold(a, x->dim[1]);
@@ -20786,7 +20882,8 @@ static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a)
         tsh_param_desc param;
         memset(&param, 0, sizeof param);
         param.layout = &layout;
-        a->sinks = tsh_add_param(module, "sinks", tsh_shape1(desc->heads), &param);
+        (void)tsh_add_param(module, "sinks", tsh_shape1(desc->heads), &param);
+        a->sinks = module->last;
     }
     like.no_bias = !desc->out_bias;
     a->out = tshi_layers_linear(module, desc->out ? desc->out : "o_proj", &like, desc->heads * d,
@@ -20824,7 +20921,9 @@ TSH_API TSHI_COLD tsh_module *tsh_add_attention(tsh_module *parent, const char *
     if (desc->rope) a->desc.rope = &a->rope;
     if (tshi_layers_counts(module, &a->desc)) tshi_layers_add_linears(module, a);
     if (desc->qk_norm) tshi_layers_add_norms(module, a);
-    return tshi_layers_finish(module);
+    module = tshi_layers_finish(module);
+    if (module) tshi_tensor_ref(desc->attention.mask); /* each forward reads it */
+    return module;
 }
 
 /* -- MLP -------------------------------------------------------------------- */
@@ -22670,12 +22769,13 @@ static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
     micro->arena = arena;
 }
 
-/* Moves the step tensors created after `last` to the micro-batch and releases their values: nodes
- * hold those that backward needs. Tensors that the user retains stay with the step. */
+/* Moves the step tensors created after `last`, to which it drops the reference, to the micro-batch
+ * and releases their values: nodes hold those that backward needs. Tensors that the user retains
+ * stay with the step. */
 static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *last) {
     tsh_tensor *t, *next;
-    if (last->flags & TSHI_DEAD) last = &ctx->handles.step; /* a callback ended the step */
-    for (t = last->next; t != &ctx->handles.step; t = next) {
+    t = last->flags & TSHI_DEAD ? &ctx->handles.step : last; /* dead: a callback ended the step */
+    for (t = t->next; t != &ctx->handles.step; t = next) {
         next = t->next;
         if (t->flags & TSHI_RETAIN) continue; /* stays with the step */
         t->prev->next = t->next;              /* unlink from the step */
@@ -22685,6 +22785,7 @@ static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tens
         t->block = NULL;
         t->flags |= TSHI_STALE; /* reading it is an error */
     }
+    tshi_tensor_unref(last);
 }
 
 /* On the last stage: adds a micro-batch's loss and weight to the totals. */
@@ -22705,8 +22806,10 @@ static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
     tshi_micro *micro = &p->micro[k % p->slots];
     tsh_tensor *last = ctx->handles.step.prev; /* the newest step tensor so far */
     if (!tsh_ok(ctx)) return;
+    tshi_tensor_ref(last);
     tshi_pipeline_swap(ctx, micro);                        /* record on the micro-batch's tape */
     micro->out = tshi_pipeline_stage_forward(p, micro, k); /* kept for backward */
+    tshi_tensor_ref(micro->out);
     if (p->stage == p->last && ctx->error.code == TSH_OK &&
         tshi_tape_check_loss(ctx, micro->out) == TSH_OK)
         tshi_pipeline_add_loss(p, micro->out, k);
@@ -22738,9 +22841,8 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
 
 /* Ends a micro-batch: releases its tensors, and nodes that an error left on its tape. */
 static void tshi_pipeline_end(tshi_micro *micro) {
-    for (; micro->newest; micro->newest = micro->newest->older)
-        tshi_tape_release_node(micro->newest);
-    tshi_mem_reset(&micro->arena); /* frees the nodes */
+    tshi_tape_clear(&micro->newest, &micro->arena);
+    tshi_tensor_unref(micro->out);
     while (micro->handles.next != &micro->handles) tshi_tensor_release(micro->handles.next);
     micro->out = micro->input = NULL;
 }
@@ -22751,8 +22853,14 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
     tshi_micro *micro = &p->micro[k % p->slots];
     tsh_tensor *last = ctx->handles.step.prev, *y = micro->out;
     if (!tsh_ok(ctx)) return;
+    tshi_tensor_ref(last);
+    if ((y->base->flags & TSHI_DEAD) && y->base->node)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_pipeline: the output of micro-batch %d was retained, and a callback "
+                       "has ended the step since; leave out tsh_retain, or tsh_step_end",
+                       k);
     tshi_pipeline_swap(ctx, micro);
-    if (y->base->requires_grad) { /* 0: the stages before need no gradient */
+    if (y->base->requires_grad && ctx->error.code == TSH_OK) { /* 0: the stages before need no gradient */
         tshi_pipeline_seed(p, y);
         tshi_tape_mark(ctx, y);
         tshi_tape_warn(ctx);
@@ -22867,7 +22975,8 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
                        ctx->tape.no_grad
                            ? "gradients are off: it does not go between tsh_no_grad_begin and end"
                            : "ops are recorded already; end the step first: tsh_step_end");
-    if (ctx->error.code == TSH_OK) (void)tshi_tape_begin(ctx, summed, 0);
+    if (ctx->error.code == TSH_OK && tshi_tape_unlocked(ctx, "tsh_pipeline_train"))
+        (void)tshi_tape_begin(ctx, summed, 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_pipeline_begin_tied(pipeline);
     tshi_pipeline_run(pipeline);
@@ -23017,7 +23126,7 @@ static int tshi_pipeline_check(const tsh_module *container, const tsh_pipeline_d
                        "tsh_pipeline_new: \"%s\" is more than its children one after the other: it "
                        "has a forward of its own, or a plan's PREPARE rule",
                        container->path);
-    else if (ctx->tape.newest)
+    else if (tshi_tensor_any_recorded(ctx))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "tsh_pipeline_new: ops are recorded already; end the step first: "
                        "tsh_step_end");
@@ -25261,7 +25370,7 @@ static int tshi_load_check_files(tshi_io *io) {
 
 /* Does all that can fail before values change; 0 and an error if something is wrong. */
 static int tshi_load_check(tshi_io *io) {
-    if (io->ctx->tape.newest)
+    if (tshi_tensor_any_recorded(io->ctx))
         (void)tsh_fail(io->ctx, TSH_ERR_STATE,
                        "%s: ops are recorded that use the old values; end the step first: "
                        "tsh_step_end",
