@@ -2265,7 +2265,8 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_USED = 512,     /* an optimiser has used its gradient, which was not zeroed since */
     TSHI_BUFFER = 1024,  /* a parameter that no optimiser updates */
     TSHI_OPTIMISED = 2048, /* a parameter that an optimiser was made for */
-    TSHI_INEXACT = 4096    /* one of which no exact weights are kept (.round_weights) */
+    TSHI_INEXACT = 4096,   /* one of which no exact weights are kept (.round_weights) */
+    TSHI_CACHED = 8192     /* a weight of keys or values, laid out as which a cache was made */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
@@ -2309,8 +2310,8 @@ struct tsh_tensor {
     int absent; /* 1: other pipeline stages hold the parameter, this rank's stage does not */
     tshi_block *low; /* uint16_t per local element: the lower halves of the exact float weights of
                       * a bf16 parameter (see tshi_tensor_exact); NULL: all 0 */
-    /* The fields below are for an optimiser, which sets the first three. */
-    tsh_dtype grad_dtype, moments_dtype; /* TSH_BF16; or 0 or TSH_REAL: not rounded */
+    /* The fields below are for an optimiser, which sets the first two. */
+    tsh_dtype grad_dtype;   /* TSH_BF16; or 0 or TSH_REAL: not rounded */
     const int64_t *updates; /* number of updates so far: keys the rounding of the gradient */
     tshi_block *packed;     /* the gradient in bf16, while gr.live is 1 and gr.block is NULL */
     uint64_t packs;         /* how often the gradient was packed since it was empty */
@@ -2501,6 +2502,7 @@ struct tsh_ctx {
     tshi_tape tape;
     tshi_buckets buckets;
     int depth;         /* how many scopes are open */
+    int changes;       /* of the tree of modules so far, for optimisers to notice */
     int anomalies;     /* 1: tsh_detect_anomaly is on: a NaN or an infinity is an error */
     tshi_trace *trace; /* the trace that is being recorded; NULL: none */
     tsh_module *root;  /* of the module tree */
@@ -18861,6 +18863,10 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
  * or changes a layout calls tshi_module_changed, so that the next collective of each group first
  * compares the models of its ranks. tshi_module_run is the one place where a forward is called. */
 
+/* A bit of tshi_kind.styles, above those of styles: the kind's weight, its parameter 0, may be
+ * quantised. */
+enum { TSHI_MODULE_QUANTISES = 1 << 30 };
+
 /* A kind of layer; one constant per layer type, shared by all its modules. */
 typedef struct tshi_kind {
     const char *name; /* "linear": in reports, errors and tsh_plan_rule.kind */
@@ -18942,6 +18948,11 @@ static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
     /* First the layout of the style rule, then that of the PREPARE_OUTPUT rule. */
     if (module->output_layout) y = tsh_redistribute(y, *module->output_layout);
     return y && module->result ? tsh_redistribute(y, *module->result) : y;
+}
+
+/* Returns 1 if m is a layer whose weight, its parameter 0, may be quantised. */
+static int tshi_module_quantises(const tsh_module *m) {
+    return m->param[0] && (m->kind->styles & TSHI_MODULE_QUANTISES);
 }
 
 /* Returns the number of modules of the whole tree, the root included. */
@@ -19349,6 +19360,7 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
 /* Makes the next collective of each group compare the models. Called after every change of the
  * tree. With pp > 1 the world compares in tsh_pipeline_new only: before, stages may differ. */
 static void tshi_module_changed(tsh_ctx *ctx) {
+    ctx->changes++;
     ctx->compare = tshi_module_compare; /* called through a pointer: >>comm comes before */
     if (ctx->tp.size > 1) ctx->tp.unchecked = ctx; /* checked by tshi_comm_compare */
     if (ctx->dp.size > 1) ctx->dp.unchecked = ctx;
@@ -19384,6 +19396,11 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
             "tsh_add_%s: \"%.64s\" under \"%.64s\" is no name: it may not be empty, hold a "
             "dot, or make a path of %d characters",
             kind->name, name, parent->path, TSH_PATH_SIZE);
+    if (ctx->pipeline)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_add_%s: \"%s\" is added when a pipeline has dealt the modules to its "
+                       "stages; make the whole model before tsh_pipeline_new",
+                       kind->name, name);
     for (tsh_module *other = parent->first; other; other = other->next)
         if (strcmp(other->name, name) == 0)
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_add_%s: \"%s\" has a child \"%s\" already",
@@ -19466,6 +19483,27 @@ static tshi_block *tshi_module_moved(const tsh_tensor *before, const tsh_tensor 
     return NULL;
 }
 
+/* Returns 1 if t may get another layout; 0 and an error if its values, or a cache, depend on the
+ * present one. */
+static TSHI_COLD int tshi_module_may_move(const tsh_tensor *t) {
+    if (tshi_tensor_recorded(t)) /* nodes of a tape have saved its values */
+        return tshi_error_zero(t->ctx, TSH_ERR_STATE,
+                               "tsh_parallelize: ops are recorded that use \"%s\" as it lies; end "
+                               "the step first: tsh_step_end",
+                               t->path);
+    if (tshi_dtype_in_blocks(t->dtype))
+        return tshi_error_zero(t->ctx, TSH_ERR_STATE,
+                               "tsh_parallelize: \"%s\" is quantised, and would be laid out anew; "
+                               "first apply the plan, then call tsh_quantize",
+                               t->path);
+    if (t->flags & TSHI_CACHED)
+        return tshi_error_zero(t->ctx, TSH_ERR_STATE,
+                               "tsh_parallelize: a cache is laid out as \"%s\" is, which would be "
+                               "laid out anew; first apply the plan, then call tsh_cache_new",
+                               t->path);
+    return 1;
+}
+
 /* Gives a parameter or moment another layout: redistributes its values (a collective over tp if
  * they are allocated) and frees its gradients. On failure t is as before. */
 static TSHI_COLD void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
@@ -19477,21 +19515,9 @@ static TSHI_COLD void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layo
         t->layout = *layout; /* the same shards, though units may differ */
         return;
     }
-    if (tshi_tensor_recorded(t)) { /* nodes of the tape saved its values */
-        (void)tsh_fail(t->ctx, TSH_ERR_STATE,
-                       "%s: ops are recorded that use it as it lies; end the step first: "
-                       "tsh_step_end",
-                       t->path);
+    if (!tshi_module_may_move(t) ||
+        tshi_tensor_set_shape(t, "a new layout", &shape, layout) != TSH_OK || !t->block)
         return;
-    }
-    if (tshi_dtype_in_blocks(t->dtype)) {
-        (void)tsh_fail(t->ctx, TSH_ERR_STATE,
-                       "%s: it is quantised, and would be laid out anew; first shard the model, "
-                       "then call tsh_quantize",
-                       t->path);
-        return;
-    }
-    if (tshi_tensor_set_shape(t, "a new layout", &shape, layout) != TSH_OK || !t->block) return;
     block = tshi_module_moved(&before, t, t->dtype, t->block);
     if (block && t->low) low = tshi_module_moved(&before, t, TSH_BF16, t->low); /* as bits */
     if (!block || (t->low && !low)) {
@@ -19650,6 +19676,41 @@ TSH_API tsh_module *tsh_child(const tsh_module *module, int index) {
     return child;
 }
 
+/* Returns 1 if the parameter `old` may be replaced by source; 0 and an error if anything but the
+ * tree refers to it, or if source is quantised and a layer of old's does not take that. */
+static TSHI_COLD int tshi_module_may_replace(const tsh_tensor *old, const tsh_tensor *source) {
+    tsh_ctx *ctx = old->ctx;
+    tshi_walk at = {NULL, NULL, 0};
+    if (old->flags & TSHI_OPTIMISED)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_tie: an optimiser has \"%s\"; call tsh_tie before tsh_optim_new",
+                       old->path);
+    else if (ctx->pipeline)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_tie: a pipeline has dealt \"%s\" to its stages; call tsh_tie before "
+                       "tsh_pipeline_new",
+                       old->path);
+    else if (old->flags & TSHI_CACHED)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_tie: a cache is laid out as \"%s\" is; call tsh_tie before "
+                       "tsh_cache_new",
+                       old->path);
+    else if (tshi_tensor_recorded(old))
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_tie: ops are recorded that use \"%s\"; end the step first: "
+                       "tsh_step_end",
+                       old->path);
+    while (tshi_dtype_in_blocks(source->dtype) && tshi_module_step(ctx->root, &at))
+        if (at.param == old &&
+            (at.slot || !tshi_module_quantises(at.module) || at.module->reversed))
+            (void)tsh_fail(ctx, TSH_ERR_STATE,
+                           "tsh_tie: \"%s\" is quantised, which \"%s\" %s; first call tsh_tie, "
+                           "then tsh_quantize",
+                           source->path, at.module->path,
+                           at.module->reversed ? "stores the other way round" : "does not take");
+    return ctx->error.code == TSH_OK;
+}
+
 TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source) {
     tsh_tensor *old = module ? tsh_param(module, name) : NULL; /* replaced by source */
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
@@ -19663,6 +19724,7 @@ TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_t
                         old->path, tshi_tensor_text(old, a), source->path,
                         tshi_tensor_text(source, b));
     if (old == source) return TSH_OK;
+    if (!tshi_module_may_replace(old, source)) return module->ctx->error.code;
     tshi_module_changed(module->ctx); /* shapes and layouts below may differ */
     while (tshi_module_step(module->ctx->root, &at))
         if (at.param == old) at.module->param[at.slot] = source; /* in every module that has it */
@@ -20286,12 +20348,18 @@ static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule
 
 /* -- checking --------------------------------------------------------------- */
 
-/* Fills in choice->layout. Returns an error if a layout does not fit its parameter's shape, or if
- * it would change while recorded ops use the parameter. */
+/* Fills in choice->layout. Returns an error if a layout does not fit its parameter's shape, or may
+ * not change. */
 static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE];
     tsh_module *m = choice->module;
     char text[TSHI_TEXT_SIZE];
+    if (m->ctx->pipeline && !m->stage &&
+        (choice->rule[TSHI_PARALLEL_BEFORE] || choice->rule[TSHI_PARALLEL_AFTER]))
+        return tsh_fail(m->ctx, TSH_ERR_STATE,
+                        "tsh_parallelize: \"%s\" has a PREPARE rule, but a pipeline runs its "
+                        "children one by one; give the rule to one of these",
+                        m->path);
     if (!rule) return TSH_OK; /* its parameters keep their layouts */
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) choice->layout[i] = tsh_replicated();
     if (m->kind->layouts) m->kind->layouts(m, rule, choice->layout);
@@ -20305,17 +20373,8 @@ static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
                 t->path, tshi_tensor_text(t, text), rule->segments ? rule->segments : 1,
                 rule->unit ? (long long)rule->unit : 1ll);
         if (!tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size) &&
-            tshi_tensor_recorded(t))
-            return tsh_fail(m->ctx, TSH_ERR_STATE,
-                            "tsh_parallelize: ops are recorded that use \"%s\" as it lies; end "
-                            "the step first: tsh_step_end",
-                            t->path);
-        if (tshi_dtype_in_blocks(t->dtype) &&
-            !tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size))
-            return tsh_fail(m->ctx, TSH_ERR_STATE,
-                            "tsh_parallelize: \"%s\" is quantised, and would be laid out anew; "
-                            "first apply the plan, then call tsh_quantize",
-                            t->path);
+            !tshi_module_may_move(t))
+            return m->ctx->error.code;
     }
     return TSH_OK;
 }
@@ -20506,8 +20565,9 @@ TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
 /* -- constructors of layers with a style -------------------------------------- */
 
 enum {
-    TSHI_PARALLEL_LINEAR = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE | 1 << TSH_AUTO,
-    TSHI_PARALLEL_EMBEDDING = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE
+    TSHI_PARALLEL_EMBEDDING = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE |
+                              TSHI_MODULE_QUANTISES,
+    TSHI_PARALLEL_LINEAR = TSHI_PARALLEL_EMBEDDING | 1 << TSH_AUTO
 };
 
 /* Returns a rule with a style and an empty path: it matches the root itself. */
@@ -20907,15 +20967,27 @@ static void tshi_layers_add_norms(tsh_module *module, tshi_attention_layer *a) {
     }
 }
 
+/* Fails if a cache is there of a module above the new layer, of which it would hold no keys. */
+static void tshi_layers_check_caches(const tsh_module *module) {
+    for (const tsh_cache *cache = module->ctx->caches; cache; cache = cache->next)
+        for (const tsh_module *m = module; m; m = m->parent)
+            if (m == cache->module)
+                (void)tsh_fail(module->ctx, TSH_ERR_STATE,
+                               "tsh_add_attention: the cache of \"%s\" would hold no keys of "
+                               "\"%s\"; add the layer before tsh_cache_new",
+                               m->path, module->path);
+}
+
 TSH_API TSHI_COLD tsh_module *tsh_add_attention(tsh_module *parent, const char *name,
                                                 const tsh_attention_layer_desc *desc) {
     tsh_module *module = tshi_nn_add(parent, name, &tshi_layers_attention, desc);
     tsh_ctx *ctx = module ? module->ctx : NULL;
     tshi_attention_layer *a;
     if (!ctx) return NULL;
+    tshi_layers_check_caches(module);
     a = (tshi_attention_layer *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *a);
     module->user = a;
-    if (!a) return tshi_layers_finish(module);
+    if (!a || ctx->error.code != TSH_OK) return tshi_layers_finish(module);
     a->desc = *desc;
     if (desc->rope) a->rope = *desc->rope;
     if (desc->rope) a->desc.rope = &a->rope;
@@ -20999,10 +21071,25 @@ static tshi_attention_layer *tshi_layers_next(tsh_module *root, tsh_module **m) 
     return *m ? (tshi_attention_layer *)(*m)->user : NULL;
 }
 
+/* Returns the layer's weight of keys (i 1) or values (i 2), as which its part of a cache is laid
+ * out. */
+static tsh_tensor *tshi_layers_weight(const tshi_attention_layer *a, int i) {
+    return (a->fused ? a->fused : a->qkv[i])->param[0];
+}
+
+/* Marks the weights as which the cache, if it is there, is laid out. */
+static void tshi_layers_mark(const tsh_cache *cache) {
+    tsh_module *m = NULL;
+    tshi_attention_layer *a;
+    while (cache->module && (a = tshi_layers_next(cache->module, &m)) != NULL)
+        for (int i = 1; i < 3 && a->cache == cache; i++)
+            tshi_layers_weight(a, i)->flags |= TSHI_CACHED;
+}
+
 /* Gives a layer its part of a cache. */
 static void tshi_layers_attach(tsh_module *module, tshi_attention_layer *a, tsh_cache *cache,
                                int64_t batch, tsh_dtype dtype) {
-    const tsh_tensor *w = (a->fused ? a->fused : a->qkv[1])->param[0]; /* laid out as the keys */
+    const tsh_tensor *w = tshi_layers_weight(a, 1); /* laid out as the keys */
     const tsh_layout layout = w->layout.kind == TSH_SHARDED ? tsh_sharded(1) : tsh_replicated();
     const tsh_shape shape = tsh_shape4(batch, a->desc.kv_heads, cache->length, a->desc.head_dim);
     if (a->cache) {
@@ -21054,6 +21141,7 @@ TSH_API TSHI_COLD tsh_cache *tsh_cache_new(tsh_module *module, int64_t batch, in
     cache->longest = 0;
     for (m = NULL; (a = tshi_layers_next(module, &m)) != NULL && ctx->error.code == TSH_OK;)
         tshi_layers_attach(m, a, cache, batch, dtype);
+    tshi_layers_mark(cache);
     if (ctx->error.code == TSH_OK) return cache;
     tsh_cache_free(cache);
     return NULL;
@@ -21070,10 +21158,13 @@ TSH_API TSHI_COLD void tsh_cache_free(tsh_cache *cache) {
         tsh_tensor_free(a->held);
         a->keys = a->values = a->held = NULL;
         a->cache = NULL;
+        for (int i = 1; i < 3; i++) tshi_layers_weight(a, i)->flags &= ~(unsigned)TSHI_CACHED;
     }
     tsh_tensor_free(cache->counts);
     cache->counts = NULL;
+    const tsh_cache *other = cache->module->ctx->caches;
     cache->module = NULL;
+    for (; other; other = other->next) tshi_layers_mark(other); /* weights that are tied */
 }
 
 TSH_API tsh_result tsh_cache_counts(tsh_cache *cache, const int64_t *counts) {
@@ -21656,6 +21747,7 @@ struct tsh_optim {
     tsh_optim_info info; /* counts of steps, the last norm */
     tshi_moments *each;  /* shape (count): one per parameter, in pre-order */
     int count;           /* number of parameters, a tied one once */
+    int changes;         /* ctx->changes when it last looked for parameters that it lacks */
     tsh_optim *older;    /* the ctx's optimiser created before this one */
 };
 
@@ -22006,8 +22098,9 @@ static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tshi_mem_release(ctx, part.block);
 }
 
-/* Returns *moment with param's layout, created with zeros if it is NULL; NULL after an error. */
-static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
+/* Returns *moment with param's layout, created with zeros of dtype if it is NULL; NULL after an
+ * error. */
+static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment, tsh_dtype dtype) {
     tsh_ctx *ctx = param->ctx;
     const tsh_shape shape = tsh_shape_of(param);
     tsh_tensor *m = *moment; /* NULL: not created yet */
@@ -22017,7 +22110,7 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     }
     m = tshi_tensor_handle(ctx, TSHI_OWNED | (param->flags & TSHI_CHUNKED));
     if (!m) return NULL;
-    m->dtype = param->moments_dtype;
+    m->dtype = dtype;
     m->path = param->path;
     if (tshi_tensor_set_shape(m, "tsh_optim_step", &shape, &param->layout) != TSH_OK ||
         !tshi_optim_allocate(m, tshi_optim_count(m))) {
@@ -22085,12 +22178,13 @@ static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tsh
                   tshi_optim_update_part, &work);
 }
 
-/* Fills in a parameter's operands; those of moments stay empty. Returns 0 without memory. */
-static int tshi_optim_operands(tsh_tensor *t, tshi_operand *x) {
+/* Fills in a parameter's operands; those of moments, of a dtype, stay empty. Returns 0 without
+ * memory. */
+static int tshi_optim_operands(tsh_tensor *t, tsh_dtype moments, tshi_operand *x) {
     if (!tshi_tensor_keep_exact(t)) return 0;
     x[TSHI_OPTIM_X] = tshi_kernel_operand(tshi_tensor_at(t), 1, t->dtype);
     x[TSHI_OPTIM_GRAD] = tshi_tape_operand(t);
-    x[TSHI_OPTIM_FIRST] = x[TSHI_OPTIM_SECOND] = tshi_kernel_operand(NULL, 1, t->moments_dtype);
+    x[TSHI_OPTIM_FIRST] = x[TSHI_OPTIM_SECOND] = tshi_kernel_operand(NULL, 1, moments);
     x[TSHI_OPTIM_LOW] = tshi_kernel_operand(t->low ? tshi_mem_data(t->low) : NULL, 1, TSH_BF16);
     tshi_kernel_move(&x[TSHI_OPTIM_X], tshi_optim_first(t));
     tshi_kernel_move(&x[TSHI_OPTIM_GRAD], tshi_optim_first(t));
@@ -22105,7 +22199,7 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     const double lr = d->lr * each->lr_scale, decay = each->weight_decay; /* this parameter's */
     tshi_operand x[TSHI_OPTIM_OPERANDS];
     tshi_update p;
-    if (!tshi_optim_operands(t, x)) return;
+    if (!tshi_optim_operands(t, d->moments_dtype, x)) return;
     memset(&p, 0, sizeof p);
     p.clip = clip;
     p.decay = decay;
@@ -22117,7 +22211,7 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
                                    strlen(t->path));
     p.stream = tshi_rng_hash(p.noise.stream, "weights", 7);
     if (d->kind != TSH_SGD || d->momentum > 0) { /* this kind has a first moment */
-        if (!tshi_optim_moment(t, &each->first)) return;
+        if (!tshi_optim_moment(t, &each->first, d->moments_dtype)) return;
         x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
     }
     if (d->kind == TSH_SGD) {
@@ -22127,7 +22221,7 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
         tshi_optim_run(t, tshi_optim_sgd[t->ctx->isa], x, &p);
         return;
     }
-    if (!tshi_optim_moment(t, &each->second)) return;
+    if (!tshi_optim_moment(t, &each->second, d->moments_dtype)) return;
     x[TSHI_OPTIM_SECOND].data = tshi_tensor_at(each->second);
     if (d->kind == TSH_ADAMW) p.decay = 0; /* AdamW decays x itself, not through the gradient */
     p.keep = d->kind == TSH_ADAMW ? 1 - lr * decay : 1;
@@ -22212,6 +22306,27 @@ static TSHI_COLD int tshi_optim_trainable(tsh_module *module) {
     return 1;
 }
 
+/* Sets how a parameter's gradient is kept: as the newest of its optimisers says, and in chunks if
+ * any of them says so. Returns 1 if it has an optimiser. */
+static TSHI_COLD int tshi_optim_claim(tsh_tensor *param) {
+    const tsh_ctx *ctx = param->ctx;
+    param->flags &= ~(unsigned)(TSHI_CHUNKED | TSHI_OPTIMISED | TSHI_INEXACT);
+    param->grad_dtype = TSH_DTYPE_DEFAULT;
+    param->updates = NULL;
+    for (const tsh_optim *optim = ctx->optims; optim; optim = optim->older) /* newest first */
+        for (int i = 0; i < optim->count; i++) {
+            const tsh_optim_desc *desc = &optim->desc;
+            if (optim->each[i].param != param) continue;
+            if (desc->zero && ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
+            if (desc->round_weights) param->flags |= TSHI_INEXACT;
+            if (param->flags & TSHI_OPTIMISED) continue;
+            param->flags |= TSHI_OPTIMISED;
+            param->grad_dtype = desc->grad_dtype;
+            param->updates = &optim->each[i].steps;
+        }
+    return (param->flags & TSHI_OPTIMISED) != 0;
+}
+
 TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc) {
     tsh_ctx *ctx = module ? module->ctx : NULL;
     tshi_walk at = {NULL, NULL, 0};
@@ -22240,25 +22355,13 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
         each->param = at.param;
         each->lr_scale = 1; /* unless tsh_optim_group changes it */
         each->weight_decay = optim->desc.weight_decay;
-        if (optim->desc.zero && ctx->dp.size > 1) at.param->flags |= TSHI_CHUNKED;
-        at.param->flags |= TSHI_OPTIMISED;
-        if (optim->desc.round_weights) at.param->flags |= TSHI_INEXACT;
-        at.param->grad_dtype = optim->desc.grad_dtype;
-        at.param->moments_dtype = optim->desc.moments_dtype;
-        at.param->updates = &each->steps;
     }
+    optim->changes = -1; /* looks at its first step */
     optim->older = ctx->optims; /* prepend to the ctx's list */
     ctx->optims = optim;
+    for (int i = 0; i < optim->count; i++) (void)tshi_optim_claim(optim->each[i].param);
     ctx->write_groups = tshi_optim_write_groups;
     return optim;
-}
-
-/* Returns the newest optimiser that updates a parameter, or NULL. */
-static const tsh_optim *tshi_optim_of(const tsh_tensor *param) {
-    for (const tsh_optim *optim = param->ctx->optims; optim; optim = optim->older)
-        for (int i = 0; i < optim->count; i++)
-            if (optim->each[i].param == param) return optim;
-    return NULL;
 }
 
 TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
@@ -22270,13 +22373,12 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
         tsh_tensor *param = optim->each[i].param;
         tsh_tensor_free(optim->each[i].first);
         tsh_tensor_free(optim->each[i].second);
-        if (tshi_optim_of(param)) continue;
-        tsh_zero_grad(param);
+        const unsigned chunked = param->flags & TSHI_CHUNKED;
+        const int optimised = tshi_optim_claim(param);
+        if (!optimised || chunked != (param->flags & TSHI_CHUNKED)) tsh_zero_grad(param);
+        if (optimised) continue;
         tshi_mem_release(param->ctx, param->low);
         param->low = NULL;
-        param->flags &= ~(unsigned)(TSHI_CHUNKED | TSHI_OPTIMISED | TSHI_INEXACT);
-        param->grad_dtype = param->moments_dtype = TSH_DTYPE_DEFAULT;
-        param->updates = NULL;
     }
 }
 
@@ -22348,14 +22450,13 @@ static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
 }
 
 /* Warns if a parameter without an optimiser was added below optim's module after optim was made. */
-static TSHI_COLD void tshi_optim_warn_late(tsh_ctx *ctx, const tsh_optim *optim) {
+static TSHI_COLD void tshi_optim_warn_late(tsh_ctx *ctx, tsh_optim *optim) {
     tshi_walk at = {NULL, NULL, 0};
     char text[TSH_MESSAGE_SIZE];
+    optim->changes = ctx->changes;
     while (tshi_module_step_once(optim->module, &at)) {
-        int known = (at.param->flags & TSHI_BUFFER) || !at.param->requires_grad;
-        for (const tsh_optim *o = ctx->optims; o && !known; o = o->older)
-            for (int i = 0; i < o->count && !known; i++) known = o->each[i].param == at.param;
-        if (known) continue;
+        if ((at.param->flags & (TSHI_BUFFER | TSHI_OPTIMISED)) || !at.param->requires_grad)
+            continue;
         (void)snprintf(text, sizeof text,
                        "\"%s\" was added after tsh_optim_new and is never updated; call "
                        "tsh_optim_new when the model is complete", at.param->path);
@@ -22366,7 +22467,7 @@ static TSHI_COLD void tshi_optim_warn_late(tsh_ctx *ctx, const tsh_optim *optim)
 
 /* Marks the gradients as used. Warns if there are none; and if, after many steps, none has been
  * ended and each has left step tensors. */
-static void tshi_optim_warn(tsh_ctx *ctx, const tsh_optim *optim) {
+static void tshi_optim_warn(tsh_ctx *ctx, tsh_optim *optim) {
     int wanted = 0, live = 0; /* numbers of parameters that require a gradient, that have one */
     if (ctx->error.code != TSH_OK) return;
     for (int i = 0; i < optim->count; i++) {
@@ -22379,7 +22480,7 @@ static void tshi_optim_warn(tsh_ctx *ctx, const tsh_optim *optim) {
         tshi_error_warn(ctx, TSHI_WARN_NONE,
                         "tsh_optim_step changes nothing, as no parameter has a gradient; call "
                         "tsh_backward before it, and tsh_zero_grads only after it");
-    if (optim->info.steps + optim->info.skipped == 1) tshi_optim_warn_late(ctx, optim);
+    if (optim->changes != ctx->changes) tshi_optim_warn_late(ctx, optim);
     ctx->steps++;
     if (ctx->steps != TSHI_WARN_STEPS / 2 && ctx->steps != TSHI_WARN_STEPS) return;
     const int64_t before = ctx->held;
@@ -22431,12 +22532,6 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
 /* Needs: >>parallel >>optim.                                                   */
 /* ========================================================================== */
 
-/* Returns 1 if m is a layer whose weight, its parameter 0, may be quantised. */
-static int tshi_quantize_takes(const tsh_module *m) {
-    return m->param[0] && (m->kind->forward == tshi_nn_linear_forward ||
-                           m->kind->forward == tshi_nn_embedding_forward);
-}
-
 /* Returns what the weight of m becomes, but for its values: shape (out, in) also where the layer
  * stores (in, out), for blocks lie along the input features. */
 static tsh_tensor tshi_quantize_form(const tsh_module *m, tsh_dtype dtype) {
@@ -22460,15 +22555,15 @@ static int tshi_quantize_check(tsh_module *m, tsh_dtype dtype) {
     const tsh_tensor form = tshi_quantize_form(m, dtype);
     tshi_walk at = {NULL, NULL, 0};
     while (tshi_module_step(m->ctx->root, &at))
-        if (at.param == t && (at.slot || !tshi_quantize_takes(at.module) ||
+        if (at.param == t && (at.slot || !tshi_module_quantises(at.module) ||
                               at.module->reversed != m->reversed))
             return tshi_error_zero(m->ctx, TSH_ERR_ARGUMENT,
                                    "tsh_quantize: \"%s\" is tied to a parameter of \"%s\", "
                                    "which %s",
                                    t->path, at.module->path,
-                                   tshi_quantize_takes(at.module) ? "stores it the other way round"
+                                   tshi_module_quantises(at.module) ? "stores it the other way round"
                                                                   : "takes no quantised one");
-    if (tshi_optim_of(t))
+    if (t->flags & TSHI_OPTIMISED)
         return tshi_error_zero(m->ctx, TSH_ERR_STATE,
                                "tsh_quantize: \"%s\" is updated by an optimiser; quantise it "
                                "before tsh_optim_new, which then leaves it out, or after "
@@ -22535,7 +22630,7 @@ TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *patter
     if (!pattern) pattern = "**";
     for (apply = 0; apply < 2; apply++) /* checks all before it changes any */
         for (m = module; m && ctx->error.code == TSH_OK; m = tshi_module_next(module, m)) {
-            if (!tshi_quantize_takes(m) ||
+            if (!tshi_module_quantises(m) ||
                 !tshi_parallel_match(pattern, tshi_module_below(module, m->path)))
                 continue;
             matched++;
@@ -23631,7 +23726,7 @@ static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *pa
     item->path = tshi_io_name(io, param->path);
     item->param = param;
     item->moment = moment;
-    item->dtype = moment ? param->moments_dtype : param->dtype;
+    item->dtype = moment ? io->optim->desc.moments_dtype : param->dtype;
     return item;
 }
 
@@ -25623,7 +25718,7 @@ static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
             tshi_tensor_release(*item->moment); /* has an old layout: make a new one */
             *item->moment = NULL;
         }
-        t = tshi_optim_moment(t, item->moment); /* creates it if needed */
+        t = tshi_optim_moment(t, item->moment, item->dtype); /* creates it if needed */
         if (t && tshi_io_in_chunks(item) && !tshi_optim_allocate(t, tsh_local_numel(t)))
             return NULL;
         if (t && !item->entry) memset(tshi_tensor_at(t), 0, bytes);
