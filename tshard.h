@@ -2258,14 +2258,15 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_LEAF = 4,      /* backward keeps its gradient, for the user or an optimiser */
     TSHI_RETAIN = 8,    /* keeps values and gradient through backward */
     TSHI_STALE = 16,    /* its values were released; to use them is TSH_ERR_STALE */
-    TSHI_DEAD = 32,     /* the handle itself was released, and may be reused later */
+    TSHI_DEAD = 32,     /* the handle itself was released; it is reused once refs is 0 */
     TSHI_CHUNKED = 64,  /* each rank of dp holds a chunk of its gradient (a moment: its values) */
     TSHI_AVERAGED = 128, /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
     TSHI_CONSUMED = 256, /* a backward has released the node of the op that made it */
     TSHI_USED = 512,     /* an optimiser has used its gradient, which was not zeroed since */
     TSHI_BUFFER = 1024,  /* a parameter that no optimiser updates */
     TSHI_OPTIMISED = 2048, /* a parameter that an optimiser was made for */
-    TSHI_INEXACT = 4096    /* one of which no exact weights are kept (.round_weights) */
+    TSHI_INEXACT = 4096,   /* one of which no exact weights are kept (.round_weights) */
+    TSHI_CACHED = 8192     /* a weight of keys or values, laid out as which a cache was made */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
@@ -2287,6 +2288,7 @@ struct tsh_tensor {
     tshi_block *block; /* the values; NULL: a parameter that is not allocated yet, or stale */
     int64_t offset;    /* in elements, from the block's data to the tensor's first element */
     tsh_tensor *base;  /* the tensor that this one is a view of; itself if it is no view */
+    int refs; /* references to the handle from nodes, views, buckets, pipelines and modules */
     /* The fields from here to marks are used in a base only; its views share them. */
     int requires_grad;       /* 1: backward computes its gradient */
     tshi_node *node;         /* the op that made it; NULL: a leaf */
@@ -2308,8 +2310,8 @@ struct tsh_tensor {
     int absent; /* 1: other pipeline stages hold the parameter, this rank's stage does not */
     tshi_block *low; /* uint16_t per local element: the lower halves of the exact float weights of
                       * a bf16 parameter (see tshi_tensor_exact); NULL: all 0 */
-    /* The fields below are for an optimiser, which sets the first three. */
-    tsh_dtype grad_dtype, moments_dtype; /* TSH_BF16; or 0 or TSH_REAL: not rounded */
+    /* The fields below are for an optimiser, which sets the first two. */
+    tsh_dtype grad_dtype;   /* TSH_BF16; or 0 or TSH_REAL: not rounded */
     const int64_t *updates; /* number of updates so far: keys the rounding of the gradient */
     tshi_block *packed;     /* the gradient in bf16, while gr.live is 1 and gr.block is NULL */
     uint64_t packs;         /* how often the gradient was packed since it was empty */
@@ -2390,7 +2392,7 @@ struct tshi_node {
     tshi_block **saved;  /* n + 1 entries, inputs and out: the values; NULL: backward reads none */
     tshi_block *aux;     /* what else backward reads; released with the node */
     void *params;        /* the op's own options, in the tape's arena */
-    tsh_tensor **leaves; /* tensors besides the inputs that backward adds gradients to */
+    tsh_tensor **leaves; /* parameters that backward reads besides the inputs, or adds gradients to */
     int leaf_count;      /* length of leaves */
     struct {
         int reached;      /* 1: the loss depends on the output */
@@ -2410,6 +2412,7 @@ typedef struct tshi_tape {
     tshi_node *newest; /* the last recorded call; NULL: the tape is empty */
     tshi_arena arena;  /* memory of the nodes and of their parameters */
     int no_grad;       /* how many tsh_no_grad_begin are open; 0: calls are recorded */
+    int locked;        /* calls under way that need the tape as it is: see tshi_tape_unlocked */
     int evaluating;    /* the same without those that a checkpoint's forward has opened */
     int pending;       /* 1: leaves have gradients that tsh_sync_grads must still sum over dp */
     int summed;        /* 1: losses are sums of terms; 0: losses are means */
@@ -2499,6 +2502,7 @@ struct tsh_ctx {
     tshi_tape tape;
     tshi_buckets buckets;
     int depth;         /* how many scopes are open */
+    int changes;       /* of the tree of modules so far, for optimisers to notice */
     int anomalies;     /* 1: tsh_detect_anomaly is on: a NaN or an infinity is an error */
     tshi_trace *trace; /* the trace that is being recorded; NULL: none */
     tsh_module *root;  /* of the module tree */
@@ -4095,7 +4099,11 @@ static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
     return text;
 }
 
-/* -- handles ---------------------------------------------------------------- */
+/* -- handles ----------------------------------------------------------------
+ * A released handle is reused, but never while something refers to it: nodes of a tape count their
+ * inputs, output and leaves in t->refs, a view its base, a bucket its leaves, a pipeline the output
+ * of a micro-batch, a layer the mask of its description. A handle that is released before is dead:
+ * it has no values and gets no gradient, and it joins the free handles with the last reference. */
 
 /* Bytes of a handle before the fields that only owned tensors set. */
 enum { TSHI_TENSOR_STEP = offsetof(tsh_tensor, path) };
@@ -4152,19 +4160,35 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
     t->sparse = 0;
 }
 
-/* Releases a tensor: its values and gradients, and its handle, which joins the free handles. */
+static void tshi_tensor_ref(tsh_tensor *t) {
+    if (t) t->refs++;
+}
+
+/* Drops a reference to t, which may be NULL. With the last one a dead t joins the free handles; so
+ * may its base then, to which the view referred. */
+static void tshi_tensor_unref(tsh_tensor *t) {
+    while (t && --t->refs == 0 && (t->flags & TSHI_DEAD)) {
+        tshi_handles *h = &t->ctx->handles;
+        t->next = NULL;
+        *(h->free ? &h->newest->next : &h->oldest) = t;
+        h->newest = t;
+        h->free++;
+        t = t->base != t ? t->base : NULL;
+    }
+}
+
+/* Releases a tensor: its values and gradients, and its handle, as soon as nothing refers to it. */
 static void tshi_tensor_release(tsh_tensor *t) {
-    tshi_handles *h = &t->ctx->handles;
     tshi_tensor_drop_values(t);
     if (t->flags & TSHI_OWNED)
         memset((char *)t + TSHI_TENSOR_STEP, 0, sizeof *t - TSHI_TENSOR_STEP);
-    t->flags |= TSHI_STALE | TSHI_DEAD;
+    t->requires_grad = 0; /* backward computes no gradient of it */
     t->prev->next = t->next; /* removes t from the list of owned or of step tensors */
     t->next->prev = t->prev;
-    t->next = NULL;
-    *(h->free ? &h->newest->next : &h->oldest) = t;
-    h->newest = t;
-    h->free++;
+    t->next = t->prev = t;
+    t->refs++; /* until it is dead */
+    t->flags |= TSHI_STALE | TSHI_DEAD;
+    tshi_tensor_unref(t);
 }
 
 /* -- shapes ----------------------------------------------------------------- */
@@ -4307,11 +4331,19 @@ static tsh_tensor *tshi_tensor_detached(const tsh_tensor *x, tshi_block *block) 
     return t;
 }
 
-/* Returns a view of x: it shares x's values and gradients. The caller sets shape and strides. */
-static tsh_tensor *tshi_tensor_view(tsh_tensor *x) {
-    tsh_tensor *t = tshi_tensor_detached(x, x->block);
-    if (t) t->base = x->base;
+/* Returns a view of x with the values in `block`: it shares x's gradients. The caller sets shape
+ * and strides. */
+static tsh_tensor *tshi_tensor_view_of(const tsh_tensor *x, tshi_block *block) {
+    tsh_tensor *t = tshi_tensor_detached(x, block);
+    if (!t) return NULL;
+    t->base = x->base;
+    tshi_tensor_ref(t->base); /* until the view's handle is free */
     return t;
+}
+
+/* The same with x's values, which are shared, too. */
+static tsh_tensor *tshi_tensor_view(const tsh_tensor *x) {
+    return tshi_tensor_view_of(x, x->block);
 }
 
 static void *tshi_tensor_at(const tsh_tensor *t) { /* returns the first local element's address */
@@ -4740,6 +4772,13 @@ static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
             if (node->leaves[i] == t) return 1;
     }
     return 0;
+}
+
+/* Returns 1 if any op is recorded: on the ctx's tape, or on that of a micro-batch in progress. */
+static int tshi_tensor_any_recorded(const tsh_ctx *ctx) {
+    const tshi_micro *micro = ctx->micros;
+    while (micro && !micro->newest) micro = micro->next;
+    return ctx->tape.newest || micro;
 }
 
 /* Returns 1 if an op that used t is on the ctx's tape, or on the tape of a micro-batch in progress.
@@ -10561,10 +10600,21 @@ static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
     return b->block != NULL;
 }
 
+/* Fails if a leaf of the bucket was released since it was added: by a backward of the program's own,
+ * for only these are called meanwhile. */
+static void tshi_bucket_check(tsh_ctx *ctx, const tshi_bucket *b) {
+    for (const tshi_bucket_entry *p = b->first; p; p = p->next)
+        if (p->leaf->flags & TSHI_DEAD)
+            (void)tsh_fail(ctx, TSH_ERR_STATE,
+                           "tsh_tensor_free: within tsh_backward a leaf was freed whose gradient "
+                           "is summed over dp; free it when tsh_backward is done");
+}
+
 /* Starts the bucket's collective, unless it was started before. The gradients in the bucket are not
  * live until tshi_bucket_copy_back. */
 static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
     tsh_coll coll = tsh_coll_make(b->kind, TSH_REAL);
+    tshi_bucket_check(ctx, b);
     if (b->block || ctx->error.code != TSH_OK || !tshi_bucket_load(ctx, b)) return;
     for (tshi_bucket_entry *p = b->first; p; p = p->next) {
         p->leaf->in_bucket = 0; /* may be added to a later bucket */
@@ -10607,6 +10657,7 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     if (!p || !b) return;
     if (!b->first) b->last = &b->first; /* a new bucket, filled with zeros */
     p->leaf = leaf;
+    tshi_tensor_ref(leaf);
     *b->last = p;
     b->last = &p->next;
     b->kind = kind;
@@ -10623,13 +10674,18 @@ static void tshi_bucket_add_grad(tsh_tensor *leaf) {
     tshi_bucket_add(leaf, leaf->flags & TSHI_CHUNKED ? TSH_REDUCE_SCATTER : TSH_ALLREDUCE);
 }
 
+/* Empties the list of buckets, and releases their memory. */
+static void tshi_bucket_clear(tshi_buckets *all) {
+    tshi_mem_reset(&all->arena);
+    all->first = all->open[0] = all->open[1] = all->awaited = NULL;
+    all->last = &all->first;
+}
+
 /* Starts with an empty list of buckets. summed 1: gradients are summed, and divided by the sum of
  * the ranks' weights (tshi_bucket_sum_weights); 0: they are averaged. */
 static void tshi_bucket_begin(tsh_ctx *ctx, int summed) {
     tshi_buckets *all = &ctx->buckets;
-    tshi_mem_reset(&all->arena); /* releases the buckets of the backward before */
-    all->first = all->open[0] = all->open[1] = all->awaited = NULL;
-    all->last = &all->first;
+    tshi_bucket_clear(all);
     all->summed = summed;
     all->weight = 0;
     all->weight_req = 0; /* tsh_wait of 0 returns at once */
@@ -10695,7 +10751,9 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
         if (ctx->error.code == TSH_OK) tshi_bucket_copy_back(ctx, b);
         tshi_mem_release(ctx, b->block);
         tshi_mem_release(ctx, b->own);
+        for (tshi_bucket_entry *p = b->first; p; p = p->next) tshi_tensor_unref(p->leaf);
     }
+    tshi_bucket_clear(all);
 }
 
 /* ========================================================================== */
@@ -10747,6 +10805,7 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     for (int i = 0; i <= n; i++) {
         const tsh_tensor *t = i < n ? in[i] : out;
         if (i < n) node->in[i] = in[i];
+        tshi_tensor_ref(i < n ? in[i] : out);
         if (!t || !(op->saves & (i < n ? 1u << i : (unsigned)TSHI_OUT))) continue;
         node->saved[i] = t->block;
         t->block->refs++; /* keeps the values until backward */
@@ -10945,10 +11004,10 @@ static void tshi_tape_zero(const tsh_tensor *base, tshi_accumulator *acc) {
 }
 
 /* Fills *dest: where in acc, an accumulator of t's base, a contribution to the gradient of t goes.
- * Marks acc live. Returns 0 without memory, or if the user has freed the base. */
+ * Marks acc live. Returns 0 without memory. */
 static int tshi_tape_dest_in(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest) {
     tsh_tensor *base = t->base;
-    if ((base->flags & TSHI_DEAD) || !tshi_tape_allocate(base, acc)) return 0;
+    if (!tshi_tape_allocate(base, acc)) return 0;
     dest->data = (tsh_real *)tshi_mem_data(acc->block) + (t->offset - base->offset);
     dest->stride = t->stride;
     if (!acc->live && tsh_local_numel(t) != tsh_local_numel(base)) /* t is only a part of base */
@@ -11028,7 +11087,7 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
     size_t size = (size_t)t->local[0] * sizeof **marks; /* bytes of one mark per local row */
     *marks = NULL;
-    if (t != base || base->node || !base->requires_grad || (base->flags & TSHI_DEAD))
+    if (t != base || base->node || !base->requires_grad)
         return tshi_tape_dest_zeroed(node, i, dest);
     if (base->marks && base->marks->size < size) { /* marks of fewer rows */
         tshi_mem_release(base->ctx, base->marks);
@@ -11203,6 +11262,17 @@ static void tshi_tape_identity(tshi_node *node, int i) {
 
 /* -- backward --------------------------------------------------------------- */
 
+/* Returns 1 if the tape may be emptied or walked. While backward or the forward of a checkpoint
+ * goes on, functions of the program are called that must not do so: then 0, and an error that names
+ * op. */
+static int tshi_tape_unlocked(tsh_ctx *ctx, const char *op) {
+    return !ctx->tape.locked ||
+           tshi_error_zero(ctx, TSH_ERR_STATE,
+                           "%s: is called while a backward or the forward of a checkpoint goes on, "
+                           "whose tape it would end; call it after that",
+                           op);
+}
+
 /* Marks the nodes that the loss depends on, newest first. Counts the contributions that each leaf
  * will get (contributions), and the partial ones to any tensor (partial_contributions). */
 static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
@@ -11255,6 +11325,22 @@ static void tshi_tape_release_node(tshi_node *node) {
     memset(&out->gp, 0, sizeof out->gp);
 }
 
+/* Drops a node's references to handles, at last. */
+static void tshi_tape_unref_node(const tshi_node *node) {
+    tshi_tensor_unref(node->out);
+    for (int i = 0; i < node->n; i++) tshi_tensor_unref(node->in[i]);
+    for (int i = 0; i < node->leaf_count; i++) tshi_tensor_unref(node->leaves[i]);
+}
+
+/* Releases a tape: its nodes, of which none is run, and their memory. */
+static void tshi_tape_clear(tshi_node **newest, tshi_arena *arena) {
+    for (; *newest; *newest = (*newest)->older) {
+        tshi_tape_release_node(*newest);
+        tshi_tape_unref_node(*newest);
+    }
+    tshi_mem_reset(arena);
+}
+
 /* Lets collectives in flight send and receive: backends do so only when called. user: the ctx. */
 static void tshi_tape_progress(void *user) {
     tsh_ctx *ctx = (tsh_ctx *)user;
@@ -11270,6 +11356,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
     const int phase = tshi_trace_phase(ctx->trace, TSHI_PHASE_BACKWARD);
     tshi_node *node, *older;
     if (ctx->trace && ctx->trace->profile) ctx->trace->profile(ctx->trace, 0);
+    ctx->tape.locked++; /* while backwards of the program's own are called */
     for (node = ctx->tape.newest; node; node = older) {
         older = node->older;        /* the node is released below */
         ctx->module = node->module; /* errors begin with the module's path */
@@ -11288,9 +11375,11 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
         tshi_tape_release_node(node);
         for (int i = 0; i < node->n; i++) /* after that, for less memory */
             if (node->in[i]) tshi_tape_pack(node->in[i]->base);
+        tshi_tape_unref_node(node);
     }
     ctx->module = outer;
     ctx->tape.newest = NULL;
+    ctx->tape.locked--;
     (void)tshi_trace_phase(ctx->trace, phase);
 }
 
@@ -11455,7 +11544,8 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
     int defer = desc && desc->defer; /* 1: tsh_sync_grads completes the gradients */
     tshi_dest dest;
     if (!ctx) return TSH_ERR_ARGUMENT;
-    if (ctx->error.code == TSH_OK) (void)tshi_tape_check_loss(ctx, loss);
+    if (ctx->error.code == TSH_OK && tshi_tape_unlocked(ctx, "tsh_backward"))
+        (void)tshi_tape_check_loss(ctx, loss);
     if (ctx->error.code == TSH_OK)
         (void)tshi_tape_begin(ctx, desc && desc->summed, desc ? desc->weight : 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
@@ -11596,9 +11686,8 @@ TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     tsh_tensor *head;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->trace && ctx->trace->profile) ctx->trace->profile(ctx->trace, 1);
-    for (; ctx->tape.newest; ctx->tape.newest = ctx->tape.newest->older) /* no backward was run */
-        tshi_tape_release_node(ctx->tape.newest);
-    tshi_mem_reset(&ctx->tape.arena);
+    if (!tshi_tape_unlocked(ctx, "tsh_step_end")) return ctx->error.code;
+    tshi_tape_clear(&ctx->tape.newest, &ctx->tape.arena); /* nodes if no backward was run */
     tshi_mem_release(ctx, ctx->rope_table);
     ctx->rope_table = NULL;
     head = &ctx->handles.step; /* all step tensors */
@@ -18774,6 +18863,10 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
  * or changes a layout calls tshi_module_changed, so that the next collective of each group first
  * compares the models of its ranks. tshi_module_run is the one place where a forward is called. */
 
+/* A bit of tshi_kind.styles, above those of styles: the kind's weight, its parameter 0, may be
+ * quantised. */
+enum { TSHI_MODULE_QUANTISES = 1 << 30 };
+
 /* A kind of layer; one constant per layer type, shared by all its modules. */
 typedef struct tshi_kind {
     const char *name; /* "linear": in reports, errors and tsh_plan_rule.kind */
@@ -18857,6 +18950,11 @@ static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
     return y && module->result ? tsh_redistribute(y, *module->result) : y;
 }
 
+/* Returns 1 if m is a layer whose weight, its parameter 0, may be quantised. */
+static int tshi_module_quantises(const tsh_module *m) {
+    return m->param[0] && (m->kind->styles & TSHI_MODULE_QUANTISES);
+}
+
 /* Returns the number of modules of the whole tree, the root included. */
 static uint64_t tshi_module_count(tsh_ctx *ctx) {
     uint64_t n = 0;
@@ -18875,13 +18973,14 @@ static uint64_t tshi_module_count(tsh_ctx *ctx) {
  * node (tshi_recompute_replay) restores the counts, so that dropout draws the same masks, runs the
  * module again on a tape of its own, and runs backward through that tape. Invariant: the recomputed
  * ops may read gradients of outer tensors through the node's inputs only. */
-/* One module's count of dropout calls, as it was at the forward. */
+/* What a recomputation restores of one module: as it was at the forward. */
 typedef struct tshi_module_calls {
     const tsh_module *module; /* the module that the count belongs to */
     uint64_t dropout_calls;   /* module->dropout_calls */
+    int evaluating;           /* module->evaluating */
 } tshi_module_calls;
 
-/* The counts of the ctx and of all modules, saved at the forward. */
+/* The counts of the ctx and of all modules, and their modes, saved at the forward. */
 typedef struct tshi_rng_counts {
     tsh_module *module;                  /* the checkpointed module */
     uint64_t randn_calls, dropout_calls; /* ctx->randn_calls and ctx->dropout_calls */
@@ -18902,6 +19001,7 @@ static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     counts->each = (tshi_module_calls *)(void *)(counts + 1); /* `each` lies after the struct */
     for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
         counts->each[i].module = m;
+        counts->each[i].evaluating = m->evaluating;
         counts->each[i++].dropout_calls = m->dropout_calls;
     }
     return counts;
@@ -18912,8 +19012,12 @@ static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *c
     size_t i = 0;
     ctx->randn_calls = counts->randn_calls;
     ctx->dropout_calls = counts->dropout_calls;
-    for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m))
-        m->dropout_calls = counts->each[i].module == m ? counts->each[i++].dropout_calls : 0;
+    for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
+        const int known = counts->each[i].module == m;
+        m->dropout_calls = known ? counts->each[i].dropout_calls : 0;
+        if (known) m->evaluating = counts->each[i].evaluating;
+        i += (size_t)known;
+    }
 }
 
 /* Checks that the recomputed ops read no outer tensor that requires a gradient, except the
@@ -18989,8 +19093,7 @@ static void tshi_recompute_replay(tshi_node *node) {
     tsh_scope_begin(ctx); /* frees all recomputed tensors */
     for (i = 0; i < node->n; i++) {
         tsh_tensor *in = node->in[i];
-        x[i] = in ? tshi_tensor_detached(in, node->saved[i]) : NULL;
-        if (x[i]) x[i]->base = in->base; /* gradients go to the original */
+        x[i] = in ? tshi_tensor_view_of(in, node->saved[i]) : NULL; /* gradients go to in */
     }
     if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);
     tshi_recompute_restore_counts(ctx, now); /* later ops draw as if nothing was recomputed */
@@ -19022,14 +19125,15 @@ static tsh_tensor *tshi_recompute_run_no_grad(tsh_module *module, tsh_tensor **i
     return y;
 }
 
-/* Returns the number of parameters below module that require a gradient; a tied one counts once per
- * module that has it. Also writes them to `list`, unless that is NULL. */
-static int tshi_recompute_trainable(tsh_module *module, tsh_tensor **list) {
+/* Returns the number of parameters below module; a tied one counts once per module that has it.
+ * Writes them to `list`, unless that is NULL, and adds to *trained the number of those that require
+ * a gradient. */
+static int tshi_recompute_params(tsh_module *module, tsh_tensor **list, int *trained) {
     tshi_walk at = {NULL, NULL, 0};
     int n = 0;
-    while (tshi_module_step(module, &at)) {
-        if (list && at.param->requires_grad) list[n] = at.param;
-        n += at.param->requires_grad;
+    for (; tshi_module_step(module, &at); n++) {
+        if (list) list[n] = at.param;
+        *trained += at.param->requires_grad;
     }
     return n;
 }
@@ -19048,7 +19152,7 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
     tshi_rng_counts *counts;
     tsh_tensor *y;
     tshi_node *node;
-    int leaves; /* number of trainable parameters */
+    int leaves, trained = 0; /* numbers of parameters, of those that require a gradient */
     if (n > TSHI_MODULE_INPUTS)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
                                "tsh_checkpoint: takes %d inputs at most, not %d",
@@ -19056,15 +19160,18 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
     for (int i = 0; i < n; i++)
         if (in[i] && !tshi_tensor_check("tsh_checkpoint", &in[i], 1)) return NULL;
     counts = tshi_recompute_save_counts(module); /* before the forward draws */
+    ctx->tape.locked++;                          /* the counts are in the tape's arena */
     y = counts ? tshi_recompute_run_no_grad(module, in, n) : NULL;
-    leaves = y ? tshi_recompute_trainable(module, NULL) : 0;
-    if (!y || (!tshi_tape_records(ctx, in, n) && !leaves)) return y;
+    ctx->tape.locked--;
+    leaves = y ? tshi_recompute_params(module, NULL, &trained) : 0;
+    if (!y || (!tshi_tape_records(ctx, in, n) && !trained)) return y;
     /* Sets the bits of all inputs: only the recomputation knows whose gradients are partial. */
     node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
                          (size_t)leaves * sizeof *node->leaves);
     if (!node) return NULL;
     node->leaves = (tsh_tensor **)node->params; /* the space reserved above */
-    node->leaf_count = tshi_recompute_trainable(module, node->leaves);
+    node->leaf_count = tshi_recompute_params(module, node->leaves, &trained);
+    for (int i = 0; i < leaves; i++) tshi_tensor_ref(node->leaves[i]);
     node->params = counts; /* what tshi_recompute_replay reads */
     return y;
 }
@@ -19253,6 +19360,7 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
 /* Makes the next collective of each group compare the models. Called after every change of the
  * tree. With pp > 1 the world compares in tsh_pipeline_new only: before, stages may differ. */
 static void tshi_module_changed(tsh_ctx *ctx) {
+    ctx->changes++;
     ctx->compare = tshi_module_compare; /* called through a pointer: >>comm comes before */
     if (ctx->tp.size > 1) ctx->tp.unchecked = ctx; /* checked by tshi_comm_compare */
     if (ctx->dp.size > 1) ctx->dp.unchecked = ctx;
@@ -19288,6 +19396,11 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
             "tsh_add_%s: \"%.64s\" under \"%.64s\" is no name: it may not be empty, hold a "
             "dot, or make a path of %d characters",
             kind->name, name, parent->path, TSH_PATH_SIZE);
+    if (ctx->pipeline)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_add_%s: \"%s\" is added when a pipeline has dealt the modules to its "
+                       "stages; make the whole model before tsh_pipeline_new",
+                       kind->name, name);
     for (tsh_module *other = parent->first; other; other = other->next)
         if (strcmp(other->name, name) == 0)
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_add_%s: \"%s\" has a child \"%s\" already",
@@ -19370,6 +19483,27 @@ static tshi_block *tshi_module_moved(const tsh_tensor *before, const tsh_tensor 
     return NULL;
 }
 
+/* Returns 1 if t may get another layout; 0 and an error if its values, or a cache, depend on the
+ * present one. */
+static TSHI_COLD int tshi_module_may_move(const tsh_tensor *t) {
+    if (tshi_tensor_recorded(t)) /* nodes of a tape have saved its values */
+        return tshi_error_zero(t->ctx, TSH_ERR_STATE,
+                               "tsh_parallelize: ops are recorded that use \"%s\" as it lies; end "
+                               "the step first: tsh_step_end",
+                               t->path);
+    if (tshi_dtype_in_blocks(t->dtype))
+        return tshi_error_zero(t->ctx, TSH_ERR_STATE,
+                               "tsh_parallelize: \"%s\" is quantised, and would be laid out anew; "
+                               "first apply the plan, then call tsh_quantize",
+                               t->path);
+    if (t->flags & TSHI_CACHED)
+        return tshi_error_zero(t->ctx, TSH_ERR_STATE,
+                               "tsh_parallelize: a cache is laid out as \"%s\" is, which would be "
+                               "laid out anew; first apply the plan, then call tsh_cache_new",
+                               t->path);
+    return 1;
+}
+
 /* Gives a parameter or moment another layout: redistributes its values (a collective over tp if
  * they are allocated) and frees its gradients. On failure t is as before. */
 static TSHI_COLD void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
@@ -19381,21 +19515,9 @@ static TSHI_COLD void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layo
         t->layout = *layout; /* the same shards, though units may differ */
         return;
     }
-    if (tshi_tensor_recorded(t)) { /* nodes of the tape saved its values */
-        (void)tsh_fail(t->ctx, TSH_ERR_STATE,
-                       "%s: ops are recorded that use it as it lies; end the step first: "
-                       "tsh_step_end",
-                       t->path);
+    if (!tshi_module_may_move(t) ||
+        tshi_tensor_set_shape(t, "a new layout", &shape, layout) != TSH_OK || !t->block)
         return;
-    }
-    if (tshi_dtype_in_blocks(t->dtype)) {
-        (void)tsh_fail(t->ctx, TSH_ERR_STATE,
-                       "%s: it is quantised, and would be laid out anew; first shard the model, "
-                       "then call tsh_quantize",
-                       t->path);
-        return;
-    }
-    if (tshi_tensor_set_shape(t, "a new layout", &shape, layout) != TSH_OK || !t->block) return;
     block = tshi_module_moved(&before, t, t->dtype, t->block);
     if (block && t->low) low = tshi_module_moved(&before, t, TSH_BF16, t->low); /* as bits */
     if (!block || (t->low && !low)) {
@@ -19554,6 +19676,41 @@ TSH_API tsh_module *tsh_child(const tsh_module *module, int index) {
     return child;
 }
 
+/* Returns 1 if the parameter `old` may be replaced by source; 0 and an error if anything but the
+ * tree refers to it, or if source is quantised and a layer of old's does not take that. */
+static TSHI_COLD int tshi_module_may_replace(const tsh_tensor *old, const tsh_tensor *source) {
+    tsh_ctx *ctx = old->ctx;
+    tshi_walk at = {NULL, NULL, 0};
+    if (old->flags & TSHI_OPTIMISED)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_tie: an optimiser has \"%s\"; call tsh_tie before tsh_optim_new",
+                       old->path);
+    else if (ctx->pipeline)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_tie: a pipeline has dealt \"%s\" to its stages; call tsh_tie before "
+                       "tsh_pipeline_new",
+                       old->path);
+    else if (old->flags & TSHI_CACHED)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_tie: a cache is laid out as \"%s\" is; call tsh_tie before "
+                       "tsh_cache_new",
+                       old->path);
+    else if (tshi_tensor_recorded(old))
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_tie: ops are recorded that use \"%s\"; end the step first: "
+                       "tsh_step_end",
+                       old->path);
+    while (tshi_dtype_in_blocks(source->dtype) && tshi_module_step(ctx->root, &at))
+        if (at.param == old &&
+            (at.slot || !tshi_module_quantises(at.module) || at.module->reversed))
+            (void)tsh_fail(ctx, TSH_ERR_STATE,
+                           "tsh_tie: \"%s\" is quantised, which \"%s\" %s; first call tsh_tie, "
+                           "then tsh_quantize",
+                           source->path, at.module->path,
+                           at.module->reversed ? "stores the other way round" : "does not take");
+    return ctx->error.code == TSH_OK;
+}
+
 TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source) {
     tsh_tensor *old = module ? tsh_param(module, name) : NULL; /* replaced by source */
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
@@ -19567,6 +19724,7 @@ TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_t
                         old->path, tshi_tensor_text(old, a), source->path,
                         tshi_tensor_text(source, b));
     if (old == source) return TSH_OK;
+    if (!tshi_module_may_replace(old, source)) return module->ctx->error.code;
     tshi_module_changed(module->ctx); /* shapes and layouts below may differ */
     while (tshi_module_step(module->ctx->root, &at))
         if (at.param == old) at.module->param[at.slot] = source; /* in every module that has it */
@@ -19585,7 +19743,7 @@ TSH_API TSHI_COLD tsh_result tsh_materialize(tsh_module *module) {
 TSH_API TSHI_COLD tsh_result tsh_reset_parameters(tsh_module *module) {
     tshi_walk at = {NULL, NULL, 0};
     if (!module) return TSH_ERR_ARGUMENT;
-    if (module->ctx->tape.newest) /* nodes have saved the old values */
+    if (tshi_tensor_any_recorded(module->ctx)) /* nodes have saved the old values */
         return tsh_fail(module->ctx, TSH_ERR_STATE,
                         "tsh_reset_parameters: ops are recorded that use the old values; end the "
                         "step first: tsh_step_end");
@@ -20190,12 +20348,18 @@ static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule
 
 /* -- checking --------------------------------------------------------------- */
 
-/* Fills in choice->layout. Returns an error if a layout does not fit its parameter's shape, or if
- * it would change while recorded ops use the parameter. */
+/* Fills in choice->layout. Returns an error if a layout does not fit its parameter's shape, or may
+ * not change. */
 static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE];
     tsh_module *m = choice->module;
     char text[TSHI_TEXT_SIZE];
+    if (m->ctx->pipeline && !m->stage &&
+        (choice->rule[TSHI_PARALLEL_BEFORE] || choice->rule[TSHI_PARALLEL_AFTER]))
+        return tsh_fail(m->ctx, TSH_ERR_STATE,
+                        "tsh_parallelize: \"%s\" has a PREPARE rule, but a pipeline runs its "
+                        "children one by one; give the rule to one of these",
+                        m->path);
     if (!rule) return TSH_OK; /* its parameters keep their layouts */
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) choice->layout[i] = tsh_replicated();
     if (m->kind->layouts) m->kind->layouts(m, rule, choice->layout);
@@ -20209,17 +20373,8 @@ static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
                 t->path, tshi_tensor_text(t, text), rule->segments ? rule->segments : 1,
                 rule->unit ? (long long)rule->unit : 1ll);
         if (!tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size) &&
-            tshi_tensor_recorded(t))
-            return tsh_fail(m->ctx, TSH_ERR_STATE,
-                            "tsh_parallelize: ops are recorded that use \"%s\" as it lies; end "
-                            "the step first: tsh_step_end",
-                            t->path);
-        if (tshi_dtype_in_blocks(t->dtype) &&
-            !tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size))
-            return tsh_fail(m->ctx, TSH_ERR_STATE,
-                            "tsh_parallelize: \"%s\" is quantised, and would be laid out anew; "
-                            "first apply the plan, then call tsh_quantize",
-                            t->path);
+            !tshi_module_may_move(t))
+            return m->ctx->error.code;
     }
     return TSH_OK;
 }
@@ -20410,8 +20565,9 @@ TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
 /* -- constructors of layers with a style -------------------------------------- */
 
 enum {
-    TSHI_PARALLEL_LINEAR = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE | 1 << TSH_AUTO,
-    TSHI_PARALLEL_EMBEDDING = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE
+    TSHI_PARALLEL_EMBEDDING = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE |
+                              TSHI_MODULE_QUANTISES,
+    TSHI_PARALLEL_LINEAR = TSHI_PARALLEL_EMBEDDING | 1 << TSH_AUTO
 };
 
 /* Returns a rule with a style and an empty path: it matches the root itself. */
@@ -20592,7 +20748,7 @@ typedef struct tshi_attention_layer {
     tsh_attention_layer_desc desc; /* with the counts that its zeros stand for */
     tsh_rope_desc rope;            /* desc.rope points to it, or is NULL */
     tsh_module *qkv[3], *fused, *norm[2], *out; /* children; NULL: it has none such */
-    tsh_tensor *sinks;          /* NULL: none */
+    tsh_module *sinks;          /* has the parameter; NULL: none */
     tsh_cache *cache;           /* NULL: none is attached */
     tsh_tensor *keys, *values;  /* the cache's, (B, Hkv, length, D) */
     tsh_tensor *held;           /* (B), i64: how many positions these hold of each row */
@@ -20724,8 +20880,8 @@ static tsh_tensor *tshi_layers_attend(tsh_module *module, tsh_tensor **in, int n
     if (module->evaluating) desc.dropout = 0;
     if (n > 1) desc.mask = in[1];
     tshi_layers_cached(a, &desc);
-    desc.sinks = a->sinks;
-    if (a->sinks && qkv[0]->layout.kind == TSH_REPLICATED) desc.sinks = tsh_full(a->sinks);
+    desc.sinks = a->sinks ? a->sinks->param[0] : NULL; /* tsh_tie may have replaced it */
+    if (a->sinks && qkv[0]->layout.kind == TSH_REPLICATED) desc.sinks = tsh_full(desc.sinks);
     y = tsh_transpose(tsh_attention(qkv[0], qkv[1], qkv[2], &desc), 1, 2);
     if (!y) return NULL;
     if (a->cache) tshi_layers_hold(a, x->dim[1]);
@@ -20786,7 +20942,8 @@ static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a)
         tsh_param_desc param;
         memset(&param, 0, sizeof param);
         param.layout = &layout;
-        a->sinks = tsh_add_param(module, "sinks", tsh_shape1(desc->heads), &param);
+        (void)tsh_add_param(module, "sinks", tsh_shape1(desc->heads), &param);
+        a->sinks = module->last;
     }
     like.no_bias = !desc->out_bias;
     a->out = tshi_layers_linear(module, desc->out ? desc->out : "o_proj", &like, desc->heads * d,
@@ -20810,21 +20967,35 @@ static void tshi_layers_add_norms(tsh_module *module, tshi_attention_layer *a) {
     }
 }
 
+/* Fails if a cache is there of a module above the new layer, of which it would hold no keys. */
+static void tshi_layers_check_caches(const tsh_module *module) {
+    for (const tsh_cache *cache = module->ctx->caches; cache; cache = cache->next)
+        for (const tsh_module *m = module; m; m = m->parent)
+            if (m == cache->module)
+                (void)tsh_fail(module->ctx, TSH_ERR_STATE,
+                               "tsh_add_attention: the cache of \"%s\" would hold no keys of "
+                               "\"%s\"; add the layer before tsh_cache_new",
+                               m->path, module->path);
+}
+
 TSH_API TSHI_COLD tsh_module *tsh_add_attention(tsh_module *parent, const char *name,
                                                 const tsh_attention_layer_desc *desc) {
     tsh_module *module = tshi_nn_add(parent, name, &tshi_layers_attention, desc);
     tsh_ctx *ctx = module ? module->ctx : NULL;
     tshi_attention_layer *a;
     if (!ctx) return NULL;
+    tshi_layers_check_caches(module);
     a = (tshi_attention_layer *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *a);
     module->user = a;
-    if (!a) return tshi_layers_finish(module);
+    if (!a || ctx->error.code != TSH_OK) return tshi_layers_finish(module);
     a->desc = *desc;
     if (desc->rope) a->rope = *desc->rope;
     if (desc->rope) a->desc.rope = &a->rope;
     if (tshi_layers_counts(module, &a->desc)) tshi_layers_add_linears(module, a);
     if (desc->qk_norm) tshi_layers_add_norms(module, a);
-    return tshi_layers_finish(module);
+    module = tshi_layers_finish(module);
+    if (module) tshi_tensor_ref(desc->attention.mask); /* each forward reads it */
+    return module;
 }
 
 /* -- MLP -------------------------------------------------------------------- */
@@ -20900,10 +21071,25 @@ static tshi_attention_layer *tshi_layers_next(tsh_module *root, tsh_module **m) 
     return *m ? (tshi_attention_layer *)(*m)->user : NULL;
 }
 
+/* Returns the layer's weight of keys (i 1) or values (i 2), as which its part of a cache is laid
+ * out. */
+static tsh_tensor *tshi_layers_weight(const tshi_attention_layer *a, int i) {
+    return (a->fused ? a->fused : a->qkv[i])->param[0];
+}
+
+/* Marks the weights as which the cache, if it is there, is laid out. */
+static void tshi_layers_mark(const tsh_cache *cache) {
+    tsh_module *m = NULL;
+    tshi_attention_layer *a;
+    while (cache->module && (a = tshi_layers_next(cache->module, &m)) != NULL)
+        for (int i = 1; i < 3 && a->cache == cache; i++)
+            tshi_layers_weight(a, i)->flags |= TSHI_CACHED;
+}
+
 /* Gives a layer its part of a cache. */
 static void tshi_layers_attach(tsh_module *module, tshi_attention_layer *a, tsh_cache *cache,
                                int64_t batch, tsh_dtype dtype) {
-    const tsh_tensor *w = (a->fused ? a->fused : a->qkv[1])->param[0]; /* laid out as the keys */
+    const tsh_tensor *w = tshi_layers_weight(a, 1); /* laid out as the keys */
     const tsh_layout layout = w->layout.kind == TSH_SHARDED ? tsh_sharded(1) : tsh_replicated();
     const tsh_shape shape = tsh_shape4(batch, a->desc.kv_heads, cache->length, a->desc.head_dim);
     if (a->cache) {
@@ -20955,6 +21141,7 @@ TSH_API TSHI_COLD tsh_cache *tsh_cache_new(tsh_module *module, int64_t batch, in
     cache->longest = 0;
     for (m = NULL; (a = tshi_layers_next(module, &m)) != NULL && ctx->error.code == TSH_OK;)
         tshi_layers_attach(m, a, cache, batch, dtype);
+    tshi_layers_mark(cache);
     if (ctx->error.code == TSH_OK) return cache;
     tsh_cache_free(cache);
     return NULL;
@@ -20971,10 +21158,13 @@ TSH_API TSHI_COLD void tsh_cache_free(tsh_cache *cache) {
         tsh_tensor_free(a->held);
         a->keys = a->values = a->held = NULL;
         a->cache = NULL;
+        for (int i = 1; i < 3; i++) tshi_layers_weight(a, i)->flags &= ~(unsigned)TSHI_CACHED;
     }
     tsh_tensor_free(cache->counts);
     cache->counts = NULL;
+    const tsh_cache *other = cache->module->ctx->caches;
     cache->module = NULL;
+    for (; other; other = other->next) tshi_layers_mark(other); /* weights that are tied */
 }
 
 TSH_API tsh_result tsh_cache_counts(tsh_cache *cache, const int64_t *counts) {
@@ -21557,6 +21747,7 @@ struct tsh_optim {
     tsh_optim_info info; /* counts of steps, the last norm */
     tshi_moments *each;  /* shape (count): one per parameter, in pre-order */
     int count;           /* number of parameters, a tied one once */
+    int changes;         /* ctx->changes when it last looked for parameters that it lacks */
     tsh_optim *older;    /* the ctx's optimiser created before this one */
 };
 
@@ -21907,8 +22098,9 @@ static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tshi_mem_release(ctx, part.block);
 }
 
-/* Returns *moment with param's layout, created with zeros if it is NULL; NULL after an error. */
-static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
+/* Returns *moment with param's layout, created with zeros of dtype if it is NULL; NULL after an
+ * error. */
+static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment, tsh_dtype dtype) {
     tsh_ctx *ctx = param->ctx;
     const tsh_shape shape = tsh_shape_of(param);
     tsh_tensor *m = *moment; /* NULL: not created yet */
@@ -21918,7 +22110,7 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     }
     m = tshi_tensor_handle(ctx, TSHI_OWNED | (param->flags & TSHI_CHUNKED));
     if (!m) return NULL;
-    m->dtype = param->moments_dtype;
+    m->dtype = dtype;
     m->path = param->path;
     if (tshi_tensor_set_shape(m, "tsh_optim_step", &shape, &param->layout) != TSH_OK ||
         !tshi_optim_allocate(m, tshi_optim_count(m))) {
@@ -21986,12 +22178,13 @@ static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tsh
                   tshi_optim_update_part, &work);
 }
 
-/* Fills in a parameter's operands; those of moments stay empty. Returns 0 without memory. */
-static int tshi_optim_operands(tsh_tensor *t, tshi_operand *x) {
+/* Fills in a parameter's operands; those of moments, of a dtype, stay empty. Returns 0 without
+ * memory. */
+static int tshi_optim_operands(tsh_tensor *t, tsh_dtype moments, tshi_operand *x) {
     if (!tshi_tensor_keep_exact(t)) return 0;
     x[TSHI_OPTIM_X] = tshi_kernel_operand(tshi_tensor_at(t), 1, t->dtype);
     x[TSHI_OPTIM_GRAD] = tshi_tape_operand(t);
-    x[TSHI_OPTIM_FIRST] = x[TSHI_OPTIM_SECOND] = tshi_kernel_operand(NULL, 1, t->moments_dtype);
+    x[TSHI_OPTIM_FIRST] = x[TSHI_OPTIM_SECOND] = tshi_kernel_operand(NULL, 1, moments);
     x[TSHI_OPTIM_LOW] = tshi_kernel_operand(t->low ? tshi_mem_data(t->low) : NULL, 1, TSH_BF16);
     tshi_kernel_move(&x[TSHI_OPTIM_X], tshi_optim_first(t));
     tshi_kernel_move(&x[TSHI_OPTIM_GRAD], tshi_optim_first(t));
@@ -22006,7 +22199,7 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     const double lr = d->lr * each->lr_scale, decay = each->weight_decay; /* this parameter's */
     tshi_operand x[TSHI_OPTIM_OPERANDS];
     tshi_update p;
-    if (!tshi_optim_operands(t, x)) return;
+    if (!tshi_optim_operands(t, d->moments_dtype, x)) return;
     memset(&p, 0, sizeof p);
     p.clip = clip;
     p.decay = decay;
@@ -22018,7 +22211,7 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
                                    strlen(t->path));
     p.stream = tshi_rng_hash(p.noise.stream, "weights", 7);
     if (d->kind != TSH_SGD || d->momentum > 0) { /* this kind has a first moment */
-        if (!tshi_optim_moment(t, &each->first)) return;
+        if (!tshi_optim_moment(t, &each->first, d->moments_dtype)) return;
         x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
     }
     if (d->kind == TSH_SGD) {
@@ -22028,7 +22221,7 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
         tshi_optim_run(t, tshi_optim_sgd[t->ctx->isa], x, &p);
         return;
     }
-    if (!tshi_optim_moment(t, &each->second)) return;
+    if (!tshi_optim_moment(t, &each->second, d->moments_dtype)) return;
     x[TSHI_OPTIM_SECOND].data = tshi_tensor_at(each->second);
     if (d->kind == TSH_ADAMW) p.decay = 0; /* AdamW decays x itself, not through the gradient */
     p.keep = d->kind == TSH_ADAMW ? 1 - lr * decay : 1;
@@ -22113,6 +22306,27 @@ static TSHI_COLD int tshi_optim_trainable(tsh_module *module) {
     return 1;
 }
 
+/* Sets how a parameter's gradient is kept: as the newest of its optimisers says, and in chunks if
+ * any of them says so. Returns 1 if it has an optimiser. */
+static TSHI_COLD int tshi_optim_claim(tsh_tensor *param) {
+    const tsh_ctx *ctx = param->ctx;
+    param->flags &= ~(unsigned)(TSHI_CHUNKED | TSHI_OPTIMISED | TSHI_INEXACT);
+    param->grad_dtype = TSH_DTYPE_DEFAULT;
+    param->updates = NULL;
+    for (const tsh_optim *optim = ctx->optims; optim; optim = optim->older) /* newest first */
+        for (int i = 0; i < optim->count; i++) {
+            const tsh_optim_desc *desc = &optim->desc;
+            if (optim->each[i].param != param) continue;
+            if (desc->zero && ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
+            if (desc->round_weights) param->flags |= TSHI_INEXACT;
+            if (param->flags & TSHI_OPTIMISED) continue;
+            param->flags |= TSHI_OPTIMISED;
+            param->grad_dtype = desc->grad_dtype;
+            param->updates = &optim->each[i].steps;
+        }
+    return (param->flags & TSHI_OPTIMISED) != 0;
+}
+
 TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc) {
     tsh_ctx *ctx = module ? module->ctx : NULL;
     tshi_walk at = {NULL, NULL, 0};
@@ -22141,25 +22355,13 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
         each->param = at.param;
         each->lr_scale = 1; /* unless tsh_optim_group changes it */
         each->weight_decay = optim->desc.weight_decay;
-        if (optim->desc.zero && ctx->dp.size > 1) at.param->flags |= TSHI_CHUNKED;
-        at.param->flags |= TSHI_OPTIMISED;
-        if (optim->desc.round_weights) at.param->flags |= TSHI_INEXACT;
-        at.param->grad_dtype = optim->desc.grad_dtype;
-        at.param->moments_dtype = optim->desc.moments_dtype;
-        at.param->updates = &each->steps;
     }
+    optim->changes = -1; /* looks at its first step */
     optim->older = ctx->optims; /* prepend to the ctx's list */
     ctx->optims = optim;
+    for (int i = 0; i < optim->count; i++) (void)tshi_optim_claim(optim->each[i].param);
     ctx->write_groups = tshi_optim_write_groups;
     return optim;
-}
-
-/* Returns the newest optimiser that updates a parameter, or NULL. */
-static const tsh_optim *tshi_optim_of(const tsh_tensor *param) {
-    for (const tsh_optim *optim = param->ctx->optims; optim; optim = optim->older)
-        for (int i = 0; i < optim->count; i++)
-            if (optim->each[i].param == param) return optim;
-    return NULL;
 }
 
 TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
@@ -22171,13 +22373,12 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
         tsh_tensor *param = optim->each[i].param;
         tsh_tensor_free(optim->each[i].first);
         tsh_tensor_free(optim->each[i].second);
-        if (tshi_optim_of(param)) continue;
-        tsh_zero_grad(param);
+        const unsigned chunked = param->flags & TSHI_CHUNKED;
+        const int optimised = tshi_optim_claim(param);
+        if (!optimised || chunked != (param->flags & TSHI_CHUNKED)) tsh_zero_grad(param);
+        if (optimised) continue;
         tshi_mem_release(param->ctx, param->low);
         param->low = NULL;
-        param->flags &= ~(unsigned)(TSHI_CHUNKED | TSHI_OPTIMISED | TSHI_INEXACT);
-        param->grad_dtype = param->moments_dtype = TSH_DTYPE_DEFAULT;
-        param->updates = NULL;
     }
 }
 
@@ -22249,14 +22450,13 @@ static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
 }
 
 /* Warns if a parameter without an optimiser was added below optim's module after optim was made. */
-static TSHI_COLD void tshi_optim_warn_late(tsh_ctx *ctx, const tsh_optim *optim) {
+static TSHI_COLD void tshi_optim_warn_late(tsh_ctx *ctx, tsh_optim *optim) {
     tshi_walk at = {NULL, NULL, 0};
     char text[TSH_MESSAGE_SIZE];
+    optim->changes = ctx->changes;
     while (tshi_module_step_once(optim->module, &at)) {
-        int known = (at.param->flags & TSHI_BUFFER) || !at.param->requires_grad;
-        for (const tsh_optim *o = ctx->optims; o && !known; o = o->older)
-            for (int i = 0; i < o->count && !known; i++) known = o->each[i].param == at.param;
-        if (known) continue;
+        if ((at.param->flags & (TSHI_BUFFER | TSHI_OPTIMISED)) || !at.param->requires_grad)
+            continue;
         (void)snprintf(text, sizeof text,
                        "\"%s\" was added after tsh_optim_new and is never updated; call "
                        "tsh_optim_new when the model is complete", at.param->path);
@@ -22267,7 +22467,7 @@ static TSHI_COLD void tshi_optim_warn_late(tsh_ctx *ctx, const tsh_optim *optim)
 
 /* Marks the gradients as used. Warns if there are none; and if, after many steps, none has been
  * ended and each has left step tensors. */
-static void tshi_optim_warn(tsh_ctx *ctx, const tsh_optim *optim) {
+static void tshi_optim_warn(tsh_ctx *ctx, tsh_optim *optim) {
     int wanted = 0, live = 0; /* numbers of parameters that require a gradient, that have one */
     if (ctx->error.code != TSH_OK) return;
     for (int i = 0; i < optim->count; i++) {
@@ -22280,7 +22480,7 @@ static void tshi_optim_warn(tsh_ctx *ctx, const tsh_optim *optim) {
         tshi_error_warn(ctx, TSHI_WARN_NONE,
                         "tsh_optim_step changes nothing, as no parameter has a gradient; call "
                         "tsh_backward before it, and tsh_zero_grads only after it");
-    if (optim->info.steps + optim->info.skipped == 1) tshi_optim_warn_late(ctx, optim);
+    if (optim->changes != ctx->changes) tshi_optim_warn_late(ctx, optim);
     ctx->steps++;
     if (ctx->steps != TSHI_WARN_STEPS / 2 && ctx->steps != TSHI_WARN_STEPS) return;
     const int64_t before = ctx->held;
@@ -22332,12 +22532,6 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
 /* Needs: >>parallel >>optim.                                                   */
 /* ========================================================================== */
 
-/* Returns 1 if m is a layer whose weight, its parameter 0, may be quantised. */
-static int tshi_quantize_takes(const tsh_module *m) {
-    return m->param[0] && (m->kind->forward == tshi_nn_linear_forward ||
-                           m->kind->forward == tshi_nn_embedding_forward);
-}
-
 /* Returns what the weight of m becomes, but for its values: shape (out, in) also where the layer
  * stores (in, out), for blocks lie along the input features. */
 static tsh_tensor tshi_quantize_form(const tsh_module *m, tsh_dtype dtype) {
@@ -22361,15 +22555,15 @@ static int tshi_quantize_check(tsh_module *m, tsh_dtype dtype) {
     const tsh_tensor form = tshi_quantize_form(m, dtype);
     tshi_walk at = {NULL, NULL, 0};
     while (tshi_module_step(m->ctx->root, &at))
-        if (at.param == t && (at.slot || !tshi_quantize_takes(at.module) ||
+        if (at.param == t && (at.slot || !tshi_module_quantises(at.module) ||
                               at.module->reversed != m->reversed))
             return tshi_error_zero(m->ctx, TSH_ERR_ARGUMENT,
                                    "tsh_quantize: \"%s\" is tied to a parameter of \"%s\", "
                                    "which %s",
                                    t->path, at.module->path,
-                                   tshi_quantize_takes(at.module) ? "stores it the other way round"
+                                   tshi_module_quantises(at.module) ? "stores it the other way round"
                                                                   : "takes no quantised one");
-    if (tshi_optim_of(t))
+    if (t->flags & TSHI_OPTIMISED)
         return tshi_error_zero(m->ctx, TSH_ERR_STATE,
                                "tsh_quantize: \"%s\" is updated by an optimiser; quantise it "
                                "before tsh_optim_new, which then leaves it out, or after "
@@ -22436,7 +22630,7 @@ TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *patter
     if (!pattern) pattern = "**";
     for (apply = 0; apply < 2; apply++) /* checks all before it changes any */
         for (m = module; m && ctx->error.code == TSH_OK; m = tshi_module_next(module, m)) {
-            if (!tshi_quantize_takes(m) ||
+            if (!tshi_module_quantises(m) ||
                 !tshi_parallel_match(pattern, tshi_module_below(module, m->path)))
                 continue;
             matched++;
@@ -22670,12 +22864,13 @@ static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
     micro->arena = arena;
 }
 
-/* Moves the step tensors created after `last` to the micro-batch and releases their values: nodes
- * hold those that backward needs. Tensors that the user retains stay with the step. */
+/* Moves the step tensors created after `last`, to which it drops the reference, to the micro-batch
+ * and releases their values: nodes hold those that backward needs. Tensors that the user retains
+ * stay with the step. */
 static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *last) {
     tsh_tensor *t, *next;
-    if (last->flags & TSHI_DEAD) last = &ctx->handles.step; /* a callback ended the step */
-    for (t = last->next; t != &ctx->handles.step; t = next) {
+    t = last->flags & TSHI_DEAD ? &ctx->handles.step : last; /* dead: a callback ended the step */
+    for (t = t->next; t != &ctx->handles.step; t = next) {
         next = t->next;
         if (t->flags & TSHI_RETAIN) continue; /* stays with the step */
         t->prev->next = t->next;              /* unlink from the step */
@@ -22685,6 +22880,7 @@ static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tens
         t->block = NULL;
         t->flags |= TSHI_STALE; /* reading it is an error */
     }
+    tshi_tensor_unref(last);
 }
 
 /* On the last stage: adds a micro-batch's loss and weight to the totals. */
@@ -22705,8 +22901,10 @@ static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
     tshi_micro *micro = &p->micro[k % p->slots];
     tsh_tensor *last = ctx->handles.step.prev; /* the newest step tensor so far */
     if (!tsh_ok(ctx)) return;
+    tshi_tensor_ref(last);
     tshi_pipeline_swap(ctx, micro);                        /* record on the micro-batch's tape */
     micro->out = tshi_pipeline_stage_forward(p, micro, k); /* kept for backward */
+    tshi_tensor_ref(micro->out);
     if (p->stage == p->last && ctx->error.code == TSH_OK &&
         tshi_tape_check_loss(ctx, micro->out) == TSH_OK)
         tshi_pipeline_add_loss(p, micro->out, k);
@@ -22738,9 +22936,8 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
 
 /* Ends a micro-batch: releases its tensors, and nodes that an error left on its tape. */
 static void tshi_pipeline_end(tshi_micro *micro) {
-    for (; micro->newest; micro->newest = micro->newest->older)
-        tshi_tape_release_node(micro->newest);
-    tshi_mem_reset(&micro->arena); /* frees the nodes */
+    tshi_tape_clear(&micro->newest, &micro->arena);
+    tshi_tensor_unref(micro->out);
     while (micro->handles.next != &micro->handles) tshi_tensor_release(micro->handles.next);
     micro->out = micro->input = NULL;
 }
@@ -22751,8 +22948,14 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
     tshi_micro *micro = &p->micro[k % p->slots];
     tsh_tensor *last = ctx->handles.step.prev, *y = micro->out;
     if (!tsh_ok(ctx)) return;
+    tshi_tensor_ref(last);
+    if ((y->base->flags & TSHI_DEAD) && y->base->node)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_pipeline: the output of micro-batch %d was retained, and a callback "
+                       "has ended the step since; leave out tsh_retain, or tsh_step_end",
+                       k);
     tshi_pipeline_swap(ctx, micro);
-    if (y->base->requires_grad) { /* 0: the stages before need no gradient */
+    if (y->base->requires_grad && ctx->error.code == TSH_OK) { /* 0: the stages before need no gradient */
         tshi_pipeline_seed(p, y);
         tshi_tape_mark(ctx, y);
         tshi_tape_warn(ctx);
@@ -22867,7 +23070,8 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
                        ctx->tape.no_grad
                            ? "gradients are off: it does not go between tsh_no_grad_begin and end"
                            : "ops are recorded already; end the step first: tsh_step_end");
-    if (ctx->error.code == TSH_OK) (void)tshi_tape_begin(ctx, summed, 0);
+    if (ctx->error.code == TSH_OK && tshi_tape_unlocked(ctx, "tsh_pipeline_train"))
+        (void)tshi_tape_begin(ctx, summed, 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_pipeline_begin_tied(pipeline);
     tshi_pipeline_run(pipeline);
@@ -23017,7 +23221,7 @@ static int tshi_pipeline_check(const tsh_module *container, const tsh_pipeline_d
                        "tsh_pipeline_new: \"%s\" is more than its children one after the other: it "
                        "has a forward of its own, or a plan's PREPARE rule",
                        container->path);
-    else if (ctx->tape.newest)
+    else if (tshi_tensor_any_recorded(ctx))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "tsh_pipeline_new: ops are recorded already; end the step first: "
                        "tsh_step_end");
@@ -23522,7 +23726,7 @@ static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *pa
     item->path = tshi_io_name(io, param->path);
     item->param = param;
     item->moment = moment;
-    item->dtype = moment ? param->moments_dtype : param->dtype;
+    item->dtype = moment ? io->optim->desc.moments_dtype : param->dtype;
     return item;
 }
 
@@ -25261,7 +25465,7 @@ static int tshi_load_check_files(tshi_io *io) {
 
 /* Does all that can fail before values change; 0 and an error if something is wrong. */
 static int tshi_load_check(tshi_io *io) {
-    if (io->ctx->tape.newest)
+    if (tshi_tensor_any_recorded(io->ctx))
         (void)tsh_fail(io->ctx, TSH_ERR_STATE,
                        "%s: ops are recorded that use the old values; end the step first: "
                        "tsh_step_end",
@@ -25514,7 +25718,7 @@ static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
             tshi_tensor_release(*item->moment); /* has an old layout: make a new one */
             *item->moment = NULL;
         }
-        t = tshi_optim_moment(t, item->moment); /* creates it if needed */
+        t = tshi_optim_moment(t, item->moment, item->dtype); /* creates it if needed */
         if (t && tshi_io_in_chunks(item) && !tshi_optim_allocate(t, tsh_local_numel(t)))
             return NULL;
         if (t && !item->entry) memset(tshi_tensor_at(t), 0, bytes);
