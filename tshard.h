@@ -260,7 +260,12 @@
  *
  * SPEED
  *   Compile with -O3 (and -fno-math-errno where the compiler has it, so that square roots
- *   vectorise). Kernels for AVX2 and AVX-512 are compiled beside portable ones and chosen at run
+ *   vectorise), but without -ffast-math, -Ofast and their parts such as -ffinite-math-only and
+ *   -funsafe-math-optimizations: NaN and infinity are values here, and sums have an order. They are
+ *   an #error where the compiler defines a macro for them (gcc for each, clang for -ffast-math and
+ *   -ffinite-math-only), else an error of tsh_open; -fno-fast-math after them takes them back. Other
+ *   files of a program may have them. (Linked with -ffast-math, gcc's programs treat numbers below
+ *   2^-126 in magnitude as 0.) Kernels for AVX2 and AVX-512 are compiled beside portable ones and chosen at run
  *   time. tsh_desc.gemm takes any other matrix product. With -fopenmp, tsh_desc.threads gives a
  *   rank more cores: the same bits; ranks times threads should not be more than the cores.
  *
@@ -2082,6 +2087,22 @@ TSH_API tsh_result tsh_profile(tsh_ctx *ctx, int on);
  * from the ctx's allocator: values and gradients are in reference-counted blocks (tshi_block), the
  * small structures in arenas (tshi_arena). One thread uses a ctx and all that the ctx owns; only in
  * tshi_team_run do other threads of the rank read and write values, too. */
+
+/* NaN and infinity are values here, and sums have a documented order. Compilers that say which
+ * parts of -ffast-math are on are told so here; of the others tsh_open finds out. */
+#if defined(__FAST_MATH__) || defined(_M_FP_FAST)
+#error "tshard.h needs exact floating point: no -ffast-math, -Ofast, -fp-model=fast or /fp:fast. \
+Add -fno-fast-math (MSVC: /fp:precise) after it, for the file with TSHARD_IMPLEMENTATION"
+#elif defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error "tshard.h needs NaN and infinity: add -fno-finite-math-only at the end of the flags"
+#elif defined(__ASSOCIATIVE_MATH__)
+#error "tshard.h needs the order of its sums: add -fno-unsafe-math-optimizations and \
+-fno-associative-math at the end of the flags"
+#elif defined(__RECIPROCAL_MATH__)
+#error "tshard.h needs exact divisions: add -fno-reciprocal-math at the end of the flags"
+#elif defined(__NO_SIGNED_ZEROS__)
+#error "tshard.h needs signed zeros: add -fsigned-zeros at the end of the flags"
+#endif
 
 #include <errno.h>  /* why a file cannot be opened */
 #include <float.h>  /* FLT_MAX, DBL_MAX */
@@ -12334,6 +12355,21 @@ static TSHI_COLD tsh_result tshi_context_no_memory(const tsh_desc *desc) {
     return TSH_ERR_MEMORY;
 }
 
+/* Returns the option of the compiler by which floating-point arithmetic is not exact in this file,
+ * NULL if there is none. clang defines no macro for these. (The operands are volatile so that the
+ * results are those of the program, not of the compiler; 1e30 swallows 1 in every format.) */
+static TSHI_COLD const char *tshi_context_inexact(void) {
+    const volatile float big = 1e30f, one = 1, five = 5, zero = 0, endless = INFINITY;
+    const float a = big, b = one, c = five, d = -zero, e = endless;
+    const volatile float sum = (a + b) - a, third = c / 3, positive = d + 0.0f;
+    const float nothing = e - e; /* NaN */
+    if (nothing == nothing) return "-ffinite-math-only";
+    if (sum != 0) return "-fassociative-math";
+    if (third != 1.66666663f) return "-freciprocal-math";
+    if (1 / positive < 0) return "-fno-signed-zeros";
+    return NULL;
+}
+
 TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
     const tsh_desc usual = TSHI_ZERO;
     if (!desc) desc = &usual;
@@ -12344,6 +12380,12 @@ TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
     tsh_ctx *ctx = *out = tshi_context_make(desc); /* the caller closes it, also after an error */
     if (!ctx) return tshi_context_no_memory(desc);
     tshi_context_groups(ctx, desc);
+    if (tshi_context_inexact())
+        (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
+                       "tsh_open: tshard.h was compiled with %s, or with a flag that contains it; "
+                       "compile the file with TSHARD_IMPLEMENTATION with -fno-fast-math at the end "
+                       "of the flags",
+                       tshi_context_inexact());
     if (!tshi_dtype_exists(ctx->dtype) || !tshi_dtype_computes(ctx->dtype))
         (void)tsh_fail(ctx, TSH_ERR_DTYPE, "tsh_open: parameters are %s, bf16 or f16, not dtype %d",
                        tshi_dtype_name(TSH_REAL), (int)ctx->dtype);

@@ -6,6 +6,7 @@ import glob
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -194,9 +195,76 @@ def two_ranks_in_cxx(folder):
     must([CXX[0], "-std=c++11", "-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", path])
 
 
+# Flags that change what floating-point code means, and what takes each back. gcc defines a macro for
+# every one of them; clang for -ffinite-math-only alone, which -ffast-math and -Ofast contain.
+INEXACT = {"-ffast-math": "-fno-fast-math", "-Ofast": "-fno-fast-math",
+           "-ffinite-math-only": "-fno-finite-math-only",
+           "-funsafe-math-optimizations": "-fno-unsafe-math-optimizations",
+           "-fassociative-math -fno-signed-zeros -fno-trapping-math":
+               "-fno-associative-math -fsigned-zeros",
+           "-ffast-math -fno-finite-math-only": "-fno-unsafe-math-optimizations",
+           "-freciprocal-math": "-fno-reciprocal-math", "-fno-signed-zeros": "-fsigned-zeros"}
+HAS_MACRO = ["-ffast-math", "-Ofast", "-ffinite-math-only"]  # of clang
+EXACT = ["-O3", "-O3 -fno-math-errno", "-O3 -fno-trapping-math", "-O3 -march=native",
+         "-Ofast -fno-fast-math", "-O3 -ffast-math -fno-fast-math"]
+
+
+def families():
+    """An installed gcc and an installed clang, those of them that there are."""
+    return [name for name in ("gcc", "clang") if shutil.which(name)]
+
+
+def inexact_arithmetic_is_an_error(folder):
+    """#error names the flag that mends it, which does; declarations alone may have any flag."""
+    source = os.path.join(folder, "source.c")
+    with open(source, "w") as out:
+        out.write('#include "%s"\n' % HEADER)
+
+    def read(compiler, flags, implementation=("-DTSHARD_IMPLEMENTATION",)):
+        return call([compiler, "-E", "-o", os.devnull, *implementation, *flags.split(), source])
+
+    for compiler in families():
+        for flags, mends in INEXACT.items():
+            if compiler == "clang" and flags not in HAS_MACRO:
+                continue
+            code, text = read(compiler, flags)
+            check(code, compiler, flags, "is taken")
+            check("tshard.h needs" in text and mends.split()[0] in text, compiler, flags, text)
+            code, text = read(compiler, flags + " " + mends)
+            check(code == 0, compiler, flags, mends, text)
+            code, text = read(compiler, flags, ())
+            check(code == 0, compiler, flags, "declarations:", text)
+        for flags in EXACT:
+            code, text = read(compiler, flags)
+            check(code == 0, compiler, flags, text)
+
+
+def tsh_open_finds_inexact_arithmetic(folder):
+    """tsh_open asks tshi_context_inexact, which finds every flag in the code that a compiler makes
+    of it: for where there is no macro."""
+    with open(HEADER, encoding="utf-8") as file:
+        text = file.read()
+    function = re.search(r"static TSHI_COLD const char \*tshi_context_inexact\(void\) \{.*?\n\}\n",
+                         text, re.S)[0]
+    opens = re.search(r"tsh_result tsh_open\(const tsh_desc \*desc, tsh_ctx \*\*out\) \{.*?\n\}\n",
+                      text, re.S)[0]
+    check("if (tshi_context_inexact())" in opens, "tsh_open does not ask")
+    source, program = (os.path.join(folder, name) for name in ("inexact.c", "inexact"))
+    with open(source, "w") as out:
+        out.write("#include <math.h>\n#include <stdio.h>\n#define TSHI_COLD\n%s"
+                  "int main(void) {\n    const char *flag = tshi_context_inexact();\n"
+                  '    puts(flag ? flag : "exact");\n    return 0;\n}\n' % function)
+    for compiler in families():
+        for flags in list(INEXACT) + EXACT:
+            must([compiler, "-w", "-O2", *flags.split(), "-o", program, source, "-lm"])
+            said = must([program]).strip()
+            check((said == "exact") == (flags in EXACT), compiler, flags, said)
+
+
 TESTS = [two_files_in_c, two_files_in_cxx, cxx_program_on_c_library, two_static_copies,
          implementation_is_compiled_once, after_assert_and_twice, including_costs_little,
-         implementation_compiles_in_time, two_ranks_need_no_flag, two_ranks_in_cxx]
+         implementation_compiles_in_time, two_ranks_need_no_flag, two_ranks_in_cxx,
+         inexact_arithmetic_is_an_error, tsh_open_finds_inexact_arithmetic]
 
 if __name__ == "__main__":
     sys.exit(run_tests("compile", TESTS))
