@@ -673,7 +673,8 @@ struct tsh_comm {
 /* Combines the buffers of all ranks element by element by op; every buffer gets the result. */
 TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  tsh_redop op);
-/* recv holds counts[0] + counts[1] + ... elements, rank order, `blocks` times over. */
+/* recv holds counts[0] + counts[1] + ... elements, rank order, `blocks` times over (0: once, here
+ * and in the next two). */
 TSH_API tsh_result tsh_allgather(tsh_comm *comm, const void *send, void *recv,
                                  const int64_t *counts, int64_t blocks, tsh_dtype dtype);
 /* send holds counts[0] + counts[1] + ... elements, `blocks` times over; recv takes the sum over the
@@ -4012,6 +4013,7 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
 static int tshi_layout_same_shards(const tsh_layout *a, const tsh_layout *b, int64_t length,
                                    int size) {
     tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS]; /* what a rank owns by a, and by b */
+    if (!length) return 1;                                /* no rank owns anything */
     if (a->segments != b->segments) return 0;
     if (memcmp(a->segment, b->segment, sizeof a->segment) == 0) return 1;
     for (int rank = 0; rank < size; rank++) {
@@ -11298,11 +11300,14 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
 static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
     int64_t total = 0, at = 0; /* total: elements of all gp; at: where the next gp is in flat */
+    int live = 0;              /* 1: a leaf has a partial gradient, empty perhaps */
     tshi_block *flat;          /* a buffer with all gp */
     tsh_real *data;
-    for (t = head->next; t != head; t = t->next)
+    for (t = head->next; t != head; t = t->next) {
         if (t->gp.live) total += tsh_local_numel(t);
-    if (!total || !(flat = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(total))))
+        live |= t->gp.live;
+    }
+    if (!live || !(flat = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(total))))
         return ctx->error.code;
     data = (tsh_real *)tshi_mem_data(flat);
     for (t = head->next; t != head; t = t->next) {
@@ -14090,14 +14095,13 @@ static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, 
     }
 }
 
-/* Fills in the layout of x after a reshape. Returns 0 if no layout describes the shards: x's
- * sharded dimension d is not the outermost of those that are merged, or a unit would be cut. */
-static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_layout *layout) {
+/* Fills in the layout of a sharded x, not empty, after a reshape. Returns 0 if no layout describes
+ * the shards: x's sharded dimension d is not the outermost of those that are merged, or a unit
+ * would be cut. */
+static int tshi_view_shards(const tsh_tensor *x, const tsh_shape *shape, tsh_layout *layout) {
     int a0 = 0, a1 = 0, b0 = 0, b1 = 0, d = x->layout.dim, e, s, same;
     int64_t inner, divisor; /* elements per index of d in x; of layout->dim in shape */
     *layout = x->layout;
-    if (layout->kind != TSH_SHARDED) return 1; /* R and P fit any shape */
-    if (!tsh_numel(x)) return 0;               /* products of 0 tell nothing about groups */
     tshi_view_group(x, shape, d, &a0, &a1, &b0, &b1);
     for (e = a0; e < d; e++)
         if (x->dim[e] != 1) return 0; /* d is not the outermost of the merged dimensions */
@@ -14124,6 +14128,35 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
         segment->unit = segment->unit * inner / divisor;
     }
     return 1;
+}
+
+/* The same of an empty x, where products of sizes tell nothing: a sharded dimension of length 0
+ * becomes one of length 0; another goes where it would if sizes of 0 were 1. */
+static TSHI_COLD int tshi_view_no_shards(const tsh_tensor *x, const tsh_shape *shape,
+                                         tsh_layout *layout) {
+    tsh_tensor from = *x; /* x's shape and the new one, with 1 for each size of 0 */
+    tsh_shape to = *shape;
+    int d, zeros = 0; /* sizes of 0 up to that of the sharded dimension */
+    for (d = 0; d < x->ndim; d++) {
+        if (!x->dim[d] && d <= x->layout.dim) zeros++;
+        if (!x->dim[d]) from.dim[d] = 1;
+    }
+    *layout = tsh_sharded(0);
+    for (d = 0; d < to.ndim; d++) {
+        if (to.dim[d]) continue;
+        if (zeros-- > 0) layout->dim = d; /* as many sizes of 0 up to it as in x, if it has them */
+        to.dim[d] = 1;
+    }
+    return (!x->dim[x->layout.dim] || tshi_view_shards(&from, &to, layout)) &&
+           tshi_layout_resolve(layout, shape->ndim, shape->dim);
+}
+
+/* Fills in the layout of x after a reshape. Returns 0 if no layout describes the shards. */
+static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_layout *layout) {
+    *layout = x->layout;
+    if (layout->kind != TSH_SHARDED) return 1; /* R and P fit any shape */
+    return tsh_numel(x) ? tshi_view_shards(x, shape, layout)
+                        : tshi_view_no_shards(x, shape, layout);
 }
 
 /* Adds to hint what the plan lacks if a reshape that is refused splits the sharded dimension of x
@@ -14249,8 +14282,10 @@ static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *
     return cut;
 }
 
-/* Returns how many elements of an outer row are in `rank`'s shard. */
+/* Returns how many elements of an outer row are in `rank`'s shard; 0 if there is no outer row, as
+ * collectives take 0 rows of counts for 1 (tsh_coll.blocks). */
 static int64_t tshi_redistribute_held(const tshi_cut *cut, int rank) {
+    if (!cut->outer) return 0;
     return tsh_chunk(cut->layout, cut->length, cut->size, rank, NULL) * cut->inner;
 }
 
