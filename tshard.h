@@ -1175,8 +1175,8 @@ TSH_API tsh_tensor *tsh_detach(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t);
 
 /* -- reductions -------------------------------------------------------------
- * dim may be negative, or TSH_ALL. Over a sharded dimension sum and mean give P, argmax (not of
- * TSH_ALL) R; the others are TSH_ERR_LAYOUT. */
+ * dim may be negative, or TSH_ALL; of a tensor without dimensions it may be 0 or -1. Over a sharded
+ * dimension sum and mean give P, argmax (not of TSH_ALL) R; the others are TSH_ERR_LAYOUT. */
 #define TSH_ALL (-1000)
 TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim);
 TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
@@ -1196,6 +1196,7 @@ TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim);
  * become a leading dimension k), or merge it as the outermost factor. slice and split along a
  * sharded dimension are legal exactly at segment boundaries. */
 TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape);
+/* Of a tensor without dimensions, both may be 0 or -1. */
 TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1);
 TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims);
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length);
@@ -3065,10 +3066,18 @@ typedef struct tshi_dtype {
     int elements;
 } tshi_dtype;
 
-/* Returns value clamped to +-max, so that it fits an integer type; 0 if value is NaN. */
-static double tshi_dtype_clamp(double value, double max) {
+/* Returns value clamped to [min, max]. */
+static int64_t tshi_dtype_clamp(int64_t value, int64_t min, int64_t max) {
+    return value > max ? max : value < min ? min : value;
+}
+
+/* The same of a double, whose fraction is dropped; 0 if it is NaN. The first comparisons are with
+ * 2^63: INT64_MAX is no double. */
+static int64_t tshi_dtype_clamp_real(double value, int64_t min, int64_t max) {
+    const double end = 9223372036854775808.0; /* 2^63 */
     if (value != value) return 0;
-    return value > max ? max : value < -max ? -max : value;
+    if (value >= end) return max;
+    return value < -end ? min : tshi_dtype_clamp((int64_t)value, min, max);
 }
 
 /* Folds process 32 elements at a time: compilers vectorise loops of constant length at every level
@@ -3121,9 +3130,9 @@ enum { TSHI_DTYPE_RUN = 32 };
     }
 /* Defines the functions of a dtype. Sums and products are computed in the type `wide`: for integers
  * the unsigned type, so that they wrap on overflow. min and max return l if l and r are equal (such
- * as 0 and -0), and NaN if either is NaN. FIT(x, max) returns x clamped to the range of an integer
- * type; the conversion then truncates a fraction. */
-#define TSHI_DTYPE(suffix, type, wide, FIT, max)                                                   \
+ * as 0 and -0), and NaN if either is NaN. FIT returns a tsh_real or double, FIT_INTEGER an int64_t
+ * clamped to [min, max], the range of an integer type. */
+#define TSHI_DTYPE(suffix, type, wide, FIT, FIT_INTEGER, min, max)                                 \
     TSHI_DTYPE_FOLD(sum_##suffix, type, (type)((wide)l + (wide)r))                                 \
     TSHI_DTYPE_FOLD(prod_##suffix, type, (type)((wide)l * (wide)r))                                \
     TSHI_DTYPE_FOLD(min_##suffix, type, ((l <= r) | (l != l)) ? l : r)                             \
@@ -3138,18 +3147,18 @@ enum { TSHI_DTYPE_RUN = 32 };
         return (double)((const type *)data)[i];                                                    \
     }                                                                                              \
     static void tshi_dtype_put_##suffix(void *data, int64_t i, double value) {                     \
-        ((type *)data)[i] = (type)FIT(value, max);                                                 \
+        ((type *)data)[i] = (type)FIT(value, min, max);                                            \
     }                                                                                              \
     TSHI_DTYPE_LOAD(load_##suffix, type, tsh_real)                                                 \
     TSHI_DTYPE_LOAD(load_integer_##suffix, type, int64_t)                                          \
-    TSHI_DTYPE_STORE(store_##suffix, type, tsh_real, FIT(from[i], max))                            \
-    TSHI_DTYPE_STORE(store_integer_##suffix, type, int64_t, from[i])
-#define TSHI_DTYPE_ANY(x, max)   (x)                                /* FIT of floating dtypes */
-#define TSHI_DTYPE_CLAMP(x, max) tshi_dtype_clamp((double)(x), max) /* FIT of integer dtypes */
-TSHI_DTYPE(f32, float, float, TSHI_DTYPE_ANY, 0)
-TSHI_DTYPE(f64, double, double, TSHI_DTYPE_ANY, 0)
-TSHI_DTYPE(i32, int32_t, uint32_t, TSHI_DTYPE_CLAMP, 2147483647.0)
-TSHI_DTYPE(i64, int64_t, uint64_t, TSHI_DTYPE_CLAMP, 9223372036854774784.0) /* exact in double */
+    TSHI_DTYPE_STORE(store_##suffix, type, tsh_real, FIT(from[i], min, max))                       \
+    TSHI_DTYPE_STORE(store_integer_##suffix, type, int64_t, FIT_INTEGER(from[i], min, max))
+#define TSHI_DTYPE_ANY(x, min, max)   (x) /* of floating dtypes */
+#define TSHI_DTYPE_CLAMP(x, min, max) tshi_dtype_clamp_real((double)(x), min, max)
+TSHI_DTYPE(f32, float, float, TSHI_DTYPE_ANY, TSHI_DTYPE_ANY, 0, 0)
+TSHI_DTYPE(f64, double, double, TSHI_DTYPE_ANY, TSHI_DTYPE_ANY, 0, 0)
+TSHI_DTYPE(i32, int32_t, uint32_t, TSHI_DTYPE_CLAMP, tshi_dtype_clamp, INT32_MIN, INT32_MAX)
+TSHI_DTYPE(i64, int64_t, uint64_t, TSHI_DTYPE_CLAMP, tshi_dtype_clamp, INT64_MIN, INT64_MAX)
 TSHI_DTYPE_DIVIDE(f32, float)
 TSHI_DTYPE_DIVIDE(f64, double)
 
@@ -3502,7 +3511,8 @@ static void tshi_dtype_convert(const void *from, tsh_dtype source, void *to, tsh
 static int tshi_dtype_holds(tsh_dtype dtype, double value) {
     int64_t widest; /* memory for one element of any dtype but those in blocks */
     tshi_dtype_put(dtype, &widest, 0, value); /* clamps value to the dtype's range */
-    return tshi_dtypes[dtype].floating || fabs(value - tshi_dtype_get(dtype, &widest, 0)) < 1;
+    return tshi_dtypes[dtype].floating ||
+           (value < 9223372036854775808.0 && fabs(value - tshi_dtype_get(dtype, &widest, 0)) < 1);
 }
 
 /* Returns 1 if ops can compute with the dtype: it is floating, and no wider than tsh_real. */
@@ -4200,6 +4210,12 @@ static int tshi_tensor_is_dense(const tsh_tensor *t) {
 static int tshi_tensor_axis(const tsh_tensor *t, int dim) {
     int axis = dim < 0 ? dim + t->ndim : dim;
     return axis >= 0 && axis < t->ndim ? axis : -1;
+}
+
+/* Returns 1 if t has no dimension and dim is 0 or -1, which ops along a dimension take as PyTorch's
+ * do: they treat t as one element along that dimension, and leave the result without it. */
+static int tshi_tensor_scalar_axis(const tsh_tensor *t, int dim) {
+    return !t->ndim && (dim == 0 || dim == -1);
 }
 
 /* Sets t's shape, resolved layout, local shape and strides; an error if these are not possible. The
@@ -13418,12 +13434,13 @@ typedef struct tshi_reduction {
 static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                             tshi_reduction *r) {
     const int axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim); /* -1: all, or there is none */
+    const int scalar = tshi_tensor_scalar_axis(x, dim); /* 1: all, too */
     const tshi_rule_axis along = {axis, keepdim};
     const tshi_reduce_params params = {1, axis < 0 ? tsh_local_numel(x) : x->local[axis], axis, 0};
     char text[TSHI_TEXT_SIZE];
     tshi_output output;
     int d;
-    if (dim != TSH_ALL && axis < 0)
+    if (dim != TSH_ALL && axis < 0 && !scalar)
         return tsh_fail(x->ctx, TSH_ERR_SHAPE, "%s: there is no dimension %d in %s", op->name, dim,
                         tshi_tensor_text(x, text)) == TSH_OK;
     if (!tshi_rule_run(op, &x, 1, &along, &output)) return 0;
@@ -13818,7 +13835,7 @@ static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int d
     tshi_block *scratch, *unrounded;
     tsh_tensor *out, xs, ys; /* xs, ys: x and out with the axis last */
     tshi_rows rows;
-    if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? x->ndim : dim, 1, &r)) return NULL;
+    if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? TSH_MAX_DIMS : dim, 1, &r)) return NULL;
     r.params.is_log = is_log;
     out = tshi_tensor_out(ctx, op->name, x->dtype, &shape, &x->layout);
     if (!out) return NULL;
@@ -13883,6 +13900,8 @@ TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
     tsh_tensor *out;
     int a, b;
     if (!tshi_tensor_check("tsh_transpose", &x, 1)) return NULL;
+    if (tshi_tensor_scalar_axis(x, dim0) && tshi_tensor_scalar_axis(x, dim1))
+        return tshi_tensor_view(x);
     a = tshi_tensor_axis(x, dim0);
     b = tshi_tensor_axis(x, dim1);
     if (a < 0 || b < 0)
