@@ -678,7 +678,8 @@ struct tsh_comm {
 /* Combines the buffers of all ranks element by element by op; every buffer gets the result. */
 TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  tsh_redop op);
-/* recv holds counts[0] + counts[1] + ... elements, rank order, `blocks` times over. */
+/* recv holds counts[0] + counts[1] + ... elements, rank order, `blocks` times over (0: once, here
+ * and in the next two). */
 TSH_API tsh_result tsh_allgather(tsh_comm *comm, const void *send, void *recv,
                                  const int64_t *counts, int64_t blocks, tsh_dtype dtype);
 /* send holds counts[0] + counts[1] + ... elements, `blocks` times over; recv takes the sum over the
@@ -1179,8 +1180,8 @@ TSH_API tsh_tensor *tsh_detach(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t);
 
 /* -- reductions -------------------------------------------------------------
- * dim may be negative, or TSH_ALL. Over a sharded dimension sum and mean give P, argmax (not of
- * TSH_ALL) R; the others are TSH_ERR_LAYOUT. */
+ * dim may be negative, or TSH_ALL; of a tensor without dimensions it may be 0 or -1. Over a sharded
+ * dimension sum and mean give P, argmax (not of TSH_ALL) R; the others are TSH_ERR_LAYOUT. */
 #define TSH_ALL (-1000)
 TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim);
 TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
@@ -1200,6 +1201,7 @@ TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim);
  * become a leading dimension k), or merge it as the outermost factor. slice and split along a
  * sharded dimension are legal exactly at segment boundaries. */
 TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape);
+/* Of a tensor without dimensions, both may be 0 or -1. */
 TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1);
 TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims);
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length);
@@ -3089,10 +3091,18 @@ typedef struct tshi_dtype {
     int elements;
 } tshi_dtype;
 
-/* Returns value clamped to +-max, so that it fits an integer type; 0 if value is NaN. */
-static double tshi_dtype_clamp(double value, double max) {
+/* Returns value clamped to [min, max]. */
+static int64_t tshi_dtype_clamp(int64_t value, int64_t min, int64_t max) {
+    return value > max ? max : value < min ? min : value;
+}
+
+/* The same of a double, whose fraction is dropped; 0 if it is NaN. The first comparisons are with
+ * 2^63: INT64_MAX is no double. */
+static int64_t tshi_dtype_clamp_real(double value, int64_t min, int64_t max) {
+    const double end = 9223372036854775808.0; /* 2^63 */
     if (value != value) return 0;
-    return value > max ? max : value < -max ? -max : value;
+    if (value >= end) return max;
+    return value < -end ? min : tshi_dtype_clamp((int64_t)value, min, max);
 }
 
 /* Folds process 32 elements at a time: compilers vectorise loops of constant length at every level
@@ -3145,9 +3155,9 @@ enum { TSHI_DTYPE_RUN = 32 };
     }
 /* Defines the functions of a dtype. Sums and products are computed in the type `wide`: for integers
  * the unsigned type, so that they wrap on overflow. min and max return l if l and r are equal (such
- * as 0 and -0), and NaN if either is NaN. FIT(x, max) returns x clamped to the range of an integer
- * type; the conversion then truncates a fraction. */
-#define TSHI_DTYPE(suffix, type, wide, FIT, max)                                                   \
+ * as 0 and -0), and NaN if either is NaN. FIT returns a tsh_real or double, FIT_INTEGER an int64_t
+ * clamped to [min, max], the range of an integer type. */
+#define TSHI_DTYPE(suffix, type, wide, FIT, FIT_INTEGER, min, max)                                 \
     TSHI_DTYPE_FOLD(sum_##suffix, type, (type)((wide)l + (wide)r))                                 \
     TSHI_DTYPE_FOLD(prod_##suffix, type, (type)((wide)l * (wide)r))                                \
     TSHI_DTYPE_FOLD(min_##suffix, type, ((l <= r) | (l != l)) ? l : r)                             \
@@ -3162,18 +3172,18 @@ enum { TSHI_DTYPE_RUN = 32 };
         return (double)((const type *)data)[i];                                                    \
     }                                                                                              \
     static void tshi_dtype_put_##suffix(void *data, int64_t i, double value) {                     \
-        ((type *)data)[i] = (type)FIT(value, max);                                                 \
+        ((type *)data)[i] = (type)FIT(value, min, max);                                            \
     }                                                                                              \
     TSHI_DTYPE_LOAD(load_##suffix, type, tsh_real)                                                 \
     TSHI_DTYPE_LOAD(load_integer_##suffix, type, int64_t)                                          \
-    TSHI_DTYPE_STORE(store_##suffix, type, tsh_real, FIT(from[i], max))                            \
-    TSHI_DTYPE_STORE(store_integer_##suffix, type, int64_t, from[i])
-#define TSHI_DTYPE_ANY(x, max)   (x)                                /* FIT of floating dtypes */
-#define TSHI_DTYPE_CLAMP(x, max) tshi_dtype_clamp((double)(x), max) /* FIT of integer dtypes */
-TSHI_DTYPE(f32, float, float, TSHI_DTYPE_ANY, 0)
-TSHI_DTYPE(f64, double, double, TSHI_DTYPE_ANY, 0)
-TSHI_DTYPE(i32, int32_t, uint32_t, TSHI_DTYPE_CLAMP, 2147483647.0)
-TSHI_DTYPE(i64, int64_t, uint64_t, TSHI_DTYPE_CLAMP, 9223372036854774784.0) /* exact in double */
+    TSHI_DTYPE_STORE(store_##suffix, type, tsh_real, FIT(from[i], min, max))                       \
+    TSHI_DTYPE_STORE(store_integer_##suffix, type, int64_t, FIT_INTEGER(from[i], min, max))
+#define TSHI_DTYPE_ANY(x, min, max)   (x) /* of floating dtypes */
+#define TSHI_DTYPE_CLAMP(x, min, max) tshi_dtype_clamp_real((double)(x), min, max)
+TSHI_DTYPE(f32, float, float, TSHI_DTYPE_ANY, TSHI_DTYPE_ANY, 0, 0)
+TSHI_DTYPE(f64, double, double, TSHI_DTYPE_ANY, TSHI_DTYPE_ANY, 0, 0)
+TSHI_DTYPE(i32, int32_t, uint32_t, TSHI_DTYPE_CLAMP, tshi_dtype_clamp, INT32_MIN, INT32_MAX)
+TSHI_DTYPE(i64, int64_t, uint64_t, TSHI_DTYPE_CLAMP, tshi_dtype_clamp, INT64_MIN, INT64_MAX)
 TSHI_DTYPE_DIVIDE(f32, float)
 TSHI_DTYPE_DIVIDE(f64, double)
 
@@ -3526,7 +3536,8 @@ static void tshi_dtype_convert(const void *from, tsh_dtype source, void *to, tsh
 static int tshi_dtype_holds(tsh_dtype dtype, double value) {
     int64_t widest; /* memory for one element of any dtype but those in blocks */
     tshi_dtype_put(dtype, &widest, 0, value); /* clamps value to the dtype's range */
-    return tshi_dtypes[dtype].floating || fabs(value - tshi_dtype_get(dtype, &widest, 0)) < 1;
+    return tshi_dtypes[dtype].floating ||
+           (value < 9223372036854775808.0 && fabs(value - tshi_dtype_get(dtype, &widest, 0)) < 1);
 }
 
 /* Returns 1 if ops can compute with the dtype: it is floating, and no wider than tsh_real. */
@@ -4037,6 +4048,7 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
 static int tshi_layout_same_shards(const tsh_layout *a, const tsh_layout *b, int64_t length,
                                    int size) {
     tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS]; /* what a rank owns by a, and by b */
+    if (!length) return 1;                                /* no rank owns anything */
     if (a->segments != b->segments) return 0;
     if (memcmp(a->segment, b->segment, sizeof a->segment) == 0) return 1;
     for (int rank = 0; rank < size; rank++) {
@@ -4243,6 +4255,12 @@ static int tshi_tensor_is_dense(const tsh_tensor *t) {
 static int tshi_tensor_axis(const tsh_tensor *t, int dim) {
     int axis = dim < 0 ? dim + t->ndim : dim;
     return axis >= 0 && axis < t->ndim ? axis : -1;
+}
+
+/* Returns 1 if t has no dimension and dim is 0 or -1, which ops along a dimension take as PyTorch's
+ * do: they treat t as one element along that dimension, and leave the result without it. */
+static int tshi_tensor_scalar_axis(const tsh_tensor *t, int dim) {
+    return !t->ndim && (dim == 0 || dim == -1);
 }
 
 /* Sets t's shape, resolved layout, local shape and strides; an error if these are not possible. The
@@ -11408,11 +11426,14 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
 static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
     int64_t total = 0, at = 0; /* total: elements of all gp; at: where the next gp is in flat */
+    int live = 0;              /* 1: a leaf has a partial gradient, empty perhaps */
     tshi_block *flat;          /* a buffer with all gp */
     tsh_real *data;
-    for (t = head->next; t != head; t = t->next)
+    for (t = head->next; t != head; t = t->next) {
         if (t->gp.live) total += tsh_local_numel(t);
-    if (!total || !(flat = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(total))))
+        live |= t->gp.live;
+    }
+    if (!live || !(flat = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(total))))
         return ctx->error.code;
     data = (tsh_real *)tshi_mem_data(flat);
     for (t = head->next; t != head; t = t->next) {
@@ -13544,12 +13565,13 @@ typedef struct tshi_reduction {
 static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                             tshi_reduction *r) {
     const int axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim); /* -1: all, or there is none */
+    const int scalar = tshi_tensor_scalar_axis(x, dim); /* 1: all, too */
     const tshi_rule_axis along = {axis, keepdim};
     const tshi_reduce_params params = {1, axis < 0 ? tsh_local_numel(x) : x->local[axis], axis, 0};
     char text[TSHI_TEXT_SIZE];
     tshi_output output;
     int d;
-    if (dim != TSH_ALL && axis < 0)
+    if (dim != TSH_ALL && axis < 0 && !scalar)
         return tsh_fail(x->ctx, TSH_ERR_SHAPE, "%s: there is no dimension %d in %s", op->name, dim,
                         tshi_tensor_text(x, text)) == TSH_OK;
     if (!tshi_rule_run(op, &x, 1, &along, &output)) return 0;
@@ -13944,7 +13966,7 @@ static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int d
     tshi_block *scratch, *unrounded;
     tsh_tensor *out, xs, ys; /* xs, ys: x and out with the axis last */
     tshi_rows rows;
-    if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? x->ndim : dim, 1, &r)) return NULL;
+    if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? TSH_MAX_DIMS : dim, 1, &r)) return NULL;
     r.params.is_log = is_log;
     out = tshi_tensor_out(ctx, op->name, x->dtype, &shape, &x->layout);
     if (!out) return NULL;
@@ -14009,6 +14031,8 @@ TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
     tsh_tensor *out;
     int a, b;
     if (!tshi_tensor_check("tsh_transpose", &x, 1)) return NULL;
+    if (tshi_tensor_scalar_axis(x, dim0) && tshi_tensor_scalar_axis(x, dim1))
+        return tshi_tensor_view(x);
     a = tshi_tensor_axis(x, dim0);
     b = tshi_tensor_axis(x, dim1);
     if (a < 0 || b < 0)
@@ -14221,14 +14245,13 @@ static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, 
     }
 }
 
-/* Fills in the layout of x after a reshape. Returns 0 if no layout describes the shards: x's
- * sharded dimension d is not the outermost of those that are merged, or a unit would be cut. */
-static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_layout *layout) {
+/* Fills in the layout of a sharded x, not empty, after a reshape. Returns 0 if no layout describes
+ * the shards: x's sharded dimension d is not the outermost of those that are merged, or a unit
+ * would be cut. */
+static int tshi_view_shards(const tsh_tensor *x, const tsh_shape *shape, tsh_layout *layout) {
     int a0 = 0, a1 = 0, b0 = 0, b1 = 0, d = x->layout.dim, e, s, same;
     int64_t inner, divisor; /* elements per index of d in x; of layout->dim in shape */
     *layout = x->layout;
-    if (layout->kind != TSH_SHARDED) return 1; /* R and P fit any shape */
-    if (!tsh_numel(x)) return 0;               /* products of 0 tell nothing about groups */
     tshi_view_group(x, shape, d, &a0, &a1, &b0, &b1);
     for (e = a0; e < d; e++)
         if (x->dim[e] != 1) return 0; /* d is not the outermost of the merged dimensions */
@@ -14255,6 +14278,35 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
         segment->unit = segment->unit * inner / divisor;
     }
     return 1;
+}
+
+/* The same of an empty x, where products of sizes tell nothing: a sharded dimension of length 0
+ * becomes one of length 0; another goes where it would if sizes of 0 were 1. */
+static TSHI_COLD int tshi_view_no_shards(const tsh_tensor *x, const tsh_shape *shape,
+                                         tsh_layout *layout) {
+    tsh_tensor from = *x; /* x's shape and the new one, with 1 for each size of 0 */
+    tsh_shape to = *shape;
+    int d, zeros = 0; /* sizes of 0 up to that of the sharded dimension */
+    for (d = 0; d < x->ndim; d++) {
+        if (!x->dim[d] && d <= x->layout.dim) zeros++;
+        if (!x->dim[d]) from.dim[d] = 1;
+    }
+    *layout = tsh_sharded(0);
+    for (d = 0; d < to.ndim; d++) {
+        if (to.dim[d]) continue;
+        if (zeros-- > 0) layout->dim = d; /* as many sizes of 0 up to it as in x, if it has them */
+        to.dim[d] = 1;
+    }
+    return (!x->dim[x->layout.dim] || tshi_view_shards(&from, &to, layout)) &&
+           tshi_layout_resolve(layout, shape->ndim, shape->dim);
+}
+
+/* Fills in the layout of x after a reshape. Returns 0 if no layout describes the shards. */
+static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_layout *layout) {
+    *layout = x->layout;
+    if (layout->kind != TSH_SHARDED) return 1; /* R and P fit any shape */
+    return tsh_numel(x) ? tshi_view_shards(x, shape, layout)
+                        : tshi_view_no_shards(x, shape, layout);
 }
 
 /* Adds to hint what the plan lacks if a reshape that is refused splits the sharded dimension of x
@@ -14380,8 +14432,10 @@ static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *
     return cut;
 }
 
-/* Returns how many elements of an outer row are in `rank`'s shard. */
+/* Returns how many elements of an outer row are in `rank`'s shard; 0 if there is no outer row, as
+ * collectives take 0 rows of counts for 1 (tsh_coll.blocks). */
 static int64_t tshi_redistribute_held(const tshi_cut *cut, int rank) {
+    if (!cut->outer) return 0;
     return tsh_chunk(cut->layout, cut->length, cut->size, rank, NULL) * cut->inner;
 }
 

@@ -472,9 +472,9 @@ static trial unary_row(char *text, trial_fn op, const char *arg, const char *sha
     return t;
 }
 
-static void every_row_equals_the_dense_result(void **state) {
+/* Fills all_rows; returns how many there are. */
+static int make_rows(void) {
     int i, j, n = COUNT(rows);
-    (void)state;
     memcpy(all_rows, rows, sizeof rows);
     for (i = 0; i < COUNT(unary_ops); i++)
         for (j = 0; j < COUNT(unary_layouts); j++, n++)
@@ -487,7 +487,141 @@ static void every_row_equals_the_dense_result(void **state) {
                                         transitions[i], transitions[j], 0);
                 n++;
             }
-    trials_prove(all_rows, n, lengths, COUNT(lengths));
+    return n;
+}
+
+static void every_row_equals_the_dense_result(void **state) {
+    (void)state;
+    trials_prove(all_rows, make_rows(), lengths, COUNT(lengths));
+}
+
+/* -------------------------------------------------------- nothing to compute
+ * The rows once more with a size of 0: n, or one of the numbers in their shapes wherever it stands.
+ * What one rank takes, every degree takes, with the same values and gradients; memory is full of
+ * NaN before it is written. */
+
+enum { EMPTIES_MAX = 2400, EMPTY_TEXT = 64 };
+
+typedef struct empty_row {
+    trial row;
+    char text[RANKS_INPUTS][EMPTY_TEXT];
+    int64_t n;
+    int refused;     /* on one rank: there is nothing to compare */
+    capture want[2]; /* of both ways */
+} empty_row;
+
+typedef struct empty_run {
+    empty_row *rows;
+    int count, dense;
+} empty_run;
+
+/* An allocator whose memory is full of NaN. */
+static void *full_of_nan(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
+    void *block = NULL;
+    (void)user;
+    if (new_size && posix_memalign(&block, align, new_size)) return NULL;
+    if (block) memset(block, 0xFF, new_size);
+    if (block && ptr) memcpy(block, ptr, old_size < new_size ? old_size : new_size);
+    if (block || !new_size) free(ptr);
+    return block;
+}
+
+/* Writes `from`, a text of spec_parse, to `to`, with 0 for each size that is `digit`. Returns how
+ * many there were. */
+static int without(char digit, const char *from, char *to) {
+    const char *shape = *from == '%' ? strchr(from, ' ') + 1 : from;
+    char *end;
+    int count = 0;
+    (void)snprintf(to, EMPTY_TEXT, "%s", from);
+    to += shape - from;
+    end = strchr(to, ' ') ? strchr(to, ' ') : to + strlen(to);
+    for (; to < end; to++)
+        if (*to == digit && digit != 'n' && (to[1] == ',' || to + 1 == end)) {
+            *to = '0';
+            count++;
+        }
+    return count;
+}
+
+/* Appends the row with 0 for each size that is `digit`, unless there is none; digit 'n': with n = 0,
+ * unless an input has integers below n. Returns the new count. */
+static int add_empty(empty_row *all, int count, const trial *row, char digit, int64_t n) {
+    empty_row *to = &all[count];
+    int i, found = 0;
+    to->row = *row;
+    to->row.out = NULL; /* of nothing, several layouts are the same */
+    to->n = n;
+    for (i = 0; i < RANKS_INPUTS && row->in[i]; i++) {
+        const char *text = row->in[i], *space = strchr(text, ' ');
+        found += digit == 'n' ? strchr(text, 'n') != NULL : 0;
+        if (digit == 'n' && *text == '%' && space && space[-1] == 'n') return count;
+        found += without(digit, text, to->text[i]);
+        to->row.in[i] = to->text[i];
+    }
+    return found ? count + 1 : count;
+}
+
+static int empty_walk(tsh_ctx *ctx, void *user) {
+    const empty_run *run = (const empty_run *)user;
+    int e, way;
+    for (e = 0; e < run->count; e++)
+        for (way = 0; way < 2 && !run->rows[e].refused; way++) {
+            empty_row *empty = &run->rows[e];
+            capture got;
+            probe p;
+            char name[256];
+            memset(&got, 0, sizeof got);
+            memset(&p, 0, sizeof p);
+            p.ctx = ctx;
+            probe_begin(&p, empty->row.arg);
+            p.n = empty->n;
+            p.dense = run->dense;
+            trial_describe(&empty->row, p.n, way, name, sizeof name);
+            if (trial_once(ctx, &empty->row, &p, way, &got)) {
+                const tsh_result code = tsh_last_error(ctx)->code;
+                empty->refused = code == TSH_ERR_SHAPE || code == TSH_ERR_ARGUMENT;
+                if (!empty->refused || !run->dense) return 1;
+                memset(ranks_failure, 0, sizeof ranks_failure);
+                tsh_clear_error(ctx);
+                CHECK(tsh_step_end(ctx) == TSH_OK, "%s", name);
+                capture_free(&got);
+            } else if (run->dense) {
+                empty->want[way] = got;
+            } else if (capture_compare(ctx, name, &empty->want[way], &got, empty->row.tolerance)) {
+                return 1;
+            } else {
+                capture_free(&got);
+            }
+        }
+    return 0;
+}
+
+static void what_is_empty_has_an_empty_gradient(void **state) {
+    static empty_row all[EMPTIES_MAX];
+    const char *digit;
+    tsh_desc desc;
+    empty_run run = {all, 0, 1};
+    int i, n, refused = 0;
+    (void)state;
+    memset(&desc, 0, sizeof desc);
+    desc.allocator.fn = full_of_nan;
+    for (i = make_rows() - 1; i >= 0; i--) {
+        run.count = add_empty(all, run.count, &all_rows[i], 'n', 0);
+        for (digit = "23456789"; *digit; digit++)
+            for (n = 1; n < 4; n += 2)
+                run.count = add_empty(all, run.count, &all_rows[i], *digit, n);
+        assert_true(run.count < EMPTIES_MAX - 32);
+    }
+    ranks_run_with(1, &desc, empty_walk, &run);
+    run.dense = 0;
+    ranks_run_with(2, &desc, empty_walk, &run);
+    ranks_run_with(3, &desc, empty_walk, &run);
+    for (i = 0; i < run.count; i++) {
+        refused += all[i].refused;
+        capture_free(&all[i].want[0]);
+        capture_free(&all[i].want[1]);
+    }
+    assert_true(refused < run.count / 10); /* such as a maximum of nothing */
 }
 
 /* ------------------------------------------------------------- what is refused */
@@ -742,6 +876,7 @@ static void a_refusal_can_be_cleared(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_row_equals_the_dense_result),
+        cmocka_unit_test(what_is_empty_has_an_empty_gradient),
         cmocka_unit_test(every_refusal_has_its_sentence),
         cmocka_unit_test(no_nonlinear_op_takes_a_partial_sum),
         cmocka_unit_test(a_refusal_can_be_cleared),

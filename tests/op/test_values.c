@@ -559,6 +559,36 @@ static void test_cast_and_integers(void **state) {
     close_ctx(ctx);
 }
 
+/* What is beyond an integer type becomes its nearest end, from floats and from the wider type. */
+static void test_cast_clamps(void **state) {
+    static const float v[] = {-2147483648.0f, -2147483904.0f, -3e9f, -INF, -2147483520.0f,
+                              2147483520.0f,  2147483648.0f,  3e9f,  INF,  NONE};
+    static const float w[] = {-9223372036854775808.0f, -9223373136366403584.0f, -1e19f, -INF,
+                              9223371487098961920.0f,  9223372036854775808.0f,  INF,    NONE};
+    static const int64_t wide[] = {INT64_MIN, INT32_MIN - INT64_C(1), INT32_MIN, -1,
+                                   INT32_MAX, INT32_MAX + INT64_C(1), INT64_MAX};
+    tsh_ctx *ctx = open_ctx();
+    tsh_tensor *back;
+    (void)state;
+    EXPECT_INTS(tsh_cast(row(ctx, 10, v), TSH_I32), 10,
+                {INT32_MIN, INT32_MIN, INT32_MIN, INT32_MIN, -2147483520, 2147483520, INT32_MAX,
+                 INT32_MAX, INT32_MAX, 0});
+    EXPECT_INTS(tsh_cast(row(ctx, 8, w), TSH_I64), 8,
+                {INT64_MIN, INT64_MIN, INT64_MIN, INT64_MIN, INT64_C(9223371487098961920),
+                 INT64_MAX, INT64_MAX, 0});
+    EXPECT_INTS(tsh_cast(ints(ctx, tsh_shape1(7), wide), TSH_I32), 7,
+                {INT32_MIN, INT32_MIN, INT32_MIN, -1, INT32_MAX, INT32_MAX, INT32_MAX});
+    back = tsh_cast(tsh_cast(row(ctx, 8, w), TSH_BF16), TSH_I64); /* from 16 bits, and strided */
+    EXPECT_INTS(tsh_slice(tsh_transpose(tsh_reshape(back, tsh_shape2(4, 2)), 0, 1), 1, 1, 3), 6,
+                {INT64_MIN, INT64_MAX, INT64_MAX, INT64_MIN, INT64_MAX, 0});
+    assert_null(tsh_arange(ctx, TSH_I64, 9223372036854775808.0, 1e19, 1e18)); /* 2^63 is beyond */
+    assert_int_equal(tsh_last_error(ctx)->code, TSH_ERR_DTYPE);
+    tsh_clear_error(ctx);
+    EXPECT_INTS(tsh_arange(ctx, TSH_I32, -2147483648.0, -2147483646.0, 1), 2,
+                {INT32_MIN, INT32_MIN + 1});
+    close_ctx(ctx);
+}
+
 /* ------------------------------------------------------------------ nothing, and one */
 
 /* Runs backward through y, whatever its size, and gives x's gradient. */
@@ -756,6 +786,47 @@ static void test_length_one(void **state) {
     assert_int_equal(tsh_split_dim(s, 0, 1, part), TSH_OK);
     EXPECT(part[0], 1, {5});
     assert_true(tsh_item(ctx, s) == 5);
+    close_ctx(ctx);
+}
+
+/* A tensor without dimensions takes dimension 0 and -1, as torch's, and no other. */
+static void test_scalar_dimensions(void **state) {
+    static const float five[] = {5};
+    static const int bad[] = {1, -2};
+    tsh_ctx *ctx = open_ctx();
+    tsh_tensor *s = leaf(ctx, tsh_shape0(), five);
+    int dim, keep, i;
+    (void)state;
+    for (dim = -1; dim <= 0; dim++) {
+        for (keep = 0; keep < 2; keep++) {
+            EXPECT(tsh_sum(s, dim, keep), 1, {5});
+            EXPECT(tsh_mean(s, dim, keep), 1, {5});
+            EXPECT_INTS(tsh_argmax(s, dim, keep), 1, {0});
+            EXPECT(tsh_max(s, dim, keep), 1, {5});
+            assert_int_equal(tsh_ndim(tsh_max(s, dim, keep)), 0);
+            EXPECT(slope(ctx, tsh_sum(s, dim, keep), s), 1, {1});
+            EXPECT(slope(ctx, tsh_mean(s, dim, keep), s), 1, {1});
+            EXPECT(slope(ctx, tsh_max(s, dim, keep), s), 1, {1});
+        }
+        EXPECT(tsh_softmax(s, dim), 1, {1});
+        EXPECT(slope(ctx, tsh_softmax(s, dim), s), 1, {0});
+        EXPECT(tsh_log_softmax(s, dim), 1, {0});
+        EXPECT(slope(ctx, tsh_transpose(s, dim, -1 - dim), s), 1, {1});
+        assert_int_equal(tsh_ndim(tsh_transpose(s, dim, dim)), 0);
+    }
+    assert_int_equal(tsh_ndim(tsh_permute(s, NULL)), 0);
+    for (i = 0; i < 2; i++) {
+        const int d = bad[i];
+        assert_null(tsh_sum(s, d, 0));
+        tsh_clear_error(ctx);
+        assert_null(tsh_softmax(s, d));
+        tsh_clear_error(ctx);
+        assert_null(tsh_transpose(s, 0, d));
+        assert_int_equal(tsh_last_error(ctx)->code, TSH_ERR_SHAPE);
+        tsh_clear_error(ctx);
+    }
+    assert_null(tsh_softmax(s, TSH_ALL)); /* of a tensor with dimensions neither */
+    tsh_clear_error(ctx);
     close_ctx(ctx);
 }
 
@@ -1299,12 +1370,14 @@ int main(void) {
         cmocka_unit_test(test_sum_of_rows),
         cmocka_unit_test(test_compare),
         cmocka_unit_test(test_cast_and_integers),
+        cmocka_unit_test(test_cast_clamps),
         cmocka_unit_test(test_empty_map_and_reduce),
         cmocka_unit_test(test_empty_matrices),
         cmocka_unit_test(test_norm_ends),
         cmocka_unit_test(test_norm_variance),
         cmocka_unit_test(test_all_ignored),
         cmocka_unit_test(test_length_one),
+        cmocka_unit_test(test_scalar_dimensions),
         cmocka_unit_test(test_copies),
         cmocka_unit_test(test_dropout_ends),
         cmocka_unit_test(test_accumulation),
