@@ -32,6 +32,7 @@
  *     >>layout-api    replicated, sharded, partial; who owns what
  *     >>comm-api      the contract of a backend; collectives
  *     >>api           every other public function
+ *     >>file-api      files: saving, loading, those of a program; checks and traces
  *   -- end of header: stop here if you only want the API --
  *     >>base          macros, and the structures all sections share
  *     >>error         the first error is kept, reported, received
@@ -1916,6 +1917,12 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss);
  * rank of pp, and with .weight of dp. tsh_train says whether modules train. */
 TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss);
 
+/* ========================================================================== */
+/* >>file-api                                                 MARK: - file-api */
+/* Saving and loading, a program's own files, checks, traces.                   */
+/* Needs: >>api.                                                                */
+/* ========================================================================== */
+
 /* -- save and load ---------------------------------------------------------- */
 
 /* Writes every parameter below module, and with optim its moments, into one safetensors file of
@@ -2003,6 +2010,14 @@ TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *opt
  * the first rank of tp, which broadcasts it over tp; all of them are broadcast over dp. */
 TSH_API tsh_result tsh_load_with(tsh_module *module, const char *path, tsh_optim *optim,
                                  const tsh_file_desc *desc);
+
+/* -- files of a program ------------------------------------------------------ */
+
+/* Opens a file for reading as tsh_load does, for a program that reads other files of a model's
+ * folder: a regular file of at most max bytes (0: of any size), also through symbolic links. A FIFO
+ * or a device is not opened, so that nothing waits or reads without end. NULL: *error (which may be
+ * NULL) has the sentence, TSH_ERR_IO, and errno is ENOENT if there is no such file. */
+TSH_API FILE *tsh_file_open(const char *path, int64_t max, tsh_error *error);
 
 /* -- checks ----------------------------------------------------------------- */
 
@@ -23395,6 +23410,17 @@ TSH_API TSHI_COLD tsh_pipeline *tsh_pipeline_new(tsh_module *container,
 
 enum { TSHI_FILE_STALE = 3600 }; /* seconds; see tshi_file_sweep */
 
+#if TSHI_POSIX
+/* Returns the kind of what stat found; NULL: a regular file. */
+static const char *tshi_file_kind_of(const struct stat *info) {
+    return S_ISREG(info->st_mode)                              ? NULL
+           : S_ISDIR(info->st_mode)                            ? "a folder"
+           : S_ISFIFO(info->st_mode)                           ? "a FIFO"
+           : S_ISCHR(info->st_mode) || S_ISBLK(info->st_mode)  ? "a device"
+                                                               : "no regular file";
+}
+#endif
+
 /* Returns the kind of what is at a path, with symbolic links followed; NULL for a regular file or
  * for nothing. Does not open it, which could block (a FIFO) or rewind (a tape drive). */
 static const char *tshi_file_kind(const char *path) {
@@ -23403,14 +23429,44 @@ static const char *tshi_file_kind(const char *path) {
     return found != none && (found & folder) ? "a folder" : NULL;
 #elif TSHI_POSIX
     struct stat info; /* describes the link's target */
-    if (stat(path, &info) != 0 || S_ISREG(info.st_mode)) return NULL;
-    return S_ISDIR(info.st_mode)                            ? "a folder"
-           : S_ISFIFO(info.st_mode)                         ? "a FIFO"
-           : S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode) ? "a device"
-                                                            : "no regular file";
+    return stat(path, &info) == 0 ? tshi_file_kind_of(&info) : NULL;
 #else
     (void)path;
     return NULL;
+#endif
+}
+
+/* Opens a regular file for reading, at its beginning. NULL: *kind says what else is there, such as
+ * "a FIFO", or is NULL, and errno says why the file cannot be opened. */
+static FILE *tshi_file_open(const char *path, const char **kind) {
+    FILE *file = NULL;
+    *kind = tshi_file_kind(path);
+    errno = 0;
+    if (*kind) return NULL;
+#if TSHI_POSIX
+    {
+        /* If a FIFO has taken the file's place meanwhile: O_NONBLOCK does not wait for a writer. */
+        const int descriptor = open(path, O_RDONLY | O_NONBLOCK);
+        struct stat info;
+        if (descriptor < 0) return NULL;
+        if (fstat(descriptor, &info) == 0 && !(*kind = tshi_file_kind_of(&info)))
+            file = fdopen(descriptor, "rb");
+        if (!file) (void)close(descriptor);
+    }
+#else
+    file = fopen(path, "rb");
+#endif
+    return file;
+}
+
+/* Returns the size in bytes of a file that was just opened; -1 and errno: unknown. */
+static int64_t tshi_file_size(FILE *file) {
+#if TSHI_POSIX
+    struct stat info;
+    return fstat(fileno(file), &info) == 0 ? (int64_t)info.st_size : -1;
+#else
+    const int64_t size = fseek(file, 0, SEEK_END) == 0 ? (int64_t)ftell(file) : -1;
+    return fseek(file, 0, SEEK_SET) == 0 ? size : -1;
 #endif
 }
 
@@ -23562,6 +23618,33 @@ static int tshi_file_rename(const char *name, const char *path) {
 #else
     return rename(name, path) == 0;
 #endif
+}
+
+TSH_API TSHI_COLD FILE *tsh_file_open(const char *path, int64_t max, tsh_error *error) {
+    const char *kind = NULL;
+    tsh_error unused;
+    FILE *file = path ? tshi_file_open(path, &kind) : NULL;
+    const int64_t size = file ? tshi_file_size(file) : 0;
+    int why = errno; /* fclose and strerror may change it */
+    if (!error) error = &unused;
+    if (!path) {
+        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "tsh_file_open: there is no path");
+    } else if (kind) {
+        (void)tsh_error_set(error, TSH_ERR_IO, -1, "%.300s is %s, not a regular file", path, kind);
+        why = EINVAL;
+    } else if (max > 0 && size > max) {
+        (void)tsh_error_set(error, TSH_ERR_IO, -1, "%.300s has %lld bytes; at most %lld are read",
+                            path, (long long)size, (long long)max);
+        why = EFBIG;
+    } else if (file && size >= 0) {
+        return file;
+    } else {
+        (void)tsh_error_set(error, TSH_ERR_IO, -1, "%.300s cannot be read: %s", path,
+                            why ? strerror(why) : "the system gives no reason");
+    }
+    if (file) (void)fclose(file);
+    errno = path ? why : EINVAL;
+    return NULL;
 }
 
 /* ========================================================================== */
@@ -24847,10 +24930,9 @@ static int tshi_load_use(tshi_io *io, tshi_io_source *source) {
     io->path = source->path;
     if (io->reader) io->open = source;
     if (io->reader) return 1;
-    kind = tshi_file_kind(source->path);
-    if (kind) return tshi_io_wrong_kind(io, kind); /* a FIFO could block */
-    errno = 0;
-    if (!(io->file = fopen(source->path, "rb")))
+    io->file = tshi_file_open(source->path, &kind);
+    if (kind) return tshi_io_wrong_kind(io, kind);
+    if (!io->file)
         return tshi_io_system_error(io, io->map && !io->index
                                             ? "is named by the index and cannot be opened"
                                             : "cannot be opened");
@@ -24972,15 +25054,13 @@ static void tshi_load_parse_index(tshi_io *io, size_t n) {
 
 /* Reads the text of the open index and parses it; 0 and an error if it is none. */
 static int tshi_load_read_index(tshi_io *io) {
+    const int64_t n = tshi_file_size(io->file);
     size_t quotes = 0, i;
-    long n;
-    errno = 0;
-    if (fseek(io->file, 0, SEEK_END) != 0 || (n = ftell(io->file)) < 0)
-        return tshi_io_system_error(io, "cannot be read");
-    io->place = n;
+    if (n < 0) return tshi_io_system_error(io, "cannot be read");
     if (n > TSHI_IO_HEADER)
-        return tshi_io_fail(io, TSH_ERR_IO, "is no index of safetensors files: it has %ld bytes",
-                            n);
+        return tshi_io_fail(io, TSH_ERR_IO,
+                            "is no index of safetensors files: it has %lld bytes, more than %d",
+                            (long long)n, (int)TSHI_IO_HEADER);
     io->text = io->at = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, (size_t)n + 1);
     if (!io->text) return 0;
     if (!tshi_load_read(io, 0, io->text, (size_t)n))
@@ -25084,11 +25164,11 @@ static void tshi_load_folder(tshi_io *io) {
     static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
     int i;
     for (i = 0; i < 2; i++) {
-        const char *path = tshi_load_join(io, strlen(io->given), names[i]);
-        FILE *file = path ? fopen(path, "rb") : NULL;
+        const char *path = tshi_load_join(io, strlen(io->given), names[i]), *kind = NULL;
+        FILE *file = path ? tshi_file_open(path, &kind) : NULL;
         if (!path) return;
-        if (!file) continue;
-        (void)fclose(file);
+        if (!file && !kind) continue;
+        if (file) (void)fclose(file); /* else tshi_load_use reports the kind */
         if (!i) tshi_load_single(io, path);
         if (i) io->given = path;
         if (i) tshi_load_index(io, path);

@@ -7,6 +7,7 @@
 #ifndef LLM_FOLDER_H
 #define LLM_FOLDER_H
 
+#include "files.h"
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <float.h>
@@ -389,29 +390,6 @@ static void llm_read_rope(llm_config *c, double base, double part) {
 
 /* -- the whole file --------------------------------------------------------- */
 
-/* The contents of folder/name, or without a folder of name, with a 0 at the end; NULL and errno. */
-static char *llm_read_file(const char *folder, const char *name) {
-    char path[4096];
-    size_t n = 0, room = 1 << 16;
-    char *text = (char *)malloc(room);
-    snprintf(path, sizeof path, "%s%s%s", folder, *folder ? "/" : "", name);
-    FILE *file = text ? fopen(path, "rb") : NULL;
-    while (file && text) {
-        const size_t got = fread(text + n, 1, room - 1 - n, file);
-        n += got;
-        if (got == 0) break;
-        if (n + 1 == room) {
-            char *more = (char *)realloc(text, room *= 2);
-            if (!more) free(text);
-            text = more;
-        }
-    }
-    if (file) (void)fclose(file);
-    if (text && file) text[n] = 0;
-    else free(text);
-    return file ? text : NULL;
-}
-
 /* Keys that do not change what a decoder computes. */
 static int llm_harmless(const cJSON *item) {
     static const char known[] =
@@ -467,22 +445,24 @@ static int llm_config_take(llm_config *c, cJSON *json, const char *where) {
 
 /* The same of a folder's, and of its generation_config.json. */
 static int llm_config_open(llm_config *c, const char *folder) {
-    char *text = llm_read_file(folder, "config.json"), where[320];
+    tsh_error why;
+    char *text = llm_read_text(folder, "config.json", &why), where[320];
     memset(c, 0, sizeof *c);
     if (!text) {
-        llm_refuse(c, "%.300s/config.json cannot be read: %s", folder, strerror(errno));
+        llm_refuse(c, "%s", why.message);
         return 0;
     }
     snprintf(where, sizeof where, "%.300s/config.json", folder);
     cJSON *json = cJSON_Parse(text);
     free(text);
     if (!llm_config_take(c, json, where)) return 0;
-    text = llm_read_file(folder, "generation_config.json");
+    text = llm_read_text(folder, "generation_config.json", &why);
+    if (!text && !llm_is_absent(errno)) llm_refuse(c, "%s", why.message);
     cJSON *generation = text ? cJSON_Parse(text) : NULL;
     llm_read_eos(c, generation);
     cJSON_Delete(generation);
     free(text);
-    return 1;
+    return c->error[0] == 0;
 }
 
 /* Refuses the keys that nobody has read. 0: refused. */

@@ -217,18 +217,8 @@ static void heed(void *user, const char *message) {
 
 /* All of stdin, with a 0 at the end; NULL: refused. */
 static char *read_stdin(llm_job *job, size_t *length) {
-    size_t room = 1 << 16, n = 0, got;
-    char *text = (char *)malloc(room), *more;
-    while (text && (got = fread(text + n, 1, room - 1 - n, stdin)) > 0) {
-        n += got;
-        if (n + 1 < room) continue;
-        more = (char *)realloc(text, room *= 2);
-        if (!more) free(text);
-        text = more;
-    }
-    if (!text) refuse(job, "not enough memory");
-    else text[n] = 0;
-    *length = n;
+    char *text = llm_read_all(stdin, 0, length);
+    if (!text) refuse(job, "stdin cannot be read: %s", strerror(errno));
     return text;
 }
 
@@ -822,10 +812,18 @@ static int convert_text(llm_job *job) {
     return !open_codec(job) || convert(job);
 }
 
+/* A file of the model's folder; *text NULL: there is none. 0: refused. */
+static int read_optional(llm_job *job, const char *name, char **text) {
+    tsh_error why;
+    *text = llm_read_text(job->model, name, &why);
+    return *text || llm_is_absent(errno) || !refuse(job, "%s", why.message);
+}
+
 /* How sentence-transformers makes one vector of a text: 1_Pooling says which, modules.json whether
  * it gets length 1. Without them: the mean, of length 1. 0: refused. */
 static int read_pooling(llm_job *job) {
-    char *text = llm_read_file(job->model, "1_Pooling/config.json");
+    char *text = NULL;
+    if (!read_optional(job, "1_Pooling/config.json", &text)) return 0;
     cJSON *pooling = text ? cJSON_Parse(text) : NULL;
     const cJSON *item;
     int known = 1;
@@ -837,7 +835,7 @@ static int read_pooling(llm_job *job) {
     }
     cJSON_Delete(pooling);
     free(text);
-    text = llm_read_file(job->model, "modules.json");
+    if (!read_optional(job, "modules.json", &text)) return 0;
     job->plain = text != NULL && strstr(text, "Normalize") == NULL;
     free(text);
     return known;
@@ -859,18 +857,20 @@ static int read_line(llm_job *job, const char *line, size_t length) {
 
 /* --embed. 0: refused. */
 static int read_lines(llm_job *job) {
-    char *text = llm_read_file("", job->embed);
-    int ok = text != NULL;
-    if (!job->config.encoder) {
-        free(text);
+    size_t length = 0;
+    if (!job->config.encoder)
         return !refuse(job, "--embed takes an encoder, such as bert, not %s", job->config.type);
-    }
-    if (!ok) return !refuse(job, "%s: %s", job->embed, strerror(errno));
+    FILE *file = fopen(job->embed, "rb");
+    char *text = file ? llm_read_all(file, 0, &length) : NULL;
+    int ok = text != NULL;
+    if (!text) refuse(job, "%s: %s", job->embed, strerror(errno));
+    if (file) (void)fclose(file);
     job->max_new = 0;
-    for (const char *line = text; ok && *line;) {
-        const size_t n = strcspn(line, "\n");
-        ok = read_line(job, line, n);
-        line += line[n] ? n + 1 : n;
+    for (const char *line = text, *end = text ? text + length : NULL; ok && line < end;) {
+        const char *newline = (const char *)memchr(line, '\n', (size_t)(end - line));
+        const char *stop = newline ? newline : end;
+        ok = read_line(job, line, (size_t)(stop - line));
+        line = stop + 1;
     }
     free(text);
     return ok && read_pooling(job);
@@ -879,11 +879,11 @@ static int read_lines(llm_job *job) {
 /* The chat template of the model, or that of --template. 0: refused. */
 static int open_format(llm_job *job) {
     gguf *g = job->config.gguf;
-    char *config = g ? gguf_tokenizer_config(g)
-                     : llm_read_file(job->model, "tokenizer_config.json");
-    char *jinja = llm_read_file(job->model, "chat_template.jinja");
+    char *config = g ? gguf_tokenizer_config(g) : NULL, *jinja = NULL;
     const chat_message first[] = {{CHAT_SYSTEM, job->system}, {CHAT_USER, "?"}};
-    int ok = chat_open(&job->format, config, jinja, job->template_name);
+    int ok = (g || read_optional(job, "tokenizer_config.json", &config)) &&
+             read_optional(job, "chat_template.jinja", &jinja);
+    ok = ok && chat_open(&job->format, config, jinja, job->template_name);
     free(config);
     free(jinja);
     if (ok) {
