@@ -471,7 +471,7 @@ static int prefill(llm_rank *r) {
     llm_job *job = r->job;
     const int writes = job->dump && r->first;
     const int64_t keep = r->rows > 1, some = LLM_CHUNK / r->rows < 16 ? 16 : LLM_CHUNK / r->rows;
-    const int64_t chunk = job->config.encoder ? r->room : some;
+    const int64_t chunk = job->config.causal ? some : r->room;
     r->start = tsh_now();
     if (writes && !dump_open(r)) return 0;
     r->model.all = job->dump != NULL;

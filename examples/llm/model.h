@@ -54,7 +54,6 @@ static int llm_gguf_take(llm_config *c, const char *path) {
 
 static int llm_gguf_config(llm_config *c, const char *path) {
     char error[512];
-    memset(c, 0, sizeof *c);
     c->gguf = gguf_open(path, error, sizeof error);
     if (c->gguf) return llm_gguf_take(c, path);
     llm_refuse(c, "%s", error);
@@ -96,6 +95,10 @@ static int llm_config_finish(llm_config *c, const llm_family **family) {
         llm_refuse(c, "config.json: model_type is \"%s\"; supported are %s", c->type, names);
     else
         (*family)->config(c);
+    const cJSON *causal = cJSON_GetObjectItemCaseSensitive(c->unread, "is_causal");
+    if (cJSON_IsNull(causal)) /* which some families of transformers take for false */
+        llm_refuse_value(c, "is_causal", causal, "it must be true or false");
+    c->causal = llm_config_flag(c, "is_causal", !c->encoder);
     if (c->eps < 0)
         llm_refuse(c, "config.json: the norms add %g to a mean of squares; it must not be negative",
                    c->eps);
@@ -110,14 +113,21 @@ static int llm_config_rest(llm_config *c, const char *path, const llm_family **f
     return ok;
 }
 
-/* Reads a folder's config.json, or what a GGUF file says; 0: c->error says why not. llm_config_free
- * in either case. */
-LLM_API int llm_config_read(llm_config *c, const char *folder, const llm_family **family) {
+/* Reads a folder's config.json, or what a GGUF file says; options may be NULL. 0: c->error says why
+ * not. llm_config_free in either case. */
+LLM_API int llm_config_read_with(llm_config *c, const char *folder, const llm_family **family,
+                                 const llm_options *options) {
     const int is_file = gguf_is_file(folder);
+    memset(c, 0, sizeof *c);
+    if (options) c->options = *options;
     if (is_file ? llm_gguf_config(c, folder) : llm_config_open(c, folder))
         return llm_config_rest(c, folder, family);
     if (is_file) llm_gguf_rename_error(c, folder);
     return 0;
+}
+
+LLM_API int llm_config_read(llm_config *c, const char *folder, const llm_family **family) {
+    return llm_config_read_with(c, folder, family, NULL);
 }
 
 static void llm_config_free(llm_config *c) {
@@ -260,8 +270,9 @@ static void llm_stretch(llm_net *m, const int32_t *ids, int64_t n, const int64_t
     if (!changed || most == 0 || m->config->rope.stretch > 0) return;
     memset(m->past, 0, sizeof m->past);
     tsh_cache_truncate(m->cache, 0);
-    for (int64_t at = 0; at < most && tsh_ok(m->ctx); at += 256) {
-        const int64_t some = most - at < 256 ? most - at : 256;
+    const int64_t chunk = m->config->causal ? 256 : most;
+    for (int64_t at = 0; at < most && tsh_ok(m->ctx); at += chunk) {
+        const int64_t some = most - at < chunk ? most - at : chunk;
         int32_t *again = (int32_t *)calloc((size_t)(m->rows * some), sizeof *again);
         int64_t own[LLM_MOST_ROWS];
         if (!again) (void)tsh_fail(m->ctx, TSH_ERR_MEMORY, "not enough memory");
