@@ -58,8 +58,9 @@ static int state_write_settings(const gpt_settings *set, const char *now) {
 static int state_check_settings(const gpt_settings *set, const char *now) {
     char path[STATE_PATH], then[STATE_SETTINGS] = "";
     state_path(path, set, "settings.txt");
-    FILE *file = fopen(path, "r");
-    if (file == NULL) return refuse("cannot open %s: %s", path, strerror(errno));
+    tsh_error why;
+    FILE *file = tsh_file_open(path, STATE_SETTINGS, &why);
+    if (file == NULL) return refuse("%s", why.message);
     then[fread(then, 1, sizeof then - 1, file)] = '\0';
     fclose(file);
     const char *a = then, *b = now;

@@ -8,6 +8,7 @@
 #ifndef LLM_FOLDER_H
 #define LLM_FOLDER_H
 
+#include "files.h"
 #include "keys.h"
 
 #include <cjson/cJSON.h>
@@ -82,6 +83,8 @@ typedef struct llm_config {
     llm_rope rope, local;                    /* of all layers, or of those that do not slide; if on,
                                               * of those that do */
     int tied;                                /* the head has the embedding's weight */
+    char head[96];                           /* tied: the files have that of the head alone, under
+                                              * this name; "": they have the embedding's */
     int qkv_bias, out_bias, mlp_bias;        /* of the attention's two sides, of the MLP */
     int parallel;                            /* attention and MLP read the same x */
     int rows_out;                            /* weights are (out, in), also where the hub's are
@@ -471,29 +474,6 @@ static void llm_read_rope(llm_config *c, double base, double part) {
 
 /* -- the whole file --------------------------------------------------------- */
 
-/* The contents of folder/name, or without a folder of name, with a 0 at the end; NULL and errno. */
-static char *llm_read_file(const char *folder, const char *name) {
-    char path[4096];
-    size_t n = 0, room = 1 << 16;
-    char *text = (char *)malloc(room);
-    snprintf(path, sizeof path, "%s%s%s", folder, *folder ? "/" : "", name);
-    FILE *file = text ? fopen(path, "rb") : NULL;
-    while (file && text) {
-        const size_t got = fread(text + n, 1, room - 1 - n, file);
-        n += got;
-        if (got == 0) break;
-        if (n + 1 == room) {
-            char *more = (char *)realloc(text, room *= 2);
-            if (!more) free(text);
-            text = more;
-        }
-    }
-    if (file) (void)fclose(file);
-    if (text && file) text[n] = 0;
-    else free(text);
-    return file ? text : NULL;
-}
-
 static void llm_read_eos(llm_config *c, const cJSON *json) {
     const cJSON *eos = cJSON_GetObjectItemCaseSensitive(json, "eos_token_id"), *one;
     if (!eos) return;
@@ -527,21 +507,23 @@ static int llm_config_take(llm_config *c, cJSON *json, const char *where) {
 
 /* The same of a folder's, and of its generation_config.json. */
 static int llm_config_open(llm_config *c, const char *folder) {
-    char *text = llm_read_file(folder, "config.json"), where[320];
+    tsh_error why;
+    char *text = llm_read_text(folder, "config.json", &why), where[320];
     if (!text) {
-        llm_refuse(c, "%.300s/config.json cannot be read: %s", folder, strerror(errno));
+        llm_refuse(c, "%s", why.message);
         return 0;
     }
     snprintf(where, sizeof where, "%.300s/config.json", folder);
     cJSON *json = cJSON_Parse(text);
     free(text);
     if (!llm_config_take(c, json, where)) return 0;
-    text = llm_read_file(folder, "generation_config.json");
+    text = llm_read_text(folder, "generation_config.json", &why);
+    if (!text && !llm_is_absent(errno)) llm_refuse(c, "%s", why.message);
     cJSON *generation = text ? cJSON_Parse(text) : NULL;
     llm_read_eos(c, generation);
     cJSON_Delete(generation);
     free(text);
-    return 1;
+    return c->error[0] == 0;
 }
 
 /* Refuses the keys that nobody has read. 0: refused. */

@@ -17,9 +17,9 @@
 #ifndef LLM_GGUF_H
 #define LLM_GGUF_H
 
+#include "files.h"
 #include <cjson/cJSON.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -707,16 +707,19 @@ static gguf *gguf_map(int file, size_t size, int writable, const char *name, cha
 
 /* A GGUF file, mapped. */
 GGUF_API gguf *gguf_open(const char *path, char *error, size_t room) {
-    const int file = open(path, O_RDONLY);
+    tsh_error why;
+    FILE *file = tsh_file_open(path, 0, &why);
     struct stat info;
     gguf *g = NULL;
-    if (file < 0 || fstat(file, &info) != 0)
+    if (!file)
+        (void)snprintf(error, room, "%s", why.message);
+    else if (fstat(fileno(file), &info) != 0)
         (void)snprintf(error, room, "%s: cannot be read: %s", path, strerror(errno));
     else if (info.st_size == 0)
         (void)snprintf(error, room, "%s: cannot be read: the file is empty", path);
     else
-        g = gguf_map(file, (size_t)info.st_size, 0, path, error, room);
-    if (file >= 0) (void)close(file);
+        g = gguf_map(fileno(file), (size_t)info.st_size, 0, path, error, room);
+    if (file) (void)fclose(file);
     return g;
 }
 
@@ -738,8 +741,7 @@ GGUF_API gguf *gguf_of_header(const void *header, size_t n, size_t size, const c
 /* 1 if a path is that of a file that begins as GGUF does. */
 GGUF_API int gguf_is_file(const char *path) {
     char magic[4] = "";
-    struct stat info;
-    FILE *file = stat(path, &info) == 0 && S_ISREG(info.st_mode) ? fopen(path, "rb") : NULL;
+    FILE *file = tsh_file_open(path, 0, NULL);
     const int is = file && fread(magic, 1, 4, file) == 4 && memcmp(magic, "GGUF", 4) == 0;
     if (file) (void)fclose(file);
     return is;

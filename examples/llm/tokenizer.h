@@ -17,8 +17,8 @@
  * The file's `truncation` and `padding` are not applied: how many tokens a model takes is for its
  * caller to say.
  *
- * A tokenizer remembers the words it has seen, so one serves one thread at a time. Link with cJSON
- * (Debian: libcjson-dev) and PCRE2 (libpcre2-dev): -lcjson -lpcre2-8.
+ * A tokenizer remembers the words it has seen, so one serves one thread at a time. Link with tshard,
+ * cJSON (Debian: libcjson-dev) and PCRE2 (libpcre2-dev): -lcjson -lpcre2-8.
  */
 #ifndef LLM_TOKENIZER_H
 #define LLM_TOKENIZER_H
@@ -29,6 +29,7 @@
 #include <cjson/cJSON.h>
 #include <pcre2.h>
 
+#include "files.h"
 #include "unicode.h"
 #include <errno.h>
 #include <stdarg.h>
@@ -3040,26 +3041,11 @@ LLM_TOKENIZER_API llm_tokenizer *llm_tokenizer_read(const char *json, size_t len
 /* A tokenizer from a file, to be closed with llm_tokenizer_free. NULL: an error, one sentence in
  * `error`. */
 LLM_TOKENIZER_API llm_tokenizer *llm_tokenizer_open(const char *path, char *error, size_t size) {
-    llm_tokenizer *t = NULL;
-    FILE *file = fopen(path, "rb");
-    char *json = NULL, *bigger;
-    size_t n = 0, room = 0;
-    if (!file) {
-        (void)snprintf(error, size, "%s: cannot be opened: %s", path, strerror(errno));
-        return NULL;
-    }
-    do {
-        room = 2 * room + (1 << 16);
-        bigger = (char *)realloc(json, room);
-        if (!bigger) break;
-        json = bigger;
-        n += fread(json + n, 1, room - n, file);
-    } while (n == room);
-    if (!bigger || ferror(file))
-        (void)snprintf(error, size, "%s: cannot be read", path);
-    else
-        t = llm_tokenizer_read(json, n, path, error, size);
-    (void)fclose(file);
+    tsh_error why;
+    size_t length;
+    char *json = llm_read(path, LLM_TOKENIZER_MAX, &length, &why);
+    llm_tokenizer *t = json ? llm_tokenizer_read(json, length, path, error, size) : NULL;
+    if (!json) (void)snprintf(error, size, "%s", why.message);
     free(json);
     return t;
 }

@@ -8,6 +8,7 @@
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
 #endif
+#define TSHARD_IMPLEMENTATION
 #include "../../examples/llm/tokenizer.h"
 #include <time.h>
 

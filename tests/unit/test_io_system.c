@@ -18,6 +18,7 @@ int main(void) {
     return cmocka_run_group_tests_name("io system", tests, NULL, NULL);
 }
 #else
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -418,6 +419,71 @@ static void what_is_no_file_is_refused(void **state) {
     unit_close(ctx);
 }
 
+/* The same of the files that a folder is searched for, and of one that an index names. */
+static void what_is_no_file_in_a_folder_is_refused(void **state) {
+    static const char index[] = "{\"weight_map\": {\"m.weight\": \"part.safetensors\"}}";
+    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json",
+                                        "part.safetensors", "part.safetensors"};
+    static const char *const targets[] = {NULL, "/dev/zero"}; /* of a link; NULL: a FIFO */
+    tsh_ctx *ctx = open_model();
+    char part[160];
+    int i, k;
+    (void)state;
+    (void)alarm(20); /* an open that waits ends the program */
+    for (i = 0; i < COUNT(names); i++) {
+        for (k = 0; k < COUNT(targets); k++) {
+            const char *path = files_path(names[i]);
+            assert_int_equal(targets[k] ? symlink(targets[k], path) : mkfifo(path, 0600), 0);
+            if (i == 3) files_write(names[1], index, sizeof index - 1);
+            (void)snprintf(part, sizeof part, "%s\" is %s; tsh_load takes one safetensors file",
+                           names[i], targets[k] ? "a device" : "a FIFO");
+            assert_int_equal(tsh_load(tsh_root(ctx), files_here, NULL), TSH_ERR_IO);
+            EXPECT(TSH_ERR_IO, part);
+            files_clear();
+        }
+    }
+    files_folder("model.safetensors");
+    assert_int_equal(tsh_load(tsh_root(ctx), files_here, NULL), TSH_ERR_IO);
+    EXPECT(TSH_ERR_IO, "model.safetensors\" is a folder; tsh_load takes one safetensors file");
+    (void)alarm(0);
+    unit_close(ctx);
+}
+
+/* What a program opens with tsh_file_open: regular files of at most so many bytes. */
+static void a_program_opens_files_as_tsh_load(void **state) {
+    static const char *const names[] = {"fifo", "to zero", "folder", "absent", "long"};
+    static const char *const parts[] = {"fifo is a FIFO, not a regular file",
+                                        "to zero is a device, not", "folder is a folder, not",
+                                        "absent cannot be read: No such file",
+                                        "long has 5 bytes; at most 4 are read"};
+    tsh_error error;
+    FILE *file;
+    int i;
+    (void)state;
+    assert_int_equal(mkfifo(files_path("fifo"), 0600), 0);
+    assert_int_equal(symlink("/dev/zero", files_path("to zero")), 0);
+    assert_int_equal(symlink("long", files_path("to long")), 0);
+    files_folder("folder");
+    files_write("long", "12345", 5);
+    (void)alarm(20);
+    for (i = 0; i < COUNT(names); i++) {
+        assert_null(tsh_file_open(files_path(names[i]), 4, &error));
+        assert_int_equal(errno == ENOENT, strcmp(names[i], "absent") == 0);
+        assert_int_equal(error.code, TSH_ERR_IO);
+        if (!strstr(error.message, parts[i])) fail_msg("%s", error.message);
+        if (i < 4) assert_null(tsh_file_open(files_path(names[i]), 0, NULL));
+    }
+    (void)alarm(0);
+    for (i = 0; i < 2; i++) {
+        file = tsh_file_open(files_path("to long"), i ? 5 : 0, &error);
+        assert_non_null(file);
+        assert_int_equal(fgetc(file), '1');
+        assert_int_equal(fclose(file), 0);
+    }
+    assert_null(tsh_file_open(NULL, 0, &error));
+    assert_int_equal(error.code, TSH_ERR_ARGUMENT);
+}
+
 /* Beyond the limit of a file's size a write would send SIGXFSZ, which ends a process. */
 static void a_limit_of_file_sizes_is_an_error(void **state) {
     tsh_ctx *ctx = open_model();
@@ -456,6 +522,8 @@ int main(void) {
         TEST(a_save_goes_through_links),
         TEST(mode_and_owner_stay),
         TEST(what_is_no_file_is_refused),
+        TEST(what_is_no_file_in_a_folder_is_refused),
+        TEST(a_program_opens_files_as_tsh_load),
         TEST(a_limit_of_file_sizes_is_an_error),
     };
     return cmocka_run_group_tests_name("io system", tests, files_begin, files_end);

@@ -29,36 +29,44 @@ static void gemma2_config(llm_config *c) {
     llm_read_rope(c, 10000, 1);
 }
 
+/* Moves what `from` has into `to`, in place of what that has under the same names. */
+static void gemma3_merge(cJSON *to, cJSON *from) {
+    while (from->child) {
+        cJSON *item = cJSON_DetachItemViaPointer(from, from->child);
+        cJSON_DeleteItemFromObjectCaseSensitive(to, item->string);
+        cJSON_AddItemToArray(to, item); /* with its name; nothing is allocated */
+    }
+}
+
 /* rope_parameters has an object for each kind of layer; what rope_scaling has goes before what that
  * of full attention has. */
 static void gemma3_read_rope(llm_config *c) {
     const cJSON *both = llm_config_key(c, "rope_parameters"), *part;
-    const cJSON *older = llm_config_key(c, "rope_scaling");
     const cJSON *whole = cJSON_GetObjectItemCaseSensitive(both, "full_attention");
-    cJSON *merged = cJSON_IsObject(whole) ? cJSON_Duplicate(whole, 1) : cJSON_CreateObject();
+    (void)llm_config_key(c, "rope_scaling");
+    cJSON *older = cJSON_GetObjectItemCaseSensitive(c->read, "rope_scaling");
     cJSON_ArrayForEach(part, both)
         if (!part->string || (strcmp(part->string, "full_attention") != 0 &&
                               strcmp(part->string, "sliding_attention") != 0))
             llm_refuse_value(c, "rope_parameters", both, "gemma3_text has full_attention and "
                                                          "sliding_attention in it");
-    if (older && !cJSON_IsObject(older))
-        llm_refuse_value(c, "rope_scaling", older, "it must be an object");
-    cJSON_ArrayForEach(part, older) {
-        cJSON_DeleteItemFromObjectCaseSensitive(merged, part->string);
-        cJSON_AddItemToObject(merged, part->string, cJSON_Duplicate(part, 1));
-    }
+    if (cJSON_IsObject(older) && cJSON_IsObject(whole))
+        gemma3_merge(cJSON_GetObjectItemCaseSensitive(both, "full_attention"), older);
     llm_set_rope(c, cJSON_GetObjectItemCaseSensitive(both, "sliding_attention"),
                  llm_config_number(c, "rope_local_base_freq", 10000), 1, 0);
     c->local = c->rope;
     if (c->local.limit > 0)
         llm_refuse(c, "config.json: the rotary scaling of sliding_attention is \"%s\", which is "
                       "not supported", c->local.kind);
-    llm_set_rope(c, merged, llm_config_number(c, "rope_theta", 1000000), 1, 0);
-    cJSON_Delete(merged);
+    llm_set_rope(c, cJSON_IsObject(whole) || !older ? whole : older,
+                 llm_config_number(c, "rope_theta", 1000000), 1, 0);
 }
 
 static void gemma3_config(llm_config *c) {
     gemma2_options(c, 0, 0, 6);
+    if (c->score_cap > 0) /* transformers caps there only in some of its implementations */
+        llm_refuse(c, "config.json: attn_logit_softcapping is %g, which is not supported for %s",
+                   c->score_cap, c->type);
     c->qk_norm = LLM_NORM_OF_EACH;
     gemma3_read_rope(c);
 }

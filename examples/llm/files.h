@@ -1,0 +1,92 @@
+/* files.h - reads the files of a model's folder, and text from files and pipes
+ *
+ *     tsh_error why;
+ *     char *text = llm_read("model/config.json", LLM_JSON_MAX, &length, &why);
+ *     if (!text && !llm_is_absent(errno)) puts(why.message);
+ *
+ * A model's files are opened by tsh_file_open: what is no regular file, or larger than files of its
+ * kind are, is refused. Link with tshard. */
+#ifndef LLM_FILES_H
+#define LLM_FILES_H
+
+#include "../../tshard.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__GNUC__)
+#define LLM_FILES_API __attribute__((unused)) static
+#else
+#define LLM_FILES_API static
+#endif
+
+enum {
+    LLM_JSON_MAX = 1 << 24,     /* bytes of config.json, chat templates and the like */
+    LLM_TOKENIZER_MAX = 1 << 28 /* of tokenizer.json; the largest known have some 35 MB */
+};
+
+/* What is left of an open file or pipe, at most max bytes (0: any), and a 0 after it; *length: bytes
+ * without that. To be freed with free(). NULL: errno says why (EFBIG: there is more). */
+LLM_FILES_API char *llm_read_all(FILE *file, int64_t max, size_t *length) {
+    size_t size = 1 << 16, n = 0;
+    char *text = (char *)malloc(size), *more;
+    int why = text ? 0 : ENOMEM;
+    while (!why) {
+        errno = 0;
+        const size_t got = fread(text + n, 1, size - 1 - n, file);
+        n += got;
+        if (got == 0) {
+            why = !ferror(file) ? 0 : errno ? errno : EIO;
+            break;
+        }
+        if (max > 0 && n > (size_t)max) why = EFBIG;
+        if (why || n + 1 < size) continue;
+        more = (char *)realloc(text, size *= 2);
+        if (more) text = more;
+        else why = ENOMEM;
+    }
+    if (!why) {
+        text[n] = 0;
+        *length = n;
+        return text;
+    }
+    free(text);
+    errno = why;
+    return NULL;
+}
+
+/* The same of a file of a model's folder, of at most max bytes. NULL: *why has the sentence, and
+ * llm_is_absent(errno) is 1 if there is no such file. */
+LLM_FILES_API char *llm_read(const char *path, int64_t max, size_t *length, tsh_error *why) {
+    FILE *file = tsh_file_open(path, max, why);
+    char *text = file ? llm_read_all(file, max, length) : NULL;
+    if (!file) return NULL;
+    if (!text)
+        (void)tsh_error_set(why, TSH_ERR_IO, -1, "%.300s cannot be read: %s", path,
+                            strerror(errno));
+    (void)fclose(file);
+    if (!text) errno = EIO;
+    return text;
+}
+
+/* The same of folder/name, without its length, as its kind is text. */
+LLM_FILES_API char *llm_read_text(const char *folder, const char *name, tsh_error *why) {
+    char path[4096];
+    size_t length;
+    (void)snprintf(path, sizeof path, "%s/%s", folder, name);
+    return llm_read(path, LLM_JSON_MAX, &length, why);
+}
+
+/* 1 if errno says that a file is not there (ENOTDIR: the folder is a file, such as a GGUF's). */
+LLM_FILES_API int llm_is_absent(int number) {
+    return number == ENOENT || number == ENOTDIR;
+}
+
+/* As llm_read_text, for callers to which a file that cannot be read is as good as none. */
+LLM_FILES_API char *llm_read_file(const char *folder, const char *name) {
+    tsh_error why;
+    return llm_read_text(folder, name, &why);
+}
+
+#endif

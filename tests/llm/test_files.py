@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""The files that build/llm reads: what is in a model's folder is a regular file of a size that its
+kind has, or it is refused at once; texts may come from pipes."""
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(TOP, "tests", "support"))
+sys.path.insert(0, HERE)
+import test_llm
+from scripts import check, run_tests
+
+SCRIPT_LIMIT = 200  # seconds, for tests/run.sh
+EACH = 15           # of one run
+BERT = os.path.join(TOP, "examples", "llm", "tiny", "bert")
+IDS = ("--ids", "1 2 3", "--print-ids", "--max-new", "3")
+JSON_MAX, TOKENIZER_MAX, INDEX_MAX = 1 << 24, 1 << 28, 100000000  # files.h, tshard.h
+
+
+def bounded():
+    """A process that reads without end is stopped early."""
+    resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+
+
+def llm(model, *flags, **how):
+    """Runs it on two ranks."""
+    test_llm.need_llm()
+    how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE,
+           "timeout": EACH, "encoding": "utf-8", "errors": "replace", **how}
+    return subprocess.run([test_llm.LLM, "--model", model, "--tp", "2", *flags], **how)
+
+
+def refused(done, *words):
+    check(done.returncode == 1 and done.stderr.count("\n") == 1 and
+          all(word in done.stderr for word in words), "wants", words, "not", done.returncode,
+          done.stdout, done.stderr)
+
+
+def encoder(folder):
+    """A copy of the small encoder, and the flags that read all its files."""
+    here = os.path.join(folder, "bert")
+    if not os.path.exists(here):
+        shutil.copytree(BERT, here)
+        os.makedirs(os.path.join(here, "1_Pooling"))
+    lines = os.path.join(folder, "lines")
+    with open(lines, "w", encoding="ascii") as file:
+        file.write("Rain and thunder!\n")
+    return here, ("--embed", lines)
+
+
+def with_a_tokenizer(folder):
+    """A decoder whose folder has a tokenizer."""
+    return test_llm.Letters(os.path.join(folder, "letters")).folder
+
+
+def replaced(path, kind, size):
+    """Puts a FIFO, a link to a device, or too large a file in a file's place."""
+    if os.path.exists(path):
+        os.rename(path, path + ".before")
+    if kind == "a FIFO":
+        os.mkfifo(path)
+    elif kind == "a device":
+        os.symlink("/dev/zero", path)
+    else:
+        with open(path, "wb") as file:
+            file.truncate(size + 1)
+
+
+def restored(path):
+    os.remove(path)
+    if os.path.exists(path + ".before"):
+        os.rename(path + ".before", path)
+
+
+def what_is_no_file_in_a_folder_is_refused(folder):
+    letters, (bert, embed) = with_a_tokenizer(folder), encoder(folder)
+    index = "model.safetensors.index.json"
+    for model, name, size, flags in (
+            (letters, "config.json", JSON_MAX, IDS),
+            (letters, "generation_config.json", JSON_MAX, IDS),
+            (letters, "model.safetensors", None, IDS),
+            (letters, index, INDEX_MAX, IDS),
+            (letters, "tokenizer.json", TOKENIZER_MAX, ("--prompt", "abc")),
+            (letters, "tokenizer_config.json", JSON_MAX, ("--chat",)),
+            (letters, "chat_template.jinja", JSON_MAX, ("--chat",)),
+            (bert, "1_Pooling/config.json", JSON_MAX, embed),
+            (bert, "modules.json", JSON_MAX, embed)):
+        path = os.path.join(model, name)
+        if name == index:
+            os.rename(os.path.join(model, "model.safetensors"), os.path.join(folder, "weights"))
+        for kind in ("a FIFO", "a device", "bytes")[:2 if size is None else 3]:
+            replaced(path, kind, size)
+            refused(llm(model, *flags, preexec_fn=bounded), os.path.basename(path), kind)
+            restored(path)
+        if name == index:
+            os.rename(os.path.join(folder, "weights"), os.path.join(model, "model.safetensors"))
+
+
+def what_is_no_file_is_no_tokenizer_and_no_model(folder):
+    path = os.path.join(folder, "fifo")
+    os.mkfifo(path)
+    done = llm(with_a_tokenizer(folder), "--tokenizer", path, "--tokenize")
+    refused(done, "fifo is a FIFO, not a regular file")
+    refused(llm(path, *IDS), "fifo/config.json")
+    refused(llm(os.path.dirname(path), *IDS), "config.json", "No such file")
+
+
+def texts_come_from_pipes(folder):
+    here, (flag, lines) = encoder(folder)
+    want = llm(here, flag, lines)
+    check(want.returncode == 0 and want.stdout, want.stderr)
+    with open(lines, encoding="ascii") as file:
+        text = file.read()
+    fifo = os.path.join(folder, "fifo")
+    os.mkfifo(fifo)
+
+    def write():
+        with open(fifo, "w", encoding="ascii") as file:
+            file.write(text)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    done = llm(here, flag, fifo)
+    writer.join()
+    check(done.stdout == want.stdout, "a FIFO:", done.stderr)
+    done = llm(here, flag, "/dev/stdin", input=text, stdin=None)
+    check(done.stdout == want.stdout, "stdin:", done.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(run_tests("llm files", [
+        what_is_no_file_in_a_folder_is_refused, what_is_no_file_is_no_tokenizer_and_no_model,
+        texts_come_from_pipes]) > 0)
