@@ -1958,6 +1958,7 @@ typedef struct tsh_file_desc {
     tsh_dtype dtype;    /* saving: floating-point parameters are rounded to this floating dtype,
                          * once, to nearest even, from exact weights where there are; 0: as
                          * tsh_save. Moments keep their dtype */
+    int strict_names;   /* loading: 1: tensors under other prefixes are errors, too */
     int strict_dtype;   /* loading: 1: another dtype than the model's is an error; F32 is a BF16
                          * parameter's own, too, if an optimiser keeps its exact weights */
     const tsh_rename *rename; /* loading: pairs of patterns, each applied in turn to the names in
@@ -23676,7 +23677,9 @@ enum {
 typedef struct tshi_io_entry {
     const char *name; /* first, as in tshi_io_pair: tshi_io_by_name compares both */
     int64_t begin, end, dim[TSH_MAX_DIMS]; /* offsets of its values, in bytes; its shape */
-    int ndim, type, taken; /* type: an index of tshi_io_types; taken: the model has it */
+    int ndim;          /* more than TSH_MAX_DIMS: of dim there are only the first */
+    const char *dtype; /* its name in the file */
+    int taken;         /* 1: the model has it */
     int source;            /* index of its file */
     const char *own;       /* its name in that file, before .rename */
 } tshi_io_entry;
@@ -23689,6 +23692,7 @@ typedef struct tshi_io_pair {
 /* A file that is read. */
 typedef struct tshi_io_source {
     const char *path;     /* first: tshi_io_by_name compares it */
+    const char *file;     /* its path as an index has it; NULL: there is none */
     int64_t data;         /* position of its first value; 0: its header has not been read */
     uint64_t stamp;       /* see tshi_load_stamp */
     tshi_io_entry *entry; /* its tensors and metadata, sorted by name */
@@ -23722,8 +23726,8 @@ typedef struct tshi_io {
     const tsh_optim *optim; /* its moments are included; NULL: no optimiser */
     const char *op, *path;  /* "tsh_save" or "tsh_load", for errors; the user's path */
     const char *prefix;     /* names in the file: this, a dot, the path; "": the path only */
-    tsh_dtype dtype;        /* tsh_file_desc.dtype and .strict_dtype */
-    int strict;
+    tsh_dtype dtype;        /* tsh_file_desc.dtype, .strict_dtype and .strict_names */
+    int strict, strict_names;
     const tsh_rename *rename; /* tsh_file_desc.rename and .ignore */
     const char *const *ignore;
     int broadcast;                 /* 1: rank 0 alone reads; it is not alone */
@@ -23781,6 +23785,7 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
     io->prefix = desc && desc->prefix ? desc->prefix : "";
     io->dtype = desc ? desc->dtype : TSH_DTYPE_DEFAULT;
     io->strict = desc && desc->strict_dtype;
+    io->strict_names = desc && desc->strict_names;
     io->rename = desc ? desc->rename : NULL;
     io->ignore = desc ? desc->ignore : NULL;
     io->reader = desc && desc->read ? desc : NULL;
@@ -24648,19 +24653,21 @@ static int64_t tshi_io_whole(tshi_io *io) {
     return (int64_t)value;
 }
 
-/* Parses a list, "[1, 2]", of at most `max` whole numbers into out; returns how many there are. */
+/* Parses a list, "[1, 2]", of whole numbers, and stores the first `max` of them in out; returns how
+ * many there are. */
 static int tshi_io_numbers(tshi_io *io, int64_t *out, int max) {
     int count = 0, more = tshi_io_open(io, "[]", "there is no list");
-    for (; more; more = tshi_io_next(io, ']')) {
-        if (count == max) return tshi_io_bad(io, "a list is too long");
-        out[count++] = tshi_io_whole(io);
+    for (; more; more = tshi_io_next(io, ']'), count++) {
+        const int64_t value = tshi_io_whole(io);
+        if (count < max) out[count] = value;
     }
     return count;
 }
 
 /* -- reading: the header ------------------------------------------------------ */
 
-/* The format's dtypes of whole bytes; tsh_load reads only those of tshi_dtypes. */
+/* The format's dtypes of whole bytes; tsh_load reads only those of tshi_dtypes. A tensor that no
+ * model has may be of any other. */
 typedef struct tshi_io_type {
     const char *name;
     int64_t size; /* bytes of a value */
@@ -24670,12 +24677,11 @@ static const tshi_io_type tshi_io_types[] = {{"F32", 4}, {"F64", 8},     {"BOOL"
                                              {"U16", 2}, {"F16", 2},     {"BF16", 2},    {"I32", 4},
                                              {"U32", 4}, {"I64", 8},     {"U64", 8}};
 
-/* Parses a dtype's name; returns its index in tshi_io_types. */
-static int tshi_io_dtype(tshi_io *io) {
-    const char *name = tshi_io_string(io);
+/* Returns the bytes of a value of the dtype of that name; 0: it is not known. */
+static int64_t tshi_io_dtype_size(const char *name) {
     int type = (int)(sizeof tshi_io_types / sizeof tshi_io_types[0]) - 1;
     while (type >= 0 && strcmp(name, tshi_io_types[type].name) != 0) type--;
-    return type >= 0 ? type : tshi_io_bad(io, "a dtype is unknown");
+    return type >= 0 ? tshi_io_types[type].size : 0;
 }
 
 /* Parses a tensor's object into entry: {"dtype": .., "shape": .., "data_offsets": ..}, each key
@@ -24693,7 +24699,7 @@ static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
                                                              : 0;
         if (!which || (seen & which)) (void)tshi_io_bad(io, "a key is unknown or twice there");
         seen |= which;
-        if (which == DTYPE) entry->type = tshi_io_dtype(io); /* an index of tshi_io_types */
+        if (which == DTYPE) entry->dtype = tshi_io_string(io);
         if (which == SHAPE) entry->ndim = tshi_io_numbers(io, entry->dim, TSH_MAX_DIMS);
         if (which == OFFSETS) n = tshi_io_numbers(io, offset, 2);
     } while (tshi_io_next(io, '}'));
@@ -24726,6 +24732,8 @@ static void tshi_io_read_entries(tshi_io *io, size_t n) {
             tshi_io_read_entry(io, &io->entry[io->entries++]);
         } else if (metadata++) {
             (void)tshi_io_bad(io, "__metadata__ is there twice");
+        } else if (tshi_io_skip(io), strncmp(io->at, "null", 4) == 0) {
+            io->at += 4; /* as safetensors takes it */
         } else {
             tshi_io_read_pairs(io, "__metadata__ is no object");
         }
@@ -24767,8 +24775,9 @@ static int tshi_io_sort_names(const tshi_io *io, void *base, size_t n, size_t wi
     return 1;
 }
 
-/* Checks that sizes fit shapes, that values have neither gaps nor overlaps, and that no name occurs
- * twice; 0 and an error if not. Leaves entries and metadata sorted by name. */
+/* Checks that sizes fit shapes (of dtypes that are known, and of at most TSH_MAX_DIMS dimensions),
+ * that values have neither gaps nor overlaps, and that no name occurs twice; 0 and an error if not.
+ * Leaves entries and metadata sorted by name. */
 static int tshi_io_check_entries(tshi_io *io) {
     int64_t at = 0, bytes; /* end of the tensor before; size by dtype and shape */
     size_t i;
@@ -24776,16 +24785,17 @@ static int tshi_io_check_entries(tshi_io *io) {
     qsort(io->entry, io->entries, sizeof *io->entry, tshi_io_by_place);
     for (i = 0; i < io->entries; i++) {
         const tshi_io_entry *e = &io->entry[i];
-        for (bytes = tshi_io_types[e->type].size, d = 0; d < e->ndim; d++) {
+        const int64_t size = e->ndim > TSH_MAX_DIMS ? 0 : tshi_io_dtype_size(e->dtype);
+        for (bytes = size, d = 0; size && d < e->ndim; d++) {
             if (e->dim[d] && bytes > INT64_MAX / 4 / e->dim[d])
                 return tshi_io_bad_entry(io, e->name, "has a shape that no file can hold");
             bytes *= e->dim[d];
         }
-        if (e->end < e->begin || e->end - e->begin != bytes)
+        if (e->end < e->begin || (size && e->end - e->begin != bytes))
             return tshi_io_bad_entry(io, e->name, "has data_offsets that do not fit its shape");
         if (e->begin != at)
             return tshi_io_bad_entry(io, e->name, "overlaps another tensor, or leaves a gap");
-        at = e->end;
+        at = e->end; /* at most INT64_MAX / 2, as tshi_io_whole returns it */
     }
     io->bytes = at; /* the last tensor's end */
     return tshi_io_sort_names(io, io->entry, io->entries, sizeof *io->entry, "is there twice") &&
@@ -25081,18 +25091,36 @@ static int tshi_load_by_file(const void *a, const void *b) {
     return strcmp(((const tshi_io_pair *)a)->text, ((const tshi_io_pair *)b)->text);
 }
 
+/* Returns the path of an index's file without "./" at its beginning; NULL if it may lead out of the
+ * index's folder. */
+static const char *tshi_load_below(const char *file) {
+    const char *name;
+    while (strncmp(file, "./", 2) == 0) file += 2;
+    for (name = file; *name;) { /* each name of the path */
+        const size_t n = strcspn(name, "/");
+        if (!n || strncmp(name, "..", n > 2 ? n : 2) == 0) return NULL;
+        name += n;
+        if (*name && !*++name) return NULL; /* it ends with / */
+    }
+    return *file && !strchr(file, '\\') ? file : NULL;
+}
+
 /* Makes the files that io->map names the sources, which lie in the first `folder` characters of
- * io->given; 0 and an error if one lies elsewhere, or a tensor is there twice. */
+ * io->given, or in folders there; 0 and an error if one lies elsewhere, or a tensor is there twice.
+ */
 static int tshi_load_map_files(tshi_io *io, size_t folder) {
     char quote[TSHI_IO_QUOTE];
     size_t i, count = 0; /* number of files */
-    qsort(io->map, io->maps, sizeof *io->map, tshi_load_by_file);
     for (i = 0; i < io->maps; i++) {
-        const char *file = io->map[i].text;
-        if (!*file || strpbrk(file, "/\\"))
+        const char *file = tshi_load_below(io->map[i].text);
+        if (!file)
             return tshi_io_fail(io, TSH_ERR_IO,
                                 "places a tensor in \"%s\", which is no name of a file beside it",
-                                tshi_io_quote(file, quote));
+                                tshi_io_quote(io->map[i].text, quote));
+        io->map[i].text = file;
+    }
+    qsort(io->map, io->maps, sizeof *io->map, tshi_load_by_file);
+    for (i = 0; i < io->maps; i++) {
         count += !i || tshi_load_by_file(&io->map[i - 1], &io->map[i]) != 0;
     }
     if (!count) return tshi_io_fail(io, TSH_ERR_IO, "lists no tensors");
@@ -25100,6 +25128,7 @@ static int tshi_load_map_files(tshi_io *io, size_t folder) {
     for (i = 0; i < io->maps; i++) {
         if (i && tshi_load_by_file(&io->map[i - 1], &io->map[i]) == 0) continue;
         io->source[io->sources].path = tshi_load_join(io, folder, io->map[i].text);
+        io->source[io->sources].file = io->map[i].text;
         if (!io->source[io->sources++].path) return 0;
     }
     return tshi_io_sort_names(io, io->map, io->maps, sizeof *io->map, "is there twice");
@@ -25237,12 +25266,11 @@ static int tshi_load_check_index(tshi_io *io) {
     size_t i, e;
     for (i = 0; i < (size_t)io->sources; i++) {
         const tshi_io_source *source = &io->source[i];
-        const char *slash = strrchr(source->path, '/'), *file = slash ? slash + 1 : source->path;
         for (e = 0; e < source->entries; e++) {
             const char *name = source->entry[e].name;
             tshi_io_pair *pair = (tshi_io_pair *)bsearch(&name, io->map, io->maps, sizeof *io->map,
                                                          tshi_io_by_name);
-            if (pair && pair->text && strcmp(pair->text, file) == 0) {
+            if (pair && pair->text && strcmp(pair->text, source->file) == 0) {
                 pair->text = NULL; /* found */
             } else if (!tshi_load_ignored(io, name)) {
                 io->path = source->path;
@@ -25380,7 +25408,7 @@ static tsh_dtype tshi_load_dtype(const tshi_io *io, const tshi_io_entry *entry) 
     int dtype = TSHI_DTYPES - 1;
     for (; dtype > 0; dtype--) {
         const tshi_dtype *row = &tshi_dtypes[dtype];
-        if (strcmp(row->file, tshi_io_types[entry->type].name) == 0 &&
+        if (strcmp(row->file, entry->dtype) == 0 &&
             (row->elements <= 1 || (blocks && strcmp(blocks, row->name) == 0)))
             break;
     }
@@ -25415,7 +25443,7 @@ static void tshi_load_match(const tshi_io *io, tshi_io_item *item, int plain) {
 /* Checks that an item's tensor in the files has its shape, and a dtype that tsh_load converts; 0
  * and an error if not. */
 static int tshi_load_check_item(const tshi_io *io, tshi_io_item *item) {
-    char theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE], quote[TSHI_IO_QUOTE];
+    char theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE], quote[TSHI_IO_QUOTE], dtype[TSHI_IO_QUOTE];
     const tsh_tensor *t = item->param;
     const tshi_io_entry *e = item->entry;
     int same, floating; /* 1: the shapes are equal; both dtypes are floating */
@@ -25429,8 +25457,10 @@ static int tshi_load_check_item(const tshi_io *io, tshi_io_item *item) {
         return 1;
     (void)tsh_fail(io->ctx, same ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
                    "%s: \"%s\" is %s %s in \"%.128s\", %s %s in the model%s", io->op,
-                   tshi_io_quote(e->own, quote), tshi_io_types[e->type].name,
-                   tshi_tensor_sizes(e->dim, e->ndim, theirs), io->source[e->source].path,
+                   tshi_io_quote(e->own, quote), tshi_io_quote(e->dtype, dtype),
+                   tshi_tensor_sizes(e->dim, e->ndim < TSH_MAX_DIMS ? e->ndim : TSH_MAX_DIMS,
+                                     theirs),
+                   io->source[e->source].path,
                    tshi_dtypes[item->dtype].file, tshi_tensor_sizes(t->dim, t->ndim, ours),
                    !same      ? ""
                    : floating ? "; without .strict_dtype it is converted"
@@ -25452,11 +25482,12 @@ static size_t tshi_load_moment(const char *name) {
                                                         : 0;
 }
 
-/* Returns 1 if the file's tensor is not to be loaded: a moment where there is no optimiser, or one
- * that lies under another prefix than those under .prefix. */
+/* Returns 1 if the file's tensor is not to be loaded: a moment where there is no optimiser, or,
+ * without .strict_names, one that lies under another prefix than those under .prefix. */
 static int tshi_load_skips(const tshi_io *io, const char *name) {
     const size_t moment = tshi_load_moment(name);
-    return (moment && !io->optim) || (io->prefixed && !tshi_load_under(io, name, moment));
+    return (moment && !io->optim) ||
+           (io->prefixed && !io->strict_names && !tshi_load_under(io, name, moment));
 }
 
 /* Returns the length of the prefix of `name`, before a dot and `path`; 0: it has another end. */

@@ -2,12 +2,15 @@
  * (rope_theta, rope_scaling, torch_dtype, rotary_pct) and in that of transformers 5
  * (rope_parameters, dtype). Include tshard.h first; needs cJSON.
  *
- * Every key is either read by the family, or known not to change results, or refused: a model that
- * would compute something else is never run. A key that is absent has the family's default. */
+ * Every key is either read by the family, or known not to change results (keys.h), or refused: a
+ * model that would compute something else is never run. A key that is absent has the family's
+ * default. */
 #ifndef LLM_FOLDER_H
 #define LLM_FOLDER_H
 
 #include "files.h"
+#include "keys.h"
+
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <float.h>
@@ -52,22 +55,36 @@ typedef struct llm_rope {
     char kind[24];
 } llm_rope;
 
+/* What a caller may allow; all zero: nothing. */
+typedef struct llm_options {
+    int unknown_keys;          /* 1: keys of config.json that are not known are passed over */
+    const char *const *ignore; /* patterns of names of tensors that are passed over, up to a NULL;
+                                * NULL: none */
+    void (*warn)(void *user, const char *sentence); /* NULL: warnings are not heard */
+    void *user;
+} llm_options;
+
 /* What a family makes of config.json. */
 typedef struct llm_config {
+    llm_options options;
     char type[64];       /* model_type */
     cJSON *unread, *read; /* keys nobody has asked for, and the others */
     char error[TSH_MESSAGE_SIZE];
     int64_t vocabulary, width, hidden, layers, heads, kv_heads, head_size;
     int64_t places, skip; /* learned positions, 0: none; rows before the first one */
-    int encoder;          /* every token sees all, and there is no head; nothing is generated */
+    int encoder;          /* there is no head, and nothing is generated */
+    int causal;           /* a token sees those before it; 0: it sees all */
     int64_t kinds;        /* of tokens (BERT's segments) */
     llm_norm_kind norm;
     llm_qk_norm qk_norm; /* of each head, or of all at once */
     double eps;
     tsh_activation act;
+    int turns_part;                          /* partial_rotary_factor may be other than 1 */
     llm_rope rope, local;                    /* of all layers, or of those that do not slide; if on,
                                               * of those that do */
     int tied;                                /* the head has the embedding's weight */
+    char head[96];                           /* tied: the files have that of the head alone, under
+                                              * this name; "": they have the embedding's */
     int qkv_bias, out_bias, mlp_bias;        /* of the attention's two sides, of the MLP */
     int parallel;                            /* attention and MLP read the same x */
     int rows_out;                            /* weights are (out, in), also where the hub's are
@@ -96,6 +113,17 @@ static void llm_refuse(llm_config *c, const char *format, ...) {
     va_start(list, format);
     vsnprintf(c->error, sizeof c->error, format, list);
     va_end(list);
+}
+
+/* Says something that is no error. */
+TSH_PRINTF(2, 3)
+static void llm_warn(const llm_config *c, const char *format, ...) {
+    char sentence[TSH_MESSAGE_SIZE];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(sentence, sizeof sentence, format, list);
+    va_end(list);
+    if (c->options.warn) c->options.warn(c->options.user, sentence);
 }
 
 /* The value as JSON, cut to `size`. */
@@ -239,13 +267,12 @@ static double llm_rope_number(llm_config *c, const cJSON *scaling, const char *k
     return 1;
 }
 
-/* Llama 3.1: long wavelengths are stretched, short ones are not, and those between in part. */
-static void llm_rope_llama3(llm_config *c, const cJSON *scaling) {
+/* Llama 3.1: long wavelengths are stretched, short ones are not, and those between in part. old: the
+ * tokens of a text that the model was first trained with. */
+static void llm_rope_llama3(llm_config *c, const cJSON *scaling, double old) {
     const double factor = llm_rope_number(c, scaling, "factor", LLM_NEEDED);
     const double low = llm_rope_number(c, scaling, "low_freq_factor", LLM_NEEDED);
     const double high = llm_rope_number(c, scaling, "high_freq_factor", LLM_NEEDED);
-    const double old =
-        llm_rope_number(c, scaling, "original_max_position_embeddings", LLM_NEEDED);
     for (int64_t i = 0; i < c->rope.dims / 2; i++) {
         const double turns = old * c->rope.freqs[i] / (2 * 3.14159265358979323846);
         double part = (turns - low) / (high - low); /* of what is kept */
@@ -254,21 +281,34 @@ static void llm_rope_llama3(llm_config *c, const cJSON *scaling) {
     }
 }
 
+/* What YaRN multiplies scores with, for a factor: 0.1 scale log(factor) + 1. */
+static double llm_yarn_scale(double factor, double scale) {
+    return factor > 1 ? 0.1 * scale * log(factor) + 1 : 1;
+}
+
 /* YaRN (Peng et al. 2023): the same idea with a ramp over pairs, and larger scores. */
-static void llm_rope_yarn(llm_config *c, const cJSON *scaling, double base, double places) {
-    const double old =
-        llm_rope_number(c, scaling, "original_max_position_embeddings", places);
-    const double factor = llm_rope_number(c, scaling, "factor", places / old);
+static void llm_rope_yarn(llm_config *c, const cJSON *scaling, double places, double old) {
+    const int there = cJSON_GetObjectItemCaseSensitive(scaling, "factor") != NULL; /* or null */
+    const double factor = llm_rope_number(c, scaling, "factor", there ? places / old : LLM_NEEDED);
     const double fast = llm_rope_number(c, scaling, "beta_fast", 32);
     const double slow = llm_rope_number(c, scaling, "beta_slow", 1);
+    const double one = llm_rope_number(c, scaling, "mscale", 0);
+    const double all = llm_rope_number(c, scaling, "mscale_all_dim", 0);
     const double dims = (double)c->rope.dims, turn = 2 * 3.14159265358979323846;
-    double from = floor(dims * log(old / (fast * turn)) / (2 * log(base)));
-    double to = ceil(dims * log(old / (slow * turn)) / (2 * log(base)));
+    const double rate = 2 * log(c->rope.base);
+    double from = dims * log(old / ((fast == 0 ? 32 : fast) * turn)) / rate;
+    double to = dims * log(old / ((slow == 0 ? 1 : slow) * turn)) / rate;
+    if (!cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(scaling, "truncate"))) {
+        from = floor(from);
+        to = ceil(to);
+    }
     from = from < 0 ? 0 : from;
     to = to > dims - 1 ? dims - 1 : to;
     to = to == from ? to + 0.001 : to;
     c->rope.factor = llm_rope_number(c, scaling, "attention_factor",
-                                     factor > 1 ? 0.1 * log(factor) + 1 : 1);
+                                     one != 0 && all != 0
+                                         ? llm_yarn_scale(factor, one) / llm_yarn_scale(factor, all)
+                                         : llm_yarn_scale(factor, 1));
     for (int64_t i = 0; i < c->rope.dims / 2; i++) {
         double part = ((double)i - from) / (to - from);
         part = part < 0 ? 0 : part > 1 ? 1 : part;
@@ -278,10 +318,7 @@ static void llm_rope_yarn(llm_config *c, const cJSON *scaling, double base, doub
 
 /* LongRoPE (Ding et al. 2024): a factor per pair, one list for texts up to the original length, and
  * one for longer texts. */
-static void llm_rope_long(llm_config *c, const cJSON *scaling, double places) {
-    const double given = llm_config_number(c, "original_max_position_embeddings", 0);
-    const double old = llm_rope_number(c, scaling, "original_max_position_embeddings",
-                                       given > 0 ? given : LLM_NEEDED);
+static void llm_rope_long(llm_config *c, const cJSON *scaling, double places, double old) {
     const double factor = llm_rope_number(c, scaling, "factor", places / old);
     c->rope.factor = llm_rope_number(c, scaling, "attention_factor",
                                      factor > 1 ? sqrt(1 + log(factor) / log(old)) : 1);
@@ -326,29 +363,78 @@ static void llm_rope_known(llm_config *c, const cJSON *scaling) {
         " type rope_type rope_theta partial_rotary_factor factor low_freq_factor high_freq_factor "
         "original_max_position_embeddings attention_factor beta_fast beta_slow short_factor "
         "long_factor ";
+    static const char of_yarn[] = " mscale mscale_all_dim truncate ";
+    const int yarn = strcmp(c->rope.kind, "yarn") == 0;
     const cJSON *item;
+    if (scaling && !cJSON_IsObject(scaling) && !cJSON_IsNull(scaling))
+        llm_refuse_value(c, scaling->string, scaling, "it must be an object, as {\"rope_type\": "
+                                                      "\"default\"}");
     cJSON_ArrayForEach(item, scaling) {
         char word[80];
-        snprintf(word, sizeof word, " %.70s ", item->string);
-        if (!strstr(known, word) && !cJSON_IsNull(item))
+        snprintf(word, sizeof word, " %.70s ", item->string ? item->string : "");
+        if (!strstr(known, word) && !(yarn && strstr(of_yarn, word)) && !cJSON_IsNull(item))
             llm_refuse_value(c, item->string, item, "this part of the rotary scaling is not known");
     }
 }
 
+/* Sets c->rope.kind to the one that scaling names. Phi-3 had two more names for longrope, and has
+ * no other one. */
+static void llm_rope_name(llm_config *c, const cJSON *scaling) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(scaling, "rope_type");
+    const int phi3 = strcmp(c->type, "phi3") == 0;
+    if (!item) item = cJSON_GetObjectItemCaseSensitive(scaling, "type");
+    const char *kind = cJSON_IsString(item) ? item->valuestring : "default";
+    if (item && !cJSON_IsString(item) && !cJSON_IsNull(item))
+        llm_refuse_value(c, item->string, item, "it must be a string");
+    if (phi3 && (strcmp(kind, "su") == 0 || strcmp(kind, "yarn") == 0)) kind = "longrope";
+    if (phi3 && strcmp(kind, "longrope") != 0 && strcmp(kind, "default") != 0)
+        llm_refuse(c, "config.json: the rotary scaling is \"%.60s\"; phi3 has default and longrope",
+                   kind);
+    snprintf(c->rope.kind, sizeof c->rope.kind, "%s", kind);
+}
+
+/* Scales c->rope's frequencies as its kind says. */
+static void llm_rope_scale(llm_config *c, const cJSON *scaling, double places, double old) {
+    const char *kind = c->rope.kind;
+    if (strcmp(kind, "linear") == 0) {
+        const double factor = llm_rope_number(c, scaling, "factor", LLM_NEEDED);
+        for (int64_t i = 0; i < c->rope.dims / 2; i++) c->rope.freqs[i] /= factor;
+    } else if (strcmp(kind, "llama3") == 0) {
+        llm_rope_llama3(c, scaling, old);
+    } else if (strcmp(kind, "yarn") == 0) {
+        llm_rope_yarn(c, scaling, places, old);
+    } else if (strcmp(kind, "longrope") == 0) {
+        llm_rope_long(c, scaling, places, old);
+    } else if (strcmp(kind, "dynamic") == 0) {
+        c->rope.limit = (int64_t)places; /* up to there they do not change */
+        c->rope.stretch = llm_rope_number(c, scaling, "factor", LLM_NEEDED);
+    } else if (strcmp(kind, "default") != 0) {
+        llm_refuse(c, "config.json: the rotary scaling is \"%s\"; known are default, linear, "
+                      "llama3, yarn, longrope and dynamic", kind);
+    }
+    for (int64_t i = 0; i < c->rope.dims / 2; i++)
+        if (!(fabs(c->rope.freqs[i]) <= DBL_MAX && fabs(c->rope.longer[i]) <= DBL_MAX))
+            llm_refuse(c, "config.json: the rotary scaling \"%s\" gives frequencies that are not "
+                          "finite; check its numbers", kind);
+}
+
 /* c->rope from a scaling, which may be NULL. base, and part of the features of a head that turns:
- * if the scaling does not say. */
-static void llm_set_rope(llm_config *c, const cJSON *scaling, double base, double part) {
+ * if the scaling does not say. old: the original_max_position_embeddings that stand beside it,
+ * which go before its own; 0: none. */
+static void llm_set_rope(llm_config *c, const cJSON *scaling, double base, double part,
+                         double old) {
     const double places = llm_config_number(c, "max_position_embeddings", 2048);
-    const cJSON *kind = cJSON_GetObjectItemCaseSensitive(scaling, "rope_type");
     base = llm_rope_number(c, scaling, "rope_theta", base);
     part = llm_rope_number(c, scaling, "partial_rotary_factor", part);
-    if (!kind) kind = cJSON_GetObjectItemCaseSensitive(scaling, "type");
+    const double own = llm_rope_number(c, scaling, "original_max_position_embeddings", places);
     memset(&c->rope, 0, sizeof c->rope);
-    snprintf(c->rope.kind, sizeof c->rope.kind, "%s",
-             cJSON_IsString(kind) ? kind->valuestring : "default");
+    llm_rope_name(c, scaling);
     c->rope.on = 1;
     c->rope.factor = 1;
     c->rope.base = base;
+    if (part != 1 && !c->turns_part && !c->gguf) /* transformers does not read it there */
+        llm_refuse(c, "config.json: partial_rotary_factor is %g; %s turns all features of a head",
+                   part, c->type);
     part *= (double)c->head_size;
     c->rope.dims = part >= 2 && part < 2 * LLM_MOST_PAIRS + 1 ? (int64_t)part : 0;
     if (c->rope.dims < 2 || c->rope.dims % 2 || base <= 0) {
@@ -359,58 +445,34 @@ static void llm_set_rope(llm_config *c, const cJSON *scaling, double base, doubl
     llm_rope_known(c, scaling);
     for (int64_t i = 0; i < c->rope.dims / 2; i++)
         c->rope.freqs[i] = pow(base, -2 * (double)i / (double)c->rope.dims);
-    if (strcmp(c->rope.kind, "linear") == 0) {
-        const double factor = llm_rope_number(c, scaling, "factor", LLM_NEEDED);
-        for (int64_t i = 0; i < c->rope.dims / 2; i++) c->rope.freqs[i] /= factor;
-    } else if (strcmp(c->rope.kind, "llama3") == 0) {
-        llm_rope_llama3(c, scaling);
-    } else if (strcmp(c->rope.kind, "yarn") == 0) {
-        llm_rope_yarn(c, scaling, base, places);
-    } else if (strcmp(c->rope.kind, "longrope") == 0 || strcmp(c->rope.kind, "su") == 0) {
-        llm_rope_long(c, scaling, places);
-    } else if (strcmp(c->rope.kind, "dynamic") == 0) {
-        c->rope.limit = (int64_t)places; /* up to there they do not change */
-        c->rope.stretch = llm_rope_number(c, scaling, "factor", LLM_NEEDED);
-    } else if (strcmp(c->rope.kind, "default") != 0) {
-        llm_refuse(c, "config.json: the rotary scaling is \"%s\"; known are default, linear, "
-                      "llama3, yarn, longrope and dynamic", c->rope.kind);
-    }
-    for (int64_t i = 0; i < c->rope.dims / 2; i++)
-        if (!(fabs(c->rope.freqs[i]) <= DBL_MAX && fabs(c->rope.longer[i]) <= DBL_MAX))
-            llm_refuse(c, "config.json: the rotary scaling \"%s\" gives frequencies that are not "
-                          "finite; check its numbers", c->rope.kind);
+    llm_rope_scale(c, scaling, places, old > 0 ? old : own);
+}
+
+/* The object that says how positions turn: of both names the older one, unless that is empty. */
+static const cJSON *llm_rope_object(llm_config *c) {
+    const cJSON *newer = llm_config_key(c, "rope_parameters");
+    const cJSON *older = llm_config_key(c, "rope_scaling");
+    if (older && (older->child || !cJSON_IsObject(older))) return older;
+    return newer ? newer : older;
+}
+
+/* Rotary positions of one kind for all layers, where several places say something in the order of
+ * transformers. base_key, part_key: what stands beside the object. */
+static void llm_read_rope_named(llm_config *c, const char *base_key, double base,
+                                const char *part_key, double part) {
+    const int phi3 = strcmp(c->type, "phi3") == 0 && !c->gguf;
+    const cJSON *scaling = llm_rope_object(c);
+    base = llm_config_number(c, base_key, base);
+    part = llm_config_number(c, part_key, part);
+    llm_set_rope(c, scaling, base, part,
+                 llm_config_number(c, "original_max_position_embeddings", phi3 ? 4096 : 0));
 }
 
 static void llm_read_rope(llm_config *c, double base, double part) {
-    const cJSON *scaling = llm_config_key(c, "rope_parameters|rope_scaling");
-    base = llm_config_number(c, "rope_theta|rotary_emb_base", base);
-    part = llm_config_number(c, "partial_rotary_factor|rotary_pct", part);
-    llm_set_rope(c, scaling, base, part);
+    llm_read_rope_named(c, "rope_theta", base, "partial_rotary_factor", part);
 }
 
 /* -- the whole file --------------------------------------------------------- */
-
-/* Keys that do not change what a decoder computes. */
-static int llm_harmless(const cJSON *item) {
-    static const char known[] =
-        " architectures model_type transformers_version torch_dtype dtype use_cache bos_token_id "
-        "eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id bos_token "
-        "initializer_range init_std name_or_path pretraining_tp n_ctx seq_length "
-        "task_specific_params id2label label2id max_position_embeddings max_window_layers "
-        "classifier_dropout dropout attention_dropout hidden_dropout layerdrop resid_pdrop "
-        "embd_pdrop attn_pdrop embed_dropout embedding_dropout residual_dropout "
-        "activation_dropout attention_softmax_in_fp32 "
-        "masked_softmax_fusion bias_dropout_fusion offset_alibi skip_bias_add skip_bias_add_qkv "
-        "unk_token transformers.js_config auto_map attribute_map prefix "
-        "attention_probs_dropout_prob hidden_dropout_prob torchscript reorder_and_upcast_attn "
-        "directionality cache_implementation gradient_checkpointing output_past "
-        "original_max_position_embeddings ";
-    char word[80];
-    snprintf(word, sizeof word, " %.70s ", item->string);
-    return item->string[0] == '_' || strncmp(item->string, "summary_", 8) == 0 ||
-           strncmp(item->string, "pooler_", 7) == 0 ||
-           strstr(known, word) != NULL || cJSON_IsNull(item) || cJSON_IsFalse(item);
-}
 
 static void llm_read_eos(llm_config *c, const cJSON *json) {
     const cJSON *eos = cJSON_GetObjectItemCaseSensitive(json, "eos_token_id"), *one;
@@ -447,7 +509,6 @@ static int llm_config_take(llm_config *c, cJSON *json, const char *where) {
 static int llm_config_open(llm_config *c, const char *folder) {
     tsh_error why;
     char *text = llm_read_text(folder, "config.json", &why), where[320];
-    memset(c, 0, sizeof *c);
     if (!text) {
         llm_refuse(c, "%s", why.message);
         return 0;
@@ -469,9 +530,21 @@ static int llm_config_open(llm_config *c, const char *folder) {
 static int llm_config_close(llm_config *c) {
     const cJSON *item;
     cJSON_ArrayForEach(item, c->unread) {
-        if (!llm_harmless(item))
-            llm_refuse_value(c, item->string, item, "a key that is not known, and may change what "
-                                                    "the model computes");
+        const llm_fixed_key *fixed = llm_fixed_key_find(item->string, c->type);
+        char value[80], why[160];
+        llm_json_text(item, value, sizeof value);
+        if (llm_key_is_harmless(item) || (fixed && strcmp(value, fixed->value) == 0)) continue;
+        if (fixed) {
+            snprintf(why, sizeof why, "supported for %s is %s", c->type, fixed->value);
+            llm_refuse_value(c, item->string, item, why);
+        } else if (c->options.unknown_keys) {
+            llm_warn(c, "config.json: %.60s is %s; this key is not known and is passed over, as "
+                        "--allow-unknown-keys says", item->string, value);
+        } else {
+            llm_refuse_value(c, item->string, item,
+                             "a key that is not known, and may change what the model computes; "
+                             "--allow-unknown-keys passes over it");
+        }
     }
     return c->error[0] == 0;
 }

@@ -85,9 +85,9 @@ static void llm_add_attention(llm_net *m, tsh_module *parent, const char *name,
     if (turns->on && !c->no_rope[m->layer]) desc.rope = &rope;
     if (c->qk_norm != LLM_NO_NORM) desc.qk_norm = &norm;
     desc.norm_all_heads = c->qk_norm == LLM_NORM_OF_ALL;
-    desc.attention.causal = !c->encoder;
+    desc.attention.causal = c->causal;
     desc.attention.scale = c->scale;
-    desc.attention.window = slides ? c->window : 0;
+    desc.attention.window = slides ? c->window + !c->causal : 0; /* both ways: that far, or less */
     desc.attention.soft_cap = c->score_cap;
     tsh_add_attention(parent, name, &desc);
 }

@@ -37,9 +37,9 @@ enum {
 typedef struct llm_job {
     const char *model, *dump, *backend, *dtype, *weights; /* NULL: not given */
     const char *tokenizer_file, *embed, *system, *template_name;
-    text_list prompt_texts, ids, stops;
+    text_list prompt_texts, ids, stops, ignored; /* --ignore */
     int64_t tp, max_new, threads, context; /* max_new -1, context 0: not given */
-    int chat, print_ids, greedy, ignore_eos, tokenize, detokenize, no_special;
+    int allow_unknown_keys, chat, print_ids, greedy, ignore_eos, tokenize, detokenize, no_special;
     int64_t top_k, seed;
     double temperature, top_p, min_p, penalty; /* 0: not given */
     text_codec codec;
@@ -147,6 +147,8 @@ static int parse(llm_job *job, int argc, char **argv) {
         {"detokenize", "write the tokens on stdin as text", .on = &job->detokenize},
         {"no-special", "without tokens that begin or end a text", .on = &job->no_special},
         {"tokenizer", "a tokenizer.json or GGUF file; else the model's", .text = &job->tokenizer_file},
+        {"ignore", "pass over the model's tensors with names as this pattern", .list = &job->ignored},
+        {"allow-unknown-keys", "pass over keys of config.json", .on = &job->allow_unknown_keys},
         {"help", "this list", .on = &help}};
     const int n = (int)(sizeof flags / sizeof *flags);
     for (int i = 1; i < argc; i++) {
@@ -189,6 +191,8 @@ static int check_flags(const llm_job *job) {
         return usage("--dump-logits takes one prompt");
     if (job->prompt_texts.count + job->ids.count > LLM_MOST_ROWS)
         return usage("--prompt and --ids are given at most %d times", LLM_MOST_ROWS);
+    if (job->ignored.count > LLM_IGNORE_MAX)
+        return usage("--ignore is given at most %d times", LLM_IGNORE_MAX);
     return check_names(job);
 }
 
@@ -209,7 +213,10 @@ static int refuse(llm_job *job, const char *format, ...) {
 /* Of the library: an error is kept, a warning is printed. */
 static void heed(void *user, const char *message) {
     const char *warning = strstr(message, "warning: ");
+    const char *unknown = strstr(message, "; .ignore takes names of tensors"); /* of a C program */
     if (warning) fprintf(stderr, "llm: %s\n", message);
+    else if (unknown) refuse((llm_job *)user, "%.*s; --ignore PATTERN passes over tensors that "
+                             "change nothing", (int)(unknown - message), message);
     else refuse((llm_job *)user, "%s", message);
 }
 
@@ -461,7 +468,7 @@ static int prefill(llm_rank *r) {
     llm_job *job = r->job;
     const int writes = job->dump && r->first;
     const int64_t keep = r->rows > 1, some = LLM_CHUNK / r->rows < 16 ? 16 : LLM_CHUNK / r->rows;
-    const int64_t chunk = job->config.encoder ? r->room : some;
+    const int64_t chunk = job->config.causal ? some : r->room;
     r->start = tsh_now();
     if (writes && !dump_open(r)) return 0;
     r->model.all = job->dump != NULL;
@@ -916,10 +923,24 @@ static int prepare_chat(llm_job *job) {
     return 1;
 }
 
+/* Prints a warning once per job. */
+static void warn(void *user, const char *sentence) {
+    if (((const llm_job *)user)->comm.rank == 0) fprintf(stderr, "llm: warning: %s\n", sentence);
+}
+
+/* What flags say of reading a model. */
+static llm_options read_options(llm_job *job) {
+    llm_options options = {.unknown_keys = job->allow_unknown_keys, .warn = warn, .user = job};
+    if (job->ignored.count) options.ignore = (const char *const *)job->ignored.at;
+    return options;
+}
+
 /* Reads the model's files, but for the weights, and the texts. 0: refused. */
 static int prepare(llm_job *job) {
     llm_config *c = &job->config;
-    if (!llm_config_read(c, job->model, &job->family)) return !refuse(job, "%s", c->error);
+    const llm_options options = read_options(job);
+    if (!llm_config_read_with(c, job->model, &job->family, &options))
+        return !refuse(job, "%s", c->error);
     const int texts = job->embed || job->chat || job->prompt_texts.count || job->stops.count;
     if ((texts || !job->print_ids) && !open_codec(job)) return 0;
     if (job->codec.tokenizer && text_count(&job->codec) > c->vocabulary)
@@ -945,6 +966,7 @@ static int lacks_model(const llm_job *job) {
 typedef struct llm_found {
     int64_t ok, text, tokens, rows, room, max_new, first_token, plain; /* text, tokens: how many */
     int64_t eos_count, eos[LLM_MOST_EOS];
+    int64_t tied; /* the head has the embedding's weight */
     int64_t gguf; /* bytes of the GGUF file, the text being its header; 0: it is of config.json */
     char error[TSH_MESSAGE_SIZE];
 } llm_found;
@@ -962,6 +984,7 @@ static char *model_text(const llm_job *job, int64_t *n) {
 static void fill_found(const llm_job *job, llm_found *found, int ok) {
     const llm_config *c = &job->config;
     found->ok = ok;
+    found->tied = c->tied;
     found->gguf = c->gguf ? (int64_t)c->gguf->size : 0;
     found->rows = job->rows;
     found->tokens = row_begin(job, job->rows);
@@ -994,6 +1017,7 @@ static int take_found(llm_job *job, const llm_found *found, const char *text) {
     llm_config *c = &job->config;
     char error[512];
     int ok;
+    c->options = read_options(job);
     job->rows = found->rows;
     job->room = found->room;
     job->max_new = found->max_new;
@@ -1010,6 +1034,7 @@ static int take_found(llm_job *job, const llm_found *found, const char *text) {
         ok = llm_config_take(c, cJSON_Parse(text), "rank 0's config.json");
     }
     if (!ok || !llm_config_rest(c, job->model, &job->family)) return !refuse(job, "%s", c->error);
+    c->tied = (int)found->tied;
     c->eos_count = (int)found->eos_count;
     memcpy(c->eos, found->eos, sizeof c->eos);
     return 1;
@@ -1082,5 +1107,6 @@ int main(int argc, char **argv) {
     free(job.prompt_texts.at);
     free(job.ids.at);
     free(job.stops.at);
+    free(job.ignored.at);
     return failed < 0 ? 0 : failed;
 }

@@ -7,6 +7,7 @@
 #include "folder.h"
 #include "gguf.h"
 #include "layers.h"
+#include "weights.h"
 #include "models/llama.h"
 
 #include "models/bert.h"
@@ -54,7 +55,6 @@ static int llm_gguf_take(llm_config *c, const char *path) {
 
 static int llm_gguf_config(llm_config *c, const char *path) {
     char error[512];
-    memset(c, 0, sizeof *c);
     c->gguf = gguf_open(path, error, sizeof error);
     if (c->gguf) return llm_gguf_take(c, path);
     llm_refuse(c, "%s", error);
@@ -96,6 +96,10 @@ static int llm_config_finish(llm_config *c, const llm_family **family) {
         llm_refuse(c, "config.json: model_type is \"%s\"; supported are %s", c->type, names);
     else
         (*family)->config(c);
+    const cJSON *causal = cJSON_GetObjectItemCaseSensitive(c->unread, "is_causal");
+    if (cJSON_IsNull(causal)) /* which some families of transformers take for false */
+        llm_refuse_value(c, "is_causal", causal, "it must be true or false");
+    c->causal = llm_config_flag(c, "is_causal", !c->encoder);
     if (c->eps < 0)
         llm_refuse(c, "config.json: the norms add %g to a mean of squares; it must not be negative",
                    c->eps);
@@ -110,14 +114,22 @@ static int llm_config_rest(llm_config *c, const char *path, const llm_family **f
     return ok;
 }
 
-/* Reads a folder's config.json, or what a GGUF file says; 0: c->error says why not. llm_config_free
- * in either case. */
-LLM_API int llm_config_read(llm_config *c, const char *folder, const llm_family **family) {
+/* Reads a folder's config.json, or what a GGUF file says; options may be NULL. 0: c->error says why
+ * not. llm_config_free in either case. */
+LLM_API int llm_config_read_with(llm_config *c, const char *folder, const llm_family **family,
+                                 const llm_options *options) {
     const int is_file = gguf_is_file(folder);
-    if (is_file ? llm_gguf_config(c, folder) : llm_config_open(c, folder))
-        return llm_config_rest(c, folder, family);
-    if (is_file) llm_gguf_rename_error(c, folder);
-    return 0;
+    memset(c, 0, sizeof *c);
+    if (options) c->options = *options;
+    int ok = is_file ? llm_gguf_config(c, folder) : llm_config_open(c, folder);
+    if (!ok && is_file) llm_gguf_rename_error(c, folder);
+    ok = ok && llm_config_rest(c, folder, family);
+    if (ok && !is_file && c->tied) llm_check_head(c, folder, (*family)->base);
+    return ok;
+}
+
+LLM_API int llm_config_read(llm_config *c, const char *folder, const llm_family **family) {
+    return llm_config_read_with(c, folder, family, NULL);
 }
 
 static void llm_config_free(llm_config *c) {
@@ -134,11 +146,57 @@ static int64_t llm_longest(const llm_config *c, const char **why) {
     return c->places;
 }
 
-/* Tensors that are no parameters, or the embedding once more where the head is tied to it. */
-enum { LLM_TIED = 2 };
-static const char *const llm_ignored[] = {
-    "lm_head.weight", "embed_out.weight", "**.inv_freq", "**.attn.bias", "**.attention.bias",
-    "**.masked_bias", "**.position_ids", "**.pooler.**", "pooler.**", "cls.**", NULL};
+enum { LLM_IGNORE_MAX = 32, LLM_IGNORED = LLM_IGNORE_MAX + 32, LLM_RENAMED = 16 };
+
+/* Tensors that are no parameters of the tree, by the families whose files have them; NULL: any.
+ * Masks and frequencies are computed, and the heads of encoders are not read. */
+static const struct {
+    const char *pattern, *families;
+} llm_ignored[] = {
+    {"**.rotary_emb.inv_freq", NULL},
+    {"**.attn.bias", " gpt2 "},
+    {"**.attn.masked_bias", " gpt2 "},
+    {"**.attention.bias", " gpt_neox "},
+    {"**.attention.masked_bias", " gpt_neox "},
+    {"**.embeddings.position_ids", " bert roberta "},
+    {"**.embeddings.token_type_ids", " bert roberta "},
+    {"**.pooler.**", " bert roberta "},
+    {"cls.**", " bert "},
+    {"lm_head.**", " roberta "},
+    {"classifier.**", " bert roberta "},
+    {"qa_outputs.**", " bert roberta "},
+};
+
+/* Patterns of the names in the files that are passed over: those of the family, the head's copy of
+ * the embedding, and those that the caller names. A NULL follows them. */
+static void llm_list_ignored(const llm_config *c, const char *ignored[LLM_IGNORED]) {
+    const char *const *own = c->options.ignore;
+    char word[80];
+    int n = 0;
+    snprintf(word, sizeof word, " %.70s ", c->type);
+    for (size_t i = 0; i < sizeof llm_ignored / sizeof *llm_ignored; i++)
+        if (!llm_ignored[i].families || strstr(llm_ignored[i].families, word))
+            ignored[n++] = llm_ignored[i].pattern;
+    if (c->tied && !c->head[0]) {
+        ignored[n++] = "lm_head.weight";
+        ignored[n++] = "embed_out.weight";
+    }
+    while (own && *own && n < LLM_IGNORED - 1) ignored[n++] = *own++;
+    ignored[n] = NULL;
+}
+
+/* The family's pairs, and the one that makes a head that stands alone the embedding. name: room for
+ * that. */
+static void llm_list_renamed(const llm_config *c, const llm_family *family,
+                             tsh_rename renamed[LLM_RENAMED], char *name, size_t size) {
+    const tsh_rename *pair = family->rename;
+    int n = 0;
+    while (pair && pair->from && n < LLM_RENAMED - 2) renamed[n++] = *pair++;
+    snprintf(name, size, "%s.%s", family->base, llm_embedding_name(c->type));
+    renamed[n].from = c->head[0] ? c->head : NULL;
+    renamed[n].to = name;
+    renamed[n + 1].from = renamed[n + 1].to = NULL;
+}
 
 /* "f32", "q8_0" ... as a dtype; 0: none of those that weights may have. */
 static tsh_dtype llm_dtype_named(const char *name) {
@@ -199,10 +257,16 @@ LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
                                   const llm_family *family, const char *folder, int64_t rows,
                                   int64_t length, tsh_dtype weights) {
     gguf_file blocks;
+    char embedding[128];
+    const char *ignored[LLM_IGNORED];
+    tsh_rename renamed[LLM_RENAMED];
     tsh_file_desc file = {.prefix = family->base,
-                          .rename = family->rename,
-                          .ignore = llm_ignored + (c->tied || c->encoder ? 0 : LLM_TIED),
+                          .rename = renamed,
+                          .ignore = ignored,
+                          .strict_names = 1,
                           .broadcast = c->broadcast};
+    llm_list_ignored(c, ignored);
+    llm_list_renamed(c, family, renamed, embedding, sizeof embedding);
     memset(m, 0, sizeof *m);
     m->ctx = ctx;
     m->config = c;
@@ -260,8 +324,9 @@ static void llm_stretch(llm_net *m, const int32_t *ids, int64_t n, const int64_t
     if (!changed || most == 0 || m->config->rope.stretch > 0) return;
     memset(m->past, 0, sizeof m->past);
     tsh_cache_truncate(m->cache, 0);
-    for (int64_t at = 0; at < most && tsh_ok(m->ctx); at += 256) {
-        const int64_t some = most - at < 256 ? most - at : 256;
+    const int64_t chunk = m->config->causal ? 256 : most;
+    for (int64_t at = 0; at < most && tsh_ok(m->ctx); at += chunk) {
+        const int64_t some = most - at < chunk ? most - at : chunk;
         int32_t *again = (int32_t *)calloc((size_t)(m->rows * some), sizeof *again);
         int64_t own[LLM_MOST_ROWS];
         if (!again) (void)tsh_fail(m->ctx, TSH_ERR_MEMORY, "not enough memory");

@@ -12,7 +12,7 @@ typedef struct text_codec {
     char error[4352]; /* a path and a sentence */
 } text_codec;
 
-/* Texts of the command line. */
+/* Texts of the command line, and a NULL. */
 typedef struct text_list {
     const char **at;
     size_t count;
@@ -60,10 +60,11 @@ static void text_close(text_codec *codec) {
 
 /* 0: not enough memory. */
 static int text_append(text_list *list, const char *text) {
-    const char **at = (const char **)realloc(list->at, (list->count + 1) * sizeof *at);
+    const char **at = (const char **)realloc(list->at, (list->count + 2) * sizeof *at);
     if (!at) return 0;
     list->at = at;
     at[list->count++] = text;
+    at[list->count] = NULL;
     return 1;
 }
 

@@ -8,14 +8,29 @@ static void gemma_options(llm_config *c) {
     llama_sizes(c, 1e-6, 1);
     c->norm = LLM_RMS_ONE;
     c->head_size = llm_config_count(c, "head_dim", 256);
-    llm_read_activation(c, "hidden_activation|hidden_act", "gelu_pytorch_tanh");
     c->qkv_bias = c->out_bias = llm_config_flag(c, "attention_bias", 0);
     llm_config_must(c, "use_bidirectional_attention", 0, 0);
     c->embed_scale = sqrt((double)c->width);
 }
 
+/* Files may have the other name for the activation, too, which transformers does not read: it must
+ * say the same, or "gelu", which early files say where tanh's is meant. */
+static void gemma_read_activation(llm_config *c, const char *key, const char *other) {
+    llm_read_activation(c, key, "gelu_pytorch_tanh");
+    const tsh_activation act = c->act;
+    const cJSON *item = llm_config_key(c, other);
+    if (!item) return;
+    llm_read_activation(c, other, NULL);
+    if (c->act != act && c->act != TSH_GELU)
+        llm_refuse_value(c, other, item, "it must say what the other of hidden_act and "
+                                         "hidden_activation says");
+    c->act = act;
+}
+
 static void gemma_config(llm_config *c) {
     gemma_options(c);
+    gemma_read_activation(c, "hidden_act", "hidden_activation");
+    if (c->act == TSH_GELU) c->act = TSH_GELU_TANH;
     llm_read_rope(c, 10000, 1);
 }
 

@@ -8,12 +8,16 @@
 /* A soft cap; null: none. */
 static double gemma2_cap(llm_config *c, const char *key, double otherwise) {
     const int there = cJSON_GetObjectItemCaseSensitive(c->unread, key) != NULL;
-    return llm_config_number(c, key, there ? 0 : otherwise);
+    const double cap = llm_config_number(c, key, there ? 0 : otherwise);
+    if (cap == 0 && llm_config_key(c, key))
+        llm_refuse(c, "config.json: %s is 0; null is none", key);
+    return cap;
 }
 
 /* What both have; caps and pattern: as their config.json has them by default. */
 static void gemma2_options(llm_config *c, double score_cap, double logit_cap, double pattern) {
     gemma_options(c);
+    gemma_read_activation(c, "hidden_activation", "hidden_act");
     c->scale = 1 / sqrt(llm_config_number(c, "query_pre_attn_scalar", 256));
     c->score_cap = gemma2_cap(c, "attn_logit_softcapping", score_cap);
     c->logit_cap = gemma2_cap(c, "final_logit_softcapping", logit_cap);
@@ -25,19 +29,46 @@ static void gemma2_config(llm_config *c) {
     llm_read_rope(c, 10000, 1);
 }
 
-static void gemma3_config(llm_config *c) {
-    gemma2_options(c, 0, 0, 6);
-    c->qk_norm = LLM_NORM_OF_EACH;
-    const cJSON *both = llm_config_key(c, "rope_parameters");
+/* Moves what `from` has into `to`, in place of what that has under the same names. */
+static void gemma3_merge(cJSON *to, cJSON *from) {
+    while (from->child) {
+        cJSON *item = cJSON_DetachItemViaPointer(from, from->child);
+        cJSON_DeleteItemFromObjectCaseSensitive(to, item->string);
+        cJSON_AddItemToArray(to, item); /* with its name; nothing is allocated */
+    }
+}
+
+/* rope_parameters has an object for each kind of layer; what rope_scaling has goes before what that
+ * of full attention has. */
+static void gemma3_read_rope(llm_config *c) {
+    const cJSON *both = llm_config_key(c, "rope_parameters"), *part;
     const cJSON *whole = cJSON_GetObjectItemCaseSensitive(both, "full_attention");
+    (void)llm_config_key(c, "rope_scaling");
+    cJSON *older = cJSON_GetObjectItemCaseSensitive(c->read, "rope_scaling");
+    cJSON_ArrayForEach(part, both)
+        if (!part->string || (strcmp(part->string, "full_attention") != 0 &&
+                              strcmp(part->string, "sliding_attention") != 0))
+            llm_refuse_value(c, "rope_parameters", both, "gemma3_text has full_attention and "
+                                                         "sliding_attention in it");
+    if (cJSON_IsObject(older) && cJSON_IsObject(whole))
+        gemma3_merge(cJSON_GetObjectItemCaseSensitive(both, "full_attention"), older);
     llm_set_rope(c, cJSON_GetObjectItemCaseSensitive(both, "sliding_attention"),
-                 llm_config_number(c, "rope_local_base_freq", 10000), 1);
+                 llm_config_number(c, "rope_local_base_freq", 10000), 1, 0);
     c->local = c->rope;
     if (c->local.limit > 0)
         llm_refuse(c, "config.json: the rotary scaling of sliding_attention is \"%s\", which is "
                       "not supported", c->local.kind);
-    llm_set_rope(c, whole ? whole : llm_config_key(c, "rope_scaling"),
-                 llm_config_number(c, "rope_theta", 1000000), 1);
+    llm_set_rope(c, cJSON_IsObject(whole) || !older ? whole : older,
+                 llm_config_number(c, "rope_theta", 1000000), 1, 0);
+}
+
+static void gemma3_config(llm_config *c) {
+    gemma2_options(c, 0, 0, 6);
+    if (c->score_cap > 0) /* transformers caps there only in some of its implementations */
+        llm_refuse(c, "config.json: attn_logit_softcapping is %g, which is not supported for %s",
+                   c->score_cap, c->type);
+    c->qk_norm = LLM_NORM_OF_EACH;
+    gemma3_read_rope(c);
 }
 
 /* x += norm(attention(norm(x))); x += norm(mlp(norm(x))) */

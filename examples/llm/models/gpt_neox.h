@@ -3,6 +3,16 @@
 #ifndef LLM_GPT_NEOX_H
 #define LLM_GPT_NEOX_H
 
+/* The name that other families have for `own` says the same, where some versions of transformers
+ * wrote both; gpt_neox reads its own alone. */
+static void gpt_neox_same(llm_config *c, const char *key, const char *own, double otherwise) {
+    const double value = llm_config_number(c, own, otherwise);
+    const double again = llm_config_number(c, key, value);
+    if (value != again)
+        llm_refuse(c, "config.json: %s is %g, %s %g; they must be the same", key, again, own,
+                   value);
+}
+
 static void gpt_neox_config(llm_config *c) {
     llm_read_sizes(c);
     c->hidden = llm_config_count(c, "intermediate_size", LLM_NEEDED);
@@ -13,7 +23,10 @@ static void gpt_neox_config(llm_config *c) {
     c->mlp_bias = 1;
     c->tied = llm_config_flag(c, "tie_word_embeddings", 0);
     c->parallel = llm_config_flag(c, "use_parallel_residual", 1);
-    llm_read_rope(c, 10000, 0.25);
+    c->turns_part = 1;
+    llm_read_rope_named(c, "rotary_emb_base", 10000, "rotary_pct", 0.25);
+    gpt_neox_same(c, "rope_theta", "rotary_emb_base", 10000);
+    gpt_neox_same(c, "partial_rotary_factor", "rotary_pct", 0.25);
 }
 
 /* x += attention(norm(x)) + mlp(norm'(x)), or one after the other */

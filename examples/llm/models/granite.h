@@ -3,12 +3,19 @@
 #ifndef LLM_GRANITE_H
 #define LLM_GRANITE_H
 
+/* A factor; it is not 0, which would stand for 1. */
+static double granite_factor(llm_config *c, const char *key) {
+    const double value = llm_config_number(c, key, 1);
+    if (value == 0) llm_refuse(c, "config.json: %s is 0; it must be another number", key);
+    return value;
+}
+
 static void granite_config(llm_config *c) {
     llama_config(c);
-    c->embed_scale = llm_config_number(c, "embedding_multiplier", 1);
-    c->scale = llm_config_number(c, "attention_multiplier", 1);
-    c->branch_scale = llm_config_number(c, "residual_multiplier", 1);
-    c->logit_scale = 1 / llm_config_number(c, "logits_scaling", 1);
+    c->embed_scale = granite_factor(c, "embedding_multiplier");
+    c->scale = granite_factor(c, "attention_multiplier");
+    c->branch_scale = granite_factor(c, "residual_multiplier");
+    c->logit_scale = 1 / granite_factor(c, "logits_scaling");
 }
 
 static const llm_family granite_family = {"granite", "model", granite_config, llama_add,

@@ -12,6 +12,7 @@ static void phi_config(llm_config *c) {
     c->qkv_bias = c->out_bias = c->mlp_bias = 1;
     c->tied = llm_config_flag(c, "tie_word_embeddings", 0);
     llm_config_must(c, "qk_layernorm", 0, 0);
+    c->turns_part = 1;
     llm_read_rope(c, 10000, 0.5);
 }
 

@@ -5,8 +5,8 @@
 static void phi3_config(llm_config *c) {
     llama_sizes(c, 1e-5, 0);
     llm_read_activation(c, "hidden_act", "silu");
-    c->qkv_bias = c->out_bias = llm_config_flag(c, "attention_bias", 0);
     llm_read_window(c, 0, 0, 0);
+    c->turns_part = 1;
     llm_read_rope(c, 10000, 1);
 }
 

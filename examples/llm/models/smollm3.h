@@ -23,6 +23,8 @@ static void smollm3_config(llm_config *c) {
     i = 0;
     cJSON_ArrayForEach(item, rotates)
         if (i < LLM_MOST_LAYERS) c->no_rope[i++] = item->valuedouble == 0;
+    if (!llm_config_key(c, "layer_types")) /* the window is that of layers without positions */
+        memcpy(c->slides, c->no_rope, sizeof c->slides);
 }
 
 static const llm_family smollm3_family = {"smollm3", "model",       smollm3_config,

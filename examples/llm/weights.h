@@ -1,0 +1,135 @@
+/* weights.h - what the files of a folder have for the head of a model whose config.json ties it to
+ * the embedding. Include tshard.h first; needs cJSON. */
+#ifndef LLM_WEIGHTS_H
+#define LLM_WEIGHTS_H
+
+#include "folder.h"
+
+/* A tensor in a file. */
+typedef struct llm_stored {
+    char path[4096], name[96]; /* the file; the tensor's name there, "": it was not found */
+    char dtype[16];
+    int64_t begin, bytes; /* of its values in the file */
+} llm_stored;
+
+/* The JSON at the beginning of a safetensors file; *data: where its values begin. NULL: it has
+ * none, which tsh_load will say. */
+static cJSON *llm_weights_header(const char *path, int64_t *data) {
+    tsh_error unused;
+    unsigned char size[8];
+    uint64_t n = 0;
+    FILE *file = tsh_file_open(path, 0, &unused);
+    char *text = NULL;
+    cJSON *json = NULL;
+    if (file && fread(size, 1, sizeof size, file) == sizeof size)
+        for (int i = 8; i-- > 0;) n = n << 8 | size[i];
+    if (n > 1 && n <= 100000000) text = (char *)malloc((size_t)n + 1);
+    if (text && fread(text, 1, (size_t)n, file) == n) {
+        text[n] = 0;
+        json = cJSON_Parse(text);
+    }
+    free(text);
+    if (file) (void)fclose(file);
+    *data = 8 + (int64_t)n;
+    return json;
+}
+
+/* Takes the first of the names "a|b" that a file has, with `base` and a dot before it or without. */
+static void llm_weights_look(llm_stored *found, const char *path, const char *base,
+                             const char *names) {
+    int64_t data;
+    cJSON *json = found->name[0] ? NULL : llm_weights_header(path, &data);
+    for (int plain = 0; json && plain < 2; plain++) {
+        for (const char *at = names; *at && !found->name[0];) {
+            const size_t n = strcspn(at, "|");
+            char name[96];
+            snprintf(name, sizeof name, "%s%s%.*s", plain ? "" : base, plain ? "" : ".", (int)n,
+                     at);
+            const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, name);
+            const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(item, "dtype");
+            const cJSON *range = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
+            const double begin = cJSON_GetNumberValue(cJSON_GetArrayItem(range, 0));
+            const double end = cJSON_GetNumberValue(cJSON_GetArrayItem(range, 1));
+            at += at[n] == '|' ? n + 1 : n;
+            if (!cJSON_IsString(dtype) || !(begin >= 0 && end >= begin && end < 1e15)) continue;
+            snprintf(found->name, sizeof found->name, "%s", name);
+            snprintf(found->dtype, sizeof found->dtype, "%s", dtype->valuestring);
+            snprintf(found->path, sizeof found->path, "%s", path);
+            found->begin = data + (int64_t)begin;
+            found->bytes = (int64_t)end - (int64_t)begin;
+        }
+    }
+    cJSON_Delete(json);
+}
+
+/* The same in the files of a folder, as tsh_load finds them: one, or those of an index. */
+static void llm_weights_find(llm_stored *found, const char *folder, const char *base,
+                             const char *names) {
+    char path[4096];
+    const cJSON *item;
+    const char *last = "";
+    tsh_error unused;
+    memset(found, 0, sizeof *found);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    FILE *file = tsh_file_open(path, 0, &unused);
+    if (file) {
+        (void)fclose(file);
+        llm_weights_look(found, path, base, names);
+        return;
+    }
+    char *text = llm_read_file(folder, "model.safetensors.index.json");
+    cJSON *index = text ? cJSON_Parse(text) : NULL;
+    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(index, "weight_map")) {
+        if (!cJSON_IsString(item) || strcmp(item->valuestring, last) == 0) continue;
+        last = item->valuestring;
+        snprintf(path, sizeof path, "%s/%s", folder, last);
+        llm_weights_look(found, path, base, names);
+    }
+    cJSON_Delete(index);
+    free(text);
+}
+
+/* 1 if both have the same dtype and bytes; where they cannot be read, too, as tsh_load will say. */
+static int llm_weights_equal(const llm_stored *a, const llm_stored *b) {
+    enum { PIECE = 1 << 18 };
+    tsh_error unused;
+    FILE *one = tsh_file_open(a->path, 0, &unused), *two = tsh_file_open(b->path, 0, &unused);
+    char *left = (char *)malloc(2 * PIECE), *right = left + PIECE;
+    int equal = strcmp(a->dtype, b->dtype) == 0 && a->bytes == b->bytes;
+    if (one && two && left && equal && fseek(one, (long)a->begin, SEEK_SET) == 0 &&
+        fseek(two, (long)b->begin, SEEK_SET) == 0)
+        for (int64_t done = 0; done < a->bytes && equal; done += PIECE) {
+            const size_t n = a->bytes - done < PIECE ? (size_t)(a->bytes - done) : PIECE;
+            if (fread(left, 1, n, one) != n || fread(right, 1, n, two) != n) break;
+            equal = memcmp(left, right, n) == 0;
+        }
+    free(left);
+    if (one) (void)fclose(one);
+    if (two) (void)fclose(two);
+    return equal;
+}
+
+/* The name of the embedding's weight, after the prefix. */
+static const char *llm_embedding_name(const char *type) {
+    return strcmp(type, "gpt2") == 0       ? "wte.weight"
+           : strcmp(type, "gpt_neox") == 0 ? "embed_in.weight"
+           : strcmp(type, "opt") == 0      ? "decoder.embed_tokens.weight"
+           : strcmp(type, "bloom") == 0 || strcmp(type, "falcon") == 0 ? "word_embeddings.weight"
+                                                                       : "embed_tokens.weight";
+}
+
+/* Unties the head where the files have one that differs from the embedding, as transformers does,
+ * and says so; where they have a head alone, it stands for the embedding, too. */
+static void llm_check_head(llm_config *c, const char *folder, const char *base) {
+    llm_stored head, embedding;
+    llm_weights_find(&head, folder, base, "lm_head.weight|embed_out.weight");
+    if (!head.name[0]) return;
+    llm_weights_find(&embedding, folder, base, llm_embedding_name(c->type));
+    snprintf(c->head, sizeof c->head, "%s", embedding.name[0] ? "" : head.name);
+    if (!embedding.name[0] || llm_weights_equal(&head, &embedding)) return;
+    c->tied = 0;
+    llm_warn(c, "tie_word_embeddings is true, but %s differs from %s: the head of the file is used, "
+                "as transformers does", head.name, embedding.name);
+}
+
+#endif
