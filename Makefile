@@ -73,8 +73,9 @@ FORCE:
 # Every tests/<kind>/test_*.c is one cmocka program. Those of PRIVATE look inside the library and
 # are one program, which has a name for each; the others are linked with the library, which is
 # compiled once for all. A line "/* build: double */" adds a program with TSHARD_REAL=double,
-# "/* build: nosimd */" one with the portable kernels alone; under a sanitizer with FULL=1 only. Every example with a number is a test,
-# too: it runs and prints something. Every tests/<kind>/test_*.py reports in cmocka's words.
+# "/* build: nosimd */" one with the portable kernels alone; under a sanitizer with FULL=1 only.
+# Every example with a number is a test, too: it runs and prints something. Every
+# tests/<kind>/test_*.py reports in cmocka's words.
 
 HEADERS  := $(wildcard tshard.h backends/*.h examples/*.h examples/llm/*.h examples/llm/*/*.h \
             tests/*.h tests/*/*.h)

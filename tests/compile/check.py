@@ -40,9 +40,9 @@ STATIC = ["-DTSHARD_STATIC"]
 TAKEN = ["-Dnear=", "-Dfar=", "-Dsmall=char"]  # by windows.h, where a program includes it before
 LIMIT = 300  # seconds of one compilation
 SHOWN = 30  # lines of what it said
-# How the core is compiled: a choice of each row. A backend is compiled apart from the core, or, where
-# both are static, with it. The optimiser sees most (values that may be unset, bounds) and takes
-# longest, so the choice without it comes first.
+# How the core is compiled: a choice of each row. A backend is compiled apart from the core, or,
+# where both are static, with it. The optimiser sees most (values that may be unset, bounds) and
+# takes longest, so the choice without it comes first.
 APART = ["-DTSHARD_IMPLEMENTED"]  # a backend without the core
 WAYS = {"core": [[["-O0"], ["-O3"]], [[], DOUBLE], [[], STATIC + TAKEN], [[], ["-fopenmp"]],
                  [[], ["-DTSHARD_NO_SIMD"]]],
