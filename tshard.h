@@ -1527,7 +1527,9 @@ TSH_API const char *tsh_module_path(const tsh_module *module); /* "" for the roo
 /* The child at a 0-based index; NULL past the last. */
 TSH_API tsh_module *tsh_child(const tsh_module *module, int index);
 /* Makes the parameter `name` of module the same object as `source` (equal shapes): one tensor, used
- * twice. Before an optimiser is made. */
+ * twice. What it was before is released, its gradient too. Errors, after which nothing is changed:
+ * TSH_ERR_SHAPE; TSH_ERR_STATE: an optimiser, a pipeline or a cache was made for it, recorded ops
+ * use it, or source is quantised and a layer does not take that. */
 TSH_API tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source);
 /* Gives memory and initial values to every parameter below that has none: the same bits at every
  * degree of tp. */
@@ -1615,7 +1617,8 @@ typedef struct tsh_plan_rule {
  * anew (collective where they were sharded), with an optimiser's moments; their gradients are
  * forgotten. Between steps. Errors, after which nothing is changed: a rule that matches no module
  * that takes its style; two rules for one purpose (inputs, parameters, output) of one module; rules
- * that give a tied parameter two layouts. Give each module that uses a tied parameter a rule: one
+ * that give a tied parameter two layouts; a new layout of a parameter that recorded ops use, that is
+ * quantised, or as which a cache is laid out. Give each module that uses a tied parameter a rule: one
  * without is not checked. torch.distributed.tensor.parallel.parallelize_module. */
 TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules, int count);
 /* Writes which modules each rule matches; changes nothing. Errors as tsh_parallelize. */
@@ -4817,16 +4820,33 @@ static tsh_result tshi_init_materialize(tsh_tensor *t) {
 /* Every op begins with tshi_tensor_check or a variant of it, which records all errors that concern
  * single inputs; layouts are checked afterwards, by the op's rule (>>rule). */
 
-/* Returns 1 if node, or an older one, used t: as an input, by a view, or inside a checkpoint. */
-static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
-    for (; node; node = node->older) {
-        for (int i = 0; i < node->n; i++)
-            if (node->in[i] && (node->in[i]->base == t || (t->block && node->saved[i] == t->block)))
-                return 1;
-        for (int i = 0; i < node->leaf_count; i++)
-            if (node->leaves[i] == t) return 1;
-    }
+/* Returns 1 if node used t inside a checkpoint, which backward runs again. */
+static int tshi_tensor_in_checkpoint(const tshi_node *node, const tsh_tensor *t) {
+    for (int i = 0; i < node->leaf_count; i++)
+        if (node->leaves[i] == t) return 1;
     return 0;
+}
+
+/* Returns 1 if node used t: as an input, by a view, or inside a checkpoint. */
+static int tshi_tensor_in_node(const tshi_node *node, const tsh_tensor *t) {
+    for (int i = 0; i < node->n; i++)
+        if (node->in[i] && (node->in[i]->base == t || (t->block && node->saved[i] == t->block)))
+            return 1;
+    return tshi_tensor_in_checkpoint(node, t);
+}
+
+/* Returns 1 if `uses` says so of any node: on the ctx's tape, or on that of a micro-batch in
+ * progress. */
+static int tshi_tensor_on_tape(const tsh_tensor *t,
+                               int (*uses)(const tshi_node *node, const tsh_tensor *t)) {
+    const tshi_micro *micro = t->ctx->micros;
+    const tshi_node *node = t->ctx->tape.newest;
+    for (;; micro = micro->next) {
+        for (; node; node = node->older)
+            if (uses(node, t)) return 1;
+        if (!micro) return 0;
+        node = micro->newest;
+    }
 }
 
 /* Returns 1 if any op is recorded: on the ctx's tape, or on that of a micro-batch in progress. */
@@ -4839,10 +4859,7 @@ static int tshi_tensor_any_recorded(const tsh_ctx *ctx) {
 /* Returns 1 if an op that used t is on the ctx's tape, or on the tape of a micro-batch in progress.
  * If so, t's values and layout must not change before backward. */
 static int tshi_tensor_recorded(const tsh_tensor *t) {
-    const tshi_micro *micro = t->ctx->micros;
-    int found = tshi_tensor_on_tape(t->ctx->tape.newest, t);
-    for (; micro && !found; micro = micro->next) found = tshi_tensor_on_tape(micro->newest, t);
-    return found;
+    return tshi_tensor_on_tape(t, tshi_tensor_in_node);
 }
 
 /* Returns 1 if t's values may be overwritten; 0 and an error if backward needs them. */
@@ -19595,8 +19612,8 @@ static tshi_block *tshi_module_moved(const tsh_tensor *before, const tsh_tensor 
     return NULL;
 }
 
-/* Returns 1 if t may get another layout; 0 and an error if its values, or a cache, depend on the
- * present one. */
+/* Returns 1 if t may get another layout; 0 and an error if recorded ops, its blocks or a cache depend
+ * on the present one. */
 static TSHI_COLD int tshi_module_may_move(const tsh_tensor *t) {
     if (tshi_tensor_recorded(t)) /* nodes of a tape have saved its values */
         return tshi_error_zero(t->ctx, TSH_ERR_STATE,
@@ -20935,6 +20952,12 @@ static int tshi_layers_project(const tshi_attention_layer *a, tsh_tensor *x, tsh
 /* Checks that x (B, T, dim) fits into the cache. Returns 0 after an error. */
 static int tshi_layers_fits(const tshi_attention_layer *a, const tsh_tensor *x) {
     const int64_t *counts = tshi_layers_counted(a->cache), *held = tshi_layers_held(a);
+    const tshi_tape *tape = &x->ctx->tape;
+    if (!tape->evaluating && (tape->no_grad /* a checkpoint's forward */ || x->base->requires_grad))
+        return tshi_error_zero(x->ctx, TSH_ERR_STATE,
+                               "tsh_forward: gradients are recorded, and the layer has a cache, "
+                               "which is for work without: call tsh_no_grad_begin before a forward "
+                               "with the cache, tsh_cache_free before training");
     if (x->dim[0] != a->cache->batch)
         return tshi_error_zero(x->ctx, TSH_ERR_SHAPE,
                                "tsh_forward: x has %lld texts, the cache %lld",
@@ -21211,6 +21234,13 @@ static void tshi_layers_attach(tsh_module *module, tshi_attention_layer *a, tsh_
         return;
     }
     if (w->absent) return; /* another stage of the pipeline has the layer */
+    if (tshi_tensor_on_tape(w, tshi_tensor_in_checkpoint)) {
+        (void)tsh_fail(module->ctx, TSH_ERR_STATE,
+                       "tsh_cache_new: a checkpoint is recorded, and backward will run \"%s\" "
+                       "again; end the step first: tsh_step_end",
+                       module->path);
+        return;
+    }
     a->cache = cache;
     a->keys = tsh_tensor_new(module->ctx, dtype, shape, &layout);
     a->values = tsh_tensor_new(module->ctx, dtype, shape, &layout);
