@@ -1165,8 +1165,8 @@ TSH_API tsh_tensor *tsh_lt(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_le(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_gt(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_ge(tsh_tensor *a, tsh_tensor *b);
-/* cond (TSH_I32) ? a : b. P with an R cond and P branches. */
-TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b);
+/* cond (TSH_I32) ? yes : no. P with an R cond and P branches. */
+TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *yes, tsh_tensor *no);
 /* To an integer: towards zero, clamped to its ends, NaN to 0. To a floating dtype (0: the ctx's),
  * TSH_REAL or one that it holds exactly: rounded once; gradients pass between floating ones. */
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype);
@@ -1269,11 +1269,12 @@ TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size);
  * and the result's gradient with them, are multiplied as bf16, with sums of float; any other 16-bit
  * input is converted to tsh_real first. */
 TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b);
-/* x (.., in), w (out, in), b (out) or NULL -> x w^T + b (.., out), torch.nn.functional.linear.
+/* x (.., in), weight w (out, in), bias b (out) or NULL -> x w^T + b (.., out), as
+ * torch.nn.functional.linear.
  * w S(0), x R, b S(0): column-parallel, gives S(-1); backward all-reduces dx. w S(1), x S(-1) or R,
  * b R: row-parallel, gives R by one all-reduce in its dtype, b added after it. w R: x R, or S along
  * another dimension, kept. Dtypes may differ, as of tsh_matmul: the result has x's. */
-TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b);
+TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias);
 
 typedef struct tsh_lookup_desc {
     int padding;            /* 1: row padding_idx gets no gradient */
@@ -1283,29 +1284,30 @@ typedef struct tsh_lookup_desc {
     int scale_grad_by_freq; /* gradients are divided by how often their id stands in ids */
     int sparse;             /* w a leaf: optimisers change only the rows that were looked up */
 } tsh_lookup_desc;
-/* ids (..), TSH_I32 or TSH_I64, each in [0, V); w (V, D) -> (.., D), torch.nn.functional.embedding;
- * desc NULL: no options. w R: as ids. w S(0), ids R: P (rows of other ranks are zero; redistribute
+/* ids (..), TSH_I32 or TSH_I64, each in [0, V); weight w (V, D) -> (.., D), as
+ * torch.nn.functional.embedding; desc NULL: no options. w R: as ids. w S(0), ids R: P (rows of other ranks are zero; redistribute
  * to complete). w S(1): S(-1). Forward, max_norm runs one all-reduce of norms where w is S(1), and
  * one over dp; it and scale_grad_by_freq one of counts where ids are sharded. A row-sparse gradient
  * lies dense in memory with a mark per row; a contribution of another op makes it dense. */
-TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc);
+TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *weight,
+                                  const tsh_lookup_desc *desc);
 
 /* -- norms, attention, loss ------------------------------------------------- */
 
-/* Over the last dimension (D), weight (D) and bias (D) or NULL, torch.nn.functional.layer_norm; eps
- * 0: 1e-5; TSH_ZERO: 0. x R, or S along another dimension (then parameter gradients are partial),
+/* Over the last dimension (D), weight (D) or NULL, bias (D) or NULL, as
+ * torch.nn.functional.layer_norm; eps 0: 1e-5; TSH_ZERO: 0. x R, or S along another dimension (then parameter gradients are partial),
  * with weight and bias R; or x S(-1), with weight and bias sharded by the same units: two
  * all-reduces of a number per row forward, one of two backward. */
 TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, double eps);
-/* x weight / sqrt(mean x^2 + eps) over the last dimension (D), weight (D); Zhang & Sennrich 2019.
- * eps 0: 1e-6; TSH_ZERO: 0. Layouts as tsh_layer_norm; x S(-1): one all-reduce of a number per row
+/* x weight / sqrt(mean x^2 + eps) over the last dimension (D), weight (D), or NULL: 1; Zhang &
+ * Sennrich 2019. eps 0: 1e-6; TSH_ZERO: 0. Layouts as tsh_layer_norm; x S(-1): one all-reduce of a number per row
  * forward, one backward. */
 TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps);
 typedef struct tsh_rms_norm_desc {
     int64_t dim;  /* features; of a layer only */
     double eps;   /* 0: 1e-6; TSH_ZERO: 0 */
     int plus_one; /* 1: x (weight + 1) / sqrt(mean x^2 + eps), as Gemma; a layer's weight is at
-                   * first 0 */
+                   * first 0; without a weight: as 0 */
     tsh_dtype dtype; /* of a layer's weight */
 } tsh_rms_norm_desc;
 /* tsh_rms_norm with the options of desc; NULL: none. */
@@ -4874,9 +4876,36 @@ static int tshi_tensor_may_change(const char *op, const tsh_tensor *t) {
 
 /* -- checks that every op begins with --------------------------------------- */
 
+/* Returns name i of `names`, such as "a b", not terminated by 0, and writes its length to *length.
+ * names NULL: "input", whatever i is. */
+static TSHI_COLD const char *tshi_tensor_name(const char *names, int i, int *length) {
+    const char *name = names ? names : "input";
+    for (; i > 0 && names; i--) {
+        name += strcspn(name, " "); /* to the end of this name */
+        name += strspn(name, " ");  /* to the start of the next name */
+    }
+    *length = (int)strcspn(name, " ");
+    return name;
+}
+
+/* Writes what the public function calls its tensor i to text: name i of `names`, or, if they are an
+ * array, "parts[]", its element: "parts[1]". Returns text. */
+static TSHI_COLD char *tshi_tensor_argument(const char *names, int i, char *text) {
+    int length;
+    const char *array = strchr(names, '['), *name = tshi_tensor_name(names, array ? 0 : i, &length);
+    if (array)
+        (void)snprintf(text, TSHI_TEXT_SIZE, "%.*s[%d]", (int)(array - names), names, i);
+    else
+        (void)snprintf(text, TSHI_TEXT_SIZE, "%.*s", length, name);
+    return text;
+}
+
 /* Checks that an op's n inputs belong to one ctx and have values; initialises parameters on their
- * first use. Returns the ctx; NULL if the ctx has an error, from before or from these checks. */
-static tsh_ctx *tshi_tensor_check_any(const char *op, tsh_tensor *const *in, int n) {
+ * first use. names: of the inputs, for errors, as tshi_tensor_argument takes them. Returns the ctx;
+ * NULL if the ctx has an error, from before or from these checks. */
+static tsh_ctx *tshi_tensor_check_any(const char *op, const char *names, tsh_tensor *const *in,
+                                      int n) {
+    char text[TSHI_TEXT_SIZE];
     tsh_ctx *ctx = NULL;
     for (int i = 0; i < n && !ctx; i++)
         if (in[i]) ctx = in[i]->ctx;
@@ -4884,7 +4913,8 @@ static tsh_ctx *tshi_tensor_check_any(const char *op, tsh_tensor *const *in, int
     if (ctx->trace) tshi_trace_open(ctx->trace, op);
     for (int i = 0; i < n && ctx->error.code == TSH_OK; i++) {
         if (!in[i] || in[i]->ctx != ctx)
-            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d %s", op, i + 1,
+            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: %s %s", op,
+                           tshi_tensor_argument(names, i, text),
                            in[i] ? "belongs to another ctx; tsh_read and tsh_tensor_from copy "
                                      "values"
                                    : "is NULL");
@@ -4893,60 +4923,65 @@ static tsh_ctx *tshi_tensor_check_any(const char *op, tsh_tensor *const *in, int
         if (ctx->error.code == TSH_OK && (in[i]->flags & TSHI_STALE))
             (void)tsh_fail(
                 ctx, TSH_ERR_STALE,
-                "%s: the values of argument %d were given back by tsh_backward, tsh_step_end or "
+                "%s: the values of %s were given back by tsh_backward, tsh_step_end or "
                 "tsh_scope_end; tsh_retain or tsh_keep would have kept them",
-                op, i + 1);
+                op, tshi_tensor_argument(names, i, text));
     }
     return ctx->error.code == TSH_OK ? ctx : NULL;
 }
 
 /* Refuses input i of an op, which is of quantised weights. Returns NULL. */
-static TSHI_COLD tsh_ctx *tshi_tensor_refuse_blocks(tsh_ctx *ctx, const char *op, int i,
-                                                    tsh_dtype dtype) {
+static TSHI_COLD tsh_ctx *tshi_tensor_refuse_blocks(const char *op, const char *names,
+                                                    tsh_tensor *const *in, int i) {
+    char text[TSHI_TEXT_SIZE];
     return (tsh_ctx *)tshi_error_null(
-        ctx, TSH_ERR_DTYPE,
-        "%s: argument %d is %s; only tsh_linear and tsh_embedding compute with such a weight, and "
-        "tsh_data gives its bytes",
-        op, i + 1, tshi_dtype_name(dtype));
+        in[i]->ctx, TSH_ERR_DTYPE,
+        "%s: %s is %s; only tsh_linear and tsh_embedding compute with such a weight, and tsh_data "
+        "gives its bytes",
+        op, tshi_tensor_argument(names, i, text), tshi_dtype_name(in[i]->dtype));
 }
 
 /* The same for all ops but the two that take quantised weights. */
-static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) {
-    tsh_ctx *ctx = tshi_tensor_check_any(op, in, n);
+static tsh_ctx *tshi_tensor_check(const char *op, const char *names, tsh_tensor *const *in, int n) {
+    tsh_ctx *ctx = tshi_tensor_check_any(op, names, in, n);
     for (int i = 0; ctx && i < n; i++)
-        if (tshi_dtype_in_blocks(in[i]->dtype))
-            return tshi_tensor_refuse_blocks(ctx, op, i, in[i]->dtype);
+        if (tshi_dtype_in_blocks(in[i]->dtype)) return tshi_tensor_refuse_blocks(op, names, in, i);
     return ctx;
 }
 
 /* tshi_tensor_check_any for functions that take a ctx, which gets the error if t is of another. */
 static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t) {
-    if (t && t->ctx == ctx) return tshi_tensor_check_any(op, &t, 1);
+    if (t && t->ctx == ctx) return tshi_tensor_check_any(op, "t", &t, 1);
     (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor %s", op,
                    t ? "belongs to another ctx" : "is NULL");
     return NULL;
 }
 
 /* tshi_tensor_check for ops that compute: all inputs must have a dtype that ops compute with. */
-TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, tsh_tensor *const *in, int n) {
-    tsh_ctx *ctx = tshi_tensor_check(op, in, n);
+TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, const char *names,
+                                                 tsh_tensor *const *in, int n) {
+    char text[TSHI_TEXT_SIZE];
+    tsh_ctx *ctx = tshi_tensor_check(op, names, in, n);
     for (int i = 0; ctx && i < n; i++) {
         if (tshi_dtype_computes(in[i]->dtype)) continue;
-        (void)tsh_fail(ctx, TSH_ERR_DTYPE, "%s: argument %d is %s, not %s", op, i + 1,
-                       tshi_dtype_name(in[i]->dtype), tshi_dtype_name(TSH_REAL));
+        (void)tsh_fail(ctx, TSH_ERR_DTYPE, "%s: %s is %s, not %s", op,
+                       tshi_tensor_argument(names, i, text), tshi_dtype_name(in[i]->dtype),
+                       tshi_dtype_name(TSH_REAL));
         return NULL;
     }
     return ctx;
 }
 
-/* The same for ops whose second input is a weight that may be quantised. */
+/* The same of x, weight and bias, if n is 3, for ops whose weight may be quantised. */
 static tsh_ctx *tshi_tensor_check_weight(const char *op, tsh_tensor *const *in, int n) {
     tsh_tensor *others[2]; /* x, bias */
-    if (n < 2 || !in[1] || !tshi_dtype_in_blocks(in[1]->dtype))
-        return tshi_tensor_check_floating(op, in, n);
+    if (!in[1] || !tshi_dtype_in_blocks(in[1]->dtype))
+        return tshi_tensor_check_floating(op, "x weight bias", in, n);
     others[0] = in[0];
-    others[1] = n > 2 ? in[2] : in[0];
-    return tshi_tensor_check_any(op, in, n) ? tshi_tensor_check_floating(op, others, 2) : NULL;
+    others[1] = n > 2 ? in[2] : NULL;
+    return tshi_tensor_check_any(op, "x weight bias", in, n)
+               ? tshi_tensor_check_floating(op, "x bias", others, n - 1)
+               : NULL;
 }
 
 /* Returns the dtype of an op's output, promoted as in PyTorch: the widest dtype of the inputs; for
@@ -10889,17 +10924,6 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     return node;
 }
 
-/* Returns the name of input i of op, not terminated by 0, and writes its length to *length. */
-static TSHI_COLD const char *tshi_tape_name(const tshi_op *op, int i, int *length) {
-    const char *name = op->inputs ? op->inputs : "input";
-    for (; i > 0 && op->inputs; i--) {
-        name += strcspn(name, " "); /* to the end of this name */
-        name += strspn(name, " ");  /* to the start of the next name */
-    }
-    *length = (int)strcspn(name, " ");
-    return name;
-}
-
 /* Looks for a NaN or an infinity among `values`, laid out by `stride` in t's local shape. If there
  * is one, returns 1 and writes the first to text, with its global index: "NaN at (0, 5)". Else
  * returns 0. */
@@ -10934,7 +10958,7 @@ static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor
         return;
     (void)snprintf(why, sizeof why, "the inputs are finite");
     for (i = n - 1; i >= 0; i--) { /* the text of the first such input is written last */
-        const char *name = tshi_tape_name(op, i, &length);
+        const char *name = tshi_tensor_name(op->inputs, i, &length);
         if (in[i] && in[i]->block && !tshi_dtype_in_blocks(in[i]->dtype) &&
             tshi_tape_not_finite(in[i], tshi_tensor_at(in[i]), in[i]->dtype, in[i]->stride, old))
             (void)snprintf(why, sizeof why, "%.*s has %s already", length, name, old);
@@ -11219,7 +11243,7 @@ static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tenso
 static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
     const tsh_tensor *t = node->in[i], *base = t->base;
     int length;
-    const char *name = tshi_tape_name(node->op, i, &length);
+    const char *name = tshi_tensor_name(node->op->inputs, i, &length);
     return tshi_tape_check_grad(node, t, &base->gr, "gradient", name, length) &&
            (base->reducing || tshi_tape_check_grad(node, t, &base->gp, "gradient", name, length));
 }
@@ -11554,7 +11578,7 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
         return tsh_fail(ctx, TSH_ERR_STATE,
                         "tsh_backward: a tsh_backward before has consumed the graph of the loss; "
                         "record it again, or add up all losses and call tsh_backward once");
-    if (!tshi_tensor_check("tsh_backward", &loss, 1)) return ctx->error.code;
+    if (!tshi_tensor_check("tsh_backward", "loss", &loss, 1)) return ctx->error.code;
     if (!loss->base->requires_grad || !loss->base->node)
         return tsh_fail(
             ctx, TSH_ERR_STATE,
@@ -11813,7 +11837,7 @@ static TSHI_COLD int tshi_dump_number(const tshi_node *node) {
 static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned bits) {
     int i, length, count = 0;
     for (i = 0; i < node->n; i++) {
-        const char *name = tshi_tape_name(node->op, i, &length);
+        const char *name = tshi_tensor_name(node->op->inputs, i, &length);
         if (!(bits >> i & 1u) || !node->in[i]) continue; /* not set, or left out by the caller */
         (void)fprintf(file, "%s%.*s", count++ ? " " : "", length, name);
         if (!node->op->inputs) (void)fprintf(file, "%d", i); /* unnamed inputs: their index */
@@ -11854,7 +11878,7 @@ static TSHI_COLD void tshi_dump_line(FILE *file, const tshi_node *node, int numb
     (void)fprintf(file, "#%d %s%s%s(", number, path, *path ? " " : "", node->op->name);
     for (i = 0; i < node->n; i++) {
         const tsh_tensor *t = node->in[i];
-        const char *name = tshi_tape_name(node->op, i, &length);
+        const char *name = tshi_tensor_name(node->op->inputs, i, &length);
         if (!t) continue;
         (void)fputs(count++ ? ", " : "", file);
         if (t->base->node) (void)fprintf(file, "#%d: ", tshi_dump_number(t->base->node));
@@ -11907,7 +11931,7 @@ static TSHI_COLD void tshi_dump_dot(FILE *file, const tshi_node *node, int numbe
     (void)fputs("\"];\n", file);
     for (i = 0; i < node->n; i++) {
         const tsh_tensor *t = node->in[i];
-        const char *name = tshi_tape_name(node->op, i, &length);
+        const char *name = tshi_tensor_name(node->op->inputs, i, &length);
         if (!t) continue;
         if (t->base->node) /* the input is the output of an op */
             (void)fprintf(file, "  n%d -> n%d", tshi_dump_number(t->base->node), number);
@@ -12828,7 +12852,7 @@ static int tshi_rule_norm_alike(const tsh_tensor *x, const tsh_tensor *t) {
                   tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0], x->ctx->tp.size));
 }
 
-/* The rule of norms over the last dimension. Weight and bias R: x R: R. x S, but not S(-1): S, dW
+/* The rule of norms over the last dimension. Weight and bias R, or NULL: x R: R. x S, but not S(-1): S, dW
  * and db P. Weight and bias S(0): x S(-1) with the same shards: S(-1). */
 static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
@@ -12843,8 +12867,10 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
                         call->op->name, x->ctx->tp.rank, (long long)x->local[last],
                         (long long)x->dim[last]) == TSH_OK;
     }
-    if (w->layout.kind != TSH_REPLICATED || (b && b->layout.kind != TSH_REPLICATED))
-        return tshi_rule_refuse(call, x, w,
+    if (w && w->layout.kind == TSH_REPLICATED) w = NULL; /* what is left does not fit */
+    if (b && b->layout.kind == TSH_REPLICATED) b = NULL;
+    if (w || b)
+        return tshi_rule_refuse(call, x, w ? w : b,
                                 "weight and bias must be replicated, or sharded like the input's "
                                 "last dimension: tsh_redistribute(w, tsh_replicated())");
     if (x->layout.kind == TSH_SHARDED) output->partial = TSHI_WEIGHT | TSHI_BIAS;
@@ -13121,7 +13147,7 @@ static void tshi_map_backward(tshi_node *node) {
 
 /* Checks that the n inputs are floating and runs the row's op on them. c: the op's scalar. */
 static tsh_tensor *tshi_map_apply(const tshi_map_row *row, tsh_tensor *const *in, int n, double c) {
-    tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, in, n);
+    tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, row->op.inputs, in, n);
     if (!ctx) return NULL;
     return tshi_map_run(&row->op, in, n, tshi_tensor_promote(in, n), row->forward[ctx->isa], c);
 }
@@ -13253,7 +13279,7 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
 static tsh_tensor *tshi_map_compare(const tshi_op *op, tsh_tensor *a, tsh_tensor *b,
                                     const tshi_kernel_fn *kernel) {
     tsh_tensor *in[] = {a, b};
-    tsh_ctx *ctx = tshi_tensor_check(op->name, in, 2);
+    tsh_ctx *ctx = tshi_tensor_check(op->name, op->inputs, in, 2);
     if (!ctx) return NULL;
     if (a->dtype != b->dtype)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "%s: %s against %s; tsh_cast one of them",
@@ -13284,8 +13310,8 @@ static const tshi_map_row tshi_map_where_row = {
 
 TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
     tsh_tensor *in[] = {cond, a, b};
-    tsh_ctx *ctx = tshi_tensor_check("tsh_where", in, 3);
-    if (!ctx || !tshi_tensor_check_floating("tsh_where", in + 1, 2)) return NULL;
+    tsh_ctx *ctx = tshi_tensor_check("tsh_where", "cond yes no", in, 3);
+    if (!ctx || !tshi_tensor_check_floating("tsh_where", "yes no", in + 1, 2)) return NULL;
     if (tshi_dtypes[cond->dtype].floating)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "tsh_where: the condition is %s, not i32",
                                tshi_dtype_name(cond->dtype));
@@ -13303,7 +13329,7 @@ static const tshi_op tshi_map_cast_op = {
     "tsh_cast", "x", tshi_rule_nonlinear, tshi_map_same_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
-    tsh_ctx *ctx = tshi_tensor_check("tsh_cast", &x, 1);
+    tsh_ctx *ctx = tshi_tensor_check("tsh_cast", "x", &x, 1);
     if (ctx && dtype == TSH_DTYPE_DEFAULT) dtype = ctx->dtype;
     if (!ctx || x->dtype == dtype) return ctx ? x : NULL; /* nothing to convert */
     if (!tshi_dtype_exists(dtype) ||
@@ -13491,7 +13517,7 @@ static const tshi_op tshi_map_dropout_op = {
     "tsh_dropout", "x", tshi_rule_keep, tshi_map_dropout_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
-    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_dropout", &x, 1);
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_dropout", "x", &x, 1);
     tsh_shape shape = tsh_shape_of(x);
     tshi_dropout mask;
     tshi_dropout_run run = {&mask, NULL, NULL, 0, 0};
@@ -13545,11 +13571,11 @@ static tsh_tensor *tshi_map_copy(const char *op, tsh_tensor *x) {
 }
 
 TSH_API tsh_tensor *tsh_clone(tsh_tensor *x) {
-    return tshi_tensor_check("tsh_clone", &x, 1) ? tshi_map_copy("tsh_clone", x) : NULL;
+    return tshi_tensor_check("tsh_clone", "x", &x, 1) ? tshi_map_copy("tsh_clone", x) : NULL;
 }
 
 TSH_API tsh_tensor *tsh_detach(tsh_tensor *x) {
-    return tshi_tensor_check("tsh_detach", &x, 1) ? tshi_tensor_detached(x, x->block) : NULL;
+    return tshi_tensor_check("tsh_detach", "x", &x, 1) ? tshi_tensor_detached(x, x->block) : NULL;
 }
 
 TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t) {
@@ -13557,7 +13583,7 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t) {
     tsh_shape shape = tsh_shape_of(t);
     if (!t) return NULL;
     x = (tsh_tensor *)tshi_kernel_unconst(t);
-    if (!tshi_tensor_check("tsh_keep", &x, 1)) return NULL;
+    if (!tshi_tensor_check("tsh_keep", "t", &x, 1)) return NULL;
     out = tshi_tensor_make(t->ctx, "tsh_keep", TSHI_OWNED, TSH_MEM_TENSORS, t->dtype, &shape,
                            &t->layout);
     if (out) tshi_kernel_dense(t, tshi_tensor_at(out), t->dtype, 0);
@@ -13705,7 +13731,7 @@ static const tshi_op tshi_reduce_mean_op = {
 /* Runs tsh_sum, or tsh_mean if `mean`. */
 static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                                       int mean) {
-    tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
+    tsh_ctx *ctx = tshi_tensor_check_floating(op->name, op->inputs, &x, 1);
     tshi_reduction r;
     tshi_block *unrounded;
     tsh_tensor *out;
@@ -13858,7 +13884,7 @@ static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t 
 /* Runs tsh_max, or tsh_argmax if `argmax`. */
 static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                                    int argmax) {
-    tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
+    tsh_ctx *ctx = tshi_tensor_check_floating(op->name, op->inputs, &x, 1);
     tshi_reduction r;
     tshi_block *scratch, *unrounded = NULL, *aux = NULL;
     tshi_rows rows;
@@ -13993,7 +14019,7 @@ static const tshi_op tshi_reduce_log_softmax_op = {
 
 /* Runs tsh_softmax, or tsh_log_softmax if is_log. */
 static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int dim, int is_log) {
-    tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
+    tsh_ctx *ctx = tshi_tensor_check_floating(op->name, op->inputs, &x, 1);
     tsh_shape shape = tsh_shape_of(x);
     tshi_reduction r;
     tshi_block *scratch, *unrounded;
@@ -14042,7 +14068,7 @@ static void tshi_view_dim(tsh_tensor *view, int d, const tsh_tensor *x, int from
 }
 
 TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims) {
-    tsh_ctx *ctx = tshi_tensor_check("tsh_permute", &x, 1);
+    tsh_ctx *ctx = tshi_tensor_check("tsh_permute", "x", &x, 1);
     tsh_tensor *out;
     unsigned seen = 0; /* bit mask: the dimensions of x that dims has named so far */
     int d;
@@ -14063,7 +14089,7 @@ TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims) {
 TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
     tsh_tensor *out;
     int a, b;
-    if (!tshi_tensor_check("tsh_transpose", &x, 1)) return NULL;
+    if (!tshi_tensor_check("tsh_transpose", "x", &x, 1)) return NULL;
     if (tshi_tensor_scalar_axis(x, dim0) && tshi_tensor_scalar_axis(x, dim1))
         return tshi_tensor_view(x);
     a = tshi_tensor_axis(x, dim0);
@@ -14115,7 +14141,7 @@ static TSHI_COLD void tshi_view_hint_fused(const tsh_tensor *x, int64_t parts, c
 }
 
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length) {
-    tsh_ctx *ctx = tshi_tensor_check("tsh_slice", &x, 1);
+    tsh_ctx *ctx = tshi_tensor_check("tsh_slice", "x", &x, 1);
     char text[TSHI_TEXT_SIZE], hint[2 * TSHI_TEXT_SIZE] = "";
     tsh_tensor *out;
     int d;
@@ -14149,7 +14175,7 @@ TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **par
     int64_t length = tsh_dim(x, dim); /* of the dimension that is split */
     int i;
     for (i = 0; i < n && parts; i++) parts[i] = NULL; /* NULL after an error */
-    if (!tshi_tensor_check("tsh_split_dim", &x, 1))
+    if (!tshi_tensor_check("tsh_split_dim", "x", &x, 1))
         return x ? x->ctx->error.code : TSH_ERR_ARGUMENT;
     if (tshi_tensor_axis(x, dim) < 0)
         return tsh_fail(x->ctx, TSH_ERR_SHAPE, "tsh_split_dim: there is no dimension %d of %d", dim,
@@ -14199,7 +14225,7 @@ static const tshi_op tshi_view_concat_op = {
     "tsh_concat", NULL, tshi_rule_concat, tshi_view_concat_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
-    tsh_ctx *ctx = n > 0 && parts ? tshi_tensor_check("tsh_concat", parts, n) : NULL;
+    tsh_ctx *ctx = n > 0 && parts ? tshi_tensor_check("tsh_concat", "parts[]", parts, n) : NULL;
     const tshi_op *op = &tshi_view_concat_op;
     tshi_output output;
     tsh_tensor *out;
@@ -14387,7 +14413,7 @@ static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, i
 }
 
 TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
-    tsh_ctx *ctx = tshi_tensor_check("tsh_reshape", &x, 1);
+    tsh_ctx *ctx = tshi_tensor_check("tsh_reshape", "x", &x, 1);
     char from[TSHI_TEXT_SIZE], to[TSHI_TEXT_SIZE], hint[2 * TSHI_TEXT_SIZE] = "";
     const tsh_shape wanted = shape; /* with -1 */
     tsh_tensor *out;
@@ -14674,7 +14700,7 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     tsh_shape shape = tsh_shape_of(x);
     if (x) tshi_error_report(x->ctx); /* reports an earlier error: peers may wait for this rank */
-    ctx = tshi_tensor_check("tsh_redistribute", &x, 1);
+    ctx = tshi_tensor_check("tsh_redistribute", "x", &x, 1);
     if (!ctx) return NULL;
     if (!tshi_layout_resolve(&layout, x->ndim, x->dim) ||
         (x->layout.kind == TSH_SHARDED && layout.kind == TSH_PARTIAL))
@@ -14764,7 +14790,7 @@ static const tshi_op tshi_redistribute_set_layout_op = {"tsh_set_layout",       
                                                         tshi_map_same_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
-    tsh_ctx *ctx = tshi_tensor_check("tsh_set_layout", &t, 1);
+    tsh_ctx *ctx = tshi_tensor_check("tsh_set_layout", "t", &t, 1);
     tsh_layout resolved = layout;
     tsh_tensor form, *out; /* form: t with the new layout */
     int in_place;          /* 1: changes t; 0: returns a new handle */
@@ -14798,7 +14824,7 @@ static tsh_ctx *tshi_redistribute_takes(const char *op, tsh_tensor *x, int shard
     char text[TSHI_TEXT_SIZE];
     tsh_ctx *ctx;
     if (x) tshi_error_report(x->ctx); /* reports an earlier error: peers may wait for this rank */
-    ctx = tshi_tensor_check(op, &x, 1);
+    ctx = tshi_tensor_check(op, "x", &x, 1);
     if (!ctx || x->layout.kind == TSH_REPLICATED || (sharded && x->layout.kind == TSH_SHARDED) ||
         (partial && x->layout.kind == TSH_PARTIAL))
         return ctx;
@@ -14916,7 +14942,7 @@ TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
     tsh_ctx *ctx;
     char text[TSHI_TEXT_SIZE];
     if (t) tshi_error_report(t->ctx); /* peers may wait in the broadcast */
-    ctx = tshi_tensor_check("tsh_broadcast_batch", &t, 1);
+    ctx = tshi_tensor_check("tsh_broadcast_batch", "t", &t, 1);
     if (!ctx) return t ? t->ctx->error.code : TSH_ERR_ARGUMENT;
     if (!(t->flags & TSHI_OWNED) || t->layout.kind != TSH_REPLICATED)
         return tsh_fail(ctx, TSH_ERR_LAYOUT,
@@ -14944,7 +14970,7 @@ static tsh_ctx *tshi_values_io(const char *op, tsh_ctx *ctx, tsh_tensor *t, tsh_
                                const void *data, size_t bytes) {
     int64_t n = extent == TSH_LOCAL ? tsh_local_numel(t) : tsh_numel(t); /* number of elements */
     size_t need = (size_t)n * tsh_dtype_size(tsh_dtype_of(t));           /* number of bytes */
-    if (!tshi_tensor_check_in(ctx, op, t) || !tshi_tensor_check(op, &t, 1)) return NULL;
+    if (!tshi_tensor_check_in(ctx, op, t) || !tshi_tensor_check(op, "t", &t, 1)) return NULL;
     if (bytes == need && (data || !need)) return t->ctx;
     (void)tsh_fail(t->ctx, TSH_ERR_ARGUMENT,
                    "%s: %llu bytes were given, the tensor's %s holds %llu", op,
@@ -15009,7 +15035,8 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
     int d;
     if (!size) return text;
     text[0] = '\0';
-    if (!tshi_tensor_check("tsh_to_string", &t, 1) || !(values = tshi_kernel_packed(t, &scratch)))
+    if (!tshi_tensor_check("tsh_to_string", "t", &t, 1) ||
+        !(values = tshi_kernel_packed(t, &scratch)))
         return text;
     tsh_text_add(text, size, "%s %s:", tshi_dtype_name(t->dtype), tshi_tensor_text(t, form));
     for (e = 0; e < n && strlen(text) + 1 < size; e++) {
@@ -15341,7 +15368,7 @@ static const tshi_op tshi_matmul_op = {
 TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
     const tshi_op *op = &tshi_matmul_op;
     tsh_tensor *in[2] = {a, b}, *out;
-    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_matmul", in, 2);
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_matmul", "a b", in, 2);
     tshi_output output;
     tshi_batches as, bs, cs; /* A, B and C of all batches */
     if (!ctx || !tshi_matmul_shape(a, b, &output.shape) || !tshi_rule_run(op, in, 2, NULL, &output))
@@ -15796,13 +15823,14 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
     static const tsh_lookup_desc usual = {0, 0, 0, 0, 0, 0}; /* zeros: no options */
     const tshi_op *op = &tshi_embedding_op;
     tsh_tensor *in[] = {ids, w}, *out; /* shapes (..), (V, D); (.., D) */
-    tsh_ctx *ctx = tshi_tensor_check_any("tsh_embedding", in, 2);
+    tsh_ctx *ctx = tshi_tensor_check_any("tsh_embedding", op->inputs, in, 2);
     const int blocks = ctx && tshi_dtype_in_blocks(w->dtype); /* 1: w is quantised */
     tshi_output output;
     tshi_block *aux; /* local rows and counts: see tshi_lookup */
     tshi_lookup lookup;
     if (!desc) desc = &usual;
-    if (!ctx || (!blocks && !tshi_tensor_check_floating("tsh_embedding", &w, 1))) return NULL;
+    if (!ctx || (!blocks && !tshi_tensor_check_floating("tsh_embedding", "weight", &w, 1)))
+        return NULL;
     if (!tshi_embedding_check(ids, w, desc) || !tshi_rule_run(op, in, 2, NULL, &output))
         return NULL;
     output.shape = tsh_shape_of(ids);
@@ -15958,16 +15986,17 @@ static void tshi_norm_combine(tsh_ctx *ctx, const tshi_norm *p, int64_t rows, ts
     tshi_mem_release(ctx, block);
 }
 
-/* Returns w + 1, of d values, in *scratch, which may hold w; w itself unless p says plus_one. */
+/* Returns the d factors of the features, in *scratch, which may hold w: w + 1 if p says plus_one, 1
+ * if w is NULL, as there is no weight; else w itself. NULL: no memory. */
 static tsh_real *tshi_norm_weight(tsh_ctx *ctx, const tshi_norm *p, tsh_real *w,
                                   tshi_block **scratch) {
-    tsh_real *sum = *scratch ? w : NULL;
+    tsh_real *factor = *scratch ? w : NULL;
     int64_t i;
-    if (!p->plus_one || !w) return w;
-    if (!sum) *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(p->d));
-    if (!sum && *scratch) sum = (tsh_real *)tshi_mem_data(*scratch);
-    for (i = 0; sum && i < p->d; i++) sum[i] = w[i] + 1;
-    return sum;
+    if (w && !p->plus_one) return w;
+    if (!factor) *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(p->d));
+    if (!factor && *scratch) factor = (tsh_real *)tshi_mem_data(*scratch);
+    for (i = 0; factor && i < p->d; i++) factor[i] = w ? w[i] + 1 : 1;
+    return factor;
 }
 
 /* With h = w dy and xh = (x - mean) rstd: adds TSHI_BLOCK values of h to lane[0 ...], and of h xh
@@ -16119,16 +16148,18 @@ static void tshi_norm_backward(tshi_node *node) {
     const int64_t d = p.d, one = 1;           /* one: the stride of dw and db */
     int64_t rows, step, stride[TSH_MAX_DIMS]; /* step: elements from row to row of x */
     int i, needed[3], pieces = tshi_kernel_parts(ctx, d ? tsh_local_numel(x) / d : 0, d);
-    tshi_block *two = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * d)), *saved[2];
+    tshi_block *two = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * d));
+    tshi_block *saved[2] = {NULL, NULL};
     tshi_block *means = NULL; /* if the features are sharded */
-    tsh_real *dw, *values[2]; /* shapes: dw with db (2, d); x (rows, d), w (d) */
+    tsh_real *dw, *values[2] = {NULL, NULL}; /* shapes: dw with db (2, d); x (rows, d), w (d) */
     tshi_dest dest[3];        /* where dx, dw and db go */
     tshi_rows work;
     if (!two) return;
     dw = (tsh_real *)tshi_mem_data(two);
     memset(dw, 0, tshi_dtype_reals(2 * d));
     for (i = 0; i < 3; i++) needed[i] = tshi_tape_dest(node, i, &dest[i]);
-    for (i = 0; i < 2; i++) values[i] = tshi_tape_saved_reals(node, i, stride, &saved[i]);
+    for (i = 0; i < 2; i++)
+        if (node->in[i]) values[i] = tshi_tape_saved_reals(node, i, stride, &saved[i]);
     values[1] = tshi_norm_weight(ctx, &p, values[1], &saved[1]);
     p.add = needed[0] && dest[0].add;
     (void)tshi_kernel_rows(x, &rows, &step);
@@ -16151,17 +16182,32 @@ static void tshi_norm_backward(tshi_node *node) {
     tshi_mem_release(ctx, two);
 }
 
-/* Checks the shapes of x (.., d), w (d) and b (d) or NULL. Returns 0 after an error. */
-static int tshi_norm_check(const char *op, tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
-    char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
-    tsh_ctx *ctx = x->ctx;
-    if (x->ndim < 1 || w->ndim != 1 || w->dim[0] != x->dim[x->ndim - 1] ||
-        (b && (b->ndim != 1 || b->dim[0] != w->dim[0])))
-        (void)tsh_fail(ctx, TSH_ERR_SHAPE,
-                       "%s: input %s, weight %s; weight and bias must have as many elements as the "
-                       "input has features (its last dimension)", op,
-                       tshi_tensor_text(x, tx), tshi_tensor_text(w, tw));
-    return ctx->error.code == TSH_OK;
+/* Checks the inputs x (.., d), weight (d) and bias (d), which may be NULL but for x. Returns the ctx;
+ * NULL after an error. */
+static tsh_ctx *tshi_norm_check(const tshi_op *op, tsh_tensor *const *in) {
+    tsh_tensor *given[3]; /* those that are not NULL */
+    char names[32] = "x", tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
+    int i, count = 1;
+    tsh_ctx *ctx;
+    given[0] = in[0];
+    for (i = 1; i < 3; i++) {
+        if (!in[i]) continue;
+        tsh_text_add(names, sizeof names, i == 1 ? " weight" : " bias");
+        given[count++] = in[i];
+    }
+    ctx = tshi_tensor_check_floating(op->name, names, given, count);
+    if (ctx && in[0]->ndim < 1)
+        return (tsh_ctx *)tshi_error_null(ctx, TSH_ERR_SHAPE,
+                                          "%s: input %s has no dimension of features", op->name,
+                                          tshi_tensor_text(in[0], tx));
+    for (i = 1; i < 3 && ctx; i++)
+        if (in[i] && (in[i]->ndim != 1 || in[i]->dim[0] != in[0]->dim[in[0]->ndim - 1]))
+            return (tsh_ctx *)tshi_error_null(
+                ctx, TSH_ERR_SHAPE,
+                "%s: input %s, %s %s; weight and bias must have as many elements as the input has "
+                "features (its last dimension)", op->name, tshi_tensor_text(in[0], tx),
+                i == 1 ? "weight" : "bias", tshi_tensor_text(in[i], tw));
+    return ctx;
 }
 
 /* Replaces an input by a copy if its features are not adjacent or its rows do not have equal
@@ -16194,8 +16240,8 @@ static void tshi_norm_forward(tsh_ctx *ctx, tshi_rows *work, tshi_norm *p) {
  * recorded. */
 static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor *weight,
                                    tsh_tensor *bias, const tshi_norm *options) {
-    tsh_tensor *in[] = {x, weight, bias}, *out; /* shapes (.., d), (d), (d) or NULL; (.., d) */
-    tsh_ctx *ctx = tshi_tensor_check_floating(op->name, in, bias ? 3 : 2);
+    tsh_tensor *in[] = {x, weight, bias}, *out; /* shapes (.., d), (d) or NULL twice; (.., d) */
+    tsh_ctx *ctx = tshi_norm_check(op, in);
     tshi_norm p = *options; /* features are filled in below */
     tshi_output output;
     tshi_block *stats, *scratch[3] = {NULL, NULL, NULL}, *unrounded;
@@ -16203,8 +16249,7 @@ static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor 
     int64_t rows, step, stride[TSH_MAX_DIMS];     /* step: elements from row to row of x */
     tshi_rows work;
     int i;
-    if (!ctx || !tshi_norm_check(op->name, x, weight, bias) ||
-        !tshi_rule_run(op, in, 3, NULL, &output) || !tshi_norm_inputs(op->name, in))
+    if (!ctx || !tshi_rule_run(op, in, 3, NULL, &output) || !tshi_norm_inputs(op->name, in))
         return NULL;
     output.shape = tsh_shape_of(x);
     p.d = x->local[x->ndim - 1];
@@ -16428,7 +16473,7 @@ static const tshi_op tshi_rope_op = {
 
 TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     static const tsh_rope_desc usual = {0, 0, 0, 0, NULL, 0, NULL}; /* zeros: all defaults */
-    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_rope", &x, 1);
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_rope", "x", &x, 1);
     const tshi_op *op = &tshi_rope_op;
     tshi_output output;
     tshi_rope rope = {0, 0, 0, 0, 1, 0, 0, 0}; /* sign is 1 */
@@ -17889,12 +17934,13 @@ static int tshi_attention_shapes(tsh_tensor *const *in) {
     return q->ctx->error.code == TSH_OK;
 }
 
-/* Returns 1 if t, a mask or cache, is of the ctx of q, k, v and has values; else 0 and an error. */
-static int tshi_attention_holds(tsh_tensor *const *in, tsh_tensor *t) {
+/* Returns 1 if t, the last of `names` after q, k and v, is of their ctx and has values; else 0 and
+ * an error. */
+static int tshi_attention_holds(const char *names, tsh_tensor *const *in, tsh_tensor *t) {
     tsh_tensor *all[4];
     memcpy(all, in, 3 * sizeof *all);
     all[3] = t;
-    return tshi_tensor_check("tsh_attention", all, 4) != NULL;
+    return tshi_tensor_check("tsh_attention", names, all, 4) != NULL;
 }
 
 /* Checks the mask, casts it to tsh_real or i32, and sets more->mask and its strides. keys: number
@@ -17905,7 +17951,7 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
     int64_t dim[4]; /* shape (B, H, Tq, keys) */
     const tsh_tensor *q = in[0];
     int d, fits = mask->ndim <= 4;
-    if (!tshi_attention_holds(in, mask)) return 0;
+    if (!tshi_attention_holds("q k v mask", in, mask)) return 0;
     if (fits && mask->layout.kind != TSH_REPLICATED) {
         d = mask->ndim - 3; /* the mask's dimension of heads; negative: none */
         fits = d >= 0 && mask->dim[d] == q->dim[1] && tshi_rule_is_sharded(q, 1) &&
@@ -17938,7 +17984,7 @@ static int tshi_attention_take_sinks(tshi_attention *more, tsh_tensor *const *in
     const tsh_tensor *q = in[0];
     char text[TSHI_TEXT_SIZE], heads[TSHI_TEXT_SIZE];
     int fits = sinks->ndim == 1 && sinks->dim[0] == q->dim[1] && tshi_dtypes[sinks->dtype].floating;
-    if (!tshi_attention_holds(in, sinks)) return 0;
+    if (!tshi_attention_holds("q k v sinks", in, sinks)) return 0;
     if (fits && sinks->layout.kind != TSH_REPLICATED)
         fits = tshi_rule_is_sharded(q, 1) && tshi_rule_is_sharded(sinks, 0) &&
                tshi_layout_same_shards(&q->layout, &sinks->layout, q->dim[1], q->ctx->tp.size);
@@ -17958,7 +18004,7 @@ static int tshi_attention_fits_cache(tsh_tensor *const *in, const tsh_tensor *x,
                                      int64_t past) {
     char tx[TSHI_TEXT_SIZE], tc[TSHI_TEXT_SIZE];
     int d, fits = cache->ndim == 4 && (cache->flags & TSHI_OWNED) != 0;
-    if (!tshi_attention_holds(in, cache)) return 0;
+    if (!tshi_attention_holds(x == in[1] ? "q k v cache_k" : "q k v cache_v", in, cache)) return 0;
     if (fits) fits = tshi_dtype_computes(cache->dtype);
     for (d = 0; d < 4 && fits; d++) fits = d == 2 || cache->dim[d] == x->dim[d];
     if (fits && past >= 0 && past <= cache->dim[2] - x->dim[2] &&
@@ -18097,7 +18143,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc) {
     const tshi_op *op = &tshi_attention_op;
     tsh_tensor *in[5] = {q, k, v, NULL, NULL}, *out; /* mask and sinks are set below */
-    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_attention", in, 3);
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_attention", op->inputs, in, 3);
     tshi_output output;
     tshi_attention more;
     tshi_block *aux;
@@ -18429,7 +18475,7 @@ static int tshi_loss_shapes(tsh_tensor *const *in, const tsh_cross_entropy_desc 
                        !tshi_loss_fits(x, target, tshi_rule_classes(x, !desc->dim)) ? ""
                        : desc->dim ? "; if classes are last, as here, give .dim = 0"
                                    : "; if classes are in dimension 1, as here, give .dim = 1");
-    else if (weight && tshi_tensor_check_floating("tsh_cross_entropy: weight", &weight, 1) &&
+    else if (weight && tshi_tensor_check_floating("tsh_cross_entropy", "weight", &weight, 1) &&
              (weight->ndim != 1 || weight->dim[0] != x->dim[axis]))
         (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
                        "tsh_cross_entropy: logits %s have %lld classes, weight is %s",
@@ -18669,14 +18715,14 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     const tshi_op *op = &tshi_loss_op;
     tsh_cross_entropy_desc usual; /* zeros: no options */
     tsh_tensor *in[3] = {logits, target, desc ? desc->weight : NULL}, *out;
-    tsh_ctx *ctx = tshi_tensor_check(op->name, in, in[2] ? 3 : 2);
+    tsh_ctx *ctx = tshi_tensor_check(op->name, op->inputs, in, in[2] ? 3 : 2);
     tshi_output output;
     tshi_block *aux, *sums; /* aux: what backward reads; sums: scratch */
     tshi_loss loss;
     int64_t scratch; /* elements of scratch for tshi_loss_term */
     memset(&usual, 0, sizeof usual);
     if (!desc) desc = &usual;
-    if (!ctx || !tshi_tensor_check_floating(op->name, in, 1) ||
+    if (!ctx || !tshi_tensor_check_floating(op->name, op->inputs, in, 1) ||
         !tshi_loss_options(ctx, desc, tshi_dtypes[target->dtype].floating) ||
         !tshi_loss_shapes(in, desc) || !tshi_rule_run(op, in, 3, desc, &output) ||
         !tshi_loss_plan(in, desc, &loss))
@@ -18826,7 +18872,7 @@ static int tshi_sample_check(tsh_tensor *logits, const tsh_sample_desc *desc) {
     const int last = logits->ndim - 1;
     in[0] = logits;
     in[1] = desc->previous ? desc->previous : logits;
-    if (!tshi_tensor_check("tsh_sample", in, 2)) return 0;
+    if (!tshi_tensor_check("tsh_sample", "logits previous", in, 2)) return 0;
     if (last < 0 || !logits->dim[last])
         return tshi_error_zero(logits->ctx, TSH_ERR_SHAPE,
                                "tsh_sample: takes logits (.., V), V at least 1, not %s",
@@ -18888,7 +18934,7 @@ static void tshi_sample_rows(const tsh_tensor *x, const tsh_tensor *previous,
 
 TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc) {
     static const tsh_sample_desc usual = {0, NULL, 0, 0, 0, 0, 0, 0}; /* zeros: no filter */
-    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_sample", &logits, 1);
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_sample", "logits", &logits, 1);
     tsh_shape shape = tsh_shape_of(logits);
     tsh_tensor *x, *previous, *out;
     if (!desc) desc = &usual;
@@ -18959,7 +19005,7 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
                                "tsh_custom_op: takes a name, a forward and 1 to %d inputs, not %d",
                                TSHI_CUSTOM_INPUTS, n);
-    if (!tshi_tensor_check(desc->name, in, n)) return NULL;
+    if (!tshi_tensor_check(desc->name, "in[]", in, n)) return NULL;
     for (int i = 0; i < n; i++) {
         dense[i] = tshi_tensor_is_dense(in[i]) ? in[i] : tshi_map_copy(desc->name, in[i]);
         if (dense[i] && tshi_dtype_computes(in[i]->dtype)) dense[i] = tsh_cast(dense[i], TSH_REAL);
@@ -19202,7 +19248,7 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
 /* Runs the module's forward. NULL and an error if the output is not a tensor of values. */
 static tsh_tensor *tshi_recompute_run_checked(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *y = tshi_module_run(module, in, n);
-    return y && tshi_tensor_check("tsh_checkpoint", &y, 1) ? y : NULL;
+    return y && tshi_tensor_check("tsh_checkpoint", "output", &y, 1) ? y : NULL;
 }
 
 /* Backward of the checkpoint's node: runs the module again on a tape that holds only its ops. Each
@@ -19287,7 +19333,7 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
                                "tsh_checkpoint: takes %d inputs at most, not %d",
                                TSHI_MODULE_INPUTS, n);
     for (int i = 0; i < n; i++)
-        if (in[i] && !tshi_tensor_check("tsh_checkpoint", &in[i], 1)) return NULL;
+        if (in[i] && !tshi_tensor_check("tsh_checkpoint", "input", &in[i], 1)) return NULL;
     counts = tshi_recompute_save_counts(module); /* before the forward draws */
     ctx->tape.locked++;                          /* the counts are in the tape's arena */
     y = counts ? tshi_recompute_run_no_grad(module, in, n) : NULL;
@@ -22987,7 +23033,7 @@ static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micr
             ctx, TSH_ERR_ARGUMENT,
             "tsh_pipeline: stage %d has no %s of micro-batch %d: NULL was returned", p->stage,
             i ? "output" : "input", k);
-    if (!tshi_tensor_check("tsh_pipeline", &x, 1)) return NULL;
+    if (!tshi_tensor_check("tsh_pipeline", "x", &x, 1)) return NULL;
     if (p->stage == p->last) return p->desc.loss(ctx, x, k, p->desc.user);
     tshi_pipeline_send_tensor(p, x);
     return x;

@@ -89,18 +89,17 @@ static void test_backward_of_a_partial_loss(void **state) {
 }
 
 static int values_given_back(tsh_ctx *ctx, void *user) {
-    static const char sentence[] = ": the values of argument 1 were given back by tsh_backward, "
-                                   "tsh_step_end or tsh_scope_end; tsh_retain or tsh_keep would "
-                                   "have kept them";
+    static const char sentence[] = " were given back by tsh_backward, tsh_step_end or "
+                                   "tsh_scope_end; tsh_retain or tsh_keep would have kept them";
     tsh_tensor *x = leaf(ctx), *y = tsh_mul(x, x), *loss = tsh_sum(y, TSH_ALL, 0);
     (void)user;
     CHECK(tsh_backward(ctx, loss) == TSH_OK, "backward");
     (void)tsh_exp(y);
-    CHECK(ranks_says(ctx, TSH_ERR_STALE, "tsh_exp"), "the op");
+    CHECK(ranks_says(ctx, TSH_ERR_STALE, "tsh_exp: the values of x"), "the op");
     CHECK_SAYS(TSH_ERR_STALE, sentence);
     CHECK(tsh_step_end(ctx) == TSH_OK, "end");
     (void)tsh_item(ctx, loss); /* to print it, too late */
-    CHECK(ranks_says(ctx, TSH_ERR_STALE, "tsh_item"), "the function");
+    CHECK(ranks_says(ctx, TSH_ERR_STALE, "tsh_item: the values of t"), "the function");
     CHECK_SAYS(TSH_ERR_STALE, sentence);
     return 0;
 }

@@ -338,13 +338,16 @@ static int refused_rank(tsh_ctx *ctx, void *user) {
     for (int i = 0; i < 6; i++) CHECK(fabs((double)held[i]) < 1e-9, "the cache was written");
     CHECK(tsh_open(NULL, &other) == TSH_OK, "another ctx");
     for (int i = 0; i < 3; i++) {
+        static const char *const strange_names[] = {": mask belongs to another ctx",
+                                                    ": cache_k belongs to another ctx",
+                                                    ": cache_v belongs to another ctx"};
         tsh_attention_desc desc = {.cache_k = ck, .cache_v = cv};
         if (i == 0) desc.mask = tsh_ones(other, tsh_shape2(2, 2));
         strange = tsh_tensor_new(other, TSH_REAL, tsh_shape4(1, 1, 2, 3), NULL);
         if (i == 1) desc.cache_k = strange;
         if (i == 2) desc.cache_v = strange;
         CHECK(!tsh_attention(x, x, x, &desc), "number %d", i);
-        CHECK(strstr(tsh_last_error(ctx)->message, "argument 4 belongs to another ctx"), "%d", i);
+        CHECK(strstr(tsh_last_error(ctx)->message, strange_names[i]), "%d", i);
         tsh_clear_error(ctx);
     }
     tsh_close(other);

@@ -114,12 +114,12 @@ static void test_dtypes(void **state) {
     int k;
     (void)state;
     for (k = 0; k < COUNT(unary); k++)
-        expect_named(ctx, unary[k].op(i), TSH_ERR_DTYPE, unary[k].name, "argument 1 is i64");
+        expect_named(ctx, unary[k].op(i), TSH_ERR_DTYPE, unary[k].name, ": x is i64");
     for (k = 0; k < COUNT(scalar); k++)
-        expect_named(ctx, scalar[k].op(h, 2), TSH_ERR_DTYPE, scalar[k].name, "argument 1 is i32");
+        expect_named(ctx, scalar[k].op(h, 2), TSH_ERR_DTYPE, scalar[k].name, ": x is i32");
     for (k = 0; k < COUNT(binary); k++)
         expect_named(ctx, binary[k].op(x, i), TSH_ERR_DTYPE, binary[k].name,
-                     "argument 2 is i64, not f32");
+                     ": b is i64, not f32");
     for (k = 0; k < COUNT(compare); k++)
         expect_named(ctx, compare[k].op(x, i), TSH_ERR_DTYPE, compare[k].name, "f32 against i64");
     for (k = 0; k < COUNT(reduce); k++)
@@ -130,8 +130,8 @@ static void test_dtypes(void **state) {
     REFUSED(DTYPE, tsh_where(x, x, x), "tsh_where", "f32", "i32");
     REFUSED(DTYPE, tsh_where(h, x, i), "tsh_where", "i64");
     REFUSED(DTYPE, tsh_cast(x, TSH_F64), "tsh_cast", "f32");
-    REFUSED(DTYPE, tsh_linear(x, i, NULL), "tsh_linear", "argument 2 is i64");
-    REFUSED(DTYPE, tsh_layer_norm(x, i, NULL, 0), "tsh_layer_norm", "argument 2 is i64");
+    REFUSED(DTYPE, tsh_linear(x, i, NULL), "tsh_linear: weight is i64");
+    REFUSED(DTYPE, tsh_layer_norm(x, i, NULL, 0), "tsh_layer_norm: weight is i64");
     REFUSED(DTYPE, tsh_embedding(x, x, NULL), "tsh_embedding", "f32");
     REFUSED(DTYPE, tsh_embedding(i, i, NULL), "tsh_embedding", "i64");
     REFUSED(DTYPE, tsh_tensor_new(ctx, (tsh_dtype)99, tsh_shape1(2), NULL), "tsh_tensor_new", "99");
@@ -149,24 +149,27 @@ static void test_null_and_others(void **state) {
     (void)state;
     for (k = 0; k < COUNT(binary); k++) {
         expect_named(ctx, binary[k].op(x, NULL), TSH_ERR_ARGUMENT, binary[k].name,
-                     "argument 2 is NULL");
+                     ": b is NULL");
         expect_named(ctx, binary[k].op(NULL, x), TSH_ERR_ARGUMENT, binary[k].name,
-                     "argument 1 is NULL");
+                     ": a is NULL");
         expect_named(ctx, binary[k].op(x, far), TSH_ERR_ARGUMENT, binary[k].name,
-                     "argument 2 belongs to another ctx");
+                     ": b belongs to another ctx");
     }
     for (k = 0; k < COUNT(compare); k++)
         expect_named(ctx, compare[k].op(x, NULL), TSH_ERR_ARGUMENT, compare[k].name,
-                     "argument 2 is NULL");
-    REFUSED(ARGUMENT, tsh_where(NULL, x, x), "tsh_where", "argument 1 is NULL");
-    REFUSED(ARGUMENT, tsh_linear(x, NULL, NULL), "tsh_linear", "argument 2 is NULL");
-    REFUSED(ARGUMENT, tsh_embedding(NULL, x, NULL), "tsh_embedding", "argument 1 is NULL");
-    REFUSED(ARGUMENT, tsh_layer_norm(x, NULL, NULL, 0), "tsh_layer_norm", "argument 2 is NULL");
-    REFUSED(ARGUMENT, tsh_attention(x, x, NULL, NULL), "tsh_attention", "argument 3 is NULL");
-    REFUSED(ARGUMENT, tsh_cross_entropy(x, NULL, NULL), "tsh_cross_entropy", "argument 2 is NULL");
+                     ": b is NULL");
+    REFUSED(ARGUMENT, tsh_where(NULL, x, x), "tsh_where: cond is NULL");
+    REFUSED(ARGUMENT, tsh_where(x, x, NULL), "tsh_where: no is NULL");
+    REFUSED(ARGUMENT, tsh_linear(x, NULL, NULL), "tsh_linear: weight is NULL");
+    REFUSED(ARGUMENT, tsh_embedding(NULL, x, NULL), "tsh_embedding: ids is NULL");
+    REFUSED(ARGUMENT, tsh_layer_norm(x, far, NULL, 0), "tsh_layer_norm: weight belongs to another");
+    REFUSED(ARGUMENT, tsh_layer_norm(x, NULL, far, 0), "tsh_layer_norm: bias belongs to another");
+    REFUSED(ARGUMENT, tsh_rms_norm(x, far, 0), "tsh_rms_norm: weight belongs to another");
+    REFUSED(ARGUMENT, tsh_attention(x, x, NULL, NULL), "tsh_attention: v is NULL");
+    REFUSED(ARGUMENT, tsh_cross_entropy(x, NULL, NULL), "tsh_cross_entropy: target is NULL");
     parts[0] = x;
     parts[1] = NULL;
-    REFUSED(ARGUMENT, tsh_concat(parts, 2, 0), "tsh_concat", "argument 2 is NULL");
+    REFUSED(ARGUMENT, tsh_concat(parts, 2, 0), "tsh_concat: parts[1] is NULL");
     REFUSED(ARGUMENT, tsh_custom_op(ctx, parts, 2, NULL), "tsh_custom_op");
     REFUSED(ARGUMENT, tsh_data(ctx, NULL), "tsh_data", "NULL");
     FAILS(ARGUMENT, tsh_backward(ctx, NULL), "tsh_backward", "NULL");
@@ -440,7 +443,7 @@ static void test_custom(void **state) {
     REFUSED(ARGUMENT, tsh_custom_op(ctx, in, 0, &desc), "tsh_custom_op", "0");
     REFUSED(ARGUMENT, tsh_custom_op(ctx, NULL, 1, &desc), "tsh_custom_op");
     in[1] = NULL;
-    REFUSED(ARGUMENT, tsh_custom_op(ctx, in, 2, &desc), "mine", "argument 2 is NULL");
+    REFUSED(ARGUMENT, tsh_custom_op(ctx, in, 2, &desc), "mine: in[1] is NULL");
     desc.shape = tsh_shape1(-2);
     REFUSED(SHAPE, tsh_custom_op(ctx, in, 1, &desc), "mine", "-2");
     desc.shape = tsh_shape1(3);
@@ -537,8 +540,8 @@ static void test_null_chains(void **state) {
 /* Nothing reads t; the sentence tells how to keep it. */
 static void expect_stale(tsh_ctx *ctx, tsh_tensor *t) {
     tsh_real out[4];
-    REFUSED(STALE, tsh_exp(t), "tsh_exp", "argument 1", "tsh_retain");
-    REFUSED(STALE, tsh_add(tsh_ones(ctx, tsh_shape0()), t), "tsh_add", "argument 2");
+    REFUSED(STALE, tsh_exp(t), "tsh_exp: the values of x were", "tsh_retain");
+    REFUSED(STALE, tsh_add(tsh_ones(ctx, tsh_shape0()), t), "tsh_add: the values of b were");
     REFUSED(STALE, tsh_reshape(t, tsh_shape1(-1)), "tsh_reshape");
     REFUSED(STALE, tsh_slice(t, 0, 0, 1), "tsh_slice");
     REFUSED(STALE, tsh_detach(t), "tsh_detach");

@@ -113,7 +113,9 @@ static tsh_tensor *op_embedding(probe *p) {
     return tsh_embedding(p->in[0], p->in[1], NULL);
 }
 
+/* "bias": without a weight; inputs that are not there are NULL */
 static tsh_tensor *op_layer_norm(probe *p) {
+    if (probe_has(p, "bias")) return tsh_layer_norm(p->in[0], NULL, p->in[1], 0);
     return tsh_layer_norm(p->in[0], p->in[1], p->in[2], 0);
 }
 
@@ -329,6 +331,11 @@ static const trial rows[] = {
     EXACT(embedding, "", "S(1)", "%5 2,n S(1)", "5,4 R"),
     ROUND(layer_norm, "", "R", "3,5 R", "5 R", "5 R"),
     ROUND(layer_norm, "", "S(0)", "n,5 S(0)", "5 R", "5 R"),
+    ROUND(layer_norm, "", "S(0)", "n,5 S(0)"),
+    ROUND(layer_norm, "", "S(1)", "3,5n S(1)"),
+    ROUND(layer_norm, "bias", "R", "3,5 R", "5 R"),
+    ROUND(layer_norm, "bias", "S(1)", "2,n,5 S(1)", "5 R"),
+    ROUND(layer_norm, "bias", "S(1)", "3,5n S(1)", "5n S(0)"),
     ROUND(layer_norm, "", "S(1)", "2,n,5 S(1)", "5 R"),
     ROUND(layer_norm, "", "S(1)", "3,5n S(1)", "5n S(0)", "5n S(0)"),
     ROUND(layer_norm, "", "S(0)", "5n S(0)", "5n S(0)"),
@@ -337,6 +344,8 @@ static const trial rows[] = {
     ROUND(layer_norm, "", "S(1)", "0,3n S(1)", "3n S(0)"),
     ROUND(rms_norm, "", "R", "3,5 R", "5 R"),
     ROUND(rms_norm, "", "R", "5 R", "5 R"),
+    ROUND(rms_norm, "", "S(0)", "n,5 S(0)"),
+    ROUND(rms_norm, "one", "S(1, unit 3)", "2,6n S(1, unit 3)"),
     ROUND(rms_norm, "", "S(0)", "n,5 S(0)", "5 R"),
     ROUND(rms_norm, "", "S(1)", "2,n,5 S(1)", "5 R"),
     ROUND(rms_norm, "", "S(1, 3 segments, unit 2)", "2,6n,5 S(1, 3 segments, unit 2)", "5 R"),
@@ -710,6 +719,9 @@ static const refusal refusals[] = {
     REFUSE(layer_norm, "", IN("2,4 P", "4 R"), "tsh_layer_norm", "partial sum", COMPLETE),
     REFUSE(layer_norm, "", IN("2,4 R", "4 S(0)"), "tsh_layer_norm", "(4) S(0)",
            "must be replicated", "tsh_redistribute(w, tsh_replicated())"),
+    REFUSE(layer_norm, "bias", IN("2,4 R", "4 S(0)"), "tsh_layer_norm", "(4) S(0)",
+           "must be replicated"),
+    REFUSE(layer_norm, "bias", IN("2,4 S(1)", "4 R"), "tsh_layer_norm", "of 4 features", COMPLETE),
     /* matrix products */
     REFUSE(matmul, "", IN("2,4 S(1)", "4,3 R"), "tsh_matmul", "(2, 4) S(1)", "(4, 3) R", COMPLETE),
     REFUSE(matmul, "", IN("2,4 R", "4,3 S(0)"), "tsh_matmul", "(2, 4) R", "(4, 3) S(0)", COMPLETE),

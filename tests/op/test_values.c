@@ -79,6 +79,16 @@ static void expect_ints(int line, tsh_tensor *t, int64_t n, const int64_t *want)
     }
 }
 
+/* t has exactly these bits. */
+static void expect_same_bits(int line, tsh_tensor *t, const float *want) {
+    const size_t bytes = (size_t)tsh_numel(t) * sizeof *want;
+    float *got = (float *)malloc(bytes);
+    assert_non_null(got);
+    assert_int_equal(tsh_read(tsh_ctx_of(t), t, TSH_LOCAL, got, bytes), TSH_OK);
+    if (memcmp(got, want, bytes) != 0) fail_msg("line %d: other bits", line);
+    free(got);
+}
+
 #define EXPECT(t, n, ...)                                                                          \
     do {                                                                                           \
         static const float want_[] = __VA_ARGS__;                                                  \
@@ -693,6 +703,40 @@ static void test_norm_variance(void **state) {
     (void)state;
     for (kind = 0; kind < 4; kind++)
         for (i = 0; i < (int)(sizeof widths / sizeof *widths); i++) norm_row(kind, widths[i]);
+}
+
+/* Without a weight, a bias or both, norms are what they are with ones and zeros, bit for bit; so are
+ * the gradients. */
+static void test_norm_without(void **state) {
+    enum { WIDTH = 37, ROWS = 3 };
+    float v[ROWS * WIDTH], ones[WIDTH], some[WIDTH], want[2][ROWS * WIDTH];
+    int kind, i;
+    (void)state;
+    for (i = 0; i < ROWS * WIDTH; i++) v[i] = (float)(i * 37 % 101) / 25 - 2;
+    for (i = 0; i < WIDTH; i++) ones[i] = 1;
+    for (i = 0; i < WIDTH; i++) some[i] = (float)(i * 5 % 11) / 5 - 1;
+    for (kind = 0; kind < 8; kind++) { /* bit 0: a bias; then layer norm, rms norm and plus one */
+        tsh_rms_norm_desc one;
+        tsh_ctx *ctx = open_ctx();
+        tsh_tensor *x = leaf(ctx, tsh_shape2(ROWS, WIDTH), v), *b = kind & 1 ? row(ctx, WIDTH, some)
+                                                                             : NULL;
+        int given;
+        memset(&one, 0, sizeof one);
+        one.plus_one = kind >= 6;
+        for (given = 1; given >= 0; given--) {
+            tsh_tensor *w = given ? row(ctx, WIDTH, ones) : NULL, *y;
+            if (given && kind >= 6) w = tsh_keep(tsh_scale(w, 0));
+            y = kind < 4 ? tsh_layer_norm(x, w, b, kind < 2 ? 0 : 0.25)
+                         : tsh_rms_norm_with(x, w, &one);
+            if (!y) fail_msg("%d %d: %s", kind, given, tsh_last_error(ctx)->message);
+            if (given) tsh_read(ctx, y, TSH_LOCAL, want[0], sizeof want[0]);
+            if (!given) expect_same_bits(__LINE__, y, want[0]);
+            y = slope(ctx, tsh_mul(y, tsh_detach(tsh_scale(x, 0.5))), x);
+            if (given) tsh_read(ctx, y, TSH_LOCAL, want[1], sizeof want[1]);
+            if (!given) expect_same_bits(__LINE__, y, want[1]);
+        }
+        close_ctx(ctx);
+    }
 }
 
 static void test_empty_matrices(void **state) {
@@ -1372,6 +1416,7 @@ int main(void) {
         cmocka_unit_test(test_cast_and_integers),
         cmocka_unit_test(test_cast_clamps),
         cmocka_unit_test(test_empty_map_and_reduce),
+        cmocka_unit_test(test_norm_without),
         cmocka_unit_test(test_empty_matrices),
         cmocka_unit_test(test_norm_ends),
         cmocka_unit_test(test_norm_variance),
