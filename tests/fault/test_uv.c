@@ -495,16 +495,15 @@ static void impostor_answers(int listener, const char *greeting, int status) {
     assert_true(fd >= 0);
     (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     (void)send(fd, greeting, 40, MSG_NOSIGNAL);
-    (void)recv(fd, words, 104, MSG_WAITALL);
+    (void)recv(fd, words, 116, MSG_WAITALL);
     memset(words, 0, sizeof words);
     words[0] = (char)status;
     (void)send(fd, words, 44, MSG_NOSIGNAL);
-    (void)recv(fd, words, 1, 0);
     (void)close(fd);
 }
 
 static void test_impostor(void **state) {
-    static const char right[40] = "tshd\x01\x00\x73\x74", other[40] = "tshd\x02\x00\x73\x74";
+    static const char right[40] = "tshd\x02\x00\x73\x74", other[40] = "tshd\x01\x00\x73\x74";
     world_desc desc = tcp_desc(2, barrier_rank, NULL);
     struct timeval limit = {10, 0};
     struct sockaddr_in address;
@@ -862,6 +861,7 @@ static void test_variables(void **state) {
         {"TSHARD_LISTENER", "a whole number from 1 to 2147483647", first, {"0", "2147483648"}},
         {"TSHARD_TIMEOUT", seconds, all, {"5 min", "1.", "1e3", "1000000001"}},
         {"TSHARD_HEARTBEAT", seconds, all, {"10s", ".5", "0,5", "1000000001"}},
+        {"TSHARD_CHECKSUM", "0 or 1", all, {"no", "false", "off", "2"}},
         {"TSHARD_INSECURE", "0 or 1", all, {"no", "false", "off", "2"}},
         {"TSHARD_INSECURE", "0 or 1", first, {"yes", "true", "11", "1 0"}},
     };
