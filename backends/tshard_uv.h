@@ -36,6 +36,7 @@
  *   each 128 KiB of data at most, has a CRC32C, on connections between other addresses than
  *   loopback (TSHARD_CHECKSUM). No byte is summed or sent on before it is checked; the error names
  *   both ends of the connection. A damaged handshake is repeated;
+ * - open /dev/null where stdin, stdout or stderr is closed, as daemons have them, and leave it so;
  * - tell the logger which ranks are absent if the world is not complete after 10 s: rank 0 says
  *   it, other ranks only what it cannot know. Joining goes on until TSHARD_TIMEOUT.
  *
@@ -141,12 +142,12 @@
  * SECTIONS
  *
  * Shared: >>uv-types >>uv-check (CRC32C) >>uv-wire (encoding; nothing received is trusted)
- * >>uv-socket >>uv-settings >>uv-error. Run by the control thread: >>uv-post (sending control messages) >>uv-decide (which
- * rank is blamed) >>uv-cycle (ranks that wait for each other) >>uv-connect (the handshake)
- * >>uv-form (setting up a world and a group) >>uv-hear (received control messages) >>uv-admit
- * (dialling, accepting) >>uv-control (heartbeats, timeouts). Run by the caller's thread: >>uv-group
- * >>uv-algorithm (which bytes go where) >>uv-flow >>uv-start >>uv-wait >>uv-ops (the backend's
- * eight functions). Both: >>uv-world (joining).
+ * >>uv-socket >>uv-settings >>uv-error. Run by the control thread: >>uv-post (sending control
+ * messages) >>uv-decide (which rank is blamed) >>uv-cycle (ranks that wait for each other)
+ * >>uv-connect (the handshake) >>uv-form (setting up a world and a group) >>uv-hear (received
+ * control messages) >>uv-admit (dialling, accepting) >>uv-control (heartbeats, timeouts). Run by
+ * the caller's thread: >>uv-group >>uv-algorithm (which bytes go where) >>uv-flow >>uv-start
+ * >>uv-wait >>uv-ops (the backend's eight functions). Both: >>uv-world (joining).
  */
 #include "../tshard.h"
 
@@ -5143,7 +5144,16 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
     return result;
 }
 
-/* Reads the settings and joins. For one rank nothing is opened: *out is all 0 but its size, 1. */
+/* Opens /dev/null as stdin, stdout and stderr, where they are closed, as daemons have them: or
+ * sockets would get their numbers, libuv would abort when it closes them, and what the program
+ * prints would go to a peer. They stay open. 0: the system refused (errno). */
+static int tshi_uv_fill_standard(void) {
+    for (int fd = 0; fd < 3; fd++) /* the lowest number that is free is taken */
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return 0;
+    return 1;
+}
+
+/* Reads the settings and joins. For one rank no socket is opened: *out is all 0 but its size, 1. */
 static tsh_result tshi_uv_open(const tsh_uv_desc *desc, tsh_comm *out, tsh_error *error) {
     tsh_uv_world *world;
     memset(out, 0, sizeof *out);
@@ -5155,7 +5165,12 @@ static tsh_result tshi_uv_open(const tsh_uv_desc *desc, tsh_comm *out, tsh_error
     world->logger = desc->logger;
     world->crc_wide = tshi_uv_crc_is_wide();
     if (!world->crc_wide) tshi_uv_crc_tables(world->crc_table);
-    if (sodium_init() < 0)
+    if (!tshi_uv_fill_standard())
+        (void)tsh_error_set(error, TSH_ERR_IO, -1,
+                            "stdin, stdout or stderr is closed, and /dev/null cannot take its "
+                            "place: %s",
+                            tshi_uv_why(errno));
+    else if (sodium_init() < 0)
         (void)tsh_error_set(error, TSH_ERR_IO, -1, "libsodium finds no random numbers");
     else if (tshi_uv_settings(desc, world, error) == TSH_OK && world->size > 1)
         return tshi_uv_join(world, out, error);

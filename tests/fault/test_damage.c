@@ -17,7 +17,8 @@
 
 /* ------------------------------------------------------------------ what is changed */
 
-/* One to eight bits, or bytes, are others; 8 bytes change places with the next 8; up to 8 are gone. */
+/* One to eight bits, or bytes, are others; 8 bytes change places with the next 8; up to 8 are
+ * gone. */
 typedef enum change { BITS, BYTES, SWAP, DROP } change;
 
 /* What a byte belongs to: a handshake, a control message, or a frame of data. */

@@ -757,6 +757,33 @@ static void test_alone(void **state) {
     world_run_desc(&desc);
 }
 
+/* A rank that was started with some of 0 to 2 closed. They are devices when it has joined, and no
+ * socket that it opens later gets their numbers. */
+static void closed_prepare(job *j, tsh_uv_desc *uv) {
+    int closed = *(const int *)j->user;
+    (void)uv;
+    for (int fd = 0; fd < 3; fd++)
+        if (closed >> fd & 1) (void)close(fd);
+}
+
+static void closed_rank(job *j) {
+    struct stat info;
+    tsh_comm group;
+    CHECK(tsh_split(&j->comm, 0, 0, &group) == TSH_OK && tsh_barrier(&group) == TSH_OK);
+    for (int fd = 0; fd < 3; fd++)
+        if (*(const int *)j->user >> fd & 1) CHECK(fstat(fd, &info) == 0 && S_ISCHR(info.st_mode));
+    tsh_comm_close(&group);
+}
+
+static void test_closed_standard(void **state) {
+    (void)state;
+    for (int closed = 1; closed < 8; closed += closed == 1 ? 3 : 1) {
+        world_desc desc = tcp_desc(2, closed_rank, &closed);
+        desc.prepare = closed_prepare;
+        world_run_desc(&desc);
+    }
+}
+
 /* ---------------------------------------------------------------------- settings */
 
 static void expect_refusal(const tsh_uv_desc *uv, tsh_result code, const char *word) {
@@ -1104,7 +1131,7 @@ int main(void) {
         TEST(exit),      TEST(lonely),       TEST(local_error),
         TEST(absent),    TEST(absent_first), TEST(notice), TEST(intruders),
         TEST(strangers), TEST(environment),  TEST(listener),
-        TEST(impostor),  TEST(crowd),
+        TEST(impostor),  TEST(crowd),        TEST(closed_standard),
         TEST(alone),     TEST(settings),     TEST(run),
         TEST(run_says_why), TEST(variables), TEST(variables_of_text),
         TEST(insecure),  TEST(keys),
