@@ -32,6 +32,11 @@
  *   ends; after TSHARD_HEARTBEAT if a process is stopped or cut off; soon if ranks call different
  *   collectives or wait for each other in a cycle; after a timeout if a rank never calls. A small
  *   thread in each process watches for errors, also while its rank computes;
+ * - find bytes that the network changes, which TCP's own 16-bit sum often misses: each header, and
+ *   each 128 KiB of data at most, has a CRC32C, on connections between other addresses than
+ *   loopback (TSHARD_CHECKSUM). No byte is summed or sent on before it is checked; the error names
+ *   both ends of the connection. A damaged handshake is repeated;
+ * - open /dev/null where stdin, stdout or stderr is closed, as daemons have them, and leave it so;
  * - tell the logger which ranks are absent if the world is not complete after 10 s: rank 0 says
  *   it, other ranks only what it cannot know. Joining goes on until TSHARD_TIMEOUT.
  *
@@ -99,6 +104,9 @@
  *                                The file must belong to root or this user, and no other user may
  *                                read it. `tshard-run --new-key FILE` writes one
  *     TSHARD_INSECURE            1: let other hosts connect without a key; 0 (default): do not
+ *     TSHARD_CHECKSUM            1: check the bytes of all data connections of this rank, 0: of
+ *                                none on which the other end does not ask for it; default: of
+ *                                those that are not loopback. Control messages are always checked
  *     TSHARD_TIMEOUT             seconds after which joining, or a collective without timeout_ns,
  *                                fails; default 300; 0: never
  *     TSHARD_HEARTBEAT           seconds of silence after which a rank counts as lost, 1 or more;
@@ -111,7 +119,8 @@
  * HMAC-SHA256 over two random nonces, both ranks, the connection's purpose, job, world size and
  * version; so neither a replayed nor a reflected handshake is accepted.
  *
- * Not protected: the bytes sent after the handshake (backends/README.md, Security). Whoever knows
+ * Not protected: the bytes sent after the handshake (backends/README.md, Security); checksums find
+ * accidents, not attacks. Whoever knows
  * the key is trusted: a rank can make the world fail, and blame any rank for it. Without a key any
  * local user may join a loopback job (tshard-run -n makes a random key), and with TSHARD_INSECURE
  * anybody who can connect.
@@ -123,7 +132,7 @@
  * such ports. Firewalls between hosts must let these through. Once connected, no rank listens.
  *
  * To a connection that is not authenticated yet, a rank sends the protocol version and a nonce, and
- * it reads 104 bytes from it, within 5 s. At most half of the descriptors that `ulimit -n` allows
+ * it reads 116 bytes from it, within 5 s. At most half of the descriptors that `ulimit -n` allows
  * beyond tshard's own need, 8 to 1,024, are used for such connections; when they are in use, each
  * new connection replaces one chosen at random. Scanners, browsers, wrong keys and other jobs are
  * refused; once a second the logger gets their number and the address of the last one. Ranks that
@@ -132,13 +141,13 @@
  *
  * SECTIONS
  *
- * Shared: >>uv-types >>uv-wire (encoding; nothing received is trusted) >>uv-socket >>uv-settings
- * >>uv-error. Run by the control thread: >>uv-post (sending control messages) >>uv-decide (which
- * rank is blamed) >>uv-cycle (ranks that wait for each other) >>uv-connect (the handshake)
- * >>uv-form (setting up a world and a group) >>uv-hear (received control messages) >>uv-admit
- * (dialling, accepting) >>uv-control (heartbeats, timeouts). Run by the caller's thread: >>uv-group
- * >>uv-algorithm (which bytes go where) >>uv-flow >>uv-start >>uv-wait >>uv-ops (the backend's
- * eight functions). Both: >>uv-world (joining).
+ * Shared: >>uv-types >>uv-check (CRC32C) >>uv-wire (encoding; nothing received is trusted)
+ * >>uv-socket >>uv-settings >>uv-error. Run by the control thread: >>uv-post (sending control
+ * messages) >>uv-decide (which rank is blamed) >>uv-cycle (ranks that wait for each other)
+ * >>uv-connect (the handshake) >>uv-form (setting up a world and a group) >>uv-hear (received
+ * control messages) >>uv-admit (dialling, accepting) >>uv-control (heartbeats, timeouts). Run by
+ * the caller's thread: >>uv-group >>uv-algorithm (which bytes go where) >>uv-flow >>uv-start
+ * >>uv-wait >>uv-ops (the backend's eight functions). Both: >>uv-world (joining).
  */
 #include "../tshard.h"
 
@@ -167,6 +176,8 @@ typedef struct tsh_uv_desc {
     const char *job;   /* name that keeps apart jobs that share a key; NULL: TSHARD_JOB, else "" */
     const void *key;   /* shared secret; NULL: TSHARD_KEY, else TSHARD_KEY_FILE, else none */
     size_t key_size;   /* size of key in bytes, 16 or more */
+    int checksum;      /* 1: check the bytes of data connections; negative: do not; 0: as
+                          TSHARD_CHECKSUM says, else only beyond loopback */
     int insecure;      /* 1: allow other hosts without a key; 0: as TSHARD_INSECURE says */
     double timeout;    /* seconds after which joining, or a collective without timeout_ns, fails;
                           negative: never; 0: TSHARD_TIMEOUT, else 300. Looking up a name in host or
@@ -249,6 +260,10 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
 #include <sodium.h> /* HMAC-SHA256, random nonces */
 #include <uv.h>
 
+#if defined(__ARM_FEATURE_CRC32)
+#include <arm_acle.h> /* CRC32C */
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -285,7 +300,8 @@ typedef struct tshi_uv_head {
     int64_t count;         /* elements */
     int32_t tag;           /* of a message */
     uint8_t kind,          /* tsh_coll_kind; TSH_RECV: a "clear" */
-        dtype, redop, pad; /* tsh_dtype of a message; the others are 0 */
+        dtype, pad[6];     /* tsh_dtype of a message; the others are 0 */
+    uint32_t check;        /* checksum of all fields before; 0 where link->checks is 0 */
 } tshi_uv_head;
 
 /* What a group remembers of a collective that it started, to compare and to describe it. */
@@ -296,10 +312,16 @@ typedef struct tshi_uv_record {
     int64_t send_counts[TSHI_UV_COUNTS], recv_counts[TSHI_UV_COUNTS]; /* elements, by rank */
 } tshi_uv_record;
 
-/* How much of one frame has been sent to, or received from, one peer. */
+/* How much of one frame has been sent to, or received from, one peer. Where link->checks is 1, the
+ * payload is cut into blocks (tshi_uv_block), each followed by a checksum of 4 bytes. */
 typedef struct tshi_uv_stream {
     int64_t total, done; /* bytes of payload: in all; moved so far */
+    int64_t block, good; /* where the block being moved ends; where the last whole one did. Received
+                          * bytes are used up to `good` only: their checksum was right */
+    int64_t summed;      /* bytes of payload that `check` covers: from the first one on */
     size_t head;         /* bytes of the header sent so far; unused for incoming frames */
+    size_t tail;         /* bytes of the block's checksum moved so far */
+    uint32_t check, received; /* checksum of the payload; the one that the peer has sent */
 } tshi_uv_stream;
 
 /* Between which ranks the bytes of a collective are sent. */
@@ -345,6 +367,8 @@ typedef struct tshi_uv_fifo {
 typedef struct tshi_uv_link {
     tshi_uv_group *group;
     int fd, peer;                    /* socket, -1 if peer is this rank; peer's rank in the group */
+    int checks;                      /* 1: headers and payload have checksums */
+    int confirmed;                   /* control thread: 1 once the peer has sent LINKED */
     tshi_uv_fifo in, out, clears;    /* operations yet to receive; to send; to send a clear */
     tshi_uv_fifo *writing;           /* queue whose first frame is sent in part; NULL: none */
     tshi_uv_head heard;              /* header of the frame that is being received */
@@ -375,7 +399,7 @@ struct tshi_uv_group {
     /* What was called: collective seq at [seq % TSHI_UV_RECORDS]. Guarded by the lock. */
     tshi_uv_record record[TSHI_UV_RECORDS];
     /* Used by the control thread, once the caller's thread has set world->requested: */
-    int listener, missing; /* listening socket, -1: none; number of connections not made yet */
+    int listener, missing; /* listening socket, -1: none; connections and LINKED still to come */
     int *ports;            /* port each member listens on for this group; 0: peer->address has it */
     int linked;            /* atomic: 1 once all connections are made; then the caller uses them */
 };
@@ -386,6 +410,9 @@ typedef struct tshi_uv_hello {
     int client, server, size; /* world rank of the client and of the server; number of ranks */
     uint32_t purpose;         /* a tshi_uv_purpose */
     uint64_t group, job;      /* id of the group, 0: none; hash of the job's name */
+    uint64_t process;         /* random number of the client's process, not 0 */
+    int checks;               /* 1: the client wants checksums. Once both ends are authenticated:
+                               * 1 if one of them does */
     unsigned char client_nonce[32], server_nonce[32]; /* random: a handshake cannot be replayed */
 } tshi_uv_hello;
 
@@ -405,6 +432,7 @@ typedef enum tshi_uv_error_kind {
     TSHI_UV_CROSSED,  /* ranks wait for each other in a cycle */
     TSHI_UV_MISMATCH, /* ranks called different collectives */
     TSHI_UV_GONE,     /* a connection ended */
+    TSHI_UV_DAMAGED,  /* a checksum is wrong */
     TSHI_UV_ABORT     /* a rank reports that it cannot continue itself */
 } tshi_uv_error_kind;
 
@@ -464,12 +492,13 @@ typedef struct tshi_uv_cursor {
     int writes, bad;         /* 1: writes, 0: reads; 1 if a field did not fit or is invalid */
 } tshi_uv_cursor;
 
-enum { TSHI_UV_MESSAGE_HEAD = 5, TSHI_UV_PAYLOAD = 60000 }; /* bytes per control message */
+/* Bytes of a control message: length, type and their checksum; at most; checksum of the payload. */
+enum { TSHI_UV_MESSAGE_HEAD = 9, TSHI_UV_PAYLOAD = 60000, TSHI_UV_MESSAGE_TAIL = 4 };
 
 /* A control message that is being written. */
 typedef struct tshi_uv_outgoing {
     tshi_uv_cursor c; /* over bytes */
-    unsigned char bytes[TSHI_UV_MESSAGE_HEAD + TSHI_UV_PAYLOAD];
+    unsigned char bytes[TSHI_UV_MESSAGE_HEAD + TSHI_UV_PAYLOAD + TSHI_UV_MESSAGE_TAIL];
 } tshi_uv_outgoing;
 
 /* Times of a recurring event: bytes received, or an acknowledgement. */
@@ -492,6 +521,9 @@ typedef struct tshi_uv_peer {
     uint64_t sent, mark;     /* bytes sent; `acked` waits until so many are acknowledged, 0: none */
     int64_t marked;          /* when mark was set */
     int reported;            /* 1: it has sent this rank an error report and waits for a decision */
+    int used, deaf;          /* 1: it has sent something on this connection; 1: that was damaged, so
+                              * that nothing more is read, but this rank still sends */
+    uint64_t process;        /* number of the process that dialled this rank; 0: none has yet */
     tshi_uv_address address; /* where it listens */
     int placed, ready;       /* rank 0 only: 1 if address is known; 1 if it has sent READY */
     char name[80];           /* host:port of the control connection */
@@ -527,6 +559,9 @@ typedef struct tshi_uv_conn {
     int dialled, attempts;     /* 1: dialled, 0: accepted; number of attempts that failed */
     tshi_uv_address address;   /* where to dial; unused for JOIN */
     int fd;                    /* -1: none */
+    int earlier;               /* dialled: socket of an attempt without a valid reply, or -1. Stays
+                                * open until this rank is accepted: if the server has accepted the
+                                * attempt, its end would tell it that this rank is gone */
     tshi_uv_phase phase;
     uv_poll_t *poll;
     int64_t until; /* WAITS: when to dial; else: when the handshake times out */
@@ -551,7 +586,10 @@ struct tsh_uv_world {
     int rank, size, spins;        /* this rank; number of ranks; idle turns before a wait sleeps */
     int64_t timeout, heartbeat;   /* TSHARD_TIMEOUT and TSHARD_HEARTBEAT, in ns */
     int64_t notice;               /* tsh_uv_desc.notice, in ns */
-    uint64_t job;                 /* hash of jobname */
+    int checksum;                 /* 1: data is checked; -1: not; 0: beyond loopback */
+    int crc_wide;                 /* 1: the processor has an instruction for CRC32C */
+    uint32_t crc_table[8][256];   /* else: CRC32C of each byte, 0 to 7 bytes before the end */
+    uint64_t job, process;        /* hash of jobname; random, differs between processes */
     unsigned char secret[32],     /* hash of the shared key; all 0: no key */
         token[32],                /* random bytes, which rank 0 sends with the address table */
         mesh[32];                 /* HMAC of token by secret: the key of all connections but JOIN */
@@ -658,6 +696,113 @@ static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...)
 }
 
 /* ========================================================================== */
+/* >>uv-check                                       MARK: - uv-check (private) */
+/* CRC32C (Castagnoli; RFC 3720, B.4), reflected: with the processor's         */
+/* instruction for it, in three streams at once, since each has to wait for    */
+/* its predecessor; else with tables, 8 bytes at a time.                       */
+/* Needs: >>uv-types.                                                           */
+/* ========================================================================== */
+
+#if defined(__x86_64__)
+#define TSHI_UV_WIDE              __attribute__((target("sse4.2")))
+#define TSHI_UV_CRC_8(crc, value) __builtin_ia32_crc32di((crc), (value))
+#define TSHI_UV_CRC_1(crc, value) __builtin_ia32_crc32qi((crc), (value))
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32) && !defined(__AARCH64EB__)
+#define TSHI_UV_WIDE
+#define TSHI_UV_CRC_8(crc, value) __crc32cd((uint32_t)(crc), (value))
+#define TSHI_UV_CRC_1(crc, value) __crc32cb((crc), (value))
+#endif
+
+static int tshi_uv_crc_is_wide(void) { /* Returns 1 if the processor has the instruction. */
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("sse4.2") != 0;
+#elif defined(TSHI_UV_WIDE)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+#ifdef TSHI_UV_WIDE
+static uint64_t tshi_uv_load_8(const unsigned char *at) {
+    uint64_t value;
+    memcpy(&value, at, sizeof value);
+    return value;
+}
+
+/* Returns crc times x^(8 n): what it becomes after n zero bytes; `factor` is x^(8 n - 33). */
+TSHI_UV_WIDE static uint32_t tshi_uv_crc_skip(uint32_t crc, uint32_t factor) {
+    uint64_t product = 0; /* of polynomials over GF(2), times x */
+    for (int i = 0; i < 32; i++) product ^= (0 - (uint64_t)(crc >> i & 1)) & (uint64_t)factor << i;
+    return (uint32_t)TSHI_UV_CRC_8(0, product); /* times x^32, mod the polynomial */
+}
+
+TSHI_UV_WIDE static uint32_t tshi_uv_crc_fast(uint32_t crc, const unsigned char *at, size_t n) {
+    static const struct {
+        size_t size; /* bytes of each of the three streams */
+        uint32_t factor;
+    } by[] = {{8192, 0x54a86326u}, {512, 0xdd7e3b0cu}};
+    for (int i = 0; i < 2; i++) {
+        const size_t size = by[i].size;
+        for (; n >= 3 * size; n -= 3 * size, at += 3 * size) {
+            uint64_t a = crc, b = 0, c = 0;
+            for (size_t k = 0; k < size; k += 8) {
+                a = TSHI_UV_CRC_8(a, tshi_uv_load_8(at + k));
+                b = TSHI_UV_CRC_8(b, tshi_uv_load_8(at + size + k));
+                c = TSHI_UV_CRC_8(c, tshi_uv_load_8(at + 2 * size + k));
+            }
+            crc = tshi_uv_crc_skip((uint32_t)a, by[i].factor) ^ (uint32_t)b;
+            crc = tshi_uv_crc_skip(crc, by[i].factor) ^ (uint32_t)c;
+        }
+    }
+    for (; n >= 8; n -= 8, at += 8) crc = (uint32_t)TSHI_UV_CRC_8(crc, tshi_uv_load_8(at));
+    for (; n; n--, at++) crc = (uint32_t)TSHI_UV_CRC_1(crc, *at);
+    return crc;
+}
+#undef TSHI_UV_CRC_8
+#undef TSHI_UV_CRC_1
+#else
+static uint32_t tshi_uv_crc_fast(uint32_t crc, const unsigned char *at, size_t n) {
+    (void)at;
+    (void)n;
+    return crc; /* never called */
+}
+#endif
+
+static uint32_t tshi_uv_crc_by_table(const uint32_t table[8][256], uint32_t crc,
+                                     const unsigned char *at, size_t n) {
+    for (; n >= 8; n -= 8, at += 8)
+        crc = table[7][(crc ^ at[0]) & 255] ^ table[6][(crc >> 8 ^ at[1]) & 255] ^
+              table[5][(crc >> 16 ^ at[2]) & 255] ^ table[4][crc >> 24 ^ at[3]] ^ table[3][at[4]] ^
+              table[2][at[5]] ^ table[1][at[6]] ^ table[0][at[7]];
+    for (; n; n--, at++) crc = crc >> 8 ^ table[0][(crc ^ *at) & 255];
+    return crc;
+}
+
+static void tshi_uv_crc_tables(uint32_t table[8][256]) { /* [k]: k bytes before the end. */
+    for (uint32_t i = 0; i < 256; i++) {
+        table[0][i] = i;
+        for (int bit = 0; bit < 8; bit++)
+            table[0][i] = table[0][i] >> 1 ^ (table[0][i] & 1 ? 0x82f63b78u : 0);
+    }
+    for (int k = 1; k < 8; k++)
+        for (int i = 0; i < 256; i++)
+            table[k][i] = table[k - 1][i] >> 8 ^ table[0][table[k - 1][i] & 255];
+}
+
+/* Returns the CRC32C of the bytes whose CRC32C is crc (0: none), and of n more. */
+static uint32_t tshi_uv_crc(const tsh_uv_world *world, uint32_t crc, const void *bytes, size_t n) {
+    const unsigned char *at = (const unsigned char *)bytes;
+    return ~(world->crc_wide ? tshi_uv_crc_fast(~crc, at, n)
+                             : tshi_uv_crc_by_table(world->crc_table, ~crc, at, n));
+}
+
+/* Returns the checksum of the header of a frame. */
+static uint32_t tshi_uv_head_check(const tsh_uv_world *world, const tshi_uv_head *head) {
+    return tshi_uv_crc(world, 0, head, sizeof *head - sizeof head->check);
+}
+
+/* ========================================================================== */
 /* >>uv-wire                                         MARK: - uv-wire (private) */
 /* Encoding of the handshake and of control messages. One function per message */
 /* writes the given values as fields, or reads fields, as the cursor says. A   */
@@ -739,11 +884,12 @@ static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
 
 /* 1. Server hello: "tshd", version, nonce.
  * 2. Client hello: "TSHD", version, nonce, the fields of tshi_uv_hello, proof.
- * 3. Server: reply: status, the server's own value of the field that differs, proof.
+ * 3. Server: reply: status, value, proof. The value is the server's own of the field that differs;
+ *    of a welcome, 1 if the connection has checksums.
  * A proof is an HMAC over the hello (tshi_uv_proof) under a key that both ends have. */
-#define TSHI_UV_VERSION UINT32_C(0x74730001) /* "ts", and 1: the version */
+#define TSHI_UV_VERSION UINT32_C(0x74730002) /* "ts", and 2: the version */
 
-enum { TSHI_UV_SERVER_HELLO = 40, TSHI_UV_CLIENT_HELLO = 104, TSHI_UV_REPLY = 44 }; /* bytes */
+enum { TSHI_UV_SERVER_HELLO = 40, TSHI_UV_CLIENT_HELLO = 116, TSHI_UV_REPLY = 44 }; /* bytes */
 
 typedef enum tshi_uv_reply {
     TSHI_UV_WELCOME,       /* accepted */
@@ -763,16 +909,21 @@ static void tshi_uv_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello) {
     hello->purpose = (uint32_t)tshi_uv_field(c, hello->purpose, 4);
     hello->group = tshi_uv_field(c, hello->group, 8);
     hello->job = tshi_uv_field(c, hello->job, 8);
+    hello->process = tshi_uv_field(c, hello->process, 8);
+    hello->checks = tshi_uv_int_field(c, hello->checks);
 }
 
-/* Computes HMAC-SHA256 (RFC 2104) over who ('C'lient, 'S'erver), status (client: 0) and hello. */
-static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t status,
+/* Computes HMAC-SHA256 (RFC 2104) over who ('C'lient, 'S'erver), status and value (client: 0), and
+ * hello. */
+static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t status, int64_t value,
                           const tshi_uv_hello *hello, unsigned char proof[32]) {
-    unsigned char bytes[5 + 4 * 5 + 16 + 64]; /* who, status; version, 4 ints; 2 ids; 2 nonces */
+    /* who, status, value; version, 5 ints; group, job, process; 2 nonces */
+    unsigned char bytes[13 + 4 * 6 + 24 + 64];
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, sizeof bytes, 1);
     tshi_uv_hello all = *hello;
     (void)tshi_uv_field(&c, (uint64_t)who, 1);
     (void)tshi_uv_field(&c, status, 4);
+    (void)tshi_uv_i64_field(&c, value);
     (void)tshi_uv_field(&c, all.version, 4);
     tshi_uv_hello_fields(&c, &all);
     tshi_uv_bytes_field(&c, all.client_nonce, 32);
@@ -813,14 +964,15 @@ static int tshi_uv_is_proven(uint32_t status) {
     return status != TSHI_UV_OTHER_KEY && status != TSHI_UV_OTHER_VERSION;
 }
 
-/* Writes the server's reply. `value`: the server's value of the field that differs. */
+/* Writes the server's reply. `value`: of a welcome: 1: with checksums; else the server's value of
+ * the field that differs. */
 static void tshi_uv_put_reply(unsigned char bytes[TSHI_UV_REPLY], tshi_uv_reply status,
                               int64_t value, const tshi_uv_hello *hello,
                               const unsigned char secret[32]) {
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY, 1);
     unsigned char proof[32] = {0};
     int proven = tshi_uv_is_proven(status);
-    if (proven) tshi_uv_proof(secret, 'S', status, hello, proof);
+    if (proven) tshi_uv_proof(secret, 'S', status, value, hello, proof);
     (void)tshi_uv_field(&c, status, 4);
     (void)tshi_uv_i64_field(&c, proven ? value : 0);
     tshi_uv_bytes_field(&c, proof, 32);
@@ -836,11 +988,14 @@ static int tshi_uv_get_reply(unsigned char bytes[TSHI_UV_REPLY], const tshi_uv_h
     tshi_uv_bytes_field(&c, proof, 32);
     if (*status > TSHI_UV_UNKNOWN) return 0;
     if (!tshi_uv_is_proven(*status)) return 1;
-    tshi_uv_proof(secret, 'S', *status, hello, expected);
+    tshi_uv_proof(secret, 'S', *status, *value, hello, expected);
     return sodium_memcmp(proof, expected, 32) == 0;
 }
 
-/* ---- control messages: length of the payload (4 bytes), type (1), payload ---- */
+/* ---- control messages ---- */
+
+/* Length of the payload (4 bytes), type (1), checksum of these 5 bytes (4); payload; checksum of
+ * all before it (4). Control messages always have checksums: they are few. */
 
 typedef enum tshi_uv_type {
     TSHI_UV_BEAT,     /* heartbeat, to all */
@@ -858,6 +1013,7 @@ typedef enum tshi_uv_type {
     TSHI_UV_DECISION, /* the world's error */
     TSHI_UV_BYE,      /* the sender shuts down in good order */
     TSHI_UV_AWAIT,    /* the sender waits for the receiver's data: how many bytes have arrived */
+    TSHI_UV_LINKED,   /* the sender, which dialled the receiver, has both connections of a group */
     TSHI_UV_TYPES     /* number of types */
 } tshi_uv_type;
 
@@ -1291,6 +1447,16 @@ static tsh_result tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, 
     return has < 0 ? error->code : TSH_OK;
 }
 
+/* Sets world->checksum: 1: on, -1: off, 0: on where a connection is not loopback. */
+static tsh_result tshi_uv_set_checksum(const tsh_uv_desc *desc, tsh_uv_world *world,
+                                       tsh_error *error) {
+    int on = 0, has = 0;
+    world->checksum = desc->checksum > 0 ? 1 : desc->checksum < 0 ? -1 : 0;
+    if (!world->checksum) has = tsh_env_int("TSHARD_CHECKSUM", 0, 1, &on, error);
+    if (has > 0) world->checksum = on ? 1 : -1;
+    return has < 0 ? error->code : TSH_OK;
+}
+
 /* Reads and checks all settings of the world; opens no socket. */
 static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
     unsigned char hash[32];
@@ -1307,6 +1473,7 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
         tshi_uv_text(desc->job, "TSHARD_JOB", world->jobname, sizeof world->jobname, error) < 0 ||
         tshi_uv_set_key(desc, world, error) != TSH_OK)
         return error->code;
+    if (tshi_uv_set_checksum(desc, world, error) != TSH_OK) return error->code;
     if (world->heartbeat < TSHI_UV_SECOND)
         return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
                              "a heartbeat of %.3f s (TSHARD_HEARTBEAT) is below 1 s, the least "
@@ -1391,6 +1558,12 @@ static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const cha
     return tshi_uv_failed(world);
 }
 
+/* Sentence of a wrong checksum: "data" or "control"; this rank, its end; the peer, its end; what
+ * was damaged; "" or " of all-reduce ...". */
+#define TSHI_UV_DAMAGED_TEXT                                                                       \
+    "the %s connection of rank %d (%s) and rank %d (%s) changes bytes: the checksum of %s%s is "   \
+    "wrong; is a network card, cable or switch between them faulty?"
+
 /* Returns the group with this id; NULL: none. The caller must hold the lock. */
 static tshi_uv_group *tshi_uv_find_group(const tsh_uv_world *world, uint64_t id) {
     tshi_uv_group *group = world->groups;
@@ -1420,6 +1593,7 @@ static tshi_uv_cursor *tshi_uv_write(tsh_uv_world *world, tshi_uv_type type) {
     outgoing->c = tshi_uv_cursor_over(outgoing->bytes, sizeof outgoing->bytes, 1);
     (void)tshi_uv_field(&outgoing->c, 0, 4); /* the length, which tshi_uv_post fills in */
     (void)tshi_uv_field(&outgoing->c, type, 1);
+    (void)tshi_uv_field(&outgoing->c, 0, 4); /* the checksum, likewise */
     return &outgoing->c;
 }
 
@@ -1461,13 +1635,20 @@ static void tshi_uv_flush(tshi_uv_peer *peer) {
 /* Sends world->outgoing to the peer. No-op if there is no connection to it (as to this rank), if
  * too much is unsent (a peer that does not read will be found silent), or if out of memory. */
 static void tshi_uv_post(tshi_uv_peer *peer) {
-    tshi_uv_outgoing *outgoing = &peer->world->outgoing;
-    size_t n = (size_t)(outgoing->c.at - outgoing->bytes);
-    tshi_uv_cursor head = tshi_uv_cursor_over(outgoing->bytes, 4, 1);
-    if (peer->fd < 0 || outgoing->c.bad || peer->out.used > TSHI_UV_BACKLOG ||
-        !tshi_uv_reserve(&peer->out, n))
+    tsh_uv_world *world = peer->world;
+    tshi_uv_outgoing *outgoing = &world->outgoing;
+    size_t n = (size_t)(outgoing->c.at - outgoing->bytes); /* without the last checksum */
+    size_t before = TSHI_UV_MESSAGE_HEAD - TSHI_UV_MESSAGE_TAIL; /* bytes before the first one */
+    tshi_uv_cursor c = tshi_uv_cursor_over(outgoing->bytes, n + TSHI_UV_MESSAGE_TAIL, 1);
+    if (peer->fd < 0 || outgoing->c.bad || n > TSHI_UV_MESSAGE_HEAD + TSHI_UV_PAYLOAD ||
+        peer->out.used > TSHI_UV_BACKLOG || !tshi_uv_reserve(&peer->out, n + TSHI_UV_MESSAGE_TAIL))
         return;
-    (void)tshi_uv_field(&head, n - TSHI_UV_MESSAGE_HEAD, 4);
+    (void)tshi_uv_field(&c, n - TSHI_UV_MESSAGE_HEAD, 4);
+    c.at = outgoing->bytes + before;
+    (void)tshi_uv_field(&c, tshi_uv_crc(world, 0, outgoing->bytes, before), 4);
+    c.at = outgoing->bytes + n;
+    (void)tshi_uv_field(&c, tshi_uv_crc(world, 0, outgoing->bytes, n), 4);
+    n += TSHI_UV_MESSAGE_TAIL;
     memcpy(peer->out.data + peer->out.used, outgoing->bytes, n);
     peer->out.used += n;
     tshi_uv_flush(peer);
@@ -1932,7 +2113,9 @@ static void tshi_uv_send_blocked(tsh_uv_world *world) {
 /* Needs: >>uv-decide.                                                           */
 /* ========================================================================== */
 
-enum { TSHI_UV_PATIENCE_S = 5, TSHI_UV_DIAL_S = 2 }; /* limit of the server; of the client's dial */
+/* Limits in seconds: of the server; of the client's dial, and of the reply to a JOIN; of other
+ * replies, which may have to wait for rank 0's table. */
+enum { TSHI_UV_PATIENCE_S = 5, TSHI_UV_DIAL_S = 2, TSHI_UV_REPLY_S = 6 };
 
 static void tshi_uv_freed(uv_handle_t *handle) {
     free(handle);
@@ -1973,7 +2156,7 @@ static tshi_uv_conn *tshi_uv_conn_new(tsh_uv_world *world, int dialled) {
     tshi_uv_conn *conn = (tshi_uv_conn *)calloc(1, sizeof *conn);
     if (!conn) return NULL;
     conn->world = world;
-    conn->fd = -1;
+    conn->fd = conn->earlier = -1;
     conn->dialled = dialled;
     conn->next = world->conns;
     world->conns = conn;
@@ -1988,6 +2171,7 @@ static void tshi_uv_conn_free(tshi_uv_conn *conn) {
     conn->world->unproven -= !conn->dialled;
     tshi_uv_unwatch(&conn->poll);
     tshi_uv_close_fd(&conn->fd);
+    tshi_uv_close_fd(&conn->earlier);
     free(conn);
 }
 
@@ -2001,6 +2185,11 @@ static void tshi_uv_conn_end(tshi_uv_conn *conn) {
         return;
     }
     tshi_uv_unwatch(&conn->poll);
+    if (conn->phase == TSHI_UV_AWAITS_REPLY) { /* the server may have accepted it */
+        tshi_uv_close_fd(&conn->earlier);
+        conn->earlier = conn->fd;
+        conn->fd = -1;
+    }
     tshi_uv_close_fd(&conn->fd);
     conn->in_used = conn->out_used = 0;
     conn->phase = TSHI_UV_WAITS;
@@ -2033,6 +2222,12 @@ static tshi_uv_link *tshi_uv_link_for(tshi_uv_group *group, uint32_t purpose, in
                                      : tshi_uv_link_to(group, r, purpose == TSHI_UV_MESSAGES);
 }
 
+/* Returns 1 if a group that is being made lacks a connection to member r, or r's LINKED. */
+static int tshi_uv_unlinked(tshi_uv_group *group, int r) {
+    return tshi_uv_link_to(group, r, 0)->fd < 0 || tshi_uv_link_to(group, r, 1)->fd < 0 ||
+           (r > group->rank && !group->link[r].confirmed);
+}
+
 /* Returns the data connection to `rank` that a hello is for, in the group that is being set up;
  * NULL: the hello is for another group, or the rank is not in it. */
 static tshi_uv_link *tshi_uv_meant(const tsh_uv_world *world, const tshi_uv_hello *hello,
@@ -2047,7 +2242,9 @@ static tshi_uv_link *tshi_uv_meant(const tsh_uv_world *world, const tshi_uv_hell
 /* Returns the reply to a hello with a valid proof; *value: this rank's value of what differs. */
 static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_uv_hello *hello,
                                          int64_t *value) {
+    const tshi_uv_peer *peer;
     const tshi_uv_link *link;
+    int same; /* 1: the rank's own process, which had no valid reply, dials again */
     *value = 0;
     if (hello->job != world->job) return TSHI_UV_OTHER_JOB;
     *value = world->size;
@@ -2058,13 +2255,24 @@ static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_u
         return TSHI_UV_OTHER_RANK;
     *value = hello->client;
     if (hello->purpose > TSHI_UV_MESSAGES) return TSHI_UV_UNKNOWN;
+    peer = &world->peer[hello->client];
+    same = peer->process == hello->process;
     if (hello->purpose <= TSHI_UV_CONTROL) { /* JOIN or CONTROL */
-        if (world->peer[hello->client].state != TSHI_UV_ABSENT) return TSHI_UV_TAKEN;
+        if (peer->state != TSHI_UV_ABSENT &&
+            (!same || !world->forming || peer->state != TSHI_UV_THERE || peer->used))
+            return TSHI_UV_TAKEN;
         return world->forming ? TSHI_UV_WELCOME : TSHI_UV_UNKNOWN;
     }
-    link = tshi_uv_meant(world, hello, hello->client);
+    link = tshi_uv_meant(world, hello, hello->client); /* a group that is being made is unused */
     if (!link) return TSHI_UV_UNKNOWN;
-    return link->fd < 0 ? TSHI_UV_WELCOME : TSHI_UV_TAKEN;
+    return link->fd < 0 || same ? TSHI_UV_WELCOME : TSHI_UV_TAKEN;
+}
+
+/* Returns 1 if this rank wants checksums on a data connection. */
+static int tshi_uv_wants_checks(const tsh_uv_world *world, int fd) {
+    tshi_uv_address own;
+    if (world->checksum) return world->checksum > 0;
+    return !tshi_uv_end_of(fd, 0, &own) || !tshi_uv_loopback(&own);
 }
 
 static const char *tshi_uv_status_text(uint32_t status) {
@@ -2092,7 +2300,7 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
     if (hello->version != TSHI_UV_VERSION) {
         status = TSHI_UV_OTHER_VERSION;
     } else {
-        tshi_uv_proof(tshi_uv_secret(world, hello->purpose), 'C', 0, hello, expected);
+        tshi_uv_proof(tshi_uv_secret(world, hello->purpose), 'C', 0, 0, hello, expected);
         status = sodium_memcmp(proof, expected, 32) != 0
                      ? TSHI_UV_OTHER_KEY
                      : tshi_uv_check_hello(world, hello, &value);
@@ -2104,7 +2312,9 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
         tshi_uv_note(world, TSHI_UV_OF_KEY_HOLDERS,
                      "rank %d refused %s, which says that it is rank %d of %d: %s", world->rank,
                      conn->name, hello->client, hello->size, tshi_uv_status_text(status));
+    if (status == TSHI_UV_WELCOME) value = hello->checks || tshi_uv_wants_checks(world, conn->fd);
     tshi_uv_put_reply(conn->out, status, value, hello, tshi_uv_secret(world, hello->purpose));
+    hello->checks = value != 0; /* used if this is a welcome */
     conn->out_used = TSHI_UV_REPLY;
     conn->welcome = status == TSHI_UV_WELCOME;
     conn->phase = TSHI_UV_REPLIES;
@@ -2141,13 +2351,16 @@ static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     hello->client = world->rank;
     hello->size = world->size;
     hello->job = world->job;
+    hello->process = world->process;
+    hello->checks = tshi_uv_wants_checks(world, conn->fd);
     randombytes_buf(hello->client_nonce, sizeof hello->client_nonce);
-    tshi_uv_proof(tshi_uv_secret(world, hello->purpose), 'C', 0, hello, proof);
+    tshi_uv_proof(tshi_uv_secret(world, hello->purpose), 'C', 0, 0, hello, proof);
     tshi_uv_client_hello(conn->out, 1, hello, proof);
     conn->out_used = TSHI_UV_CLIENT_HELLO;
     conn->in_used = 0;
     conn->in_need = TSHI_UV_REPLY;
-    conn->until = tsh_now() + 2 * TSHI_UV_PATIENCE_S * TSHI_UV_SECOND; /* server: half of it */
+    conn->until = tsh_now() + (hello->purpose == TSHI_UV_JOIN ? TSHI_UV_DIAL_S : TSHI_UV_REPLY_S) *
+                                  TSHI_UV_SECOND;
     conn->phase = TSHI_UV_AWAITS_REPLY;
     return 1;
 }
@@ -2194,6 +2407,7 @@ static int tshi_uv_accept_reply(tshi_uv_conn *conn) {
     if (!tshi_uv_get_reply(conn->in, &conn->hello, secret, &status, &value))
         status = TSHI_UV_OTHER_KEY;
     if (status != TSHI_UV_WELCOME) tshi_uv_refused(conn, status, value);
+    conn->hello.checks = value != 0;
     return status == TSHI_UV_WELCOME;
 }
 
@@ -2529,13 +2743,21 @@ static void tshi_uv_on_still(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* A reply
         tshi_uv_follow(peer->world, -1); /* that was no cycle: look for another */
 }
 
+/* A higher member of the group that is being made has accepted this rank's replies. Until then it
+ * may have to dial again: a reply may have been damaged. */
+static void tshi_uv_on_linked(tshi_uv_peer *peer, tshi_uv_cursor *c) {
+    tshi_uv_group *group = peer->world->making;
+    uint64_t id = tshi_uv_field(c, 0, 8);
+    int r = group && group->id == id ? tshi_uv_member(group, peer->rank) : -1;
+    if (r <= (group ? group->rank : 0) || group->link[r].confirmed) return;
+    group->link[r].confirmed = 1;
+    group->missing--;
+}
+
 /* Returns 1 if the group that is being made still lacks a connection to world rank `rank`. */
 static int tshi_uv_misses(const tsh_uv_world *world, int rank) {
-    for (uint32_t purpose = TSHI_UV_DATA; world->making && purpose <= TSHI_UV_MESSAGES; purpose++) {
-        const tshi_uv_link *link = tshi_uv_link_for(world->making, purpose, rank);
-        if (link && link->fd < 0) return 1; /* not connected yet */
-    }
-    return 0;
+    int r = world->making ? tshi_uv_member(world->making, rank) : -1;
+    return r >= 0 && r != world->making->rank && tshi_uv_unlinked(world->making, r);
 }
 
 /* A rank has shut down in good order: an error only if a connection to it is still to be made. */
@@ -2645,22 +2867,58 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
         break;
     case TSHI_UV_BYE: tshi_uv_on_bye(peer); break;        /* the peer shuts down */
     case TSHI_UV_AWAIT: tshi_uv_on_await(peer, c); break; /* how many of our bytes have arrived */
+    case TSHI_UV_LINKED: tshi_uv_on_linked(peer, c); break; /* the peer's connections are made */
     default: c->bad = 1;                                  /* unknown type */
     }
 }
 
-/* Handles the first message in peer->in. Returns 1: handled; 0: incomplete; -1: malformed. */
+/* Reads a checksum and compares it with that of the n bytes before it. 0: it is wrong. */
+static int tshi_uv_check_field(const tshi_uv_peer *peer, tshi_uv_cursor *c, size_t n) {
+    uint32_t check = tshi_uv_crc(peer->world, 0, c->at - n, n);
+    return tshi_uv_field(c, 0, TSHI_UV_MESSAGE_TAIL) == check;
+}
+
+/* A checksum of a control message is wrong: nothing that follows can be read. The connection stays
+ * open, so that the peer still gets this rank's report and decision. */
+static void tshi_uv_deafen(tshi_uv_peer *peer) {
+    tsh_uv_world *world = peer->world;
+    tshi_uv_address ends[2];
+    char texts[2][80]; /* both ends as host:port */
+    peer->deaf = 1;
+    for (int i = 0; i < 2; i++) {
+        (void)tshi_uv_end_of(peer->fd, i, &ends[i]);
+        tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
+    }
+    if (world->parting) return; /* too late to matter */
+    tshi_uv_suspect(world, TSHI_UV_DAMAGED, TSH_ERR_LOST, tsh_blamed(world->rank, peer->rank),
+                    TSHI_UV_DAMAGED_TEXT, "control", world->rank, texts[0], peer->rank, texts[1],
+                    "a control message", "");
+}
+
+/* Handles the first message in peer->in. Returns 1: handled, or it is damaged; 0: incomplete;
+ * -1: malformed. */
 static int tshi_uv_next_message(tshi_uv_peer *peer) {
     tshi_uv_cursor c = tshi_uv_cursor_over(peer->in.data, peer->in.used, 0);
     size_t n = (size_t)tshi_uv_field(&c, 0, 4); /* length of the payload */
     unsigned type = (unsigned)tshi_uv_field(&c, 0, 1);
-    if (c.bad) return 0;                                         /* the head is incomplete */
-    if (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES) return -1; /* too long, or unknown */
-    if (peer->in.used < n + TSHI_UV_MESSAGE_HEAD) return 0;      /* the payload is incomplete */
-    c.end = c.at + n;                                            /* handlers read no further */
+    int right = peer->in.used < TSHI_UV_MESSAGE_HEAD || tshi_uv_check_field(peer, &c, 5);
+    if (right && peer->in.used < TSHI_UV_MESSAGE_HEAD) return 0; /* the head is incomplete */
+    if (right && (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES)) return -1; /* long, or unknown */
+    if (right && peer->in.used < TSHI_UV_MESSAGE_HEAD + n + TSHI_UV_MESSAGE_TAIL) return 0;
+    if (right) { /* all is there */
+        tshi_uv_cursor end = c;
+        end.at += n;
+        right = tshi_uv_check_field(peer, &end, TSHI_UV_MESSAGE_HEAD + n);
+    }
+    if (!right) {
+        tshi_uv_deafen(peer);
+        return 1;
+    }
+    c.end = c.at + n; /* handlers read no further */
     tshi_uv_dispatch(peer, type, &c);
     if (c.bad) return -1;
-    if (peer->fd >= 0) tshi_uv_drop(&peer->in, n + TSHI_UV_MESSAGE_HEAD); /* removes the message */
+    if (peer->fd >= 0) /* removes the message */
+        tshi_uv_drop(&peer->in, TSHI_UV_MESSAGE_HEAD + n + TSHI_UV_MESSAGE_TAIL);
     return 1;
 }
 
@@ -2692,10 +2950,12 @@ static void tshi_uv_read_peer(tshi_uv_peer *peer) { /* Reads and handles all tha
             return;
         }
         peer->in.used += (size_t)n;
+        peer->used = 1;
         tshi_uv_beats(peer, &peer->heard, tsh_now()); /* the peer is alive */
         tshi_uv_look(peer);                           /* updates peer->acked */
-        while (peer->fd >= 0 && (heard = tshi_uv_next_message(peer)) > 0) {
+        while (peer->fd >= 0 && !peer->deaf && (heard = tshi_uv_next_message(peer)) > 0) {
         }
+        if (peer->deaf) peer->in.used = 0;
         if (heard < 0) tshi_uv_peer_gone(peer, "it sent what is not a control message");
         if (peer->fd < 0) return; /* a handler closed the connection */
     }
@@ -2730,6 +2990,7 @@ static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *nam
         return 0;
     }
     peer->fd = fd;
+    peer->used = peer->deaf = 0;
     peer->events = UV_READABLE; /* what libuv watches for now */
     peer->state = TSHI_UV_THERE;
     peer->heard.last = peer->acked.last = tsh_now(); /* silence counts from here on */
@@ -2753,11 +3014,22 @@ static int tshi_uv_is_local(int fd) {
 static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, int rank, int fd) {
     tshi_uv_link *link = tshi_uv_meant(world, hello, rank);
     int near = TSHI_UV_NEAR;              /* bytes */
-    if (!link || link->fd >= 0) return 0; /* not wanted, or made already */
+    if (!link) return 0;                  /* not wanted any more */
     if (tshi_uv_is_local(fd)) (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &near, sizeof near);
+    if (link->fd < 0) link->group->missing--; /* one connection less to wait for */
+    tshi_uv_close_fd(&link->fd);              /* of an earlier attempt */
     link->fd = fd;
-    link->group->missing--; /* one connection less to wait for */
+    link->checks = hello->checks;
     return 1;
+}
+
+/* Tells a lower rank that this one has both connections to it that a new group needs. The ranks of
+ * a world tell rank 0 alone that they are READY. */
+static void tshi_uv_tell_linked(tsh_uv_world *world, int rank) {
+    tshi_uv_group *group = world->making;
+    if (!group || tshi_uv_unlinked(group, tshi_uv_member(group, rank))) return;
+    (void)tshi_uv_field(tshi_uv_write(world, TSHI_UV_LINKED), group->id, 8);
+    tshi_uv_post(&world->peer[rank]);
 }
 
 /* Hands an authenticated connection over to its peer or its link. Ends it if that link does not
@@ -2766,12 +3038,15 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     int rank = conn->dialled ? conn->hello.server : conn->hello.client, kept;
     tshi_uv_unwatch(&conn->poll);
+    if (!conn->dialled) world->peer[rank].process = conn->hello.process;
     if (conn->hello.purpose <= TSHI_UV_CONTROL) { /* TSHI_UV_JOIN or TSHI_UV_CONTROL */
+        tshi_uv_peer_end(&world->peer[rank], TSHI_UV_ABSENT); /* the unused connection, if any */
         kept = tshi_uv_attach(world, rank, conn->fd, conn->name);
         if (kept && rank == 0) tshi_uv_joined(world); /* rank 0 has accepted this rank */
         if (kept && world->rank == 0) tshi_uv_tell_absent(world); /* the list has changed */
     } else {
         kept = tshi_uv_place_link(world, &conn->hello, rank, conn->fd);
+        if (kept && conn->dialled) tshi_uv_tell_linked(world, rank);
     }
     if (kept) {
         conn->fd = -1; /* the peer or the link owns it now */
@@ -3155,13 +3430,10 @@ static void tshi_uv_on_turn(uv_prepare_t *turn) {
 }
 
 /* A group was not connected in time: names the lowest rank that is missing, and why. */
-static void tshi_uv_name_missing(const tshi_uv_group *group, tsh_error *error) {
+static void tshi_uv_name_missing(tshi_uv_group *group, tsh_error *error) {
     const tsh_uv_world *world = group->world;
-    for (int r = group->size - 1; r >= 0; r--) { /* the lowest missing rank is set last */
-        if (r == group->rank || (group->link[r].fd >= 0 && group->link[group->size + r].fd >= 0))
-            continue;
-        error->rank = group->ranks[r];
-    }
+    for (int r = group->size - 1; r >= 0; r--) /* the lowest missing rank is set last */
+        if (r != group->rank && tshi_uv_unlinked(group, r)) error->rank = group->ranks[r];
     if (error->rank < 0) return; /* no rank is missing */
     tsh_text_add(error->message, sizeof error->message, "; absent ranks: %d", error->rank);
     if (world->obstacle[0]) /* why the last attempt failed */
@@ -3180,7 +3452,8 @@ static void tshi_uv_on_request(uv_async_t *async) {
     if (world->requested) {
         made = world->making = world->requested; /* the control thread's until it is linked */
         world->requested = NULL;
-        world->listener = made->listener; /* where the higher ranks dial */
+        made->missing += made->size - 1 - made->rank; /* LINKED of each higher rank */
+        world->listener = made->listener;             /* where the higher ranks dial */
         made->listener = -1;
     }
     uv_mutex_unlock(&world->lock);
@@ -3512,7 +3785,7 @@ static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
 
 /* Sums what has arrived on a ring, and advances op->ready, the bytes that may be sent on. */
 static void tshi_uv_ring_fold(tshi_uv_op *op) {
-    int64_t come = op->in[tshi_uv_prev(op->group)].done, n = 1; /* n 0: no whole element */
+    int64_t come = op->in[tshi_uv_prev(op->group)].good, n = 1; /* n 0: no whole element */
     while (op->ready < come && n) {
         tshi_uv_at in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready);
         n = in.step < tshi_uv_summed(op) ? tshi_uv_fold_step(op, in, come - op->ready)
@@ -3629,7 +3902,7 @@ static void tshi_uv_pieces_fold(tshi_uv_op *op) {
     int64_t row = tshi_uv_row_size(op), base = tshi_uv_sum_place(op, rank);
     int64_t come = tshi_uv_length(op, rank), n = 1; /* come: bytes that every rank has sent */
     for (int r = 0; r < op->group->size; r++)
-        if (r != rank) come = tshi_uv_min(come, op->in[r].done);
+        if (r != rank) come = tshi_uv_min(come, op->in[r].good);
     for (; op->ready < come && n; op->ready += n) { /* n 0: no whole element */
         int64_t at = op->ready % row, most = tshi_uv_min(come - op->ready, row - at);
         n = tshi_uv_sum_tile(op, rank, op->ready, most, at, base + op->ready);
@@ -3673,7 +3946,7 @@ static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t off
     int64_t ready = total; /* bytes of the frame that may move so far */
     if (out && op->algorithm == TSHI_UV_RING) ready = tshi_uv_ring_ready(op, total);
     if (out && op->algorithm == TSHI_UV_CHAIN && op->group->rank != op->coll.root)
-        ready = op->in[tshi_uv_prev(op->group)].done; /* a chain sends on what has arrived */
+        ready = op->in[tshi_uv_prev(op->group)].good; /* a chain sends on what has arrived */
     if (out && op->algorithm == TSHI_UV_PIECES)
         ready = tshi_uv_min(total, tshi_uv_length(op, peer) + op->ready);
     if (offset >= ready) return span;
@@ -3690,6 +3963,25 @@ static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t off
     }
     span.size = tshi_uv_min(span.size, ready - offset);
     return span;
+}
+
+enum { TSHI_UV_BLOCK = 128 << 10 }; /* bytes of payload that one checksum covers, at most */
+
+/* Returns where the block of payload ends that begins at byte `offset` of a frame to (out = 1) or
+ * from a peer. Both ends compute the same. Only whole blocks are used, so a block ends before bytes
+ * that may depend on what the other end makes of it: at the end of a ring's step, or of a rank's
+ * part in pieces. There a block is half a row at most, so that the row has room for the next. */
+static int64_t tshi_uv_block(const tshi_uv_op *op, int peer, int64_t offset, int64_t total,
+                             int out) {
+    int64_t most = TSHI_UV_BLOCK, left = total - offset;
+    if (op->algorithm == TSHI_UV_RING) {
+        left = tshi_uv_locate(op, out ? tshi_uv_first_out(op) : tshi_uv_first_in(op), offset).left;
+    } else if (op->algorithm == TSHI_UV_PIECES) {
+        int64_t part = tshi_uv_length(op, out ? peer : op->group->rank);
+        if (offset < part) left = part - offset;
+        if (offset < part) most = tshi_uv_min(most, tshi_uv_row_size(op) / 2);
+    }
+    return offset + tshi_uv_min(left, most);
 }
 
 /* ========================================================================== */
@@ -3781,12 +4073,32 @@ static void tshi_uv_frame_done(tshi_uv_op *op, tshi_uv_fifo *fifo) {
         tshi_uv_direct_sums(op);
 }
 
+/* Reports that a checksum of received bytes is wrong. what: "the header" or "the payload". */
+static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
+    const tshi_uv_group *group = link->group;
+    const tshi_uv_fifo *fifo = tshi_uv_in_use(link);
+    int a = group->world->rank, b = group->ranks[link->peer]; /* world ranks */
+    tshi_uv_address ends[2];
+    char texts[2][80], text[200] = " of "; /* both ends as host:port; the call */
+    for (int i = 0; i < 2; i++) {
+        (void)tshi_uv_end_of(link->fd, i, &ends[i]);
+        tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
+    }
+    tshi_uv_op_text(group, tshi_uv_first(link->group, fifo), text + 4, sizeof text - 4);
+    tshi_uv_report_error(group->world, TSHI_UV_DAMAGED, 0, 0, TSH_ERR_LOST, tsh_blamed(a, b),
+                         TSHI_UV_DAMAGED_TEXT, "data", a, texts[0], b, texts[1], what, text);
+}
+
 /* Checks the header of a frame that is being received. 1: go on; 0: an error was reported. If the
  * peer's collective is not this rank's, the coordinator asks all ranks what they called. */
 static int tshi_uv_check_head(tshi_uv_link *link) {
     tshi_uv_group *group = link->group;
     const tshi_uv_head *head = &link->heard;
     const tshi_uv_op *op = link->in.used ? tshi_uv_first(group, &link->in) : NULL;
+    if (link->checks && head->check != tshi_uv_head_check(group->world, head)) {
+        tshi_uv_damaged(link, "the header");
+        return 0;
+    }
     if (!tshi_uv_for_messages(link)) {
         char name[TSHI_UV_NAME];
         uint64_t seq = head->seq < op->head.seq ? head->seq : op->head.seq; /* the earlier one */
@@ -3813,31 +4125,81 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
     return 0;
 }
 
+/* What one system call sends or receives: a header, spans of payload, a checksum. */
+typedef struct tshi_uv_batch {
+    struct iovec iov[TSHI_UV_IO_SPANS + 2];
+    int used;                /* entries of iov */
+    int head;                /* entries before the payload: 0 or 1 */
+    int64_t payload, asked;  /* bytes of payload; bytes in all */
+} tshi_uv_batch;
+
+static void tshi_uv_batch_add(tshi_uv_batch *batch, void *at, size_t n) {
+    batch->iov[batch->used].iov_base = at;
+    batch->iov[batch->used].iov_len = n;
+    batch->used += n != 0;
+    batch->asked += (int64_t)n;
+}
+
+/* Adds payload of op's frame, of one block at most, and the block's checksum. Bytes to be sent
+ * enter the checksum here; they do not change before they are sent. */
+static void tshi_uv_batch_fill(tshi_uv_batch *batch, const tshi_uv_link *link, const tshi_uv_op *op,
+                               tshi_uv_stream *s, int out) {
+    const tsh_uv_world *world = link->group->world;
+    int64_t at = s->done, most, now;
+    if (s->done == s->good) /* a block begins */
+        s->block = link->checks && s->done < s->total
+                       ? tshi_uv_block(op, link->peer, s->done, s->total, out)
+                       : s->total;
+    most = tshi_uv_min(TSHI_UV_IO_BYTES, s->block - s->done);
+    while (batch->used < TSHI_UV_IO_SPANS && batch->payload < most) {
+        tshi_uv_span span = tshi_uv_bytes_at(op, link->peer, at, s->total, out);
+        if (span.size <= 0) break; /* none are ready, or there is no room */
+        span.size = tshi_uv_min(span.size, most - batch->payload);
+        tshi_uv_batch_add(batch, span.at, (size_t)span.size);
+        at += span.size;
+        batch->payload += span.size;
+        now = at - s->summed; /* bytes of the span that are not in the checksum yet */
+        if (!link->checks || !out || now <= 0) continue;
+        s->check = tshi_uv_crc(world, s->check, span.at + span.size - now, (size_t)now);
+        s->summed = at;
+    }
+    if (link->checks && at == s->block && s->good < s->total)
+        tshi_uv_batch_add(batch, (char *)(out ? &s->check : &s->received) + s->tail,
+                          sizeof s->check - s->tail);
+}
+
+/* Adds n received bytes, the header's included, to the checksum of the payload. */
+static void tshi_uv_batch_sum(const tshi_uv_batch *batch, const tsh_uv_world *world,
+                              tshi_uv_stream *s, size_t n) {
+    size_t left = (size_t)batch->payload;
+    for (int i = 0; n && left && i < batch->used; i++) {
+        size_t now = batch->iov[i].iov_len < n ? batch->iov[i].iov_len : n;
+        n -= now;
+        if (i < batch->head) continue;
+        now = now < left ? now : left;
+        s->check = tshi_uv_crc(world, s->check, batch->iov[i].iov_base, now);
+        left -= now;
+    }
+}
+
 /* Sends or receives, in one system call, `left` bytes of a header and then payload of op (NULL:
  * none). Returns the bytes moved; if that was not all, link->want has the event to wait for. */
 static size_t tshi_uv_transfer(tshi_uv_link *link, const tshi_uv_fifo *fifo, void *head,
                                size_t left, const tshi_uv_op *op, int out) {
-    struct iovec iov[TSHI_UV_IO_SPANS]; /* the header, then spans of the payload */
+    tshi_uv_batch batch;
     struct msghdr message;
-    const tshi_uv_stream *s = !op ? NULL : out ? &op->out[link->peer] : &op->in[link->peer];
+    tshi_uv_stream *s = !op ? NULL : out ? &op->out[link->peer] : &op->in[link->peer];
     uint64_t *count = out ? &link->wrote : &link->got; /* counts bytes, for AWAIT messages */
-    int64_t payload = 0;                               /* bytes in iov beside the header */
-    int used = left != 0;                              /* entries of iov */
     ssize_t n;
-    iov[0].iov_base = head;
-    iov[0].iov_len = left;
-    while (op && used < TSHI_UV_IO_SPANS && payload < TSHI_UV_IO_BYTES) {
-        tshi_uv_span span = tshi_uv_bytes_at(op, link->peer, s->done + payload, s->total, out);
-        if (span.size <= 0) break; /* none are ready, or there is no room */
-        span.size = tshi_uv_min(span.size, TSHI_UV_IO_BYTES - payload);
-        iov[used].iov_base = span.at;
-        iov[used++].iov_len = (size_t)span.size;
-        payload += span.size;
-    }
-    if (!used) return 0;
+    batch.used = 0;
+    batch.payload = batch.asked = 0;
+    tshi_uv_batch_add(&batch, head, left);
+    batch.head = batch.used;
+    if (op) tshi_uv_batch_fill(&batch, link, op, s, out);
+    if (!batch.used) return 0;
     memset(&message, 0, sizeof message);
-    message.msg_iov = iov;
-    message.msg_iovlen = (size_t)used;
+    message.msg_iov = batch.iov;
+    message.msg_iovlen = (size_t)batch.used;
     n = out ? sendmsg(link->fd, &message, TSHI_UV_NOSIGNAL) : recvmsg(link->fd, &message, 0);
     if ((n < 0 && !tshi_uv_later()) || (n == 0 && !out)) { /* an error, or the peer closed */
         tshi_uv_broke(link, fifo, n < 0 ? "lost its connection" : "closed its connection");
@@ -3845,7 +4207,8 @@ static size_t tshi_uv_transfer(tshi_uv_link *link, const tshi_uv_fifo *fifo, voi
     }
     if (n < 0) n = 0; /* try again later */
     TSHI_UV_PUT(count, *count + (uint64_t)n);
-    if ((size_t)n < left + (size_t)payload) link->want |= out ? UV_WRITABLE : UV_READABLE;
+    if (n < batch.asked) link->want |= out ? UV_WRITABLE : UV_READABLE;
+    if (link->checks && op && !out) tshi_uv_batch_sum(&batch, link->group->world, s, (size_t)n);
     return (size_t)n;
 }
 
@@ -3859,6 +4222,22 @@ static void tshi_uv_payload_went(const tshi_uv_op *op, tshi_uv_stream *s, size_t
         s->done += now;
     }
     s->done = end;
+}
+
+/* Counts n moved bytes of a block, of its payload and its checksum. Returns 1 if that completes the
+ * block (without checksums: always). */
+static int tshi_uv_block_moved(const tshi_uv_link *link, const tshi_uv_op *op, tshi_uv_stream *s,
+                               size_t n, int out) {
+    size_t payload = (size_t)tshi_uv_min((int64_t)n, s->block - s->done);
+    if (out)
+        tshi_uv_payload_went(op, s, payload);
+    else
+        s->done += (int64_t)payload;
+    s->tail += n - payload;
+    if (link->checks && s->good < s->total && s->tail < sizeof s->check) return 0;
+    s->tail = 0;
+    s->good = s->done;
+    return 1;
 }
 
 /* Reads once. Returns 2: all that was asked for has arrived, so more may be there; 1: less has
@@ -3875,10 +4254,14 @@ static int tshi_uv_read_once(tshi_uv_link *link) {
     link->heard_done += n;
     if (head && n == head && !tshi_uv_check_head(link)) return 0; /* the header is complete */
     if (op && link->heard_done == sizeof link->heard) {
-        s->done += (int64_t)(got - n);
+        if (tshi_uv_block_moved(link, op, s, got - n, 0) && link->checks &&
+            s->check != s->received) {
+            tshi_uv_damaged(link, "the payload");
+            return 0;
+        }
         if (op->algorithm == TSHI_UV_RING) tshi_uv_ring_fold(op); /* sums what has arrived */
         if (op->algorithm == TSHI_UV_PIECES) tshi_uv_pieces_fold(op);
-        if (s->done == s->total) {
+        if (s->good == s->total) {
             link->heard_done = 0; /* a header comes next */
             tshi_uv_frame_done(op, &link->in);
         }
@@ -3914,13 +4297,14 @@ static int tshi_uv_write_once(tshi_uv_link *link) {
     s = fifo == &link->clears ? &op->clear : &op->out[link->peer]; /* a clear has no payload */
     head = tshi_uv_for_messages(link) ? tshi_uv_message_head(op, fifo == &link->clears) : op->head;
     head.bytes = (uint64_t)s->total;
+    if (link->checks) head.check = tshi_uv_head_check(link->group->world, &head);
     left = sizeof head - s->head; /* header bytes still to send */
     put = tshi_uv_transfer(link, fifo, (char *)&head + s->head, left, s->total ? op : NULL, 1);
     if (!put) return 0;
     n = put < left ? put : left; /* header bytes among those sent */
     s->head += n;
-    tshi_uv_payload_went(op, s, put - n);
-    if (s->head == sizeof head && s->done == s->total) { /* the frame is complete */
+    if (s->total) (void)tshi_uv_block_moved(link, op, s, put - n, 1);
+    if (s->head == sizeof head && s->good == s->total) { /* the frame is complete */
         link->writing = NULL;
         tshi_uv_frame_done(op, fifo);
     }
@@ -4732,6 +5116,8 @@ static tsh_result tshi_uv_await_world(tsh_uv_world *world, tsh_error *error) {
 static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *error) {
     int opened; /* 1: the event loops exist */
     tsh_result result;
+    randombytes_buf(&world->process, sizeof world->process);
+    world->process |= 1;                     /* 0 stands for none */
     world->forming = 1;                      /* until tshi_uv_completed */
     world->due = tsh_now() + world->timeout; /* joining times out then */
     world->notice_at = tsh_now() + world->notice;
@@ -4758,7 +5144,16 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
     return result;
 }
 
-/* Reads the settings and joins. For one rank nothing is opened: *out is all 0 but its size, 1. */
+/* Opens /dev/null as stdin, stdout and stderr, where they are closed, as daemons have them: or
+ * sockets would get their numbers, libuv would abort when it closes them, and what the program
+ * prints would go to a peer. They stay open. 0: the system refused (errno). */
+static int tshi_uv_fill_standard(void) {
+    for (int fd = 0; fd < 3; fd++) /* the lowest number that is free is taken */
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return 0;
+    return 1;
+}
+
+/* Reads the settings and joins. For one rank no socket is opened: *out is all 0 but its size, 1. */
 static tsh_result tshi_uv_open(const tsh_uv_desc *desc, tsh_comm *out, tsh_error *error) {
     tsh_uv_world *world;
     memset(out, 0, sizeof *out);
@@ -4768,7 +5163,14 @@ static tsh_result tshi_uv_open(const tsh_uv_desc *desc, tsh_comm *out, tsh_error
         return TSH_ERR_MEMORY;
     }
     world->logger = desc->logger;
-    if (sodium_init() < 0)
+    world->crc_wide = tshi_uv_crc_is_wide();
+    if (!world->crc_wide) tshi_uv_crc_tables(world->crc_table);
+    if (!tshi_uv_fill_standard())
+        (void)tsh_error_set(error, TSH_ERR_IO, -1,
+                            "stdin, stdout or stderr is closed, and /dev/null cannot take its "
+                            "place: %s",
+                            tshi_uv_why(errno));
+    else if (sodium_init() < 0)
         (void)tsh_error_set(error, TSH_ERR_IO, -1, "libsodium finds no random numbers");
     else if (tshi_uv_settings(desc, world, error) == TSH_OK && world->size > 1)
         return tshi_uv_join(world, out, error);
@@ -4828,6 +5230,8 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
 #undef TSHI_UV_MS
 #undef TSHI_UV_NOSIGNAL
 #undef TSHI_UV_VERSION
+#undef TSHI_UV_DAMAGED_TEXT
+#undef TSHI_UV_WIDE
 
 #ifdef __cplusplus
 }

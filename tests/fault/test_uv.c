@@ -496,16 +496,15 @@ static void impostor_answers(int listener, const char *greeting, int status) {
     assert_true(fd >= 0);
     (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     (void)send(fd, greeting, 40, MSG_NOSIGNAL);
-    (void)recv(fd, words, 104, MSG_WAITALL);
+    (void)recv(fd, words, 116, MSG_WAITALL);
     memset(words, 0, sizeof words);
     words[0] = (char)status;
     (void)send(fd, words, 44, MSG_NOSIGNAL);
-    (void)recv(fd, words, 1, 0);
     (void)close(fd);
 }
 
 static void test_impostor(void **state) {
-    static const char right[40] = "tshd\x01\x00\x73\x74", other[40] = "tshd\x02\x00\x73\x74";
+    static const char right[40] = "tshd\x02\x00\x73\x74", other[40] = "tshd\x01\x00\x73\x74";
     world_desc desc = tcp_desc(2, barrier_rank, NULL);
     struct timeval limit = {10, 0};
     struct sockaddr_in address;
@@ -759,6 +758,33 @@ static void test_alone(void **state) {
     world_run_desc(&desc);
 }
 
+/* A rank that was started with some of 0 to 2 closed. They are devices when it has joined, and no
+ * socket that it opens later gets their numbers. */
+static void closed_prepare(job *j, tsh_uv_desc *uv) {
+    int closed = *(const int *)j->user;
+    (void)uv;
+    for (int fd = 0; fd < 3; fd++)
+        if (closed >> fd & 1) (void)close(fd);
+}
+
+static void closed_rank(job *j) {
+    struct stat info;
+    tsh_comm group;
+    CHECK(tsh_split(&j->comm, 0, 0, &group) == TSH_OK && tsh_barrier(&group) == TSH_OK);
+    for (int fd = 0; fd < 3; fd++)
+        if (*(const int *)j->user >> fd & 1) CHECK(fstat(fd, &info) == 0 && S_ISCHR(info.st_mode));
+    tsh_comm_close(&group);
+}
+
+static void test_closed_standard(void **state) {
+    (void)state;
+    for (int closed = 1; closed < 8; closed += closed == 1 ? 3 : 1) {
+        world_desc desc = tcp_desc(2, closed_rank, &closed);
+        desc.prepare = closed_prepare;
+        world_run_desc(&desc);
+    }
+}
+
 /* ---------------------------------------------------------------------- settings */
 
 static void expect_refusal(const tsh_uv_desc *uv, tsh_result code, const char *word) {
@@ -863,6 +889,7 @@ static void test_variables(void **state) {
         {"TSHARD_LISTENER", "a whole number from 1 to 2147483647", first, {"0", "2147483648"}},
         {"TSHARD_TIMEOUT", seconds, all, {"5 min", "1.", "1e3", "1000000001"}},
         {"TSHARD_HEARTBEAT", seconds, all, {"10s", ".5", "0,5", "1000000001"}},
+        {"TSHARD_CHECKSUM", "0 or 1", all, {"no", "false", "off", "2"}},
         {"TSHARD_INSECURE", "0 or 1", all, {"no", "false", "off", "2"}},
         {"TSHARD_INSECURE", "0 or 1", first, {"yes", "true", "11", "1 0"}},
     };
@@ -1105,7 +1132,7 @@ int main(void) {
         TEST(exit),      TEST(lonely),       TEST(local_error),
         TEST(absent),    TEST(absent_first), TEST(notice), TEST(intruders),
         TEST(strangers), TEST(environment),  TEST(listener),
-        TEST(impostor),  TEST(crowd),
+        TEST(impostor),  TEST(crowd),        TEST(closed_standard),
         TEST(alone),     TEST(settings),     TEST(run),
         TEST(run_says_why), TEST(variables), TEST(variables_of_text),
         TEST(insecure),  TEST(keys),

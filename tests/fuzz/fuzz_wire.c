@@ -87,13 +87,14 @@ static void wire_log(void *user, const char *text) {
 /* ---- a world ---- */
 
 /* The data connections of the world: collectives, then messages. Made when they are needed. */
-static void wire_link(wire *w) {
+static void wire_link(wire *w, int checks) {
     tshi_uv_group *group = w->world->world_group;
     if (w->world->forming || w->linked || pretend.sockets + 2 * RANKS > SOCKETS) return;
     w->linked = 1;
     for (int i = 0; i < 2 * RANKS; i++) {
         if (i % RANKS == w->world->rank || group->link[i].fd >= 0) continue;
         group->link[i].fd = wire_connection();
+        group->link[i].checks = checks;
         w->data[i] = group->link[i].fd - FIRST_FD;
         w->links--;
     }
@@ -150,6 +151,7 @@ static void wire_open(wire *w, unsigned how) {
     world->listener = -1;
     world->logger.fn = wire_log;
     world->logger.user = w;
+    tshi_uv_crc_tables(world->crc_table);
     memset(world->secret, 's', sizeof world->secret);
     memset(world->token, 't', sizeof world->token);
     world->job = 77;
@@ -217,18 +219,24 @@ static void happens_bytes(wire *w) {
     w->at += n;
 }
 
-/* A control message of the right length. */
+/* A control message of the right length, with right checksums. */
 static void happens_message(wire *w) {
     int which = take_connection(w);
     unsigned type = take(w) % (TSHI_UV_TYPES + 1);
     size_t n = take2(w), left = (size_t)(w->end - w->at);
-    unsigned char head[5];
+    unsigned char head[TSHI_UV_MESSAGE_HEAD], tail[TSHI_UV_MESSAGE_TAIL];
     tshi_uv_cursor c = tshi_uv_cursor_over(head, sizeof head, 1);
+    tshi_uv_cursor end = tshi_uv_cursor_over(tail, sizeof tail, 1);
+    uint32_t check;
     n = n < left ? n : left;
     (void)tshi_uv_field(&c, n, 4);
     (void)tshi_uv_field(&c, type, 1);
+    (void)tshi_uv_field(&c, tshi_uv_crc(w->world, 0, head, 5), 4);
+    check = tshi_uv_crc(w->world, tshi_uv_crc(w->world, 0, head, sizeof head), w->at, n);
+    (void)tshi_uv_field(&end, check, 4);
     pretend_say(which, head, sizeof head);
     pretend_say(which, w->at, n);
+    pretend_say(which, tail, sizeof tail);
     w->at += n;
 }
 
@@ -247,7 +255,7 @@ static void tamper(wire *w, void *bytes, size_t size) {
 
 /* The proof fits what was sent (0), is taken over from elsewhere (1, 2), or made of nothing. */
 static int take_proof(wire *w, const tshi_uv_hello *hello, char who, uint32_t status,
-                      unsigned char proof[32]) {
+                      int64_t value, unsigned char proof[32]) {
     const tsh_uv_world *world = w->world;
     unsigned how = take(w) % 4;
     unsigned char secret[32];
@@ -260,7 +268,7 @@ static int take_proof(wire *w, const tshi_uv_hello *hello, char who, uint32_t st
     if (how == 3)
         memset(proof, 0, 32);
     else
-        tshi_uv_proof(secret, who, status, &other, proof);
+        tshi_uv_proof(secret, who, status, value, &other, proof);
     return how == 0;
 }
 
@@ -271,20 +279,21 @@ static void happens_claim(wire *w) {
     tshi_uv_hello hello;
     uint32_t version;
     memset(&hello, 0, sizeof hello);
-    hello.version = 0x74730001;
+    hello.version = 0x74730002;
     hello.client = (int)(take(w) % RANKS);
     hello.server = w->world->rank;
     hello.size = RANKS;
     hello.purpose = take(w) % (TSHI_UV_MESSAGES + 1);
     hello.group = hello.purpose <= TSHI_UV_CONTROL ? 0 : w->world->forming ? 1 : GROUP;
     hello.job = w->world->job;
+    hello.process = 1 + (uint64_t)hello.client;
     if (pretend_hear(which, greeting, sizeof greeting))
         (void)tshi_uv_server_hello(greeting, 0, &version, w->nonce[which]);
     memcpy(hello.server_nonce, w->nonce[which], sizeof hello.server_nonce);
     tshi_uv_client_hello(bytes, 1, &hello, proof);
     tamper(w, bytes, TSHI_UV_CLIENT_HELLO - 32);
     tshi_uv_client_hello(bytes, 0, &hello, proof);
-    w->proofs += take_proof(w, &hello, 'C', 0, bytes + TSHI_UV_CLIENT_HELLO - 32);
+    w->proofs += take_proof(w, &hello, 'C', 0, 0, bytes + TSHI_UV_CLIENT_HELLO - 32);
     pretend_say(which, bytes, sizeof bytes);
 }
 
@@ -292,7 +301,7 @@ static void happens_claim(wire *w) {
 static void happens_greeting(wire *w) {
     unsigned char bytes[TSHI_UV_SERVER_HELLO], nonce[32];
     int which = take_connection(w);
-    uint32_t version = 0x74730001;
+    uint32_t version = 0x74730002;
     memset(nonce, 'n', sizeof nonce);
     (void)tshi_uv_server_hello(bytes, 1, &version, nonce);
     tamper(w, bytes, sizeof bytes);
@@ -306,12 +315,14 @@ static void happens_answer(wire *w) {
     unsigned char claim[TSHI_UV_CLIENT_HELLO], bytes[TSHI_UV_REPLY], proof[32];
     int which = take_connection(w);
     unsigned status = take(w) % (TSHI_UV_UNKNOWN + 2);
+    int64_t value;
     tshi_uv_hello hello;
     if (!pretend.socket[which].called || !pretend_hear(which, claim, sizeof claim)) return;
     tshi_uv_client_hello(claim, 0, &hello, proof);
     memcpy(hello.server_nonce, w->nonce[which], sizeof hello.server_nonce);
-    tshi_uv_put_reply(bytes, (tshi_uv_reply)status, take(w), &hello, w->world->secret);
-    w->proofs += take_proof(w, &hello, 'S', status, proof);
+    value = take(w);
+    tshi_uv_put_reply(bytes, (tshi_uv_reply)status, value, &hello, w->world->secret);
+    w->proofs += take_proof(w, &hello, 'S', status, value, proof);
     memcpy(bytes + TSHI_UV_REPLY - 32, proof, 32);
     tamper(w, bytes, TSHI_UV_REPLY - 32);
     pretend_say(which, bytes, sizeof bytes);
@@ -324,8 +335,9 @@ static void happens_start(wire *w) {
     tsh_coll coll = tsh_coll_make((tsh_coll_kind)(take(w) % TSH_SPLIT), TSH_F32);
     int alone = coll.kind == TSH_SEND || coll.kind == TSH_RECV, all = coll.kind == TSH_ALLTOALL;
     int64_t n = sizes[take(w) % (alone ? 6 : 5)];
-    int peer = (int)(take(w) % RANKS);
-    wire_link(w);
+    unsigned more = take(w);
+    int peer = (int)(more % RANKS);
+    wire_link(w, (int)(more >> 7));
     if (w->started == REQUESTS || !w->linked) return;
     r->send = calloc((size_t)n + 1, all || coll.kind == TSH_REDUCE_SCATTER ? 4 * RANKS : 4);
     r->recv = calloc((size_t)n + 1, all || coll.kind == TSH_ALLGATHER ? 4 * RANKS : 4);
@@ -342,18 +354,34 @@ static void happens_start(wire *w) {
     w->started++;
 }
 
+/* Payload of zeros, n bytes, with the checksums that belong to it. op NULL: of no call. */
+static void say_payload(const wire *w, int which, const tshi_uv_link *link, const tshi_uv_op *op,
+                        size_t n) {
+    static const char payload[OUT_ROOM] = {0};
+    int64_t total = op ? op->in[link->peer].total : 0, at = 0;
+    uint32_t check = 0;
+    while (link->checks && at < total && at < (int64_t)n) {
+        int64_t end = tshi_uv_block(op, link->peer, at, total, 0);
+        end = end < (int64_t)n ? end : (int64_t)n;
+        check = tshi_uv_crc(w->world, check, payload, (size_t)(end - at));
+        pretend_say(which, payload, (size_t)(end - at));
+        pretend_say(which, &check, sizeof check);
+        at = end;
+    }
+    pretend_say(which, payload, n - (size_t)at);
+}
+
 /* The header that the backend waits for on a data connection, then payload: of a length, or (65535)
  * what belongs to it. */
 static void happens_data(wire *w) {
-    static const char payload[OUT_ROOM] = {0};
     unsigned i = take(w) % (2 * RANKS);
     tshi_uv_link *link = &w->world->world_group->link[i];
     tshi_uv_fifo *fifo = link->in.used ? &link->in : &link->out;
+    const tshi_uv_op *op = fifo->used ? tshi_uv_first(link->group, fifo) : NULL;
     tshi_uv_head head;
     size_t n, length;
     memset(&head, 0, sizeof head);
-    if (fifo->used) {
-        const tshi_uv_op *op = tshi_uv_first(link->group, fifo);
+    if (op) {
         int receives = fifo == &link->in;
         head = i < RANKS ? op->head : tshi_uv_message_head(op, receives);
         if (i >= RANKS) head.kind = receives ? TSH_SEND : TSH_RECV;
@@ -361,11 +389,12 @@ static void happens_data(wire *w) {
     }
     n = head.bytes;
     tamper(w, &head, sizeof head);
+    if (link->checks) head.check ^= tshi_uv_head_check(w->world, &head); /* right, or changed */
     if (w->data[i] < 0) return;
     pretend_say(w->data[i], &head, sizeof head);
     length = take2(w);
-    n = length < 65535 ? length : n < sizeof payload ? n : sizeof payload;
-    pretend_say(w->data[i], payload, n);
+    n = length < 65535 ? length : n < OUT_ROOM ? n : OUT_ROOM;
+    say_payload(w, w->data[i], link, fifo == &link->in ? op : NULL, n);
 }
 
 /* The caller's thread looks after its requests. */

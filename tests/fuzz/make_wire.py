@@ -9,12 +9,12 @@ RANKS = 4
 (BYTES, MESSAGE, STRANGER, CLAIM, GREET, ANSWER, START, DATA, TEST, LATER, END, SPLIT, STUCK,
  ABORT) = range(14)
 (BEAT, HERE, MISSING, TABLE, READY, GO, ACCUSE, ASK, TELL, STUCK_IN, CONFIRM, STILL, VERDICT,
- BYE, AWAIT) = range(15)  # control messages
+ BYE, AWAIT, LINKED) = range(16)  # control messages
 JOIN, CONTROL, LINK, MESSAGES = range(4)  # purposes of a connection
 (WELCOME, OTHER_KEY, OTHER_VERSION, OTHER_JOB, OTHER_SIZE, OTHER_RANK, TAKEN,
  UNKNOWN) = range(8)  # answers
 RIGHT, REPLAYED, REFLECTED, NONE = range(4)  # proofs
-LATE, SILENT, CROSSED, MISMATCH, GONE, ABORTED = range(1, 7)  # claims against a rank
+LATE, SILENT, CROSSED, MISMATCH, GONE, DAMAGED, ABORTED = range(1, 8)  # claims against a rank
 ERR_MISMATCH, ERR_LOST, ERR_ABORTED = 8, 9, 11
 ALLREDUCE, ALLGATHER, REDUCE_SCATTER, BROADCAST, ALLTOALL, SEND, RECV, SENDRECV, BARRIER = range(9)
 NOTHING, ONE, THREE, SOME, RING, LONG = range(6)  # sizes of a collective
@@ -26,6 +26,15 @@ def state(rank, complete=False, table=False, peers=()):
     listener (in a world that forms, once rank 0 is known); calls and those who come. At the first
     collective data connections by rank, then those for messages."""
     return bytes([rank | complete << 2 | table << 3 | sum(16 << peer for peer in peers)])
+
+
+def crc32c(data):
+    crc = 0xffffffff
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82f63b78 if crc & 1 else 0)
+    return crc ^ 0xffffffff
 
 
 def text(words):
@@ -69,8 +78,9 @@ def here(which, port):
     return message(which, HERE, text("127.0.0.1") + struct.pack("<H", port))
 
 
-def start(kind, size, peer=0):
-    return bytes([START, kind, size, peer])
+def start(kind, size, peer=0, checks=False):
+    """checks: the data connections, which the first collective makes, have checksums."""
+    return bytes([START, kind, size, peer | checks << 7])
 
 
 def data(link, payload=0, *pairs):
@@ -140,7 +150,8 @@ def split():
     tickets = b"".join(struct.pack("<BBH", 0, r, 5000 + r) for r in range(RANKS))
     comers = b"".join(comes(4 + i, r, LINK + m) for i, (r, m) in
                       enumerate((r, m) for r in (1, 2, 3) for m in (0, 1)))
-    return bytes([SPLIT]) + tickets + comers
+    linked = b"".join(message(r - 1, LINKED, struct.pack("<Q", 7)) for r in (1, 2, 3))
+    return bytes([SPLIT]) + tickets + comers + linked
 
 
 def seeds():
@@ -157,7 +168,9 @@ def seeds():
     yield "other_rank", zero + comes(1, 1, JOIN, (44, 3))
     yield "negative_rank", zero + comes(1, 0, JOIN, (43, 128), (40, 255))
     yield "other_purpose", state(0, table=True) + comes(1, 1, JOIN, (55, 64))
-    yield "twice", zero + comes(1, 1, JOIN) + comes(2, 1, JOIN)
+    yield "twice", zero + comes(1, 1, JOIN) + comes(2, 1, JOIN, (72, 8))
+    yield "again", zero + comes(1, 1, JOIN) + comes(2, 1, JOIN)
+    yield "again_after_use", zero + comes(1, 1, JOIN) + here(1, 4001) + comes(2, 1, JOIN)
     yield "http", zero + bytes([STRANGER]) + bytes_of(1, b"GET / HTTP/1.1\r\n\r\n")
     yield "one_byte", zero + bytes([STRANGER]) + bytes_of(1, b"T") + later(13)
     yield "came_and_went", zero + bytes([STRANGER]) + end(1)
@@ -169,7 +182,7 @@ def seeds():
                          (OTHER_RANK, "rank"), (TAKEN, "taken"), (UNKNOWN, "unknown")):
         yield "refused_" + name, state(1) + greet(0) + answer(0, status, 5)
     yield "greeted_by_another", state(1) + bytes_of(0, b"220 mail.example ESMTP ready to serve you")
-    yield "greeted_by_version_3", state(1) + greet(0, (4, 2))
+    yield "greeted_by_version_3", state(1) + greet(0, (4, 1))
     yield "answered_without_proof", state(1) + greet(0) + answer(0, WELCOME, proof=NONE)
     yield "never_answered", state(1) + later(12) + later(15)
     # while it forms
@@ -207,8 +220,13 @@ def seeds():
     yield "awaited", running + start(ALLREDUCE, ONE) + awaits + data(1, ALL) + data(2, ALL) + \
         data(3, ALL) + awaits + message(1, AWAIT, struct.pack("<QQB", 9, 0, LINK)) + bytes([TEST])
     yield "forgotten", running + start(ALLREDUCE, ONE) + (awaits + later(12)) * 4
-    yield "no_such_message", running + message(0, 15)
-    yield "too_long", running + bytes_of(0, struct.pack("<IB", 60001, BEAT))
+    yield "no_such_message", running + message(0, 16)
+    head = struct.pack("<IB", 60001, BEAT)
+    yield "too_long", running + bytes_of(0, head + struct.pack("<I", crc32c(head)))
+    yield "damaged_message", running + bytes_of(0, head + b"\0\0\0\0")
+    head = struct.pack("<IB", 0, BEAT)
+    yield "damaged_payload", running + bytes_of(
+        0, head + struct.pack("<I", crc32c(head)) + b"\0\0\0\0")
     yield "cut", running + message(0, ACCUSE, b"\3\1\0")
     # data connections
     direct = b"".join(data(r, 12) for r in (1, 2, 3))
@@ -223,6 +241,15 @@ def seeds():
     yield "in_one_go", running + start(BARRIER, ONE) + start(ALLREDUCE, ONE) + b"".join(
         data(r) for r in (1, 2, 3)) + bytes([TEST]) + b"".join(
             data(r, 4) for r in (1, 2, 3)) + bytes([TEST])
+    yield "checked", running + start(ALLREDUCE, THREE, checks=True) + direct + bytes([TEST])
+    yield "checked_in_a_ring", running + start(ALLREDUCE, RING, checks=True) + data(3, ALL) + \
+        bytes([TEST])
+    yield "checked_message", running + start(RECV, SOME, 1, checks=True) + data(5, 256) + \
+        bytes([TEST])
+    yield "damaged_header", running + start(ALLREDUCE, THREE, checks=True) + \
+        data(1, 12, (31, 128), (53, 1)) + bytes([TEST])
+    yield "damaged_data", running + start(RECV, SOME, 1, checks=True) + data(5) + \
+        bytes_of(6, b"1" * 300) + bytes([TEST])
     yield "other_digest", running + start(ALLREDUCE, THREE) + data(1, 12, (16, 1)) + bytes([TEST])
     yield "other_bytes", running + start(ALLREDUCE, THREE) + data(1, 12, (31, 128)) + bytes([TEST])
     yield "received", running + start(RECV, SOME, 1) + data(5, 256) + bytes([TEST])
