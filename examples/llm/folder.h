@@ -476,14 +476,21 @@ static void llm_read_rope(llm_config *c, double base, double part) {
 
 /* -- the whole file --------------------------------------------------------- */
 
+/* The tokens that end a text: a number, or a list of them. */
 static void llm_read_eos(llm_config *c, const cJSON *json) {
     const cJSON *eos = cJSON_GetObjectItemCaseSensitive(json, "eos_token_id"), *one;
     if (!eos) return;
     c->eos_count = 0;
     if (cJSON_IsNumber(eos)) c->eos[c->eos_count++] = eos->valueint;
-    cJSON_ArrayForEach(one, eos)
-        if (cJSON_IsNumber(one) && c->eos_count < LLM_MOST_EOS)
-            c->eos[c->eos_count++] = one->valueint;
+    else if (!cJSON_IsArray(eos) && !cJSON_IsNull(eos))
+        llm_refuse_value(c, "eos_token_id", eos, "it must be a number, or a list of numbers");
+    cJSON_ArrayForEach(one, eos) {
+        if (!cJSON_IsNumber(one) || c->eos_count == LLM_MOST_EOS) {
+            llm_refuse_value(c, "eos_token_id", eos, "it must be a list of at most 16 numbers");
+            return;
+        }
+        c->eos[c->eos_count++] = one->valueint;
+    }
 }
 
 /* Takes a config.json, as far as all families share it. 0, with c->error, if that is not

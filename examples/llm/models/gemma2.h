@@ -43,6 +43,8 @@ static void gemma3_merge(cJSON *to, cJSON *from) {
 static void gemma3_read_rope(llm_config *c) {
     const cJSON *both = llm_config_key(c, "rope_parameters"), *part;
     const cJSON *whole = cJSON_GetObjectItemCaseSensitive(both, "full_attention");
+    if (both && !cJSON_IsObject(both))
+        llm_refuse_value(c, "rope_parameters", both, "it must be an object");
     (void)llm_config_key(c, "rope_scaling");
     cJSON *older = cJSON_GetObjectItemCaseSensitive(c->read, "rope_scaling");
     cJSON_ArrayForEach(part, both)
