@@ -3,6 +3,7 @@
 #ifndef LLM_FOUND_H
 #define LLM_FOUND_H
 
+#include "files.h"
 #include <dirent.h>
 #include <stdio.h>
 #include <string.h>
@@ -46,7 +47,7 @@ static int llm_found_say(const char *folder, const llm_found_row *row, const cha
 }
 
 /* In place of config.json. 0: nothing that is known. */
-static int llm_found_for_config(const char *path, char *sentence, size_t size) {
+LLM_FILES_API int llm_found_for_config(const char *path, char *sentence, size_t size) {
     static const llm_found_row rows[] = {
         {"*.gguf", "give that file itself, with its path"},
         {"adapter_config.json", "these are the changes of a fine-tuned model alone; add them to "
@@ -80,7 +81,7 @@ static int llm_found_for_config(const char *path, char *sentence, size_t size) {
 }
 
 /* In place of model.safetensors and the like. 0: it is there, or nothing that is known. */
-static int llm_found_for_weights(const char *folder, char *sentence, size_t size) {
+LLM_FILES_API int llm_found_for_weights(const char *folder, char *sentence, size_t size) {
     static const llm_found_row rows[] = {
         {"pytorch_model.bin", "write it anew with transformers: "
                               "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"},
@@ -102,7 +103,7 @@ static int llm_found_for_weights(const char *folder, char *sentence, size_t size
 }
 
 /* In place of tokenizer.json. 0: it is there, or nothing that is known. */
-static int llm_found_for_tokenizer(const char *folder, char *sentence, size_t size) {
+LLM_FILES_API int llm_found_for_tokenizer(const char *folder, char *sentence, size_t size) {
     static const char again[] = "make one with transformers: "
                                 "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)";
     static const llm_found_row rows[] = {{"tokenizer.model", again}, {"vocab.json", again},

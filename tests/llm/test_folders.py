@@ -13,7 +13,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import models
-from test_llm import TOLERANCE, llm, numbers, refused, run_tests, written
+from test_llm import TOLERANCE, llm, numbers, only_on_rank_0, refused, run_tests, written
 from scripts import check
 
 SCRIPT_LIMIT = 200  # seconds, for tests/run.sh
@@ -360,7 +360,22 @@ def forty_folders_that_lie_are_refused(folder):
         refused(written(folder, name, **changes), *words)
 
 
-def answers_need_a_direction(folder):
+def only_rank_0_reads_the_head(folder):
+    """Ranks that have no files learn from rank 0 that the head is not tied, or stands alone."""
+    start, here = only_on_rank_0(folder)
+    here = os.path.join(here, "model")
+    for how in ("other", "alone"):
+        models.change_head(written(here, "qwen2", tie_word_embeddings=True), how)
+        flags = ("--ids", numbers(models.load("qwen2")["prompt"]), "--print-ids", "--max-new", "9",
+                 "--dtype", "f32")
+        want = llm(here, *flags, "--tp", "1")
+        done = start("model", *flags)
+        check(done.returncode == 0 and done.stdout.split()[1:] == want.stdout.split() and
+              done.stderr.count("differs from") == (how == "other"), how, done.stdout, done.stderr,
+              want.stdout)
+
+
+def both_ways_needs_a_whole_prompt(folder):
     """A model that sees both ways computes a prompt at once, whatever its length."""
     prompt = [(7 * i) % 61 for i in range(300)]
     model = models.load("llama")["config"]
@@ -382,4 +397,5 @@ if __name__ == "__main__":
         keys_of_real_files_are_taken, unknown_keys_may_be_allowed,
         tensors_that_no_layer_has_are_refused, indices_name_files_in_folders,
         json_that_is_wrong_is_told_by_its_place, what_is_found_instead_is_told,
-        forty_folders_that_lie_are_refused, answers_need_a_direction]) > 0)
+        forty_folders_that_lie_are_refused, only_rank_0_reads_the_head,
+        both_ways_needs_a_whole_prompt]) > 0)
