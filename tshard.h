@@ -23191,13 +23191,14 @@ static FILE *tshi_file_open(const char *path, const char **kind) {
     return file;
 }
 
-/* Returns the size of an open file in bytes; -1 and errno: unknown. May move its position. */
+/* Returns the size in bytes of a file that was just opened; -1 and errno: unknown. */
 static int64_t tshi_file_size(FILE *file) {
 #if TSHI_POSIX
     struct stat info;
     return fstat(fileno(file), &info) == 0 ? (int64_t)info.st_size : -1;
 #else
-    return fseek(file, 0, SEEK_END) == 0 ? (int64_t)ftell(file) : -1;
+    const int64_t size = fseek(file, 0, SEEK_END) == 0 ? (int64_t)ftell(file) : -1;
+    return fseek(file, 0, SEEK_SET) == 0 ? size : -1;
 #endif
 }
 
@@ -23368,7 +23369,6 @@ TSH_API TSHI_COLD FILE *tsh_file_open(const char *path, int64_t max, tsh_error *
                             path, (long long)size, (long long)max);
         why = EFBIG;
     } else if (file && size >= 0) {
-        rewind(file);
         return file;
     } else {
         (void)tsh_error_set(error, TSH_ERR_IO, -1, "%.300s cannot be read: %s", path,
@@ -24797,7 +24797,6 @@ static void tshi_load_parse_index(tshi_io *io, size_t n) {
 static int tshi_load_read_index(tshi_io *io) {
     const int64_t n = tshi_file_size(io->file);
     size_t quotes = 0, i;
-    io->place = -1; /* tshi_file_size may have moved it */
     if (n < 0) return tshi_io_system_error(io, "cannot be read");
     if (n > TSHI_IO_HEADER)
         return tshi_io_fail(io, TSH_ERR_IO,
