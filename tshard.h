@@ -2499,6 +2499,7 @@ enum {
     TSHI_WARN_STEP = 2,   /* steps are not ended */
     TSHI_WARN_NONE = 4,   /* an optimiser finds no gradients */
     TSHI_WARN_LATE = 8,   /* a parameter is younger than its optimiser */
+    TSHI_WARN_BLOCKS = 16, /* quantised weights are not trained */
     TSHI_WARN_STEPS = 32 /* no bit: a number of steps */
 };
 
@@ -21025,6 +21026,17 @@ static int tshi_layers_fits(const tshi_attention_layer *a, const tsh_tensor *x) 
     return 1;
 }
 
+/* Checks that a layer with a cache is not being trained. Returns 0 after an error. */
+static int tshi_layers_generates(const tshi_attention_layer *a, const tsh_tensor *x) {
+    const tsh_tensor *weight = (a->fused ? a->fused : a->qkv[0])->param[0];
+    if (x->ctx->tape.evaluating || !(x->requires_grad || weight->requires_grad)) return 1;
+    return tshi_error_zero(x->ctx, TSH_ERR_STATE,
+                           "tsh_forward: training with a cache of %lld positions: it is for "
+                           "generating, between tsh_no_grad_begin and tsh_no_grad_end; "
+                           "tsh_cache_free it to train",
+                           (long long)a->cache->length);
+}
+
 /* Hands the cache, if there is one, to the attention. */
 static void tshi_layers_cached(const tshi_attention_layer *a, tsh_attention_desc *desc) {
     desc->cache_k = a->keys;
@@ -21055,7 +21067,7 @@ static tsh_tensor *tshi_layers_attend(tsh_module *module, tsh_tensor **in, int n
                                "tsh_forward: takes x (B, T, %lld) and, if any, a mask; there are "
                                "%d inputs, x is %s",
                                (long long)a->desc.dim, n, x ? tshi_tensor_text(x, text) : "NULL");
-    if (a->cache && !tshi_layers_fits(a, x)) return NULL;
+    if (a->cache && !(tshi_layers_generates(a, x) && tshi_layers_fits(a, x))) return NULL;
     if (!tshi_layers_project(a, x, qkv)) return NULL;
     desc.owner = module;
     if (module->evaluating) desc.dropout = 0;
@@ -22515,6 +22527,24 @@ static TSHI_COLD int tshi_optim_claim(tsh_tensor *param) {
     return (param->flags & TSHI_OPTIMISED) != 0;
 }
 
+/* Warns if weights below module are quantised, and others beside them will be trained. */
+static TSHI_COLD void tshi_optim_warn_blocks(tsh_module *module, int trained) {
+    tshi_walk at = {NULL, NULL, 0};
+    const tsh_tensor *first = NULL;
+    char text[TSH_MESSAGE_SIZE];
+    int count = 0; /* number of quantised weights */
+    while (tshi_module_step_once(module, &at)) {
+        if (!tshi_dtype_in_blocks(at.param->dtype)) continue;
+        if (!count++) first = at.param;
+    }
+    if (!first || !trained) return;
+    (void)snprintf(text, sizeof text,
+                   "tsh_optim_new: %d weights, such as \"%.128s\", are %s and stay as they are; only "
+                   "the other %d parameters are trained. To train all, load the model unquantised",
+                   count, first->path, tshi_dtype_name(first->dtype), trained);
+    tshi_error_warn(module->ctx, TSHI_WARN_BLOCKS, text);
+}
+
 TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc) {
     tsh_ctx *ctx = module ? module->ctx : NULL;
     tshi_walk at = {NULL, NULL, 0};
@@ -22545,6 +22575,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
         each->weight_decay = optim->desc.weight_decay;
     }
     optim->changes = -1; /* looks at its first step */
+    tshi_optim_warn_blocks(module, optim->count);
     optim->older = ctx->optims; /* prepend to the ctx's list */
     ctx->optims = optim;
     for (int i = 0; i < optim->count; i++) (void)tshi_optim_claim(optim->each[i].param);
@@ -24808,10 +24839,12 @@ static void tshi_io_read_entries(tshi_io *io, size_t n) {
             tshi_io_read_entry(io, &io->entry[io->entries++]);
         } else if (metadata++) {
             (void)tshi_io_bad(io, "__metadata__ is there twice");
-        } else if (tshi_io_skip(io), strncmp(io->at, "null", 4) == 0) {
-            io->at += 4; /* as safetensors takes it */
         } else {
-            tshi_io_read_pairs(io, "__metadata__ is no object");
+            tshi_io_skip(io);
+            if (strncmp(io->at, "null", 4) == 0)
+                io->at += 4; /* as safetensors takes it */
+            else
+                tshi_io_read_pairs(io, "__metadata__ is no object");
         }
     }
     tshi_io_skip(io);
@@ -25572,12 +25605,35 @@ static size_t tshi_load_prefix(const char *name, const char *path) {
     return n > k + 1 && name[n - k - 1] == '.' && strcmp(name + n - k, path) == 0 ? n - k - 1 : 0;
 }
 
+/* Writes the name that the files would have for a path of the model, for an error: what a pair of
+ * .rename makes of it, backwards, if that pair has named a tensor of the files. */
+static void tshi_load_own_name(const tshi_io *io, const char *path, char *name, size_t size) {
+    const size_t n = strlen(io->prefix);
+    int pairs = 0;
+    size_t e;
+    if (n && !io->prefixed && strncmp(path, io->prefix, n) == 0 && path[n] == '.') path += n + 1;
+    while (io->rename && io->rename[pairs].from) pairs++;
+    for (; pairs-- > 0;) {
+        const tsh_rename *pair = &io->rename[pairs];
+        tshi_captures captures;
+        captures.count = 0;
+        if (!pair->to || !tshi_parallel_match_into(pair->to, path, &captures)) continue;
+        for (e = 0; e < io->entries; e++)
+            if (strlen(io->entry[e].own) < TSHI_IO_NAME &&
+                tshi_parallel_match(pair->from, io->entry[e].own))
+                break;
+        if (e == io->entries || !tshi_parallel_replace(pair->from, &captures, name, size)) continue;
+        return;
+    }
+    (void)snprintf(name, size, "%s", path);
+}
+
 /* Checks that file and model have the same tensors, those aside that tshi_load_skips. 0 and an
  * error if not. */
 static int tshi_load_match_all(tshi_io *io) {
     const tshi_io_item *lacks = NULL; /* the first that the file lacks */
     const char *strange = NULL;       /* the first name that the model lacks */
-    char quote[TSHI_IO_QUOTE] = "", hint[TSHI_IO_QUOTE + 64] = "";
+    char quote[TSHI_IO_QUOTE] = "", hint[TSHI_IO_QUOTE + 64] = "", own[TSHI_IO_NAME] = "";
     int i, plain, missing = 0; /* number of tensors that the file lacks */
     size_t e, more = 0;        /* number that the model lacks */
     size_t prefix = 0, found;  /* length of a prefix that the file has and the model lacks; or 0 */
@@ -25594,11 +25650,12 @@ static int tshi_load_match_all(tshi_io *io) {
         const char *name = io->entry[e].name;
         if (io->entry[e].taken || tshi_load_skips(io, name)) continue;
         found = lacks && !prefix ? tshi_load_prefix(name, lacks->path) : 0;
-        if (!more++ || found) strange = name;
+        if (!more++ || found) strange = found ? name : io->entry[e].own;
         if (found) prefix = found;
     }
     if (!lacks && !strange) return 1; /* all tensors match */
     if (strange) (void)tshi_io_quote(strange, quote);
+    if (lacks) tshi_load_own_name(io, lacks->path, own, sizeof own);
     if (!lacks)
         tsh_text_add(hint, sizeof hint, "; .ignore takes names of tensors that are no parameters");
     if (prefix)
@@ -25607,7 +25664,7 @@ static int tshi_load_match_all(tshi_io *io) {
     return tshi_io_fail(
         io, TSH_ERR_ARGUMENT,
         "lacks %d of the model's tensors%s%s%.96s%s and has %llu that the model lacks%s%s%s%s",
-        missing, lacks ? " (\"" : "", lacks ? lacks->prefix : "", lacks ? lacks->path : "",
+        missing, lacks ? " (\"" : "", lacks ? lacks->prefix : "", own,
         lacks ? "\")" : "", (unsigned long long)more, strange ? " (\"" : "", strange ? quote : "",
         strange ? "\")" : "", hint);
 }

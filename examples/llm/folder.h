@@ -9,6 +9,8 @@
 #define LLM_FOLDER_H
 
 #include "files.h"
+#include "found.h"
+#include "json.h"
 #include "keys.h"
 
 #include <cjson/cJSON.h>
@@ -474,24 +476,35 @@ static void llm_read_rope(llm_config *c, double base, double part) {
 
 /* -- the whole file --------------------------------------------------------- */
 
+/* The tokens that end a text: a number, or a list of them. */
 static void llm_read_eos(llm_config *c, const cJSON *json) {
     const cJSON *eos = cJSON_GetObjectItemCaseSensitive(json, "eos_token_id"), *one;
     if (!eos) return;
     c->eos_count = 0;
     if (cJSON_IsNumber(eos)) c->eos[c->eos_count++] = eos->valueint;
-    cJSON_ArrayForEach(one, eos)
-        if (cJSON_IsNumber(one) && c->eos_count < LLM_MOST_EOS)
-            c->eos[c->eos_count++] = one->valueint;
+    else if (!cJSON_IsArray(eos) && !cJSON_IsNull(eos))
+        llm_refuse_value(c, "eos_token_id", eos, "it must be a number, or a list of numbers");
+    cJSON_ArrayForEach(one, eos) {
+        if (!cJSON_IsNumber(one) || c->eos_count == LLM_MOST_EOS) {
+            llm_refuse_value(c, "eos_token_id", eos, "it must be a list of at most 16 numbers");
+            return;
+        }
+        c->eos[c->eos_count++] = one->valueint;
+    }
 }
 
 /* Takes a config.json, as far as all families share it. 0, with c->error, if that is not
  * possible. */
 static int llm_config_take(llm_config *c, cJSON *json, const char *where) {
-    const char *type, *dtype;
+    const char *type, *dtype, *twice;
     c->unread = json;
     c->read = cJSON_CreateObject();
     if (!cJSON_IsObject(json)) {
         llm_refuse(c, "%.300s is not a JSON object", where);
+        return 0;
+    }
+    if ((twice = llm_json_twice(json, 0)) != NULL) { /* which one counts, programs do not agree */
+        llm_refuse(c, "%.300s has the key %.60s twice", where, twice);
         return 0;
     }
     llm_read_eos(c, json);
@@ -505,20 +518,30 @@ static int llm_config_take(llm_config *c, cJSON *json, const char *where) {
     return c->error[0] == 0;
 }
 
+/* Refuses a text that is no JSON, or has something after its value. */
+static void llm_check_json(llm_config *c, const char *text, const char *where) {
+    char why[160];
+    if (llm_json_explain(text, why, sizeof why)) llm_refuse(c, "%.300s: %s", where, why);
+}
+
 /* The same of a folder's, and of its generation_config.json. */
 static int llm_config_open(llm_config *c, const char *folder) {
     tsh_error why;
-    char *text = llm_read_text(folder, "config.json", &why), where[320];
+    char *text = llm_read_text(folder, "config.json", &why), where[340], other[1024];
     if (!text) {
-        llm_refuse(c, "%s", why.message);
+        const int absent = llm_is_absent(errno) && llm_found_for_config(folder, other, sizeof other);
+        llm_refuse(c, "%s", absent ? other : why.message);
         return 0;
     }
     snprintf(where, sizeof where, "%.300s/config.json", folder);
+    llm_check_json(c, text, where);
     cJSON *json = cJSON_Parse(text);
     free(text);
     if (!llm_config_take(c, json, where)) return 0;
     text = llm_read_text(folder, "generation_config.json", &why);
     if (!text && !llm_is_absent(errno)) llm_refuse(c, "%s", why.message);
+    snprintf(where, sizeof where, "%.300s/generation_config.json", folder);
+    if (text) llm_check_json(c, text, where);
     cJSON *generation = text ? cJSON_Parse(text) : NULL;
     llm_read_eos(c, generation);
     cJSON_Delete(generation);

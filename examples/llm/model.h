@@ -123,7 +123,12 @@ LLM_API int llm_config_read_with(llm_config *c, const char *folder, const llm_fa
     if (options) c->options = *options;
     int ok = is_file ? llm_gguf_config(c, folder) : llm_config_open(c, folder);
     if (!ok && is_file) llm_gguf_rename_error(c, folder);
+    char other[1024];
     ok = ok && llm_config_rest(c, folder, family);
+    if (ok && !is_file && llm_found_for_weights(folder, other, sizeof other)) {
+        llm_refuse(c, "%s", other);
+        ok = 0;
+    }
     if (ok && !is_file && c->tied) llm_check_head(c, folder, (*family)->base);
     return ok;
 }

@@ -3,6 +3,7 @@
 #ifndef LLM_TEXT_H
 #define LLM_TEXT_H
 
+#include "found.h"
 #include "gguf.h"
 #include "gguf_tokenizer.h"
 #include "tokenizer.h"
@@ -50,6 +51,8 @@ static int text_open(text_codec *codec, const char *file, const char *model) {
     codec->tokenizer = gguf_is_file(path)
                            ? text_open_gguf(path, codec->error, sizeof codec->error)
                            : llm_tokenizer_open(path, codec->error, sizeof codec->error);
+    if (!codec->tokenizer && !one)
+        (void)llm_found_for_tokenizer(model, codec->error, sizeof codec->error);
     return codec->tokenizer != NULL;
 }
 

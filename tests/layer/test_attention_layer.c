@@ -478,8 +478,13 @@ static int decode_rank(tsh_ctx *ctx, void *user) {
     cache = tsh_cache_new(tsh_find(root, "1"), B, 4, TSH_DTYPE_DEFAULT);
     y = tsh_forward(tsh_find(root, "1"), tsh_slice(x, 1, 0, 4));
     CHECK_TRUE(cache && y && tsh_cache_length(cache) == 4);
-    tsh_cache_free(cache);
     tsh_no_grad_end(ctx);
+    tsh_train(root, 1); /* and is left there */
+    CHECK(!tsh_forward(tsh_find(root, "1"), tsh_slice(x, 1, 0, 4)), "a forward of training");
+    CHECK_SAYS(TSH_ERR_STATE, "training with a cache of 4 positions: it is for generating");
+    tsh_clear_error(ctx);
+    tsh_cache_free(cache);
+    CHECK(tsh_forward(tsh_find(root, "1"), tsh_slice(x, 1, 0, 4)), "without it");
     CHECK_OK();
     return 0;
 }

@@ -341,6 +341,39 @@ static void a_prefix_may_be_absent(void **state) {
     ranks_run_at(RANKS_FIRST, 2, NULL, loads, &j);
 }
 
+/* Tensors under other prefixes are skipped, or errors; those that are missing have the names that
+ * the files would have for them. */
+static void names_are_strict(void **state) {
+    stored s[TENSORS];
+    job j;
+    (void)state;
+    memset(&j, 0, sizeof j);
+    memcpy(s, tensors, sizeof tensors);
+    s[9] = s[8];
+    s[9].name = s[9].path = "cls.bias";
+    j.path = files_here;
+    j.desc.prefix = "net";
+    j.desc.rename = renamed;
+    j.desc.ignore = ignored;
+    write_tensors(s);
+    run_loads(j);
+    j.desc.strict_names = 1;
+    j.code = TSH_ERR_ARGUMENT;
+    j.part = "has 1 that the model lacks (\"cls.bias\")";
+    ranks_run_at(RANKS_FIRST, 2, NULL, loads, &j);
+    write_tensors(tensors);
+    j.code = TSH_OK;
+    j.part = NULL;
+    run_loads(j);
+    memcpy(s, tensors, sizeof tensors);
+    s[1].file = -1;
+    s[4].name = "net.h.0.up.gamma"; /* which says that files have this name for a weight */
+    write_tensors(s);
+    j.code = TSH_ERR_ARGUMENT;
+    j.part = "lacks 1 of the model's tensors (\"net.h.0.norm.gamma\")";
+    ranks_run_at(RANKS_FIRST, 2, NULL, loads, &j);
+}
+
 /* What tsh_save wrote at one rank, as model.safetensors in a folder, where another file is not
  * looked at. */
 static int saves(tsh_ctx *ctx, void *user) {
@@ -621,6 +654,7 @@ int main(void) {
         cmocka_unit_test_teardown(bytes_come_from_a_function, files_after),
         cmocka_unit_test_teardown(names_are_mapped, files_after),
         cmocka_unit_test_teardown(a_prefix_may_be_absent, files_after),
+        cmocka_unit_test_teardown(names_are_strict, files_after),
         cmocka_unit_test_teardown(one_rank_saves_and_three_load, files_after),
         cmocka_unit_test_teardown(stages_of_a_pipeline_are_sent_theirs, files_after),
         cmocka_unit_test_teardown(tensors_that_do_not_fit, files_after),

@@ -417,6 +417,10 @@ static const char warn_late[] =
     "warning: \"b.weight\" was added after tsh_optim_new and is never updated; call tsh_optim_new "
     "when the model is complete";
 
+static const char warn_blocks[] =
+    "warning: tsh_optim_new: 1 weights, such as \"a.weight\", are q4_0 and stay as they are; only the "
+    "other 3 parameters are trained. To train all, load the model unquantised";
+
 static log_lines lines; /* of rank 0, which alone warns */
 
 /* Runs fn with a logger; asserts that it gets just these warnings, each once. */
@@ -526,6 +530,30 @@ static void test_layers_after_the_optimiser(void **state) {
         for (own = 0; own < 2; own++)
             expect_warnings(ranks, desc, layer_after_the_optimiser, &own, own ? NULL : warn_late,
                             NULL);
+}
+
+/* user: how many of two layers are quantised. */
+static int quantised_weights(tsh_ctx *ctx, void *user) {
+    const int quantised = *(const int *)user;
+    const tsh_linear_desc block = {.in = 32, .out = 32};
+    tsh_module *root = tsh_root(ctx), *layer[2];
+    layer[0] = tsh_add_linear(root, "a", &block);
+    layer[1] = tsh_add_linear(root, "b", &block);
+    CHECK(tsh_materialize(root) == TSH_OK, "the model");
+    for (int i = 0; i < quantised; i++)
+        CHECK(tsh_quantize(layer[i], NULL, TSH_Q4_0) == TSH_OK, "layer %d", i);
+    for (int i = 0; i < 2; i++) CHECK(tsh_optim_new(root, NULL), "optimiser %d", i);
+    return 0;
+}
+
+static void test_quantised_weights_beside_others(void **state) {
+    const tsh_desc desc = {.tp = 0};
+    int ranks, quantised;
+    (void)state;
+    for (ranks = 1; ranks <= 2; ranks++)
+        for (quantised = 0; quantised < 2; quantised++)
+            expect_warnings(ranks, desc, quantised_weights, &quantised,
+                            quantised ? warn_blocks : NULL, NULL);
 }
 
 /* ----------------------------------------------------------------- a pipeline */
@@ -646,6 +674,7 @@ int main(void) {
         cmocka_unit_test(test_forgotten_calls),
         cmocka_unit_test(test_steps_without_gradients),
         cmocka_unit_test(test_layers_after_the_optimiser),
+        cmocka_unit_test(test_quantised_weights_beside_others),
         cmocka_unit_test(test_a_pipeline),
         cmocka_unit_test_teardown(test_no_mistake_and_no_message, files_after),
     };

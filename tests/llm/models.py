@@ -77,6 +77,25 @@ def write(folder, model):
         json.dump(model["config"], file)
 
 
+HEADS = {"gpt_neox": "embed_out.weight"}
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+
+
+def change_head(folder, how):
+    """Makes the head in the folder's file another one than the embedding ("other"), the embedding's
+    copy ("copy"), or the only one of both ("alone")."""
+    path = os.path.join(folder, "model.safetensors")
+    tensors = read_safetensors(path)
+    with open(os.path.join(folder, "config.json"), encoding="ascii") as file:
+        head = HEADS.get(json.load(file)["model_type"], "lm_head.weight")
+    embedding = next(name for name in tensors if name.endswith(EMBEDDINGS))
+    shape, floats = tensors[embedding]
+    tensors[head] = (shape, values(head, shape, 1, False) if how == "other" else floats)
+    if how == "alone":
+        del tensors[embedding]
+    write_safetensors(path, tensors)
+
+
 def older(config):
     """The same config in the form from before transformers 5."""
     config = dict(config)

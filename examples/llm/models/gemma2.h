@@ -43,6 +43,8 @@ static void gemma3_merge(cJSON *to, cJSON *from) {
 static void gemma3_read_rope(llm_config *c) {
     const cJSON *both = llm_config_key(c, "rope_parameters"), *part;
     const cJSON *whole = cJSON_GetObjectItemCaseSensitive(both, "full_attention");
+    if (both && !cJSON_IsObject(both))
+        llm_refuse_value(c, "rope_parameters", both, "it must be an object");
     (void)llm_config_key(c, "rope_scaling");
     cJSON *older = cJSON_GetObjectItemCaseSensitive(c->read, "rope_scaling");
     cJSON_ArrayForEach(part, both)
@@ -50,6 +52,8 @@ static void gemma3_read_rope(llm_config *c) {
                               strcmp(part->string, "sliding_attention") != 0))
             llm_refuse_value(c, "rope_parameters", both, "gemma3_text has full_attention and "
                                                          "sliding_attention in it");
+    if (older && !cJSON_IsObject(older) && !cJSON_IsNull(older))
+        llm_refuse_value(c, "rope_scaling", older, "it must be an object");
     if (cJSON_IsObject(older) && cJSON_IsObject(whole))
         gemma3_merge(cJSON_GetObjectItemCaseSensitive(both, "full_attention"), older);
     llm_set_rope(c, cJSON_GetObjectItemCaseSensitive(both, "sliding_attention"),
@@ -58,7 +62,7 @@ static void gemma3_read_rope(llm_config *c) {
     if (c->local.limit > 0)
         llm_refuse(c, "config.json: the rotary scaling of sliding_attention is \"%s\", which is "
                       "not supported", c->local.kind);
-    llm_set_rope(c, cJSON_IsObject(whole) || !older ? whole : older,
+    llm_set_rope(c, cJSON_IsObject(whole) || !cJSON_IsObject(older) ? whole : older,
                  llm_config_number(c, "rope_theta", 1000000), 1, 0);
 }
 

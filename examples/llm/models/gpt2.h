@@ -6,7 +6,7 @@
 static void gpt2_config(llm_config *c) {
     llm_read_sizes(c);
     c->hidden = llm_config_count(c, "n_inner", 4 * (double)c->width);
-    c->places = llm_config_count(c, "n_positions|max_position_embeddings", 1024);
+    c->places = llm_config_count(c, "max_position_embeddings|n_positions", 1024);
     c->norm = LLM_LAYER;
     c->eps = llm_config_number(c, "layer_norm_epsilon", 1e-5);
     llm_read_activation(c, "activation_function", "gelu_new");

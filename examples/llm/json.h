@@ -1,0 +1,132 @@
+/* json.h - says what is wrong with a text that is no JSON, by line and column, and which key an
+ * object has twice. cJSON parses it; this is only called after it has failed, or for the second.
+ * Include tshard.h first; needs cJSON. */
+#ifndef LLM_JSON_H
+#define LLM_JSON_H
+
+#include <cjson/cJSON.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { LLM_JSON_DEPTH = 500, LLM_JSON_KEYS = 512 };
+
+/* Where a text is read, and the first thing that is wrong there; NULL: nothing so far. */
+typedef struct llm_json_scan {
+    const char *at, *wrong;
+} llm_json_scan;
+
+static int llm_json_wrong(llm_json_scan *s, const char *what) {
+    if (!s->wrong) s->wrong = *s->at ? what : "the text ends here, before its value does";
+    return 0;
+}
+
+static void llm_json_skip(llm_json_scan *s) {
+    s->at += strspn(s->at, " \t\r\n");
+}
+
+/* Each of these moves behind what it is named for; 0: that is not there. */
+static int llm_json_string(llm_json_scan *s) {
+    if (*s->at == '\'') return llm_json_wrong(s, "strings of JSON have double quotes");
+    if (*s->at != '"') return llm_json_wrong(s, "a string in double quotes is missing here");
+    for (s->at++; *s->at != '"'; s->at++) {
+        if (*s->at == '\\' && s->at[1]) s->at++;
+        else if ((unsigned char)*s->at < 0x20)
+            return llm_json_wrong(s, "a string is not closed before the line ends");
+    }
+    s->at++;
+    return 1;
+}
+
+/* A number, or a word. */
+static int llm_json_word(llm_json_scan *s) {
+    static const char *const words[] = {"true", "false", "null"};
+    const size_t n = strcspn(s->at, ",]} \t\r\n:"), digits = strspn(s->at, "+-0123456789.eE");
+    const char *sign = s->at + (*s->at == '-');
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (n == strlen(words[i]) && strncmp(s->at, words[i], n) == 0) {
+            s->at += n;
+            return 1;
+        }
+    if (strncmp(sign, "Infinity", 8) == 0 || strncmp(s->at, "NaN", 3) == 0)
+        return llm_json_wrong(s, "NaN and Infinity are no numbers of JSON");
+    if (n > 0 && n == digits) {
+        s->at += n;
+        return 1;
+    }
+    if (strncmp(s->at, "True", 4) == 0 || strncmp(s->at, "False", 5) == 0 ||
+        strncmp(s->at, "None", 4) == 0)
+        return llm_json_wrong(s, "this is Python; JSON has true, false and null");
+    if (*s->at == '/' || *s->at == '#') return llm_json_wrong(s, "JSON has no comments");
+    return llm_json_wrong(s, "there is no value here");
+}
+
+static int llm_json_value(llm_json_scan *s, int depth);
+
+/* What stands between brackets, of an object or a list. */
+static int llm_json_inside(llm_json_scan *s, int object, int depth) {
+    const char close = object ? '}' : ']';
+    s->at++;
+    llm_json_skip(s);
+    if (*s->at == close) {
+        s->at++;
+        return 1;
+    }
+    for (;;) {
+        if (object && *s->at == close)
+            return llm_json_wrong(s, "a comma stands before this bracket");
+        if (object && !llm_json_string(s)) return 0;
+        llm_json_skip(s);
+        if (object && *s->at != ':') return llm_json_wrong(s, "a colon is missing here");
+        s->at += object;
+        if (!llm_json_value(s, depth + 1)) return 0;
+        if (*s->at == close) {
+            s->at++;
+            return 1;
+        }
+        if (*s->at != ',') return llm_json_wrong(s, "a comma or a bracket is missing here");
+        s->at++;
+        llm_json_skip(s);
+    }
+}
+
+static int llm_json_value(llm_json_scan *s, int depth) {
+    int ok;
+    llm_json_skip(s);
+    if (depth > LLM_JSON_DEPTH) return llm_json_wrong(s, "brackets are too deep here");
+    ok = *s->at == '{' || *s->at == '[' ? llm_json_inside(s, *s->at == '{', depth)
+         : *s->at == '"'                ? llm_json_string(s)
+                                        : llm_json_word(s);
+    if (ok) llm_json_skip(s);
+    return ok;
+}
+
+/* Writes what is wrong with a text: "line 3, column 7: a colon is missing here". 0: nothing is. */
+static int llm_json_explain(const char *text, char *sentence, size_t size) {
+    llm_json_scan s = {text, NULL};
+    int line = 1, column = 1;
+    if (llm_json_value(&s, 0) && *s.at) (void)llm_json_wrong(&s, "something follows the value");
+    if (!s.wrong) return 0;
+    for (; text < s.at; text++) {
+        column = *text == '\n' ? 1 : column + 1;
+        line += *text == '\n';
+    }
+    (void)snprintf(sentence, size, "line %d, column %d: %s", line, column, s.wrong);
+    return 1;
+}
+
+/* A key that an object has twice, or one of its objects; NULL: none. Objects of more keys than
+ * configs have are not looked at. */
+static const char *llm_json_twice(const cJSON *object, int depth) {
+    const cJSON *item, *other;
+    const char *found = NULL;
+    const int pairs = cJSON_IsObject(object) && cJSON_GetArraySize(object) <= LLM_JSON_KEYS;
+    cJSON_ArrayForEach(item, object) {
+        for (other = pairs ? item->next : NULL; other; other = other->next)
+            if (strcmp(item->string, other->string) == 0) return item->string;
+        if (depth < 8 && cJSON_IsObject(item)) found = llm_json_twice(item, depth + 1);
+        if (found) return found;
+    }
+    return NULL;
+}
+
+#endif
