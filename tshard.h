@@ -1182,8 +1182,9 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
 /* The largest value; the gradient goes to the first place that holds it, as torch.max(x, dim). NaN
  * wins. */
 TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim);
-/* The first place of the largest value, TSH_I64. Over a sharded dimension, the result is R, by one
- * all-gather of a value and a place from each rank. */
+/* The first place of the largest value, TSH_I64; NaN wins. Over a sharded dimension, the result is
+ * R, by one all-gather of a value and a place from each rank. Of logits, tsh_sample with temperature
+ * TSH_ZERO gives the same, but for an error where the largest value is not finite. */
 TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim);
 /* e^x / sum e^x along dim, and its logarithm. */
 TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim);
@@ -1409,8 +1410,9 @@ typedef struct tsh_sample_desc {
 /* logits (.., V) -> (..), TSH_I64, R: ids drawn from softmax(logits) after the filters of desc
  * (NULL: none). The random number of a row is Philox's of seed and position, so that the same
  * logits give the same ids on every rank, degree and backend. Logits in any layout, gathered first
- * (of S(-1) by one all-gather). No gradient. TSH_ERR_ANOMALY: the largest logit of a row is not
- * finite, or one is NaN. */
+ * (of S(-1) by one all-gather; for temperature 0 without .previous, by that of tsh_argmax). No
+ * gradient. TSH_ERR_ANOMALY: the largest logit of a row is not finite, or one is NaN, at any
+ * temperature. */
 TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc);
 
 /* -- an op of one's own ------------------------------------------------------ */
@@ -13625,6 +13627,14 @@ static void tshi_reduce_max_backward(tshi_node *node) {
 static const tshi_op tshi_reduce_max_op = {
     "tsh_max", "x", tshi_rule_whole, tshi_reduce_max_backward, TSHI_NONE, 0};
 static const tshi_op tshi_reduce_argmax_op = {"tsh_argmax", "x", tshi_rule_argmax, NULL, 0, 0};
+static const tshi_op tshi_reduce_greedy_op = {"tsh_sample", "logits", tshi_rule_argmax, NULL, 0, 0};
+
+/* What tshi_reduce_max is to return. */
+typedef enum tshi_largest {
+    TSHI_LARGEST_VALUE,
+    TSHI_LARGEST_PLACE,
+    TSHI_LARGEST_FINITE /* the place; an error if the value there is not finite */
+} tshi_largest;
 
 /* The largest value of a rank's shard of a row. */
 typedef struct tshi_best {
@@ -13632,10 +13642,10 @@ typedef struct tshi_best {
     int64_t place; /* global index; -1: the shard is empty */
 } tshi_best;
 
-/* Replaces the local index of each of n rows by the global one of the largest value on all ranks:
- * one all-gather. Along `axis`, x is sharded. max: of each row, the local maximum. */
+/* Replaces the local maximum of each of n rows, and its local index, by the largest value on all
+ * ranks and its global index: one all-gather. Along `axis`, x is sharded. */
 static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t *place,
-                              const tsh_real *max) {
+                              tsh_real *max) {
     tsh_ctx *ctx = x->ctx;
     const int64_t size = ctx->tp.size, words = (int64_t)(sizeof(tshi_best) / sizeof(int64_t));
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
@@ -13665,21 +13675,30 @@ static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t 
                 best = at;
         }
         place[i] = best ? best->place : 0;
+        max[i] = best ? (tsh_real)best->value : 0;
     }
     tshi_mem_release(ctx, block);
 }
 
-/* Runs tsh_max, or tsh_argmax if `argmax`. */
+/* Sets the error of logits from which no id can be chosen. */
+static void tshi_reduce_refuse_row(tsh_ctx *ctx, int64_t row) {
+    (void)tsh_fail(ctx, TSH_ERR_ANOMALY,
+                   "tsh_sample: row %lld of the logits has a NaN, or its largest is not finite",
+                   (long long)row);
+}
+
+/* Runs tsh_max, tsh_argmax, or tsh_sample with temperature 0. */
 static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
-                                   int argmax) {
+                                   tshi_largest what) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
     tshi_reduction r;
     tshi_block *scratch, *unrounded = NULL, *aux = NULL;
     tshi_rows rows;
     tsh_tensor *out, xs;
-    tsh_real *max = NULL; /* where the maxima go; argmax: NULL, unless ranks must agree */
+    tsh_real *max = NULL; /* where the maxima go; NULL: not needed */
     void *place;          /* int64_t indices: in out, or in aux for backward */
-    int cut;              /* 1: argmax of a dimension that is sharded over several ranks */
+    const int argmax = what != TSHI_LARGEST_VALUE;
+    int cut, keeps;       /* the dimension is sharded over several ranks; maxima are in scratch */
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
@@ -13690,7 +13709,8 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     if (!out) return NULL;
     place = tshi_tensor_at(out); /* argmax outputs the indices */
     cut = argmax && ctx->tp.size > 1 && tshi_rule_is_sharded(x, r.params.axis);
-    if (cut) {
+    keeps = cut || what == TSHI_LARGEST_FINITE;
+    if (keeps) {
         unrounded = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_numel(out)));
         max = unrounded ? (tsh_real *)tshi_mem_data(unrounded) : NULL;
     }
@@ -13706,7 +13726,10 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     tshi_mem_release(ctx, scratch);
     if (cut && ctx->error.code == TSH_OK)
         tshi_reduce_agree(x, r.params.axis, tsh_numel(out), (int64_t *)place, max);
-    if (cut)
+    for (int64_t i = 0; what == TSHI_LARGEST_FINITE && i < tsh_numel(out); i++)
+        if (ctx->error.code == TSH_OK && !(fabs((double)max[i]) <= DBL_MAX))
+            tshi_reduce_refuse_row(ctx, i);
+    if (keeps)
         tshi_mem_release(ctx, unrounded);
     else
         tshi_kernel_output_done(out, unrounded);
@@ -13715,11 +13738,16 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
 }
 
 TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim) {
-    return tshi_reduce_max(&tshi_reduce_max_op, x, dim, keepdim, 0);
+    return tshi_reduce_max(&tshi_reduce_max_op, x, dim, keepdim, TSHI_LARGEST_VALUE);
+}
+
+/* tsh_sample with temperature 0 of logits R or S(-1). */
+static tsh_tensor *tshi_reduce_greedy(tsh_tensor *logits) {
+    return tshi_reduce_max(&tshi_reduce_greedy_op, logits, -1, 0, TSHI_LARGEST_FINITE);
 }
 
 TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim) {
-    return tshi_reduce_max(&tshi_reduce_argmax_op, x, dim, keepdim, 1);
+    return tshi_reduce_max(&tshi_reduce_argmax_op, x, dim, keepdim, TSHI_LARGEST_PLACE);
 }
 
 /* -- softmax, log_softmax ---------------------------------------------------
@@ -18494,7 +18522,7 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
 /* ========================================================================== */
 /* >>sample                                            MARK: - sample (private) */
 /* tsh_sample: an id of each row of logits, after filters.                      */
-/* Needs: >>redistribute >>rng.                                                 */
+/* Needs: >>op-reduce >>redistribute >>rng.                                     */
 /* ========================================================================== */
 
 /* Every rank does the same with the whole logits, in double, so all draw the same ids. Each filter
@@ -18657,15 +18685,19 @@ static void tshi_sample_rows(const tsh_tensor *x, const tsh_tensor *previous,
         ids[r] = tshi_sample_row(z, z + n, n, desc,
                                  ((double)(word[0] >> 5) * 67108864.0 + (double)(word[1] >> 6)) /
                                      9007199254740992.0); /* 53 random bits */
-        if (ids[r] < 0)
-            (void)tsh_fail(ctx, TSH_ERR_ANOMALY,
-                           "tsh_sample: row %lld of the logits has a NaN, or its largest is not "
-                           "finite",
-                           (long long)r);
+        if (ids[r] < 0) tshi_reduce_refuse_row(ctx, r);
     }
     tshi_mem_release(ctx, scratch);
     tshi_mem_release(ctx, held);
     tshi_mem_release(ctx, block);
+}
+
+/* Returns 1 if the largest of the logits as they are is all that is asked for, and every rank can
+ * take part in finding it: then no rank needs the whole logits. */
+static int tshi_sample_is_greedy(const tsh_tensor *logits, const tsh_sample_desc *desc) {
+    return !(tshi_base_option(desc->temperature, 1) > 0) && !desc->previous &&
+           (logits->layout.kind == TSH_REPLICATED ||
+            tshi_rule_is_sharded(logits, logits->ndim - 1));
 }
 
 TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc) {
@@ -18677,6 +18709,11 @@ TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc) 
     if (!ctx || !tshi_sample_check(logits, desc)) return NULL;
     shape.ndim--;
     tsh_no_grad_begin(ctx);
+    if (tshi_sample_is_greedy(logits, desc)) {
+        out = tshi_reduce_greedy(logits);
+        tsh_no_grad_end(ctx);
+        return out;
+    }
     x = tsh_full(logits);
     previous = desc->previous ? tsh_full(desc->previous) : NULL;
     out = ctx->error.code == TSH_OK ? tshi_tensor_out(ctx, "tsh_sample", TSH_I64, &shape, NULL)

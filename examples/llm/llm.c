@@ -41,7 +41,7 @@ typedef struct llm_job {
     int64_t tp, max_new, threads, context; /* max_new -1, context 0: not given */
     int chat, print_ids, greedy, ignore_eos, tokenize, detokenize, no_special;
     int64_t top_k, seed;
-    double temperature, top_p, min_p, penalty; /* 0: not given */
+    double temperature, top_p, min_p, penalty; /* 0: not given; TSH_ZERO: a temperature of 0 */
     text_codec codec;
     chat_format format; /* --chat */
     llm_config config;
@@ -65,6 +65,7 @@ typedef struct llm_flag_row {
     int64_t *number;
     int *on;
     double *real;
+    int zero; /* 1: the number X may be 0, which is TSH_ZERO */
 } llm_flag_row;
 
 static void print_flags(const llm_flag_row *flags, int n, FILE *file) {
@@ -103,8 +104,11 @@ static int parse_flag(const llm_flag_row *flag, const char *value) {
     errno = 0;
     if (flag->real) {
         *flag->real = strtod(value, &end);
-        if (*end || end == value || errno || !(*flag->real > 0) || *flag->real > 1e6)
-            return usage("--%s takes a number above 0, not '%s'", flag->name, value);
+        if (flag->zero && end != value && *flag->real == 0) *flag->real = TSH_ZERO;
+        else if (!(*flag->real > 0)) errno = ERANGE;
+        if (*end || end == value || errno || *flag->real > 1e6)
+            return usage("--%s takes a number %s 0, not '%s'", flag->name,
+                         flag->zero ? "from" : "above", value);
         return 0;
     }
     const long long number = strtoll(value, &end, 10);
@@ -129,7 +133,8 @@ static int parse(llm_job *job, int argc, char **argv) {
         {"stop", "end before this text; several times: any of them", .list = &job->stops},
         {"ignore-eos", "go on after the end of the text", .on = &job->ignore_eos},
         {"greedy", "take the most likely token, which is the default", .on = &job->greedy},
-        {"temperature", "sample: divides the logits", .real = &job->temperature},
+        {"temperature", "sample: divides the logits; 0: as --greedy", .real = &job->temperature,
+         .zero = 1},
         {"top-k", "sample: of the N most likely tokens", .number = &job->top_k},
         {"top-p", "sample: of the most likely ones whose sum is X", .real = &job->top_p},
         {"min-p", "sample: of those with X times the largest probability", .real = &job->min_p},
@@ -370,12 +375,19 @@ static int read_row(llm_rank *r, tsh_tensor *logits, int64_t t) {
     return tsh_read(r->ctx, row, TSH_GLOBAL, r->row, bytes) == TSH_OK;
 }
 
-/* Draws a token from the logits (1, 1, V) that follow text b, as if that were the only one; -1: an
- * error. */
+/* 1: tokens are drawn; 0: the most likely ones are taken. */
+static int draws(const llm_job *job) {
+    return !job->greedy && !(job->temperature < 0) &&
+           (job->temperature > 0 || job->top_k > 0 || job->top_p > 0 || job->min_p > 0 ||
+            job->seed > 0);
+}
+
+/* Draws a token from the logits (1, 1, V) that follow text b, as if that were the only one; or takes
+ * the most likely one. -1: an error. */
 static int64_t draw(llm_rank *r, tsh_tensor *logits, int64_t b) {
     const llm_job *job = r->job;
     tsh_sample_desc desc = {.penalty = job->penalty,
-                            .temperature = job->temperature,
+                            .temperature = draws(job) ? job->temperature : TSH_ZERO,
                             .top_k = job->top_k,
                             .top_p = job->top_p,
                             .min_p = job->min_p,
@@ -385,9 +397,6 @@ static int64_t draw(llm_rank *r, tsh_tensor *logits, int64_t b) {
     if (job->penalty > 0)
         desc.previous = tsh_tensor_from(r->ctx, TSH_I32, tsh_shape3(1, 1, r->count[b]), NULL,
                                         r->tokens + b * r->room);
-    if (job->greedy || !(job->temperature > 0 || job->top_k > 0 || job->top_p > 0 ||
-                         job->min_p > 0 || job->seed > 0))
-        desc.temperature = TSH_ZERO;
     if (tsh_read(r->ctx, tsh_sample(logits, &desc), TSH_GLOBAL, &id, sizeof id) != TSH_OK) id = -1;
     if (desc.previous) tsh_tensor_free(desc.previous);
     return id;
@@ -396,15 +405,13 @@ static int64_t draw(llm_rank *r, tsh_tensor *logits, int64_t b) {
 /* Appends to each text the token that follows the last row of its logits: the most likely one, or a
  * drawn one, the same on every rank. */
 static void choose(llm_rank *r, tsh_tensor *logits) {
-    const llm_job *job = r->job;
-    const int draws = job->temperature > 0 || job->top_k > 0 || job->top_p > 0 || job->min_p > 0 ||
-                      job->seed > 0;
+    const tsh_sample_desc likely = {.temperature = TSH_ZERO};
     tsh_tensor *last = tsh_slice(logits, 1, tsh_dim(logits, 1) - 1, 1);
     int64_t ids[LLM_MOST_ROWS];
-    if (job->penalty > 0 || (draws && !job->greedy)) {
+    if (r->job->penalty > 0 || draws(r->job)) {
         for (int64_t b = 0; b < r->rows; b++)
             if ((ids[b] = draw(r, tsh_slice(last, 0, b, 1), b)) < 0) return;
-    } else if (tsh_read(r->ctx, tsh_argmax(last, -1, 0), TSH_GLOBAL, ids,
+    } else if (tsh_read(r->ctx, tsh_sample(last, &likely), TSH_GLOBAL, ids,
                         (size_t)r->rows * sizeof *ids) != TSH_OK) {
         return;
     }

@@ -297,6 +297,28 @@ def values_that_are_not_finite_are_told(folder):
     check("norm.weight" in done.stderr and "1 NaN" in done.stderr, done.returncode, done.stderr)
 
 
+def logits_that_are_not_finite_are_refused(folder):
+    """Greedily, too: finite weights whose logits are beyond f16, or beyond f32."""
+    for scale, dtype in ((3e4, "f16"), (1e38, "f32")):
+        written(folder, "llama")
+        path = os.path.join(folder, "model.safetensors")
+        tensors = models.read_safetensors(path)
+        shape, floats = tensors["model.norm.weight"]
+        tensors["model.norm.weight"] = (shape, [scale * x for x in floats])
+        models.write_safetensors(path, tensors)
+        for ranks in (1, 3):
+            for flags in ((), ("--temperature", "0"), ("--temperature", "1"),
+                          ("--repetition-penalty", "1.5"), ("--ids", "4 5")):
+                done = llm(folder, "--ids", "1 2 3", "--print-ids", "--max-new", "4", "--dtype",
+                           dtype, "--tp", str(ranks), *flags)
+                check(done.returncode == 1 and "tsh_sample: row 0 of the logits" in done.stderr and
+                      (scale == 1e38 or not done.stdout.strip()), scale, dtype, ranks, flags,
+                      done.returncode, done.stdout, done.stderr)
+        if dtype == "f16":
+            done = llm(folder, "--ids", "1 2 3", "--print-ids", "--max-new", "4", "--dtype", "f32")
+            check(done.returncode == 0 and len(done.stdout.split()) == 4, done.stderr)
+
+
 def other_names_load(folder):
     """Without the prefix, and with tensors that are no parameters, as in older files of the hub."""
     for name, prefix, more in (
@@ -338,6 +360,10 @@ def mistakes_are_told(folder):
                                (("--ids", "1") * 257, 2, ("at most 256 times",)),
                                (("--ids", "1", "--seed", "x"), 2, ("--seed", "'x'")),
                                (("--ids", "1", "--top-p", "0"), 2, ("--top-p", "'0'")),
+                               (("--ids", "1", "--temperature", "x"), 2, ("from 0, not 'x'",)),
+                               (("--ids", "1", "--temperature", "-1"), 2, ("from 0, not '-1'",)),
+                               (("--ids", "1", "--temperature", ""), 2, ("from 0, not ''",)),
+                               (("--ids", "1", "--temperature", "nan"), 2, ("from 0, not 'nan'",)),
                                (("--ids", "1"), 1, ("tokenizer",)),
                                (("--embed", "/"), 1, ("tokenizer",)),
                                (("--ids", "1", "--max-new", "-3"), 2, ("--max-new", "whole")),
@@ -383,7 +409,8 @@ def samples_are_those_of_the_seed(folder):
         check(got == want, "on", ranks, "ranks", got, "not", want)
     check(tokens(*flags, "--seed", "6", "--tp", "1") != want, "the seed changes nothing")
     for one in (("--top-k", "1"), ("--top-p", "1e-6"), ("--min-p", "1"), ("--temperature", "1e-6"),
-                ("--temperature", "2", "--greedy")):
+                ("--temperature", "2", "--greedy"), ("--temperature", "0"),
+                ("--temperature", "0.0", "--top-p", "0.9")):
         got = tokens(*one, "--seed", "5", "--tp", "2")
         check(got == model["new"], one, got, "not", model["new"])
     got = tokens("--repetition-penalty", "1000000", "--tp", "2")
@@ -707,7 +734,8 @@ if __name__ == "__main__":
         configs_that_would_change_results_are_refused,
         texts_that_are_too_long_are_refused, settings_within_reach_change_nothing,
         other_names_load, folders_that_lie_are_refused, files_that_lie_are_refused,
-        values_that_are_not_finite_are_told, mistakes_are_told,
+        values_that_are_not_finite_are_told, logits_that_are_not_finite_are_refused,
+        mistakes_are_told,
         the_models_of_the_course_know_their_texts, the_readme_shows_a_family,
         the_end_of_a_text_ends_it, samples_are_those_of_the_seed, fewer_bits_are_near,
         batches_are_texts_of_their_own, stop_strings_end_a_text, conversations_keep_the_cache,
