@@ -59,6 +59,7 @@ typedef struct llm_config {
     int64_t vocabulary, width, hidden, layers, heads, kv_heads, head_size;
     int64_t places, skip; /* learned positions, 0: none; rows before the first one */
     int encoder;          /* every token sees all, and there is no head; nothing is generated */
+    int headless;         /* set it before llm_model_load: tokens' vectors are given, no logits */
     int64_t kinds;        /* of tokens (BERT's segments) */
     llm_norm_kind norm;
     llm_qk_norm qk_norm; /* of each head, or of all at once */

@@ -23,6 +23,8 @@
 #include "model.h"
 #include "text.h"
 
+#include "embed.h"
+
 #include <pthread.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -49,7 +51,7 @@ typedef struct llm_job {
     int32_t *tokens; /* of all prompts, or of the lines of --embed */
     int64_t *ends, rows; /* tokens before the end of each of them */
     int64_t room;        /* tokens that a text may have */
-    int first_token, plain; /* --embed: the first token's vector, not the mean; any length */
+    embed_model vectors; /* --embed; only rank 0 reads it */
     tsh_comm comm; /* TCP: this process's place in the world */
     int joined;    /* 1: comm is there, and no ctx has taken it */
     pthread_mutex_t lock;
@@ -581,25 +583,36 @@ static void continue_prompts(llm_rank *r) {
     if (!job->print_ids) tell_speed(r);
 }
 
+/* Prints the vector of a text whose n tokens have the vectors `tokens`. */
+static void print_vector(llm_rank *r, const float *tokens, int64_t n) {
+    embed_model *e = &r->job->vectors;
+    double *vector = (double *)malloc((size_t)e->size * sizeof *vector);
+    if (!vector || !embed_vector(e, tokens, n, vector))
+        (void)tsh_fail(r->ctx, TSH_ERR_MEMORY, "not enough memory");
+    for (int64_t k = 0; k < e->size && tsh_ok(r->ctx); k++)
+        printf("%s%.9g", k ? " " : "", vector[k]);
+    printf("\n");
+    free(vector);
+}
+
 /* --embed: a line of numbers per line of the file. */
 static void embed(llm_rank *r) {
-    const llm_job *job = r->job;
+    llm_job *job = r->job;
+    const size_t width = (size_t)r->columns * sizeof(float);
+    float *tokens = (float *)malloc((size_t)job->room * width + 1);
+    if (!tokens) (void)tsh_fail(r->ctx, TSH_ERR_MEMORY, "not enough memory");
     for (int64_t i = 0; i < job->rows && tsh_ok(r->ctx); i++) {
-        const int64_t begin = row_begin(job, i);
-        double square = 0;
+        const int64_t begin = row_begin(job, i), n = job->ends[i] - begin;
         tsh_scope_begin(r->ctx);
         r->model.past[0] = 0;
-        tsh_tensor *x = llm_logits(&r->model, job->tokens + begin, job->ends[i] - begin, NULL);
-        if (x && !job->first_token) x = tsh_mean(tsh_cast(x, TSH_F32), 1, 1);
-        const int ok = x && read_row(r, x, 0);
+        r->model.expected = n;
+        tsh_tensor *x = llm_logits(&r->model, job->tokens + begin, n, NULL); /* (1, n, width) */
+        const int ok = x && tsh_read(r->ctx, tsh_cast(x, TSH_F32), TSH_GLOBAL, tokens,
+                                     (size_t)n * width) == TSH_OK;
         tsh_scope_end(r->ctx);
-        if (!ok || !r->first) continue;
-        for (int64_t k = 0; k < r->columns; k++) square += (double)r->row[k] * (double)r->row[k];
-        const double scale = job->plain || square == 0 ? 1 : 1 / sqrt(square);
-        for (int64_t k = 0; k < r->columns; k++)
-            printf("%s%.9g", k ? " " : "", (double)r->row[k] * scale);
-        printf("\n");
+        if (ok && r->first) print_vector(r, tokens, n);
     }
+    free(tokens);
 }
 
 /* -- a conversation ---------------------------------------------------------- */
@@ -761,7 +774,8 @@ static void run_model(llm_rank *r) {
 static int run_rank(tsh_ctx *ctx, void *user) {
     llm_job *job = (llm_job *)user;
     llm_rank *r = (llm_rank *)calloc(1, sizeof *r);
-    const int64_t columns = job->config.encoder ? job->config.width : job->config.vocabulary;
+    const int vectors = job->config.encoder || job->config.headless;
+    const int64_t columns = vectors ? job->config.width : job->config.vocabulary;
     const int64_t rows = job->chat || job->embed ? 1 : job->rows;
     if (r) {
         r->job = job;
@@ -813,6 +827,7 @@ static int run(llm_job *job) {
     tsh_desc desc = {.threads = (int)job->threads, .logger = {heed, job}};
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
     const int tp = (int)(job->tp ? job->tp : cores > 0 ? cores : 1);
+    job->config.headless = job->embed != NULL;
     desc.dtype = job->dtype ? llm_dtype_named(job->dtype) : job->config.dtype;
     if (!job->joined) return tsh_threads_run(tp, &desc, run_rank, job);
     desc.comm = job->comm;
@@ -829,37 +844,21 @@ static int convert_text(llm_job *job) {
     return !open_codec(job) || convert(job);
 }
 
-/* How sentence-transformers makes one vector of a text: 1_Pooling says which, modules.json whether
- * it gets length 1. Without them: the mean, of length 1. 0: refused. */
-static int read_pooling(llm_job *job) {
-    char *text = llm_read_file(job->model, "1_Pooling/config.json");
-    cJSON *pooling = text ? cJSON_Parse(text) : NULL;
-    const cJSON *item;
-    int known = 1;
-    cJSON_ArrayForEach(item, pooling) {
-        if (!cJSON_IsTrue(item) || strncmp(item->string, "pooling_mode_", 13) != 0) continue;
-        job->first_token = strcmp(item->string, "pooling_mode_cls_token") == 0;
-        if (!job->first_token && strcmp(item->string, "pooling_mode_mean_tokens") != 0)
-            known = !refuse(job, "1_Pooling/config.json: %.60s is not supported", item->string);
-    }
-    cJSON_Delete(pooling);
-    free(text);
-    text = llm_read_file(job->model, "modules.json");
-    job->plain = text != NULL && strstr(text, "Normalize") == NULL;
-    free(text);
-    return known;
-}
-
 /* Appends a line's tokens. 0: refused. */
 static int read_line(llm_job *job, const char *line, size_t length) {
     int32_t *ids = NULL;
-    const int64_t n = text_encode(&job->codec, line, length, !job->no_special, &ids);
+    const int64_t n = embed_encode(&job->vectors, job->codec.tokenizer, line, length,
+                                   !job->no_special, &ids);
     const int64_t most = job->config.places;
-    const int ok = n < 0 ? !refuse(job, "%s", job->codec.error)
-                   : n == 0 || n > most
-                       ? !refuse(job, "%s: line %lld has %lld tokens, not 1 to %lld", job->embed,
-                                 (long long)job->rows + 1, (long long)n, (long long)most)
+    const int ok = n < 0    ? !refuse(job, "%s", job->vectors.error)
+                   : n == 0 ? !refuse(job, "%s: line %lld has no token", job->embed,
+                                      (long long)job->rows + 1)
+                   : most && n > most
+                       ? !refuse(job, "%s: line %lld has %lld tokens; the model has %lld positions",
+                                 job->embed, (long long)job->rows + 1, (long long)n,
+                                 (long long)most)
                        : add_row(job, ids, n);
+    if (ok && n > job->room) job->room = n;
     free(ids);
     return ok;
 }
@@ -868,19 +867,26 @@ static int read_line(llm_job *job, const char *line, size_t length) {
 static int read_lines(llm_job *job) {
     char *text = llm_read_file("", job->embed);
     int ok = text != NULL;
-    if (!job->config.encoder) {
-        free(text);
-        return !refuse(job, "--embed takes an encoder, such as bert, not %s", job->config.type);
-    }
     if (!ok) return !refuse(job, "%s: %s", job->embed, strerror(errno));
-    job->max_new = 0;
+    ok = embed_begin(&job->vectors, &job->config) &&
+         embed_skip_prompt(&job->vectors, job->codec.tokenizer, !job->no_special);
+    if (!ok) (void)refuse(job, "%s", job->vectors.error);
+    job->max_new = job->room = 0;
     for (const char *line = text; ok && *line;) {
         const size_t n = strcspn(line, "\n");
         ok = read_line(job, line, n);
         line += line[n] ? n + 1 : n;
     }
     free(text);
-    return ok && read_pooling(job);
+    return ok;
+}
+
+/* What modules.json says of --embed: the model may be in a folder within the folder. 0: refused. */
+static int open_vectors(llm_job *job) {
+    if (!embed_open(&job->vectors, job->model)) return !refuse(job, "%s", job->vectors.error);
+    job->model = job->vectors.folder;
+    job->codec.lower = job->vectors.lower;
+    return 1;
 }
 
 /* The chat template of the model, or that of --template. 0: refused. */
@@ -926,6 +932,7 @@ static int prepare_chat(llm_job *job) {
 /* Reads the model's files, but for the weights, and the texts. 0: refused. */
 static int prepare(llm_job *job) {
     llm_config *c = &job->config;
+    if (job->embed && !open_vectors(job)) return 0;
     if (!llm_config_read(c, job->model, &job->family)) return !refuse(job, "%s", c->error);
     const int texts = job->embed || job->chat || job->prompt_texts.count || job->stops.count;
     if ((texts || !job->print_ids) && !open_codec(job)) return 0;
@@ -945,12 +952,14 @@ static int prepare(llm_job *job) {
 static int lacks_model(const llm_job *job) {
     char path[4096];
     snprintf(path, sizeof path, "%s/config.json", job->model);
-    return access(path, R_OK) != 0 && errno != ENOTDIR; /* ENOTDIR: it is a file */
+    if (access(path, R_OK) == 0 || errno == ENOTDIR) return 0; /* ENOTDIR: it is a file */
+    snprintf(path, sizeof path, "%s/modules.json", job->model);
+    return !job->embed || access(path, R_OK) != 0;
 }
 
 /* What rank 0 found, as it is sent. */
 typedef struct llm_found {
-    int64_t ok, text, tokens, rows, room, max_new, first_token, plain; /* text, tokens: how many */
+    int64_t ok, text, tokens, rows, room, max_new; /* text, tokens: how many */
     int64_t eos_count, eos[LLM_MOST_EOS];
     int64_t gguf; /* bytes of the GGUF file, the text being its header; 0: it is of config.json */
     char error[TSH_MESSAGE_SIZE];
@@ -974,8 +983,6 @@ static void fill_found(const llm_job *job, llm_found *found, int ok) {
     found->tokens = row_begin(job, job->rows);
     found->room = job->room;
     found->max_new = job->max_new;
-    found->first_token = job->first_token;
-    found->plain = job->plain;
     found->eos_count = c->eos_count;
     memcpy(found->eos, c->eos, sizeof c->eos);
     memcpy(found->error, job->error, sizeof found->error);
@@ -1004,8 +1011,6 @@ static int take_found(llm_job *job, const llm_found *found, const char *text) {
     job->rows = found->rows;
     job->room = found->room;
     job->max_new = found->max_new;
-    job->first_token = (int)found->first_token;
-    job->plain = (int)found->plain;
     if (found->gguf) {
         c->gguf = gguf_of_header(text, (size_t)found->text, (size_t)found->gguf, job->model, error,
                                  sizeof error);
@@ -1082,6 +1087,7 @@ int main(int argc, char **argv) {
         pthread_mutex_destroy(&job.lock);
     }
     text_close(&job.codec);
+    embed_close(&job.vectors);
     chat_close(&job.format);
     llm_config_free(&job.config);
     free(job.tokens);

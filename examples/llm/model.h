@@ -134,10 +134,11 @@ static int64_t llm_longest(const llm_config *c, const char **why) {
     return c->places;
 }
 
-/* Tensors that are no parameters, or the embedding once more where the head is tied to it. */
-enum { LLM_TIED = 2 };
+/* Tensors that are no parameters: from LLM_TIED on; from LLM_HEADS on, with heads that are the
+ * embedding once more, as they are tied to it; from the first on, with all heads. */
+enum { LLM_HEADS = 1, LLM_TIED = 3 };
 static const char *const llm_ignored[] = {
-    "lm_head.weight", "embed_out.weight", "**.inv_freq", "**.attn.bias", "**.attention.bias",
+    "lm_head.bias", "lm_head.weight", "embed_out.weight", "**.inv_freq", "**.attn.bias", "**.attention.bias",
     "**.masked_bias", "**.position_ids", "**.pooler.**", "pooler.**", "cls.**", NULL};
 
 /* "f32", "q8_0" ... as a dtype; 0: none of those that weights may have. */
@@ -201,7 +202,9 @@ LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
     gguf_file blocks;
     tsh_file_desc file = {.prefix = family->base,
                           .rename = family->rename,
-                          .ignore = llm_ignored + (c->tied || c->encoder ? 0 : LLM_TIED),
+                          .ignore = llm_ignored + (c->headless              ? 0
+                                                   : c->tied || c->encoder ? LLM_HEADS
+                                                                           : LLM_TIED),
                           .broadcast = c->broadcast};
     memset(m, 0, sizeof *m);
     m->ctx = ctx;
@@ -222,7 +225,7 @@ LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
         return tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
     if (c->gguf) file.read = gguf_file_read;
     file.user = &blocks;
-    if (tsh_load_with(m->root, folder, NULL, &file) == TSH_OK && !c->encoder)
+    if (tsh_load_with(m->root, folder, NULL, &file) == TSH_OK && !c->encoder && !c->headless)
         m->cache = tsh_cache_new(m->root, rows, length, TSH_DTYPE_DEFAULT);
     if (c->gguf) gguf_file_close(&blocks);
     return tsh_last_error(ctx)->code;
@@ -274,7 +277,8 @@ static void llm_stretch(llm_net *m, const int32_t *ids, int64_t n, const int64_t
     }
 }
 
-/* The logits (rows, T or 1, V), sharded over the vocabulary, of ids (rows, n) that follow the
+/* The logits (rows, T or 1, V), sharded over the vocabulary, or of a headless model the tokens'
+ * vectors (rows, T, C), of ids (rows, n) that follow the
  * m->past[b] before: of text b the first lengths[b], NULL: all; the others are padding. A single
  * text goes back if a caller lowers m->past[0]. The logits live until the scope ends. */
 LLM_API tsh_tensor *llm_logits(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {

@@ -9,6 +9,7 @@
 
 typedef struct text_codec {
     llm_tokenizer *tokenizer;
+    int lower; /* 1: texts are lowercased, if the file does not say so itself */
     char error[4352]; /* a path and a sentence */
 } text_codec;
 
@@ -41,6 +42,44 @@ static llm_tokenizer *text_open_gguf(const char *path, char *error, size_t size)
     return tokenizer;
 }
 
+/* Adds Lowercase to the normalizers of a tokenizer.json, before them, unless it is one of them. */
+static int text_lower(cJSON *json) {
+    cJSON *normalizer = cJSON_DetachItemFromObjectCaseSensitive(json, "normalizer");
+    cJSON *all = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(all, "normalizers");
+    cJSON *lower = cJSON_CreateObject();
+    const cJSON *item, *known = cJSON_GetObjectItemCaseSensitive(normalizer, "normalizers");
+    int has = 0;
+    for (item = known ? known->child : normalizer; item; item = item->next) {
+        const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "type"));
+        has |= type && strcmp(type, "Lowercase") == 0;
+    }
+    int ok = list && cJSON_AddStringToObject(lower, "type", "Lowercase") &&
+             cJSON_AddStringToObject(all, "type", "Sequence");
+    if (ok && !has) ok = cJSON_AddItemToArray(list, lower);
+    else cJSON_Delete(lower);
+    if (normalizer && !cJSON_IsNull(normalizer)) ok = ok && cJSON_AddItemToArray(list, normalizer);
+    else cJSON_Delete(normalizer);
+    return cJSON_AddItemToObject(json, "normalizer", all) && ok;
+}
+
+/* A tokenizer.json whose texts are lowercased. */
+static llm_tokenizer *text_open_lower(const char *path, char *error, size_t size) {
+    char *text = llm_read_file("", path);
+    cJSON *json = text ? cJSON_Parse(text) : NULL;
+    llm_tokenizer *tokenizer = NULL;
+    free(text);
+    if (!cJSON_IsObject(json)) {
+        cJSON_Delete(json);
+        return llm_tokenizer_open(path, error, size); /* which says why it cannot be read */
+    }
+    text = text_lower(json) ? cJSON_PrintUnformatted(json) : NULL;
+    cJSON_Delete(json);
+    if (text) tokenizer = llm_tokenizer_read(text, strlen(text), path, error, size);
+    else snprintf(error, size, "not enough memory");
+    cJSON_free(text);
+    return tokenizer;
+}
+
 /* Of a file, or of the model's: tokenizer.json in its folder, or what the GGUF file has. 0:
  * codec->error says why not. */
 static int text_open(text_codec *codec, const char *file, const char *model) {
@@ -49,6 +88,8 @@ static int text_open(text_codec *codec, const char *file, const char *model) {
     snprintf(path, sizeof path, "%s%s", file ? file : model, one ? "" : "/tokenizer.json");
     codec->tokenizer = gguf_is_file(path)
                            ? text_open_gguf(path, codec->error, sizeof codec->error)
+                       : codec->lower
+                           ? text_open_lower(path, codec->error, sizeof codec->error)
                            : llm_tokenizer_open(path, codec->error, sizeof codec->error);
     return codec->tokenizer != NULL;
 }
