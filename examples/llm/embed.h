@@ -505,7 +505,7 @@ LLM_API int embed_skip_prompt(embed_model *e, llm_tokenizer *t, int special) {
     size_t length = 1;
     if (!e->prompt || !e->no_prompt) return 1;
     const int64_t n = embed_encode(e, t, "", 0, special, &ids);
-    char *last = n > 0 ? llm_tokenizer_decode(t, ids + n - 1, 1, 1, &length) : NULL;
+    char *last = n > 0 ? llm_tokenizer_decode(t, ids + n - 1, 1, 0, &length) : NULL;
     e->skipped = n - (last != NULL && length == 0); /* a special one, which decodes to nothing */
     free(last);
     free(ids);

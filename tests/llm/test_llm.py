@@ -4,6 +4,7 @@ ranks, in both forms of config.json; and what is refused. make_models.py writes 
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -481,32 +482,14 @@ def fewer_bits_are_near(folder):
 CHATML = ("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
           "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
           "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
-SPECIAL = ("<|im_start|>", "<|im_end|>")
-LETTERS = "abcdefghijklmnopqrstuvwxyz?!.,'\n 0123456789ABCDEFGHIJKLMNOP"  # 59, and those two: 61
-
-
 class Letters:
     """A folder whose tokenizer has a token for each letter; `end` is that of <|im_end|>."""
 
     def __init__(self, folder, end=60, template=CHATML, **changes):
         self.folder, self.end = written(folder, "llama", **changes), end
-        self.tokens = [SPECIAL[0], *LETTERS]
-        self.tokens.insert(end, SPECIAL[1])
-        ids = {token: i for i, token in enumerate(self.tokens)}
-        vocab = {{"\n": "\u010a", " ": "\u0120"}.get(t, t): i for t, i in ids.items()}
-        self.save("tokenizer.json", {
-            "version": "1.0", "truncation": None, "padding": None, "normalizer": None,
-            "added_tokens": [{"id": ids[t], "content": t, "single_word": False, "lstrip": False,
-                              "rstrip": False, "normalized": False, "special": True}
-                             for t in SPECIAL],
-            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
-                              "use_regex": True},
-            "post_processor": None,
-            "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
-                        "use_regex": True},
-            "model": {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False,
-                      "continuing_subword_prefix": None, "end_of_word_suffix": None,
-                      "byte_fallback": False, "vocab": vocab, "merges": []}})
+        self.tokens = [models.SPECIAL[0], *models.LETTERS]
+        self.tokens.insert(end, models.SPECIAL[1])
+        self.save("tokenizer.json", models.letters(self.tokens))
         self.save("tokenizer_config.json", {"chat_template": template, "bos_token": "<s>"})
 
     def save(self, name, value):
@@ -516,13 +499,13 @@ class Letters:
     def encode(self, text):
         ids = []
         while text:
-            token = next((t for t in SPECIAL if text.startswith(t)), text[0])
+            token = next((t for t in models.SPECIAL if text.startswith(t)), text[0])
             ids.append(self.tokens.index(token))
             text = text[len(token):]
         return ids
 
     def decode(self, ids):
-        return "".join(self.tokens[i] for i in ids if self.tokens[i] not in SPECIAL)
+        return "".join(self.tokens[i] for i in ids if self.tokens[i] not in models.SPECIAL)
 
     def next(self, ids, most):
         """The tokens that follow, greedily, without those that end a text."""
@@ -712,8 +695,95 @@ def the_models_of_the_course_know_their_texts(folder):
         done = llm(os.path.join(tiny, "bert"), "--embed", lines, "--tp", str(ranks))
         rows = [list(map(float, line.split())) for line in done.stdout.splitlines()]
         check(len(rows) == 3, done.stderr)
-        near, far = (sum(a * b for a, b in zip(rows[0], row)) for row in rows[1:])
+        size = [sum(x * x for x in row) ** 0.5 for row in rows]
+        near, far = (sum(a * b for a, b in zip(rows[0], rows[i])) / size[0] / size[i]
+                     for i in (1, 2))
         check(near > 0.7 and far < 0.3, near, far)
+
+
+def embedded(folder, lines, *flags, before=()):
+    """The vectors that --embed prints of these lines."""
+    path = os.path.join(os.path.dirname(folder), os.path.basename(folder) + ".lines")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+    done = llm(folder, "--embed", path, *flags, before=before)
+    check(done.returncode == 0 and not done.stderr, folder, flags, done.stderr)
+    return [list(map(float, line.replace("[0] ", "").split()))
+            for line in done.stdout.splitlines()]
+
+
+def vectors_are_those_of_sentence_transformers(folder):
+    """make_embeddings.py tells of what folders."""
+    with open(os.path.join(HERE, "golden", "embed", "vectors.json"), encoding="ascii") as file:
+        golden = json.load(file)
+    for name, case in golden["cases"].items():
+        at = os.path.join(folder, name)
+        models.write_embedder(at, case)
+        for ranks in RANKS if name in ("some", "shortcut", "llama") else (2,):
+            rows = embedded(at, golden["texts"], "--tp", str(ranks), "--dtype", "f32")
+            check(list(map(len, rows)) == list(map(len, case["vectors"])), name, "shape")
+            size = max(abs(x) for row in case["vectors"] for x in row)
+            off = max(abs(a - b) for row, want in zip(rows, case["vectors"])
+                      for a, b in zip(row, want)) / size
+            check(off < 2e-5, name, ranks, "vectors are off by", off)
+    if not has_launcher():
+        raise Skipped(NO_LAUNCHER)
+    here = os.path.join(folder, "elsewhere")
+    rows = embedded(here, golden["texts"], "--dtype", "f32", "--backend", "tcp",
+                    before=(LAUNCHER, "-n", "2"))
+    check(max(abs(a - b) for row, want in zip(rows, golden["cases"]["elsewhere"]["vectors"])
+              for a, b in zip(row, want)) < 1e-4, "over TCP", rows)
+
+
+def folders_of_sentence_transformers_that_would_give_others_are_refused(folder):
+    with open(os.path.join(HERE, "golden", "embed", "vectors.json"), encoding="ascii") as file:
+        cases = json.load(file)["cases"]
+    lines = os.path.join(folder, "lines")
+    with open(lines, "w", encoding="ascii") as file:
+        file.write("abc\n" + 300 * "d" + "\n")
+
+    def changed(name, file, value, *words):
+        case = json.loads(json.dumps(cases[name]))
+        config = case["files"].setdefault(file, {})
+        if isinstance(value, dict):
+            config.update(value)
+        else:
+            case["files"][file] = value
+        here = os.path.join(folder, "model")
+        shutil.rmtree(here, ignore_errors=True)
+        models.write_embedder(here, case)
+        refused(here, *words, flags=("--embed", lines))
+
+    modules = cases["tanh"]["files"]["modules.json"]
+    clip = [modules[0], modules[1], dict(modules[2], type="sentence_transformers.models.CNN")]
+    changed("tanh", "modules.json", clip, "module 2", "sentence_transformers.models.CNN")
+    changed("tanh", "modules.json", [dict(modules[0], type="custom.Transformer"), modules[1]],
+            "module 0", "custom.Transformer")
+    changed("tanh", "modules.json", modules[:1], "at least a Transformer and a Pooling")
+    changed("tanh", "modules.json", [modules[0], modules[2]], "module 1", "Dense")
+    changed("tanh", "modules.json", [modules[0], dict(modules[1], path="../x")], "../x")
+    changed("tanh", "modules.json", [modules[0], dict(modules[1], path="nowhere")],
+            "nowhere/config.json", "cannot be read")
+    changed("tanh", "modules.json", "x", "modules.json is no list")
+    changed("max", "1_Pooling/config.json", {"pooling_mode": "median"}, "\"median\"", "lasttoken")
+    changed("max", "1_Pooling/config.json", {"pooling_mode": ["max", 3]}, "pooling_mode is 3")
+    changed("max", "1_Pooling/config.json", {"pooling_mode_new": True}, "pooling_mode_new is true")
+    changed("max", "1_Pooling/config.json", {"embedding_dimension": 47}, "of 47", "gives 48")
+    changed("tanh", "a dense/config.json", {"in_features": 47}, "47", "(7, 48)")
+    changed("tanh", "a dense/config.json", {"activation_function": "torch.nn.CELU"}, "torch.nn.CELU")
+    changed("tanh", "a dense/config.json", {"module_input_name": "token_embeddings"},
+            "module_input_name")
+    changed("tanh", "a dense/config.json", {"out_features": 6}, "linear.")
+    changed("tanh", "a dense/config.json", {"scale": 2}, "scale is 2")
+    changed("cut", "sentence_bert_config.json", {"max_seq_length": "x"}, "max_seq_length is \"x\"")
+    changed("cut", "sentence_bert_config.json", {"max_seq_length": 299}, "line 2 has 299 tokens",
+            "256 positions")
+    changed("cut", "sentence_bert_config.json", {"transformer_task": "fill-mask"}, "fill-mask")
+    changed("cut", "sentence_bert_config.json", {"query_expansion": {"length": 3}},
+            "query_expansion")
+    where = "config_sentence_transformers.json"
+    changed("prompt", where, {"default_prompt_name": "answer"}, where, "\"answer\"")
+    changed("prompt", where, {"model_type": "SparseEncoder"}, where, "SparseEncoder")
 
 
 def the_readme_shows_a_family(folder):
@@ -736,6 +806,8 @@ if __name__ == "__main__":
         other_names_load, folders_that_lie_are_refused, files_that_lie_are_refused,
         values_that_are_not_finite_are_told, logits_that_are_not_finite_are_refused,
         mistakes_are_told,
+        vectors_are_those_of_sentence_transformers,
+        folders_of_sentence_transformers_that_would_give_others_are_refused,
         the_models_of_the_course_know_their_texts, the_readme_shows_a_family,
         the_end_of_a_text_ends_it, samples_are_those_of_the_seed, fewer_bits_are_near,
         batches_are_texts_of_their_own, stop_strings_end_a_text, conversations_keep_the_cache,
