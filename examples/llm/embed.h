@@ -475,6 +475,18 @@ static int64_t embed_cut(const embed_model *e, int32_t *ids, int64_t n, const in
     return n - dropped;
 }
 
+/* Counts the prompt's tokens, but for a special one at its end. 0: an error. */
+static int embed_skip_prompt(embed_model *e, llm_tokenizer *t, int special) {
+    int32_t *ids = NULL;
+    size_t length = 1;
+    const int64_t n = llm_tokenizer_encode(t, e->prompt, strlen(e->prompt), special, &ids);
+    char *last = n > 0 ? llm_tokenizer_decode(t, ids + n - 1, 1, 0, &length) : NULL;
+    if (n > 0) e->skipped = n - (last && length == 0); /* special ones decode to nothing here */
+    free(last);
+    free(ids);
+    return n >= 0 ? 1 : embed_fail(e, "%s", llm_tokenizer_error(t));
+}
+
 /* The ids of a text with its prompt; -1: an error. special: with those that begin and end it. *ids
  * is for free(). */
 LLM_API int64_t embed_encode(embed_model *e, llm_tokenizer *t, const char *text, size_t length,
@@ -483,8 +495,10 @@ LLM_API int64_t embed_encode(embed_model *e, llm_tokenizer *t, const char *text,
     char *whole = (char *)malloc(more + length + 1);
     int32_t *content = NULL;
     int64_t n = -1, count;
+    int ok = whole != NULL;
     *ids = NULL;
-    if (whole) {
+    if (ok && more && e->no_prompt && !e->skipped) ok = embed_skip_prompt(e, t, special);
+    if (ok) {
         if (more) memcpy(whole, e->prompt, more);
         memcpy(whole + more, text, length);
         n = llm_tokenizer_encode(t, whole, more + length, special, ids);
@@ -497,19 +511,6 @@ LLM_API int64_t embed_encode(embed_model *e, llm_tokenizer *t, const char *text,
     if (n < 0) (void)embed_fail(e, "%s", whole ? llm_tokenizer_error(t) : "not enough memory");
     free(whole);
     return n;
-}
-
-/* Counts the prompt's tokens if they are left out of the pooling. 0: an error. */
-LLM_API int embed_skip_prompt(embed_model *e, llm_tokenizer *t, int special) {
-    int32_t *ids = NULL;
-    size_t length = 1;
-    if (!e->prompt || !e->no_prompt) return 1;
-    const int64_t n = embed_encode(e, t, "", 0, special, &ids);
-    char *last = n > 0 ? llm_tokenizer_decode(t, ids + n - 1, 1, 0, &length) : NULL;
-    e->skipped = n - (last != NULL && length == 0); /* a special one, which decodes to nothing */
-    free(last);
-    free(ids);
-    return n >= 0;
 }
 
 /* -- vectors ----------------------------------------------------------------- */

@@ -868,9 +868,7 @@ static int read_lines(llm_job *job) {
     char *text = llm_read_file("", job->embed);
     int ok = text != NULL;
     if (!ok) return !refuse(job, "%s: %s", job->embed, strerror(errno));
-    ok = embed_begin(&job->vectors, &job->config) &&
-         embed_skip_prompt(&job->vectors, job->codec.tokenizer, !job->no_special);
-    if (!ok) (void)refuse(job, "%s", job->vectors.error);
+    ok = embed_begin(&job->vectors, &job->config) || !refuse(job, "%s", job->vectors.error);
     job->max_new = job->room = 0;
     for (const char *line = text; ok && *line;) {
         const size_t n = strcspn(line, "\n");

@@ -129,7 +129,7 @@ static void llm_config_free(llm_config *c) {
 }
 
 /* The most tokens that a text may have; 0: any. */
-static int64_t llm_longest(const llm_config *c, const char **why) {
+LLM_API int64_t llm_longest(const llm_config *c, const char **why) {
     if (c->places) *why = "the model has no more positions";
     return c->places;
 }
