@@ -892,14 +892,14 @@ TSH_API int tsh_ok(tsh_ctx *ctx);
 TSH_API const tsh_error *tsh_last_error(const tsh_ctx *ctx);
 /* Forgets a local error that was not told to the peers yet; the world's verdict stays. */
 TSH_API void tsh_clear_error(tsh_ctx *ctx);
-/* Records an error of the caller's own, printf-style. Returns code. */
+/* Records an error of the caller's own, printf-style, control characters as '?'. Returns code. */
 TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...)
     TSH_PRINTF(3, 4);
 /* A function for tsh_logger.fn: prints "tshard: ", the message and a newline to stderr. `user` is
  * not read. Threads may call it at the same time; their lines do not mix. */
 TSH_API void tsh_log_stderr(void *user, const char *message);
-/* Gives logger->fn a message, printf-style, of at most TSH_MESSAGE_SIZE bytes. Does nothing where
- * logger or its fn is NULL. For backends and runners. */
+/* Gives logger->fn a message, as tsh_fail keeps one, of at most TSH_MESSAGE_SIZE bytes. Does nothing
+ * where logger or its fn is NULL. For backends and runners. */
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) TSH_PRINTF(2, 3);
 
 /* -- memory ----------------------------------------------------------------- */
@@ -1182,9 +1182,8 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
 /* The largest value; the gradient goes to the first place that holds it, as torch.max(x, dim). NaN
  * wins. */
 TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim);
-/* The first place of the largest value, TSH_I64; NaN wins. Over a sharded dimension, the result is
- * R, by one all-gather of a value and a place from each rank. Of logits, tsh_sample with temperature
- * TSH_ZERO gives the same, but for an error where the largest value is not finite. */
+/* The first place of the largest value, TSH_I64; NaN wins (tsh_sample refuses it). Over a sharded
+ * dimension, the result is R, by one all-gather of a value and a place from each rank. */
 TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim);
 /* e^x / sum e^x along dim, and its logarithm. */
 TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim);
@@ -1410,9 +1409,8 @@ typedef struct tsh_sample_desc {
 /* logits (.., V) -> (..), TSH_I64, R: ids drawn from softmax(logits) after the filters of desc
  * (NULL: none). The random number of a row is Philox's of seed and position, so that the same
  * logits give the same ids on every rank, degree and backend. Logits in any layout, gathered first
- * (of S(-1) by one all-gather; for temperature 0 without .previous, by that of tsh_argmax). No
- * gradient. TSH_ERR_ANOMALY: the largest logit of a row is not finite, or one is NaN, at any
- * temperature. */
+ * (of S(-1) by one all-gather; at temperature 0 without .previous, as by tsh_argmax). No gradient.
+ * TSH_ERR_ANOMALY, at temperature 0, too: a row's largest logit is not finite, or one is NaN. */
 TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc);
 
 /* -- an op of one's own ------------------------------------------------------ */
@@ -2554,6 +2552,23 @@ static size_t tshi_base_mul(size_t a, size_t b) {
     return b && a > SIZE_MAX / b ? SIZE_MAX : a * b;
 }
 
+/* Makes a message one line that shows as it is written, whatever strings of files or of other
+ * programs are in it: control characters become '?', and so do those of Unicode that begin a new
+ * line or change the direction of writing (U+200E, F, U+2028 to E, U+2066 to 9). In UTF-8. */
+static TSHI_COLD void tshi_base_quote(char *text) {
+    unsigned char *at = (unsigned char *)text;
+    while (*at) {
+        int n = at[0] < 0x20 || at[0] == 0x7F; /* bytes to replace */
+        if (at[0] == 0xC2 && at[1] >= 0x80 && at[1] < 0xA0) n = 2; /* U+0080 to U+009F */
+        if (at[0] == 0xE2 && at[1] == 0x80 &&
+            (at[2] == 0x8E || at[2] == 0x8F || (at[2] >= 0xA8 && at[2] <= 0xAE)))
+            n = 3;
+        if (at[0] == 0xE2 && at[1] == 0x81 && at[2] >= 0xA6 && at[2] <= 0xA9) n = 3;
+        if (n > 0) memset(at, '?', (size_t)n);
+        at += n > 0 ? n : 1;
+    }
+}
+
 static int64_t tshi_base_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
@@ -2644,6 +2659,7 @@ TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) 
     va_start(list, format);
     (void)vsnprintf(text, sizeof text, format, list);
     va_end(list);
+    tshi_base_quote(text);
     logger->fn(logger->user, text);
 }
 
@@ -2689,6 +2705,7 @@ TSHI_OUTLINE tsh_result tshi_error_receive(tsh_ctx *ctx) {
     if (ctx->error.code == TSH_OK && ctx->world.ops &&
         ctx->world.ops->status(&ctx->world, &error) != TSH_OK) {
         ctx->error = error;
+        tshi_base_quote(ctx->error.message); /* it is another program's */
         ctx->reported = 1; /* the world knows it already */
         tshi_error_log(ctx, 1);
     }
@@ -2718,6 +2735,7 @@ TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char 
     va_start(list, format);
     (void)vsnprintf(ctx->error.message, sizeof ctx->error.message, format, list);
     va_end(list);
+    tshi_base_quote(ctx->error.message);
     tshi_error_place(ctx);
     return code;
 }
@@ -8711,6 +8729,7 @@ TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, co
     va_start(list, format);
     (void)vsnprintf(error->message, sizeof error->message, format, list);
     va_end(list);
+    tshi_base_quote(error->message);
     return code;
 }
 
@@ -9186,8 +9205,7 @@ static int tshi_coll_env_refuse(const char *name, const char *text, tsh_error *e
     va_list list;
     size_t i;
     (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is \"%.100s\"; it takes ", name, text);
-    for (i = 0; error->message[i]; i++) /* no line breaks or escape codes in an error */
-        if ((unsigned char)error->message[i] < 32) error->message[i] = '?';
+    i = strlen(error->message);
     va_start(list, takes);
     (void)vsnprintf(error->message + i, sizeof error->message - i, takes, list);
     va_end(list);
@@ -24174,12 +24192,10 @@ static int tshi_io_bad(const tshi_io *io, const char *what) {
                         (unsigned long long)(io->at - io->text), io->index ? "" : " of its header");
 }
 
-/* Copies a name from the file for an error sentence: shortened, control characters as "?". */
+/* Copies a name from the file for an error sentence, shortened. */
 static const char *tshi_io_quote(const char *name, char *quote) {
-    size_t i;
-    for (i = 0; name[i] && i + 1 < TSHI_IO_QUOTE; i++)
-        quote[i] = (unsigned char)name[i] < 0x20 || name[i] == 0x7F ? '?' : name[i];
-    quote[i] = '\0';
+    (void)snprintf(quote, TSHI_IO_QUOTE, "%s", name);
+    tshi_base_quote(quote);
     return quote;
 }
 

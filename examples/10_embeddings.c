@@ -1,6 +1,6 @@
-/* 10: embeds sentences with a model from the Hugging Face hub, on two ranks, as sentence-transformers
- * does, and finds those nearest to a query. The model in llm/tiny knows words of five topics,
- * all-MiniLM-L6-v2 many.
+/* 10: embeds sentences with a model from the Hugging Face hub on two ranks, as
+ * sentence-transformers does, and finds those nearest to a query. The model in llm/tiny knows words
+ * of five topics, all-MiniLM-L6-v2 many.
  * Build: cc -O3 10_embeddings.c -lm -pthread -lcjson -lpcre2-8; run: ./a.out [folder [query]] */
 #define TSHARD_IMPLEMENTATION
 #include "../tshard.h"

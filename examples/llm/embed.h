@@ -70,6 +70,7 @@ static int embed_fail(embed_model *e, const char *format, ...) {
     va_start(list, format);
     vsnprintf(e->error, sizeof e->error, format, list);
     va_end(list);
+    (void)quote_message(e->error);
     return 0;
 }
 

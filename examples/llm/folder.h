@@ -7,6 +7,7 @@
 #ifndef LLM_FOLDER_H
 #define LLM_FOLDER_H
 
+#include "quote.h"
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <float.h>
@@ -96,6 +97,7 @@ static void llm_refuse(llm_config *c, const char *format, ...) {
     va_start(list, format);
     vsnprintf(c->error, sizeof c->error, format, list);
     va_end(list);
+    (void)quote_message(c->error);
 }
 
 /* The value as JSON, cut to `size`. */

@@ -143,6 +143,7 @@ static int parse(llm_job *job, int argc, char **argv) {
         {"repetition-penalty", "divides the logits of tokens that were", .real = &job->penalty},
         {"seed", "sample: another text for each number", .number = &job->seed},
         {"print-ids", "print tokens as numbers", .on = &job->print_ids},
+        {"raw", "print control characters of generated text, too", .on = &job->codec.raw},
         {"dump-logits", "write the logits of the prompt to this file", .text = &job->dump},
         {"tp", "ranks, as threads (one per core)", .number = &job->tp},
         {"threads", "cores of each rank (1)", .number = &job->threads},
@@ -209,6 +210,7 @@ static int refuse(llm_job *job, const char *format, ...) {
     va_start(list, format);
     if (!job->error[0]) vsnprintf(job->error, sizeof job->error, format, list);
     va_end(list);
+    (void)quote_message(job->error);
     pthread_mutex_unlock(&job->lock);
     return 1;
 }
@@ -546,8 +548,12 @@ static void generate(llm_rank *r, int64_t most) {
 static void print_all(const llm_rank *r) {
     for (int64_t b = 0; b < r->rows; b++) {
         const int32_t *tokens = r->tokens + b * r->room + r->prompt[b];
-        if (!r->job->print_ids)
-            printf("==> %lld <==\n%s\n", (long long)b + 1, r->out[b].at ? r->out[b].at : "");
+        if (!r->job->print_ids) {
+            printf("==> %lld <==\n", (long long)b + 1);
+            if (!text_write(&r->job->codec, r->out[b].at ? r->out[b].at : "", r->out[b].length))
+                (void)tsh_fail(r->ctx, TSH_ERR_MEMORY, "not enough memory");
+            printf("\n");
+        }
         for (int64_t i = 0; i < r->taken[b] && r->job->print_ids; i++)
             printf("%s%d", i ? " " : "", (int)tokens[i]);
         if (r->job->print_ids) printf("\n");
@@ -841,6 +847,7 @@ static int open_codec(llm_job *job) {
 }
 
 static int convert_text(llm_job *job) {
+    if (!isatty(STDOUT_FILENO)) job->codec.raw = 1; /* --detokenize gives the bytes of --tokenize */
     return !open_codec(job) || convert(job);
 }
 

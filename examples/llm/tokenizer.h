@@ -29,6 +29,7 @@
 #include <cjson/cJSON.h>
 #include <pcre2.h>
 
+#include "quote.h"
 #include "unicode.h"
 #include <errno.h>
 #include <stdarg.h>
@@ -242,6 +243,7 @@ LLM_FORMAT static int llm_fail(llm_tokenizer *t, const char *format, ...) {
     va_start(args, format);
     (void)vsnprintf(t->error, sizeof t->error, format, args);
     va_end(args);
+    (void)quote_message(t->error);
     return 0;
 }
 

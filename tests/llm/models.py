@@ -98,17 +98,19 @@ def letters(tokens, post_processor=None):
         "model": {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False,
                   "continuing_subword_prefix": None, "end_of_word_suffix": None,
                   "byte_fallback": False, "merges": [],
-                  "vocab": {{"\n": "\u010a", " ": "\u0120"}.get(t, t): i for t, i in ids.items()}}}
+                  "vocab": {{"\n": "\u010a", " ": "\u0120"}.get(t, t): i
+                            for t, i in ids.items()}}}
 
 
 def write_embedder(folder, case):
-    """A folder of sentence-transformers: the model of a golden, in the subfolder case["model_at"], a
-    tokenizer that begins and ends a text, and case["files"], of which those of "shapes" have random
-    weights."""
+    """A folder of sentence-transformers: the model of a golden, in the subfolder case["model_at"],
+    a tokenizer that begins and ends a text, and case["files"]; of a safetensors file they have the
+    shapes."""
     at = os.path.join(folder, case.get("model_at", ""))
     write(at, load(case["model"]))
     around = {"type": "TemplateProcessing", "single": [
-        {"SpecialToken": {"id": SPECIAL[0], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+        {"SpecialToken": {"id": SPECIAL[0], "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
         {"SpecialToken": {"id": SPECIAL[1], "type_id": 0}}], "pair": [
         {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
               "special_tokens": {t: {"id": t, "ids": [i], "tokens": [t]}

@@ -298,6 +298,87 @@ def values_that_are_not_finite_are_told(folder):
     check("norm.weight" in done.stderr and "1 NaN" in done.stderr, done.returncode, done.stderr)
 
 
+ESCAPES = "\x1b[2J\x1b]0;owned\x07\nllm: all is well\x7f\u009b31m\u202e"
+
+
+def one_safe_line(done, *what):
+    check(done.returncode == 1 and done.stderr.count("\n") == 1 and done.stderr.startswith("llm: ")
+          and not any(ord(c) < 32 or 127 <= ord(c) < 160 or c == "\u202e"
+                      for c in done.stderr[:-1] + done.stdout), *what, repr(done.stderr),
+          repr(done.stdout))
+
+
+def text_of_files_reaches_no_terminal(folder):
+    """A string with escape sequences and a forged line wherever a file may have one: every error is
+    one line of this program's own."""
+    letters = Letters(folder)
+    path = os.path.join(folder, "model.safetensors")
+    ids = ("--ids", "1 2", "--print-ids")
+    for changes in ({ESCAPES: 1}, {"model_type": ESCAPES}, {"hidden_size": ESCAPES},
+                    {"hidden_act": ESCAPES}, {"rope_parameters": {"rope_type": ESCAPES}},
+                    {"rope_parameters": {"rope_type": "default", ESCAPES: 2}}, {"x": {ESCAPES: 1}}):
+        one_safe_line(llm(written(folder, "llama", **changes), *ids), changes)
+    written(folder, "llama")
+    tensors = models.read_safetensors(path)
+    models.write_safetensors(path, dict(tensors, **{"model." + ESCAPES: ([1], [1.0])}))
+    one_safe_line(llm(folder, *ids), "a tensor's name")
+    written(folder, "llama")
+    edit_header(path, lambda header: header["model.norm.weight"].update(dtype=ESCAPES))
+    one_safe_line(llm(folder, *ids), "a dtype")
+    written(folder, "llama")
+    os.rename(path, os.path.join(folder, "a.safetensors"))
+    letters.save("model.safetensors.index.json", {"weight_map": {ESCAPES: "a.safetensors"}})
+    one_safe_line(llm(folder, *ids), "an index")
+    letters.save("model.safetensors.index.json", {"weight_map": {"model.norm.weight": ESCAPES}})
+    one_safe_line(llm(folder, *ids), "an index of such a file")
+    os.remove(os.path.join(folder, "model.safetensors.index.json"))
+    os.rename(os.path.join(folder, "a.safetensors"), path)
+    tokenizer = models.letters(letters.tokens)
+    for key, value in (("normalizer", {"type": ESCAPES}), (ESCAPES, 1), ("decoder", ESCAPES),
+                       ("model", dict(tokenizer["model"], merges=[[ESCAPES, "b"]])),
+                       ("model", dict(tokenizer["model"], unk_token=ESCAPES)),
+                       ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "(" + ESCAPES},
+                                          "behavior": "Isolated", "invert": False})):
+        letters.save("tokenizer.json", dict(tokenizer, **{key: value}))
+        one_safe_line(llm(folder, "--prompt", "a"), key)
+    letters.save("tokenizer.json", tokenizer)
+    lines = os.path.join(folder, "lines")
+    with open(lines, "w", encoding="ascii") as file:
+        file.write("a\n")
+    module = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+    for changes in ({"type": ESCAPES}, {"path": ESCAPES + ".."}):
+        letters.save("modules.json", [dict(module, **changes), module])
+        one_safe_line(llm(folder, "--embed", lines), changes)
+
+
+def generated_text_has_no_control_characters(folder):
+    """But newlines and tabs; --raw keeps them, and so does --detokenize into a pipe."""
+    letters = Letters(folder)
+    odd = {"a": "\x1b", "b": "\x07", "c": "\u009b", "d": "\r", "e": "\t", "f": "\x7f", "g": "\xe9"}
+    tokenizer = models.letters(letters.tokens)
+    tokenizer["decoder"] = {"type": "Sequence", "decoders": [
+        tokenizer["decoder"], *({"type": "Replace", "pattern": {"String": a}, "content": b}
+                                for a, b in odd.items())]}
+    letters.save("tokenizer.json", tokenizer)
+    ids = ["--ids", numbers(models.load("llama")["prompt"]), "--max-new", "60", "--temperature",
+           "3", "--seed", "1"]
+
+    def text(*flags):
+        done = subprocess.run([LLM, "--model", folder, *flags], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, timeout=EACH)
+        check(done.returncode == 0, flags, done.stderr)
+        return done.stdout.decode("utf-8")
+
+    for flags in (ids, ids + ids[:2]):
+        raw, safe = text(*flags, "--raw"), text(*flags)
+        check(sum(raw.count(c) for c in "\x1b\x07\u009b\r\x7f") > 3 and "\t" in raw, repr(raw))
+        check(safe == "".join(c for c in raw if c not in "\x1b\x07\u009b\r\x7f"), repr(safe),
+              "not", repr(raw))
+    done = subprocess.run([LLM, "--model", folder, "--detokenize"], stdout=subprocess.PIPE,
+                          input=b"1 2 3 4 5 6 7", timeout=EACH)
+    check(done.stdout.decode("utf-8") == "".join(odd.values()), done.stdout)
+
+
 def logits_that_are_not_finite_are_refused(folder):
     """Greedily, too: finite weights whose logits are beyond f16, or beyond f32."""
     for scale, dtype in ((3e4, "f16"), (1e38, "f32")):
@@ -770,7 +851,8 @@ def folders_of_sentence_transformers_that_would_give_others_are_refused(folder):
     changed("max", "1_Pooling/config.json", {"pooling_mode_new": True}, "pooling_mode_new is true")
     changed("max", "1_Pooling/config.json", {"embedding_dimension": 47}, "of 47", "gives 48")
     changed("tanh", "a dense/config.json", {"in_features": 47}, "47", "(7, 48)")
-    changed("tanh", "a dense/config.json", {"activation_function": "torch.nn.CELU"}, "torch.nn.CELU")
+    changed("tanh", "a dense/config.json", {"activation_function": "torch.nn.CELU"},
+            "torch.nn.CELU")
     changed("tanh", "a dense/config.json", {"module_input_name": "token_embeddings"},
             "module_input_name")
     changed("tanh", "a dense/config.json", {"out_features": 6}, "linear.")
@@ -804,6 +886,7 @@ if __name__ == "__main__":
         configs_that_would_change_results_are_refused,
         texts_that_are_too_long_are_refused, settings_within_reach_change_nothing,
         other_names_load, folders_that_lie_are_refused, files_that_lie_are_refused,
+        text_of_files_reaches_no_terminal, generated_text_has_no_control_characters,
         values_that_are_not_finite_are_told, logits_that_are_not_finite_are_refused,
         mistakes_are_told,
         vectors_are_those_of_sentence_transformers,
