@@ -898,8 +898,8 @@ TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, .
 /* A function for tsh_logger.fn: prints "tshard: ", the message and a newline to stderr. `user` is
  * not read. Threads may call it at the same time; their lines do not mix. */
 TSH_API void tsh_log_stderr(void *user, const char *message);
-/* Gives logger->fn a message, as tsh_fail keeps one, of at most TSH_MESSAGE_SIZE bytes. Does nothing
- * where logger or its fn is NULL. For backends and runners. */
+/* Gives logger->fn a message, as tsh_fail keeps one, of at most TSH_MESSAGE_SIZE bytes. Does
+ * nothing where logger or its fn is NULL. For backends and runners. */
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) TSH_PRINTF(2, 3);
 
 /* -- memory ----------------------------------------------------------------- */

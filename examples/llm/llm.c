@@ -25,13 +25,17 @@
 
 #include "embed.h"
 
+#include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
 
 enum {
-    LLM_CHUNK = 256,   /* tokens of prompts that are computed at once */
-    LLM_CONTEXT = 4096 /* tokens of a conversation, if the model takes so many */
+    LLM_CHUNK = 256,    /* tokens of prompts that are computed at once */
+    LLM_CONTEXT = 4096, /* tokens of a conversation, if the model takes so many */
+    LLM_NEW = 64,       /* tokens that follow a prompt */
+    LLM_ANSWER = 512    /* tokens of an answer */
 };
 #define LLM_FOREVER (INT64_C(1) << 61) /* a timeout in ns */
 
@@ -41,6 +45,7 @@ typedef struct llm_job {
     const char *tokenizer_file, *embed, *system, *template_name;
     text_list prompt_texts, ids, stops;
     int64_t tp, max_new, threads, context; /* max_new -1, context 0: not given */
+    int terminal; /* --chat: it is held on a terminal, by threads of this process */
     int chat, print_ids, greedy, ignore_eos, tokenize, detokenize, no_special;
     int64_t top_k, seed;
     double temperature, top_p, min_p, penalty; /* 0: not given; TSH_ZERO: a temperature of 0 */
@@ -131,14 +136,15 @@ static int parse(llm_job *job, int argc, char **argv) {
         {"system", "chat: what the model is to be", .text = &job->system},
         {"template", "chat: how it is written; else as the model says", .text = &job->template_name},
         {"context", "chat: how many tokens are remembered (4096)", .number = &job->context},
-        {"max-new", "how many tokens to generate (64; chat: any)", .number = &job->max_new},
+        {"max-new", "how many tokens to generate (64; chat: 512)", .number = &job->max_new},
         {"stop", "end before this text; several times: any of them", .list = &job->stops},
         {"ignore-eos", "go on after the end of the text", .on = &job->ignore_eos},
-        {"greedy", "take the most likely token, which is the default", .on = &job->greedy},
-        {"temperature", "sample: divides the logits; 0: as --greedy", .real = &job->temperature,
-         .zero = 1},
+        {"greedy", "take the most likely token (the default but for --chat)", .on = &job->greedy},
+        {"temperature", "sample: divides the logits; 0: as --greedy (chat: 0.7)",
+         .real = &job->temperature, .zero = 1},
         {"top-k", "sample: of the N most likely tokens", .number = &job->top_k},
-        {"top-p", "sample: of the most likely ones whose sum is X", .real = &job->top_p},
+        {"top-p", "sample: of the most likely ones whose sum is X (chat: 0.9)",
+         .real = &job->top_p},
         {"min-p", "sample: of those with X times the largest probability", .real = &job->min_p},
         {"repetition-penalty", "divides the logits of tokens that were", .real = &job->penalty},
         {"seed", "sample: another text for each number", .number = &job->seed},
@@ -198,6 +204,34 @@ static int check_flags(const llm_job *job) {
     if (job->prompt_texts.count + job->ids.count > LLM_MOST_ROWS)
         return usage("--prompt and --ids are given at most %d times", LLM_MOST_ROWS);
     return check_names(job);
+}
+
+/* -- Ctrl-C in a conversation ------------------------------------------------ */
+
+static volatile sig_atomic_t interrupted; /* 1: since the last question */
+
+/* The first time an answer or a prompt is to end; the second time, or if that takes long, all. */
+static void interrupt(int number) {
+    if (interrupted) {
+        (void)signal(number, SIG_DFL);
+        (void)raise(number);
+    }
+    interrupted = 1;
+}
+
+static void catch_interrupts(void) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = interrupt;
+    action.sa_flags = SA_RESTART;
+    (void)sigaction(SIGINT, &action, NULL);
+}
+
+/* Waits until stdin, a terminal, has a line. 0: Ctrl-C came first. */
+static int wait_for_line(void) {
+    struct pollfd in = {STDIN_FILENO, POLLIN, 0};
+    while (!interrupted && poll(&in, 1, 100) <= 0) {} /* whichever thread took the signal */
+    return !interrupted;
 }
 
 /* -- refusals --------------------------------------------------------------- */
@@ -531,11 +565,13 @@ static void take(llm_rank *r, int64_t b, int32_t id) {
 static void generate(llm_rank *r, int64_t most) {
     for (int64_t b = 0; b < r->rows; b++) r->done[b] = 0;
     for (int64_t b = 0; b < r->rows; b++) r->taken[b] = 0;
+    const int tells = r->job->stops.count > 0 || r->job->terminal; /* rank 0 alone knows the end */
     for (int64_t i = 0; i < most && tsh_ok(r->ctx); i++) {
         int all = 1;
+        if (r->job->terminal && r->first && interrupted) r->done[0] = 1;
         for (int64_t b = 0; b < r->rows; b++)
             if (!r->done[b]) take(r, b, r->tokens[b * r->room + r->prompt[b] + i]);
-        if (r->job->stops.count > 0 && !share(r, r->done, r->rows, TSH_I32)) return;
+        if (tells && !share(r, r->done, r->rows, TSH_I32)) return;
         for (int64_t b = 0; b < r->rows; b++) all &= r->done[b];
         if (all || i + 1 == most) break;
         step(r);
@@ -681,13 +717,15 @@ static int64_t encode_talk(llm_rank *r, llm_talk *talk, int32_t **ids) {
 /* Reads the next line that is not empty, and makes tokens of the conversation with it. 0: there is
  * no more; -1: refused. */
 static int64_t ask(llm_rank *r, llm_talk *talk, int32_t **ids) {
-    const int prompts = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
+    const int prompts = r->job->terminal;
     char *line = NULL;
     size_t room = 0;
     int64_t n = 0;
+    interrupted = 0;
     while (n == 0) {
         if (prompts) printf("> ");
         fflush(stdout);
+        if (prompts && !wait_for_line()) break;
         const ssize_t length = getline(&line, &room, stdin);
         if (length < 0) break;
         line[strcspn(line, "\r\n")] = 0;
@@ -705,9 +743,13 @@ static int answered(llm_rank *r, llm_talk *talk, int64_t kept, int64_t most) {
     const text_out *out = r->out;
     printf("\n");
     fflush(stdout);
-    if (!r->done[0] && most < r->job->max_new)
+    if (interrupted)
+        fprintf(stderr, "llm: you ended this answer; Ctrl-C now ends the conversation\n");
+    else if (!r->done[0] && most < r->job->max_new)
         fprintf(stderr, "llm: the answer is cut: no more fits into %lld tokens (--context)\n",
                 (long long)r->room);
+    else if (!r->done[0])
+        fprintf(stderr, "llm: the answer is cut after %lld tokens (--max-new)\n", (long long)most);
     talk->answers++;
     talk->tokens += r->prompt[0];
     talk->computed += r->prompt[0] - kept;
@@ -752,6 +794,11 @@ static void converse(llm_rank *r) {
     llm_talk talk = {0};
     if (r->first && job->system && !say(&talk, CHAT_SYSTEM, job->system))
         (void)tsh_fail(r->ctx, TSH_ERR_MEMORY, "not enough memory");
+    if (r->first && job->terminal) {
+        catch_interrupts();
+        fprintf(stderr, "llm: write a line to ask; Ctrl-C ends an answer, Ctrl-D or Ctrl-C at the "
+                        "prompt the conversation\n");
+    }
     while (tsh_ok(r->ctx) && exchange(r, &talk)) {}
     if (talk.answers > 0 && tsh_ok(r->ctx) && !job->print_ids)
         fprintf(stderr, "llm: first tokens after %.2f s, then %.1f tokens/s (%lld answers; prompts: "
@@ -912,6 +959,47 @@ static int open_format(llm_job *job) {
     return ok ? 1 : !refuse(job, "%s", job->format.error);
 }
 
+/* A number of generation_config.json from 0 to `most`, or `otherwise`; -1: refused. */
+static double generation_number(llm_job *job, const cJSON *config, const char *key, double most,
+                                double otherwise) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, key);
+    char text[80];
+    if (!item || cJSON_IsNull(item)) return otherwise;
+    if (cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble <= most)
+        return item->valuedouble;
+    (void)refuse(job, "generation_config.json: %s is %s, not a number from 0 to %g", key,
+                 llm_json_text(item, text, sizeof text), most);
+    return -1;
+}
+
+/* How answers are drawn, unless a flag says so: as generation_config.json does if it samples, else
+ * with what keeps small models from repeating themselves. 0: refused. */
+static int choose_sampling(llm_job *job) {
+    static const char *const keys[] = {"do_sample", "temperature", "top_k", "top_p", "min_p"};
+    char *text = job->config.gguf ? NULL : llm_read_file(job->model, "generation_config.json");
+    cJSON *config = text ? cJSON_Parse(text) : NULL;
+    const cJSON *samples = cJSON_GetObjectItemCaseSensitive(config, "do_sample"), *item;
+    int says = 0;
+    free(text);
+    for (size_t i = 0; i < sizeof keys / sizeof *keys && !cJSON_IsFalse(samples); i++) {
+        item = cJSON_GetObjectItemCaseSensitive(config, keys[i]);
+        says |= item && !cJSON_IsNull(item);
+    }
+    const cJSON *from = says ? config : NULL;
+    const double temperature = generation_number(job, from, "temperature", 1e6, says ? 1 : 0.7);
+    const double top_p = generation_number(job, from, "top_p", 1, says ? 1 : 0.9);
+    const double top_k = generation_number(job, from, "top_k", 1e9, says ? 50 : 0);
+    const double min_p = generation_number(job, from, "min_p", 1, 0);
+    const double penalty = generation_number(job, config, "repetition_penalty", 1e6, 1);
+    if (!job->temperature) job->temperature = temperature == 0 ? TSH_ZERO : temperature;
+    if (!job->top_p && top_p > 0) job->top_p = top_p;
+    if (!job->top_k) job->top_k = (int64_t)top_k;
+    if (!job->min_p) job->min_p = min_p;
+    if (!job->penalty && penalty != 1) job->penalty = penalty;
+    cJSON_Delete(config);
+    return temperature >= 0 && top_p >= 0 && top_k >= 0 && min_p >= 0 && penalty >= 0;
+}
+
 /* How long a conversation may become, and what ends an answer. 0: refused. */
 static int prepare_chat(llm_job *job) {
     llm_config *c = &job->config;
@@ -931,7 +1019,9 @@ static int prepare_chat(llm_job *job) {
     const int32_t id = end && *end ? llm_tokenizer_id(job->codec.tokenizer, end) : -1;
     if (id >= 0 && c->eos_count < LLM_MOST_EOS) c->eos[c->eos_count++] = id;
     free(end);
-    return 1;
+    job->terminal = strcmp(job->backend, "threads") == 0 && isatty(STDIN_FILENO) &&
+                    isatty(STDOUT_FILENO);
+    return job->greedy || choose_sampling(job);
 }
 
 /* Reads the model's files, but for the weights, and the texts. 0: refused. */
@@ -945,7 +1035,7 @@ static int prepare(llm_job *job) {
         return !refuse(job, "the tokenizer has %lld tokens, the model %lld",
                        (long long)text_count(&job->codec), (long long)c->vocabulary);
     if (job->embed) return read_lines(job);
-    if (job->max_new < 0) job->max_new = job->chat ? INT64_MAX : 64;
+    if (job->max_new < 0) job->max_new = job->chat ? LLM_ANSWER : LLM_NEW;
     if (c->encoder && job->max_new > 0)
         return !refuse(job, "%s generates no text; give --embed FILE", c->type);
     return job->chat ? prepare_chat(job) : read_prompts(job);
@@ -965,6 +1055,8 @@ static int lacks_model(const llm_job *job) {
 /* What rank 0 found, as it is sent. */
 typedef struct llm_found {
     int64_t ok, text, tokens, rows, room, max_new; /* text, tokens: how many */
+    int64_t top_k;
+    double temperature, top_p, min_p, penalty;
     int64_t eos_count, eos[LLM_MOST_EOS];
     int64_t gguf; /* bytes of the GGUF file, the text being its header; 0: it is of config.json */
     char error[TSH_MESSAGE_SIZE];
@@ -988,6 +1080,11 @@ static void fill_found(const llm_job *job, llm_found *found, int ok) {
     found->tokens = row_begin(job, job->rows);
     found->room = job->room;
     found->max_new = job->max_new;
+    found->top_k = job->top_k;
+    found->temperature = job->temperature;
+    found->top_p = job->top_p;
+    found->min_p = job->min_p;
+    found->penalty = job->penalty;
     found->eos_count = c->eos_count;
     memcpy(found->eos, c->eos, sizeof c->eos);
     memcpy(found->error, job->error, sizeof found->error);
@@ -1016,6 +1113,11 @@ static int take_found(llm_job *job, const llm_found *found, const char *text) {
     job->rows = found->rows;
     job->room = found->room;
     job->max_new = found->max_new;
+    job->top_k = found->top_k;
+    job->temperature = found->temperature;
+    job->top_p = found->top_p;
+    job->min_p = found->min_p;
+    job->penalty = found->penalty;
     if (found->gguf) {
         c->gguf = gguf_of_header(text, (size_t)found->text, (size_t)found->gguf, job->model, error,
                                  sizeof error);

@@ -4,7 +4,11 @@ ranks, in both forms of config.json; and what is refused. make_models.py writes 
 
 import json
 import os
+import pty
+import re
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -649,8 +653,8 @@ def talk(letters, questions, most, context=4096, system=None):
 
 
 def converse(letters, questions, most, *flags, before=()):
-    done = llm(letters.folder, "--chat", "--max-new", str(most), "--dtype", "f32", *flags,
-               text="\n".join(questions), before=before)
+    done = llm(letters.folder, "--chat", "--greedy", "--max-new", str(most), "--dtype", "f32",
+               *flags, text="\n".join(questions), before=before)
     check(done.returncode == 0, flags, done.stderr)
     return done
 
@@ -698,7 +702,7 @@ def answers_come_at_once_and_questions_may_take_long(folder):
     """Longer than TSHARD_TIMEOUT."""
     letters, questions = Letters(folder), ["hello", "and now?"]
     answers = [letters.decode(a) for a in talk(letters, questions, 12)[0]]
-    flags = ("--model", folder, "--chat", "--max-new", "12", "--dtype", "f32")
+    flags = ("--model", folder, "--chat", "--greedy", "--max-new", "12", "--dtype", "f32")
     ways = [("", [LLM, *flags, "--tp", "3"])]
     if has_launcher():
         ways.append(("[0] ", [LAUNCHER, "-n", "2", LLM, *flags, "--backend", "tcp"]))
@@ -729,12 +733,127 @@ def long_conversations_forget(folder):
     done = converse(letters, ["one", "x" * 110, "two"], 9, "--context", "110", "--tp", "2")
     check(done.stderr.count("this line is left out") == 1 and "2 answers" in done.stderr,
           done.stderr)
-    # An answer that the context cuts; by default no other end.
+    # An answer that the context cuts.
     room = len(letters.encode("<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n")) + 5
-    done = llm(folder, "--chat", "--dtype", "f32", "--context", str(room), text="one\n")
+    done = llm(folder, "--chat", "--greedy", "--dtype", "f32", "--context", str(room),
+               text="one\n")
     check(done.stdout == letters.decode(talk(letters, ["one"], 99, room)[0][0]) + "\n" and
           "the answer is cut: no more fits into %d tokens" % room in done.stderr, done.stdout,
           done.stderr)
+
+
+def answers_are_drawn_as_the_model_says(folder):
+    """generation_config.json, else temperature 0.7 and top-p 0.9; flags come first."""
+    letters = Letters(folder)
+
+    def answer(*flags, code=0):
+        done = llm(folder, "--chat", "--dtype", "f32", "--max-new", "30", "--tp", "2", *flags,
+                   text="hello\n")
+        check(done.returncode == code, flags, done.stderr)
+        return done.stderr if code else done.stdout
+
+    greedy, usual = answer("--greedy"), answer()
+    endless = answer("--greedy", "--ignore-eos")
+    check(usual != greedy and usual == answer("--temperature", "0.7", "--top-p", "0.9", "--seed",
+                                              "0"), usual, greedy)
+    check(answer("--temperature", "0") == greedy == answer("--top-k", "1"), "greedy")
+    check(answer("--seed", "4") != usual, "the seed changes nothing")
+    for config, flags in (({"eos_token_id": 7}, ()),
+                          ({"do_sample": False, "temperature": 3}, ()),
+                          ({"do_sample": True, "top_k": None},
+                           ("--temperature", "1", "--top-p", "1", "--top-k", "50")),
+                          ({"temperature": 2, "top_k": 9, "min_p": 0.01, "top_p": 0.8},
+                           ("--temperature", "2", "--top-p", "0.8", "--top-k", "9", "--min-p",
+                            "0.01")),
+                          ({"repetition_penalty": 1.5}, ("--repetition-penalty", "1.5")),
+                          ({"temperature": 0, "top_p": 0.5}, ("--greedy",))):
+        letters.save("generation_config.json", {})
+        want = answer(*flags, "--ignore-eos")
+        letters.save("generation_config.json", config)
+        check(answer("--ignore-eos") == want, config, flags, answer("--ignore-eos"), want)
+        if "temperature" in config:
+            check(answer("--greedy", "--ignore-eos") == endless, "flags come first")
+    for key, value in (("temperature", -1), ("temperature", "hot"), ("top_p", 2), ("top_k", True)):
+        letters.save("generation_config.json", {"do_sample": True, key: value})
+        check("generation_config.json: " + key in answer(code=1), key)
+        check(answer("--greedy"), "greedy does not read it")
+
+
+def answers_end_in_time(folder):
+    """At --max-new, 512 by default, with a line that says so."""
+    Letters(folder, max_position_embeddings=4000)
+    for flags, most in (((), 512), (("--max-new", "30"), 30)):
+        done = llm(folder, "--chat", "--ignore-eos", "--dtype", "f32", "--print-ids", *flags,
+                   text="hello\n")
+        check(len(done.stdout.split()) == most and "llm: the answer is cut after %d tokens "
+              "(--max-new)\n" % most == done.stderr, len(done.stdout.split()), done.stderr)
+
+
+def ctrl_c_ends_an_answer_then_the_conversation(folder):
+    """On a terminal, whose first line says how to end."""
+    letters = Letters(folder, max_position_embeddings=100000)
+    for ranks, last in (("1", "\x04"), ("3", None)):
+        ours, theirs = pty.openpty()
+        with subprocess.Popen([LLM, "--model", letters.folder, "--chat", "--greedy", "--ignore-eos",
+                               "--context", "90000", "--max-new", "80000", "--dtype", "f32", "--tp",
+                               ranks], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE,
+                              encoding="utf-8") as running:
+            shown = ""
+
+            def wait(text, count):
+                nonlocal shown
+                until = time.time() + EACH
+                while shown.count(text) < count and time.time() < until:
+                    if select.select([ours], [], [], 1)[0]:
+                        shown += os.read(ours, 4096).decode("utf-8", "replace")
+                check(shown.count(text) >= count, ranks, "waited for", text, shown[-200:])
+
+            try:
+                for turn in (1, 2):
+                    wait("> ", turn)
+                    begun = len(shown)
+                    os.write(ours, b"hello\n")
+                    while len(shown) < begun + 100:  # the answer is on its way
+                        wait("", 1)
+                        shown += os.read(ours, 4096).decode("utf-8", "replace")
+                    running.send_signal(signal.SIGINT)
+                wait("> ", 3)
+                check(running.poll() is None, "it ended with the answer")
+                if last:
+                    os.write(ours, last.encode())
+                else:
+                    running.send_signal(signal.SIGINT)
+                said = running.communicate(timeout=EACH)[1]
+            finally:
+                running.kill()
+                os.close(ours)
+                os.close(theirs)
+            check(running.returncode == 0, running.returncode, said)
+            check(said.startswith("llm: write a line to ask; Ctrl-C ends an answer, Ctrl-D"), said)
+            check(said.count("you ended this answer") == 2 and "2 answers" in said, said)
+
+
+def help_and_readme_agree(folder):
+    """The same flags, and the same defaults."""
+    told = {}
+    for line in llm(folder, "--help").stdout.splitlines()[1:]:
+        name, text = line.split(None, 1)
+        told[name] = re.findall(r"\d+(?:\.\d+)?", " ".join(re.findall(r"\(([^)]*)\)", text)))
+    with open(os.path.join(TOP, "examples", "llm", "README.md"), encoding="utf-8") as file:
+        rows = file.read().split("| flag | what it does |")[1].split("\n\n")[0].splitlines()[2:]
+    shown = {}
+    for row in rows:
+        names, text = row.strip("| ").split(" | ", 1)
+        for name in re.findall(r"--[a-z-]+", names):
+            shown[name] = text
+            found = re.findall(r"`(--[a-z-]+)", text)
+            shown.update({more: text for more in found if more not in shown})
+    check(set(told) <= set(shown), "not in README.md:", set(told) - set(shown))
+    check(set(shown) <= set(told), "not in --help:", set(shown) - set(told))
+    for name, numbers_told in told.items():
+        for number in numbers_told:
+            check(re.search(r"(?<![\d.])%s(?![\d.]*\d)" % re.escape(number), shown[name]), name,
+                  number, "is not in README.md:", shown[name])
 
 
 def chat_templates_are_chosen(folder):
@@ -895,4 +1014,5 @@ if __name__ == "__main__":
         the_end_of_a_text_ends_it, samples_are_those_of_the_seed, fewer_bits_are_near,
         batches_are_texts_of_their_own, stop_strings_end_a_text, conversations_keep_the_cache,
         conversations_on_processes, answers_come_at_once_and_questions_may_take_long,
-        long_conversations_forget, chat_templates_are_chosen]) > 0)
+        long_conversations_forget, answers_are_drawn_as_the_model_says, answers_end_in_time,
+        ctrl_c_ends_an_answer_then_the_conversation, help_and_readme_agree, chat_templates_are_chosen]) > 0)
