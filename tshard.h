@@ -899,14 +899,14 @@ TSH_API int tsh_ok(tsh_ctx *ctx);
 TSH_API const tsh_error *tsh_last_error(const tsh_ctx *ctx);
 /* Forgets a local error that was not told to the peers yet; the world's verdict stays. */
 TSH_API void tsh_clear_error(tsh_ctx *ctx);
-/* Records an error of the caller's own, printf-style. Returns code. */
+/* Records an error of the caller's own, printf-style, control characters as '?'. Returns code. */
 TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...)
     TSH_PRINTF(3, 4);
 /* A function for tsh_logger.fn: prints "tshard: ", the message and a newline to stderr. `user` is
  * not read. Threads may call it at the same time; their lines do not mix. */
 TSH_API void tsh_log_stderr(void *user, const char *message);
-/* Gives logger->fn a message, printf-style, of at most TSH_MESSAGE_SIZE bytes. Does nothing where
- * logger or its fn is NULL. For backends and runners. */
+/* Gives logger->fn a message, as tsh_fail keeps one, of at most TSH_MESSAGE_SIZE bytes. Does
+ * nothing where logger or its fn is NULL. For backends and runners. */
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) TSH_PRINTF(2, 3);
 
 /* -- memory ----------------------------------------------------------------- */
@@ -1189,8 +1189,8 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
 /* The largest value; the gradient goes to the first place that holds it, as torch.max(x, dim). NaN
  * wins. */
 TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim);
-/* The first place of the largest value, TSH_I64. Over a sharded dimension, the result is R, by one
- * all-gather of a value and a place from each rank. */
+/* The first place of the largest value, TSH_I64; NaN wins (tsh_sample refuses it). Over a sharded
+ * dimension, the result is R, by one all-gather of a value and a place from each rank. */
 TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim);
 /* e^x / sum e^x along dim, and its logarithm. */
 TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim);
@@ -1419,8 +1419,8 @@ typedef struct tsh_sample_desc {
 /* logits (.., V) -> (..), TSH_I64, R: ids drawn from softmax(logits) after the filters of desc
  * (NULL: none). The random number of a row is Philox's of seed and position, so that the same
  * logits give the same ids on every rank, degree and backend. Logits in any layout, gathered first
- * (of S(-1) by one all-gather). No gradient. TSH_ERR_ANOMALY: the largest logit of a row is not
- * finite, or one is NaN. */
+ * (of S(-1) by one all-gather; at temperature 0 without .previous, as by tsh_argmax). No gradient.
+ * TSH_ERR_ANOMALY, at temperature 0, too: a row's largest logit is not finite, or one is NaN. */
 TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc);
 
 /* -- an op of one's own ------------------------------------------------------ */
@@ -2601,6 +2601,23 @@ static size_t tshi_base_mul(size_t a, size_t b) {
     return b && a > SIZE_MAX / b ? SIZE_MAX : a * b;
 }
 
+/* Makes a message one line that shows as it is written, whatever strings of files or of other
+ * programs are in it: control characters become '?', and so do those of Unicode that begin a new
+ * line or change the direction of writing (U+200E, F, U+2028 to E, U+2066 to 9). In UTF-8. */
+static TSHI_COLD void tshi_base_quote(char *text) {
+    unsigned char *at = (unsigned char *)text;
+    while (*at) {
+        int n = at[0] < 0x20 || at[0] == 0x7F; /* bytes to replace */
+        if (at[0] == 0xC2 && at[1] >= 0x80 && at[1] < 0xA0) n = 2; /* U+0080 to U+009F */
+        if (at[0] == 0xE2 && at[1] == 0x80 &&
+            (at[2] == 0x8E || at[2] == 0x8F || (at[2] >= 0xA8 && at[2] <= 0xAE)))
+            n = 3;
+        if (at[0] == 0xE2 && at[1] == 0x81 && at[2] >= 0xA6 && at[2] <= 0xA9) n = 3;
+        if (n > 0) memset(at, '?', (size_t)n);
+        at += n > 0 ? n : 1;
+    }
+}
+
 static int64_t tshi_base_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
@@ -2691,6 +2708,7 @@ TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) 
     va_start(list, format);
     (void)vsnprintf(text, sizeof text, format, list);
     va_end(list);
+    tshi_base_quote(text);
     logger->fn(logger->user, text);
 }
 
@@ -2736,6 +2754,7 @@ TSHI_OUTLINE tsh_result tshi_error_receive(tsh_ctx *ctx) {
     if (ctx->error.code == TSH_OK && ctx->world.ops &&
         ctx->world.ops->status(&ctx->world, &error) != TSH_OK) {
         ctx->error = error;
+        tshi_base_quote(ctx->error.message); /* it is another program's */
         ctx->reported = 1; /* the world knows it already */
         tshi_error_log(ctx, 1);
     }
@@ -2765,6 +2784,7 @@ TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char 
     va_start(list, format);
     (void)vsnprintf(ctx->error.message, sizeof ctx->error.message, format, list);
     va_end(list);
+    tshi_base_quote(ctx->error.message);
     tshi_error_place(ctx);
     return code;
 }
@@ -8856,6 +8876,7 @@ TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, co
     va_start(list, format);
     (void)vsnprintf(error->message, sizeof error->message, format, list);
     va_end(list);
+    tshi_base_quote(error->message);
     return code;
 }
 
@@ -9331,8 +9352,7 @@ static int tshi_coll_env_refuse(const char *name, const char *text, tsh_error *e
     va_list list;
     size_t i;
     (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is \"%.100s\"; it takes ", name, text);
-    for (i = 0; error->message[i]; i++) /* no line breaks or escape codes in an error */
-        if ((unsigned char)error->message[i] < 32) error->message[i] = '?';
+    i = strlen(error->message);
     va_start(list, takes);
     (void)vsnprintf(error->message + i, sizeof error->message - i, takes, list);
     va_end(list);
@@ -13838,6 +13858,14 @@ static void tshi_reduce_max_backward(tshi_node *node) {
 static const tshi_op tshi_reduce_max_op = {
     "tsh_max", "x", tshi_rule_whole, tshi_reduce_max_backward, TSHI_NONE, 0};
 static const tshi_op tshi_reduce_argmax_op = {"tsh_argmax", "x", tshi_rule_argmax, NULL, 0, 0};
+static const tshi_op tshi_reduce_greedy_op = {"tsh_sample", "logits", tshi_rule_argmax, NULL, 0, 0};
+
+/* What tshi_reduce_max is to return. */
+typedef enum tshi_largest {
+    TSHI_LARGEST_VALUE,
+    TSHI_LARGEST_PLACE,
+    TSHI_LARGEST_FINITE /* the place; an error if the value there is not finite */
+} tshi_largest;
 
 /* The largest value of a rank's shard of a row. */
 typedef struct tshi_best {
@@ -13845,10 +13873,10 @@ typedef struct tshi_best {
     int64_t place; /* global index; -1: the shard is empty */
 } tshi_best;
 
-/* Replaces the local index of each of n rows by the global one of the largest value on all ranks:
- * one all-gather. Along `axis`, x is sharded. max: of each row, the local maximum. */
+/* Replaces the local maximum of each of n rows, and its local index, by the largest value on all
+ * ranks and its global index: one all-gather. Along `axis`, x is sharded. */
 static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t *place,
-                              const tsh_real *max) {
+                              tsh_real *max) {
     tsh_ctx *ctx = x->ctx;
     const int64_t size = ctx->tp.size, words = (int64_t)(sizeof(tshi_best) / sizeof(int64_t));
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
@@ -13878,21 +13906,30 @@ static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t 
                 best = at;
         }
         place[i] = best ? best->place : 0;
+        max[i] = best ? (tsh_real)best->value : 0;
     }
     tshi_mem_release(ctx, block);
 }
 
-/* Runs tsh_max, or tsh_argmax if `argmax`. */
+/* Sets the error of logits from which no id can be chosen. */
+static void tshi_reduce_refuse_row(tsh_ctx *ctx, int64_t row) {
+    (void)tsh_fail(ctx, TSH_ERR_ANOMALY,
+                   "tsh_sample: row %lld of the logits has a NaN, or its largest is not finite",
+                   (long long)row);
+}
+
+/* Runs tsh_max, tsh_argmax, or tsh_sample with temperature 0. */
 static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
-                                   int argmax) {
+                                   tshi_largest what) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, op->inputs, &x, 1);
     tshi_reduction r;
     tshi_block *scratch, *unrounded = NULL, *aux = NULL;
     tshi_rows rows;
     tsh_tensor *out, xs;
-    tsh_real *max = NULL; /* where the maxima go; argmax: NULL, unless ranks must agree */
+    tsh_real *max = NULL; /* where the maxima go; NULL: not needed */
     void *place;          /* int64_t indices: in out, or in aux for backward */
-    int cut;              /* 1: argmax of a dimension that is sharded over several ranks */
+    const int argmax = what != TSHI_LARGEST_VALUE;
+    int cut, keeps;       /* the dimension is sharded over several ranks; maxima are in scratch */
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
@@ -13903,7 +13940,8 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     if (!out) return NULL;
     place = tshi_tensor_at(out); /* argmax outputs the indices */
     cut = argmax && ctx->tp.size > 1 && tshi_rule_is_sharded(x, r.params.axis);
-    if (cut) {
+    keeps = cut || what == TSHI_LARGEST_FINITE;
+    if (keeps) {
         unrounded = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_numel(out)));
         max = unrounded ? (tsh_real *)tshi_mem_data(unrounded) : NULL;
     }
@@ -13919,7 +13957,10 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     tshi_mem_release(ctx, scratch);
     if (cut && ctx->error.code == TSH_OK)
         tshi_reduce_agree(x, r.params.axis, tsh_numel(out), (int64_t *)place, max);
-    if (cut)
+    for (int64_t i = 0; what == TSHI_LARGEST_FINITE && i < tsh_numel(out); i++)
+        if (ctx->error.code == TSH_OK && !(fabs((double)max[i]) <= DBL_MAX))
+            tshi_reduce_refuse_row(ctx, i);
+    if (keeps)
         tshi_mem_release(ctx, unrounded);
     else
         tshi_kernel_output_done(out, unrounded);
@@ -13928,11 +13969,16 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
 }
 
 TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim) {
-    return tshi_reduce_max(&tshi_reduce_max_op, x, dim, keepdim, 0);
+    return tshi_reduce_max(&tshi_reduce_max_op, x, dim, keepdim, TSHI_LARGEST_VALUE);
+}
+
+/* tsh_sample with temperature 0 of logits R or S(-1). */
+static tsh_tensor *tshi_reduce_greedy(tsh_tensor *logits) {
+    return tshi_reduce_max(&tshi_reduce_greedy_op, logits, -1, 0, TSHI_LARGEST_FINITE);
 }
 
 TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim) {
-    return tshi_reduce_max(&tshi_reduce_argmax_op, x, dim, keepdim, 1);
+    return tshi_reduce_max(&tshi_reduce_argmax_op, x, dim, keepdim, TSHI_LARGEST_PLACE);
 }
 
 /* -- softmax, log_softmax ---------------------------------------------------
@@ -18759,7 +18805,7 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
 /* ========================================================================== */
 /* >>sample                                            MARK: - sample (private) */
 /* tsh_sample: an id of each row of logits, after filters.                      */
-/* Needs: >>redistribute >>rng.                                                 */
+/* Needs: >>op-reduce >>redistribute >>rng.                                     */
 /* ========================================================================== */
 
 /* Every rank does the same with the whole logits, in double, so all draw the same ids. Each filter
@@ -18922,15 +18968,19 @@ static void tshi_sample_rows(const tsh_tensor *x, const tsh_tensor *previous,
         ids[r] = tshi_sample_row(z, z + n, n, desc,
                                  ((double)(word[0] >> 5) * 67108864.0 + (double)(word[1] >> 6)) /
                                      9007199254740992.0); /* 53 random bits */
-        if (ids[r] < 0)
-            (void)tsh_fail(ctx, TSH_ERR_ANOMALY,
-                           "tsh_sample: row %lld of the logits has a NaN, or its largest is not "
-                           "finite",
-                           (long long)r);
+        if (ids[r] < 0) tshi_reduce_refuse_row(ctx, r);
     }
     tshi_mem_release(ctx, scratch);
     tshi_mem_release(ctx, held);
     tshi_mem_release(ctx, block);
+}
+
+/* Returns 1 if the largest of the logits as they are is all that is asked for, and every rank can
+ * take part in finding it: then no rank needs the whole logits. */
+static int tshi_sample_is_greedy(const tsh_tensor *logits, const tsh_sample_desc *desc) {
+    return !(tshi_base_option(desc->temperature, 1) > 0) && !desc->previous &&
+           (logits->layout.kind == TSH_REPLICATED ||
+            tshi_rule_is_sharded(logits, logits->ndim - 1));
 }
 
 TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc) {
@@ -18942,6 +18992,11 @@ TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc) 
     if (!ctx || !tshi_sample_check(logits, desc)) return NULL;
     shape.ndim--;
     tsh_no_grad_begin(ctx);
+    if (tshi_sample_is_greedy(logits, desc)) {
+        out = tshi_reduce_greedy(logits);
+        tsh_no_grad_end(ctx);
+        return out;
+    }
     x = tsh_full(logits);
     previous = desc->previous ? tsh_full(desc->previous) : NULL;
     out = ctx->error.code == TSH_OK ? tshi_tensor_out(ctx, "tsh_sample", TSH_I64, &shape, NULL)
@@ -24632,12 +24687,10 @@ static int tshi_io_bad(const tshi_io *io, const char *what) {
                         (unsigned long long)(io->at - io->text), io->index ? "" : " of its header");
 }
 
-/* Copies a name from the file for an error sentence: shortened, control characters as "?". */
+/* Copies a name from the file for an error sentence, shortened. */
 static const char *tshi_io_quote(const char *name, char *quote) {
-    size_t i;
-    for (i = 0; name[i] && i + 1 < TSHI_IO_QUOTE; i++)
-        quote[i] = (unsigned char)name[i] < 0x20 || name[i] == 0x7F ? '?' : name[i];
-    quote[i] = '\0';
+    (void)snprintf(quote, TSHI_IO_QUOTE, "%s", name);
+    tshi_base_quote(quote);
     return quote;
 }
 

@@ -21,20 +21,21 @@ typedef struct task {
 static int generate(tsh_ctx *ctx, void *user) {
     task *t = (task *)user;
     llm_net *model = (llm_net *)calloc(1, sizeof *model);
-    const int first = tsh_world(ctx)->rank == 0;
     const int32_t *ids = t->tokens;
-    int64_t count = t->count, next = 0; /* tsh_argmax gives TSH_I64 */
+    int64_t count = t->count, next = 0; /* tsh_sample gives TSH_I64 */
     int32_t token = 0;
+    const tsh_sample_desc likely = {.temperature = TSH_ZERO}; /* the most likely token */
     if (!model) return 1;
     tsh_no_grad_begin(ctx);
     llm_model_load(model, ctx, &t->config, t->family, t->folder, 1, count + NEW, TSH_DTYPE_DEFAULT);
     for (int i = 0; i < NEW && tsh_ok(ctx); i++, ids = &token, count = 1) {
         tsh_scope_begin(ctx); /* what is made until its end is freed there; the cache stays */
         tsh_tensor *logits = llm_logits(model, ids, count, NULL); /* (1, 1, V) */
-        tsh_read(ctx, tsh_argmax(logits, -1, 0), TSH_GLOBAL, &next, sizeof next);
+        tsh_read(ctx, tsh_sample(logits, &likely), TSH_GLOBAL, &next, sizeof next);
         tsh_scope_end(ctx);
         token = (int32_t)next;
-        if (first) printf(t->folder == tiny ? "%c" : " %d", (int)token);
+        if (tsh_world(ctx)->rank == 0 && tsh_ok(ctx))
+            printf(t->folder == tiny ? "%c" : " %d", (int)token);
     }
     tsh_no_grad_end(ctx);
     free(model);
@@ -49,8 +50,7 @@ int main(int argc, char **argv) {
     for (const char *c = prompt; argc <= 2 && *c; c++) t.tokens[t.count++] = *c;
     if (!llm_config_read(&t.config, t.folder, &t.family)) why = t.config.error;
     else if (llm_longest(&t.config, &why) >= t.count + NEW) why = ""; /* long enough */
-    if (*why) fprintf(stderr, "%s\n", why);
-    if (*why) return 1;
+    if (*why) return fprintf(stderr, "%s\n", why) != 0;
     const tsh_desc desc = {.dtype = t.config.dtype, .logger.fn = tsh_log_stderr};
     if (t.folder == tiny) printf("%s", prompt);
     const int failed = tsh_threads_run(RANKS, &desc, generate, &t);

@@ -1,11 +1,14 @@
-/* 10: embeds sentences with an encoder from the Hugging Face hub, on two ranks, and finds the ones
- * nearest to a query. The model in llm/tiny knows words of five topics, all-MiniLM-L6-v2 many.
+/* 10: embeds sentences with a model from the Hugging Face hub on two ranks, as
+ * sentence-transformers does, and finds those nearest to a query. The model in llm/tiny knows words
+ * of five topics, all-MiniLM-L6-v2 many.
  * Build: cc -O3 10_embeddings.c -lm -pthread -lcjson -lpcre2-8; run: ./a.out [folder [query]] */
 #define TSHARD_IMPLEMENTATION
 #include "../tshard.h"
 #include "../backends/tshard_threads.h"
 #include "llm/model.h"
 #include "llm/tokenizer.h"
+
+#include "llm/embed.h"
 #include <math.h>
 
 enum { RANKS = 2 };
@@ -22,53 +25,54 @@ static const char *const sentences[] = {"There is snow and ice on the road today
 enum { SENTENCES = sizeof sentences / sizeof *sentences, TEXTS = SENTENCES + 1 };
 
 typedef struct task {
+    embed_model how; /* what modules.json says */
     llm_config config;
     const llm_family *family;
-    const char *folder;
     int32_t *ids[TEXTS]; /* of the query, then of the sentences */
-    int64_t counts[TEXTS];
-    float *vectors; /* (TEXTS, width), each of length 1 */
+    int64_t counts[TEXTS], longest;
+    double *vectors; /* (TEXTS, how.size) */
 } task;
 
-/* The mean of the tokens' vectors, as sentence-transformers takes it. */
-static void embed(llm_net *model, const task *t, int i, float *vector) {
-    const size_t width = (size_t)t->config.width;
-    double square = 0;
+/* Text i; tokens: room for the vectors of its tokens. */
+static void embed(llm_net *model, task *t, int i, float *tokens) {
+    const size_t bytes = (size_t)(t->counts[i] * t->config.width) * sizeof *tokens;
     tsh_scope_begin(model->ctx);
     model->past[0] = 0;
     tsh_tensor *x = llm_logits(model, t->ids[i], t->counts[i], NULL); /* (1, T, width) */
-    tsh_read(model->ctx, tsh_mean(x, 1, 0), TSH_GLOBAL, vector, width * sizeof *vector);
+    tsh_read(model->ctx, x, TSH_GLOBAL, tokens, bytes);
     tsh_scope_end(model->ctx);
-    for (size_t k = 0; k < width; k++) square += (double)vector[k] * (double)vector[k];
-    for (size_t k = 0; k < width; k++) vector[k] /= (float)sqrt(square);
+    if (tsh_world(model->ctx)->rank == 0 && tsh_ok(model->ctx))
+        embed_vector(&t->how, tokens, t->counts[i], t->vectors + i * t->how.size);
 }
 
 static int embed_all(tsh_ctx *ctx, void *user) {
     task *t = (task *)user;
-    const size_t width = (size_t)t->config.width;
     llm_net *model = (llm_net *)calloc(1, sizeof *model);
-    float *row = (float *)malloc(width * sizeof *row);
-    if (!model || !row) tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
+    float *tokens = (float *)malloc((size_t)(t->longest * t->config.width) * sizeof *tokens);
+    if (!model || !tokens) tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
     tsh_no_grad_begin(ctx);
     if (tsh_ok(ctx))
-        llm_model_load(model, ctx, &t->config, t->family, t->folder, 1, 0, TSH_DTYPE_DEFAULT);
-    for (int i = 0; i < TEXTS && tsh_ok(ctx); i++) {
-        embed(model, t, i, row);
-        if (tsh_world(ctx)->rank == 0) memcpy(t->vectors + (size_t)i * width, row, 4 * width);
-    }
+        llm_model_load(model, ctx, &t->config, t->family, t->how.folder, 1, t->longest,
+                       TSH_DTYPE_DEFAULT);
+    for (int i = 0; i < TEXTS && tsh_ok(ctx); i++) embed(model, t, i, tokens);
     tsh_no_grad_end(ctx);
-    free(row);
+    free(tokens);
     free(model);
     return !tsh_ok(ctx);
 }
 
-/* Prints the sentences, nearest first: the cosine of two vectors of length 1 is their product. */
+static double product(const task *t, int i, int j) {
+    const double *a = t->vectors + i * t->how.size, *b = t->vectors + j * t->how.size;
+    double sum = 0;
+    for (int64_t k = 0; k < t->how.size; k++) sum += a[k] * b[k];
+    return sum;
+}
+
+/* Prints the sentences, nearest first. */
 static void print_nearest(const task *t, const char *query) {
-    double cosine[SENTENCES] = {0};
+    double cosine[SENTENCES];
     for (int i = 0; i < SENTENCES; i++)
-        for (int64_t k = 0; k < t->config.width; k++)
-            cosine[i] += (double)t->vectors[k] *
-                         (double)t->vectors[(i + 1) * t->config.width + k];
+        cosine[i] = product(t, 0, i + 1) / sqrt(product(t, 0, 0) * product(t, i + 1, i + 1));
     printf("%s\n", query);
     for (int shown = 0, best = 0; shown < SENTENCES; shown++, best = 0) {
         for (int i = 1; i < SENTENCES; i++)
@@ -79,20 +83,18 @@ static void print_nearest(const task *t, const char *query) {
 }
 
 static int tokenize(task *t, const char *query) {
-    char error[1024], path[512];
-    const char *why = "";
-    const int64_t longest = llm_longest(&t->config, &why);
-    (void)snprintf(path, sizeof path, "%s/tokenizer.json", t->folder);
+    char error[1024], path[4200];
+    (void)snprintf(path, sizeof path, "%s/tokenizer.json", t->how.folder);
     llm_tokenizer *tokenizer = llm_tokenizer_open(path, error, sizeof error);
     if (!tokenizer) fprintf(stderr, "%s\n", error);
     for (int i = 0; i < TEXTS && tokenizer; i++) {
         const char *text = i ? sentences[i - 1] : query;
-        t->counts[i] = llm_tokenizer_encode(tokenizer, text, strlen(text), 1, &t->ids[i]);
-        if (t->counts[i] < 1 || t->counts[i] > longest) {
-            fprintf(stderr, "\"%s\" has %d tokens: %s\n", text, (int)t->counts[i], why);
-            llm_tokenizer_free(tokenizer);
-            return 0;
-        }
+        t->counts[i] = embed_encode(&t->how, tokenizer, text, strlen(text), 1, &t->ids[i]);
+        if (t->counts[i] > t->longest) t->longest = t->counts[i];
+        if (t->counts[i] >= 1) continue;
+        fprintf(stderr, "\"%s\" has no token. %s\n", text, t->how.error);
+        llm_tokenizer_free(tokenizer);
+        return 0;
     }
     llm_tokenizer_free(tokenizer);
     return tokenizer != NULL;
@@ -103,16 +105,18 @@ int main(int argc, char **argv) {
     const tsh_desc desc = {.dtype = TSH_F32, .logger.fn = tsh_log_stderr};
     const char *query = argc > 2 ? argv[2] : "It is a cold and wet day.";
     int failed = 1;
-    t.folder = argc > 1 ? argv[1] : "examples/llm/tiny/bert";
-    if (!llm_config_read(&t.config, t.folder, &t.family)) {
-        fprintf(stderr, "%s\n", t.config.error);
+    if (!embed_open(&t.how, argc > 1 ? argv[1] : "examples/llm/tiny/bert") ||
+        !llm_config_read(&t.config, t.how.folder, &t.family) || !embed_begin(&t.how, &t.config)) {
+        fprintf(stderr, "%s\n", t.how.error[0] ? t.how.error : t.config.error);
     } else if (tokenize(&t, query)) {
-        t.vectors = (float *)malloc(TEXTS * (size_t)t.config.width * sizeof *t.vectors);
+        t.config.headless = 1;
+        t.vectors = (double *)malloc(TEXTS * (size_t)t.how.size * sizeof *t.vectors);
         failed = !t.vectors || tsh_threads_run(RANKS, &desc, embed_all, &t);
         if (!failed) print_nearest(&t, query);
     }
     for (int i = 0; i < TEXTS; i++) free(t.ids[i]);
     free(t.vectors);
+    embed_close(&t.how);
     llm_config_free(&t.config);
     return failed;
 }

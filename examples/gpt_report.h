@@ -5,6 +5,7 @@
 #ifndef GPT_REPORT_H
 #define GPT_REPORT_H
 
+#include "llm/quote.h"
 #include <ctype.h> /* isprint */
 #include <errno.h>
 #include <math.h>
@@ -239,7 +240,8 @@ static void report_byte(gpt_report *r, int byte) {
     if (r->held > 0 && (byte & 0xc0) == 0x80) {
         r->hold[r->held++] = (char)byte;
         if (r->held < size) return;
-        printf("%.*s", size, r->hold);
+        if (quote_control(r->hold, (size_t)size)) putchar('?');
+        else printf("%.*s", size, r->hold);
         r->held = 0;
     } else {
         if (r->held > 0) putchar('?');

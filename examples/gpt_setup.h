@@ -6,6 +6,7 @@
 
 #include "../tshard.h" /* TSH_PRINTF */
 
+#include "llm/quote.h"
 #include <errno.h>
 #include <glob.h>
 #include <stdarg.h>
@@ -64,12 +65,12 @@ static const gpt_settings defaults = {
 
 /* Says in one sentence why gpt cannot run; returns the exit code for that. */
 TSH_PRINTF(1, 2) static int refuse(const char *format, ...) {
+    char text[1024];
     va_list args;
     va_start(args, format);
-    fprintf(stderr, "gpt: ");
-    vfprintf(stderr, format, args);
-    fprintf(stderr, "\n");
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    fprintf(stderr, "gpt: %s\n", quote_message(text));
     return BAD_USE;
 }
 

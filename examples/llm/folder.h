@@ -12,6 +12,7 @@
 #include "found.h"
 #include "json.h"
 #include "keys.h"
+#include "quote.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -76,6 +77,7 @@ typedef struct llm_config {
     int64_t places, skip; /* learned positions, 0: none; rows before the first one */
     int encoder;          /* there is no head, and nothing is generated */
     int causal;           /* a token sees those before it; 0: it sees all */
+    int headless;         /* set it before llm_model_load: tokens' vectors are given, no logits */
     int64_t kinds;        /* of tokens (BERT's segments) */
     llm_norm_kind norm;
     llm_qk_norm qk_norm; /* of each head, or of all at once */
@@ -115,6 +117,7 @@ static void llm_refuse(llm_config *c, const char *format, ...) {
     va_start(list, format);
     vsnprintf(c->error, sizeof c->error, format, list);
     va_end(list);
+    (void)quote_message(c->error);
 }
 
 /* Says something that is no error. */

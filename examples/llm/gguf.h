@@ -18,6 +18,7 @@
 #define LLM_GGUF_H
 
 #include "files.h"
+#include "quote.h"
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <math.h>
@@ -116,6 +117,7 @@ static int gguf_fail(gguf *g, const char *format, ...) {
     (void)vsnprintf(text, sizeof text, format, list);
     va_end(list);
     (void)snprintf(g->error, sizeof g->error, "%.120s: %s", g->path, text);
+    (void)quote_message(g->error);
     return 0;
 }
 

@@ -164,16 +164,24 @@ static void llm_add_blocks(llm_net *m, tsh_module *parent, const char *name,
 /* Logits, over the vocabulary; with `embedding`'s weight if they are tied. */
 static void llm_add_head(llm_net *m, const char *name, int bias, const char *embedding) {
     const llm_config *c = m->config;
+    if (c->headless) return;
     const tsh_linear_desc desc = {.in = c->width, .out = c->vocabulary, .no_bias = !bias,
                                   .style = TSH_COLWISE};
     tsh_module *head = tsh_add_linear(m->root, name, &desc);
     if (c->tied) tsh_tie(head, "weight", tsh_param(tsh_find(m->base, embedding), "weight"));
 }
 
+/* x (B, T, C) -> logits (B, T, V); without a head, x. */
+static tsh_tensor *llm_head(const llm_net *m, const char *name, tsh_tensor *x) {
+    const llm_config *c = m->config;
+    if (c->headless) return x;
+    return llm_cap(llm_scale(llm_call(m->root, name, x), c->logit_scale), c->logit_cap);
+}
+
 /* Of x (B, T, C) what the head is to read: all, or the last token. */
 static tsh_tensor *llm_last(const llm_net *m, tsh_tensor *x) {
     const int64_t count = tsh_dim(x, 1);
-    return m->all || count < 2 ? x : tsh_slice(x, 1, count - 1, 1);
+    return m->all || m->config->headless || count < 2 ? x : tsh_slice(x, 1, count - 1, 1);
 }
 
 /* ALiBi's slopes (Press et al. 2022): powers of 2^(-8 / n) for the largest power of two n up to the

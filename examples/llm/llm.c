@@ -23,13 +23,19 @@
 #include "model.h"
 #include "text.h"
 
+#include "embed.h"
+
+#include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
 
 enum {
-    LLM_CHUNK = 256,   /* tokens of prompts that are computed at once */
-    LLM_CONTEXT = 4096 /* tokens of a conversation, if the model takes so many */
+    LLM_CHUNK = 256,    /* tokens of prompts that are computed at once */
+    LLM_CONTEXT = 4096, /* tokens of a conversation, if the model takes so many */
+    LLM_NEW = 64,       /* tokens that follow a prompt */
+    LLM_ANSWER = 512    /* tokens of an answer */
 };
 #define LLM_FOREVER (INT64_C(1) << 61) /* a timeout in ns */
 
@@ -39,9 +45,10 @@ typedef struct llm_job {
     const char *tokenizer_file, *embed, *system, *template_name;
     text_list prompt_texts, ids, stops, ignored; /* --ignore */
     int64_t tp, max_new, threads, context; /* max_new -1, context 0: not given */
+    int terminal; /* --chat: it is held on a terminal, by threads of this process */
     int allow_unknown_keys, chat, print_ids, greedy, ignore_eos, tokenize, detokenize, no_special;
     int64_t top_k, seed;
-    double temperature, top_p, min_p, penalty; /* 0: not given */
+    double temperature, top_p, min_p, penalty; /* 0: not given; TSH_ZERO: a temperature of 0 */
     text_codec codec;
     chat_format format; /* --chat */
     llm_config config;
@@ -49,7 +56,7 @@ typedef struct llm_job {
     int32_t *tokens; /* of all prompts, or of the lines of --embed */
     int64_t *ends, rows; /* tokens before the end of each of them */
     int64_t room;        /* tokens that a text may have */
-    int first_token, plain; /* --embed: the first token's vector, not the mean; any length */
+    embed_model vectors; /* --embed; only rank 0 reads it */
     tsh_comm comm; /* TCP: this process's place in the world */
     int joined;    /* 1: comm is there, and no ctx has taken it */
     pthread_mutex_t lock;
@@ -65,6 +72,7 @@ typedef struct llm_flag_row {
     int64_t *number;
     int *on;
     double *real;
+    int zero; /* 1: the number X may be 0, which is TSH_ZERO */
 } llm_flag_row;
 
 static void print_flags(const llm_flag_row *flags, int n, FILE *file) {
@@ -103,8 +111,11 @@ static int parse_flag(const llm_flag_row *flag, const char *value) {
     errno = 0;
     if (flag->real) {
         *flag->real = strtod(value, &end);
-        if (*end || end == value || errno || !(*flag->real > 0) || *flag->real > 1e6)
-            return usage("--%s takes a number above 0, not '%s'", flag->name, value);
+        if (flag->zero && end != value && *flag->real == 0) *flag->real = TSH_ZERO;
+        else if (!(*flag->real > 0)) errno = ERANGE;
+        if (*end || end == value || errno || *flag->real > 1e6)
+            return usage("--%s takes a number %s 0, not '%s'", flag->name,
+                         flag->zero ? "from" : "above", value);
         return 0;
     }
     const long long number = strtoll(value, &end, 10);
@@ -125,17 +136,20 @@ static int parse(llm_job *job, int argc, char **argv) {
         {"system", "chat: what the model is to be", .text = &job->system},
         {"template", "chat: how it is written; else as the model says", .text = &job->template_name},
         {"context", "chat: how many tokens are remembered (4096)", .number = &job->context},
-        {"max-new", "how many tokens to generate (64; chat: any)", .number = &job->max_new},
+        {"max-new", "how many tokens to generate (64; chat: 512)", .number = &job->max_new},
         {"stop", "end before this text; several times: any of them", .list = &job->stops},
         {"ignore-eos", "go on after the end of the text", .on = &job->ignore_eos},
-        {"greedy", "take the most likely token, which is the default", .on = &job->greedy},
-        {"temperature", "sample: divides the logits", .real = &job->temperature},
+        {"greedy", "take the most likely token (the default but for --chat)", .on = &job->greedy},
+        {"temperature", "sample: divides the logits; 0: as --greedy (chat: 0.7)",
+         .real = &job->temperature, .zero = 1},
         {"top-k", "sample: of the N most likely tokens", .number = &job->top_k},
-        {"top-p", "sample: of the most likely ones whose sum is X", .real = &job->top_p},
+        {"top-p", "sample: of the most likely ones whose sum is X (chat: 0.9)",
+         .real = &job->top_p},
         {"min-p", "sample: of those with X times the largest probability", .real = &job->min_p},
         {"repetition-penalty", "divides the logits of tokens that were", .real = &job->penalty},
         {"seed", "sample: another text for each number", .number = &job->seed},
         {"print-ids", "print tokens as numbers", .on = &job->print_ids},
+        {"raw", "print control characters of generated text, too", .on = &job->codec.raw},
         {"dump-logits", "write the logits of the prompt to this file", .text = &job->dump},
         {"tp", "ranks, as threads (one per core)", .number = &job->tp},
         {"threads", "cores of each rank (1)", .number = &job->threads},
@@ -196,6 +210,34 @@ static int check_flags(const llm_job *job) {
     return check_names(job);
 }
 
+/* -- Ctrl-C in a conversation ------------------------------------------------ */
+
+static volatile sig_atomic_t interrupted; /* 1: since the last question */
+
+/* The first time an answer or a prompt is to end; the second time, or if that takes long, all. */
+static void interrupt(int number) {
+    if (interrupted) {
+        (void)signal(number, SIG_DFL);
+        (void)raise(number);
+    }
+    interrupted = 1;
+}
+
+static void catch_interrupts(void) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = interrupt;
+    action.sa_flags = SA_RESTART;
+    (void)sigaction(SIGINT, &action, NULL);
+}
+
+/* Waits until stdin, a terminal, has a line. 0: Ctrl-C came first. */
+static int wait_for_line(void) {
+    struct pollfd in = {STDIN_FILENO, POLLIN, 0};
+    while (!interrupted && poll(&in, 1, 100) <= 0) {} /* whichever thread took the signal */
+    return !interrupted;
+}
+
 /* -- refusals --------------------------------------------------------------- */
 
 /* Keeps the first sentence, of whatever rank. Returns 1. */
@@ -206,6 +248,7 @@ static int refuse(llm_job *job, const char *format, ...) {
     va_start(list, format);
     if (!job->error[0]) vsnprintf(job->error, sizeof job->error, format, list);
     va_end(list);
+    (void)quote_message(job->error);
     pthread_mutex_unlock(&job->lock);
     return 1;
 }
@@ -367,12 +410,19 @@ static int read_row(llm_rank *r, tsh_tensor *logits, int64_t t) {
     return tsh_read(r->ctx, row, TSH_GLOBAL, r->row, bytes) == TSH_OK;
 }
 
-/* Draws a token from the logits (1, 1, V) that follow text b, as if that were the only one; -1: an
- * error. */
+/* 1: tokens are drawn; 0: the most likely ones are taken. */
+static int draws(const llm_job *job) {
+    return !job->greedy && !(job->temperature < 0) &&
+           (job->temperature > 0 || job->top_k > 0 || job->top_p > 0 || job->min_p > 0 ||
+            job->seed > 0);
+}
+
+/* Draws a token from the logits (1, 1, V) that follow text b, as if that were the only one; or takes
+ * the most likely one. -1: an error. */
 static int64_t draw(llm_rank *r, tsh_tensor *logits, int64_t b) {
     const llm_job *job = r->job;
     tsh_sample_desc desc = {.penalty = job->penalty,
-                            .temperature = job->temperature,
+                            .temperature = draws(job) ? job->temperature : TSH_ZERO,
                             .top_k = job->top_k,
                             .top_p = job->top_p,
                             .min_p = job->min_p,
@@ -382,9 +432,6 @@ static int64_t draw(llm_rank *r, tsh_tensor *logits, int64_t b) {
     if (job->penalty > 0)
         desc.previous = tsh_tensor_from(r->ctx, TSH_I32, tsh_shape3(1, 1, r->count[b]), NULL,
                                         r->tokens + b * r->room);
-    if (job->greedy || !(job->temperature > 0 || job->top_k > 0 || job->top_p > 0 ||
-                         job->min_p > 0 || job->seed > 0))
-        desc.temperature = TSH_ZERO;
     if (tsh_read(r->ctx, tsh_sample(logits, &desc), TSH_GLOBAL, &id, sizeof id) != TSH_OK) id = -1;
     if (desc.previous) tsh_tensor_free(desc.previous);
     return id;
@@ -393,15 +440,13 @@ static int64_t draw(llm_rank *r, tsh_tensor *logits, int64_t b) {
 /* Appends to each text the token that follows the last row of its logits: the most likely one, or a
  * drawn one, the same on every rank. */
 static void choose(llm_rank *r, tsh_tensor *logits) {
-    const llm_job *job = r->job;
-    const int draws = job->temperature > 0 || job->top_k > 0 || job->top_p > 0 || job->min_p > 0 ||
-                      job->seed > 0;
+    const tsh_sample_desc likely = {.temperature = TSH_ZERO};
     tsh_tensor *last = tsh_slice(logits, 1, tsh_dim(logits, 1) - 1, 1);
     int64_t ids[LLM_MOST_ROWS];
-    if (job->penalty > 0 || (draws && !job->greedy)) {
+    if (r->job->penalty > 0 || draws(r->job)) {
         for (int64_t b = 0; b < r->rows; b++)
             if ((ids[b] = draw(r, tsh_slice(last, 0, b, 1), b)) < 0) return;
-    } else if (tsh_read(r->ctx, tsh_argmax(last, -1, 0), TSH_GLOBAL, ids,
+    } else if (tsh_read(r->ctx, tsh_sample(last, &likely), TSH_GLOBAL, ids,
                         (size_t)r->rows * sizeof *ids) != TSH_OK) {
         return;
     }
@@ -517,11 +562,13 @@ static void take(llm_rank *r, int64_t b, int32_t id) {
 static void generate(llm_rank *r, int64_t most) {
     for (int64_t b = 0; b < r->rows; b++) r->done[b] = 0;
     for (int64_t b = 0; b < r->rows; b++) r->taken[b] = 0;
+    const int tells = r->job->stops.count > 0 || r->job->terminal; /* rank 0 alone knows the end */
     for (int64_t i = 0; i < most && tsh_ok(r->ctx); i++) {
         int all = 1;
+        if (r->job->terminal && r->first && interrupted) r->done[0] = 1;
         for (int64_t b = 0; b < r->rows; b++)
             if (!r->done[b]) take(r, b, r->tokens[b * r->room + r->prompt[b] + i]);
-        if (r->job->stops.count > 0 && !share(r, r->done, r->rows, TSH_I32)) return;
+        if (tells && !share(r, r->done, r->rows, TSH_I32)) return;
         for (int64_t b = 0; b < r->rows; b++) all &= r->done[b];
         if (all || i + 1 == most) break;
         step(r);
@@ -534,8 +581,12 @@ static void generate(llm_rank *r, int64_t most) {
 static void print_all(const llm_rank *r) {
     for (int64_t b = 0; b < r->rows; b++) {
         const int32_t *tokens = r->tokens + b * r->room + r->prompt[b];
-        if (!r->job->print_ids)
-            printf("==> %lld <==\n%s\n", (long long)b + 1, r->out[b].at ? r->out[b].at : "");
+        if (!r->job->print_ids) {
+            printf("==> %lld <==\n", (long long)b + 1);
+            if (!text_write(&r->job->codec, r->out[b].at ? r->out[b].at : "", r->out[b].length))
+                (void)tsh_fail(r->ctx, TSH_ERR_MEMORY, "not enough memory");
+            printf("\n");
+        }
         for (int64_t i = 0; i < r->taken[b] && r->job->print_ids; i++)
             printf("%s%d", i ? " " : "", (int)tokens[i]);
         if (r->job->print_ids) printf("\n");
@@ -571,25 +622,36 @@ static void continue_prompts(llm_rank *r) {
     if (!job->print_ids) tell_speed(r);
 }
 
+/* Prints the vector of a text whose n tokens have the vectors `tokens`. */
+static void print_vector(llm_rank *r, const float *tokens, int64_t n) {
+    embed_model *e = &r->job->vectors;
+    double *vector = (double *)malloc((size_t)e->size * sizeof *vector);
+    if (!vector || !embed_vector(e, tokens, n, vector))
+        (void)tsh_fail(r->ctx, TSH_ERR_MEMORY, "not enough memory");
+    for (int64_t k = 0; k < e->size && tsh_ok(r->ctx); k++)
+        printf("%s%.9g", k ? " " : "", vector[k]);
+    printf("\n");
+    free(vector);
+}
+
 /* --embed: a line of numbers per line of the file. */
 static void embed(llm_rank *r) {
-    const llm_job *job = r->job;
+    llm_job *job = r->job;
+    const size_t width = (size_t)r->columns * sizeof(float);
+    float *tokens = (float *)malloc((size_t)job->room * width + 1);
+    if (!tokens) (void)tsh_fail(r->ctx, TSH_ERR_MEMORY, "not enough memory");
     for (int64_t i = 0; i < job->rows && tsh_ok(r->ctx); i++) {
-        const int64_t begin = row_begin(job, i);
-        double square = 0;
+        const int64_t begin = row_begin(job, i), n = job->ends[i] - begin;
         tsh_scope_begin(r->ctx);
         r->model.past[0] = 0;
-        tsh_tensor *x = llm_logits(&r->model, job->tokens + begin, job->ends[i] - begin, NULL);
-        if (x && !job->first_token) x = tsh_mean(tsh_cast(x, TSH_F32), 1, 1);
-        const int ok = x && read_row(r, x, 0);
+        r->model.expected = n;
+        tsh_tensor *x = llm_logits(&r->model, job->tokens + begin, n, NULL); /* (1, n, width) */
+        const int ok = x && tsh_read(r->ctx, tsh_cast(x, TSH_F32), TSH_GLOBAL, tokens,
+                                     (size_t)n * width) == TSH_OK;
         tsh_scope_end(r->ctx);
-        if (!ok || !r->first) continue;
-        for (int64_t k = 0; k < r->columns; k++) square += (double)r->row[k] * (double)r->row[k];
-        const double scale = job->plain || square == 0 ? 1 : 1 / sqrt(square);
-        for (int64_t k = 0; k < r->columns; k++)
-            printf("%s%.9g", k ? " " : "", (double)r->row[k] * scale);
-        printf("\n");
+        if (ok && r->first) print_vector(r, tokens, n);
     }
+    free(tokens);
 }
 
 /* -- a conversation ---------------------------------------------------------- */
@@ -652,13 +714,15 @@ static int64_t encode_talk(llm_rank *r, llm_talk *talk, int32_t **ids) {
 /* Reads the next line that is not empty, and makes tokens of the conversation with it. 0: there is
  * no more; -1: refused. */
 static int64_t ask(llm_rank *r, llm_talk *talk, int32_t **ids) {
-    const int prompts = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
+    const int prompts = r->job->terminal;
     char *line = NULL;
     size_t room = 0;
     int64_t n = 0;
+    interrupted = 0;
     while (n == 0) {
         if (prompts) printf("> ");
         fflush(stdout);
+        if (prompts && !wait_for_line()) break;
         const ssize_t length = getline(&line, &room, stdin);
         if (length < 0) break;
         line[strcspn(line, "\r\n")] = 0;
@@ -676,9 +740,13 @@ static int answered(llm_rank *r, llm_talk *talk, int64_t kept, int64_t most) {
     const text_out *out = r->out;
     printf("\n");
     fflush(stdout);
-    if (!r->done[0] && most < r->job->max_new)
+    if (interrupted)
+        fprintf(stderr, "llm: you ended this answer; Ctrl-C now ends the conversation\n");
+    else if (!r->done[0] && most < r->job->max_new)
         fprintf(stderr, "llm: the answer is cut: no more fits into %lld tokens (--context)\n",
                 (long long)r->room);
+    else if (!r->done[0])
+        fprintf(stderr, "llm: the answer is cut after %lld tokens (--max-new)\n", (long long)most);
     talk->answers++;
     talk->tokens += r->prompt[0];
     talk->computed += r->prompt[0] - kept;
@@ -723,6 +791,11 @@ static void converse(llm_rank *r) {
     llm_talk talk = {0};
     if (r->first && job->system && !say(&talk, CHAT_SYSTEM, job->system))
         (void)tsh_fail(r->ctx, TSH_ERR_MEMORY, "not enough memory");
+    if (r->first && job->terminal) {
+        catch_interrupts();
+        fprintf(stderr, "llm: write a line to ask; Ctrl-C ends an answer, Ctrl-D or Ctrl-C at the "
+                        "prompt the conversation\n");
+    }
     while (tsh_ok(r->ctx) && exchange(r, &talk)) {}
     if (talk.answers > 0 && tsh_ok(r->ctx) && !job->print_ids)
         fprintf(stderr, "llm: first tokens after %.2f s, then %.1f tokens/s (%lld answers; prompts: "
@@ -751,7 +824,8 @@ static void run_model(llm_rank *r) {
 static int run_rank(tsh_ctx *ctx, void *user) {
     llm_job *job = (llm_job *)user;
     llm_rank *r = (llm_rank *)calloc(1, sizeof *r);
-    const int64_t columns = job->config.encoder ? job->config.width : job->config.vocabulary;
+    const int vectors = job->config.encoder || job->config.headless;
+    const int64_t columns = vectors ? job->config.width : job->config.vocabulary;
     const int64_t rows = job->chat || job->embed ? 1 : job->rows;
     if (r) {
         r->job = job;
@@ -803,6 +877,7 @@ static int run(llm_job *job) {
     tsh_desc desc = {.threads = (int)job->threads, .logger = {heed, job}};
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
     const int tp = (int)(job->tp ? job->tp : cores > 0 ? cores : 1);
+    job->config.headless = job->embed != NULL;
     desc.dtype = job->dtype ? llm_dtype_named(job->dtype) : job->config.dtype;
     if (!job->joined) return tsh_threads_run(tp, &desc, run_rank, job);
     desc.comm = job->comm;
@@ -816,6 +891,7 @@ static int open_codec(llm_job *job) {
 }
 
 static int convert_text(llm_job *job) {
+    if (!isatty(STDOUT_FILENO)) job->codec.raw = 1; /* --detokenize gives the bytes of --tokenize */
     return !open_codec(job) || convert(job);
 }
 
@@ -826,38 +902,21 @@ static int read_optional(llm_job *job, const char *name, char **text) {
     return *text || llm_is_absent(errno) || !refuse(job, "%s", why.message);
 }
 
-/* How sentence-transformers makes one vector of a text: 1_Pooling says which, modules.json whether
- * it gets length 1. Without them: the mean, of length 1. 0: refused. */
-static int read_pooling(llm_job *job) {
-    char *text = NULL;
-    if (!read_optional(job, "1_Pooling/config.json", &text)) return 0;
-    cJSON *pooling = text ? cJSON_Parse(text) : NULL;
-    const cJSON *item;
-    int known = 1;
-    cJSON_ArrayForEach(item, pooling) {
-        if (!cJSON_IsTrue(item) || strncmp(item->string, "pooling_mode_", 13) != 0) continue;
-        job->first_token = strcmp(item->string, "pooling_mode_cls_token") == 0;
-        if (!job->first_token && strcmp(item->string, "pooling_mode_mean_tokens") != 0)
-            known = !refuse(job, "1_Pooling/config.json: %.60s is not supported", item->string);
-    }
-    cJSON_Delete(pooling);
-    free(text);
-    if (!read_optional(job, "modules.json", &text)) return 0;
-    job->plain = text != NULL && strstr(text, "Normalize") == NULL;
-    free(text);
-    return known;
-}
-
 /* Appends a line's tokens. 0: refused. */
 static int read_line(llm_job *job, const char *line, size_t length) {
     int32_t *ids = NULL;
-    const int64_t n = text_encode(&job->codec, line, length, !job->no_special, &ids);
+    const int64_t n = embed_encode(&job->vectors, job->codec.tokenizer, line, length,
+                                   !job->no_special, &ids);
     const int64_t most = job->config.places;
-    const int ok = n < 0 ? !refuse(job, "%s", job->codec.error)
-                   : n == 0 || n > most
-                       ? !refuse(job, "%s: line %lld has %lld tokens, not 1 to %lld", job->embed,
-                                 (long long)job->rows + 1, (long long)n, (long long)most)
+    const int ok = n < 0    ? !refuse(job, "%s", job->vectors.error)
+                   : n == 0 ? !refuse(job, "%s: line %lld has no token", job->embed,
+                                      (long long)job->rows + 1)
+                   : most && n > most
+                       ? !refuse(job, "%s: line %lld has %lld tokens; the model has %lld positions",
+                                 job->embed, (long long)job->rows + 1, (long long)n,
+                                 (long long)most)
                        : add_row(job, ids, n);
+    if (ok && n > job->room) job->room = n;
     free(ids);
     return ok;
 }
@@ -865,14 +924,14 @@ static int read_line(llm_job *job, const char *line, size_t length) {
 /* --embed. 0: refused. */
 static int read_lines(llm_job *job) {
     size_t length = 0;
-    if (!job->config.encoder)
-        return !refuse(job, "--embed takes an encoder, such as bert, not %s", job->config.type);
-    FILE *file = fopen(job->embed, "rb");
+    FILE *file = fopen(job->embed, "rb"); /* may be a pipe */
     char *text = file ? llm_read_all(file, 0, &length) : NULL;
     int ok = text != NULL;
     if (!text) refuse(job, "%s: %s", job->embed, strerror(errno));
     if (file) (void)fclose(file);
-    job->max_new = 0;
+    ok = ok && (embed_begin(&job->vectors, &job->config) ||
+                !refuse(job, "%s", job->vectors.error));
+    job->max_new = job->room = 0;
     for (const char *line = text, *end = text ? text + length : NULL; ok && line < end;) {
         const char *newline = (const char *)memchr(line, '\n', (size_t)(end - line));
         const char *stop = newline ? newline : end;
@@ -880,7 +939,15 @@ static int read_lines(llm_job *job) {
         line = stop + 1;
     }
     free(text);
-    return ok && read_pooling(job);
+    return ok;
+}
+
+/* What modules.json says of --embed: the model may be in a folder within the folder. 0: refused. */
+static int open_vectors(llm_job *job) {
+    if (!embed_open(&job->vectors, job->model)) return !refuse(job, "%s", job->vectors.error);
+    job->model = job->vectors.folder;
+    job->codec.lower = job->vectors.lower;
+    return 1;
 }
 
 /* The chat template of the model, or that of --template. 0: refused. */
@@ -899,6 +966,47 @@ static int open_format(llm_job *job) {
         free(text);
     }
     return ok ? 1 : !refuse(job, "%s", job->format.error);
+}
+
+/* A number of generation_config.json from 0 to `most`, or `otherwise`; -1: refused. */
+static double generation_number(llm_job *job, const cJSON *config, const char *key, double most,
+                                double otherwise) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, key);
+    char text[80];
+    if (!item || cJSON_IsNull(item)) return otherwise;
+    if (cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble <= most)
+        return item->valuedouble;
+    (void)refuse(job, "generation_config.json: %s is %s, not a number from 0 to %g", key,
+                 llm_json_text(item, text, sizeof text), most);
+    return -1;
+}
+
+/* How answers are drawn, unless a flag says so: as generation_config.json does if it samples, else
+ * with what keeps small models from repeating themselves. 0: refused. */
+static int choose_sampling(llm_job *job) {
+    static const char *const keys[] = {"do_sample", "temperature", "top_k", "top_p", "min_p"};
+    char *text = job->config.gguf ? NULL : llm_read_file(job->model, "generation_config.json");
+    cJSON *config = text ? cJSON_Parse(text) : NULL;
+    const cJSON *samples = cJSON_GetObjectItemCaseSensitive(config, "do_sample"), *item;
+    int says = 0;
+    free(text);
+    for (size_t i = 0; i < sizeof keys / sizeof *keys && !cJSON_IsFalse(samples); i++) {
+        item = cJSON_GetObjectItemCaseSensitive(config, keys[i]);
+        says |= item && !cJSON_IsNull(item);
+    }
+    const cJSON *from = says ? config : NULL;
+    const double temperature = generation_number(job, from, "temperature", 1e6, says ? 1 : 0.7);
+    const double top_p = generation_number(job, from, "top_p", 1, says ? 1 : 0.9);
+    const double top_k = generation_number(job, from, "top_k", 1e9, says ? 50 : 0);
+    const double min_p = generation_number(job, from, "min_p", 1, 0);
+    const double penalty = generation_number(job, config, "repetition_penalty", 1e6, 1);
+    if (!job->temperature) job->temperature = temperature == 0 ? TSH_ZERO : temperature;
+    if (!job->top_p && top_p > 0) job->top_p = top_p;
+    if (!job->top_k) job->top_k = (int64_t)top_k;
+    if (!job->min_p) job->min_p = min_p;
+    if (!job->penalty && penalty != 1) job->penalty = penalty;
+    cJSON_Delete(config);
+    return temperature >= 0 && top_p >= 0 && top_k >= 0 && min_p >= 0 && penalty >= 0;
 }
 
 /* How long a conversation may become, and what ends an answer. 0: refused. */
@@ -920,7 +1028,9 @@ static int prepare_chat(llm_job *job) {
     const int32_t id = end && *end ? llm_tokenizer_id(job->codec.tokenizer, end) : -1;
     if (id >= 0 && c->eos_count < LLM_MOST_EOS) c->eos[c->eos_count++] = id;
     free(end);
-    return 1;
+    job->terminal = strcmp(job->backend, "threads") == 0 && isatty(STDIN_FILENO) &&
+                    isatty(STDOUT_FILENO);
+    return job->greedy || choose_sampling(job);
 }
 
 /* Prints a warning once per job. */
@@ -939,6 +1049,7 @@ static llm_options read_options(llm_job *job) {
 static int prepare(llm_job *job) {
     llm_config *c = &job->config;
     const llm_options options = read_options(job);
+    if (job->embed && !open_vectors(job)) return 0;
     if (!llm_config_read_with(c, job->model, &job->family, &options))
         return !refuse(job, "%s", c->error);
     const int texts = job->embed || job->chat || job->prompt_texts.count || job->stops.count;
@@ -947,7 +1058,7 @@ static int prepare(llm_job *job) {
         return !refuse(job, "the tokenizer has %lld tokens, the model %lld",
                        (long long)text_count(&job->codec), (long long)c->vocabulary);
     if (job->embed) return read_lines(job);
-    if (job->max_new < 0) job->max_new = job->chat ? INT64_MAX : 64;
+    if (job->max_new < 0) job->max_new = job->chat ? LLM_ANSWER : LLM_NEW;
     if (c->encoder && job->max_new > 0)
         return !refuse(job, "%s generates no text; give --embed FILE", c->type);
     return job->chat ? prepare_chat(job) : read_prompts(job);
@@ -959,12 +1070,16 @@ static int prepare(llm_job *job) {
 static int lacks_model(const llm_job *job) {
     char path[4096];
     snprintf(path, sizeof path, "%s/config.json", job->model);
-    return access(path, R_OK) != 0 && errno != ENOTDIR; /* ENOTDIR: it is a file */
+    if (access(path, R_OK) == 0 || errno == ENOTDIR) return 0; /* ENOTDIR: it is a file */
+    snprintf(path, sizeof path, "%s/modules.json", job->model);
+    return !job->embed || access(path, R_OK) != 0;
 }
 
 /* What rank 0 found, as it is sent. */
 typedef struct llm_found {
-    int64_t ok, text, tokens, rows, room, max_new, first_token, plain; /* text, tokens: how many */
+    int64_t ok, text, tokens, rows, room, max_new; /* text, tokens: how many */
+    int64_t top_k;
+    double temperature, top_p, min_p, penalty;
     int64_t eos_count, eos[LLM_MOST_EOS];
     int64_t tied; /* the head has the embedding's weight */
     int64_t gguf; /* bytes of the GGUF file, the text being its header; 0: it is of config.json */
@@ -990,8 +1105,11 @@ static void fill_found(const llm_job *job, llm_found *found, int ok) {
     found->tokens = row_begin(job, job->rows);
     found->room = job->room;
     found->max_new = job->max_new;
-    found->first_token = job->first_token;
-    found->plain = job->plain;
+    found->top_k = job->top_k;
+    found->temperature = job->temperature;
+    found->top_p = job->top_p;
+    found->min_p = job->min_p;
+    found->penalty = job->penalty;
     found->eos_count = c->eos_count;
     memcpy(found->eos, c->eos, sizeof c->eos);
     memcpy(found->error, job->error, sizeof found->error);
@@ -1021,8 +1139,11 @@ static int take_found(llm_job *job, const llm_found *found, const char *text) {
     job->rows = found->rows;
     job->room = found->room;
     job->max_new = found->max_new;
-    job->first_token = (int)found->first_token;
-    job->plain = (int)found->plain;
+    job->top_k = found->top_k;
+    job->temperature = found->temperature;
+    job->top_p = found->top_p;
+    job->min_p = found->min_p;
+    job->penalty = found->penalty;
     if (found->gguf) {
         c->gguf = gguf_of_header(text, (size_t)found->text, (size_t)found->gguf, job->model, error,
                                  sizeof error);
@@ -1100,6 +1221,7 @@ int main(int argc, char **argv) {
         pthread_mutex_destroy(&job.lock);
     }
     text_close(&job.codec);
+    embed_close(&job.vectors);
     chat_close(&job.format);
     llm_config_free(&job.config);
     free(job.tokens);

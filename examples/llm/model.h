@@ -146,7 +146,7 @@ static void llm_config_free(llm_config *c) {
 }
 
 /* The most tokens that a text may have; 0: any. */
-static int64_t llm_longest(const llm_config *c, const char **why) {
+LLM_API int64_t llm_longest(const llm_config *c, const char **why) {
     if (c->places) *why = "the model has no more positions";
     return c->places;
 }
@@ -172,6 +172,9 @@ static const struct {
     {"qa_outputs.**", " bert roberta "},
 };
 
+/* Heads, which a headless model passes over. */
+static const char *const llm_heads[] = {"lm_head.**", "embed_out.**"};
+
 /* Patterns of the names in the files that are passed over: those of the family, the head's copy of
  * the embedding, and those that the caller names. A NULL follows them. */
 static void llm_list_ignored(const llm_config *c, const char *ignored[LLM_IGNORED]) {
@@ -182,6 +185,8 @@ static void llm_list_ignored(const llm_config *c, const char *ignored[LLM_IGNORE
     for (size_t i = 0; i < sizeof llm_ignored / sizeof *llm_ignored; i++)
         if (!llm_ignored[i].families || strstr(llm_ignored[i].families, word))
             ignored[n++] = llm_ignored[i].pattern;
+    for (size_t i = 0; c->headless && i < sizeof llm_heads / sizeof *llm_heads; i++)
+        ignored[n++] = llm_heads[i];
     if (c->tied && !c->head[0]) {
         ignored[n++] = "lm_head.weight";
         ignored[n++] = "embed_out.weight";
@@ -291,7 +296,7 @@ LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
         return tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
     if (c->gguf) file.read = gguf_file_read;
     file.user = &blocks;
-    if (tsh_load_with(m->root, folder, NULL, &file) == TSH_OK && !c->encoder)
+    if (tsh_load_with(m->root, folder, NULL, &file) == TSH_OK && !c->encoder && !c->headless)
         m->cache = tsh_cache_new(m->root, rows, length, TSH_DTYPE_DEFAULT);
     if (c->gguf) gguf_file_close(&blocks);
     return tsh_last_error(ctx)->code;
@@ -344,7 +349,8 @@ static void llm_stretch(llm_net *m, const int32_t *ids, int64_t n, const int64_t
     }
 }
 
-/* The logits (rows, T or 1, V), sharded over the vocabulary, of ids (rows, n) that follow the
+/* The logits (rows, T or 1, V), sharded over the vocabulary, or of a headless model the tokens'
+ * vectors (rows, T, C), of ids (rows, n) that follow the
  * m->past[b] before: of text b the first lengths[b], NULL: all; the others are padding. A single
  * text goes back if a caller lowers m->past[0]. The logits live until the scope ends. */
 LLM_API tsh_tensor *llm_logits(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {

@@ -10,6 +10,8 @@
 
 typedef struct text_codec {
     llm_tokenizer *tokenizer;
+    int lower; /* 1: texts are lowercased, if the file does not say so itself */
+    int raw;   /* 1: what is written keeps its control characters; 0: only newlines and tabs */
     char error[4352]; /* a path and a sentence */
 } text_codec;
 
@@ -42,6 +44,44 @@ static llm_tokenizer *text_open_gguf(const char *path, char *error, size_t size)
     return tokenizer;
 }
 
+/* Adds Lowercase to the normalizers of a tokenizer.json, before them, unless it is one of them. */
+static int text_lower(cJSON *json) {
+    cJSON *normalizer = cJSON_DetachItemFromObjectCaseSensitive(json, "normalizer");
+    cJSON *all = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(all, "normalizers");
+    cJSON *lower = cJSON_CreateObject();
+    const cJSON *item, *known = cJSON_GetObjectItemCaseSensitive(normalizer, "normalizers");
+    int has = 0;
+    for (item = known ? known->child : normalizer; item; item = item->next) {
+        const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "type"));
+        has |= type && strcmp(type, "Lowercase") == 0;
+    }
+    int ok = list && cJSON_AddStringToObject(lower, "type", "Lowercase") &&
+             cJSON_AddStringToObject(all, "type", "Sequence");
+    if (ok && !has) ok = cJSON_AddItemToArray(list, lower);
+    else cJSON_Delete(lower);
+    if (normalizer && !cJSON_IsNull(normalizer)) ok = ok && cJSON_AddItemToArray(list, normalizer);
+    else cJSON_Delete(normalizer);
+    return cJSON_AddItemToObject(json, "normalizer", all) && ok;
+}
+
+/* A tokenizer.json whose texts are lowercased. */
+static llm_tokenizer *text_open_lower(const char *path, char *error, size_t size) {
+    char *text = llm_read_file("", path);
+    cJSON *json = text ? cJSON_Parse(text) : NULL;
+    llm_tokenizer *tokenizer = NULL;
+    free(text);
+    if (!cJSON_IsObject(json)) {
+        cJSON_Delete(json);
+        return llm_tokenizer_open(path, error, size); /* which says why it cannot be read */
+    }
+    text = text_lower(json) ? cJSON_PrintUnformatted(json) : NULL;
+    cJSON_Delete(json);
+    if (text) tokenizer = llm_tokenizer_read(text, strlen(text), path, error, size);
+    else snprintf(error, size, "not enough memory");
+    cJSON_free(text);
+    return tokenizer;
+}
+
 /* Of a file, or of the model's: tokenizer.json in its folder, or what the GGUF file has. 0:
  * codec->error says why not. */
 static int text_open(text_codec *codec, const char *file, const char *model) {
@@ -50,6 +90,8 @@ static int text_open(text_codec *codec, const char *file, const char *model) {
     snprintf(path, sizeof path, "%s%s", file ? file : model, one ? "" : "/tokenizer.json");
     codec->tokenizer = gguf_is_file(path)
                            ? text_open_gguf(path, codec->error, sizeof codec->error)
+                       : codec->lower
+                           ? text_open_lower(path, codec->error, sizeof codec->error)
                            : llm_tokenizer_open(path, codec->error, sizeof codec->error);
     if (!codec->tokenizer && !one)
         (void)llm_found_for_tokenizer(model, codec->error, sizeof codec->error);
@@ -80,23 +122,38 @@ static int64_t text_encode(text_codec *codec, const char *text, size_t length, i
     return n;
 }
 
+/* Writes n bytes of a text that a model or its files made to stdout. 0: not enough memory. */
+static int text_write(const text_codec *codec, const char *text, size_t n) {
+    char *copy = codec->raw ? NULL : (char *)malloc(n + 1);
+    if (!codec->raw && !copy) return 0;
+    if (copy) memcpy(copy, text, n);
+    if (copy) n = quote_drop(copy, n);
+    fwrite(copy ? copy : text, 1, n, stdout);
+    free(copy);
+    return 1;
+}
+
 /* The bytes of ids to stdout. */
 static int text_print(text_codec *codec, const int32_t *ids, size_t count) {
     size_t length = 0;
     char *text = llm_tokenizer_decode(codec->tokenizer, ids, count, 1, &length);
-    if (text) fwrite(text, 1, length, stdout);
-    else snprintf(codec->error, sizeof codec->error, "%s", llm_tokenizer_error(codec->tokenizer));
+    const int ok = text && text_write(codec, text, length);
+    if (!ok)
+        snprintf(codec->error, sizeof codec->error, "%s",
+                 text ? "not enough memory" : llm_tokenizer_error(codec->tokenizer));
     free(text);
-    return text != NULL;
+    return ok;
 }
 
-/* Shows what is new of the text, up to `end`. */
-static void text_show(text_out *out, size_t end) {
+/* Shows what is new of the text, up to `end`. 0: not enough memory. */
+static int text_show(text_out *out, size_t end) {
+    int ok = 1;
     if (out->live && end > out->shown) {
-        fwrite(out->at + out->shown, 1, end - out->shown, stdout);
+        ok = text_write(out->codec, out->at + out->shown, end - out->shown);
         fflush(stdout);
     }
     if (end > out->shown) out->shown = end;
+    return ok;
 }
 
 /* Cuts the text before the first stop string, which ends after `from` at the earliest. Returns how
@@ -132,8 +189,7 @@ static int text_put(text_out *out, const char *text, size_t n) {
     out->length += n;
     const size_t held = text_stop(out, from);
     out->at[out->length] = 0;
-    text_show(out, out->length - held);
-    return 1;
+    return text_show(out, out->length - held);
 }
 
 /* Appends what one more id adds to the text; never half a character. 0: an error. */
@@ -148,9 +204,7 @@ static int text_add(text_out *out, int32_t id) {
 static int text_finish(text_out *out) {
     size_t length = 0;
     const char *text = out->stream.tokenizer ? llm_stream_end(&out->stream, &length) : "";
-    const int ok = out->stopped || text_put(out, text, length);
-    if (ok) text_show(out, out->length);
-    return ok;
+    return (out->stopped || text_put(out, text, length)) && text_show(out, out->length);
 }
 
 /* Forgets the text; the next one begins. */

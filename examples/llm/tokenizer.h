@@ -30,6 +30,7 @@
 #include <pcre2.h>
 
 #include "files.h"
+#include "quote.h"
 #include "unicode.h"
 #include <errno.h>
 #include <stdarg.h>
@@ -243,6 +244,7 @@ LLM_FORMAT static int llm_fail(llm_tokenizer *t, const char *format, ...) {
     va_start(args, format);
     (void)vsnprintf(t->error, sizeof t->error, format, args);
     va_end(args);
+    (void)quote_message(t->error);
     return 0;
 }
 

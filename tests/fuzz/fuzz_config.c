@@ -54,6 +54,7 @@ static int config_take(const uint8_t *data, size_t size) {
     llm_read_eos(c, generation);
     ok = ok && llm_config_finish(c, &family) && llm_config_close(c);
     config_must(ok == !c->error[0] && (ok || strlen(c->error) > 10));
+    for (const char *at = c->error; *at; at++) config_must((unsigned char)*at >= 0x20);
     if (ok) config_check(c);
     cJSON_Delete(generation);
     llm_config_free(c);

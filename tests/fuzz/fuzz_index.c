@@ -86,6 +86,8 @@ static tsh_result index_load(tsh_ctx *ctx, const uint8_t *data, size_t size) {
     free(file.data);
     if (result != tsh_last_error(ctx)->code) abort();
     if (result != TSH_OK && strlen(tsh_last_error(ctx)->message) < 30) abort();
+    for (const char *at = tsh_last_error(ctx)->message; *at; at++)
+        if ((unsigned char)*at < 0x20 || *at == 0x7f) abort();
     return result;
 }
 

@@ -44,6 +44,8 @@ static tsh_result load(target t, const uint8_t *data, size_t size, tsh_optim *op
     free(file.data);
     if (result != tsh_last_error(t.ctx)->code) abort();
     if (result != TSH_OK && strlen(tsh_last_error(t.ctx)->message) < 30) abort();
+    for (const char *at = tsh_last_error(t.ctx)->message; *at; at++)
+        if ((unsigned char)*at < 0x20 || *at == 0x7f) abort();
     tsh_clear_error(t.ctx);
     if (!tsh_ok(t.ctx)) abort();
     return result;

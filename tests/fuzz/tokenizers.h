@@ -40,8 +40,10 @@ static llm_tokenizer *lent_tokenizer_read(const char *json, size_t length, const
 
 /* -- texts ------------------------------------------------------------------ */
 
+/* One line, whatever the input has put into it. */
 LLM_TOKENIZER_API void check_tokenizer_error(const char *error) {
     must_hold(strlen(error) > 10 && strlen(error) < 256);
+    for (; *error; error++) must_hold((unsigned char)*error >= 0x20 && *error != 0x7f);
 }
 
 /* Decodes id by id: no part ends within a character. */

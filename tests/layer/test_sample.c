@@ -327,10 +327,6 @@ static int refused_rank(tsh_ctx *ctx, void *user) {
         {.top_k = -1},       {.top_p = 1.5},               {.top_p = -0.1},
         {.min_p = 2},        {.top_p = (double)NAN},       {.min_p = -1},
         {.penalty = -1},     {.penalty = HUGE_VAL}};
-    const tsh_real broken[3][4] = {{1, 2, (tsh_real)NAN, 0},
-                                   {0, 1, 2, (tsh_real)INFINITY},
-                                   {(tsh_real)-INFINITY, (tsh_real)-INFINITY, (tsh_real)-INFINITY,
-                                    (tsh_real)-INFINITY}};
     tsh_sample_desc desc = {.penalty = 2};
     tsh_tensor *x = tsh_keep(tsh_redistribute(same_logits(ctx, 2, TSH_REAL), tsh_sharded(-1)));
     (void)user;
@@ -348,13 +344,6 @@ static int refused_rank(tsh_ctx *ctx, void *user) {
     CHECK_SAYS(TSH_ERR_SHAPE, "V at least 1");
     CHECK(!tsh_sample(tsh_zeros(ctx, tsh_shape0()), NULL), "a scalar");
     CHECK_SAYS(TSH_ERR_SHAPE, "(.., V)");
-    for (int i = 0; i < 3; i++) {
-        tsh_tensor *t = tsh_filled(ctx, tsh_shape2(2, 4), 0);
-        tsh_real *values = (tsh_real *)tsh_data(ctx, t);
-        for (int c = 0; c < 4; c++) values[4 + c] = broken[i][c];
-        CHECK(!tsh_sample(tsh_redistribute(t, tsh_sharded(1)), NULL), "row %d", i);
-        CHECK_SAYS(TSH_ERR_ANOMALY, "row 1 of the logits");
-    }
     CHECK(tsh_sample(x, NULL), "no description: no filter");
     CHECK_OK();
     return 0;
@@ -363,6 +352,43 @@ static int refused_rank(tsh_ctx *ctx, void *user) {
 static void mistakes_are_told_and_change_nothing(void **state) {
     (void)state;
     for (int d = 0; d < COUNT(ranks_degrees); d++) ranks_run(ranks_degrees[d], refused_rank, NULL);
+}
+
+/* Logits from which nothing can be chosen are the same error whether an id is drawn or the largest
+ * is taken, in every layout, on every rank; infinities that are not the largest are none. */
+static int not_finite_rank(tsh_ctx *ctx, void *user) {
+    const tsh_real nan = (tsh_real)NAN, inf = (tsh_real)INFINITY;
+    const tsh_real row[5][4] = {{1, 2, nan, 0}, {nan, inf, 1, 2}, {0, 1, 2, inf},
+                                {-inf, -inf, -inf, -inf}, {-inf, 3, -inf, 1}};
+    const tsh_layout layout[4] = {tsh_replicated(), tsh_sharded(1), tsh_sharded(0), tsh_partial()};
+    (void)user;
+    for (int i = 0; i < 5 * 4 * 4; i++) {
+        const tsh_sample_desc ways[4] = {{.temperature = TSH_ZERO},
+                                         {.temperature = TSH_ZERO, .top_p = 0.5},
+                                         {.temperature = 1},
+                                         {.top_k = 1}};
+        tsh_tensor *t = tsh_filled(ctx, tsh_shape2(3, 4), 0), *ids;
+        tsh_real *values = (tsh_real *)tsh_data(ctx, t);
+        for (int c = 0; c < 4; c++) values[4 + c] = row[i / 16][c];
+        ids = tsh_sample(tsh_redistribute(t, layout[i / 4 % 4]), &ways[i % 4]);
+        if (i / 16 == 4) {
+            int64_t got[3] = {-1, -1, -1};
+            tsh_read(ctx, ids, TSH_GLOBAL, got, sizeof got);
+            CHECK_OK();
+            CHECK(got[1] == 1 || (i % 4 == 2 && got[1] == 3), "number %d: %d", i,
+                  (int)got[1]);
+        } else {
+            CHECK(!ids, "number %d is not refused", i);
+            CHECK_SAYS(TSH_ERR_ANOMALY, "row 1 of the logits has a NaN, or its largest");
+        }
+    }
+    return 0;
+}
+
+static void logits_that_are_not_finite_are_refused_greedily_too(void **state) {
+    (void)state;
+    for (int d = 0; d < COUNT(ranks_degrees); d++)
+        ranks_run(ranks_degrees[d], not_finite_rank, NULL);
 }
 
 /* Rows of a real vocabulary's size, against sorting: how many ids each filter keeps. */
@@ -436,6 +462,7 @@ int main(void) {
         cmocka_unit_test(temperature_zero_takes_the_largest),
         cmocka_unit_test(argmax_of_shards_is_that_of_the_whole),
         cmocka_unit_test(mistakes_are_told_and_change_nothing),
+        cmocka_unit_test(logits_that_are_not_finite_are_refused_greedily_too),
         cmocka_unit_test(filters_of_a_large_vocabulary),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

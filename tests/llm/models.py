@@ -96,6 +96,61 @@ def change_head(folder, how):
     write_safetensors(path, tensors)
 
 
+# A tokenizer with a token for each letter: 59 of them, and two that begin and end a text.
+SPECIAL = ("<|im_start|>", "<|im_end|>")
+LETTERS = "abcdefghijklmnopqrstuvwxyz?!.,'\n 0123456789ABCDEFGHIJKLMNOP"
+
+
+def letters(tokens, post_processor=None):
+    """The tokenizer.json of these tokens, each a letter or one of SPECIAL."""
+    ids = {token: i for i, token in enumerate(tokens)}
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None,
+        "added_tokens": [{"id": ids[t], "content": t, "single_word": False, "lstrip": False,
+                          "rstrip": False, "normalized": False, "special": True}
+                         for t in SPECIAL],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                          "use_regex": True},
+        "post_processor": post_processor,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
+                    "use_regex": True},
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False,
+                  "continuing_subword_prefix": None, "end_of_word_suffix": None,
+                  "byte_fallback": False, "merges": [],
+                  "vocab": {{"\n": "\u010a", " ": "\u0120"}.get(t, t): i
+                            for t, i in ids.items()}}}
+
+
+def write_embedder(folder, case):
+    """A folder of sentence-transformers: the model of a golden, in the subfolder case["model_at"],
+    a tokenizer that begins and ends a text, and case["files"]; of a safetensors file they have the
+    shapes."""
+    at = os.path.join(folder, case.get("model_at", ""))
+    write(at, load(case["model"]))
+    around = {"type": "TemplateProcessing", "single": [
+        {"SpecialToken": {"id": SPECIAL[0], "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+        {"SpecialToken": {"id": SPECIAL[1], "type_id": 0}}], "pair": [
+        {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+              "special_tokens": {t: {"id": t, "ids": [i], "tokens": [t]}
+                                 for t, i in zip(SPECIAL, (0, 60))}}
+    tokens = [SPECIAL[0], *LETTERS, SPECIAL[1]]
+    files = {"tokenizer.json": letters(tokens, around),
+             "tokenizer_config.json": dict(
+                 {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIAL[0],
+                  "eos_token": SPECIAL[1], "pad_token": SPECIAL[1]}, **case.get("tokenizer", {}))}
+    files = {os.path.join(case.get("model_at", ""), name): text for name, text in files.items()}
+    for name, text in dict(files, **case["files"]).items():
+        path = os.path.join(folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if name.endswith(".safetensors"):
+            write_safetensors(path, {key: (shape, values(key, shape, 7, False))
+                                     for key, shape in text.items()})
+            continue
+        with open(path, "w", encoding="ascii") as file:
+            json.dump(text, file)
+
+
 def older(config):
     """The same config in the form from before transformers 5."""
     config = dict(config)

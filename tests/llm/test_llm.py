@@ -4,6 +4,11 @@ ranks, in both forms of config.json; and what is refused. make_models.py writes 
 
 import json
 import os
+import pty
+import re
+import select
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -297,6 +302,109 @@ def values_that_are_not_finite_are_told(folder):
     check("norm.weight" in done.stderr and "1 NaN" in done.stderr, done.returncode, done.stderr)
 
 
+ESCAPES = "\x1b[2J\x1b]0;owned\x07\nllm: all is well\x7f\u009b31m\u202e"
+
+
+def one_safe_line(done, *what):
+    check(done.returncode == 1 and done.stderr.count("\n") == 1 and done.stderr.startswith("llm: ")
+          and not any(ord(c) < 32 or 127 <= ord(c) < 160 or c == "\u202e"
+                      for c in done.stderr[:-1] + done.stdout), *what, repr(done.stderr),
+          repr(done.stdout))
+
+
+def text_of_files_reaches_no_terminal(folder):
+    """A string with escape sequences and a forged line wherever a file may have one: every error is
+    one line of this program's own."""
+    letters = Letters(folder)
+    path = os.path.join(folder, "model.safetensors")
+    ids = ("--ids", "1 2", "--print-ids")
+    for changes in ({ESCAPES: 1}, {"model_type": ESCAPES}, {"hidden_size": ESCAPES},
+                    {"hidden_act": ESCAPES}, {"rope_parameters": {"rope_type": ESCAPES}},
+                    {"rope_parameters": {"rope_type": "default", ESCAPES: 2}}, {"x": {ESCAPES: 1}}):
+        one_safe_line(llm(written(folder, "llama", **changes), *ids), changes)
+    written(folder, "llama")
+    tensors = models.read_safetensors(path)
+    models.write_safetensors(path, dict(tensors, **{"model." + ESCAPES: ([1], [1.0])}))
+    one_safe_line(llm(folder, *ids), "a tensor's name")
+    written(folder, "llama")
+    edit_header(path, lambda header: header["model.norm.weight"].update(dtype=ESCAPES))
+    one_safe_line(llm(folder, *ids), "a dtype")
+    written(folder, "llama")
+    os.rename(path, os.path.join(folder, "a.safetensors"))
+    letters.save("model.safetensors.index.json", {"weight_map": {ESCAPES: "a.safetensors"}})
+    one_safe_line(llm(folder, *ids), "an index")
+    letters.save("model.safetensors.index.json", {"weight_map": {"model.norm.weight": ESCAPES}})
+    one_safe_line(llm(folder, *ids), "an index of such a file")
+    os.remove(os.path.join(folder, "model.safetensors.index.json"))
+    os.rename(os.path.join(folder, "a.safetensors"), path)
+    tokenizer = models.letters(letters.tokens)
+    for key, value in (("normalizer", {"type": ESCAPES}), (ESCAPES, 1), ("decoder", ESCAPES),
+                       ("model", dict(tokenizer["model"], merges=[[ESCAPES, "b"]])),
+                       ("model", dict(tokenizer["model"], unk_token=ESCAPES)),
+                       ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "(" + ESCAPES},
+                                          "behavior": "Isolated", "invert": False})):
+        letters.save("tokenizer.json", dict(tokenizer, **{key: value}))
+        one_safe_line(llm(folder, "--prompt", "a"), key)
+    letters.save("tokenizer.json", tokenizer)
+    lines = os.path.join(folder, "lines")
+    with open(lines, "w", encoding="ascii") as file:
+        file.write("a\n")
+    module = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+    for changes in ({"type": ESCAPES}, {"path": ESCAPES + ".."}):
+        letters.save("modules.json", [dict(module, **changes), module])
+        one_safe_line(llm(folder, "--embed", lines), changes)
+
+
+def generated_text_has_no_control_characters(folder):
+    """But newlines and tabs; --raw keeps them, and so does --detokenize into a pipe."""
+    letters = Letters(folder)
+    odd = {"a": "\x1b", "b": "\x07", "c": "\u009b", "d": "\r", "e": "\t", "f": "\x7f", "g": "\xe9"}
+    tokenizer = models.letters(letters.tokens)
+    tokenizer["decoder"] = {"type": "Sequence", "decoders": [
+        tokenizer["decoder"], *({"type": "Replace", "pattern": {"String": a}, "content": b}
+                                for a, b in odd.items())]}
+    letters.save("tokenizer.json", tokenizer)
+    ids = ["--ids", numbers(models.load("llama")["prompt"]), "--max-new", "60", "--temperature",
+           "3", "--seed", "1"]
+
+    def text(*flags):
+        done = subprocess.run([LLM, "--model", folder, *flags], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, timeout=EACH)
+        check(done.returncode == 0, flags, done.stderr)
+        return done.stdout.decode("utf-8")
+
+    for flags in (ids, ids + ids[:2]):
+        raw, safe = text(*flags, "--raw"), text(*flags)
+        check(sum(raw.count(c) for c in "\x1b\x07\u009b\r\x7f") > 3 and "\t" in raw, repr(raw))
+        check(safe == "".join(c for c in raw if c not in "\x1b\x07\u009b\r\x7f"), repr(safe),
+              "not", repr(raw))
+    done = subprocess.run([LLM, "--model", folder, "--detokenize"], stdout=subprocess.PIPE,
+                          input=b"1 2 3 4 5 6 7", timeout=EACH)
+    check(done.stdout.decode("utf-8") == "".join(odd.values()), done.stdout)
+
+
+def logits_that_are_not_finite_are_refused(folder):
+    """Greedily, too: finite weights whose logits are beyond f16, or beyond f32."""
+    for scale, dtype in ((3e4, "f16"), (1e38, "f32")):
+        written(folder, "llama")
+        path = os.path.join(folder, "model.safetensors")
+        tensors = models.read_safetensors(path)
+        shape, floats = tensors["model.norm.weight"]
+        tensors["model.norm.weight"] = (shape, [scale * x for x in floats])
+        models.write_safetensors(path, tensors)
+        for ranks in (1, 3):
+            for flags in ((), ("--temperature", "0"), ("--temperature", "1"),
+                          ("--repetition-penalty", "1.5"), ("--ids", "4 5")):
+                done = llm(folder, "--ids", "1 2 3", "--print-ids", "--max-new", "4", "--dtype",
+                           dtype, "--tp", str(ranks), *flags)
+                check(done.returncode == 1 and "tsh_sample: row 0 of the logits" in done.stderr and
+                      (scale == 1e38 or not done.stdout.strip()), scale, dtype, ranks, flags,
+                      done.returncode, done.stdout, done.stderr)
+        if dtype == "f16":
+            done = llm(folder, "--ids", "1 2 3", "--print-ids", "--max-new", "4", "--dtype", "f32")
+            check(done.returncode == 0 and len(done.stdout.split()) == 4, done.stderr)
+
+
 def other_names_load(folder):
     """Without the prefix, and with tensors that are no parameters, as in older files of the hub."""
     for name, prefix, more in (
@@ -338,6 +446,10 @@ def mistakes_are_told(folder):
                                (("--ids", "1") * 257, 2, ("at most 256 times",)),
                                (("--ids", "1", "--seed", "x"), 2, ("--seed", "'x'")),
                                (("--ids", "1", "--top-p", "0"), 2, ("--top-p", "'0'")),
+                               (("--ids", "1", "--temperature", "x"), 2, ("from 0, not 'x'",)),
+                               (("--ids", "1", "--temperature", "-1"), 2, ("from 0, not '-1'",)),
+                               (("--ids", "1", "--temperature", ""), 2, ("from 0, not ''",)),
+                               (("--ids", "1", "--temperature", "nan"), 2, ("from 0, not 'nan'",)),
                                (("--ids", "1"), 1, ("tokenizer",)),
                                (("--embed", "/"), 1, ("tokenizer",)),
                                (("--ids", "1", "--max-new", "-3"), 2, ("--max-new", "whole")),
@@ -383,7 +495,8 @@ def samples_are_those_of_the_seed(folder):
         check(got == want, "on", ranks, "ranks", got, "not", want)
     check(tokens(*flags, "--seed", "6", "--tp", "1") != want, "the seed changes nothing")
     for one in (("--top-k", "1"), ("--top-p", "1e-6"), ("--min-p", "1"), ("--temperature", "1e-6"),
-                ("--temperature", "2", "--greedy")):
+                ("--temperature", "2", "--greedy"), ("--temperature", "0"),
+                ("--temperature", "0.0", "--top-p", "0.9")):
         got = tokens(*one, "--seed", "5", "--tp", "2")
         check(got == model["new"], one, got, "not", model["new"])
     got = tokens("--repetition-penalty", "1000000", "--tp", "2")
@@ -454,32 +567,14 @@ def fewer_bits_are_near(folder):
 CHATML = ("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
           "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
           "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
-SPECIAL = ("<|im_start|>", "<|im_end|>")
-LETTERS = "abcdefghijklmnopqrstuvwxyz?!.,'\n 0123456789ABCDEFGHIJKLMNOP"  # 59, and those two: 61
-
-
 class Letters:
     """A folder whose tokenizer has a token for each letter; `end` is that of <|im_end|>."""
 
     def __init__(self, folder, end=60, template=CHATML, **changes):
         self.folder, self.end = written(folder, "llama", **changes), end
-        self.tokens = [SPECIAL[0], *LETTERS]
-        self.tokens.insert(end, SPECIAL[1])
-        ids = {token: i for i, token in enumerate(self.tokens)}
-        vocab = {{"\n": "\u010a", " ": "\u0120"}.get(t, t): i for t, i in ids.items()}
-        self.save("tokenizer.json", {
-            "version": "1.0", "truncation": None, "padding": None, "normalizer": None,
-            "added_tokens": [{"id": ids[t], "content": t, "single_word": False, "lstrip": False,
-                              "rstrip": False, "normalized": False, "special": True}
-                             for t in SPECIAL],
-            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
-                              "use_regex": True},
-            "post_processor": None,
-            "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
-                        "use_regex": True},
-            "model": {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False,
-                      "continuing_subword_prefix": None, "end_of_word_suffix": None,
-                      "byte_fallback": False, "vocab": vocab, "merges": []}})
+        self.tokens = [models.SPECIAL[0], *models.LETTERS]
+        self.tokens.insert(end, models.SPECIAL[1])
+        self.save("tokenizer.json", models.letters(self.tokens))
         self.save("tokenizer_config.json", {"chat_template": template, "bos_token": "<s>"})
 
     def save(self, name, value):
@@ -489,13 +584,13 @@ class Letters:
     def encode(self, text):
         ids = []
         while text:
-            token = next((t for t in SPECIAL if text.startswith(t)), text[0])
+            token = next((t for t in models.SPECIAL if text.startswith(t)), text[0])
             ids.append(self.tokens.index(token))
             text = text[len(token):]
         return ids
 
     def decode(self, ids):
-        return "".join(self.tokens[i] for i in ids if self.tokens[i] not in SPECIAL)
+        return "".join(self.tokens[i] for i in ids if self.tokens[i] not in models.SPECIAL)
 
     def next(self, ids, most):
         """The tokens that follow, greedily, without those that end a text."""
@@ -558,8 +653,8 @@ def talk(letters, questions, most, context=4096, system=None):
 
 
 def converse(letters, questions, most, *flags, before=()):
-    done = llm(letters.folder, "--chat", "--max-new", str(most), "--dtype", "f32", *flags,
-               text="\n".join(questions), before=before)
+    done = llm(letters.folder, "--chat", "--greedy", "--max-new", str(most), "--dtype", "f32",
+               *flags, text="\n".join(questions), before=before)
     check(done.returncode == 0, flags, done.stderr)
     return done
 
@@ -583,8 +678,8 @@ def conversations_keep_the_cache(folder):
         check("3 answers; prompts: %d tokens, %d of them computed" % (total, computed) in
               done.stderr and computed < 0.8 * total, done.stderr, total, computed)
     done = converse(letters, questions, 20, "--system", "be nice.", "--print-ids")
-    check(done.stdout == "".join(numbers(a) + "\n" for a in answers) and not done.stderr,
-          done.stdout, done.stderr)
+    check(done.stdout == "".join(numbers(a) + "\n" for a in answers) and
+          "tokens/s" not in done.stderr, done.stdout, done.stderr)
     stop = letters.decode(answers[0])[2:4]
     done = converse(letters, questions[:1], 20, "--system", "be nice.", "--stop", stop)
     check(done.stdout == letters.decode(answers[0]).split(stop)[0] + "\n", done.stdout, stop)
@@ -607,7 +702,7 @@ def answers_come_at_once_and_questions_may_take_long(folder):
     """Longer than TSHARD_TIMEOUT."""
     letters, questions = Letters(folder), ["hello", "and now?"]
     answers = [letters.decode(a) for a in talk(letters, questions, 12)[0]]
-    flags = ("--model", folder, "--chat", "--max-new", "12", "--dtype", "f32")
+    flags = ("--model", folder, "--chat", "--greedy", "--max-new", "12", "--dtype", "f32")
     ways = [("", [LLM, *flags, "--tp", "3"])]
     if has_launcher():
         ways.append(("[0] ", [LAUNCHER, "-n", "2", LLM, *flags, "--backend", "tcp"]))
@@ -638,12 +733,127 @@ def long_conversations_forget(folder):
     done = converse(letters, ["one", "x" * 110, "two"], 9, "--context", "110", "--tp", "2")
     check(done.stderr.count("this line is left out") == 1 and "2 answers" in done.stderr,
           done.stderr)
-    # An answer that the context cuts; by default no other end.
+    # An answer that the context cuts.
     room = len(letters.encode("<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n")) + 5
-    done = llm(folder, "--chat", "--dtype", "f32", "--context", str(room), text="one\n")
+    done = llm(folder, "--chat", "--greedy", "--dtype", "f32", "--context", str(room),
+               text="one\n")
     check(done.stdout == letters.decode(talk(letters, ["one"], 99, room)[0][0]) + "\n" and
           "the answer is cut: no more fits into %d tokens" % room in done.stderr, done.stdout,
           done.stderr)
+
+
+def answers_are_drawn_as_the_model_says(folder):
+    """generation_config.json, else temperature 0.7 and top-p 0.9; flags come first."""
+    letters = Letters(folder)
+
+    def answer(*flags, code=0):
+        done = llm(folder, "--chat", "--dtype", "f32", "--max-new", "30", "--tp", "2", *flags,
+                   text="hello\n")
+        check(done.returncode == code, flags, done.stderr)
+        return done.stderr if code else done.stdout
+
+    greedy, usual = answer("--greedy"), answer()
+    endless = answer("--greedy", "--ignore-eos")
+    check(usual != greedy and usual == answer("--temperature", "0.7", "--top-p", "0.9", "--seed",
+                                              "0"), usual, greedy)
+    check(answer("--temperature", "0") == greedy == answer("--top-k", "1"), "greedy")
+    check(answer("--seed", "4") != usual, "the seed changes nothing")
+    for config, flags in (({"eos_token_id": 7}, ()),
+                          ({"do_sample": False, "temperature": 3}, ()),
+                          ({"do_sample": True, "top_k": None},
+                           ("--temperature", "1", "--top-p", "1", "--top-k", "50")),
+                          ({"temperature": 2, "top_k": 9, "min_p": 0.01, "top_p": 0.8},
+                           ("--temperature", "2", "--top-p", "0.8", "--top-k", "9", "--min-p",
+                            "0.01")),
+                          ({"repetition_penalty": 1.5}, ("--repetition-penalty", "1.5")),
+                          ({"temperature": 0, "top_p": 0.5}, ("--greedy",))):
+        letters.save("generation_config.json", {})
+        want = answer(*flags, "--ignore-eos")
+        letters.save("generation_config.json", config)
+        check(answer("--ignore-eos") == want, config, flags, answer("--ignore-eos"), want)
+        if "temperature" in config:
+            check(answer("--greedy", "--ignore-eos") == endless, "flags come first")
+    for key, value in (("temperature", -1), ("temperature", "hot"), ("top_p", 2), ("top_k", True)):
+        letters.save("generation_config.json", {"do_sample": True, key: value})
+        check("generation_config.json: " + key in answer(code=1), key)
+        check(answer("--greedy"), "greedy does not read it")
+
+
+def answers_end_in_time(folder):
+    """At --max-new, 512 by default, with a line that says so."""
+    Letters(folder, max_position_embeddings=4000)
+    for flags, most in (((), 512), (("--max-new", "30"), 30)):
+        done = llm(folder, "--chat", "--ignore-eos", "--dtype", "f32", "--print-ids", *flags,
+                   text="hello\n")
+        check(len(done.stdout.split()) == most and "llm: the answer is cut after %d tokens "
+              "(--max-new)\n" % most == done.stderr, len(done.stdout.split()), done.stderr)
+
+
+def ctrl_c_ends_an_answer_then_the_conversation(folder):
+    """On a terminal, whose first line says how to end."""
+    letters = Letters(folder, max_position_embeddings=100000)
+    for ranks, last in (("1", "\x04"), ("3", None)):
+        ours, theirs = pty.openpty()
+        with subprocess.Popen([LLM, "--model", letters.folder, "--chat", "--greedy", "--ignore-eos",
+                               "--context", "90000", "--max-new", "80000", "--dtype", "f32", "--tp",
+                               ranks], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE,
+                              encoding="utf-8") as running:
+            shown = ""
+
+            def wait(text, count):
+                nonlocal shown
+                until = time.time() + EACH
+                while shown.count(text) < count and time.time() < until:
+                    if select.select([ours], [], [], 1)[0]:
+                        shown += os.read(ours, 4096).decode("utf-8", "replace")
+                check(shown.count(text) >= count, ranks, "waited for", text, shown[-200:])
+
+            try:
+                for turn in (1, 2):
+                    wait("> ", turn)
+                    begun = len(shown)
+                    os.write(ours, b"hello\n")
+                    while len(shown) < begun + 100:  # the answer is on its way
+                        wait("", 1)
+                        shown += os.read(ours, 4096).decode("utf-8", "replace")
+                    running.send_signal(signal.SIGINT)
+                wait("> ", 3)
+                check(running.poll() is None, "it ended with the answer")
+                if last:
+                    os.write(ours, last.encode())
+                else:
+                    running.send_signal(signal.SIGINT)
+                said = running.communicate(timeout=EACH)[1]
+            finally:
+                running.kill()
+                os.close(ours)
+                os.close(theirs)
+            check(running.returncode == 0, running.returncode, said)
+            check(said.startswith("llm: write a line to ask; Ctrl-C ends an answer, Ctrl-D"), said)
+            check(said.count("you ended this answer") == 2 and "2 answers" in said, said)
+
+
+def help_and_readme_agree(folder):
+    """The same flags, and the same defaults."""
+    told = {}
+    for line in llm(folder, "--help").stdout.splitlines()[1:]:
+        name, text = line.split(None, 1)
+        told[name] = re.findall(r"\d+(?:\.\d+)?", " ".join(re.findall(r"\(([^)]*)\)", text)))
+    with open(os.path.join(TOP, "examples", "llm", "README.md"), encoding="utf-8") as file:
+        rows = file.read().split("| flag | what it does |")[1].split("\n\n")[0].splitlines()[2:]
+    shown = {}
+    for row in rows:
+        names, text = row.strip("| ").split(" | ", 1)
+        for name in re.findall(r"--[a-z-]+", names):
+            shown[name] = text
+            found = re.findall(r"`(--[a-z-]+)", text)
+            shown.update({more: text for more in found if more not in shown})
+    check(set(told) <= set(shown), "not in README.md:", set(told) - set(shown))
+    check(set(shown) <= set(told), "not in --help:", set(shown) - set(told))
+    for name, numbers_told in told.items():
+        for number in numbers_told:
+            check(re.search(r"(?<![\d.])%s(?![\d.]*\d)" % re.escape(number), shown[name]), name,
+                  number, "is not in README.md:", shown[name])
 
 
 def chat_templates_are_chosen(folder):
@@ -685,8 +895,96 @@ def the_models_of_the_course_know_their_texts(folder):
         done = llm(os.path.join(tiny, "bert"), "--embed", lines, "--tp", str(ranks))
         rows = [list(map(float, line.split())) for line in done.stdout.splitlines()]
         check(len(rows) == 3, done.stderr)
-        near, far = (sum(a * b for a, b in zip(rows[0], row)) for row in rows[1:])
+        size = [sum(x * x for x in row) ** 0.5 for row in rows]
+        near, far = (sum(a * b for a, b in zip(rows[0], rows[i])) / size[0] / size[i]
+                     for i in (1, 2))
         check(near > 0.7 and far < 0.3, near, far)
+
+
+def embedded(folder, lines, *flags, before=()):
+    """The vectors that --embed prints of these lines."""
+    path = os.path.join(os.path.dirname(folder), os.path.basename(folder) + ".lines")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+    done = llm(folder, "--embed", path, *flags, before=before)
+    check(done.returncode == 0 and not done.stderr, folder, flags, done.stderr)
+    return [list(map(float, line.replace("[0] ", "").split()))
+            for line in done.stdout.splitlines()]
+
+
+def vectors_are_those_of_sentence_transformers(folder):
+    """make_embeddings.py tells of what folders."""
+    with open(os.path.join(HERE, "golden", "embed", "vectors.json"), encoding="ascii") as file:
+        golden = json.load(file)
+    for name, case in golden["cases"].items():
+        at = os.path.join(folder, name)
+        models.write_embedder(at, case)
+        for ranks in RANKS if name in ("some", "shortcut", "llama") else (2,):
+            rows = embedded(at, golden["texts"], "--tp", str(ranks), "--dtype", "f32")
+            check(list(map(len, rows)) == list(map(len, case["vectors"])), name, "shape")
+            size = max(abs(x) for row in case["vectors"] for x in row)
+            off = max(abs(a - b) for row, want in zip(rows, case["vectors"])
+                      for a, b in zip(row, want)) / size
+            check(off < 2e-5, name, ranks, "vectors are off by", off)
+    if not has_launcher():
+        raise Skipped(NO_LAUNCHER)
+    here = os.path.join(folder, "elsewhere")
+    rows = embedded(here, golden["texts"], "--dtype", "f32", "--backend", "tcp",
+                    before=(LAUNCHER, "-n", "2"))
+    check(max(abs(a - b) for row, want in zip(rows, golden["cases"]["elsewhere"]["vectors"])
+              for a, b in zip(row, want)) < 1e-4, "over TCP", rows)
+
+
+def folders_of_sentence_transformers_that_would_give_others_are_refused(folder):
+    with open(os.path.join(HERE, "golden", "embed", "vectors.json"), encoding="ascii") as file:
+        cases = json.load(file)["cases"]
+    lines = os.path.join(folder, "lines")
+    with open(lines, "w", encoding="ascii") as file:
+        file.write("abc\n" + 300 * "d" + "\n")
+
+    def changed(name, file, value, *words):
+        case = json.loads(json.dumps(cases[name]))
+        config = case["files"].setdefault(file, {})
+        if isinstance(value, dict):
+            config.update(value)
+        else:
+            case["files"][file] = value
+        here = os.path.join(folder, "model")
+        shutil.rmtree(here, ignore_errors=True)
+        models.write_embedder(here, case)
+        refused(here, *words, flags=("--embed", lines))
+
+    modules = cases["tanh"]["files"]["modules.json"]
+    clip = [modules[0], modules[1], dict(modules[2], type="sentence_transformers.models.CNN")]
+    changed("tanh", "modules.json", clip, "module 2", "sentence_transformers.models.CNN")
+    changed("tanh", "modules.json", [dict(modules[0], type="custom.Transformer"), modules[1]],
+            "module 0", "custom.Transformer")
+    changed("tanh", "modules.json", modules[:1], "at least a Transformer and a Pooling")
+    changed("tanh", "modules.json", [modules[0], modules[2]], "module 1", "Dense")
+    changed("tanh", "modules.json", [modules[0], dict(modules[1], path="../x")], "../x")
+    changed("tanh", "modules.json", [modules[0], dict(modules[1], path="nowhere")],
+            "nowhere/config.json", "cannot be read")
+    changed("tanh", "modules.json", "x", "modules.json is no list")
+    changed("max", "1_Pooling/config.json", {"pooling_mode": "median"}, "\"median\"", "lasttoken")
+    changed("max", "1_Pooling/config.json", {"pooling_mode": ["max", 3]}, "pooling_mode is 3")
+    changed("max", "1_Pooling/config.json", {"pooling_mode_new": True}, "pooling_mode_new is true")
+    changed("max", "1_Pooling/config.json", {"embedding_dimension": 47}, "of 47", "gives 48")
+    changed("tanh", "a dense/config.json", {"in_features": 47}, "47", "(7, 48)")
+    changed("tanh", "a dense/config.json", {"activation_function": "torch.nn.CELU"},
+            "torch.nn.CELU")
+    changed("tanh", "a dense/config.json", {"module_input_name": "token_embeddings"},
+            "module_input_name")
+    changed("tanh", "a dense/config.json", {"out_features": 6}, "linear.")
+    changed("tanh", "a dense/config.json", {"scale": 2}, "scale is 2")
+    changed("cut", "sentence_bert_config.json", {"max_seq_length": "x"}, "max_seq_length is \"x\"")
+    changed("cut", "sentence_bert_config.json", {"max_seq_length": 299}, "line 2 has 299 tokens",
+            "256 positions")
+    changed("cut", "sentence_bert_config.json", {"transformer_task": "fill-mask"}, "fill-mask")
+    changed("cut", "sentence_bert_config.json", {"query_expansion": {"length": 3}},
+            "query_expansion")
+    where = "config_sentence_transformers.json"
+    changed("prompt", where, {"default_prompt_name": "answer"}, where, "\"answer\"")
+    changed("prompt", where, {"model_type": "SparseEncoder"}, where, "SparseEncoder")
 
 
 def the_readme_shows_a_family(folder):
@@ -707,9 +1005,15 @@ if __name__ == "__main__":
         configs_that_would_change_results_are_refused,
         texts_that_are_too_long_are_refused, settings_within_reach_change_nothing,
         other_names_load, folders_that_lie_are_refused, files_that_lie_are_refused,
-        values_that_are_not_finite_are_told, mistakes_are_told,
+        text_of_files_reaches_no_terminal, generated_text_has_no_control_characters,
+        values_that_are_not_finite_are_told, logits_that_are_not_finite_are_refused,
+        mistakes_are_told,
+        vectors_are_those_of_sentence_transformers,
+        folders_of_sentence_transformers_that_would_give_others_are_refused,
         the_models_of_the_course_know_their_texts, the_readme_shows_a_family,
         the_end_of_a_text_ends_it, samples_are_those_of_the_seed, fewer_bits_are_near,
         batches_are_texts_of_their_own, stop_strings_end_a_text, conversations_keep_the_cache,
         conversations_on_processes, answers_come_at_once_and_questions_may_take_long,
-        long_conversations_forget, chat_templates_are_chosen]) > 0)
+        long_conversations_forget, answers_are_drawn_as_the_model_says, answers_end_in_time,
+        ctrl_c_ends_an_answer_then_the_conversation, help_and_readme_agree,
+        chat_templates_are_chosen]) > 0)

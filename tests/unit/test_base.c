@@ -191,6 +191,36 @@ static void run_opens_calls_and_closes(void **state) {
     assert_int_equal(calls, 41);
 }
 
+/* Names in files are anybody's: no error or warning clears a screen or forges a line. */
+static void messages_have_no_control_characters(void **state) {
+    static const struct {
+        const char *foreign, *want;
+    } rows[] = {{"a\nllm: all is well", "a?llm: all is well"},
+                {"\x1b[2J\x1b]0;x\a", "?[2J?]0;x?"},
+                {"tab\t cr\r del\x7f", "tab? cr? del?"},
+                {"\xc2\x9b" "2J", "??2J"},                       /* U+009B */
+                {"\xe2\x80\xae" "txt", "???txt"},                /* U+202E */
+                {"\xe2\x81\xa7\xe2\x80\xa8|", "??????|"},       /* U+2067, U+2028 */
+                {"\xc3\xa9\xe2\x82\xac\xe6\xbc\xa2", "\xc3\xa9\xe2\x82\xac\xe6\xbc\xa2"},
+                {"\xe2\x80", "\xe2\x80"},
+                {"\xc2", "\xc2"}};
+    static log_lines log;
+    const tsh_desc desc = {.logger = {log_keep, &log}};
+    (void)state;
+    for (int i = 0; i < COUNT(rows); i++) {
+        tsh_error error;
+        tsh_ctx *ctx = unit_open(&desc);
+        log.count = 0;
+        tsh_log_message(&desc.logger, "%s", rows[i].foreign);
+        (void)tsh_fail(ctx, TSH_ERR_IO, "%s", rows[i].foreign);
+        (void)tsh_error_set(&error, TSH_ERR_IO, 0, "%s", rows[i].foreign);
+        assert_string_equal(log.line[0], rows[i].want);
+        assert_string_equal(tsh_last_error(ctx)->message, rows[i].want);
+        assert_string_equal(error.message, rows[i].want);
+        tsh_close(ctx);
+    }
+}
+
 /* ---------------------------------------------------------------- the logger */
 
 static void an_error_is_logged_once_unless_it_is_cleared_before(void **state) {
@@ -645,6 +675,7 @@ int main(void) {
         cmocka_unit_test(any_refused_allocation_is_an_error_and_no_leak),
         cmocka_unit_test(memory_is_counted_by_kind),
         cmocka_unit_test(values_are_aligned_to_64_bytes),
+        cmocka_unit_test(messages_have_no_control_characters),
     };
     return cmocka_run_group_tests_name("unit/base", tests, NULL, NULL);
 }

@@ -47,7 +47,7 @@ static tsh_tensor *bloom_forward(llm_net *m, tsh_tensor *ids) {
     tsh_tensor *x = llm_call(m->base, "word_embeddings", ids);
     m->bias = llm_alibi(m, llm_keys(m, ids));
     x = llm_call(m->base, "h", llm_call(m->base, "word_embeddings_layernorm", x));
-    return llm_call(m->root, "lm_head", llm_call(m->base, "ln_f", llm_last(m, x)));
+    return llm_head(m, "lm_head", llm_call(m->base, "ln_f", llm_last(m, x)));
 }
 
 static const llm_family bloom_family = {"bloom", "transformer", bloom_config, bloom_add,

@@ -61,7 +61,7 @@ static void falcon_add(llm_net *m) {
 
 static tsh_tensor *falcon_forward(llm_net *m, tsh_tensor *ids) {
     tsh_tensor *x = llm_call(m->base, "h", llm_call(m->base, "word_embeddings", ids));
-    return llm_call(m->root, "lm_head", llm_call(m->base, "ln_f", llm_last(m, x)));
+    return llm_head(m, "lm_head", llm_call(m->base, "ln_f", llm_last(m, x)));
 }
 
 static const llm_family falcon_family = {"falcon", "transformer", falcon_config, falcon_add,

@@ -46,7 +46,7 @@ static tsh_tensor *gpt2_forward(llm_net *m, tsh_tensor *ids) {
     tsh_tensor *x = llm_embed(m, "wte", ids);
     x = tsh_add(x, llm_call(m->base, "wpe", llm_places(m, ids, 0)));
     x = llm_last(m, llm_call(m->base, "h", x));
-    return llm_call(m->root, "lm_head", llm_call(m->base, "ln_f", x));
+    return llm_head(m, "lm_head", llm_call(m->base, "ln_f", x));
 }
 
 static const llm_family gpt2_family = {"gpt2",   "transformer", gpt2_config,

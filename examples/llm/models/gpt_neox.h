@@ -57,7 +57,7 @@ static void gpt_neox_add(llm_net *m) {
 
 static tsh_tensor *gpt_neox_forward(llm_net *m, tsh_tensor *ids) {
     tsh_tensor *x = llm_call(m->base, "layers", llm_call(m->base, "embed_in", ids));
-    return llm_call(m->root, "embed_out", llm_call(m->base, "final_layer_norm", llm_last(m, x)));
+    return llm_head(m, "embed_out", llm_call(m->base, "final_layer_norm", llm_last(m, x)));
 }
 
 static const llm_family gpt_neox_family = {"gpt_neox", "gpt_neox", gpt_neox_config, gpt_neox_add,

@@ -63,8 +63,7 @@ static void llama_add(llm_net *m) {
 static tsh_tensor *llama_forward(llm_net *m, tsh_tensor *ids) {
     tsh_tensor *x = llm_scale(llm_embed(m, "embed_tokens", ids), m->config->embed_scale);
     x = llm_call(m->base, "norm", llm_last(m, llm_call(m->base, "layers", x)));
-    x = llm_scale(llm_call(m->root, "lm_head", x), m->config->logit_scale);
-    return llm_cap(x, m->config->logit_cap);
+    return llm_head(m, "lm_head", x);
 }
 
 static const llm_family llama_family = {"llama",   "model",       llama_config,

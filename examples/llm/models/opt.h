@@ -52,7 +52,7 @@ static tsh_tensor *opt_forward(llm_net *m, tsh_tensor *ids) {
     tsh_tensor *x = llm_call(decoder, "embed_tokens", ids);
     x = tsh_add(x, llm_call(decoder, "embed_positions", llm_places(m, ids, 2)));
     x = llm_last(m, llm_call(decoder, "layers", x));
-    return llm_call(m->root, "lm_head", llm_call(decoder, "final_layer_norm", x));
+    return llm_head(m, "lm_head", llm_call(decoder, "final_layer_norm", x));
 }
 
 static const tsh_rename opt_names[] = {{"**.fc1.*", "**.mlp.fc1.*"},

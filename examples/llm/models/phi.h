@@ -40,7 +40,7 @@ static void phi_add(llm_net *m) {
 
 static tsh_tensor *phi_forward(llm_net *m, tsh_tensor *ids) {
     tsh_tensor *x = llm_call(m->base, "layers", llm_call(m->base, "embed_tokens", ids));
-    return llm_call(m->root, "lm_head", llm_call(m->base, "final_layernorm", llm_last(m, x)));
+    return llm_head(m, "lm_head", llm_call(m->base, "final_layernorm", llm_last(m, x)));
 }
 
 static const llm_family phi_family = {"phi", "model", phi_config, phi_add, phi_forward, NULL};

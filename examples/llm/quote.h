@@ -1,0 +1,59 @@
+/* quote.h - text that comes from a model's files, or from the model, on a terminal: an escape
+ * sequence in it could clear the screen, and a newline could forge a line of this program's. */
+#ifndef LLM_QUOTE_H
+#define LLM_QUOTE_H
+
+#include <stddef.h>
+#include <string.h>
+
+#if defined(__GNUC__)
+#define QUOTE_API __attribute__((unused)) static
+#else
+#define QUOTE_API static
+#endif
+
+/* Bytes of the control character of UTF-8 at s (n bytes); 0: it is none. */
+static size_t quote_control(const char *s, size_t n) {
+    const unsigned char *at = (const unsigned char *)s;
+    if (n > 0 && (at[0] < 0x20 || at[0] == 0x7f)) return 1;
+    return n > 1 && at[0] == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0 ? 2 : 0; /* U+0080 to U+009F */
+}
+
+/* Bytes of the character at s that changes the direction of what follows it, or begins a new line
+ * or paragraph: U+200E, F, U+2028 to E, U+2066 to 9. 0: it is none. */
+static size_t quote_turn(const char *s, size_t n) {
+    const unsigned char *at = (const unsigned char *)s;
+    if (n < 3 || at[0] != 0xe2) return 0;
+    return (at[1] == 0x80 && (at[2] == 0x8e || at[2] == 0x8f || (at[2] >= 0xa8 && at[2] <= 0xae))) ||
+                   (at[1] == 0x81 && at[2] >= 0xa6 && at[2] <= 0xa9)
+               ? 3
+               : 0;
+}
+
+/* Makes an error one line that shows as it is written: control characters become '?'. Whatever
+ * keeps a message with a foreign string in it calls this. Returns text. */
+QUOTE_API char *quote_message(char *text) {
+    const size_t length = strlen(text);
+    for (size_t i = 0; i < length;) {
+        const size_t control = quote_control(text + i, length - i);
+        const size_t n = control ? control : quote_turn(text + i, length - i);
+        if (n > 0) memset(text + i, '?', n);
+        i += n > 0 ? n : 1;
+    }
+    return text;
+}
+
+/* Takes control characters but newlines and tabs out of n bytes of a text. Returns how many bytes
+ * are left. */
+QUOTE_API size_t quote_drop(char *text, size_t n) {
+    size_t from = 0, to = 0;
+    while (from < n) {
+        const size_t skip =
+            text[from] == '\n' || text[from] == '\t' ? 0 : quote_control(text + from, n - from);
+        if (skip == 0) text[to++] = text[from++];
+        from += skip;
+    }
+    return to;
+}
+
+#endif
