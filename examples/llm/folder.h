@@ -118,7 +118,7 @@ static const cJSON *llm_config_key(llm_config *c, const char *keys) {
         const size_t n = strcspn(keys, "|");
         snprintf(key, sizeof key, "%.*s", (int)n, keys);
         cJSON *item = cJSON_DetachItemFromObjectCaseSensitive(c->unread, key);
-        if (item) cJSON_AddItemToObject(c->read, key, item);
+        if (item) cJSON_AddItemToArray(c->read, item); /* with its key; nothing is allocated */
         item = cJSON_GetObjectItemCaseSensitive(c->read, key);
         if (!found && item && !cJSON_IsNull(item)) found = item;
         keys += keys[n] == '|' ? n + 1 : n;
@@ -389,7 +389,8 @@ static void llm_read_rope(llm_config *c, double base, double part) {
 
 /* -- the whole file --------------------------------------------------------- */
 
-/* The contents of folder/name, or without a folder of name, with a 0 at the end; NULL and errno. */
+/* The contents of folder/name, or without a folder of name, with a 0 at the end; NULL and errno,
+ * which is ENOMEM where memory is missing. */
 static char *llm_read_file(const char *folder, const char *name) {
     char path[4096];
     size_t n = 0, room = 1 << 16;
@@ -407,9 +408,32 @@ static char *llm_read_file(const char *folder, const char *name) {
         }
     }
     if (file) (void)fclose(file);
-    if (text && file) text[n] = 0;
-    else free(text);
-    return file ? text : NULL;
+    if (text && file) {
+        text[n] = 0;
+        return text;
+    }
+    free(text);
+    if (file || !text) errno = ENOMEM;
+    return NULL;
+}
+
+/* Parses JSON. NULL and errno: ENOMEM where memory is missing, else 0. */
+static cJSON *llm_parse(const char *text) {
+    cJSON *json;
+    errno = 0; /* malloc sets it, as POSIX says, and cJSON does not */
+    json = cJSON_Parse(text);
+    if (!json && errno != ENOMEM) errno = 0;
+    return json;
+}
+
+/* The file folder/name as JSON; NULL and errno: as llm_read_file, or as llm_parse. */
+static cJSON *llm_read_json(const char *folder, const char *name) {
+    char *text = llm_read_file(folder, name);
+    cJSON *json = text ? llm_parse(text) : NULL;
+    const int error = errno;
+    free(text);
+    errno = error;
+    return json;
 }
 
 /* Keys that do not change what a decoder computes. */
@@ -444,12 +468,16 @@ static void llm_read_eos(llm_config *c, const cJSON *json) {
             c->eos[c->eos_count++] = one->valueint;
 }
 
-/* Takes a config.json, as far as all families share it. 0, with c->error, if that is not
- * possible. */
+/* Takes a config.json, as llm_parse returned it, as far as all families share it. 0, with c->error,
+ * if that is not possible. */
 static int llm_config_take(llm_config *c, cJSON *json, const char *where) {
     const char *type, *dtype;
     c->unread = json;
     c->read = cJSON_CreateObject();
+    if (!c->read || (!json && errno == ENOMEM)) {
+        llm_refuse(c, "%.300s: not enough memory", where);
+        return 0;
+    }
     if (!cJSON_IsObject(json)) {
         llm_refuse(c, "%.300s is not a JSON object", where);
         return 0;
@@ -474,15 +502,15 @@ static int llm_config_open(llm_config *c, const char *folder) {
         return 0;
     }
     snprintf(where, sizeof where, "%.300s/config.json", folder);
-    cJSON *json = cJSON_Parse(text);
+    const int ok = llm_config_take(c, llm_parse(text), where);
     free(text);
-    if (!llm_config_take(c, json, where)) return 0;
-    text = llm_read_file(folder, "generation_config.json");
-    cJSON *generation = text ? cJSON_Parse(text) : NULL;
+    if (!ok) return 0;
+    cJSON *generation = llm_read_json(folder, "generation_config.json");
+    if (!generation && errno == ENOMEM)
+        llm_refuse(c, "%.300s/generation_config.json: not enough memory", folder);
     llm_read_eos(c, generation);
     cJSON_Delete(generation);
-    free(text);
-    return 1;
+    return c->error[0] == 0;
 }
 
 /* Refuses the keys that nobody has read. 0: refused. */

@@ -735,14 +735,44 @@ GGUF_API gguf *gguf_of_header(const void *header, size_t n, size_t size, const c
     return g;
 }
 
-/* 1 if a path is that of a file that begins as GGUF does. */
+/* 1 if a path is that of a file that begins as GGUF does. Allocates nothing. */
 GGUF_API int gguf_is_file(const char *path) {
     char magic[4] = "";
     struct stat info;
-    FILE *file = stat(path, &info) == 0 && S_ISREG(info.st_mode) ? fopen(path, "rb") : NULL;
-    const int is = file && fread(magic, 1, 4, file) == 4 && memcmp(magic, "GGUF", 4) == 0;
-    if (file) (void)fclose(file);
+    const int file = stat(path, &info) == 0 && S_ISREG(info.st_mode) ? open(path, O_RDONLY) : -1;
+    const int is = file >= 0 && read(file, magic, 4) == 4 && memcmp(magic, "GGUF", 4) == 0;
+    if (file >= 0) (void)close(file);
     return is;
+}
+
+/* -- JSON, with every allocation checked ------------------------------------- */
+
+/* Adds item under a key that is copied, or appends it to an array. Returns item; NULL, with item
+ * freed and the error "not enough memory", if it, the parent or the key's copy could not be made. */
+static cJSON *gguf_put(gguf *g, cJSON *object, const char *key, cJSON *item) {
+    if (object && item && cJSON_AddItemToObject(object, key, item)) return item;
+    cJSON_Delete(item);
+    (void)gguf_fail(g, "not enough memory");
+    return NULL;
+}
+
+static cJSON *gguf_push(gguf *g, cJSON *array, cJSON *item) {
+    if (array && item && cJSON_AddItemToArray(array, item)) return item;
+    cJSON_Delete(item);
+    (void)gguf_fail(g, "not enough memory");
+    return NULL;
+}
+
+static void gguf_put_number(gguf *g, cJSON *object, const char *key, double number) {
+    (void)gguf_put(g, object, key, cJSON_CreateNumber(number));
+}
+
+static void gguf_put_string(gguf *g, cJSON *object, const char *key, const char *string) {
+    (void)gguf_put(g, object, key, cJSON_CreateString(string));
+}
+
+static void gguf_put_flag(gguf *g, cJSON *object, const char *key, int on) {
+    (void)gguf_put(g, object, key, cJSON_CreateBool(on));
 }
 
 /* -- as config.json --------------------------------------------------------- */
@@ -806,31 +836,31 @@ static int gguf_config_pair(gguf *g, const gguf_pair *pair, cJSON *config, cJSON
         char kind[32];
         const gguf_string text = gguf_next(&at);
         (void)gguf_quote(text, kind, sizeof kind);
-        cJSON_AddStringToObject(config, hub, strcmp(kind, "none") == 0 ? "default" : kind);
-        return 1;
+        gguf_put_string(g, config, hub, strcmp(kind, "none") == 0 ? "default" : kind);
+        return !g->error[0];
     }
     if (!gguf_is_number(pair->type))
         return gguf_fail(g, "the key \"%s\" is no number%s", key,
                          pair->type == GGUF_ARRAY ? "; layers that differ are not supported" : "");
-    cJSON_AddNumberToObject(config, hub, gguf_element(pair, 0));
-    return 1;
+    gguf_put_number(g, config, hub, gguf_element(pair, 0));
+    return !g->error[0];
 }
 
 /* LongRoPE's factors of frequencies, if the file has this tensor of them. 0: it has none. */
-static int gguf_config_factors(const gguf *g, cJSON *scaling, const char *tensor, const char *key) {
+static int gguf_config_factors(gguf *g, cJSON *scaling, const char *tensor, const char *key) {
     const gguf_tensor *factors = gguf_tensor_named(g, tensor);
     cJSON *list;
     uint64_t i;
     if (!factors || factors->format->number != 0 || factors->dims != 1) return 0;
-    list = cJSON_AddArrayToObject(scaling, key);
-    for (i = 0; i < factors->ne[0] && i < 4096; i++) {
+    list = gguf_put(g, scaling, key, cJSON_CreateArray());
+    for (i = 0; i < factors->ne[0] && i < 4096 && !g->error[0]; i++) {
         const uint32_t bits =
             (uint32_t)gguf_word(g->bytes + g->data + factors->offset + 4 * i, 4);
         float f;
         memcpy(&f, &bits, sizeof f);
-        cJSON_AddItemToArray(list, cJSON_CreateNumber((double)f));
+        (void)gguf_push(g, list, cJSON_CreateNumber((double)f));
     }
-    return 1;
+    return !g->error[0];
 }
 
 /* Rotary positions: how much of a head turns, and factors of its frequencies. */
@@ -846,7 +876,7 @@ static void gguf_config_rope(gguf *g, cJSON *config, cJSON *scaling) {
         (void)gguf_fail(g, "the key \"%s.attention.value_length\" differs from the key_length %d",
                         g->arch, (int)size);
     if (size > 0 && turns != size)
-        cJSON_AddNumberToObject(config, "partial_rotary_factor", (double)turns / (double)size);
+        gguf_put_number(g, config, "partial_rotary_factor", (double)turns / (double)size);
     /* llama.cpp multiplies YaRN's own factor by it */
     if (scale && kind && strcmp(kind->valuestring, "yarn") == 0)
         cJSON_SetNumberValue(scale, scale->valuedouble *
@@ -856,22 +886,51 @@ static void gguf_config_rope(gguf *g, cJSON *config, cJSON *scaling) {
     if (gguf_config_factors(g, scaling, "rope_factors_short.weight", "short_factor") &&
         gguf_config_factors(g, scaling, "rope_factors_long.weight", "long_factor")) {
         cJSON_DeleteItemFromObject(scaling, "rope_type");
-        cJSON_AddStringToObject(scaling, "rope_type", "longrope");
+        gguf_put_string(g, scaling, "rope_type", "longrope");
+    }
+}
+
+/* Tokens that end a text. */
+static void gguf_config_ends(gguf *g, cJSON *config) {
+    static const char *const ends[] = {"tokenizer.ggml.eos_token_id",
+                                       "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id"};
+    cJSON *eos = gguf_put(g, config, "eos_token_id", cJSON_CreateArray());
+    size_t i;
+    for (i = 0; i < sizeof ends / sizeof *ends && !g->error[0]; i++)
+        if (gguf_find(g, ends[i]))
+            (void)gguf_push(g, eos, cJSON_CreateNumber(
+                                        (double)gguf_count(g, ends[i], INT32_MAX, -1)));
+}
+
+/* The keys that a GGUF file says by its tensors and its architecture. */
+static void gguf_config_rest(gguf *g, cJSON *config, const gguf_tensor *words) {
+    const int64_t window = gguf_arch_count(g, "attention.sliding_window", 0);
+    if (gguf_arch_count(g, "vocab_size", 0) > (int64_t)words->ne[1])
+        (void)gguf_fail(g, "the key \"%s.vocab_size\" is larger than the %llu rows of "
+                           "\"token_embd.weight\"", g->arch, (unsigned long long)words->ne[1]);
+    gguf_config_ends(g, config);
+    gguf_put_string(g, config, "model_type",
+                    window && strcmp(g->arch, "llama") == 0 ? "mistral" : g->arch);
+    gguf_put_number(g, config, "vocab_size", (double)words->ne[1]);
+    gguf_put_flag(g, config, "tie_word_embeddings", !gguf_tensor_named(g, "output.weight"));
+    gguf_put_string(g, config, "dtype", "float32"); /* as llama.cpp computes */
+    if (!window) cJSON_DeleteItemFromObject(config, "sliding_window");
+    if (window && strncmp(g->arch, "qwen", 4) == 0) {
+        gguf_put_flag(g, config, "use_sliding_window", 1);
+        gguf_put_number(g, config, "max_window_layers", 0);
     }
 }
 
 /* What config.json would say, or NULL and an error in g->error. */
 GGUF_API cJSON *gguf_config(gguf *g) {
-    static const char *const ends[] = {"tokenizer.ggml.eos_token_id",
-                                       "tokenizer.ggml.eot_token_id",
-                                       "tokenizer.ggml.eom_token_id"};
     const gguf_tensor *words = gguf_tensor_named(g, "token_embd.weight");
-    cJSON *config = cJSON_CreateObject(), *scaling = cJSON_CreateObject(), *eos;
+    cJSON *config = cJSON_CreateObject(), *scaling = cJSON_CreateObject();
     const size_t n = strlen(g->arch);
     char prefix[64];
     size_t i;
-    int64_t window;
     (void)snprintf(prefix, sizeof prefix, "%s.", g->arch);
+    if (!config || !scaling) (void)gguf_fail(g, "not enough memory");
     for (i = 0; i < sizeof gguf_keys / sizeof *gguf_keys; i++)
         if (gguf_keys[i].needed) (void)gguf_arch_count(g, gguf_keys[i].key, -1);
     for (i = 0; i < g->pairs && !g->error[0]; i++)
@@ -880,33 +939,15 @@ GGUF_API cJSON *gguf_config(gguf *g) {
     if (!words || words->dims != 2) (void)gguf_fail(g, "the tensor \"token_embd.weight\" is %s",
                                                     words ? "no matrix" : "missing");
     if (!g->error[0]) gguf_config_rope(g, config, scaling);
-    window = g->error[0] ? 0 : gguf_arch_count(g, "attention.sliding_window", 0);
-    if (!g->error[0] && gguf_arch_count(g, "vocab_size", 0) > (int64_t)words->ne[1])
-        (void)gguf_fail(g, "the key \"%s.vocab_size\" is larger than the %llu rows of "
-                           "\"token_embd.weight\"", g->arch, (unsigned long long)words->ne[1]);
-    eos = cJSON_AddArrayToObject(config, "eos_token_id");
-    for (i = 0; i < sizeof ends / sizeof *ends && !g->error[0]; i++)
-        if (gguf_find(g, ends[i]))
-            cJSON_AddItemToArray(eos, cJSON_CreateNumber(
-                                          (double)gguf_count(g, ends[i], INT32_MAX, -1)));
-    if (g->error[0]) {
-        cJSON_Delete(config);
-        cJSON_Delete(scaling);
-        return NULL;
+    if (!g->error[0]) gguf_config_rest(g, config, words);
+    if (!g->error[0] && scaling->child) {
+        (void)gguf_put(g, config, "rope_scaling", scaling);
+        scaling = NULL;
     }
-    cJSON_AddStringToObject(config, "model_type",
-                            window && strcmp(g->arch, "llama") == 0 ? "mistral" : g->arch);
-    cJSON_AddNumberToObject(config, "vocab_size", (double)words->ne[1]);
-    cJSON_AddBoolToObject(config, "tie_word_embeddings", !gguf_tensor_named(g, "output.weight"));
-    cJSON_AddStringToObject(config, "dtype", "float32"); /* as llama.cpp computes */
-    if (!window) cJSON_DeleteItemFromObject(config, "sliding_window");
-    if (window && strncmp(g->arch, "qwen", 4) == 0) {
-        cJSON_AddBoolToObject(config, "use_sliding_window", 1);
-        cJSON_AddNumberToObject(config, "max_window_layers", 0);
-    }
-    if (scaling->child) cJSON_AddItemToObject(config, "rope_scaling", scaling);
-    else cJSON_Delete(scaling);
-    return config;
+    cJSON_Delete(scaling);
+    if (!g->error[0]) return config;
+    cJSON_Delete(config);
+    return NULL;
 }
 
 /* Factors that divide the n frequencies, such as Llama 3.1's; NULL: there are none. */

@@ -72,23 +72,22 @@ static const gguf_pre *gguf_find_pre(gguf *g) {
 /* -- JSON ------------------------------------------------------------------- */
 
 /* An object with a type. */
-static cJSON *gguf_typed(const char *type) {
+static cJSON *gguf_typed(gguf *g, const char *type) {
     cJSON *o = cJSON_CreateObject();
-    cJSON_AddStringToObject(o, "type", type);
+    gguf_put_string(g, o, "type", type);
     return o;
 }
 
-/* {"type": "Sequence", name: []}; *list is the array. */
-static cJSON *gguf_sequence(const char *name, cJSON **list) {
-    cJSON *o = gguf_typed("Sequence");
-    *list = cJSON_AddArrayToObject(o, name);
-    return o;
+/* Puts {"type": "Sequence", name: []} under a key of the file. Returns the array. */
+static cJSON *gguf_put_sequence(gguf *g, cJSON *file, const char *key, const char *name) {
+    cJSON *o = gguf_put(g, file, key, gguf_typed(g, "Sequence"));
+    return gguf_put(g, o, name, cJSON_CreateArray());
 }
 
 /* A Replace or Split. */
-static cJSON *gguf_pattern(const char *type, const char *kind, const char *pattern) {
-    cJSON *o = gguf_typed(type);
-    cJSON_AddStringToObject(cJSON_AddObjectToObject(o, "pattern"), kind, pattern);
+static cJSON *gguf_pattern(gguf *g, const char *type, const char *kind, const char *pattern) {
+    cJSON *o = gguf_typed(g, type);
+    gguf_put_string(g, gguf_put(g, o, "pattern", cJSON_CreateObject()), kind, pattern);
     return o;
 }
 
@@ -260,20 +259,20 @@ static int gguf_score_merges(gguf *g, const gguf_words *w, cJSON *model) {
     size_t room = 0;
     int64_t count = 0, i;
     int32_t id;
-    cJSON *list = cJSON_AddArrayToObject(model, "merges");
+    cJSON *list = gguf_put(g, model, "merges", cJSON_CreateArray());
     if (!w->score) return gguf_fail(g, "the key \"tokenizer.ggml.scores\" is missing");
     for (id = 0; id < w->count && count >= 0; id++)
         if (gguf_type_of(w, id) == GGUF_NORMAL) count = gguf_add_merges(w, id, &all, &room, count);
     for (i = 0; i < count; i++) all[i].order = (int32_t)i;
     if (count > 0) qsort(all, (size_t)count, sizeof *all, gguf_by_score);
-    for (i = 0; i < count; i++) {
-        cJSON *pair = cJSON_CreateArray();
-        cJSON_AddItemToArray(pair, cJSON_CreateString(w->text[all[i].left]));
-        cJSON_AddItemToArray(pair, cJSON_CreateString(w->text[all[i].right]));
-        cJSON_AddItemToArray(list, pair);
+    for (i = 0; i < count && !g->error[0]; i++) {
+        cJSON *pair = gguf_push(g, list, cJSON_CreateArray());
+        (void)gguf_push(g, pair, cJSON_CreateString(w->text[all[i].left]));
+        (void)gguf_push(g, pair, cJSON_CreateString(w->text[all[i].right]));
     }
     free(all);
-    return count >= 0 || gguf_fail(g, "not enough memory");
+    if (count < 0) (void)gguf_fail(g, "not enough memory");
+    return !g->error[0];
 }
 
 /* -- the parts of tokenizer.json ---------------------------------------------- */
@@ -288,26 +287,29 @@ static int32_t gguf_special(gguf *g, const gguf_words *w, const char *key) {
 }
 
 static void gguf_put_model(const gguf_words *w, cJSON *model) {
-    cJSON *vocabulary = cJSON_AddObjectToObject(model, "vocab");
+    cJSON *vocabulary = gguf_put(w->g, model, "vocab", cJSON_CreateObject());
     int32_t id;
-    for (id = 0; id < w->count; id++)
-        cJSON_AddItemToObjectCS(vocabulary, w->text[id], cJSON_CreateNumber((double)id));
+    for (id = 0; id < w->count && !w->g->error[0]; id++) {
+        cJSON *number = cJSON_CreateNumber((double)id);
+        if (number && cJSON_AddItemToObjectCS(vocabulary, w->text[id], number)) continue;
+        cJSON_Delete(number);
+        (void)gguf_fail(w->g, "not enough memory");
+    }
 }
 
 /* Control tokens and those of the user are found in the text as they are. */
 static void gguf_put_added(const gguf_words *w, cJSON *file) {
-    cJSON *list = cJSON_AddArrayToObject(file, "added_tokens");
+    cJSON *list = gguf_put(w->g, file, "added_tokens", cJSON_CreateArray());
     int32_t id;
-    for (id = 0; id < w->count; id++) {
+    for (id = 0; id < w->count && !w->g->error[0]; id++) {
         const int type = gguf_type_of(w, id);
         cJSON *o;
         if (type != GGUF_CONTROL && type != GGUF_USER && type != GGUF_UNKNOWN) continue;
-        o = cJSON_CreateObject();
-        cJSON_AddNumberToObject(o, "id", (double)id);
-        cJSON_AddStringToObject(o, "content", w->text[id]);
-        cJSON_AddBoolToObject(o, "normalized", 0);
-        cJSON_AddBoolToObject(o, "special", type != GGUF_USER);
-        cJSON_AddItemToArray(list, o);
+        o = gguf_push(w->g, list, cJSON_CreateObject());
+        gguf_put_number(w->g, o, "id", (double)id);
+        gguf_put_string(w->g, o, "content", w->text[id]);
+        gguf_put_flag(w->g, o, "normalized", 0);
+        gguf_put_flag(w->g, o, "special", type != GGUF_USER);
     }
 }
 
@@ -320,10 +322,9 @@ static void gguf_put_template(gguf *g, const gguf_words *w, cJSON *file, int beg
     cJSON *o, *single, *special;
     int i;
     if (!adds[0] && !adds[2]) return;
-    o = gguf_typed("TemplateProcessing");
-    single = cJSON_AddArrayToObject(o, "single");
-    special = cJSON_AddObjectToObject(o, "special_tokens");
-    cJSON_AddItemToObject(file, "post_processor", o);
+    o = gguf_put(g, file, "post_processor", gguf_typed(g, "TemplateProcessing"));
+    single = gguf_put(g, o, "single", cJSON_CreateArray());
+    special = gguf_put(g, o, "special_tokens", cJSON_CreateObject());
     for (i = 0; i < 3; i++) {
         const int32_t id = i == 1 || !adds[i] ? -1 : gguf_special(g, w, keys[i]);
         cJSON *part, *named;
@@ -333,86 +334,93 @@ static void gguf_put_template(gguf *g, const gguf_words *w, cJSON *file, int beg
                             i ? "ends" : "begins");
             return;
         }
-        cJSON_AddItemToArray(single, part = cJSON_CreateObject());
-        named = cJSON_AddObjectToObject(part, i == 1 ? "Sequence" : "SpecialToken");
-        cJSON_AddStringToObject(named, "id", i == 1 ? "A" : w->text[id]);
+        part = gguf_push(g, single, cJSON_CreateObject());
+        named = gguf_put(g, part, i == 1 ? "Sequence" : "SpecialToken", cJSON_CreateObject());
+        gguf_put_string(g, named, "id", i == 1 ? "A" : w->text[id]);
         if (i == 1) continue;
-        named = cJSON_AddObjectToObject(special, w->text[id]);
-        cJSON_AddItemToArray(cJSON_AddArrayToObject(named, "ids"), cJSON_CreateNumber((double)id));
+        named = gguf_put(g, special, w->text[id], cJSON_CreateObject());
+        named = gguf_put(g, named, "ids", cJSON_CreateArray());
+        (void)gguf_push(g, named, cJSON_CreateNumber((double)id));
     }
 }
 
-/* tokenizer.ggml.model "gpt2": byte-level BPE. */
-static int gguf_put_bytes(gguf *g, const gguf_words *w, cJSON *file, cJSON *model) {
-    const gguf_pre *pre = gguf_find_pre(g);
+/* The merges of the file, as texts of two tokens. */
+static int gguf_put_merges(gguf *g, cJSON *model) {
     const gguf_pair *merges = gguf_array(g, "tokenizer.ggml.merges", 1);
-    cJSON *list, *step, *split;
-    const unsigned char *at;
+    cJSON *list = gguf_put(g, model, "merges", cJSON_CreateArray());
+    const unsigned char *at = merges ? merges->at : NULL;
     uint64_t i;
-    if (!pre) return 0;
     if (!merges) return gguf_fail(g, "the key \"tokenizer.ggml.merges\" is missing");
-    if (pre->composes) cJSON_AddItemToObject(file, "normalizer", gguf_typed("NFC"));
-    cJSON_AddBoolToObject(model, "ignore_merges", pre->whole);
-    list = cJSON_AddArrayToObject(model, "merges");
-    for (i = 0, at = merges->at; i < merges->count; i++) {
+    for (i = 0; i < merges->count && !g->error[0]; i++) {
         const gguf_string s = gguf_next(&at);
         char *text = (char *)malloc(s.length + 1);
         if (!text) return gguf_fail(g, "not enough memory");
         memcpy(text, s.at, s.length);
         text[s.length] = 0;
-        cJSON_AddItemToArray(list, cJSON_CreateString(text));
+        (void)gguf_push(g, list, cJSON_CreateString(text));
         free(text);
     }
-    cJSON_AddItemToObject(file, "pre_tokenizer", gguf_sequence("pretokenizers", &split));
+    return !g->error[0];
+}
+
+/* tokenizer.ggml.model "gpt2": byte-level BPE. */
+static int gguf_put_bytes(gguf *g, const gguf_words *w, cJSON *file, cJSON *model) {
+    const gguf_pre *pre = gguf_find_pre(g);
+    cJSON *step, *split;
+    if (!pre || !gguf_put_merges(g, model)) return 0;
+    if (pre->composes) (void)gguf_put(g, file, "normalizer", gguf_typed(g, "NFC"));
+    gguf_put_flag(g, model, "ignore_merges", pre->whole);
+    split = gguf_put_sequence(g, file, "pre_tokenizer", "pretokenizers");
     if (pre->digits) {
-        cJSON_AddItemToArray(split, step = gguf_typed("Digits"));
-        cJSON_AddBoolToObject(step, "individual_digits", 1);
+        step = gguf_push(g, split, gguf_typed(g, "Digits"));
+        gguf_put_flag(g, step, "individual_digits", 1);
     }
     if (pre->pattern) {
-        cJSON_AddItemToArray(split, step = gguf_pattern("Split", "Regex", pre->pattern));
-        cJSON_AddStringToObject(step, "behavior", "Isolated");
-        cJSON_AddBoolToObject(step, "invert", 0);
+        step = gguf_push(g, split, gguf_pattern(g, "Split", "Regex", pre->pattern));
+        gguf_put_string(g, step, "behavior", "Isolated");
+        gguf_put_flag(g, step, "invert", 0);
     }
-    cJSON_AddItemToArray(split, step = gguf_typed("ByteLevel"));
-    cJSON_AddBoolToObject(step, "add_prefix_space",
-                          gguf_flag(g, "tokenizer.ggml.add_space_prefix", 0));
-    cJSON_AddBoolToObject(step, "use_regex", !pre->pattern);
-    cJSON_AddItemToObject(file, "decoder", gguf_typed("ByteLevel"));
+    step = gguf_push(g, split, gguf_typed(g, "ByteLevel"));
+    gguf_put_flag(g, step, "add_prefix_space", gguf_flag(g, "tokenizer.ggml.add_space_prefix", 0));
+    gguf_put_flag(g, step, "use_regex", !pre->pattern);
+    (void)gguf_put(g, file, "decoder", gguf_typed(g, "ByteLevel"));
     gguf_put_template(g, w, file, pre->begins);
     return !g->error[0];
 }
 
+/* Spaces as U+2581, tokens <0x..> as bytes; prefix: a text begins with a space. */
+static void gguf_put_spaces(gguf *g, cJSON *file, int prefix) {
+    cJSON *list = gguf_put_sequence(g, file, "normalizer", "normalizers"), *step;
+    if (prefix) {
+        step = gguf_push(g, list, gguf_typed(g, "Prepend"));
+        gguf_put_string(g, step, "prepend", "\xE2\x96\x81");
+    }
+    step = gguf_push(g, list, gguf_pattern(g, "Replace", "String", " "));
+    gguf_put_string(g, step, "content", "\xE2\x96\x81");
+    list = gguf_put_sequence(g, file, "decoder", "decoders");
+    step = gguf_push(g, list, gguf_pattern(g, "Replace", "String", "\xE2\x96\x81"));
+    gguf_put_string(g, step, "content", " ");
+    (void)gguf_push(g, list, gguf_typed(g, "ByteFallback"));
+    (void)gguf_push(g, list, gguf_typed(g, "Fuse"));
+    if (!prefix) return;
+    step = gguf_push(g, list, gguf_typed(g, "Strip"));
+    gguf_put_string(g, step, "content", " ");
+    gguf_put_number(g, step, "start", 1);
+    gguf_put_number(g, step, "stop", 0);
+}
+
 /* tokenizer.ggml.model "llama": SentencePiece's BPE, with byte fallback. */
 static int gguf_put_pieces(gguf *g, const gguf_words *w, cJSON *file, cJSON *model) {
-    const int prefix = gguf_flag(g, "tokenizer.ggml.add_space_prefix", 1);
-    cJSON *list, *step;
     int32_t id;
     int bytes = 0;
     for (id = 0; id < w->count; id++) {
         const int type = gguf_type_of(w, id);
         bytes += type == GGUF_BYTE;
-        if (type == GGUF_UNKNOWN) cJSON_AddStringToObject(model, "unk_token", w->text[id]);
+        if (type == GGUF_UNKNOWN) gguf_put_string(g, model, "unk_token", w->text[id]);
     }
-    cJSON_AddBoolToObject(model, "byte_fallback", bytes > 0);
-    cJSON_AddBoolToObject(model, "fuse_unk", 1);
-    cJSON_AddItemToObject(file, "normalizer", gguf_sequence("normalizers", &list));
-    if (prefix) {
-        cJSON_AddItemToArray(list, step = gguf_typed("Prepend"));
-        cJSON_AddStringToObject(step, "prepend", "\xE2\x96\x81");
-    }
-    cJSON_AddItemToArray(list, step = gguf_pattern("Replace", "String", " "));
-    cJSON_AddStringToObject(step, "content", "\xE2\x96\x81");
-    cJSON_AddItemToObject(file, "decoder", gguf_sequence("decoders", &list));
-    cJSON_AddItemToArray(list, step = gguf_pattern("Replace", "String", "\xE2\x96\x81"));
-    cJSON_AddStringToObject(step, "content", " ");
-    cJSON_AddItemToArray(list, gguf_typed("ByteFallback"));
-    cJSON_AddItemToArray(list, gguf_typed("Fuse"));
-    if (prefix) {
-        cJSON_AddItemToArray(list, step = gguf_typed("Strip"));
-        cJSON_AddStringToObject(step, "content", " ");
-        cJSON_AddNumberToObject(step, "start", 1);
-        cJSON_AddNumberToObject(step, "stop", 0);
-    }
+    gguf_put_flag(g, model, "byte_fallback", bytes > 0);
+    gguf_put_flag(g, model, "fuse_unk", 1);
+    gguf_put_spaces(g, file, gguf_flag(g, "tokenizer.ggml.add_space_prefix", 1));
     if (!gguf_score_merges(g, w, model)) return 0;
     gguf_put_template(g, w, file, 1);
     return !g->error[0];
@@ -421,11 +429,11 @@ static int gguf_put_pieces(gguf *g, const gguf_words *w, cJSON *file, cJSON *mod
 /* What tokenizer.json would say, to be freed with cJSON_free; NULL and an error in g->error. */
 GGUF_API char *gguf_tokenizer(gguf *g) {
     const gguf_string kind = gguf_text(g, "tokenizer.ggml.model");
-    cJSON *file = cJSON_CreateObject(), *model = gguf_typed("BPE");
+    cJSON *file = cJSON_CreateObject();
+    cJSON *model = gguf_put(g, file, "model", gguf_typed(g, "BPE"));
     gguf_words words;
     char quote[64], *text = NULL;
     int ok = 0;
-    cJSON_AddItemToObject(file, "model", model);
     memset(&words, 0, sizeof words);
     if (!kind.length)
         (void)gguf_fail(g, "the key \"tokenizer.ggml.model\" is missing");
@@ -455,22 +463,23 @@ static void gguf_put_token(gguf *g, cJSON *config, const char *name, const char 
     for (; id >= 0; id--) text = gguf_next(&at);
     copy = (char *)calloc(text.length + 1, 1);
     if (copy) memcpy(copy, text.at, text.length);
-    if (copy) cJSON_AddStringToObject(config, name, copy);
+    gguf_put_string(g, config, name, copy); /* without a copy, it fails */
     free(copy);
 }
 
 /* What tokenizer_config.json would say of conversations, to be freed with cJSON_free: the texts of
- * the tokens that begin and end a text, and the chat template. NULL: not enough memory. */
+ * the tokens that begin and end a text, and the chat template. NULL and an error in g->error. */
 GGUF_API char *gguf_tokenizer_config(gguf *g) {
     cJSON *config = cJSON_CreateObject();
     size_t length;
     const char *jinja = gguf_chat_template(g, &length);
-    char *copy = jinja ? (char *)calloc(length + 1, 1) : NULL, *text;
+    char *copy = jinja ? (char *)calloc(length + 1, 1) : NULL, *text = NULL;
     if (copy) memcpy(copy, jinja, length);
-    if (copy) cJSON_AddStringToObject(config, "chat_template", copy);
+    if (jinja) gguf_put_string(g, config, "chat_template", copy);
     gguf_put_token(g, config, "bos_token", "tokenizer.ggml.bos_token_id");
     gguf_put_token(g, config, "eos_token", "tokenizer.ggml.eos_token_id");
-    text = cJSON_PrintUnformatted(config);
+    if (!config || (!g->error[0] && !(text = cJSON_PrintUnformatted(config))))
+        (void)gguf_fail(g, "not enough memory");
     cJSON_Delete(config);
     free(copy);
     return text;

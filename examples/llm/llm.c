@@ -662,7 +662,9 @@ static int64_t ask(llm_rank *r, llm_talk *talk, int32_t **ids) {
     while (n == 0) {
         if (prompts) printf("> ");
         fflush(stdout);
+        errno = 0;
         const ssize_t length = getline(&line, &room, stdin);
+        if (length < 0 && errno == ENOMEM) n = -refuse(r->job, "not enough memory");
         if (length < 0) break;
         line[strcspn(line, "\r\n")] = 0;
         if (!line[0]) continue;
@@ -825,10 +827,9 @@ static int convert_text(llm_job *job) {
 /* How sentence-transformers makes one vector of a text: 1_Pooling says which, modules.json whether
  * it gets length 1. Without them: the mean, of length 1. 0: refused. */
 static int read_pooling(llm_job *job) {
-    char *text = llm_read_file(job->model, "1_Pooling/config.json");
-    cJSON *pooling = text ? cJSON_Parse(text) : NULL;
+    cJSON *pooling = llm_read_json(job->model, "1_Pooling/config.json");
     const cJSON *item;
-    int known = 1;
+    int known = pooling || errno != ENOMEM;
     cJSON_ArrayForEach(item, pooling) {
         if (!cJSON_IsTrue(item) || strncmp(item->string, "pooling_mode_", 13) != 0) continue;
         job->first_token = strcmp(item->string, "pooling_mode_cls_token") == 0;
@@ -836,8 +837,8 @@ static int read_pooling(llm_job *job) {
             known = !refuse(job, "1_Pooling/config.json: %.60s is not supported", item->string);
     }
     cJSON_Delete(pooling);
-    free(text);
-    text = llm_read_file(job->model, "modules.json");
+    char *text = llm_read_file(job->model, "modules.json");
+    if (!known || (!text && errno == ENOMEM)) known = !refuse(job, "not enough memory");
     job->plain = text != NULL && strstr(text, "Normalize") == NULL;
     free(text);
     return known;
@@ -881,11 +882,15 @@ static int open_format(llm_job *job) {
     gguf *g = job->config.gguf;
     char *config = g ? gguf_tokenizer_config(g)
                      : llm_read_file(job->model, "tokenizer_config.json");
+    if (!config && g) return !refuse(job, "%s", g->error);
+    int lacking = !config && errno == ENOMEM;
     char *jinja = llm_read_file(job->model, "chat_template.jinja");
+    if (!jinja && errno == ENOMEM) lacking = 1;
     const chat_message first[] = {{CHAT_SYSTEM, job->system}, {CHAT_USER, "?"}};
-    int ok = chat_open(&job->format, config, jinja, job->template_name);
+    int ok = !lacking && chat_open(&job->format, config, jinja, job->template_name);
     free(config);
     free(jinja);
+    if (lacking) return !refuse(job, "not enough memory");
     if (ok) {
         char *text = chat_render(&job->format, first + !job->system, job->system ? 2 : 1);
         ok = text != NULL;
@@ -910,7 +915,8 @@ static int prepare_chat(llm_job *job) {
     job->room = job->context ? job->context : most && most < LLM_CONTEXT ? most : LLM_CONTEXT;
     if (!open_format(job)) return 0;
     char *end = chat_end(&job->format);
-    const int32_t id = end && *end ? llm_tokenizer_id(job->codec.tokenizer, end) : -1;
+    if (!end) return !refuse(job, "not enough memory");
+    const int32_t id = *end ? llm_tokenizer_id(job->codec.tokenizer, end) : -1;
     if (id >= 0 && c->eos_count < LLM_MOST_EOS) c->eos[c->eos_count++] = id;
     free(end);
     return 1;
@@ -1007,7 +1013,7 @@ static int take_found(llm_job *job, const llm_found *found, const char *text) {
             return !refuse(job, "the files of rank 0 do not arrive");
         ok = llm_gguf_take(c, job->model);
     } else {
-        ok = llm_config_take(c, cJSON_Parse(text), "rank 0's config.json");
+        ok = llm_config_take(c, llm_parse(text), "rank 0's config.json");
     }
     if (!ok || !llm_config_rest(c, job->model, &job->family)) return !refuse(job, "%s", c->error);
     c->eos_count = (int)found->eos_count;

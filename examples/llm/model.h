@@ -47,7 +47,7 @@ static const llm_family *llm_family_find(const char *type, char *names, size_t s
 /* Takes what the GGUF file c->gguf says in place of config.json. */
 static int llm_gguf_take(llm_config *c, const char *path) {
     cJSON *json = gguf_config(c->gguf);
-    if (json && llm_config_take(c, json, path)) return 1;
+    if (json) return llm_config_take(c, json, path);
     llm_refuse(c, "%s", c->gguf->error);
     return 0;
 }

@@ -3009,14 +3009,18 @@ static int llm_tokenizer_fill(llm_tokenizer *t, const char *json, size_t length,
     t->unk = LLM_NONE;
     t->context = pcre2_match_context_create(NULL);
     t->stack = pcre2_jit_stack_create(32 * 1024, 4 * 1024 * 1024, NULL);
-    if (t->context && t->stack) pcre2_jit_stack_assign(t->context, NULL, t->stack);
+    if (!t->context || !t->stack) return llm_fail(t, "there is no memory for a tokenizer");
+    pcre2_jit_stack_assign(t->context, NULL, t->stack);
     if (llm_valid_prefix(json, length) < length)
         (void)llm_fail(t, "%s: this is not UTF-8", name);
     else if (llm_has_nul(json, length))
         (void)llm_fail(t, "%s: a token with the character U+0000 is not known", name);
     if (!t->error[0] && llm_unicode_open(t)) {
+        errno = 0; /* malloc sets it, as POSIX says, and cJSON does not */
         file = cJSON_ParseWithLength(json, length);
-        if (!file || !cJSON_IsObject(file))
+        if (!file && errno == ENOMEM)
+            (void)llm_fail(t, "%s: there is no memory for its JSON", name);
+        else if (!file || !cJSON_IsObject(file))
             (void)llm_fail(t, "%s: this is not JSON, or no object", name);
         else if (!llm_read_parts(t, file))
             (void)llm_fail(t, "%s: this is no tokenizer", name);
@@ -3055,7 +3059,9 @@ LLM_TOKENIZER_API llm_tokenizer *llm_tokenizer_open(const char *path, char *erro
         json = bigger;
         n += fread(json + n, 1, room - n, file);
     } while (n == room);
-    if (!bigger || ferror(file))
+    if (!bigger)
+        (void)snprintf(error, size, "%s: there is no memory for the file", path);
+    else if (ferror(file))
         (void)snprintf(error, size, "%s: cannot be read", path);
     else
         t = llm_tokenizer_read(json, n, path, error, size);
