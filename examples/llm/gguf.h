@@ -1,9 +1,9 @@
 /* gguf.h - GGUF files, the models of llama.cpp: version 3, little-endian, of the families llama,
  * qwen2, qwen3, gemma, gpt2 and phi3
  *
- *     gguf *g = gguf_open("model.gguf", error, sizeof error);
+ *     gguf *g = gguf_open("model.gguf", error, sizeof error);     see gguf_parts.h
  *     cJSON *config = gguf_config(g);              as config.json of a folder of the hub
- *     char *json = gguf_tokenizer(g);              as its tokenizer.json
+ *     char *json = gguf_tokenizer(g, NULL);        as its tokenizer.json; gguf_open_keys suffices
  *     const char *text = gguf_chat_template(g, &length);
  *     gguf_file file;                              as its model.safetensors:
  *     gguf_file_open(&file, g, keep, user);        gguf_file_read is tsh_file_desc.read
@@ -91,7 +91,15 @@ typedef struct gguf_tensor {
     uint64_t head;          /* rows of heads of this size are stored in pairs, see gguf_row; or 0 */
 } gguf_tensor;
 
+/* What is read of a file. */
+typedef enum gguf_what {
+    GGUF_MODEL, /* all: a model of a known architecture */
+    GGUF_KEYS,  /* the keys alone */
+    GGUF_PART   /* keys and places of tensors: one of the files of a model */
+} gguf_what;
+
 typedef struct gguf {
+    gguf_what what;
     char *path;
     const unsigned char *bytes; /* the whole file */
     size_t size, at;            /* at: the next byte to parse */
@@ -99,9 +107,11 @@ typedef struct gguf {
     gguf_pair *pair;            /* sorted by key */
     gguf_tensor *tensor;        /* sorted by offset */
     size_t pairs, tensors;
+    size_t keys_end;            /* where the keys end */
     size_t data;                /* where the data section begins */
     char arch[32];
     char error[512];            /* the first one */
+    char warning[256];          /* what was read otherwise than the file says; "": nothing */
 } gguf;
 
 /* -- errors ----------------------------------------------------------------- */
@@ -262,11 +272,28 @@ static int gguf_is_number(gguf_type type) {
     return type != GGUF_STRING && type != GGUF_ARRAY && type != GGUF_BOOL;
 }
 
+/* 1 for a number, or an array of numbers, one for each layer, that are all the same. */
+static int gguf_is_one_number(const gguf_pair *pair) {
+    uint64_t i = 1;
+    if (pair->type != GGUF_ARRAY) return gguf_is_number(pair->type);
+    if (!gguf_is_number(pair->of) || !pair->count) return 0;
+    while (i < pair->count && !(gguf_element(pair, i) < gguf_element(pair, 0)) &&
+           !(gguf_element(pair, i) > gguf_element(pair, 0)))
+        i++;
+    return i == pair->count;
+}
+
+/* Fails with what a value is that is not one number. */
+static int gguf_no_number(gguf *g, const char *key, const gguf_pair *pair) {
+    return gguf_fail(g, "the key \"%s\" is no number%s", key,
+                     pair->type == GGUF_ARRAY ? "; layers that differ are not supported" : "");
+}
+
 /* The number of a key; 0: it is not there, or, with an error, is no number. */
 static int gguf_number(gguf *g, const char *key, double *number) {
     const gguf_pair *pair = gguf_find(g, key);
     if (!pair) return 0;
-    if (!gguf_is_number(pair->type)) return gguf_fail(g, "the key \"%s\" is no number", key);
+    if (!gguf_is_one_number(pair)) return gguf_no_number(g, key, pair);
     *number = gguf_element(pair, 0);
     return 1;
 }
@@ -578,10 +605,6 @@ static int gguf_take_arch(gguf *g) {
     if (!gguf_listed(list, g->arch) || strlen(g->arch) != arch.length)
         return gguf_fail(g, "the key \"general.architecture\" is \"%s\"; supported are %s",
                          gguf_quote(arch, quote, sizeof quote), gguf_archs);
-    if (gguf_count(g, "split.count", 1000000, 0) > 1)
-        return gguf_fail(g, "the key \"split.count\" says that this is one of %d files; "
-                            "llama-gguf-split --merge makes one of them",
-                         (int)gguf_count(g, "split.count", 1000000, 0));
     return !g->error[0];
 }
 
@@ -628,34 +651,51 @@ static int gguf_take_header(gguf *g, uint64_t *tensors, uint64_t *pairs) {
     return !g->error[0];
 }
 
-/* Parses g->bytes; 0 and an error. */
-static int gguf_parse(gguf *g) {
-    uint64_t tensors = 0, pairs = 0, alignment;
+/* Parses the keys of g->bytes; *tensors: how many tensors follow. 0 and an error. */
+static int gguf_parse_keys(gguf *g, uint64_t *tensors) {
+    uint64_t pairs = 0;
     char quote[80];
     size_t i;
-    if (!gguf_take_header(g, &tensors, &pairs)) return 0;
+    if (!gguf_take_header(g, tensors, &pairs)) return 0;
     g->pair = (gguf_pair *)calloc((size_t)pairs + 1, sizeof *g->pair);
-    g->tensor = (gguf_tensor *)calloc((size_t)tensors + 1, sizeof *g->tensor);
-    if (!g->pair || !g->tensor) return gguf_fail(g, "not enough memory");
+    if (!g->pair) return gguf_fail(g, "not enough memory");
     for (; g->pairs < pairs; g->pairs++)
         if (!gguf_take_pair(g, &g->pair[g->pairs])) return 0;
+    g->keys_end = g->at;
     qsort(g->pair, g->pairs, sizeof *g->pair, gguf_by_key);
     for (i = 1; i < g->pairs; i++)
         if (gguf_by_key(&g->pair[i - 1], &g->pair[i]) == 0)
             return gguf_fail(g, "the key \"%s\" is there twice",
                              gguf_quote(g->pair[i].key, quote, sizeof quote));
-    if (!gguf_take_arch(g)) return 0;
+    return 1;
+}
+
+/* Parses the descriptions of tensors, and where their data begins. 0 and an error. */
+static int gguf_parse_tensors(gguf *g, uint64_t tensors) {
+    uint64_t alignment;
+    g->tensor = (gguf_tensor *)calloc((size_t)tensors + 1, sizeof *g->tensor);
+    if (!g->tensor) return gguf_fail(g, "not enough memory");
     for (; g->tensors < tensors; g->tensors++)
-        if (!gguf_take_tensor(g, &g->tensor[g->tensors]) ||
-            !gguf_name_tensor(g, &g->tensor[g->tensors]))
-            return 0;
+        if (!gguf_take_tensor(g, &g->tensor[g->tensors])) return 0;
     alignment = (uint64_t)gguf_count(g, "general.alignment", 1 << 20, 32);
     if (!alignment || (alignment & (alignment - 1)))
         return gguf_fail(g, "the key \"general.alignment\" is %llu, no power of two",
                          (unsigned long long)alignment);
     g->data = (size_t)((g->at + alignment - 1) / alignment * alignment);
     if (g->data > g->size) g->data = g->size; /* without tensors */
-    if (!gguf_check_places(g, alignment)) return 0;
+    return gguf_check_places(g, alignment);
+}
+
+/* Parses g->bytes; 0 and an error. */
+static int gguf_parse(gguf *g) {
+    uint64_t tensors = 0;
+    size_t i;
+    if (!gguf_parse_keys(g, &tensors)) return 0;
+    if (g->what == GGUF_KEYS) return 1;
+    if (g->what == GGUF_PART) return gguf_parse_tensors(g, tensors);
+    if (!gguf_take_arch(g) || !gguf_parse_tensors(g, tensors)) return 0;
+    for (i = 0; i < g->tensors; i++)
+        if (!gguf_name_tensor(g, &g->tensor[i])) return 0;
     gguf_mark_pairs(g);
     return !g->error[0];
 }
@@ -669,10 +709,8 @@ GGUF_API void gguf_close(gguf *g) {
     free(g);
 }
 
-/* A GGUF file in memory, which stays as long as it is open; `name` is what errors call it. NULL: an
- * error, one sentence in `error`. */
-GGUF_API gguf *gguf_read(const void *bytes, size_t size, const char *name, char *error,
-                         size_t room) {
+static gguf *gguf_read_as(gguf_what what, const void *bytes, size_t size, const char *name,
+                          char *error, size_t room) {
     gguf *g = (gguf *)calloc(1, sizeof *g);
     if (g) g->path = (char *)malloc(strlen(name) + 1);
     if (!g || !g->path) {
@@ -681,6 +719,7 @@ GGUF_API gguf *gguf_read(const void *bytes, size_t size, const char *name, char 
         return NULL;
     }
     strcpy(g->path, name);
+    g->what = what;
     g->bytes = (const unsigned char *)bytes;
     g->size = size;
     if (gguf_parse(g)) return g;
@@ -689,9 +728,16 @@ GGUF_API gguf *gguf_read(const void *bytes, size_t size, const char *name, char 
     return NULL;
 }
 
+/* A GGUF file in memory, which stays as long as it is open; `name` is what errors call it. NULL: an
+ * error, one sentence in `error`. */
+GGUF_API gguf *gguf_read(const void *bytes, size_t size, const char *name, char *error,
+                         size_t room) {
+    return gguf_read_as(GGUF_MODEL, bytes, size, name, error, room);
+}
+
 /* Maps a file of `size` bytes; writable: changes go to the file. */
-static gguf *gguf_map(int file, size_t size, int writable, const char *name, char *error,
-                      size_t room) {
+static gguf *gguf_map(gguf_what what, int file, size_t size, int writable, const char *name,
+                      char *error, size_t room) {
     void *map = mmap(NULL, size, writable ? PROT_READ | PROT_WRITE : PROT_READ,
                      writable ? MAP_SHARED : MAP_PRIVATE, file, 0);
     gguf *g;
@@ -699,14 +745,13 @@ static gguf *gguf_map(int file, size_t size, int writable, const char *name, cha
         (void)snprintf(error, room, "%s: cannot be read: %s", name, strerror(errno));
         return NULL;
     }
-    g = gguf_read(map, size, name, error, room);
+    g = gguf_read_as(what, map, size, name, error, room);
     if (g) g->map = map;
     else (void)munmap(map, size);
     return g;
 }
 
-/* A GGUF file, mapped. */
-GGUF_API gguf *gguf_open(const char *path, char *error, size_t room) {
+static gguf *gguf_open_as(gguf_what what, const char *path, char *error, size_t room) {
     const int file = open(path, O_RDONLY);
     struct stat info;
     gguf *g = NULL;
@@ -715,9 +760,14 @@ GGUF_API gguf *gguf_open(const char *path, char *error, size_t room) {
     else if (info.st_size == 0)
         (void)snprintf(error, room, "%s: cannot be read: the file is empty", path);
     else
-        g = gguf_map(file, (size_t)info.st_size, 0, path, error, room);
+        g = gguf_map(what, file, (size_t)info.st_size, 0, path, error, room);
     if (file >= 0) (void)close(file);
     return g;
+}
+
+/* The keys of a GGUF file of any architecture, for its tokenizer. */
+GGUF_API gguf *gguf_open_keys(const char *path, char *error, size_t room) {
+    return gguf_open_as(GGUF_KEYS, path, error, room);
 }
 
 /* A GGUF file of which only the first n bytes are here, those before the tensors' values. Values
@@ -728,7 +778,7 @@ GGUF_API gguf *gguf_of_header(const void *header, size_t n, size_t size, const c
     gguf *g = NULL;
     if (file && fwrite(header, 1, n, file) == n && fflush(file) == 0 &&
         ftruncate(fileno(file), (off_t)size) == 0)
-        g = gguf_map(fileno(file), size, 1, name, error, room);
+        g = gguf_map(GGUF_MODEL, fileno(file), size, 1, name, error, room);
     else
         (void)snprintf(error, room, "%s: no temporary file can be made: %s", name, strerror(errno));
     if (file) (void)fclose(file);
@@ -823,7 +873,7 @@ static int gguf_config_pair(gguf *g, const gguf_pair *pair, cJSON *config, cJSON
     for (i = 0; i < sizeof gguf_keys / sizeof *gguf_keys && hub && !*hub; i++)
         if (strcmp(key + n, gguf_keys[i].key) == 0) hub = gguf_keys[i].hub;
     if (!hub) return 1;
-    if (!*hub && pair->type != GGUF_STRING && pair->type != GGUF_ARRAY &&
+    if (!*hub && (pair->type == GGUF_BOOL || gguf_is_one_number(pair)) &&
         gguf_element(pair, 0) == 0)
         return 1; /* of what it counts there is none */
     if (!*hub)
@@ -839,9 +889,7 @@ static int gguf_config_pair(gguf *g, const gguf_pair *pair, cJSON *config, cJSON
         gguf_put_string(g, config, hub, strcmp(kind, "none") == 0 ? "default" : kind);
         return !g->error[0];
     }
-    if (!gguf_is_number(pair->type))
-        return gguf_fail(g, "the key \"%s\" is no number%s", key,
-                         pair->type == GGUF_ARRAY ? "; layers that differ are not supported" : "");
+    if (!gguf_is_one_number(pair)) return gguf_no_number(g, key, pair);
     gguf_put_number(g, config, hub, gguf_element(pair, 0));
     return !g->error[0];
 }

@@ -36,7 +36,7 @@ enum {
 /* What all ranks of this process share. Only rank 0 writes to it, but for the error. */
 typedef struct llm_job {
     const char *model, *dump, *backend, *dtype, *weights; /* NULL: not given */
-    const char *tokenizer_file, *embed, *system, *template_name;
+    const char *tokenizer_file, *pre, *embed, *system, *template_name;
     text_list prompt_texts, ids, stops;
     int64_t tp, max_new, threads, context; /* max_new -1, context 0: not given */
     int chat, print_ids, greedy, ignore_eos, tokenize, detokenize, no_special;
@@ -147,6 +147,7 @@ static int parse(llm_job *job, int argc, char **argv) {
         {"detokenize", "write the tokens on stdin as text", .on = &job->detokenize},
         {"no-special", "without tokens that begin or end a text", .on = &job->no_special},
         {"tokenizer", "a tokenizer.json or GGUF file; else the model's", .text = &job->tokenizer_file},
+        {"pre", "GGUF: how texts are split, in place of tokenizer.ggml.pre", .text = &job->pre},
         {"help", "this list", .on = &help}};
     const int n = (int)(sizeof flags / sizeof *flags);
     for (int i = 1; i < argc; i++) {
@@ -816,7 +817,7 @@ static int run(llm_job *job) {
 }
 
 static int open_codec(llm_job *job) {
-    if (text_open(&job->codec, job->tokenizer_file, job->model)) return 1;
+    if (text_open(&job->codec, job->tokenizer_file, job->model, job->pre)) return 1;
     return !refuse(job, "%s", job->codec.error);
 }
 

@@ -5,7 +5,7 @@
 #define LLM_MODEL_H
 
 #include "folder.h"
-#include "gguf.h"
+#include "gguf_parts.h"
 #include "layers.h"
 #include "models/llama.h"
 
