@@ -235,6 +235,10 @@ static int gguf_read_words(gguf *g, gguf_words *w) {
                                 "U+0000", (int)i);
         text += s.length + 1;
     }
+    for (i = 0; w->score && i < w->count; i++)
+        if (!isfinite(gguf_element(w->score, (uint64_t)i)))
+            return gguf_fail(g, "the key \"tokenizer.ggml.scores\": the score of token %d is not "
+                                "finite", (int)i);
     return gguf_sort_words(w) || gguf_fail(g, "not enough memory");
 }
 
