@@ -15,6 +15,7 @@
 #define LLM_CHAT_H
 
 #include <cjson/cJSON.h>
+#include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -339,12 +340,14 @@ static int chat_choose(chat_format *format, const char *name, const char *text) 
     return 0;
 }
 
-/* A token of tokenizer_config.json: a string, or an object with a string in it. */
-static char *chat_token(const cJSON *config, const char *key) {
+/* A token of tokenizer_config.json: a string, or an object with a string in it. NULL: there is none,
+ * or, with format->error, not enough memory. */
+static char *chat_token(chat_format *format, const cJSON *config, const char *key) {
     const cJSON *item = cJSON_GetObjectItem(config, key);
     const char *text = cJSON_GetStringValue(
         cJSON_IsObject(item) ? cJSON_GetObjectItem(item, "content") : item);
     char *copy = text ? (char *)malloc(strlen(text) + 1) : NULL;
+    if (text && !copy) snprintf(format->error, sizeof format->error, "not enough memory");
     return copy ? strcpy(copy, text) : NULL;
 }
 
@@ -367,12 +370,16 @@ static int chat_open(chat_format *format, const char *config, const char *jinja,
                      const char *name) {
     const time_t now = time(NULL);
     const struct tm *date = localtime(&now);
+    errno = 0;
     cJSON *json = config ? cJSON_Parse(config) : NULL;
+    const int lacking = config && !json && errno == ENOMEM;
     memset(format, 0, sizeof *format);
+    if (lacking) snprintf(format->error, sizeof format->error, "not enough memory");
     if (date) strftime(format->today, sizeof format->today, "%d %b %Y", date);
-    format->bos = chat_token(json, "bos_token");
-    format->eos = chat_token(json, "eos_token");
-    const int known = chat_choose(format, name, jinja ? jinja : chat_template(json));
+    format->bos = chat_token(format, json, "bos_token");
+    format->eos = chat_token(format, json, "eos_token");
+    const int known = !format->error[0] &&
+                      chat_choose(format, name, jinja ? jinja : chat_template(json));
     cJSON_Delete(json);
     return known;
 }

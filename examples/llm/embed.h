@@ -82,11 +82,16 @@ static cJSON *embed_json(embed_model *e, const char *folder, const char *part, c
                          int needed) {
     char path[4096];
     snprintf(path, sizeof path, "%s%s%s", part, *part ? "/" : "", name);
-    char *text = llm_read_file(folder, path);
-    cJSON *json = text ? cJSON_Parse(text) : NULL;
-    if (text ? !json : needed)
+    tsh_error why;
+    char *text = llm_read_text(folder, path, &why);
+    const int there = text || needed || !llm_is_absent(errno);
+    cJSON *json = text ? llm_parse(text) : NULL;
+    if (!text && there)
+        (void)embed_fail(e, "%s", why.message);
+    else if (text && !json)
         (void)embed_fail(e, "%.300s/%.200s %s", folder, path,
-                         text ? "is not valid JSON" : "cannot be read");
+                         errno == ENOMEM ? "needs more memory than there is"
+                                         : "is not valid JSON");
     free(text);
     return json;
 }

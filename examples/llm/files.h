@@ -70,23 +70,17 @@ LLM_FILES_API char *llm_read(const char *path, int64_t max, size_t *length, tsh_
     return text;
 }
 
-/* The same of folder/name, without its length, as its kind is text. */
+/* The same of folder/name ("": of name), without its length, as its kind is text. */
 LLM_FILES_API char *llm_read_text(const char *folder, const char *name, tsh_error *why) {
     char path[4096];
     size_t length;
-    (void)snprintf(path, sizeof path, "%s/%s", folder, name);
+    (void)snprintf(path, sizeof path, "%s%s%s", folder, *folder ? "/" : "", name);
     return llm_read(path, LLM_JSON_MAX, &length, why);
 }
 
 /* 1 if errno says that a file is not there (ENOTDIR: the folder is a file, such as a GGUF's). */
 LLM_FILES_API int llm_is_absent(int number) {
     return number == ENOENT || number == ENOTDIR;
-}
-
-/* As llm_read_text, for callers to which a file that cannot be read is as good as none. */
-LLM_FILES_API char *llm_read_file(const char *folder, const char *name) {
-    tsh_error why;
-    return llm_read_text(folder, name, &why);
 }
 
 #endif

@@ -152,7 +152,7 @@ static const cJSON *llm_config_key(llm_config *c, const char *keys) {
         const size_t n = strcspn(keys, "|");
         snprintf(key, sizeof key, "%.*s", (int)n, keys);
         cJSON *item = cJSON_DetachItemFromObjectCaseSensitive(c->unread, key);
-        if (item) cJSON_AddItemToObject(c->read, key, item);
+        if (item) cJSON_AddItemToArray(c->read, item); /* with its key; nothing is allocated */
         item = cJSON_GetObjectItemCaseSensitive(c->read, key);
         if (!found && item && !cJSON_IsNull(item)) found = item;
         keys += keys[n] == '|' ? n + 1 : n;
@@ -496,12 +496,16 @@ static void llm_read_eos(llm_config *c, const cJSON *json) {
     }
 }
 
-/* Takes a config.json, as far as all families share it. 0, with c->error, if that is not
- * possible. */
+/* Takes a config.json, as llm_parse returned it, as far as all families share it. 0, with c->error,
+ * if that is not possible. */
 static int llm_config_take(llm_config *c, cJSON *json, const char *where) {
     const char *type, *dtype, *twice;
     c->unread = json;
     c->read = cJSON_CreateObject();
+    if (!c->read || (!json && errno == ENOMEM)) {
+        llm_refuse(c, "%.300s: not enough memory", where);
+        return 0;
+    }
     if (!cJSON_IsObject(json)) {
         llm_refuse(c, "%.300s is not a JSON object", where);
         return 0;
@@ -538,14 +542,17 @@ static int llm_config_open(llm_config *c, const char *folder) {
     }
     snprintf(where, sizeof where, "%.300s/config.json", folder);
     llm_check_json(c, text, where);
-    cJSON *json = cJSON_Parse(text);
+    cJSON *json = llm_parse(text);
+    int lacking = !json && errno == ENOMEM;
     free(text);
+    errno = lacking ? ENOMEM : 0;
     if (!llm_config_take(c, json, where)) return 0;
     text = llm_read_text(folder, "generation_config.json", &why);
     if (!text && !llm_is_absent(errno)) llm_refuse(c, "%s", why.message);
     snprintf(where, sizeof where, "%.300s/generation_config.json", folder);
     if (text) llm_check_json(c, text, where);
-    cJSON *generation = text ? cJSON_Parse(text) : NULL;
+    cJSON *generation = text ? llm_parse(text) : NULL;
+    if (text && !generation && errno == ENOMEM) llm_refuse(c, "%s: not enough memory", where);
     llm_read_eos(c, generation);
     cJSON_Delete(generation);
     free(text);

@@ -1,9 +1,9 @@
 /* gguf.h - GGUF files, the models of llama.cpp: version 3, little-endian, of the families llama,
  * qwen2, qwen3, gemma, gpt2 and phi3
  *
- *     gguf *g = gguf_open("model.gguf", error, sizeof error);
+ *     gguf *g = gguf_open("model.gguf", error, sizeof error);     see gguf_parts.h
  *     cJSON *config = gguf_config(g);              as config.json of a folder of the hub
- *     char *json = gguf_tokenizer(g);              as its tokenizer.json
+ *     char *json = gguf_tokenizer(g, NULL);        as its tokenizer.json; gguf_open_keys suffices
  *     const char *text = gguf_chat_template(g, &length);
  *     gguf_file file;                              as its model.safetensors:
  *     gguf_file_open(&file, g, keep, user);        gguf_file_read is tsh_file_desc.read
@@ -92,7 +92,15 @@ typedef struct gguf_tensor {
     uint64_t head;          /* rows of heads of this size are stored in pairs, see gguf_row; or 0 */
 } gguf_tensor;
 
+/* What is read of a file. */
+typedef enum gguf_what {
+    GGUF_MODEL, /* all: a model of a known architecture */
+    GGUF_KEYS,  /* the keys alone */
+    GGUF_PART   /* keys and places of tensors: one of the files of a model */
+} gguf_what;
+
 typedef struct gguf {
+    gguf_what what;
     char *path;
     const unsigned char *bytes; /* the whole file */
     size_t size, at;            /* at: the next byte to parse */
@@ -100,9 +108,11 @@ typedef struct gguf {
     gguf_pair *pair;            /* sorted by key */
     gguf_tensor *tensor;        /* sorted by offset */
     size_t pairs, tensors;
+    size_t keys_end;            /* where the keys end */
     size_t data;                /* where the data section begins */
     char arch[32];
     char error[512];            /* the first one */
+    char warning[256];          /* what was read otherwise than the file says; "": nothing */
 } gguf;
 
 /* -- errors ----------------------------------------------------------------- */
@@ -264,11 +274,28 @@ static int gguf_is_number(gguf_type type) {
     return type != GGUF_STRING && type != GGUF_ARRAY && type != GGUF_BOOL;
 }
 
+/* 1 for a number, or an array of numbers, one for each layer, that are all the same. */
+static int gguf_is_one_number(const gguf_pair *pair) {
+    uint64_t i = 1;
+    if (pair->type != GGUF_ARRAY) return gguf_is_number(pair->type);
+    if (!gguf_is_number(pair->of) || !pair->count) return 0;
+    while (i < pair->count && !(gguf_element(pair, i) < gguf_element(pair, 0)) &&
+           !(gguf_element(pair, i) > gguf_element(pair, 0)))
+        i++;
+    return i == pair->count;
+}
+
+/* Fails with what a value is that is not one number. */
+static int gguf_no_number(gguf *g, const char *key, const gguf_pair *pair) {
+    return gguf_fail(g, "the key \"%s\" is no number%s", key,
+                     pair->type == GGUF_ARRAY ? "; layers that differ are not supported" : "");
+}
+
 /* The number of a key; 0: it is not there, or, with an error, is no number. */
 static int gguf_number(gguf *g, const char *key, double *number) {
     const gguf_pair *pair = gguf_find(g, key);
     if (!pair) return 0;
-    if (!gguf_is_number(pair->type)) return gguf_fail(g, "the key \"%s\" is no number", key);
+    if (!gguf_is_one_number(pair)) return gguf_no_number(g, key, pair);
     *number = gguf_element(pair, 0);
     return 1;
 }
@@ -580,10 +607,6 @@ static int gguf_take_arch(gguf *g) {
     if (!gguf_listed(list, g->arch) || strlen(g->arch) != arch.length)
         return gguf_fail(g, "the key \"general.architecture\" is \"%s\"; supported are %s",
                          gguf_quote(arch, quote, sizeof quote), gguf_archs);
-    if (gguf_count(g, "split.count", 1000000, 0) > 1)
-        return gguf_fail(g, "the key \"split.count\" says that this is one of %d files; "
-                            "llama-gguf-split --merge makes one of them",
-                         (int)gguf_count(g, "split.count", 1000000, 0));
     return !g->error[0];
 }
 
@@ -630,34 +653,51 @@ static int gguf_take_header(gguf *g, uint64_t *tensors, uint64_t *pairs) {
     return !g->error[0];
 }
 
-/* Parses g->bytes; 0 and an error. */
-static int gguf_parse(gguf *g) {
-    uint64_t tensors = 0, pairs = 0, alignment;
+/* Parses the keys of g->bytes; *tensors: how many tensors follow. 0 and an error. */
+static int gguf_parse_keys(gguf *g, uint64_t *tensors) {
+    uint64_t pairs = 0;
     char quote[80];
     size_t i;
-    if (!gguf_take_header(g, &tensors, &pairs)) return 0;
+    if (!gguf_take_header(g, tensors, &pairs)) return 0;
     g->pair = (gguf_pair *)calloc((size_t)pairs + 1, sizeof *g->pair);
-    g->tensor = (gguf_tensor *)calloc((size_t)tensors + 1, sizeof *g->tensor);
-    if (!g->pair || !g->tensor) return gguf_fail(g, "not enough memory");
+    if (!g->pair) return gguf_fail(g, "not enough memory");
     for (; g->pairs < pairs; g->pairs++)
         if (!gguf_take_pair(g, &g->pair[g->pairs])) return 0;
+    g->keys_end = g->at;
     qsort(g->pair, g->pairs, sizeof *g->pair, gguf_by_key);
     for (i = 1; i < g->pairs; i++)
         if (gguf_by_key(&g->pair[i - 1], &g->pair[i]) == 0)
             return gguf_fail(g, "the key \"%s\" is there twice",
                              gguf_quote(g->pair[i].key, quote, sizeof quote));
-    if (!gguf_take_arch(g)) return 0;
+    return 1;
+}
+
+/* Parses the descriptions of tensors, and where their data begins. 0 and an error. */
+static int gguf_parse_tensors(gguf *g, uint64_t tensors) {
+    uint64_t alignment;
+    g->tensor = (gguf_tensor *)calloc((size_t)tensors + 1, sizeof *g->tensor);
+    if (!g->tensor) return gguf_fail(g, "not enough memory");
     for (; g->tensors < tensors; g->tensors++)
-        if (!gguf_take_tensor(g, &g->tensor[g->tensors]) ||
-            !gguf_name_tensor(g, &g->tensor[g->tensors]))
-            return 0;
+        if (!gguf_take_tensor(g, &g->tensor[g->tensors])) return 0;
     alignment = (uint64_t)gguf_count(g, "general.alignment", 1 << 20, 32);
     if (!alignment || (alignment & (alignment - 1)))
         return gguf_fail(g, "the key \"general.alignment\" is %llu, no power of two",
                          (unsigned long long)alignment);
     g->data = (size_t)((g->at + alignment - 1) / alignment * alignment);
     if (g->data > g->size) g->data = g->size; /* without tensors */
-    if (!gguf_check_places(g, alignment)) return 0;
+    return gguf_check_places(g, alignment);
+}
+
+/* Parses g->bytes; 0 and an error. */
+static int gguf_parse(gguf *g) {
+    uint64_t tensors = 0;
+    size_t i;
+    if (!gguf_parse_keys(g, &tensors)) return 0;
+    if (g->what == GGUF_KEYS) return 1;
+    if (g->what == GGUF_PART) return gguf_parse_tensors(g, tensors);
+    if (!gguf_take_arch(g) || !gguf_parse_tensors(g, tensors)) return 0;
+    for (i = 0; i < g->tensors; i++)
+        if (!gguf_name_tensor(g, &g->tensor[i])) return 0;
     gguf_mark_pairs(g);
     return !g->error[0];
 }
@@ -671,10 +711,8 @@ GGUF_API void gguf_close(gguf *g) {
     free(g);
 }
 
-/* A GGUF file in memory, which stays as long as it is open; `name` is what errors call it. NULL: an
- * error, one sentence in `error`. */
-GGUF_API gguf *gguf_read(const void *bytes, size_t size, const char *name, char *error,
-                         size_t room) {
+static gguf *gguf_read_as(gguf_what what, const void *bytes, size_t size, const char *name,
+                          char *error, size_t room) {
     gguf *g = (gguf *)calloc(1, sizeof *g);
     if (g) g->path = (char *)malloc(strlen(name) + 1);
     if (!g || !g->path) {
@@ -683,6 +721,7 @@ GGUF_API gguf *gguf_read(const void *bytes, size_t size, const char *name, char 
         return NULL;
     }
     strcpy(g->path, name);
+    g->what = what;
     g->bytes = (const unsigned char *)bytes;
     g->size = size;
     if (gguf_parse(g)) return g;
@@ -691,9 +730,16 @@ GGUF_API gguf *gguf_read(const void *bytes, size_t size, const char *name, char 
     return NULL;
 }
 
+/* A GGUF file in memory, which stays as long as it is open; `name` is what errors call it. NULL: an
+ * error, one sentence in `error`. */
+GGUF_API gguf *gguf_read(const void *bytes, size_t size, const char *name, char *error,
+                         size_t room) {
+    return gguf_read_as(GGUF_MODEL, bytes, size, name, error, room);
+}
+
 /* Maps a file of `size` bytes; writable: changes go to the file. */
-static gguf *gguf_map(int file, size_t size, int writable, const char *name, char *error,
-                      size_t room) {
+static gguf *gguf_map(gguf_what what, int file, size_t size, int writable, const char *name,
+                      char *error, size_t room) {
     void *map = mmap(NULL, size, writable ? PROT_READ | PROT_WRITE : PROT_READ,
                      writable ? MAP_SHARED : MAP_PRIVATE, file, 0);
     gguf *g;
@@ -701,14 +747,13 @@ static gguf *gguf_map(int file, size_t size, int writable, const char *name, cha
         (void)snprintf(error, room, "%s: cannot be read: %s", name, strerror(errno));
         return NULL;
     }
-    g = gguf_read(map, size, name, error, room);
+    g = gguf_read_as(what, map, size, name, error, room);
     if (g) g->map = map;
     else (void)munmap(map, size);
     return g;
 }
 
-/* A GGUF file, mapped. */
-GGUF_API gguf *gguf_open(const char *path, char *error, size_t room) {
+static gguf *gguf_open_as(gguf_what what, const char *path, char *error, size_t room) {
     tsh_error why;
     FILE *file = tsh_file_open(path, 0, &why);
     struct stat info;
@@ -720,9 +765,14 @@ GGUF_API gguf *gguf_open(const char *path, char *error, size_t room) {
     else if (info.st_size == 0)
         (void)snprintf(error, room, "%s: cannot be read: the file is empty", path);
     else
-        g = gguf_map(fileno(file), (size_t)info.st_size, 0, path, error, room);
+        g = gguf_map(what, fileno(file), (size_t)info.st_size, 0, path, error, room);
     if (file) (void)fclose(file);
     return g;
+}
+
+/* The keys of a GGUF file of any architecture, for its tokenizer. */
+GGUF_API gguf *gguf_open_keys(const char *path, char *error, size_t room) {
+    return gguf_open_as(GGUF_KEYS, path, error, room);
 }
 
 /* A GGUF file of which only the first n bytes are here, those before the tensors' values. Values
@@ -733,20 +783,51 @@ GGUF_API gguf *gguf_of_header(const void *header, size_t n, size_t size, const c
     gguf *g = NULL;
     if (file && fwrite(header, 1, n, file) == n && fflush(file) == 0 &&
         ftruncate(fileno(file), (off_t)size) == 0)
-        g = gguf_map(fileno(file), size, 1, name, error, room);
+        g = gguf_map(GGUF_MODEL, fileno(file), size, 1, name, error, room);
     else
         (void)snprintf(error, room, "%s: no temporary file can be made: %s", name, strerror(errno));
     if (file) (void)fclose(file);
     return g;
 }
 
-/* 1 if a path is that of a file that begins as GGUF does. */
+/* 1 if a path is that of a file that begins as GGUF does. Allocates nothing. */
 GGUF_API int gguf_is_file(const char *path) {
     char magic[4] = "";
-    FILE *file = tsh_file_open(path, 0, NULL);
-    const int is = file && fread(magic, 1, 4, file) == 4 && memcmp(magic, "GGUF", 4) == 0;
-    if (file) (void)fclose(file);
+    struct stat info;
+    const int file = stat(path, &info) == 0 && S_ISREG(info.st_mode) ? open(path, O_RDONLY) : -1;
+    const int is = file >= 0 && read(file, magic, 4) == 4 && memcmp(magic, "GGUF", 4) == 0;
+    if (file >= 0) (void)close(file);
     return is;
+}
+
+/* -- JSON, with every allocation checked ------------------------------------- */
+
+/* Adds item under a key that is copied, or appends it to an array. Returns item; NULL, with item
+ * freed and the error "not enough memory", if it, the parent or the key's copy could not be made. */
+static cJSON *gguf_put(gguf *g, cJSON *object, const char *key, cJSON *item) {
+    if (object && item && cJSON_AddItemToObject(object, key, item)) return item;
+    cJSON_Delete(item);
+    (void)gguf_fail(g, "not enough memory");
+    return NULL;
+}
+
+static cJSON *gguf_push(gguf *g, cJSON *array, cJSON *item) {
+    if (array && item && cJSON_AddItemToArray(array, item)) return item;
+    cJSON_Delete(item);
+    (void)gguf_fail(g, "not enough memory");
+    return NULL;
+}
+
+static void gguf_put_number(gguf *g, cJSON *object, const char *key, double number) {
+    (void)gguf_put(g, object, key, cJSON_CreateNumber(number));
+}
+
+static void gguf_put_string(gguf *g, cJSON *object, const char *key, const char *string) {
+    (void)gguf_put(g, object, key, cJSON_CreateString(string));
+}
+
+static void gguf_put_flag(gguf *g, cJSON *object, const char *key, int on) {
+    (void)gguf_put(g, object, key, cJSON_CreateBool(on));
 }
 
 /* -- as config.json --------------------------------------------------------- */
@@ -797,7 +878,7 @@ static int gguf_config_pair(gguf *g, const gguf_pair *pair, cJSON *config, cJSON
     for (i = 0; i < sizeof gguf_keys / sizeof *gguf_keys && hub && !*hub; i++)
         if (strcmp(key + n, gguf_keys[i].key) == 0) hub = gguf_keys[i].hub;
     if (!hub) return 1;
-    if (!*hub && pair->type != GGUF_STRING && pair->type != GGUF_ARRAY &&
+    if (!*hub && (pair->type == GGUF_BOOL || gguf_is_one_number(pair)) &&
         gguf_element(pair, 0) == 0)
         return 1; /* of what it counts there is none */
     if (!*hub)
@@ -810,31 +891,29 @@ static int gguf_config_pair(gguf *g, const gguf_pair *pair, cJSON *config, cJSON
         char kind[32];
         const gguf_string text = gguf_next(&at);
         (void)gguf_quote(text, kind, sizeof kind);
-        cJSON_AddStringToObject(config, hub, strcmp(kind, "none") == 0 ? "default" : kind);
-        return 1;
+        gguf_put_string(g, config, hub, strcmp(kind, "none") == 0 ? "default" : kind);
+        return !g->error[0];
     }
-    if (!gguf_is_number(pair->type))
-        return gguf_fail(g, "the key \"%s\" is no number%s", key,
-                         pair->type == GGUF_ARRAY ? "; layers that differ are not supported" : "");
-    cJSON_AddNumberToObject(config, hub, gguf_element(pair, 0));
-    return 1;
+    if (!gguf_is_one_number(pair)) return gguf_no_number(g, key, pair);
+    gguf_put_number(g, config, hub, gguf_element(pair, 0));
+    return !g->error[0];
 }
 
 /* LongRoPE's factors of frequencies, if the file has this tensor of them. 0: it has none. */
-static int gguf_config_factors(const gguf *g, cJSON *scaling, const char *tensor, const char *key) {
+static int gguf_config_factors(gguf *g, cJSON *scaling, const char *tensor, const char *key) {
     const gguf_tensor *factors = gguf_tensor_named(g, tensor);
     cJSON *list;
     uint64_t i;
     if (!factors || factors->format->number != 0 || factors->dims != 1) return 0;
-    list = cJSON_AddArrayToObject(scaling, key);
-    for (i = 0; i < factors->ne[0] && i < 4096; i++) {
+    list = gguf_put(g, scaling, key, cJSON_CreateArray());
+    for (i = 0; i < factors->ne[0] && i < 4096 && !g->error[0]; i++) {
         const uint32_t bits =
             (uint32_t)gguf_word(g->bytes + g->data + factors->offset + 4 * i, 4);
         float f;
         memcpy(&f, &bits, sizeof f);
-        cJSON_AddItemToArray(list, cJSON_CreateNumber((double)f));
+        (void)gguf_push(g, list, cJSON_CreateNumber((double)f));
     }
-    return 1;
+    return !g->error[0];
 }
 
 /* Rotary positions: how much of a head turns, and factors of its frequencies. */
@@ -850,7 +929,7 @@ static void gguf_config_rope(gguf *g, cJSON *config, cJSON *scaling) {
         (void)gguf_fail(g, "the key \"%s.attention.value_length\" differs from the key_length %d",
                         g->arch, (int)size);
     if (size > 0 && turns != size)
-        cJSON_AddNumberToObject(config, "partial_rotary_factor", (double)turns / (double)size);
+        gguf_put_number(g, config, "partial_rotary_factor", (double)turns / (double)size);
     /* llama.cpp multiplies YaRN's own factor by it */
     if (scale && kind && strcmp(kind->valuestring, "yarn") == 0)
         cJSON_SetNumberValue(scale, scale->valuedouble *
@@ -860,22 +939,51 @@ static void gguf_config_rope(gguf *g, cJSON *config, cJSON *scaling) {
     if (gguf_config_factors(g, scaling, "rope_factors_short.weight", "short_factor") &&
         gguf_config_factors(g, scaling, "rope_factors_long.weight", "long_factor")) {
         cJSON_DeleteItemFromObject(scaling, "rope_type");
-        cJSON_AddStringToObject(scaling, "rope_type", "longrope");
+        gguf_put_string(g, scaling, "rope_type", "longrope");
+    }
+}
+
+/* Tokens that end a text. */
+static void gguf_config_ends(gguf *g, cJSON *config) {
+    static const char *const ends[] = {"tokenizer.ggml.eos_token_id",
+                                       "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id"};
+    cJSON *eos = gguf_put(g, config, "eos_token_id", cJSON_CreateArray());
+    size_t i;
+    for (i = 0; i < sizeof ends / sizeof *ends && !g->error[0]; i++)
+        if (gguf_find(g, ends[i]))
+            (void)gguf_push(g, eos, cJSON_CreateNumber(
+                                        (double)gguf_count(g, ends[i], INT32_MAX, -1)));
+}
+
+/* The keys that a GGUF file says by its tensors and its architecture. */
+static void gguf_config_rest(gguf *g, cJSON *config, const gguf_tensor *words) {
+    const int64_t window = gguf_arch_count(g, "attention.sliding_window", 0);
+    if (gguf_arch_count(g, "vocab_size", 0) > (int64_t)words->ne[1])
+        (void)gguf_fail(g, "the key \"%s.vocab_size\" is larger than the %llu rows of "
+                           "\"token_embd.weight\"", g->arch, (unsigned long long)words->ne[1]);
+    gguf_config_ends(g, config);
+    gguf_put_string(g, config, "model_type",
+                    window && strcmp(g->arch, "llama") == 0 ? "mistral" : g->arch);
+    gguf_put_number(g, config, "vocab_size", (double)words->ne[1]);
+    gguf_put_flag(g, config, "tie_word_embeddings", !gguf_tensor_named(g, "output.weight"));
+    gguf_put_string(g, config, "dtype", "float32"); /* as llama.cpp computes */
+    if (!window) cJSON_DeleteItemFromObject(config, "sliding_window");
+    if (window && strncmp(g->arch, "qwen", 4) == 0) {
+        gguf_put_flag(g, config, "use_sliding_window", 1);
+        gguf_put_number(g, config, "max_window_layers", 0);
     }
 }
 
 /* What config.json would say, or NULL and an error in g->error. */
 GGUF_API cJSON *gguf_config(gguf *g) {
-    static const char *const ends[] = {"tokenizer.ggml.eos_token_id",
-                                       "tokenizer.ggml.eot_token_id",
-                                       "tokenizer.ggml.eom_token_id"};
     const gguf_tensor *words = gguf_tensor_named(g, "token_embd.weight");
-    cJSON *config = cJSON_CreateObject(), *scaling = cJSON_CreateObject(), *eos;
+    cJSON *config = cJSON_CreateObject(), *scaling = cJSON_CreateObject();
     const size_t n = strlen(g->arch);
     char prefix[64];
     size_t i;
-    int64_t window;
     (void)snprintf(prefix, sizeof prefix, "%s.", g->arch);
+    if (!config || !scaling) (void)gguf_fail(g, "not enough memory");
     for (i = 0; i < sizeof gguf_keys / sizeof *gguf_keys; i++)
         if (gguf_keys[i].needed) (void)gguf_arch_count(g, gguf_keys[i].key, -1);
     for (i = 0; i < g->pairs && !g->error[0]; i++)
@@ -884,33 +992,15 @@ GGUF_API cJSON *gguf_config(gguf *g) {
     if (!words || words->dims != 2) (void)gguf_fail(g, "the tensor \"token_embd.weight\" is %s",
                                                     words ? "no matrix" : "missing");
     if (!g->error[0]) gguf_config_rope(g, config, scaling);
-    window = g->error[0] ? 0 : gguf_arch_count(g, "attention.sliding_window", 0);
-    if (!g->error[0] && gguf_arch_count(g, "vocab_size", 0) > (int64_t)words->ne[1])
-        (void)gguf_fail(g, "the key \"%s.vocab_size\" is larger than the %llu rows of "
-                           "\"token_embd.weight\"", g->arch, (unsigned long long)words->ne[1]);
-    eos = cJSON_AddArrayToObject(config, "eos_token_id");
-    for (i = 0; i < sizeof ends / sizeof *ends && !g->error[0]; i++)
-        if (gguf_find(g, ends[i]))
-            cJSON_AddItemToArray(eos, cJSON_CreateNumber(
-                                          (double)gguf_count(g, ends[i], INT32_MAX, -1)));
-    if (g->error[0]) {
-        cJSON_Delete(config);
-        cJSON_Delete(scaling);
-        return NULL;
+    if (!g->error[0]) gguf_config_rest(g, config, words);
+    if (!g->error[0] && scaling->child) {
+        (void)gguf_put(g, config, "rope_scaling", scaling);
+        scaling = NULL;
     }
-    cJSON_AddStringToObject(config, "model_type",
-                            window && strcmp(g->arch, "llama") == 0 ? "mistral" : g->arch);
-    cJSON_AddNumberToObject(config, "vocab_size", (double)words->ne[1]);
-    cJSON_AddBoolToObject(config, "tie_word_embeddings", !gguf_tensor_named(g, "output.weight"));
-    cJSON_AddStringToObject(config, "dtype", "float32"); /* as llama.cpp computes */
-    if (!window) cJSON_DeleteItemFromObject(config, "sliding_window");
-    if (window && strncmp(g->arch, "qwen", 4) == 0) {
-        cJSON_AddBoolToObject(config, "use_sliding_window", 1);
-        cJSON_AddNumberToObject(config, "max_window_layers", 0);
-    }
-    if (scaling->child) cJSON_AddItemToObject(config, "rope_scaling", scaling);
-    else cJSON_Delete(scaling);
-    return config;
+    cJSON_Delete(scaling);
+    if (!g->error[0]) return config;
+    cJSON_Delete(config);
+    return NULL;
 }
 
 /* Factors that divide the n frequencies, such as Llama 3.1's; NULL: there are none. */

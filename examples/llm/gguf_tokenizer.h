@@ -27,6 +27,12 @@ static const gguf_pair *gguf_array(gguf *g, const char *key, int strings) {
 #define GGUF_GPT4(digits)                                                                          \
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" digits                     \
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+/* With marks among the letters. */
+#define GGUF_GPT4_MARKS                                                                            \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}"                      \
+    "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define GGUF_GPT2                                                                                  \
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)"
 #define GGUF_UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
 #define GGUF_LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 #define GGUF_CASED(ends, digits)                                                                   \
@@ -34,67 +40,120 @@ static const gguf_pair *gguf_array(gguf *g, const char *key, int strings) {
     "|[^\\r\\n\\p{L}\\p{N}]?" GGUF_UPPER "+" GGUF_LOWER "*" ends "|\\p{N}" digits                  \
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
-/* How byte-level BPE splits a text before it merges: at the matches of a pattern, or of GPT-2's. */
+#define GGUF_DEEPSEEK_LETTERS                                                                      \
+    "A-Za-z\\x{B5}\\x{C0}-\\x{D6}\\x{D8}-\\x{F6}\\x{F8}-\\x{1BA}\\x{1BC}-\\x{1BF}"                 \
+    "\\x{1C4}-\\x{293}\\x{295}-\\x{2AF}\\x{370}-\\x{373}\\x{376}\\x{377}\\x{37B}-\\x{37D}\\x{37F}" \
+    "\\x{386}\\x{388}-\\x{38A}\\x{38C}\\x{38E}-\\x{3A1}\\x{3A3}-\\x{3F5}\\x{3F7}-\\x{481}"         \
+    "\\x{48A}-\\x{52F}\\x{531}-\\x{556}\\x{10A0}-\\x{10C5}\\x{13A0}-\\x{13F5}\\x{13F8}-\\x{13FD}"  \
+    "\\x{1C90}-\\x{1CBA}\\x{1CBD}-\\x{1CBF}\\x{1D00}-\\x{1D2B}\\x{1D6B}-\\x{1D77}"                 \
+    "\\x{1D79}-\\x{1D9A}\\x{1E00}-\\x{1F15}\\x{1F18}-\\x{1F1D}\\x{1F20}-\\x{1F45}"                 \
+    "\\x{1F48}-\\x{1F4D}\\x{1F50}-\\x{1F57}\\x{1F59}\\x{1F5B}\\x{1F5D}\\x{1F5F}-\\x{1F7D}"         \
+    "\\x{1F80}-\\x{1FB4}\\x{1FB6}-\\x{1FBC}\\x{1FBE}\\x{1FC2}-\\x{1FC4}\\x{1FC6}-\\x{1FCC}"        \
+    "\\x{1FD0}-\\x{1FD3}\\x{1FD6}-\\x{1FDB}\\x{1FE0}-\\x{1FEC}\\x{1FF2}-\\x{1FF4}"                 \
+    "\\x{1FF6}-\\x{1FFC}\\x{2102}\\x{2107}\\x{210A}-\\x{2113}\\x{2115}\\x{2119}-\\x{211D}"         \
+    "\\x{2124}\\x{2126}\\x{2128}\\x{212A}-\\x{212D}\\x{212F}-\\x{2134}\\x{2139}"                   \
+    "\\x{213C}-\\x{213F}\\x{2145}-\\x{2149}\\x{214E}\\x{2183}\\x{2184}\\x{2C00}-\\x{2C7B}"         \
+    "\\x{2C7E}-\\x{2CE4}\\x{2CEB}-\\x{2CEE}\\x{2CF2}\\x{2CF3}\\x{A640}-\\x{A66D}"                  \
+    "\\x{A680}-\\x{A69B}\\x{A722}-\\x{A76F}\\x{A771}-\\x{A787}\\x{A78B}-\\x{A78E}"                 \
+    "\\x{AB70}-\\x{ABBF}\\x{FB00}-\\x{FB06}\\x{FB13}-\\x{FB17}\\x{FF21}-\\x{FF3A}"                 \
+    "\\x{FF41}-\\x{FF5A}\\x{10400}-\\x{1044F}\\x{104B0}-\\x{104D3}\\x{104D8}-\\x{104FB}"           \
+    "\\x{10C80}-\\x{10CB2}\\x{10CC0}-\\x{10CF2}\\x{118A0}-\\x{118DF}\\x{1E900}-\\x{1E943}"
+#define GGUF_DEEPSEEK_SIGNS                                                                        \
+    "!-/:-~\\x{FF01}-\\x{FF0F}\\x{FF1A}-\\x{FF5E}\\x{2018}-\\x{201F}\\x{3000}-\\x{3002}"
+#define GGUF_EAST_ASIAN "[\\x{4E00}-\\x{9FA5}\\x{800}-\\x{4E00}\\x{AC00}-\\x{D7FF}]+"
+#define GGUF_DEEPSEEK3                                                                             \
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+"                                         \
+    "|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*"                      \
+    "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define GGUF_BLOOM                                                                                 \
+    " ?[^(\\s|.,!?\\x{2026}\\x{3002}\\x{FF0C}\\x{3001}\\x{964}\\x{6D4}\\x{60C})]+"
+
+/* How byte-level BPE splits a text before it merges: at the matches of each pattern in turn, or of
+ * GPT-2's. The names are llama.cpp's. */
 typedef struct gguf_pre {
     const char *names;
-    const char *pattern; /* NULL: GPT-2's */
-    int digits;          /* 1: digits stand alone, before that */
-    int whole;           /* 1: a word that is a token is not merged */
-    int begins;          /* 1: without add_bos_token, a text begins with a token, too */
-    int composes;        /* 1: NFC first */
+    const char *patterns[7]; /* NULL after the last; none: GPT-2's */
+    int digits;              /* 1: digits stand alone, before that */
+    int whole;               /* 1: a word that is a token is not merged */
+    int begins;              /* 1: without add_bos_token, a text begins with a token, too */
+    int composes;            /* 1: NFC first */
 } gguf_pre;
 
 static const gguf_pre gguf_pres[] = {
-    {"gpt-2 phi-2 mpt olmo jais", NULL, 0, 0, 0, 0},
-    {"smollm starcoder refact command-r codeshell exaone minerva-7b", NULL, 1, 0, 0, 0},
-    {"llama-bpe llama3 llama-v3", GGUF_GPT4("{1,3}"), 0, 1, 1, 0},
-    {"dbrx smaug-bpe", GGUF_GPT4("{1,3}"), 0, 0, 0, 0},
-    {"qwen2 stablelm2 deepseek-r1-qwen megrez", GGUF_GPT4(""), 0, 0, 0, 1},
-    {"gpt-4o", GGUF_CASED("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "{1,3}"), 0, 0, 0, 0},
-    {"tekken", GGUF_CASED("", ""), 0, 1, 1, 0}};
+    {"default", {"[\\p{P}\\$\\+<=>\\^~\\|]+", GGUF_GPT2, "\\p{N}+", "[0-9][0-9][0-9]"}, 0, 0, 0, 0},
+    {"gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat mellum modern-bert a.x-4.0",
+     {NULL}, 0, 0, 0, 0},
+    {"smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", {NULL}, 1, 0, 0, 0},
+    {"falcon", {"[\\p{P}\\$\\+<=>\\^~\\|`]+", GGUF_GPT2, "[0-9][0-9][0-9]"}, 0, 0, 0, 0},
+    {"llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral lfm2 midm-2.0", {GGUF_GPT4("{1,3}")}, 0, 1,
+     1, 0},
+    {"glm4 glm5", {GGUF_GPT4("{1,3}")}, 0, 1, 0, 0},
+    {"dbrx smaug-bpe chatglm-bpe", {GGUF_GPT4("{1,3}")}, 0, 0, 0, 0},
+    {"qwen2 stablelm2 deepseek-r1-qwen megrez kormo", {GGUF_GPT4("")}, 0, 0, 0, 1},
+    {"qwen35", {GGUF_GPT4_MARKS}, 0, 0, 0, 0},
+    {"hunyuan grok-2 solar-open", {GGUF_GPT4("")}, 0, 0, 0, 0},
+    {"gpt-4o llama4 kanana2", {GGUF_CASED("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "{1,3}")}, 0, 0, 0, 0},
+    {"tekken", {GGUF_CASED("", "")}, 0, 1, 1, 0},
+    {"deepseek-llm",
+     {"[\\r\\n]", "\\s?[" GGUF_DEEPSEEK_LETTERS "]+", "\\s?[" GGUF_DEEPSEEK_SIGNS "]+",
+      "\\s+$", GGUF_EAST_ASIAN, "\\p{N}+"},
+     0, 0, 0, 0},
+    {"deepseek-coder", {"[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", GGUF_EAST_ASIAN, "\\p{N}"}, 0, 0,
+     0, 0},
+    {"deepseek-v3 hunyuan-dense joyai-llm",
+     {"\\p{N}{1,3}", "[\\x{4E00}-\\x{9FA5}\\x{3040}-\\x{309F}\\x{30A0}-\\x{30FF}]+", GGUF_DEEPSEEK3},
+     0, 0, 0, 0},
+    {"bloom poro-chat gpt3-finnish", {GGUF_BLOOM}, 0, 0, 0, 0},
+    {"viking", {GGUF_BLOOM, "\\p{N}"}, 0, 0, 0, 0}};
 
-static const gguf_pre *gguf_find_pre(gguf *g) {
+/* The row of a name that is given, or else the file's. NULL, and an error: not known. */
+static const gguf_pre *gguf_find_pre(gguf *g, const char *given) {
     const gguf_string text = gguf_text(g, "tokenizer.ggml.pre");
-    char name[64], known[320] = "";
-    size_t i, n = 0;
-    (void)gguf_quote(text, name, sizeof name);
-    for (i = 0; i < sizeof gguf_pres / sizeof *gguf_pres; i++) {
+    const size_t rows = sizeof gguf_pres / sizeof *gguf_pres;
+    char name[64];
+    size_t i;
+    if (given) (void)snprintf(name, sizeof name, "%.60s", given);
+    else (void)gguf_quote(text, name, sizeof name);
+    if (!given && (!text.length || gguf_is(text, "default")))
+        (void)snprintf(g->warning, sizeof g->warning,
+                       "%.120s: tokenizer.ggml.pre is %s: texts are split by llama.cpp's default, "
+                       "which is not the model's own way; --pre NAME sets that", g->path,
+                       text.length ? "\"default\"" : "missing");
+    if (!given && !text.length) return &gguf_pres[0];
+    for (i = 0; i < rows; i++)
         if (gguf_listed(gguf_pres[i].names, name)) return &gguf_pres[i];
-        n += (size_t)snprintf(known + n, sizeof known - n, "%s%s", i ? " " : "",
-                              gguf_pres[i].names);
-    }
-    if (!text.length) (void)gguf_fail(g, "the key \"tokenizer.ggml.pre\" is missing");
-    (void)gguf_fail(g, "the key \"tokenizer.ggml.pre\" is \"%s\", which is not known; known are %s",
-                    name, known);
+    (void)gguf_fail(g, "%s is \"%s\", which is not known; %sREADME.md lists the names",
+                    given ? "--pre" : "the key \"tokenizer.ggml.pre\"", name,
+                    given ? "" : "--pre NAME takes its place, ");
     return NULL;
 }
 
 /* -- JSON ------------------------------------------------------------------- */
 
 /* An object with a type. */
-static cJSON *gguf_typed(const char *type) {
+static cJSON *gguf_typed(gguf *g, const char *type) {
     cJSON *o = cJSON_CreateObject();
-    cJSON_AddStringToObject(o, "type", type);
+    gguf_put_string(g, o, "type", type);
     return o;
 }
 
-/* {"type": "Sequence", name: []}; *list is the array. */
-static cJSON *gguf_sequence(const char *name, cJSON **list) {
-    cJSON *o = gguf_typed("Sequence");
-    *list = cJSON_AddArrayToObject(o, name);
-    return o;
+/* Puts {"type": "Sequence", name: []} under a key of the file. Returns the array. */
+static cJSON *gguf_put_sequence(gguf *g, cJSON *file, const char *key, const char *name) {
+    cJSON *o = gguf_put(g, file, key, gguf_typed(g, "Sequence"));
+    return gguf_put(g, o, name, cJSON_CreateArray());
 }
 
 /* A Replace or Split. */
-static cJSON *gguf_pattern(const char *type, const char *kind, const char *pattern) {
-    cJSON *o = gguf_typed(type);
-    cJSON_AddStringToObject(cJSON_AddObjectToObject(o, "pattern"), kind, pattern);
+static cJSON *gguf_pattern(gguf *g, const char *type, const char *kind, const char *pattern) {
+    cJSON *o = gguf_typed(g, type);
+    gguf_put_string(g, gguf_put(g, o, "pattern", cJSON_CreateObject()), kind, pattern);
     return o;
 }
 
 /* -- the vocabulary --------------------------------------------------------- */
 
-/* Tokens with a 0 at the end, and what is said of them. */
+/* Tokens with a 0 at the end, and what is said of them. Of several of one text, only the last is ever
+ * the token of a text, as in llama.cpp; an empty one never is. */
 typedef struct gguf_words {
     gguf *g;
     char **text;           /* by id */
@@ -171,30 +230,36 @@ static int gguf_read_words(gguf *g, gguf_words *w) {
         w->text[i] = text;
         memcpy(text, s.at, s.length);
         text[s.length] = 0;
-        if (strlen(text) != s.length || !s.length)
-            return gguf_fail(g, "the key \"tokenizer.ggml.tokens\": token %d %s", (int)i,
-                             s.length ? "holds the character U+0000" : "is empty");
+        if (strlen(text) != s.length)
+            return gguf_fail(g, "the key \"tokenizer.ggml.tokens\": token %d holds the character "
+                                "U+0000", (int)i);
         text += s.length + 1;
     }
-    if (!gguf_sort_words(w)) return gguf_fail(g, "not enough memory");
-    for (i = 1; i < w->count; i++)
-        if (strcmp(w->text[w->order[i - 1]], w->text[w->order[i]]) == 0)
-            return gguf_fail(g, "the key \"tokenizer.ggml.tokens\" has \"%.40s\" twice",
-                             w->text[w->order[i]]);
-    return 1;
+    for (i = 0; w->score && i < w->count; i++)
+        if (!isfinite(gguf_element(w->score, (uint64_t)i)))
+            return gguf_fail(g, "the key \"tokenizer.ggml.scores\": the score of token %d is not "
+                                "finite", (int)i);
+    return gguf_sort_words(w) || gguf_fail(g, "not enough memory");
+}
+
+/* The last token of n bytes, of any type; -1: there is none. */
+static int32_t gguf_last_word(const gguf_words *w, const char *text, size_t n) {
+    int32_t low = 0, high = w->count; /* the first after it in the order */
+    while (low < high) {
+        const int32_t middle = low + (high - low) / 2, id = w->order[middle];
+        const int order = strncmp(w->text[id], text, n);
+        if (order < 0 || (order == 0 && !w->text[id][n])) low = middle + 1;
+        else high = middle;
+    }
+    if (!low) return -1;
+    low = w->order[low - 1];
+    return strncmp(w->text[low], text, n) == 0 && !w->text[low][n] ? low : -1;
 }
 
 /* The id of a normal token of n bytes; -1: there is none. */
 static int32_t gguf_word_id(const gguf_words *w, const char *text, size_t n) {
-    int32_t low = 0, high = w->count;
-    while (low < high) {
-        const int32_t middle = low + (high - low) / 2, id = w->order[middle];
-        const int order = strncmp(w->text[id], text, n);
-        if (order == 0 && !w->text[id][n]) return gguf_type_of(w, id) == GGUF_NORMAL ? id : -1;
-        if (order < 0) low = middle + 1;
-        else high = middle;
-    }
-    return -1;
+    const int32_t id = gguf_last_word(w, text, n);
+    return id >= 0 && gguf_type_of(w, id) == GGUF_NORMAL ? id : -1;
 }
 
 /* -- merges of SentencePiece -------------------------------------------------- */
@@ -260,20 +325,20 @@ static int gguf_score_merges(gguf *g, const gguf_words *w, cJSON *model) {
     size_t room = 0;
     int64_t count = 0, i;
     int32_t id;
-    cJSON *list = cJSON_AddArrayToObject(model, "merges");
+    cJSON *list = gguf_put(g, model, "merges", cJSON_CreateArray());
     if (!w->score) return gguf_fail(g, "the key \"tokenizer.ggml.scores\" is missing");
     for (id = 0; id < w->count && count >= 0; id++)
         if (gguf_type_of(w, id) == GGUF_NORMAL) count = gguf_add_merges(w, id, &all, &room, count);
     for (i = 0; i < count; i++) all[i].order = (int32_t)i;
     if (count > 0) qsort(all, (size_t)count, sizeof *all, gguf_by_score);
-    for (i = 0; i < count; i++) {
-        cJSON *pair = cJSON_CreateArray();
-        cJSON_AddItemToArray(pair, cJSON_CreateString(w->text[all[i].left]));
-        cJSON_AddItemToArray(pair, cJSON_CreateString(w->text[all[i].right]));
-        cJSON_AddItemToArray(list, pair);
+    for (i = 0; i < count && !g->error[0]; i++) {
+        cJSON *pair = gguf_push(g, list, cJSON_CreateArray());
+        (void)gguf_push(g, pair, cJSON_CreateString(w->text[all[i].left]));
+        (void)gguf_push(g, pair, cJSON_CreateString(w->text[all[i].right]));
     }
     free(all);
-    return count >= 0 || gguf_fail(g, "not enough memory");
+    if (count < 0) (void)gguf_fail(g, "not enough memory");
+    return !g->error[0];
 }
 
 /* -- the parts of tokenizer.json ---------------------------------------------- */
@@ -288,26 +353,30 @@ static int32_t gguf_special(gguf *g, const gguf_words *w, const char *key) {
 }
 
 static void gguf_put_model(const gguf_words *w, cJSON *model) {
-    cJSON *vocabulary = cJSON_AddObjectToObject(model, "vocab");
+    cJSON *vocabulary = gguf_put(w->g, model, "vocab", cJSON_CreateObject());
     int32_t id;
-    for (id = 0; id < w->count; id++)
-        cJSON_AddItemToObjectCS(vocabulary, w->text[id], cJSON_CreateNumber((double)id));
+    for (id = 0; id < w->count && !w->g->error[0]; id++) {
+        cJSON *number = cJSON_CreateNumber((double)id);
+        if (number && cJSON_AddItemToObjectCS(vocabulary, w->text[id], number)) continue;
+        cJSON_Delete(number);
+        (void)gguf_fail(w->g, "not enough memory");
+    }
 }
 
 /* Control tokens and those of the user are found in the text as they are. */
 static void gguf_put_added(const gguf_words *w, cJSON *file) {
-    cJSON *list = cJSON_AddArrayToObject(file, "added_tokens");
+    cJSON *list = gguf_put(w->g, file, "added_tokens", cJSON_CreateArray());
     int32_t id;
-    for (id = 0; id < w->count; id++) {
+    for (id = 0; id < w->count && !w->g->error[0]; id++) {
         const int type = gguf_type_of(w, id);
         cJSON *o;
         if (type != GGUF_CONTROL && type != GGUF_USER && type != GGUF_UNKNOWN) continue;
-        o = cJSON_CreateObject();
-        cJSON_AddNumberToObject(o, "id", (double)id);
-        cJSON_AddStringToObject(o, "content", w->text[id]);
-        cJSON_AddBoolToObject(o, "normalized", 0);
-        cJSON_AddBoolToObject(o, "special", type != GGUF_USER);
-        cJSON_AddItemToArray(list, o);
+        if (gguf_last_word(w, w->text[id], strlen(w->text[id])) != id) continue;
+        o = gguf_push(w->g, list, cJSON_CreateObject());
+        gguf_put_number(w->g, o, "id", (double)id);
+        gguf_put_string(w->g, o, "content", w->text[id]);
+        gguf_put_flag(w->g, o, "normalized", 0);
+        gguf_put_flag(w->g, o, "special", type != GGUF_USER);
     }
 }
 
@@ -320,10 +389,9 @@ static void gguf_put_template(gguf *g, const gguf_words *w, cJSON *file, int beg
     cJSON *o, *single, *special;
     int i;
     if (!adds[0] && !adds[2]) return;
-    o = gguf_typed("TemplateProcessing");
-    single = cJSON_AddArrayToObject(o, "single");
-    special = cJSON_AddObjectToObject(o, "special_tokens");
-    cJSON_AddItemToObject(file, "post_processor", o);
+    o = gguf_put(g, file, "post_processor", gguf_typed(g, "TemplateProcessing"));
+    single = gguf_put(g, o, "single", cJSON_CreateArray());
+    special = gguf_put(g, o, "special_tokens", cJSON_CreateObject());
     for (i = 0; i < 3; i++) {
         const int32_t id = i == 1 || !adds[i] ? -1 : gguf_special(g, w, keys[i]);
         cJSON *part, *named;
@@ -333,111 +401,210 @@ static void gguf_put_template(gguf *g, const gguf_words *w, cJSON *file, int beg
                             i ? "ends" : "begins");
             return;
         }
-        cJSON_AddItemToArray(single, part = cJSON_CreateObject());
-        named = cJSON_AddObjectToObject(part, i == 1 ? "Sequence" : "SpecialToken");
-        cJSON_AddStringToObject(named, "id", i == 1 ? "A" : w->text[id]);
+        part = gguf_push(g, single, cJSON_CreateObject());
+        named = gguf_put(g, part, i == 1 ? "Sequence" : "SpecialToken", cJSON_CreateObject());
+        gguf_put_string(g, named, "id", i == 1 ? "A" : w->text[id]);
         if (i == 1) continue;
-        named = cJSON_AddObjectToObject(special, w->text[id]);
-        cJSON_AddItemToArray(cJSON_AddArrayToObject(named, "ids"), cJSON_CreateNumber((double)id));
+        named = gguf_put(g, special, w->text[id], cJSON_CreateObject());
+        named = gguf_put(g, named, "ids", cJSON_CreateArray());
+        (void)gguf_push(g, named, cJSON_CreateNumber((double)id));
     }
 }
 
-/* tokenizer.ggml.model "gpt2": byte-level BPE. */
-static int gguf_put_bytes(gguf *g, const gguf_words *w, cJSON *file, cJSON *model) {
-    const gguf_pre *pre = gguf_find_pre(g);
+/* The merges of the file, as texts of two tokens. */
+static int gguf_put_merges(gguf *g, cJSON *model) {
     const gguf_pair *merges = gguf_array(g, "tokenizer.ggml.merges", 1);
-    cJSON *list, *step, *split;
-    const unsigned char *at;
+    cJSON *list = gguf_put(g, model, "merges", cJSON_CreateArray());
+    const unsigned char *at = merges ? merges->at : NULL;
     uint64_t i;
-    if (!pre) return 0;
     if (!merges) return gguf_fail(g, "the key \"tokenizer.ggml.merges\" is missing");
-    if (pre->composes) cJSON_AddItemToObject(file, "normalizer", gguf_typed("NFC"));
-    cJSON_AddBoolToObject(model, "ignore_merges", pre->whole);
-    list = cJSON_AddArrayToObject(model, "merges");
-    for (i = 0, at = merges->at; i < merges->count; i++) {
+    for (i = 0; i < merges->count && !g->error[0]; i++) {
         const gguf_string s = gguf_next(&at);
         char *text = (char *)malloc(s.length + 1);
         if (!text) return gguf_fail(g, "not enough memory");
         memcpy(text, s.at, s.length);
         text[s.length] = 0;
-        cJSON_AddItemToArray(list, cJSON_CreateString(text));
+        (void)gguf_push(g, list, cJSON_CreateString(text));
         free(text);
     }
-    cJSON_AddItemToObject(file, "pre_tokenizer", gguf_sequence("pretokenizers", &split));
+    return !g->error[0];
+}
+
+/* tokenizer.ggml.model "gpt2": byte-level BPE. name: that of its pre-tokenizer, or NULL. */
+static int gguf_put_bytes(gguf *g, const gguf_words *w, cJSON *file, cJSON *model,
+                          const char *name) {
+    const gguf_pre *pre = gguf_find_pre(g, name);
+    cJSON *step, *split;
+    size_t i;
+    if (!pre || !gguf_put_merges(g, model)) return 0;
+    if (pre->composes) (void)gguf_put(g, file, "normalizer", gguf_typed(g, "NFC"));
+    gguf_put_flag(g, model, "ignore_merges", pre->whole);
+    split = gguf_put_sequence(g, file, "pre_tokenizer", "pretokenizers");
     if (pre->digits) {
-        cJSON_AddItemToArray(split, step = gguf_typed("Digits"));
-        cJSON_AddBoolToObject(step, "individual_digits", 1);
+        step = gguf_push(g, split, gguf_typed(g, "Digits"));
+        gguf_put_flag(g, step, "individual_digits", 1);
     }
-    if (pre->pattern) {
-        cJSON_AddItemToArray(split, step = gguf_pattern("Split", "Regex", pre->pattern));
-        cJSON_AddStringToObject(step, "behavior", "Isolated");
-        cJSON_AddBoolToObject(step, "invert", 0);
+    for (i = 0; i < sizeof pre->patterns / sizeof *pre->patterns && pre->patterns[i]; i++) {
+        step = gguf_push(g, split, gguf_pattern(g, "Split", "Regex", pre->patterns[i]));
+        gguf_put_string(g, step, "behavior", "Isolated");
+        gguf_put_flag(g, step, "invert", 0);
     }
-    cJSON_AddItemToArray(split, step = gguf_typed("ByteLevel"));
-    cJSON_AddBoolToObject(step, "add_prefix_space",
-                          gguf_flag(g, "tokenizer.ggml.add_space_prefix", 0));
-    cJSON_AddBoolToObject(step, "use_regex", !pre->pattern);
-    cJSON_AddItemToObject(file, "decoder", gguf_typed("ByteLevel"));
+    step = gguf_push(g, split, gguf_typed(g, "ByteLevel"));
+    gguf_put_flag(g, step, "add_prefix_space", gguf_flag(g, "tokenizer.ggml.add_space_prefix", 0));
+    gguf_put_flag(g, step, "use_regex", !pre->patterns[0]);
+    (void)gguf_put(g, file, "decoder", gguf_typed(g, "ByteLevel"));
     gguf_put_template(g, w, file, pre->begins);
     return !g->error[0];
 }
 
+/* Spaces as U+2581, tokens <0x..> as bytes; prefix: a text begins with a space. */
+static void gguf_put_spaces(gguf *g, cJSON *file, int prefix) {
+    cJSON *list = gguf_put_sequence(g, file, "normalizer", "normalizers"), *step;
+    if (prefix) {
+        step = gguf_push(g, list, gguf_typed(g, "Prepend"));
+        gguf_put_string(g, step, "prepend", "\xE2\x96\x81");
+    }
+    step = gguf_push(g, list, gguf_pattern(g, "Replace", "String", " "));
+    gguf_put_string(g, step, "content", "\xE2\x96\x81");
+    list = gguf_put_sequence(g, file, "decoder", "decoders");
+    step = gguf_push(g, list, gguf_pattern(g, "Replace", "String", "\xE2\x96\x81"));
+    gguf_put_string(g, step, "content", " ");
+    (void)gguf_push(g, list, gguf_typed(g, "ByteFallback"));
+    (void)gguf_push(g, list, gguf_typed(g, "Fuse"));
+    if (!prefix) return;
+    step = gguf_push(g, list, gguf_typed(g, "Strip"));
+    gguf_put_string(g, step, "content", " ");
+    gguf_put_number(g, step, "start", 1);
+    gguf_put_number(g, step, "stop", 0);
+}
+
 /* tokenizer.ggml.model "llama": SentencePiece's BPE, with byte fallback. */
 static int gguf_put_pieces(gguf *g, const gguf_words *w, cJSON *file, cJSON *model) {
-    const int prefix = gguf_flag(g, "tokenizer.ggml.add_space_prefix", 1);
-    cJSON *list, *step;
     int32_t id;
     int bytes = 0;
     for (id = 0; id < w->count; id++) {
         const int type = gguf_type_of(w, id);
         bytes += type == GGUF_BYTE;
-        if (type == GGUF_UNKNOWN) cJSON_AddStringToObject(model, "unk_token", w->text[id]);
+        if (type == GGUF_UNKNOWN) gguf_put_string(g, model, "unk_token", w->text[id]);
     }
-    cJSON_AddBoolToObject(model, "byte_fallback", bytes > 0);
-    cJSON_AddBoolToObject(model, "fuse_unk", 1);
-    cJSON_AddItemToObject(file, "normalizer", gguf_sequence("normalizers", &list));
-    if (prefix) {
-        cJSON_AddItemToArray(list, step = gguf_typed("Prepend"));
-        cJSON_AddStringToObject(step, "prepend", "\xE2\x96\x81");
-    }
-    cJSON_AddItemToArray(list, step = gguf_pattern("Replace", "String", " "));
-    cJSON_AddStringToObject(step, "content", "\xE2\x96\x81");
-    cJSON_AddItemToObject(file, "decoder", gguf_sequence("decoders", &list));
-    cJSON_AddItemToArray(list, step = gguf_pattern("Replace", "String", "\xE2\x96\x81"));
-    cJSON_AddStringToObject(step, "content", " ");
-    cJSON_AddItemToArray(list, gguf_typed("ByteFallback"));
-    cJSON_AddItemToArray(list, gguf_typed("Fuse"));
-    if (prefix) {
-        cJSON_AddItemToArray(list, step = gguf_typed("Strip"));
-        cJSON_AddStringToObject(step, "content", " ");
-        cJSON_AddNumberToObject(step, "start", 1);
-        cJSON_AddNumberToObject(step, "stop", 0);
-    }
+    gguf_put_flag(g, model, "byte_fallback", bytes > 0);
+    gguf_put_flag(g, model, "fuse_unk", 1);
+    gguf_put_spaces(g, file, gguf_flag(g, "tokenizer.ggml.add_space_prefix", 1));
     if (!gguf_score_merges(g, w, model)) return 0;
     gguf_put_template(g, w, file, 1);
     return !g->error[0];
 }
 
-/* What tokenizer.json would say, to be freed with cJSON_free; NULL and an error in g->error. */
-GGUF_API char *gguf_tokenizer(gguf *g) {
+/* tokenizer.ggml.model "gemma4": BPE on UTF-8 with merges and byte fallback, line by line. */
+static int gguf_put_lines(gguf *g, const gguf_words *w, cJSON *file, cJSON *model) {
+    cJSON *step;
+    gguf_put_flag(g, model, "byte_fallback", 1);
+    gguf_put_spaces(g, file, gguf_flag(g, "tokenizer.ggml.add_space_prefix", 0));
+    step = gguf_put(g, file, "pre_tokenizer",
+                    gguf_pattern(g, "Split", "Regex", "[^\\n]+|[\\n]+"));
+    gguf_put_string(g, step, "behavior", "Isolated");
+    gguf_put_flag(g, step, "invert", 0);
+    if (!gguf_put_merges(g, model)) return 0;
+    gguf_put_template(g, w, file, 1);
+    return !g->error[0];
+}
+
+/* WordPiece's vocabulary: llama.cpp writes U+2581 before a token that begins a word, where BERT's
+ * has "##" before the others. Those in brackets, such as [CLS], are the same in both. */
+static int gguf_put_word_pieces(const gguf_words *w, cJSON *model) {
+    cJSON *vocabulary = gguf_put(w->g, model, "vocab", cJSON_CreateObject());
+    int32_t id;
+    for (id = 0; id < w->count && !w->g->error[0]; id++) {
+        const char *text = w->text[id];
+        const size_t n = strlen(text);
+        const int begins = strncmp(text, "\xE2\x96\x81", 3) == 0;
+        const int same = begins || (n > 1 && text[0] == '[' && text[n - 1] == ']');
+        char *name = (char *)malloc(n + 3);
+        if (!name) return gguf_fail(w->g, "not enough memory");
+        (void)snprintf(name, n + 3, "%s%s", same ? "" : "##", text + (begins ? 3 : 0));
+        gguf_put_number(w->g, vocabulary, name, (double)id);
+        free(name);
+    }
+    return !w->g->error[0];
+}
+
+/* The text of the token of a key, or else of the one that has llama.cpp's usual id. */
+static const char *gguf_bert_special(gguf *g, const gguf_words *w, const char *key, int32_t usual) {
+    const int32_t id = gguf_find(g, key) ? gguf_special(g, w, key) : usual;
+    if (id >= w->count) (void)gguf_fail(g, "the key \"%s\" is missing", key);
+    return id >= 0 && id < w->count ? w->text[id] : "";
+}
+
+/* {key: [text, id]} of BertProcessing. */
+static void gguf_put_end(gguf *g, const gguf_words *w, cJSON *o, const char *key,
+                         const char *text) {
+    cJSON *pair = gguf_put(g, o, key, cJSON_CreateArray());
+    (void)gguf_push(g, pair, cJSON_CreateString(text));
+    (void)gguf_push(g, pair, cJSON_CreateNumber((double)gguf_last_word(w, text, strlen(text))));
+}
+
+/* tokenizer.ggml.model "bert": WordPiece. */
+static int gguf_put_bert(gguf *g, const gguf_words *w, cJSON *file, cJSON *model) {
+    const int lower = gguf_flag(g, "tokenizer.ggml.normalizer.lowercase", 1);
+    const char *const begin = gguf_find(g, "tokenizer.ggml.cls_token_id")
+                                  ? "tokenizer.ggml.cls_token_id"
+                                  : "tokenizer.ggml.bos_token_id";
+    cJSON *o = gguf_put(g, file, "normalizer", gguf_typed(g, "BertNormalizer"));
+    gguf_put_flag(g, o, "clean_text", 1);
+    gguf_put_flag(g, o, "handle_chinese_chars", 1);
+    gguf_put_flag(g, o, "lowercase", lower);
+    gguf_put_flag(g, o, "strip_accents",
+                  gguf_flag(g, "tokenizer.ggml.normalizer.strip_accents", lower));
+    (void)gguf_put(g, file, "pre_tokenizer", gguf_typed(g, "BertPreTokenizer"));
+    o = gguf_put(g, file, "post_processor", gguf_typed(g, "BertProcessing"));
+    gguf_put_end(g, w, o, "cls", gguf_bert_special(g, w, begin, 101));
+    gguf_put_end(g, w, o, "sep",
+                 gguf_bert_special(g, w, "tokenizer.ggml.seperator_token_id", 102));
+    o = gguf_put(g, file, "decoder", gguf_typed(g, "WordPiece"));
+    gguf_put_string(g, o, "prefix", "##");
+    gguf_put_flag(g, o, "cleanup", 1);
+    gguf_put_string(g, model, "continuing_subword_prefix", "##");
+    gguf_put_string(g, model, "unk_token",
+                    gguf_bert_special(g, w, "tokenizer.ggml.unknown_token_id", 100));
+    gguf_put_number(g, model, "max_input_chars_per_word", 1e9); /* no limit, as llama.cpp */
+    return gguf_put_word_pieces(w, model);
+}
+
+/* Fills in the file and its model by the kind of the tokenizer. 0 and an error. */
+static int gguf_put_tokenizer(gguf *g, const gguf_words *w, cJSON *file, const char *pre) {
     const gguf_string kind = gguf_text(g, "tokenizer.ggml.model");
-    cJSON *file = cJSON_CreateObject(), *model = gguf_typed("BPE");
+    const int bert = gguf_is(kind, "bert"), bytes = gguf_is(kind, "gpt2");
+    cJSON *model = gguf_put(g, file, "model", gguf_typed(g, bert ? "WordPiece" : "BPE"));
+    char quote[64];
+    (void)gguf_quote(kind, quote, sizeof quote);
+    if (!bytes && pre)
+        return gguf_fail(g, "--pre is for tokenizers of the model gpt2, and this one is \"%s\"",
+                         quote);
+    gguf_put_added(w, file);
+    if (bert) return gguf_put_bert(g, w, file, model);
+    gguf_put_model(w, model);
+    return bytes                     ? gguf_put_bytes(g, w, file, model, pre)
+           : gguf_is(kind, "gemma4") ? gguf_put_lines(g, w, file, model)
+                                     : gguf_put_pieces(g, w, file, model);
+}
+
+/* What tokenizer.json would say, to be freed with cJSON_free; NULL and an error in g->error. pre: the
+ * name of its pre-tokenizer; NULL: as the file says. */
+GGUF_API char *gguf_tokenizer(gguf *g, const char *pre) {
+    const gguf_string kind = gguf_text(g, "tokenizer.ggml.model");
+    cJSON *file = cJSON_CreateObject();
     gguf_words words;
     char quote[64], *text = NULL;
     int ok = 0;
-    cJSON_AddItemToObject(file, "model", model);
     memset(&words, 0, sizeof words);
+    (void)gguf_quote(kind, quote, sizeof quote);
     if (!kind.length)
         (void)gguf_fail(g, "the key \"tokenizer.ggml.model\" is missing");
-    else if (!gguf_is(kind, "gpt2") && !gguf_is(kind, "llama"))
-        (void)gguf_fail(g, "the key \"tokenizer.ggml.model\" is \"%s\"; known are gpt2 and llama",
-                        gguf_quote(kind, quote, sizeof quote));
-    else if (gguf_read_words(g, &words)) {
-        gguf_put_model(&words, model);
-        gguf_put_added(&words, file);
-        ok = gguf_is(kind, "gpt2") ? gguf_put_bytes(g, &words, file, model)
-                                   : gguf_put_pieces(g, &words, file, model);
-    }
+    else if (!gguf_listed("gpt2 llama bert gemma4", quote))
+        (void)gguf_fail(g, "the key \"tokenizer.ggml.model\" is \"%s\"; known are gpt2, llama, bert "
+                           "and gemma4", quote);
+    else if (gguf_read_words(g, &words))
+        ok = gguf_put_tokenizer(g, &words, file, pre);
     if (ok && !(text = cJSON_PrintUnformatted(file))) (void)gguf_fail(g, "not enough memory");
     cJSON_Delete(file);
     gguf_words_free(&words);
@@ -455,22 +622,23 @@ static void gguf_put_token(gguf *g, cJSON *config, const char *name, const char 
     for (; id >= 0; id--) text = gguf_next(&at);
     copy = (char *)calloc(text.length + 1, 1);
     if (copy) memcpy(copy, text.at, text.length);
-    if (copy) cJSON_AddStringToObject(config, name, copy);
+    gguf_put_string(g, config, name, copy); /* without a copy, it fails */
     free(copy);
 }
 
 /* What tokenizer_config.json would say of conversations, to be freed with cJSON_free: the texts of
- * the tokens that begin and end a text, and the chat template. NULL: not enough memory. */
+ * the tokens that begin and end a text, and the chat template. NULL and an error in g->error. */
 GGUF_API char *gguf_tokenizer_config(gguf *g) {
     cJSON *config = cJSON_CreateObject();
     size_t length;
     const char *jinja = gguf_chat_template(g, &length);
-    char *copy = jinja ? (char *)calloc(length + 1, 1) : NULL, *text;
+    char *copy = jinja ? (char *)calloc(length + 1, 1) : NULL, *text = NULL;
     if (copy) memcpy(copy, jinja, length);
-    if (copy) cJSON_AddStringToObject(config, "chat_template", copy);
+    if (jinja) gguf_put_string(g, config, "chat_template", copy);
     gguf_put_token(g, config, "bos_token", "tokenizer.ggml.bos_token_id");
     gguf_put_token(g, config, "eos_token", "tokenizer.ggml.eos_token_id");
-    text = cJSON_PrintUnformatted(config);
+    if (!config || (!g->error[0] && !(text = cJSON_PrintUnformatted(config))))
+        (void)gguf_fail(g, "not enough memory");
     cJSON_Delete(config);
     free(copy);
     return text;

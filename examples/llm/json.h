@@ -5,8 +5,18 @@
 #define LLM_JSON_H
 
 #include <cjson/cJSON.h>
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+
+/* Parses JSON. NULL and errno: ENOMEM where memory is missing, else 0. */
+static cJSON *llm_parse(const char *text) {
+    cJSON *json;
+    errno = 0; /* malloc sets it, as POSIX says, and cJSON does not */
+    json = cJSON_Parse(text);
+    if (!json && errno != ENOMEM) errno = 0;
+    return json;
+}
 
 enum { LLM_JSON_DEPTH = 500, LLM_JSON_KEYS = 512 };
 

@@ -42,7 +42,7 @@ enum {
 /* What all ranks of this process share. Only rank 0 writes to it, but for the error. */
 typedef struct llm_job {
     const char *model, *dump, *backend, *dtype, *weights; /* NULL: not given */
-    const char *tokenizer_file, *embed, *system, *template_name;
+    const char *tokenizer_file, *pre, *embed, *system, *template_name;
     text_list prompt_texts, ids, stops, ignored; /* --ignore */
     int64_t tp, max_new, threads, context; /* max_new -1, context 0: not given */
     int terminal; /* --chat: it is held on a terminal, by threads of this process */
@@ -163,6 +163,7 @@ static int parse(llm_job *job, int argc, char **argv) {
         {"tokenizer", "a tokenizer.json or GGUF file; else the model's", .text = &job->tokenizer_file},
         {"ignore", "pass over the model's tensors with names as this pattern", .list = &job->ignored},
         {"allow-unknown-keys", "pass over keys of config.json", .on = &job->allow_unknown_keys},
+        {"pre", "GGUF: how texts are split, in place of tokenizer.ggml.pre", .text = &job->pre},
         {"help", "this list", .on = &help}};
     const int n = (int)(sizeof flags / sizeof *flags);
     for (int i = 1; i < argc; i++) {
@@ -723,7 +724,9 @@ static int64_t ask(llm_rank *r, llm_talk *talk, int32_t **ids) {
         if (prompts) printf("> ");
         fflush(stdout);
         if (prompts && !wait_for_line()) break;
+        errno = 0;
         const ssize_t length = getline(&line, &room, stdin);
+        if (length < 0 && errno == ENOMEM) n = -refuse(r->job, "not enough memory");
         if (length < 0) break;
         line[strcspn(line, "\r\n")] = 0;
         if (!line[0]) continue;
@@ -886,7 +889,7 @@ static int run(llm_job *job) {
 }
 
 static int open_codec(llm_job *job) {
-    if (text_open(&job->codec, job->tokenizer_file, job->model)) return 1;
+    if (text_open(&job->codec, job->tokenizer_file, job->model, job->pre)) return 1;
     return !refuse(job, "%s", job->codec.error);
 }
 
@@ -955,6 +958,7 @@ static int open_format(llm_job *job) {
     gguf *g = job->config.gguf;
     char *config = g ? gguf_tokenizer_config(g) : NULL, *jinja = NULL;
     const chat_message first[] = {{CHAT_SYSTEM, job->system}, {CHAT_USER, "?"}};
+    if (g && !config) return !refuse(job, "%s", g->error);
     int ok = (g || read_optional(job, "tokenizer_config.json", &config)) &&
              read_optional(job, "chat_template.jinja", &jinja);
     ok = ok && chat_open(&job->format, config, jinja, job->template_name);
@@ -985,8 +989,13 @@ static double generation_number(llm_job *job, const cJSON *config, const char *k
  * with what keeps small models from repeating themselves. 0: refused. */
 static int choose_sampling(llm_job *job) {
     static const char *const keys[] = {"do_sample", "temperature", "top_k", "top_p", "min_p"};
-    char *text = job->config.gguf ? NULL : llm_read_file(job->model, "generation_config.json");
-    cJSON *config = text ? cJSON_Parse(text) : NULL;
+    char *text = NULL;
+    if (!job->config.gguf && !read_optional(job, "generation_config.json", &text)) return 0;
+    cJSON *config = text ? llm_parse(text) : NULL;
+    if (text && !config && errno == ENOMEM) {
+        free(text);
+        return !refuse(job, "not enough memory");
+    }
     const cJSON *samples = cJSON_GetObjectItemCaseSensitive(config, "do_sample"), *item;
     int says = 0;
     free(text);
@@ -1025,7 +1034,8 @@ static int prepare_chat(llm_job *job) {
     job->room = job->context ? job->context : most && most < LLM_CONTEXT ? most : LLM_CONTEXT;
     if (!open_format(job)) return 0;
     char *end = chat_end(&job->format);
-    const int32_t id = end && *end ? llm_tokenizer_id(job->codec.tokenizer, end) : -1;
+    if (!end) return !refuse(job, "not enough memory");
+    const int32_t id = *end ? llm_tokenizer_id(job->codec.tokenizer, end) : -1;
     if (id >= 0 && c->eos_count < LLM_MOST_EOS) c->eos[c->eos_count++] = id;
     free(end);
     job->terminal = strcmp(job->backend, "threads") == 0 && isatty(STDIN_FILENO) &&
@@ -1090,7 +1100,8 @@ typedef struct llm_found {
  * with a 0, and up to 3 more bytes. *n: its length. NULL: not enough memory, or no such file. */
 static char *model_text(const llm_job *job, int64_t *n) {
     const gguf *g = job->config.gguf;
-    char *text = g ? (char *)calloc(1, g->data + 4) : llm_read_file(job->model, "config.json");
+    tsh_error why;
+    char *text = g ? (char *)calloc(1, g->data + 4) : llm_read_text(job->model, "config.json", &why);
     if (g && text) memcpy(text, g->bytes, g->data);
     if (text) *n = g ? (int64_t)g->data : (int64_t)strlen(text);
     return text;
@@ -1152,7 +1163,7 @@ static int take_found(llm_job *job, const llm_found *found, const char *text) {
             return !refuse(job, "the files of rank 0 do not arrive");
         ok = llm_gguf_take(c, job->model);
     } else {
-        ok = llm_config_take(c, cJSON_Parse(text), "rank 0's config.json");
+        ok = llm_config_take(c, llm_parse(text), "rank 0's config.json");
     }
     if (!ok || !llm_config_rest(c, job->model, &job->family)) return !refuse(job, "%s", c->error);
     c->tied = (int)found->tied;

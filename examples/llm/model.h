@@ -5,7 +5,7 @@
 #define LLM_MODEL_H
 
 #include "folder.h"
-#include "gguf.h"
+#include "gguf_parts.h"
 #include "layers.h"
 #include "weights.h"
 #include "models/llama.h"
@@ -48,7 +48,7 @@ static const llm_family *llm_family_find(const char *type, char *names, size_t s
 /* Takes what the GGUF file c->gguf says in place of config.json. */
 static int llm_gguf_take(llm_config *c, const char *path) {
     cJSON *json = gguf_config(c->gguf);
-    if (json && llm_config_take(c, json, path)) return 1;
+    if (json) return llm_config_take(c, json, path);
     llm_refuse(c, "%s", c->gguf->error);
     return 0;
 }
@@ -130,7 +130,7 @@ LLM_API int llm_config_read_with(llm_config *c, const char *folder, const llm_fa
         ok = 0;
     }
     if (ok && !is_file && c->tied) llm_check_head(c, folder, (*family)->base);
-    return ok;
+    return ok && !c->error[0];
 }
 
 LLM_API int llm_config_read(llm_config *c, const char *folder, const llm_family **family) {

@@ -32,13 +32,14 @@ typedef struct text_out {
     size_t length, room, shown;
 } text_out;
 
-/* A GGUF file's tokenizer; NULL: *error says why not. */
-static llm_tokenizer *text_open_gguf(const char *path, char *error, size_t size) {
-    gguf *g = gguf_open(path, error, size);
+/* A GGUF file's tokenizer; pre: as gguf_tokenizer's. NULL: *error says why not. */
+static llm_tokenizer *text_open_gguf(const char *path, const char *pre, char *error, size_t size) {
+    gguf *g = gguf_open_keys(path, error, size);
     llm_tokenizer *tokenizer = NULL;
-    char *json = g ? gguf_tokenizer(g) : NULL;
+    char *json = g ? gguf_tokenizer(g, pre) : NULL;
     if (json) tokenizer = llm_tokenizer_read(json, strlen(json), path, error, size);
     else if (g) snprintf(error, size, "%s", g->error);
+    if (tokenizer && g->warning[0]) fprintf(stderr, "llm: warning: %s\n", g->warning);
     cJSON_free(json);
     gguf_close(g);
     return tokenizer;
@@ -66,10 +67,21 @@ static int text_lower(cJSON *json) {
 
 /* A tokenizer.json whose texts are lowercased. */
 static llm_tokenizer *text_open_lower(const char *path, char *error, size_t size) {
-    char *text = llm_read_file("", path);
-    cJSON *json = text ? cJSON_Parse(text) : NULL;
+    tsh_error why;
+    size_t length;
+    char *text = llm_read(path, LLM_TOKENIZER_MAX, &length, &why);
+    if (!text) {
+        snprintf(error, size, "%s", why.message);
+        return NULL;
+    }
+    cJSON *json = llm_parse(text);
     llm_tokenizer *tokenizer = NULL;
+    const int lacking = !json && errno == ENOMEM;
     free(text);
+    if (lacking) {
+        snprintf(error, size, "%.300s: not enough memory", path);
+        return NULL;
+    }
     if (!cJSON_IsObject(json)) {
         cJSON_Delete(json);
         return llm_tokenizer_open(path, error, size); /* which says why it cannot be read */
@@ -82,14 +94,20 @@ static llm_tokenizer *text_open_lower(const char *path, char *error, size_t size
     return tokenizer;
 }
 
-/* Of a file, or of the model's: tokenizer.json in its folder, or what the GGUF file has. 0:
- * codec->error says why not. */
-static int text_open(text_codec *codec, const char *file, const char *model) {
+/* Of a file, or of the model's: tokenizer.json in its folder, or what the GGUF file has, of which
+ * `pre` sets the pre-tokenizer, unless it is NULL. 0: codec->error says why not. */
+static int text_open(text_codec *codec, const char *file, const char *model, const char *pre) {
     char path[4096];
     const int one = file != NULL || gguf_is_file(model);
     snprintf(path, sizeof path, "%s%s", file ? file : model, one ? "" : "/tokenizer.json");
-    codec->tokenizer = gguf_is_file(path)
-                           ? text_open_gguf(path, codec->error, sizeof codec->error)
+    const int is_gguf = gguf_is_file(path);
+    if (pre && !is_gguf) {
+        snprintf(codec->error, sizeof codec->error, "--pre is for GGUF files, and %.300s is none",
+                 path);
+        return 0;
+    }
+    codec->tokenizer = is_gguf
+                           ? text_open_gguf(path, pre, codec->error, sizeof codec->error)
                        : codec->lower
                            ? text_open_lower(path, codec->error, sizeof codec->error)
                            : llm_tokenizer_open(path, codec->error, sizeof codec->error);

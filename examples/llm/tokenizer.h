@@ -151,12 +151,12 @@ typedef struct llm_added {
     int single_word, lstrip, rstrip, normalized, special;
 } llm_added;
 
-/* The added tokens by first byte, longest first. */
+/* The added tokens sorted by their bytes, those of one text as they stand. */
 typedef struct llm_finder {
     uint32_t *order; /* indices of llm_tokenizer.added */
     size_t count;
-    size_t begin[257];
-    int only; /* the one first byte that all have; -1: several */
+    size_t begin[257]; /* of those with a first byte */
+    int only;          /* the one first byte that all have; -1: several */
 } llm_finder;
 
 typedef struct llm_token {
@@ -186,6 +186,8 @@ enum { LLM_NONE = -1, LLM_CACHED = 96, LLM_CACHE_WORDS = 1 << 19, LLM_MAX_ID = 1
 typedef struct llm_tokenizer {
     char error[256];  /* the first of the call; empty: none */
     const char *name; /* of the file, while it is read */
+    size_t given, most; /* bytes of the call's text, and what steps may make of it at most */
+    size_t grown;       /* bytes that normalizers have made of its sections so far */
     uint8_t *flags;   /* of each code point */
     uint8_t *breaks;  /* of each code point; NULL: no step is LLM_PRECOMPILED */
     llm_map compositions;
@@ -277,6 +279,24 @@ static int llm_put(llm_tokenizer *t, llm_text *text, const char *s, size_t n) {
     if (n) memcpy(text->at + text->length, s, n);
     text->length += n;
     return 1;
+}
+
+/* A step may make much of a text, but a file of steps that multiply must not take all memory. NFKC
+ * makes 11 bytes of one at most. */
+enum { LLM_GROWTH = 64, LLM_GROWTH_MORE = 1 << 16 };
+
+/* Begins a call with a text of n bytes. */
+static void llm_begin_text(llm_tokenizer *t, size_t n) {
+    t->given = n;
+    t->most = n < SIZE_MAX / (2 * LLM_GROWTH) ? LLM_GROWTH * n + LLM_GROWTH_MORE : SIZE_MAX;
+    t->grown = 0;
+}
+
+/* 0, and an error: so many bytes are more than the tokenizer's steps may make of the call's text. */
+static int llm_fits(llm_tokenizer *t, size_t bytes) {
+    return bytes <= t->most ||
+           llm_fail(t, "the steps of the tokenizer make more than %zu bytes of %zu; more than %d "
+                       "times as much is refused", t->most, t->given, LLM_GROWTH);
 }
 
 static int llm_put_span(llm_tokenizer *t, llm_spans *spans, size_t begin, size_t end) {
@@ -1487,7 +1507,9 @@ static int llm_replace(llm_tokenizer *t, const llm_step *step, const char *s, si
     llm_span found = {0, 0};
     while (at <= n && llm_find(t, step, s, n, at, &found)) {
         if (!llm_put(t, out, s + done, found.begin - done)) return 0;
-        if (!llm_put(t, out, step->content.at, step->content.length)) return 0;
+        if (!llm_put(t, out, step->content.at, step->content.length) ||
+            !llm_fits(t, t->grown + out->length))
+            return 0;
         at = done = found.end;
         if (found.end == found.begin) at++;
         while (at < n && ((unsigned char)s[at] & 0xC0) == 0x80) at++;
@@ -1571,7 +1593,7 @@ static int llm_put_result(llm_tokenizer *t, const llm_step *step, const char *s,
     size_t length;
     const char *result = llm_charsmap_find(t, step, s, n, &length);
     *found = result != NULL;
-    return !result || llm_put(t, out, result, length);
+    return !result || (llm_put(t, out, result, length) && llm_fits(t, t->grown + out->length));
 }
 
 /* A cluster of less than 6 bytes is replaced as a whole by the result of a key that it begins with;
@@ -1629,12 +1651,17 @@ static int llm_normalize_step(llm_tokenizer *t, const llm_step *step, const char
 
 /* Normalizes s into one of the two buffers, or leaves it where it is; *s, *n: the result. */
 static int llm_normalize(llm_tokenizer *t, const char **s, size_t *n) {
-    size_t i, which = 0;
+    size_t i, which = 0, largest = 0;
     for (i = 0; i < t->normalizers.count; i++, which = !which) {
-        if (!llm_normalize_step(t, &t->normalizers.at[i], *s, *n, &t->buffers[which])) return 0;
-        *s = llm_bytes(&t->buffers[which]);
-        *n = t->buffers[which].length;
+        llm_text *out = &t->buffers[which];
+        if (!llm_normalize_step(t, &t->normalizers.at[i], *s, *n, out) ||
+            !llm_fits(t, t->grown + out->length))
+            return 0;
+        *s = llm_bytes(out);
+        *n = out->length;
+        if (*n > largest) largest = *n;
     }
+    t->grown += largest;
     return 1;
 }
 
@@ -1764,7 +1791,9 @@ static int llm_pre_step(llm_tokenizer *t, const llm_step *step, const char **s, 
             const char *from = *s + piece.begin;
             const size_t n = piece.end - piece.begin;
             piece.begin = text->length;
-            if (!llm_rewrite(t, step, from, n, first && !i, text)) return 0;
+            if (!llm_rewrite(t, step, from, n, first && !i, text) ||
+                !llm_fits(t, text->length))
+                return 0;
             piece.end = text->length;
         }
         if (step->split ? !llm_split(t, step, step->rewrites ? text->at : *s, piece, out)
@@ -1820,27 +1849,50 @@ static const llm_text *llm_added_text(const llm_added *added) {
     return added->normalized ? &added->normal : &added->content;
 }
 
+/* Narrows order[*low, *high), whose texts begin with the same `at` bytes, to those with c next; a
+ * text of just those bytes comes before. */
+static void llm_finder_narrow(const llm_tokenizer *t, const llm_finder *f, size_t at,
+                              unsigned char c, size_t *low, size_t *high) {
+    size_t begin = *low, end = *high, side;
+    for (side = 0; side < 2; side++) { /* the first with c, then the first beyond c */
+        size_t from = side ? *low : begin, to = end;
+        while (from < to) {
+            const size_t middle = from + (to - from) / 2;
+            const llm_text *text = llm_added_text(&t->added[f->order[middle]]);
+            if (text->length <= at || (unsigned char)text->at[at] < c + side) from = middle + 1;
+            else to = middle;
+        }
+        if (side) *high = from;
+        else *low = from;
+    }
+}
+
 /* The longest added token at the first place where there is one, from `from` on. */
 static const llm_added *llm_added_find(const llm_tokenizer *t, const llm_finder *f, const char *s,
                                        size_t n, size_t from, llm_span *found) {
-    size_t i;
     if (!f->count) return NULL;
     for (; from < n; from++) {
         const unsigned char c = (unsigned char)s[from];
+        const llm_added *longest = NULL;
+        size_t low, high, at;
         if (f->only >= 0 && c != f->only) {
             const char *p = (const char *)memchr(s + from, f->only, n - from);
             if (!p) return NULL;
             from = (size_t)(p - s) - 1;
             continue;
         }
-        for (i = f->begin[c]; i < f->begin[c + 1]; i++) {
-            const llm_added *added = &t->added[f->order[i]];
-            const llm_text *text = llm_added_text(added);
-            if (text->length > n - from || memcmp(s + from, text->at, text->length) != 0) continue;
-            found->begin = from;
-            found->end = from + text->length;
-            return added;
+        low = f->begin[c];
+        high = f->begin[c + 1];
+        for (at = 1; low < high; at++) {
+            const llm_added *added = &t->added[f->order[low]];
+            if (llm_added_text(added)->length == at) longest = added;
+            if (from + at == n) break;
+            llm_finder_narrow(t, f, at, (unsigned char)s[from + at], &low, &high);
         }
+        if (!longest) continue;
+        found->begin = from;
+        found->end = from + llm_added_text(longest)->length;
+        return longest;
     }
     return NULL;
 }
@@ -1913,6 +1965,7 @@ LLM_TOKENIZER_API int64_t llm_tokenizer_encode(llm_tokenizer *t, const char *tex
     int ok = 1;
     t->error[0] = 0;
     t->ids.count = t->clean.length = 0;
+    llm_begin_text(t, length);
     *ids = NULL;
     if (llm_valid_prefix(text, length) < length) {
         ok = llm_put_lossy(t, &t->clean, text, length);
@@ -2118,10 +2171,12 @@ static int llm_decode(llm_tokenizer *t, const int32_t *ids, size_t count, int sp
         if (!llm_put(t, &t->pieces[0], s, n)) return 0;
         if (!llm_put_span(t, &t->spans[0], begin, t->pieces[0].length)) return 0;
     }
+    llm_begin_text(t, t->pieces[0].length);
     for (i = 0; i < t->decoders.count; i++, which = !which)
         if (!llm_room(t, &t->pieces[which], 1) ||
             !llm_decode_step(t, &t->decoders.at[i], t->pieces[which].at, &t->spans[which],
-                             &t->pieces[!which], &t->spans[!which]))
+                             &t->pieces[!which], &t->spans[!which]) ||
+            !llm_fits(t, t->pieces[!which].length))
             return 0;
     if (which) { /* the spans lie one after the other, so the text is whole */
         t->pieces[0].length = 0;
@@ -2747,6 +2802,9 @@ static int llm_read_unigram(llm_tokenizer *t, const cJSON *o) {
             return llm_fail(t, "%s: the token %d of the vocab is no text with a score", t->name,
                             (int)id);
         if (!llm_put_token(t, id, token) || !llm_put_trie(t, token, id)) return 0;
+        if (!(score->valuedouble >= -1e300 && score->valuedouble <= 1e300))
+            return llm_fail(t, "%s: the score of the token %d of the vocab is beyond 1e300",
+                            t->name, (int)id);
         t->scores[id] = llm_score(score->valuedouble);
         if (t->scores[id] < t->unk_score) t->unk_score = t->scores[id];
         id++;
@@ -2800,32 +2858,56 @@ static int llm_read_added(llm_tokenizer *t, const cJSON *o) {
     return !t->error[0];
 }
 
-/* Sorts the tokens of a finder: by first byte, then longest first, then as they stand. */
+/* 1 if added token b comes before a. */
+static int llm_added_before(const llm_tokenizer *t, uint32_t b, uint32_t a) {
+    const llm_text *x = llm_added_text(&t->added[b]), *y = llm_added_text(&t->added[a]);
+    const size_t n = x->length < y->length ? x->length : y->length;
+    const int order = memcmp(x->at, y->at, n);
+    return order ? order < 0 : x->length < y->length;
+}
+
+/* Sorts f->order: merges runs of doubled length. */
+static int llm_finder_sort(llm_tokenizer *t, llm_finder *f) {
+    uint32_t *from = f->order, *to = (uint32_t *)malloc((f->count + 1) * sizeof *to), *swap;
+    size_t width, begin, i;
+    if (!to) return llm_fail(t, "there is no memory for added tokens");
+    for (width = 1; width < f->count; width *= 2) {
+        for (begin = 0; begin < f->count; begin += 2 * width) {
+            const size_t middle = f->count - begin > width ? begin + width : f->count;
+            const size_t end = f->count - middle > width ? middle + width : f->count;
+            size_t a = begin, b = middle;
+            for (i = begin; i < end; i++)
+                to[i] = b >= end || (a < middle && !llm_added_before(t, from[b], from[a]))
+                            ? from[a++]
+                            : from[b++];
+        }
+        swap = from;
+        from = to;
+        to = swap;
+    }
+    f->order = from;
+    free(to);
+    return 1;
+}
+
+/* Finds the tokens of a finder. */
 static int llm_finder_fill(llm_tokenizer *t, llm_finder *f, int normalized) {
-    size_t i, k, count[257];
+    size_t i;
+    int c;
     f->order = (uint32_t *)malloc((t->added_count + 1) * sizeof *f->order);
     if (!f->order) return llm_fail(t, "there is no memory for added tokens");
-    memset(count, 0, sizeof count);
-    for (i = 0; i < t->added_count; i++) {
-        const llm_text *text = llm_added_text(&t->added[i]);
-        if (t->added[i].normalized != normalized || !text->length) continue;
-        count[(unsigned char)text->at[0] + 1]++;
-    }
-    for (i = 1; i < 257; i++) count[i] += count[i - 1];
-    memcpy(f->begin, count, sizeof count);
-    f->count = count[256];
+    for (i = 0; i < t->added_count; i++)
+        if (t->added[i].normalized == normalized && llm_added_text(&t->added[i])->length)
+            f->order[f->count++] = (uint32_t)i;
+    if (!llm_finder_sort(t, f)) return 0;
     f->only = -1;
-    for (i = 0; i < t->added_count; i++) {
-        const llm_text *text = llm_added_text(&t->added[i]);
-        const size_t c = text->length ? (unsigned char)text->at[0] : 0;
-        if (t->added[i].normalized != normalized || !text->length) continue;
-        for (k = count[c]++; k > f->begin[c]; k--) {
-            if (llm_added_text(&t->added[f->order[k - 1]])->length >= text->length) break;
-            f->order[k] = f->order[k - 1];
-        }
-        f->order[k] = (uint32_t)i;
-        if (f->begin[c + 1] - f->begin[c] == f->count) f->only = (int)c;
+    for (i = 0, c = 0; c < 256; c++) {
+        f->begin[c] = i;
+        while (i < f->count && (unsigned char)llm_added_text(&t->added[f->order[i]])->at[0] == c)
+            i++;
+        if (i == f->count && f->begin[c] == 0 && i) f->only = c;
     }
+    f->begin[256] = i;
     return 1;
 }
 
@@ -3009,17 +3091,22 @@ static int llm_has_nul(const char *json, size_t n) {
 static int llm_tokenizer_fill(llm_tokenizer *t, const char *json, size_t length, const char *name) {
     cJSON *file;
     t->name = name;
+    llm_begin_text(t, length);
     t->unk = LLM_NONE;
     t->context = pcre2_match_context_create(NULL);
     t->stack = pcre2_jit_stack_create(32 * 1024, 4 * 1024 * 1024, NULL);
-    if (t->context && t->stack) pcre2_jit_stack_assign(t->context, NULL, t->stack);
+    if (!t->context || !t->stack) return llm_fail(t, "there is no memory for a tokenizer");
+    pcre2_jit_stack_assign(t->context, NULL, t->stack);
     if (llm_valid_prefix(json, length) < length)
         (void)llm_fail(t, "%s: this is not UTF-8", name);
     else if (llm_has_nul(json, length))
         (void)llm_fail(t, "%s: a token with the character U+0000 is not known", name);
     if (!t->error[0] && llm_unicode_open(t)) {
+        errno = 0; /* malloc sets it, as POSIX says, and cJSON does not */
         file = cJSON_ParseWithLength(json, length);
-        if (!file || !cJSON_IsObject(file))
+        if (!file && errno == ENOMEM)
+            (void)llm_fail(t, "%s: there is no memory for its JSON", name);
+        else if (!file || !cJSON_IsObject(file))
             (void)llm_fail(t, "%s: this is not JSON, or no object", name);
         else if (!llm_read_parts(t, file))
             (void)llm_fail(t, "%s: this is no tokenizer", name);

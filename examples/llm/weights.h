@@ -12,33 +12,44 @@ typedef struct llm_stored {
     int64_t begin, bytes; /* of its values in the file */
 } llm_stored;
 
+/* Without memory nothing is known of a file: an error. */
+static void llm_weights_lack(llm_config *c, const char *path) {
+    llm_refuse(c, "%.300s: not enough memory", path);
+}
+
 /* The JSON at the beginning of a safetensors file; *data: where its values begin. NULL: it has
- * none, which tsh_load will say. */
-static cJSON *llm_weights_header(const char *path, int64_t *data) {
+ * none, which tsh_load will say, or c->error says that memory is missing. */
+static cJSON *llm_weights_header(llm_config *c, const char *path, int64_t *data) {
     tsh_error unused;
     unsigned char size[8];
     uint64_t n = 0;
     FILE *file = tsh_file_open(path, 0, &unused);
     char *text = NULL;
     cJSON *json = NULL;
+    int lacking = !file && errno == ENOMEM;
     if (file && fread(size, 1, sizeof size, file) == sizeof size)
         for (int i = 8; i-- > 0;) n = n << 8 | size[i];
-    if (n > 1 && n <= 100000000) text = (char *)malloc((size_t)n + 1);
+    if (n > 1 && n <= 100000000) {
+        text = (char *)malloc((size_t)n + 1);
+        lacking = !text;
+    }
     if (text && fread(text, 1, (size_t)n, file) == n) {
         text[n] = 0;
-        json = cJSON_Parse(text);
+        json = llm_parse(text);
+        lacking = !json && errno == ENOMEM;
     }
     free(text);
     if (file) (void)fclose(file);
+    if (lacking) llm_weights_lack(c, path);
     *data = 8 + (int64_t)n;
     return json;
 }
 
 /* Takes the first of the names "a|b" that a file has, with `base` and a dot before it or without. */
-static void llm_weights_look(llm_stored *found, const char *path, const char *base,
+static void llm_weights_look(llm_config *c, llm_stored *found, const char *path, const char *base,
                              const char *names) {
     int64_t data;
-    cJSON *json = found->name[0] ? NULL : llm_weights_header(path, &data);
+    cJSON *json = found->name[0] ? NULL : llm_weights_header(c, path, &data);
     for (int plain = 0; json && plain < 2; plain++) {
         for (const char *at = names; *at && !found->name[0];) {
             const size_t n = strcspn(at, "|");
@@ -63,7 +74,7 @@ static void llm_weights_look(llm_stored *found, const char *path, const char *ba
 }
 
 /* The same in the files of a folder, as tsh_load finds them: one, or those of an index. */
-static void llm_weights_find(llm_stored *found, const char *folder, const char *base,
+static void llm_weights_find(llm_config *c, llm_stored *found, const char *folder, const char *base,
                              const char *names) {
     char path[4096];
     const cJSON *item;
@@ -74,36 +85,41 @@ static void llm_weights_find(llm_stored *found, const char *folder, const char *
     FILE *file = tsh_file_open(path, 0, &unused);
     if (file) {
         (void)fclose(file);
-        llm_weights_look(found, path, base, names);
+        llm_weights_look(c, found, path, base, names);
         return;
     }
-    char *text = llm_read_file(folder, "model.safetensors.index.json");
-    cJSON *index = text ? cJSON_Parse(text) : NULL;
+    char *text = llm_read_text(folder, "model.safetensors.index.json", &unused);
+    const int there = text || !llm_is_absent(errno);
+    cJSON *index = text ? llm_parse(text) : NULL;
+    if (!text && there) llm_refuse(c, "%s", unused.message);
+    if (text && !index && errno == ENOMEM) llm_weights_lack(c, folder);
     cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(index, "weight_map")) {
         if (!cJSON_IsString(item) || strcmp(item->valuestring, last) == 0) continue;
         last = item->valuestring;
         snprintf(path, sizeof path, "%s/%s", folder, last);
-        llm_weights_look(found, path, base, names);
+        llm_weights_look(c, found, path, base, names);
     }
     cJSON_Delete(index);
     free(text);
 }
 
 /* 1 if both have the same dtype and bytes; where they cannot be read, too, as tsh_load will say. */
-static int llm_weights_equal(const llm_stored *a, const llm_stored *b) {
+static int llm_weights_equal(llm_config *c, const llm_stored *a, const llm_stored *b) {
     enum { PIECE = 1 << 18 };
     tsh_error unused;
     FILE *one = tsh_file_open(a->path, 0, &unused), *two = tsh_file_open(b->path, 0, &unused);
-    char *left = (char *)malloc(2 * PIECE), *right = left + PIECE;
+    char *left = (char *)malloc(PIECE), *right = (char *)malloc(PIECE);
     int equal = strcmp(a->dtype, b->dtype) == 0 && a->bytes == b->bytes;
-    if (one && two && left && equal && fseek(one, (long)a->begin, SEEK_SET) == 0 &&
+    if (one && two && left && right && equal && fseek(one, (long)a->begin, SEEK_SET) == 0 &&
         fseek(two, (long)b->begin, SEEK_SET) == 0)
         for (int64_t done = 0; done < a->bytes && equal; done += PIECE) {
             const size_t n = a->bytes - done < PIECE ? (size_t)(a->bytes - done) : PIECE;
             if (fread(left, 1, n, one) != n || fread(right, 1, n, two) != n) break;
             equal = memcmp(left, right, n) == 0;
         }
+    if (!left || !right) llm_weights_lack(c, a->path);
     free(left);
+    free(right);
     if (one) (void)fclose(one);
     if (two) (void)fclose(two);
     return equal;
@@ -122,11 +138,11 @@ static const char *llm_embedding_name(const char *type) {
  * and says so; where they have a head alone, it stands for the embedding, too. */
 static void llm_check_head(llm_config *c, const char *folder, const char *base) {
     llm_stored head, embedding;
-    llm_weights_find(&head, folder, base, "lm_head.weight|embed_out.weight");
+    llm_weights_find(c, &head, folder, base, "lm_head.weight|embed_out.weight");
     if (!head.name[0]) return;
-    llm_weights_find(&embedding, folder, base, llm_embedding_name(c->type));
+    llm_weights_find(c, &embedding, folder, base, llm_embedding_name(c->type));
     snprintf(c->head, sizeof c->head, "%s", embedding.name[0] ? "" : head.name);
-    if (!embedding.name[0] || llm_weights_equal(&head, &embedding)) return;
+    if (!embedding.name[0] || llm_weights_equal(c, &head, &embedding)) return;
     c->tied = 0;
     llm_warn(c, "tie_word_embeddings is true, but %s differs from %s: the head of the file is used, "
                 "as transformers does", head.name, embedding.name);

@@ -2,7 +2,7 @@
  * error of one sentence. Of what is one, three things are checked:
  *
  * - the config has a model_type, or there is an error;
- * - tokenizer.h reads the tokenizer, or refuses it with an error;
+ * - tokenizer.h reads the tokenizer, or refuses it with an error, also where the file has keys alone;
  * - the safetensors file that gguf_file_read writes has a header of JSON, all values lie within its
  *   length, and reading it in small parts gives the same bytes as reading it at once.
  *
@@ -58,7 +58,7 @@ static void check_values(const gguf *g, int keeps) {
 }
 
 static void check_tokenizer(gguf *g) {
-    char error[256] = "", *json = gguf_tokenizer(g);
+    char error[256] = "", *json = gguf_tokenizer(g, NULL);
     llm_tokenizer *t;
     int32_t *ids;
     int64_t n;
@@ -84,6 +84,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     cJSON *config;
     must_hold(copy != NULL);
     if (size) memcpy(copy, data, size);
+    g = gguf_read_as(GGUF_KEYS, copy, size, "input", error, sizeof error);
+    if (g) check_tokenizer(g);
+    gguf_close(g);
     g = gguf_read(copy, size, "input", error, sizeof error);
     if (!g) {
         check_error(error);

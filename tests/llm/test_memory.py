@@ -1,7 +1,12 @@
 #!/usr/bin/env python3
 """How much memory examples/llm takes: the rule and the table in its README.md, checked against the
-peak of build/llm on a model of 60 million parameters at several dtypes and degrees."""
+peak of build/llm on a model of 60 million parameters at several dtypes and degrees. And what it does
+when an allocation fails: an error about memory, never another model or text.
 
+    FULL=1 test_memory.py     every allocation fails once, not every 20th; tells what came of them
+"""
+
+import collections
 import json
 import os
 import struct
@@ -12,8 +17,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
 sys.path.insert(0, HERE)
-from scripts import check, run_tests
-from test_llm import LLM, need_llm
+from scripts import Skipped, check, run_tests
+from test_llm import CHATML, LLM, Letters, need_llm
 
 SCRIPT_LIMIT = 300  # seconds, for tests/run.sh
 README = os.path.join(TOP, "examples", "llm", "README.md")
@@ -122,5 +127,96 @@ def the_rule_is_true(folder):
                   "bytes, the rule says", want, "and at most", more, "more per rank")
 
 
+# -- allocations that fail ---------------------------------------------------------
+
+FULL = os.environ.get("FULL") == "1"
+EVERY = 1 if FULL else 20
+GGUF = os.path.join(HERE, "golden", "gguf")
+TINY = os.path.join(TOP, "examples", "llm", "tiny")
+
+
+def failmalloc(folder):
+    """Compiles the object that lets an allocation fail."""
+    path = os.path.join(folder, "failmalloc.so")
+    made = subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-O1", "-o", path,
+                           os.path.join(HERE, "failmalloc.c")], stderr=subprocess.PIPE)
+    if made.returncode != 0:
+        raise Skipped("needs a compiler and glibc")
+    return path
+
+
+def program(preload, flags, text, at=0, count=""):
+    """Runs build/llm, of whose allocations number `at` fails."""
+    env = {**os.environ, "LD_PRELOAD": preload, "OMP_NUM_THREADS": "1", "FAIL_AT": str(at)}
+    if count:
+        env["FAIL_COUNT"] = count
+    return subprocess.run([LLM, *flags], input=text, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, env=env, timeout=60, encoding="utf-8",
+                          errors="replace")
+
+
+def every_allocation_fails(folder, flags, text="", least=50):
+    """An allocation that fails leads to an error about memory, or to the same output."""
+    need_llm()
+    preload, count = failmalloc(folder), os.path.join(folder, "count")
+    whole = program(preload, flags, text, count=count)
+    check(whole.returncode == 0, flags, whole.stderr)
+    with open(count, encoding="ascii") as file:
+        total = int(file.read())
+    check(least < total < 5000, flags, total, "allocations")
+    found = collections.Counter()
+    for at in range(1, total + 1, EVERY):
+        done = program(preload, flags, text, at)
+        if done.returncode == 0:
+            check(done.stdout == whole.stdout, flags, "allocation", at, "of", total, "fails:",
+                  "other output", done.stdout)
+            found["the same output"] += 1
+        else:
+            check(done.returncode in (1, 2) and "memory" in done.stderr.lower(), flags,
+                  "allocation", at, "of", total, "fails:", done.returncode, done.stderr)
+            found["an error about memory"] += 1
+    if FULL:
+        print(flags, total, "allocations:", dict(found))
+
+
+def gguf_models_lack_memory(folder):
+    for name in sorted(os.listdir(GGUF)):
+        if name.endswith(".gguf") and not name.startswith("tokens_"):
+            every_allocation_fails(folder, ("--model", os.path.join(GGUF, name), "--ids", "1 2 3",
+                                            "--print-ids", "--max-new", "3", "--tp", "1"))
+
+
+def folders_lack_memory(folder):
+    tokens = ("--ids", "1 2 3", "--print-ids", "--max-new", "3")
+    every_allocation_fails(folder, ("--model", os.path.join(TINY, "llama"), *tokens, "--tp", "2"))
+    lines = os.path.join(folder, "lines")
+    with open(lines, "w", encoding="ascii") as file:
+        file.write("hello\nthe other\n")
+    every_allocation_fails(folder, ("--model", os.path.join(TINY, "bert"), "--embed", lines,
+                                    "--tp", "1"))
+
+
+def tokenizers_lack_memory(folder):
+    """Of GGUF files, and of each kind of tokenizer.json."""
+    for name in "tokens_gemma", "tokens_llama3", "tokens_smollm":
+        every_allocation_fails(folder, ("--tokenize", "--tokenizer",
+                                        os.path.join(GGUF, name + ".gguf")), "the other 12")
+    with open(os.path.join(TOP, "tests", "golden", "tokenizers.json"), encoding="utf-8") as file:
+        goldens = {item["name"]: item["tokenizer"] for item in json.load(file)}
+    for name in "gpt2", "t5", "bert":
+        path = os.path.join(folder, name + ".json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(goldens[name], file)
+        every_allocation_fails(folder, ("--tokenize", "--tokenizer", path), "the other 12")
+
+
+def conversations_lack_memory(folder):
+    model = Letters(os.path.join(folder, "model"), template=CHATML)
+    flags = ("--chat", "--max-new", "4", "--tp", "1")
+    every_allocation_fails(folder, ("--model", model.folder, *flags), "hello\nagain\n")
+
+
 if __name__ == "__main__":
-    sys.exit(run_tests("memory", [the_table_is_that_of_the_rule, the_rule_is_true]) > 0)
+    sys.exit(run_tests("memory", [the_table_is_that_of_the_rule, the_rule_is_true,
+                                  gguf_models_lack_memory, folders_lack_memory,
+                                  tokenizers_lack_memory, conversations_lack_memory]) > 0)

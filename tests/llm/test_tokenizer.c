@@ -7,6 +7,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <time.h>
 #include <cmocka.h>
 
 /* A file of tests/golden, found from this file's own place, with a zero after it. */
@@ -324,6 +325,9 @@ static const char *const refused[][2] = {
     {"{\"model\":{\"type\":\"Unigram\",\"unk_id\":1,\"vocab\":[[\"a\",-1.0]]}}", "unk_id"},
     {"{\"model\":{\"type\":\"WordPiece\",\"vocab\":{\"a\":0},\"continuing_subword_prefix\":\"#\"}}",
      "unk_token"},
+    {"{\"model\":{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"a\",-1e999]]}}", "score of the token 0"},
+    {"{\"model\":{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"a\",-1],[\"b\",1e400]]}}",
+     "score of the token 1"},
     {"{\"x\":\"\xFF\"}", "UTF-8"},
 };
 
@@ -407,6 +411,165 @@ static void charsmaps_that_lie_are_refused(void **state) {
     }
 }
 
+/* -- files that take all memory or time -- */
+
+/* A text of 64 MiB at most, so a bomb that is not refused ends, too. */
+static llm_text made_of(const char *before, const char *step, int steps, const char *after) {
+    llm_tokenizer none;
+    llm_text text = {NULL, 0, 0};
+    int i;
+    memset(&none, 0, sizeof none);
+    assert_true(llm_puts(&none, &text, before));
+    for (i = 0; i < steps; i++)
+        assert_true((!i || llm_puts(&none, &text, ",")) && llm_puts(&none, &text, step));
+    assert_true(llm_puts(&none, &text, after));
+    return text;
+}
+
+#define DOUBLE                                                                                     \
+    "{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"aa\"}"
+
+/* Steps that multiply a text are refused, wherever they stand; the same steps, few of them, not. */
+static void bombs_are_refused(void **state) {
+    static const struct {
+        const char *before, *step, *after, *text;
+    } bombs[] = {
+        {"{\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[", DOUBLE, "]}," MODEL "}", "a"},
+        {"{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[",
+         "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}", "]}," MODEL "}",
+         "\xC3\xA9"},
+        {"{\"decoder\":{\"type\":\"Sequence\",\"decoders\":[", DOUBLE, "]}," MODEL "}", "a"},
+        {"{\"added_tokens\":[{\"id\":1,\"content\":\"b\",\"normalized\":false}],\"normalizer\":{\"type\":"
+         "\"Sequence\",\"normalizers\":[", DOUBLE, "]}," MODEL "}", "babababababababababab"}};
+    char error[256];
+    size_t i, n;
+    int many;
+    (void)state;
+    for (i = 0; i < sizeof bombs / sizeof *bombs; i++)
+        for (many = 0; many < 2; many++) {
+            llm_text json = made_of(bombs[i].before, bombs[i].step, many ? 24 : 4, bombs[i].after);
+            llm_tokenizer *t = llm_tokenizer_read(json.at, json.length, "t.json", error,
+                                                  sizeof error);
+            int32_t *ids = NULL;
+            int64_t count = -1;
+            char *text = NULL;
+            if (!t) fail_msg("%s", error);
+            count = llm_tokenizer_encode(t, bombs[i].text, strlen(bombs[i].text), 0, &ids);
+            if (count >= 0) text = llm_tokenizer_decode(t, ids, (size_t)count, 1, &n);
+            if ((text == NULL) != many) fail_msg("bomb %d: %d ids", (int)i, (int)count);
+            if (many) assert_non_null(strstr(llm_tokenizer_error(t), "is refused"));
+            free(ids);
+            free(text);
+            free(json.at);
+            llm_tokenizer_free(t);
+        }
+}
+
+/* A token that is normalized when the file is read may not multiply, either. */
+static void added_tokens_may_not_multiply(void **state) {
+    llm_text json = made_of("{\"added_tokens\":[{\"id\":9,\"content\":\"aaaa\",\"normalized\":true}],"
+                            "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[",
+                            DOUBLE, 24, "]}," MODEL "}");
+    char error[256];
+    (void)state;
+    assert_null(llm_tokenizer_read(json.at, json.length, "t.json", error, sizeof error));
+    assert_non_null(strstr(error, "is refused"));
+    free(json.at);
+}
+
+/* A tokenizer with `count` added tokens of one beginning; *seconds: how long reading took. */
+static llm_tokenizer *with_added(int count, double *seconds) {
+    llm_tokenizer none, *t;
+    llm_text json = {NULL, 0, 0};
+    char text[160], error[256];
+    clock_t begin;
+    int i;
+    memset(&none, 0, sizeof none);
+    assert_true(llm_puts(&none, &json, "{\"added_tokens\":["));
+    for (i = 0; i < count; i++) {
+        (void)snprintf(text, sizeof text, "%s{\"id\":%d,\"content\":\"<tok%d>\",\"normalized\":%s}",
+                       i ? "," : "", 3 + i, i, i % 2 ? "true" : "false");
+        assert_true(llm_puts(&none, &json, text));
+    }
+    assert_true(llm_puts(&none, &json, "]," MODEL "}"));
+    begin = clock();
+    t = llm_tokenizer_read(json.at, json.length, "t.json", error, sizeof error);
+    *seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+    if (!t) fail_msg("%s", error);
+    free(json.at);
+    return t;
+}
+
+/* 8 times as many added tokens take about 8 times as long, not 64 times. */
+static void added_tokens_are_not_quadratic(void **state) {
+    static const char text[] = "a<tok17>b<tok39999>ab<tok1><tok<tok40000>";
+    static const int32_t want[] = {0, 20, 1, 40002, 2, 4};
+    double few = 1e9, many, seconds;
+    int32_t *ids;
+    llm_tokenizer *t;
+    int i;
+    (void)state;
+    for (i = 0; i < 5; i++) {
+        llm_tokenizer_free(with_added(5000, &seconds));
+        if (seconds < few) few = seconds;
+    }
+    t = with_added(40000, &many);
+    if (many > 24 * few) fail_msg("40,000 take %g s, 5,000 %g s", many, few);
+    assert_int_equal(llm_tokenizer_encode(t, text, sizeof text - 1, 0, &ids), 6);
+    assert_memory_equal(ids, want, sizeof want);
+    free(ids);
+    llm_tokenizer_free(t);
+}
+
+/* The token that is found is the longest of the first place, the first of equals: by looking at
+ * all. */
+static void added_tokens_are_found(void **state) {
+    llm_tokenizer none, *t;
+    char error[256];
+    uint32_t seed = 3;
+    int round, i, k;
+    (void)state;
+    memset(&none, 0, sizeof none);
+    for (round = 0; round < 40; round++) {
+        llm_text json = {NULL, 0, 0};
+        char text[64];
+        assert_true(llm_puts(&none, &json, "{\"added_tokens\":["));
+        for (i = 0; i < 30; i++) {
+            char content[8] = "";
+            for (k = 0; k <= (int)(seed >> 20) % 6; k++, seed = seed * 1664525u + 1013904223u)
+                content[k] = "xyz"[(seed >> 24) % 3];
+            content[k] = 0;
+            (void)snprintf(text, sizeof text, "%s{\"id\":%d,\"content\":\"%s\"}", i ? "," : "",
+                           3 + i, content);
+            text[sizeof text - 1] = 0;
+            assert_true(llm_puts(&none, &json, text));
+        }
+        assert_true(llm_puts(&none, &json, "]," MODEL "}"));
+        t = llm_tokenizer_read(json.at, json.length, "t.json", error, sizeof error);
+        if (!t) fail_msg("%s", error);
+        for (i = 0; i < 50; i++, seed = seed * 1664525u + 1013904223u) {
+            const llm_added *want = NULL, *got;
+            size_t at = 0, n, a;
+            llm_span found;
+            for (n = 0; n < 12; n++, seed = seed * 1664525u + 1013904223u)
+                text[n] = "wxyz"[(seed >> 24) % 4];
+            got = llm_added_find(t, &t->normalized, text, n, 0, &found);
+            for (; at < n && !want; at++)
+                for (a = 0; a < t->added_count; a++) {
+                    const llm_text *content = &t->added[a].content;
+                    if (content->length <= n - at &&
+                        memcmp(content->at, text + at, content->length) == 0 &&
+                        (!want || content->length > want->content.length))
+                        want = &t->added[a];
+                }
+            assert_ptr_equal(got, want);
+            if (want) assert_int_equal(found.begin, at - 1);
+        }
+        free(json.at);
+        llm_tokenizer_free(t);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(encoding_is_that_of_tokenizers),
@@ -417,6 +580,10 @@ int main(void) {
         cmocka_unit_test(tokens_have_ids),
         cmocka_unit_test(files_that_lie_are_refused),
         cmocka_unit_test(charsmaps_that_lie_are_refused),
+        cmocka_unit_test(bombs_are_refused),
+        cmocka_unit_test(added_tokens_may_not_multiply),
+        cmocka_unit_test(added_tokens_are_not_quadratic),
+        cmocka_unit_test(added_tokens_are_found),
     };
     return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
 }

@@ -1,20 +1,22 @@
 /* Tokenizes stdin, for the tests that compare with other programs, and for measuring.
  *
- *     tokenize TOKENIZER [--no-special] [--lines] [--decode] [--stream] [--bench ROUNDS]
+ *     tokenize TOKENIZER [--no-special] [--lines] [--between TEXT] [--decode] [--stream]
+ *              [--bench ROUNDS]
  *
- * Prints the ids on one line; --lines: those of each line, without its newline, on a line.
+ * TOKENIZER: a tokenizer.json or GGUF file. Prints the ids on one line; --lines: those of each line,
+ * without its newline, on a line; --between: those of each text between two of TEXT on a line.
  * --decode: stdin has ids, and their text is printed, at once, or with --stream id by id, with
  * special tokens. --bench: the best rate of ROUNDS, each with a new tokenizer, in CPU time. */
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
 #endif
 #define TSHARD_IMPLEMENTATION
-#include "../../examples/llm/tokenizer.h"
+#include "../../examples/llm/text.h"
 #include <time.h>
 
 typedef struct options {
-    const char *tokenizer;
-    int special, lines, decode, stream, bench;
+    const char *tokenizer, *between;
+    int special, decode, stream, bench;
 } options;
 
 static char *read_all(size_t *length) {
@@ -103,26 +105,28 @@ static int run(llm_tokenizer *t, const options *o, char *text, size_t length) {
     size_t begin, end;
     if (o->bench) return bench(o, text, length);
     if (o->decode) return decode(t, text, o->stream);
-    if (!o->lines) return print_ids(t, text, length, o->special);
-    for (begin = 0; begin < length; begin = end + 1) {
-        const char *newline = (const char *)memchr(text + begin, '\n', length - begin);
-        end = newline ? (size_t)(newline - text) : length;
+    if (!o->between) return print_ids(t, text, length, o->special);
+    for (begin = 0; begin < length; begin = end + strlen(o->between)) {
+        const char *next = strstr(text + begin, o->between);
+        end = next ? (size_t)(next - text) : length;
         if (print_ids(t, text + begin, end - begin, o->special)) return 1;
     }
     return 0;
 }
 
 int main(int argc, char **argv) {
-    options o = {NULL, 1, 0, 0, 0, 0};
-    char error[256], *text;
-    llm_tokenizer *t;
+    options o = {NULL, NULL, 1, 0, 0, 0};
+    text_codec codec;
+    char *text;
     size_t length;
     int i, code;
     for (i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--no-special") == 0)
             o.special = 0;
         else if (strcmp(argv[i], "--lines") == 0)
-            o.lines = 1;
+            o.between = "\n";
+        else if (strcmp(argv[i], "--between") == 0 && i + 1 < argc)
+            o.between = argv[++i];
         else if (strcmp(argv[i], "--decode") == 0)
             o.decode = 1;
         else if (strcmp(argv[i], "--stream") == 0)
@@ -133,17 +137,18 @@ int main(int argc, char **argv) {
             o.tokenizer = argv[i];
     }
     if (!o.tokenizer) return 2;
-    t = llm_tokenizer_open(o.tokenizer, error, sizeof error);
+    memset(&codec, 0, sizeof codec);
+    (void)text_open(&codec, o.tokenizer, NULL, NULL);
     text = read_all(&length);
-    if (!t || !text) {
-        fprintf(stderr, "tokenize: %s\n", t ? "there is no memory" : error);
+    if (!codec.tokenizer || !text) {
+        fprintf(stderr, "tokenize: %s\n", text ? codec.error : "there is no memory");
         return 1;
     }
     text = (char *)realloc(text, length + 1);
     if (!text) return 1;
     text[length] = 0;
-    code = run(t, &o, text, length);
+    code = run(codec.tokenizer, &o, text, length);
     free(text);
-    llm_tokenizer_free(t);
+    text_close(&codec);
     return code;
 }
