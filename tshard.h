@@ -1529,9 +1529,7 @@ TSH_API const char *tsh_module_path(const tsh_module *module); /* "" for the roo
 /* The child at a 0-based index; NULL past the last. */
 TSH_API tsh_module *tsh_child(const tsh_module *module, int index);
 /* Makes the parameter `name` of module the same object as `source` (equal shapes): one tensor, used
- * twice. What it was before is released, its gradient too. Errors, after which nothing is changed:
- * TSH_ERR_SHAPE; TSH_ERR_STATE: an optimiser, a pipeline or a cache was made for it, recorded ops
- * use it, or source is quantised and a layer does not take that. */
+ * twice. Before an optimiser, a pipeline or a cache is made for it: later it is TSH_ERR_STATE. */
 TSH_API tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source);
 /* Gives memory and initial values to every parameter below that has none: the same bits at every
  * degree of tp. */
@@ -1619,8 +1617,7 @@ typedef struct tsh_plan_rule {
  * anew (collective where they were sharded), with an optimiser's moments; their gradients are
  * forgotten. Between steps. Errors, after which nothing is changed: a rule that matches no module
  * that takes its style; two rules for one purpose (inputs, parameters, output) of one module; rules
- * that give a tied parameter two layouts; a new layout of a parameter that recorded ops use, that is
- * quantised, or as which a cache is laid out. Give each module that uses a tied parameter a rule: one
+ * that give a tied parameter two layouts. Give each module that uses a tied parameter a rule: one
  * without is not checked. torch.distributed.tensor.parallel.parallelize_module. */
 TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules, int count);
 /* Writes which modules each rule matches; changes nothing. Errors as tsh_parallelize. */
@@ -2436,7 +2433,7 @@ struct tshi_node {
     tshi_block **saved;  /* n + 1 entries, inputs and out: the values; NULL: backward reads none */
     tshi_block *aux;     /* what else backward reads; released with the node */
     void *params;        /* the op's own options, in the tape's arena */
-    tsh_tensor **leaves; /* parameters that backward reads besides the inputs, or adds gradients to */
+    tsh_tensor **leaves; /* parameters that backward reads or adds gradients to, no inputs */
     int leaf_count;      /* length of leaves */
     struct {
         int reached;      /* 1: the loss depends on the output */
@@ -10728,8 +10725,8 @@ static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
     return b->block != NULL;
 }
 
-/* Fails if a leaf of the bucket was released since it was added: by a backward of the program's own,
- * for only these are called meanwhile. */
+/* Fails if a leaf of the bucket was released since it was added: by a backward of the program's
+ * own, for only these are called meanwhile. */
 static void tshi_bucket_check(tsh_ctx *ctx, const tshi_bucket *b) {
     for (const tshi_bucket_entry *p = b->first; p; p = p->next)
         if (p->leaf->flags & TSHI_DEAD)
@@ -19714,13 +19711,13 @@ static tshi_block *tshi_module_moved(const tsh_tensor *before, const tsh_tensor 
     return NULL;
 }
 
-/* Returns 1 if t may get another layout; 0 and an error if recorded ops, its blocks or a cache depend
- * on the present one. */
+/* Returns 1 if t may get another layout; 0 and an error if recorded ops, its blocks or a cache
+ * depend on the present one. */
 static TSHI_COLD int tshi_module_may_move(const tsh_tensor *t) {
     if (tshi_tensor_recorded(t)) /* nodes of a tape have saved its values */
         return tshi_error_zero(t->ctx, TSH_ERR_STATE,
-                               "tsh_parallelize: ops are recorded that use \"%s\" as it lies; end "
-                               "the step first: tsh_step_end",
+                               "tsh_parallelize: ops are recorded that use \"%s\" as it lies; "
+                               "end the step first: tsh_step_end",
                                t->path);
     if (tshi_dtype_in_blocks(t->dtype))
         return tshi_error_zero(t->ctx, TSH_ERR_STATE,
@@ -22835,8 +22832,9 @@ static int tshi_quantize_check(tsh_module *m, tsh_dtype dtype) {
                                    "tsh_quantize: \"%s\" is tied to a parameter of \"%s\", "
                                    "which %s",
                                    t->path, at.module->path,
-                                   tshi_module_quantises(at.module) ? "stores it the other way round"
-                                                                  : "takes no quantised one");
+                                   tshi_module_quantises(at.module)
+                                       ? "stores it the other way round"
+                                       : "takes no quantised one");
     if (t->flags & TSHI_OPTIMISED)
         return tshi_error_zero(m->ctx, TSH_ERR_STATE,
                                "tsh_quantize: \"%s\" is updated by an optimiser; quantise it "
@@ -23143,7 +23141,7 @@ static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
  * stay with the step. */
 static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *last) {
     tsh_tensor *t, *next;
-    t = last->flags & TSHI_DEAD ? &ctx->handles.step : last; /* dead: a callback ended the step */
+    t = last->flags & TSHI_DEAD ? &ctx->handles.step : last; /* a callback may end the step */
     for (t = t->next; t != &ctx->handles.step; t = next) {
         next = t->next;
         if (t->flags & TSHI_RETAIN) continue; /* stays with the step */
@@ -23229,7 +23227,7 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
                        "has ended the step since; leave out tsh_retain, or tsh_step_end",
                        k);
     tshi_pipeline_swap(ctx, micro);
-    if (y->base->requires_grad && ctx->error.code == TSH_OK) { /* 0: the stages before need no gradient */
+    if (y->base->requires_grad && ctx->error.code == TSH_OK) { /* else it needs no gradient */
         tshi_pipeline_seed(p, y);
         tshi_tape_mark(ctx, y);
         tshi_tape_warn(ctx);
