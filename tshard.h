@@ -679,8 +679,7 @@ struct tsh_comm {
 /* Combines the buffers of all ranks element by element by op; every buffer gets the result. */
 TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  tsh_redop op);
-/* recv holds counts[0] + counts[1] + ... elements, rank order, `blocks` times over (0: once, here
- * and in the next two). */
+/* recv holds counts[0] + counts[1] + ... elements, rank order, `blocks` (0: 1) times over. */
 TSH_API tsh_result tsh_allgather(tsh_comm *comm, const void *send, void *recv,
                                  const int64_t *counts, int64_t blocks, tsh_dtype dtype);
 /* send holds counts[0] + counts[1] + ... elements, `blocks` times over; recv takes the sum over the
@@ -1181,7 +1180,7 @@ TSH_API tsh_tensor *tsh_detach(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t);
 
 /* -- reductions -------------------------------------------------------------
- * dim may be negative, or TSH_ALL; of a tensor without dimensions it may be 0 or -1. Over a sharded
+ * dim may be negative, or TSH_ALL; 0 or -1 (tsh_transpose too) without dimensions. Over a sharded
  * dimension sum and mean give P, argmax (not of TSH_ALL) R; the others are TSH_ERR_LAYOUT. */
 #define TSH_ALL (-1000)
 TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim);
@@ -1202,7 +1201,6 @@ TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim);
  * become a leading dimension k), or merge it as the outermost factor. slice and split along a
  * sharded dimension are legal exactly at segment boundaries. */
 TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape);
-/* Of a tensor without dimensions, both may be 0 or -1. */
 TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1);
 TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims);
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length);
@@ -1269,10 +1267,9 @@ TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size);
  * and the result's gradient with them, are multiplied as bf16, with sums of float; any other 16-bit
  * input is converted to tsh_real first. */
 TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b);
-/* x (.., in), weight w (out, in), bias b (out) or NULL -> x w^T + b (.., out), as
- * torch.nn.functional.linear.
- * w S(0), x R, b S(0): column-parallel, gives S(-1); backward all-reduces dx. w S(1), x S(-1) or R,
- * b R: row-parallel, gives R by one all-reduce in its dtype, b added after it. w R: x R, or S along
+/* x (.., in), weight w (out, in), bias b (out) or NULL -> x w^T + b (.., out), torch's F.linear. w
+ * S(0), x R, b S(0): column-parallel, gives S(-1); backward all-reduces dx. w S(1), x S(-1) or R, b
+ * R: row-parallel, gives R by one all-reduce in its dtype, b added after it. w R: x R, or S along
  * another dimension, kept. Dtypes may differ, as of tsh_matmul: the result has x's. */
 TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias);
 
@@ -1284,24 +1281,23 @@ typedef struct tsh_lookup_desc {
     int scale_grad_by_freq; /* gradients are divided by how often their id stands in ids */
     int sparse;             /* w a leaf: optimisers change only the rows that were looked up */
 } tsh_lookup_desc;
-/* ids (..), TSH_I32 or TSH_I64, each in [0, V); weight w (V, D) -> (.., D), as
- * torch.nn.functional.embedding; desc NULL: no options. w R: as ids. w S(0), ids R: P (rows of other ranks are zero; redistribute
+/* ids (..), TSH_I32 or TSH_I64, each in [0, V); weight w (V, D) -> (.., D), torch's F.embedding;
+ * desc NULL: no options. w R: as ids. w S(0), ids R: P (rows of other ranks are zero; redistribute
  * to complete). w S(1): S(-1). Forward, max_norm runs one all-reduce of norms where w is S(1), and
  * one over dp; it and scale_grad_by_freq one of counts where ids are sharded. A row-sparse gradient
  * lies dense in memory with a mark per row; a contribution of another op makes it dense. */
-TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *weight,
-                                  const tsh_lookup_desc *desc);
+TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *weight, const tsh_lookup_desc *desc);
 
 /* -- norms, attention, loss ------------------------------------------------- */
 
-/* Over the last dimension (D), weight (D) or NULL, bias (D) or NULL, as
- * torch.nn.functional.layer_norm; eps 0: 1e-5; TSH_ZERO: 0. x R, or S along another dimension (then parameter gradients are partial),
- * with weight and bias R; or x S(-1), with weight and bias sharded by the same units: two
+/* Over the last dimension (D), weight and bias (D) or NULL, torch.nn.functional.layer_norm; eps 0:
+ * 1e-5; TSH_ZERO: 0. x R, or S along another dimension (then parameter gradients are partial), with
+ * weight and bias R; or x S(-1), with weight and bias sharded by the same units: two
  * all-reduces of a number per row forward, one of two backward. */
 TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, double eps);
-/* x weight / sqrt(mean x^2 + eps) over the last dimension (D), weight (D), or NULL: 1; Zhang &
- * Sennrich 2019. eps 0: 1e-6; TSH_ZERO: 0. Layouts as tsh_layer_norm; x S(-1): one all-reduce of a number per row
- * forward, one backward. */
+/* x weight / sqrt(mean x^2 + eps) over the last dimension (D), weight (D) or NULL: 1; Zhang &
+ * Sennrich 2019. eps 0: 1e-6; TSH_ZERO: 0. Layouts as tsh_layer_norm; x S(-1): one all-reduce of a
+ * number per row forward, one backward. */
 TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps);
 typedef struct tsh_rms_norm_desc {
     int64_t dim;  /* features; of a layer only */
@@ -12870,8 +12866,8 @@ static int tshi_rule_norm_alike(const tsh_tensor *x, const tsh_tensor *t) {
                   tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0], x->ctx->tp.size));
 }
 
-/* The rule of norms over the last dimension. Weight and bias R, or NULL: x R: R. x S, but not S(-1): S, dW
- * and db P. Weight and bias S(0): x S(-1) with the same shards: S(-1). */
+/* The rule of norms over the last dimension. Weight and bias R or NULL: x R: R. x S, but not S(-1):
+ * S, dW and db P. Weight and bias S(0) or NULL: x S(-1) with the same shards: S(-1). */
 static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
     const int last = x->ndim - 1;
@@ -16226,8 +16222,8 @@ static void tshi_norm_backward(tshi_node *node) {
     tshi_mem_release(ctx, two);
 }
 
-/* Checks the inputs x (.., d), weight (d) and bias (d), which may be NULL but for x. Returns the ctx;
- * NULL after an error. */
+/* Checks the inputs x (.., d), weight (d) or NULL, bias (d) or NULL. Returns the ctx; NULL after an
+ * error. */
 static tsh_ctx *tshi_norm_check(const tshi_op *op, tsh_tensor *const *in) {
     tsh_tensor *given[3]; /* those that are not NULL */
     char names[32] = "x", tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];

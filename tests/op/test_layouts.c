@@ -552,8 +552,8 @@ static int without(char digit, const char *from, char *to) {
     return count;
 }
 
-/* Appends the row with 0 for each size that is `digit`, unless there is none; digit 'n': with n = 0,
- * unless an input has integers below n. Returns the new count. */
+/* Appends the row with 0 for each size that is `digit`, unless there is none; digit 'n': with
+ * n = 0, unless an input has integers below n. Returns the new count. */
 static int add_empty(empty_row *all, int count, const trial *row, char digit, int64_t n) {
     empty_row *to = &all[count];
     int i, found = 0;

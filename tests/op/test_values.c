@@ -705,8 +705,8 @@ static void test_norm_variance(void **state) {
         for (i = 0; i < (int)(sizeof widths / sizeof *widths); i++) norm_row(kind, widths[i]);
 }
 
-/* Without a weight, a bias or both, norms are what they are with ones and zeros, bit for bit; so are
- * the gradients. */
+/* Norms without a weight are what they are with one of ones, bit for bit, with and without a bias;
+ * so are the gradients. */
 static void test_norm_without(void **state) {
     enum { WIDTH = 37, ROWS = 3 };
     float v[ROWS * WIDTH], ones[WIDTH], some[WIDTH], want[2][ROWS * WIDTH];
