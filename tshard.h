@@ -85,7 +85,7 @@
  *     >>optim         SGD, Adam, AdamW, clipping, schedules
  *     >>quantize      weights of a model to 8 or 4 bits
  *     >>pipeline      layers dealt to stages, GPipe and 1F1B
- *     >>file          kinds of files, links, locks, the disk
+ *     >>file          kinds of files, links, locks, the disk; writing whole files, and rows
  *     >>io            one file of all tensors: saving it, reading its header
  *     >>load          loading it at any degree
  *     >>check         hashes, replicas, finite differences
@@ -2017,6 +2017,29 @@ TSH_API tsh_result tsh_load_with(tsh_module *module, const char *path, tsh_optim
  * or a device is not opened, so that nothing waits or reads without end. NULL: *error (which may be
  * NULL) has the sentence, TSH_ERR_IO, and errno is ENOENT if there is no such file. */
 TSH_API FILE *tsh_file_open(const char *path, int64_t max, tsh_error *error);
+/* A file that a program writes; all 0: one that is not open. */
+typedef struct tsh_writer {
+    tsh_error error; /* the first one, a sentence with the path; from then on calls return its code
+                      * and do nothing else */
+    int64_t size;    /* bytes of the file so far */
+    /* The others are private. */
+    FILE *file;
+    int rows, lock; /* lock: a descriptor + 1; 0: none */
+    char name[208], target[4096], temporary[4096 + 32];
+} tsh_writer;
+/* Opens a file for writing. rows 0: as tsh_save, a temporary file that replaces what is at path
+ * (also through symbolic links) when it is closed. rows 1: for what grows, such as a log: adds to
+ * what is there; what one tsh_writer_add adds is in the file at once, or, as on a full disk, no byte
+ * of it (where the program asks for POSIX). A pipe or device is written to as it is. No write raises
+ * SIGXFSZ: beyond RLIMIT_FSIZE is an error like others, TSH_ERR_IO with its reason. */
+TSH_API tsh_result tsh_writer_open(tsh_writer *writer, const char *path, int rows);
+/* Adds bytes. Returns the writer's error, so that it may be looked at once at the end. */
+TSH_API tsh_result tsh_writer_add(tsh_writer *writer, const void *data, size_t bytes);
+/* Syncs what was added so far to disk. */
+TSH_API tsh_result tsh_writer_sync(tsh_writer *writer);
+/* Closes the file, after any error, too. keep 1: a whole file is synced and takes its place, if
+ * there was no error; else, or with keep 0, it is removed, and the old one stays. */
+TSH_API tsh_result tsh_writer_close(tsh_writer *writer, int keep);
 
 /* -- checks ----------------------------------------------------------------- */
 
@@ -2042,7 +2065,7 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t);
 
 /* Where a trace goes, and its clock. What it points to must stay until tsh_trace_end. */
 typedef struct tsh_trace_desc {
-    const char *path; /* a file that rank 0 writes; NULL: `write` takes the text */
+    const char *path; /* a file that rank 0 writes, by tsh_writer; NULL: `write` takes the text */
     /* Takes `size` bytes of the text, in order, on rank 0; returns 0 if it cannot. */
     int (*write)(void *user, const char *text, size_t size);
     /* Nanoseconds, never less than before; NULL: the system's clock. */
@@ -23557,8 +23580,9 @@ TSH_API TSHI_COLD tsh_pipeline *tsh_pipeline_new(tsh_module *container,
 
 /* ========================================================================== */
 /* >>file                                                MARK: - file (private) */
-/* What C lacks for files: kinds, links, locks, owners, syncing to disk.        */
-/* Needs: >>base.                                                               */
+/* What C lacks for files: kinds, links, locks, owners, syncing to disk; files  */
+/* that are written whole or not at all, or grow by whole rows.                 */
+/* Needs: >>base >>rng >>coll.                                                  */
 /* ========================================================================== */
 
 /* A save writes a temporary file, syncs it to disk and renames it over the old one, so a save that
@@ -23740,6 +23764,16 @@ static void tshi_file_keep_owner(const char *name, const char *path) {
 #endif
 }
 
+/* Syncs an open file to disk; returns 0 if that fails. */
+static int tshi_file_sync_open(FILE *file) {
+#if TSHI_POSIX
+    return fsync(fileno(file)) == 0 || errno == EINVAL; /* EINVAL: a pipe, or never on disk */
+#else
+    (void)file;
+    return 1;
+#endif
+}
+
 /* Syncs a file to disk, or with `folder` a folder's list of files; returns 0 if that fails. */
 static int tshi_file_sync(const char *path, int folder) {
 #if defined(_WIN32)
@@ -23804,6 +23838,225 @@ TSH_API TSHI_COLD FILE *tsh_file_open(const char *path, int64_t max, tsh_error *
     return NULL;
 }
 
+/* -- writing ----------------------------------------------------------------- */
+
+/* Begins the writer of a file that is not open yet. */
+static void tshi_file_begin(tsh_writer *w, const char *path) {
+    memset(w, 0, sizeof *w);
+    (void)snprintf(w->name, sizeof w->name, "%s", path);
+    if (strlen(path) < sizeof w->target)
+        strcpy(w->target, path);
+    else
+        (void)tsh_error_set(&w->error, TSH_ERR_IO, -1, "\"%.160s...\" is too long a path", path);
+}
+
+/* Keeps the first error: the path, then as printf. */
+TSH_PRINTF(2, 3) static TSHI_COLD void tshi_file_fail(tsh_writer *w, const char *format, ...) {
+    char text[TSH_MESSAGE_SIZE];
+    va_list list;
+    va_start(list, format);
+    (void)vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    if (w->error.code == TSH_OK)
+        (void)tsh_error_set(&w->error, TSH_ERR_IO, -1, "\"%s\" %s", w->name, text);
+}
+
+/* Keeps a failed system call with strerror(errno) as the error. */
+static void tshi_file_system_error(tsh_writer *w, const char *what) {
+    tshi_file_fail(w, "%s: %s", what, errno ? strerror(errno) : "the system gives no reason");
+}
+
+/* Closes the file, and removes it if it is still a temporary one. */
+static void tshi_file_close(tsh_writer *w) {
+    errno = 0;
+    if (w->file && fclose(w->file) != 0) tshi_file_system_error(w, "cannot be written");
+    if (w->temporary[0]) (void)remove(w->temporary); /* tshi_file_finish has emptied the name */
+#if TSHI_POSIX
+    if (w->lock) (void)close(w->lock - 1); /* closing unlocks it */
+#endif
+    w->file = NULL;
+    w->temporary[0] = '\0';
+    w->lock = 0;
+}
+
+/* Creates, opens and locks the file w->temporary. Returns 0 if another name must be tried. On other
+ * failures returns 1, with w->file NULL. A file that replaces one has mode 0600 until it gets that
+ * file's mode. */
+static int tshi_file_create(tsh_writer *w) {
+#if TSHI_POSIX
+    struct stat old;
+    const int mode = stat(w->target, &old) == 0 ? 0600 : 0666;
+    int lock, copy; /* copy: for w->file; the lock outlives fclose */
+    errno = 0;
+    lock = open(w->temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
+    if (lock < 0) return errno != EEXIST;
+    w->lock = lock + 1;
+    /* a program that this one starts must not inherit the lock */
+    (void)fcntl(lock, F_SETFD, FD_CLOEXEC);
+    if (!tshi_file_lock(lock)) {
+        tshi_file_close(w);
+        return 0;
+    }
+    if ((copy = dup(lock)) < 0) return 1;
+    (void)fcntl(copy, F_SETFD, FD_CLOEXEC);
+    if (!(w->file = fdopen(copy, "wb"))) (void)close(copy);
+#else
+    errno = 0;
+    w->file = fopen(w->temporary, "wb");
+#endif
+    return 1;
+}
+
+/* Opens a temporary file "<path>.tmp-<8 digits of the host><8 digits>", in the same folder, since a
+ * rename cannot cross file systems. */
+static void tshi_file_open_new(tsh_writer *w) {
+    char other[sizeof w->temporary]; /* a link's target; the names of tshi_file_sweep */
+    char path[sizeof w->target];
+    uint64_t salt[4], host = 0; /* salt: makes the name unlikely to be taken */
+    int made = 0;               /* 1: created, or failed for good */
+    if (w->error.code != TSH_OK) return;
+    strcpy(path, w->target);
+    if (!tshi_file_follow(path, w->target, other, sizeof w->target)) {
+        tshi_file_system_error(w, "cannot be written");
+        return;
+    }
+#if TSHI_POSIX
+    {
+        struct utsname system;
+        if (uname(&system) >= 0) host = tshi_rng_hash(0, system.nodename, strlen(system.nodename));
+    }
+#endif
+    salt[0] = (uint64_t)time(NULL);
+    salt[1] = (uint64_t)clock();
+    salt[2] = (uint64_t)(uintptr_t)w;
+    for (salt[3] = 0; salt[3] < 100 && !made; salt[3]++) {
+        (void)snprintf(w->temporary, sizeof w->temporary, "%s.tmp-%08lx%08lx", w->target,
+                       (unsigned long)(host >> 32),
+                       (unsigned long)(tshi_rng_hash(0, salt, sizeof salt) >> 32));
+        made = tshi_file_create(w);
+    }
+    if (w->file) {
+        tshi_file_sweep(w->target, w->temporary, w->lock - 1, other);
+        return;
+    }
+    if (!w->lock) w->temporary[0] = '\0'; /* somebody else's file: do not remove it */
+    tshi_file_system_error(w, "cannot be written");
+}
+
+/* Returns 1 if a file of so many bytes is within the process's limit, beyond which a write ends the
+ * process (SIGXFSZ); else 0 and an error. */
+static int tshi_file_fits(tsh_writer *w, int64_t bytes) {
+#if TSHI_POSIX
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+        (uint64_t)limit.rlim_cur >= (uint64_t)bytes)
+        return 1;
+    tshi_file_fail(w,
+                   "cannot be written: it would have %lld bytes, and files of this process may "
+                   "have %llu (RLIMIT_FSIZE, ulimit -f)",
+                   (long long)bytes, (unsigned long long)limit.rlim_cur);
+    return 0;
+#else
+    (void)w, (void)bytes;
+    return 1;
+#endif
+}
+
+/* Takes what a failed write has left of a row away again. */
+static void tshi_file_cut(const tsh_writer *w) {
+#if TSHI_POSIX && defined(_POSIX_C_SOURCE) && _POSIX_C_SOURCE >= 200112L
+    (void)!ftruncate(fileno(w->file), (off_t)w->size); /* a half row is the smaller harm */
+#else
+    (void)w;
+#endif
+}
+
+/* Writes bytes at the end of the file, unless there is an error already: of .rows all or none. */
+static void tshi_file_put(tsh_writer *w, const void *data, size_t bytes) {
+    if (w->error.code != TSH_OK || !tshi_file_fits(w, w->size + (int64_t)bytes)) return;
+    errno = 0;
+    if (fwrite(data, 1, bytes, w->file) == bytes) {
+        w->size += (int64_t)bytes;
+        return;
+    }
+    tshi_file_system_error(w, "cannot be written");
+    if (w->rows) tshi_file_cut(w);
+}
+
+/* Completes and syncs the temporary file, then renames it over the old file. */
+static void tshi_file_finish(tsh_writer *w) {
+    char *name = w->temporary, *slash;
+    const int closed = fclose(w->file) == 0;
+    w->file = NULL;
+    if (w->error.code == TSH_OK && (!closed || !tshi_file_sync(name, 0)))
+        tshi_file_system_error(w, "cannot be written");
+    if (w->error.code != TSH_OK) return;
+    tshi_file_keep_owner(name, w->target);
+    if (!tshi_file_rename(name, w->target)) {
+        tshi_file_system_error(w, "cannot be replaced");
+        return;
+    }
+    slash = strrchr(name, '/');
+    if (slash) slash[slash == name] = '\0';
+    (void)tshi_file_sync(slash ? name : ".", 1); /* no error if it fails: the file is there */
+    name[0] = '\0';                              /* no longer to be removed */
+}
+
+TSH_API TSHI_COLD tsh_result tsh_writer_open(tsh_writer *writer, const char *path, int rows) {
+    const char *kind;
+    if (!writer) return TSH_ERR_ARGUMENT;
+    tshi_file_begin(writer, path ? path : "");
+    if (!path || !*path)
+        return tsh_error_set(&writer->error, TSH_ERR_ARGUMENT, -1,
+                             "tsh_writer_open: there is no path");
+    writer->rows = rows != 0;
+    kind = tshi_file_kind(path);
+    if (kind && strcmp(kind, "a folder") == 0)
+        tshi_file_fail(writer, "is a folder, not a file");
+    if (writer->error.code != TSH_OK) return writer->error.code;
+    if (!rows && !kind) {
+        tshi_file_open_new(writer);
+        return writer->error.code;
+    }
+    errno = 0;
+    writer->file = fopen(path, rows ? "ab" : "wb"); /* a pipe or device has nothing to replace */
+    if (!writer->file) {
+        tshi_file_system_error(writer, "cannot be written");
+        return writer->error.code;
+    }
+    if (rows) (void)setvbuf(writer->file, NULL, _IONBF, 0); /* a row is one write */
+    if (rows && !kind && (writer->size = tshi_file_size(writer->file)) < 0)
+        tshi_file_system_error(writer, "cannot be written");
+    return writer->error.code;
+}
+
+TSH_API TSHI_COLD tsh_result tsh_writer_add(tsh_writer *writer, const void *data, size_t bytes) {
+    if (!writer) return TSH_ERR_ARGUMENT;
+    if (writer->error.code == TSH_OK && (!writer->file || (!data && bytes)))
+        return tsh_error_set(&writer->error, TSH_ERR_ARGUMENT, -1, "tsh_writer_add: %s",
+                             data ? "the file is not open" : "there are no bytes");
+    tshi_file_put(writer, data, bytes);
+    return writer->error.code;
+}
+
+TSH_API TSHI_COLD tsh_result tsh_writer_sync(tsh_writer *writer) {
+    if (!writer) return TSH_ERR_ARGUMENT;
+    errno = 0;
+    if (writer->error.code == TSH_OK && writer->file &&
+        (fflush(writer->file) != 0 || !tshi_file_sync_open(writer->file)))
+        tshi_file_system_error(writer, "cannot be written");
+    return writer->error.code;
+}
+
+TSH_API TSHI_COLD tsh_result tsh_writer_close(tsh_writer *writer, int keep) {
+    if (!writer) return TSH_ERR_ARGUMENT;
+    errno = 0;
+    if (keep && writer->file && writer->temporary[0] && writer->error.code == TSH_OK)
+        tshi_file_finish(writer);
+    tshi_file_close(writer);
+    return writer->error.code;
+}
+
 /* ========================================================================== */
 /* >>io                                                    MARK: - io (private) */
 /* Saving a model as one safetensors file, and parsing the header of such files. */
@@ -23823,7 +24076,6 @@ enum {
     TSHI_IO_HEADER = 100000000,        /* max bytes of a header */
     TSHI_IO_NAME = 2 * TSH_PATH_SIZE + 32, /* bytes of a tensor's name: prefixes, path and NUL */
     TSHI_IO_QUOTE = 96,                /* bytes of a name from a file in an error sentence */
-    TSHI_IO_LINK = 4096,               /* bytes that symbolic links may add to a path */
     TSHI_IO_HASHES = 4,                /* interleaved parts of the hash of all values */
     TSHI_IO_SAMPLE = 64,               /* bytes of each tensor; see tshi_load_sample */
     TSHI_IO_NONFINITE = 8              /* max warnings that name a tensor */
@@ -23888,7 +24140,8 @@ typedef struct tshi_io {
     const char *const *ignore;
     int broadcast;                 /* 1: rank 0 alone reads; it is not alone */
     const tsh_file_desc *reader;   /* has .read, in place of a file; NULL: files are read */
-    FILE *file;                    /* open for writing or reading; NULL: not open */
+    FILE *file;                    /* open for reading; NULL: not open */
+    tsh_writer writer;             /* on the rank that saves: the new file */
     uint64_t hash;                 /* hash of the model or file, the same on all ranks */
     tshi_arena arena;              /* memory of this save or load */
     tshi_io_item *item;            /* shape (items): all tensors */
@@ -23899,9 +24152,6 @@ typedef struct tshi_io {
     /* writing: */
     int64_t *known;                  /* shape (items + counts), see tshi_io_merge_stages */
     tshi_block *whole_block;         /* memory for a moment gathered from its chunks */
-    char *target;                    /* the path, its symbolic links resolved */
-    char *temporary;                 /* the temporary file; NULL: there is none */
-    int lock;                        /* descriptor of the temporary file, locked; -1: none */
     int64_t bytes;                   /* size of all values */
     int64_t hash_at;                 /* position of the hash of all values in the file */
     uint64_t hashes[TSHI_IO_HASHES]; /* the parts of that hash so far */
@@ -23945,7 +24195,6 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
     io->rename = desc ? desc->rename : NULL;
     io->ignore = desc ? desc->ignore : NULL;
     io->reader = desc && desc->read ? desc : NULL;
-    io->lock = -1;
     if (!*io->path) (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: there is no path", op);
     if (strlen(io->prefix) >= TSH_PATH_SIZE)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
@@ -23961,21 +24210,10 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: the optimiser belongs to another ctx", op);
 }
 
-/* Closes the file, and removes it if it is still a temporary one. */
-static void tshi_io_close(tshi_io *io) {
-    if (io->file) (void)fclose(io->file);
-    if (io->temporary) (void)remove(io->temporary); /* a finished save has set it to NULL */
-#if TSHI_POSIX
-    if (io->lock >= 0) (void)close(io->lock); /* closing unlocks it */
-#endif
-    io->file = NULL;
-    io->temporary = NULL;
-    io->lock = -1;
-}
-
 /* Closes the file and releases all memory of the save or load. */
 static void tshi_io_end(tshi_io *io) {
-    tshi_io_close(io);
+    if (io->file) (void)fclose(io->file);
+    tshi_file_close(&io->writer);
     tshi_mem_release(io->ctx, io->whole_block);
     tshi_mem_close(io->ctx, TSH_MEM_BOOKS, io->arena.first);
 }
@@ -24282,12 +24520,19 @@ static int tshi_io_check_name(const tshi_io *io, const char *path) {
     return 0;
 }
 
+/* Makes an error of io->writer the ctx's. Returns 1 if there is none. */
+static int tshi_io_written(const tshi_io *io) {
+    const tsh_error *error = &io->writer.error;
+    if (error->code != TSH_OK)
+        (void)tsh_fail(io->ctx, error->code, "%s: %s", io->op, error->message);
+    return error->code == TSH_OK;
+}
+
 /* Writes bytes to the file, unless there is an error already. */
-static void tshi_io_write(const tshi_io *io, const void *data, size_t bytes) {
+static void tshi_io_write(tshi_io *io, const void *data, size_t bytes) {
     if (io->ctx->error.code != TSH_OK) return;
-    errno = 0;
-    if (fwrite(data, 1, bytes, io->file) != bytes)
-        (void)tshi_io_system_error(io, "cannot be written");
+    tshi_file_put(&io->writer, data, bytes);
+    (void)tshi_io_written(io);
 }
 
 /* Returns up to 8 bytes as a little-endian number. */
@@ -24307,86 +24552,6 @@ static void tshi_io_hash_values(tshi_io *io, const char *values, size_t left) {
     for (h = 0; left >= 8; h = (h + 1) % TSHI_IO_HASHES, values += 8, left -= 8)
         hash[h] = tshi_coll_mix(hash[h], tshi_io_word(values, 8));
     if (left) hash[h] = tshi_coll_mix(hash[h], tshi_io_word(values, left));
-}
-
-/* Creates, opens and locks the file io->temporary. Returns 0 if another name must be tried. On
- * other failures returns 1, with io->file NULL. A file that replaces one has mode 0600 until it
- * gets that file's mode. */
-static int tshi_io_create(tshi_io *io) {
-#if TSHI_POSIX
-    struct stat old;
-    const int mode = stat(io->target, &old) == 0 ? 0600 : 0666;
-    int copy; /* a second descriptor, for io->file: the lock outlives fclose */
-    errno = 0;
-    io->lock = open(io->temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
-    if (io->lock < 0) return errno != EEXIST;
-    /* a program that this one starts must not inherit the lock */
-    (void)fcntl(io->lock, F_SETFD, FD_CLOEXEC);
-    if (!tshi_file_lock(io->lock)) {
-        tshi_io_close(io);
-        return 0;
-    }
-    if ((copy = dup(io->lock)) < 0) return 1;
-    (void)fcntl(copy, F_SETFD, FD_CLOEXEC);
-    if (!(io->file = fdopen(copy, "wb"))) (void)close(copy);
-#else
-    errno = 0;
-    io->file = fopen(io->temporary, "wb");
-#endif
-    return 1;
-}
-
-/* Opens a temporary file "<path>.tmp-<8 digits of the host><8 digits>", in the same folder, since a
- * rename cannot cross file systems. 0 and an error if that fails. */
-static int tshi_io_open_new(tshi_io *io) {
-    const size_t size = strlen(io->path) + TSHI_IO_LINK;
-    uint64_t salt[4], host = 0; /* salt: makes the name unlikely to be taken */
-    char *name;
-    int made = 0; /* 1: created, or failed for good */
-    io->target = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, 3 * size);
-    if (!io->target) return 0;
-    name = io->target + 2 * size;
-    if (!tshi_file_follow(io->path, io->target, io->target + size, size))
-        return tshi_io_system_error(io, "cannot be written");
-#if TSHI_POSIX
-    {
-        struct utsname system;
-        if (uname(&system) >= 0) host = tshi_rng_hash(0, system.nodename, strlen(system.nodename));
-    }
-#endif
-    salt[0] = (uint64_t)time(NULL);
-    salt[1] = (uint64_t)clock();
-    salt[2] = (uint64_t)(uintptr_t)io->ctx;
-    for (salt[3] = 0; salt[3] < 100 && !made; salt[3]++) {
-        (void)snprintf(name, size, "%s.tmp-%08lx%08lx", io->target, (unsigned long)(host >> 32),
-                       (unsigned long)(tshi_rng_hash(0, salt, sizeof salt) >> 32));
-        io->temporary = name;
-        made = tshi_io_create(io);
-    }
-    if (io->file) {
-        tshi_file_sweep(io->target, name, io->lock, io->target + size);
-        return 1;
-    }
-    if (io->lock < 0) io->temporary = NULL; /* somebody else's file: do not remove it */
-    return tshi_io_system_error(io, "cannot be written");
-}
-
-/* Returns 1 if a file of so many bytes is within the process's limit, beyond which a write ends the
- * process (SIGXFSZ); else 0 and an error. */
-static int tshi_io_fits(const tshi_io *io, int64_t bytes) {
-#if TSHI_POSIX
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
-        (uint64_t)limit.rlim_cur >= (uint64_t)bytes)
-        return 1;
-    return tshi_io_fail(io, TSH_ERR_IO,
-                        "cannot be written: it has %lld bytes, and files of this process may have "
-                        "%llu (RLIMIT_FSIZE, ulimit -f)",
-                        (long long)bytes, (unsigned long long)limit.rlim_cur);
-#else
-    (void)io, (void)bytes;
-    return 1;
-#endif
 }
 
 /* On the writer: makes the header, opens the temporary file, writes the header to it. */
@@ -24414,7 +24579,10 @@ static void tshi_io_write_header(tshi_io *io) {
     tshi_module_store_word(length, 0, text.used); /* the file's first 8 bytes */
     io->hash_at = 8 + (int64_t)(strstr(text.at, tshi_io_hash_key) - text.at) +
                   (int64_t)sizeof tshi_io_hash_key - 1;
-    if (tshi_io_fits(io, 8 + (int64_t)text.used + io->bytes) && tshi_io_open_new(io)) {
+    tshi_file_begin(&io->writer, io->path);
+    if (tshi_file_fits(&io->writer, 8 + (int64_t)text.used + io->bytes))
+        tshi_file_open_new(&io->writer);
+    if (tshi_io_written(io)) {
         tshi_io_write(io, length, sizeof length);
         tshi_io_write(io, text.at, text.used);
     }
@@ -24608,32 +24776,19 @@ static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     return tshi_io_write_tensor(io, t ? t : item->param, item);
 }
 
-/* Writes the hash of all values into the header and closes the file; 0 if that fails. */
-static int tshi_io_write_hash(tshi_io *io) {
+/* On the writer: writes the hash of all values into the header, and replaces the old file. */
+static void tshi_io_finish(tshi_io *io) {
+    tsh_writer *w = &io->writer;
     char digits[24];
     uint64_t hash = 0;
-    int h, sealed, closed; /* 1: the hash was written; the file was closed */
+    int h;
     for (h = 0; h < TSHI_IO_HASHES; h++) hash = tshi_coll_mix(hash, io->hashes[h]);
     (void)snprintf(digits, sizeof digits, "%016llx", (unsigned long long)hash);
-    sealed = tshi_file_seek(io->file, io->hash_at) && fwrite(digits, 1, 16, io->file) == 16;
-    closed = fclose(io->file) == 0;
-    io->file = NULL;
-    return sealed && closed;
-}
-
-/* On the writer: completes and syncs the temporary file, then renames it over the old file. */
-static int tshi_io_finish(tshi_io *io) {
-    char *name = io->temporary, *slash;
     errno = 0;
-    if (!tshi_io_write_hash(io) || !tshi_file_sync(name, 0))
-        return tshi_io_system_error(io, "cannot be written");
-    tshi_file_keep_owner(name, io->target);
-    if (!tshi_file_rename(name, io->target)) return tshi_io_system_error(io, "cannot be replaced");
-    io->temporary = NULL; /* no longer to be removed */
-    slash = strrchr(name, '/');
-    if (slash) slash[slash == name] = '\0';
-    (void)tshi_file_sync(slash ? name : ".", 1); /* no error if it fails: the file is there */
-    return 1;
+    if (!tshi_file_seek(w->file, io->hash_at) || fwrite(digits, 1, 16, w->file) != 16)
+        tshi_file_system_error(w, "cannot be written");
+    tshi_file_finish(w);
+    (void)tshi_io_written(io);
 }
 
 TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
@@ -24653,12 +24808,12 @@ TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
     if (ctx->error.code == TSH_OK) tshi_io_prepare(&io); /* first half: lists and checks */
     if (ctx->pp.size > 1 && tshi_io_agree(&io) == TSH_OK) tshi_io_merge_stages(&io);
     if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
-    if (ctx->error.code != TSH_OK) tshi_io_close(&io); /* removes the temporary file */
-    if (tshi_io_agree(&io) == TSH_OK) {                /* second half: values */
+    if (ctx->error.code != TSH_OK) tshi_file_close(&io.writer); /* removes the temporary file */
+    if (tshi_io_agree(&io) == TSH_OK) {                         /* second half: values */
         for (i = 0; i < io.items; i++)
             if (tshi_io_write_item(&io, &io.item[i]) != TSH_OK) break;
-        if (io.file && ctx->error.code == TSH_OK) (void)tshi_io_finish(&io);
-        tshi_io_close(&io);
+        if (io.writer.file && ctx->error.code == TSH_OK) tshi_io_finish(&io);
+        tshi_file_close(&io.writer);
         (void)tshi_io_agree(&io);
     }
     tshi_io_end(&io);
@@ -26487,9 +26642,8 @@ typedef struct tshi_trace_message {
 typedef struct tshi_trace_file {
     tsh_ctx *ctx;
     tsh_trace_desc desc;        /* where the text goes */
-    FILE *file;                 /* on rank 0, if desc has a path */
-    int refused;                /* on rank 0: 1 after writing failed */
-    int why;                    /* errno of that failure */
+    int refused;                /* on rank 0: 1 after desc.write returned 0 */
+    tsh_writer writer;          /* on rank 0, if desc has a path */
     tshi_trace_message message; /* text not written or sent yet */
 } tshi_trace_file;
 
@@ -26501,10 +26655,10 @@ static void tshi_trace_file_flush(tshi_trace_file *out) {
     if (world->rank > 0)
         (void)tshi_error_comm(out->ctx, tsh_send(world, message, TSHI_TRACE_FILE_WORDS, TSH_I64, 0),
                               "tsh_trace_end: send to rank 0");
+    else if (out->desc.path)
+        tshi_file_put(&out->writer, message->text, size);
     else if (size > 0 && !out->refused)
-        out->refused = out->file ? fwrite(message->text, 1, size, out->file) != size
-                                 : !out->desc.write(out->desc.user, message->text, size);
-    if (out->refused && !out->why) out->why = errno;
+        out->refused = !out->desc.write(out->desc.user, message->text, size);
     message->used = 0; /* the message is empty again */
 }
 
@@ -26600,26 +26754,20 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
     out.ctx = ctx;
     out.desc = ctx->trace->desc;
     ctx->world.trace = NULL; /* the collectives below are not traced */
-    if (ctx->world.rank == 0 && out.desc.path) {
-        out.file = fopen(out.desc.path, "wb");
-        out.refused = !out.file; /* reported at the end */
-        out.why = errno;
-    }
+    if (ctx->world.rank == 0 && out.desc.path) /* an error of it is reported at the end */
+        (void)tsh_writer_open(&out.writer, out.desc.path, 0);
     tshi_trace_file_row(&out);
     tshi_trace_file_flush(&out); /* the rest of the row */
     if (ctx->world.rank > 0)
         tshi_trace_file_flush(&out); /* the empty message that ends this rank's text */
     else
         tshi_trace_file_gather(&out);
-    if (out.file && fclose(out.file) != 0 && !out.refused) {
-        out.refused = 1;
-        out.why = errno;
-    }
     tshi_trace_drop(ctx);
+    if (ctx->world.rank == 0 && out.desc.path &&
+        tsh_writer_close(&out.writer, ctx->error.code == TSH_OK) != TSH_OK)
+        return tsh_fail(ctx, TSH_ERR_IO, "tsh_trace_end: %s", out.writer.error.message);
     if (out.refused)
-        return tsh_fail(ctx, TSH_ERR_IO, "tsh_trace_end: %s cannot be written%s%s",
-                        out.desc.path ? out.desc.path : "the text", out.desc.path ? ": " : "",
-                        out.desc.path ? strerror(out.why) : "");
+        return tsh_fail(ctx, TSH_ERR_IO, "tsh_trace_end: the text cannot be written");
     return ctx->error.code;
 }
 

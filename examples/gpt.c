@@ -429,6 +429,8 @@ static int64_t resume(gpt_trainer *t) {
     }
     if (!is_first(t) || !tsh_ok(t->ctx)) return step;
     rows = t->set->resume ? report_resume(report, step) : 0;
+    if (report->csv.error.code != TSH_OK)
+        tsh_fail(t->ctx, TSH_ERR_IO, "%s", report->csv.error.message);
     if (found) printf("resumed   %s, after step %lld\n", path, (long long)step);
     if (rows < step)
         printf("resumed   %s/metrics.csv has no rows from step %lld to %lld\n", t->set->out,
@@ -730,7 +732,7 @@ static int run_job(gpt_job *job) {
              "GPT: %d layers, %d heads, width %d, context %d; tp %d of %d ranks", (int)set->layers,
              (int)set->heads, (int)set->width, (int)set->context, (int)set->tp, (int)set->ranks);
     if (!report_svg(r, title)) {
-        refuse("cannot write %s: %s", r->path, strerror(errno));
+        refuse("%s", r->error.message);
         return 1;
     }
     printf("wrote     %s/metrics.csv, %s/loss.svg\n", set->out, set->out);
@@ -750,7 +752,7 @@ static int open_files(gpt_job *job) {
     int found = 0, failed = set->save != NULL ? state_open(set, &job->text, &found) : 0;
     job->found = found;
     if (failed || report_open(&job->report, set->out, set->steps, set->resume)) return failed;
-    return refuse("cannot write %s: %s", job->report.path, strerror(errno));
+    return refuse("%s", job->report.error.message);
 }
 
 int main(int argc, char **argv) {
@@ -774,7 +776,7 @@ int main(int argc, char **argv) {
     if (!failed) failed = run_job(&job);
     tsh_comm_close(&job.comm); /* if no ctx has */
     if (!report_close(&job.report) && !failed) {
-        refuse("cannot write %s/metrics.csv: the disk may be full", job.set.out);
+        refuse("%s", job.report.error.message);
         failed = 1;
     }
     free(job.text.train);

@@ -9,6 +9,7 @@
 #include <ctype.h> /* isprint */
 #include <errno.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +30,8 @@ typedef struct report_row {
 typedef struct gpt_report {
     char path[512]; /* of the file at hand */
     const char *folder;
-    FILE *csv;
+    tsh_writer csv;       /* metrics.csv */
+    tsh_error error;      /* why a file could not be written */
     int64_t steps, first; /* how many there will be; those of a run that this one goes on from */
     int terminal;
     report_row *rows;
@@ -78,15 +80,21 @@ static int report_make_folder(char *path) {
     }
 }
 
-static FILE *report_file(gpt_report *r, const char *name, const char *mode) {
+static const char *report_path(gpt_report *r, const char *name) {
     snprintf(r->path, sizeof r->path, "%s/%s", r->folder, name);
-    return fopen(r->path, mode);
+    return r->path;
 }
 
 static const char REPORT_HEAD[] = "step,train_loss,val_loss,lr,grad_norm,tokens_per_s\n";
 
-/* resume: the rows of metrics.csv stay, until report_resume. 1; or 0 with errno, and the path
- * concerned in r->path. */
+/* Writes metrics.csv anew: its head, or all that is to stay of it; rows follow. */
+static void report_restart(gpt_report *r, const char *text, size_t size) {
+    tsh_writer_open(&r->csv, report_path(r, "metrics.csv"), 0);
+    tsh_writer_add(&r->csv, text, size);
+    if (tsh_writer_close(&r->csv, 1) == TSH_OK) tsh_writer_open(&r->csv, r->path, 1);
+}
+
+/* resume: the rows of metrics.csv stay, until report_resume. 0: r->error says why not. */
 static int report_open(gpt_report *r, const char *folder, int64_t steps, int resume) {
     memset(r, 0, sizeof *r);
     r->folder = folder;
@@ -94,26 +102,33 @@ static int report_open(gpt_report *r, const char *folder, int64_t steps, int res
     r->terminal = isatty(STDOUT_FILENO);
     snprintf(r->path, sizeof r->path, "%s", folder);
     errno = ENAMETOOLONG;
-    if (strlen(folder) > REPORT_FOLDER || !report_make_folder(r->path)) return 0;
-    if (resume) r->csv = report_file(r, "metrics.csv", "r+");
-    if (r->csv == NULL) r->csv = report_file(r, "metrics.csv", "w+");
-    if (r->csv == NULL) return 0;
-    if (!resume) fputs(REPORT_HEAD, r->csv);
-    return 1;
+    if (strlen(folder) > REPORT_FOLDER || !report_make_folder(r->path)) {
+        tsh_error_set(&r->error, TSH_ERR_IO, -1, "cannot make %s: %s", r->path, strerror(errno));
+        return 0;
+    }
+    if (resume) {
+        FILE *file = tsh_file_open(report_path(r, "metrics.csv"), 0, &r->error);
+        if (file != NULL) fclose(file);
+        return file != NULL || errno == ENOENT;
+    }
+    report_restart(r, REPORT_HEAD, sizeof REPORT_HEAD - 1);
+    r->error = r->csv.error;
+    return r->error.code == TSH_OK;
 }
 
 /* Losses with all digits of a float: equal runs write equal rows, but for the time they took. */
 static void report_csv(gpt_report *r, const report_row *row) {
-    fprintf(r->csv, "%lld,%.9g,", (long long)row->step, row->train_loss);
-    if (row->evaluated) fprintf(r->csv, "%.9g", row->val_loss);
-    fprintf(r->csv, ",%.6g,%.6g,%.0f\n", row->lr, row->grad_norm, row->tokens_per_s);
-    if (row->evaluated) fflush(r->csv);
+    char line[160] = "";
+    tsh_text_add(line, sizeof line, "%lld,%.9g,", (long long)row->step, row->train_loss);
+    if (row->evaluated) tsh_text_add(line, sizeof line, "%.9g", row->val_loss);
+    tsh_text_add(line, sizeof line, ",%.6g,%.6g,%.0f\n", row->lr, row->grad_norm,
+                 row->tokens_per_s);
+    tsh_writer_add(&r->csv, line, strlen(line));
 }
 
 /* Puts every row so far on the disk. */
 static void report_sync(gpt_report *r) {
-    fflush(r->csv);
-    (void)fsync(fileno(r->csv));
+    tsh_writer_sync(&r->csv);
 }
 
 /* == progress ============================================================== */
@@ -208,24 +223,30 @@ static int report_parse(const char *line, report_row *row) {
 /* Keeps the rows of metrics.csv up to step, drops what comes after them: the next row is that of
  * the step after it. Returns the last step that the file has. */
 static int64_t report_resume(gpt_report *r, int64_t step) {
-    char line[256];
+    FILE *file = tsh_file_open(report_path(r, "metrics.csv"), 0, NULL);
+    char line[256], *text = NULL, *more;
     int64_t last = 0;
-    long keep = 0;
-    rewind(r->csv);
-    while (fgets(line, sizeof line, r->csv) != NULL) {
+    size_t size = 0;
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        const size_t n = strlen(line);
         report_row row;
         int is_row = report_parse(line, &row);
         if (is_row && row.step > step) break;
         if (!is_row && strcmp(line, REPORT_HEAD) != 0) break;
-        keep = ftell(r->csv);
+        more = (char *)realloc(text, size + n);
+        if (more == NULL) break;
+        text = more;
+        memcpy(text + size, line, n);
+        size += n;
         if (!is_row) continue;
         last = row.step;
         report_keep(r, &row);
         if (row.evaluated) report_evaluated(r, &row);
     }
-    fflush(r->csv);
-    if (ftruncate(fileno(r->csv), keep) != 0 || fseek(r->csv, keep, SEEK_SET) != 0) return last;
-    if (keep == 0) fputs(REPORT_HEAD, r->csv);
+    if (file != NULL) fclose(file);
+    if (size > 0) report_restart(r, text, size);
+    else report_restart(r, REPORT_HEAD, sizeof REPORT_HEAD - 1);
+    free(text);
     r->first = step;
     return last;
 }
@@ -258,10 +279,20 @@ static void report_byte(gpt_report *r, int byte) {
 enum { PLOT_LEFT = 64, PLOT_TOP = 44, PLOT_WIDTH = 620, PLOT_HEIGHT = 320, PLOT_POINTS = 400 };
 
 typedef struct plot {
-    FILE *file;
+    tsh_writer *file;
     double steps;           /* x runs from 0 to steps */
     double low, high, tick; /* of y */
 } plot;
+
+/* Adds to the file, as printf. */
+TSH_PRINTF(2, 3) static void plot_put(const plot *p, const char *format, ...) {
+    char text[1024];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    tsh_writer_add(p->file, text, strlen(text));
+}
 
 static double plot_x(const plot *p, double step) {
     return PLOT_LEFT + PLOT_WIDTH * step / p->steps;
@@ -303,37 +334,36 @@ static void plot_scale(plot *p, const gpt_report *r) {
 }
 
 static void plot_axes(const plot *p) {
-    FILE *f = p->file;
     double step = p->steps < 6 ? 1 : plot_tick(p->steps, 6), right = plot_x(p, p->steps);
     int decimals = p->tick >= 1 ? 0 : (int)ceil(-log10(p->tick) - 1e-9);
-    fprintf(f, "<g stroke=\"#ddd\">\n");
+    plot_put(p, "<g stroke=\"#ddd\">\n");
     for (int i = 0; p->low + i * p->tick <= p->high + p->tick / 2; i++) {
         double y = plot_y(p, p->low + i * p->tick);
-        fprintf(f, "<path d=\"M%d %.1fH%.1f\"/>\n", PLOT_LEFT, y, right);
+        plot_put(p, "<path d=\"M%d %.1fH%.1f\"/>\n", PLOT_LEFT, y, right);
     }
-    fprintf(f, "</g>\n<g stroke=\"#333\" fill=\"none\"><path d=\"M%d %dV%dH%.1f\"/>\n", PLOT_LEFT,
+    plot_put(p, "</g>\n<g stroke=\"#333\" fill=\"none\"><path d=\"M%d %dV%dH%.1f\"/>\n", PLOT_LEFT,
             PLOT_TOP, PLOT_TOP + PLOT_HEIGHT, right);
     for (double x = 0; x <= p->steps; x += step)
-        fprintf(f, "<path d=\"M%.1f %dv5\"/>\n", plot_x(p, x), PLOT_TOP + PLOT_HEIGHT);
-    fprintf(f, "</g>\n<g text-anchor=\"end\">\n");
+        plot_put(p, "<path d=\"M%.1f %dv5\"/>\n", plot_x(p, x), PLOT_TOP + PLOT_HEIGHT);
+    plot_put(p, "</g>\n<g text-anchor=\"end\">\n");
     for (int i = 0; p->low + i * p->tick <= p->high + p->tick / 2; i++)
-        fprintf(f, "<text x=\"%d\" y=\"%.1f\">%.*f</text>\n", PLOT_LEFT - 8,
+        plot_put(p, "<text x=\"%d\" y=\"%.1f\">%.*f</text>\n", PLOT_LEFT - 8,
                 plot_y(p, p->low + i * p->tick) + 4, decimals, p->low + i * p->tick);
-    fprintf(f, "</g>\n<g text-anchor=\"middle\">\n");
+    plot_put(p, "</g>\n<g text-anchor=\"middle\">\n");
     for (double x = 0; x <= p->steps; x += step)
-        fprintf(f, "<text x=\"%.1f\" y=\"%d\">%.0f</text>\n", plot_x(p, x),
+        plot_put(p, "<text x=\"%.1f\" y=\"%d\">%.0f</text>\n", plot_x(p, x),
                 PLOT_TOP + PLOT_HEIGHT + 20, x);
-    fprintf(f, "<text x=\"%d\" y=\"%d\">step</text>\n", PLOT_LEFT + PLOT_WIDTH / 2,
+    plot_put(p, "<text x=\"%d\" y=\"%d\">step</text>\n", PLOT_LEFT + PLOT_WIDTH / 2,
             PLOT_TOP + PLOT_HEIGHT + 42);
-    fprintf(f, "<text transform=\"translate(18 %d) rotate(-90)\">loss in nats per byte</text>\n",
+    plot_put(p, "<text transform=\"translate(18 %d) rotate(-90)\">loss in nats per byte</text>\n",
             PLOT_TOP + PLOT_HEIGHT / 2);
-    fprintf(f, "</g>\n");
+    plot_put(p, "</g>\n");
 }
 
 /* The training loss, each point the mean of its neighbours where there are many. */
 static void plot_train(const plot *p, const gpt_report *r) {
     size_t stride = r->count / PLOT_POINTS + 1;
-    fprintf(p->file, "<polyline fill=\"none\" stroke=\"#7aa6d8\" stroke-width=\"1.2\" points=\"");
+    plot_put(p, "<polyline fill=\"none\" stroke=\"#7aa6d8\" stroke-width=\"1.2\" points=\"");
     for (size_t i = 0; i < r->count; i += stride) {
         double loss = 0, step = 0;
         size_t n = r->count - i < stride ? r->count - i : stride;
@@ -341,65 +371,68 @@ static void plot_train(const plot *p, const gpt_report *r) {
             loss += r->rows[j].train_loss / (double)n;
             step += (double)r->rows[j].step / (double)n;
         }
-        if (isfinite(loss)) fprintf(p->file, "%.1f,%.1f ", plot_x(p, step), plot_y(p, loss));
+        if (isfinite(loss)) plot_put(p, "%.1f,%.1f ", plot_x(p, step), plot_y(p, loss));
     }
-    fprintf(p->file, "\"/>\n");
+    plot_put(p, "\"/>\n");
 }
 
 static void plot_val(const plot *p, const gpt_report *r) {
-    fprintf(p->file, "<polyline fill=\"none\" stroke=\"#c4420e\" stroke-width=\"2\" points=\"");
+    plot_put(p, "<polyline fill=\"none\" stroke=\"#c4420e\" stroke-width=\"2\" points=\"");
     for (size_t i = 0; i < r->count; i++)
         if (plot_has_val(&r->rows[i]))
-            fprintf(p->file, "%.1f,%.1f ", plot_x(p, (double)r->rows[i].step),
+            plot_put(p, "%.1f,%.1f ", plot_x(p, (double)r->rows[i].step),
                     plot_y(p, r->rows[i].val_loss));
-    fprintf(p->file, "\"/>\n<g fill=\"#c4420e\">\n");
+    plot_put(p, "\"/>\n<g fill=\"#c4420e\">\n");
     for (size_t i = 0; i < r->count; i++)
         if (plot_has_val(&r->rows[i]))
-            fprintf(p->file, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"2.6\"/>\n",
+            plot_put(p, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"2.6\"/>\n",
                     plot_x(p, (double)r->rows[i].step), plot_y(p, r->rows[i].val_loss));
-    fprintf(p->file, "</g>\n");
+    plot_put(p, "</g>\n");
 }
 
 static void plot_legend(const plot *p, const gpt_report *r) {
     int x = PLOT_LEFT + PLOT_WIDTH - 190, y = PLOT_TOP + 14;
-    fprintf(p->file, "<rect x=\"%d\" y=\"%d\" width=\"186\" height=\"48\" fill=\"white\"/>\n",
+    plot_put(p, "<rect x=\"%d\" y=\"%d\" width=\"186\" height=\"48\" fill=\"white\"/>\n",
             x - 10, y - 12);
-    fprintf(p->file, "<path d=\"M%d %dh24\" stroke=\"#7aa6d8\" stroke-width=\"1.5\"/>\n", x, y);
-    fprintf(p->file, "<text x=\"%d\" y=\"%d\">training, %.3f</text>\n", x + 32, y + 4,
+    plot_put(p, "<path d=\"M%d %dh24\" stroke=\"#7aa6d8\" stroke-width=\"1.5\"/>\n", x, y);
+    plot_put(p, "<text x=\"%d\" y=\"%d\">training, %.3f</text>\n", x + 32, y + 4,
             r->train_loss);
-    fprintf(p->file, "<path d=\"M%d %dh24\" stroke=\"#c4420e\" stroke-width=\"2\"/>\n", x, y + 22);
-    fprintf(p->file, "<circle cx=\"%d\" cy=\"%d\" r=\"2.6\" fill=\"#c4420e\"/>\n", x + 12, y + 22);
-    fprintf(p->file, "<text x=\"%d\" y=\"%d\">validation, %.3f</text>\n", x + 32, y + 26,
+    plot_put(p, "<path d=\"M%d %dh24\" stroke=\"#c4420e\" stroke-width=\"2\"/>\n", x, y + 22);
+    plot_put(p, "<circle cx=\"%d\" cy=\"%d\" r=\"2.6\" fill=\"#c4420e\"/>\n", x + 12, y + 22);
+    plot_put(p, "<text x=\"%d\" y=\"%d\">validation, %.3f</text>\n", x + 32, y + 26,
             r->val_loss);
 }
 
+/* 0: r->error says why not. */
 static int report_svg(gpt_report *r, const char *title) {
     int width = PLOT_LEFT + PLOT_WIDTH + 24, height = PLOT_TOP + PLOT_HEIGHT + 56;
+    tsh_writer file;
     plot p;
     memset(&p, 0, sizeof p);
-    p.file = report_file(r, "loss.svg", "w");
-    if (p.file == NULL) return 0;
+    tsh_writer_open(&file, report_path(r, "loss.svg"), 0);
+    p.file = &file;
     plot_scale(&p, r);
-    fprintf(p.file,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
-            "height=\"%d\" font-family=\"sans-serif\" font-size=\"13\" fill=\"#333\">\n",
-            width, height, width, height);
-    fprintf(p.file, "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n");
-    fprintf(p.file, "<text x=\"%d\" y=\"26\" font-size=\"15\">%s</text>\n", PLOT_LEFT, title);
+    plot_put(&p,
+             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
+             "height=\"%d\" font-family=\"sans-serif\" font-size=\"13\" fill=\"#333\">\n",
+             width, height, width, height);
+    plot_put(&p, "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n");
+    plot_put(&p, "<text x=\"%d\" y=\"26\" font-size=\"15\">%s</text>\n", PLOT_LEFT, title);
     plot_axes(&p);
     plot_train(&p, r);
     plot_val(&p, r);
     plot_legend(&p, r);
-    fprintf(p.file, "</svg>\n");
-    return fclose(p.file) == 0;
+    plot_put(&p, "</svg>\n");
+    if (tsh_writer_close(&file, 1) != TSH_OK) r->error = file.error;
+    return file.error.code == TSH_OK;
 }
 
-/* Closes metrics.csv. 0: something could not be written. */
+/* Closes metrics.csv. 0: r->error says what could not be written. */
 static int report_close(gpt_report *r) {
-    int good = r->csv == NULL || !ferror(r->csv);
-    if (r->csv != NULL && fclose(r->csv) != 0) good = 0;
+    const int good = tsh_writer_close(&r->csv, 1) == TSH_OK;
+    if (!good) r->error = r->csv.error;
     free(r->rows);
-    memset(r, 0, sizeof *r);
+    r->rows = NULL;
     return good;
 }
 

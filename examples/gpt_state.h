@@ -46,12 +46,11 @@ static void state_describe(char text[STATE_SETTINGS], const gpt_settings *s, con
 
 static int state_write_settings(const gpt_settings *set, const char *now) {
     char path[STATE_PATH];
+    tsh_writer file;
     state_path(path, set, "settings.txt");
-    FILE *file = fopen(path, "w");
-    int good = file != NULL && fputs(now, file) >= 0 && fflush(file) == 0;
-    if (good) (void)fsync(fileno(file)); /* the state will be on the disk, too */
-    if (file != NULL && fclose(file) != 0) good = 0;
-    return good ? 0 : refuse("cannot write %s: %s", path, strerror(errno));
+    tsh_writer_open(&file, path, 0);
+    tsh_writer_add(&file, now, strlen(now));
+    return tsh_writer_close(&file, 1) == TSH_OK ? 0 : refuse("%s", file.error.message);
 }
 
 /* Compares them with those of the state, line by line. */

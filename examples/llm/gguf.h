@@ -28,6 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -779,8 +780,11 @@ GGUF_API gguf *gguf_open_keys(const char *path, char *error, size_t room) {
  * are 0 until they are written to g->map; what is not written takes no room. */
 GGUF_API gguf *gguf_of_header(const void *header, size_t n, size_t size, const char *name,
                               char *error, size_t room) {
-    FILE *file = tmpfile();
+    struct rlimit limit; /* a file beyond it would end the process (SIGXFSZ) */
+    const int fits = getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= (rlim_t)size;
+    FILE *file = fits ? tmpfile() : NULL;
     gguf *g = NULL;
+    if (!fits) errno = EFBIG;
     if (file && fwrite(header, 1, n, file) == n && fflush(file) == 0 &&
         ftruncate(fileno(file), (off_t)size) == 0)
         g = gguf_map(GGUF_MODEL, fileno(file), size, 1, name, error, room);

@@ -375,7 +375,7 @@ typedef struct llm_rank {
     llm_job *job;
     tsh_ctx *ctx;
     llm_net model;
-    FILE *dump;
+    tsh_writer dump;
     float *row; /* of --dump-logits: the logits of a token; of an encoder its vector */
     int64_t columns;
     int first;               /* 1: rank 0 of the world, which reads and writes */
@@ -488,15 +488,15 @@ static int dump_open(llm_rank *r) {
     const long long rows = r->count[0], columns = r->columns;
     char header[256];
     unsigned char size[8];
-    r->dump = fopen(job->dump, "wb");
-    if (!r->dump) return !refuse(r->job, "%s: %s", job->dump, strerror(errno));
+    if (tsh_writer_open(&r->dump, job->dump, 0) != TSH_OK)
+        return !refuse(r->job, "%s", r->dump.error.message);
     snprintf(header, sizeof header - 8,
              "{\"logits\":{\"dtype\":\"F32\",\"shape\":[%lld,%lld],\"data_offsets\":[0,%lld]}}",
              rows, columns, rows * columns * 4);
     while (strlen(header) % 8) strcat(header, " ");
     for (int i = 0; i < 8; i++) size[i] = (unsigned char)(strlen(header) >> (8 * i));
-    fwrite(size, 1, 8, r->dump);
-    fwrite(header, 1, strlen(header), r->dump);
+    tsh_writer_add(&r->dump, size, 8);
+    tsh_writer_add(&r->dump, header, strlen(header));
     return 1;
 }
 
@@ -527,15 +527,15 @@ static int prefill(llm_rank *r) {
         tsh_tensor *logits = compute(r, n, keep);
         const int64_t rows = logits ? tsh_dim(logits, 1) : 0;
         for (int64_t t = 0; job->dump && t < rows && read_row(r, logits, t); t++)
-            if (writes) fwrite(r->row, 4, (size_t)r->columns, r->dump);
+            if (writes) tsh_writer_add(&r->dump, r->row, 4 * (size_t)r->columns);
         if (logits && n == left && !keep && job->max_new > 0) choose(r, logits);
         tsh_scope_end(r->ctx);
     }
     if (keep && job->max_new > 0 && tsh_ok(r->ctx)) step(r);
     r->model.all = 0;
     r->begun = r->end = tsh_now();
-    const int bad = writes && (ferror(r->dump) | fclose(r->dump));
-    if (bad) refuse(job, "%s: cannot be written", job->dump);
+    const int bad = writes && tsh_writer_close(&r->dump, tsh_ok(r->ctx)) != TSH_OK;
+    if (bad) refuse(job, "%s", r->dump.error.message);
     return tsh_ok(r->ctx) && !bad;
 }
 

@@ -7,6 +7,7 @@ made where it is missing. FULL=1 kills 300 times instead of 24."""
 import atexit
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -244,9 +245,60 @@ def lost_rows_are_told(folder):
           run.rows())
 
 
+def limited():
+    """Beyond it a write raises SIGXFSZ, which Python has ignored."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+
+
+def a_full_disk_leaves_whole_rows(folder):
+    """metrics.csv ends with a whole row, loss.svg and settings.txt are not there in part; --resume
+    goes on from the rows that are there."""
+    out, save = os.path.join(folder, "out"), os.path.join(folder, "save")
+    flags = [PROGRAM, "--out", out, *GPT, "--steps", "60"]
+    done = subprocess.run(flags, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, encoding="utf-8", timeout=EACH,
+                          preexec_fn=limited, cwd=TOP)
+    check(done.returncode == 1 and "gpt: " in done.stderr and
+          "cannot be written" in done.stderr and "may have 2000" in done.stderr,
+          done.returncode, done.stderr)
+    check(os.listdir(out) == ["metrics.csv"], os.listdir(out))
+    with open(os.path.join(out, "metrics.csv"), encoding="utf-8") as file:
+        text = file.read()
+    lines = text.split("\n")
+    check(1900 < len(text) <= 2000 and lines.pop() == "" and
+          all(line.count(",") == 5 for line in lines) and
+          [line.split(",")[0] for line in lines[1:]] == [str(i + 1) for i in range(len(lines) - 1)],
+          text)
+    run = Run(folder)
+    check(run("--resume", "--steps", "20")[0] == 0 and len(run.rows()) == 21, run.rows())
+    for name in os.listdir(save):
+        os.remove(os.path.join(save, name))
+    os.mkfifo(os.path.join(save, "settings.txt"))
+    os.mkfifo(os.path.join(save, "state.safetensors"))
+    code, text = run("--resume", "--steps", "20")
+    check(code == 2 and "settings.txt is a FIFO" in text, code, text)
+    os.remove(os.path.join(out, "metrics.csv"))
+    os.mkfifo(os.path.join(out, "metrics.csv"))
+    os.remove(os.path.join(save, "settings.txt"))
+    os.remove(os.path.join(save, "state.safetensors"))
+    code, text = run("--resume", "--steps", "20")
+    check(code == 2 and "metrics.csv is a FIFO" in text, code, text)
+
+
+def a_text_comes_from_a_pipe(folder):
+    with open(os.path.join(TOP, "README.md"), encoding="utf-8") as file:
+        text = file.read()
+    flags = [*GPT, "--steps", "10", "--out", folder, "--text", "/dev/stdin"]
+    done = subprocess.run([PROGRAM, *flags], input=text, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, encoding="utf-8", timeout=EACH)
+    check(done.returncode == 0 and "final: " in done.stdout, done.stderr)
+
+
 TESTS = [kills_at_any_time, a_signal_stops_after_a_step, ranks_of_a_restarted_job_go_on,
          hosts_meet_again, ranks_of_different_programs_are_told,
-         what_would_lose_a_state_is_refused, lost_rows_are_told]
+         what_would_lose_a_state_is_refused, lost_rows_are_told, a_full_disk_leaves_whole_rows,
+         a_text_comes_from_a_pipe]
 
 if __name__ == "__main__":
     if not os.path.exists(PROGRAM):

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""The files that build/llm reads: what is in a model's folder is a regular file of a size that its
-kind has, or it is refused at once; texts may come from pipes."""
+"""The files that build/llm reads and writes: what is in a model's folder is a regular file, of a size
+that its kind has, or refused at once; texts may come from pipes; what cannot be written is an error
+that leaves no part behind."""
 
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -133,7 +135,31 @@ def texts_come_from_pipes(folder):
     check(done.stdout == want.stdout, "stdin:", done.stderr)
 
 
+def limited():
+    """Beyond it a write raises SIGXFSZ, which Python has ignored."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+
+
+def logits_are_whole_or_not_there(folder):
+    model = with_a_tokenizer(folder)
+    dump = os.path.join(folder, "logits")
+    done = llm(model, *IDS, "--dump-logits", dump, preexec_fn=limited)
+    refused(done, "logits\" cannot be written", "files of this process may have 200")
+    check(not os.path.exists(dump), "a part of the logits")
+    check(llm(model, *IDS, "--dump-logits", dump).returncode == 0)
+    with open(dump, "rb") as file:
+        before = file.read()
+    refused(llm(model, "--ids", "4 5 6 7", "--print-ids", "--dump-logits", dump,
+                preexec_fn=limited), "logits\" cannot be written")
+    with open(dump, "rb") as file:
+        check(file.read() == before, "the old logits have changed")
+    check([name for name in os.listdir(folder) if name.startswith("logits")] == ["logits"])
+    refused(llm(model, *IDS, "--dump-logits", "/dev/full"), "/dev/full\" cannot be written",
+            "No space left")
+
+
 if __name__ == "__main__":
     sys.exit(run_tests("llm files", [
         what_is_no_file_in_a_folder_is_refused, what_is_no_file_is_no_tokenizer_and_no_model,
-        texts_come_from_pipes]) > 0)
+        texts_come_from_pipes, logits_are_whole_or_not_there]) > 0)

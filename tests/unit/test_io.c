@@ -589,7 +589,7 @@ static int full_disk(tsh_ctx *ctx, void *user) {
     small_disk *d = (small_disk *)user;
     char part[64];
     trainer t;
-    (void)snprintf(part, sizeof part, d->later ? "disk\" cannot be written: File too large"
+    (void)snprintf(part, sizeof part, d->later ? "disk\" cannot be written: "
                                                : "files of this process may have %llu (RLIMIT",
                    (unsigned long long)d->limit.rlim_cur);
     if (trainer_make(ctx, &t, NULL)) return 1;

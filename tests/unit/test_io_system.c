@@ -115,7 +115,8 @@ static void a_killed_save_leaves_a_whole_file(void **state) {
     fill(ctx, 0);
     for (i = 0; i < kills || (left < 3 && i < 10 * kills); i++) {
         const pid_t child = begin_saves(files_path("x"));
-        wait_us(2000 + (long)(ranks_mix(5, (uint64_t)i) % 20000));
+        /* a busy machine takes longer to begin a save */
+        wait_us(2000 + (long)(ranks_mix(5, (uint64_t)i) % (i < kills ? 20000 : 200000)));
         assert_int_equal(kill(child, SIGKILL), 0);
         assert_int_equal(waitpid(child, &status, 0), child);
         assert_true(WIFSIGNALED(status)); /* no save had failed */
@@ -509,6 +510,101 @@ static void a_limit_of_file_sizes_is_an_error(void **state) {
     unit_close(ctx);
 }
 
+static void expect_file(const char *name, const char *want) {
+    files_bytes found = files_read(name);
+    assert_string_equal(found.at, want);
+    files_free(&found);
+}
+
+static void expect_written(tsh_result code, const tsh_writer *w, const char *part) {
+    assert_int_equal(code, TSH_ERR_IO);
+    assert_int_equal(w->error.code, TSH_ERR_IO);
+    if (!strstr(w->error.message, part)) fail_msg("%s", w->error.message);
+}
+
+/* A program's whole files: the old one, or the new one. */
+static void a_program_writes_whole_files(void **state) {
+    tsh_writer w, none;
+    (void)state;
+    files_write("x", "old", 3);
+    assert_int_equal(symlink("x", files_path("to x")), 0);
+    assert_int_equal(tsh_writer_open(&w, files_path("to x"), 0), TSH_OK);
+    assert_int_equal(tsh_writer_add(&w, "new ", 4), TSH_OK);
+    assert_int_equal(tsh_writer_add(&w, "one", 3), TSH_OK);
+    assert_int_equal(w.size, 7);
+    expect_file("x", "old");
+    assert_int_equal(tsh_writer_close(&w, 1), TSH_OK);
+    expect_file("to x", "new one");
+    assert_int_equal(tsh_writer_open(&w, files_path("x"), 0), TSH_OK);
+    assert_int_equal(tsh_writer_add(&w, "given up", 8), TSH_OK);
+    assert_int_equal(tsh_writer_close(&w, 0), TSH_OK);
+    expect_file("x", "new one");
+    assert_int_equal(files_count(), 2);
+    expect_written(tsh_writer_open(&w, files_here, 0), &w, "is a folder");
+    assert_int_equal(tsh_writer_add(&w, "a", 1), TSH_ERR_IO);
+    assert_int_equal(tsh_writer_close(&w, 1), TSH_ERR_IO);
+    expect_written(tsh_writer_open(&w, "/no/folder/x", 1), &w, "x\" cannot be written: No such");
+    assert_int_equal(tsh_writer_open(&w, "/dev/full", 0), TSH_OK); /* nothing to replace */
+    assert_int_equal(tsh_writer_add(&w, "a", 1), TSH_OK);
+    expect_written(tsh_writer_close(&w, 1), &w, "/dev/full\" cannot be written: No space left");
+    memset(&none, 0, sizeof none);
+    assert_int_equal(tsh_writer_close(&none, 1), TSH_OK);
+    assert_int_equal(tsh_writer_add(&none, "a", 1), TSH_ERR_ARGUMENT);
+    assert_int_equal(tsh_writer_open(&w, NULL, 0), TSH_ERR_ARGUMENT);
+    assert_int_equal(tsh_writer_open(NULL, "x", 0), TSH_ERR_ARGUMENT);
+}
+
+/* Rows are in the file at once, after those that were there; on a full disk none in part. */
+static void a_program_adds_whole_rows(void **state) {
+    tsh_writer w;
+    (void)state;
+    files_write("rows", "1\n", 2);
+    assert_int_equal(tsh_writer_open(&w, files_path("rows"), 1), TSH_OK);
+    assert_int_equal(w.size, 2);
+    assert_int_equal(tsh_writer_add(&w, "2\n", 2), TSH_OK);
+    expect_file("rows", "1\n2\n");
+    assert_int_equal(tsh_writer_sync(&w), TSH_OK);
+    assert_int_equal(tsh_writer_close(&w, 0), TSH_OK);
+    expect_file("rows", "1\n2\n");
+    assert_int_equal(tsh_writer_open(&w, "/dev/full", 1), TSH_OK);
+    expect_written(tsh_writer_add(&w, "3\n", 2), &w, "No space left");
+    assert_int_equal(tsh_writer_close(&w, 1), TSH_ERR_IO);
+}
+
+/* In a child under a limit of 100 bytes per file; rows 1: of 40 bytes each. Exits with 0 if the
+ * third addition is refused in a sentence. */
+static void write_beyond_the_limit(int rows) {
+    const struct rlimit tight = {100, 100};
+    tsh_writer w;
+    char row[41];
+    int i;
+    memset(row, 'x', sizeof row);
+    row[39] = '\n';
+    if (setrlimit(RLIMIT_FSIZE, &tight) != 0) _exit(2);
+    if (tsh_writer_open(&w, files_path("limited"), rows) != TSH_OK) _exit(3);
+    for (i = 0; i < 2; i++)
+        if (tsh_writer_add(&w, row, 40) != TSH_OK) _exit(4);
+    if (tsh_writer_add(&w, row, 40) != TSH_ERR_IO) _exit(5);
+    if (!strstr(w.error.message, "120 bytes, and files of this process may have 100")) _exit(6);
+    if (tsh_writer_add(&w, row, 1) != TSH_ERR_IO) _exit(7); /* would fit: the error stays */
+    _exit(tsh_writer_close(&w, 1) == TSH_ERR_IO ? 0 : 8);
+}
+
+static void a_limit_of_sizes_raises_no_signal(void **state) {
+    int rows, status;
+    (void)state;
+    for (rows = 0; rows < 2; rows++) {
+        const pid_t child = fork();
+        struct stat info;
+        if (child == 0) write_beyond_the_limit(rows);
+        assert_int_equal(waitpid(child, &status, 0), child);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fail_msg("%d: status %d", rows, status);
+        assert_int_equal(stat(files_path("limited"), &info), rows ? 0 : -1);
+        if (rows) assert_int_equal(info.st_size, 80);
+        assert_int_equal(files_count(), rows);
+    }
+}
+
 #define TEST(f) cmocka_unit_test_teardown(f, files_after)
 
 int main(void) {
@@ -525,6 +621,9 @@ int main(void) {
         TEST(what_is_no_file_in_a_folder_is_refused),
         TEST(a_program_opens_files_as_tsh_load),
         TEST(a_limit_of_file_sizes_is_an_error),
+        TEST(a_program_writes_whole_files),
+        TEST(a_program_adds_whole_rows),
+        TEST(a_limit_of_sizes_raises_no_signal),
     };
     return cmocka_run_group_tests_name("io system", tests, files_begin, files_end);
 }

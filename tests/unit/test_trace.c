@@ -3,8 +3,10 @@
 #include "../../backends/tshard_threads.h"
 #include "../support/small_gpt.h"
 #include <unistd.h> /* close */
-
-#include <unistd.h> /* close */
+#ifndef _WIN32
+#include <sys/resource.h> /* setrlimit */
+#include <sys/wait.h>
+#endif
 
 enum { STEPS = 2, TEXT = 1 << 22 };
 
@@ -379,7 +381,7 @@ static int mistakes(tsh_ctx *ctx, void *user) {
     CHECK(tsh_trace_begin(ctx, &good) == TSH_ERR_STATE, "twice");
     CHECK_SAYS(TSH_ERR_STATE, "runs already");
     CHECK(tsh_trace_end(ctx) == TSH_ERR_IO, "no folder");
-    CHECK_SAYS(TSH_ERR_IO, "/nonexistent/folder/trace.json cannot be written: No such");
+    CHECK_SAYS(TSH_ERR_IO, "/nonexistent/folder/trace.json\" cannot be written: No such");
     CHECK(tsh_trace_begin(ctx, &good) == TSH_OK, "after an error");
     CHECK(tsh_trace_end(ctx) == TSH_OK, "end");
     CHECK(tsh_trace_begin(ctx, &good) == TSH_OK, "closed without an end");
@@ -420,8 +422,53 @@ static void a_refusal_ends_the_world(void **state) {
     written.refuse = 0;
 }
 
+#ifndef _WIN32
+/* Where a file may have fewer bytes than the trace: an error of rank 0, which reaches all. */
+static int beyond_the_limit(tsh_ctx *ctx, void *user) {
+    const struct rlimit tight = {300, 300};
+    const tsh_trace_desc desc = {.path = (const char *)user};
+    tsh_tensor *x = tsh_ones(ctx, tsh_shape1(4));
+    const tsh_error *error = tsh_last_error(ctx);
+    CHECK(tsh_trace_begin(ctx, &desc) == TSH_OK, "begin");
+    for (int i = 0; i < 200; i++) CHECK(tsh_exp(x), "exp");
+    CHECK(tsh_barrier(tsh_world(ctx)) == TSH_OK && !setrlimit(RLIMIT_FSIZE, &tight), "limit");
+    if (tsh_trace_end(ctx) == TSH_OK)
+        CHECK(tsh_world(ctx)->rank > 0 && tsh_barrier(tsh_world(ctx)) == TSH_ERR_IO, "told");
+    CHECK(!tsh_ok(ctx) && strstr(error->message, "files of this process may have 300"), "%s",
+          error->message);
+    return 0;
+}
+
+/* No SIGXFSZ, and the file of an earlier trace stays. */
+static void a_limit_of_file_sizes_is_an_error(void **state) {
+    char path[] = "/tmp/tshard_trace_XXXXXX", found[8] = "";
+    const int descriptor = mkstemp(path);
+    FILE *file;
+    int status;
+    (void)state;
+    assert_true(descriptor >= 0 && write(descriptor, "old", 3) == 3 && close(descriptor) == 0);
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        const char *why = "";
+        const pid_t child = fork();
+        if (child == 0) {
+            const int failed = ranks_try(ranks, NULL, beyond_the_limit, path, &why);
+            _exit(failed ? fprintf(stderr, "%s\n", why) > 0 : 0);
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    file = fopen(path, "r");
+    assert_true(file && fgets(found, sizeof found, file) && fclose(file) == 0);
+    assert_string_equal(found, "old");
+    (void)remove(path);
+}
+#endif
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+#ifndef _WIN32
+        cmocka_unit_test(a_limit_of_file_sizes_is_an_error),
+#endif
         cmocka_unit_test(every_rank_has_a_lane),    cmocka_unit_test(times_are_those_of_the_clock),
         cmocka_unit_test(odd_names_and_a_limit),    cmocka_unit_test(a_file),
         cmocka_unit_test(mistakes_are_told),        cmocka_unit_test(an_optimiser_step_nests),
