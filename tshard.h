@@ -839,6 +839,10 @@ TSH_API int tsh_coll_cycle(tsh_coll_search *search, int size, int r,
  * it. */
 TSH_API int tsh_coll_blame(const tsh_coll_search *search, int r,
                            int (*together)(const void *user, int r), const void *user, int *waits);
+/* The error of a cycle: `blamed` waits in the call `in` while `waits` waits for it in `other` (both
+ * as tsh_coll_where has them), or for itself, if they are one rank. */
+TSH_API void tsh_cycle_error(int blamed, const char *in, int waits, const char *other,
+                             tsh_error *error);
 
 /* For backends whose ranks tell each other where they wait. How far a rank has come: collectives
  * that it has started in a group (peer -1), or messages to and from a peer, a rank of the world. */
@@ -9254,6 +9258,19 @@ TSH_API int tsh_coll_blame(const tsh_coll_search *search, int r,
     return blamed;
 }
 
+TSH_API void tsh_cycle_error(int blamed, const char *in, int waits, const char *other,
+                             tsh_error *error) {
+    if (blamed == waits)
+        (void)tsh_error_set(error, TSH_ERR_MISMATCH, blamed,
+                            "rank %d waits for itself in %s: a rank that sends to itself receives "
+                            "in the same call, tsh_sendrecv",
+                            blamed, in);
+    else
+        (void)tsh_error_set(error, TSH_ERR_MISMATCH, blamed,
+                            "rank %d waits in %s while rank %d waits for it in %s", blamed, in,
+                            waits, other);
+}
+
 /* ---- reports of ranks that wait ---- */
 
 /* Returns the marks (what the rank has started), which follow a report in memory. */
@@ -9322,9 +9339,7 @@ TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_
     r = tsh_coll_cycle(search, size, r, tshi_coll_awaits, &all);
     if (r < 0) return 0; /* r waits in no cycle */
     blamed = tsh_coll_blame(search, r, tshi_coll_together, &all, &waits);
-    (void)tsh_error_set(error, TSH_ERR_MISMATCH, blamed,
-                        "rank %d waits in %s while rank %d waits for it in %s", blamed,
-                        report[blamed]->text, waits, report[waits]->text);
+    tsh_cycle_error(blamed, report[blamed]->text, waits, report[waits]->text, error);
     return 1;
 }
 

@@ -120,13 +120,18 @@ static const char HELP[] =
 
 /* Says in one sentence why nothing can be run; returns the exit code for that. */
 PRINTF(1, 2) static int refuse(const char *format, ...) {
+    char text[1024];
     va_list args;
     va_start(args, format);
-    fprintf(stderr, "tshard-run: ");
-    vfprintf(stderr, format, args);
-    fprintf(stderr, "\n");
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    fprintf(stderr, "tshard-run: %s\n", text); /* at once: ranks' lines may come meanwhile */
     return BAD_USE;
+}
+
+static int no_memory(void) {
+    (void)refuse("out of memory");
+    return FAILED;
 }
 
 static int read_number(const char *text, int low, int high, int *out) {
@@ -209,7 +214,7 @@ static int add_host(settings *s, char *word, int slots, const char *where) {
         return refuse("%s: '%s' is no host; write name:slots, or [address]:slots for IPv6", where,
                       word);
     grown = (host *)realloc(s->hosts, (size_t)(s->host_count + 1) * sizeof *grown);
-    if (grown == NULL) return refuse("out of memory");
+    if (grown == NULL) return no_memory();
     s->hosts = grown;
     *end = '\0';
     grown[s->host_count].name = name;
@@ -232,12 +237,18 @@ static int read_host(settings *s, char *line, const char *where) {
 
 /* The whole file as a string. */
 static int read_text(const char *path, char **text) {
-    FILE *file = fopen(path, "r");
+    FILE *file;
     size_t room = 0;
     int code = 0;
-    if (file == NULL || getdelim(text, &room, '\0', file) <= 0)
-        code = refuse("--hostfile %s: %s", path,
-                      file != NULL && feof(file) ? "it is empty" : strerror(errno));
+    errno = 0;
+    file = fopen(path, "r");
+    if (file == NULL || getdelim(text, &room, '\0', file) <= 0) {
+        if (errno == ENOMEM)
+            code = no_memory();
+        else
+            code = refuse("--hostfile %s: %s", path,
+                          file != NULL && feof(file) ? "it is empty" : strerror(errno));
+    }
     if (file != NULL) fclose(file);
     return code;
 }
@@ -250,7 +261,7 @@ static int read_hosts(settings *s, const char *list) {
     if (s->host_file != NULL)
         code = read_text(s->host_file, &s->text);
     else if ((s->text = strdup(list)) == NULL)
-        code = refuse("out of memory");
+        code = no_memory();
     for (line = s->text; code == 0 && line != NULL; line = next) {
         next = strpbrk(line, stops);
         if (next != NULL) *next++ = '\0';
@@ -443,10 +454,12 @@ typedef struct buffer {
     size_t size, room;
 } buffer;
 
-/* Where lines go. A thread of libuv's writes, so that a reader who is slow stops neither signals
- * nor the clock, and the descriptor, which others may share, need not be made non-blocking. */
+/* Where lines go. A thread writes, so that a reader who is slow stops neither signals nor the clock,
+ * and the descriptor, which others may share, need not be made non-blocking. (Not one of libuv's
+ * pool, which aborts where the system gives no thread.) */
 typedef struct sink {
-    uv_work_t work;
+    uv_thread_t thread;
+    uv_async_t done; /* the thread has ended; keeps the loop alive while it is busy */
     struct job *job;
     int fd, busy;      /* busy: the thread has writing and error */
     int error, broken; /* errno of the thread, and what the loop knows of it */
@@ -500,8 +513,26 @@ typedef struct job {
 /* ========================================================================== */
 
 static void out_of_memory(void) {
-    refuse("out of memory");
-    _exit(FAILED); /* the guard ends the ranks */
+    _exit(no_memory()); /* the guard ends the ranks */
+}
+
+/* For libuv, which aborts, or crashes, where some of its own allocations fail. */
+static void *uv_malloc(size_t size) {
+    void *got = malloc(size);
+    if (got == NULL && size > 0) out_of_memory();
+    return got;
+}
+
+static void *uv_calloc(size_t count, size_t size) {
+    void *got = calloc(count, size);
+    if (got == NULL && count > 0 && size > 0) out_of_memory();
+    return got;
+}
+
+static void *uv_realloc(void *old, size_t size) {
+    void *got = realloc(old, size);
+    if (got == NULL && size > 0) out_of_memory();
+    return got;
 }
 
 static void append(buffer *b, const char *data, size_t size) {
@@ -516,9 +547,9 @@ static void append(buffer *b, const char *data, size_t size) {
     b->size += size;
 }
 
-/* In a thread of libuv's. */
-static void write_all(uv_work_t *work) {
-    sink *s = (sink *)work->data;
+/* In a thread of its own. */
+static void write_all(void *argument) {
+    sink *s = (sink *)argument;
     size_t done = 0;
     while (done < s->writing.size && s->error == 0) {
         struct pollfd ready = {s->fd, POLLOUT, 0};
@@ -530,9 +561,8 @@ static void write_all(uv_work_t *work) {
         else if (errno != EINTR)
             s->error = errno;
     }
+    uv_async_send(&s->done);
 }
-
-static void written(uv_work_t *work, int status);
 
 static void flush(sink *s) {
     buffer done = s->writing;
@@ -540,8 +570,8 @@ static void flush(sink *s) {
     s->writing = s->waiting;
     s->waiting = done;
     s->busy = 1;
-    s->work.data = s;
-    uv_queue_work(&s->job->loop, &s->work, write_all, written);
+    uv_ref((uv_handle_t *)&s->done);
+    if (uv_thread_create(&s->thread, write_all, s) != 0) out_of_memory();
 }
 
 /* One sentence of the launcher's own. */
@@ -631,9 +661,11 @@ static void on_read(uv_stream_t *from, ssize_t count, const uv_buf_t *unused) {
     if (s->to->waiting.size >= SINK_FULL) set_reading(s->to);
 }
 
-static void written(uv_work_t *work, int status) {
-    sink *s = (sink *)work->data;
-    (void)status;
+static void written(uv_async_t *done) {
+    sink *s = (sink *)done->data;
+    if (!s->busy) return;
+    uv_thread_join(&s->thread);
+    uv_unref((uv_handle_t *)done);
     s->busy = 0;
     s->writing.size = 0;
     s->broken = s->error;
@@ -999,46 +1031,65 @@ static void report(job *j, int again) {
 
 /* What was closed is opened, so that no pipe gets the number of stdin, stdout or stderr; what this
  * process was given beside those is not for the ranks. (uv_disable_stdio_inheritance stops at the
- * first descriptor over 15 that is not open.) */
-static void tidy_descriptors(void) {
-    int fd = 0, most = descriptors();
+ * first descriptor over 15 that is not open.) Refuses if too few descriptors are left: libuv aborts
+ * the process where it gets none for some of its own. */
+static int tidy_descriptors(const settings *set) {
+    /* 3, the guard's pipe, 6 of libuv, the listener; while a rank starts, 2 ends of its pipes, the
+     * 2 of libuv, /dev/null; and the pipes of all. */
+    int fd = 0, most = descriptors(), need = 16 + 2 * set->local, given = 0;
     while (fd >= 0 && fd < 3) fd = open("/dev/null", O_RDWR);
     if (fd >= 3) close(fd);
-    for (fd = 3; fd < most; fd++) fcntl(fd, F_SETFD, FD_CLOEXEC);
+    for (fd = 3; fd < most; fd++) given += fcntl(fd, F_SETFD, FD_CLOEXEC) == 0;
+    if (most - given >= need) return 0;
+    (void)refuse("%d ranks need %d descriptors, and this process may open %d, of which %d are in "
+                 "use (ulimit -n)",
+                 set->local, need, most, given + 3);
+    return FAILED;
 }
 
-static void open_job(job *j) {
+/* Returns 0, or libuv's error. */
+static int open_job(job *j) {
     struct stat out, err;
     struct sigaction old;
-    int i, same = fstat(1, &out) == 0 && fstat(2, &err) == 0 && out.st_dev == err.st_dev &&
-                  out.st_ino == err.st_ino;
-    uv_loop_init(&j->loop);
+    int error, i;
+    int same = fstat(1, &out) == 0 && fstat(2, &err) == 0 && out.st_dev == err.st_dev &&
+               out.st_ino == err.st_ino;
+    error = uv_loop_init(&j->loop);
+    if (error != 0) return error;
     uv_timer_init(&j->loop, &j->clock);
     j->clock.data = j;
     uv_unref((uv_handle_t *)&j->clock);
-    for (i = 0; i < SIGNAL_COUNT; i++) {
-        uv_signal_init(&j->loop, &j->signals[i]);
+    for (i = 0; i < SIGNAL_COUNT && error == 0; i++) {
+        error = uv_signal_init(&j->loop, &j->signals[i]);
+        if (error != 0) break;
         j->signals[i].data = j;
         uv_unref((uv_handle_t *)&j->signals[i]);
         if (sigaction(passed_on[i], NULL, &old) != 0 || old.sa_handler != SIG_IGN) /* nohup */
-            uv_signal_start(&j->signals[i], on_signal, passed_on[i]);
+            error = uv_signal_start(&j->signals[i], on_signal, passed_on[i]);
     }
-    uv_signal_init(&j->loop, &j->child);
+    if (error == 0) error = uv_signal_init(&j->loop, &j->child);
+    if (error != 0) return error;
     j->child.data = j;
     uv_unref((uv_handle_t *)&j->child);
-    uv_signal_start(&j->child, renew_guard, SIGCHLD);
-    for (i = 0; i < 2; i++) {
+    error = uv_signal_start(&j->child, renew_guard, SIGCHLD);
+    for (i = 0; i < 2 && error == 0; i++) {
+        error = uv_async_init(&j->loop, &j->sinks[i].done, written);
+        if (error != 0) break;
+        uv_unref((uv_handle_t *)&j->sinks[i].done);
+        j->sinks[i].done.data = &j->sinks[i];
         j->sinks[i].job = j;
         j->sinks[i].fd = i + 1;
         j->out[i] = &j->sinks[same ? 0 : i];
     }
     signal(SIGPIPE, SIG_IGN); /* ranks get the default back */
+    return error;
 }
 
 static void close_job(job *j) {
     int i;
     uv_run(&j->loop, UV_RUN_DEFAULT); /* the last lines */
     for (i = 0; i < SIGNAL_COUNT; i++) uv_close((uv_handle_t *)&j->signals[i], NULL);
+    for (i = 0; i < 2; i++) uv_close((uv_handle_t *)&j->sinks[i].done, NULL);
     uv_close((uv_handle_t *)&j->child, NULL);
     uv_close((uv_handle_t *)&j->clock, NULL);
     uv_run(&j->loop, UV_RUN_DEFAULT);
@@ -1052,15 +1103,22 @@ static void close_job(job *j) {
 
 static int run(const settings *set) {
     job j;
+    int error;
     memset(&j, 0, sizeof j);
-    tidy_descriptors();
+    if (tidy_descriptors(set) != 0) return FAILED;
+    if (uv_replace_allocator(uv_malloc, uv_realloc, uv_calloc, free) != 0) out_of_memory();
     j.set = set;
     if (start_guard(&j) != 0) return FAILED;
 #ifdef __linux__
     launcher = getpid();
     if (pthread_atfork(NULL, NULL, end_with_launcher) != 0) out_of_memory();
 #endif
-    open_job(&j);
+    error = open_job(&j);
+    if (error != 0) {
+        (void)refuse("cannot start: %s", uv_strerror(error));
+        stop_guard(&j);
+        return FAILED;
+    }
     for (;;) {
         int again;
         run_once(&j);

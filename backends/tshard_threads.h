@@ -1047,10 +1047,8 @@ static void tshi_threads_tell_cycle(const tsh_threads_world *world, int r, tsh_e
     char texts[2][TSHI_THREADS_TEXT];
     int waits, blamed = tsh_coll_blame(world->search, r, tshi_threads_together, world, &waits);
     const tshi_threads_rank *a = &world->rank[blamed], *b = &world->rank[waits];
-    (void)tsh_error_set(error, TSH_ERR_MISMATCH, blamed,
-                        "rank %d waits in %s while rank %d waits for it in %s", blamed,
-                        tshi_threads_where(texts[0], a->blocked, a->blocked_req), waits,
-                        tshi_threads_where(texts[1], b->blocked, b->blocked_req));
+    tsh_cycle_error(blamed, tshi_threads_where(texts[0], a->blocked, a->blocked_req), waits,
+                    tshi_threads_where(texts[1], b->blocked, b->blocked_req), error);
 }
 
 /* Marks this rank as blocked in req; fails the world if ranks wait for each other in a cycle. The

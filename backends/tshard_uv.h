@@ -319,7 +319,7 @@ typedef struct tshi_uv_stream {
     int64_t block, good; /* where the block being moved ends; where the last whole one did. Received
                           * bytes are used up to `good` only: their checksum was right */
     int64_t summed;      /* bytes of payload that `check` covers: from the first one on */
-    size_t head;         /* bytes of the header sent so far; unused for incoming frames */
+    size_t head;         /* bytes of the header sent so far; incoming: only set from this rank */
     size_t tail;         /* bytes of the block's checksum moved so far */
     uint32_t check, received; /* checksum of the payload; the one that the peer has sent */
 } tshi_uv_stream;
@@ -2005,7 +2005,7 @@ static int tshi_uv_awaits(const void *user, int r, int i) {
     if (!s->wait || i >= (s->peer >= 0 ? 1 : s->members)) return -1;
     m = s->peer >= 0 ? s->peer : s->member[i];
     other = &all[m].blocked;
-    if (m == r || !other->wait) return -1;
+    if ((m == r && s->peer < 0) || !other->wait) return -1; /* a message may be to itself */
     started = s->peer >= 0 ? tshi_uv_blocked_messages(other, s->group, r, s->sends)
                            : tshi_uv_blocked_started(other, s->group);
     return started <= s->seq ? m : -1;
@@ -2027,9 +2027,9 @@ static int tshi_uv_together(const void *user, int r) {
 static void tshi_uv_report_cycle(tsh_uv_world *world, int r) {
     const tshi_uv_peer *all = world->peer;
     int waits, blamed = tsh_coll_blame(world->search, r, tshi_uv_together, all, &waits);
-    tshi_uv_suspect(world, TSHI_UV_CROSSED, TSH_ERR_MISMATCH, blamed,
-                    "rank %d waits in %s while rank %d waits for it in %s", blamed,
-                    all[blamed].blocked.text, waits, all[waits].blocked.text);
+    tsh_error error;
+    tsh_cycle_error(blamed, all[blamed].blocked.text, waits, all[waits].blocked.text, &error);
+    tshi_uv_suspect(world, TSHI_UV_CROSSED, error.code, blamed, "%s", error.message);
 }
 
 /* Returns 1 if this rank is still in the wait of this number. */
@@ -4324,6 +4324,7 @@ static int tshi_uv_meet(tshi_uv_link *link) {
             return 0;
         }
         if (sent.bytes) memmove(to->coll.recv, from->coll.send, (size_t)sent.bytes);
+        to->in[link->peer].head = from->out[link->peer].head = sizeof sent; /* both are complete */
         tshi_uv_frame_done(to, &link->in);
         tshi_uv_frame_done(from, &link->out);
     }
@@ -4587,9 +4588,11 @@ static int tshi_uv_over(const tshi_uv_waiting *wait) { /* Returns 1 if done, or 
  * message; *sends: 1 if it waits to send, 0 to receive. */
 static int tshi_uv_awaited(const tshi_uv_op *op, uint64_t *number, int *sends) {
     const tsh_coll *coll = &op->coll;
-    *sends = coll->kind == TSH_SEND ||
-             (coll->kind == TSH_SENDRECV && op->out[coll->send_to].done == 0 &&
-              op->out[coll->send_to].head == 0); /* nothing is sent yet */
+    const int own = op->group->rank;
+    *sends = coll->kind == TSH_SEND || /* or nothing is sent yet: */
+             (coll->kind == TSH_SENDRECV && op->out[coll->send_to].head == 0);
+    if (coll->kind == TSH_SENDRECV && coll->recv_from == own && op->in[own].head == 0)
+        *sends = 0; /* it waits for itself, whatever the other half does */
     *number = op->number[!*sends];
     return *sends ? coll->send_to : coll->recv_from;
 }

@@ -771,6 +771,43 @@ def a_new_key_is_written(folder):
     check(not os.path.exists(other + "3"))
 
 
+def too_few_descriptors_are_one_sentence(_):
+    started = 0
+    for most in range(5, 30):
+        shell = ["sh", "-c", 'ulimit -n %d && exec "$@"' % most, "sh"]
+        code, out, err = launch("-n", 2, "echo", "here", shell=shell)
+        if "error while loading shared libraries" in err:
+            continue
+        check(code == 0 and by_rank(out) == {0: ["here"], 1: ["here"]} or
+              code == 1 and out == b"" and err.count("\n") == 1 and
+              "2 ranks need " in err and "(ulimit -n)" in err, most, code, out, err)
+        started += code == 0
+    check(started > 2, started)
+
+
+def memory_that_is_lacking_is_one_sentence(folder):
+    if any("/%s/" % san in LAUNCHER for san in ("asan", "tsan")):
+        raise Skipped("sanitizers have a malloc of their own")
+    library = os.path.join(folder, "preload_malloc.so")
+    source = os.path.join(TOP, "tests", "fault", "preload_malloc.c")
+    built = subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-o", library, source],
+                           stderr=subprocess.PIPE, check=False)
+    if built.returncode:
+        raise Skipped("no library that fails allocations: needs glibc")
+
+    def fails(at, more):
+        env = dict({"LD_PRELOAD": library, "FAIL_AT": str(at)}, **more)
+        code, out, err = launch("-n", 2, "true", env=env)
+        return code, out, err
+    rows = [(at, more) for at in range(1, 60) for more in ({}, {"FAIL_ALL": "1"})]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        ends = list(pool.map(lambda row: fails(*row), rows))
+    for row, (code, out, err) in zip(rows, ends):
+        check(code == 0 or code == 1 and err.startswith("tshard-run: ") and err.count("\n") == 1,
+              row, code, out, err)
+    check(sum("out of memory" in err for _, _, err in ends) > 20, ends)
+
+
 # ---- report ------------------------------------------------------------------
 
 
@@ -788,7 +825,8 @@ TESTS = [  # those that wait longest first
     ranks_have_no_other_descriptors, closed_streams_do_no_harm, two_jobs_run_at_once,
     many_ranks_start, mistakes_are_one_sentence, hosts_share_one_numbering,
     rank_0_listens_where_it_is_told, a_name_of_loopback_is_no_host_for_others,
-    several_hosts_need_a_key, a_new_key_is_written]
+    several_hosts_need_a_key, a_new_key_is_written, too_few_descriptors_are_one_sentence,
+    memory_that_is_lacking_is_one_sentence]
 
 
 def main():

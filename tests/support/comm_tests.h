@@ -541,6 +541,55 @@ static void test_circle(void **state) {
     for (int r = 0; r < 4; r++) assert_true(jobs[r].ms < LIMIT_MS);
 }
 
+/* Rank 0 waits for itself: sends and does not receive, or the other way round, alone or in a call
+ * whose other half ends; in the world or a group. It is told at once, and what to call instead. */
+typedef struct own_case {
+    int to, from; /* of rank 0; -1: that half is not called */
+    int group;    /* 1: in a group of all ranks, in falling order */
+} own_case;
+
+static void own_rank(job *j) {
+    const own_case *c = (const own_case *)j->user;
+    const int own = c->group, other = !c->group; /* ranks 0 and 1 of the world, in the group */
+    tsh_comm group, *comm = &j->comm;
+    tsh_result result = TSH_OK;
+    float x = 1, y = 0;
+    memset(&group, 0, sizeof group);
+    if (c->group) CHECK(tsh_split(&j->comm, 0, -j->rank, &group) == TSH_OK);
+    if (c->group) comm = &group;
+    j->ms = now_ms();
+    if (j->rank == 0 && c->from < 0)
+        result = tsh_send(comm, &x, 1, TSH_F32, own);
+    else if (j->rank == 0 && c->to < 0)
+        result = tsh_recv(comm, &y, 1, TSH_F32, own);
+    else if (j->rank == 0)
+        result = tsh_sendrecv(comm, &x, 1, c->to ? other : own, &y, 1, c->from ? other : own,
+                              TSH_F32);
+    else if (c->to == 1)
+        CHECK(tsh_recv(comm, &y, 1, TSH_F32, own) == TSH_OK);
+    else if (c->from == 1)
+        CHECK(tsh_send(comm, &x, 1, TSH_F32, own) == TSH_OK);
+    CHECK(result == (j->rank == 0 ? TSH_ERR_MISMATCH : TSH_OK));
+    CHECK(tsh_barrier(&j->comm) == TSH_ERR_MISMATCH);
+    j->ms = now_ms() - j->ms;
+    (void)job_verdict(j);
+    tsh_comm_close(&group);
+}
+
+static void test_waits_for_itself(void **state) {
+    static const own_case cases[] = {{0, -1, 0}, {-1, 0, 0}, {0, 1, 0},
+                                     {1, 0, 0},  {0, -1, 1}, {-1, 0, 1}};
+    (void)state;
+    if (elsewhere(2)) return;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        world_run(2, own_rank, &cases[i]);
+        assert_verdict(2, TSH_ERR_MISMATCH, 0);
+        assert_non_null(strstr(jobs[1].verdict.message, "rank 0 waits for itself in "));
+        assert_non_null(strstr(jobs[1].verdict.message, "tsh_sendrecv"));
+        for (int r = 0; r < 2; r++) assert_true(jobs[r].ms < LIMIT_MS);
+    }
+}
+
 /* ------------------------------------------------------------- values, scale */
 
 static void nan_rank(job *j) {
@@ -659,7 +708,8 @@ static void test_short_error(void **state) {
         cmocka_unit_test(test_named_groups),                                                       \
         cmocka_unit_test(test_careless_close), cmocka_unit_test(test_abort),                       \
         cmocka_unit_test(test_abort_from_thread), cmocka_unit_test(test_timeout),                  \
-        cmocka_unit_test(test_circle), cmocka_unit_test(test_nan), cmocka_unit_test(test_repeat),  \
+        cmocka_unit_test(test_circle), cmocka_unit_test(test_waits_for_itself),                    \
+        cmocka_unit_test(test_nan), cmocka_unit_test(test_repeat),                                 \
         cmocka_unit_test(test_random), cmocka_unit_test(test_short_error)
 
 #endif

@@ -394,6 +394,7 @@ static void the_odd_rank_has_the_least_together(void **state) {
     const unsigned pair[WAITING] = {2, 1};
     const int alike[WAITING] = {1, 1, 1, 1, 1, 1}, alone[WAITING] = {1, 3, 3, 3, 2, 1};
     tsh_coll_search search[WAITING];
+    tsh_error error;
     int waits;
     (void)state;
     memset(search, 0, sizeof search);
@@ -406,6 +407,11 @@ static void the_odd_rank_has_the_least_together(void **state) {
     assert_int_equal(tsh_coll_cycle(search, WAITING, 0, nth_awaited, pair), 0);
     assert_int_equal(tsh_coll_blame(search, 0, company_of, alike, &waits), 1);
     assert_int_equal(waits, 0);
+    tsh_cycle_error(1, "send", 0, "receive", &error);
+    assert_string_equal(error.message, "rank 1 waits in send while rank 0 waits for it in receive");
+    assert_int_equal(error.rank, 1);
+    tsh_cycle_error(1, "send", 1, "send", &error);
+    assert_non_null(strstr(error.message, "rank 1 waits for itself in send: "));
 }
 
 /* ------------------------------------------------------- a backend of messages */
