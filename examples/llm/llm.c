@@ -1009,11 +1009,11 @@ static int choose_sampling(llm_job *job) {
     const double top_k = generation_number(job, from, "top_k", 1e9, says ? 50 : 0);
     const double min_p = generation_number(job, from, "min_p", 1, 0);
     const double penalty = generation_number(job, config, "repetition_penalty", 1e6, 1);
-    if (!job->temperature) job->temperature = temperature == 0 ? TSH_ZERO : temperature;
-    if (!job->top_p && top_p > 0) job->top_p = top_p;
-    if (!job->top_k) job->top_k = (int64_t)top_k;
-    if (!job->min_p) job->min_p = min_p;
-    if (!job->penalty && penalty != 1) job->penalty = penalty;
+    if (job->temperature == 0) job->temperature = temperature == 0 ? TSH_ZERO : temperature;
+    if (job->top_p == 0 && top_p > 0) job->top_p = top_p;
+    if (job->top_k == 0) job->top_k = (int64_t)top_k;
+    if (job->min_p == 0) job->min_p = min_p;
+    if (job->penalty == 0 && penalty != 1) job->penalty = penalty;
     cJSON_Delete(config);
     return temperature >= 0 && top_p >= 0 && top_k >= 0 && min_p >= 0 && penalty >= 0;
 }

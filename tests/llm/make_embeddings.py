@@ -99,7 +99,8 @@ def cases():
     yield "elsewhere", dict(case, model_at="0_Transformer")
     yield "qwen3", pooled(older("lasttoken", include_prompt=True), NORM, model="qwen3")
     for model in ("bloom", "falcon", "gemma2", "gpt2", "gpt_neox", "granite", "llama",
-                  "llama_biased", "opt", "phi"):
+                  "llama_biased", "llama_dynamic_far", "mistral_window", "opt", "phi",
+                  "phi3_longrope_far"):
         yield model, {"model": model, "files": {}}
 
 
