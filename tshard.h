@@ -170,6 +170,12 @@
  *   sentence begins with the path of the module, and the function, that fails, in forward and in
  *   backward: "h.3.mlp.c_fc: tsh_linear: input has 5 features, ...".
  *
+ *   Where a call cannot go on (NULL for what it needs, a tensor that is stale or of another ctx, a
+ *   number out of range) it is an error, or, where no ctx is at hand to keep one, does nothing and
+ *   returns NULL, 0 or TSH_ERR_ARGUMENT. Nothing of that crashes. What a call cannot see must be
+ *   right: that arrays and buffers are as long as their counts say, that what pointers lead to was
+ *   not freed (a tensor that was freed is noticed until its handle is used again).
+ *
  *   tsh_detect_anomaly(ctx, 1) makes the first NaN or infinity an error; tsh_tape_dump(ctx, stderr)
  *   before tsh_backward shows what was recorded.
  *
@@ -261,14 +267,16 @@
  *
  * SPEED
  *   Compile with -O3 (and -fno-math-errno where the compiler has it, so that square roots
- *   vectorise), but without -ffast-math, -Ofast and their parts such as -ffinite-math-only and
+ *   vectorise), but without -ffast-math, -Ofast and their parts, such as -ffinite-math-only and
  *   -funsafe-math-optimizations: NaN and infinity are values here, and sums have an order. They are
  *   an #error where the compiler defines a macro for them (gcc for each, clang for -ffast-math and
- *   -ffinite-math-only), else an error of tsh_open; -fno-fast-math after them takes them back. Other
- *   files of a program may have them. (Linked with -ffast-math, gcc's programs treat numbers below
- *   2^-126 in magnitude as 0.) Kernels for AVX2 and AVX-512 are compiled beside portable ones and chosen at run
- *   time. tsh_desc.gemm takes any other matrix product. With -fopenmp, tsh_desc.threads gives a
- *   rank more cores: the same bits; ranks times threads should not be more than the cores.
+ *   -ffinite-math-only), else an error of tsh_open; -fno-fast-math after them takes them back.
+ *   Other files of a program may have them. (Linked with -ffast-math, gcc's programs treat numbers
+ *   below 2^-126 in magnitude as 0.)
+ *
+ *   Kernels for AVX2 and AVX-512 are compiled beside portable ones and chosen at run time.
+ *   tsh_desc.gemm takes any other matrix product. With -fopenmp, tsh_desc.threads gives a rank more
+ *   cores: the same bits; ranks times threads should not be more than the cores.
  *
  * BUILDING
  *   Give the implementation a source file of its own, such as tshard.c:
@@ -524,12 +532,13 @@ typedef struct tsh_range {
 
 /* The ownership function, the only one: writes the ranges of a dimension of `length` elements that
  * `rank` of `size` owns (one per segment, empty ones included) and returns their total length.
- * `ranges` may be NULL. Replicated and partial layouts own everything. -1: the layout's segments or
- * units do not fit the length. */
+ * `ranges` may be NULL. Replicated and partial layouts own everything. -1: the layout is NULL, its
+ * segments or units do not fit the length, or there is no such rank. */
 TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, int rank,
                           tsh_range ranges[TSH_MAX_SEGMENTS]);
 
-/* Writes "R", "P", "S(1)" or "S(1, 3 segments, unit 64)" into text; returns text. */
+/* Writes "R", "P", "S(1)" or "S(1, 3 segments, unit 64)" into text (64 bytes hold any);
+ * layout NULL: "R". Returns text; where that is NULL, or size 0, nothing is written. */
 TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size);
 
 /* ========================================================================== */
@@ -902,14 +911,15 @@ TSH_API int tsh_ok(tsh_ctx *ctx);
 TSH_API const tsh_error *tsh_last_error(const tsh_ctx *ctx);
 /* Forgets a local error that was not told to the peers yet; the world's verdict stays. */
 TSH_API void tsh_clear_error(tsh_ctx *ctx);
-/* Records an error of the caller's own, printf-style, control characters as '?'. Returns code. */
+/* Records an error of the caller's own, printf-style, control characters as '?'; format NULL: code's
+ * text. Returns code. */
 TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...)
     TSH_PRINTF(3, 4);
 /* A function for tsh_logger.fn: prints "tshard: ", the message and a newline to stderr. `user` is
  * not read. Threads may call it at the same time; their lines do not mix. */
 TSH_API void tsh_log_stderr(void *user, const char *message);
 /* Gives logger->fn a message, as tsh_fail keeps one, of at most TSH_MESSAGE_SIZE bytes. Does
- * nothing where logger or its fn is NULL. For backends and runners. */
+ * nothing where logger, its fn or format is NULL. For backends and runners. */
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) TSH_PRINTF(2, 3);
 
 /* -- memory ----------------------------------------------------------------- */
@@ -1260,7 +1270,7 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
                             size_t bytes);
 TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, const void *in,
                              size_t bytes);
-/* "f32 (2, 3) S(1): 1 2 3 / 4 5 6" of the local piece into text, cut at size. Returns text. */
+/* Writes the local piece, "f32 (2, 3) S(1): 1 2 3 / 4 5 6", cut at size; text NULL: does not. */
 TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size);
 
 /* -- matmul, linear, embedding ---------------------------------------------- */
@@ -1846,7 +1856,7 @@ typedef struct tsh_schedule {
     double lr, lr_min;
     int64_t warmup, total; /* steps: linear from lr / warmup to lr, then down to lr_min at total */
 } tsh_schedule;
-/* The learning rate of step 0, 1, ... */
+/* The learning rate of step 0, 1, ...; below 0 that of step 0. schedule NULL: 0. */
 TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step);
 
 /* -- quantised weights ------------------------------------------------------ */
@@ -2218,6 +2228,8 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 /* TSHI_INLINE: is always inlined, so that the caller's loop over its calls can be vectorised.
  * TSHI_OUTLINE: has many callers and gains nothing from inlining; saves compile time.
  * TSHI_COLD: runs once or rarely (models, files, checks, errors); gcc optimises it for size.
+ * TSHI_MAY_ALIAS: of a type: an access through it may be to memory that holds another type, which
+ * C's rules about aliasing forbid and optimisers rely on.
  * TSHI_APART: is called by AVX kernels. gcc must not look into it (noipa): if it sees that the
  * function leaves some registers alone, it omits vzeroupper before the call, and every change
  * between AVX and SSE code is slow. */
@@ -2232,6 +2244,7 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_APART          static __attribute__((TSHI_ALONE))
 #define TSHI_OUTLINE        static __attribute__((noinline))
 #define TSHI_COLD           __attribute__((cold))
+#define TSHI_MAY_ALIAS      __attribute__((may_alias))
 #define TSHI_PREFETCH(p)    __builtin_prefetch(p)       /* into all caches */
 #define TSHI_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2) /* to read; into the L2 cache, not L1 */
 #else
@@ -2240,6 +2253,7 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_APART          static
 #define TSHI_OUTLINE        static
 #define TSHI_COLD
+#define TSHI_MAY_ALIAS
 #define TSHI_PREFETCH(p)    ((void)(p))
 #define TSHI_PREFETCH_L2(p) ((void)(p))
 #endif
@@ -2718,13 +2732,14 @@ TSH_API const char *tsh_result_text(tsh_result code) {
 
 TSH_API void tsh_log_stderr(void *user, const char *message) {
     (void)user;
+    if (!message) return;
     (void)fprintf(stderr, "tshard: %s\n", message); /* one call: lines of ranks do not mix */
 }
 
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) {
     char text[TSH_MESSAGE_SIZE];
     va_list list;
-    if (!logger || !logger->fn) return;
+    if (!logger || !logger->fn || !format) return;
     va_start(list, format);
     (void)vsnprintf(text, sizeof text, format, list);
     va_end(list);
@@ -2799,6 +2814,7 @@ static TSHI_COLD void tshi_error_place(tsh_ctx *ctx) {
 TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...) {
     va_list list;
     if (!ctx || ctx->error.code != TSH_OK) return code; /* the first error is kept */
+    if (!format) return tsh_fail(ctx, code, "%s", tsh_result_text(code));
     ctx->error.code = code;
     ctx->error.rank = ctx->world.rank;
     va_start(list, format);
@@ -4036,7 +4052,8 @@ TSH_API tsh_layout tsh_shard_segments(int dim, int segments, int64_t unit) {
 static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, tsh_segment *out) {
     int n = layout->segments ? layout->segments : 1; /* number of segments */
     *out = layout->segment[s];
-    if (n < 1 || n > TSH_MAX_SEGMENTS || out->length < 0 || out->unit < 0) return 0;
+    if (n < 1 || n > TSH_MAX_SEGMENTS || out->length < 0 || out->length > length || out->unit < 0)
+        return 0;
     if (!out->unit) out->unit = 1;
     if (!out->length) {
         int i;
@@ -4050,9 +4067,10 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
 
 TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, int rank,
                           tsh_range ranges[TSH_MAX_SEGMENTS]) {
-    int s, n = layout->segments ? layout->segments : 1;
+    int s, n = layout && layout->segments ? layout->segments : 1;
     int64_t start = 0, owned = 0; /* first element of segment s; elements owned so far */
-    if (length < 0 || length > INT64_MAX / 4 || size < 1 || rank < 0 || rank >= size || n < 1)
+    if (!layout || length < 0 || length > INT64_MAX / 4 || size < 1 || rank < 0 || rank >= size ||
+        n < 1)
         return -1;
     if (layout->kind != TSH_SHARDED) { /* every rank owns all elements */
         if (ranges) ranges[0].start = 0;
@@ -4138,10 +4156,10 @@ static int tshi_layout_identical(const tsh_layout *a, const tsh_layout *b) {
 }
 
 TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size) {
-    if (!size) return text;
+    if (!size || !text) return text;
     text[0] = '\0';
-    if (layout->kind != TSH_SHARDED) {
-        tsh_text_add(text, size, layout->kind == TSH_PARTIAL ? "P" : "R");
+    if (!layout || layout->kind != TSH_SHARDED) {
+        tsh_text_add(text, size, layout && layout->kind == TSH_PARTIAL ? "P" : "R");
     } else {
         tsh_text_add(text, size, "S(%d", layout->dim);
         if (layout->segments > 1) tsh_text_add(text, size, ", %d segments", layout->segments);
@@ -6110,8 +6128,9 @@ static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t le
 /* to = from: copies n elements of one dtype, as unsigned integers of the dtype's size. */
 #define TSHI_KERNEL_MOVE(type)                                                                     \
     do {                                                                                           \
-        type *TSHI_RESTRICT y = (type *)to->data;                                                  \
-        const type *TSHI_RESTRICT x = (const type *)from->data;                                    \
+        typedef type TSHI_MAY_ALIAS bits; /* also of floats */                                     \
+        bits *TSHI_RESTRICT y = (bits *)to->data;                                                  \
+        const bits *TSHI_RESTRICT x = (const bits *)from->data;                                    \
         TSHI_EACH for (i = 0; i < n; i++) y[i * sy] = x[i * sx];                                   \
     } while (0)
 TSHI_APART void tshi_kernel_move_each(int64_t n, const tshi_operand *to, const tshi_operand *from) {
@@ -6461,11 +6480,15 @@ typedef enum tshi_gemm_form {
     TSHI_GEMM_ROUNDED /* tsh_real rounded to bf16, in pairs */
 } tshi_gemm_form;
 
+/* A word of A as micro-kernels read it: tsh_real, or a pair of bf16, which was stored as two
+ * uint16_t. */
+typedef tsh_real TSHI_MAY_ALIAS tshi_gemm_word;
+
 /* What a micro-kernel computes: C = alpha A B + D. The column strides of C and D are 1. With packed
  * pairs, k counts words. */
 typedef struct tshi_gemm_tile {
     int64_t k;            /* number of products in each sum */
-    const tsh_real *a;    /* A, shape (rows, k) */
+    const tshi_gemm_word *a; /* A, shape (rows, k) */
     int64_t rsa, csa;     /* row stride and column stride of A */
     const tsh_real *b;    /* B, shape (k, cols) */
     int64_t rsb, csb;     /* row stride and column stride of B, in its elements */
@@ -6593,8 +6616,10 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
                                                  const int vecs) {                                 \
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
         const int64_t rsa = t->rsa, csa = t->csa;                                                  \
-        const tsh_real *b = t->b, *a0 = t->a, *a1 = rows > 3 ? a0 + 3 * rsa : a0;                  \
-        const tsh_real *a2 = rows > 6 ? a0 + 6 * rsa : a0, *a3 = rows > 9 ? a0 + 9 * rsa : a0;     \
+        const tshi_gemm_word *a0 = t->a, *a1 = rows > 3 ? a0 + 3 * rsa : a0;                       \
+        const tshi_gemm_word *a2 = rows > 6 ? a0 + 6 * rsa : a0;                                   \
+        const tshi_gemm_word *a3 = rows > 9 ? a0 + 9 * rsa : a0;                                   \
+        const tsh_real *b = t->b;                                                                  \
         const tsh_real *c = t->c; /* next row of C to prefetch */                                  \
         const TSHI_GEMM_VEC_##isa zero = {0};                                                      \
         TSHI_GEMM_VEC_##isa x, b0, b1, c0[mr], c1[mr]; /* c0, c1: sums of the tile */              \
@@ -7387,7 +7412,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
     uintptr_t ahead = !last      ? (uintptr_t)begin + (uintptr_t)(8 * groups * inc)
                       : t->then ? t->then
                                 : (uintptr_t)begin;
-    const float *a = t->a;
+    const tshi_gemm_word *a = t->a;
     float a_end[64];
     char b_end[32][16];
     __m256 acc[4][8], out[4][8]; /* of each group; acc: sums of a slice, out: of C */
@@ -7585,7 +7610,7 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
         uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* of B */      \
         uintptr_t ahead = /* where the 1024 bytes that were prefetched last begin */               \
             (uintptr_t)b + (uintptr_t)(16 * inc + more);                                           \
-        const float *a = t->a;                                                                     \
+        const tshi_gemm_word *a = t->a;                                                            \
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
         const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);                           \
         __m512 acc[8], out[8], r[16]; /* acc: sums of a slice; out: of C */                        \
@@ -7854,7 +7879,7 @@ static void tshi_gemm_streamed(tshi_gemm_job *job, tshi_gemm_tile *t, int64_t co
  * and B as in t. next: from a row of A to the next one, in whole slivers. */
 static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, int mr,
                              tshi_gemm_tile *t, int64_t next, int64_t j, int cols, int width) {
-    const tsh_real *a = t->a;
+    const tshi_gemm_word *a = t->a;
     const int direct = cols == width && job->c.column == 1 && job->d.column == 1 &&
                        job->c.dtype == TSH_REAL; /* tiles are written in place */
     for (int64_t i = 0; i < job->m; i += mr) {
@@ -9005,12 +9030,13 @@ static void tshi_coll_name(char *text, size_t capacity, const char *const *names
 TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
                             size_t capacity) {
     static const char *const redops[] = {"sum", "product", "min", "max", "average"};
+    if (!capacity || !text) return text; /* no byte for the terminating 0 */
+    text[0] = '\0';
+    if (!coll) return text;
     unsigned kind = (unsigned)coll->kind;
     const int64_t *mine = coll->recv_counts, *theirs = NULL; /* theirs: other's, if comparable */
     if (tshi_coll_rows(coll->kind) && kind != TSH_ALLTOALL && other && other->kind == coll->kind)
         theirs = other->recv_counts;
-    if (!capacity) return text; /* no byte for the terminating 0 */
-    text[0] = '\0';
     tshi_coll_name(text, capacity, tshi_coll_kinds, TSH_COLL_KINDS, "kind", kind);
     if (kind >= TSH_BARRIER) return text; /* no arguments to describe */
     tsh_text_add(text, capacity, " of ");
@@ -9040,7 +9066,7 @@ TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int siz
 
 TSH_API char *tsh_group_text(uint64_t group, char *text, size_t capacity) {
     const int axis = (int)(group >> TSHI_COLL_AXIS);
-    if (!capacity) return text; /* no byte for the terminating 0 */
+    if (!capacity || !text) return text; /* no byte for the terminating 0 */
     text[0] = '\0';
     if (axis == 't' || axis == 'd' || axis == 'p')
         tsh_text_add(text, capacity, "%cp", axis);
@@ -10529,6 +10555,7 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     if (!coll || !req) return TSH_ERR_ARGUMENT;
     *req = 0;
     if (!tshi_comm_usable(comm) || coll->size != sizeof *coll) return TSH_ERR_ARGUMENT;
+    if ((unsigned)coll->kind >= (unsigned)TSH_COLL_KINDS) return TSH_ERR_ARGUMENT;
     if (!tshi_coll_rows(coll->kind) || coll->blocks == 0) coll->blocks = 1;
     size = tshi_comm_measure(comm, coll);
     if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
@@ -12576,6 +12603,13 @@ TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *
     tsh_ctx *ctx = NULL;
     int result = 1;
     if (desc) mine = *desc;
+    if (!comm || !fn) {
+        const char *missing = comm ? "fn" : "comm";
+        tsh_log_message(&mine.logger, "tsh_run_on: %s is NULL", missing);
+        if (error) (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is NULL", missing);
+        tsh_comm_close(comm);
+        return result;
+    }
     mine.comm = *comm;
     if (tsh_open(&mine, &ctx) == TSH_OK)
         result = fn(ctx, user);
@@ -15111,7 +15145,7 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
     const void *values;
     int64_t e, n = tsh_local_numel(t); /* e: index of an element */
     int d;
-    if (!size) return text;
+    if (!size || !text) return text;
     text[0] = '\0';
     if (!tshi_tensor_check("tsh_to_string", "t", &t, 1) ||
         !(values = tshi_kernel_packed(t, &scratch)))
@@ -15728,7 +15762,7 @@ static void tshi_embedding_backward(tshi_node *node) {
  * error. */
 static int tshi_embedding_options(tsh_ctx *ctx, const char *op, const tsh_lookup_desc *desc,
                                   int64_t rows) {
-    if (desc->padding && (desc->padding_idx < -rows || desc->padding_idx >= rows))
+    if (desc->padding && rows >= 0 && (desc->padding_idx < -rows || desc->padding_idx >= rows))
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: padding_idx %lld is outside [%lld, %lld)", op,
                        (long long)desc->padding_idx, (long long)-rows, (long long)rows);
     else if (!(desc->max_norm >= 0))
@@ -16477,12 +16511,13 @@ static void tshi_rope_angles(const tsh_tensor *x, const tsh_rope_desc *desc, int
     const int64_t rows = x->local[x->ndim - 2];
     const double base = tshi_base_option(desc->base, 10000);
     const double factor = tshi_base_option(desc->factor, 1);
-    int64_t i, t, start = desc->start;
-    if (desc->starts) start += desc->starts[tshi_tensor_global(x, 0, b)];
+    double start = (double)desc->start; /* in double, any sum of positions is possible */
+    int64_t i, t;
+    if (desc->starts) start += (double)desc->starts[tshi_tensor_global(x, 0, b)];
     for (i = 0; i < pairs; i++) {
         double speed = desc->freqs ? desc->freqs[i] : pow(base, -(double)i / (double)pairs);
         for (t = 0; t < rows; t++) {
-            double angle = (double)(start + tshi_tensor_global(x, x->ndim - 2, t)) * speed;
+            double angle = (start + (double)tshi_tensor_global(x, x->ndim - 2, t)) * speed;
             table[2 * pairs * t + i] = TSHI_R(factor * cos(angle));
             table[2 * pairs * t + pairs + i] = TSHI_R(factor * sin(angle));
         }
@@ -17739,7 +17774,8 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     tshi_attention_choose(h, back);
     tshi_attention_share(all, back);
     items = q->local[0] * all->groups * (back ? 1 : all->units) / all->together;
-    seen = more->window ? tshi_base_min(h->tk, more->window + h->rows) : h->tk;
+    seen = more->window && more->window < h->tk ? tshi_base_min(h->tk, more->window + h->rows)
+                                                : h->tk;
     all->pieces = tshi_team_parts(q->ctx, q->local[0] * heads * h->tq * seen * h->d, MIN_WORK);
     all->pieces = (int)tshi_base_min(all->pieces, items);
     if (all->pieces < 1 ||
@@ -21176,6 +21212,11 @@ static int tshi_layers_counts(const tsh_module *module, tsh_attention_layer_desc
     const int fits = desc->head_dim || (heads > 0 && desc->dim % heads == 0);
     if (!desc->kv_heads) desc->kv_heads = heads;
     if (!desc->head_dim) desc->head_dim = divided;
+    if (heads > 0 && desc->head_dim > INT64_MAX / 4 / heads)
+        return tshi_error_zero(module->ctx, TSH_ERR_SHAPE,
+                               "tsh_add_attention: \"%s\" has %lld heads of %lld features, which "
+                               "is beyond 64 bits",
+                               module->path, (long long)heads, (long long)desc->head_dim);
     if (heads > 0 && desc->kv_heads > 0 && heads % desc->kv_heads == 0 && desc->dim > 0 &&
         desc->head_dim > 0 && fits)
         return 1;
@@ -21316,6 +21357,9 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
                        "tsh_add_mlp: \"%s\" has activation %d, fused %s: activations are TSH_GELU "
                        "to TSH_SILU, and only gated layers are fused",
                        module->path, (int)desc->activation, desc->fused ? desc->fused : "NULL");
+    if (desc->hidden > INT64_MAX / 2) /* [gate|up] has twice as many */
+        (void)tsh_fail(ctx, TSH_ERR_SHAPE, "tsh_add_mlp: \"%s\" has %lld hidden features",
+                       module->path, (long long)desc->hidden);
     mlp = (tshi_mlp_layer *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *mlp);
     module->user = mlp;
     if (!mlp || ctx->error.code != TSH_OK) return tshi_layers_finish(module);
@@ -22821,12 +22865,14 @@ TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim) {
 }
 
 TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
-    double done, span = (double)(schedule->total - schedule->warmup);
+    if (!schedule) return 0;
+    double done, span = (double)schedule->total - (double)schedule->warmup;
+    if (step < 0) step = 0;
     if (step < schedule->warmup)
         return schedule->lr * (double)(step + 1) / (double)schedule->warmup;
     if (schedule->kind == TSH_CONSTANT) return schedule->lr;
     if (step >= schedule->total || span <= 0) return schedule->lr_min;
-    done = (double)(step - schedule->warmup) / span;
+    done = ((double)step - (double)schedule->warmup) / span;
     if (schedule->kind == TSH_COSINE) done = 0.5 - 0.5 * cos(3.14159265358979324 * done);
     return schedule->lr + (schedule->lr_min - schedule->lr) * done;
 }
@@ -26803,6 +26849,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_APART
 #undef TSHI_OUTLINE
 #undef TSHI_COLD
+#undef TSHI_MAY_ALIAS
 #undef TSHI_ALONE
 #undef TSHI_PREFETCH
 #undef TSHI_PREFETCH_L2

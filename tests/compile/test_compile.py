@@ -195,8 +195,8 @@ def two_ranks_in_cxx(folder):
     must([CXX[0], "-std=c++11", "-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", path])
 
 
-# Flags that change what floating-point code means, and what takes each back. gcc defines a macro for
-# every one of them; clang for -ffinite-math-only alone, which -ffast-math and -Ofast contain.
+# Flags that change what floating-point code means, and what takes each back. gcc defines a macro
+# for every one of them; clang for -ffinite-math-only alone, which -ffast-math and -Ofast contain.
 INEXACT = {"-ffast-math": "-fno-fast-math", "-Ofast": "-fno-fast-math",
            "-ffinite-math-only": "-fno-finite-math-only",
            "-funsafe-math-optimizations": "-fno-unsafe-math-optimizations",

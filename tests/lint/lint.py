@@ -19,6 +19,7 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "support"))
 from scripts import mpi_flags, mpis
+import calls
 import index
 
 TOP = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else
@@ -358,9 +359,10 @@ def main():
     headers = [Source(path) for path in [os.path.join(TOP, "tshard.h")]
                + sorted(glob.glob(os.path.join(TOP, "backends", "*.h")))]
     programs = [Source(path) for path in sorted(glob.glob(os.path.join(TOP, "backends", "*.c")))]
-    tests = [path for form in ("*.c", "*.h", "*.py")
+    texts = [path for form in ("*.c", "*.h", "*.py")
              for path in glob.glob(os.path.join(TOP, "tests", "**", form), recursive=True)]
-    texts = tests + [os.path.join(TOP, "Makefile")] + glob.glob(os.path.join(TOP, "*", "*", "*.mk"))
+    tests = [path for path in texts if not path.endswith(calls.PAGE)]  # that one names all of them
+    texts += [os.path.join(TOP, "Makefile")] + glob.glob(os.path.join(TOP, "*", "*", "*.mk"))
     texts += glob.glob(os.path.join(TOP, "examples", "*.[ch]"))
     texts += glob.glob(os.path.join(TOP, "examples", "*.cpp"))
     check_contents(headers[0])
@@ -376,8 +378,10 @@ def main():
     for source in headers + programs + [Source(path) for path in sorted(texts)]:
         check_columns(source)
     check_public(headers, tests)
-    if not index.is_current(TOP):
-        report(os.path.join(TOP, index.PAGE), 1, "out of date: tests/lint/index.py --write")
+    for made in (index, calls):
+        if not made.is_current(TOP):
+            report(os.path.join(TOP, made.PAGE), 1,
+                   "out of date: tests/lint/%s.py --write" % made.__name__)
     with tempfile.TemporaryDirectory() as folder:
         check_symbols(headers, folder)
         check_macros(headers, folder)

@@ -793,6 +793,50 @@ static void test_pairs_order(void **state) {
     if (!tried) SKIP("this processor has no AVX512_BF16");
 }
 
+#if defined(__GNUC__) && defined(__x86_64__) && !defined(_WIN32) && !defined(TSHARD_NO_SIMD) && \
+    !defined(TESTS_DOUBLE) && (defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10)
+/* Stores pairs as what bf16 tensors hold, uint16_t, and multiplies them by b, in one function: an
+ * optimiser that takes a word for nothing but a float removes the stores. */
+__attribute__((noinline, target("avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+static float product_of_shorts(const float *b, uint16_t x) {
+    enum { WORDS = 8, LANES = 16 };
+    uint16_t *a = (uint16_t *)malloc(2 * WORDS * sizeof *a);
+    float c[LANES] = {0};
+    tshi_gemm_walk walk = {(const char *)b, (const char *)b, (const char *)b, 0, 0, 0};
+    tshi_gemm_tile t;
+    if (!a) return 0;
+    for (int i = 0; i < 2 * WORDS; i++) a[i] = x;
+    memset(&t, 0, sizeof t);
+    t.k = WORDS;
+    t.a = (const tsh_real *)(const void *)a;
+    t.csa = 1;
+    t.b = b;
+    t.rsb = LANES;
+    t.alpha = 1;
+    t.c = c;
+    t.rsc = LANES;
+    t.walk = &walk;
+    tshi_gemm_rows_bf16(&t, 1, 1);
+    free(a);
+    return c[0];
+}
+
+static void test_pairs_stored_as_shorts(void **state) {
+    float b[8 * 16];
+    const uint32_t ones = 0x3F803F80u; /* two bf16 of 1 */
+    (void)state;
+    if (!__builtin_cpu_supports("avx512bf16")) SKIP("no AVX512_BF16");
+    for (int i = 0; i < 8 * 16; i++) memcpy(&b[i], &ones, sizeof ones);
+    assert_true(product_of_shorts(b, 0x3F80) == 16);
+    assert_true(product_of_shorts(b, 0x4000) == 32);
+}
+#else
+static void test_pairs_stored_as_shorts(void **state) {
+    (void)state;
+    SKIP("no AVX512_BF16");
+}
+#endif
+
 /* A pair of bf16 whose NaNs are quiet. */
 static uint32_t quiet(tsh_real pair) {
     uint32_t bits;
@@ -1089,6 +1133,7 @@ int main(void) {
         cmocka_unit_test(test_dtypes_bits),
         cmocka_unit_test(test_dtypes_rounding),
         cmocka_unit_test(test_pairs_order),
+        cmocka_unit_test(test_pairs_stored_as_shorts),
         cmocka_unit_test(test_pack_dtypes),
         cmocka_unit_test(test_store),
         cmocka_unit_test(test_dtypes_nan),
