@@ -35,7 +35,7 @@ KINDS = {"int": "INT", "unsigned": "INT", "int64_t": "LONG", "uint64_t": "LONG",
          "int64_t *": "LONGS", "int *": "INTS", "double *": "DOUBLES", "FILE *": "STREAM",
          "char *const *": "NAMES", "tsh_layout *": "LAYOUT_AT", "tsh_layout *const *": "LAYOUTS",
          "tsh_segment *": "SEGMENTS", "tsh_range": "RANGES", "tsh_error *": "ERROR_AT",
-         "tsh_req *": "REQ_AT", "tsh_logger *": "LOGGER"}
+         "tsh_req *": "REQ_AT", "tsh_logger *": "LOGGER", "tsh_writer *": "WRITER"}
 # What the type alone does not say: how long an array is, and which buffer is written.
 NAMED = {"n": "COUNT", "count": "COUNT", "micro_batches": "COUNT", "input_count": "COUNT",
          "user": "USER", "recv": "OUTPUT", "out": "OUTPUT", "done": "OUTPUT",
@@ -144,6 +144,8 @@ class Calls:
         used = "(void)a; " if not kinds else ""
         if result.endswith("char *"):
             call = "use_text(%s)" % call
+        elif result == "FILE *":
+            call = "use_file(%s)" % call
         elif result != "void":
             call = "(void)" + call
         function = "static void call_%s(void *const *a) { %s%s; }" % (item.name, used, call)

@@ -395,6 +395,7 @@ static const api_field fields_of_tsh_pipeline_desc[] = {
 static const api_field fields_of_tsh_file_desc[] = {
     {offsetof(tsh_file_desc, prefix), {TEXT, 0, "prefix"}},
     {offsetof(tsh_file_desc, dtype), {DTYPE, 0, "dtype"}},
+    {offsetof(tsh_file_desc, strict_names), {INT, 0, "strict_names"}},
     {offsetof(tsh_file_desc, strict_dtype), {INT, 0, "strict_dtype"}},
     {offsetof(tsh_file_desc, rename), {STRUCT, STRUCT_tsh_rename, "rename"}},
     {offsetof(tsh_file_desc, ignore), {NAMES, 0, "ignore"}},
@@ -895,6 +896,15 @@ static void call_tsh_load(void *const *a) { (void)tsh_load(*(tsh_module **)a[0],
     *(const char **)a[1], *(tsh_optim **)a[2]); }
 static void call_tsh_load_with(void *const *a) { (void)tsh_load_with(*(tsh_module **)a[0],
     *(const char **)a[1], *(tsh_optim **)a[2], *(const tsh_file_desc **)a[3]); }
+static void call_tsh_file_open(void *const *a) { use_file(tsh_file_open(*(const char **)a[0],
+    *(int64_t *)a[1], *(tsh_error **)a[2])); }
+static void call_tsh_writer_open(void *const *a) { (void)tsh_writer_open(*(tsh_writer **)a[0],
+    *(const char **)a[1], *(int *)a[2]); }
+static void call_tsh_writer_add(void *const *a) { (void)tsh_writer_add(*(tsh_writer **)a[0],
+    *(const void **)a[1], *(size_t *)a[2]); }
+static void call_tsh_writer_sync(void *const *a) { (void)tsh_writer_sync(*(tsh_writer **)a[0]); }
+static void call_tsh_writer_close(void *const *a) { (void)tsh_writer_close(*(tsh_writer **)a[0],
+    *(int *)a[1]); }
 static void call_tsh_gradcheck(void *const *a) { (void)tsh_gradcheck(*(tsh_ctx **)a[0],
     *(tsh_gradcheck_fn *)a[1], *(tsh_tensor ***)a[2], *(int *)a[3], *(void **)a[4],
     *(double *)a[5], *(int64_t *)a[6]); }
@@ -1068,7 +1078,7 @@ static const api_call calls[] = {
     {"tsh_le", call_tsh_le, 2, {{TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},
     {"tsh_gt", call_tsh_gt, 2, {{TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},
     {"tsh_ge", call_tsh_ge, 2, {{TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},
-    {"tsh_where", call_tsh_where, 3, {{TENSOR, 0, "cond"}, {TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},
+    {"tsh_where", call_tsh_where, 3, {{TENSOR, 0, "cond"}, {TENSOR, 0, "yes"}, {TENSOR, 0, "no"}}},
     {"tsh_cast", call_tsh_cast, 2, {{TENSOR, 0, "x"}, {DTYPE, 0, "dtype"}}},
     {"tsh_dropout", call_tsh_dropout, 3, {{TENSOR, 0, "x"}, {DOUBLE, 0, "p"}, {MODULE, 0,
         "owner"}}},
@@ -1105,8 +1115,9 @@ static const api_call calls[] = {
     {"tsh_to_string", call_tsh_to_string, 3, {{TENSOR, 0, "t"}, {TEXT, 0, "text"}, {SIZE, 0,
         "size"}}},
     {"tsh_matmul", call_tsh_matmul, 2, {{TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},
-    {"tsh_linear", call_tsh_linear, 3, {{TENSOR, 0, "x"}, {TENSOR, 0, "w"}, {TENSOR, 0, "b"}}},
-    {"tsh_embedding", call_tsh_embedding, 3, {{TENSOR, 0, "ids"}, {TENSOR, 0, "w"}, {STRUCT,
+    {"tsh_linear", call_tsh_linear, 3, {{TENSOR, 0, "x"}, {TENSOR, 0, "weight"}, {TENSOR, 0,
+        "bias"}}},
+    {"tsh_embedding", call_tsh_embedding, 3, {{TENSOR, 0, "ids"}, {TENSOR, 0, "weight"}, {STRUCT,
         STRUCT_tsh_lookup_desc, "desc"}}},
     {"tsh_layer_norm", call_tsh_layer_norm, 4, {{TENSOR, 0, "x"}, {TENSOR, 0, "weight"}, {TENSOR,
         0, "bias"}, {DOUBLE, 0, "eps"}}},
@@ -1211,6 +1222,14 @@ static const api_call calls[] = {
     {"tsh_load", call_tsh_load, 3, {{MODULE, 0, "module"}, {TEXT, 0, "path"}, {OPTIM, 0, "optim"}}},
     {"tsh_load_with", call_tsh_load_with, 4, {{MODULE, 0, "module"}, {TEXT, 0, "path"}, {OPTIM, 0,
         "optim"}, {STRUCT, STRUCT_tsh_file_desc, "desc"}}},
+    {"tsh_file_open", call_tsh_file_open, 3, {{TEXT, 0, "path"}, {LONG, 0, "max"}, {ERROR_AT, 0,
+        "error"}}},
+    {"tsh_writer_open", call_tsh_writer_open, 3, {{WRITER, 0, "writer"}, {TEXT, 0, "path"}, {INT,
+        0, "rows"}}},
+    {"tsh_writer_add", call_tsh_writer_add, 3, {{WRITER, 0, "writer"}, {BUFFER, 0, "data"}, {SIZE,
+        0, "bytes"}}},
+    {"tsh_writer_sync", call_tsh_writer_sync, 1, {{WRITER, 0, "writer"}}},
+    {"tsh_writer_close", call_tsh_writer_close, 2, {{WRITER, 0, "writer"}, {INT, 0, "keep"}}},
     {"tsh_gradcheck", call_tsh_gradcheck, 7, {{CTX, 0, "ctx"}, {FUNCTION, 3, "fn"}, {TENSORS, 0,
         "in"}, {COUNT, 0, "n"}, {USER, 0, "user"}, {DOUBLE, 0, "eps"}, {LONG, 0, "samples"}}},
     {"tsh_check_replicas", call_tsh_check_replicas, 1, {{MODULE, 0, "module"}}},

@@ -69,6 +69,7 @@ typedef enum api_kind {
     ERROR_AT,
     REQ_AT,
     LOGGER,
+    WRITER,
     USER,
     FUNCTION,
     STRUCT
@@ -105,6 +106,7 @@ typedef struct world {
     tsh_cache *cache, *freed_cache;
     tsh_pipeline *pipeline;
     tsh_comm split, closed;
+    tsh_writer writer; /* not open */
     uint64_t more;      /* not 0: one more field of each description has a random value */
     void *owned[OWNED]; /* blocks of malloc, freed at the end */
     int count;
@@ -168,6 +170,11 @@ static int64_t stub_tsh_trace_desc_now(void *user) {
 /* Reads a string that a call returned. */
 static void use_text(const char *text) {
     assert_true(!text || strlen(text) < 4096);
+}
+
+/* Closes a file that a call opened. */
+static void use_file(FILE *file) {
+    if (file) assert_int_equal(fclose(file), 0);
 }
 
 #if defined(__GNUC__)
@@ -296,6 +303,7 @@ static void end(world *w) {
     tsh_close(w->other);
     tsh_close(w->opened);
     tsh_comm_close(&w->split);
+    (void)tsh_writer_close(&w->writer, 0);
     while (w->count) free(w->owned[--w->count]);
 }
 
@@ -504,6 +512,7 @@ static const void *pointer_of(world *w, const api_value *value, int pick) {
     case ERROR_AT: return pick ? NULL : block_of(w, NULL, sizeof(tsh_error));
     case REQ_AT: return pick ? NULL : block_of(w, NULL, sizeof(tsh_req));
     case LOGGER: return pick ? NULL : block_of(w, NULL, sizeof(tsh_logger));
+    case WRITER: return pick ? NULL : &w->writer;
     default: return NULL;
     }
 }
