@@ -673,6 +673,63 @@ static void test_function(void **state) {
     if (!only || strcmp(only, call->name) == 0) calls_made += call_all(call);
 }
 
+static void test_texts_without_objects_or_room(void **state) {
+    const tsh_layout layout = tsh_sharded(1);
+    const tsh_coll coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
+    tsh_tensor *t;
+    tsh_ctx *ctx = open_ctx();
+    char text[64] = "before";
+    (void)state;
+    t = tsh_ones(ctx, tsh_shape1(2));
+    assert_null(tsh_layout_text(&layout, NULL, 0));
+    assert_null(tsh_layout_text(&layout, NULL, sizeof text));
+    assert_null(tsh_to_string(t, NULL, 0));
+    assert_null(tsh_to_string(t, NULL, sizeof text));
+    assert_null(tsh_coll_text(&coll, NULL, 1, NULL, sizeof text));
+    assert_null(tsh_group_text(1, NULL, sizeof text));
+    assert_string_equal(tsh_layout_text(&layout, text, 0), "before");
+    assert_string_equal(tsh_layout_text(NULL, text, sizeof text), "R");
+    assert_string_equal(tsh_to_string(t, text, sizeof text), "f32 (2) R: 1 1");
+    assert_string_equal(tsh_coll_text(NULL, NULL, 1, text, sizeof text), "");
+    tsh_close(ctx);
+}
+
+static void test_extremes_of_chunks_and_schedules(void **state) {
+    const tsh_schedule usual = {TSH_LINEAR, 1, 0, 10, 110};
+    const tsh_schedule endless = {TSH_COSINE, 1, 0, INT64_MIN, INT64_MAX};
+    tsh_layout layout = tsh_sharded(0);
+    (void)state;
+    assert_int_equal(tsh_chunk(NULL, 4, 2, 0, NULL), -1);
+    assert_int_equal(tsh_chunk(&layout, INT64_MAX, 2, 0, NULL), -1);
+    assert_int_equal(tsh_chunk(&layout, INT64_MAX / 4, INT_MAX, INT_MAX - 1, NULL) >= 0, 1);
+    layout.segments = 2;
+    layout.segment[0].length = layout.segment[1].length = INT64_MAX; /* their sum would be -2 */
+    assert_int_equal(tsh_chunk(&layout, 4, 2, 1, NULL), -1);
+    assert_true(tsh_schedule_lr(NULL, 1) == 0);
+    assert_true(tsh_schedule_lr(&usual, 0) == 0.1);
+    assert_true(tsh_schedule_lr(&usual, INT64_MIN) == 0.1);
+    assert_true(tsh_schedule_lr(&usual, 60) == 0.5);
+    assert_true(tsh_schedule_lr(&usual, INT64_MAX) == 0);
+    assert_true(fabs(tsh_schedule_lr(&endless, 0) - 0.5) < 1e-12);
+}
+
+static void test_what_is_missing_is_said(void **state) {
+    const char *none = NULL;
+    tsh_error error;
+    tsh_ctx *ctx = open_ctx();
+    tsh_coll coll = tsh_coll_make((tsh_coll_kind)-1, TSH_F32);
+    tsh_req req;
+    (void)state;
+    assert_int_equal(tsh_start(tsh_tp(ctx), &coll, &req), TSH_ERR_ARGUMENT);
+    assert_int_equal(tsh_fail(ctx, TSH_ERR_SHAPE, none, 1), TSH_ERR_SHAPE);
+    assert_string_equal(tsh_last_error(ctx)->message, "shapes do not fit");
+    tsh_close(ctx);
+    assert_int_equal(tsh_run_on(NULL, NULL, stub_tsh_run_fn, NULL, &error), 1);
+    assert_int_equal(error.code, TSH_ERR_ARGUMENT);
+    assert_string_equal(error.message, "comm is NULL");
+    assert_int_equal(tsh_run(NULL, NULL, NULL), 1);
+}
+
 static void test_counts(void **state) {
     (void)state;
     printf("%d functions, %d calls\n", next_function, calls_made);
@@ -689,13 +746,16 @@ static int end_folder(void **state) {
 
 int main(void) {
     const struct CMUnitTest each = cmocka_unit_test_teardown(test_function, files_after);
-    const struct CMUnitTest last = cmocka_unit_test(test_counts);
-    static struct CMUnitTest tests[COUNT_OF(calls) + 1];
+    const struct CMUnitTest others[] = {cmocka_unit_test(test_counts),
+                                        cmocka_unit_test(test_texts_without_objects_or_room),
+                                        cmocka_unit_test(test_extremes_of_chunks_and_schedules),
+                                        cmocka_unit_test(test_what_is_missing_is_said)};
+    static struct CMUnitTest tests[COUNT_OF(calls) + COUNT_OF(others)];
     only = getenv("API_CALL");
     for (int i = 0; i < COUNT_OF(calls); i++) {
         tests[i] = each;
         tests[i].name = calls[i].name;
     }
-    tests[COUNT_OF(calls)] = last;
+    memcpy(&tests[COUNT_OF(calls)], others, sizeof others);
     return cmocka_run_group_tests(tests, begin_folder, end_folder);
 }
