@@ -1194,7 +1194,7 @@ TSH_API tsh_tensor *tsh_detach(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t);
 
 /* -- reductions -------------------------------------------------------------
- * dim may be negative, or TSH_ALL; 0 or -1 (tsh_transpose too) without dimensions. Over a sharded
+ * dim may be negative, or TSH_ALL; scalars take 0 and -1, in tsh_transpose too. Over a sharded
  * dimension sum and mean give P, argmax (not of TSH_ALL) R; the others are TSH_ERR_LAYOUT. */
 #define TSH_ALL (-1000)
 TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim);
@@ -26661,12 +26661,12 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
         if (!in[i] || !(in[i]->flags & TSHI_LEAF) || !tshi_tensor_is_dense(in[i])) {
             (void)tsh_fail(
                 ctx, TSH_ERR_ARGUMENT,
-                "tsh_gradcheck: input %d is not a dense leaf; tsh_requires_grad makes one", i);
+                "tsh_gradcheck: in[%d] is not a dense leaf; tsh_requires_grad makes one", i);
             return -1;
         }
         if (in[i]->dtype != TSH_REAL || tshi_tensor_packs(in[i])) {
             (void)tsh_fail(ctx, TSH_ERR_DTYPE,
-                           "tsh_gradcheck: input %d, or its gradient, is %s, too coarse for "
+                           "tsh_gradcheck: in[%d], or its gradient, is %s, too coarse for "
                            "differences; check the %s twin: tsh_to(module, TSH_REAL)", i,
                            tshi_dtype_name(in[i]->dtype != TSH_REAL ? in[i]->dtype : TSH_BF16),
                            tshi_dtype_name(TSH_REAL));
