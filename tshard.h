@@ -2043,9 +2043,9 @@ typedef struct tsh_writer {
 } tsh_writer;
 /* Opens a file for writing. rows 0: as tsh_save, a temporary file that replaces what is at path
  * (also through symbolic links) when it is closed. rows 1: for what grows, such as a log: adds to
- * what is there; what one tsh_writer_add adds is in the file at once, or, as on a full disk, no byte
- * of it (where the program asks for POSIX). A pipe or device is written to as it is. No write raises
- * SIGXFSZ: beyond RLIMIT_FSIZE is an error like others, TSH_ERR_IO with its reason. */
+ * what is there; what one tsh_writer_add adds is in the file at once, or, as on a full disk, no
+ * byte of it (where the program asks for POSIX). A pipe or device is written to as it is. No write
+ * raises SIGXFSZ: beyond RLIMIT_FSIZE is an error like others, TSH_ERR_IO with its reason. */
 TSH_API tsh_result tsh_writer_open(tsh_writer *writer, const char *path, int rows);
 /* Adds bytes. Returns the writer's error, so that it may be looked at once at the end. */
 TSH_API tsh_result tsh_writer_add(tsh_writer *writer, const void *data, size_t bytes);

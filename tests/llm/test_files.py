@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The files that build/llm reads and writes: what is in a model's folder is a regular file, of a size
-that its kind has, or refused at once; texts may come from pipes; what cannot be written is an error
-that leaves no part behind."""
+"""The files that build/llm reads and writes: what is in a model's folder is a regular file, of a
+size that its kind has, or refused at once; texts may come from pipes; what cannot be written is an
+error that leaves no part behind."""
 
 import os
 import resource
