@@ -431,6 +431,34 @@ static int open_listener(const char *name, int port, char *why, size_t size) {
     return fd;
 }
 
+enum { REACH = 10000 }; /* ms */
+
+/* Returns 1 if a connection to a host's own address can be made: ranks could not join without. */
+static int reaches_itself(const char *name, char *why, size_t size) {
+    struct sockaddr_storage at;
+    socklen_t length = sizeof at;
+    int error = 0, out = -1, in = open_listener(name, 0, why, size);
+    socklen_t error_size = sizeof error;
+    if (in < 0) return 0;
+    if (getsockname(in, (struct sockaddr *)&at, &length) == 0)
+        out = socket(at.ss_family, SOCK_STREAM, 0);
+    if (out < 0 || fcntl(out, F_SETFL, O_NONBLOCK) != 0 ||
+        connect(out, (struct sockaddr *)&at, length) != 0)
+        error = errno;
+    if (error == EINPROGRESS) {
+        struct pollfd ready = {out, POLLOUT, 0};
+        error = poll(&ready, 1, REACH) == 0 ? ETIMEDOUT : 0;
+        if (error == 0) getsockopt(out, SOL_SOCKET, SO_ERROR, &error, &error_size);
+    }
+    if (out >= 0) close(out);
+    close(in);
+    snprintf(why, size,
+             "this host does not reach itself at %s: %s; is its loopback interface down? "
+             "(ip link set lo up)",
+             name, strerror(error));
+    return error == 0;
+}
+
 static int port_of(int fd) {
     struct sockaddr_storage at;
     socklen_t size = sizeof at;
@@ -454,9 +482,9 @@ typedef struct buffer {
     size_t size, room;
 } buffer;
 
-/* Where lines go. A thread writes, so that a reader who is slow stops neither signals nor the clock,
- * and the descriptor, which others may share, need not be made non-blocking. (Not one of libuv's
- * pool, which aborts where the system gives no thread.) */
+/* Where lines go. A thread writes, so that a reader who is slow stops neither signals nor the
+ * clock, and the descriptor, which others may share, need not be made non-blocking. (Not one of
+ * libuv's pool, which aborts where the system gives no thread.) */
 typedef struct sink {
     uv_thread_t thread;
     uv_async_t done; /* the thread has ended; keeps the loop alive while it is busy */
@@ -977,6 +1005,10 @@ static int prepare(job *j, int *listener) {
     if (*listener < 0 && one && j->port == 0) { /* a host that has IPv6 only */
         j->host = "::1";
         *listener = open_listener(j->host, 0, why, sizeof why);
+    }
+    if (*listener >= 0 && one && set->size > 1 && !reaches_itself(j->host, why, sizeof why)) {
+        close(*listener);
+        *listener = -1;
     }
     if (*listener < 0)
         say(j, "%s", why);

@@ -97,6 +97,8 @@
  *                                that port); else, with Slurm, 20000 + SLURM_JOB_ID mod 20000
  *     TSHARD_BIND                address this rank listens on; else rank 0: its host, other ranks:
  *                                the address from which they reach rank 0. 0.0.0.0 or :: is all
+ *     TSHARD_INTERFACE           name of a network interface, such as eth0: as TSHARD_BIND with
+ *                                that interface's address (TSHARD_BIND goes before)
  *     TSHARD_LISTENER            rank 0: descriptor number of a socket that listens already
  *     TSHARD_JOB                 a name that keeps apart jobs that share a key; else empty
  *     TSHARD_KEY                 the shared secret, 16 bytes or more
@@ -171,6 +173,8 @@ typedef struct tsh_uv_desc {
     int port;          /* TCP port of rank 0; 0: from the environment */
     const char *bind;  /* the address this rank listens on; NULL: TSHARD_BIND, else rank 0: host,
                           other ranks: the address from which they reach rank 0 */
+    const char *interface_name; /* network interface whose address is used if bind is NULL; NULL:
+                          TSHARD_INTERFACE, else none */
     int listener;      /* rank 0: descriptor of a socket that listens already; 0: the variable
                           TSHARD_LISTENER, else none */
     const char *job;   /* name that keeps apart jobs that share a key; NULL: TSHARD_JOB, else "" */
@@ -594,6 +598,7 @@ struct tsh_uv_world {
         token[32],                /* random bytes, which rank 0 sends with the address table */
         mesh[32];                 /* HMAC of token by secret: the key of all connections but JOIN */
     char jobname[300], host[256]; /* TSHARD_JOB; host of rank 0 */
+    const char *host_from;        /* name of the setting that gave host */
     int port;                     /* of rank 0 */
     tsh_logger logger;
 
@@ -630,7 +635,7 @@ struct tsh_uv_world {
     int listener,            /* listening socket; -1: none */
         tabled, told_ready,  /* 1 if the address table is known; 1 if this rank has sent READY */
         insecure, keyed;     /* 1 if other hosts need no key; 1 if a key is given */
-    char bind_host[256];     /* TSHARD_BIND; "": none */
+    char bind_host[256];     /* TSHARD_BIND, or the address of TSHARD_INTERFACE; "": none */
     tshi_uv_address own;     /* where this rank listens */
     tshi_uv_address address[TSHI_UV_ADDRESSES]; /* of rank 0 */
     int addresses;                              /* number of entries of address */
@@ -1325,15 +1330,44 @@ static int tshi_uv_text(const char *given, const char *variable, char *text, siz
     return -1;
 }
 
-/* Sets world->host, the host of rank 0. */
+/* As tshi_uv_text, for the name or address of a host. Takes brackets off: "[::1]" is "::1". Other
+ * tools' notations, with a scheme or a port, are an error. `field`: the desc's. */
+static int tshi_uv_host_setting(const char *given, const char *field, const char *variable,
+                                char *host, size_t room, tsh_error *error) {
+    int has = tshi_uv_text(given, variable, host, room, error);
+    size_t n = has > 0 ? strlen(host) : 0;
+    const char *colon;
+    if (n > 2 && host[0] == '[' && host[n - 1] == ']' && strchr(host, ':')) {
+        memmove(host, host + 1, n - 2);
+        host[n - 2] = 0;
+    }
+    colon = has > 0 ? strchr(host, ':') : NULL;
+    if (has <= 0 || (host[0] && !strpbrk(host, " \t\r\n/[]") &&
+                     (!colon || strchr(colon + 1, ':')))) /* IPv6 has two colons or more */
+        return has;
+    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                        "%s is \"%.100s\"; it takes the name or address of a host alone, such as "
+                        "node1, 10.0.0.1 or fd00::1: no scheme, no blank, and the port is "
+                        "TSHARD_PORT's",
+                        given ? field : variable, host);
+    return -1;
+}
+
+/* Sets world->host, the host of rank 0, and world->host_from, what it was set with. */
 static tsh_result tshi_uv_set_host(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
                                    tsh_error *error) {
     char *host = world->host, nodes[4096];
     size_t room = sizeof world->host;
-    int has = tshi_uv_text(desc->host, "TSHARD_HOST", host, room, error);
-    if (!has) has = tsh_env_text("MASTER_ADDR", host, room, error);
+    int has =
+        tshi_uv_host_setting(desc->host, "tsh_uv_desc.host", "TSHARD_HOST", host, room, error);
+    world->host_from = desc->host ? "tsh_uv_desc.host" : "TSHARD_HOST";
+    if (!has) {
+        has = tshi_uv_host_setting(NULL, NULL, "MASTER_ADDR", host, room, error);
+        if (has > 0) world->host_from = "MASTER_ADDR";
+    }
     if (!has && family == 3) {
         has = tsh_env_text("SLURM_STEP_NODELIST", nodes, sizeof nodes, error);
+        if (has > 0) world->host_from = "SLURM_STEP_NODELIST";
         if (!has) has = tsh_env_text("SLURM_JOB_NODELIST", nodes, sizeof nodes, error);
         if (has > 0) tshi_uv_first_host(nodes, host, room);
     }
@@ -1366,6 +1400,41 @@ static tsh_result tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, ts
         if (has > 0) world->port = 20000 + id % 20000;
     }
     return has < 0 ? error->code : TSH_OK;
+}
+
+/* Sets world->bind_host by the name of a network interface, unless it is set already: to its first
+ * address, of the family of rank 0's host if that is an address, else IPv4 if there is one. */
+static tsh_result tshi_uv_set_interface(const tsh_uv_desc *desc, tsh_uv_world *world,
+                                        tsh_error *error) {
+    const int family = strchr(world->host, ':') ? AF_INET6 : AF_INET;
+    uv_interface_address_t *list = NULL;
+    char name[64], names[200] = "", text[64];
+    int count = 0, best = 0, failed, has;
+    if (world->bind_host[0]) return TSH_OK;
+    has = tshi_uv_text(desc->interface_name, "TSHARD_INTERFACE", name, sizeof name, error);
+    if (has <= 0) return has < 0 ? error->code : TSH_OK;
+    failed = uv_interface_addresses(&list, &count);
+    for (int i = 0; !failed && i < count; i++) {
+        const uv_interface_address_t *at = &list[i];
+        int is = at->address.address4.sin_family == AF_INET ? AF_INET : AF_INET6;
+        int rank = is == family ? 2 : 1; /* how well it fits */
+        (void)snprintf(text, sizeof text, " %s", at->name);
+        if (!strstr(names, text)) tsh_text_add(names, sizeof names, "%s", text);
+        if (strcmp(at->name, name) != 0 || rank <= best ||
+            (is == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&at->address.address6.sin6_addr)))
+            continue;
+        best = rank;
+        (void)(is == AF_INET
+                   ? uv_ip4_name(&at->address.address4, world->bind_host, sizeof world->bind_host)
+                   : uv_ip6_name(&at->address.address6, world->bind_host, sizeof world->bind_host));
+    }
+    if (!failed) uv_free_interface_addresses(list, count);
+    if (best) return TSH_OK;
+    return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                         "%s is \"%s\", and no interface of that name has an address here; there "
+                         "are:%s",
+                         desc->interface_name ? "tsh_uv_desc.interface_name" : "TSHARD_INTERFACE",
+                         name, failed ? " none" : names);
 }
 
 enum { TSHI_UV_KEY_ROOM = 4096, TSHI_UV_KEY_LEAST = 16 }; /* bytes of a key: limit, minimum */
@@ -1469,7 +1538,9 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
         !tsh_time_limit(desc->heartbeat, "tsh_uv_desc.heartbeat", "TSHARD_HEARTBEAT", 10,
                         &world->heartbeat, error) ||
         !tsh_time_limit(desc->notice, "tsh_uv_desc.notice", "", 10, &world->notice, error) ||
-        tshi_uv_text(desc->bind, "TSHARD_BIND", world->bind_host, room, error) < 0 ||
+        tshi_uv_host_setting(desc->bind, "tsh_uv_desc.bind", "TSHARD_BIND", world->bind_host, room,
+                             error) < 0 ||
+        tshi_uv_set_interface(desc, world, error) != TSH_OK ||
         tshi_uv_text(desc->job, "TSHARD_JOB", world->jobname, sizeof world->jobname, error) < 0 ||
         tshi_uv_set_key(desc, world, error) != TSH_OK)
         return error->code;
@@ -5043,8 +5114,8 @@ static tsh_result tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
     world->addresses = tshi_uv_resolve(world->host, world->port, 0, world->address, &why);
     if (!world->addresses)
         return tsh_error_set(error, TSH_ERR_IO, world->rank,
-                             "rank %d cannot find rank 0's host \"%.100s\": %s (TSHARD_HOST)",
-                             world->rank, world->host, why);
+                             "rank %d cannot find rank 0's host \"%.100s\": %s (%s)", world->rank,
+                             world->host, why, world->host_from);
     if (world->bind_host[0]) {
         if (!tshi_uv_resolve(world->bind_host, 0, 0, list, &why))
             return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,

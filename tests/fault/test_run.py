@@ -771,6 +771,17 @@ def a_new_key_is_written(folder):
     check(not os.path.exists(other + "3"))
 
 
+def a_host_without_loopback_is_told(_):
+    spaces = ["unshare", "--net", "--map-root-user"]
+    if subprocess.run(spaces + ["true"], stderr=subprocess.DEVNULL, check=False).returncode:
+        raise Skipped("no network namespace")
+    begin = time.monotonic()
+    code, out, err = launch("-n", 2, "echo", "here", shell=spaces)
+    check(code == 1 and out == b"" and err.count("\n") == 1 and
+          "this host does not reach itself at " in err and "ip link set lo up" in err, code, err)
+    check(time.monotonic() - begin < 10 + SLACK)
+
+
 def too_few_descriptors_are_one_sentence(_):
     started = 0
     for most in range(5, 30):
@@ -826,7 +837,7 @@ TESTS = [  # those that wait longest first
     many_ranks_start, mistakes_are_one_sentence, hosts_share_one_numbering,
     rank_0_listens_where_it_is_told, a_name_of_loopback_is_no_host_for_others,
     several_hosts_need_a_key, a_new_key_is_written, too_few_descriptors_are_one_sentence,
-    memory_that_is_lacking_is_one_sentence]
+    a_host_without_loopback_is_told, memory_that_is_lacking_is_one_sentence]
 
 
 def main():

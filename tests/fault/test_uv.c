@@ -939,6 +939,31 @@ static void test_variables_of_text(void **state) {
     expect_refusal(&uv, TSH_ERR_ARGUMENT, "5999 bytes");
 }
 
+/* An error about a host names the variable that gave it; an interface gives its address. */
+static void test_hosts(void **state) {
+    static const struct {
+        const char *name, *value, *says;
+    } rows[] = {
+        {"MASTER_ADDR", "tcp://127.0.0.1", "MASTER_ADDR is \"tcp://127.0.0.1\"; it takes the name"},
+        {"MASTER_ADDR", "127.0.0.1\n", "MASTER_ADDR is "},
+        {"MASTER_ADDR", "no.such.host.invalid", "(MASTER_ADDR)"},
+        {"MASTER_ADDR", "[127.0.0.1]", "MASTER_ADDR is "}, /* brackets are IPv6's */
+        {"TSHARD_BIND", "127.0.0.1:4000", "TSHARD_BIND is \"127.0.0.1:4000\"; it takes the name"},
+        {"TSHARD_INTERFACE", "no-such0", "TSHARD_INTERFACE is \"no-such0\", and no interface of "},
+        {"TSHARD_INTERFACE", "no-such0", "there are: "},
+        {"TSHARD_INTERFACE", "lo", "did not reach rank 0"},
+    };
+    tsh_error error;
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        set_all("TSHARD_RANK=1 TSHARD_SIZE=2 TSHARD_PORT=1 TSHARD_TIMEOUT=0.05", 1);
+        error = open_with(rows[i].name, rows[i].value);
+        if (!strstr(error.message, rows[i].says))
+            fail_msg("%s: \"%s\", not \"%s\"", rows[i].name, error.message, rows[i].says);
+    }
+    set_all("TSHARD_RANK= TSHARD_SIZE= TSHARD_PORT= TSHARD_TIMEOUT=", 0);
+}
+
 /* Only 1 opens a rank to others without a key. */
 static void test_insecure(void **state) {
     static const char *const closed[] = {"", "0"};
@@ -1054,6 +1079,12 @@ static void test_run_says_why(void **state) {
          "TSHARD_PORT is \"99999\"; it takes a whole number from 1 to 65535"},
         {{"1", "2", "1", "no.such.host.invalid"}, TSH_ERR_IO,
          "rank 1 cannot find rank 0's host \"no.such.host.invalid\": "},
+        {{"1", "2", "1", "[::1]"}, TSH_ERR_TIMEOUT, "[::1]:1"},
+        {{"1", "2", "1", "tcp://127.0.0.1"}, TSH_ERR_ARGUMENT,
+         "TSHARD_HOST is \"tcp://127.0.0.1\"; it takes the name or address of a host alone"},
+        {{"1", "2", "1", "127.0.0.1:29875"}, TSH_ERR_ARGUMENT, "the port is TSHARD_PORT's"},
+        {{"1", "2", "1", "[::1]:29875"}, TSH_ERR_ARGUMENT, "such as node1, 10.0.0.1 or fd00::1"},
+        {{"1", "2", "1", "localhost "}, TSH_ERR_ARGUMENT, "TSHARD_HOST is \"localhost \"; it"},
         {{"1", "2", "1", NULL}, TSH_ERR_TIMEOUT,
          "tsh_uv_run: rank 1 of 2 did not reach rank 0 in 0.3 s: nobody listens at 127.0.0.1:1: "},
     };
@@ -1135,7 +1166,7 @@ int main(void) {
         TEST(impostor),  TEST(crowd),        TEST(closed_standard),
         TEST(alone),     TEST(settings),     TEST(run),
         TEST(run_says_why), TEST(variables), TEST(variables_of_text),
-        TEST(insecure),  TEST(keys),
+        TEST(insecure),  TEST(keys),        TEST(hosts),
     };
     const struct CMUnitTest threads[] = {
         TEST(overlap), TEST(split), TEST(tie), TEST(abort), TEST(timeout), TEST(soak),
