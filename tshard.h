@@ -22669,8 +22669,9 @@ static TSHI_COLD void tshi_optim_warn_blocks(tsh_module *module, int trained) {
     }
     if (!first || !trained) return;
     (void)snprintf(text, sizeof text,
-                   "tsh_optim_new: %d weights, such as \"%.128s\", are %s and stay as they are; only "
-                   "the other %d parameters are trained. To train all, load the model unquantised",
+                   "tsh_optim_new: %d weights, such as \"%.128s\", are %s and stay as they are; "
+                   "only the other %d parameters are trained. To train all, load the model "
+                   "unquantised",
                    count, first->path, tshi_dtype_name(first->dtype), trained);
     tshi_error_warn(module->ctx, TSHI_WARN_BLOCKS, text);
 }
@@ -23710,6 +23711,19 @@ static int64_t tshi_file_size(FILE *file) {
     const int64_t size = fseek(file, 0, SEEK_END) == 0 ? (int64_t)ftell(file) : -1;
     return fseek(file, 0, SEEK_SET) == 0 ? size : -1;
 #endif
+}
+
+/* Returns a relative path without "./" at its beginning; NULL if it may lead out of its folder. */
+static const char *tshi_file_below(const char *file) {
+    const char *name;
+    while (strncmp(file, "./", 2) == 0) file += 2;
+    for (name = file; *name;) { /* each name of the path */
+        const size_t n = strcspn(name, "/");
+        if (!n || strncmp(name, "..", n > 2 ? n : 2) == 0) return NULL;
+        name += n;
+        if (*name && !*++name) return NULL; /* it ends with / */
+    }
+    return *file && !strchr(file, '\\') ? file : NULL;
 }
 
 /* Sets the position of a file, in bytes; returns 0 if that fails. Each fseek moves by what fits a
@@ -25034,6 +25048,34 @@ static int tshi_io_numbers(tshi_io *io, int64_t *out, int max) {
     return count;
 }
 
+/* Skips "null"; 0 if something else follows. */
+static int tshi_io_null(tshi_io *io) {
+    tshi_io_skip(io);
+    if (strncmp(io->at, "null", 4) != 0) return 0;
+    io->at += 4;
+    return 1;
+}
+
+/* Skips a value of any kind; brackets are only counted. */
+static void tshi_io_skip_value(tshi_io *io) {
+    int depth = 0;
+    do {
+        tshi_io_skip(io);
+        if (*io->at == '"') {
+            (void)tshi_io_string(io);
+        } else if (*io->at && strchr("{[}]", *io->at)) {
+            depth += *io->at == '{' || *io->at == '[' ? 1 : -1;
+            io->at++;
+        } else {
+            const size_t n = strspn(io->at, depth ? ",:+-.0123456789aeflnrstuE"
+                                                  : "+-.0123456789aeflnrstuE");
+            if (!n) (void)tshi_io_bad(io, "there is no value");
+            io->at += n;
+        }
+    } while (depth > 0 && io->ctx->error.code == TSH_OK);
+    if (depth < 0) (void)tshi_io_bad(io, "there is no value");
+}
+
 /* -- reading: the header ------------------------------------------------------ */
 
 /* The format's dtypes of whole bytes; tsh_load reads only those of tshi_dtypes. A tensor that no
@@ -25102,12 +25144,8 @@ static void tshi_io_read_entries(tshi_io *io, size_t n) {
             tshi_io_read_entry(io, &io->entry[io->entries++]);
         } else if (metadata++) {
             (void)tshi_io_bad(io, "__metadata__ is there twice");
-        } else {
-            tshi_io_skip(io);
-            if (strncmp(io->at, "null", 4) == 0)
-                io->at += 4; /* as safetensors takes it */
-            else
-                tshi_io_read_pairs(io, "__metadata__ is no object");
+        } else if (!tshi_io_null(io)) {
+            tshi_io_read_pairs(io, "__metadata__ is no object");
         }
     }
     tshi_io_skip(io);
@@ -25395,26 +25433,6 @@ static void tshi_load_single(tshi_io *io, const char *path) {
     io->sources = 1;
 }
 
-/* Skips a value of any kind; brackets are only counted. */
-static void tshi_load_skip_value(tshi_io *io) {
-    int depth = 0;
-    do {
-        tshi_io_skip(io);
-        if (*io->at == '"') {
-            (void)tshi_io_string(io);
-        } else if (*io->at && strchr("{[}]", *io->at)) {
-            depth += *io->at == '{' || *io->at == '[' ? 1 : -1;
-            io->at++;
-        } else {
-            const size_t n = strspn(io->at, depth ? ",:+-.0123456789aeflnrstuE"
-                                                  : "+-.0123456789aeflnrstuE");
-            if (!n) (void)tshi_io_bad(io, "there is no value");
-            io->at += n;
-        }
-    } while (depth > 0 && io->ctx->error.code == TSH_OK);
-    if (depth < 0) (void)tshi_io_bad(io, "there is no value");
-}
-
 /* Parses an index of n characters, {"metadata": {..}, "weight_map": {"tensor": "file", ..}}, into
  * io->map. */
 static void tshi_load_parse_index(tshi_io *io, size_t n) {
@@ -25423,7 +25441,7 @@ static void tshi_load_parse_index(tshi_io *io, size_t n) {
     tshi_io_skip(io);
     for (more = tshi_io_open(io, "{}", "there is no {"); more; more = tshi_io_next(io, '}')) {
         if (strcmp(tshi_io_key(io), "weight_map") != 0)
-            tshi_load_skip_value(io);
+            tshi_io_skip_value(io);
         else if (maps++)
             (void)tshi_io_bad(io, "weight_map is there twice");
         else
@@ -25463,20 +25481,6 @@ static int tshi_load_by_file(const void *a, const void *b) {
     return strcmp(((const tshi_io_pair *)a)->text, ((const tshi_io_pair *)b)->text);
 }
 
-/* Returns the path of an index's file without "./" at its beginning; NULL if it may lead out of the
- * index's folder. */
-static const char *tshi_load_below(const char *file) {
-    const char *name;
-    while (strncmp(file, "./", 2) == 0) file += 2;
-    for (name = file; *name;) { /* each name of the path */
-        const size_t n = strcspn(name, "/");
-        if (!n || strncmp(name, "..", n > 2 ? n : 2) == 0) return NULL;
-        name += n;
-        if (*name && !*++name) return NULL; /* it ends with / */
-    }
-    return *file && !strchr(file, '\\') ? file : NULL;
-}
-
 /* Makes the files that io->map names the sources, which lie in the first `folder` characters of
  * io->given, or in folders there; 0 and an error if one lies elsewhere, or a tensor is there twice.
  */
@@ -25484,7 +25488,7 @@ static int tshi_load_map_files(tshi_io *io, size_t folder) {
     char quote[TSHI_IO_QUOTE];
     size_t i, count = 0; /* number of files */
     for (i = 0; i < io->maps; i++) {
-        const char *file = tshi_load_below(io->map[i].text);
+        const char *file = tshi_file_below(io->map[i].text);
         if (!file)
             return tshi_io_fail(io, TSH_ERR_IO,
                                 "places a tensor in \"%s\", which is no name of a file beside it",

@@ -418,8 +418,8 @@ static const char warn_late[] =
     "when the model is complete";
 
 static const char warn_blocks[] =
-    "warning: tsh_optim_new: 1 weights, such as \"a.weight\", are q4_0 and stay as they are; only the "
-    "other 3 parameters are trained. To train all, load the model unquantised";
+    "warning: tsh_optim_new: 1 weights, such as \"a.weight\", are q4_0 and stay as they are; only "
+    "the other 3 parameters are trained. To train all, load the model unquantised";
 
 static log_lines lines; /* of rank 0, which alone warns */
 

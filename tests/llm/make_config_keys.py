@@ -26,12 +26,13 @@ OTHER = {"gpt_neox": {"rotary_emb_base": 10000.0, "rotary_pct": 0.25},
          "phi": {"partial_rotary_factor": 0.5}, "phi3": {"partial_rotary_factor": 1.0},
          "gemma3_text": {"rope_local_base_freq": 10000.0, "sliding_window_pattern": 6},
          "falcon": {"n_embed": None}, "bloom": {"n_embed": None}}
-HEAD = """# What becomes of each key of config.json that transformers' config classes have, by family (all:
-# what every class takes):
+HEAD = """# What becomes of each key of config.json that transformers' config classes have,
+# by family (all: what every class takes):
 #   obeyed    a family of examples/llm reads it
 #   harmless  it changes no logits, whatever its value
 #   refused   it has to have its default, or to be null
-# and the default. make_config_keys.py compares it with transformers, test_folders.py with build/llm.
+# and the default. make_config_keys.py compares it with transformers, test_folders.py
+# with build/llm.
 """
 
 

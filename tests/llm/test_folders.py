@@ -219,8 +219,8 @@ def indices_name_files_in_folders(folder):
     index()
     got, errors = logits(folder, prompt)
     check(got == plain and not errors, errors)
-    for lie in ("../one.safetensors", "/one.safetensors", "sub/../one.safetensors", "sub//x", "sub/",
-                "", "./", "..", "sub\\two.safetensors"):
+    for lie in ("../one.safetensors", "/one.safetensors", "sub/../one.safetensors", "sub//x",
+                "sub/", "", "./", "..", "sub\\two.safetensors"):
         index(**{names[0]: lie})
         refused(folder, "no name of a file beside it")
 
