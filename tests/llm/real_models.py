@@ -86,6 +86,7 @@ def minilm(folder):
     for ranks, backend in WAYS:
         rows = llm(folder, ranks, backend, "--embed", lines).splitlines()
         got = torch.tensor([[float(x) for x in row.split()] for row in rows])
+        got = got / got.norm(dim=1, keepdim=True)  # its folder has no modules.json
         off = (got - torch.stack(want)).abs().max().item()
         print("minilm, %s, tp %d: off by %.1e" % (backend, ranks, off), flush=True)
         assert got.shape == (len(LINES), 384) and off < 1e-6
