@@ -929,9 +929,7 @@ static int prepare(llm_job *job) {
     if (!llm_config_read(c, job->model, &job->family)) return !refuse(job, "%s", c->error);
     const int texts = job->embed || job->chat || job->prompt_texts.count || job->stops.count;
     if ((texts || !job->print_ids) && !open_codec(job)) return 0;
-    if (job->codec.tokenizer && text_count(&job->codec) > c->vocabulary)
-        return !refuse(job, "the tokenizer has %lld tokens, the model %lld",
-                       (long long)text_count(&job->codec), (long long)c->vocabulary);
+    job->codec.vocabulary = c->vocabulary;
     if (job->embed) return read_lines(job);
     if (job->max_new < 0) job->max_new = job->chat ? INT64_MAX : 64;
     if (c->encoder && job->max_new > 0)
