@@ -1064,9 +1064,7 @@ static int prepare(llm_job *job) {
         return !refuse(job, "%s", c->error);
     const int texts = job->embed || job->chat || job->prompt_texts.count || job->stops.count;
     if ((texts || !job->print_ids) && !open_codec(job)) return 0;
-    if (job->codec.tokenizer && text_count(&job->codec) > c->vocabulary)
-        return !refuse(job, "the tokenizer has %lld tokens, the model %lld",
-                       (long long)text_count(&job->codec), (long long)c->vocabulary);
+    job->codec.vocabulary = c->vocabulary;
     if (job->embed) return read_lines(job);
     if (job->max_new < 0) job->max_new = job->chat ? LLM_ANSWER : LLM_NEW;
     if (c->encoder && job->max_new > 0)

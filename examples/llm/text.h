@@ -12,6 +12,7 @@ typedef struct text_codec {
     llm_tokenizer *tokenizer;
     int lower; /* 1: texts are lowercased, if the file does not say so itself */
     int raw;   /* 1: what is written keeps its control characters; 0: only newlines and tabs */
+    int64_t vocabulary; /* how many tokens the model has; 0: no model is there */
     char error[4352]; /* a path and a sentence */
 } text_codec;
 
@@ -137,6 +138,14 @@ static int64_t text_encode(text_codec *codec, const char *text, size_t length, i
     const int64_t n = llm_tokenizer_encode(codec->tokenizer, text, length, special, ids);
     if (n < 0) snprintf(codec->error, sizeof codec->error, "%s",
                         llm_tokenizer_error(codec->tokenizer));
+    for (int64_t i = 0; i < n && codec->vocabulary; i++) {
+        if ((*ids)[i] < codec->vocabulary) continue;
+        snprintf(codec->error, sizeof codec->error, "the text has the tokenizer's token %d, and the "
+                 "model has %lld tokens", (int)(*ids)[i], (long long)codec->vocabulary);
+        free(*ids);
+        *ids = NULL;
+        return -1;
+    }
     return n;
 }
 

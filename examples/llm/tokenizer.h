@@ -29,6 +29,7 @@
 #include <cjson/cJSON.h>
 #include <pcre2.h>
 
+#include "classes.h"
 #include "files.h"
 #include "quote.h"
 #include "unicode.h"
@@ -125,7 +126,8 @@ typedef enum llm_scheme { LLM_NEVER, LLM_FIRST, LLM_ALWAYS } llm_scheme; /* of a
 typedef struct llm_step {
     llm_kind kind;
     llm_text pattern, content; /* a string to look for, unless `code`; what replaces it */
-    pcre2_code *code, *plain;  /* plain: for texts without what PCRE2's Unicode may not have */
+    pcre2_code *code, *plain;  /* plain: for texts without what PCRE2's Unicode may not
+                                * have; NULL: the same */
     pcre2_match_data *match;
     int jit;
     llm_behavior behavior;
@@ -193,6 +195,7 @@ typedef struct llm_tokenizer {
     llm_map compositions;
     llm_map compat; /* of LLM_NFKC and LLM_NFKD: where in llm_unicode_compat a code point's begin */
     int plain; /* the text, or the pattern that is compiled: see llm_step */
+    int sets;  /* classes of patterns that were found by trying all code points */
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
 
@@ -747,16 +750,46 @@ static uint32_t llm_lower(uint32_t c) {
     "\\x{200B}-\\x{2027}\\x{202A}-\\x{202E}\\x{2030}-\\x{205E}\\x{2060}-\\x{2FFF}"                 \
     "\\x{3001}-\\x{10FFFF}"
 
+#define LLM_CIRCLED                                                                                \
+    "\\x{24B6}-\\x{24E9}\\x{1F130}-\\x{1F149}\\x{1F150}-\\x{1F169}\\x{1F170}-\\x{1F189}"
+
 static int llm_puts(llm_tokenizer *t, llm_text *out, const char *s) {
     return llm_put(t, out, s, strlen(s));
 }
 
-/* The inside of a class: a general category, with what PCRE2's version of Unicode may not have. */
+/* 1, and *row: the table of a script, or of what a POSIX class has beside categories. */
+static int llm_find_class(const char *name, size_t n, const llm_class_row **row) {
+    size_t i, k;
+    for (i = 0; i < LLM_ROWS(llm_classes); i++) {
+        *row = &llm_classes[i];
+        for (k = 0; k < n && ((name[k] ^ (*row)->name[k]) & ~32) == 0 && (*row)->name[k];) k++;
+        if (k == n && !(*row)->name[n]) return 1;
+    }
+    return 0;
+}
+
+/* The inside of a class: the ranges of a row. */
+static int llm_put_ranges(llm_tokenizer *t, llm_text *out, const llm_class_row *row) {
+    char text[40];
+    size_t i;
+    for (i = 0; i < row->count; i++) {
+        (void)snprintf(text, sizeof text, "\\x{%X}-\\x{%X}", (unsigned)row->ranges[2 * i],
+                       (unsigned)row->ranges[2 * i + 1]);
+        if (!llm_puts(t, out, text)) return 0;
+    }
+    return 1;
+}
+
+/* The inside of a class: a general category, with what PCRE2's version of Unicode may not have; or
+ * a script. */
 static int llm_put_category(llm_tokenizer *t, llm_text *out, const char *name, size_t n) {
     char text[40];
     size_t i;
     const char *known = NULL;
+    const llm_class_row *script;
     (void)snprintf(text, sizeof text, "%.*s", (int)(n < 3 ? n : 3), name);
+    if (n > 2 && name[0] >= 'A' && name[0] <= 'Z' && llm_find_class(name, n, &script))
+        return llm_put_ranges(t, out, script);
     if (n == 2) known = strstr(llm_unicode_categories, text);
     if (n == 1) known = strchr("LMNPSZ", text[0]);
     if (!known)
@@ -778,11 +811,16 @@ static int llm_put_category(llm_tokenizer *t, llm_text *out, const char *name, s
     return 1;
 }
 
-/* \p{L}, \s, ... at p + 1; *used: its length. */
-static int llm_put_class(llm_tokenizer *t, llm_text *out, const char *p, size_t n, int inside,
-                         size_t *used) {
+/* Where \p{L} and its like stand: by themselves; as part of what a class holds; as a class of their
+ * own that is part of another. */
+typedef enum llm_where { LLM_ALONE, LLM_INSIDE, LLM_NESTED } llm_where;
+
+/* \p{L}, \s, \h, ... at p + 1; *used: its length. \h is a hexadecimal digit. */
+static int llm_put_class(llm_tokenizer *t, llm_text *out, const char *p, size_t n,
+                         llm_where where, size_t *used) {
     const char kind = p[1];
-    int negated = kind == 'P' || kind == 'S' || kind == 'D' || kind == 'W';
+    const int inside = where == LLM_INSIDE;
+    int negated = kind == 'P' || kind == 'S' || kind == 'D' || kind == 'W' || kind == 'H';
     const char *end;
     const char *open;
     *used = 2;
@@ -798,17 +836,16 @@ static int llm_put_class(llm_tokenizer *t, llm_text *out, const char *p, size_t 
     if (!llm_puts(t, out, open)) return 0;
     if (kind == 's' || kind == 'S') {
         if (!llm_puts(t, out, inside && negated ? LLM_NO_SPACES : LLM_SPACES)) return 0;
+    } else if (kind == 'h' || kind == 'H') {
+        if (!llm_puts(t, out, "0-9A-Fa-f")) return 0;
     } else if (kind == 'd' || kind == 'D') {
         if (!llm_put_category(t, out, "Nd", 2)) return 0;
     } else if (kind == 'w' || kind == 'W') {
-        /* Oniguruma's: also letters in circles and squares, and Latin-1's fractions. */
+        /* Oniguruma's: also letters in circles and squares, and alone Latin-1's fractions. */
         if (!llm_put_category(t, out, "L", 1) || !llm_put_category(t, out, "M", 1) ||
             !llm_put_category(t, out, "Nd", 2) || !llm_put_category(t, out, "Nl", 2) ||
-            !llm_put_category(t, out, "Pc", 2) ||
-            !llm_puts(t, out,
-                      "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}\\x{24B6}-\\x{24E9}"
-                      "\\x{1F130}-\\x{1F149}\\x{1F150}-\\x{1F169}"
-                      "\\x{1F170}-\\x{1F189}"))
+            !llm_put_category(t, out, "Pc", 2) || !llm_puts(t, out, LLM_CIRCLED) ||
+            (where == LLM_ALONE && !llm_puts(t, out, "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}")))
             return 0;
     } else {
         const char *name = p + 3 + (p[3] == '^');
@@ -817,14 +854,29 @@ static int llm_put_class(llm_tokenizer *t, llm_text *out, const char *p, size_t 
     return inside || llm_puts(t, out, "]");
 }
 
+/* \b or \B: words are those of Oniguruma's \w. */
+static int llm_put_boundary(llm_tokenizer *t, llm_text *out, int is) {
+    static const char *const parts[2][5] = {{"(?:(?<=", ")(?=", ")|(?<!", ")(?!", "))"},
+                                            {"(?:(?<=", ")(?!", ")|(?<!", ")(?=", "))"}};
+    size_t i, used;
+    for (i = 0; i < 5; i++)
+        if (!llm_puts(t, out, parts[is][i]) ||
+            (i < 4 && !llm_put_class(t, out, "\\w", 2, LLM_ALONE, &used)))
+            return 0;
+    return 1;
+}
+
 /* An escape at p. Oniguruma's \v and \u are other than PCRE2's; letters that are not listed are
  * errors. */
 static int llm_put_escape(llm_tokenizer *t, llm_text *out, const char *p, size_t n, int inside,
                           size_t *used) {
     const char e = n > 1 ? p[1] : 0;
     char text[16];
-    if (e && strchr("sSdDwWpP", e)) return llm_put_class(t, out, p, n, inside, used);
+    if (e && strchr("sSdDwWpPhH", e))
+        return llm_put_class(t, out, p, n, inside ? LLM_INSIDE : LLM_ALONE, used);
     *used = 2;
+    if (!inside && (e == 'b' || e == 'B')) return llm_put_boundary(t, out, e == 'b');
+    if ((!inside && e == 'R') || (inside && e == 'b')) return llm_put(t, out, p, 2);
     if (e == 'v') return llm_puts(t, out, "\\x{B}");
     if (e == 'u' && n >= 6) {
         *used = 6;
@@ -855,36 +907,264 @@ static const char *llm_unlike(const char *pattern, const char *p, size_t n) {
     return p[0] == '(' && n > 1 && p[1] == '*' ? "(*...)" : NULL;
 }
 
+/* -- classes, which Oniguruma nests and intersects -- */
+
+/* A class [...]: the union of `flat`, the inside of a class of PCRE2's, and of `more`, expressions
+ * of one character, each after a '|'. With && before the last union: `also`, lookaheads for those
+ * before it. */
+typedef struct llm_chars {
+    llm_text flat, more, also;
+    int negated;
+} llm_chars;
+
+enum { LLM_MOST_DEPTH = 16, LLM_MOST_SETS = 32 };
+
+static void llm_chars_free(llm_chars *set) {
+    free(set->flat.at);
+    free(set->more.at);
+    free(set->also.at);
+}
+
+/* Appends the expression of one character of the last union. */
+static int llm_put_union(llm_tokenizer *t, llm_text *out, const llm_chars *set) {
+    const int flat = set->flat.length > 0, more = set->more.length > 0;
+    if (!flat && !more) return llm_puts(t, out, "(?!)");
+    if (more && !llm_puts(t, out, "(?:")) return 0;
+    if (flat && (!llm_puts(t, out, "[") || !llm_put(t, out, set->flat.at, set->flat.length) ||
+                 !llm_puts(t, out, "]")))
+        return 0;
+    return !more || (llm_put(t, out, set->more.at + !flat, set->more.length - (size_t)!flat) &&
+                     llm_puts(t, out, ")"));
+}
+
+/* Appends the expression of one character of the set. */
+static int llm_put_set(llm_tokenizer *t, llm_text *out, const llm_chars *set) {
+    return llm_puts(t, out, set->negated ? "(?:(?!" : "(?:") &&
+           llm_put(t, out, llm_bytes(&set->also), set->also.length) &&
+           llm_put_union(t, out, set) && llm_puts(t, out, set->negated ? ")(?s:.))" : ")");
+}
+
+/* && of a class: the union so far becomes a lookahead, and another begins. */
+static int llm_chars_intersect(llm_tokenizer *t, llm_chars *set) {
+    if (!llm_puts(t, &set->also, "(?=") || !llm_put_union(t, &set->also, set) ||
+        !llm_puts(t, &set->also, ")"))
+        return 0;
+    set->flat.length = set->more.length = 0;
+    return 1;
+}
+
+/* [:alpha:] and so on at p; *used: its length, 0: there is none. */
+static int llm_chars_posix(llm_tokenizer *t, llm_chars *set, const char *p, size_t n, size_t *used) {
+    static const struct {
+        const char *name, *categories, *ranges; /* and the table of llm_classes that has its name */
+    } rows[] = {{"alnum", "L Nl Nd", NULL}, {"alpha", "L Nl", NULL}, {"lower", "Ll", NULL},
+                {"upper", "Lu", NULL}, {"ascii", "", "\\x{0}-\\x{7F}"}, {"blank", "Zs", "\\x{9}"},
+                {"cntrl", "", "\\x{0}-\\x{1F}\\x{7F}-\\x{9F}"}, {"digit", "Nd", NULL},
+                {"graph", "L M N P S Cf Co", NULL}, {"print", "L M N P S Cf Co Zs", NULL},
+                {"punct", "P S", NULL}, {"space", "", LLM_SPACES}, {"xdigit", "", "0-9A-Fa-f"},
+                {"word", "L M Nd Nl Pc", LLM_CIRCLED}};
+    const int negated = n > 2 && p[2] == '^';
+    const char *name = p + 2 + negated, *at;
+    const llm_class_row *row;
+    llm_text *out = negated ? &set->more : &set->flat;
+    size_t i, length = 0;
+    while ((size_t)(name - p) + length < n && name[length] >= 'a' && name[length] <= 'z') length++;
+    *used = (size_t)(name - p) + length + 2;
+    if (*used > n || name[length] != ':' || name[length + 1] != ']') {
+        *used = 0;
+        return 1;
+    }
+    for (i = 0; i < LLM_ROWS(rows); i++)
+        if (strlen(rows[i].name) == length && memcmp(rows[i].name, name, length) == 0) break;
+    if (i == LLM_ROWS(rows))
+        return llm_fail(t, "%s: [:%.*s:] in a pattern is not known", t->name,
+                        (int)(length < 40 ? length : 40), name);
+    if (negated && !llm_puts(t, out, "|[^")) return 0;
+    for (at = rows[i].categories; *at; at += strspn(at, " ")) {
+        const size_t one = strcspn(at, " ");
+        if (!llm_put_category(t, out, at, one)) return 0;
+        at += one;
+    }
+    if (rows[i].ranges && !llm_puts(t, out, rows[i].ranges)) return 0;
+    at = i == 0 ? "alpha" : rows[i].name; /* alnum: the same as alpha, and digits */
+    if (llm_find_class(at, strlen(at), &row) && !llm_put_ranges(t, out, row)) return 0;
+    return !negated || llm_puts(t, out, "]");
+}
+
+/* Appends one character of a class, raw or an escape; *used: its length. */
+static int llm_chars_char(llm_tokenizer *t, llm_text *out, const char *p, size_t n, size_t *used) {
+    if (p[0] == '\\') return llm_put_escape(t, out, p, n, 1, used);
+    (void)llm_point(p, used);
+    if (strchr("^-[]", p[0]) && !llm_puts(t, out, "\\")) return 0;
+    return llm_put(t, out, p, *used);
+}
+
+/* A character, a range, or an escape for several. after: it follows one of the latter two, so a '-'
+ * begins no range; *after: it is one. */
+static int llm_chars_item(llm_tokenizer *t, llm_chars *set, const char *p, size_t n, size_t *used,
+                        int *after) {
+    const int several = n > 1 && p[0] == '\\' && strchr("sSdDwWpPhH", p[1]) && p[1];
+    const int begins = !(*after && p[0] == '-');
+    size_t more;
+    *after = several;
+    if (several) {
+        const int negated = strchr("DWPH", p[1]) || (p[1] == 'p' && n > 3 && p[3] == '^');
+        if (!negated) return llm_put_class(t, &set->flat, p, n, LLM_INSIDE, used);
+        return llm_puts(t, &set->more, "|") && llm_put_class(t, &set->more, p, n, LLM_NESTED, used);
+    }
+    if (!llm_chars_char(t, &set->flat, p, n, used)) return 0;
+    if (!begins || n < *used + 2 || p[*used] != '-' || strchr("[]", p[*used + 1]) ||
+        (n > *used + 2 && memcmp(p + *used + 1, "&&", 2) == 0) ||
+        (p[*used + 1] == '\\' && n > *used + 2 && strchr("sSdDwWpPhH", p[*used + 2])))
+        return 1;
+    *after = 1;
+    if (!llm_puts(t, &set->flat, "-") ||
+        !llm_chars_char(t, &set->flat, p + *used + 1, n - *used - 1, &more))
+        return 0;
+    *used += 1 + more;
+    return 1;
+}
+
+static int llm_chars_read(llm_tokenizer *t, llm_chars *set, const char *p, size_t n, int depth,
+                        size_t *used);
+
+/* A class within a class: becomes part of its union, or an expression in it. */
+static int llm_chars_nest(llm_tokenizer *t, llm_chars *set, const char *p, size_t n, int depth,
+                        size_t *used) {
+    llm_chars inner;
+    int ok;
+    memset(&inner, 0, sizeof inner);
+    ok = llm_chars_read(t, &inner, p, n, depth, used);
+    if (ok && (inner.negated || inner.also.length))
+        ok = llm_puts(t, &set->more, "|") && llm_put_set(t, &set->more, &inner);
+    else if (ok)
+        ok = llm_put(t, &set->flat, llm_bytes(&inner.flat), inner.flat.length) &&
+             llm_put(t, &set->more, llm_bytes(&inner.more), inner.more.length);
+    llm_chars_free(&inner);
+    return ok;
+}
+
+/* Reads a class at p; *used: its length. */
+static int llm_chars_read(llm_tokenizer *t, llm_chars *set, const char *p, size_t n, int depth,
+                        size_t *used) {
+    size_t i, one;
+    int after = 0, ok = 1;
+    set->negated = n > 1 && p[1] == '^';
+    i = 1 + (size_t)set->negated;
+    if (depth > LLM_MOST_DEPTH)
+        return llm_fail(t, "%s: more than %d classes in each other in a pattern are not known",
+                        t->name, LLM_MOST_DEPTH);
+    if (i < n && p[i] == ']') return llm_fail(t, "%s: [] in a pattern is not known", t->name);
+    for (; i < n && p[i] != ']' && ok; i += one) {
+        one = 0;
+        if (p[i] == '[') {
+            if (n - i > 1 && p[i + 1] == ':') ok = llm_chars_posix(t, set, p + i, n - i, &one);
+            if (ok && !one) ok = llm_chars_nest(t, set, p + i, n - i, depth + 1, &one);
+            after = 1;
+        } else if (n - i > 1 && memcmp(p + i, "&&", 2) == 0) {
+            ok = llm_chars_intersect(t, set);
+            one = 2;
+            after = 0;
+        } else {
+            ok = llm_chars_item(t, set, p + i, n - i, &one, &after);
+        }
+    }
+    *used = i + 1;
+    return ok && (i < n || llm_fail(t, "%s: a pattern does not compile: [ without ]", t->name));
+}
+
+/* Appends [...] with the ranges that `code`, an expression of one character repeated, matches in
+ * `all`, the text of all code points. */
+static int llm_put_matches(llm_tokenizer *t, llm_text *out, const pcre2_code *code,
+                           const llm_text *all) {
+    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
+    int got = match ? 1 : 0, any = 0;
+    size_t at = 0, size;
+    while (got > 0) {
+        char text[40];
+        const PCRE2_SIZE *ends = pcre2_get_ovector_pointer(match);
+        got = pcre2_match(code, (PCRE2_SPTR)all->at, all->length, at, PCRE2_NO_UTF_CHECK, match,
+                          NULL);
+        if (got < 1) break;
+        (void)snprintf(text, sizeof text, "%s\\x{%X}-\\x{%X}", any++ ? "" : "[",
+                       (unsigned)llm_point(all->at + ends[0], &size),
+                       (unsigned)llm_point_before(all->at, ends[1], &size));
+        if (!llm_puts(t, out, text)) got = 0;
+        at = ends[1];
+    }
+    pcre2_match_data_free(match);
+    if (got != PCRE2_ERROR_NOMATCH)
+        return llm_fail(t, "%s: there is no memory for a class of a pattern", t->name);
+    return llm_puts(t, out, any ? "]" : "(?!)");
+}
+
+/* Appends [...] with the code points that an expression of one character matches, by trying all. */
+static int llm_put_members(llm_tokenizer *t, llm_text *out, const llm_text *expression) {
+    llm_text text = {NULL, 0, 0}, all = {NULL, 0, 0};
+    int error, ok = t->sets++ < LLM_MOST_SETS;
+    PCRE2_SIZE where;
+    pcre2_code *code = NULL;
+    uint32_t c;
+    if (!ok)
+        return llm_fail(t, "%s: more than %d classes in patterns with && or a negated one in another "
+                           "are not known", t->name, LLM_MOST_SETS);
+    ok = llm_puts(t, &text, "(?:") && llm_put(t, &text, expression->at, expression->length) &&
+         llm_puts(t, &text, ")++") && llm_room(t, &all, (size_t)4 * 0x110000);
+    for (c = 0; ok && c < 0x110000; c += c == 0xD7FF ? 0x801 : 1) ok = llm_put_utf8(t, &all, c);
+    if (ok) code = pcre2_compile((PCRE2_SPTR)text.at, text.length, PCRE2_UTF, &error, &where, NULL);
+    if (code) (void)pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); /* without, it takes longer */
+    if (ok)
+        ok = code ? llm_put_matches(t, out, code, &all)
+                  : llm_fail(t, "%s: a class of a pattern does not compile, or there is no memory for "
+                                "it", t->name);
+    pcre2_code_free(code);
+    free(text.at);
+    free(all.at);
+    return ok;
+}
+
+/* A class at p outside of others; folds: within (?i...). */
+static int llm_translate_class(llm_tokenizer *t, const char *p, size_t n, int folds, llm_text *out,
+                               size_t *used) {
+    llm_text expression = {NULL, 0, 0};
+    llm_chars set;
+    int ok;
+    memset(&set, 0, sizeof set);
+    ok = llm_chars_read(t, &set, p, n, 1, used);
+    if (ok && !set.also.length && !set.more.length) {
+        ok = llm_puts(t, out, set.negated ? "[^" : "[") &&
+             llm_put(t, out, llm_bytes(&set.flat), set.flat.length) && llm_puts(t, out, "]");
+    } else if (ok && folds) {
+        ok = llm_fail(t, "%s: a class with && or a negated one, within (?i), in a pattern is not "
+                         "known", t->name);
+    } else if (ok) {
+        ok = llm_put_set(t, &expression, &set) && llm_put_members(t, out, &expression);
+    }
+    free(expression.at);
+    llm_chars_free(&set);
+    return ok;
+}
+
 /* Oniguruma's pattern in PCRE2's words. */
 static int llm_translate(llm_tokenizer *t, const char *p, size_t n, llm_text *out) {
-    size_t i, used, class_begin = 0;
-    int inside = 0;
+    size_t i, used;
+    int depth = 0, folds = n > 3 && memcmp(p, "(?i)", 4) == 0 ? 1 : 0; /* 1 + the depth of (?i: */
     for (i = 0; i < n; i += used) {
-        const char *bad = NULL;
+        const char *bad = llm_unlike(p, p + i, n - i);
         used = 1;
-        if (p[i] == '\\') {
-            if (!llm_put_escape(t, out, p + i, n - i, inside, &used)) return 0;
-            if (inside && strchr("sSdwp", p[i + 1]) && i + used + 1 < n && p[i + used] == '-' &&
-                p[i + used + 1] != ']') {
-                if (!llm_puts(t, out, "\\-")) return 0;
-                used++;
-            }
+        if (bad) return llm_fail(t, "%s: %s in a pattern is not known", t->name, bad);
+        if (p[i] == '[') {
+            if (!llm_translate_class(t, p + i, n - i, folds, out, &used)) return 0;
             continue;
         }
-        if (inside) {
-            if (p[i] == '[') bad = "[...[";
-            if (p[i] == '&' && i + 1 < n && p[i + 1] == '&') bad = "&&";
-            if (p[i] == ']' && i == class_begin) bad = "[]";
-            if (p[i] == ']') inside = 0;
-        } else {
-            bad = llm_unlike(p, p + i, n - i);
-            if (p[i] == '[') {
-                inside = 1;
-                if (i + 1 < n && p[i + 1] == '^') used = 2;
-                class_begin = i + used;
-            }
+        if (p[i] == '\\') {
+            if (!llm_put_escape(t, out, p + i, n - i, 0, &used)) return 0;
+            continue;
         }
-        if (bad) return llm_fail(t, "%s: %s in a pattern is not known", t->name, bad);
+        if (p[i] == '(') depth++;
+        if (p[i] == '(' && !folds && n - i > 3 && memcmp(p + i, "(?i:", 4) == 0) folds = 1 + depth;
+        if (p[i] == ')' && folds == 1 + depth) folds = 0;
+        depth -= p[i] == ')';
         if (!llm_put(t, out, p + i, used)) return 0;
     }
     return 1;
@@ -912,14 +1192,15 @@ static pcre2_code *llm_compile_one(llm_tokenizer *t, const char *pattern, size_t
 }
 
 /* The rows of llm_unicode_added make a pattern several times slower, and few texts have one of
- * them, so a pattern has a form without. */
+ * them, so a pattern has a form without; not one whose classes are ranges. */
 static int llm_compile(llm_tokenizer *t, llm_step *step, const char *pattern, size_t n) {
+    const int sets = t->sets;
     step->jit = 1;
     step->code = llm_compile_one(t, pattern, n, &step->jit);
     t->plain = 1;
-    if (step->code) step->plain = llm_compile_one(t, pattern, n, &step->jit);
+    if (step->code && t->sets == sets) step->plain = llm_compile_one(t, pattern, n, &step->jit);
     t->plain = 0;
-    if (!step->plain) return 0;
+    if (!step->code || (t->sets == sets && !step->plain)) return 0;
     step->match = pcre2_match_data_create_from_pattern(step->code, NULL);
     return step->match || llm_fail(t, "there is no memory for a pattern");
 }
@@ -948,7 +1229,7 @@ static int llm_is_plain(const char *s, size_t n) {
 /* The first match of the step's pattern in s at or after `from`; 0: none, or an error. */
 static int llm_find(llm_tokenizer *t, const llm_step *step, const char *s, size_t n, size_t from,
                     llm_span *found) {
-    const pcre2_code *code = t->plain ? step->plain : step->code;
+    const pcre2_code *code = t->plain && step->plain ? step->plain : step->code;
     const PCRE2_SIZE *ends;
     int got;
     if (!code) {
@@ -2716,7 +2997,8 @@ static int llm_read_bpe(llm_tokenizer *t, const cJSON *o) {
     for (i = 0; i < LLM_ROWS(empty); i++) {
         const cJSON *item = llm_get(o, empty[i]);
         const char *s = cJSON_GetStringValue(item);
-        if (item && !(s && !*s))
+        const int zero = i == 0 && cJSON_IsNumber(item) && item->valuedouble == 0; /* no dropout */
+        if (item && !(s && !*s) && !zero)
             return llm_fail(t, "%s: a BPE with \"%s\" is not known", t->name, empty[i]);
     }
     t->fuse_unk = llm_flag(t, o, "fuse_unk", 0);

@@ -156,6 +156,66 @@ static void decoding_is_that_of_tokenizers(void **state) {
     cJSON_Delete(all);
 }
 
+/* A tokenizer that splits at a pattern; the first byte of a word is a token below 256, the others are
+ * tokens from 256 on. */
+static llm_tokenizer *split_at(const char *pattern) {
+    cJSON *file = cJSON_Parse("{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":"
+                              "\"Split\",\"behavior\":\"Isolated\",\"invert\":false},{\"type\":"
+                              "\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]},"
+                              "\"model\":{\"type\":\"WordPiece\",\"unk_token\":\"unk\","
+                              "\"continuing_subword_prefix\":\"##\",\"max_input_chars_per_word\":"
+                              "1000,\"vocab\":{\"unk\":512}}}");
+    cJSON *vocabulary = cJSON_GetObjectItem(cJSON_GetObjectItem(file, "model"), "vocab");
+    cJSON *steps = cJSON_GetObjectItem(cJSON_GetObjectItem(file, "pre_tokenizer"),
+                                       "pretokenizers");
+    llm_tokenizer none, *t;
+    int id;
+    memset(&none, 0, sizeof none);
+    cJSON_AddStringToObject(cJSON_AddObjectToObject(cJSON_GetArrayItem(steps, 0), "pattern"),
+                            "Regex", pattern);
+    for (id = 0; id < 512; id++) {
+        llm_text name = {NULL, 0, 0};
+        assert_true((id < 256 || llm_puts(&none, &name, "##")) &&
+                    llm_put_utf8(&none, &name, llm_byte_char((unsigned char)(id % 256))) &&
+                    llm_put(&none, &name, "", 1));
+        cJSON_AddNumberToObject(vocabulary, name.at, (double)id);
+        free(name.at);
+    }
+    t = from_json(file);
+    cJSON_Delete(file);
+    return t;
+}
+
+/* Nested classes, intersections, POSIX classes, scripts, boundaries, possessive quantifiers: where
+ * tokenizers splits, too. */
+static void patterns_are_those_of_tokenizers(void **state) {
+    char *text = read_golden("patterns.json");
+    cJSON *all = cJSON_Parse(text);
+    const cJSON *item, *c, *part;
+    (void)state;
+    assert_true(cJSON_GetArraySize(all) >= 80);
+    cJSON_ArrayForEach(item, all) {
+        llm_tokenizer *t = split_at(string_of(item, "pattern"));
+        cJSON_ArrayForEach(c, cJSON_GetObjectItem(item, "cases")) {
+            const char *s = cJSON_GetStringValue(cJSON_GetArrayItem(c, 0));
+            int32_t *ids;
+            const int64_t n = llm_tokenizer_encode(t, s, strlen(s), 0, &ids);
+            int64_t at = 0, i;
+            if (n != (int64_t)strlen(s)) fail_msg("%s: %s", string_of(item, "pattern"), s);
+            cJSON_ArrayForEach(part, cJSON_GetArrayItem(c, 1)) {
+                for (i = 0; i < part->valueint; i++, at++)
+                    if (at >= n || (ids[at] < 256) != (i == 0))
+                        fail_msg("%s: \"%s\" at byte %d", string_of(item, "pattern"), s, (int)at);
+            }
+            assert_int_equal(at, n);
+            free(ids);
+        }
+        llm_tokenizer_free(t);
+    }
+    cJSON_Delete(all);
+    free(text);
+}
+
 /* Any bytes: those of valid text come back; invalid ones count as U+FFFD. */
 static void bytes_come_back(void **state) {
     static const char text[] = "a\0b\xC3\xA4 \xE4\xB8\xAD\xF0\x9F\x98\x80 \x7F\x01 <Norm> 'll\n";
@@ -270,6 +330,10 @@ static void tokens_have_ids(void **state) {
 #define MODEL                                                                                      \
     "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}"
 
+#define SPLIT(regex)                                                                               \
+    "{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" regex                         \
+    "\"},\"behavior\":\"Isolated\",\"invert\":false}," MODEL "}"
+
 #define CHARSMAP(base64)                                                                           \
     "{\"normalizer\":{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"" base64 "\"}," MODEL   \
     "}"
@@ -296,15 +360,13 @@ static const char *const refused[][2] = {
     {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a\"},\"behavior\":"
      "\"Isolated\",\"invert\":false}," MODEL "}",
      "does not compile"},
-    {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"\\\\p{Han}\"},\"behavior\":"
-     "\"Isolated\",\"invert\":false}," MODEL "}",
-     "\\p{Han}"},
-    {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a&&b]\"},\"behavior\":"
-     "\"Isolated\",\"invert\":false}," MODEL "}",
-     "&&"},
-    {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"\\\\bx\"},\"behavior\":"
-     "\"Isolated\",\"invert\":false}," MODEL "}",
-     "\\b"},
+    {SPLIT("\\\\p{Hanunoo}"), "\\p{Hanunoo}"},
+    {SPLIT("\\\\Xx"), "\\X"},
+    {SPLIT("[a\\\\Rb]"), "\\R"},
+    {SPLIT("[[:lowest:]]"), "[:lowest:]"},
+    {SPLIT("(?i:[a&&[ab]])"), "(?i)"},
+    {SPLIT("[a[b]"), "[ without ]"},
+    {SPLIT("a{1,2}+"), "{...}+"},
     {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\"x\"},\"behavior\":"
      "\"Torn\",\"invert\":false}," MODEL "}",
      "\"Torn\""},
@@ -574,6 +636,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(encoding_is_that_of_tokenizers),
         cmocka_unit_test(decoding_is_that_of_tokenizers),
+        cmocka_unit_test(patterns_are_those_of_tokenizers),
         cmocka_unit_test(bytes_come_back),
         cmocka_unit_test(long_words_are_not_quadratic),
         cmocka_unit_test(many_merges_as_few),
