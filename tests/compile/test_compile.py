@@ -15,7 +15,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
-from scripts import Failed, check, run_tests
+from scripts import Failed, Skipped, check, run_tests
 from test_readme import blocks, by_diff
 HEADER = os.path.join(TOP, "tshard.h")
 C = [os.environ.get("CC", "cc"), "-std=c99"]
@@ -261,10 +261,24 @@ def tsh_open_finds_inexact_arithmetic(folder):
             check((said == "exact") == (flags in EXACT), compiler, flags, said)
 
 
+def optimisers_change_no_bit(folder):
+    """The same bits where no type is taken to be another memory, and optimised at link time."""
+    if not os.environ.get("FULL"):
+        raise Skipped("three builds of the library take 50 s: FULL=1")
+    said = {}
+    for flags in ("-O3", "-O3 -fno-strict-aliasing", "-O3 -flto"):
+        program = os.path.join(folder, "bits")
+        must(C + ["-fno-math-errno", *flags.split(), "-o", program, os.path.join(HERE, "bits.c"),
+                  "-lm"])
+        said[flags] = must([program])
+    check(len(set(said.values())) == 1, said)
+
+
 TESTS = [two_files_in_c, two_files_in_cxx, cxx_program_on_c_library, two_static_copies,
          implementation_is_compiled_once, after_assert_and_twice, including_costs_little,
          implementation_compiles_in_time, two_ranks_need_no_flag, two_ranks_in_cxx,
-         inexact_arithmetic_is_an_error, tsh_open_finds_inexact_arithmetic]
+         inexact_arithmetic_is_an_error, tsh_open_finds_inexact_arithmetic,
+         optimisers_change_no_bit]
 
 if __name__ == "__main__":
     sys.exit(run_tests("compile", TESTS))

@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "../../tshard.h"
+#include "../../backends/tshard_threads.h"
 
 #include "../support/files.h"
 
@@ -730,6 +731,27 @@ static void test_what_is_missing_is_said(void **state) {
     assert_int_equal(tsh_run(NULL, NULL, NULL), 1);
 }
 
+static void test_threads_without_ranks(void **state) {
+    static const int ranks[] = {0, -1, INT_MIN, INT_MAX};
+    tsh_threads_world *threads = NULL;
+    tsh_comm comm;
+    (void)state;
+    for (int i = 0; i < COUNT_OF(ranks); i++) {
+        assert_int_equal(tsh_threads_run(ranks[i], NULL, stub_tsh_run_fn, NULL), 1);
+        assert_int_equal(tsh_threads_world_new(ranks[i], &threads), TSH_ERR_ARGUMENT);
+        assert_null(threads);
+    }
+    assert_int_equal(tsh_threads_run(2, NULL, NULL, NULL), 1);
+    assert_int_equal(tsh_threads_world_new(1, NULL), TSH_ERR_ARGUMENT);
+    assert_int_equal(tsh_threads_world_new(1, &threads), TSH_OK);
+    for (int i = 0; i < COUNT_OF(ranks); i++)
+        assert_int_equal(tsh_threads_comm(threads, ranks[i] ? ranks[i] : 1, &comm), TSH_ERR_ARGUMENT);
+    assert_int_equal(tsh_threads_comm(threads, 0, NULL), TSH_ERR_ARGUMENT);
+    assert_int_equal(tsh_threads_comm(NULL, 0, &comm), TSH_ERR_ARGUMENT);
+    tsh_threads_world_free(threads);
+    tsh_threads_world_free(NULL);
+}
+
 static void test_counts(void **state) {
     (void)state;
     printf("%d functions, %d calls\n", next_function, calls_made);
@@ -749,7 +771,8 @@ int main(void) {
     const struct CMUnitTest others[] = {cmocka_unit_test(test_counts),
                                         cmocka_unit_test(test_texts_without_objects_or_room),
                                         cmocka_unit_test(test_extremes_of_chunks_and_schedules),
-                                        cmocka_unit_test(test_what_is_missing_is_said)};
+                                        cmocka_unit_test(test_what_is_missing_is_said),
+                                        cmocka_unit_test(test_threads_without_ranks)};
     static struct CMUnitTest tests[COUNT_OF(calls) + COUNT_OF(others)];
     only = getenv("API_CALL");
     for (int i = 0; i < COUNT_OF(calls); i++) {
