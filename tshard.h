@@ -361,6 +361,7 @@
 /* Needs: >>config.                                                             */
 /* ========================================================================== */
 
+#include <stdarg.h> /* va_list */
 #include <stddef.h> /* size_t, offsetof */
 #include <stdint.h> /* int64_t */
 #include <stdio.h>  /* FILE */
@@ -749,7 +750,11 @@ TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise);
 /* Fills *error. Returns code. */
 TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
                                  ...) TSH_PRINTF(4, 5);
-/* Appends to text, which has `capacity` bytes; cuts what does not fit. */
+/* As vsnprintf, but numbers have a decimal point in every locale. What a program writes for others
+ * to read (files, messages) it writes with this or with tsh_text_add. */
+TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va_list list)
+    TSH_PRINTF(3, 0);
+/* Appends to text, which has `capacity` bytes, as tsh_text_format; cuts what does not fit. */
 TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) TSH_PRINTF(3, 4);
 
 /* Rule 5's operation on n elements: out = left op right (AVG adds). out may be left or right, but
@@ -2127,7 +2132,6 @@ TSH_API tsh_result tsh_profile(tsh_ctx *ctx, int on);
 #include <float.h>  /* FLT_MAX, DBL_MAX */
 #include <limits.h> /* INT_MAX, LONG_MAX */
 #include <math.h>   /* expf, sqrt, ... */
-#include <stdarg.h> /* tsh_fail */
 #include <stdlib.h> /* malloc, free, bsearch, qsort, getenv */
 #include <string.h> /* memcpy, memset */
 #include <time.h>   /* time, clock: names of temporary files */
@@ -2680,7 +2684,7 @@ TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) 
     va_list list;
     if (!logger || !logger->fn) return;
     va_start(list, format);
-    (void)vsnprintf(text, sizeof text, format, list);
+    tsh_text_format(text, sizeof text, format, list);
     va_end(list);
     logger->fn(logger->user, text);
 }
@@ -2754,7 +2758,7 @@ TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char 
     ctx->error.code = code;
     ctx->error.rank = ctx->world.rank;
     va_start(list, format);
-    (void)vsnprintf(ctx->error.message, sizeof ctx->error.message, format, list);
+    tsh_text_format(ctx->error.message, sizeof ctx->error.message, format, list);
     va_end(list);
     tshi_error_place(ctx);
     return code;
@@ -8747,16 +8751,74 @@ TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, co
     error->code = code;
     error->rank = rank;
     va_start(list, format);
-    (void)vsnprintf(error->message, sizeof error->message, format, list);
+    tsh_text_format(error->message, sizeof error->message, format, list);
     va_end(list);
     return code;
+}
+
+/* Bytes that no format has: they surround a number while it is looked for. */
+enum { TSHI_COLL_NUMBER = 1, TSHI_COLL_NUMBER_END = 2 };
+
+/* Copies a format, with these bytes around the conversions of floating-point numbers. Returns how
+ * many there are; -1: the copy does not fit. */
+static int tshi_coll_mark_numbers(const char *format, char *to, size_t size) {
+    char *const end = to + size - 3; /* two marks and a 0 */
+    int count = 0;
+    while (*format && to < end) {
+        size_t n = 1, k;
+        int number = 0;
+        if (*format == '%') {
+            n += strspn(format + 1, "-+ #0123456789.*hlLjzt");
+            number = format[n] && strchr("fFeEgGaA", format[n]);
+            n += format[n] != '\0';
+        }
+        if (n > (size_t)(end - to)) return -1;
+        if (number) *to++ = TSHI_COLL_NUMBER;
+        for (k = 0; k < n; k++) *to++ = *format++;
+        if (number) *to++ = TSHI_COLL_NUMBER_END;
+        count += number;
+    }
+    *to = '\0';
+    return *format ? -1 : count;
+}
+
+/* Takes the marks out of a text, and makes a point of what a locale has in its place. */
+static void tshi_coll_unmark_numbers(char *text) {
+    const char *from = text;
+    int number = 0, point = 0; /* number 1: within one; point 1: it has its point */
+    for (; *from; from++) {
+        const char c = *from;
+        const int plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') ||
+                          (c >= 'A' && c <= 'Z') || c == '+' || c == '-' || c == ' ';
+        if (c == TSHI_COLL_NUMBER || c == TSHI_COLL_NUMBER_END) {
+            number = c == TSHI_COLL_NUMBER;
+            point = 0;
+        } else if (!number || plain) {
+            *text++ = c;
+        } else if (!point) {
+            *text++ = '.';
+            point = 1;
+        }
+    }
+    *text = '\0';
+}
+
+TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va_list list) {
+    /* a pointer to it: compilers warn of a format that they do not see */
+    int (*const print)(char *, size_t, const char *, va_list) = vsnprintf;
+    char probe[8] = "", marked[1024];
+    int numbers = tshi_coll_mark_numbers(format, marked, sizeof marked);
+    if (numbers) (void)snprintf(probe, sizeof probe, "%.1f", 0.5);
+    if (probe[1] == '.') numbers = 0; /* as nearly everywhere */
+    (void)print(text, capacity, numbers > 0 ? marked : format, list);
+    if (numbers > 0 && capacity) tshi_coll_unmark_numbers(text);
 }
 
 TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) {
     size_t used = strlen(text);
     va_list list;
     va_start(list, format);
-    if (used + 1 < capacity) (void)vsnprintf(text + used, capacity - used, format, list);
+    if (used + 1 < capacity) tsh_text_format(text + used, capacity - used, format, list);
     va_end(list);
 }
 
@@ -9227,7 +9289,7 @@ static int tshi_coll_env_refuse(const char *name, const char *text, tsh_error *e
     for (i = 0; error->message[i]; i++) /* no line breaks or escape codes in an error */
         if ((unsigned char)error->message[i] < 32) error->message[i] = '?';
     va_start(list, takes);
-    (void)vsnprintf(error->message + i, sizeof error->message - i, takes, list);
+    tsh_text_format(error->message + i, sizeof error->message - i, takes, list);
     va_end(list);
     return -1;
 }
@@ -12008,11 +12070,12 @@ static const char *tshi_profile_times(const tshi_profile *profile, const tshi_pr
     const double step = 1e6 * (double)profile->steps; /* from nanoseconds to milliseconds */
     const double all = (double)(profile->end - profile->begin);
     const int digits = all / step < 1 ? 5 : 3; /* more of them in steps below a millisecond */
-    (void)snprintf(text, TSHI_TEXT_SIZE, "%9.*f %9.*f %9.*f %6.1f %%", digits,
-                   (double)(row->ns[TSHI_PHASE_FORWARD] + row->ns[TSHI_PHASE_EVALUATION]) / step,
-                   digits, (double)row->ns[TSHI_PHASE_BACKWARD] / step, digits,
-                   (double)row->ns[TSHI_PHASE_UPDATE] / step,
-                   100 * (double)tshi_profile_time(row) / all);
+    text[0] = '\0';
+    tsh_text_add(text, TSHI_TEXT_SIZE, "%9.*f %9.*f %9.*f %6.1f %%", digits,
+                 (double)(row->ns[TSHI_PHASE_FORWARD] + row->ns[TSHI_PHASE_EVALUATION]) / step,
+                 digits, (double)row->ns[TSHI_PHASE_BACKWARD] / step, digits,
+                 (double)row->ns[TSHI_PHASE_UPDATE] / step,
+                 100 * (double)tshi_profile_time(row) / all);
     return text;
 }
 
@@ -12022,11 +12085,11 @@ static void tshi_profile_log_op(const tsh_ctx *ctx, const tshi_profile_row *row,
     const double seconds = (double)tshi_profile_time(row) / 1e9;
     char times[TSHI_TEXT_SIZE], rate[TSHI_TEXT_SIZE] = "", calls[32] = "";
     if (!sum)
-        (void)snprintf(calls, sizeof calls, "%.1f", (double)row->calls / (double)profile->steps);
+        tsh_text_add(calls, sizeof calls, "%.1f", (double)row->calls / (double)profile->steps);
     if (row->flops > 0 && seconds > 0)
-        (void)snprintf(rate, sizeof rate, "  %7.1f GFLOP/s", row->flops / seconds / 1e9);
+        tsh_text_add(rate, sizeof rate, "  %7.1f GFLOP/s", row->flops / seconds / 1e9);
     else if (row->bytes > 0 && seconds > 0)
-        (void)snprintf(rate, sizeof rate, "  %7.1f GB/s", (double)row->bytes / seconds / 1e9);
+        tsh_text_add(rate, sizeof rate, "  %7.1f GB/s", (double)row->bytes / seconds / 1e9);
     if (row->wait > 0)
         tsh_text_add(rate, sizeof rate, ", waits %.3f ms",
                      (double)row->wait / 1e6 / (double)profile->steps);
@@ -21301,7 +21364,7 @@ static int tshi_policy_fail(const tshi_policy_pass *pass, tsh_result code, const
     char text[TSH_MESSAGE_SIZE] = "";
     va_list list;
     va_start(list, format);
-    (void)vsnprintf(text, sizeof text, format, list);
+    tsh_text_format(text, sizeof text, format, list);
     va_end(list);
     (void)tsh_fail(pass->root->ctx, code, "tsh_parallelize_policy: %s: block \"%s\" %s",
                    pass->policy->name ? pass->policy->name : "", pass->block->path, text);
@@ -22123,6 +22186,7 @@ static TSHI_COLD void tshi_optim_write_groups(const tsh_optim *optim, const tsh_
     for (int i = 0; m && i < optim->count; i++) {
         const tshi_moments *each = &optim->each[i], *other;
         int before = 0, count = 0; /* parameters of the group before this one, and in all */
+        char rates[64] = "";
         for (other = optim->each; other < optim->each + optim->count; other++) {
             if (other->lr_scale != each->lr_scale || other->weight_decay != each->weight_decay)
                 continue;
@@ -22130,9 +22194,10 @@ static TSHI_COLD void tshi_optim_write_groups(const tsh_optim *optim, const tsh_
             count++;
         }
         if (before) continue; /* the group's line is written */
-        (void)fprintf(file, "%s: %d parameters, the first \"%s\": lr %g, weight decay %g\n",
-                      tshi_optim_kind(optim), count, tshi_module_below(root, each->param->path),
-                      optim->desc.lr * each->lr_scale, each->weight_decay);
+        tsh_text_add(rates, sizeof rates, "lr %g, weight decay %g",
+                     optim->desc.lr * each->lr_scale, each->weight_decay);
+        (void)fprintf(file, "%s: %d parameters, the first \"%s\": %s\n", tshi_optim_kind(optim),
+                      count, tshi_module_below(root, each->param->path), rates);
     }
 }
 
@@ -23400,7 +23465,7 @@ TSH_PRINTF(2, 3) static TSHI_COLD void tshi_file_fail(tsh_writer *w, const char 
     char text[TSH_MESSAGE_SIZE];
     va_list list;
     va_start(list, format);
-    (void)vsnprintf(text, sizeof text, format, list);
+    tsh_text_format(text, sizeof text, format, list);
     va_end(list);
     if (w->error.code == TSH_OK)
         (void)tsh_error_set(&w->error, TSH_ERR_IO, -1, "\"%s\" %s", w->name, text);
@@ -23767,7 +23832,7 @@ static TSHI_COLD int tshi_io_fail(const tshi_io *io, tsh_result code, const char
     char text[TSH_MESSAGE_SIZE];
     va_list list;
     va_start(list, format);
-    (void)vsnprintf(text, sizeof text, format, list);
+    tsh_text_format(text, sizeof text, format, list);
     va_end(list);
     (void)tsh_fail(io->ctx, code, "%s: \"%.200s\" %s", io->op, io->path, text);
     return 0;
