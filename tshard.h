@@ -374,6 +374,7 @@
 /* Needs: >>config.                                                             */
 /* ========================================================================== */
 
+#include <stdarg.h> /* va_list */
 #include <stddef.h> /* size_t, offsetof */
 #include <stdint.h> /* int64_t */
 #include <stdio.h>  /* FILE */
@@ -763,7 +764,11 @@ TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise);
 /* Fills *error. Returns code. */
 TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
                                  ...) TSH_PRINTF(4, 5);
-/* Appends to text, which has `capacity` bytes; cuts what does not fit. */
+/* As vsnprintf, but numbers have a decimal point in every locale. What a program writes for others
+ * to read (files, messages) it writes with this or with tsh_text_add. */
+TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va_list list)
+    TSH_PRINTF(3, 0);
+/* Appends to text, which has `capacity` bytes, as tsh_text_format; cuts what does not fit. */
 TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) TSH_PRINTF(3, 4);
 
 /* Rule 5's operation on n elements: out = left op right (AVG adds). out may be left or right, but
@@ -2007,9 +2012,11 @@ TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh
  * checked whole on all ranks before anything changes. While a save of the same path goes on, too,
  * all ranks read one and the same save, or get TSH_ERR_IO and may load again after tsh_clear_error.
  * For that, they compare the hash of all values that tsh_save stored; for other programs' files, 64
- * bytes of every tensor. Values that are NaN or infinite are loaded, and the first replica logs
- * them with the tensor's name: one rank for a replicated tensor, each rank for its shard of a
- * sharded one; after eight tensors only how many more there are. An error is one on every rank, as
+ * bytes of every tensor. A tied parameter may be in the files under any of its names; if it is
+ * there under several, every rank checks that the values of its shard are the same. Values that are
+ * NaN or infinite are loaded, and the first replica logs them with the tensor's name: one rank for
+ * a replicated tensor, each rank for its shard of a sharded one; after eight tensors only how many
+ * more there are. An error is one on every rank, as
  * in tsh_save: TSH_ERR_IO (a system call failed, a file is malformed or differs between ranks, two
  * files hold the same tensor, an index does not list what its files hold), TSH_ERR_ARGUMENT
  * (tensors that the files or the model lack, or another kind of optimiser), TSH_ERR_SHAPE,
@@ -2161,7 +2168,6 @@ Add -fno-fast-math (MSVC: /fp:precise) after it, for the file with TSHARD_IMPLEM
 #include <float.h>  /* FLT_MAX, DBL_MAX */
 #include <limits.h> /* INT_MAX, LONG_MAX */
 #include <math.h>   /* expf, sqrt, ... */
-#include <stdarg.h> /* tsh_fail */
 #include <stdlib.h> /* malloc, free, bsearch, qsort, getenv */
 #include <string.h> /* memcpy, memset */
 #include <time.h>   /* time, clock: names of temporary files */
@@ -2741,7 +2747,7 @@ TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) 
     va_list list;
     if (!logger || !logger->fn || !format) return;
     va_start(list, format);
-    (void)vsnprintf(text, sizeof text, format, list);
+    tsh_text_format(text, sizeof text, format, list);
     va_end(list);
     tshi_base_quote(text);
     logger->fn(logger->user, text);
@@ -2818,7 +2824,7 @@ TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char 
     ctx->error.code = code;
     ctx->error.rank = ctx->world.rank;
     va_start(list, format);
-    (void)vsnprintf(ctx->error.message, sizeof ctx->error.message, format, list);
+    tsh_text_format(ctx->error.message, sizeof ctx->error.message, format, list);
     va_end(list);
     tshi_base_quote(ctx->error.message);
     tshi_error_place(ctx);
@@ -8919,17 +8925,75 @@ TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, co
     error->code = code;
     error->rank = rank;
     va_start(list, format);
-    (void)vsnprintf(error->message, sizeof error->message, format, list);
+    tsh_text_format(error->message, sizeof error->message, format, list);
     va_end(list);
     tshi_base_quote(error->message);
     return code;
+}
+
+/* Bytes that no format has: they surround a number while it is looked for. */
+enum { TSHI_COLL_NUMBER = 1, TSHI_COLL_NUMBER_END = 2 };
+
+/* Copies a format, with these bytes around the conversions of floating-point numbers. Returns how
+ * many there are; -1: the copy does not fit. */
+static int tshi_coll_mark_numbers(const char *format, char *to, size_t size) {
+    char *const end = to + size - 3; /* two marks and a 0 */
+    int count = 0;
+    while (*format && to < end) {
+        size_t n = 1, k;
+        int number = 0;
+        if (*format == '%') {
+            n += strspn(format + 1, "-+ #0123456789.*hlLjzt");
+            number = format[n] && strchr("fFeEgGaA", format[n]);
+            n += format[n] != '\0';
+        }
+        if (n > (size_t)(end - to)) return -1;
+        if (number) *to++ = TSHI_COLL_NUMBER;
+        for (k = 0; k < n; k++) *to++ = *format++;
+        if (number) *to++ = TSHI_COLL_NUMBER_END;
+        count += number;
+    }
+    *to = '\0';
+    return *format ? -1 : count;
+}
+
+/* Takes the marks out of a text, and makes a point of what a locale has in its place. */
+static void tshi_coll_unmark_numbers(char *text) {
+    const char *from = text;
+    int number = 0, point = 0; /* number 1: within one; point 1: it has its point */
+    for (; *from; from++) {
+        const char c = *from;
+        const int plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') ||
+                          (c >= 'A' && c <= 'Z') || c == '+' || c == '-' || c == ' ';
+        if (c == TSHI_COLL_NUMBER || c == TSHI_COLL_NUMBER_END) {
+            number = c == TSHI_COLL_NUMBER;
+            point = 0;
+        } else if (!number || plain) {
+            *text++ = c;
+        } else if (!point) {
+            *text++ = '.';
+            point = 1;
+        }
+    }
+    *text = '\0';
+}
+
+TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va_list list) {
+    /* a pointer to it: compilers warn of a format that they do not see */
+    int (*const print)(char *, size_t, const char *, va_list) = vsnprintf;
+    char probe[8] = "", marked[1024];
+    int numbers = tshi_coll_mark_numbers(format, marked, sizeof marked);
+    if (numbers) (void)snprintf(probe, sizeof probe, "%.1f", 0.5);
+    if (probe[1] == '.') numbers = 0; /* as nearly everywhere */
+    (void)print(text, capacity, numbers > 0 ? marked : format, list);
+    if (numbers > 0 && capacity) tshi_coll_unmark_numbers(text);
 }
 
 TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) {
     size_t used = strlen(text);
     va_list list;
     va_start(list, format);
-    if (used + 1 < capacity) (void)vsnprintf(text + used, capacity - used, format, list);
+    if (used + 1 < capacity) tsh_text_format(text + used, capacity - used, format, list);
     va_end(list);
 }
 
@@ -9411,7 +9475,7 @@ static int tshi_coll_env_refuse(const char *name, const char *text, tsh_error *e
     (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is \"%.100s\"; it takes ", name, text);
     i = strlen(error->message);
     va_start(list, takes);
-    (void)vsnprintf(error->message + i, sizeof error->message - i, takes, list);
+    tsh_text_format(error->message + i, sizeof error->message - i, takes, list);
     va_end(list);
     return -1;
 }
@@ -12235,11 +12299,12 @@ static const char *tshi_profile_times(const tshi_profile *profile, const tshi_pr
     const double step = 1e6 * (double)profile->steps; /* from nanoseconds to milliseconds */
     const double all = (double)(profile->end - profile->begin);
     const int digits = all / step < 1 ? 5 : 3; /* more of them in steps below a millisecond */
-    (void)snprintf(text, TSHI_TEXT_SIZE, "%9.*f %9.*f %9.*f %6.1f %%", digits,
-                   (double)(row->ns[TSHI_PHASE_FORWARD] + row->ns[TSHI_PHASE_EVALUATION]) / step,
-                   digits, (double)row->ns[TSHI_PHASE_BACKWARD] / step, digits,
-                   (double)row->ns[TSHI_PHASE_UPDATE] / step,
-                   100 * (double)tshi_profile_time(row) / all);
+    text[0] = '\0';
+    tsh_text_add(text, TSHI_TEXT_SIZE, "%9.*f %9.*f %9.*f %6.1f %%", digits,
+                 (double)(row->ns[TSHI_PHASE_FORWARD] + row->ns[TSHI_PHASE_EVALUATION]) / step,
+                 digits, (double)row->ns[TSHI_PHASE_BACKWARD] / step, digits,
+                 (double)row->ns[TSHI_PHASE_UPDATE] / step,
+                 100 * (double)tshi_profile_time(row) / all);
     return text;
 }
 
@@ -12249,11 +12314,11 @@ static void tshi_profile_log_op(const tsh_ctx *ctx, const tshi_profile_row *row,
     const double seconds = (double)tshi_profile_time(row) / 1e9;
     char times[TSHI_TEXT_SIZE], rate[TSHI_TEXT_SIZE] = "", calls[32] = "";
     if (!sum)
-        (void)snprintf(calls, sizeof calls, "%.1f", (double)row->calls / (double)profile->steps);
+        tsh_text_add(calls, sizeof calls, "%.1f", (double)row->calls / (double)profile->steps);
     if (row->flops > 0 && seconds > 0)
-        (void)snprintf(rate, sizeof rate, "  %7.1f GFLOP/s", row->flops / seconds / 1e9);
+        tsh_text_add(rate, sizeof rate, "  %7.1f GFLOP/s", row->flops / seconds / 1e9);
     else if (row->bytes > 0 && seconds > 0)
-        (void)snprintf(rate, sizeof rate, "  %7.1f GB/s", (double)row->bytes / seconds / 1e9);
+        tsh_text_add(rate, sizeof rate, "  %7.1f GB/s", (double)row->bytes / seconds / 1e9);
     if (row->wait > 0)
         tsh_text_add(rate, sizeof rate, ", waits %.3f ms",
                      (double)row->wait / 1e6 / (double)profile->steps);
@@ -21781,7 +21846,7 @@ static int tshi_policy_fail(const tshi_policy_pass *pass, tsh_result code, const
     char text[TSH_MESSAGE_SIZE] = "";
     va_list list;
     va_start(list, format);
-    (void)vsnprintf(text, sizeof text, format, list);
+    tsh_text_format(text, sizeof text, format, list);
     va_end(list);
     (void)tsh_fail(pass->root->ctx, code, "tsh_parallelize_policy: %s: block \"%s\" %s",
                    pass->policy->name ? pass->policy->name : "", pass->block->path, text);
@@ -22606,6 +22671,7 @@ static TSHI_COLD void tshi_optim_write_groups(const tsh_optim *optim, const tsh_
     for (int i = 0; m && i < optim->count; i++) {
         const tshi_moments *each = &optim->each[i], *other;
         int before = 0, count = 0; /* parameters of the group before this one, and in all */
+        char rates[64] = "";
         for (other = optim->each; other < optim->each + optim->count; other++) {
             if (other->lr_scale != each->lr_scale || other->weight_decay != each->weight_decay)
                 continue;
@@ -22613,9 +22679,10 @@ static TSHI_COLD void tshi_optim_write_groups(const tsh_optim *optim, const tsh_
             count++;
         }
         if (before) continue; /* the group's line is written */
-        (void)fprintf(file, "%s: %d parameters, the first \"%s\": lr %g, weight decay %g\n",
-                      tshi_optim_kind(optim), count, tshi_module_below(root, each->param->path),
-                      optim->desc.lr * each->lr_scale, each->weight_decay);
+        tsh_text_add(rates, sizeof rates, "lr %g, weight decay %g",
+                     optim->desc.lr * each->lr_scale, each->weight_decay);
+        (void)fprintf(file, "%s: %d parameters, the first \"%s\": %s\n", tshi_optim_kind(optim),
+                      count, tshi_module_below(root, each->param->path), rates);
     }
 }
 
@@ -23930,7 +23997,7 @@ TSH_PRINTF(2, 3) static TSHI_COLD void tshi_file_fail(tsh_writer *w, const char 
     char text[TSH_MESSAGE_SIZE];
     va_list list;
     va_start(list, format);
-    (void)vsnprintf(text, sizeof text, format, list);
+    tsh_text_format(text, sizeof text, format, list);
     va_end(list);
     if (w->error.code == TSH_OK)
         (void)tsh_error_set(&w->error, TSH_ERR_IO, -1, "\"%s\" %s", w->name, text);
@@ -24135,7 +24202,7 @@ TSH_API TSHI_COLD tsh_result tsh_writer_close(tsh_writer *writer, int keep) {
 /* ========================================================================== */
 /* >>io                                                    MARK: - io (private) */
 /* Saving a model as one safetensors file, and parsing the header of such files. */
-/* Needs: >>optim >>file.                                                       */
+/* Needs: >>optim >>parallel >>file.                                            */
 /* ========================================================================== */
 
 /* The writer, rank 0 of tp, pp and dp, writes whole tensors: other ranks send it their shards in
@@ -24165,6 +24232,8 @@ typedef struct tshi_io_entry {
     int taken;         /* 1: the model has it */
     int source;            /* index of its file */
     const char *own;       /* its name in that file, before .rename */
+    const struct tshi_io_entry *twin; /* what the files have under another name of a tied parameter;
+                                       * NULL: nothing */
 } tshi_io_entry;
 
 /* A key and its text in a file's metadata. */
@@ -24299,7 +24368,7 @@ static TSHI_COLD int tshi_io_fail(const tshi_io *io, tsh_result code, const char
     char text[TSH_MESSAGE_SIZE];
     va_list list;
     va_start(list, format);
-    (void)vsnprintf(text, sizeof text, format, list);
+    tsh_text_format(text, sizeof text, format, list);
     va_end(list);
     (void)tsh_fail(io->ctx, code, "%s: \"%.200s\" %s", io->op, io->path, text);
     return 0;
@@ -25213,6 +25282,94 @@ static int tshi_io_check_entries(tshi_io *io) {
                               "is twice in __metadata__");
 }
 
+/* -- reading: values that are not finite ---------------------------------------- */
+
+/* Returns 1 if of all values some exponent bit is 0: of infinity and NaN all are 1. ones: the bits
+ * of infinity, signs: the sign bit, in each value of a word: exponent + (sign bit - infinity)
+ * reaches the sign bit. APART: else gcc, as only code that runs rarely calls it, does not vectorise
+ * it. */
+TSHI_APART int tshi_io_finite_words(const char *TSHI_RESTRICT values, size_t bytes, uint64_t ones,
+                                      uint64_t signs) {
+    const uint64_t less = signs - ones;
+    uint64_t word, found = 0;
+    for (size_t i = 0; i < bytes / 8; i++) {
+        memcpy(&word, values + 8 * i, 8);
+        found |= (word & ones) + less;
+    }
+    word = 0;
+    memcpy(&word, values + bytes / 8 * 8, bytes % 8);
+    return !((found | ((word & ones) + less)) & signs);
+}
+
+/* Returns 1 if all values of a dtype are finite. */
+static int tshi_io_finite(const tshi_dtype *dtype, const char *values, size_t bytes) {
+    const tsh_real infinite = (tsh_real)HUGE_VAL, minus = (tsh_real)-0.0;
+    uint64_t ones, signs; /* of as many values as a word has */
+    int i;
+    for (i = 0; i < 8; i += dtype->size) {
+        dtype->store((char *)&ones + i, 1, 1, &infinite);
+        dtype->store((char *)&signs + i, 1, 1, &minus);
+    }
+    return tshi_io_finite_words(values, bytes, ones, signs);
+}
+
+/* Adds the number of NaN to found[0], of infinite values to found[1]. For both, x - x is not 0. */
+static void tshi_io_count_nonfinite(const tshi_dtype *dtype, const char *values, int64_t count,
+                                      int64_t *found) {
+    enum { BLOCK = 256 };
+    const tsh_dtype index = (tsh_dtype)(dtype - tshi_dtypes);
+    tsh_real x[BLOCK]; /* values, converted */
+    int64_t e, i, n;
+    if (!dtype->floating || (!tshi_dtype_in_blocks(index) &&
+                             tshi_io_finite(dtype, values, tshi_dtype_bytes(index, count))))
+        return;
+    for (e = 0; e < count; e += n) {
+        n = tshi_base_min(BLOCK, count - e); /* elements of this block */
+        dtype->load(values + tshi_dtype_bytes(index, e), 1, n, x);
+        for (i = 0; i < n; i++) {
+            found[0] += x[i] != x[i];
+            found[1] += x[i] == x[i] && !(x[i] - x[i] == 0);
+        }
+    }
+}
+
+/* -- reading: names that differ ----------------------------------------------- */
+
+/* Returns 1 if a name of the files matches a pattern of .ignore. */
+static int tshi_io_ignored(const tshi_io *io, const char *name) {
+    const char *const *pattern = io->ignore;
+    if (!pattern || strlen(name) >= TSHI_IO_NAME)
+        return 0; /* no pattern is tried on longer names */
+    while (*pattern && !tshi_parallel_match(*pattern, name)) pattern++;
+    return *pattern != NULL;
+}
+
+/* Returns a name of the files after all pairs of .rename, in turn. */
+static const char *tshi_io_rename(tshi_io *io, const char *name) {
+    const tsh_rename *pair = io->rename;
+    for (; pair && pair->from; pair++) {
+        tshi_captures captures;
+        char text[TSHI_IO_NAME], quote[TSHI_IO_QUOTE];
+        char *copy;
+        captures.count = 0;
+        if (strlen(name) >= sizeof text || !tshi_parallel_match_into(pair->from, name, &captures))
+            continue;
+        if (!pair->to || !tshi_parallel_replace(pair->to, &captures, text, sizeof text)) {
+            (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                           "%s: .rename \"%.64s\" to \"%.64s\" makes no name of \"%s\": it has "
+                           "more * than the first, more than %d, or is too long",
+                           io->op, pair->from, pair->to ? pair->to : "", tshi_io_quote(name, quote),
+                           (int)TSHI_PARALLEL_CAPTURES);
+            return name;
+        }
+        copy = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, strlen(text) + 1);
+        if (!copy) return name;
+        strcpy(copy, text);
+        name = copy;
+    }
+    return name;
+}
+
 /* ========================================================================== */
 /* >>load                                                MARK: - load (private) */
 /* Loading files into a model, at any degree of parallelism.                    */
@@ -25600,41 +25757,6 @@ static void tshi_load_find_files(tshi_io *io) {
 
 /* -- the tensors of all files -------------------------------------------------- */
 
-/* Returns 1 if a name of the files matches a pattern of .ignore. */
-static int tshi_load_ignored(const tshi_io *io, const char *name) {
-    const char *const *pattern = io->ignore;
-    if (!pattern || strlen(name) >= TSHI_IO_NAME)
-        return 0; /* no pattern is tried on longer names */
-    while (*pattern && !tshi_parallel_match(*pattern, name)) pattern++;
-    return *pattern != NULL;
-}
-
-/* Returns a name of the files after all pairs of .rename, in turn. */
-static const char *tshi_load_rename(tshi_io *io, const char *name) {
-    const tsh_rename *pair = io->rename;
-    for (; pair && pair->from; pair++) {
-        tshi_captures captures;
-        char text[TSHI_IO_NAME], quote[TSHI_IO_QUOTE];
-        char *copy;
-        captures.count = 0;
-        if (strlen(name) >= sizeof text || !tshi_parallel_match_into(pair->from, name, &captures))
-            continue;
-        if (!pair->to || !tshi_parallel_replace(pair->to, &captures, text, sizeof text)) {
-            (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
-                           "%s: .rename \"%.64s\" to \"%.64s\" makes no name of \"%s\": it has "
-                           "more * than the first, more than %d, or is too long",
-                           io->op, pair->from, pair->to ? pair->to : "", tshi_io_quote(name, quote),
-                           (int)TSHI_PARALLEL_CAPTURES);
-            return name;
-        }
-        copy = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, strlen(text) + 1);
-        if (!copy) return name;
-        strcpy(copy, text);
-        name = copy;
-    }
-    return name;
-}
-
 /* Checks that files hold exactly the tensors that the index lists for them, those of .ignore aside;
  * 0 and an error if not. Uses io->map up. */
 static int tshi_load_check_index(tshi_io *io) {
@@ -25648,7 +25770,7 @@ static int tshi_load_check_index(tshi_io *io) {
                                                          tshi_io_by_name);
             if (pair && pair->text && strcmp(pair->text, source->file) == 0) {
                 pair->text = NULL; /* found */
-            } else if (!tshi_load_ignored(io, name)) {
+            } else if (!tshi_io_ignored(io, name)) {
                 io->path = source->path;
                 return tshi_io_fail(io, TSH_ERR_IO, "holds \"%s\", which the index %s%s%s",
                                     tshi_io_quote(name, quote),
@@ -25661,7 +25783,7 @@ static int tshi_load_check_index(tshi_io *io) {
         }
     }
     for (i = 0; i < io->maps; i++)
-        if (io->map[i].text && !tshi_load_ignored(io, io->map[i].name))
+        if (io->map[i].text && !tshi_io_ignored(io, io->map[i].name))
             return tshi_io_fail(io, TSH_ERR_IO, "places \"%s\" in \"%s\", which lacks it",
                                 tshi_io_quote(io->map[i].name, quote),
                                 tshi_io_quote(io->map[i].text, other));
@@ -25711,11 +25833,11 @@ static int tshi_load_headers(tshi_io *io) {
     for (i = 0; i < io->sources; i++)
         for (e = 0; e < io->source[i].entries; e++) {
             tshi_io_entry *entry = &io->entry[io->entries];
-            if (tshi_load_ignored(io, io->source[i].entry[e].name)) continue;
+            if (tshi_io_ignored(io, io->source[i].entry[e].name)) continue;
             *entry = io->source[i].entry[e];
             entry->source = i;
             entry->own = entry->name;
-            entry->name = tshi_load_rename(io, entry->own);
+            entry->name = tshi_io_rename(io, entry->own);
             io->entries++;
         }
     return io->ctx->error.code == TSH_OK && tshi_load_sort(io);
@@ -25816,6 +25938,32 @@ static void tshi_load_match(const tshi_io *io, tshi_io_item *item, int plain) {
     item->entry = e;
 }
 
+/* Takes the tensors that the files have under another name of a tied parameter, or of its moments:
+ * in place of one under its own name, or to be compared with that. 0 and an error: no memory. */
+static int tshi_load_match_ties(tshi_io *io) {
+    char path[2 * TSH_PATH_SIZE];
+    tshi_walk at = {NULL, NULL, 0};
+    while (tshi_module_step(io->root, &at)) {
+        const char *module = at.module->path;
+        int i, plain;
+        (void)snprintf(path, sizeof path, "%s%s%s", module, *module ? "." : "",
+                       at.module->param_name[at.slot]);
+        if (strcmp(path, at.param->path) == 0) continue;
+        for (i = 0; i < io->items; i++) {
+            tshi_io_item *item = &io->item[i], other = *item;
+            if (item->param != at.param) continue;
+            other.path = tshi_io_name(io, path);
+            if (!*other.path) return 0;
+            other.entry = NULL;
+            for (plain = 0; plain < 2; plain++) tshi_load_match(io, &other, plain);
+            if (!other.entry) continue;
+            io->entry[other.entry - io->entry].twin = item->entry;
+            item->entry = other.entry;
+        }
+    }
+    return io->ctx->error.code == TSH_OK;
+}
+
 /* Checks that an item's tensor in the files has its shape, and a dtype that tsh_load converts; 0
  * and an error if not. */
 static int tshi_load_check_item(const tshi_io *io, tshi_io_item *item) {
@@ -25908,6 +26056,7 @@ static int tshi_load_match_all(tshi_io *io) {
         io->prefixed = tshi_load_under(io, io->entry[e].name, tshi_load_moment(io->entry[e].name));
     for (plain = 0; plain < 2; plain++)
         for (i = 0; i < io->items; i++) tshi_load_match(io, &io->item[i], plain);
+    if (!tshi_load_match_ties(io)) return 0;
     for (i = 0; i < io->items; i++) {
         if (!tshi_load_check_item(io, &io->item[i])) return 0;
         if (io->item[i].entry || !tshi_load_required(io, &io->item[i])) continue;
@@ -25951,6 +26100,79 @@ static int tshi_load_sample(tshi_io *io) {
         if (!tshi_load_read(io, io->open->data + (e->begin + e->end - n) / 2, bytes, (size_t)n))
             return tshi_load_read_error(io, "it became shorter while it was read");
         tshi_io_hash(io, bytes, (size_t)n);
+    }
+    return 1;
+}
+
+/* Compares elements [from, from + n) of an item with those under its other name. The buffer has
+ * TSHI_IO_BUFFER bytes. 0 and an error: they differ, or cannot be read. */
+static int tshi_load_compare(tshi_io *io, const tshi_io_item *item, const tshi_io_entry *twin,
+                             int64_t from, int64_t n, char *buffer) {
+    const tshi_io_entry *const e[2] = {twin, item->entry};
+    const tshi_dtype *row = &tshi_dtypes[item->file];
+    const size_t bytes = tshi_dtype_bytes(item->file, n);
+    char *at[2], quote[2][TSHI_IO_QUOTE];
+    int64_t i;
+    int k;
+    for (k = 0; k < 2; k++) {
+        at[k] = buffer + k * (TSHI_IO_BUFFER / 2);
+        if (!tshi_load_use(io, &io->source[e[k]->source])) return 0;
+        if (!tshi_load_read(io, io->open->data + e[k]->begin +
+                                    (int64_t)tshi_dtype_bytes(item->file, from), at[k], bytes))
+            return tshi_load_read_error(io, "it became shorter while it was read");
+    }
+    if (memcmp(at[0], at[1], bytes) == 0) return 1;
+    for (k = 0; k < 2 && row->elements <= 1; k++) tshi_io_swap_bytes(at[k], n, (size_t)row->size);
+    for (i = 0; i < n; i += row->elements > 1 ? row->elements : 1) {
+        const size_t to = tshi_dtype_bytes(item->file, i);
+        if (memcmp(at[0] + to, at[1] + to, (size_t)row->size) != 0) break;
+    }
+    io->path = io->given;
+    return tshi_io_fail(io, TSH_ERR_ARGUMENT,
+                        "holds one tied parameter under two names with different values: element "
+                        "%lld of \"%s\" is %.9g, of \"%s\" %.9g; untie it in the model, or leave "
+                        "out one name by .ignore",
+                        (long long)(from + i), tshi_io_quote(e[0]->own, quote[0]),
+                        tshi_dtype_get(item->file, at[0], i), tshi_io_quote(e[1]->own, quote[1]),
+                        tshi_dtype_get(item->file, at[1], i));
+}
+
+/* The same of this rank's shard, or with .broadcast of all. */
+static int tshi_load_check_twin(tshi_io *io, const tshi_io_item *item, const tshi_io_entry *twin,
+                                char *buffer) {
+    const int64_t all = tsh_numel(item->param), step = TSHI_IO_BUFFER / 64;
+    tshi_runs run = tshi_tensor_runs(item->param, io->ctx->tp.rank, 0, all);
+    tshi_io_item other = *item;
+    int64_t n;
+    other.entry = twin;
+    if (!tshi_load_check_item(io, &other)) return 0;
+    if (other.file != item->file)
+        return tshi_io_fail(io, TSH_ERR_DTYPE,
+                            "holds one tied parameter under two names, \"%.96s\" in %s, \"%.96s\" "
+                            "in %s; leave out one of them by .ignore",
+                            twin->own, tshi_dtypes[other.file].file, item->entry->own,
+                            tshi_dtypes[item->file].file);
+    run.length = io->broadcast ? all : 0; /* else its runs */
+    while (run.length > 0 || (!io->broadcast && tshi_tensor_next_run(&run)))
+        for (; run.length > 0; run.global += n, run.length -= n) {
+            n = tshi_base_min(run.length, step);
+            if (!tshi_load_compare(io, item, twin, run.global, n, buffer)) return 0;
+        }
+    return 1;
+}
+
+/* Checks that what the files hold under several names of a tied parameter is the same; 0 and an
+ * error if not. */
+static int tshi_load_check_ties(tshi_io *io) {
+    char *buffer = NULL;
+    int i;
+    for (i = 0; i < io->items; i++) {
+        const tshi_io_item *item = &io->item[i];
+        const tshi_io_entry *twin = item->entry ? item->entry->twin : NULL;
+        if (twin && !buffer)
+            buffer = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, TSHI_IO_BUFFER);
+        for (; twin && (io->broadcast || !item->param->absent); twin = twin->twin)
+            if (!buffer || !tshi_load_check_twin(io, item, twin, buffer)) return 0;
     }
     return 1;
 }
@@ -26065,7 +26287,7 @@ static int tshi_load_check_files(tshi_io *io) {
     if (format && strcmp(format, "1") != 0)
         return tshi_io_fail(io, TSH_ERR_UNSUPPORTED,
                             "is of tshard's format %.16s, this version reads 1", format);
-    if (!tshi_load_counts(io) || !tshi_load_match_all(io)) return 0;
+    if (!tshi_load_counts(io) || !tshi_load_match_all(io) || !tshi_load_check_ties(io)) return 0;
     tshi_load_sort_items(io);
     return tshi_load_sample(io);
 }
@@ -26086,55 +26308,6 @@ static int tshi_load_check(tshi_io *io) {
 }
 
 /* -- values ------------------------------------------------------------------- */
-
-/* Returns 1 if of all values some exponent bit is 0: of infinity and NaN all are 1. ones: the bits
- * of infinity, signs: the sign bit, in each value of a word: exponent + (sign bit - infinity)
- * reaches the sign bit. APART: else gcc, as only code that runs rarely calls it, does not vectorise
- * it. */
-TSHI_APART int tshi_load_finite_words(const char *TSHI_RESTRICT values, size_t bytes, uint64_t ones,
-                                      uint64_t signs) {
-    const uint64_t less = signs - ones;
-    uint64_t word, found = 0;
-    for (size_t i = 0; i < bytes / 8; i++) {
-        memcpy(&word, values + 8 * i, 8);
-        found |= (word & ones) + less;
-    }
-    word = 0;
-    memcpy(&word, values + bytes / 8 * 8, bytes % 8);
-    return !((found | ((word & ones) + less)) & signs);
-}
-
-/* Returns 1 if all values of a dtype are finite. */
-static int tshi_load_finite(const tshi_dtype *dtype, const char *values, size_t bytes) {
-    const tsh_real infinite = (tsh_real)HUGE_VAL, minus = (tsh_real)-0.0;
-    uint64_t ones, signs; /* of as many values as a word has */
-    int i;
-    for (i = 0; i < 8; i += dtype->size) {
-        dtype->store((char *)&ones + i, 1, 1, &infinite);
-        dtype->store((char *)&signs + i, 1, 1, &minus);
-    }
-    return tshi_load_finite_words(values, bytes, ones, signs);
-}
-
-/* Adds the number of NaN to found[0], of infinite values to found[1]. For both, x - x is not 0. */
-static void tshi_load_count_nonfinite(const tshi_dtype *dtype, const char *values, int64_t count,
-                                      int64_t *found) {
-    enum { BLOCK = 256 };
-    const tsh_dtype index = (tsh_dtype)(dtype - tshi_dtypes);
-    tsh_real x[BLOCK]; /* values, converted */
-    int64_t e, i, n;
-    if (!dtype->floating || (!tshi_dtype_in_blocks(index) &&
-                             tshi_load_finite(dtype, values, tshi_dtype_bytes(index, count))))
-        return;
-    for (e = 0; e < count; e += n) {
-        n = tshi_base_min(BLOCK, count - e); /* elements of this block */
-        dtype->load(values + tshi_dtype_bytes(index, e), 1, n, x);
-        for (i = 0; i < n; i++) {
-            found[0] += x[i] != x[i];
-            found[1] += x[i] == x[i] && !(x[i] - x[i] == 0);
-        }
-    }
-}
 
 /* Logs that an item has values that are not finite: rank 0 of tp does for a replicated tensor t,
  * every rank of tp for its shard of a sharded one. found: number of NaN, of infinite values. */
@@ -26307,7 +26480,7 @@ static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_te
         if (!io->broadcast && ctx->error.code != TSH_OK) return TSH_OK;
         if (!t || ctx->error.code != TSH_OK) continue;
         if (direct || tshi_load_convert(item, t, e, n, bytes))
-            tshi_load_count_nonfinite(&tshi_dtypes[t->dtype], to, n, found);
+            tshi_io_count_nonfinite(&tshi_dtypes[t->dtype], to, n, found);
     }
     if (direct) tshi_tensor_forget_exact(t);
     if (found[0] || found[1]) tshi_load_warn(io, item, t, found);

@@ -694,7 +694,7 @@ static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...)
     tshi_uv_log_count *t = &world->tally[kind];
     va_list list;
     va_start(list, format);
-    (void)vsnprintf(t->last, sizeof t->last, format, list);
+    tsh_text_format(t->last, sizeof t->last, format, list);
     va_end(list);
     t->count++;
     tshi_uv_log_counted(world, tsh_now());
@@ -1596,7 +1596,7 @@ static void tshi_uv_fill_report(tshi_uv_report *e, tshi_uv_error_kind kind, tsh_
     e->kind = kind;
     e->error.code = code;
     e->error.rank = rank;
-    (void)vsnprintf(e->error.message, sizeof e->error.message, format, list);
+    tsh_text_format(e->error.message, sizeof e->error.message, format, list);
 }
 
 /* Reports an error to the control thread, unless a report is pending, and stops moving data. */
@@ -2272,7 +2272,7 @@ static void tshi_uv_conn_end(tshi_uv_conn *conn) {
 TSH_PRINTF(2, 3) static void tshi_uv_hindered(tsh_uv_world *world, const char *format, ...) {
     va_list list;
     va_start(list, format);
-    (void)vsnprintf(world->obstacle, sizeof world->obstacle, format, list);
+    tsh_text_format(world->obstacle, sizeof world->obstacle, format, list);
     va_end(list);
 }
 

@@ -289,7 +289,7 @@ TSH_PRINTF(2, 3) static void plot_put(const plot *p, const char *format, ...) {
     char text[1024];
     va_list list;
     va_start(list, format);
-    vsnprintf(text, sizeof text, format, list);
+    tsh_text_format(text, sizeof text, format, list);
     va_end(list);
     tsh_writer_add(p->file, text, strlen(text));
 }

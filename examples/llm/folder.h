@@ -115,7 +115,7 @@ static void llm_refuse(llm_config *c, const char *format, ...) {
     va_list list;
     if (c->error[0] != 0) return;
     va_start(list, format);
-    vsnprintf(c->error, sizeof c->error, format, list);
+    tsh_text_format(c->error, sizeof c->error, format, list);
     va_end(list);
     (void)quote_message(c->error);
 }

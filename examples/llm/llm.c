@@ -247,7 +247,7 @@ static int refuse(llm_job *job, const char *format, ...) {
     va_list list;
     pthread_mutex_lock(&job->lock);
     va_start(list, format);
-    if (!job->error[0]) vsnprintf(job->error, sizeof job->error, format, list);
+    if (!job->error[0]) tsh_text_format(job->error, sizeof job->error, format, list);
     va_end(list);
     (void)quote_message(job->error);
     pthread_mutex_unlock(&job->lock);

@@ -648,8 +648,72 @@ static void a_folder_of_transformers_loads(void **state) {
     }
 }
 
+/* ------------------------------------------------------------- a tensor with three names */
+
+/* Loads it into an embedding whose weight is a classifier's and a linear's, too. */
+static int loads_tied(tsh_ctx *ctx, void *user) {
+    const job *j = (const job *)user;
+    const tsh_embedding_desc words = {.count = 8, .dim = 6, .style = TSH_ROWWISE};
+    const tsh_linear_desc other = {.in = 6, .out = 8, .no_bias = 1, .style = TSH_COLWISE};
+    tsh_module *root = tsh_root(ctx), *wte = tsh_add_embedding(root, "wte", &words);
+    tsh_classifier_desc head = {.in = 6, .classes = 8, .no_bias = 1, .style = TSH_COLWISE};
+    float values[48];
+    int e;
+    head.weight = tsh_param(wte, "weight");
+    CHECK(tsh_add_classifier(root, "lm_head", &head), "head");
+    CHECK(tsh_tie(tsh_add_linear(root, "other", &other), "weight", head.weight) == TSH_OK, "tie");
+    CHECK(tsh_load_with(root, files_here, NULL, &j->desc) == j->code, "%s",
+          tsh_last_error(ctx)->message);
+    if (j->code != TSH_OK) {
+        CHECK(strstr(tsh_last_error(ctx)->message, j->part), "%s", tsh_last_error(ctx)->message);
+        tsh_clear_error(ctx);
+        return 0;
+    }
+    CHECK(tsh_read(ctx, head.weight, TSH_GLOBAL, values, sizeof values) == TSH_OK, "read");
+    for (e = 0; e < 48; e++)
+        CHECK((double)values[e] == number("wte.weight", e), "value %d is %g", e, (double)values[e]);
+    return 0;
+}
+
+static void run_tied(const stored *s, tsh_result code, const char *part) {
+    int ranks;
+    job j;
+    memset(&j, 0, sizeof j);
+    j.code = code;
+    j.part = part;
+    files_clear();
+    write_tensors(s);
+    for (ranks = 1; ranks <= 3; ranks++)
+        for (j.desc.broadcast = 0; j.desc.broadcast < 2; j.desc.broadcast++)
+            ranks_run_at(RANKS_FIRST, ranks, NULL, loads_tied, &j);
+}
+
+static void a_tied_tensor_has_any_of_its_names(void **state) {
+    static const char *const names[] = {"wte.weight", "lm_head.weight", "other.weight"};
+    int which, i, n; /* which: bits of the names that are in the files */
+    (void)state;
+    for (which = 1; which < 8; which++) {
+        stored s[4];
+        memset(s, 0, sizeof s);
+        for (i = n = 0; i < 3; i++) {
+            const stored one = {names[i], "wte.weight", TSH_F32, 8, 6, i % 2, 0};
+            if (which & 1 << i) s[n++] = one;
+        }
+        run_tied(s, TSH_OK, "");
+        if (n < 2) continue;
+        s[n - 1].path = "lm_head.bias"; /* other values */
+        run_tied(s, TSH_ERR_ARGUMENT, "under two names with different values: element 0 of \"");
+        s[n - 1].dtype = TSH_BF16;
+        run_tied(s, TSH_ERR_DTYPE, "in BF16");
+        s[n - 1].dtype = TSH_F32;
+        s[n - 1].columns = 5;
+        run_tied(s, TSH_ERR_SHAPE, "F32 (8, 5)");
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(a_tied_tensor_has_any_of_its_names, files_after),
         cmocka_unit_test_teardown(a_folder_an_index_and_a_file_load, files_after),
         cmocka_unit_test_teardown(bytes_come_from_a_function, files_after),
         cmocka_unit_test_teardown(names_are_mapped, files_after),
