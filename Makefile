@@ -121,7 +121,7 @@ $(OUT)/gpt build/gpt-mpi: examples/gpt.c $(HEADERS) $(FOUND)
 	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTATION -x c -c -o $@-library.o tshard.h & library=$$!; \
 	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTED $(filter -D%,$(LIBS)) $(if $(UV),-DGPT_TCP) \
 		$(if $(BLIS),-DGPT_BLIS) -c -o $@.o $<; program=$$?; wait $$library && exit $$program
-	$(CC) $(OPENMP) -o $@ $@.o $@-library.o $(LIBS) $(if $(UV),-luv -lsodium) $(LINK_BLIS)
+	$(CC) $(OPENMP) $(OPT) -o $@ $@.o $@-library.o $(LIBS) $(if $(UV),-luv -lsodium) $(LINK_BLIS)
 
 tshard-run: $(LAUNCHER) ## the launcher of jobs over TCP, on one host or several
 $(LAUNCHER): backends/tshard-run.c $(FOUND)

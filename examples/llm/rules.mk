@@ -5,7 +5,7 @@ $(OUT)/llm: examples/llm/llm.c $(HEADERS) $(FOUND)
 	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTATION -x c -c -o $@-library.o tshard.h & library=$$!; \
 	$(CC) $(STD) $(OPT) $(WALL) -DTSHARD_IMPLEMENTED $(if $(UV),-DLLM_TCP) \
 		-c -o $@.o $<; program=$$?; wait $$library && exit $$program
-	$(CC) $(OPENMP) -o $@ $@.o $@-library.o -lcjson -lpcre2-8 $(LIBS) $(if $(UV),-luv -lsodium)
+	$(CC) $(OPENMP) $(OPT) -o $@ $@.o $@-library.o -lcjson -lpcre2-8 $(LIBS) $(if $(UV),-luv -lsodium)
 else
 $(OUT)/llm:
 	@echo "build/llm needs libcjson-dev and libpcre2-dev: make deps"; exit 1
