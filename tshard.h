@@ -309,7 +309,8 @@
  *          tsh_module *first = tsh_add_linear(net, "up", &up);
  *
  *   CMake: add_subdirectory, FetchContent or find_package(tshard) give the targets tshard::tshard,
- *   ::threads, ::uv, ::mpi and ::blis, and tshard::static, the implementation as a library.
+ *   ::threads, ::uv, ::mpi and ::blis, and tshard::static, the implementation as a library (with
+ *   another backend than threads: tshard::static tshard::uv).
  *   pkg-config: `make install` installs tshard.pc. `make shared` builds libtshard.so. */
 
 /* ========================================================================== */
@@ -320,6 +321,7 @@
 
 /* TSHARD_IMPLEMENTATION   in exactly one source file: compile the library, and every backend
  *                         included there
+ * TSHARD_IMPLEMENTED      beside it: only the backends; another file has compiled the library
  * TSHARD_STATIC           all functions static: several copies may live in one program
  * TSHARD_SHARED           with the implementation: a shared library exports the public functions,
  *                         also under -fvisibility=hidden

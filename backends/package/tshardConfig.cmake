@@ -6,10 +6,10 @@
 #   tshard::uv         tshard_uv.h (libuv, libsodium), tshard_mpi.h (an MPI), tshard_blis.h (BLIS)
 #   tshard::mpi
 #   tshard::blis
-#   tshard::static     the implementation, with the threads backend, as a library: no file of the
-#                      program defines TSHARD_IMPLEMENTATION. For another backend beside it, one file
-#                      defines TSHARD_IMPLEMENTED (the core is elsewhere) and TSHARD_IMPLEMENTATION,
-#                      and includes the backend
+#   tshard::static     the implementation as a library, with every backend that was found when it was
+#                      built: no file of the program defines TSHARD_IMPLEMENTATION. A program that
+#                      calls another backend than threads links its target after this one:
+#                      target_link_libraries(program tshard::static tshard::uv)
 #
 # find_package(tshard REQUIRED COMPONENTS uv) fails if libuv or libsodium is missing. Without
 # COMPONENTS, every backend of TSHARD_BACKENDS whose libraries are found has a target, and a message
@@ -131,12 +131,22 @@ foreach(_tshard_name IN LISTS _tshard_wanted)
         if(NOT _tshard_missing)
             _tshard_define(blis tshard::tshard "${TSHARD_BLIS_LIBRARY}")
             target_include_directories(tshard::blis INTERFACE "${TSHARD_BLIS_INCLUDE}")
+            _tshard_needs_posix(blis)
         endif()
     elseif(_tshard_name STREQUAL "static")
         _tshard_find_package(Threads Threads::Threads)
         if(NOT EXISTS "${_tshard_library}")
             list(APPEND _tshard_missing "${_tshard_library} (cmake --install makes it)")
         endif()
+        set(_tshard_in_static threads)
+        include("${_tshard_here}/tshardStatic.cmake" OPTIONAL)
+        foreach(_tshard_backend uv mpi blis)
+            if("${_tshard_backend}" IN_LIST tshard_FIND_COMPONENTS
+                    AND NOT "${_tshard_backend}" IN_LIST _tshard_in_static)
+                list(APPEND _tshard_missing
+                    "${_tshard_backend} in ${_tshard_library}, which was built without it")
+            endif()
+        endforeach()
         if(NOT _tshard_missing)
             add_library(tshard::static STATIC IMPORTED)
             set_target_properties(tshard::static PROPERTIES

@@ -274,11 +274,28 @@ def optimisers_change_no_bit(folder):
     check(len(set(said.values())) == 1, said)
 
 
+def sanitizers_are_linked_where_they_are_compiled(_):
+    """Of all that make builds: what compiles with a sanitizer's flag is linked with it, too."""
+    environment = {name: value for name, value in os.environ.items()
+                   if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "config", "only")}
+    for san, flag in (("asan", "-fsanitize=address"), ("tsan", "-fsanitize=thread")):
+        text = subprocess.run(
+            ["make", "-n", "-B", "-C", TOP, "--no-print-directory", "san=" + san, "build-tests",
+             "build/%s/gpt" % san, "build/%s/llm" % san], stdout=subprocess.PIPE,
+            universal_newlines=True, timeout=100, env=environment).stdout
+        links = [line for line in text.replace("\\\n", " ").splitlines()
+                 if re.search(r"(^|; )\s*(\S*cc|\S*gcc|\S*clang|\S*\+\+) ", line)
+                 and " -o " in line and " -c " not in line]
+        check(len(links) > 50, "only", len(links), "programs are linked:", text[-2000:])
+        for line in links:
+            check(flag in line, "is linked without", flag + ":", line)
+
+
 TESTS = [two_files_in_c, two_files_in_cxx, cxx_program_on_c_library, two_static_copies,
          implementation_is_compiled_once, after_assert_and_twice, including_costs_little,
          implementation_compiles_in_time, two_ranks_need_no_flag, two_ranks_in_cxx,
          inexact_arithmetic_is_an_error, tsh_open_finds_inexact_arithmetic,
-         optimisers_change_no_bit]
+         sanitizers_are_linked_where_they_are_compiled]
 
 if __name__ == "__main__":
     sys.exit(run_tests("compile", TESTS))

@@ -161,6 +161,7 @@ def build_with_cmake(folder, way, *options, alone=True):
 
 def check_backends(build, text, names):
     """Each backend was linked and runs, or its target is not there and a message says why."""
+    check(must([os.path.join(build, "with_all")]).strip() == "10", "all together did not run")
     for name in names:
         program = os.path.join(build, "with_" + name)
         if os.path.exists(program):
