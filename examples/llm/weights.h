@@ -34,30 +34,37 @@ static cJSON *llm_weights_header(const char *path, int64_t *data) {
     return json;
 }
 
-/* Takes the first of the names "a|b" that a file has, with `base` and a dot before it or without. */
+/* 1 if a tensor is one of the names "a|b", after `base` and a dot or without. */
+static int llm_weights_named(const char *tensor, const char *base, const char *names) {
+    const size_t n = strlen(base);
+    if (strncmp(tensor, base, n) == 0 && tensor[n] == '.') tensor += n + 1;
+    while (*names) {
+        const size_t k = strcspn(names, "|");
+        if (strlen(tensor) == k && strncmp(tensor, names, k) == 0) return 1;
+        names += names[k] == '|' ? k + 1 : k;
+    }
+    return 0;
+}
+
+/* Finds a tensor with one of these names in a file. */
 static void llm_weights_look(llm_stored *found, const char *path, const char *base,
                              const char *names) {
     int64_t data;
-    cJSON *json = found->name[0] ? NULL : llm_weights_header(path, &data);
-    for (int plain = 0; json && plain < 2; plain++) {
-        for (const char *at = names; *at && !found->name[0];) {
-            const size_t n = strcspn(at, "|");
-            char name[96];
-            snprintf(name, sizeof name, "%s%s%.*s", plain ? "" : base, plain ? "" : ".", (int)n,
-                     at);
-            const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, name);
-            const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(item, "dtype");
-            const cJSON *range = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
-            const double begin = cJSON_GetNumberValue(cJSON_GetArrayItem(range, 0));
-            const double end = cJSON_GetNumberValue(cJSON_GetArrayItem(range, 1));
-            at += at[n] == '|' ? n + 1 : n;
-            if (!cJSON_IsString(dtype) || !(begin >= 0 && end >= begin && end < 1e15)) continue;
-            snprintf(found->name, sizeof found->name, "%s", name);
-            snprintf(found->dtype, sizeof found->dtype, "%s", dtype->valuestring);
-            snprintf(found->path, sizeof found->path, "%s", path);
-            found->begin = data + (int64_t)begin;
-            found->bytes = (int64_t)end - (int64_t)begin;
-        }
+    cJSON *json = llm_weights_header(path, &data);
+    const cJSON *item;
+    cJSON_ArrayForEach(item, json) {
+        const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(item, "dtype");
+        const cJSON *range = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
+        const double begin = cJSON_GetNumberValue(cJSON_GetArrayItem(range, 0));
+        const double end = cJSON_GetNumberValue(cJSON_GetArrayItem(range, 1));
+        if (!item->string || !llm_weights_named(item->string, base, names) ||
+            !cJSON_IsString(dtype) || !(begin >= 0 && end >= begin && end < 1e15))
+            continue;
+        snprintf(found->name, sizeof found->name, "%s", item->string);
+        snprintf(found->dtype, sizeof found->dtype, "%s", dtype->valuestring);
+        snprintf(found->path, sizeof found->path, "%s", path);
+        found->begin = data + (int64_t)begin;
+        found->bytes = (int64_t)end - (int64_t)begin;
     }
     cJSON_Delete(json);
 }
@@ -67,7 +74,6 @@ static void llm_weights_find(llm_stored *found, const char *folder, const char *
                              const char *names) {
     char path[4096];
     const cJSON *item;
-    const char *last = "";
     tsh_error unused;
     memset(found, 0, sizeof *found);
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
@@ -80,9 +86,8 @@ static void llm_weights_find(llm_stored *found, const char *folder, const char *
     char *text = llm_read_file(folder, "model.safetensors.index.json");
     cJSON *index = text ? cJSON_Parse(text) : NULL;
     cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(index, "weight_map")) {
-        if (!cJSON_IsString(item) || strcmp(item->valuestring, last) == 0) continue;
-        last = item->valuestring;
-        snprintf(path, sizeof path, "%s/%s", folder, last);
+        if (!cJSON_IsString(item) || !llm_weights_named(item->string, base, names)) continue;
+        snprintf(path, sizeof path, "%s/%s", folder, item->valuestring);
         llm_weights_look(found, path, base, names);
     }
     cJSON_Delete(index);

@@ -360,6 +360,26 @@ def forty_folders_that_lie_are_refused(folder):
         refused(written(folder, name, **changes), *words)
 
 
+def heads_may_lie_in_another_file(folder):
+    """Than the embedding, as an index says."""
+    for how in ("copy", "other"):
+        path = os.path.join(written(folder, "qwen2", tie_word_embeddings=True), WEIGHTS)
+        models.change_head(folder, how)
+        want, first = logits(folder, [1, 2, 3])
+        tensors = models.read_safetensors(path)
+        os.remove(path)
+        places = {name: "b.safetensors" if name == "lm_head.weight" else "a.safetensors"
+                  for name in tensors}
+        for place in ("a.safetensors", "b.safetensors"):
+            models.write_safetensors(os.path.join(folder, place), {
+                name: value for name, value in tensors.items() if places[name] == place})
+        save(folder, WEIGHTS + ".index.json", json.dumps({"weight_map": places}))
+        got, second = logits(folder, [1, 2, 3])
+        check(got == want and first == second and ("differs" in first) == (how == "other"), first,
+              second)
+        os.remove(os.path.join(folder, WEIGHTS + ".index.json"))
+
+
 def only_rank_0_reads_the_head(folder):
     """Ranks that have no files learn from rank 0 that the head is not tied, or stands alone."""
     start, here = only_on_rank_0(folder)
@@ -397,5 +417,5 @@ if __name__ == "__main__":
         keys_of_real_files_are_taken, unknown_keys_may_be_allowed,
         tensors_that_no_layer_has_are_refused, indices_name_files_in_folders,
         json_that_is_wrong_is_told_by_its_place, what_is_found_instead_is_told,
-        forty_folders_that_lie_are_refused, only_rank_0_reads_the_head,
-        both_ways_needs_a_whole_prompt]) > 0)
+        forty_folders_that_lie_are_refused, heads_may_lie_in_another_file,
+        only_rank_0_reads_the_head, both_ways_needs_a_whole_prompt]) > 0)
