@@ -69,7 +69,21 @@ static void llm_weights_look(llm_stored *found, const char *path, const char *ba
     cJSON_Delete(json);
 }
 
-/* The same in the files of a folder, as tsh_load finds them: one, or those of an index. */
+/* The same in all *.safetensors of a folder. */
+static void llm_weights_list(llm_stored *found, const char *folder, const char *base,
+                             const char *names) {
+    DIR *list = opendir(folder);
+    struct dirent *entry;
+    char path[4096];
+    while (list && (entry = readdir(list)) != NULL) {
+        if (entry->d_name[0] == '.' || !llm_found_is("*.safetensors", entry->d_name)) continue;
+        snprintf(path, sizeof path, "%s/%.255s", folder, entry->d_name);
+        llm_weights_look(found, path, base, names);
+    }
+    if (list) (void)closedir(list);
+}
+
+/* The same in the files of a folder, as tsh_load finds them: one, those of an index, or all. */
 static void llm_weights_find(llm_stored *found, const char *folder, const char *base,
                              const char *names) {
     char path[4096];
@@ -90,6 +104,7 @@ static void llm_weights_find(llm_stored *found, const char *folder, const char *
         snprintf(path, sizeof path, "%s/%s", folder, item->valuestring);
         llm_weights_look(found, path, base, names);
     }
+    if (!text) llm_weights_list(found, folder, base, names);
     cJSON_Delete(index);
     free(text);
 }

@@ -361,7 +361,7 @@ def forty_folders_that_lie_are_refused(folder):
 
 
 def heads_may_lie_in_another_file(folder):
-    """Than the embedding, as an index says."""
+    """Than the embedding, as an index says, or the folder alone."""
     for how in ("copy", "other"):
         path = os.path.join(written(folder, "qwen2", tie_word_embeddings=True), WEIGHTS)
         models.change_head(folder, how)
@@ -378,6 +378,10 @@ def heads_may_lie_in_another_file(folder):
         check(got == want and first == second and ("differs" in first) == (how == "other"), first,
               second)
         os.remove(os.path.join(folder, WEIGHTS + ".index.json"))
+        got, third = logits(folder, [1, 2, 3])
+        check(got == want and first == third, "without an index", third)
+        os.remove(os.path.join(folder, "a.safetensors"))
+        os.remove(os.path.join(folder, "b.safetensors"))
 
 
 def only_rank_0_reads_the_head(folder):
