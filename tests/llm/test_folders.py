@@ -13,7 +13,8 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import models
-from test_llm import TOLERANCE, llm, numbers, only_on_rank_0, refused, run_tests, written
+from test_llm import (TOLERANCE, Letters, converse, llm, numbers, only_on_rank_0, refused, run_tests,
+                      written)
 from scripts import check
 
 SCRIPT_LIMIT = 200  # seconds, for tests/run.sh
@@ -410,9 +411,18 @@ def both_ways_needs_a_whole_prompt(folder):
     check(first[0] == [300, size], first[0])
     off = max(abs(a - b) for a, b in zip(first[1], second[1]))
     check(off < TOLERANCE, off)
+    refused(folder, "one prompt at a time", flags=("--ids", "1 2", "--ids", "3", "--print-ids"))
     changed, _ = logits(folder, prompt[:-1] + [60])
     check(max(abs(a - b) for a, b in zip(first[1][:size], changed[1][:size])) > 1e-3,
           "the first token does not see the last")
+    letters = Letters(folder, is_causal=False)
+    answers = converse(letters, ["hello", "and now?"], 9).stdout.split("\n")
+    said = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    first = letters.next(letters.encode(said), 9)
+    said += letters.decode(first) + "<|im_end|>\n<|im_start|>user\nand now?<|im_end|>\n"
+    second = letters.next(letters.encode(said + "<|im_start|>assistant\n"), 9)
+    want = letters.decode(first) + "\n" + letters.decode(second) + "\n"
+    check("\n".join(answers) == want, answers, want)
 
 
 if __name__ == "__main__":
