@@ -13,8 +13,8 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import models
-from test_llm import (TOLERANCE, Letters, converse, llm, numbers, only_on_rank_0, refused, run_tests,
-                      written)
+from test_llm import (TOLERANCE, Letters, converse, llm, numbers, only_on_rank_0, refused,
+                      run_tests, written)
 from scripts import check
 
 SCRIPT_LIMIT = 200  # seconds, for tests/run.sh
@@ -332,7 +332,7 @@ LIES = [  # 40 configs of which each contradicts itself, the weights, or what is
     ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ("llama", {"qkv_bias": False}, "qkv_bias is false"),
     ("llama", {"num_experts": 0}, "num_experts is 0"),
-    ("llama", {"attention_bias": True}, "q_proj.bias"),
+    ("phi3_longrope", {"max_position_embeddings": ...}, "needs the key max_position"),
     ("llama", {"head_dim": 16}, "self_attn"),
     ("llama", {"vocab_size": 60}, "embed_tokens"),
     ("mistral", {"attention_bias": True}, "attention_bias is true"),
