@@ -434,6 +434,10 @@ static void llm_set_rope(llm_config *c, const cJSON *scaling, double base, doubl
     const double own = llm_rope_number(c, scaling, "original_max_position_embeddings", places);
     memset(&c->rope, 0, sizeof c->rope);
     llm_rope_name(c, scaling);
+    if (strcmp(c->rope.kind, "default") != 0 && strcmp(c->rope.kind, "linear") != 0 &&
+        !llm_config_key(c, "max_position_embeddings")) /* families have other defaults */
+        llm_refuse(c, "config.json: rotary scaling \"%s\" needs the key max_position_embeddings",
+                   c->rope.kind);
     c->rope.on = 1;
     c->rope.factor = 1;
     c->rope.base = base;

@@ -362,6 +362,8 @@ static int read_prompts(llm_job *job) {
         const int64_t n = job->ends[i] - row_begin(job, i);
         if (n > longest) longest = n;
     }
+    if (ok && job->rows > 1 && !job->config.causal) /* each ends at a place of its own */
+        return !refuse(job, "is_causal is false: such a model takes one prompt at a time");
     job->room = longest + job->max_new;
     if (!ok || !most || job->room <= most) return ok;
     return !refuse(job, "%lld tokens of the prompt and %lld new ones are more than %lld: %s",
@@ -769,7 +771,8 @@ static int exchange(llm_rank *r, llm_talk *talk) {
     int32_t *ids = NULL;
     if (r->first) {
         head[0] = ask(r, talk, &ids);
-        while (head[1] + 1 < head[0] && head[1] < r->model.past[0] &&
+        /* Where a token sees those after it, too, none is as it was. */
+        while (job->config.causal && head[1] + 1 < head[0] && head[1] < r->model.past[0] &&
                ids[head[1]] == r->tokens[head[1]])
             head[1]++;
     }

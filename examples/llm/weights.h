@@ -45,40 +45,61 @@ static cJSON *llm_weights_header(llm_config *c, const char *path, int64_t *data)
     return json;
 }
 
-/* Takes the first of the names "a|b" that a file has, with `base` and a dot before it or without. */
+/* 1 if a tensor is one of the names "a|b", after `base` and a dot or without. */
+static int llm_weights_named(const char *tensor, const char *base, const char *names) {
+    const size_t n = strlen(base);
+    if (strncmp(tensor, base, n) == 0 && tensor[n] == '.') tensor += n + 1;
+    while (*names) {
+        const size_t k = strcspn(names, "|");
+        if (strlen(tensor) == k && strncmp(tensor, names, k) == 0) return 1;
+        names += names[k] == '|' ? k + 1 : k;
+    }
+    return 0;
+}
+
+/* Finds a tensor with one of these names in a file. */
 static void llm_weights_look(llm_config *c, llm_stored *found, const char *path, const char *base,
                              const char *names) {
     int64_t data;
-    cJSON *json = found->name[0] ? NULL : llm_weights_header(c, path, &data);
-    for (int plain = 0; json && plain < 2; plain++) {
-        for (const char *at = names; *at && !found->name[0];) {
-            const size_t n = strcspn(at, "|");
-            char name[96];
-            snprintf(name, sizeof name, "%s%s%.*s", plain ? "" : base, plain ? "" : ".", (int)n,
-                     at);
-            const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, name);
-            const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(item, "dtype");
-            const cJSON *range = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
-            const double begin = cJSON_GetNumberValue(cJSON_GetArrayItem(range, 0));
-            const double end = cJSON_GetNumberValue(cJSON_GetArrayItem(range, 1));
-            at += at[n] == '|' ? n + 1 : n;
-            if (!cJSON_IsString(dtype) || !(begin >= 0 && end >= begin && end < 1e15)) continue;
-            snprintf(found->name, sizeof found->name, "%s", name);
-            snprintf(found->dtype, sizeof found->dtype, "%s", dtype->valuestring);
-            snprintf(found->path, sizeof found->path, "%s", path);
-            found->begin = data + (int64_t)begin;
-            found->bytes = (int64_t)end - (int64_t)begin;
-        }
+    cJSON *json = llm_weights_header(c, path, &data);
+    const cJSON *item;
+    cJSON_ArrayForEach(item, json) {
+        const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(item, "dtype");
+        const cJSON *range = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
+        const double begin = cJSON_GetNumberValue(cJSON_GetArrayItem(range, 0));
+        const double end = cJSON_GetNumberValue(cJSON_GetArrayItem(range, 1));
+        if (!item->string || !llm_weights_named(item->string, base, names) ||
+            !cJSON_IsString(dtype) || !(begin >= 0 && end >= begin && end < 1e15))
+            continue;
+        snprintf(found->name, sizeof found->name, "%s", item->string);
+        snprintf(found->dtype, sizeof found->dtype, "%s", dtype->valuestring);
+        snprintf(found->path, sizeof found->path, "%s", path);
+        found->begin = data + (int64_t)begin;
+        found->bytes = (int64_t)end - (int64_t)begin;
     }
     cJSON_Delete(json);
 }
 
-/* The same in the files of a folder, as tsh_load finds them: one, or those of an index. */
+/* The same in all *.safetensors of a folder. */
+static void llm_weights_list(llm_config *c, llm_stored *found, const char *folder,
+                             const char *base, const char *names) {
+    DIR *list = opendir(folder);
+    struct dirent *entry;
+    char path[4096];
+    if (!list && errno == ENOMEM) llm_weights_lack(c, folder);
+    while (list && (entry = readdir(list)) != NULL) {
+        if (entry->d_name[0] == '.' || !llm_found_is("*.safetensors", entry->d_name)) continue;
+        snprintf(path, sizeof path, "%s/%.255s", folder, entry->d_name);
+        llm_weights_look(c, found, path, base, names);
+    }
+    if (list) (void)closedir(list);
+}
+
+/* The same in the files of a folder, as tsh_load finds them: one, those of an index, or all. */
 static void llm_weights_find(llm_config *c, llm_stored *found, const char *folder, const char *base,
                              const char *names) {
     char path[4096];
     const cJSON *item;
-    const char *last = "";
     tsh_error unused;
     memset(found, 0, sizeof *found);
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
@@ -94,11 +115,11 @@ static void llm_weights_find(llm_config *c, llm_stored *found, const char *folde
     if (!text && there) llm_refuse(c, "%s", unused.message);
     if (text && !index && errno == ENOMEM) llm_weights_lack(c, folder);
     cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(index, "weight_map")) {
-        if (!cJSON_IsString(item) || strcmp(item->valuestring, last) == 0) continue;
-        last = item->valuestring;
-        snprintf(path, sizeof path, "%s/%s", folder, last);
+        if (!cJSON_IsString(item) || !llm_weights_named(item->string, base, names)) continue;
+        snprintf(path, sizeof path, "%s/%s", folder, item->valuestring);
         llm_weights_look(c, found, path, base, names);
     }
+    if (!text && !there) llm_weights_list(c, found, folder, base, names);
     cJSON_Delete(index);
     free(text);
 }

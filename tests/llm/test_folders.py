@@ -13,7 +13,8 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import models
-from test_llm import TOLERANCE, llm, numbers, only_on_rank_0, refused, run_tests, written
+from test_llm import (TOLERANCE, Letters, converse, llm, numbers, only_on_rank_0, refused,
+                      run_tests, written)
 from scripts import check
 
 SCRIPT_LIMIT = 200  # seconds, for tests/run.sh
@@ -331,7 +332,7 @@ LIES = [  # 40 configs of which each contradicts itself, the weights, or what is
     ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ("llama", {"qkv_bias": False}, "qkv_bias is false"),
     ("llama", {"num_experts": 0}, "num_experts is 0"),
-    ("llama", {"attention_bias": True}, "q_proj.bias"),
+    ("phi3_longrope", {"max_position_embeddings": ...}, "needs the key max_position"),
     ("llama", {"head_dim": 16}, "self_attn"),
     ("llama", {"vocab_size": 60}, "embed_tokens"),
     ("mistral", {"attention_bias": True}, "attention_bias is true"),
@@ -360,6 +361,30 @@ def forty_folders_that_lie_are_refused(folder):
         refused(written(folder, name, **changes), *words)
 
 
+def heads_may_lie_in_another_file(folder):
+    """Than the embedding, as an index says, or the folder alone."""
+    for how in ("copy", "other"):
+        path = os.path.join(written(folder, "qwen2", tie_word_embeddings=True), WEIGHTS)
+        models.change_head(folder, how)
+        want, first = logits(folder, [1, 2, 3])
+        tensors = models.read_safetensors(path)
+        os.remove(path)
+        places = {name: "b.safetensors" if name == "lm_head.weight" else "a.safetensors"
+                  for name in tensors}
+        for place in ("a.safetensors", "b.safetensors"):
+            models.write_safetensors(os.path.join(folder, place), {
+                name: value for name, value in tensors.items() if places[name] == place})
+        save(folder, WEIGHTS + ".index.json", json.dumps({"weight_map": places}))
+        got, second = logits(folder, [1, 2, 3])
+        check(got == want and first == second and ("differs" in first) == (how == "other"), first,
+              second)
+        os.remove(os.path.join(folder, WEIGHTS + ".index.json"))
+        got, third = logits(folder, [1, 2, 3])
+        check(got == want and first == third, "without an index", third)
+        os.remove(os.path.join(folder, "a.safetensors"))
+        os.remove(os.path.join(folder, "b.safetensors"))
+
+
 def only_rank_0_reads_the_head(folder):
     """Ranks that have no files learn from rank 0 that the head is not tied, or stands alone."""
     start, here = only_on_rank_0(folder)
@@ -386,9 +411,18 @@ def both_ways_needs_a_whole_prompt(folder):
     check(first[0] == [300, size], first[0])
     off = max(abs(a - b) for a, b in zip(first[1], second[1]))
     check(off < TOLERANCE, off)
+    refused(folder, "one prompt at a time", flags=("--ids", "1 2", "--ids", "3", "--print-ids"))
     changed, _ = logits(folder, prompt[:-1] + [60])
     check(max(abs(a - b) for a, b in zip(first[1][:size], changed[1][:size])) > 1e-3,
           "the first token does not see the last")
+    letters = Letters(folder, is_causal=False)
+    answers = converse(letters, ["hello", "and now?"], 9).stdout.split("\n")
+    said = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    first = letters.next(letters.encode(said), 9)
+    said += letters.decode(first) + "<|im_end|>\n<|im_start|>user\nand now?<|im_end|>\n"
+    second = letters.next(letters.encode(said + "<|im_start|>assistant\n"), 9)
+    want = letters.decode(first) + "\n" + letters.decode(second) + "\n"
+    check("\n".join(answers) == want, answers, want)
 
 
 if __name__ == "__main__":
@@ -397,5 +431,5 @@ if __name__ == "__main__":
         keys_of_real_files_are_taken, unknown_keys_may_be_allowed,
         tensors_that_no_layer_has_are_refused, indices_name_files_in_folders,
         json_that_is_wrong_is_told_by_its_place, what_is_found_instead_is_told,
-        forty_folders_that_lie_are_refused, only_rank_0_reads_the_head,
-        both_ways_needs_a_whole_prompt]) > 0)
+        forty_folders_that_lie_are_refused, heads_may_lie_in_another_file,
+        only_rank_0_reads_the_head, both_ways_needs_a_whole_prompt]) > 0)
