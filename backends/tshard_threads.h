@@ -1426,7 +1426,8 @@ TSH_API int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx 
     }
     if (jobs && started < nranks) { /* the ranks that already run get this error, too */
         (void)tsh_error_set(&error, TSH_ERR_IO, started,
-                            "rank %d of %d has no thread: the system has no more memory or threads", started, nranks);
+                            "rank %d of %d has no thread: the system has no more memory or "
+                            "threads", started, nranks);
         tshi_threads_raise(world, &error);
     }
     if (desc && (!jobs || started < nranks))

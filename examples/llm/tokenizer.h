@@ -14,6 +14,10 @@
  * RobertaProcessing, ByteLevel; decoders ByteLevel, WordPiece, Metaspace, ByteFallback, Fuse,
  * Strip, Replace; a Sequence of any. Not known, among others: WordLevel, Nmt, UnicodeScripts.
  *
+ * Patterns are Oniguruma's, run by PCRE2: classes with classes in them, && and POSIX classes,
+ * categories and the scripts of classes.h, \h, \b and \R, possessive quantifiers. Where PCRE2 means
+ * another thing (\X, (?...) of other kinds), a pattern is refused.
+ *
  * The file's `truncation` and `padding` are not applied: how many tokens a model takes is for its
  * caller to say.
  *

@@ -2,7 +2,7 @@
  * error of one sentence. Of what is one, three things are checked:
  *
  * - the config has a model_type, or there is an error;
- * - tokenizer.h reads the tokenizer, or refuses it with an error, also where the file has keys alone;
+ * - tokenizer.h reads the tokenizer, or refuses it with an error, also of a file of keys alone;
  * - the safetensors file that gguf_file_read writes has a header of JSON, all values lie within its
  *   length, and reading it in small parts gives the same bytes as reading it at once.
  *

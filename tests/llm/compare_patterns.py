@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compares how tokenizer.h splits texts by Oniguruma's constructs with the package `tokenizers`: for
-each pattern below, so many random texts of code points of every kind. Not part of make test, which
+"""Compares how tokenizer.h splits texts by Oniguruma's constructs with the package `tokenizers`,
+for each pattern below: so many random texts of code points of every kind. Not part of make test, which
 compares with a few of them, recorded in tests/golden/patterns.json.
 
     compare_patterns.py [TEXTS]     100000 texts of each construct
@@ -18,7 +18,8 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BETWEEN = "\n%%between%%\n"
-POSIX = "alnum alpha ascii blank cntrl digit graph lower print punct space upper word xdigit".split()
+POSIX = ("alnum alpha ascii blank cntrl digit graph lower print punct space upper word "
+         "xdigit").split()
 SCRIPTS = ("Arabic Armenian Bengali Bopomofo Cyrillic Devanagari Georgian Greek Han Hangul Hebrew "
            "Hiragana Katakana Khmer Lao Latin Myanmar Tamil Telugu Thai Tibetan").split()
 CONSTRUCTS = {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The vocabulary suite of llama.cpp: tokenizer.h gives the ids that llama.cpp records for each text.
+"""The vocabulary suite of llama.cpp: tokenizer.h gives the ids that llama.cpp records for texts.
 The files, models/ggml-vocab-*.gguf with .inp and .out beside them, are read from the source package
 of llama-cpp-python, which is not part of this project:
 

@@ -67,7 +67,8 @@ def main():
     pieces = ["    {\"%s\", llm_class_%s, sizeof llm_class_%s / 8}" % (n, n.lower(), n.lower())
               for n in rows]
     with open(PATH, "w", encoding="ascii") as file:
-        file.write("""/* classes.h - scripts, and what POSIX classes have beside general categories (alpha: L and Nl,
+        file.write("""\
+/* classes.h - scripts, and what POSIX classes have beside general categories (alpha: L and Nl,
  * lower: Ll, upper: Lu), as Oniguruma has them: the first and the last code point of each range.
  * tests/llm/make_classes.py writes this file. */
 #ifndef LLM_CLASSES_H

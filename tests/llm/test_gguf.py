@@ -372,7 +372,8 @@ def pre_tokenizers_are_those_of_llama_cpp(folder):
             ("gpt-2", (), gpt2, ""), ("smollm", (), single, ""), ("dbrx", (), [0, 7, 10, 4], ""),
             ("falcon", (), [0, 5, 6, 10, 4], ""), ("deepseek-coder", (), single, ""),
             ("default", ("--pre", "gpt-2"), gpt2, ""), (None, ("--pre", "smollm"), single, ""),
-            ("gpt-2", ("--pre", "default"), default, ""), ("mystery", ("--pre", "gpt-2"), gpt2, "")):
+            ("gpt-2", ("--pre", "default"), default, ""),
+            ("mystery", ("--pre", "gpt-2"), gpt2, "")):
         got, errors = tokenized(folder, {**keys, "tokenizer.ggml.pre": pre and named(pre)}, text,
                                 *flags)
         check(got == want, pre, flags, got, want, errors)
@@ -411,8 +412,8 @@ def tokens_may_be_there_twice_or_empty(folder):
 def word_pieces_and_lines(folder):
     """The tokenizers "bert", with U+2581 where a word begins, and "gemma4", BPE on lines."""
     bert = {"tokenizer.ggml.model": named("bert"),
-            "tokenizer.ggml.tokens": strings("[UNK]", "[CLS]", "[SEP]", "\u2581the", "rs", "\u2581,",
-                                             "\u2581o"),
+            "tokenizer.ggml.tokens": strings("[UNK]", "[CLS]", "[SEP]", "\u2581the", "rs",
+                                             "\u2581,", "\u2581o"),
             "tokenizer.ggml.token_type": struct.pack("<IIQ7i", 9, 5, 7, 3, 3, 3, 1, 1, 1, 1),
             "tokenizer.ggml.cls_token_id": number(1), "tokenizer.ggml.unknown_token_id": number(0),
             "tokenizer.ggml.seperator_token_id": number(2)}

@@ -623,6 +623,24 @@ def stop_strings_end_a_text(folder):
           text[9:12] not in letters.decode(model["new"][:count - 1]), done.stdout)
 
 
+def tokens_beyond_the_model_are_refused_in_texts(folder):
+    """A tokenizer with more tokens than the model is one as long as no text has them."""
+    letters = Letters(folder)
+    with open(os.path.join(folder, "tokenizer.json"), encoding="utf-8") as file:
+        tokenizer = json.load(file)
+    beyond = len(letters.tokens)
+    tokenizer["added_tokens"].append(dict(tokenizer["added_tokens"][0], id=beyond, content="<far>"))
+    tokenizer["model"]["dropout"] = 0.0
+    letters.save("tokenizer.json", tokenizer)
+    for flags in ("--prompt", "ab c"), ("--prompt", "a", "--stop", "<far>"), ("--chat",):
+        done = llm(folder, *flags, "--max-new", "4", text="ab\n")
+        check(done.returncode == 0, flags, done.stderr)
+    words = "token %d" % beyond, "%d tokens" % beyond
+    refused(folder, *words, flags=("--prompt", "ab <far>c", "--max-new", "4"))
+    done = llm(folder, "--chat", "--max-new", "4", text="ab\n<far>\n")
+    check(done.returncode == 1 and all(word in done.stderr for word in words), done.stderr)
+
+
 def talk(letters, questions, most, context=4096, system=None):
     """What a conversation is to give: its answers as tokens, how many tokens its prompts have, how
     many of them the cache has not, and how often something was forgotten."""
@@ -1016,4 +1034,4 @@ if __name__ == "__main__":
         conversations_on_processes, answers_come_at_once_and_questions_may_take_long,
         long_conversations_forget, answers_are_drawn_as_the_model_says, answers_end_in_time,
         ctrl_c_ends_an_answer_then_the_conversation, help_and_readme_agree,
-        chat_templates_are_chosen]) > 0)
+        chat_templates_are_chosen, tokens_beyond_the_model_are_refused_in_texts]) > 0)

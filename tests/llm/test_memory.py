@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How much memory examples/llm takes: the rule and the table in its README.md, checked against the
-peak of build/llm on a model of 60 million parameters at several dtypes and degrees. And what it does
-when an allocation fails: an error about memory, never another model or text.
+peak of build/llm on a model of 60 million parameters at several dtypes and degrees. And what it
+does when an allocation fails: an error about memory, never another model or text.
 
     FULL=1 test_memory.py     every allocation fails once, not every 20th; tells what came of them
 """

@@ -156,11 +156,11 @@ static void decoding_is_that_of_tokenizers(void **state) {
     cJSON_Delete(all);
 }
 
-/* A tokenizer that splits at a pattern; the first byte of a word is a token below 256, the others are
- * tokens from 256 on. */
+/* A tokenizer that splits at a pattern; the first byte of a word is a token below 256, the others
+ * are tokens from 256 on. */
 static llm_tokenizer *split_at(const char *pattern) {
-    cJSON *file = cJSON_Parse("{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":"
-                              "\"Split\",\"behavior\":\"Isolated\",\"invert\":false},{\"type\":"
+    cJSON *file = cJSON_Parse("{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":["
+                              "{\"type\":\"Split\",\"behavior\":\"Isolated\",\"invert\":false},{\"type\":"
                               "\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]},"
                               "\"model\":{\"type\":\"WordPiece\",\"unk_token\":\"unk\","
                               "\"continuing_subword_prefix\":\"##\",\"max_input_chars_per_word\":"
@@ -331,7 +331,7 @@ static void tokens_have_ids(void **state) {
     "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}"
 
 #define SPLIT(regex)                                                                               \
-    "{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" regex                         \
+    "{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" regex                       \
     "\"},\"behavior\":\"Isolated\",\"invert\":false}," MODEL "}"
 
 #define CHARSMAP(base64)                                                                           \
@@ -387,7 +387,8 @@ static const char *const refused[][2] = {
     {"{\"model\":{\"type\":\"Unigram\",\"unk_id\":1,\"vocab\":[[\"a\",-1.0]]}}", "unk_id"},
     {"{\"model\":{\"type\":\"WordPiece\",\"vocab\":{\"a\":0},\"continuing_subword_prefix\":\"#\"}}",
      "unk_token"},
-    {"{\"model\":{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"a\",-1e999]]}}", "score of the token 0"},
+    {"{\"model\":{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"a\",-1e999]]}}",
+     "score of the token 0"},
     {"{\"model\":{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"a\",-1],[\"b\",1e400]]}}",
      "score of the token 1"},
     {"{\"x\":\"\xFF\"}", "UTF-8"},
@@ -501,8 +502,8 @@ static void bombs_are_refused(void **state) {
          "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}", "]}," MODEL "}",
          "\xC3\xA9"},
         {"{\"decoder\":{\"type\":\"Sequence\",\"decoders\":[", DOUBLE, "]}," MODEL "}", "a"},
-        {"{\"added_tokens\":[{\"id\":1,\"content\":\"b\",\"normalized\":false}],\"normalizer\":{\"type\":"
-         "\"Sequence\",\"normalizers\":[", DOUBLE, "]}," MODEL "}", "babababababababababab"}};
+        {"{\"added_tokens\":[{\"id\":1,\"content\":\"b\",\"normalized\":false}],"
+         "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[", DOUBLE, "]}," MODEL "}", "babababababababababab"}};
     char error[256];
     size_t i, n;
     int many;
@@ -529,8 +530,8 @@ static void bombs_are_refused(void **state) {
 
 /* A token that is normalized when the file is read may not multiply, either. */
 static void added_tokens_may_not_multiply(void **state) {
-    llm_text json = made_of("{\"added_tokens\":[{\"id\":9,\"content\":\"aaaa\",\"normalized\":true}],"
-                            "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[",
+    llm_text json = made_of("{\"added_tokens\":[{\"id\":9,\"content\":\"aaaa\","
+                            "\"normalized\":true}],\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[",
                             DOUBLE, 24, "]}," MODEL "}");
     char error[256];
     (void)state;

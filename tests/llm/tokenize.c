@@ -3,8 +3,8 @@
  *     tokenize TOKENIZER [--no-special] [--lines] [--between TEXT] [--decode] [--stream]
  *              [--bench ROUNDS]
  *
- * TOKENIZER: a tokenizer.json or GGUF file. Prints the ids on one line; --lines: those of each line,
- * without its newline, on a line; --between: those of each text between two of TEXT on a line.
+ * TOKENIZER: a tokenizer.json or GGUF file. Prints the ids on one line; --lines: those of each
+ * line, without its newline, on a line; --between: those of each text between two of TEXT on a line.
  * --decode: stdin has ids, and their text is printed, at once, or with --stream id by id, with
  * special tokens. --bench: the best rate of ROUNDS, each with a new tokenizer, in CPU time. */
 #if !defined(_POSIX_C_SOURCE)
