@@ -138,7 +138,7 @@ static int llm_weights_equal(llm_config *c, const llm_stored *a, const llm_store
             if (fread(left, 1, n, one) != n || fread(right, 1, n, two) != n) break;
             equal = memcmp(left, right, n) == 0;
         }
-    if (!left || !right) llm_weights_lack(c, a->path);
+    if (!left || !right || ((!one || !two) && errno == ENOMEM)) llm_weights_lack(c, a->path);
     free(left);
     free(right);
     if (one) (void)fclose(one);

@@ -3,6 +3,7 @@
 size that its kind has, or refused at once; texts may come from pipes; what cannot be written is an
 error that leaves no part behind."""
 
+import json
 import os
 import resource
 import shutil
@@ -50,6 +51,15 @@ def encoder(folder):
     if not os.path.exists(here):
         shutil.copytree(BERT, here)
         os.makedirs(os.path.join(here, "1_Pooling"))
+        with open(os.path.join(here, "modules.json"), "w", encoding="ascii") as file:
+            json.dump([{"idx": i, "name": str(i), "path": path,
+                        "type": "sentence_transformers.models." + kind}
+                       for i, (path, kind) in enumerate((("", "Transformer"),
+                                                         ("1_Pooling", "Pooling")))], file)
+        with open(os.path.join(here, "config.json"), encoding="ascii") as file:
+            width = json.load(file)["hidden_size"]
+        with open(os.path.join(here, "1_Pooling", "config.json"), "w", encoding="ascii") as file:
+            json.dump({"word_embedding_dimension": width, "pooling_mode_mean_tokens": True}, file)
     lines = os.path.join(folder, "lines")
     with open(lines, "w", encoding="ascii") as file:
         file.write("Rain and thunder!\n")
