@@ -12583,13 +12583,13 @@ static TSHI_COLD tsh_result tshi_context_no_memory(const tsh_desc *desc) {
  * NULL if there is none. clang defines no macro for these. (The operands are volatile so that the
  * results are those of the program, not of the compiler; 1e30 swallows 1 in every format.) */
 static TSHI_COLD const char *tshi_context_inexact(void) {
-    const volatile float big = 1e30f, one = 1, five = 5, zero = 0, endless = INFINITY;
+    const volatile float big = 1e30f, one = 1, three = 3, five = 5, zero = 0, endless = INFINITY;
     const float a = big, b = one, c = five, d = -zero, e = endless;
-    const volatile float sum = (a + b) - a, third = c / 3, positive = d + 0.0f;
+    const volatile float sum = (a + b) - a, third = c / 3, exact = c / three, positive = d + 0.0f;
     const float nothing = e - e; /* NaN */
     if (nothing == nothing) return "-ffinite-math-only";
     if (sum != 0) return "-fassociative-math";
-    if (third != 1.66666663f) return "-freciprocal-math";
+    if (third != exact) return "-freciprocal-math";
     if (1 / positive < 0) return "-fno-signed-zeros";
     return NULL;
 }

@@ -745,7 +745,8 @@ static void test_threads_without_ranks(void **state) {
     assert_int_equal(tsh_threads_world_new(1, NULL), TSH_ERR_ARGUMENT);
     assert_int_equal(tsh_threads_world_new(1, &threads), TSH_OK);
     for (int i = 0; i < COUNT_OF(ranks); i++)
-        assert_int_equal(tsh_threads_comm(threads, ranks[i] ? ranks[i] : 1, &comm), TSH_ERR_ARGUMENT);
+        assert_int_equal(tsh_threads_comm(threads, ranks[i] ? ranks[i] : 1, &comm),
+                         TSH_ERR_ARGUMENT);
     assert_int_equal(tsh_threads_comm(threads, 0, NULL), TSH_ERR_ARGUMENT);
     assert_int_equal(tsh_threads_comm(NULL, 0, &comm), TSH_ERR_ARGUMENT);
     tsh_threads_world_free(threads);
