@@ -244,6 +244,7 @@ static void llm_read_sizes(llm_config *c) {
 static void llm_read_window(llm_config *c, int64_t absent, int64_t from, int64_t every) {
     const int there = cJSON_GetObjectItemCaseSensitive(c->unread, "sliding_window") != NULL;
     const cJSON *types = llm_config_key(c, "layer_types"), *type;
+    const int same = strcmp(c->type, "phi3") == 0 || strcmp(c->type, "starcoder2") == 0;
     int64_t i = 0;
     c->window = llm_config_count(c, "sliding_window", there ? 0 : (double)absent);
     if (types && cJSON_GetArraySize(types) != c->layers)
@@ -257,6 +258,9 @@ static void llm_read_window(llm_config *c, int64_t absent, int64_t from, int64_t
         const int slides = strcmp(name, "sliding_attention") == 0;
         if (!slides && strcmp(name, "full_attention") != 0)
             llm_refuse_value(c, "layer_types", types, "known are full and sliding attention");
+        if (!slides && c->window > 0 && same) /* transformers does not read it there */
+            llm_refuse(c, "config.json: layer_types has %s; all layers of %s have the window", name,
+                       c->type);
         if (i < LLM_MOST_LAYERS) c->slides[i++] = (unsigned char)slides;
     }
 }

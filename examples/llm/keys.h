@@ -69,6 +69,7 @@ static const llm_fixed_key llm_fixed_keys[] = {
     {"pruned_heads", "{}", NULL},
     {"quantization_config", "{}", NULL},
     {"rope_interleaved", "false", NULL},
+    {"sliding_window_pattern", "2", " gemma2 "},
     {"tie_encoder_decoder", "false", NULL},
     {"use_bidirectional_attention", "false", NULL},
     {"use_mrope", "false", NULL},

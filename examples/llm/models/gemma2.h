@@ -14,14 +14,15 @@ static double gemma2_cap(llm_config *c, const char *key, double otherwise) {
     return cap;
 }
 
-/* What both have; caps and pattern: as their config.json has them by default. */
-static void gemma2_options(llm_config *c, double score_cap, double logit_cap, double pattern) {
+/* What both have; caps: as their config.json has them by default; every `pattern`-th layer has no
+ * window. */
+static void gemma2_options(llm_config *c, double score_cap, double logit_cap, int64_t pattern) {
     gemma_options(c);
     gemma_read_activation(c, "hidden_activation", "hidden_act");
     c->scale = 1 / sqrt(llm_config_number(c, "query_pre_attn_scalar", 256));
     c->score_cap = gemma2_cap(c, "attn_logit_softcapping", score_cap);
     c->logit_cap = gemma2_cap(c, "final_logit_softcapping", logit_cap);
-    llm_read_window(c, 4096, 0, llm_config_count(c, "sliding_window_pattern", pattern));
+    llm_read_window(c, 4096, 0, pattern);
 }
 
 static void gemma2_config(llm_config *c) {
@@ -67,7 +68,7 @@ static void gemma3_read_rope(llm_config *c) {
 }
 
 static void gemma3_config(llm_config *c) {
-    gemma2_options(c, 0, 0, 6);
+    gemma2_options(c, 0, 0, llm_config_count(c, "sliding_window_pattern", 6));
     if (c->score_cap > 0) /* transformers caps there only in some of its implementations */
         llm_refuse(c, "config.json: attn_logit_softcapping is %g, which is not supported for %s",
                    c->score_cap, c->type);
