@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares how tokenizer.h splits texts by Oniguruma's constructs with the package `tokenizers`,
-for each pattern below: so many random texts of code points of every kind. Not part of make test, which
-compares with a few of them, recorded in tests/golden/patterns.json.
+for each pattern below: so many random texts of code points of every kind. Not part of make test,
+which compares with a few of them, recorded in tests/golden/patterns.json.
 
     compare_patterns.py [TEXTS]     100000 texts of each construct
     compare_patterns.py golden      writes tests/golden/patterns.json

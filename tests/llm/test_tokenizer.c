@@ -160,8 +160,8 @@ static void decoding_is_that_of_tokenizers(void **state) {
  * are tokens from 256 on. */
 static llm_tokenizer *split_at(const char *pattern) {
     cJSON *file = cJSON_Parse("{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":["
-                              "{\"type\":\"Split\",\"behavior\":\"Isolated\",\"invert\":false},{\"type\":"
-                              "\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]},"
+                              "{\"type\":\"Split\",\"behavior\":\"Isolated\",\"invert\":false},"
+                              "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]},"
                               "\"model\":{\"type\":\"WordPiece\",\"unk_token\":\"unk\","
                               "\"continuing_subword_prefix\":\"##\",\"max_input_chars_per_word\":"
                               "1000,\"vocab\":{\"unk\":512}}}");
@@ -503,7 +503,8 @@ static void bombs_are_refused(void **state) {
          "\xC3\xA9"},
         {"{\"decoder\":{\"type\":\"Sequence\",\"decoders\":[", DOUBLE, "]}," MODEL "}", "a"},
         {"{\"added_tokens\":[{\"id\":1,\"content\":\"b\",\"normalized\":false}],"
-         "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[", DOUBLE, "]}," MODEL "}", "babababababababababab"}};
+         "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[", DOUBLE, "]}," MODEL "}",
+         "babababababababababab"}};
     char error[256];
     size_t i, n;
     int many;
@@ -531,7 +532,8 @@ static void bombs_are_refused(void **state) {
 /* A token that is normalized when the file is read may not multiply, either. */
 static void added_tokens_may_not_multiply(void **state) {
     llm_text json = made_of("{\"added_tokens\":[{\"id\":9,\"content\":\"aaaa\","
-                            "\"normalized\":true}],\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[",
+                            "\"normalized\":true}],\"normalizer\":{\"type\":\"Sequence\","
+                            "\"normalizers\":[",
                             DOUBLE, 24, "]}," MODEL "}");
     char error[256];
     (void)state;

@@ -4,7 +4,7 @@
  *              [--bench ROUNDS]
  *
  * TOKENIZER: a tokenizer.json or GGUF file. Prints the ids on one line; --lines: those of each
- * line, without its newline, on a line; --between: those of each text between two of TEXT on a line.
+ * line, without its newline, on a line; --between: those of each text between two of TEXT.
  * --decode: stdin has ids, and their text is printed, at once, or with --stream id by id, with
  * special tokens. --bench: the best rate of ROUNDS, each with a new tokenizer, in CPU time. */
 #if !defined(_POSIX_C_SOURCE)
