@@ -918,8 +918,8 @@ TSH_API int tsh_ok(tsh_ctx *ctx);
 TSH_API const tsh_error *tsh_last_error(const tsh_ctx *ctx);
 /* Forgets a local error that was not told to the peers yet; the world's verdict stays. */
 TSH_API void tsh_clear_error(tsh_ctx *ctx);
-/* Records an error of the caller's own, printf-style, control characters as '?'; format NULL: code's
- * text. Returns code. */
+/* Records an error of the caller's own, printf-style, control characters as '?'; format NULL: the
+ * code's text. Returns code. */
 TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...)
     TSH_PRINTF(3, 4);
 /* A function for tsh_logger.fn: prints "tshard: ", the message and a newline to stderr. `user` is
