@@ -72,7 +72,7 @@ LLM_FILES_API char *llm_read(const char *path, int64_t max, size_t *length, tsh_
 
 /* The same of folder/name ("": of name), without its length, as its kind is text. */
 LLM_FILES_API char *llm_read_text(const char *folder, const char *name, tsh_error *why) {
-    char path[4096];
+    char path[8200]; /* of two names */
     size_t length;
     (void)snprintf(path, sizeof path, "%s%s%s", folder, *folder ? "/" : "", name);
     return llm_read(path, LLM_JSON_MAX, &length, why);
