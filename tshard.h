@@ -18179,13 +18179,14 @@ static int tshi_attention_take_sinks(tshi_attention *more, tsh_tensor *const *in
     return more->sinks != NULL;
 }
 
-/* Checks that x (k or v) fits into its cache, at position `past` as to the message. Returns 0 after
- * an error. */
-static int tshi_attention_fits_cache(tsh_tensor *const *in, const tsh_tensor *x, tsh_tensor *cache,
+/* Checks that in[i] (k or v) fits into its cache, at position `past` as to the message. Returns 0
+ * after an error. */
+static int tshi_attention_fits_cache(tsh_tensor *const *in, int i, tsh_tensor *cache,
                                      int64_t past) {
+    const tsh_tensor *x = in[i];
     char tx[TSHI_TEXT_SIZE], tc[TSHI_TEXT_SIZE];
     int d, fits = cache->ndim == 4 && (cache->flags & TSHI_OWNED) != 0;
-    if (!tshi_attention_holds(x == in[1] ? "q k v cache_k" : "q k v cache_v", in, cache)) return 0;
+    if (!tshi_attention_holds(i == 1 ? "q k v cache_k" : "q k v cache_v", in, cache)) return 0;
     if (fits) fits = tshi_dtype_computes(cache->dtype);
     for (d = 0; d < 4 && fits; d++) fits = d == 2 || cache->dim[d] == x->dim[d];
     if (fits && past >= 0 && past <= cache->dim[2] - x->dim[2] &&
@@ -18250,8 +18251,8 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
                        ctx, TSH_ERR_STATE,
                        "tsh_attention: a cache is for both k and v, and for work without gradients "
                        "(tsh_no_grad_begin)") == TSH_OK;
-        if (!tshi_attention_fits_cache(in, in[1], desc->cache_k, more->keys.past) ||
-            !tshi_attention_fits_cache(in, in[2], desc->cache_v, more->keys.past))
+        if (!tshi_attention_fits_cache(in, 1, desc->cache_k, more->keys.past) ||
+            !tshi_attention_fits_cache(in, 2, desc->cache_v, more->keys.past))
             return 0;
     } else if (desc->pasts) {
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
