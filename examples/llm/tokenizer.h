@@ -1786,13 +1786,13 @@ static int llm_bert(llm_tokenizer *t, const llm_step *step, const char *s, size_
 
 static int llm_replace(llm_tokenizer *t, const llm_step *step, const char *s, size_t n,
                        llm_text *out) {
+    const size_t room = t->most - t->grown;
     size_t at = 0, done = 0;
     llm_span found = {0, 0};
     while (at <= n && llm_find(t, step, s, n, at, &found)) {
         if (!llm_put(t, out, s + done, found.begin - done)) return 0;
-        if (!llm_put(t, out, step->content.at, step->content.length) ||
-            !llm_fits(t, t->grown + out->length))
-            return 0;
+        if (!llm_put(t, out, step->content.at, step->content.length)) return 0;
+        if (out->length > room) return llm_fits(t, t->grown + out->length);
         at = done = found.end;
         if (found.end == found.begin) at++;
         while (at < n && ((unsigned char)s[at] & 0xC0) == 0x80) at++;
