@@ -152,8 +152,8 @@ static cJSON *gguf_pattern(gguf *g, const char *type, const char *kind, const ch
 
 /* -- the vocabulary --------------------------------------------------------- */
 
-/* Tokens with a 0 at the end, and what is said of them. Of several of one text, only the last is ever
- * the token of a text, as in llama.cpp; an empty one never is. */
+/* Tokens with a 0 at the end, and what is said of them. Of several of one text, only the last is
+ * ever the token of a text, as in llama.cpp; an empty one never is. */
 typedef struct gguf_words {
     gguf *g;
     char **text;           /* by id */
@@ -588,8 +588,8 @@ static int gguf_put_tokenizer(gguf *g, const gguf_words *w, cJSON *file, const c
                                      : gguf_put_pieces(g, w, file, model);
 }
 
-/* What tokenizer.json would say, to be freed with cJSON_free; NULL and an error in g->error. pre: the
- * name of its pre-tokenizer; NULL: as the file says. */
+/* What tokenizer.json would say, to be freed with cJSON_free; NULL and an error in g->error. pre:
+ * the name of its pre-tokenizer; NULL: as the file says. */
 GGUF_API char *gguf_tokenizer(gguf *g, const char *pre) {
     const gguf_string kind = gguf_text(g, "tokenizer.ggml.model");
     cJSON *file = cJSON_CreateObject();

@@ -958,7 +958,8 @@ static int llm_chars_intersect(llm_tokenizer *t, llm_chars *set) {
 }
 
 /* [:alpha:] and so on at p; *used: its length, 0: there is none. */
-static int llm_chars_posix(llm_tokenizer *t, llm_chars *set, const char *p, size_t n, size_t *used) {
+static int llm_chars_posix(llm_tokenizer *t, llm_chars *set, const char *p, size_t n,
+                           size_t *used) {
     static const struct {
         const char *name, *categories, *ranges; /* and the table of llm_classes that has its name */
     } rows[] = {{"alnum", "L Nl Nd", NULL}, {"alpha", "L Nl", NULL}, {"lower", "Ll", NULL},
@@ -1110,8 +1111,8 @@ static int llm_put_members(llm_tokenizer *t, llm_text *out, const llm_text *expr
     pcre2_code *code = NULL;
     uint32_t c;
     if (!ok)
-        return llm_fail(t, "%s: more than %d classes in patterns with && or a negated one in another "
-                           "are not known", t->name, LLM_MOST_SETS);
+        return llm_fail(t, "%s: more than %d classes in patterns with && or a negated one in "
+                           "another are not known", t->name, LLM_MOST_SETS);
     ok = llm_puts(t, &text, "(?:") && llm_put(t, &text, expression->at, expression->length) &&
          llm_puts(t, &text, ")++") && llm_room(t, &all, (size_t)4 * 0x110000);
     for (c = 0; ok && c < 0x110000; c += c == 0xD7FF ? 0x801 : 1) ok = llm_put_utf8(t, &all, c);
@@ -1119,8 +1120,8 @@ static int llm_put_members(llm_tokenizer *t, llm_text *out, const llm_text *expr
     if (code) (void)pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); /* without, it takes longer */
     if (ok)
         ok = code ? llm_put_matches(t, out, code, &all)
-                  : llm_fail(t, "%s: a class of a pattern does not compile, or there is no memory for "
-                                "it", t->name);
+                  : llm_fail(t, "%s: a class of a pattern does not compile, or there is no memory "
+                                "for it", t->name);
     pcre2_code_free(code);
     free(text.at);
     free(all.at);
@@ -1788,13 +1789,13 @@ static int llm_bert(llm_tokenizer *t, const llm_step *step, const char *s, size_
 
 static int llm_replace(llm_tokenizer *t, const llm_step *step, const char *s, size_t n,
                        llm_text *out) {
+    const size_t room = t->most - t->grown;
     size_t at = 0, done = 0;
     llm_span found = {0, 0};
     while (at <= n && llm_find(t, step, s, n, at, &found)) {
         if (!llm_put(t, out, s + done, found.begin - done)) return 0;
-        if (!llm_put(t, out, step->content.at, step->content.length) ||
-            !llm_fits(t, t->grown + out->length))
-            return 0;
+        if (!llm_put(t, out, step->content.at, step->content.length)) return 0;
+        if (out->length > room) return llm_fits(t, t->grown + out->length);
         at = done = found.end;
         if (found.end == found.begin) at++;
         while (at < n && ((unsigned char)s[at] & 0xC0) == 0x80) at++;
