@@ -27,6 +27,7 @@
 #ifdef GPT_BLIS
 #include "../backends/tshard_blis.h"
 #endif
+#include "output.h"
 #include "gpt_report.h"
 #include "gpt_setup.h"
 #include "gpt_state.h"
@@ -759,13 +760,14 @@ int main(int argc, char **argv) {
     gpt_job job = {.set = defaults};
     gpt_flag flags[FLAGS];
     int help = 0;
+    output_begin();
     make_flags(flags, &job.set, &help);
     int failed = parse_flags(flags, argc, argv);
     const char *restart = getenv("TSHARD_RESTART"); /* of tshard-run: the count of restarts */
     if (job.set.save != NULL && restart != NULL && atoi(restart) > 0) job.set.resume = 1;
     if (!failed && help) {
         print_help(flags);
-        return 0;
+        return output_end("gpt");
     }
     if (!failed) failed = check_backend(&job.set);
     if (!failed) failed = check_gemm(&job.set);
@@ -781,5 +783,5 @@ int main(int argc, char **argv) {
     }
     free(job.text.train);
     free(job.text.val);
-    return failed;
+    return failed ? failed : output_end("gpt");
 }

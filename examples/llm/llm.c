@@ -19,6 +19,7 @@
 #ifdef LLM_TCP
 #include "../../backends/tshard_uv.h"
 #endif
+#include "../output.h"
 #include "chat.h"
 #include "model.h"
 #include "text.h"
@@ -1224,6 +1225,7 @@ static int run_texts(llm_job *job) {
 
 int main(int argc, char **argv) {
     llm_job job = {.backend = "threads", .max_new = -1, .threads = 1};
+    output_begin();
     int failed = parse(&job, argc, argv);
     if (failed == 0) failed = check_flags(&job);
     if (failed == 0) {
@@ -1242,5 +1244,5 @@ int main(int argc, char **argv) {
     free(job.ids.at);
     free(job.stops.at);
     free(job.ignored.at);
-    return failed < 0 ? 0 : failed;
+    return failed > 0 ? failed : output_end("llm");
 }

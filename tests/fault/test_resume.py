@@ -286,6 +286,19 @@ def a_full_disk_leaves_whole_rows(folder):
     check(code == 2 and "metrics.csv is a FIFO" in text, code, text)
 
 
+def lost_output_is_an_error(folder):
+    """stdout is a full device, or closed: what is printed goes nowhere, into no file either."""
+    flags = [PROGRAM, *GPT, "--steps", "10", "--out", folder]
+    for how in (lambda: os.dup2(os.open("/dev/full", os.O_WRONLY), 1), lambda: os.close(1)):
+        for more in ([], ["--help"]):
+            done = subprocess.run(flags + more, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                  encoding="utf-8", timeout=EACH, preexec_fn=how)
+            check(done.returncode == 1 and "gpt: stdout cannot be written" in done.stderr,
+                  done.returncode, done.stderr)
+        with open(os.path.join(folder, "metrics.csv"), encoding="utf-8") as file:
+            check(len(list(file)) == 11, "rows")
+
+
 def a_text_comes_from_a_pipe(folder):
     with open(os.path.join(TOP, "README.md"), encoding="utf-8") as file:
         text = file.read()
@@ -298,7 +311,7 @@ def a_text_comes_from_a_pipe(folder):
 TESTS = [kills_at_any_time, a_signal_stops_after_a_step, ranks_of_a_restarted_job_go_on,
          hosts_meet_again, ranks_of_different_programs_are_told,
          what_would_lose_a_state_is_refused, lost_rows_are_told, a_full_disk_leaves_whole_rows,
-         a_text_comes_from_a_pipe]
+         lost_output_is_an_error, a_text_comes_from_a_pipe]
 
 if __name__ == "__main__":
     if not os.path.exists(PROGRAM):

@@ -169,7 +169,50 @@ def logits_are_whole_or_not_there(folder):
             "No space left")
 
 
+def lost_output_is_an_error(folder):
+    """stdout is a full device, closed, or a file with a limit; stderr has one sentence."""
+    model, (bert, embed) = with_a_tokenizer(folder), encoder(folder)
+    for kind, how in (("No space left", lambda: os.dup2(os.open("/dev/full", os.O_WRONLY), 1)),
+                      ("Bad file", lambda: os.close(1))):
+        for where, flags in ((model, IDS), (model, ("--prompt", "abc", "--max-new", "4")),
+                             (model, ("--ids", "1 2", "--ids", "3", "--print-ids")),
+                             (model, ("--tokenize",)), (model, ("--detokenize",)),
+                             (model, ("--help",)), (bert, embed)):
+            done = llm(where, *flags, input="1 2" if "--detokenize" in flags else "a", stdin=None,
+                       stdout=None, preexec_fn=how)
+            check(done.returncode == 1 and "llm: stdout cannot be written" in done.stderr, kind,
+                  flags, done.returncode, done.stderr)
+            check(kind in done.stderr or "--ids" in flags or "--prompt" in flags, done.stderr)
+    dump = os.path.join(folder, "logits")
+    want = llm(model, *IDS, "--dump-logits", dump)
+    check(want.returncode == 0, want.stderr)
+    with open(dump, "rb") as file:
+        before = file.read()
+    llm(model, *IDS, "--dump-logits", dump, stdout=None, preexec_fn=lambda: os.closerange(0, 3))
+    with open(dump, "rb") as file:
+        check(file.read() == before, "what is printed goes into a file")
+
+    with open(dump, "wb") as file:
+        done = llm(bert, *embed, stdout=file, preexec_fn=limited)
+    check(done.returncode == 1 and "stdout cannot be written: File too large" in done.stderr,
+          done.returncode, done.stderr)
+
+
+def a_line_may_hold_any_byte(folder):
+    """A NUL, which BERT's normalizer drops, ends neither the line nor the file."""
+    here, (flag, lines) = encoder(folder)
+    vectors = []
+    for text in (b"Rain and thunder!\nA cold day.\n", b"Rain\0 and thunder!\nA \0cold day."):
+        with open(lines, "wb") as file:
+            file.write(text)
+        done = llm(here, flag, lines)
+        check(done.returncode == 0 and done.stdout.count("\n") == 2, done.stdout, done.stderr)
+        vectors.append(done.stdout)
+    check(vectors[0] == vectors[1], "a NUL changes the vectors")
+
+
 if __name__ == "__main__":
     sys.exit(run_tests("llm files", [
         what_is_no_file_in_a_folder_is_refused, what_is_no_file_is_no_tokenizer_and_no_model,
-        texts_come_from_pipes, logits_are_whole_or_not_there]) > 0)
+        texts_come_from_pipes, logits_are_whole_or_not_there, lost_output_is_an_error,
+        a_line_may_hold_any_byte]) > 0)

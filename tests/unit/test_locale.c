@@ -7,7 +7,7 @@
 #include "../support/files.h"
 #include <locale.h>
 
-/* LC_NUMERIC of glibc's C.UTF-8, with commas: a magic number, how many values and where each begins;
+/* LC_NUMERIC of glibc's C.UTF-8, with commas: a magic number, how many values, where each begins;
  * decimal point, separator and groups of thousands, the first two once more as wide characters, the
  * character set. */
 static const char comma[] = "\x14\x11\x03\x20" "\6\0\0\0"
@@ -41,6 +41,15 @@ static void read_file(FILE *file, text *out) {
     (void)fclose(file);
 }
 
+/* As tsh_text_add, by tsh_text_format. */
+TSH_PRINTF(2, 3) static void put(text *out, const char *format, ...) {
+    const size_t used = strlen(out->at);
+    va_list list;
+    va_start(list, format);
+    tsh_text_format(out->at + used, sizeof out->at - used, format, list);
+    va_end(list);
+}
+
 /* All that the library prints of numbers, as text. */
 static void print_all(text *out) {
     static const float numbers[] = {0.25f, -1.5f, 1e-9f, 3};
@@ -52,7 +61,7 @@ static void print_all(text *out) {
     tsh_desc desc;
     tsh_ctx *ctx = NULL;
     tsh_optim *optim;
-    tsh_tensor *x;
+    tsh_tensor *x, *y;
     memset(out, 0, sizeof *out);
     memset(&desc, 0, sizeof desc);
     desc.logger.fn = take;
@@ -62,7 +71,8 @@ static void print_all(text *out) {
     optim = tsh_optim_new(tsh_root(ctx), &adam);
     x = tsh_tensor_from(ctx, TSH_F32, tsh_shape2(1, 4), NULL, numbers);
     assert_int_equal(tsh_profile(ctx, 1), TSH_OK);
-    assert_int_equal(tsh_backward(ctx, tsh_mean(tsh_mean(tsh_forward(tsh_root(ctx), x), 1, 0), 0, 0)), TSH_OK);
+    y = tsh_mean(tsh_mean(tsh_forward(tsh_root(ctx), x), 1, 0), 0, 0);
+    assert_int_equal(tsh_backward(ctx, y), TSH_OK);
     (void)tsh_optim_step(optim);
     assert_int_equal(tsh_step_end(ctx), TSH_OK);
     assert_int_equal(tsh_profile(ctx, 0), TSH_OK);
@@ -74,7 +84,7 @@ static void print_all(text *out) {
     tsh_clear_error(ctx);
     (void)tsh_error_set(&error, TSH_ERR_IO, 3, "%5.2f, %-8.1e|%+g%% of %*d, %s", 1.25, 1.5, -0.5, 4,
                         7, "a,b");
-    tsh_text_add(out->at, sizeof out->at, "%s\n", error.message);
+    put(out, "%s\n%Lg, %d;%.3f\n", error.message, 2.5L, 1, 2.0);
     tsh_close(ctx);
 }
 
@@ -85,7 +95,7 @@ static int is_digit(char c) {
 static void numbers_have_points(void **state) {
     static const char *const parts[] = {
         "profile of rank 0", " ms", "GB/s", "lr 0.125, weight decay 0.75", " 0.25 -1.5 1e-09 3",
-        "tsh_dropout: p is 1.5, not", " 1.25, 1.5e+00 |-0.5% of    7, a,b\n"};
+        "tsh_dropout: p is 1.5, not", " 1.25, 1.5e+00 |-0.5% of    7, a,b\n2.5, 1;2.000\n"};
     static text out;
     int i;
     (void)state;
