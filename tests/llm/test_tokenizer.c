@@ -162,7 +162,8 @@ static llm_tokenizer *split_at(const char *pattern) {
     cJSON *file = cJSON_Parse("{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":["
                               "{\"type\":\"Split\",\"behavior\":\"Isolated\",\"invert\":false},"
                               "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
-                              "\"use_regex\":false}]},\"model\":{\"type\":\"WordPiece\",\"unk_token\":\"unk\","
+                              "\"use_regex\":false}]},\"model\":{"
+                              "\"type\":\"WordPiece\",\"unk_token\":\"unk\","
                               "\"continuing_subword_prefix\":\"##\",\"max_input_chars_per_word\":"
                               "1000,\"vocab\":{\"unk\":512}}}");
     cJSON *vocabulary = cJSON_GetObjectItem(cJSON_GetObjectItem(file, "model"), "vocab");
