@@ -1,5 +1,5 @@
-/* output.h - what a program prints is written, or the program says that it is not: a full disk, or a
- * stdout that is closed, is an error with a sentence and exit code 1. */
+/* output.h - what a program prints is written, or the program says that it is not: a full disk, or
+ * a stdout that is closed, is an error with a sentence and exit code 1. */
 #ifndef EXAMPLES_OUTPUT_H
 #define EXAMPLES_OUTPUT_H
 
@@ -12,7 +12,7 @@
 
 /* First of all in main. Where 0, 1 or 2 are closed, files that are opened later would get these
  * numbers, and what is printed would go into them: /dev/null takes their place, for reading, so
- * that printing fails. Beyond the limit of a file's size a write fails, too, and raises no signal. */
+ * that printing fails. A write beyond the limit of a file's size fails, too, without a signal. */
 static void output_begin(void) {
     int file;
     do file = open("/dev/null", O_RDONLY);
