@@ -3421,7 +3421,7 @@ LLM_TOKENIZER_API llm_tokenizer *llm_tokenizer_open(const char *path, char *erro
     size_t length;
     char *json = llm_read(path, LLM_TOKENIZER_MAX, &length, &why);
     llm_tokenizer *t = json ? llm_tokenizer_read(json, length, path, error, size) : NULL;
-    if (!json) (void)snprintf(error, size, "%s", why.message);
+    if (!json) (void)snprintf(error, size, "%.*s", (int)size - 1, why.message);
     free(json);
     return t;
 }

@@ -118,8 +118,10 @@ int main_of_test_team(void);
 
 int main_of_test_safetensors(void);
 #define main main_of_test_safetensors
+#define LLVMFuzzerTestOneInput safetensors_LLVMFuzzerTestOneInput
 #include "../fuzz/test_safetensors.c"
 #undef main
+#undef LLVMFuzzerTestOneInput
 
 int main_of_test_index(void);
 #define main main_of_test_index
