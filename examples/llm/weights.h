@@ -7,7 +7,7 @@
 
 /* A tensor in a file. */
 typedef struct llm_stored {
-    char path[4096], name[96]; /* the file; the tensor's name there, "": it was not found */
+    char path[8200], name[96]; /* the file; the tensor's name there, "": it was not found */
     char dtype[16];
     int64_t begin, bytes; /* of its values in the file */
 } llm_stored;
@@ -85,7 +85,7 @@ static void llm_weights_list(llm_config *c, llm_stored *found, const char *folde
                              const char *base, const char *names) {
     DIR *list = opendir(folder);
     struct dirent *entry;
-    char path[4096];
+    char path[8200]; /* of two names */
     if (!list && errno == ENOMEM) llm_weights_lack(c, folder);
     while (list && (entry = readdir(list)) != NULL) {
         if (entry->d_name[0] == '.' || !llm_found_is("*.safetensors", entry->d_name)) continue;
@@ -98,7 +98,7 @@ static void llm_weights_list(llm_config *c, llm_stored *found, const char *folde
 /* The same in the files of a folder, as tsh_load finds them: one, those of an index, or all. */
 static void llm_weights_find(llm_config *c, llm_stored *found, const char *folder, const char *base,
                              const char *names) {
-    char path[4096];
+    char path[8200]; /* of two names */
     const cJSON *item;
     tsh_error unused;
     memset(found, 0, sizeof *found);
