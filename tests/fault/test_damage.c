@@ -217,7 +217,7 @@ static world_desc checked(int ranks, rank_fn fn, const void *user) {
 
 /* Every algorithm, at sizes of less than a block, of several, and of no whole number of them. */
 static void grid_checked_rank(job *j) {
-    static const int64_t counts[] = {0, 7, 30001, SANITIZED ? 70003 : 200003};
+    static const int64_t counts[] = {0, 7, 30001, SANITIZED ? 70003 : 300003};
     grid_case c;
     memset(&c, 0, sizeof c);
     c.blocks = 1;
