@@ -33,7 +33,7 @@
  *   collectives or wait for each other in a cycle; after a timeout if a rank never calls. A small
  *   thread in each process watches for errors, also while its rank computes;
  * - find bytes that the network changes, which TCP's own 16-bit sum often misses: each header, and
- *   each 128 KiB of data at most, has a CRC32C, on connections between other addresses than
+ *   each 256 KiB of data at most, has a CRC32C, on connections between other addresses than
  *   loopback (TSHARD_CHECKSUM). No byte is summed or sent on before it is checked; the error names
  *   both ends of the connection. A damaged handshake is repeated;
  * - open /dev/null where stdin, stdout or stderr is closed, as daemons have them, and leave it so;
@@ -4036,7 +4036,7 @@ static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t off
     return span;
 }
 
-enum { TSHI_UV_BLOCK = 128 << 10 }; /* bytes of payload that one checksum covers, at most */
+enum { TSHI_UV_BLOCK = 256 << 10 }; /* bytes of payload that one checksum covers, at most */
 
 /* Returns where the block of payload ends that begins at byte `offset` of a frame to (out = 1) or
  * from a peer. Both ends compute the same. Only whole blocks are used, so a block ends before bytes

@@ -157,9 +157,16 @@ static int wire_close(int fd) {
 #include <stddef.h>
 #include <cmocka.h>
 
-static int is_full(void) {
-    const char *full = getenv("FULL");
-    return full && full[0] == '1';
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SANITIZED = 1 }; /* everything is slower */
+#else
+enum { SANITIZED = 0 };
+#endif
+
+/* How many runs: in make test, of which sanitizers do a quarter; or with FULL=1. */
+static int runs_of(int few, int full) {
+    const char *all = getenv("FULL");
+    return all && all[0] == '1' ? full : SANITIZED ? few / 4 : few;
 }
 
 /* ------------------------------------------------------------------------- CRC32C */
@@ -203,14 +210,14 @@ static void test_crc(void **state) {
 /* --------------------------------------------------------------------- what is run */
 
 static world_desc checked(int ranks, rank_fn fn, const void *user) {
-    world_desc desc = world_over_tcp(ranks, fn, user, 40);
+    world_desc desc = world_over_tcp(ranks, fn, user, 100);
     desc.uv.checksum = 1;
     return desc;
 }
 
 /* Every algorithm, at sizes of less than a block, of several, and of no whole number of them. */
 static void grid_checked_rank(job *j) {
-    static const int64_t counts[] = {0, 7, 30001, 400003};
+    static const int64_t counts[] = {0, 7, 30001, SANITIZED ? 70003 : 300003};
     grid_case c;
     memset(&c, 0, sizeof c);
     c.blocks = 1;
@@ -235,7 +242,7 @@ static void one_checks(job *j, tsh_uv_desc *uv) {
 }
 
 static void test_whole(void **state) {
-    static const int ranks[] = {2, 3, 8};
+    static const int ranks[] = {2, 3, SANITIZED ? 4 : 8};
     (void)state;
     for (int i = 0; i < 4; i++) {
         world_desc desc = checked(ranks[i % 3], grid_checked_rank, NULL);
@@ -369,14 +376,14 @@ static counts damaged_runs(int stage, int runs, change first, change last, uint6
 }
 
 static void test_handshakes(void **state) {
-    counts c = damaged_runs(HANDSHAKE, is_full() ? 2000 : 40, BITS, BYTES, 1);
+    counts c = damaged_runs(HANDSHAKE, runs_of(40, 2000), BITS, BYTES, 1);
     (void)state;
     assert_int_equal(c.formed + c.named, c.hit);
 }
 
 /* Every change is found. */
 static void test_frames(void **state) {
-    int runs = is_full() ? 9000 : 160;
+    int runs = runs_of(160, 9000);
     counts c = damaged_runs(DATA, runs, BITS, SWAP, 2);
     (void)state;
     assert_int_equal(c.named, c.hit);
@@ -384,7 +391,7 @@ static void test_frames(void **state) {
 }
 
 static void test_control(void **state) {
-    int runs = is_full() ? 1000 : 40;
+    int runs = runs_of(40, 1000);
     counts c = damaged_runs(CONTROL, runs, BITS, SWAP, 3);
     (void)state;
     assert_int_equal(c.named, c.hit);
@@ -393,7 +400,7 @@ static void test_control(void **state) {
 
 /* One to eight bytes never arrive: what follows them has a wrong checksum, or nothing follows. */
 static void test_dropped(void **state) {
-    counts c = damaged_runs(DATA, is_full() ? 200 : 4, DROP, DROP, 3);
+    counts c = damaged_runs(DATA, runs_of(4, 200), DROP, DROP, 3);
     (void)state;
     assert_int_equal(c.named + c.dead, c.hit);
 }

@@ -285,7 +285,7 @@ static void pretend_end(void) {
 #define getpeername(fd, name, size)      pretend_name(fd, name, size)
 #define getsockopt(fd, at, name, v, n)   ((void)(n), pretend_option(fd, v))
 #define setsockopt(fd, at, name, v, n)   ((void)(v), 0)
-#define fcntl(fd, ...)                   (pretend_at(fd)->open ? 0 : -1)
+#define fcntl(fd, ...)                   (-!pretend_at(fd)->open)
 #define shutdown(fd, how)                (!pretend_at(fd)->open)
 #define ioctl(fd, what, bytes)           ((void)(fd), (void)(what), *(bytes) = 0)
 #define recv(fd, bytes, size, flags)     pretend_recv(fd, bytes, size)
