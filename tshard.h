@@ -25614,13 +25614,16 @@ static void tshi_load_parse_index(tshi_io *io, size_t n) {
 
 /* Reads the text of the open index and parses it; 0 and an error if it is none. */
 static int tshi_load_read_index(tshi_io *io) {
-    const int64_t n = tshi_file_size(io->file);
     size_t quotes = 0, i;
-    if (n < 0) return tshi_io_system_error(io, "cannot be read");
+    long n;
+    errno = 0;
+    if (fseek(io->file, 0, SEEK_END) != 0 || (n = ftell(io->file)) < 0)
+        return tshi_io_system_error(io, "cannot be read");
+    io->place = n;
     if (n > TSHI_IO_HEADER)
         return tshi_io_fail(io, TSH_ERR_IO,
-                            "is no index of safetensors files: it has %lld bytes, more than %d",
-                            (long long)n, (int)TSHI_IO_HEADER);
+                            "is no index of safetensors files: it has %ld bytes, more than %d", n,
+                            (int)TSHI_IO_HEADER);
     io->text = io->at = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, (size_t)n + 1);
     if (!io->text) return 0;
     if (!tshi_load_read(io, 0, io->text, (size_t)n))
