@@ -25380,8 +25380,8 @@ static const char *tshi_io_rename(tshi_io *io, const char *name) {
 /* ========================================================================== */
 
 /* Every rank reads the files itself: headers, then the bytes of its shards; with .broadcast rank 0
- * does, for all. tshi_load_all has two halves: tshi_load_check compares headers with the model, then
- * the ranks agree; only after that are values changed, in the order of the files. */
+ * does, for all. tshi_load_all has two halves: tshi_load_check compares headers with the model, the
+ * ranks agree; only after that are values changed, in the order of the files. */
 
 /* -- bytes -------------------------------------------------------------------- */
 
