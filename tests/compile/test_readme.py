@@ -272,6 +272,7 @@ def targets_exist(command):
         words.pop(0)
     if words[:1] == ["make"]:
         for word in words[1:]:
+            word = re.sub(r"^build/(asan|ubsan|tsan|debug)/", "build/", word)
             check("=" in word or word.startswith("-") or word in rules(),
                   "make has no target", word)
     part = re.search(r"make bench .*--only[ =](\w+)", command)
