@@ -21189,12 +21189,6 @@ static int tshi_layers_project(const tshi_attention_layer *a, tsh_tensor *x, tsh
 /* Checks that x (B, T, dim) fits into the cache. Returns 0 after an error. */
 static int tshi_layers_fits(const tshi_attention_layer *a, const tsh_tensor *x) {
     const int64_t *counts = tshi_layers_counted(a->cache), *held = tshi_layers_held(a);
-    const tshi_tape *tape = &x->ctx->tape;
-    if (!tape->evaluating && (tape->no_grad /* a checkpoint's forward */ || x->base->requires_grad))
-        return tshi_error_zero(x->ctx, TSH_ERR_STATE,
-                               "tsh_forward: gradients are recorded, and the layer has a cache, "
-                               "which is for work without: call tsh_no_grad_begin before a forward "
-                               "with the cache, tsh_cache_free before training");
     if (x->dim[0] != a->cache->batch)
         return tshi_error_zero(x->ctx, TSH_ERR_SHAPE,
                                "tsh_forward: x has %lld texts, the cache %lld",
@@ -21219,7 +21213,10 @@ static int tshi_layers_fits(const tshi_attention_layer *a, const tsh_tensor *x) 
 /* Checks that a layer with a cache is not being trained. Returns 0 after an error. */
 static int tshi_layers_generates(const tshi_attention_layer *a, const tsh_tensor *x) {
     const tsh_tensor *weight = (a->fused ? a->fused : a->qkv[0])->param[0];
-    if (x->ctx->tape.evaluating || !(x->requires_grad || weight->requires_grad)) return 1;
+    const tshi_tape *tape = &x->ctx->tape;
+    if (tape->evaluating || !(tape->no_grad /* a checkpoint's forward */ || x->base->requires_grad ||
+                              weight->requires_grad))
+        return 1;
     return tshi_error_zero(x->ctx, TSH_ERR_STATE,
                            "tsh_forward: training with a cache of %lld positions: it is for "
                            "generating, between tsh_no_grad_begin and tsh_no_grad_end; "

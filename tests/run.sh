@@ -14,8 +14,9 @@
 # line is "N passed, N failed, N skipped"; the exit code is 1 if any failed or none passed. What a
 # program printed is kept beside it, in PROGRAM.log.
 #
-# --jobs programs run at a time (1). Those whose source has a line "run: alone" in a comment, as they
-# measure time or need every core, run afterwards, one by one.
+# --jobs programs run at a time (1). Examples, of which one may read what another wrote, and programs
+# whose source has a line "run: alone" in a comment, as they measure time or need every core, run
+# afterwards, one by one.
 
 limit=120
 slow=1
@@ -130,9 +131,10 @@ report() {
     echo "$p $f $s" >"$folder/$2.counts"
 }
 
-# Whether the program must have the machine for itself: its source says so.
+# Whether the program runs after the others, with the machine for itself.
 alone() {
     case $1 in
+    */examples/*) return 0 ;;
     *.py) source=$1 ;;
     *) source=tests/$(name_of "$1" | sed -E 's/(_double|_nosimd)?$/.c/') ;;
     esac
