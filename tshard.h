@@ -21214,9 +21214,9 @@ static int tshi_layers_fits(const tshi_attention_layer *a, const tsh_tensor *x) 
 static int tshi_layers_generates(const tshi_attention_layer *a, const tsh_tensor *x) {
     const tsh_tensor *weight = (a->fused ? a->fused : a->qkv[0])->param[0];
     const tshi_tape *tape = &x->ctx->tape;
-    if (tape->evaluating || !(tape->no_grad /* a checkpoint's forward */ || x->base->requires_grad ||
-                              weight->requires_grad))
-        return 1;
+    const int trains = tape->no_grad /* a checkpoint's forward */ || x->base->requires_grad ||
+                       weight->requires_grad;
+    if (tape->evaluating || !trains) return 1;
     return tshi_error_zero(x->ctx, TSH_ERR_STATE,
                            "tsh_forward: training with a cache of %lld positions: it is for "
                            "generating, between tsh_no_grad_begin and tsh_no_grad_end; "

@@ -337,7 +337,8 @@ def one_layer_is_a_small_program(folder):
     with open(os.path.join(TOP, "README.md"), encoding="utf-8") as file:
         said = int(re.search(r"one linear layer has (\d+) KB", file.read())[1])
     if CC in ("cc", "gcc"):  # others make other code
-        check(abs(os.path.getsize(program) / 1024 - said) < 0.1 * said, "README.md says", said, "KB")
+        check(abs(os.path.getsize(program) / 1024 - said) < 0.1 * said, "README.md says", said,
+              "KB")
 
 
 def descriptors_in_every_cxx(folder):
