@@ -799,8 +799,8 @@ def too_few_descriptors_are_one_sentence(_):
 def memory_that_is_lacking_is_one_sentence(folder):
     if any("/%s/" % san in LAUNCHER for san in ("asan", "tsan")):
         raise Skipped("sanitizers have a malloc of their own")
-    library = os.path.join(folder, "preload_malloc.so")
-    source = os.path.join(TOP, "tests", "fault", "preload_malloc.c")
+    library = os.path.join(folder, "failmalloc.so")
+    source = os.path.join(TOP, "tests", "support", "failmalloc.c")
     built = subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-o", library, source],
                            stderr=subprocess.PIPE, check=False)
     if built.returncode:

@@ -139,7 +139,8 @@ def failmalloc(folder):
     """Compiles the object that lets an allocation fail."""
     path = os.path.join(folder, "failmalloc.so")
     made = subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-O1", "-o", path,
-                           os.path.join(HERE, "failmalloc.c")], stderr=subprocess.PIPE)
+                           os.path.join(TOP, "tests", "support", "failmalloc.c")],
+                          stderr=subprocess.PIPE)
     if made.returncode != 0:
         raise Skipped("needs a compiler and glibc")
     return path

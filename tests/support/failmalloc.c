@@ -1,5 +1,6 @@
-/* A shared object for LD_PRELOAD: the allocation of number FAIL_AT of the process fails. With
- * FAIL_COUNT it writes how many there were to the file of that name. Needs glibc. */
+/* A shared object for LD_PRELOAD: the allocation of number FAIL_AT of the process, counted from 1,
+ * fails, and with FAIL_ALL all after it. With FAIL_COUNT it writes how many there were to the file of
+ * that name. Needs glibc. */
 #include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -9,16 +10,18 @@ extern void *__libc_malloc(size_t);
 extern void *__libc_calloc(size_t, size_t);
 extern void *__libc_realloc(void *, size_t);
 
-static long fails = -1, count;
+static long fails = -1, all, count;
 
 static int refused(void) {
     const long number = __atomic_add_fetch(&count, 1, __ATOMIC_RELAXED);
     if (fails < 0) {
         const char *at = getenv("FAIL_AT");
+        all = getenv("FAIL_ALL") != NULL;
         fails = at ? atol(at) : 0;
     }
-    if (number == fails) errno = ENOMEM;
-    return number == fails;
+    if (!fails || (number != fails && !(all && number > fails))) return 0;
+    errno = ENOMEM;
+    return 1;
 }
 
 void *malloc(size_t n) {
