@@ -42,7 +42,7 @@ def the_graph(folder):
     check(program.count(BEFORE) == 1, "02_two_ranks.c has no line", BEFORE)
     with open(os.path.join(folder, "prog.c"), "w", encoding="utf-8") as file:
         file.write(program.replace(BEFORE, LINES + BEFORE))
-    for command in ([os.environ.get("CC", "cc"), "-std=c99", "-O1", "-I" + EXAMPLES, "prog.c", "-o",
+    for command in ([os.environ.get("CC", "cc"), "-std=c99", "-O0", "-I" + EXAMPLES, "prog.c", "-o",
                      "prog", "-lm", "-pthread"], ["./prog"]):
         done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               universal_newlines=True, timeout=200)

@@ -16,7 +16,7 @@ from scripts import Failed, Skipped, check, run_tests
 
 SCRIPT_LIMIT = 300  # seconds, for tests/run.sh
 LINES = 25          # of the patch
-FLAGS = ["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-DTSHARD_REAL=double", "-O1", "-Wall", "-Wextra",
+FLAGS = ["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-DTSHARD_REAL=double", "-O0", "-Wall", "-Wextra",
          "-pedantic", "-Wconversion", "-Wshadow", "-Werror"]
 
 

@@ -62,7 +62,7 @@ def build(folder):
     """The path of the tool."""
     tool = os.path.join(folder, "tool")
     subprocess.check_call(os.environ.get("CC", "cc").split()
-                          + ["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-O1",
+                          + ["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-O0",
                              os.path.join(HERE, "safetensors_tool.c"), "-o", tool, "-lm",
                              "-pthread"])
     return tool
