@@ -19197,6 +19197,9 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
                                "tsh_custom_op: takes a name, a forward and 1 to %d inputs, not %d",
                                TSHI_CUSTOM_INPUTS, n);
     if (!tshi_tensor_check(desc->name, "in[]", in, n)) return NULL;
+    if (in[0]->ctx != ctx)
+        return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "%s: in[0] belongs to another ctx",
+                               desc->name);
     for (int i = 0; i < n; i++) {
         dense[i] = tshi_tensor_is_dense(in[i]) ? in[i] : tshi_map_copy(desc->name, in[i]);
         if (dense[i] && tshi_dtype_computes(in[i]->dtype)) dense[i] = tsh_cast(dense[i], TSH_REAL);

@@ -9,8 +9,15 @@
 #include <stdio.h>
 #include <string.h>
 
+/* What a program may call. */
+#if defined(__GNUC__)
+#define LLM_JSON_API __attribute__((unused)) static
+#else
+#define LLM_JSON_API static
+#endif
+
 /* Parses JSON. NULL and errno: ENOMEM where memory is missing, else 0. */
-static cJSON *llm_parse(const char *text) {
+LLM_JSON_API cJSON *llm_parse(const char *text) {
     cJSON *json;
     errno = 0; /* malloc sets it, as POSIX says, and cJSON does not */
     json = cJSON_Parse(text);
@@ -111,7 +118,7 @@ static int llm_json_value(llm_json_scan *s, int depth) {
 }
 
 /* Writes what is wrong with a text: "line 3, column 7: a colon is missing here". 0: nothing is. */
-static int llm_json_explain(const char *text, char *sentence, size_t size) {
+LLM_JSON_API int llm_json_explain(const char *text, char *sentence, size_t size) {
     llm_json_scan s = {text, NULL};
     int line = 1, column = 1;
     if (llm_json_value(&s, 0) && *s.at) (void)llm_json_wrong(&s, "something follows the value");
@@ -126,7 +133,7 @@ static int llm_json_explain(const char *text, char *sentence, size_t size) {
 
 /* A key that an object has twice, or one of its objects; NULL: none. Objects of more keys than
  * configs have are not looked at. */
-static const char *llm_json_twice(const cJSON *object, int depth) {
+LLM_JSON_API const char *llm_json_twice(const cJSON *object, int depth) {
     const cJSON *item, *other;
     const char *found = NULL;
     const int pairs = cJSON_IsObject(object) && cJSON_GetArraySize(object) <= LLM_JSON_KEYS;

@@ -6,7 +6,15 @@
 #include "found.h"
 #include "gguf.h"
 #include "gguf_tokenizer.h"
+#include "json.h"
 #include "tokenizer.h"
+
+/* What a program may call. */
+#if defined(__GNUC__)
+#define TEXT_API __attribute__((unused)) static
+#else
+#define TEXT_API static
+#endif
 
 typedef struct text_codec {
     llm_tokenizer *tokenizer;
@@ -97,7 +105,7 @@ static llm_tokenizer *text_open_lower(const char *path, char *error, size_t size
 
 /* Of a file, or of the model's: tokenizer.json in its folder, or what the GGUF file has, of which
  * `pre` sets the pre-tokenizer, unless it is NULL. 0: codec->error says why not. */
-static int text_open(text_codec *codec, const char *file, const char *model, const char *pre) {
+TEXT_API int text_open(text_codec *codec, const char *file, const char *model, const char *pre) {
     char path[4096];
     const int one = file != NULL || gguf_is_file(model);
     snprintf(path, sizeof path, "%s%s", file ? file : model, one ? "" : "/tokenizer.json");
@@ -123,7 +131,7 @@ static void text_close(text_codec *codec) {
 }
 
 /* 0: not enough memory. */
-static int text_append(text_list *list, const char *text) {
+TEXT_API int text_append(text_list *list, const char *text) {
     const char **at = (const char **)realloc(list->at, (list->count + 2) * sizeof *at);
     if (!at) return 0;
     list->at = at;
@@ -133,7 +141,7 @@ static int text_append(text_list *list, const char *text) {
 }
 
 /* How many ids a text has; -1: an error. *ids is for free(). */
-static int64_t text_encode(text_codec *codec, const char *text, size_t length, int special,
+TEXT_API int64_t text_encode(text_codec *codec, const char *text, size_t length, int special,
                             int32_t **ids) {
     const int64_t n = llm_tokenizer_encode(codec->tokenizer, text, length, special, ids);
     if (n < 0) snprintf(codec->error, sizeof codec->error, "%s",
@@ -161,7 +169,7 @@ static int text_write(const text_codec *codec, const char *text, size_t n) {
 }
 
 /* The bytes of ids to stdout. */
-static int text_print(text_codec *codec, const int32_t *ids, size_t count) {
+TEXT_API int text_print(text_codec *codec, const int32_t *ids, size_t count) {
     size_t length = 0;
     char *text = llm_tokenizer_decode(codec->tokenizer, ids, count, 1, &length);
     const int ok = text && text_write(codec, text, length);
@@ -220,7 +228,7 @@ static int text_put(text_out *out, const char *text, size_t n) {
 }
 
 /* Appends what one more id adds to the text; never half a character. 0: an error. */
-static int text_add(text_out *out, int32_t id) {
+TEXT_API int text_add(text_out *out, int32_t id) {
     size_t length = 0;
     out->stream.tokenizer = out->codec->tokenizer;
     const char *text = llm_stream_add(&out->stream, id, &length);
@@ -228,14 +236,14 @@ static int text_add(text_out *out, int32_t id) {
 }
 
 /* Appends what was held back. 0: an error. */
-static int text_finish(text_out *out) {
+TEXT_API int text_finish(text_out *out) {
     size_t length = 0;
     const char *text = out->stream.tokenizer ? llm_stream_end(&out->stream, &length) : "";
     return (out->stopped || text_put(out, text, length)) && text_show(out, out->length);
 }
 
 /* Forgets the text; the next one begins. */
-static void text_clear(text_out *out) {
+TEXT_API void text_clear(text_out *out) {
     size_t n;
     if (out->stream.tokenizer) (void)llm_stream_end(&out->stream, &n);
     free(out->at);
@@ -244,7 +252,7 @@ static void text_clear(text_out *out) {
     out->stopped = 0;
 }
 
-static int64_t text_count(const text_codec *codec) {
+TEXT_API int64_t text_count(const text_codec *codec) {
     return llm_tokenizer_size(codec->tokenizer);
 }
 

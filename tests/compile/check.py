@@ -127,7 +127,7 @@ def parsings(family, warn, warn_c):
     substitute for cmocka that a bare machine has, by clang with cmocka itself."""
     warn = ["-Werror"] + warn + (CLANG if family == "clang" else [])
     for program in users():
-        flags = ["-I" + PLAIN] if family == "gcc" else []
+        flags = ["-I" + TOP] + (["-I" + PLAIN] if family == "gcc" else [])
         if needs_mpi(program):
             flags += mpi_flags(list(mpis().values())[0]) + ["-DTESTS_PARTS="]
         yield (" ".join([family, program]),

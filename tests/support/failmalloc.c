@@ -1,6 +1,6 @@
 /* A shared object for LD_PRELOAD: the allocation of number FAIL_AT of the process, counted from 1,
- * fails, and with FAIL_ALL all after it. With FAIL_COUNT it writes how many there were to the file of
- * that name. Needs glibc. */
+ * fails, and with FAIL_ALL all after it. With FAIL_COUNT it writes how many there were to the file
+ * of that name. Needs glibc. */
 #include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
