@@ -215,6 +215,7 @@ static void llm_read_activation(llm_config *c, const char *key, const char *othe
     const char *name = llm_config_string(c, key, otherwise);
     const size_t count = sizeof all / sizeof *all;
     size_t i = 0;
+    if (!name) return; /* it was refused, as it is no string */
     while (i < count && strcmp(all[i].name, name) != 0) i++;
     if (i < count)
         c->act = all[i].act;

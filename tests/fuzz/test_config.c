@@ -36,6 +36,13 @@ static int config_with_epsilon(const char *value) {
     return config_take((const uint8_t *)text, strlen(text));
 }
 
+/* A number where gemma's second name for the activation has a string. */
+static void an_activation_is_a_string(void **state) {
+    static const char text[] = "{\"model_type\": \"gemma\", \"hidden_act\": 255}";
+    (void)state;
+    assert_int_equal(config_take((const uint8_t *)text, sizeof text - 1), 0);
+}
+
 static void a_negative_epsilon_is_refused(void **state) {
     (void)state;
     assert_int_equal(config_with_epsilon("1e-5"), 1);
@@ -45,6 +52,7 @@ static void a_negative_epsilon_is_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(every_seed_is_taken),
+                                       cmocka_unit_test(an_activation_is_a_string),
                                        cmocka_unit_test(a_negative_epsilon_is_refused)};
     return cmocka_run_group_tests_name("fuzz seeds", tests, NULL, NULL);
 }
