@@ -170,11 +170,12 @@
  *   sentence begins with the path of the module, and the function, that fails, in forward and in
  *   backward: "h.3.mlp.c_fc: tsh_linear: input has 5 features, ...".
  *
- *   Where a call cannot go on (NULL for what it needs, a tensor that is stale or of another ctx, a
- *   number out of range) it is an error, or, where no ctx is at hand to keep one, does nothing and
- *   returns NULL, 0 or TSH_ERR_ARGUMENT. Nothing of that crashes. What a call cannot see must be
- *   right: that arrays and buffers are as long as their counts say, that what pointers lead to was
- *   not freed (a tensor that was freed is noticed until its handle is used again).
+ *   A call whose arguments are wrong (a required one is NULL, a tensor is stale or belongs to
+ *   another ctx, a number is out of range) records an error in the ctx. If no argument leads to
+ *   a ctx, it does nothing and returns NULL, 0 or TSH_ERR_ARGUMENT. It never crashes. What a
+ *   call cannot see must be right: that arrays and buffers are as long as their counts say,
+ *   that what pointers lead to was not freed (a tensor that was freed is noticed until its
+ *   handle is used again).
  *
  *   tsh_detect_anomaly(ctx, 1) makes the first NaN or infinity an error; tsh_tape_dump(ctx, stderr)
  *   before tsh_backward shows what was recorded.
@@ -1311,9 +1312,9 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *weight, const tsh
 
 /* -- norms, attention, loss ------------------------------------------------- */
 
-/* Over the last dimension (D), weight and bias (D) or NULL, torch.nn.functional.layer_norm; eps 0:
- * 1e-5; TSH_ZERO: 0. x R, or S along another dimension (then parameter gradients are partial), with
- * weight and bias R; or x S(-1), with weight and bias sharded by the same units: two
+/* torch.nn.functional.layer_norm over the last dimension (D), with weight and bias (D) or NULL. eps
+ * 0 means 1e-5, TSH_ZERO means 0. Layouts: x R or S along another dimension, weight and bias R (if
+ * x is S, their gradients are partial); or x S(-1), weight and bias sharded by the same units: two
  * all-reduces of a number per row forward, one of two backward. */
 TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, double eps);
 /* x weight / sqrt(mean x^2 + eps) over the last dimension (D), weight (D) or NULL: 1; Zhang &
@@ -11245,7 +11246,7 @@ static void tshi_tape_zero(const tsh_tensor *base, tshi_accumulator *acc) {
 }
 
 /* Fills *dest: where in acc, an accumulator of t's base, a contribution to the gradient of t goes.
- * Marks acc live. Returns 0 without memory. */
+ * Marks acc live. Returns 0 if there is not enough memory. */
 static int tshi_tape_dest_in(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest) {
     tsh_tensor *base = t->base;
     if (!tshi_tape_allocate(base, acc)) return 0;
@@ -14532,7 +14533,7 @@ static TSHI_COLD int tshi_view_no_shards(const tsh_tensor *x, const tsh_shape *s
     *layout = tsh_sharded(0);
     for (d = 0; d < to.ndim; d++) {
         if (to.dim[d]) continue;
-        if (zeros-- > 0) layout->dim = d; /* as many sizes of 0 up to it as in x, if it has them */
+        if (zeros-- > 0) layout->dim = d; /* the empty dimension that corresponds to x's */
         to.dim[d] = 1;
     }
     return (!x->dim[x->layout.dim] || tshi_view_shards(&from, &to, layout)) &&
@@ -24024,9 +24025,9 @@ static void tshi_file_close(tsh_writer *w) {
     w->lock = 0;
 }
 
-/* Creates, opens and locks the file w->temporary. Returns 0 if another name must be tried. On other
- * failures returns 1, with w->file NULL. A file that replaces one has mode 0600 until it gets that
- * file's mode. */
+/* Creates, opens and locks the file w->temporary. Returns 0 if another name must be tried. On any
+ * other failure returns 1 and leaves w->file NULL. If the file replaces an older one, its mode is
+ * 0600 until it gets the older file's mode. */
 static int tshi_file_create(tsh_writer *w) {
 #if TSHI_POSIX
     struct stat old;
@@ -26109,8 +26110,8 @@ static int tshi_load_sample(tshi_io *io) {
     return 1;
 }
 
-/* Compares elements [from, from + n) of an item with those under its other name. The buffer has
- * TSHI_IO_BUFFER bytes. 0 and an error: they differ, or cannot be read. */
+/* Compares elements [from, from + n) of a tied tensor with those under its other name. buffer:
+ * TSHI_IO_BUFFER bytes of scratch. Returns 0 and sets an error if they differ or cannot be read. */
 static int tshi_load_compare(tshi_io *io, const tshi_io_item *item, const tshi_io_entry *twin,
                              int64_t from, int64_t n, char *buffer) {
     const tshi_io_entry *const e[2] = {twin, item->entry};

@@ -94,7 +94,8 @@ static void report_restart(gpt_report *r, const char *text, size_t size) {
     if (tsh_writer_close(&r->csv, 1) == TSH_OK) tsh_writer_open(&r->csv, r->path, 1);
 }
 
-/* resume: the rows of metrics.csv stay, until report_resume. 0: r->error says why not. */
+/* Starts a report in `folder`. resume 1: keeps the rows of metrics.csv; report_resume then drops
+ * those after the resumed step. Returns 0 on failure; r->error says why. */
 static int report_open(gpt_report *r, const char *folder, int64_t steps, int resume) {
     memset(r, 0, sizeof *r);
     r->folder = folder;

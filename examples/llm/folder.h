@@ -471,7 +471,7 @@ static const cJSON *llm_rope_object(llm_config *c) {
 }
 
 /* Rotary positions of one kind for all layers, where several places say something in the order of
- * transformers. base_key, part_key: what stands beside the object. */
+ * transformers. base_key, part_key: the top-level keys of theta and of the rotated fraction. */
 static void llm_read_rope_named(llm_config *c, const char *base_key, double base,
                                 const char *part_key, double part) {
     const int phi3 = strcmp(c->type, "phi3") == 0 && !c->gguf;

@@ -114,8 +114,8 @@ static int llm_config_rest(llm_config *c, const char *path, const llm_family **f
     return ok;
 }
 
-/* Reads a folder's config.json, or what a GGUF file says; options may be NULL. 0: c->error says why
- * not. llm_config_free in either case. */
+/* Reads a folder's config.json, or what a GGUF file says; options may be NULL. Returns 0 on failure;
+ * c->error says why. The caller calls llm_config_free in either case. */
 LLM_API int llm_config_read_with(llm_config *c, const char *folder, const llm_family **family,
                                  const llm_options *options) {
     const int is_file = gguf_is_file(folder);

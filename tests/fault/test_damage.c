@@ -50,7 +50,7 @@ static struct {
     int armed;               /* 1: this rank is the one that sends the change */
     int64_t sent[STAGES];    /* bytes, of all sockets */
     int64_t of_fd[WIRES];    /* bytes sent on a socket */
-    int greeting[WIRES];     /* of them, those of the handshake */
+    int opening[WIRES];     /* of them, those of the handshake */
     unsigned char bytes[WIRE_ROOM];
 } wire = {PTHREAD_MUTEX_INITIALIZER, 0, {0}, {0}, {0}, {0}};
 
@@ -100,8 +100,8 @@ static ssize_t wire_message(int fd, const struct msghdr *message, int flags, int
     (void)pthread_mutex_lock(&wire.lock);
     for (size_t i = 0; i < (size_t)message->msg_iovlen; i++)
         n += (ssize_t)message->msg_iov[i].iov_len;
-    if (!wire.of_fd[fd]) wire.greeting[fd] = first[0] == 't' ? 40 + 44 : 116; /* server, client */
-    stage = wire.of_fd[fd] < wire.greeting[fd] ? HANDSHAKE : later;
+    if (!wire.of_fd[fd]) wire.opening[fd] = first[0] == 't' ? 40 + 44 : 116; /* server, client */
+    stage = wire.of_fd[fd] < wire.opening[fd] ? HANDSHAKE : later;
     at = seen->plan.at - wire.sent[stage];
     if (wire.armed && stage == seen->plan.stage && at >= 0 && at < n && n <= WIRE_ROOM) {
         unsigned char *to = wire.bytes;

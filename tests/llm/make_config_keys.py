@@ -63,12 +63,12 @@ def keys(family):
 
 
 def read():
-    """{(family, key): (verdict, default)}"""
+    """{(family, key): (status, default)}"""
     if not os.path.exists(PATH):
         return {}
     with open(PATH, encoding="ascii") as file:
         lines = [line.rstrip("\n").split(" ", 3) for line in file if line[0] != "#"]
-    return {(family, key): (verdict, default) for family, key, verdict, default in lines}
+    return {(family, key): (status, default) for family, key, status, default in lines}
 
 
 def main():
@@ -80,8 +80,8 @@ def main():
         with open(PATH, "w", encoding="ascii") as file:
             file.write(HEAD)
             for (family, key), default in sorted(want.items()):
-                verdict = have.get((family, key), ("?", None))[0]
-                file.write("%s %s %s %s\n" % (family, key, verdict, default))
+                status = have.get((family, key), ("?", None))[0]
+                file.write("%s %s %s %s\n" % (family, key, status, default))
         have = read()
     wrong = 0
     for line in sorted(set(have) | set(want)):
@@ -89,7 +89,7 @@ def main():
             print("%s %s: transformers has %s, the file %s"
                   % (*line, want.get(line, "no such key"), have.get(line, "no line")))
             wrong += 1
-    counts = [sum(verdict == v for verdict, _ in have.values())
+    counts = [sum(status == v for status, _ in have.values())
               for v in ("obeyed", "harmless", "refused")]
     print("%d lines: %d obeyed, %d harmless, %d refused; %d differ from transformers %s"
           % (len(have), *counts, wrong, transformers.__version__))

@@ -52,7 +52,7 @@ def folders_have_the_values_of_transformers(folder):
 
 
 def listed():
-    """(family, key, verdict, default) of each line of config_keys.txt."""
+    """(family, key, status, default) of each line of config_keys.txt."""
     with open(os.path.join(HERE, "config_keys.txt"), encoding="ascii") as file:
         lines = [line.rstrip("\n") for line in file if line[0] != "#"]
     return [line.split(" ", 3) for line in lines]
@@ -63,7 +63,7 @@ def golden_of(family):
 
 
 def keys_of(family):
-    """(key, verdict, default): of a family, and those that every class takes."""
+    """(key, status, default): of a family, and those that every class takes."""
     own = [line[1:] for line in listed() if line[0] == family]
     names = [line[0] for line in own]
     return own, [line[1:] for line in listed() if line[0] == "all" and line[1] not in names]
@@ -74,24 +74,24 @@ def every_key_has_a_line(folder):
     may have any value, those that are refused their default alone, and each key that is obeyed is
     looked at: an object, which none of them takes, is refused with its name."""
     prompt, counts = list(range(1, 12)), {"obeyed": 0, "harmless": 0, "refused": 0}
-    for _, _, verdict, _ in listed():
-        counts[verdict] += 1
+    for _, _, status, _ in listed():
+        counts[status] += 1
     check(counts["obeyed"] > 200 and counts["harmless"] > 100 and counts["refused"] > 10, counts)
     for family in sorted({line[0] for line in listed()} - {"all"}):
         name, (lines, common) = golden_of(family), keys_of(family)
         plain, _ = logits(written(folder, name), prompt)
-        harmless = {key: "x" for key, verdict, _ in lines + common if verdict == "harmless"}
+        harmless = {key: "x" for key, status, _ in lines + common if status == "harmless"}
         got, errors = logits(written(folder, name, **harmless), prompt)
         check(got == plain and not errors, family, "harmless keys change logits", errors)
-        fixed = {key: json.loads(value) for key, verdict, value in lines + common
-                 if verdict == "refused"}
+        fixed = {key: json.loads(value) for key, status, value in lines + common
+                 if status == "refused"}
         got, errors = logits(written(folder, name, **fixed), prompt)
         check(got == plain and not errors, family, "defaults change logits", errors)
-        for key, verdict, value in lines + (common if family == "llama" else []):
-            if verdict == "harmless":
+        for key, status, value in lines + (common if family == "llama" else []):
+            if status == "harmless":
                 continue
             other = "x" if key in ("rope_scaling", "rope_parameters") else {"a": 1}
-            if verdict == "refused" and value in ("true", "false"):
+            if status == "refused" and value in ("true", "false"):
                 other = value == "false"
             refused(written(folder, name, **{key: other}), key)
 
