@@ -16365,17 +16365,15 @@ static void tshi_norm_backward(tshi_node *node) {
 /* Checks the inputs x (.., d), weight (d) or NULL, bias (d) or NULL. Returns the ctx; NULL after an
  * error. */
 static tsh_ctx *tshi_norm_check(const tshi_op *op, tsh_tensor *const *in) {
+    static const char *const names[] = {"x", "x weight", "x bias", "x weight bias"}; /* of given */
     tsh_tensor *given[3]; /* those that are not NULL */
-    char names[32] = "x", tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
-    int i, count = 1;
+    char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
+    int i, count = 0;
     tsh_ctx *ctx;
-    given[0] = in[0];
-    for (i = 1; i < 3; i++) {
-        if (!in[i]) continue;
-        tsh_text_add(names, sizeof names, i == 1 ? " weight" : " bias");
-        given[count++] = in[i];
-    }
-    ctx = tshi_tensor_check_floating(op->name, names, given, count);
+    for (i = 0; i < 3; i++)
+        if (in[i] || i == 0) given[count++] = in[i];
+    ctx = tshi_tensor_check_floating(op->name, names[(in[1] != NULL) + 2 * (in[2] != NULL)], given,
+                                     count);
     if (ctx && in[0]->ndim < 1)
         return (tsh_ctx *)tshi_error_null(ctx, TSH_ERR_SHAPE,
                                           "%s: input %s has no dimension of features", op->name,
