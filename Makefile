@@ -106,9 +106,21 @@ PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
 	build-tests test-run FORCE
 .DEFAULT_GOAL := help
 
-help: ## list the targets
+help: build/compile_commands.json ## list the targets; clangd then opens each file of src/
 	@sed -n 's/^#   //p' Makefile
 	@sed -n 's/^\([a-z][a-z -]*\):.*## /make \1\n/p' Makefile $(RULES) | paste - - | expand -t 24
+
+# ---- the headers -------------------------------------------------------------
+# tshard.h and tshard_uv.h are put together from the rooms of src/, where they are changed. Both are
+# in the repository: what builds them needs no Python.
+
+tshard.h: src/rooms $(wildcard src/[0-9]*/*.h)
+backends/tshard_uv.h: src/rooms-uv $(wildcard src/uv/*.h)
+tshard.h backends/tshard_uv.h:
+	@! command -v $(PYTHON) >/dev/null || $(PYTHON) src/join.py $< $@
+
+build/compile_commands.json: src/rooms src/rooms-uv
+	@! command -v $(PYTHON) >/dev/null || $(PYTHON) src/commands.py
 
 # ---- run ---------------------------------------------------------------------
 

@@ -14,89 +14,141 @@
  * and include it plainly wherever else it is used. It needs libc and libm: cc -O3 prog.c -lm. A
  * backend (backends/tshard_threads.h) is included after it, in the same file.
  *
+ * It is put together from the files of src/: to change it, change those, and make tshard.h.
+ *
  * MIT licence, see LICENSE. Version 0.1.0. */
+
 #ifndef TSHARD_H
 #define TSHARD_H
 
 /* ========================================================================== */
-/* >>contents                                                 MARK: - contents */
-/* The sections of this file, in reading order; search for ">>name".              */
-/* Needs: nothing.                                                              */
+/* >>contents                                                MARK: - contents */
+/* The sections of this file, in reading order; search for ">>name".          */
+/* Needs: nothing.                                                            */
 /* ==========================================================================
  *
- *     >>front         what this is
- *     >>contents      this list
- *     >>manual        how to use it, chapter by chapter
- *     >>config        what may be defined before including it
- *     >>types         results, dtypes, shapes, allocator, gemm
- *     >>layout-api    replicated, sharded, partial; who owns what
- *     >>comm-api      the contract of a backend; collectives
- *     >>api           every other public function
- *     >>file-api      files: saving, loading, those of a program; checks and traces
- *   -- end of header: stop here if you only want the API --
- *     >>base          macros, and the structures all sections share
- *     >>error         the first error is kept, reported, received
- *     >>mem           allocator, counted blocks, step pool, arenas
- *     >>dtype         what a dtype is, a row each: conversion, sums of collectives
- *     >>trace         what ran when, noted while it is asked for
- *     >>team          the threads of one rank
- *     >>rng           Philox, keyed by position
- *     >>layout        the ownership function
- *     >>tensor        handles, lifetimes, shapes, runs of a shard
- *     >>init          initial values
- *     >>tensor-api    checks of inputs; making tensors, asking about them
- *     >>math          exp, log, tanh, erf, pow of floats, vectorised
- *     >>kernel        strided loops, kernels per instruction set
- *     >>gemm          tiles of the built-in matrix product, and packing
- *     >>gemm-few      products of few rows
- *     >>gemm-api      the product: the loops around tiles
- *     >>quant         products with quantised weights
- *     >>coll          what backends share: sums, comparing calls, settings
- *     >>compose       collectives made of SEND and RECV, for backends that have no more
- *     >>comm          the public entry points of collectives
- *     >>bucket        gradients on their way between replicas
- *     >>tape          recording, and backward with two accumulators
- *     >>dump          the tape as text and as a graph
- *     >>profile       tables of where time and memory go
- *     >>context       opening and closing one rank's world
- *     >>rule          layout rules of all ops
- *     >>op-map        elementwise ops, dropout, copies
- *     >>op-reduce     sum, mean, max, softmax
- *     >>op-view       reshape, permute, slice, concat
- *     >>redistribute  from one layout to another
- *     >>values        reading and writing; tensors as text
- *     >>op-matmul     matmul
- *     >>op-linear     linear: plain, column- and row-parallel
- *     >>op-embedding  rows by index
- *     >>op-norm       layer norm, rms norm
- *     >>op-rope       rotary positions
- *     >>attention     heads and tiles of attention, their kernels; forward of a tile
- *     >>op-attention  softmax(Q K^T) V in tiles
- *     >>op-loss       cross-entropy, also over a sharded vocabulary
- *     >>sample        an id of each row of logits
- *     >>op-custom     an op of one's own
- *     >>module        walking the tree of modules, running one
- *     >>recompute     activation checkpoints
- *     >>module-api    the tree and its parameters; the same model on every rank
- *     >>nn            linear, embedding, layer norm, dropout as layers
- *     >>parallel      plans that shard a tree
- *     >>layers        attention and MLP as layers, and a cache of keys and values
- *     >>policy        plans for families of models
- *     >>optim         SGD, Adam, AdamW, clipping, schedules
- *     >>quantize      weights of a model to 8 or 4 bits
- *     >>pipeline      layers dealt to stages, GPipe and 1F1B
- *     >>file          kinds of files, links, locks, the disk; writing whole files, and rows
- *     >>io            one file of all tensors: saving it, reading its header
- *     >>load          loading it at any degree
- *     >>check         hashes, replicas, finite differences
- *     >>trace-file    a trace of all ranks, as Chrome's JSON
- *     >>end           clean-up of macros
+ *   src/1-api/          the public interface; stop after it if that is all you want
+ *     >>front           what this is
+ *     >>manual          how to use it, chapter by chapter
+ *     >>config          what may be defined before including it
+ *     >>types           results, dtypes, shapes, allocator, gemm
+ *     >>layout-api      replicated, sharded, partial; who owns what
+ *     >>comm-api        the contract of a backend; collectives
+ *     >>context-api     errors, memory, one rank's ctx
+ *     >>tensor-api      checks of inputs; making tensors, asking about them
+ *     >>op-api          ops, layouts, sampling, ops of one's own
+ *     >>module-api      the tree of modules, layers, plans and policies
+ *     >>training-api    optimisers, quantised weights, pipelines
+ *     >>file-api        files: saving, loading, those of a program; checks and traces
+ *   src/2-base/         structures, errors, memory, dtypes, random numbers
+ *     >>base            macros, and the structures all sections share
+ *     >>text            formatted text in any locale
+ *     >>error           the first error is kept, reported, received
+ *     >>env             settings from the environment, time limits
+ *     >>mem             allocator, counted blocks, step pool, arenas
+ *     >>dtype           what a dtype is, a row each: conversion, sums of collectives
+ *     >>trace           what ran when, noted while it is asked for
+ *     >>profile         tables of where time and memory go
+ *     >>team            the threads of one rank
+ *     >>rng             Philox, keyed by position
+ *     >>glob            patterns of names: * ** ? [set]
+ *   src/3-tensor/       who owns what; handles and lifetimes of tensors, initial values
+ *     >>layout          the ownership function
+ *     >>tensor          handles, lifetimes, shapes, runs of a shard
+ *     >>tensor-exact    the exact floats of bf16 weights
+ *     >>init            initial values
+ *     >>tensor-check    what every op checks of its inputs
+ *     >>tensor-make     making tensors, initial values by name
+ *   src/4-kernels/      mathematics, strided loops, products of matrices
+ *     >>math            exp, log, tanh, erf, pow of floats, vectorised
+ *     >>kernel-isa      instruction sets, and kernels compiled for each
+ *     >>kernel          blocks of values, strided loops, rows
+ *     >>kernel-round    stochastic rounding to bf16
+ *     >>gemm            tiles of the product: what they are given, the reference
+ *     >>gemm-vector     tiles by SSE, AVX2, AVX-512 and NEON
+ *     >>gemm-pack       packing: the reference, with SSE, and of any dtype
+ *     >>gemm-avx512     packing by AVX-512
+ *     >>gemm-avx2       packing by AVX2
+ *     >>gemm-few        products of few rows
+ *     >>gemm-api        the product: the loops around tiles
+ *     >>quant           quantised weights: the structs, portable kernels
+ *     >>quant-avx2      the same with AVX2
+ *     >>quant-vnni      the same with AVX-512 and VNNI
+ *     >>quant-product   products with quantised weights
+ *   src/5-comm/         collectives: entry points, sums, comparing calls, buckets
+ *     >>coll            kinds of collectives, sums, sentences
+ *     >>coll-agree      calls that do not fit, cycles: which rank is wrong
+ *     >>coll-wait       reports of ranks that wait
+ *     >>comm            the public entry points of collectives
+ *     >>compose         collectives made of SEND and RECV: messages and data
+ *     >>compose-wait    the same: groups, waiting, the comm's functions
+ *     >>bucket          gradients on their way between replicas
+ *   src/6-autograd/     recording and backward, layout rules, profiles, the ctx
+ *     >>tape            recording calls
+ *     >>tape-grad       accumulators: where a gradient is written
+ *     >>tape-backward   backward over the tape
+ *     >>tape-leaf       gradients of leaves; steps and scopes
+ *     >>dump            the tape as text and as a graph
+ *     >>context         opening and closing one rank's world
+ *     >>rule            layout rules of all ops
+ *   src/7-ops/          an op with its formula, forward and backward in one room
+ *     >>op              what all ops share: options on the tape, copies
+ *     >>op-map          elementwise ops: a row each
+ *     >>op-dropout      dropout, the same at every degree
+ *     >>op-reduce       sum, mean, max, softmax
+ *     >>op-view         reshape, permute, slice, concat
+ *     >>redistribute    from one layout to another
+ *     >>values          reading and writing; tensors as text
+ *     >>op-matmul       matmul
+ *     >>op-linear       linear: plain, column- and row-parallel
+ *     >>op-embedding    rows by index
+ *     >>op-norm         layer norm, rms norm
+ *     >>op-rope         rotary positions
+ *     >>attention       heads and tiles of attention, scores and masks
+ *     >>attention-avx512 rows of a tile with AVX-512
+ *     >>attention-tile  forward of a tile, gradients of its rows
+ *     >>attention-back  backward of a tile
+ *     >>attention-run   heads dealt to threads and pieces
+ *     >>op-attention    softmax(Q K^T) V: the op, its options
+ *     >>op-loss         cross-entropy, also over a sharded vocabulary
+ *     >>sample          an id of each row of logits
+ *     >>op-custom       an op of one's own
+ *   src/8-modules/      the tree, layers, plans, policies
+ *     >>module          walking the tree, running a module
+ *     >>recompute       activation checkpoints
+ *     >>module-same     the same model on every rank
+ *     >>module-tree     adding modules and parameters
+ *     >>module-find     finding modules and parameters; tie, to
+ *     >>module-state    the generators' state
+ *     >>parallel        plans that shard a tree
+ *     >>nn              linear, embedding, norms, dropout as layers
+ *     >>layers          attention and MLP as layers, and a cache of keys and values
+ *     >>policy          plans for families of models
+ *   src/9-training/     optimisers, quantising, pipelines
+ *     >>optim-norm      the global norm of gradients
+ *     >>optim-update    SGD, Adam, AdamW: the update of one parameter
+ *     >>optim           optimisers: groups, steps, schedules
+ *     >>quantize        weights of a model to 8 or 4 bits
+ *     >>pipeline        layers dealt to stages, GPipe and 1F1B
+ *     >>summary         the tree as a table: tsh_summary
+ *   src/10-files/       safetensors at any degree, checks, traces
+ *     >>file            kinds of files, links, locks, the disk; writing whole files, and rows
+ *     >>io              the tensors of a file; errors all ranks agree on
+ *     >>io-save         saving a model as one file
+ *     >>io-json         JSON, as far as headers have it
+ *     >>io-header       reading a file's header
+ *     >>load-files      which files, and what they hold
+ *     >>load-match      the model's tensors against the files'
+ *     >>load            values, and tsh_load
+ *     >>check           hashes, replicas, finite differences
+ *     >>trace-file      a trace of all ranks, as Chrome's JSON
+ *     >>end             clean-up of macros
  */
 
 /* ========================================================================== */
-/* >>manual                                                     MARK: - manual */
-/* How to use the library.                                                      */
-/* Needs: nothing.                                                              */
+/* >>manual                                                    MARK: - manual */
+/* How to use the library.                                                    */
+/* Needs: nothing.                                                            */
 /* ==========================================================================
  *
  * DOES NOT
@@ -315,9 +367,9 @@
  *   pkg-config: `make install` installs tshard.pc. `make shared` builds libtshard.so. */
 
 /* ========================================================================== */
-/* >>config                                                     MARK: - config */
-/* The switches a user may define before including this file.                  */
-/* Needs: nothing.                                                              */
+/* >>config                                                    MARK: - config */
+/* The switches a user may define before including this file.                 */
+/* Needs: nothing.                                                            */
 /* ========================================================================== */
 
 /* TSHARD_IMPLEMENTATION   in exactly one source file: compile the library, and every backend
@@ -371,20 +423,20 @@
 #define TSH_MESSAGE_SIZE 512
 #define TSH_PATH_SIZE    192
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* ========================================================================== */
-/* >>types                                                       MARK: - types */
-/* Plain values that everything else is made of.                               */
-/* Needs: >>config.                                                             */
+/* >>types                                                      MARK: - types */
+/* Plain values that everything else is made of.                              */
+/* Needs: >>config.                                                           */
 /* ========================================================================== */
 
 #include <stdarg.h> /* va_list */
 #include <stddef.h> /* size_t, offsetof */
 #include <stdint.h> /* int64_t */
 #include <stdio.h>  /* FILE */
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef TSHARD_REAL tsh_real;
 
@@ -497,9 +549,9 @@ typedef struct tsh_cache tsh_cache;   /* keys and values of a model's attention 
 typedef struct tsh_pipeline tsh_pipeline; /* a model whose layers are dealt to the ranks of pp */
 
 /* ========================================================================== */
-/* >>layout-api                                             MARK: - layout-api */
-/* Where a tensor lies over the tensor-parallel group, and who owns what.      */
-/* Needs: >>types.                                                              */
+/* >>layout-api                                            MARK: - layout-api */
+/* Where a tensor lies over the tensor-parallel group, and who owns what.     */
+/* Needs: >>types.                                                            */
 /* ========================================================================== */
 
 typedef enum tsh_layout_kind {
@@ -546,9 +598,9 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
 TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size);
 
 /* ========================================================================== */
-/* >>comm-api                                                 MARK: - comm-api */
-/* Groups of ranks, what a backend must do, and the collectives.               */
-/* Needs: >>types.                                                              */
+/* >>comm-api                                                MARK: - comm-api */
+/* Groups of ranks, what a backend must do, and the collectives.              */
+/* Needs: >>types.                                                            */
 /* ========================================================================== */
 
 /* HOW A BACKEND WORKS
@@ -900,9 +952,9 @@ TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error);
 TSH_API int tsh_env_text(const char *name, char *text, size_t capacity, tsh_error *error);
 
 /* ========================================================================== */
-/* >>api                                                           MARK: - api */
-/* Every public function, in the order of the sections that define them.          */
-/* Needs: >>types >>layout-api >>comm-api.                                      */
+/* >>context-api                                          MARK: - context-api */
+/* One rank's world: errors, memory, opening and closing a ctx.               */
+/* Needs: >>comm-api.                                                         */
 /* ========================================================================== */
 
 /* -- error ------------------------------------------------------------------ */
@@ -950,6 +1002,50 @@ typedef struct tsh_mem {
     uint64_t calls;
 } tsh_mem;
 TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx);
+
+/* -- context ---------------------------------------------------------------- */
+
+typedef struct tsh_desc {
+    tsh_comm comm;     /* zero: a group of one; the ctx takes it over and closes it */
+    int tp, pp;        /* degrees; 0: tp = world / pp, pp = 1; dp is what is left */
+    const char *order; /* fastest axis first; NULL: "tp-pp-dp" (ml's); Megatron's: "tp-dp-pp" */
+    uint64_t seed;
+    int threads; /* of this rank, if compiled with OpenMP (-fopenmp), else 1; 0: 1. No bit depends
+                  * on how many */
+    tsh_gemm gemm;
+    tsh_allocator allocator;
+    tsh_logger logger;   /* warnings, and the first error of the ctx: see ERRORS in the manual */
+    size_t bucket_bytes; /* of gradients that travel over dp in one message; 0: 1 MiB. Leaves of at
+                          * least that size travel alone, without a copy. No bit depends on it */
+    int no_overlap;      /* 1: buckets are sent only after backward. No bit depends on it */
+    tsh_dtype dtype;     /* of new parameters; 0: TSH_REAL. A layer's .dtype overrides it */
+} tsh_desc;
+
+/* Opens one rank's world; collective where comm has several ranks (one split per axis). On failure
+ * *out is still a ctx where memory sufficed, so that tsh_last_error tells why; close it. */
+TSH_API tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out);
+/* Frees everything that belongs to the ctx. NULL is fine. */
+TSH_API void tsh_close(tsh_ctx *ctx);
+/* The groups. Size 1 where an axis is not used. Never NULL: that of a ctx that is NULL has size 1,
+ * too, and its collectives are TSH_ERR_ARGUMENT. */
+TSH_API tsh_comm *tsh_world(tsh_ctx *ctx);
+TSH_API tsh_comm *tsh_tp(tsh_ctx *ctx);
+TSH_API tsh_comm *tsh_pp(tsh_ctx *ctx);
+TSH_API tsh_comm *tsh_dp(tsh_ctx *ctx);
+/* Opens a ctx, calls fn(ctx, user), closes it. Returns fn's result, or 1 where fn is NULL or the
+ * ctx could not be opened; desc->logger is told why. */
+TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user);
+/* For runners of backends: opens a ctx on *comm by desc (NULL: all defaults), runs fn, closes
+ * both. Returns fn's result; 1 if the ctx could not be opened, which desc->logger is told and
+ * *error has (NULL: nobody asks). */
+TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
+                       void *user, tsh_error *error);
+
+/* ========================================================================== */
+/* >>tensor-api                                            MARK: - tensor-api */
+/* Making tensors and asking about them; gradients; the end of a step.        */
+/* Needs: >>context-api.                                                      */
+/* ========================================================================== */
 
 /* -- tensors ---------------------------------------------------------------- */
 
@@ -1117,43 +1213,11 @@ TSH_API tsh_result tsh_step_end(tsh_ctx *ctx);
 TSH_API void tsh_scope_begin(tsh_ctx *ctx);
 TSH_API void tsh_scope_end(tsh_ctx *ctx);
 
-/* -- context ---------------------------------------------------------------- */
-
-typedef struct tsh_desc {
-    tsh_comm comm;     /* zero: a group of one; the ctx takes it over and closes it */
-    int tp, pp;        /* degrees; 0: tp = world / pp, pp = 1; dp is what is left */
-    const char *order; /* fastest axis first; NULL: "tp-pp-dp" (ml's); Megatron's: "tp-dp-pp" */
-    uint64_t seed;
-    int threads; /* of this rank, if compiled with OpenMP (-fopenmp), else 1; 0: 1. No bit depends
-                  * on how many */
-    tsh_gemm gemm;
-    tsh_allocator allocator;
-    tsh_logger logger;   /* warnings, and the first error of the ctx: see ERRORS in the manual */
-    size_t bucket_bytes; /* of gradients that travel over dp in one message; 0: 1 MiB. Leaves of at
-                          * least that size travel alone, without a copy. No bit depends on it */
-    int no_overlap;      /* 1: buckets are sent only after backward. No bit depends on it */
-    tsh_dtype dtype;     /* of new parameters; 0: TSH_REAL. A layer's .dtype overrides it */
-} tsh_desc;
-
-/* Opens one rank's world; collective where comm has several ranks (one split per axis). On failure
- * *out is still a ctx where memory sufficed, so that tsh_last_error tells why; close it. */
-TSH_API tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out);
-/* Frees everything that belongs to the ctx. NULL is fine. */
-TSH_API void tsh_close(tsh_ctx *ctx);
-/* The groups. Size 1 where an axis is not used. Never NULL: that of a ctx that is NULL has size 1,
- * too, and its collectives are TSH_ERR_ARGUMENT. */
-TSH_API tsh_comm *tsh_world(tsh_ctx *ctx);
-TSH_API tsh_comm *tsh_tp(tsh_ctx *ctx);
-TSH_API tsh_comm *tsh_pp(tsh_ctx *ctx);
-TSH_API tsh_comm *tsh_dp(tsh_ctx *ctx);
-/* Opens a ctx, calls fn(ctx, user), closes it. Returns fn's result, or 1 where fn is NULL or the
- * ctx could not be opened; desc->logger is told why. */
-TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user);
-/* For runners of backends: opens a ctx on *comm by desc (NULL: all defaults), runs fn, closes
- * both. Returns fn's result; 1 if the ctx could not be opened, which desc->logger is told and
- * *error has (NULL: nobody asks). */
-TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
-                       void *user, tsh_error *error);
+/* ========================================================================== */
+/* >>op-api                                                    MARK: - op-api */
+/* Every op, in the order of the rooms that define them.                      */
+/* Needs: >>tensor-api.                                                       */
+/* ========================================================================== */
 
 /* -- elementwise ops --------------------------------------------------------
  * Shapes broadcast as NumPy's. Layouts: unary ops keep R and S, linear ones P too. Binary: equal
@@ -1458,6 +1522,12 @@ typedef struct tsh_custom_desc {
 /* An op of n inputs with the caller's own forward and backward. */
 TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
                                   const tsh_custom_desc *desc);
+
+/* ========================================================================== */
+/* >>module-api                                            MARK: - module-api */
+/* Models: the tree, its layers and parameters, and how they are cut over tp. */
+/* Needs: >>op-api.                                                           */
+/* ========================================================================== */
 
 /* -- modules ---------------------------------------------------------------- */
 
@@ -1794,6 +1864,12 @@ TSH_API const tsh_policy *tsh_policy_find(const char *name);
  * backward per input of column-parallel ones. */
 TSH_API tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy);
 
+/* ========================================================================== */
+/* >>training-api                                        MARK: - training-api */
+/* Training: optimisers and schedules; quantising; pipelines.                 */
+/* Needs: >>module-api.                                                       */
+/* ========================================================================== */
+
 /* -- optimisers ------------------------------------------------------------- */
 
 typedef enum tsh_optim_kind { TSH_SGD, TSH_ADAM, TSH_ADAMW } tsh_optim_kind;
@@ -1938,9 +2014,9 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss);
 TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss);
 
 /* ========================================================================== */
-/* >>file-api                                                 MARK: - file-api */
-/* Saving and loading, a program's own files, checks, traces.                   */
-/* Needs: >>api.                                                                */
+/* >>file-api                                                MARK: - file-api */
+/* Saving and loading, a program's own files, checks, traces.                 */
+/* Needs: >>training-api.                                                     */
 /* ========================================================================== */
 
 /* -- save and load ---------------------------------------------------------- */
@@ -2141,9 +2217,9 @@ TSH_API tsh_result tsh_profile(tsh_ctx *ctx, int on);
 #define TSHARD_IMPLEMENTED
 
 /* ========================================================================== */
-/* >>base                                                MARK: - base (private) */
-/* Includes, macros, and the structures that all later sections share.         */
-/* Needs: >>types >>layout-api >>comm-api.                                      */
+/* >>base                                              MARK: - base (private) */
+/* Includes, macros, and the structures that all later sections share.        */
+/* Needs: >>types >>layout-api >>comm-api.                                    */
 /* ========================================================================== */
 
 /* A ctx owns all tensors, modules, optimisers and nodes of the tape made with it. Their memory is
@@ -2595,10 +2671,10 @@ struct tsh_ctx {
     tshi_trace *trace; /* the trace that is being recorded; NULL: none */
     tsh_module *root;  /* of the module tree */
     const tsh_module *module; /* the innermost one whose forward or backward runs; or NULL */
-    tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx); /* compares models; NULL: there is none */
+    /* Compares the models of all ranks; NULL: this rank has none. A pointer, since collectives call
+     * it and it is made of collectives. */
+    tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx);
     tsh_optim *optims;      /* list of all optimisers, the newest first */
-    /* Writes the groups of optim and older ones for tsh_summary; NULL: no optimiser yet. */
-    void (*write_groups)(const tsh_optim *optim, const tsh_module *root, FILE *file);
     tsh_pipeline *pipeline; /* the first one; NULL: none */
     tsh_cache *caches;      /* list of all handles of caches, with those to be used again */
     tshi_micro *micros;     /* list of the micro-batches of all pipelines */
@@ -2706,10 +2782,84 @@ TSH_API int64_t tsh_now(void) {
 }
 
 /* ========================================================================== */
-/* >>error                                              MARK: - error (private) */
-/* A ctx keeps its first error and reports it to the other ranks once; it      */
-/* takes over an error that another rank reports.                              */
-/* Needs: >>base.                                                               */
+/* >>text                                              MARK: - text (private) */
+/* Formats text as snprintf does, with a decimal point in every locale.       */
+/* Needs: >>base.                                                             */
+/* ========================================================================== */
+
+enum { TSHI_TEXT_SIZE = 96 }; /* bytes of a buffer for a shape, a layout, a line of a table */
+
+/* Bytes that no format has: they surround a number while it is looked for. */
+enum { TSHI_TEXT_NUMBER = 1, TSHI_TEXT_NUMBER_END = 2 };
+
+/* Copies a format, with these bytes around the conversions of floating-point numbers. Returns how
+ * many there are; -1: the copy does not fit. */
+static int tshi_text_mark_numbers(const char *format, char *to, size_t size) {
+    char *const end = to + size - 3; /* two marks and a 0 */
+    int count = 0;
+    while (*format && to < end) {
+        size_t n = 1, k;
+        int number = 0;
+        if (*format == '%') {
+            n += strspn(format + 1, "-+ #0123456789.*hlLjzt");
+            number = format[n] && strchr("fFeEgGaA", format[n]);
+            n += format[n] != '\0';
+        }
+        if (n > (size_t)(end - to)) return -1;
+        if (number) *to++ = TSHI_TEXT_NUMBER;
+        for (k = 0; k < n; k++) *to++ = *format++;
+        if (number) *to++ = TSHI_TEXT_NUMBER_END;
+        count += number;
+    }
+    *to = '\0';
+    return *format ? -1 : count;
+}
+
+/* Takes the marks out of a text, and makes a point of what a locale has in its place. */
+static void tshi_text_unmark_numbers(char *text) {
+    const char *from = text;
+    int number = 0, point = 0; /* number 1: within one; point 1: it has its point */
+    for (; *from; from++) {
+        const char c = *from;
+        const int plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') ||
+                          (c >= 'A' && c <= 'Z') || c == '+' || c == '-' || c == ' ';
+        if (c == TSHI_TEXT_NUMBER || c == TSHI_TEXT_NUMBER_END) {
+            number = c == TSHI_TEXT_NUMBER;
+            point = 0;
+        } else if (!number || plain) {
+            *text++ = c;
+        } else if (!point) {
+            *text++ = '.';
+            point = 1;
+        }
+    }
+    *text = '\0';
+}
+
+TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va_list list) {
+    /* a pointer to it: compilers warn of a format that they do not see */
+    int (*const print)(char *, size_t, const char *, va_list) = vsnprintf;
+    char probe[8] = "", marked[1024];
+    int numbers = tshi_text_mark_numbers(format, marked, sizeof marked);
+    if (numbers) (void)snprintf(probe, sizeof probe, "%.1f", 0.5);
+    if (probe[1] == '.') numbers = 0; /* as nearly everywhere */
+    (void)print(text, capacity, numbers > 0 ? marked : format, list);
+    if (numbers > 0 && capacity) tshi_text_unmark_numbers(text);
+}
+
+TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) {
+    size_t used = strlen(text);
+    va_list list;
+    va_start(list, format);
+    if (used + 1 < capacity) tsh_text_format(text + used, capacity - used, format, list);
+    va_end(list);
+}
+
+/* ========================================================================== */
+/* >>error                                            MARK: - error (private) */
+/* A ctx keeps its first error and reports it to the other ranks once; it     */
+/* takes over an error that another rank reports.                             */
+/* Needs: >>text.                                                             */
 /* ========================================================================== */
 
 /* The life of an error:
@@ -2737,6 +2887,18 @@ TSH_API const char *tsh_result_name(tsh_result code) {
 TSH_API const char *tsh_result_text(tsh_result code) {
     return (unsigned)code < (unsigned)TSH_RESULT_COUNT ? tshi_error_results[code][1]
                                                        : "not an error code";
+}
+
+TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
+                                 ...) {
+    va_list list;
+    error->code = code;
+    error->rank = rank;
+    va_start(list, format);
+    tsh_text_format(error->message, sizeof error->message, format, list);
+    va_end(list);
+    tshi_base_quote(error->message);
+    return code;
 }
 
 TSH_API void tsh_log_stderr(void *user, const char *message) {
@@ -2863,11 +3025,131 @@ TSH_API void tsh_clear_error(tsh_ctx *ctx) {
     ctx->logged = 0;
 }
 
+/* Sets an error if writing to `file` failed. Returns the ctx's error code. */
+static tsh_result tshi_error_written(tsh_ctx *ctx, const char *op, FILE *file) {
+    if (ctx->error.code == TSH_OK && ferror(file))
+        (void)tsh_fail(ctx, TSH_ERR_IO, "%s: the file does not take the text", op);
+    return ctx->error.code;
+}
+
 /* ========================================================================== */
-/* >>mem                                                  MARK: - mem (private) */
-/* One allocator for everything: reference-counted blocks, a pool for step     */
-/* memory, arenas for what is released at once.                                */
-/* Needs: >>base >>error.                                                       */
+/* >>env                                                MARK: - env (private) */
+/* Settings from the environment, time limits and deadlines.                  */
+/* Needs: >>error.                                                            */
+/* ========================================================================== */
+
+/* Returns the value of an environment variable; NULL if the variable is unset or empty. */
+static const char *tshi_env_text(const char *name) {
+    const char *text = getenv(name);
+    return text && text[0] ? text : NULL;
+}
+
+/* Reads a whole number at *at and moves *at past its digits. Returns 0 if there are no digits, it
+ * has leading zeros, or it is above high. */
+static int tshi_env_digits(const char **at, int64_t high, int64_t *value) {
+    const char *first = *at, *end = first;
+    *value = 0;
+    for (; *end >= '0' && *end <= '9'; end++) {
+        if (*value > high / 10) return 0; /* this digit would make it greater than high */
+        *value = *value * 10 + (*end - '0');
+    }
+    *at = end;
+    return end > first && (first[0] != '0' || end == first + 1) && *value <= high;
+}
+
+/* Fills error with 'NAME is "value"; it takes ...'. Returns -1. */
+TSH_PRINTF(4, 5)
+static int tshi_env_refuse(const char *name, const char *text, tsh_error *error, const char *takes,
+                           ...) {
+    va_list list;
+    size_t i;
+    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is \"%.100s\"; it takes ", name, text);
+    i = strlen(error->message);
+    va_start(list, takes);
+    tsh_text_format(error->message + i, sizeof error->message - i, takes, list);
+    va_end(list);
+    return -1;
+}
+
+TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_error *error) {
+    const char *text = tshi_env_text(name), *at = text;
+    int64_t number;
+    if (!text) return 0; /* variable unset or empty */
+    if (!tshi_env_digits(&at, high, &number) || *at || number < low)
+        return tshi_env_refuse(name, text, error,
+                               high - low == 1 ? "%d or %d" : "a whole number from %d to %d", low,
+                               high);
+    *value = (int)number;
+    return 1;
+}
+
+TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
+    const int64_t second = INT64_C(1000000000);
+    const char *text = tshi_env_text(name), *at = text;
+    int64_t number = 0, unit = second; /* unit: value in ns of a digit 1 at *at */
+    int right;                         /* 1: the text is valid so far */
+    if (!text) return 0;
+    right = tshi_env_digits(&at, second, &number);
+    number *= second;
+    if (right && *at == '.') {
+        const char *point = at++;
+        for (; *at >= '0' && *at <= '9'; at++) {
+            unit /= 10;
+            if (unit) number += unit * (*at - '0');
+            if (*at > '0' && number == 0) number = 1; /* less than 1 ns; 0 is no limit */
+        }
+        right = at > point + 1; /* at least one digit after the point */
+    }
+    if (!right || *at)
+        return tshi_env_refuse(name, text, error,
+                               "a number of seconds, such as 30 or 0.5, up to %lld",
+                               (long long)second);
+    *ns = number;
+    return 1;
+}
+
+TSH_API int tsh_time_limit(double given, const char *name, const char *variable, double otherwise,
+                           int64_t *ns, tsh_error *error) {
+    const int64_t never = INT64_C(1) << 61; /* in ns: 73 years */
+    *ns = (int64_t)(otherwise * 1e9);
+    if (given != given) {
+        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is not a number (NaN)", name);
+        return 0;
+    }
+    if (given != 0)
+        *ns = given < 0 || given > 1e9 ? never : (int64_t)(given * 1e9); /* negative: no limit */
+    else if (tsh_env_seconds(variable, ns, error) < 0)
+        return 0;
+    if (given == 0 && *ns == 0) *ns = never; /* 0 in the environment: no limit */
+    return 1;
+}
+
+TSH_API int tsh_timeout(double given, const char *name, int64_t *ns, tsh_error *error) {
+    return tsh_time_limit(given, name, "TSHARD_TIMEOUT", 300, ns, error);
+}
+
+TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise) {
+    int64_t now = tsh_now(), wait = timeout_ns ? timeout_ns : otherwise;
+    return wait > INT64_MAX - now ? INT64_MAX : now + wait; /* must not overflow */
+}
+
+TSH_API int tsh_env_text(const char *name, char *text, size_t capacity, tsh_error *error) {
+    const char *value = tshi_env_text(name);
+    if (!value) return 0;
+    if (strlen(value) < capacity) { /* fits, with its final 0 */
+        memcpy(text, value, strlen(value) + 1);
+        return 1;
+    }
+    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s has %lu bytes; it takes at most %lu", name,
+                        (unsigned long)strlen(value), (unsigned long)capacity - 1);
+    return -1;
+}
+
+/* ========================================================================== */
+/* >>mem                                                MARK: - mem (private) */
+/* One allocator for everything: reference-counted blocks, a pool for step    */
+/* memory, arenas for what is released at once.                               */
+/* Needs: >>error.                                                            */
 /* ========================================================================== */
 
 /* tshi_mem_alloc returns a block with one reference, tshi_mem_release releases one reference;
@@ -3143,9 +3425,9 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
 }
 
 /* ========================================================================== */
-/* >>dtype                                              MARK: - dtype (private) */
-/* Everything that depends on a dtype: one row of one table.                   */
-/* Needs: >>base.                                                               */
+/* >>dtype                                            MARK: - dtype (private) */
+/* Everything that depends on a dtype: one row of one table.                  */
+/* Needs: >>base.                                                             */
 /* ========================================================================== */
 
 /* TO ADD A DTYPE, add a constant to tsh_dtype and a row to tshi_dtypes; no other code depends on
@@ -3666,9 +3948,9 @@ TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop o
 }
 
 /* ========================================================================== */
-/* >>trace                                              MARK: - trace (private) */
-/* Records what ran when, between tsh_trace_begin and tsh_trace_end.            */
-/* Needs: >>mem.                                                                */
+/* >>trace                                            MARK: - trace (private) */
+/* Records what ran when, between tsh_trace_begin and tsh_trace_end.          */
+/* Needs: >>mem.                                                              */
 /* ========================================================================== */
 
 /* The checks of an op's inputs call tshi_trace_open, and the recording of its output on the tape
@@ -3720,9 +4002,7 @@ struct tshi_trace {
     int64_t count, lost;      /* number of events in the list; of those that were not added */
     int phase;                /* TSHI_PHASE_..., as the calls of the library set it */
     double flops;             /* of products since the last event of an op */
-    /* Called before a backward (ended 0) and at a step's end (1); NULL: this is no profile. */
-    void (*profile)(tshi_trace *trace, int ended);
-    struct tshi_profile *rows; /* the profile's table */
+    struct tshi_profile *profile; /* the tables of a profile; NULL: this is a trace */
     /* A stack of the ops that began and have not ended; ops may call other ops. */
     struct {
         const char *name; /* of the op */
@@ -3870,9 +4150,385 @@ static void tshi_trace_drop(tsh_ctx *ctx) {
 }
 
 /* ========================================================================== */
-/* >>team                                                MARK: - team (private) */
-/* Runs a loop on the threads of one rank; without OpenMP on one thread.       */
-/* Needs: >>base.                                                               */
+/* >>profile                                        MARK: - profile (private) */
+/* Tables of where time and memory go, by op and by module.                   */
+/* Needs: >>env >>trace.                                                      */
+/* ========================================================================== */
+
+/* A profile is a trace that is not written to a file. At the end of each step, tshi_profile_fold
+ * adds every event to two rows, that of its op and that of its module, and frees the events.
+ * Memory: the step pool is looked at when it is fullest, all else when the tables are written. */
+
+enum { TSHI_PROFILE_NAME = 64 }; /* bytes of a row's name */
+enum { /* what a row holds */
+    TSHI_PROFILE_PARAMETERS,
+    TSHI_PROFILE_GRADIENTS,
+    TSHI_PROFILE_MOMENTS,
+    TSHI_PROFILE_STEP,
+    TSHI_PROFILE_KINDS
+};
+
+/* A row of a table. Sums of all steps, which are divided when the row is written. */
+typedef struct tshi_profile_row {
+    struct tshi_profile_row *next;
+    char name[TSHI_PROFILE_NAME];
+    int64_t calls;
+    int64_t ns[TSHI_PHASE_EVALUATION + 1]; /* nanoseconds of the row alone, by phase */
+    int64_t wait, bytes;                   /* as in tshi_event */
+    double flops;
+    size_t held[TSHI_PROFILE_KINDS]; /* bytes; modules only */
+} tshi_profile_row;
+
+typedef struct tshi_profile {
+    tshi_profile_row *ops, *modules; /* lists; modules: in the order of the tree */
+    int64_t begin, end, steps;       /* nanoseconds; number of steps that have ended until `end` */
+    int skip;                        /* 1: the first step is to be left out if there is another */
+    size_t live; /* bytes of the step pool in use when the rows' TSHI_PROFILE_STEP was measured */
+} tshi_profile;
+
+/* Returns the row of this name, added to the list if there is none; NULL: no memory. */
+static tshi_profile_row *tshi_profile_find(tshi_trace *trace, tshi_profile_row **list,
+                                           const char *name) {
+    while (*list && strncmp((*list)->name, name, TSHI_PROFILE_NAME - 1) != 0)
+        list = &(*list)->next;
+    if (*list) return *list;
+    *list = (tshi_profile_row *)tshi_mem_arena_alloc(trace->ctx, &trace->books, sizeof **list);
+    if (*list) (void)snprintf((*list)->name, TSHI_PROFILE_NAME, "%s", name);
+    return *list;
+}
+
+/* Returns the row of a module. Names that are numbers become "*": "h.3.mlp" is a part of "h.*.mlp".
+ * parameter 1: the path is that of a parameter, whose own name is left out. */
+static tshi_profile_row *tshi_profile_module(tshi_trace *trace, const char *path, int parameter) {
+    char name[TSHI_PROFILE_NAME];
+    const char *end = path ? strrchr(path, '.') : NULL;
+    size_t used = 0;
+    if (!parameter && path) end = path + strlen(path);
+    while (end && path < end && used < sizeof name - 2) {
+        const size_t length = strcspn(path, ".");
+        const int number = length && strspn(path, "0123456789") == length;
+        const size_t n = number ? 1 : length;
+        if (used) name[used++] = '.';
+        (void)snprintf(name + used, sizeof name - used, "%.*s", (int)n, number ? "*" : path);
+        used = used + n < sizeof name ? used + n : sizeof name - 1;
+        path += length + (path[length] == '.');
+    }
+    name[used] = '\0';
+    return tshi_profile_find(trace, &trace->profile->modules, used ? name : "(no module)");
+}
+
+/* Adds rows for all modules below this one: the table has the order of the tree. */
+static TSHI_COLD void tshi_profile_tree(tshi_trace *trace, const tsh_module *module) {
+    (void)tshi_profile_module(trace, module->path, 0);
+    for (module = module->first; module; module = module->next) tshi_profile_tree(trace, module);
+}
+
+/* Adds an event that took `self` nanoseconds itself to a row, if there is one. */
+static void tshi_profile_add(tshi_profile_row *row, const tshi_event *event, int64_t self) {
+    if (!row) return;
+    row->ns[event->phase] += self;
+    row->calls += event->kind != TSHI_TRACE_BACKWARD;
+    row->wait += event->wait;
+    row->bytes += event->bytes;
+    row->flops += event->flops;
+}
+
+/* Adds an event to the row of its op and to that of its module. training 1: the step has a
+ * backward; what runs without gradients is then an evaluation. */
+static void tshi_profile_count(tshi_trace *trace, const tshi_event *event, int64_t self,
+                               int training) {
+    const char *name = event->kind == TSHI_TRACE_MODULE  ? "modules, between ops"
+                       : event->kind == TSHI_TRACE_OPTIM ? "tsh_optim_step"
+                                                         : event->name;
+    const int evaluation = training && event->phase == TSHI_PHASE_EVALUATION;
+    tshi_profile_row **modules = &trace->profile->modules;
+    char text[TSHI_PROFILE_NAME];
+    (void)snprintf(text, sizeof text, "%s%s%s", name, event->group[0] ? " over " : "",
+                   event->group);
+    tshi_profile_add(
+        tshi_profile_find(trace, &trace->profile->ops, evaluation ? "evaluation" : text), event,
+        self);
+    tshi_profile_add(evaluation ? tshi_profile_find(trace, modules, "(evaluation)")
+                     : event->kind == TSHI_TRACE_OPTIM
+                         ? tshi_profile_module(trace, event->name, 1)
+                         : tshi_profile_module(trace, event->module, 0),
+                     event, self);
+}
+
+/* Adds all events to rows and frees them. Events come in the order of their ends: those that an
+ * event contains are the last ones before it that began after it did. `below` makes a stack of the
+ * events that no later one contains. */
+static void tshi_profile_fold(tshi_trace *trace) {
+    tshi_event *event, *top = NULL;
+    int training = 0;
+    for (event = trace->first; event; event = event->next)
+        training |= event->kind == TSHI_TRACE_BACKWARD;
+    for (event = trace->first; event; event = event->next) {
+        int64_t self = event->end - event->begin;
+        for (; top && top->begin >= event->begin; top = top->below) self -= top->end - top->begin;
+        event->below = top;
+        top = event;
+        tshi_profile_count(trace, event, self, training);
+    }
+    tshi_mem_reset(&trace->arena);
+    trace->first = trace->last = NULL;
+    trace->count = trace->depth = 0;
+    memset(trace->flight, 0, sizeof trace->flight); /* their events are freed */
+}
+
+/* Notes what each module holds of the step pool, if the pool is fuller than it was before. */
+static void tshi_profile_measure(tshi_trace *trace) {
+    const tsh_ctx *ctx = trace->ctx;
+    tshi_profile_row *row;
+    if (ctx->mem.step_live <= trace->profile->live) return;
+    trace->profile->live = ctx->mem.step_live;
+    for (row = trace->profile->modules; row; row = row->next) row->held[TSHI_PROFILE_STEP] = 0;
+    for (tshi_page *page = ctx->pool.pages; page; page = page->next) {
+        tshi_block *block = (tshi_block *)(void *)((char *)page + TSHI_POOL_OFFSET);
+        for (;; block = tshi_mem_right(block)) {
+            if (block->refs) {
+                row = tshi_profile_module(trace, block->module ? block->module->path : NULL, 0);
+                if (row) row->held[TSHI_PROFILE_STEP] += block->size + sizeof *block;
+            }
+            if (block->last) break;
+        }
+    }
+}
+
+/* A backward begins, or (ended 1) a step has ended. Does nothing without a profile. */
+static TSHI_COLD void tshi_profile_step(tshi_trace *trace, int ended) {
+    tshi_profile *profile = trace ? trace->profile : NULL;
+    tshi_profile_row *row;
+    if (!profile) return;
+    if (!profile->modules && trace->ctx->root) tshi_profile_tree(trace, trace->ctx->root);
+    tshi_profile_measure(trace);
+    if (!ended) return;
+    if (profile->skip && profile->steps == 1) { /* another step: forget the first one */
+        for (row = profile->ops; row; row = row->next)
+            memset(&row->calls, 0, sizeof *row - offsetof(tshi_profile_row, calls));
+        for (row = profile->modules; row; row = row->next)
+            memset(&row->calls, 0,
+                   offsetof(tshi_profile_row, held) - offsetof(tshi_profile_row, calls));
+        profile->begin = profile->end;
+        profile->steps = profile->skip = 0;
+    }
+    tshi_profile_fold(trace);
+    profile->end = tshi_trace_now(trace);
+    profile->steps++;
+}
+
+/* -- the tables ------------------------------------------------------------- */
+
+/* Adds the bytes of a block, if it is one, to the row of the tensor's module; a block of several
+ * tensors in equal parts. */
+static void tshi_profile_hold(tshi_trace *trace, const tsh_tensor *t, const tshi_block *block) {
+    const int kind = !block                              ? TSHI_PROFILE_STEP
+                     : block->kind == TSH_MEM_PARAMETERS ? TSHI_PROFILE_PARAMETERS
+                     : block->kind == TSH_MEM_GRADIENTS  ? TSHI_PROFILE_GRADIENTS
+                     : block->kind == TSH_MEM_OPTIMISER  ? TSHI_PROFILE_MOMENTS
+                                                         : TSHI_PROFILE_STEP;
+    tshi_profile_row *row;
+    if (kind == TSHI_PROFILE_STEP) return; /* measured elsewhere */
+    row = tshi_profile_module(trace, t->path, 1);
+    if (row) row->held[kind] += (block->size + sizeof *block) / (size_t)block->refs;
+}
+
+/* Returns all time of a row, in nanoseconds. */
+static int64_t tshi_profile_time(const tshi_profile_row *row) {
+    int64_t ns = 0;
+    for (int i = 0; i <= TSHI_PHASE_EVALUATION; i++) ns += row->ns[i];
+    return ns;
+}
+
+/* Adds up a list of rows. */
+static tshi_profile_row tshi_profile_sum(const tshi_profile_row *row) {
+    tshi_profile_row sum = TSHI_ZERO;
+    for (; row; row = row->next) {
+        for (int i = 0; i <= TSHI_PHASE_EVALUATION; i++) sum.ns[i] += row->ns[i];
+        for (int i = 0; i < TSHI_PROFILE_KINDS; i++) sum.held[i] += row->held[i];
+    }
+    return sum;
+}
+
+/* Writes the times of a row into text: forward, backward, update, share of the step. */
+static const char *tshi_profile_times(const tshi_profile *profile, const tshi_profile_row *row,
+                                      char text[TSHI_TEXT_SIZE]) {
+    const double step = 1e6 * (double)profile->steps; /* from nanoseconds to milliseconds */
+    const double all = (double)(profile->end - profile->begin);
+    const int digits = all / step < 1 ? 5 : 3; /* more of them in steps below a millisecond */
+    text[0] = '\0';
+    tsh_text_add(text, TSHI_TEXT_SIZE, "%9.*f %9.*f %9.*f %6.1f %%", digits,
+                 (double)(row->ns[TSHI_PHASE_FORWARD] + row->ns[TSHI_PHASE_EVALUATION]) / step,
+                 digits, (double)row->ns[TSHI_PHASE_BACKWARD] / step, digits,
+                 (double)row->ns[TSHI_PHASE_UPDATE] / step,
+                 100 * (double)tshi_profile_time(row) / all);
+    return text;
+}
+
+/* Logs a row of the table of ops. sum 1: the row has no calls and no rate. */
+static void tshi_profile_log_op(const tsh_ctx *ctx, const tshi_profile_row *row, int sum) {
+    const tshi_profile *profile = ctx->trace->profile;
+    const double seconds = (double)tshi_profile_time(row) / 1e9;
+    char times[TSHI_TEXT_SIZE], rate[TSHI_TEXT_SIZE] = "", calls[32] = "";
+    if (!sum)
+        tsh_text_add(calls, sizeof calls, "%.1f", (double)row->calls / (double)profile->steps);
+    if (row->flops > 0 && seconds > 0)
+        tsh_text_add(rate, sizeof rate, "  %7.1f GFLOP/s", row->flops / seconds / 1e9);
+    else if (row->bytes > 0 && seconds > 0)
+        tsh_text_add(rate, sizeof rate, "  %7.1f GB/s", (double)row->bytes / seconds / 1e9);
+    if (row->wait > 0)
+        tsh_text_add(rate, sizeof rate, ", waits %.3f ms",
+                     (double)row->wait / 1e6 / (double)profile->steps);
+    tsh_log_message(&ctx->logger, "%-30.63s %7s %s%s", row->name, calls,
+                    tshi_profile_times(profile, row, times), rate);
+}
+
+/* Logs the table of ops: those that take most of the time first. */
+static void tshi_profile_log_ops(const tsh_ctx *ctx, const tshi_profile_row *outside) {
+    tshi_profile_row *row, *most, sum = tshi_profile_sum(ctx->trace->profile->ops);
+    int64_t before = INT64_MAX, next; /* time of the row that was logged last */
+    tsh_log_message(&ctx->logger, "%-30s %7s %9s %9s %9s %8s  %s", "op", "calls", "forward",
+                    "backward", "update", "share", "   rate");
+    do {
+        next = -1;
+        most = NULL;
+        for (row = ctx->trace->profile->ops; row; row = row->next) {
+            const int64_t time = tshi_profile_time(row);
+            if (time < before && time > next) {
+                next = time;
+                most = row;
+            }
+        }
+        for (row = most; row; row = row->next)
+            if (tshi_profile_time(row) == next && row->calls) tshi_profile_log_op(ctx, row, 0);
+        before = next;
+    } while (most);
+    tshi_profile_log_op(ctx, outside, 1);
+    for (int i = 0; i <= TSHI_PHASE_EVALUATION; i++) sum.ns[i] += outside->ns[i];
+    (void)snprintf(sum.name, sizeof sum.name, "a step");
+    tshi_profile_log_op(ctx, &sum, 1);
+}
+
+/* Returns the bytes in the unit of the table: MB, or kB if all is below 10 MB. */
+static double tshi_profile_unit(const tsh_ctx *ctx, size_t bytes) {
+    return (double)bytes / (ctx->mem.total < 10000000 ? 1e3 : 1e6);
+}
+
+/* Logs a row of the table of modules. */
+static void tshi_profile_log_module(const tsh_ctx *ctx, const tshi_profile_row *row) {
+    char text[TSHI_TEXT_SIZE];
+    size_t held = 0;
+    (void)tshi_profile_times(ctx->trace->profile, row, text);
+    for (int i = 0; i < TSHI_PROFILE_KINDS; i++) {
+        held += row->held[i];
+        tsh_text_add(text, sizeof text, " %9.2f", tshi_profile_unit(ctx, row->held[i]));
+    }
+    if (!held && !tshi_profile_time(row)) return; /* a container that only calls its children */
+    tsh_log_message(&ctx->logger, "%-30.63s %s", row->name, text);
+}
+
+/* Logs the table of modules, and what else is in tsh_mem_stats. */
+static void tshi_profile_log_modules(tsh_ctx *ctx, const tshi_profile_row *outside) {
+    tshi_trace *trace = ctx->trace;
+    tshi_profile_row *row, sum;
+    const tsh_tensor *t, *head = &ctx->handles.owned;
+    const tsh_mem mem = ctx->mem;
+    for (t = head->next; t != head; t = t->next) {
+        if (t->base != t) continue; /* a view: its base has been counted */
+        tshi_profile_hold(trace, t, t->block);
+        tshi_profile_hold(trace, t, t->gr.block);
+        tshi_profile_hold(trace, t, t->gp.block);
+        tshi_profile_hold(trace, t, t->marks);
+        tshi_profile_hold(trace, t, t->low);
+        tshi_profile_hold(trace, t, t->packed);
+    }
+    tsh_log_message(&ctx->logger, "%-30s %9s %9s %9s %8s %9s %9s %9s %9s", "module", "forward",
+                    "backward", "update", "share", "parameter", "gradient", "moment", "step");
+    for (row = trace->profile->modules; row; row = row->next) tshi_profile_log_module(ctx, row);
+    tshi_profile_log_module(ctx, outside);
+    sum = tshi_profile_sum(trace->profile->modules);
+    for (int i = 0; i <= TSHI_PHASE_EVALUATION; i++) sum.ns[i] += outside->ns[i];
+    (void)snprintf(sum.name, sizeof sum.name, "a step");
+    tshi_profile_log_module(ctx, &sum);
+    tsh_log_message(&ctx->logger,
+                    "%s held; besides: %.2f of the step pool that was free then, %.2f of other "
+                    "tensors, %.2f of handles, tape, modules, profile; in all %.2f",
+                    mem.total < 10000000 ? "kB" : "MB",
+                    tshi_profile_unit(ctx, mem.now[TSH_MEM_STEP] - trace->profile->live),
+                    tshi_profile_unit(ctx, mem.now[TSH_MEM_TENSORS]),
+                    tshi_profile_unit(ctx, mem.now[TSH_MEM_BOOKS]),
+                    tshi_profile_unit(ctx, mem.total));
+}
+
+/* Ends the profile that runs: logs its tables and frees it. */
+static TSHI_COLD void tshi_profile_end(tsh_ctx *ctx) {
+    tshi_trace *trace = ctx->trace;
+    tshi_profile *profile = trace->profile;
+    const tsh_comm *world = &ctx->world;
+    tshi_profile_row outside = TSHI_ZERO;
+    if (profile->steps == 0) tshi_profile_step(trace, 1); /* no step has ended: all is one */
+    (void)snprintf(outside.name, sizeof outside.name, "outside the library");
+    outside.ns[TSHI_PHASE_FORWARD] = profile->end - profile->begin;
+    for (const tshi_profile_row *row = profile->ops; row; row = row->next)
+        outside.ns[TSHI_PHASE_FORWARD] -= tshi_profile_time(row);
+    tsh_log_message(&ctx->logger, "profile of rank %d of %d (tp %d): %lld step%s of %.3f ms",
+                    world->rank, world->size, ctx->tp.size, (long long)profile->steps,
+                    profile->steps == 1 ? "" : "s",
+                    (double)(profile->end - profile->begin) / 1e6 / (double)profile->steps);
+    tshi_profile_log_ops(ctx, &outside);
+    tshi_profile_log_modules(ctx, &outside);
+    if (trace->lost)
+        tsh_log_message(&ctx->logger, "%lld events were left out: more than %lld in a step",
+                        (long long)trace->lost, (long long)trace->desc.limit);
+    tshi_trace_drop(ctx);
+}
+
+/* Begins a profile. op: the public function, for errors. skip: as in tshi_profile. */
+static TSHI_COLD void tshi_profile_begin(tsh_ctx *ctx, const char *op, int skip) {
+    const tsh_trace_desc desc = TSHI_ZERO;
+    tshi_trace *trace = tshi_trace_new(ctx, op, &desc);
+    if (!trace) return;
+    trace->profile = (tshi_profile *)tshi_mem_arena_alloc(ctx, &trace->books,
+                                                          sizeof *trace->profile);
+    if (!trace->profile) {
+        tshi_trace_drop(ctx);
+        return;
+    }
+    trace->profile->skip = skip;
+    trace->profile->begin = trace->profile->end = tshi_trace_now(trace);
+}
+
+/* Begins the profile that TSHARD_PROFILE asks for, on rank 0. */
+static TSHI_COLD void tshi_profile_open(tsh_ctx *ctx) {
+    tsh_error error;
+    int on = 0;
+    if (ctx->error.code != TSH_OK) return;
+    if (tsh_env_int("TSHARD_PROFILE", 0, 1, &on, &error) < 0)
+        (void)tsh_fail(ctx, error.code, "tsh_open: %s", error.message);
+    if (!on || ctx->world.rank > 0) return;
+    if (!ctx->logger.fn) ctx->logger.fn = tsh_log_stderr;
+    tshi_profile_begin(ctx, "tsh_open", 1);
+}
+
+TSH_API TSHI_COLD tsh_result tsh_profile(tsh_ctx *ctx, int on) {
+    if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
+    if (on && !ctx->logger.fn)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "tsh_profile: the tables go to the logger, and there is none; give "
+                        "tsh_open a tsh_desc.logger.fn, such as tsh_log_stderr");
+    if (!on && (!ctx->trace || !ctx->trace->profile))
+        return tsh_fail(ctx, TSH_ERR_STATE, "tsh_profile: no profile runs");
+    if (on)
+        tshi_profile_begin(ctx, "tsh_profile", 0);
+    else
+        tshi_profile_end(ctx);
+    return ctx->error.code;
+}
+
+/* ========================================================================== */
+/* >>team                                              MARK: - team (private) */
+/* Runs a loop on the threads of one rank; without OpenMP on one thread.      */
+/* Needs: >>base.                                                             */
 /* ========================================================================== */
 
 /* Computes piece number `piece` of a job: items `from` to `to` - 1. One piece computes all of an
@@ -3917,9 +4573,9 @@ static int tshi_team_spare(const tsh_ctx *ctx) {
 }
 
 /* ========================================================================== */
-/* >>rng                                                  MARK: - rng (private) */
-/* Random numbers: Philox 4x32-10 (Salmon et al. 2011) and distributions.      */
-/* Needs: >>base.                                                               */
+/* >>rng                                                MARK: - rng (private) */
+/* Random numbers: Philox 4x32-10 (Salmon et al. 2011) and distributions.     */
+/* Needs: >>base.                                                             */
 /* ========================================================================== */
 
 /* There is no generator state. A random number is a function of three values: the key (the seed),
@@ -4020,9 +4676,120 @@ static uint64_t tshi_rng_hash(uint64_t hash, const void *data, size_t bytes) {
 }
 
 /* ========================================================================== */
-/* >>layout                                            MARK: - layout (private) */
-/* Layouts, and tsh_chunk: which rank owns which part of a sharded dimension.  */
-/* Needs: >>base.                                                               */
+/* >>glob                                              MARK: - glob (private) */
+/* Matches dotted names with patterns of *, **, ? and [sets], and rewrites    */
+/* them.                                                                      */
+/* Needs: >>base.                                                             */
+/* ========================================================================== */
+
+/* Sets *has to whether c is in the set at p: "[qkv]", "[0-9]" or, all but these, "[!qkv]". Returns
+ * the distance to its closing bracket; 0: none, so that the bracket at p stands for itself. */
+static int tshi_glob_set(const char *p, const char *p_end, char c, int *has) {
+    const char *at = p + 1;
+    const int others = at < p_end && *at == '!';
+    const char *first = at += others; /* a ']' here is a member */
+    for (*has = others; at < p_end && (*at != ']' || at == first); at++) {
+        const char low = *at;
+        if (at + 2 < p_end && at[1] == '-' && at[2] != ']') at += 2; /* a range */
+        if (low <= c && c <= *at) *has = !others;
+    }
+    return at < p_end ? (int)(at - p) : 0;
+}
+
+enum { TSHI_GLOB_CAPTURES = 8 }; /* wildcards of a pattern whose text is kept */
+
+/* What the wildcards * and ** of a pattern stand for in a path, in order: [from, to). */
+typedef struct tshi_captures {
+    const char *from[TSHI_GLOB_CAPTURES], *to[TSHI_GLOB_CAPTURES];
+    int count; /* wildcards so far, of which the first TSHI_GLOB_CAPTURES are kept */
+} tshi_captures;
+
+/* Makes [from, to) the text of wildcard k, and forgets those after it. */
+static void tshi_glob_capture(tshi_captures *captures, int k, const char *from, const char *to) {
+    if (k < TSHI_GLOB_CAPTURES) captures->from[k] = from;
+    if (k < TSHI_GLOB_CAPTURES) captures->to[k] = to;
+    captures->count = k + 1;
+}
+
+/* Returns 1 if the name [s, s_end) matches the pattern [p, p_end): * any characters, ? one, [...]
+ * one of a set. */
+static int tshi_glob_name(const char *p, const char *p_end, const char *s, const char *s_end,
+                          tshi_captures *captures) {
+    for (; p < p_end; p++, s++) {
+        if (*p == '*') {
+            const char *from = s;
+            const int k = captures->count;
+            for (; s <= s_end; s++) { /* try every length of * */
+                tshi_glob_capture(captures, k, from, s);
+                if (tshi_glob_name(p + 1, p_end, s, s_end, captures)) return 1;
+            }
+            return 0;
+        }
+        int has = 0, set = *p == '[' && s < s_end ? tshi_glob_set(p, p_end, *s, &has) : 0;
+        if (s >= s_end || (set ? !has : *p != '?' && *p != *s)) return 0;
+        p += set;
+    }
+    return s == s_end;
+}
+
+/* As tshi_glob_match; the texts of the wildcards are appended to captures. */
+static int tshi_glob_into(const char *p, const char *s, tshi_captures *captures) {
+    const char *pe = p, *se = s;                       /* ends of the first names */
+    while (*pe && *pe != '.') pe++;                    /* end of the pattern's first name */
+    while (*se && *se != '.') se++;                    /* end of the path's first name */
+    if (!*p) return !*s;                               /* the pattern ends: so must the path */
+    if (pe - p == 2 && p[0] == '*' && p[1] == '*') {   /* the first name of the pattern is ** */
+        const char *rest = *pe ? pe + 1 : pe, *at = s; /* the pattern after **; the path after it */
+        const int k = captures->count;
+        for (;; at = *se ? se + 1 : se) { /* ** matches one name more each time */
+            tshi_glob_capture(captures, k, s, at > s && at[-1] == '.' ? at - 1 : at);
+            if (tshi_glob_into(rest, at, captures)) return 1;
+            if (!*at) return 0;
+            for (se = at; *se && *se != '.';) se++;
+        }
+    }
+    if (!*s || !tshi_glob_name(p, pe, s, se, captures)) return 0;
+    return tshi_glob_into(*pe ? pe + 1 : pe, *se ? se + 1 : se, captures);
+}
+
+/* Returns 1 if the dotted path s matches the pattern p; ** matches any number of names. */
+static int tshi_glob_match(const char *p, const char *s) {
+    tshi_captures captures;
+    captures.count = 0;
+    return tshi_glob_into(p, s, &captures);
+}
+
+/* Writes `to` with the captures in place of its * and ** to out. Returns 0 if there are fewer
+ * captures than wildcards, or if it has more than size - 1 characters. */
+static int tshi_glob_replace(const char *to, const tshi_captures *captures, char *out,
+                             size_t size) {
+    size_t n = 0, length;
+    int k = 0; /* index of the next wildcard */
+    while (*to) {
+        const char *from = to;
+        const int many = to[0] == '*' && to[1] == '*';
+        length = 1;
+        if (*to == '*') {
+            if (k >= captures->count || k >= TSHI_GLOB_CAPTURES) return 0;
+            from = captures->from[k];
+            length = (size_t)(captures->to[k] - from);
+            k++;
+        }
+        to += 1 + many;
+        if (many && !length && *to == '.') to++;                    /* ** stands for no name: */
+        if (many && !length && !*to && n && out[n - 1] == '.') n--; /* there is no dot, either */
+        if (n + length >= size) return 0;
+        memcpy(out + n, from, length);
+        n += length;
+    }
+    out[n] = '\0';
+    return 1;
+}
+
+/* ========================================================================== */
+/* >>layout                                          MARK: - layout (private) */
+/* Layouts, and tsh_chunk: which rank owns which part of a sharded dimension. */
+/* Needs: >>text.                                                             */
 /* ========================================================================== */
 
 /* A layout that a user passes may have defaults (dim -1, segments 0, lengths and units 0).
@@ -4180,16 +4947,16 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
 }
 
 /* ========================================================================== */
-/* >>tensor                                            MARK: - tensor (private) */
-/* Tensor handles and their two lifetimes, shapes, views, the runs of a shard. */
-/* Needs: >>error >>mem >>rng >>layout.                                         */
+/* >>tensor                                          MARK: - tensor (private) */
+/* Tensor handles and their two lifetimes, shapes, views, the runs of a       */
+/* shard.                                                                     */
+/* Needs: >>mem >>dtype >>layout.                                             */
 /* ========================================================================== */
 
 /* A tsh_tensor is a handle: shape, layout and strides of values that lie in a reference-counted
  * block. Owned handles live until they are freed, all others until their step or scope ends. A view
  * shares its base's block and gradients. An op first calls tshi_tensor_check and returns a tensor
  * made by tshi_tensor_out. After an error, both functions return NULL, and so does the op. */
-enum { TSHI_TEXT_SIZE = 96 }; /* bytes of every `text` buffer that the functions below write to */
 
 #define TSHI_TENSOR_SHAPE(ndim, params, ...) /* defines tsh_shape<ndim> */                         \
     TSH_API tsh_shape tsh_shape##ndim params {                                                     \
@@ -4352,6 +5119,48 @@ static int tshi_tensor_scalar_axis(const tsh_tensor *t, int dim) {
     return !t->ndim && (dim == 0 || dim == -1);
 }
 
+TSH_API tsh_ctx *tsh_ctx_of(const tsh_tensor *t) {
+    return t ? t->ctx : NULL;
+}
+
+TSH_API tsh_dtype tsh_dtype_of(const tsh_tensor *t) {
+    return t ? t->dtype : TSH_REAL;
+}
+
+TSH_API int tsh_ndim(const tsh_tensor *t) {
+    return t ? t->ndim : 0;
+}
+
+TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t) {
+    tsh_shape shape = tsh_shape0();
+    if (!t) return shape;
+    shape.ndim = t->ndim;
+    memcpy(shape.dim, t->dim, sizeof shape.dim);
+    return shape;
+}
+
+#define TSHI_TENSOR_OF_DIM(name, values) /* defines tsh_<name> */                                  \
+    TSH_API int64_t tsh_##name(const tsh_tensor *t, int dim) {                                     \
+        int axis = t ? tshi_tensor_axis(t, dim) : -1;                                              \
+        return axis < 0 ? 0 : t->values[axis];                                                     \
+    }
+TSHI_TENSOR_OF_DIM(dim, dim)
+TSHI_TENSOR_OF_DIM(local_dim, local)
+TSHI_TENSOR_OF_DIM(stride, stride)
+#undef TSHI_TENSOR_OF_DIM
+
+TSH_API int64_t tsh_numel(const tsh_tensor *t) {
+    return t ? tshi_tensor_product(t->dim, t->ndim) : 0;
+}
+
+TSH_API int64_t tsh_local_numel(const tsh_tensor *t) {
+    return t ? tshi_tensor_product(t->local, t->ndim) : 0;
+}
+
+TSH_API tsh_layout tsh_layout_of(const tsh_tensor *t) {
+    return t ? t->layout : tsh_replicated();
+}
+
 /* Sets t's shape, resolved layout, local shape and strides; an error if these are not possible. The
  * number of elements (a dimension of 0 counts as 1) is at most SIZE_MAX / 16 and INT64_MAX / 16, so
  * that sizes in bytes do not overflow. op: named in errors. */
@@ -4482,85 +5291,6 @@ static tsh_real *tshi_tensor_values(const tsh_tensor *t) { /* t's dtype must be 
     return (tsh_real *)tshi_tensor_at(t);
 }
 
-/* -- exact weights ------------------------------------------------------------
- * Small updates of a bf16 weight would be lost by rounding. So an optimiser updates a float of bits
- * E. The parameter's value is E rounded to bf16, (E + 0x8000) >> 16, and t->low holds E & 0xFFFF:
- * together the memory of a float. (Ties are rounded away from 0, so that E can be computed from
- * both. A NaN loses its lower half.) Where t->low is NULL, the exact weights are the values. */
-
-/* Returns the float of a bf16 value and the lower half of its bits. */
-TSHI_INLINE tsh_real tshi_tensor_join(uint16_t value, uint16_t low) {
-    return TSHI_R(tshi_dtype_float_of(((uint32_t)value - (low >> 15)) << 16 | low));
-}
-
-/* Does the inverse: sets *value and *low from a float. */
-TSHI_INLINE void tshi_tensor_split(tsh_real x, uint16_t *value, uint16_t *low) {
-    const uint32_t all = tshi_dtype_float_bits((float)x);
-    const uint32_t bits = (all & 0x7FFFFFFFu) > 0x7F800000u ? (all & 0xFFFF0000u) | 0x400000u : all;
-    *value = (uint16_t)((bits + 0x8000u) >> 16);
-    *low = (uint16_t)bits;
-}
-
-/* Copies the exact weights of n local elements of a parameter, from element `from` on, to `to`. Of
- * any other tensor that is dense: the values. */
-static void tshi_tensor_exact(const tsh_tensor *t, int64_t from, int64_t n, tsh_real *to) {
-    const tshi_dtype *row = &tshi_dtypes[t->dtype];
-    const char *at = (const char *)tshi_tensor_at(t) + from * row->size;
-    if (!t->low) {
-        row->load(at, 1, n, to);
-        return;
-    }
-    const uint16_t *value = (const uint16_t *)(const void *)at;
-    const uint16_t *low = (const uint16_t *)tshi_mem_data(t->low) + from;
-    for (int64_t i = 0; i < n; i++) to[i] = tshi_tensor_join(value[i], low[i]);
-}
-
-/* Allocates t->low, all 0, if t is a bf16 parameter of an optimiser and lacks it. Returns 0 without
- * memory. */
-static int tshi_tensor_keep_exact(tsh_tensor *t) {
-    const size_t bytes = tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t));
-    if (t->low || t->dtype != TSH_BF16 || (t->flags & TSHI_INEXACT) || !(t->flags & TSHI_OPTIMISED))
-        return 1;
-    t->low = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS, bytes);
-    if (t->low) memset(tshi_mem_data(t->low), 0, bytes);
-    return t->low != NULL;
-}
-
-/* Sets n elements to `values`, exactly if t is a bf16 parameter of an optimiser; else rounded to
- * t's dtype. Returns 0 without memory. */
-static int tshi_tensor_set_exact(tsh_tensor *t, int64_t from, int64_t n, const tsh_real *values) {
-    const tshi_dtype *row = &tshi_dtypes[t->dtype];
-    char *at = (char *)tshi_tensor_at(t) + from * row->size;
-    if (!tshi_tensor_keep_exact(t)) return 0;
-    if (!t->low) {
-        row->store(at, 1, n, values);
-        return 1;
-    }
-    uint16_t *value = (uint16_t *)(void *)at;
-    uint16_t *low = (uint16_t *)tshi_mem_data(t->low) + from;
-    for (int64_t i = 0; i < n; i++) tshi_tensor_split(values[i], &value[i], &low[i]);
-    return 1;
-}
-
-/* Returns 1 if t's gradient is kept in bf16 (see tshi_tape_pack). */
-static int tshi_tensor_packs(const tsh_tensor *t) {
-    return t->grad_dtype == TSH_BF16;
-}
-
-/* Returns the kind of memory of a tensor's gradient. That of a bf16 parameter (or packed) is step
- * memory, which tsh_zero_grad gives back: backward can use it for activations until it computes the
- * gradient. (Row-sparse gradients keep theirs, to be zeroed row by row.) */
-static int tshi_tensor_grad_kind(const tsh_tensor *t) {
-    const int returns = t->dtype != TSH_REAL || tshi_tensor_packs(t);
-    return t->flags & TSHI_OWNED && (!returns || t->marks) ? TSH_MEM_GRADIENTS : TSH_MEM_STEP;
-}
-
-/* Makes the values the exact weights, after they were written. */
-static void tshi_tensor_forget_exact(const tsh_tensor *t) {
-    if (t->low)
-        memset(tshi_mem_data(t->low), 0, tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t)));
-}
-
 /* -- runs ------------------------------------------------------------------- */
 
 /* Iterates over the runs of a shard: the stretches of elements that are consecutive in the whole
@@ -4661,9 +5391,94 @@ static int64_t tshi_tensor_integer(const tsh_tensor *t, const void *values, int6
 }
 
 /* ========================================================================== */
+/* >>tensor-exact                              MARK: - tensor-exact (private) */
+/* Exact weights: the bits that bf16 cuts off, kept beside it.                */
+/* Needs: >>tensor.                                                           */
+/* ========================================================================== */
+
+/* -- exact weights ------------------------------------------------------------
+ * Small updates of a bf16 weight would be lost by rounding. So an optimiser updates a float of bits
+ * E. The parameter's value is E rounded to bf16, (E + 0x8000) >> 16, and t->low holds E & 0xFFFF:
+ * together the memory of a float. (Ties are rounded away from 0, so that E can be computed from
+ * both. A NaN loses its lower half.) Where t->low is NULL, the exact weights are the values. */
+
+/* Returns the float of a bf16 value and the lower half of its bits. */
+TSHI_INLINE tsh_real tshi_tensor_join(uint16_t value, uint16_t low) {
+    return TSHI_R(tshi_dtype_float_of(((uint32_t)value - (low >> 15)) << 16 | low));
+}
+
+/* Does the inverse: sets *value and *low from a float. */
+TSHI_INLINE void tshi_tensor_split(tsh_real x, uint16_t *value, uint16_t *low) {
+    const uint32_t all = tshi_dtype_float_bits((float)x);
+    const uint32_t bits = (all & 0x7FFFFFFFu) > 0x7F800000u ? (all & 0xFFFF0000u) | 0x400000u : all;
+    *value = (uint16_t)((bits + 0x8000u) >> 16);
+    *low = (uint16_t)bits;
+}
+
+/* Copies the exact weights of n local elements of a parameter, from element `from` on, to `to`. Of
+ * any other tensor that is dense: the values. */
+static void tshi_tensor_exact(const tsh_tensor *t, int64_t from, int64_t n, tsh_real *to) {
+    const tshi_dtype *row = &tshi_dtypes[t->dtype];
+    const char *at = (const char *)tshi_tensor_at(t) + from * row->size;
+    if (!t->low) {
+        row->load(at, 1, n, to);
+        return;
+    }
+    const uint16_t *value = (const uint16_t *)(const void *)at;
+    const uint16_t *low = (const uint16_t *)tshi_mem_data(t->low) + from;
+    for (int64_t i = 0; i < n; i++) to[i] = tshi_tensor_join(value[i], low[i]);
+}
+
+/* Allocates t->low, all 0, if t is a bf16 parameter of an optimiser and lacks it. Returns 0 without
+ * memory. */
+static int tshi_tensor_keep_exact(tsh_tensor *t) {
+    const size_t bytes = tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t));
+    if (t->low || t->dtype != TSH_BF16 || (t->flags & TSHI_INEXACT) || !(t->flags & TSHI_OPTIMISED))
+        return 1;
+    t->low = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS, bytes);
+    if (t->low) memset(tshi_mem_data(t->low), 0, bytes);
+    return t->low != NULL;
+}
+
+/* Sets n elements to `values`, exactly if t is a bf16 parameter of an optimiser; else rounded to
+ * t's dtype. Returns 0 without memory. */
+static int tshi_tensor_set_exact(tsh_tensor *t, int64_t from, int64_t n, const tsh_real *values) {
+    const tshi_dtype *row = &tshi_dtypes[t->dtype];
+    char *at = (char *)tshi_tensor_at(t) + from * row->size;
+    if (!tshi_tensor_keep_exact(t)) return 0;
+    if (!t->low) {
+        row->store(at, 1, n, values);
+        return 1;
+    }
+    uint16_t *value = (uint16_t *)(void *)at;
+    uint16_t *low = (uint16_t *)tshi_mem_data(t->low) + from;
+    for (int64_t i = 0; i < n; i++) tshi_tensor_split(values[i], &value[i], &low[i]);
+    return 1;
+}
+
+/* Returns 1 if t's gradient is kept in bf16 (see tshi_tape_pack). */
+static int tshi_tensor_packs(const tsh_tensor *t) {
+    return t->grad_dtype == TSH_BF16;
+}
+
+/* Returns the kind of memory of a tensor's gradient. That of a bf16 parameter (or packed) is step
+ * memory, which tsh_zero_grad gives back: backward can use it for activations until it computes the
+ * gradient. (Row-sparse gradients keep theirs, to be zeroed row by row.) */
+static int tshi_tensor_grad_kind(const tsh_tensor *t) {
+    const int returns = t->dtype != TSH_REAL || tshi_tensor_packs(t);
+    return t->flags & TSHI_OWNED && (!returns || t->marks) ? TSH_MEM_GRADIENTS : TSH_MEM_STEP;
+}
+
+/* Makes the values the exact weights, after they were written. */
+static void tshi_tensor_forget_exact(const tsh_tensor *t) {
+    if (t->low)
+        memset(tshi_mem_data(t->low), 0, tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t)));
+}
+
+/* ========================================================================== */
 /* >>init                                              MARK: - init (private) */
 /* Initial values of parameters and tensors: constant, random, orthogonal.    */
-/* Needs: >>tensor >>rng.                                                     */
+/* Needs: >>rng >>tensor-exact.                                               */
 /* ========================================================================== */
 
 /* tshi_init_fill computes every element of a shard from its global index, so that values do not
@@ -4881,10 +5696,9 @@ static tsh_result tshi_init_materialize(tsh_tensor *t) {
 }
 
 /* ========================================================================== */
-/* >>tensor-api                                  MARK: - tensor-api (private) */
-/* What every op checks of its inputs; making tensors, and asking about       */
-/* them.                                                                      */
-/* Needs: >>tensor >>init.                                                    */
+/* >>tensor-check                              MARK: - tensor-check (private) */
+/* What every op checks of its inputs.                                        */
+/* Needs: >>trace >>init.                                                     */
 /* ========================================================================== */
 
 /* Every op begins with tshi_tensor_check or a variant of it, which records all errors that concern
@@ -5063,7 +5877,11 @@ static tsh_dtype tshi_tensor_promote(tsh_tensor *const *in, int n) {
     return dtype;
 }
 
-/* -- making ----------------------------------------------------------------- */
+/* ========================================================================== */
+/* >>tensor-make                                MARK: - tensor-make (private) */
+/* Making tensors, reading them, giving them initial values.                  */
+/* Needs: >>tensor-check.                                                     */
+/* ========================================================================== */
 
 TSH_API tsh_tensor *tsh_tensor_new(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
                                    const tsh_layout *layout) {
@@ -5130,50 +5948,6 @@ TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, doub
     return t;
 }
 
-/* -- what a tensor is ------------------------------------------------------- */
-
-TSH_API tsh_ctx *tsh_ctx_of(const tsh_tensor *t) {
-    return t ? t->ctx : NULL;
-}
-
-TSH_API tsh_dtype tsh_dtype_of(const tsh_tensor *t) {
-    return t ? t->dtype : TSH_REAL;
-}
-
-TSH_API int tsh_ndim(const tsh_tensor *t) {
-    return t ? t->ndim : 0;
-}
-
-TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t) {
-    tsh_shape shape = tsh_shape0();
-    if (!t) return shape;
-    shape.ndim = t->ndim;
-    memcpy(shape.dim, t->dim, sizeof shape.dim);
-    return shape;
-}
-
-#define TSHI_TENSOR_OF_DIM(name, values) /* defines tsh_<name> */                                  \
-    TSH_API int64_t tsh_##name(const tsh_tensor *t, int dim) {                                     \
-        int axis = t ? tshi_tensor_axis(t, dim) : -1;                                              \
-        return axis < 0 ? 0 : t->values[axis];                                                     \
-    }
-TSHI_TENSOR_OF_DIM(dim, dim)
-TSHI_TENSOR_OF_DIM(local_dim, local)
-TSHI_TENSOR_OF_DIM(stride, stride)
-#undef TSHI_TENSOR_OF_DIM
-
-TSH_API int64_t tsh_numel(const tsh_tensor *t) {
-    return t ? tshi_tensor_product(t->dim, t->ndim) : 0;
-}
-
-TSH_API int64_t tsh_local_numel(const tsh_tensor *t) {
-    return t ? tshi_tensor_product(t->local, t->ndim) : 0;
-}
-
-TSH_API tsh_layout tsh_layout_of(const tsh_tensor *t) {
-    return t ? t->layout : tsh_replicated();
-}
-
 TSH_API void *tsh_data(tsh_ctx *ctx, tsh_tensor *t) {
     if (!tshi_tensor_check_in(ctx, "tsh_data", t)) return NULL;
     return tsh_local_numel(t) ? tshi_tensor_at(t) : NULL;
@@ -5238,7 +6012,7 @@ TSHI_INIT_FUNCTION(dirac, DIRAC, 0, 0)
 /* >>math                                              MARK: - math (private) */
 /* Functions of one float that vectorise: exp, log, tanh, erf, pow and what   */
 /* is made of them.                                                           */
-/* Needs: >>base >>dtype.                                                     */
+/* Needs: >>base.                                                             */
 /* ========================================================================== */
 
 /* Functions of one float without calls or branches, so that loops that call them vectorise. (For
@@ -5621,9 +6395,9 @@ TSHI_INLINE tsh_real tshi_math_silu_derivative(tsh_real x, int fused) {
 }
 
 /* ========================================================================== */
-/* >>kernel                                            MARK: - kernel (private) */
-/* Loops over strided operands, kernels per instruction set, sums of rows.     */
-/* Needs: >>tensor.                                                             */
+/* >>kernel-isa                                  MARK: - kernel-isa (private) */
+/* The instruction sets of this processor, and kernels compiled for each.     */
+/* Needs: >>base.                                                             */
 /* ========================================================================== */
 
 /* An elementwise op adds its operands to a tshi_loop (tshi_kernel_space, tshi_kernel_tensor) and
@@ -5705,6 +6479,13 @@ static int tshi_kernel_isa(void) {
     TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, x, (const type *)params, TSHI_X86)                   \
     TSHI_KERNEL_ISA(name, avx512, TSHI_AVX512, n, x, (const type *)params, TSHI_X86)               \
     TSHI_KERNEL_TABLE(name)
+
+/* ========================================================================== */
+/* >>kernel                                          MARK: - kernel (private) */
+/* Loops over strided operands in blocks; sums, maxima and dot products of    */
+/* rows.                                                                      */
+/* Needs: >>team >>tensor >>math >>kernel-isa.                                */
+/* ========================================================================== */
 
 /* -- blocks -----------------------------------------------------------------
  * Elementwise kernels compute blocks of TSHI_BLOCK values. The last values of a run, and strided
@@ -6246,60 +7027,6 @@ TSHI_INLINE void tshi_kernel_add_body(int64_t n, const tshi_operand *x, const vo
 }
 TSHI_KERNEL(tshi_kernel_add, void);
 
-/* -- stochastic rounding to bf16 ----------------------------------------------
- * A float whose lower 16 bits are l, 2^16 times the distance to the next bf16 value below (in
- * magnitude), is rounded away from 0 with probability l / 2^16. Element e of the whole tensor draws
- * the random bits of (key, stream, e). */
-typedef struct tshi_noise {
-    uint64_t key, stream; /* of the random generator Philox */
-    int64_t element;      /* global index of the kernel's first element; the others follow it */
-} tshi_noise;
-
-/* Random words that were drawn: `word` is those of the elements from `first` on. */
-typedef struct tshi_words {
-    uint32_t word[TSHI_RNG_WORDS];
-    int64_t first; /* negative: none yet */
-} tshi_words;
-
-/* Returns the words of the block from the kernel's element e on. */
-TSHI_INLINE const uint32_t *tshi_kernel_words(const tshi_noise *noise, int64_t e,
-                                              tshi_words *drawn) {
-    const int64_t at = noise->element + e;
-    if (drawn->first < 0 || at + TSHI_BLOCK > drawn->first + TSHI_RNG_WORDS) {
-        drawn->first = at - at % 4; /* Philox makes 4 words at a time */
-        tshi_rng_words(noise->key, noise->stream, (uint64_t)drawn->first / 4, drawn->word);
-    }
-    return drawn->word + (at - drawn->first);
-}
-
-/* Stores a block as elements e, e + 1, ... of y, which has n, contiguous and bf16, each rounded by
- * the 16 bits of its word from bit `shift` on. */
-TSHI_INLINE void tshi_kernel_store_random(const tshi_operand *y, int64_t e, int64_t n,
-                                          const tsh_real *block, const uint32_t *word, int shift) {
-    uint16_t rounded[TSHI_BLOCK];
-    TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
-        const uint32_t bits = tshi_dtype_float_bits((float)block[i]);
-        const uint32_t sum = (bits + (word[i] >> shift & 0xFFFFu)) >> 16;
-        rounded[i] = (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? bits >> 16 | 0x40u : sum);
-    }
-    if (n - e >= TSHI_BLOCK)
-        memcpy((uint16_t *)y->data + e, rounded, sizeof rounded);
-    else
-        memcpy((uint16_t *)y->data + e, rounded, (size_t)(n - e) * sizeof *rounded);
-}
-
-/* Kernel: x[0], bf16, = x[1], tsh_real, rounded at random. */
-TSHI_INLINE void tshi_kernel_random_body(int64_t n, const tshi_operand *x,
-                                         const tshi_noise *noise) {
-    tsh_real pad[TSHI_BLOCK];
-    tshi_words drawn;
-    drawn.first = -1;
-    for (int64_t e = 0; e < n; e += TSHI_BLOCK)
-        tshi_kernel_store_random(&x[0], e, n, tshi_kernel_load(&x[1], e, n, pad),
-                                 tshi_kernel_words(noise, e, &drawn), 0);
-}
-TSHI_KERNEL(tshi_kernel_random, tshi_noise);
-
 /* Copies t's local values to `dense`, row-major, of dtype `dtype`; to_tensor: in the other
  * direction. */
 static void tshi_kernel_dense(const tsh_tensor *t, void *dense, tsh_dtype dtype, int to_tensor) {
@@ -6377,10 +7104,70 @@ TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *s
 }
 
 /* ========================================================================== */
-/* >>gemm                                                MARK: - gemm (private) */
-/* Tiles of the built-in matrix product: one micro-kernel per instruction set  */
-/* behind one table; packing, which also converts dtypes.                       */
-/* Needs: >>kernel.                                                             */
+/* >>kernel-round                              MARK: - kernel-round (private) */
+/* Stochastic rounding of floats to bf16.                                     */
+/* Needs: >>rng >>kernel.                                                     */
+/* ========================================================================== */
+
+/* -- stochastic rounding to bf16 ----------------------------------------------
+ * A float whose lower 16 bits are l, 2^16 times the distance to the next bf16 value below (in
+ * magnitude), is rounded away from 0 with probability l / 2^16. Element e of the whole tensor draws
+ * the random bits of (key, stream, e). */
+typedef struct tshi_noise {
+    uint64_t key, stream; /* of the random generator Philox */
+    int64_t element;      /* global index of the kernel's first element; the others follow it */
+} tshi_noise;
+
+/* Random words that were drawn: `word` is those of the elements from `first` on. */
+typedef struct tshi_words {
+    uint32_t word[TSHI_RNG_WORDS];
+    int64_t first; /* negative: none yet */
+} tshi_words;
+
+/* Returns the words of the block from the kernel's element e on. */
+TSHI_INLINE const uint32_t *tshi_kernel_words(const tshi_noise *noise, int64_t e,
+                                              tshi_words *drawn) {
+    const int64_t at = noise->element + e;
+    if (drawn->first < 0 || at + TSHI_BLOCK > drawn->first + TSHI_RNG_WORDS) {
+        drawn->first = at - at % 4; /* Philox makes 4 words at a time */
+        tshi_rng_words(noise->key, noise->stream, (uint64_t)drawn->first / 4, drawn->word);
+    }
+    return drawn->word + (at - drawn->first);
+}
+
+/* Stores a block as elements e, e + 1, ... of y, which has n, contiguous and bf16, each rounded by
+ * the 16 bits of its word from bit `shift` on. */
+TSHI_INLINE void tshi_kernel_store_random(const tshi_operand *y, int64_t e, int64_t n,
+                                          const tsh_real *block, const uint32_t *word, int shift) {
+    uint16_t rounded[TSHI_BLOCK];
+    TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
+        const uint32_t bits = tshi_dtype_float_bits((float)block[i]);
+        const uint32_t sum = (bits + (word[i] >> shift & 0xFFFFu)) >> 16;
+        rounded[i] = (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? bits >> 16 | 0x40u : sum);
+    }
+    if (n - e >= TSHI_BLOCK)
+        memcpy((uint16_t *)y->data + e, rounded, sizeof rounded);
+    else
+        memcpy((uint16_t *)y->data + e, rounded, (size_t)(n - e) * sizeof *rounded);
+}
+
+/* Kernel: x[0], bf16, = x[1], tsh_real, rounded at random. */
+TSHI_INLINE void tshi_kernel_random_body(int64_t n, const tshi_operand *x,
+                                         const tshi_noise *noise) {
+    tsh_real pad[TSHI_BLOCK];
+    tshi_words drawn;
+    drawn.first = -1;
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK)
+        tshi_kernel_store_random(&x[0], e, n, tshi_kernel_load(&x[1], e, n, pad),
+                                 tshi_kernel_words(noise, e, &drawn), 0);
+}
+TSHI_KERNEL(tshi_kernel_random, tshi_noise);
+
+/* ========================================================================== */
+/* >>gemm                                              MARK: - gemm (private) */
+/* Tiles of the built-in matrix product: the structs, and the reference       */
+/* kernel.                                                                    */
+/* Needs: >>dtype.                                                            */
 /* ========================================================================== */
 
 /* HOW IT WORKS. The blocking is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix
@@ -6574,7 +7361,11 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
     }
 }
 
-/* -- vector micro-kernels ------------------------------------------------- */
+/* ========================================================================== */
+/* >>gemm-vector                                MARK: - gemm-vector (private) */
+/* Vector micro-kernels of the product, one source for all instruction sets.  */
+/* Needs: >>kernel-isa >>gemm.                                                */
+/* ========================================================================== */
 
 #if TSHI_VECTORS
 
@@ -6860,7 +7651,11 @@ TSHI_GEMM_KERNEL(bf16, TSHI_GEMM_TARGET_BF16, TSHI_GEMM_ROWS12, 12)
 #endif
 #endif /* TSHI_VECTORS */
 
-/* -- packing -------------------------------------------------------------- */
+/* ========================================================================== */
+/* >>gemm-pack                                    MARK: - gemm-pack (private) */
+/* Packing A and B into slivers: the reference, with SSE, and of any dtype.   */
+/* Needs: >>gemm.                                                             */
+/* ========================================================================== */
 
 /* Packs: dst[p * width + i] = src[i * inc + p * ld] for from <= i < valid, 0 for valid <= i <
  * width. With from = 0, the reference that tshi_gemm_pack is tested against. i is called a lane, p
@@ -6940,6 +7735,55 @@ TSHI_OUTLINE void tshi_gemm_pack(tsh_real *TSHI_RESTRICT dst, int width, int val
 static int64_t tshi_gemm_words(tshi_gemm_form form, int64_t k) {
     return form >= TSHI_GEMM_PAIRS ? (k + 1) / 2 : k;
 }
+
+/* Packs pairs of bf16: dst[p * width + i] has elements (i, 2p) and (i, 2p + 1) of m. */
+static void tshi_gemm_pack_pairs(tsh_real *dst, int width, int valid, int64_t k,
+                                 const tshi_matrix *m) {
+    const int64_t size = tshi_dtypes[m->dtype].size;
+    for (int64_t p = 0; p < k; p += 2, dst += width)
+        for (int i = 0; i < width; i++) {
+            const char *from = (const char *)m->data + (i * m->row + p * m->column) * size;
+            const int count = i >= valid ? 0 : p + 1 < k ? 2 : 1; /* elements that exist */
+            tsh_real pair[2] = {0, 0};
+            uint32_t word;
+            tshi_dtypes[m->dtype].load(from, m->column, count, pair);
+            word = tshi_dtype_to_bf16(pair[0]) | (uint32_t)tshi_dtype_to_bf16(pair[1]) << 16;
+            memcpy(dst + i, &word, sizeof word);
+        }
+}
+
+/* Packs `valid` rows of m, k columns long, as a sliver of width `width`. Rows of another dtype are
+ * converted a few steps at a time if each is contiguous, else a step at a time. */
+static void tshi_gemm_pack_matrix(const tshi_gemm_kernel *kernel, tsh_real *dst, int width,
+                                  int valid, int64_t k, tshi_matrix m, tshi_gemm_form form) {
+    enum { STEPS = 64, ROWS = 32 };
+    const tshi_dtype *dtype = &tshi_dtypes[m.dtype];
+    tsh_real rows[ROWS * STEPS]; /* of so many rows at least as a sliver has */
+    if (form == TSHI_GEMM_REALS) /* no conversion */
+        tshi_gemm_pack(dst, width, valid, k, (const tsh_real *)m.data, m.row, m.column);
+    else if (kernel->pack && kernel->pack(dst, width, valid, k, &m, form))
+        return;
+    else if (form >= TSHI_GEMM_PAIRS)
+        tshi_gemm_pack_pairs(dst, width, valid, k, &m);
+    else if (m.column == 1)
+        for (int64_t p = 0; p < k; p += STEPS) {
+            const int64_t steps = tshi_base_min(STEPS, k - p);
+            for (int i = 0; i < valid; i++)
+                dtype->load(tshi_gemm_from(m, i, p).data, 1, steps, rows + i * STEPS);
+            tshi_gemm_pack(dst + p * width, width, valid, steps, rows, STEPS, 1);
+        }
+    else
+        for (int64_t p = 0; p < k; p++, dst += width) {
+            dtype->load(tshi_gemm_from(m, 0, p).data, m.row, valid, dst);
+            for (int i = valid; i < width; i++) dst[i] = 0; /* pads the rows that are missing */
+        }
+}
+
+/* ========================================================================== */
+/* >>gemm-avx512                                MARK: - gemm-avx512 (private) */
+/* Packing by AVX-512, which also rounds to bf16 and makes pairs.             */
+/* Needs: >>gemm-vector >>gemm-pack.                                          */
+/* ========================================================================== */
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
 /* Returns a mask of n lanes, at most 32. */
@@ -7142,6 +7986,20 @@ TSHI_AVX512 static void tshi_gemm_store_avx512(void *to, const float *from, int 
                                      : _mm512_cvtepi32_epi16(rounded));
     }
 }
+#define TSHI_GEMM_PACK_AVX512  tshi_gemm_pack_avx512
+#define TSHI_GEMM_STORE_AVX512 tshi_gemm_store_avx512
+#else
+#define TSHI_GEMM_PACK_AVX512  NULL
+#define TSHI_GEMM_STORE_AVX512 NULL
+#endif
+
+/* ========================================================================== */
+/* >>gemm-avx2                                    MARK: - gemm-avx2 (private) */
+/* Packing by AVX2.                                                           */
+/* Needs: >>kernel-isa >>gemm.                                                */
+/* ========================================================================== */
+
+#if TSHI_X86 && TSHI_GEMM_FLOAT
 /* Sets y[w] to words w of 8 columns, of which each has 4, contiguous ones; inc: bytes from column
  * to column. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_words(const char *b, int64_t inc, __m256 *y) {
@@ -7270,64 +8128,17 @@ TSHI_AVX2 static void tshi_gemm_store_avx2(void *to, const float *from, int n, t
         if (n - i < 8) memcpy((uint16_t *)to + i, rest, (size_t)(n - i) * 2);
     }
 }
-#define TSHI_GEMM_PACK_AVX2    tshi_gemm_pack_avx2
-#define TSHI_GEMM_STORE_AVX2   tshi_gemm_store_avx2
-#define TSHI_GEMM_PACK_AVX512  tshi_gemm_pack_avx512
-#define TSHI_GEMM_STORE_AVX512 tshi_gemm_store_avx512
+#define TSHI_GEMM_PACK_AVX2  tshi_gemm_pack_avx2
+#define TSHI_GEMM_STORE_AVX2 tshi_gemm_store_avx2
 #else
-#define TSHI_GEMM_PACK_AVX2    NULL
-#define TSHI_GEMM_STORE_AVX2   NULL
-#define TSHI_GEMM_PACK_AVX512  NULL
-#define TSHI_GEMM_STORE_AVX512 NULL
+#define TSHI_GEMM_PACK_AVX2  NULL
+#define TSHI_GEMM_STORE_AVX2 NULL
 #endif
 
-/* Packs pairs of bf16: dst[p * width + i] has elements (i, 2p) and (i, 2p + 1) of m. */
-static void tshi_gemm_pack_pairs(tsh_real *dst, int width, int valid, int64_t k,
-                                 const tshi_matrix *m) {
-    const int64_t size = tshi_dtypes[m->dtype].size;
-    for (int64_t p = 0; p < k; p += 2, dst += width)
-        for (int i = 0; i < width; i++) {
-            const char *from = (const char *)m->data + (i * m->row + p * m->column) * size;
-            const int count = i >= valid ? 0 : p + 1 < k ? 2 : 1; /* elements that exist */
-            tsh_real pair[2] = {0, 0};
-            uint32_t word;
-            tshi_dtypes[m->dtype].load(from, m->column, count, pair);
-            word = tshi_dtype_to_bf16(pair[0]) | (uint32_t)tshi_dtype_to_bf16(pair[1]) << 16;
-            memcpy(dst + i, &word, sizeof word);
-        }
-}
-
-/* Packs `valid` rows of m, k columns long, as a sliver of width `width`. Rows of another dtype are
- * converted a few steps at a time if each is contiguous, else a step at a time. */
-static void tshi_gemm_pack_matrix(const tshi_gemm_kernel *kernel, tsh_real *dst, int width,
-                                  int valid, int64_t k, tshi_matrix m, tshi_gemm_form form) {
-    enum { STEPS = 64, ROWS = 32 };
-    const tshi_dtype *dtype = &tshi_dtypes[m.dtype];
-    tsh_real rows[ROWS * STEPS]; /* of so many rows at least as a sliver has */
-    if (form == TSHI_GEMM_REALS) /* no conversion */
-        tshi_gemm_pack(dst, width, valid, k, (const tsh_real *)m.data, m.row, m.column);
-    else if (kernel->pack && kernel->pack(dst, width, valid, k, &m, form))
-        return;
-    else if (form >= TSHI_GEMM_PAIRS)
-        tshi_gemm_pack_pairs(dst, width, valid, k, &m);
-    else if (m.column == 1)
-        for (int64_t p = 0; p < k; p += STEPS) {
-            const int64_t steps = tshi_base_min(STEPS, k - p);
-            for (int i = 0; i < valid; i++)
-                dtype->load(tshi_gemm_from(m, i, p).data, 1, steps, rows + i * STEPS);
-            tshi_gemm_pack(dst + p * width, width, valid, steps, rows, STEPS, 1);
-        }
-    else
-        for (int64_t p = 0; p < k; p++, dst += width) {
-            dtype->load(tshi_gemm_from(m, 0, p).data, m.row, valid, dst);
-            for (int i = valid; i < width; i++) dst[i] = 0; /* pads the rows that are missing */
-        }
-}
-
 /* ========================================================================== */
-/* >>gemm-few                                        MARK: - gemm-few (private) */
-/* Products of few rows, which are bound by reading B.                          */
-/* Needs: >>gemm.                                                               */
+/* >>gemm-few                                      MARK: - gemm-few (private) */
+/* Products of few rows, which are bound by reading B.                        */
+/* Needs: >>kernel >>gemm-avx512 >>gemm-avx2.                                 */
 /* ========================================================================== */
 
 /* Returns the width to which A is packed for `few`: 1, 4 or 8, at least `rows`. */
@@ -7690,10 +8501,10 @@ TSHI_GEMM_FEW_KERNEL(bf16, TSHI_GEMM_TARGET_BF16,
 #endif
 
 /* ========================================================================== */
-/* >>gemm-api                                        MARK: - gemm-api (private) */
-/* The built-in matrix product: the loops around its tiles. Packed, cache-      */
-/* blocked, any strides: see HOW IT WORKS in >>gemm.                            */
-/* Needs: >>gemm-few.                                                           */
+/* >>gemm-api                                      MARK: - gemm-api (private) */
+/* The built-in matrix product: the loops around its tiles. Packed, cache-    */
+/* blocked, any strides: see HOW IT WORKS in >>gemm.                          */
+/* Needs: >>gemm-few.                                                         */
 /* ========================================================================== */
 
 /* -- the table ------------------------------------------------------------ */
@@ -8173,9 +8984,9 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
 }
 
 /* ========================================================================== */
-/* >>quant                                              MARK: - quant (private) */
-/* Products with quantised weights: 8-bit inputs, sums in integers.            */
-/* Needs: >>gemm >>team.                                                        */
+/* >>quant                                            MARK: - quant (private) */
+/* Products with quantised weights: 8-bit inputs, sums in integers.           */
+/* Needs: >>dtype.                                                            */
 /* ========================================================================== */
 
 /* Y = X W^T + b, with W (out, in) in blocks of 32 integers w and a scale s. X is quantised by
@@ -8279,12 +9090,13 @@ static void tshi_quant_dot_c(const tshi_quant_tile *w, const tshi_quant_source *
         }
 }
 
-/* -- AVX2, AVX-512 with VNNI -------------------------------------------------- */
+/* ========================================================================== */
+/* >>quant-avx2                                  MARK: - quant-avx2 (private) */
+/* Kernels of quantised weights with AVX2.                                    */
+/* Needs: >>kernel-isa >>quant.                                               */
+/* ========================================================================== */
 
 #if TSHI_X86
-#define TSHI_QUANT_VNNI                                                                            \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")))
-
 typedef struct tshi_quant_dword {
     signed char q[4];
 } tshi_quant_dword;
@@ -8491,6 +9303,18 @@ TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, const tshi_q
     TSHI_QUANT_SOME(2)
     TSHI_QUANT_SOME(1)
 }
+
+#endif /* TSHI_X86 */
+
+/* ========================================================================== */
+/* >>quant-vnni                                  MARK: - quant-vnni (private) */
+/* Kernels of quantised weights with AVX-512 and VNNI.                        */
+/* Needs: >>quant-avx2.                                                       */
+/* ========================================================================== */
+
+#if TSHI_X86
+#define TSHI_QUANT_VNNI                                                                            \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")))
 
 #define TSHI_QUANT_SCALE(c)  tshi_quant_two(w + (c) * row)
 static short tshi_quant_two(const unsigned char *scale) {
@@ -8700,6 +9524,12 @@ TSHI_QUANT_VNNI static void tshi_quant_dot_vnni(const tshi_quant_tile *w,
 #undef TSHI_QUANT_VNNI
 #endif /* TSHI_X86 */
 
+/* ========================================================================== */
+/* >>quant-product                            MARK: - quant-product (private) */
+/* Choosing a kernel; the product, cut into blocks for the rank's threads.    */
+/* Needs: >>team >>tensor >>gemm >>quant-vnni.                                */
+/* ========================================================================== */
+
 /* Best kernels last. */
 static const tshi_quant_kernel tshi_quant_kernels[] = {
     {"c", tshi_quant_move_c, tshi_quant_dot_c, 0},
@@ -8893,10 +9723,9 @@ static tshi_matrix tshi_quant_plain(const tsh_tensor *w, void *values, tshi_bloc
 }
 
 /* ========================================================================== */
-/* >>coll                                                MARK: - coll (private) */
-/* What every backend needs: the arithmetic of sums, comparing calls, naming   */
-/* the rank at fault, time limits, settings from the environment, sentences.   */
-/* Needs: >>base.                                                              */
+/* >>coll                                              MARK: - coll (private) */
+/* The arithmetic of sums, and collectives as text.                           */
+/* Needs: >>text >>dtype.                                                     */
 /* ========================================================================== */
 
 /* Nothing here sends, waits or allocates: a backend passes in what its ranks have called, through a
@@ -8920,84 +9749,6 @@ static int tshi_coll_pairwise(tsh_coll_kind kind) {
 /* Returns 1 for kinds that have one count per rank, repeated for each of `blocks` blocks. */
 static int tshi_coll_rows(tsh_coll_kind kind) {
     return kind == TSH_ALLGATHER || kind == TSH_REDUCE_SCATTER || kind == TSH_ALLTOALL;
-}
-
-TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
-                                 ...) {
-    va_list list;
-    error->code = code;
-    error->rank = rank;
-    va_start(list, format);
-    tsh_text_format(error->message, sizeof error->message, format, list);
-    va_end(list);
-    tshi_base_quote(error->message);
-    return code;
-}
-
-/* Bytes that no format has: they surround a number while it is looked for. */
-enum { TSHI_COLL_NUMBER = 1, TSHI_COLL_NUMBER_END = 2 };
-
-/* Copies a format, with these bytes around the conversions of floating-point numbers. Returns how
- * many there are; -1: the copy does not fit. */
-static int tshi_coll_mark_numbers(const char *format, char *to, size_t size) {
-    char *const end = to + size - 3; /* two marks and a 0 */
-    int count = 0;
-    while (*format && to < end) {
-        size_t n = 1, k;
-        int number = 0;
-        if (*format == '%') {
-            n += strspn(format + 1, "-+ #0123456789.*hlLjzt");
-            number = format[n] && strchr("fFeEgGaA", format[n]);
-            n += format[n] != '\0';
-        }
-        if (n > (size_t)(end - to)) return -1;
-        if (number) *to++ = TSHI_COLL_NUMBER;
-        for (k = 0; k < n; k++) *to++ = *format++;
-        if (number) *to++ = TSHI_COLL_NUMBER_END;
-        count += number;
-    }
-    *to = '\0';
-    return *format ? -1 : count;
-}
-
-/* Takes the marks out of a text, and makes a point of what a locale has in its place. */
-static void tshi_coll_unmark_numbers(char *text) {
-    const char *from = text;
-    int number = 0, point = 0; /* number 1: within one; point 1: it has its point */
-    for (; *from; from++) {
-        const char c = *from;
-        const int plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') ||
-                          (c >= 'A' && c <= 'Z') || c == '+' || c == '-' || c == ' ';
-        if (c == TSHI_COLL_NUMBER || c == TSHI_COLL_NUMBER_END) {
-            number = c == TSHI_COLL_NUMBER;
-            point = 0;
-        } else if (!number || plain) {
-            *text++ = c;
-        } else if (!point) {
-            *text++ = '.';
-            point = 1;
-        }
-    }
-    *text = '\0';
-}
-
-TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va_list list) {
-    /* a pointer to it: compilers warn of a format that they do not see */
-    int (*const print)(char *, size_t, const char *, va_list) = vsnprintf;
-    char probe[8] = "", marked[1024];
-    int numbers = tshi_coll_mark_numbers(format, marked, sizeof marked);
-    if (numbers) (void)snprintf(probe, sizeof probe, "%.1f", 0.5);
-    if (probe[1] == '.') numbers = 0; /* as nearly everywhere */
-    (void)print(text, capacity, numbers > 0 ? marked : format, list);
-    if (numbers > 0 && capacity) tshi_coll_unmark_numbers(text);
-}
-
-TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) {
-    size_t used = strlen(text);
-    va_list list;
-    va_start(list, format);
-    if (used + 1 < capacity) tsh_text_format(text + used, capacity - used, format, list);
-    va_end(list);
 }
 
 TSH_API tsh_comm tsh_comm_make(const tsh_comm_ops *ops, void *impl, int rank, int size,
@@ -9165,7 +9916,12 @@ TSH_API tsh_coll tsh_coll_half(const tsh_coll *coll, int receives) {
     return half;
 }
 
-/* ---- calls that do not fit ---- */
+/* ========================================================================== */
+/* >>coll-agree                                  MARK: - coll-agree (private) */
+/* Comparing the calls of all ranks; ranks that wait in a cycle; whom to      */
+/* blame.                                                                     */
+/* Needs: >>error >>coll.                                                     */
+/* ========================================================================== */
 
 /* What the ranks of a group have called, for the functions below. */
 typedef struct tshi_coll_calls {
@@ -9364,7 +10120,11 @@ TSH_API void tsh_cycle_error(int blamed, const char *in, int waits, const char *
                             waits, other);
 }
 
-/* ---- reports of ranks that wait ---- */
+/* ========================================================================== */
+/* >>coll-wait                                    MARK: - coll-wait (private) */
+/* Reports of ranks that wait: who is missing, who waits for whom.            */
+/* Needs: >>coll-agree.                                                       */
+/* ========================================================================== */
 
 /* Returns the marks (what the rank has started), which follow a report in memory. */
 static const tsh_wait_mark *tshi_coll_marks(const tsh_wait_report *report) {
@@ -9448,120 +10208,345 @@ TSH_API void tsh_wait_absent(tsh_wait_report *const *report, int r, tsh_error *e
     if (!absent) tsh_text_add(error->message, sizeof error->message, " none");
 }
 
-/* ---- time and settings ---- */
+/* ========================================================================== */
+/* >>comm                                              MARK: - comm (private) */
+/* The public entry points: check a collective, number it, count it, and hand */
+/* it to the backend; a group of one is served here.                          */
+/* Needs: >>trace >>coll.                                                     */
+/* ========================================================================== */
 
-/* Returns the value of an environment variable; NULL if the variable is unset or empty. */
-static const char *tshi_coll_env(const char *name) {
-    const char *text = getenv(name);
-    return text && text[0] ? text : NULL;
-}
+/* Every collective of the library passes through tsh_start and tsh_wait; the blocking functions
+ * fill a tsh_coll and call both (tshi_comm_run). tsh_start checks the descriptor, numbers it, and
+ * passes it to the backend, which need not check it again; then it counts calls and bytes for
+ * tsh_comm_stats and the trace. A group of one without a backend (ops is NULL) is served by
+ * tshi_comm_alone. */
 
-/* Reads a whole number at *at and moves *at past its digits. Returns 0 if there are no digits, it
- * has leading zeros, or it is above high. */
-static int tshi_coll_env_digits(const char **at, int64_t high, int64_t *value) {
-    const char *first = *at, *end = first;
-    *value = 0;
-    for (; *end >= '0' && *end <= '9'; end++) {
-        if (*value > high / 10) return 0; /* this digit would make it greater than high */
-        *value = *value * 10 + (*end - '0');
+enum { TSHI_COMM_IN_FLIGHT = 64 }; /* limit of requests in flight: rule 1 of >>comm-api */
+
+/* The elements that a collective reads from this rank's send and writes to its recv. -1: a count,
+ * or the rank to send to or receive from, is not valid. */
+typedef struct tshi_comm_size {
+    int64_t send, recv; /* in elements */
+} tshi_comm_size;
+
+/* Returns the sum of n counts times `blocks`; -1 if a count is negative or the bytes overflow. */
+static int64_t tshi_comm_total(const int64_t *counts, int n, int64_t blocks) {
+    int64_t limit = (int64_t)(PTRDIFF_MAX / 8), total = 0; /* elements of at most 8 bytes */
+    if (!counts || blocks < 0) return -1;
+    for (int r = 0; r < n; r++) {
+        if (counts[r] < 0 || counts[r] > limit - total) return -1;
+        total += counts[r];
     }
-    *at = end;
-    return end > first && (first[0] != '0' || end == first + 1) && *value <= high;
+    return total && blocks > limit / total ? -1 : total * blocks;
 }
 
-/* Fills error with 'NAME is "value"; it takes ...'. Returns -1. */
-TSH_PRINTF(4, 5)
-static int tshi_coll_env_refuse(const char *name, const char *text, tsh_error *error,
-                                const char *takes, ...) {
-    va_list list;
-    size_t i;
-    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is \"%.100s\"; it takes ", name, text);
-    i = strlen(error->message);
-    va_start(list, takes);
-    tsh_text_format(error->message + i, sizeof error->message - i, takes, list);
-    va_end(list);
-    return -1;
-}
-
-TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_error *error) {
-    const char *text = tshi_coll_env(name), *at = text;
-    int64_t number;
-    if (!text) return 0; /* variable unset or empty */
-    if (!tshi_coll_env_digits(&at, high, &number) || *at || number < low)
-        return tshi_coll_env_refuse(name, text, error,
-                                    high - low == 1 ? "%d or %d" : "a whole number from %d to %d",
-                                    low, high);
-    *value = (int)number;
-    return 1;
-}
-
-TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
-    const int64_t second = INT64_C(1000000000);
-    const char *text = tshi_coll_env(name), *at = text;
-    int64_t number = 0, unit = second; /* unit: value in ns of a digit 1 at *at */
-    int right;                         /* 1: the text is valid so far */
-    if (!text) return 0;
-    right = tshi_coll_env_digits(&at, second, &number);
-    number *= second;
-    if (right && *at == '.') {
-        const char *point = at++;
-        for (; *at >= '0' && *at <= '9'; at++) {
-            unit /= 10;
-            if (unit) number += unit * (*at - '0');
-            if (*at > '0' && number == 0) number = 1; /* less than 1 ns; 0 is no limit */
-        }
-        right = at > point + 1; /* at least one digit after the point */
+/* Returns the sizes of this rank's buffers in a collective. */
+static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *coll) {
+    tshi_comm_size size = {0, 0};
+    int n = comm->size;
+    int64_t count = tshi_comm_total(&coll->count, 1, 1), whole, own;
+    int root = coll->root >= 0 && coll->root < n;           /* 1: root is a rank */
+    int to = coll->send_to >= 0 && coll->send_to < n;       /* 1: send_to is a rank */
+    int from = coll->recv_from >= 0 && coll->recv_from < n; /* 1: recv_from is a rank */
+    switch (coll->kind) {
+    case TSH_ALLREDUCE: size.send = size.recv = count; break;
+    case TSH_ALLGATHER:
+    case TSH_REDUCE_SCATTER:
+        whole = tshi_comm_total(coll->recv_counts, n, coll->blocks); /* elements of all ranks */
+        own = whole < 0 ? -1 : coll->recv_counts[comm->rank] * coll->blocks; /* of this rank */
+        size.send = coll->kind == TSH_ALLGATHER ? own : whole;
+        size.recv = coll->kind == TSH_ALLGATHER ? whole : own;
+        break;
+    case TSH_BROADCAST: size.recv = root ? count : -1; break;
+    case TSH_ALLTOALL:
+        size.send = tshi_comm_total(coll->send_counts, n, coll->blocks);
+        size.recv = tshi_comm_total(coll->recv_counts, n, coll->blocks);
+        break;
+    case TSH_SEND: size.send = to ? count : -1; break;
+    case TSH_RECV: size.recv = from ? count : -1; break;
+    case TSH_SENDRECV:
+        size.send = to ? tshi_comm_total(coll->send_counts, 1, 1) : -1;
+        size.recv = from ? tshi_comm_total(coll->recv_counts, 1, 1) : -1;
+        break;
+    case TSH_BARRIER: break; /* no buffers */
+    case TSH_SPLIT:
+    case TSH_COLL_KINDS: size.send = -1; break; /* tsh_start refuses these */
     }
-    if (!right || *at)
-        return tshi_coll_env_refuse(name, text, error,
-                                    "a number of seconds, such as 30 or 0.5, up to %lld",
-                                    (long long)second);
-    *ns = number;
-    return 1;
+    return size;
 }
 
-TSH_API int tsh_time_limit(double given, const char *name, const char *variable, double otherwise,
-                           int64_t *ns, tsh_error *error) {
-    const int64_t never = INT64_C(1) << 61; /* in ns: 73 years */
-    *ns = (int64_t)(otherwise * 1e9);
-    if (given != given) {
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is not a number (NaN)", name);
+/* What tsh_world(NULL), tsh_tp(NULL), ... return: a group of one that refuses calls. It is const,
+ * so no function may write to it. */
+static const tsh_comm tshi_comm_none = {NULL, NULL, 0, 1, 0, 0, 0, {{0}, {0}}, NULL, NULL};
+
+/* Returns 1 if comm is open. A comm of zeros (closed, or of a rank without a color) has size 0. */
+static int tshi_comm_usable(const tsh_comm *comm) {
+    return comm && comm != &tshi_comm_none && comm->size >= 1 && comm->rank >= 0 &&
+           comm->rank < comm->size && (comm->ops || comm->size == 1); /* no ops: a group of one */
+}
+
+/* Returns 1 if dtype, counts, reduction, buffers and time limit of a collective are valid. */
+static int tshi_comm_valid(const tsh_coll *coll, tshi_comm_size size) {
+    if (!tshi_dtype_exists(coll->dtype) || tshi_dtype_in_blocks(coll->dtype)) return 0;
+    if (size.send < 0 || size.recv < 0) return 0;
+    if (tshi_coll_reduces(coll->kind) &&
+        ((unsigned)coll->redop > TSH_AVG ||
+         (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating))) /* AVG: floats only */
         return 0;
+    return (!size.send || coll->send) && (!size.recv || coll->recv) && coll->timeout_ns >= 0;
+}
+
+/* Returns n (P - 1) / P without overflow, P = size: n = q P + r gives q (P - 1) + r (P - 1) / P. */
+static uint64_t tshi_comm_share(uint64_t n, int size) {
+    uint64_t p = (uint64_t)size;
+    return n / p * (p - 1) + n % p * (p - 1) / p;
+}
+
+/* Returns the bytes that this rank sends if the ranks of the group form a ring. */
+static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi_comm_size size) {
+    uint64_t width = tsh_dtype_size(coll->dtype);
+    uint64_t send = (uint64_t)size.send * width, recv = (uint64_t)size.recv * width;
+    switch (coll->kind) {
+    case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size); /* the sum of the next two */
+    case TSH_ALLGATHER: return tshi_comm_share(recv, comm->size);
+    case TSH_REDUCE_SCATTER: return tshi_comm_share(send, comm->size);
+    case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each rank passes it on */
+    case TSH_ALLTOALL:
+        return send - (uint64_t)(coll->send_counts[comm->rank] * coll->blocks) * width;
+    default: return comm->size > 1 ? send : 0; /* sends its whole buffer */
     }
-    if (given != 0)
-        *ns = given < 0 || given > 1e9 ? never : (int64_t)(given * 1e9); /* negative: no limit */
-    else if (tsh_env_seconds(variable, ns, error) < 0)
-        return 0;
-    if (given == 0 && *ns == 0) *ns = never; /* 0 in the environment: no limit */
-    return 1;
 }
 
-TSH_API int tsh_timeout(double given, const char *name, int64_t *ns, tsh_error *error) {
-    return tsh_time_limit(given, name, "TSHARD_TIMEOUT", 300, ns, error);
+/* Runs a collective of a group of one: copies send to recv. */
+static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
+    int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER; /* 1: send goes to recv */
+    if (coll->kind == TSH_SEND || coll->kind == TSH_RECV) return TSH_ERR_ARGUMENT; /* no peer */
+    if (moves && size.send != size.recv) return TSH_ERR_ARGUMENT;                  /* cannot copy */
+    if (moves && size.send && coll->send != coll->recv)
+        memmove(coll->recv, coll->send, (size_t)size.send * tsh_dtype_size(coll->dtype));
+    return TSH_OK;
 }
 
-TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise) {
-    int64_t now = tsh_now(), wait = timeout_ns ? timeout_ns : otherwise;
-    return wait > INT64_MAX - now ? INT64_MAX : now + wait; /* must not overflow */
+/* Compares the models of the group's ranks if this rank's has changed since they were last
+ * compared. */
+static tsh_result tshi_comm_compare(tsh_comm *comm) {
+    tsh_ctx *ctx = comm ? comm->unchecked : NULL; /* NULL: compared already */
+    if (!ctx) return TSH_OK;
+    comm->unchecked = NULL; /* before the comparison, which uses comm */
+    return ctx->compare(comm, ctx);
 }
 
-TSH_API int tsh_env_text(const char *name, char *text, size_t capacity, tsh_error *error) {
-    const char *value = tshi_coll_env(name);
-    if (!value) return 0;
-    if (strlen(value) < capacity) { /* fits, with its final 0 */
-        memcpy(text, value, strlen(value) + 1);
-        return 1;
+/* Runs a blocking collective, after a comparison of the models if one is due. */
+TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
+    tsh_req req;
+    tsh_result result = tshi_coll_pairwise(coll->kind) ? TSH_OK : tshi_comm_compare(comm);
+    if (result == TSH_OK) result = tsh_start(comm, coll, &req);
+    return result != TSH_OK ? result : tsh_wait(comm, req);
+}
+
+/* Returns a tsh_coll with buffers, and with the count of kinds that have a single count. */
+static tsh_coll tshi_comm_coll(tsh_coll_kind kind, const void *send, void *recv, int64_t count,
+                               tsh_dtype dtype) {
+    tsh_coll coll = tsh_coll_make(kind, dtype);
+    coll.send = send;
+    coll.recv = recv;
+    coll.count = count;
+    return coll;
+}
+
+TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
+                                 tsh_redop op) {
+    tsh_req req;
+    tsh_result result = tshi_comm_compare(comm);
+    if (result == TSH_OK) result = tsh_allreduce_start(comm, buffer, count, dtype, op, &req);
+    return result != TSH_OK ? result : tsh_wait(comm, req);
+}
+
+TSH_API tsh_result tsh_allgather(tsh_comm *comm, const void *send, void *recv,
+                                 const int64_t *counts, int64_t blocks, tsh_dtype dtype) {
+    tsh_coll coll = tshi_comm_coll(TSH_ALLGATHER, send, recv, 0, dtype);
+    coll.recv_counts = counts;
+    coll.blocks = blocks;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_reduce_scatter(tsh_comm *comm, const void *send, void *recv,
+                                      const int64_t *counts, int64_t blocks, tsh_dtype dtype,
+                                      tsh_redop op) {
+    tsh_coll coll = tshi_comm_coll(TSH_REDUCE_SCATTER, send, recv, 0, dtype);
+    coll.recv_counts = counts;
+    coll.blocks = blocks;
+    coll.redop = op;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_broadcast(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
+                                 int root) {
+    tsh_coll coll = tshi_comm_coll(TSH_BROADCAST, NULL, buffer, count, dtype);
+    coll.root = root;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_alltoall(tsh_comm *comm, const void *send, const int64_t *send_counts,
+                                void *recv, const int64_t *recv_counts, int64_t blocks,
+                                tsh_dtype dtype) {
+    tsh_coll coll = tshi_comm_coll(TSH_ALLTOALL, send, recv, 0, dtype);
+    coll.send_counts = send_counts;
+    coll.recv_counts = recv_counts;
+    coll.blocks = blocks;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_send(tsh_comm *comm, const void *buffer, int64_t count, tsh_dtype dtype,
+                            int to) {
+    tsh_coll coll = tshi_comm_coll(TSH_SEND, buffer, NULL, count, dtype);
+    coll.send_to = to;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_recv(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
+                            int from) {
+    tsh_coll coll = tshi_comm_coll(TSH_RECV, NULL, buffer, count, dtype);
+    coll.recv_from = from;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_sendrecv(tsh_comm *comm, const void *send, int64_t send_count, int to,
+                                void *recv, int64_t recv_count, int from, tsh_dtype dtype) {
+    tsh_coll coll = tshi_comm_coll(TSH_SENDRECV, send, recv, 0, dtype);
+    coll.send_counts = &send_count;
+    coll.recv_counts = &recv_count; /* one count: no array needed */
+    coll.send_to = to;
+    coll.recv_from = from;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_barrier(tsh_comm *comm) {
+    tsh_coll coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_coll tsh_coll_make(tsh_coll_kind kind, tsh_dtype dtype) {
+    tsh_coll coll;
+    memset(&coll, 0, sizeof coll);
+    coll.size = (uint32_t)sizeof coll;
+    coll.kind = kind;
+    coll.dtype = dtype;
+    coll.blocks = 1; /* counts are not repeated */
+    coll.root = coll.send_to = coll.recv_from = coll.tag = -1;
+    return coll;
+}
+
+TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
+    tsh_result result;
+    tshi_comm_size size;
+    uint64_t bytes;
+    int64_t begin;
+    int pairwise;
+    if (!coll || !req) return TSH_ERR_ARGUMENT;
+    *req = 0;
+    if (!tshi_comm_usable(comm) || coll->size != sizeof *coll) return TSH_ERR_ARGUMENT;
+    if ((unsigned)coll->kind >= (unsigned)TSH_COLL_KINDS) return TSH_ERR_ARGUMENT;
+    if (!tshi_coll_rows(coll->kind) || coll->blocks == 0) coll->blocks = 1;
+    size = tshi_comm_measure(comm, coll);
+    if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
+    if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE; /* wait for some first */
+    pairwise = tshi_coll_pairwise(coll->kind);                        /* numbered by the backend */
+    coll->seq = pairwise ? 0 : comm->next_seq; /* position among the group's collectives */
+    begin = tshi_trace_now(comm->trace);
+    result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
+    if (result != TSH_OK) return result;
+    if (!pairwise) comm->next_seq++;
+    if (*req) comm->in_flight++; /* *req is 0: complete already */
+    bytes = tshi_comm_bytes(comm, coll, size);
+    comm->stats.calls[coll->kind]++; /* counts for tsh_comm_stats */
+    comm->stats.bytes[coll->kind] += bytes;
+    if (comm->trace) tshi_trace_sent(comm, tshi_coll_kinds[coll->kind], begin, bytes, *req);
+    return TSH_OK;
+}
+
+TSH_API tsh_result tsh_test(tsh_comm *comm, tsh_req req, int *done) {
+    if (!tshi_comm_usable(comm) || !done) return TSH_ERR_ARGUMENT;
+    *done = 1;               /* the result if req is 0 */
+    if (!req) return TSH_OK; /* the collective is complete already */
+    return comm->ops ? comm->ops->test(comm, req, done) : TSH_ERR_ARGUMENT;
+}
+
+TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req) {
+    int64_t begin;
+    tsh_result result;
+    if (!req) return TSH_OK;
+    if (!tshi_comm_usable(comm) || !comm->ops || comm->in_flight < 1) return TSH_ERR_ARGUMENT;
+    comm->in_flight--; /* also if the wait fails */
+    begin = tshi_trace_now(comm->trace);
+    result = comm->ops->wait(comm, req);
+    if (comm->trace) tshi_trace_waited(comm, req, begin);
+    return result;
+}
+
+TSH_API tsh_result tsh_allreduce_start(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
+                                       tsh_redop op, tsh_req *req) {
+    tsh_coll coll = tshi_comm_coll(TSH_ALLREDUCE, buffer, buffer, count, dtype);
+    coll.redop = op;
+    return tsh_start(comm, &coll, req);
+}
+
+TSH_API void tsh_comm_progress(tsh_comm *comm) {
+    if (comm && comm->ops) comm->ops->progress(comm);
+}
+
+/* tsh_split; `name` has the name of the new groups as an id has it (tsh_group_text); 0: none. */
+static tsh_result tshi_comm_split(tsh_comm *comm, uint64_t name, int color, int key,
+                                  tsh_comm *out) {
+    tsh_result result = TSH_OK;
+    if (!out) return TSH_ERR_ARGUMENT;
+    memset(out, 0, sizeof *out); /* no group, in case of an error */
+    out->id = name;              /* read by the backend's split */
+    if (!tshi_comm_usable(comm) || color < -1) return TSH_ERR_ARGUMENT;
+    if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
+    if (comm->ops) {
+        result = comm->ops->split(comm, color, key, out);
+        if (result != TSH_OK) return result;
+    } else if (color >= 0) {
+        out->size = 1; /* a group of one */
     }
-    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s has %lu bytes; it takes at most %lu", name,
-                        (unsigned long)strlen(value), (unsigned long)capacity - 1);
-    return -1;
+    comm->next_seq++; /* numbered like a collective */
+    comm->stats.calls[TSH_SPLIT]++;
+    return TSH_OK;
+}
+
+TSH_API tsh_result tsh_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
+    return tshi_comm_split(comm, 0, color, key, out);
+}
+
+TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
+    if (error) { /* the result if there is no error */
+        memset(error, 0, sizeof *error);
+        error->rank = -1;
+    }
+    return comm && comm->ops ? comm->ops->status(comm, error) : TSH_OK;
+}
+
+TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message) {
+    tsh_error why;
+    if (!comm || !comm->ops) return;
+    if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED; /* no error code */
+    memset(&why, 0, sizeof why); /* all bytes: a backend may send the struct */
+    (void)tsh_error_set(&why, code, -1, "%s", message ? message : ""); /* -1: not known here */
+    comm->ops->abort(comm, &why);
+}
+
+TSH_API void tsh_comm_close(tsh_comm *comm) {
+    if (!comm || comm == &tshi_comm_none) return; /* tshi_comm_none is const */
+    if (comm->ops) comm->ops->close(comm);        /* the backend ends the group */
+    memset(comm, 0, sizeof *comm);                /* size 0: closed, see tshi_comm_usable */
 }
 
 /* ========================================================================== */
-/* >>compose                                          MARK: - compose (private) */
-/* Every kind of collective, groups and errors, made of a backend's SEND and   */
-/* RECV: tsh_comm_compose.                                                     */
-/* Needs: >>coll.                                                              */
+/* >>compose                                        MARK: - compose (private) */
+/* Every kind of collective, groups and errors, made of a backend's SEND and  */
+/* RECV: tsh_comm_compose. What is sent, and how an op goes on.               */
+/* Needs: >>env >>coll-agree >>comm.                                          */
 /* ========================================================================== */
 
 /* How a collective runs:
@@ -10038,7 +11023,12 @@ static void tshi_compose_step(tshi_compose_op *op) {
     }
 }
 
-/* ---- groups ---- */
+/* ========================================================================== */
+/* >>compose-wait                              MARK: - compose-wait (private) */
+/* Groups and waiting of composed collectives, and the functions of their     */
+/* comm.                                                                      */
+/* Needs: >>coll-wait >>compose.                                              */
+/* ========================================================================== */
 
 /* Returns a group with its arrays, in one block of memory; NULL: no memory. */
 static tshi_compose_group *tshi_compose_group_new(tshi_compose_world *world, int size) {
@@ -10385,344 +11375,10 @@ TSH_API tsh_result tsh_comm_compose(const tsh_comm *messages, tsh_comm *out, tsh
 #undef TSHI_COMPOSE_MS
 
 /* ========================================================================== */
-/* >>comm                                                MARK: - comm (private) */
-/* The public entry points: check a collective, number it, count it, and hand  */
-/* it to the backend; a group of one is served here.                           */
-/* Needs: >>error >>trace >>coll.                                              */
-/* ========================================================================== */
-
-/* Every collective of the library passes through tsh_start and tsh_wait; the blocking functions
- * fill a tsh_coll and call both (tshi_comm_run). tsh_start checks the descriptor, numbers it, and
- * passes it to the backend, which need not check it again; then it counts calls and bytes for
- * tsh_comm_stats and the trace. A group of one without a backend (ops is NULL) is served by
- * tshi_comm_alone. */
-
-enum { TSHI_COMM_IN_FLIGHT = 64 }; /* limit of requests in flight: rule 1 of >>comm-api */
-
-/* The elements that a collective reads from this rank's send and writes to its recv. -1: a count,
- * or the rank to send to or receive from, is not valid. */
-typedef struct tshi_comm_size {
-    int64_t send, recv; /* in elements */
-} tshi_comm_size;
-
-/* Returns the sum of n counts times `blocks`; -1 if a count is negative or the bytes overflow. */
-static int64_t tshi_comm_total(const int64_t *counts, int n, int64_t blocks) {
-    int64_t limit = (int64_t)(PTRDIFF_MAX / 8), total = 0; /* elements of at most 8 bytes */
-    if (!counts || blocks < 0) return -1;
-    for (int r = 0; r < n; r++) {
-        if (counts[r] < 0 || counts[r] > limit - total) return -1;
-        total += counts[r];
-    }
-    return total && blocks > limit / total ? -1 : total * blocks;
-}
-
-/* Returns the sizes of this rank's buffers in a collective. */
-static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *coll) {
-    tshi_comm_size size = {0, 0};
-    int n = comm->size;
-    int64_t count = tshi_comm_total(&coll->count, 1, 1), whole, own;
-    int root = coll->root >= 0 && coll->root < n;           /* 1: root is a rank */
-    int to = coll->send_to >= 0 && coll->send_to < n;       /* 1: send_to is a rank */
-    int from = coll->recv_from >= 0 && coll->recv_from < n; /* 1: recv_from is a rank */
-    switch (coll->kind) {
-    case TSH_ALLREDUCE: size.send = size.recv = count; break;
-    case TSH_ALLGATHER:
-    case TSH_REDUCE_SCATTER:
-        whole = tshi_comm_total(coll->recv_counts, n, coll->blocks); /* elements of all ranks */
-        own = whole < 0 ? -1 : coll->recv_counts[comm->rank] * coll->blocks; /* of this rank */
-        size.send = coll->kind == TSH_ALLGATHER ? own : whole;
-        size.recv = coll->kind == TSH_ALLGATHER ? whole : own;
-        break;
-    case TSH_BROADCAST: size.recv = root ? count : -1; break;
-    case TSH_ALLTOALL:
-        size.send = tshi_comm_total(coll->send_counts, n, coll->blocks);
-        size.recv = tshi_comm_total(coll->recv_counts, n, coll->blocks);
-        break;
-    case TSH_SEND: size.send = to ? count : -1; break;
-    case TSH_RECV: size.recv = from ? count : -1; break;
-    case TSH_SENDRECV:
-        size.send = to ? tshi_comm_total(coll->send_counts, 1, 1) : -1;
-        size.recv = from ? tshi_comm_total(coll->recv_counts, 1, 1) : -1;
-        break;
-    case TSH_BARRIER: break; /* no buffers */
-    case TSH_SPLIT:
-    case TSH_COLL_KINDS: size.send = -1; break; /* tsh_start refuses these */
-    }
-    return size;
-}
-
-/* What tsh_world(NULL), tsh_tp(NULL), ... return: a group of one that refuses calls. It is const,
- * so no function may write to it. */
-static const tsh_comm tshi_comm_none = {NULL, NULL, 0, 1, 0, 0, 0, {{0}, {0}}, NULL, NULL};
-
-/* Returns 1 if comm is open. A comm of zeros (closed, or of a rank without a color) has size 0. */
-static int tshi_comm_usable(const tsh_comm *comm) {
-    return comm && comm != &tshi_comm_none && comm->size >= 1 && comm->rank >= 0 &&
-           comm->rank < comm->size && (comm->ops || comm->size == 1); /* no ops: a group of one */
-}
-
-/* Returns 1 if dtype, counts, reduction, buffers and time limit of a collective are valid. */
-static int tshi_comm_valid(const tsh_coll *coll, tshi_comm_size size) {
-    if (!tshi_dtype_exists(coll->dtype) || tshi_dtype_in_blocks(coll->dtype)) return 0;
-    if (size.send < 0 || size.recv < 0) return 0;
-    if (tshi_coll_reduces(coll->kind) &&
-        ((unsigned)coll->redop > TSH_AVG ||
-         (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating))) /* AVG: floats only */
-        return 0;
-    return (!size.send || coll->send) && (!size.recv || coll->recv) && coll->timeout_ns >= 0;
-}
-
-/* Returns n (P - 1) / P without overflow, P = size: n = q P + r gives q (P - 1) + r (P - 1) / P. */
-static uint64_t tshi_comm_share(uint64_t n, int size) {
-    uint64_t p = (uint64_t)size;
-    return n / p * (p - 1) + n % p * (p - 1) / p;
-}
-
-/* Returns the bytes that this rank sends if the ranks of the group form a ring. */
-static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi_comm_size size) {
-    uint64_t width = tsh_dtype_size(coll->dtype);
-    uint64_t send = (uint64_t)size.send * width, recv = (uint64_t)size.recv * width;
-    switch (coll->kind) {
-    case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size); /* the sum of the next two */
-    case TSH_ALLGATHER: return tshi_comm_share(recv, comm->size);
-    case TSH_REDUCE_SCATTER: return tshi_comm_share(send, comm->size);
-    case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each rank passes it on */
-    case TSH_ALLTOALL:
-        return send - (uint64_t)(coll->send_counts[comm->rank] * coll->blocks) * width;
-    default: return comm->size > 1 ? send : 0; /* sends its whole buffer */
-    }
-}
-
-/* Runs a collective of a group of one: copies send to recv. */
-static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
-    int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER; /* 1: send goes to recv */
-    if (coll->kind == TSH_SEND || coll->kind == TSH_RECV) return TSH_ERR_ARGUMENT; /* no peer */
-    if (moves && size.send != size.recv) return TSH_ERR_ARGUMENT;                  /* cannot copy */
-    if (moves && size.send && coll->send != coll->recv)
-        memmove(coll->recv, coll->send, (size_t)size.send * tsh_dtype_size(coll->dtype));
-    return TSH_OK;
-}
-
-/* Compares the models of the group's ranks if this rank's has changed since they were last
- * compared. */
-static tsh_result tshi_comm_compare(tsh_comm *comm) {
-    tsh_ctx *ctx = comm ? comm->unchecked : NULL; /* NULL: compared already */
-    if (!ctx) return TSH_OK;
-    comm->unchecked = NULL; /* before the comparison, which uses comm */
-    return ctx->compare(comm, ctx);
-}
-
-/* Runs a blocking collective, after a comparison of the models if one is due. */
-TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
-    tsh_req req;
-    tsh_result result = tshi_coll_pairwise(coll->kind) ? TSH_OK : tshi_comm_compare(comm);
-    if (result == TSH_OK) result = tsh_start(comm, coll, &req);
-    return result != TSH_OK ? result : tsh_wait(comm, req);
-}
-
-/* Returns a tsh_coll with buffers, and with the count of kinds that have a single count. */
-static tsh_coll tshi_comm_coll(tsh_coll_kind kind, const void *send, void *recv, int64_t count,
-                               tsh_dtype dtype) {
-    tsh_coll coll = tsh_coll_make(kind, dtype);
-    coll.send = send;
-    coll.recv = recv;
-    coll.count = count;
-    return coll;
-}
-
-TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
-                                 tsh_redop op) {
-    tsh_req req;
-    tsh_result result = tshi_comm_compare(comm);
-    if (result == TSH_OK) result = tsh_allreduce_start(comm, buffer, count, dtype, op, &req);
-    return result != TSH_OK ? result : tsh_wait(comm, req);
-}
-
-TSH_API tsh_result tsh_allgather(tsh_comm *comm, const void *send, void *recv,
-                                 const int64_t *counts, int64_t blocks, tsh_dtype dtype) {
-    tsh_coll coll = tshi_comm_coll(TSH_ALLGATHER, send, recv, 0, dtype);
-    coll.recv_counts = counts;
-    coll.blocks = blocks;
-    return tshi_comm_run(comm, &coll);
-}
-
-TSH_API tsh_result tsh_reduce_scatter(tsh_comm *comm, const void *send, void *recv,
-                                      const int64_t *counts, int64_t blocks, tsh_dtype dtype,
-                                      tsh_redop op) {
-    tsh_coll coll = tshi_comm_coll(TSH_REDUCE_SCATTER, send, recv, 0, dtype);
-    coll.recv_counts = counts;
-    coll.blocks = blocks;
-    coll.redop = op;
-    return tshi_comm_run(comm, &coll);
-}
-
-TSH_API tsh_result tsh_broadcast(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
-                                 int root) {
-    tsh_coll coll = tshi_comm_coll(TSH_BROADCAST, NULL, buffer, count, dtype);
-    coll.root = root;
-    return tshi_comm_run(comm, &coll);
-}
-
-TSH_API tsh_result tsh_alltoall(tsh_comm *comm, const void *send, const int64_t *send_counts,
-                                void *recv, const int64_t *recv_counts, int64_t blocks,
-                                tsh_dtype dtype) {
-    tsh_coll coll = tshi_comm_coll(TSH_ALLTOALL, send, recv, 0, dtype);
-    coll.send_counts = send_counts;
-    coll.recv_counts = recv_counts;
-    coll.blocks = blocks;
-    return tshi_comm_run(comm, &coll);
-}
-
-TSH_API tsh_result tsh_send(tsh_comm *comm, const void *buffer, int64_t count, tsh_dtype dtype,
-                            int to) {
-    tsh_coll coll = tshi_comm_coll(TSH_SEND, buffer, NULL, count, dtype);
-    coll.send_to = to;
-    return tshi_comm_run(comm, &coll);
-}
-
-TSH_API tsh_result tsh_recv(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
-                            int from) {
-    tsh_coll coll = tshi_comm_coll(TSH_RECV, NULL, buffer, count, dtype);
-    coll.recv_from = from;
-    return tshi_comm_run(comm, &coll);
-}
-
-TSH_API tsh_result tsh_sendrecv(tsh_comm *comm, const void *send, int64_t send_count, int to,
-                                void *recv, int64_t recv_count, int from, tsh_dtype dtype) {
-    tsh_coll coll = tshi_comm_coll(TSH_SENDRECV, send, recv, 0, dtype);
-    coll.send_counts = &send_count;
-    coll.recv_counts = &recv_count; /* one count: no array needed */
-    coll.send_to = to;
-    coll.recv_from = from;
-    return tshi_comm_run(comm, &coll);
-}
-
-TSH_API tsh_result tsh_barrier(tsh_comm *comm) {
-    tsh_coll coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
-    return tshi_comm_run(comm, &coll);
-}
-
-TSH_API tsh_coll tsh_coll_make(tsh_coll_kind kind, tsh_dtype dtype) {
-    tsh_coll coll;
-    memset(&coll, 0, sizeof coll);
-    coll.size = (uint32_t)sizeof coll;
-    coll.kind = kind;
-    coll.dtype = dtype;
-    coll.blocks = 1; /* counts are not repeated */
-    coll.root = coll.send_to = coll.recv_from = coll.tag = -1;
-    return coll;
-}
-
-TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
-    tsh_result result;
-    tshi_comm_size size;
-    uint64_t bytes;
-    int64_t begin;
-    int pairwise;
-    if (!coll || !req) return TSH_ERR_ARGUMENT;
-    *req = 0;
-    if (!tshi_comm_usable(comm) || coll->size != sizeof *coll) return TSH_ERR_ARGUMENT;
-    if ((unsigned)coll->kind >= (unsigned)TSH_COLL_KINDS) return TSH_ERR_ARGUMENT;
-    if (!tshi_coll_rows(coll->kind) || coll->blocks == 0) coll->blocks = 1;
-    size = tshi_comm_measure(comm, coll);
-    if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
-    if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE; /* wait for some first */
-    pairwise = tshi_coll_pairwise(coll->kind);                        /* numbered by the backend */
-    coll->seq = pairwise ? 0 : comm->next_seq; /* position among the group's collectives */
-    begin = tshi_trace_now(comm->trace);
-    result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
-    if (result != TSH_OK) return result;
-    if (!pairwise) comm->next_seq++;
-    if (*req) comm->in_flight++; /* *req is 0: complete already */
-    bytes = tshi_comm_bytes(comm, coll, size);
-    comm->stats.calls[coll->kind]++; /* counts for tsh_comm_stats */
-    comm->stats.bytes[coll->kind] += bytes;
-    if (comm->trace) tshi_trace_sent(comm, tshi_coll_kinds[coll->kind], begin, bytes, *req);
-    return TSH_OK;
-}
-
-TSH_API tsh_result tsh_test(tsh_comm *comm, tsh_req req, int *done) {
-    if (!tshi_comm_usable(comm) || !done) return TSH_ERR_ARGUMENT;
-    *done = 1;               /* the result if req is 0 */
-    if (!req) return TSH_OK; /* the collective is complete already */
-    return comm->ops ? comm->ops->test(comm, req, done) : TSH_ERR_ARGUMENT;
-}
-
-TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req) {
-    int64_t begin;
-    tsh_result result;
-    if (!req) return TSH_OK;
-    if (!tshi_comm_usable(comm) || !comm->ops || comm->in_flight < 1) return TSH_ERR_ARGUMENT;
-    comm->in_flight--; /* also if the wait fails */
-    begin = tshi_trace_now(comm->trace);
-    result = comm->ops->wait(comm, req);
-    if (comm->trace) tshi_trace_waited(comm, req, begin);
-    return result;
-}
-
-TSH_API tsh_result tsh_allreduce_start(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
-                                       tsh_redop op, tsh_req *req) {
-    tsh_coll coll = tshi_comm_coll(TSH_ALLREDUCE, buffer, buffer, count, dtype);
-    coll.redop = op;
-    return tsh_start(comm, &coll, req);
-}
-
-TSH_API void tsh_comm_progress(tsh_comm *comm) {
-    if (comm && comm->ops) comm->ops->progress(comm);
-}
-
-/* tsh_split; `name` has the name of the new groups as an id has it (tsh_group_text); 0: none. */
-static tsh_result tshi_comm_split(tsh_comm *comm, uint64_t name, int color, int key,
-                                  tsh_comm *out) {
-    tsh_result result = TSH_OK;
-    if (!out) return TSH_ERR_ARGUMENT;
-    memset(out, 0, sizeof *out); /* no group, in case of an error */
-    out->id = name;              /* read by the backend's split */
-    if (!tshi_comm_usable(comm) || color < -1) return TSH_ERR_ARGUMENT;
-    if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
-    if (comm->ops) {
-        result = comm->ops->split(comm, color, key, out);
-        if (result != TSH_OK) return result;
-    } else if (color >= 0) {
-        out->size = 1; /* a group of one */
-    }
-    comm->next_seq++; /* numbered like a collective */
-    comm->stats.calls[TSH_SPLIT]++;
-    return TSH_OK;
-}
-
-TSH_API tsh_result tsh_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
-    return tshi_comm_split(comm, 0, color, key, out);
-}
-
-TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
-    if (error) { /* the result if there is no error */
-        memset(error, 0, sizeof *error);
-        error->rank = -1;
-    }
-    return comm && comm->ops ? comm->ops->status(comm, error) : TSH_OK;
-}
-
-TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message) {
-    tsh_error why;
-    if (!comm || !comm->ops) return;
-    if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED; /* no error code */
-    memset(&why, 0, sizeof why); /* all bytes: a backend may send the struct */
-    (void)tsh_error_set(&why, code, -1, "%s", message ? message : ""); /* -1: not known here */
-    comm->ops->abort(comm, &why);
-}
-
-TSH_API void tsh_comm_close(tsh_comm *comm) {
-    if (!comm || comm == &tshi_comm_none) return; /* tshi_comm_none is const */
-    if (comm->ops) comm->ops->close(comm);        /* the backend ends the group */
-    memset(comm, 0, sizeof *comm);                /* size 0: closed, see tshi_comm_usable */
-}
-
-/* ========================================================================== */
-/* >>bucket                                            MARK: - bucket (private) */
-/* Gradients summed over dp (the data-parallel replicas) in buckets: flat        */
-/* messages, each sent as soon as it is full.                                   */
-/* Needs: >>mem >>tensor >>comm.                                                */
+/* >>bucket                                          MARK: - bucket (private) */
+/* Gradients summed over dp (the data-parallel replicas) in buckets: flat     */
+/* messages, each sent as soon as it is full.                                 */
+/* Needs: >>tensor-exact >>comm.                                              */
 /* ========================================================================== */
 
 /* Works as torch's DistributedDataParallel does. tshi_bucket_begin empties the list of buckets.
@@ -11010,9 +11666,9 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
 }
 
 /* ========================================================================== */
-/* >>tape                                                MARK: - tape (private) */
-/* Ops record their calls on the tape; backward walks it once, newest first.    */
-/* Needs: >>kernel >>bucket.                                                    */
+/* >>tape                                              MARK: - tape (private) */
+/* Ops record their calls on the tape; backward walks it once, newest first.  */
+/* Needs: >>tensor-check >>kernel.                                            */
 /* ========================================================================== */
 
 /* A forward function calls tshi_tape_record last. In backward(node), the op reads the gradient of
@@ -11175,7 +11831,11 @@ static tsh_real *tshi_tape_saved_reals(const tshi_node *node, int i, int64_t *st
     return tshi_kernel_reals_of(&saved, stride, scratch);
 }
 
-/* -- accumulators ----------------------------------------------------------- */
+/* ========================================================================== */
+/* >>tape-grad                                    MARK: - tape-grad (private) */
+/* The two accumulators of a tensor, to which backward adds its gradients.    */
+/* Needs: >>kernel-round >>bucket >>tape.                                     */
+/* ========================================================================== */
 
 /* Where a contribution to the gradient of an input goes. */
 typedef struct tshi_dest {
@@ -11502,7 +12162,12 @@ static void tshi_tape_identity(tshi_node *node, int i) {
     }
 }
 
-/* -- backward --------------------------------------------------------------- */
+/* ========================================================================== */
+/* >>tape-backward                            MARK: - tape-backward (private) */
+/* Backward: marks the nodes that a loss depends on, runs them, completes     */
+/* leaves.                                                                    */
+/* Needs: >>profile >>tape-grad.                                              */
+/* ========================================================================== */
 
 /* Returns 1 if the tape may be emptied or walked. While backward or the forward of a checkpoint
  * goes on, functions of the program are called that must not do so: then 0, and an error that names
@@ -11597,7 +12262,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
     const tsh_module *outer = ctx->module;
     const int phase = tshi_trace_phase(ctx->trace, TSHI_PHASE_BACKWARD);
     tshi_node *node, *older;
-    if (ctx->trace && ctx->trace->profile) ctx->trace->profile(ctx->trace, 0);
+    tshi_profile_step(ctx->trace, 0);
     ctx->tape.locked++; /* while backwards of the program's own are called */
     for (node = ctx->tape.newest; node; node = older) {
         older = node->older;        /* the node is released below */
@@ -11609,8 +12274,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
             for (int i = 0; i < node->n; i++) tshi_tape_input_done(node, i); /* if not yet done */
             for (int i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
             if (ctx->trace)
-                (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->op->name, begin,
-                                     bytes);
+                (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->op->name, begin, bytes);
             tshi_tape_progress(ctx);
         }
         node->out->flags |= TSHI_CONSUMED;
@@ -11794,7 +12458,7 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
     if (ctx->error.code == TSH_OK)
         (void)tshi_tape_begin(ctx, desc && desc->summed, desc ? desc->weight : 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
-    if (ctx->trace && ctx->trace->profile) ctx->trace->profile(ctx->trace, 0);
+    tshi_profile_step(ctx->trace, 0);
     if (!tshi_tape_dest_in(loss, &loss->base->gr, &dest)) return ctx->error.code;
     dest.data[0] = dest.add ? TSHI_R(dest.data[0] + TSHI_R(1)) : TSHI_R(1); /* d loss / d loss */
     if (!defer) tshi_tape_sync_begin(ctx); /* buckets are sent during the walk */
@@ -11824,7 +12488,11 @@ static int tshi_tape_pending(const tsh_tensor *leaf) {
                              (averaged || ctx->tape.summed));
 }
 
-/* -- gradients: public functions -------------------------------------------- */
+/* ========================================================================== */
+/* >>tape-leaf                                    MARK: - tape-leaf (private) */
+/* What programs ask of gradients; the ends of steps and scopes.              */
+/* Needs: >>tape-backward.                                                    */
+/* ========================================================================== */
 
 TSH_API void tsh_no_grad_begin(tsh_ctx *ctx) {
     if (!ctx) return;
@@ -11930,7 +12598,7 @@ TSH_API void tsh_zero_grad(tsh_tensor *t) {
 TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     tsh_tensor *head;
     if (!ctx) return TSH_ERR_ARGUMENT;
-    if (ctx->trace && ctx->trace->profile) ctx->trace->profile(ctx->trace, 1);
+    tshi_profile_step(ctx->trace, 1);
     if (!tshi_tape_unlocked(ctx, "tsh_step_end")) return ctx->error.code;
     tshi_tape_clear(&ctx->tape.newest, &ctx->tape.arena); /* nodes if no backward was run */
     tshi_mem_release(ctx, ctx->rope_table);
@@ -11963,9 +12631,9 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx) {
 }
 
 /* ========================================================================== */
-/* >>dump                                                MARK: - dump (private) */
-/* The tape as text: a line per node, or a graph for Graphviz.                  */
-/* Needs: >>tape.                                                               */
+/* >>dump                                              MARK: - dump (private) */
+/* The tape as text: a line per node, or a graph for Graphviz.                */
+/* Needs: >>tensor-check.                                                     */
 /* ========================================================================== */
 
 /* tsh_tape_dump prints a line per node, tsh_tape_dot a graph; both give tshi_dump_all a function
@@ -12098,383 +12766,9 @@ TSH_API TSHI_COLD tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file) {
 }
 
 /* ========================================================================== */
-/* >>profile                                          MARK: - profile (private) */
-/* Tables of where time and memory go, by op and by module.                    */
-/* Needs: >>trace >>coll >>tape.                                                */
-/* ========================================================================== */
-
-/* A profile is a trace that is not written to a file. At the end of each step, tshi_profile_fold
- * adds every event to two rows, that of its op and that of its module, and frees the events.
- * Memory: the step pool is looked at when it is fullest, all else when the tables are written. */
-
-enum { TSHI_PROFILE_NAME = 64 }; /* bytes of a row's name */
-enum { /* what a row holds */
-    TSHI_PROFILE_PARAMETERS,
-    TSHI_PROFILE_GRADIENTS,
-    TSHI_PROFILE_MOMENTS,
-    TSHI_PROFILE_STEP,
-    TSHI_PROFILE_KINDS
-};
-
-/* A row of a table. Sums of all steps, which are divided when the row is written. */
-typedef struct tshi_profile_row {
-    struct tshi_profile_row *next;
-    char name[TSHI_PROFILE_NAME];
-    int64_t calls;
-    int64_t ns[TSHI_PHASE_EVALUATION + 1]; /* nanoseconds of the row alone, by phase */
-    int64_t wait, bytes;                   /* as in tshi_event */
-    double flops;
-    size_t held[TSHI_PROFILE_KINDS]; /* bytes; modules only */
-} tshi_profile_row;
-
-typedef struct tshi_profile {
-    tshi_profile_row *ops, *modules; /* lists; modules: in the order of the tree */
-    int64_t begin, end, steps;       /* nanoseconds; number of steps that have ended until `end` */
-    int skip;                        /* 1: the first step is to be left out if there is another */
-    size_t live; /* bytes of the step pool in use when the rows' TSHI_PROFILE_STEP was measured */
-} tshi_profile;
-
-/* Returns the row of this name, added to the list if there is none; NULL: no memory. */
-static tshi_profile_row *tshi_profile_find(tshi_trace *trace, tshi_profile_row **list,
-                                           const char *name) {
-    while (*list && strncmp((*list)->name, name, TSHI_PROFILE_NAME - 1) != 0)
-        list = &(*list)->next;
-    if (*list) return *list;
-    *list = (tshi_profile_row *)tshi_mem_arena_alloc(trace->ctx, &trace->books, sizeof **list);
-    if (*list) (void)snprintf((*list)->name, TSHI_PROFILE_NAME, "%s", name);
-    return *list;
-}
-
-/* Returns the row of a module. Names that are numbers become "*": "h.3.mlp" is a part of "h.*.mlp".
- * parameter 1: the path is that of a parameter, whose own name is left out. */
-static tshi_profile_row *tshi_profile_module(tshi_trace *trace, const char *path, int parameter) {
-    char name[TSHI_PROFILE_NAME];
-    const char *end = path ? strrchr(path, '.') : NULL;
-    size_t used = 0;
-    if (!parameter && path) end = path + strlen(path);
-    while (end && path < end && used < sizeof name - 2) {
-        const size_t length = strcspn(path, ".");
-        const int number = length && strspn(path, "0123456789") == length;
-        const size_t n = number ? 1 : length;
-        if (used) name[used++] = '.';
-        (void)snprintf(name + used, sizeof name - used, "%.*s", (int)n, number ? "*" : path);
-        used = used + n < sizeof name ? used + n : sizeof name - 1;
-        path += length + (path[length] == '.');
-    }
-    name[used] = '\0';
-    return tshi_profile_find(trace, &trace->rows->modules, used ? name : "(no module)");
-}
-
-/* Adds rows for all modules below this one: the table has the order of the tree. */
-static TSHI_COLD void tshi_profile_tree(tshi_trace *trace, const tsh_module *module) {
-    (void)tshi_profile_module(trace, module->path, 0);
-    for (module = module->first; module; module = module->next) tshi_profile_tree(trace, module);
-}
-
-/* Adds an event that took `self` nanoseconds itself to a row, if there is one. */
-static void tshi_profile_add(tshi_profile_row *row, const tshi_event *event, int64_t self) {
-    if (!row) return;
-    row->ns[event->phase] += self;
-    row->calls += event->kind != TSHI_TRACE_BACKWARD;
-    row->wait += event->wait;
-    row->bytes += event->bytes;
-    row->flops += event->flops;
-}
-
-/* Adds an event to the row of its op and to that of its module. training 1: the step has a
- * backward; what runs without gradients is then an evaluation. */
-static void tshi_profile_count(tshi_trace *trace, const tshi_event *event, int64_t self,
-                               int training) {
-    const char *name = event->kind == TSHI_TRACE_MODULE  ? "modules, between ops"
-                       : event->kind == TSHI_TRACE_OPTIM ? "tsh_optim_step"
-                                                         : event->name;
-    const int evaluation = training && event->phase == TSHI_PHASE_EVALUATION;
-    tshi_profile_row **modules = &trace->rows->modules;
-    char text[TSHI_PROFILE_NAME];
-    (void)snprintf(text, sizeof text, "%s%s%s", name, event->group[0] ? " over " : "",
-                   event->group);
-    tshi_profile_add(tshi_profile_find(trace, &trace->rows->ops, evaluation ? "evaluation" : text),
-                     event, self);
-    tshi_profile_add(evaluation ? tshi_profile_find(trace, modules, "(evaluation)")
-                     : event->kind == TSHI_TRACE_OPTIM
-                         ? tshi_profile_module(trace, event->name, 1)
-                         : tshi_profile_module(trace, event->module, 0),
-                     event, self);
-}
-
-/* Adds all events to rows and frees them. Events come in the order of their ends: those that an
- * event contains are the last ones before it that began after it did. `below` makes a stack of the
- * events that no later one contains. */
-static void tshi_profile_fold(tshi_trace *trace) {
-    tshi_event *event, *top = NULL;
-    int training = 0;
-    for (event = trace->first; event; event = event->next)
-        training |= event->kind == TSHI_TRACE_BACKWARD;
-    for (event = trace->first; event; event = event->next) {
-        int64_t self = event->end - event->begin;
-        for (; top && top->begin >= event->begin; top = top->below) self -= top->end - top->begin;
-        event->below = top;
-        top = event;
-        tshi_profile_count(trace, event, self, training);
-    }
-    tshi_mem_reset(&trace->arena);
-    trace->first = trace->last = NULL;
-    trace->count = trace->depth = 0;
-    memset(trace->flight, 0, sizeof trace->flight); /* their events are freed */
-}
-
-/* Notes what each module holds of the step pool, if the pool is fuller than it was before. */
-static void tshi_profile_measure(tshi_trace *trace) {
-    const tsh_ctx *ctx = trace->ctx;
-    tshi_profile_row *row;
-    if (ctx->mem.step_live <= trace->rows->live) return;
-    trace->rows->live = ctx->mem.step_live;
-    for (row = trace->rows->modules; row; row = row->next) row->held[TSHI_PROFILE_STEP] = 0;
-    for (tshi_page *page = ctx->pool.pages; page; page = page->next) {
-        tshi_block *block = (tshi_block *)(void *)((char *)page + TSHI_POOL_OFFSET);
-        for (;; block = tshi_mem_right(block)) {
-            if (block->refs) {
-                row = tshi_profile_module(trace, block->module ? block->module->path : NULL, 0);
-                if (row) row->held[TSHI_PROFILE_STEP] += block->size + sizeof *block;
-            }
-            if (block->last) break;
-        }
-    }
-}
-
-/* tshi_trace.profile: a backward begins, or (ended 1) a step has ended. */
-static TSHI_COLD void tshi_profile_step(tshi_trace *trace, int ended) {
-    tshi_profile *profile = trace->rows;
-    tshi_profile_row *row;
-    if (!profile->modules && trace->ctx->root) tshi_profile_tree(trace, trace->ctx->root);
-    tshi_profile_measure(trace);
-    if (!ended) return;
-    if (profile->skip && profile->steps == 1) { /* another step: forget the first one */
-        for (row = profile->ops; row; row = row->next)
-            memset(&row->calls, 0, sizeof *row - offsetof(tshi_profile_row, calls));
-        for (row = profile->modules; row; row = row->next)
-            memset(&row->calls, 0,
-                   offsetof(tshi_profile_row, held) - offsetof(tshi_profile_row, calls));
-        profile->begin = profile->end;
-        profile->steps = profile->skip = 0;
-    }
-    tshi_profile_fold(trace);
-    profile->end = tshi_trace_now(trace);
-    profile->steps++;
-}
-
-/* -- the tables ------------------------------------------------------------- */
-
-/* Adds the bytes of a block, if it is one, to the row of the tensor's module; a block of several
- * tensors in equal parts. */
-static void tshi_profile_hold(tshi_trace *trace, const tsh_tensor *t, const tshi_block *block) {
-    const int kind = !block                              ? TSHI_PROFILE_STEP
-                     : block->kind == TSH_MEM_PARAMETERS ? TSHI_PROFILE_PARAMETERS
-                     : block->kind == TSH_MEM_GRADIENTS  ? TSHI_PROFILE_GRADIENTS
-                     : block->kind == TSH_MEM_OPTIMISER  ? TSHI_PROFILE_MOMENTS
-                                                         : TSHI_PROFILE_STEP;
-    tshi_profile_row *row;
-    if (kind == TSHI_PROFILE_STEP) return; /* measured elsewhere */
-    row = tshi_profile_module(trace, t->path, 1);
-    if (row) row->held[kind] += (block->size + sizeof *block) / (size_t)block->refs;
-}
-
-/* Returns all time of a row, in nanoseconds. */
-static int64_t tshi_profile_time(const tshi_profile_row *row) {
-    int64_t ns = 0;
-    for (int i = 0; i <= TSHI_PHASE_EVALUATION; i++) ns += row->ns[i];
-    return ns;
-}
-
-/* Adds up a list of rows. */
-static tshi_profile_row tshi_profile_sum(const tshi_profile_row *row) {
-    tshi_profile_row sum = TSHI_ZERO;
-    for (; row; row = row->next) {
-        for (int i = 0; i <= TSHI_PHASE_EVALUATION; i++) sum.ns[i] += row->ns[i];
-        for (int i = 0; i < TSHI_PROFILE_KINDS; i++) sum.held[i] += row->held[i];
-    }
-    return sum;
-}
-
-/* Writes the times of a row into text: forward, backward, update, share of the step. */
-static const char *tshi_profile_times(const tshi_profile *profile, const tshi_profile_row *row,
-                                      char text[TSHI_TEXT_SIZE]) {
-    const double step = 1e6 * (double)profile->steps; /* from nanoseconds to milliseconds */
-    const double all = (double)(profile->end - profile->begin);
-    const int digits = all / step < 1 ? 5 : 3; /* more of them in steps below a millisecond */
-    text[0] = '\0';
-    tsh_text_add(text, TSHI_TEXT_SIZE, "%9.*f %9.*f %9.*f %6.1f %%", digits,
-                 (double)(row->ns[TSHI_PHASE_FORWARD] + row->ns[TSHI_PHASE_EVALUATION]) / step,
-                 digits, (double)row->ns[TSHI_PHASE_BACKWARD] / step, digits,
-                 (double)row->ns[TSHI_PHASE_UPDATE] / step,
-                 100 * (double)tshi_profile_time(row) / all);
-    return text;
-}
-
-/* Logs a row of the table of ops. sum 1: the row has no calls and no rate. */
-static void tshi_profile_log_op(const tsh_ctx *ctx, const tshi_profile_row *row, int sum) {
-    const tshi_profile *profile = ctx->trace->rows;
-    const double seconds = (double)tshi_profile_time(row) / 1e9;
-    char times[TSHI_TEXT_SIZE], rate[TSHI_TEXT_SIZE] = "", calls[32] = "";
-    if (!sum)
-        tsh_text_add(calls, sizeof calls, "%.1f", (double)row->calls / (double)profile->steps);
-    if (row->flops > 0 && seconds > 0)
-        tsh_text_add(rate, sizeof rate, "  %7.1f GFLOP/s", row->flops / seconds / 1e9);
-    else if (row->bytes > 0 && seconds > 0)
-        tsh_text_add(rate, sizeof rate, "  %7.1f GB/s", (double)row->bytes / seconds / 1e9);
-    if (row->wait > 0)
-        tsh_text_add(rate, sizeof rate, ", waits %.3f ms",
-                     (double)row->wait / 1e6 / (double)profile->steps);
-    tsh_log_message(&ctx->logger, "%-30.63s %7s %s%s", row->name, calls,
-                    tshi_profile_times(profile, row, times), rate);
-}
-
-/* Logs the table of ops: those that take most of the time first. */
-static void tshi_profile_log_ops(const tsh_ctx *ctx, const tshi_profile_row *outside) {
-    tshi_profile_row *row, *most, sum = tshi_profile_sum(ctx->trace->rows->ops);
-    int64_t before = INT64_MAX, next; /* time of the row that was logged last */
-    tsh_log_message(&ctx->logger, "%-30s %7s %9s %9s %9s %8s  %s", "op", "calls", "forward",
-                    "backward", "update", "share", "   rate");
-    do {
-        next = -1;
-        most = NULL;
-        for (row = ctx->trace->rows->ops; row; row = row->next) {
-            const int64_t time = tshi_profile_time(row);
-            if (time < before && time > next) {
-                next = time;
-                most = row;
-            }
-        }
-        for (row = most; row; row = row->next)
-            if (tshi_profile_time(row) == next && row->calls) tshi_profile_log_op(ctx, row, 0);
-        before = next;
-    } while (most);
-    tshi_profile_log_op(ctx, outside, 1);
-    for (int i = 0; i <= TSHI_PHASE_EVALUATION; i++) sum.ns[i] += outside->ns[i];
-    (void)snprintf(sum.name, sizeof sum.name, "a step");
-    tshi_profile_log_op(ctx, &sum, 1);
-}
-
-/* Returns the bytes in the unit of the table: MB, or kB if all is below 10 MB. */
-static double tshi_profile_unit(const tsh_ctx *ctx, size_t bytes) {
-    return (double)bytes / (ctx->mem.total < 10000000 ? 1e3 : 1e6);
-}
-
-/* Logs a row of the table of modules. */
-static void tshi_profile_log_module(const tsh_ctx *ctx, const tshi_profile_row *row) {
-    char text[TSHI_TEXT_SIZE];
-    size_t held = 0;
-    (void)tshi_profile_times(ctx->trace->rows, row, text);
-    for (int i = 0; i < TSHI_PROFILE_KINDS; i++) {
-        held += row->held[i];
-        tsh_text_add(text, sizeof text, " %9.2f", tshi_profile_unit(ctx, row->held[i]));
-    }
-    if (!held && !tshi_profile_time(row)) return; /* a container that only calls its children */
-    tsh_log_message(&ctx->logger, "%-30.63s %s", row->name, text);
-}
-
-/* Logs the table of modules, and what else is in tsh_mem_stats. */
-static void tshi_profile_log_modules(tsh_ctx *ctx, const tshi_profile_row *outside) {
-    tshi_trace *trace = ctx->trace;
-    tshi_profile_row *row, sum;
-    const tsh_tensor *t, *head = &ctx->handles.owned;
-    const tsh_mem mem = ctx->mem;
-    for (t = head->next; t != head; t = t->next) {
-        if (t->base != t) continue; /* a view: its base has been counted */
-        tshi_profile_hold(trace, t, t->block);
-        tshi_profile_hold(trace, t, t->gr.block);
-        tshi_profile_hold(trace, t, t->gp.block);
-        tshi_profile_hold(trace, t, t->marks);
-        tshi_profile_hold(trace, t, t->low);
-        tshi_profile_hold(trace, t, t->packed);
-    }
-    tsh_log_message(&ctx->logger, "%-30s %9s %9s %9s %8s %9s %9s %9s %9s", "module", "forward",
-                    "backward", "update", "share", "parameter", "gradient", "moment", "step");
-    for (row = trace->rows->modules; row; row = row->next) tshi_profile_log_module(ctx, row);
-    tshi_profile_log_module(ctx, outside);
-    sum = tshi_profile_sum(trace->rows->modules);
-    for (int i = 0; i <= TSHI_PHASE_EVALUATION; i++) sum.ns[i] += outside->ns[i];
-    (void)snprintf(sum.name, sizeof sum.name, "a step");
-    tshi_profile_log_module(ctx, &sum);
-    tsh_log_message(&ctx->logger,
-                    "%s held; besides: %.2f of the step pool that was free then, %.2f of other "
-                    "tensors, %.2f of handles, tape, modules, profile; in all %.2f",
-                    mem.total < 10000000 ? "kB" : "MB",
-                    tshi_profile_unit(ctx, mem.now[TSH_MEM_STEP] - trace->rows->live),
-                    tshi_profile_unit(ctx, mem.now[TSH_MEM_TENSORS]),
-                    tshi_profile_unit(ctx, mem.now[TSH_MEM_BOOKS]),
-                    tshi_profile_unit(ctx, mem.total));
-}
-
-/* Ends the profile that runs: logs its tables and frees it. */
-static TSHI_COLD void tshi_profile_end(tsh_ctx *ctx) {
-    tshi_trace *trace = ctx->trace;
-    tshi_profile *profile = trace->rows;
-    const tsh_comm *world = &ctx->world;
-    tshi_profile_row outside = TSHI_ZERO;
-    if (profile->steps == 0) tshi_profile_step(trace, 1); /* no step has ended: all is one */
-    (void)snprintf(outside.name, sizeof outside.name, "outside the library");
-    outside.ns[TSHI_PHASE_FORWARD] = profile->end - profile->begin;
-    for (const tshi_profile_row *row = profile->ops; row; row = row->next)
-        outside.ns[TSHI_PHASE_FORWARD] -= tshi_profile_time(row);
-    tsh_log_message(&ctx->logger, "profile of rank %d of %d (tp %d): %lld step%s of %.3f ms",
-                    world->rank, world->size, ctx->tp.size, (long long)profile->steps,
-                    profile->steps == 1 ? "" : "s",
-                    (double)(profile->end - profile->begin) / 1e6 / (double)profile->steps);
-    tshi_profile_log_ops(ctx, &outside);
-    tshi_profile_log_modules(ctx, &outside);
-    if (trace->lost)
-        tsh_log_message(&ctx->logger, "%lld events were left out: more than %lld in a step",
-                        (long long)trace->lost, (long long)trace->desc.limit);
-    tshi_trace_drop(ctx);
-}
-
-/* Begins a profile. op: the public function, for errors. skip: as in tshi_profile. */
-static TSHI_COLD void tshi_profile_begin(tsh_ctx *ctx, const char *op, int skip) {
-    const tsh_trace_desc desc = TSHI_ZERO;
-    tshi_trace *trace = tshi_trace_new(ctx, op, &desc);
-    if (!trace) return;
-    trace->rows = (tshi_profile *)tshi_mem_arena_alloc(ctx, &trace->books, sizeof *trace->rows);
-    if (!trace->rows) {
-        tshi_trace_drop(ctx);
-        return;
-    }
-    trace->profile = tshi_profile_step;
-    trace->rows->skip = skip;
-    trace->rows->begin = trace->rows->end = tshi_trace_now(trace);
-}
-
-/* Begins the profile that TSHARD_PROFILE asks for, on rank 0. */
-static TSHI_COLD void tshi_profile_open(tsh_ctx *ctx) {
-    tsh_error error;
-    int on = 0;
-    if (ctx->error.code != TSH_OK) return;
-    if (tsh_env_int("TSHARD_PROFILE", 0, 1, &on, &error) < 0)
-        (void)tsh_fail(ctx, error.code, "tsh_open: %s", error.message);
-    if (!on || ctx->world.rank > 0) return;
-    if (!ctx->logger.fn) ctx->logger.fn = tsh_log_stderr;
-    tshi_profile_begin(ctx, "tsh_open", 1);
-}
-
-TSH_API TSHI_COLD tsh_result tsh_profile(tsh_ctx *ctx, int on) {
-    if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
-    if (on && !ctx->logger.fn)
-        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                        "tsh_profile: the tables go to the logger, and there is none; give "
-                        "tsh_open a tsh_desc.logger.fn, such as tsh_log_stderr");
-    if (!on && (!ctx->trace || !ctx->trace->profile))
-        return tsh_fail(ctx, TSH_ERR_STATE, "tsh_profile: no profile runs");
-    if (on)
-        tshi_profile_begin(ctx, "tsh_profile", 0);
-    else
-        tshi_profile_end(ctx);
-    return ctx->error.code;
-}
-
-/* ========================================================================== */
-/* >>context                                          MARK: - context (private) */
-/* One rank's world: opened from a description, closed with all it holds.      */
-/* Needs: >>gemm >>comm >>tape.                                                 */
+/* >>context                                        MARK: - context (private) */
+/* One rank's world: opened from a description, closed with all it holds.     */
+/* Needs: >>gemm-api >>tape-leaf.                                             */
 /* ========================================================================== */
 
 /* A rank of the world has three coordinates, one along each of the axes tp, pp and dp. Ranks are
@@ -12691,10 +12985,10 @@ TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *
 }
 
 /* ========================================================================== */
-/* >>rule                                                MARK: - rule (private) */
-/* Layout rules: from the layouts of an op's inputs to that of its output, and */
-/* to the inputs whose gradient is a partial sum.                               */
-/* Needs: >>tensor.                                                             */
+/* >>rule                                              MARK: - rule (private) */
+/* Layout rules: from the layouts of an op's inputs to that of its output,    */
+/* and to the inputs whose gradient is a partial sum.                         */
+/* Needs: >>tensor.                                                           */
 /* ========================================================================== */
 
 /* A tshi_op names its rule, a tshi_rule_fn; several ops share one. When a rule is called, the
@@ -13140,9 +13434,105 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
 }
 
 /* ========================================================================== */
-/* >>op-map                                            MARK: - op-map (private) */
-/* Elementwise ops, dropout and copies.                                        */
-/* Needs: >>kernel >>tape >>rule.                                               */
+/* >>op                                                  MARK: - op (private) */
+/* What all ops share: recording with options, dense copies and gradients.    */
+/* Needs: >>tape-grad >>rule.                                                 */
+/* ========================================================================== */
+
+/* Records a call of op, as tshi_tape_record does, with a copy of its options. aux (may be NULL): a
+ * block that backward reads. The node owns it from then on; if no node is recorded, as after an
+ * error, aux is released here. */
+static void tshi_op_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
+                           unsigned partial, const void *params, size_t bytes, tshi_block *aux) {
+    tshi_node *node = tshi_tape_record(op, out, in, n, partial, bytes);
+    if (!node) {
+        tshi_mem_release(out->ctx, aux);
+        return;
+    }
+    if (bytes) memcpy(node->params, params, bytes);
+    node->aux = aux;
+}
+
+/* -- dense gradients --------------------------------------------------------- */
+
+/* Returns where a kernel that outputs a dense gradient of input x writes it: to dest if dest is
+ * dense and is to be overwritten (*scratch is NULL then), else to *scratch, which
+ * tshi_op_accumulate adds to dest. Returns NULL without memory. */
+static tsh_real *tshi_op_dense_dest(const tsh_tensor *x, const tshi_dest *dest,
+                                    tshi_block **scratch) {
+    int64_t stride[TSH_MAX_DIMS];
+    int d, direct = !dest->add; /* direct: the kernel writes to dest */
+    tshi_tensor_strides(x->local, x->ndim, stride);
+    for (d = 0; d < x->ndim; d++) direct &= x->local[d] == 1 || stride[d] == dest->stride[d];
+    *scratch = NULL;
+    if (direct) return dest->data;
+    *scratch = tshi_mem_alloc(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(x)));
+    return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
+}
+
+/* Adds the gradient in scratch to dest and releases scratch. Does nothing if scratch is NULL. */
+static void tshi_op_accumulate(tsh_tensor *x, const tshi_dest *dest, tshi_block *scratch) {
+    int64_t stride[TSH_MAX_DIMS];
+    if (!scratch) return;
+    tshi_tensor_strides(x->local, x->ndim, stride);
+    tshi_tape_accumulate(x, dest, (const tsh_real *)tshi_mem_data(scratch), stride);
+    tshi_mem_release(x->ctx, scratch);
+}
+
+/* -- copies ----------------------------------------------------------------- */
+
+/* Adds both accumulators of the copy to those of the input: gr to gr and gp to gp. If the partial
+ * sum must be completed, the backward of the op that made the input does so. */
+static void tshi_op_copy_backward(tshi_node *node) {
+    tsh_tensor *out = node->out, *base = node->in[0]->base;
+    tshi_accumulator *const from[] = {&out->gr, &out->gp}, *const to[] = {&base->gr, &base->gp};
+    tshi_dest dest;
+    int i;
+    for (i = 0; i < 2 && base->requires_grad; i++)
+        if (from[i]->live && tshi_tape_dest_in(node->in[0], to[i], &dest))
+            tshi_tape_accumulate(node->in[0], &dest,
+                                 (const tsh_real *)tshi_mem_data(from[i]->block), out->stride);
+}
+
+static const tshi_op tshi_op_clone = {
+    "tsh_clone", "x",       tshi_rule_keep, tshi_op_copy_backward,
+    TSHI_NONE,   TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_PASSES_PARTIAL};
+
+/* Returns a dense copy of x, as an op: gradients flow back to x. Errors name op. */
+static tsh_tensor *tshi_op_copy(const char *op, tsh_tensor *x) {
+    tsh_shape shape = tsh_shape_of(x);
+    tsh_tensor *out = tshi_tensor_out(x->ctx, op, x->dtype, &shape, &x->layout);
+    if (!out) return NULL;
+    if (x->ctx->trace) tshi_trace_open(x->ctx->trace, tshi_op_clone.name);
+    tshi_kernel_dense(x, tshi_tensor_at(out), out->dtype, 0);
+    (void)tshi_tape_record(&tshi_op_clone, out, &x, 1, TSHI_NONE, 0);
+    return out;
+}
+
+TSH_API tsh_tensor *tsh_clone(tsh_tensor *x) {
+    return tshi_tensor_check("tsh_clone", "x", &x, 1) ? tshi_op_copy("tsh_clone", x) : NULL;
+}
+
+TSH_API tsh_tensor *tsh_detach(tsh_tensor *x) {
+    return tshi_tensor_check("tsh_detach", "x", &x, 1) ? tshi_tensor_detached(x, x->block) : NULL;
+}
+
+TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t) {
+    tsh_tensor *x, *out;
+    tsh_shape shape = tsh_shape_of(t);
+    if (!t) return NULL;
+    x = (tsh_tensor *)tshi_kernel_unconst(t);
+    if (!tshi_tensor_check("tsh_keep", "t", &x, 1)) return NULL;
+    out = tshi_tensor_make(t->ctx, "tsh_keep", TSHI_OWNED, TSH_MEM_TENSORS, t->dtype, &shape,
+                           &t->layout);
+    if (out) tshi_kernel_dense(t, tshi_tensor_at(out), t->dtype, 0);
+    return out;
+}
+
+/* ========================================================================== */
+/* >>op-map                                          MARK: - op-map (private) */
+/* Elementwise ops: unary, binary, comparisons, where, cast.                  */
+/* Needs: >>op.                                                               */
 /* ========================================================================== */
 
 /* A unary or binary op is one row, TSHI_UNARY(...) or TSHI_BINARY(...). The macro makes its
@@ -13177,20 +13567,6 @@ static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shap
     return 1;
 }
 
-/* Records a call of op, as tshi_tape_record does, with a copy of its options. aux (may be NULL): a
- * block that backward reads. The node owns it from then on; if no node is recorded, as after an
- * error, aux is released here. */
-static void tshi_map_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
-                            unsigned partial, const void *params, size_t bytes, tshi_block *aux) {
-    tshi_node *node = tshi_tape_record(op, out, in, n, partial, bytes);
-    if (!node) {
-        tshi_mem_release(out->ctx, aux);
-        return;
-    }
-    if (bytes) memcpy(node->params, params, bytes);
-    node->aux = aux;
-}
-
 /* Runs an elementwise op on inputs that have been checked, and records it unless its output has
  * integers. The kernel's operands are the output, of `dtype`, and the inputs. c: the kernel's
  * scalar, which is also passed to backward. Returns the output, or NULL after an error. */
@@ -13210,7 +13586,7 @@ static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n,
     for (i = 0; i < n; i++) tshi_kernel_tensor(&loop, in[i]); /* operands 1 to n */
     tshi_kernel_run(&loop, kernel, &c);
     if (tshi_dtypes[dtype].floating)
-        tshi_map_record(op, out, in, n, output.partial, &c, sizeof c, NULL);
+        tshi_op_record(op, out, in, n, output.partial, &c, sizeof c, NULL);
     return out;
 }
 
@@ -13495,31 +13871,12 @@ TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
     return tshi_map_run(&tshi_map_cast_op, &x, 1, dtype, tshi_kernel_copy, 0);
 }
 
-/* -- dense gradients --------------------------------------------------------- */
-
-/* Returns where a kernel that outputs a dense gradient of input x writes it: to dest if dest is
- * dense and is to be overwritten (*scratch is NULL then), else to *scratch, which
- * tshi_map_accumulate adds to dest. Returns NULL without memory. */
-static tsh_real *tshi_map_dense_dest(const tsh_tensor *x, const tshi_dest *dest,
-                                     tshi_block **scratch) {
-    int64_t stride[TSH_MAX_DIMS];
-    int d, direct = !dest->add; /* direct: the kernel writes to dest */
-    tshi_tensor_strides(x->local, x->ndim, stride);
-    for (d = 0; d < x->ndim; d++) direct &= x->local[d] == 1 || stride[d] == dest->stride[d];
-    *scratch = NULL;
-    if (direct) return dest->data;
-    *scratch = tshi_mem_alloc(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(x)));
-    return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
-}
-
-/* Adds the gradient in scratch to dest and releases scratch. Does nothing if scratch is NULL. */
-static void tshi_map_accumulate(tsh_tensor *x, const tshi_dest *dest, tshi_block *scratch) {
-    int64_t stride[TSH_MAX_DIMS];
-    if (!scratch) return;
-    tshi_tensor_strides(x->local, x->ndim, stride);
-    tshi_tape_accumulate(x, dest, (const tsh_real *)tshi_mem_data(scratch), stride);
-    tshi_mem_release(x->ctx, scratch);
-}
+/* ========================================================================== */
+/* >>op-dropout                                  MARK: - op-dropout (private) */
+/* Dropout, whose masks depend on the seed and the element's global index     */
+/* only.                                                                      */
+/* Needs: >>op.                                                               */
+/* ========================================================================== */
 
 /* -- dropout ----------------------------------------------------------------
  * y_e = x_e / (1 - p) if bits(key, stream, e) >= p 2^32, else 0, where e is the global index of the
@@ -13543,7 +13900,7 @@ typedef struct tshi_dropout_run {
 /* Returns the next mask of owner, the module that applies dropout. Its stream is a hash of owner's
  * path, the number of masks that owner has drawn, and the dp rank. owner NULL: of the number of
  * masks that this ctx has drawn and, as each pipeline stage counts for itself, the pp rank. */
-static tshi_dropout tshi_map_next_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
+static tshi_dropout tshi_dropout_next_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
     const uint64_t count = owner ? owner->dropout_calls++ : ctx->dropout_calls++;
     tshi_dropout mask = {ctx->seed, tshi_rng_hash(count, "dropout", 7), p};
     if (owner) mask.stream = tshi_rng_hash(mask.stream, owner->path, strlen(owner->path));
@@ -13553,27 +13910,27 @@ static tshi_dropout tshi_map_next_mask(tsh_ctx *ctx, double p, tsh_module *owner
     return mask;
 }
 
-enum { TSHI_MAP_DRAW = 32 }; /* words that the x86 kernels draw at a time */
+enum { TSHI_DROPOUT_DRAW = 32 }; /* words that the x86 kernels draw at a time */
 
 #if TSHI_X86
-/* As tshi_rng_words for TSHI_MAP_DRAW words, with Philox's 32-bit counters in 64-bit lanes, whose
- * upper halves are ignored: each of Philox's products is then one instruction. Compilers do not
- * find that by themselves. The order of the lanes is such that unpacking puts the words in the
+/* As tshi_rng_words for TSHI_DROPOUT_DRAW words, with Philox's 32-bit counters in 64-bit lanes,
+ * whose upper halves are ignored: each of Philox's products is then one instruction. Compilers do
+ * not find that by themselves. The order of the lanes is such that unpacking puts the words in the
  * order of tshi_rng_words. bytes: size of a vector; reg: its type; op: calls an intrinsic by name;
  * last, the lanes' order. */
-#define TSHI_MAP_WORDS(isa, TARGET, bytes, reg, op, ...)                                           \
-    typedef uint64_t tshi_map_##isa __attribute__((vector_size(bytes), may_alias));                \
-    TARGET TSHI_INLINE void tshi_map_words_##isa(uint64_t key, uint64_t stream, uint64_t position, \
-                                                 uint32_t *word) {                                 \
-        const tshi_map_##isa zero = {0}, lanes = {__VA_ARGS__};                                    \
-        const tshi_map_##isa m0 = zero + 0xD2511F53u, m1 = zero + 0xCD9E8D57u;                     \
+#define TSHI_DROPOUT_WORDS(isa, TARGET, bytes, reg, op, ...)                                       \
+    typedef uint64_t tshi_dropout_##isa __attribute__((vector_size(bytes), may_alias));            \
+    TARGET TSHI_INLINE void tshi_dropout_words_##isa(uint64_t key, uint64_t stream,                \
+                                                     uint64_t position, uint32_t *word) {          \
+        const tshi_dropout_##isa zero = {0}, lanes = {__VA_ARGS__};                                \
+        const tshi_dropout_##isa m0 = zero + 0xD2511F53u, m1 = zero + 0xCD9E8D57u;                 \
         int i, r;                                                                                  \
-        for (i = 0; i < TSHI_MAP_DRAW; i += (bytes) / 2) {                                         \
-            tshi_map_##isa c0 = lanes + (position + (uint64_t)i / 4), c1 = c0 >> 32, a, b;         \
-            tshi_map_##isa c2 = zero + stream, c3 = c2 >> 32, k0 = zero + key, k1 = k0 >> 32;      \
+        for (i = 0; i < TSHI_DROPOUT_DRAW; i += (bytes) / 2) {                                     \
+            tshi_dropout_##isa c0 = lanes + (position + (uint64_t)i / 4), c1 = c0 >> 32, a, b;     \
+            tshi_dropout_##isa c2 = zero + stream, c3 = c2 >> 32, k0 = zero + key, k1 = k0 >> 32;  \
             for (r = 0; r < 10; r++) { /* Philox's rounds */                                       \
-                a = (tshi_map_##isa)op(mul_epu32, (reg)c0, (reg)m0);                               \
-                b = (tshi_map_##isa)op(mul_epu32, (reg)c2, (reg)m1);                               \
+                a = (tshi_dropout_##isa)op(mul_epu32, (reg)c0, (reg)m0);                           \
+                b = (tshi_dropout_##isa)op(mul_epu32, (reg)c2, (reg)m1);                           \
                 c0 = (b >> 32) ^ c1 ^ k0;                                                          \
                 c2 = (a >> 32) ^ c3 ^ k1;                                                          \
                 c1 = b;                                                                            \
@@ -13583,8 +13940,8 @@ enum { TSHI_MAP_DRAW = 32 }; /* words that the x86 kernels draw at a time */
             }                                                                                      \
             a = (c0 & 0xFFFFFFFFu) | c1 << 32;                                                     \
             b = (c2 & 0xFFFFFFFFu) | c3 << 32;                                                     \
-            c0 = (tshi_map_##isa)op(unpacklo_epi64, (reg)a, (reg)b);                               \
-            c1 = (tshi_map_##isa)op(unpackhi_epi64, (reg)a, (reg)b);                               \
+            c0 = (tshi_dropout_##isa)op(unpacklo_epi64, (reg)a, (reg)b);                           \
+            c1 = (tshi_dropout_##isa)op(unpackhi_epi64, (reg)a, (reg)b);                           \
             memcpy(word + i, &c0, bytes);                                                          \
             memcpy(word + i + (bytes) / 4, &c1, bytes);                                            \
         }                                                                                          \
@@ -13592,22 +13949,22 @@ enum { TSHI_MAP_DRAW = 32 }; /* words that the x86 kernels draw at a time */
 /* The form with a mask, here of all lanes: without it gcc 12 warns of its own header. */
 #define TSHI_MAP_256(name, a, b) _mm256_##name(a, b)
 #define TSHI_MAP_512(name, a, b) _mm512_maskz_##name(0xFF, a, b)
-TSHI_MAP_WORDS(avx2, TSHI_AVX2, 32, __m256i, TSHI_MAP_256, 0, 2, 1, 3)
-TSHI_MAP_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2, 6, 3, 7)
+TSHI_DROPOUT_WORDS(avx2, TSHI_AVX2, 32, __m256i, TSHI_MAP_256, 0, 2, 1, 3)
+TSHI_DROPOUT_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2, 6, 3, 7)
 #undef TSHI_MAP_256
 #undef TSHI_MAP_512
-#undef TSHI_MAP_WORDS
+#undef TSHI_DROPOUT_WORDS
 #else
-#define tshi_map_words_avx2   tshi_rng_words /* not x86: no such kernels */
-#define tshi_map_words_avx512 tshi_rng_words
+#define tshi_dropout_words_avx2   tshi_rng_words /* not x86: no such kernels */
+#define tshi_dropout_words_avx512 tshi_rng_words
 #endif
-#define tshi_map_words_portable tshi_rng_words
+#define tshi_dropout_words_portable tshi_rng_words
 
 /* Defines the dropout kernel: y = x times 0 or 1 / (1 - p). Operands: y and x (may be y), dense.
  * draw: words that are drawn at a time. */
-#define TSHI_MAP_MASK(isa, TARGET, draw)                                                           \
-    TARGET static void tshi_map_mask_##isa(int64_t n, const tshi_operand *operand,                 \
-                                           const void *params) {                                   \
+#define TSHI_DROPOUT_MASK(isa, TARGET, draw)                                                       \
+    TARGET static void tshi_dropout_mask_##isa(int64_t n, const tshi_operand *operand,             \
+                                               const void *params) {                               \
         const tshi_dropout_run *part = (const tshi_dropout_run *)params;                           \
         tsh_real *y = (tsh_real *)operand[0].data;                                                 \
         const tsh_real *x = (const tsh_real *)operand[1].data;                                     \
@@ -13619,56 +13976,56 @@ TSHI_MAP_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2, 6,
         int64_t i, j, m;                                                                           \
         int skip = (int)(part->first % 4); /* Philox makes 4 words at a time */                    \
         for (i = 0; i < n; i += m, skip = 0) {                                                     \
-            m = tshi_base_min((draw) - skip, n - i);                                               \
-            tshi_map_words_##isa(key, stream, (uint64_t)(part->first + i) / 4, word);              \
+            m = tshi_base_min((draw)-skip, n - i);                                                 \
+            tshi_dropout_words_##isa(key, stream, (uint64_t)(part->first + i) / 4, word);          \
             TSHI_LANES for (j = 0; j < m; j++)                                                     \
                 y[i + j] = word[skip + j] >= below ? x[i + j] * scale : 0;                         \
         }                                                                                          \
     }
-TSHI_MAP_MASK(portable, , TSHI_RNG_WORDS)
-TSHI_MAP_MASK(avx2, TSHI_AVX2, TSHI_MAP_DRAW)
-TSHI_MAP_MASK(avx512, TSHI_AVX512, TSHI_MAP_DRAW)
-#undef TSHI_MAP_MASK
-#undef tshi_map_words_portable
+TSHI_DROPOUT_MASK(portable, , TSHI_RNG_WORDS)
+TSHI_DROPOUT_MASK(avx2, TSHI_AVX2, TSHI_DROPOUT_DRAW)
+TSHI_DROPOUT_MASK(avx512, TSHI_AVX512, TSHI_DROPOUT_DRAW)
+#undef TSHI_DROPOUT_MASK
+#undef tshi_dropout_words_portable
 #if !TSHI_X86
-#undef tshi_map_words_avx2
-#undef tshi_map_words_avx512
+#undef tshi_dropout_words_avx2
+#undef tshi_dropout_words_avx512
 #endif
-TSHI_KERNEL_TABLE(tshi_map_mask);
+TSHI_KERNEL_TABLE(tshi_dropout_mask);
 
 /* Applies dropout to `length` adjacent elements, which begin at index `global` of the whole tensor
  * and at index `local` of this rank's values. */
-static void tshi_map_mask_run(tshi_dropout_run *run, int64_t global, int64_t local,
-                              int64_t length) {
+static void tshi_dropout_mask_run(tshi_dropout_run *run, int64_t global, int64_t local,
+                                  int64_t length) {
     const tshi_operand x[2] = {tshi_kernel_reals(run->y + local, 1),
                                tshi_kernel_reals(run->x + local, 1)};
     run->first = global;
-    tshi_map_mask[run->isa](length, x, run);
+    tshi_dropout_mask[run->isa](length, x, run);
 }
 
 /* Applies dropout to this rank's shard of t. */
-static void tshi_map_mask_all(tshi_dropout_run *run, const tsh_tensor *t) {
+static void tshi_dropout_mask_all(tshi_dropout_run *run, const tsh_tensor *t) {
     tshi_runs part = tshi_tensor_own_runs(t);
     while (tshi_tensor_next_run(&part))
-        tshi_map_mask_run(run, part.global, part.local, part.length);
+        tshi_dropout_mask_run(run, part.global, part.local, part.length);
 }
 
 /* dx = dropout of dy, with the same mask. */
-static void tshi_map_dropout_backward(tshi_node *node) {
+static void tshi_dropout_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     tshi_dropout_run run = {(const tshi_dropout *)node->params, tshi_tape_grad(node), NULL,
                             out->ctx->isa, 0};
     tshi_dest dest;
     tshi_block *scratch;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    run.y = tshi_map_dense_dest(node->in[0], &dest, &scratch); /* dx, or *scratch */
+    run.y = tshi_op_dense_dest(node->in[0], &dest, &scratch); /* dx, or *scratch */
     if (!run.y) return;
-    tshi_map_mask_all(&run, out);
-    tshi_map_accumulate(node->in[0], &dest, scratch);
+    tshi_dropout_mask_all(&run, out);
+    tshi_op_accumulate(node->in[0], &dest, scratch);
 }
 
-static const tshi_op tshi_map_dropout_op = {
-    "tsh_dropout", "x", tshi_rule_keep, tshi_map_dropout_backward, TSHI_NONE, 0};
+static const tshi_op tshi_dropout_op = {
+    "tsh_dropout", "x", tshi_rule_keep, tshi_dropout_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_dropout", "x", &x, 1);
@@ -13683,71 +14040,21 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     if (p <= 0) return x; /* p is 0: no mask is drawn */
     out = tshi_tensor_out(ctx, "tsh_dropout", x->dtype, &shape, &x->layout);
     if (!out) return NULL;
-    mask = tshi_map_next_mask(ctx, p, owner);
+    mask = tshi_dropout_next_mask(ctx, p, owner);
     run.isa = ctx->isa;
     run.y = tshi_kernel_output(out, &unrounded);   /* out's values, or *unrounded */
     run.x = tshi_kernel_packed_reals(x, &scratch); /* x's values, or a dense copy in *scratch */
-    if (run.x && run.y) tshi_map_mask_all(&run, out);
+    if (run.x && run.y) tshi_dropout_mask_all(&run, out);
     tshi_mem_release(ctx, scratch);
     tshi_kernel_output_done(out, unrounded); /* rounds to out's dtype */
-    tshi_map_record(&tshi_map_dropout_op, out, &x, 1, TSHI_NONE, &mask, sizeof mask, NULL);
+    tshi_op_record(&tshi_dropout_op, out, &x, 1, TSHI_NONE, &mask, sizeof mask, NULL);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
-/* -- copies ----------------------------------------------------------------- */
-
-/* Adds both accumulators of the copy to those of the input: gr to gr and gp to gp. If the partial
- * sum must be completed, the backward of the op that made the input does so. */
-static void tshi_map_copy_backward(tshi_node *node) {
-    tsh_tensor *out = node->out, *base = node->in[0]->base;
-    tshi_accumulator *const from[] = {&out->gr, &out->gp}, *const to[] = {&base->gr, &base->gp};
-    tshi_dest dest;
-    int i;
-    for (i = 0; i < 2 && base->requires_grad; i++)
-        if (from[i]->live && tshi_tape_dest_in(node->in[0], to[i], &dest))
-            tshi_tape_accumulate(node->in[0], &dest,
-                                 (const tsh_real *)tshi_mem_data(from[i]->block), out->stride);
-}
-
-static const tshi_op tshi_map_clone_op = {
-    "tsh_clone", "x",       tshi_rule_keep, tshi_map_copy_backward,
-    TSHI_NONE,   TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_PASSES_PARTIAL};
-
-/* Returns a dense copy of x, as an op: gradients flow back to x. Errors name op. */
-static tsh_tensor *tshi_map_copy(const char *op, tsh_tensor *x) {
-    tsh_shape shape = tsh_shape_of(x);
-    tsh_tensor *out = tshi_tensor_out(x->ctx, op, x->dtype, &shape, &x->layout);
-    if (!out) return NULL;
-    if (x->ctx->trace) tshi_trace_open(x->ctx->trace, tshi_map_clone_op.name);
-    tshi_kernel_dense(x, tshi_tensor_at(out), out->dtype, 0);
-    (void)tshi_tape_record(&tshi_map_clone_op, out, &x, 1, TSHI_NONE, 0);
-    return out;
-}
-
-TSH_API tsh_tensor *tsh_clone(tsh_tensor *x) {
-    return tshi_tensor_check("tsh_clone", "x", &x, 1) ? tshi_map_copy("tsh_clone", x) : NULL;
-}
-
-TSH_API tsh_tensor *tsh_detach(tsh_tensor *x) {
-    return tshi_tensor_check("tsh_detach", "x", &x, 1) ? tshi_tensor_detached(x, x->block) : NULL;
-}
-
-TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t) {
-    tsh_tensor *x, *out;
-    tsh_shape shape = tsh_shape_of(t);
-    if (!t) return NULL;
-    x = (tsh_tensor *)tshi_kernel_unconst(t);
-    if (!tshi_tensor_check("tsh_keep", "t", &x, 1)) return NULL;
-    out = tshi_tensor_make(t->ctx, "tsh_keep", TSHI_OWNED, TSH_MEM_TENSORS, t->dtype, &shape,
-                           &t->layout);
-    if (out) tshi_kernel_dense(t, tshi_tensor_at(out), t->dtype, 0);
-    return out;
-}
-
 /* ========================================================================== */
-/* >>op-reduce                                      MARK: - op-reduce (private) */
-/* Ops along one dimension, or all: sum, mean, max, argmax, softmax.           */
-/* Needs: >>op-map >>comm.                                                      */
+/* >>op-reduce                                    MARK: - op-reduce (private) */
+/* Ops along one dimension, or all: sum, mean, max, argmax, softmax.          */
+/* Needs: >>op-map.                                                           */
 /* ========================================================================== */
 
 /* Every op here calls tshi_reduce_plan, which derives the output's shape and layout and the sizes
@@ -13897,7 +14204,7 @@ static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim,
     if (!sums) return NULL;
     tshi_reduce_sums(x, out, &r, sums);
     tshi_kernel_output_done(out, unrounded); /* rounds to out's dtype */
-    tshi_map_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, NULL);
+    tshi_op_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, NULL);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
@@ -14062,7 +14369,7 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     tsh_real *max = NULL; /* where the maxima go; NULL: not needed */
     void *place;          /* int64_t indices: in out, or in aux for backward */
     const int argmax = what != TSHI_LARGEST_VALUE;
-    int cut, keeps;       /* the dimension is sharded over several ranks; maxima are in scratch */
+    int cut, keeps; /* the dimension is sharded over several ranks; maxima are in scratch */
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
@@ -14097,7 +14404,7 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
         tshi_mem_release(ctx, unrounded);
     else
         tshi_kernel_output_done(out, unrounded);
-    tshi_map_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, aux);
+    tshi_op_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, aux);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
@@ -14183,11 +14490,11 @@ static void tshi_reduce_softmax_backward(tshi_node *node) {
     y.block = node->saved[1];       /* the values of the output */
     dy.block = node->out->gr.block; /* with the strides of y */
     dy.dtype = TSH_REAL;
-    rows.x[0] = tshi_kernel_reals(tshi_map_dense_dest(&dx, &dest, &scratch[0]), params->n);
+    rows.x[0] = tshi_kernel_reals(tshi_op_dense_dest(&dx, &dest, &scratch[0]), params->n);
     rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&y, &scratch[1]), params->n);
     rows.x[2] = tshi_kernel_reals(tshi_kernel_packed_reals(&dy, &scratch[2]), params->n);
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, params->n);
-    tshi_map_accumulate(&dx, &dest, scratch[0]); /* no-op if the kernel wrote to dest itself */
+    tshi_op_accumulate(&dx, &dest, scratch[0]); /* no-op if the kernel wrote to dest itself */
     tshi_mem_release(ctx, scratch[1]);
     tshi_mem_release(ctx, scratch[2]);
 }
@@ -14217,7 +14524,7 @@ static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int d
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, r.params.n);
     tshi_mem_release(ctx, scratch);
     tshi_kernel_output_done(&ys, unrounded);
-    tshi_map_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, NULL);
+    tshi_op_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, NULL);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
@@ -14230,9 +14537,9 @@ TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim) {
 }
 
 /* ========================================================================== */
-/* >>op-view                                          MARK: - op-view (private) */
-/* Other shapes for the same values: permute, slice, concat, reshape.          */
-/* Needs: >>op-map.                                                             */
+/* >>op-view                                        MARK: - op-view (private) */
+/* Other shapes for the same values: permute, slice, concat, reshape.         */
+/* Needs: >>op.                                                               */
 /* ========================================================================== */
 
 /* A view shares the memory (block) of its base and has sizes, strides, an offset and a layout of
@@ -14436,7 +14743,7 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
         tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
         at += parts[i]->local[d] * out->stride[d] * tshi_dtypes[out->dtype].size;
     }
-    tshi_map_record(op, out, parts, n, TSHI_NONE, &d, sizeof d, NULL);
+    tshi_op_record(op, out, parts, n, TSHI_NONE, &d, sizeof d, NULL);
     return out;
 }
 
@@ -14622,16 +14929,16 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
     out = tshi_tensor_view(x);
     if (!out || tshi_tensor_set_shape(out, "tsh_reshape", &shape, &layout) != TSH_OK) return NULL;
     if (!tshi_view_strides(x, out->ndim, out->local, out->stride)) {
-        x = tshi_map_copy("tsh_reshape", x); /* dense: has strides for every shape */
+        x = tshi_op_copy("tsh_reshape", x); /* dense: has strides for every shape */
         return x ? tsh_reshape(x, shape) : NULL;
     }
     return out;
 }
 
 /* ========================================================================== */
-/* >>redistribute                                MARK: - redistribute (private) */
-/* Changes of layout: tsh_redistribute, tsh_set_layout, tsh_tp_...             */
-/* Needs: >>op-map.                                                             */
+/* >>redistribute                              MARK: - redistribute (private) */
+/* Changes of layout: tsh_redistribute, tsh_set_layout, tsh_tp_...            */
+/* Needs: >>op-map.                                                           */
 /* ========================================================================== */
 
 /* tshi_redistribute_move does every change of layout, in forward and in backward. R: replicated,
@@ -14824,12 +15131,12 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
     tshi_dest dest;
     tsh_real *dx; /* dense gradient, of layout `to` */
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    dx = tshi_map_dense_dest(x, &dest, &scratch);
+    dx = tshi_op_dense_dest(x, &dest, &scratch);
     if (dx && dtype != TSH_REAL) sent = tshi_kernel_rounded(x->ctx, g, n, dtype);
     if (dx && tshi_redistribute_move(form, from, to, dtype, sent ? tshi_mem_data(sent) : g, dx) ==
                   TSH_OK) {
         tshi_kernel_widen(dx, tsh_local_numel(x), dtype);
-        tshi_map_accumulate(x, &dest, scratch);
+        tshi_op_accumulate(x, &dest, scratch);
     } else {
         tshi_mem_release(x->ctx, scratch);
     }
@@ -14870,7 +15177,7 @@ static tsh_tensor *tshi_redistribute_run(const tshi_op *op, tsh_tensor *x, const
     result = tshi_redistribute_move(out, from, layout, x->dtype, values, tshi_tensor_at(out));
     tshi_mem_release(x->ctx, scratch);
     if (result != TSH_OK) return NULL;
-    tshi_map_record(op, out, &x, 1, TSHI_NONE, &back, sizeof back, NULL);
+    tshi_op_record(op, out, &x, 1, TSHI_NONE, &back, sizeof back, NULL);
     return out;
 }
 
@@ -14906,7 +15213,7 @@ TSH_API tsh_tensor *tsh_full(tsh_tensor *x) {
 /* Returns a new handle of x's values, for an op that changes only gradients or the layout; NULL: no
  * memory. If *x is not dense, a dense copy replaces it: gradients have their tensor's strides. */
 static tsh_tensor *tshi_redistribute_window(const char *op, tsh_tensor **x) {
-    if (!tshi_tensor_is_dense(*x)) *x = tshi_map_copy(op, *x);
+    if (!tshi_tensor_is_dense(*x)) *x = tshi_op_copy(op, *x);
     return *x ? tshi_tensor_detached(*x, (*x)->block) : NULL;
 }
 
@@ -15069,7 +15376,7 @@ TSH_API tsh_tensor *tsh_tp_copy(tsh_tensor *x, tsh_redop op) {
     if (ctx->tp.size == 1 || !tshi_tape_records(ctx, &x, 1)) return x; /* acts only in backward */
     out = tshi_redistribute_window("tsh_tp_copy", &x);
     if (!out) return NULL;
-    tshi_map_record(&tshi_redistribute_copy_op, out, &x, 1, TSHI_NONE, &op, sizeof op, NULL);
+    tshi_op_record(&tshi_redistribute_copy_op, out, &x, 1, TSHI_NONE, &op, sizeof op, NULL);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
@@ -15230,9 +15537,9 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
 }
 
 /* ========================================================================== */
-/* >>op-matmul                                      MARK: - op-matmul (private) */
-/* Products of matrices, by the ctx's gemm and the rank's threads.             */
-/* Needs: >>gemm-api >>redistribute.                                            */
+/* >>op-matmul                                    MARK: - op-matmul (private) */
+/* Products of matrices, by the ctx's gemm and the rank's threads.            */
+/* Needs: >>gemm-api >>tape-backward >>rule.                                  */
 /* ========================================================================== */
 
 /* Every product but attention's is computed by tshi_matmul_run, which divides it among threads. A
@@ -15565,10 +15872,10 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
 }
 
 /* ========================================================================== */
-/* >>op-linear                                      MARK: - op-linear (private) */
-/* Y = X W^T + b: plain, or column- or row-parallel by the weight's layout.    */
-/* dX = dY W, dW = dY^T X, db = the sum of dY's rows.                           */
-/* Needs: >>op-matmul.                                                          */
+/* >>op-linear                                    MARK: - op-linear (private) */
+/* Y = X W^T + b: plain, or column- or row-parallel by the weight's layout.   */
+/* dX = dY W, dW = dY^T X, db = the sum of dY's rows.                         */
+/* Needs: >>quant-product >>redistribute >>op-matmul.                         */
 /* ========================================================================== */
 
 /* Shapes: X (.., in), W (out, in), b (out), Y (.., out). W sharded along `out` (column-parallel)
@@ -15739,7 +16046,7 @@ static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gat
         x = tsh_redistribute(x, layout);
     }
     if (!x || (gathered ? tshi_tensor_is_dense(x) : tshi_kernel_rows(x, &rows, &step))) return x;
-    return tshi_map_copy("tsh_linear", x);
+    return tshi_op_copy("tsh_linear", x);
 }
 
 static const tshi_op tshi_linear_op = {
@@ -15766,7 +16073,7 @@ static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
     if (!out) return NULL;
     tshi_linear_forward(in, out, &how);
     if (ctx->error.code != TSH_OK) return NULL;
-    tshi_map_record(op, out, in, 3, output.partial, &how, sizeof how, NULL);
+    tshi_op_record(op, out, in, 3, output.partial, &how, sizeof how, NULL);
     return out;
 }
 
@@ -15775,9 +16082,9 @@ TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
 }
 
 /* ========================================================================== */
-/* >>op-embedding                                MARK: - op-embedding (private) */
-/* out_i = W[id_i] and dW[id_i] += dout_i.                                      */
-/* Needs: >>redistribute.                                                       */
+/* >>op-embedding                              MARK: - op-embedding (private) */
+/* out_i = W[id_i] and dW[id_i] += dout_i.                                    */
+/* Needs: >>op-map.                                                           */
 /* ========================================================================== */
 
 /* Shapes: W (V, D), ids (..), out (.., D). If W is sharded along V, an id whose row is on another
@@ -16026,14 +16333,14 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
               : NULL;
     if (!aux) return NULL;
     tshi_embedding_run(ids, w, desc, &lookup, (int64_t *)tshi_mem_data(aux), out);
-    tshi_map_record(op, out, in, 2, output.partial, &lookup, sizeof lookup, aux);
+    tshi_op_record(op, out, in, 2, output.partial, &lookup, sizeof lookup, aux);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 /* ========================================================================== */
-/* >>op-norm                                          MARK: - op-norm (private) */
-/* Layer norm (Ba et al. 2016), RMS norm (Zhang & Sennrich 2019).              */
-/* Needs: >>redistribute.                                                       */
+/* >>op-norm                                        MARK: - op-norm (private) */
+/* Layer norm (Ba et al. 2016), RMS norm (Zhang & Sennrich 2019).             */
+/* Needs: >>op.                                                               */
 /* ========================================================================== */
 
 /* Normalises each row of d features (the last dimension). With xh = (x - mean) rstd and h = dy w:
@@ -16394,9 +16701,9 @@ static int tshi_norm_inputs(const char *op, tsh_tensor **in) {
     int64_t rows, step;
     int i;
     for (i = 0; i < 3; i++)
-        if (in[i] && (in[i]->stride[in[i]->ndim - 1] != 1 ||
-                      !tshi_kernel_rows(in[i], &rows, &step)))
-            if (!(in[i] = tshi_map_copy(op, in[i]))) return 0;
+        if (in[i] &&
+            (in[i]->stride[in[i]->ndim - 1] != 1 || !tshi_kernel_rows(in[i], &rows, &step)))
+            if (!(in[i] = tshi_op_copy(op, in[i]))) return 0;
     return 1;
 }
 
@@ -16450,7 +16757,7 @@ static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor 
     if (ctx->error.code == TSH_OK) tshi_norm_forward(ctx, &work, &p);
     for (i = 0; i < 3; i++) tshi_mem_release(ctx, scratch[i]);
     tshi_kernel_output_done(out, unrounded);
-    tshi_map_record(op, out, in, 3, output.partial, &p, sizeof p, stats);
+    tshi_op_record(op, out, in, 3, output.partial, &p, sizeof p, stats);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
@@ -16487,9 +16794,9 @@ TSH_API tsh_tensor *tsh_rms_norm_with(tsh_tensor *x, tsh_tensor *weight,
 }
 
 /* ========================================================================== */
-/* >>op-rope                                          MARK: - op-rope (private) */
-/* Rotary position embedding (Su et al. 2021).                                  */
-/* Needs: >>op-map.                                                             */
+/* >>op-rope                                        MARK: - op-rope (private) */
+/* Rotary position embedding (Su et al. 2021).                                */
+/* Needs: >>op.                                                               */
 /* ========================================================================== */
 
 /* x is (.., T, D). Pair i of the row at position t is rotated by the angle u = t base^(-2 i /
@@ -16675,14 +16982,14 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     if (values && y) tshi_rope_rotate(x, &rope, table, values, stride, y, out->stride);
     tshi_mem_release(ctx, scratch);
     tshi_kernel_output_done(out, unrounded);
-    tshi_map_record(op, out, &x, 1, output.partial, &rope, sizeof rope, table);
+    tshi_op_record(op, out, &x, 1, output.partial, &rope, sizeof rope, table);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 /* ========================================================================== */
-/* >>attention                                      MARK: - attention (private) */
-/* O = softmax(scale Q K^T) V in tiles: no T x T matrix is ever stored.         */
-/* Needs: >>op-view >>op-matmul.                                                */
+/* >>attention                                    MARK: - attention (private) */
+/* The heads and tiles of attention; scores of a tile, masked.                */
+/* Needs: >>op-dropout >>op-matmul.                                           */
 /* ========================================================================== */
 
 /* Of each batch and head, Q and O are (Tq, D), K and V (Tk, D). Scores s_ij = scale q_i k_j are
@@ -17033,9 +17340,15 @@ static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i
         run.x = run.y = tile + r * h->pitch;
         visible = tshi_base_min(tshi_attention_visible(h, i + r) - j, n);
         if (visible > 0)
-            tshi_map_mask_run(&run, (int64_t)h->first + (i + r) * h->width + j, 0, visible);
+            tshi_dropout_mask_run(&run, (int64_t)h->first + (i + r) * h->width + j, 0, visible);
     }
 }
+
+/* ========================================================================== */
+/* >>attention-avx512                      MARK: - attention-avx512 (private) */
+/* Exponentials and gradients of a tile's rows with AVX-512.                  */
+/* Needs: >>attention.                                                        */
+/* ========================================================================== */
 
 /* A strip of a tile, for kernels. Its row r sees the first (visible + r * each) of n keys, `most`
  * of which exist. */
@@ -17254,6 +17567,12 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tsh
 }
 #endif
 
+/* ========================================================================== */
+/* >>attention-tile                          MARK: - attention-tile (private) */
+/* Softmax of a tile as it grows (online), and the gradient of its scores.    */
+/* Needs: >>attention-avx512.                                                 */
+/* ========================================================================== */
+
 /* Online softmax of n rows of a strip. In each row m becomes the maximum so far, the scores x
  * become e^(x - m), the row o of O so far and l are scaled by e^(old m - m), and the sum of the new
  * x is added to l. */
@@ -17460,9 +17779,9 @@ TSHI_AVX512 static void tshi_attention_grad_wide(int64_t n, const tshi_strip *st
 #endif
 
 /* ========================================================================== */
-/* >>op-attention                                MARK: - op-attention (private) */
-/* Backward of a tile; division of heads among threads; the op.               */
-/* Needs: >>attention.                                                        */
+/* >>attention-back                          MARK: - attention-back (private) */
+/* Backward of one tile: the gradients of q, k and v.                         */
+/* Needs: >>attention-tile.                                                   */
 /* ========================================================================== */
 
 /* Packs m rows of p, whose first is row r of a tile, and of dS; the rows of dS become pairs. */
@@ -17680,6 +17999,12 @@ static int64_t tshi_attention_kv(const tsh_tensor *q, const tsh_tensor *k, int64
     if (k->layout.kind == TSH_SHARDED && k->layout.dim == 1) return a / group;
     return tshi_tensor_global(q, 1, a) / group;
 }
+
+/* ========================================================================== */
+/* >>attention-run                            MARK: - attention-run (private) */
+/* Which thread computes which heads and tiles, in which memory.              */
+/* Needs: >>attention-back.                                                   */
+/* ========================================================================== */
 
 /* What the threads of a rank share. Tiles (forward) or heads of k (backward) are divided into
  * pieces, each with its own scratch. */
@@ -18046,6 +18371,12 @@ static void tshi_attention_take(tshi_heads *all, tshi_block *aux) {
     all->stats = (tsh_real *)(void *)(at + rows * sizeof(tshi_keys));
 }
 
+/* ========================================================================== */
+/* >>op-attention                              MARK: - op-attention (private) */
+/* softmax(Q K^T) V in tiles (FlashAttention-2, Dao 2023): options, the op.   */
+/* Needs: >>op-map >>op-view >>attention-run.                                 */
+/* ========================================================================== */
+
 /* Adds the sum of what all queries of a head give, sink_grads, to the gradient of its sink. */
 static void tshi_attention_backward_sinks(const tshi_heads *all, const tshi_dest *dest) {
     const tsh_tensor *q = all->in[0], *sinks = all->head.more->sinks;
@@ -18267,7 +18598,7 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
     more->cap = desc->soft_cap;
     if (desc->scale > 0 || desc->scale < 0) more->scale = desc->scale;
     more->dropout = desc->dropout > 0;
-    if (more->dropout) more->drop = tshi_map_next_mask(ctx, desc->dropout, desc->owner);
+    if (more->dropout) more->drop = tshi_dropout_next_mask(ctx, desc->dropout, desc->owner);
     return 1;
 }
 
@@ -18356,14 +18687,14 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     for (int i = 3; i < 5; i++)
         if (q->layout.kind == TSH_SHARDED && in[i] && in[i]->layout.kind == TSH_REPLICATED)
             output.partial |= i == 3 ? TSHI_MASK : TSHI_SINKS;
-    tshi_map_record(op, out, in, 5, output.partial, &more, sizeof more, aux);
+    tshi_op_record(op, out, in, 5, output.partial, &more, sizeof more, aux);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 /* ========================================================================== */
-/* >>op-loss                                          MARK: - op-loss (private) */
-/* Cross-entropy. If the classes are sharded, two all-reduces in forward.      */
-/* Needs: >>redistribute.                                                       */
+/* >>op-loss                                        MARK: - op-loss (private) */
+/* Cross-entropy. If the classes are sharded, two all-reduces in forward.     */
+/* Needs: >>tape-leaf >>op-view >>redistribute.                               */
 /* ========================================================================== */
 
 /* Row i of the logits x (rows, V) has classes c: w_c is the weight of class c (1 if none are
@@ -18688,14 +19019,14 @@ static tsh_tensor *tshi_loss_shard(tsh_tensor *t, const tsh_layout *layout) {
 static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, tshi_loss *loss) {
     const int axis = tshi_rule_classes(in[0], desc->dim), last = in[0]->ndim - 1;
     const int cut = in[0]->layout.kind == TSH_SHARDED && in[0]->layout.dim == axis;
-    tsh_layout classes = in[0]->layout; /* will be that of the class weights */
+    tsh_layout classes = in[0]->layout;                  /* will be that of the class weights */
     tsh_tensor *x = in[0] = tshi_loss_turn(in[0], axis); /* shape (.., V) */
     memset(loss, 0, sizeof *loss);
     loss->probs = tshi_dtypes[in[1]->dtype].floating;
     if (loss->probs) in[1] = tshi_loss_turn(in[1], axis);
     if (!x || !in[1]) return 0;
     if (x->stride[last] != 1 || !tshi_kernel_rows(x, &loss->rows, &loss->step))
-        in[0] = x = tshi_map_copy("tsh_cross_entropy", x);
+        in[0] = x = tshi_op_copy("tsh_cross_entropy", x);
     if (x && loss->probs) in[1] = tshi_loss_shard(in[1], &x->layout);
     if (!x || !in[1]) return 0;
     (void)tshi_kernel_rows(x, &loss->rows, &loss->step);
@@ -18929,7 +19260,7 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
         tshi_loss_forward(in, &loss, (tsh_real *)tshi_mem_data(sums), out);
     }
     if (ctx->error.code == TSH_OK)
-        tshi_map_record(op, out, in, 3, output.partial, &loss, sizeof loss, aux);
+        tshi_op_record(op, out, in, 3, output.partial, &loss, sizeof loss, aux);
     else
         tshi_mem_release(ctx, aux);
     tshi_mem_release(ctx, sums);
@@ -18937,9 +19268,9 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
 }
 
 /* ========================================================================== */
-/* >>sample                                            MARK: - sample (private) */
-/* tsh_sample: an id of each row of logits, after filters.                      */
-/* Needs: >>op-reduce >>redistribute >>rng.                                     */
+/* >>sample                                          MARK: - sample (private) */
+/* tsh_sample: an id of each row of logits, after filters.                    */
+/* Needs: >>tape-leaf >>op-reduce >>redistribute.                             */
 /* ========================================================================== */
 
 /* Every rank does the same with the whole logits, in double, so all draw the same ids. Each filter
@@ -19141,9 +19472,9 @@ TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc) 
 }
 
 /* ========================================================================== */
-/* >>op-custom                                      MARK: - op-custom (private) */
-/* tsh_custom_op: ops of the user's own.                                       */
-/* Needs: >>op-map.                                                             */
+/* >>op-custom                                    MARK: - op-custom (private) */
+/* tsh_custom_op: ops of the user's own.                                      */
+/* Needs: >>op-map.                                                           */
 /* ========================================================================== */
 
 /* The user's forward gets dense inputs and writes a dense output. The user's backward adds to dense
@@ -19200,7 +19531,7 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "%s: in[0] belongs to another ctx",
                                desc->name);
     for (int i = 0; i < n; i++) {
-        dense[i] = tshi_tensor_is_dense(in[i]) ? in[i] : tshi_map_copy(desc->name, in[i]);
+        dense[i] = tshi_tensor_is_dense(in[i]) ? in[i] : tshi_op_copy(desc->name, in[i]);
         if (dense[i] && tshi_dtype_computes(in[i]->dtype)) dense[i] = tsh_cast(dense[i], TSH_REAL);
         if (!dense[i]) return NULL;
     }
@@ -19213,17 +19544,17 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
     if (desc->backward) custom.op.backward = tshi_custom_backward;
     custom.op.saves = ((1u << n) - 1) | (unsigned)TSHI_OUT; /* all inputs and out */
     custom.desc = *desc;
-    tshi_map_record(&custom.op, out, dense, n, desc->partial, &custom, sizeof custom, NULL);
+    tshi_op_record(&custom.op, out, dense, n, desc->partial, &custom, sizeof custom, NULL);
     /* custom is a local: the node uses its own copy of the op */
     if (out->node) out->node->op = &((const tshi_custom *)out->node->params)->op;
     return out;
 }
 
 /* ========================================================================== */
-/* >>module                                            MARK: - module (private) */
-/* A tree of named modules; parameters are named by path and get their memory  */
-/* on first use.                                                                */
-/* Needs: >>context >>redistribute.                                             */
+/* >>module                                          MARK: - module (private) */
+/* A tree of named modules; parameters are named by path and get their memory */
+/* on first use.                                                              */
+/* Needs: >>redistribute.                                                     */
 /* ========================================================================== */
 
 /* A module is a node of the tree; its kind says what its forward computes. Modules and their texts
@@ -19324,16 +19655,16 @@ static int tshi_module_quantises(const tsh_module *m) {
 }
 
 /* Returns the number of modules of the whole tree, the root included. */
-static uint64_t tshi_module_count(tsh_ctx *ctx) {
-    uint64_t n = 0;
-    for (tsh_module *m = tsh_root(ctx); m; m = tshi_module_next(ctx->root, m)) n++;
+static uint64_t tshi_module_count(const tsh_ctx *ctx) {
+    uint64_t n = ctx->root == NULL; /* the root is made when it is first asked for */
+    for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) n++;
     return n;
 }
 
 /* ========================================================================== */
 /* >>recompute                                    MARK: - recompute (private) */
 /* Activation checkpoints: modules that backward computes again.              */
-/* Needs: >>module >>tape >>redistribute.                                     */
+/* Needs: >>tape-leaf >>module.                                               */
 /* ========================================================================== */
 
 /* Activation checkpointing (Chen et al. 2016). Forward runs without recording; the tape gets one
@@ -19480,7 +19811,7 @@ static tsh_tensor *tshi_recompute_run_no_grad(tsh_module *module, tsh_tensor **i
     tsh_scope_begin(ctx);
     ctx->tape.no_grad++; /* ops are not recorded */
     y = tshi_recompute_run_checked(module, in, n);
-    if (y && !tshi_tensor_is_dense(y)) y = tshi_map_copy("tsh_checkpoint", y);
+    if (y && !tshi_tensor_is_dense(y)) y = tshi_op_copy("tsh_checkpoint", y);
     ctx->tape.no_grad--;
     if (y) {
         form = *y;
@@ -19545,49 +19876,14 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
 }
 
 /* ========================================================================== */
-/* >>module-api                                  MARK: - module-api (private) */
-/* The tree of modules and its parameters; the same model on every rank.      */
-/* Needs: >>module >>recompute >>init.                                        */
+/* >>module-same                                MARK: - module-same (private) */
+/* Compares the models of all ranks before the first collective after a       */
+/* change.                                                                    */
+/* Needs: >>module.                                                           */
 /* ========================================================================== */
 
-/* This section: calling a module, comparing the models of all ranks, building the tree, finding
- * modules and parameters by path, and the state of the random generator. To compare models, each
- * rank describes its model as lines; if the hashes of all lines differ, the ranks gather line after
- * line until one differs (tshi_module_find_diff). */
-
-/* -- calling ---------------------------------------------------------------- */
-
-/* Runs a module, checkpointed or not. Sets ctx->module meanwhile: errors and traces name it. */
-static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_ctx *ctx = module->ctx;
-    const int64_t begin = tshi_trace_now(ctx->trace); /* start of the module's event in the trace */
-    const tsh_module *outer = ctx->module;            /* the caller's module, restored below */
-    tsh_tensor *y;
-    ctx->module = module; /* errors name its path */
-    y = !module->checkpoint ? tshi_module_run(module, in, n)
-        : ctx->tape.no_grad ? tshi_recompute_run_no_grad(module, in, n)
-                            : tshi_recompute_checkpoint(module, in, n);
-    ctx->module = outer; /* restored after an error, too */
-    if (ctx->trace)
-        (void)tshi_trace_add(ctx->trace, TSHI_TRACE_MODULE, module->path[0] ? module->path : "root",
-                             begin, 0);
-    return y;
-}
-
-/* Forward of a container: the user's function, or the children in order. */
-static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = in[0]; /* the current child's input */
-    if (module->forward) return module->forward(module, in, n, module->user);
-    if (n != 1)
-        return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
-                               "tsh_forward: a container without a forward takes one input, not %d",
-                               n);
-    for (tsh_module *child = module->first; child; child = child->next)
-        x = tshi_module_call(child, &x, 1); /* each child takes the output of the one before */
-    return x;
-}
-
-/* -- the same model on every rank -------------------------------------------- */
+/* Each rank describes its model as lines. If the hashes of all lines differ, the ranks gather line
+ * after line until one differs (tshi_module_find_diff). */
 
 /* One line of a model's description. Line 0 is the seed, then one module each, in pre-order. */
 typedef struct tshi_line {
@@ -19733,6 +20029,44 @@ static void tshi_module_changed(tsh_ctx *ctx) {
     if (ctx->tp.size > 1) ctx->tp.unchecked = ctx; /* checked by tshi_comm_compare */
     if (ctx->dp.size > 1) ctx->dp.unchecked = ctx;
     if (ctx->world.size > 1 && ctx->pp.size == 1) ctx->world.unchecked = ctx;
+}
+
+/* ========================================================================== */
+/* >>module-tree                                MARK: - module-tree (private) */
+/* The tree: adding modules and parameters, changing the layouts of these.    */
+/* Needs: >>recompute >>module-same.                                          */
+/* ========================================================================== */
+
+/* -- calling ---------------------------------------------------------------- */
+
+/* Runs a module, checkpointed or not. Sets ctx->module meanwhile: errors and traces name it. */
+static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_ctx *ctx = module->ctx;
+    const int64_t begin = tshi_trace_now(ctx->trace); /* start of the module's event in the trace */
+    const tsh_module *outer = ctx->module;            /* the caller's module, restored below */
+    tsh_tensor *y;
+    ctx->module = module; /* errors name its path */
+    y = !module->checkpoint ? tshi_module_run(module, in, n)
+        : ctx->tape.no_grad ? tshi_recompute_run_no_grad(module, in, n)
+                            : tshi_recompute_checkpoint(module, in, n);
+    ctx->module = outer; /* restored after an error, too */
+    if (ctx->trace)
+        (void)tshi_trace_add(ctx->trace, TSHI_TRACE_MODULE, module->path[0] ? module->path : "root",
+                             begin, 0);
+    return y;
+}
+
+/* Forward of a container: the user's function, or the children in order. */
+static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_tensor *x = in[0]; /* the current child's input */
+    if (module->forward) return module->forward(module, in, n, module->user);
+    if (n != 1)
+        return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_forward: a container without a forward takes one input, not %d",
+                               n);
+    for (tsh_module *child = module->first; child; child = child->next)
+        x = tshi_module_call(child, &x, 1); /* each child takes the output of the one before */
+    return x;
 }
 
 /* -- the tree --------------------------------------------------------------- */
@@ -19906,7 +20240,12 @@ TSH_API TSHI_COLD tsh_module *tsh_add_module(tsh_module *parent, const char *nam
     return module;
 }
 
-/* -- walking ---------------------------------------------------------------- */
+/* ========================================================================== */
+/* >>module-find                                MARK: - module-find (private) */
+/* Finding modules and parameters by path; what is done to all below a        */
+/* module.                                                                    */
+/* Needs: >>tape-leaf >>module-same.                                          */
+/* ========================================================================== */
 
 /* Returns the edit distance of a and b (Levenshtein 1966), INT_MAX if b is too long. row[j] is the
  * distance of the first i characters of a and the first j of b. */
@@ -20185,7 +20524,11 @@ TSH_API void tsh_zero_grads(tsh_module *module) {
     while (tshi_module_step(module, &at)) tsh_zero_grad(at.param);
 }
 
-/* -- the generator's state -------------------------------------------------- */
+/* ========================================================================== */
+/* >>module-state                              MARK: - module-state (private) */
+/* The state of the random generators, to be saved and restored.              */
+/* Needs: >>module.                                                           */
+/* ========================================================================== */
 
 /* The state (tsh_rng_state): TSHI_STATE_WORDS words, then each module's dropout_calls. */
 enum { TSHI_STATE_MAGIC, TSHI_STATE_MODULES, TSHI_STATE_SEED, TSHI_STATE_RANDN, TSHI_STATE_DROPOUT,
@@ -20247,385 +20590,15 @@ TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, 
 }
 
 /* ========================================================================== */
-/* >>nn                                                     MARK: - nn (private) */
-/* Layers: their forward, and the layouts of their parameters under a style.    */
-/* Needs: >>module >>op-linear >>op-embedding >>op-norm.                        */
-/* ========================================================================== */
-
-/* To add a layer, write a forward, a function that sets its parameters' layouts under a style, a
- * tshi_kind with both, and a constructor (in >>parallel if it takes a style). A style only sets the
- * layouts of weights: ops derive what they compute from these layouts, so forward is written once
- * for all styles. */
-
-/* Returns the initialiser that the caller gave or, if that is TSH_INIT_DEFAULT, the layer's own. */
-static tsh_init tshi_nn_init(tsh_init given, tsh_init_kind kind, double a, double b) {
-    return given.kind == TSH_INIT_DEFAULT ? tshi_init_make(kind, a, b) : given;
-}
-
-/* Appends a layer of a kind to parent. Returns NULL and sets an error if desc is NULL. */
-static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_kind *kind,
-                               const void *desc) {
-    if (!desc && parent)
-        (void)tsh_fail(parent->ctx, TSH_ERR_ARGUMENT, "tsh_add_%s: there is no description",
-                       kind->name);
-    return desc ? tshi_module_add(parent, name, kind) : NULL;
-}
-
-/* Returns the only input of a layer. Under TSH_SEQUENCE it is redistributed to the plan's
- * input layout (default S(1)). NULL and an error if it does not have the layout that the plan
- * declared. */
-static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
-    char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE]; /* texts for the error */
-    tsh_layout takes = module->input_layout ? *module->input_layout : tsh_sharded(1);
-    tsh_tensor *x = in[0];
-    if (n != 1 || !x)
-        return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
-                               "tsh_forward: takes one input, not %d%s", n,
-                               n == 1 ? " that is NULL" : "");
-    if (module->style == TSH_SEQUENCE) return tsh_redistribute(x, takes);
-    if (!module->input_layout || (tshi_layout_resolve(&takes, x->ndim, x->dim) &&
-                                  tshi_layout_equal(&takes, &x->layout, x->dim, x->ctx->tp.size)))
-        return x;
-    return tshi_error_null(module->ctx, TSH_ERR_LAYOUT,
-                           "tsh_forward: the input %s is not laid out as the plan declared, %s: "
-                           "tsh_redistribute(x, declared)",
-                           tshi_tensor_text(x, tx),
-                           tsh_layout_text(module->input_layout, want, sizeof want));
-}
-
-/* Returns the layout S(dim) with the rule's segments and units; rule->cut, if given, sets the
- * length and unit of each segment. */
-static tsh_layout tshi_nn_shard(const tsh_plan_rule *rule, int dim) {
-    tsh_layout layout = tsh_shard_segments(dim, rule->segments ? rule->segments : 1,
-                                           rule->unit ? rule->unit : 1);
-    for (int s = 0; rule->cut && s < layout.segments && s < TSH_MAX_SEGMENTS; s++)
-        layout.segment[s] = rule->cut[s];
-    return layout;
-}
-
-/* -- linear ----------------------------------------------------------------- */
-
-/* Sets layouts[0], of the weight, and layouts[1], of the bias. dim 0: both are sharded as
- * `cut` along the output features. dim 1: the weight is sharded along the input features, the
- * bias is R. */
-static void tshi_nn_linear_shard(const tsh_module *module, tsh_layout cut, int dim,
-                                 tsh_layout *layouts) {
-    layouts[0] = layouts[1] = cut;
-    layouts[0].dim = module->reversed ? 1 - dim : dim; /* reversed: weight (in, out) */
-    layouts[1].dim = 0;
-    if (dim == 1) layouts[1] = tsh_replicated(); /* every rank adds it after the reduction */
-}
-
-/* tshi_kind.layouts of linear and classifier: COLWISE is dim 0, ROWWISE dim 1. */
-static void tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule *rule,
-                                   tsh_layout *layouts) {
-    if (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE)
-        tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), rule->style == TSH_ROWWISE, layouts);
-}
-
-/* Decides the style of a TSH_AUTO linear at its first input x, of shape (.., in): ROWWISE with x's
- * shards if x is sharded along its features; else COLWISE. Relayouts weight and bias. */
-static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
-    tsh_layout layouts[TSHI_MODULE_PARAMS]; /* new layouts of weight and bias */
-    int i, row = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1; /* 1: ROWWISE */
-    module->style = row ? TSH_ROWWISE : TSH_COLWISE;
-    tshi_nn_linear_shard(module, row ? x->layout : tsh_sharded(0), row, layouts);
-    for (i = 0; i < 2; i++) {
-        tsh_tensor *t = module->param[i];
-        if (t && tshi_layout_resolve(&layouts[i], t->ndim, t->dim))
-            tshi_module_relayout(t, &layouts[i]);
-    }
-}
-
-/* y (.., out) = x (.., in) w^T + bias, with w (out, in). A weight sharded along out makes the layer
- * column-parallel: x must be R, or is S(seq) and gathered. A weight sharded along in makes it
- * row-parallel: x is sharded along its features. */
-static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = tshi_nn_input(module, in, n), *w = module->param[0], *b = module->param[1];
-    const tsh_layout *gives = module->output_layout; /* what the op itself is to produce */
-    int column, regather; /* column-parallel; keep x sharded and gather it again in backward */
-    if (!x) return NULL;
-    if (module->style == TSH_AUTO) tshi_nn_decide_auto(module, x);
-    if (module->reversed) w = tsh_transpose(w, 0, 1); /* a view: now (out, in) */
-    if (!w) return NULL;
-    column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0; /* 1: w is sharded along out */
-    regather = module->regather && column && x->layout.kind == TSH_SHARDED;
-    if (column && module->input_layout && !regather) x = tsh_redistribute(x, tsh_replicated());
-    if (column || w->layout.kind != TSH_SHARDED || (gives && gives->kind != TSH_SHARDED) ||
-        (gives && tshi_tensor_axis(x, gives->dim) == x->ndim - 1))
-        gives = NULL; /* the op itself only reduce-scatters rows of a row-parallel product */
-    return tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives, regather);
-}
-
-/* -- embedding -------------------------------------------------------------- */
-
-/* ids (..) -> (.., dim), with weight (count, dim). The output of a sharded table is redistributed
- * to R, unless the plan declares an output layout. */
-static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *ids = tshi_nn_input(module, in, n), *w = module->param[0];
-    tsh_tensor *y = ids ? tsh_embedding(ids, w, &module->lookup) : NULL;
-    if (module->output_layout || !y || w->layout.kind != TSH_SHARDED) return y;
-    return tsh_redistribute(y, tsh_replicated());
-}
-
-/* Layout of the weight (count, dim): ROWWISE shards the vocabulary, COLWISE the features. */
-static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_rule *rule,
-                                      tsh_layout *layouts) {
-    (void)module;
-    if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_shard(rule, 0);
-    if (rule->style == TSH_COLWISE) layouts[0] = tshi_nn_shard(rule, 1);
-}
-
-/* -- norms, dropout --------------------------------------------------------- */
-
-/* The styles of the layers below. */
-enum { TSHI_NN_SEQUENCE = 1 << TSH_PLAIN | 1 << TSH_SEQUENCE };
-
-/* Layer norm: x (.., dim) -> (.., dim). */
-static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = tshi_nn_input(module, in, n);
-    return x ? tsh_layer_norm(x, module->param[0], module->param[1], module->number) : NULL;
-}
-
-/* RMS norm: x (.., dim) -> (.., dim). */
-static tsh_tensor *tshi_nn_rms_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = tshi_nn_input(module, in, n);
-    return x ? tshi_norm_rms(x, module->param[0], module->number, module->plus_one) : NULL;
-}
-
-/* Dropout: x of any shape -> the same shape; x itself in evaluation mode. */
-static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = tshi_nn_input(module, in, n);
-    return x && !module->evaluating ? tsh_dropout(x, module->number, module) : x;
-}
-
-/* COLWISE shards weight and bias, for inputs that are sharded along their features. */
-static void tshi_nn_norm_layouts(const tsh_module *module, const tsh_plan_rule *rule,
-                                 tsh_layout *layouts) {
-    (void)module;
-    if (rule->style == TSH_COLWISE) layouts[0] = layouts[1] = tshi_nn_shard(rule, 0);
-}
-
-/* Adds a norm's parameters: weight (dim) of ones, or zeros if 1 is added to it, and, unless
- * no_bias, bias (dim) of zeros. eps: added to the variance. */
-static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int no_bias,
-                                tsh_dtype dtype) {
-    const tsh_init_kind first = module->plus_one ? TSH_INIT_ZEROS : TSH_INIT_ONES;
-    module->number = eps; /* read by its forward */
-    tshi_module_param(module, 0, "weight", dtype, tsh_shape1(dim), tshi_init_make(first, 0, 0), 0);
-    if (!no_bias)
-        tshi_module_param(module, 1, "bias", dtype, tsh_shape1(dim),
-                          tshi_init_make(TSH_INIT_ZEROS, 0, 0), 0);
-    return tshi_module_finish(module);
-}
-
-TSH_API TSHI_COLD tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
-                                       const tsh_layer_norm_desc *desc) {
-    static const tshi_kind kind = {"layer_norm", tshi_nn_norm_forward,
-                                   TSHI_NN_SEQUENCE | 1 << TSH_COLWISE, tshi_nn_norm_layouts};
-    tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
-    return module ? tshi_nn_norm(module, desc->dim, desc->eps, desc->no_bias, desc->dtype) : NULL;
-}
-
-TSH_API TSHI_COLD tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
-                                     const tsh_rms_norm_desc *desc) {
-    static const tshi_kind kind = {"rms_norm", tshi_nn_rms_forward,
-                                   TSHI_NN_SEQUENCE | 1 << TSH_COLWISE, tshi_nn_norm_layouts};
-    tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
-    if (module) module->plus_one = desc->plus_one;
-    return module ? tshi_nn_norm(module, desc->dim, desc->eps, 1, desc->dtype) : NULL;
-}
-
-TSH_API TSHI_COLD tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p) {
-    static const tshi_kind kind = {"dropout", tshi_nn_dropout_forward, TSHI_NN_SEQUENCE, NULL};
-    tsh_module *module = tshi_module_add(parent, name, &kind);
-    if (module) module->number = p; /* probability that an element becomes 0 */
-    return module;
-}
-
-/* -- bare parameters -------------------------------------------------------- */
-
-/* A container without a forward of its own passes it over. */
-static tsh_tensor *tshi_nn_param_forward(tsh_module *module, tsh_tensor **in, int n) {
-    return tshi_nn_input(module, in, n);
-}
-
-/* ROWWISE shards the first dimension, COLWISE the last. */
-static void tshi_nn_param_layouts(const tsh_module *module, const tsh_plan_rule *rule,
-                                  tsh_layout *layouts) {
-    if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_shard(rule, 0);
-    if (rule->style == TSH_COLWISE) layouts[0] = tshi_nn_shard(rule, module->param[0]->ndim - 1);
-}
-
-TSH_API TSHI_COLD tsh_tensor *tsh_add_param(tsh_module *module, const char *name, tsh_shape shape,
-                                            const tsh_param_desc *desc) {
-    enum { STYLES = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE };
-    static const tshi_kind kinds[2] = {
-        {"param", tshi_nn_param_forward, STYLES, tshi_nn_param_layouts},
-        {"buffer", tshi_nn_param_forward, STYLES, tshi_nn_param_layouts}};
-    tsh_init init = tshi_init_make(TSH_INIT_ZEROS, 0, 0);
-    tsh_module *own = tshi_module_add(module, name, &kinds[0]); /* holds the parameter */
-    tsh_tensor *t;
-    if (!own) return NULL;
-    const int integers = desc && desc->buffer && tshi_dtype_exists(desc->dtype) &&
-                         !tshi_dtypes[desc->dtype].floating;
-    tshi_module_param(own, 0, "", desc && !integers ? desc->dtype : TSH_DTYPE_DEFAULT, shape,
-                      desc ? tshi_nn_init(desc->init, init.kind, 0, 0) : init, 0);
-    t = own->param[0];
-    if (t && integers) t->dtype = desc->dtype;
-    if (t && desc && desc->layout) {
-        if (desc->layout->kind == TSH_PARTIAL)
-            (void)tsh_fail(own->ctx, TSH_ERR_LAYOUT,
-                           "tsh_add_param: \"%s\" is to be partial; a parameter is R or S",
-                           own->path);
-        else
-            (void)tshi_tensor_set_shape(t, own->path, &shape, desc->layout);
-    }
-    if (t && desc && desc->buffer) {
-        own->kind = &kinds[1];
-        t->requires_grad = 0;
-        t->flags = (t->flags & ~(unsigned)TSHI_LEAF) | TSHI_BUFFER;
-    }
-    return tshi_module_finish(own) ? t : NULL;
-}
-
-/* -- forward ---------------------------------------------------------------- */
-
-TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n) {
-    if (!module && in && n > 0 && in[0])
-        return tshi_error_null(in[0]->ctx, TSH_ERR_ARGUMENT, "tsh_forward: the module is NULL");
-    if (!module || module->ctx->error.code != TSH_OK) return NULL;
-    if (n < 1 || !in)
-        return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT, "tsh_forward_n: %s got no input",
-                               module->path);
-    return tshi_module_call(module, in, n);
-}
-
-TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x) {
-    return tsh_forward_n(module, &x, 1);
-}
-
-TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh_tensor *y) {
-    tsh_tensor *sum = tsh_add(x ? *x : NULL, y), *out = tsh_forward(module, sum);
-    if (x) *x = out ? sum : NULL; /* NULL after an error */
-    return out;
-}
-
-/* ========================================================================== */
-/* >>parallel                                        MARK: - parallel (private) */
-/* Plans: rules that give the layers at matching paths a style.                 */
-/* Needs: >>nn.                                                                 */
+/* >>parallel                                      MARK: - parallel (private) */
+/* Plans: rules that give the layers at matching paths a style.               */
+/* Needs: >>glob >>module-tree >>module-find.                                 */
 /* ========================================================================== */
 
 /* Applying a plan takes three steps: choose the rules of every module (tshi_parallel_choose), check
  * all of them against the shapes (tshi_parallel_layouts), apply (tshi_parallel_apply). Nothing
  * changes before the whole plan has been checked, so an error leaves the model as it was. The
  * constructor of a layer with a style applies a plan of one rule in the same way. */
-
-/* Sets *has to whether c is in the set at p: "[qkv]", "[0-9]" or, all but these, "[!qkv]". Returns
- * the distance to its closing bracket; 0: none, so that the bracket at p stands for itself. */
-static int tshi_parallel_match_set(const char *p, const char *p_end, char c, int *has) {
-    const char *at = p + 1;
-    const int others = at < p_end && *at == '!';
-    const char *first = at += others; /* a ']' here is a member */
-    for (*has = others; at < p_end && (*at != ']' || at == first); at++) {
-        const char low = *at;
-        if (at + 2 < p_end && at[1] == '-' && at[2] != ']') at += 2; /* a range */
-        if (low <= c && c <= *at) *has = !others;
-    }
-    return at < p_end ? (int)(at - p) : 0;
-}
-
-enum { TSHI_PARALLEL_CAPTURES = 8 }; /* wildcards of a pattern whose text is kept */
-
-/* What the wildcards * and ** of a pattern stand for in a path, in order: [from, to). */
-typedef struct tshi_captures {
-    const char *from[TSHI_PARALLEL_CAPTURES], *to[TSHI_PARALLEL_CAPTURES];
-    int count; /* wildcards so far, of which the first TSHI_PARALLEL_CAPTURES are kept */
-} tshi_captures;
-
-/* Makes [from, to) the text of wildcard k, and forgets those after it. */
-static void tshi_parallel_capture(tshi_captures *captures, int k, const char *from,
-                                  const char *to) {
-    if (k < TSHI_PARALLEL_CAPTURES) captures->from[k] = from;
-    if (k < TSHI_PARALLEL_CAPTURES) captures->to[k] = to;
-    captures->count = k + 1;
-}
-
-/* Returns 1 if the name [s, s_end) matches the pattern [p, p_end): * any characters, ? one, [...]
- * one of a set. */
-static int tshi_parallel_match_name(const char *p, const char *p_end, const char *s,
-                                    const char *s_end, tshi_captures *captures) {
-    for (; p < p_end; p++, s++) {
-        if (*p == '*') {
-            const char *from = s;
-            const int k = captures->count;
-            for (; s <= s_end; s++) { /* try every length of * */
-                tshi_parallel_capture(captures, k, from, s);
-                if (tshi_parallel_match_name(p + 1, p_end, s, s_end, captures)) return 1;
-            }
-            return 0;
-        }
-        int has = 0, set = *p == '[' && s < s_end ? tshi_parallel_match_set(p, p_end, *s, &has) : 0;
-        if (s >= s_end || (set ? !has : *p != '?' && *p != *s)) return 0;
-        p += set;
-    }
-    return s == s_end;
-}
-
-/* As tshi_parallel_match; the texts of the wildcards are appended to captures. */
-static int tshi_parallel_match_into(const char *p, const char *s, tshi_captures *captures) {
-    const char *pe = p, *se = s;                       /* ends of the first names */
-    while (*pe && *pe != '.') pe++;                    /* end of the pattern's first name */
-    while (*se && *se != '.') se++;                    /* end of the path's first name */
-    if (!*p) return !*s;                               /* the pattern ends: so must the path */
-    if (pe - p == 2 && p[0] == '*' && p[1] == '*') {   /* the first name of the pattern is ** */
-        const char *rest = *pe ? pe + 1 : pe, *at = s; /* the pattern after **; the path after it */
-        const int k = captures->count;
-        for (;; at = *se ? se + 1 : se) { /* ** matches one name more each time */
-            tshi_parallel_capture(captures, k, s, at > s && at[-1] == '.' ? at - 1 : at);
-            if (tshi_parallel_match_into(rest, at, captures)) return 1;
-            if (!*at) return 0;
-            for (se = at; *se && *se != '.';) se++;
-        }
-    }
-    if (!*s || !tshi_parallel_match_name(p, pe, s, se, captures)) return 0;
-    return tshi_parallel_match_into(*pe ? pe + 1 : pe, *se ? se + 1 : se, captures);
-}
-
-/* Returns 1 if the dotted path s matches the pattern p; ** matches any number of names. */
-static int tshi_parallel_match(const char *p, const char *s) {
-    tshi_captures captures;
-    captures.count = 0;
-    return tshi_parallel_match_into(p, s, &captures);
-}
-
-/* Writes `to` with the captures in place of its * and ** to out. Returns 0 if there are fewer
- * captures than wildcards, or if it has more than size - 1 characters. */
-static int tshi_parallel_replace(const char *to, const tshi_captures *captures, char *out,
-                                 size_t size) {
-    size_t n = 0, length;
-    int k = 0; /* index of the next wildcard */
-    while (*to) {
-        const char *from = to;
-        const int many = to[0] == '*' && to[1] == '*';
-        length = 1;
-        if (*to == '*') {
-            if (k >= captures->count || k >= TSHI_PARALLEL_CAPTURES) return 0;
-            from = captures->from[k];
-            length = (size_t)(captures->to[k] - from);
-            k++;
-        }
-        to += 1 + many;
-        if (many && !length && *to == '.') to++;                    /* ** stands for no name: */
-        if (many && !length && !*to && n && out[n - 1] == '.') n--; /* there is no dot, either */
-        if (n + length >= size) return 0;
-        memcpy(out + n, from, length);
-        n += length;
-    }
-    out[n] = '\0';
-    return 1;
-}
 
 /* -- choosing the rules of every module --------------------------------------- */
 
@@ -20654,7 +20627,7 @@ static int tshi_parallel_applies(const tsh_module *root, const tsh_module *m,
         !(m->kind->styles >> rule->style & 1u)) /* its kind lacks the style */
         return 0;
     if (rule->kind && strcmp(rule->kind, m->kind->name) != 0) return 0;
-    return tshi_parallel_match(rule->path, tshi_module_below(root, m->path));
+    return tshi_glob_match(rule->path, tshi_module_below(root, m->path));
 }
 
 /* Sets choice to the rules that apply to m. Returns an error if two of one purpose do. */
@@ -20704,7 +20677,7 @@ static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule
     if (tshi_parallel_matched(rule, choices, n)) return TSH_OK; /* at least one module has it */
     for (int c = 0; c < n && !*similar; c++) { /* is it the kind that does not fit? */
         const tsh_module *m = choices[c].module;
-        if (tshi_parallel_match(rule->path, tshi_module_below(root, m->path)))
+        if (tshi_glob_match(rule->path, tshi_module_below(root, m->path)))
             tsh_text_add(similar, sizeof similar, "\"%s\" is of kind \"%s\"", m->path,
                          m->kind->name);
     }
@@ -20848,6 +20821,15 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_
     return module->ctx->error.code;
 }
 
+/* Returns a rule with a style and an empty path: it matches the root itself. */
+static tsh_plan_rule tshi_parallel_rule(tsh_style style) {
+    tsh_plan_rule rule;
+    memset(&rule, 0, sizeof rule);
+    rule.path = ""; /* matches the root */
+    rule.style = style;
+    return rule;
+}
+
 /* -- reports ---------------------------------------------------------------- */
 
 /* Returns a style's name for reports. */
@@ -20855,13 +20837,6 @@ static const char *tshi_parallel_style(tsh_style style) {
     static const char *const name[TSH_STYLES] = {
         "plain", "colwise", "rowwise", "auto", "sequence", "prepare input", "prepare output"};
     return name[style];
-}
-
-/* Sets an error if writing to `file` failed. Returns the ctx's error code. */
-static tsh_result tshi_parallel_written(tsh_ctx *ctx, const char *op, FILE *file) {
-    if (ctx->error.code == TSH_OK && ferror(file))
-        (void)tsh_fail(ctx, TSH_ERR_IO, "%s: the file does not take the text", op);
-    return ctx->error.code;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rules,
@@ -20884,73 +20859,84 @@ TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_
         (void)fprintf(file, "\n");
     }
     tshi_mem_release(module->ctx, block);
-    return tshi_parallel_written(module->ctx, "tsh_plan_report", file);
+    return tshi_error_written(module->ctx, "tsh_plan_report", file);
 }
 
-/* Writes one parameter's line of tsh_summary. Returns 1 if it counts in the totals: this rank's
- * stage holds it, and it is not tied to an earlier one. */
-static int tshi_parallel_line(tsh_module *root, const tshi_walk *at, FILE *file) {
-    const tsh_tensor *t = at->param;
-    char path[TSH_PATH_SIZE], global[TSHI_TEXT_SIZE], local[TSHI_TEXT_SIZE], lay[TSHI_TEXT_SIZE];
-    const char *below = tshi_module_below(root, at->module->path);
-    const int first = tshi_module_first(root, at); /* 0: the line names the tied parameter */
-    (void)snprintf(path, sizeof path, "%s%s%s", below,
-                   *below && *at->module->param_name[at->slot] ? "." : "",
-                   at->module->param_name[at->slot]);
-    (void)fprintf(file, "%-40s %-12s %-5s %-16s %-24s %-16s", path, at->module->kind->name,
-                  tshi_dtype_name(t->dtype), tshi_tensor_sizes(t->dim, t->ndim, global),
-                  tsh_layout_text(&t->layout, lay, sizeof lay),
-                  tshi_tensor_sizes(t->local, t->ndim, local));
-    if (!first)
-        (void)fprintf(file, " as %s\n", t->path);
-    else if (t->absent)
-        (void)fprintf(file, " on stage %d\n", t->stage - 1);
-    else
-        (void)fprintf(file, " %llu\n",
-                      (unsigned long long)tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
-    return first && !t->absent;
+/* ========================================================================== */
+/* >>nn                                                  MARK: - nn (private) */
+/* Layers: their forward, and the layouts of their parameters under a style.  */
+/* Needs: >>op-dropout >>op-view >>op-linear >>op-embedding >>op-norm         */
+/* >>parallel.                                                                */
+/* ========================================================================== */
+
+/* To add a layer, write a forward, a function that sets its parameters' layouts under a style, a
+ * tshi_kind with both, and a constructor. A style only sets the layouts of weights: ops derive what
+ * they compute from these layouts, so forward is written once for all styles. */
+
+/* Returns the initialiser that the caller gave or, if that is TSH_INIT_DEFAULT, the layer's own. */
+static tsh_init tshi_nn_init(tsh_init given, tsh_init_kind kind, double a, double b) {
+    return given.kind == TSH_INIT_DEFAULT ? tshi_init_make(kind, a, b) : given;
 }
 
-TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
-    int64_t total = 0, local = 0; /* elements in all, elements on this rank */
-    unsigned long long bytes = 0; /* size of this rank's shards */
-    tshi_walk at = {NULL, NULL, 0};
-    if (!module || !file) return TSH_ERR_ARGUMENT;
-    (void)fprintf(file, "%-40s %-12s %-5s %-16s %-24s %-16s %s\n", "parameter", "kind", "dtype",
-                  "global shape", "layout", "local shape", "bytes");
-    while (tshi_module_step(module, &at)) {
-        if (!tshi_parallel_line(module, &at, file)) continue; /* tied, or on another stage */
-        total += tsh_numel(at.param);
-        local += tsh_local_numel(at.param);
-        bytes += tshi_dtype_bytes(at.param->dtype, tsh_local_numel(at.param));
-    }
-    (void)fprintf(file, "%lld parameters; rank %d of %d holds %lld, %llu bytes\n", (long long)total,
-                  module->ctx->tp.rank, module->ctx->tp.size, (long long)local, bytes);
-    if (module->ctx->optims) module->ctx->write_groups(module->ctx->optims, module, file);
-    return tshi_parallel_written(module->ctx, "tsh_summary", file);
+/* Appends a layer of a kind to parent. Returns NULL and sets an error if desc is NULL. */
+static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_kind *kind,
+                               const void *desc) {
+    if (!desc && parent)
+        (void)tsh_fail(parent->ctx, TSH_ERR_ARGUMENT, "tsh_add_%s: there is no description",
+                       kind->name);
+    return desc ? tshi_module_add(parent, name, kind) : NULL;
 }
 
-/* -- constructors of layers with a style -------------------------------------- */
+/* Returns the only input of a layer. Under TSH_SEQUENCE it is redistributed to the plan's
+ * input layout (default S(1)). NULL and an error if it does not have the layout that the plan
+ * declared. */
+static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
+    char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE]; /* texts for the error */
+    tsh_layout takes = module->input_layout ? *module->input_layout : tsh_sharded(1);
+    tsh_tensor *x = in[0];
+    if (n != 1 || !x)
+        return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_forward: takes one input, not %d%s", n,
+                               n == 1 ? " that is NULL" : "");
+    if (module->style == TSH_SEQUENCE) return tsh_redistribute(x, takes);
+    if (!module->input_layout || (tshi_layout_resolve(&takes, x->ndim, x->dim) &&
+                                  tshi_layout_equal(&takes, &x->layout, x->dim, x->ctx->tp.size)))
+        return x;
+    return tshi_error_null(module->ctx, TSH_ERR_LAYOUT,
+                           "tsh_forward: the input %s is not laid out as the plan declared, %s: "
+                           "tsh_redistribute(x, declared)",
+                           tshi_tensor_text(x, tx),
+                           tsh_layout_text(module->input_layout, want, sizeof want));
+}
+
+/* Returns the layout S(dim) with the rule's segments and units; rule->cut, if given, sets the
+ * length and unit of each segment. */
+static tsh_layout tshi_nn_shard(const tsh_plan_rule *rule, int dim) {
+    tsh_layout layout = tsh_shard_segments(dim, rule->segments ? rule->segments : 1,
+                                           rule->unit ? rule->unit : 1);
+    for (int s = 0; rule->cut && s < layout.segments && s < TSH_MAX_SEGMENTS; s++)
+        layout.segment[s] = rule->cut[s];
+    return layout;
+}
+
+/* Layout of the weight (count, dim): ROWWISE shards the vocabulary, COLWISE the features. */
+static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_rule *rule,
+                                      tsh_layout *layouts) {
+    (void)module;
+    if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_shard(rule, 0);
+    if (rule->style == TSH_COLWISE) layouts[0] = tshi_nn_shard(rule, 1);
+}
 
 enum {
-    TSHI_PARALLEL_EMBEDDING = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE |
+    TSHI_NN_EMBEDDING = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE |
                               TSHI_MODULE_QUANTISES,
-    TSHI_PARALLEL_LINEAR = TSHI_PARALLEL_EMBEDDING | 1 << TSH_AUTO
+    TSHI_NN_LINEAR = TSHI_NN_EMBEDDING | 1 << TSH_AUTO
 };
-
-/* Returns a rule with a style and an empty path: it matches the root itself. */
-static tsh_plan_rule tshi_parallel_rule(tsh_style style) {
-    tsh_plan_rule rule;
-    memset(&rule, 0, sizeof rule);
-    rule.path = ""; /* matches the root */
-    rule.style = style;
-    return rule;
-}
 
 /* Shards a new linear, classifier or embedding. Its weight may be an existing parameter: if that is
  * sharded already, the layer takes the style of that layout; an error if `wanted` is another style.
  * Returns the module, or NULL after an error. */
-static tsh_module *tshi_parallel_shard(tsh_module *module, const tsh_plan_rule *wanted) {
+static tsh_module *tshi_nn_apply_style(tsh_module *module, const tsh_plan_rule *wanted) {
     const tsh_layout *own = &module->param[0]->layout; /* the weight's current layout */
     int table = module->kind->layouts == tshi_nn_embedding_layouts; /* 1: a table (count, dim) */
     tsh_plan_rule rule = *wanted; /* with the style of an existing weight */
@@ -20969,11 +20955,65 @@ static tsh_module *tshi_parallel_shard(tsh_module *module, const tsh_plan_rule *
     return tshi_module_finish(module);
 }
 
+/* -- linear ----------------------------------------------------------------- */
+
+/* Sets layouts[0], of the weight, and layouts[1], of the bias. dim 0: both are sharded as
+ * `cut` along the output features. dim 1: the weight is sharded along the input features, the
+ * bias is R. */
+static void tshi_nn_linear_shard(const tsh_module *module, tsh_layout cut, int dim,
+                                 tsh_layout *layouts) {
+    layouts[0] = layouts[1] = cut;
+    layouts[0].dim = module->reversed ? 1 - dim : dim; /* reversed: weight (in, out) */
+    layouts[1].dim = 0;
+    if (dim == 1) layouts[1] = tsh_replicated(); /* every rank adds it after the reduction */
+}
+
+/* tshi_kind.layouts of linear and classifier: COLWISE is dim 0, ROWWISE dim 1. */
+static void tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule *rule,
+                                   tsh_layout *layouts) {
+    if (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE)
+        tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), rule->style == TSH_ROWWISE, layouts);
+}
+
+/* Decides the style of a TSH_AUTO linear at its first input x, of shape (.., in): ROWWISE with x's
+ * shards if x is sharded along its features; else COLWISE. Relayouts weight and bias. */
+static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
+    tsh_layout layouts[TSHI_MODULE_PARAMS]; /* new layouts of weight and bias */
+    int i, row = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1; /* 1: ROWWISE */
+    module->style = row ? TSH_ROWWISE : TSH_COLWISE;
+    tshi_nn_linear_shard(module, row ? x->layout : tsh_sharded(0), row, layouts);
+    for (i = 0; i < 2; i++) {
+        tsh_tensor *t = module->param[i];
+        if (t && tshi_layout_resolve(&layouts[i], t->ndim, t->dim))
+            tshi_module_relayout(t, &layouts[i]);
+    }
+}
+
+/* y (.., out) = x (.., in) w^T + bias, with w (out, in). A weight sharded along out makes the layer
+ * column-parallel: x must be R, or is S(seq) and gathered. A weight sharded along in makes it
+ * row-parallel: x is sharded along its features. */
+static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_tensor *x = tshi_nn_input(module, in, n), *w = module->param[0], *b = module->param[1];
+    const tsh_layout *gives = module->output_layout; /* what the op itself is to produce */
+    int column, regather; /* column-parallel; keep x sharded and gather it again in backward */
+    if (!x) return NULL;
+    if (module->style == TSH_AUTO) tshi_nn_decide_auto(module, x);
+    if (module->reversed) w = tsh_transpose(w, 0, 1); /* a view: now (out, in) */
+    if (!w) return NULL;
+    column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0; /* 1: w is sharded along out */
+    regather = module->regather && column && x->layout.kind == TSH_SHARDED;
+    if (column && module->input_layout && !regather) x = tsh_redistribute(x, tsh_replicated());
+    if (column || w->layout.kind != TSH_SHARDED || (gives && gives->kind != TSH_SHARDED) ||
+        (gives && tshi_tensor_axis(x, gives->dim) == x->ndim - 1))
+        gives = NULL; /* the op itself only reduce-scatters rows of a row-parallel product */
+    return tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives, regather);
+}
+
 /* Adds a linear's parameters and shards them; `weight`, if not NULL, is used in place of a new
  * weight. By default, weight and bias are uniform in [-1 / sqrt(in), 1 / sqrt(in)), as in
  * torch.nn.Linear. */
-static tsh_module *tshi_parallel_linear(tsh_module *module, const tsh_linear_desc *desc,
-                                        tsh_tensor *weight) {
+static tsh_module *tshi_nn_add_linear(tsh_module *module, const tsh_linear_desc *desc,
+                                      tsh_tensor *weight) {
     tsh_plan_rule rule = tshi_parallel_rule(desc->style);
     double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0;      /* of the uniform bias */
     tsh_shape shape = desc->reversed ? tsh_shape2(desc->in, desc->out) /* shape of the weight */
@@ -20983,8 +21023,7 @@ static tsh_module *tshi_parallel_linear(tsh_module *module, const tsh_linear_des
     tshi_module_param(module, 0, "weight", desc->dtype, shape,
                       tshi_nn_init(desc->weight_init, TSH_INIT_KAIMING_UNIFORM, sqrt(5.0), 0),
                       desc->in);
-    if (weight && module->param[0])
-        (void)tsh_tie(module, "weight", weight); /* frees the new one */
+    if (weight && module->param[0]) (void)tsh_tie(module, "weight", weight); /* frees the new one */
     if (!desc->no_bias)
         tshi_module_param(module, 1, "bias", desc->dtype, tsh_shape1(desc->out),
                           tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
@@ -20995,12 +21034,12 @@ static tsh_module *tshi_parallel_linear(tsh_module *module, const tsh_linear_des
     rule.input = desc->input;
     rule.output = desc->output;
     rule.regather = desc->regather;            /* save x sharded for backward */
-    return tshi_parallel_shard(module, &rule); /* finishes the module */
+    return tshi_nn_apply_style(module, &rule); /* finishes the module */
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
-                                   const tsh_linear_desc *desc) {
-    static const tshi_kind kind = {"linear", tshi_nn_linear_forward, TSHI_PARALLEL_LINEAR,
+                                             const tsh_linear_desc *desc) {
+    static const tshi_kind kind = {"linear", tshi_nn_linear_forward, TSHI_NN_LINEAR,
                                    tshi_nn_linear_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     if (!module) return NULL;
@@ -21008,12 +21047,12 @@ TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *nam
         (void)tsh_fail(module->ctx, TSH_ERR_ARGUMENT,
                        "tsh_add_linear: \"%s\" is to leave its bias to the caller, and has none",
                        module->path);
-    return tshi_parallel_linear(module, desc, NULL);
+    return tshi_nn_add_linear(module, desc, NULL);
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
-                                       const tsh_classifier_desc *desc) {
-    static const tshi_kind kind = {"classifier", tshi_nn_linear_forward, TSHI_PARALLEL_LINEAR,
+                                                 const tsh_classifier_desc *desc) {
+    static const tshi_kind kind = {"classifier", tshi_nn_linear_forward, TSHI_NN_LINEAR,
                                    tshi_nn_linear_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     tsh_linear_desc linear; /* desc, as that of a linear */
@@ -21031,12 +21070,23 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
                                      * that others use too */
     linear.gather_output = desc->gather_output;
     linear.input = desc->input;
-    return tshi_parallel_linear(module, &linear, desc->weight);
+    return tshi_nn_add_linear(module, &linear, desc->weight);
+}
+
+/* -- embedding -------------------------------------------------------------- */
+
+/* ids (..) -> (.., dim), with weight (count, dim). The output of a sharded table is redistributed
+ * to R, unless the plan declares an output layout. */
+static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_tensor *ids = tshi_nn_input(module, in, n), *w = module->param[0];
+    tsh_tensor *y = ids ? tsh_embedding(ids, w, &module->lookup) : NULL;
+    if (module->output_layout || !y || w->layout.kind != TSH_SHARDED) return y;
+    return tsh_redistribute(y, tsh_replicated());
 }
 
 /* Checks that desc->weight, if given, can be the table of a new embedding: a parameter of this ctx
  * with shape (count, dim). Returns 0 and sets an error if not. */
-static int tshi_parallel_check_weight(tsh_ctx *ctx, const tsh_embedding_desc *desc) {
+static int tshi_nn_check_weight(tsh_ctx *ctx, const tsh_embedding_desc *desc) {
     const tsh_tensor *w = desc->weight; /* shape (count, dim), or NULL */
     char text[TSHI_TEXT_SIZE];
     if (w && (!(w->flags & TSHI_PARAM) || w->ctx != ctx))
@@ -21051,14 +21101,14 @@ static int tshi_parallel_check_weight(tsh_ctx *ctx, const tsh_embedding_desc *de
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
-                                      const tsh_embedding_desc *desc) {
-    static const tshi_kind kind = {"embedding", tshi_nn_embedding_forward, TSHI_PARALLEL_EMBEDDING,
+                                                const tsh_embedding_desc *desc) {
+    static const tshi_kind kind = {"embedding", tshi_nn_embedding_forward, TSHI_NN_EMBEDDING,
                                    tshi_nn_embedding_layouts};
     tsh_module *module;
     tsh_plan_rule rule;
     int64_t rows = desc && desc->weight ? desc->weight->dim[0] : desc ? desc->count : 0; /* count */
     if (parent && desc &&
-        (!tshi_parallel_check_weight(parent->ctx, desc) ||
+        (!tshi_nn_check_weight(parent->ctx, desc) ||
          !tshi_embedding_options(parent->ctx, "tsh_add_embedding", &desc->lookup, rows)))
         return NULL;
     module = tshi_nn_add(parent, name, &kind, desc);
@@ -21075,14 +21125,149 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
                                      (desc->lookup.padding_idx < 0 ? rows : 0);
     rule = tshi_parallel_rule(desc->style);
     rule.output = desc->output;
-    return tshi_parallel_shard(module, &rule);
+    return tshi_nn_apply_style(module, &rule);
+}
+
+/* -- norms, dropout --------------------------------------------------------- */
+
+/* The styles of the layers below. */
+enum { TSHI_NN_SEQUENCE = 1 << TSH_PLAIN | 1 << TSH_SEQUENCE };
+
+/* Layer norm: x (.., dim) -> (.., dim). */
+static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_tensor *x = tshi_nn_input(module, in, n);
+    return x ? tsh_layer_norm(x, module->param[0], module->param[1], module->number) : NULL;
+}
+
+/* RMS norm: x (.., dim) -> (.., dim). */
+static tsh_tensor *tshi_nn_rms_forward(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_tensor *x = tshi_nn_input(module, in, n);
+    return x ? tshi_norm_rms(x, module->param[0], module->number, module->plus_one) : NULL;
+}
+
+/* Dropout: x of any shape -> the same shape; x itself in evaluation mode. */
+static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_tensor *x = tshi_nn_input(module, in, n);
+    return x && !module->evaluating ? tsh_dropout(x, module->number, module) : x;
+}
+
+/* COLWISE shards weight and bias, for inputs that are sharded along their features. */
+static void tshi_nn_norm_layouts(const tsh_module *module, const tsh_plan_rule *rule,
+                                 tsh_layout *layouts) {
+    (void)module;
+    if (rule->style == TSH_COLWISE) layouts[0] = layouts[1] = tshi_nn_shard(rule, 0);
+}
+
+/* Adds a norm's parameters: weight (dim) of ones, or zeros if 1 is added to it, and, unless
+ * no_bias, bias (dim) of zeros. eps: added to the variance. */
+static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int no_bias,
+                                tsh_dtype dtype) {
+    const tsh_init_kind first = module->plus_one ? TSH_INIT_ZEROS : TSH_INIT_ONES;
+    module->number = eps; /* read by its forward */
+    tshi_module_param(module, 0, "weight", dtype, tsh_shape1(dim), tshi_init_make(first, 0, 0), 0);
+    if (!no_bias)
+        tshi_module_param(module, 1, "bias", dtype, tsh_shape1(dim),
+                          tshi_init_make(TSH_INIT_ZEROS, 0, 0), 0);
+    return tshi_module_finish(module);
+}
+
+TSH_API TSHI_COLD tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
+                                       const tsh_layer_norm_desc *desc) {
+    static const tshi_kind kind = {"layer_norm", tshi_nn_norm_forward,
+                                   TSHI_NN_SEQUENCE | 1 << TSH_COLWISE, tshi_nn_norm_layouts};
+    tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
+    return module ? tshi_nn_norm(module, desc->dim, desc->eps, desc->no_bias, desc->dtype) : NULL;
+}
+
+TSH_API TSHI_COLD tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
+                                     const tsh_rms_norm_desc *desc) {
+    static const tshi_kind kind = {"rms_norm", tshi_nn_rms_forward,
+                                   TSHI_NN_SEQUENCE | 1 << TSH_COLWISE, tshi_nn_norm_layouts};
+    tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
+    if (module) module->plus_one = desc->plus_one;
+    return module ? tshi_nn_norm(module, desc->dim, desc->eps, 1, desc->dtype) : NULL;
+}
+
+TSH_API TSHI_COLD tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p) {
+    static const tshi_kind kind = {"dropout", tshi_nn_dropout_forward, TSHI_NN_SEQUENCE, NULL};
+    tsh_module *module = tshi_module_add(parent, name, &kind);
+    if (module) module->number = p; /* probability that an element becomes 0 */
+    return module;
+}
+
+/* -- bare parameters -------------------------------------------------------- */
+
+/* A container without a forward of its own passes it over. */
+static tsh_tensor *tshi_nn_param_forward(tsh_module *module, tsh_tensor **in, int n) {
+    return tshi_nn_input(module, in, n);
+}
+
+/* ROWWISE shards the first dimension, COLWISE the last. */
+static void tshi_nn_param_layouts(const tsh_module *module, const tsh_plan_rule *rule,
+                                  tsh_layout *layouts) {
+    if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_shard(rule, 0);
+    if (rule->style == TSH_COLWISE) layouts[0] = tshi_nn_shard(rule, module->param[0]->ndim - 1);
+}
+
+TSH_API TSHI_COLD tsh_tensor *tsh_add_param(tsh_module *module, const char *name, tsh_shape shape,
+                                            const tsh_param_desc *desc) {
+    enum { STYLES = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE };
+    static const tshi_kind kinds[2] = {
+        {"param", tshi_nn_param_forward, STYLES, tshi_nn_param_layouts},
+        {"buffer", tshi_nn_param_forward, STYLES, tshi_nn_param_layouts}};
+    tsh_init init = tshi_init_make(TSH_INIT_ZEROS, 0, 0);
+    tsh_module *own = tshi_module_add(module, name, &kinds[0]); /* holds the parameter */
+    tsh_tensor *t;
+    if (!own) return NULL;
+    const int integers = desc && desc->buffer && tshi_dtype_exists(desc->dtype) &&
+                         !tshi_dtypes[desc->dtype].floating;
+    tshi_module_param(own, 0, "", desc && !integers ? desc->dtype : TSH_DTYPE_DEFAULT, shape,
+                      desc ? tshi_nn_init(desc->init, init.kind, 0, 0) : init, 0);
+    t = own->param[0];
+    if (t && integers) t->dtype = desc->dtype;
+    if (t && desc && desc->layout) {
+        if (desc->layout->kind == TSH_PARTIAL)
+            (void)tsh_fail(own->ctx, TSH_ERR_LAYOUT,
+                           "tsh_add_param: \"%s\" is to be partial; a parameter is R or S",
+                           own->path);
+        else
+            (void)tshi_tensor_set_shape(t, own->path, &shape, desc->layout);
+    }
+    if (t && desc && desc->buffer) {
+        own->kind = &kinds[1];
+        t->requires_grad = 0;
+        t->flags = (t->flags & ~(unsigned)TSHI_LEAF) | TSHI_BUFFER;
+    }
+    return tshi_module_finish(own) ? t : NULL;
+}
+
+/* -- forward ---------------------------------------------------------------- */
+
+TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n) {
+    if (!module && in && n > 0 && in[0])
+        return tshi_error_null(in[0]->ctx, TSH_ERR_ARGUMENT, "tsh_forward: the module is NULL");
+    if (!module || module->ctx->error.code != TSH_OK) return NULL;
+    if (n < 1 || !in)
+        return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT, "tsh_forward_n: %s got no input",
+                               module->path);
+    return tshi_module_call(module, in, n);
+}
+
+TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x) {
+    return tsh_forward_n(module, &x, 1);
+}
+
+TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh_tensor *y) {
+    tsh_tensor *sum = tsh_add(x ? *x : NULL, y), *out = tsh_forward(module, sum);
+    if (x) *x = out ? sum : NULL; /* NULL after an error */
+    return out;
 }
 
 /* ========================================================================== */
-/* >>layers                                            MARK: - layers (private) */
-/* What transformers are made of, sharded as it is made: attention and MLP; and */
-/* the cache of keys and values.                                                */
-/* Needs: >>parallel >>op-rope >>op-attention.                                  */
+/* >>layers                                          MARK: - layers (private) */
+/* What transformers are made of, sharded as it is made: attention and MLP;   */
+/* and the cache of keys and values.                                          */
+/* Needs: >>tensor-make >>op-rope >>op-attention >>nn.                        */
 /* ========================================================================== */
 
 /* These layers are modules whose children are linear layers: plans, files and tsh_quantize treat
@@ -21604,10 +21789,10 @@ TSH_API tsh_result tsh_cache_truncate(tsh_cache *cache, int64_t length) {
 }
 
 /* ========================================================================== */
-/* >>policy                                            MARK: - policy (private) */
-/* Plans for families of models, by the names of their parameters, and the head */
-/* counts of their attention.                                                   */
-/* Needs: >>parallel.                                                           */
+/* >>policy                                          MARK: - policy (private) */
+/* Plans for families of models, by the names of their parameters, and the    */
+/* head counts of their attention.                                            */
+/* Needs: >>parallel.                                                         */
 /* ========================================================================== */
 
 /* A policy lists the layers of a block by parameter names. tsh_parallelize_policy makes three
@@ -22066,7 +22251,7 @@ static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) 
     for (p = family; p; p = p->next) /* encoders, decoders */
         for (tsh_module *m = pass->root; m; m = tshi_module_next(pass->root, m)) {
             const char *path = tshi_module_below(pass->root, m->path);
-            if (!p->blocks || !tshi_parallel_match(p->blocks, path)) continue;
+            if (!p->blocks || !tshi_glob_match(p->blocks, path)) continue;
             blocks++;
             pass->policy = p;
             pass->block = m; /* for the functions below and their errors */
@@ -22121,9 +22306,9 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
 }
 
 /* ========================================================================== */
-/* >>optim                                              MARK: - optim (private) */
-/* Optimisers, the global norm, learning-rate schedules.                        */
-/* Needs: >>parallel >>comm.                                                    */
+/* >>optim-norm                                  MARK: - optim-norm (private) */
+/* The norm of all gradients of all ranks, and clipping by it.                */
+/* Needs: >>tape-backward >>module.                                           */
 /* ========================================================================== */
 
 /* One tsh_optim_step computes the norm of all gradients, clips them by it, and updates every
@@ -22297,7 +22482,11 @@ TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, doubl
     return TSH_OK;
 }
 
-/* -- updates ---------------------------------------------------------------- */
+/* ========================================================================== */
+/* >>optim-update                              MARK: - optim-update (private) */
+/* The update of one parameter, whole or a chunk of it.                       */
+/* Needs: >>module-tree >>optim-norm.                                         */
+/* ========================================================================== */
 
 /* Operands: the parameter, its gradient, its moments, and the lower halves of exact weights. */
 enum { TSHI_OPTIM_X, TSHI_OPTIM_GRAD, TSHI_OPTIM_FIRST, TSHI_OPTIM_SECOND, TSHI_OPTIM_LOW,
@@ -22634,6 +22823,12 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     tshi_optim_run(t, tshi_optim_adam[t->ctx->isa], x, &p);
 }
 
+/* ========================================================================== */
+/* >>optim                                            MARK: - optim (private) */
+/* Optimisers and their groups; a step over all parameters; schedules.        */
+/* Needs: >>glob >>tensor-make >>module-find >>optim-update.                  */
+/* ========================================================================== */
+
 /* Returns 1 if gradients or moments can be kept in this dtype. */
 static int tshi_optim_keeps(tsh_dtype dtype) {
     return dtype == TSH_DTYPE_DEFAULT || dtype == TSH_REAL || dtype == TSH_BF16;
@@ -22661,31 +22856,6 @@ static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
 static const char *tshi_optim_kind(const tsh_optim *optim) {
     static const char *const name[] = {"sgd", "adam", "adamw"};
     return name[optim->desc.kind];
-}
-
-/* For tsh_summary: writes the groups of the optimisers of root and of modules below, oldest first.
- * A group is all parameters that have the same learning rate and weight decay. */
-static TSHI_COLD void tshi_optim_write_groups(const tsh_optim *optim, const tsh_module *root,
-                                              FILE *file) {
-    const tsh_module *m = optim->module;
-    if (optim->older) tshi_optim_write_groups(optim->older, root, file);
-    while (m && m != root) m = m->parent;
-    for (int i = 0; m && i < optim->count; i++) {
-        const tshi_moments *each = &optim->each[i], *other;
-        int before = 0, count = 0; /* parameters of the group before this one, and in all */
-        char rates[64] = "";
-        for (other = optim->each; other < optim->each + optim->count; other++) {
-            if (other->lr_scale != each->lr_scale || other->weight_decay != each->weight_decay)
-                continue;
-            before += other < each;
-            count++;
-        }
-        if (before) continue; /* the group's line is written */
-        tsh_text_add(rates, sizeof rates, "lr %g, weight decay %g",
-                     optim->desc.lr * each->lr_scale, each->weight_decay);
-        (void)fprintf(file, "%s: %d parameters, the first \"%s\": %s\n", tshi_optim_kind(optim),
-                      count, tshi_module_below(root, each->param->path), rates);
-    }
 }
 
 /* Returns 1 if all parameters below module have the range of a float; else 0 and an error. */
@@ -22779,7 +22949,6 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     optim->older = ctx->optims; /* prepend to the ctx's list */
     ctx->optims = optim;
     for (int i = 0; i < optim->count; i++) (void)tshi_optim_claim(optim->each[i].param);
-    ctx->write_groups = tshi_optim_write_groups;
     return optim;
 }
 
@@ -22802,16 +22971,17 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
 }
 
 TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
-                                   double weight_decay) {
+                                             double weight_decay) {
     int i, matched = 0; /* matched: number of parameters that match */
     if (!optim || !pattern) return TSH_ERR_ARGUMENT;
     if (!(lr_scale >= 0 && weight_decay >= 0)) /* NaN, too */
         return tsh_fail(optim->module->ctx, TSH_ERR_ARGUMENT,
                         "tsh_optim_group: \"%.96s\" gets lr_scale %g and weight_decay %g; neither "
-                        "may be below 0", pattern, lr_scale, weight_decay);
+                        "may be below 0",
+                        pattern, lr_scale, weight_decay);
     for (i = 0; i < optim->count; i++) {
         tshi_moments *each = &optim->each[i];
-        if (!tshi_parallel_match(pattern, tshi_module_below(optim->module, each->param->path)))
+        if (!tshi_glob_match(pattern, tshi_module_below(optim->module, each->param->path)))
             continue;
         each->lr_scale = lr_scale;
         each->weight_decay = weight_decay;
@@ -22948,9 +23118,9 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
 }
 
 /* ========================================================================== */
-/* >>quantize                                        MARK: - quantize (private) */
-/* Weights of a model to 8 or 4 bits.                                           */
-/* Needs: >>parallel >>optim.                                                   */
+/* >>quantize                                      MARK: - quantize (private) */
+/* Weights of a model to 8 or 4 bits.                                         */
+/* Needs: >>glob >>module-find.                                               */
 /* ========================================================================== */
 
 /* Returns what the weight of m becomes, but for its values: shape (out, in) also where the layer
@@ -23053,7 +23223,7 @@ TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *patter
     for (apply = 0; apply < 2; apply++) /* checks all before it changes any */
         for (m = module; m && ctx->error.code == TSH_OK; m = tshi_module_next(module, m)) {
             if (!tshi_module_quantises(m) ||
-                !tshi_parallel_match(pattern, tshi_module_below(module, m->path)))
+                !tshi_glob_match(pattern, tshi_module_below(module, m->path)))
                 continue;
             matched++;
             if (tshi_dtype_in_blocks(m->param[0]->dtype)) continue; /* stays as it is */
@@ -23073,10 +23243,10 @@ TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *patter
 }
 
 /* ========================================================================== */
-/* >>pipeline                                        MARK: - pipeline (private) */
-/* Pipeline parallelism: layers assigned to stages, micro-batches sent between  */
-/* them.                                                                        */
-/* Needs: >>tape >>module.                                                      */
+/* >>pipeline                                      MARK: - pipeline (private) */
+/* Pipeline parallelism: layers assigned to stages, micro-batches sent        */
+/* between them.                                                              */
+/* Needs: >>tensor-make >>module-tree.                                        */
 /* ========================================================================== */
 
 /* Each stage has one tape per micro-batch under way (tshi_micro) and swaps it into the ctx for the
@@ -23710,10 +23880,84 @@ TSH_API TSHI_COLD tsh_pipeline *tsh_pipeline_new(tsh_module *container,
 }
 
 /* ========================================================================== */
-/* >>file                                                MARK: - file (private) */
-/* What C lacks for files: kinds, links, locks, owners, syncing to disk; files  */
-/* that are written whole or not at all, or grow by whole rows.                 */
-/* Needs: >>base >>rng >>coll.                                                  */
+/* >>summary                                        MARK: - summary (private) */
+/* The tree of modules as a table, with each optimiser's groups.              */
+/* Needs: >>optim.                                                            */
+/* ========================================================================== */
+
+/* Writes the groups of the optimisers of root and of modules below, oldest first.
+ * A group is all parameters that have the same learning rate and weight decay. */
+static TSHI_COLD void tshi_summary_groups(const tsh_optim *optim, const tsh_module *root,
+                                          FILE *file) {
+    const tsh_module *m = optim->module;
+    if (optim->older) tshi_summary_groups(optim->older, root, file);
+    while (m && m != root) m = m->parent;
+    for (int i = 0; m && i < optim->count; i++) {
+        const tshi_moments *each = &optim->each[i], *other;
+        int before = 0, count = 0; /* parameters of the group before this one, and in all */
+        char rates[64] = "";
+        for (other = optim->each; other < optim->each + optim->count; other++) {
+            if (other->lr_scale != each->lr_scale || other->weight_decay != each->weight_decay)
+                continue;
+            before += other < each;
+            count++;
+        }
+        if (before) continue; /* the group's line is written */
+        tsh_text_add(rates, sizeof rates, "lr %g, weight decay %g", optim->desc.lr * each->lr_scale,
+                     each->weight_decay);
+        (void)fprintf(file, "%s: %d parameters, the first \"%s\": %s\n", tshi_optim_kind(optim),
+                      count, tshi_module_below(root, each->param->path), rates);
+    }
+}
+
+/* Writes one parameter's line of tsh_summary. Returns 1 if it counts in the totals: this rank's
+ * stage holds it, and it is not tied to an earlier one. */
+static int tshi_summary_line(tsh_module *root, const tshi_walk *at, FILE *file) {
+    const tsh_tensor *t = at->param;
+    char path[TSH_PATH_SIZE], global[TSHI_TEXT_SIZE], local[TSHI_TEXT_SIZE], lay[TSHI_TEXT_SIZE];
+    const char *below = tshi_module_below(root, at->module->path);
+    const int first = tshi_module_first(root, at); /* 0: the line names the tied parameter */
+    (void)snprintf(path, sizeof path, "%s%s%s", below,
+                   *below && *at->module->param_name[at->slot] ? "." : "",
+                   at->module->param_name[at->slot]);
+    (void)fprintf(file, "%-40s %-12s %-5s %-16s %-24s %-16s", path, at->module->kind->name,
+                  tshi_dtype_name(t->dtype), tshi_tensor_sizes(t->dim, t->ndim, global),
+                  tsh_layout_text(&t->layout, lay, sizeof lay),
+                  tshi_tensor_sizes(t->local, t->ndim, local));
+    if (!first)
+        (void)fprintf(file, " as %s\n", t->path);
+    else if (t->absent)
+        (void)fprintf(file, " on stage %d\n", t->stage - 1);
+    else
+        (void)fprintf(file, " %llu\n",
+                      (unsigned long long)tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
+    return first && !t->absent;
+}
+
+TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
+    int64_t total = 0, local = 0; /* elements in all, elements on this rank */
+    unsigned long long bytes = 0; /* size of this rank's shards */
+    tshi_walk at = {NULL, NULL, 0};
+    if (!module || !file) return TSH_ERR_ARGUMENT;
+    (void)fprintf(file, "%-40s %-12s %-5s %-16s %-24s %-16s %s\n", "parameter", "kind", "dtype",
+                  "global shape", "layout", "local shape", "bytes");
+    while (tshi_module_step(module, &at)) {
+        if (!tshi_summary_line(module, &at, file)) continue; /* tied, or on another stage */
+        total += tsh_numel(at.param);
+        local += tsh_local_numel(at.param);
+        bytes += tshi_dtype_bytes(at.param->dtype, tsh_local_numel(at.param));
+    }
+    (void)fprintf(file, "%lld parameters; rank %d of %d holds %lld, %llu bytes\n", (long long)total,
+                  module->ctx->tp.rank, module->ctx->tp.size, (long long)local, bytes);
+    if (module->ctx->optims) tshi_summary_groups(module->ctx->optims, module, file);
+    return tshi_error_written(module->ctx, "tsh_summary", file);
+}
+
+/* ========================================================================== */
+/* >>file                                              MARK: - file (private) */
+/* What C lacks for files: kinds, links, locks, owners, syncing to disk;      */
+/* files that are written whole or not at all, or grow by whole rows.         */
+/* Needs: >>error >>rng.                                                      */
 /* ========================================================================== */
 
 /* A save writes a temporary file, syncs it to disk and renames it over the old one, so a save that
@@ -24202,9 +24446,9 @@ TSH_API TSHI_COLD tsh_result tsh_writer_close(tsh_writer *writer, int keep) {
 }
 
 /* ========================================================================== */
-/* >>io                                                    MARK: - io (private) */
-/* Saving a model as one safetensors file, and parsing the header of such files. */
-/* Needs: >>optim >>parallel >>file.                                            */
+/* >>io                                                  MARK: - io (private) */
+/* What saving and loading share: the tensors of a file, agreeing on errors.  */
+/* Needs: >>module-find >>optim-norm >>file.                                  */
 /* ========================================================================== */
 
 /* The writer, rank 0 of tp, pp and dp, writes whole tensors: other ranks send it their shards in
@@ -24558,7 +24802,11 @@ static int tshi_io_utf8(const unsigned char *s) {
     return n;
 }
 
-/* -- writing: the header ----------------------------------------------------- */
+/* ========================================================================== */
+/* >>io-save                                        MARK: - io-save (private) */
+/* Saving a model as one safetensors file.                                    */
+/* Needs: >>module-state >>optim >>io.                                        */
+/* ========================================================================== */
 
 /* A text that is written to memory or, while `at` is NULL, only measured. */
 typedef struct tshi_io_text {
@@ -24966,6 +25214,12 @@ TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
     return ctx->error.code;
 }
 
+/* ========================================================================== */
+/* >>io-json                                        MARK: - io-json (private) */
+/* Reads the JSON of headers and indices, in place.                           */
+/* Needs: >>io.                                                               */
+/* ========================================================================== */
+
 /* -- reading: JSON ------------------------------------------------------------
  * Parses only what a header may contain, in one pass without recursion. Strings are decoded in
  * place, since none gets longer. The text ends with a NUL, where every parser stops. After an
@@ -25147,7 +25401,11 @@ static void tshi_io_skip_value(tshi_io *io) {
     if (depth < 0) (void)tshi_io_bad(io, "there is no value");
 }
 
-/* -- reading: the header ------------------------------------------------------ */
+/* ========================================================================== */
+/* >>io-header                                    MARK: - io-header (private) */
+/* Reads and checks the header of a safetensors file; its tensors' names.     */
+/* Needs: >>glob >>io-json.                                                   */
+/* ========================================================================== */
 
 /* The format's dtypes of whole bytes; tsh_load reads only those of tshi_dtypes. A tensor that no
  * model has may be of any other. */
@@ -25342,7 +25600,7 @@ static int tshi_io_ignored(const tshi_io *io, const char *name) {
     const char *const *pattern = io->ignore;
     if (!pattern || strlen(name) >= TSHI_IO_NAME)
         return 0; /* no pattern is tried on longer names */
-    while (*pattern && !tshi_parallel_match(*pattern, name)) pattern++;
+    while (*pattern && !tshi_glob_match(*pattern, name)) pattern++;
     return *pattern != NULL;
 }
 
@@ -25354,14 +25612,13 @@ static const char *tshi_io_rename(tshi_io *io, const char *name) {
         char text[TSHI_IO_NAME], quote[TSHI_IO_QUOTE];
         char *copy;
         captures.count = 0;
-        if (strlen(name) >= sizeof text || !tshi_parallel_match_into(pair->from, name, &captures))
-            continue;
-        if (!pair->to || !tshi_parallel_replace(pair->to, &captures, text, sizeof text)) {
+        if (strlen(name) >= sizeof text || !tshi_glob_into(pair->from, name, &captures)) continue;
+        if (!pair->to || !tshi_glob_replace(pair->to, &captures, text, sizeof text)) {
             (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
                            "%s: .rename \"%.64s\" to \"%.64s\" makes no name of \"%s\": it has "
                            "more * than the first, more than %d, or is too long",
                            io->op, pair->from, pair->to ? pair->to : "", tshi_io_quote(name, quote),
-                           (int)TSHI_PARALLEL_CAPTURES);
+                           (int)TSHI_GLOB_CAPTURES);
             return name;
         }
         copy = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, strlen(text) + 1);
@@ -25373,9 +25630,9 @@ static const char *tshi_io_rename(tshi_io *io, const char *name) {
 }
 
 /* ========================================================================== */
-/* >>load                                                MARK: - load (private) */
-/* Loading files into a model, at any degree of parallelism.                    */
-/* Needs: >>io.                                                                 */
+/* >>load-files                                  MARK: - load-files (private) */
+/* Which files a path stands for; reading them; the tensors of all of them.   */
+/* Needs: >>io-save >>io-header.                                              */
 /* ========================================================================== */
 
 /* Every rank reads the files itself: headers, then the bytes of its shards; with .broadcast rank 0
@@ -25847,7 +26104,12 @@ static int tshi_load_headers(tshi_io *io) {
     return io->ctx->error.code == TSH_OK && tshi_load_sort(io);
 }
 
-/* -- checking a file against the model ---------------------------------------- */
+/* ========================================================================== */
+/* >>load-match                                  MARK: - load-match (private) */
+/* Matches the model's tensors with those of the files before a value         */
+/* changes.                                                                   */
+/* Needs: >>load-files.                                                       */
+/* ========================================================================== */
 
 /* Returns the struct with the name prefix + name, of n that are sorted by name; or NULL. */
 static void *tshi_load_find(const void *base, size_t n, size_t width, const char *prefix,
@@ -26036,12 +26298,12 @@ static void tshi_load_own_name(const tshi_io *io, const char *path, char *name, 
         const tsh_rename *pair = &io->rename[pairs];
         tshi_captures captures;
         captures.count = 0;
-        if (!pair->to || !tshi_parallel_match_into(pair->to, path, &captures)) continue;
+        if (!pair->to || !tshi_glob_into(pair->to, path, &captures)) continue;
         for (e = 0; e < io->entries; e++)
             if (strlen(io->entry[e].own) < TSHI_IO_NAME &&
-                tshi_parallel_match(pair->from, io->entry[e].own))
+                tshi_glob_match(pair->from, io->entry[e].own))
                 break;
-        if (e == io->entries || !tshi_parallel_replace(pair->from, &captures, name, size)) continue;
+        if (e == io->entries || !tshi_glob_replace(pair->from, &captures, name, size)) continue;
         return;
     }
     (void)snprintf(name, size, "%s", path);
@@ -26311,7 +26573,11 @@ static int tshi_load_check(tshi_io *io) {
     return tshi_load_prepare(io) && (!io->broadcast || tshi_load_prepare_share(io));
 }
 
-/* -- values ------------------------------------------------------------------- */
+/* ========================================================================== */
+/* >>load                                              MARK: - load (private) */
+/* Loads each rank's shards, of a model in any layout; or broadcasts them.    */
+/* Needs: >>load-match.                                                       */
+/* ========================================================================== */
 
 /* Logs that an item has values that are not finite: rank 0 of tp does for a replicated tensor t,
  * every rank of tp for its shard of a sharded one. found: number of NaN, of infinite values. */
@@ -26573,9 +26839,9 @@ TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path,
 }
 
 /* ========================================================================== */
-/* >>check                                              MARK: - check (private) */
-/* What tests and users verify with: hashes, replicas, finite differences.      */
-/* Needs: >>redistribute >>module >>io.                                         */
+/* >>check                                            MARK: - check (private) */
+/* What tests and users verify with: hashes, replicas, finite differences.    */
+/* Needs: >>optim-update >>pipeline >>io.                                     */
 /* ========================================================================== */
 
 /* tsh_check_replicas lists the tensors that should be equal on several ranks, with a hash of each,
@@ -26863,10 +27129,10 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
 }
 
 /* ========================================================================== */
-/* >>trace-file                                    MARK: - trace-file (private) */
-/* The trace of all ranks as one JSON text in Chrome's trace event format: rank */
-/* 0 writes its own events, then those that the others send.                    */
-/* Needs: >>trace >>comm >>io.                                                  */
+/* >>trace-file                                  MARK: - trace-file (private) */
+/* The trace of all ranks as one JSON text in Chrome's trace event format:    */
+/* rank 0 writes its own events, then those that the others send.             */
+/* Needs: >>io-save.                                                          */
 /* ========================================================================== */
 
 /* Every rank writes its row into out->message. Whenever it is full, rank 0 writes it to the file;
@@ -27014,9 +27280,9 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 }
 
 /* ========================================================================== */
-/* >>end                                                  MARK: - end (private) */
-/* Undefines the macros of the implementation.                                  */
-/* Needs: nothing.                                                              */
+/* >>end                                                MARK: - end (private) */
+/* Undefines the macros of the implementation.                                */
+/* Needs: nothing.                                                            */
 /* ========================================================================== */
 
 #undef tshi_error_null /* >>error */
@@ -27140,5 +27406,6 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_STORE_avx512
 #undef TSHI_GEMM_SET_avx512
 #undef TSHI_GEMM_FMA_avx512
+
 #endif                  /* TSHARD_IMPLEMENTED */
 #endif                  /* TSHARD_IMPLEMENTATION */

@@ -1,6 +1,11 @@
-/* tshard_uv.h - one process per rank: collectives over TCP, driven by libuv */
-/*
- * DO THIS
+/* tshard_uv.h - one process per rank: collectives over TCP, driven by libuv
+ *
+ * ========================================================================== */
+/* >>uv-manual                                             MARK: - uv-manual */
+/* How to use it, what it promises and what not.                               */
+/* Needs: nothing.                                                              */
+/* ==========================================================================
+ *
  *
  *     #define TSHARD_IMPLEMENTATION           // in exactly one source file
  *     #include "tshard.h"
@@ -139,31 +144,54 @@
  * new connection replaces one chosen at random. Scanners, browsers, wrong keys and other jobs are
  * refused; once a second the logger gets their number and the address of the last one. Ranks that
  * were replaced connect again. A rank that is refused by a server without a proof that it has the
- * key logs that, and connects again until the timeout.
+ * key logs that, and connects again until the timeout. */
+
+/* ========================================================================== */
+/* >>contents                                                MARK: - contents */
+/* The sections of this file, in reading order; search for ">>name".          */
+/* Needs: nothing.                                                            */
+/* ==========================================================================
  *
- * SECTIONS
- *
- * Shared: >>uv-types >>uv-check (CRC32C) >>uv-wire (encoding; nothing received is trusted)
- * >>uv-socket >>uv-settings >>uv-error. Run by the control thread: >>uv-post (sending control
- * messages) >>uv-decide (which rank is blamed) >>uv-cycle (ranks that wait for each other)
- * >>uv-connect (the handshake) >>uv-form (setting up a world and a group) >>uv-hear (received
- * control messages) >>uv-admit (dialling, accepting) >>uv-control (heartbeats, timeouts). Run by
- * the caller's thread: >>uv-group >>uv-algorithm (which bytes go where) >>uv-flow >>uv-start
- * >>uv-wait >>uv-ops (the backend's eight functions). Both: >>uv-world (joining).
+ *   src/uv/             one process per rank, over TCP
+ *     >>uv-manual       how to use it, what it promises and what not
+ *     >>uv-api          the runner, and comms for one's own
+ *     >>uv-types        the structs of a world
+ *     >>uv-check        CRC32C
+ *     >>uv-wire         encoding of messages; nothing received is trusted
+ *     >>uv-socket       addresses and sockets
+ *     >>uv-settings     tsh_uv_desc, then the environment
+ *     >>uv-error        the world's first error
+ *     >>uv-post         sending control messages
+ *     >>uv-decide       how ranks agree on one error, and whom it blames
+ *     >>uv-cycle        ranks that wait for each other
+ *     >>uv-connect      the handshake
+ *     >>uv-form         setting up the connections of a world, of a group
+ *     >>uv-hear         received control messages
+ *     >>uv-admit        dialling, accepting
+ *     >>uv-control      the control thread: heartbeats, timeouts
+ *     >>uv-group        a group, its connections and operations
+ *     >>uv-algorithm    which bytes go where
+ *     >>uv-flow         frames on the data connections
+ *     >>uv-start        starting a collective
+ *     >>uv-wait         waiting for one
+ *     >>uv-ops          the backend's eight functions
+ *     >>uv-world        joining and closing a world; the runner
  */
+
 #include "../tshard.h"
 
 #ifndef TSHARD_UV_H
 #define TSHARD_UV_H
-/* ========================================================================== */
-/* >>uv-api                                                   MARK: - uv-api */
-/* A runner for whole programs, and comms for one's own.                       */
-/* Needs: the public part of tshard.h.                                         */
-/* ========================================================================== */
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* ========================================================================== */
+/* >>uv-api                                                    MARK: - uv-api */
+/* A runner for whole programs, and comms for one's own.                      */
+/* Needs: the public part of tshard.h.                                        */
+/* ========================================================================== */
 
 /* How this process joins its world. All zero: all from the environment; without any, one rank. */
 typedef struct tsh_uv_desc {
@@ -218,13 +246,14 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
 #error "tshard_uv.h does not run on Windows: beside libuv it uses POSIX sockets, poll and sendmsg"
 #elif defined(TSHARD_IMPLEMENTATION) && !defined(TSHARD_UV_IMPLEMENTED)
 #define TSHARD_UV_IMPLEMENTED
+
 /* ========================================================================== */
-/* >>uv-types                                       MARK: - uv-types (private) */
-/* The structs of a world. Each process has two threads: the caller's thread   */
-/* moves data, on two data connections per peer and group; the control thread  */
-/* makes connections, sends heartbeats and decides on errors, on one control   */
-/* connection per peer. What both use is guarded by world->lock, or atomic.    */
-/* Needs: >>uv-api.                                                             */
+/* >>uv-types                                      MARK: - uv-types (private) */
+/* The structs of a world. Each process has two threads: the caller's thread  */
+/* moves data, on two data connections per peer and group; the control thread */
+/* makes connections, sends heartbeats and decides on errors, on one control  */
+/* connection per peer. What both use is guarded by world->lock, or atomic.   */
+/* Needs: >>uv-api.                                                           */
 /* ========================================================================== */
 
 #if !defined(__GNUC__)
@@ -701,11 +730,11 @@ static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...)
 }
 
 /* ========================================================================== */
-/* >>uv-check                                       MARK: - uv-check (private) */
-/* CRC32C (Castagnoli; RFC 3720, B.4), reflected: with the processor's         */
-/* instruction for it, in three streams at once, since each has to wait for    */
-/* its predecessor; else with tables, 8 bytes at a time.                       */
-/* Needs: >>uv-types.                                                           */
+/* >>uv-check                                      MARK: - uv-check (private) */
+/* CRC32C (Castagnoli; RFC 3720, B.4), reflected: with the processor's        */
+/* instruction for it, in three streams at once, since each has to wait for   */
+/* its predecessor; else with tables, 8 bytes at a time.                      */
+/* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
 #if defined(__x86_64__)
@@ -808,12 +837,12 @@ static uint32_t tshi_uv_head_check(const tsh_uv_world *world, const tshi_uv_head
 }
 
 /* ========================================================================== */
-/* >>uv-wire                                         MARK: - uv-wire (private) */
-/* Encoding of the handshake and of control messages. One function per message */
-/* writes the given values as fields, or reads fields, as the cursor says. A   */
-/* field that does not fit or is invalid sets cursor->bad; those after it read */
-/* as 0. Nothing received is trusted.                                          */
-/* Needs: >>uv-types.                                                           */
+/* >>uv-wire                                        MARK: - uv-wire (private) */
+/* Encoding of the handshake and of control messages. One function per        */
+/* message writes the given values as fields, or reads fields, as the cursor  */
+/* says. A field that does not fit or is invalid sets cursor->bad; those      */
+/* after it read as 0. Nothing received is trusted.                           */
+/* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
 /* Returns a cursor at the beginning of bytes. `writes`: 1: fields are written, 0: read. */
@@ -1095,10 +1124,10 @@ static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int si
 }
 
 /* ========================================================================== */
-/* >>uv-socket                                     MARK: - uv-socket (private) */
-/* Addresses, and sockets. No socket blocks, is inherited by a child process   */
-/* or raises SIGPIPE.                                                          */
-/* Needs: >>uv-types.                                                           */
+/* >>uv-socket                                    MARK: - uv-socket (private) */
+/* Addresses, and sockets. No socket blocks, is inherited by a child process  */
+/* or raises SIGPIPE.                                                         */
+/* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
 #if defined(MSG_NOSIGNAL)
@@ -1272,10 +1301,10 @@ static int tshi_uv_descriptors(int size) {
 }
 
 /* ========================================================================== */
-/* >>uv-settings                                 MARK: - uv-settings (private) */
-/* Reads the settings of a world: from the tsh_uv_desc, else from variables:   */
-/* TSHARD_*, then torchrun's, then Slurm's. Functions that fail fill *error.   */
-/* Needs: >>uv-socket.                                                          */
+/* >>uv-settings                                MARK: - uv-settings (private) */
+/* Reads the settings of a world: from the tsh_uv_desc, else from variables:  */
+/* TSHARD_*, then torchrun's, then Slurm's. Functions that fail fill *error.  */
+/* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
 /* Sets the world's rank and size, and *of to the family that gave them: 0 the desc, 1 TSHARD_*,
@@ -1565,10 +1594,10 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
 }
 
 /* ========================================================================== */
-/* >>uv-error                                       MARK: - uv-error (private) */
-/* The world's error: the first one set. The caller's thread only reports      */
-/* errors; the control thread decides (>>uv-decide) and sets it, locked.       */
-/* Needs: >>uv-types.                                                           */
+/* >>uv-error                                      MARK: - uv-error (private) */
+/* The world's error: the first one set. The caller's thread only reports     */
+/* errors; the control thread decides (>>uv-decide) and sets it, locked.      */
+/* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
 /* Returns the code of the world's error; TSH_OK: it has not failed. Any thread. */
@@ -1650,10 +1679,10 @@ static int tshi_uv_member(const tshi_uv_group *group, int world_rank) {
 }
 
 /* ========================================================================== */
-/* >>uv-post                                         MARK: - uv-post (private) */
-/* Sending control messages. tshi_uv_write begins one in world->outgoing, the  */
-/* *_field functions append to it, tshi_uv_post sends it to a peer.            */
-/* Needs: >>uv-wire >>uv-socket >>uv-error.                                   */
+/* >>uv-post                                        MARK: - uv-post (private) */
+/* Sending control messages. tshi_uv_write begins one in world->outgoing, the */
+/* *_field functions append to it, tshi_uv_post sends it to a peer.           */
+/* Needs: >>uv-check >>uv-wire >>uv-socket.                                   */
 /* ========================================================================== */
 
 enum { TSHI_UV_BACKLOG = 1 << 20 }; /* unsent bytes to a peer above which messages are discarded */
@@ -1730,12 +1759,12 @@ static void tshi_uv_post_all(tsh_uv_world *world) {
 }
 
 /* ========================================================================== */
-/* >>uv-decide                                     MARK: - uv-decide (private) */
-/* How ranks agree on one error. A rank that finds one sends a report to the   */
-/* coordinator, the lowest rank that is not lost. The coordinator collects     */
-/* reports for a while, holds the gravest, asks all ranks what they called     */
-/* (ASK, TELL) if it is about a collective, and sends its decision to all.     */
-/* Needs: >>uv-post.                                                            */
+/* >>uv-decide                                    MARK: - uv-decide (private) */
+/* How ranks agree on one error. A rank that finds one sends a report to the  */
+/* coordinator, the lowest rank that is not lost. The coordinator collects    */
+/* reports for a while, holds the gravest, asks all ranks what they called    */
+/* (ASK, TELL) if it is about a collective, and sends its decision to all.    */
+/* Needs: >>uv-error >>uv-post.                                               */
 /* ========================================================================== */
 
 /* The coordinator collects reports for 20 ms, and waits for answers until 60 ms from the start.
@@ -2042,11 +2071,12 @@ static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
 }
 
 /* ========================================================================== */
-/* >>uv-cycle                                       MARK: - uv-cycle (private) */
-/* Ranks that wait for each other in a cycle: in crossed groups, or messages.  */
-/* A rank that has waited for 20 ms sends BLOCKED to the coordinator, which    */
-/* searches for a cycle, asks its ranks to confirm, and then reports an error. */
-/* Needs: >>uv-decide.                                                           */
+/* >>uv-cycle                                      MARK: - uv-cycle (private) */
+/* Ranks that wait for each other in a cycle: in crossed groups, or messages. */
+/* A rank that has waited for 20 ms sends BLOCKED to the coordinator, which   */
+/* searches for a cycle, asks its ranks to confirm, and then reports an       */
+/* error.                                                                     */
+/* Needs: >>uv-decide.                                                        */
 /* ========================================================================== */
 
 /* Returns the number of collectives of a group that a blocked rank had started. */
@@ -2177,11 +2207,11 @@ static void tshi_uv_send_blocked(tsh_uv_world *world) {
 }
 
 /* ========================================================================== */
-/* >>uv-connect                                   MARK: - uv-connect (private) */
-/* The handshake of a connection (tshi_uv_conn), dialled or accepted, until    */
-/* both ends are authenticated. tshi_uv_client_step and tshi_uv_server_step    */
-/* advance it; >>uv-admit calls them when the socket is ready.                 */
-/* Needs: >>uv-decide.                                                           */
+/* >>uv-connect                                  MARK: - uv-connect (private) */
+/* The handshake of a connection (tshi_uv_conn), dialled or accepted, until   */
+/* both ends are authenticated. tshi_uv_client_step and tshi_uv_server_step   */
+/* advance it; >>uv-admit calls them when the socket is ready.                */
+/* Needs: >>uv-decide.                                                        */
 /* ========================================================================== */
 
 /* Limits in seconds: of the server; of the client's dial, and of the reply to a JOIN; of other
@@ -2552,12 +2582,12 @@ static int tshi_uv_client_step(tshi_uv_conn *conn) {
 }
 
 /* ========================================================================== */
-/* >>uv-form                                         MARK: - uv-form (private) */
-/* Setting up connections. Every rank first connects to rank 0 and sends it    */
-/* its own address (HERE). Rank 0 sends all addresses (TABLE); then each rank  */
-/* dials all lower ranks, sends READY to rank 0 once it has all connections,   */
-/* and waits for rank 0's GO. In a new group, too, members dial lower ones.    */
-/* Needs: >>uv-connect.                                                         */
+/* >>uv-form                                        MARK: - uv-form (private) */
+/* Setting up connections. Every rank first connects to rank 0 and sends it   */
+/* its own address (HERE). Rank 0 sends all addresses (TABLE); then each rank */
+/* dials all lower ranks, sends READY to rank 0 once it has all connections,  */
+/* and waits for rank 0's GO. In a new group, too, members dial lower ones.   */
+/* Needs: >>uv-connect.                                                       */
 /* ========================================================================== */
 
 /* Returns an error if `address` is beyond loopback and no key (nor TSHARD_INSECURE) is set. */
@@ -2751,11 +2781,11 @@ static void tshi_uv_form(tsh_uv_world *world) {
 }
 
 /* ========================================================================== */
-/* >>uv-hear                                         MARK: - uv-hear (private) */
-/* Handles what peers send on their control connections, on the control        */
-/* thread. There is one handler per type of message; it sets c->bad if the     */
-/* message is malformed, and the peer then counts as lost.                     */
-/* Needs: >>uv-cycle >>uv-form.                                                */
+/* >>uv-hear                                        MARK: - uv-hear (private) */
+/* Handles what peers send on their control connections, on the control       */
+/* thread. There is one handler per type of message; it sets c->bad if the    */
+/* message is malformed, and the peer then counts as lost.                    */
+/* Needs: >>uv-cycle >>uv-form.                                               */
 /* ========================================================================== */
 
 static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) { /* Closes the connection. */
@@ -3041,11 +3071,11 @@ static void tshi_uv_peer_event(uv_poll_t *poll, int status, int events) { /* A s
 }
 
 /* ========================================================================== */
-/* >>uv-admit                                       MARK: - uv-admit (private) */
-/* Dials and accepts connections. Once both ends are authenticated, each is    */
-/* assigned: to a peer as its control connection, or to a link of a group. A   */
-/* dialled connection that fails is dialled again; an accepted one is freed.   */
-/* Needs: >>uv-hear.                                                            */
+/* >>uv-admit                                      MARK: - uv-admit (private) */
+/* Dials and accepts connections. Once both ends are authenticated, each is   */
+/* assigned: to a peer as its control connection, or to a link of a group. A  */
+/* dialled connection that fails is dialled again; an accepted one is freed.  */
+/* Needs: >>uv-hear.                                                          */
 /* ========================================================================== */
 
 /* Makes fd the control connection to `rank`. Returns 0, after a report, if memory is lacking. */
@@ -3243,11 +3273,11 @@ static void tshi_uv_dial(tshi_uv_conn *conn) { /* Connects conn; ends it if that
 }
 
 /* ========================================================================== */
-/* >>uv-control                                   MARK: - uv-control (private) */
-/* The control thread. After each batch of events, and at least every 100 ms,  */
-/* tshi_uv_tick does what is due: beats, silence, dialling, error reports and  */
-/* decisions. The thread ends once the last group is closed and peers know.    */
-/* Needs: >>uv-admit.                                                           */
+/* >>uv-control                                  MARK: - uv-control (private) */
+/* The control thread. After each batch of events, and at least every 100 ms, */
+/* tshi_uv_tick does what is due: beats, silence, dialling, error reports and */
+/* decisions. The thread ends once the last group is closed and peers know.   */
+/* Needs: >>uv-admit.                                                         */
 /* ========================================================================== */
 
 enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_MISSING_MS = 300 }; /* when a beat is due, and is overdue */
@@ -3549,11 +3579,11 @@ static void tshi_uv_main(void *argument) {
 }
 
 /* ========================================================================== */
-/* >>uv-group                                       MARK: - uv-group (private) */
-/* A group of ranks: its members, two data connections to each (one for        */
-/* collectives, one for messages) and its operations. The control thread       */
-/* connects a group; after that only the caller's thread uses it.              */
-/* Needs: >>uv-connect.                                                         */
+/* >>uv-group                                      MARK: - uv-group (private) */
+/* A group of ranks: its members, two data connections to each (one for       */
+/* collectives, one for messages) and its operations. The control thread      */
+/* connects a group; after that only the caller's thread uses it.             */
+/* Needs: >>uv-connect.                                                       */
 /* ========================================================================== */
 
 static void tshi_uv_group_free(tshi_uv_group *group) { /* Closes and frees a group, or NULL. */
@@ -3628,10 +3658,10 @@ static tshi_uv_op *tshi_uv_first(tshi_uv_group *group, const tshi_uv_fifo *fifo)
 }
 
 /* ========================================================================== */
-/* >>uv-algorithm                               MARK: - uv-algorithm (private) */
-/* Computes which bytes a collective sends to which peer, and where received   */
-/* bytes belong. It does no I/O: >>uv-flow calls tshi_uv_bytes_at.             */
-/* Needs: >>uv-group.                                                           */
+/* >>uv-algorithm                              MARK: - uv-algorithm (private) */
+/* Computes which bytes a collective sends to which peer, and where received  */
+/* bytes belong. It does no I/O: >>uv-flow calls tshi_uv_bytes_at.            */
+/* Needs: >>uv-group.                                                         */
 /* ========================================================================== */
 
 /* The ring. Every rank sends one stream of bytes to the next rank and receives one from the rank
@@ -4056,12 +4086,12 @@ static int64_t tshi_uv_block(const tshi_uv_op *op, int peer, int64_t offset, int
 }
 
 /* ========================================================================== */
-/* >>uv-flow                                         MARK: - uv-flow (private) */
-/* Moves bytes on the data connections, in frames: a header and a payload.     */
-/* Each connection has a queue of operations per direction (in, out). One for  */
-/* messages also has a queue of clears, frames without a payload: by a clear   */
-/* the receiver tells the sender that it may send the message.                 */
-/* Needs: >>uv-algorithm >>uv-error.                                              */
+/* >>uv-flow                                        MARK: - uv-flow (private) */
+/* Moves bytes on the data connections, in frames: a header and a payload.    */
+/* Each connection has a queue of operations per direction (in, out). One for */
+/* messages also has a queue of clears, frames without a payload: by a clear  */
+/* the receiver tells the sender that it may send the message.                */
+/* Needs: >>uv-algorithm.                                                     */
 /* ========================================================================== */
 
 static int tshi_uv_for_messages(const tshi_uv_link *link) { /* Returns 1 if for SEND and RECV. */
@@ -4431,10 +4461,10 @@ static int tshi_uv_advance(tsh_uv_world *world) {
 }
 
 /* ========================================================================== */
-/* >>uv-start                                       MARK: - uv-start (private) */
-/* Starting a collective: chooses its algorithm, queues its frames on the      */
-/* data connections, and sends what the sockets take at once.                  */
-/* Needs: >>uv-flow.                                                            */
+/* >>uv-start                                      MARK: - uv-start (private) */
+/* Starting a collective: chooses its algorithm, queues its frames on the     */
+/* data connections, and sends what the sockets take at once.                 */
+/* Needs: >>uv-flow.                                                          */
 /* ========================================================================== */
 
 /* Limits in bytes (see tshi_uv_choose_algorithm) up to which ranks send directly to each other, or
@@ -4622,11 +4652,11 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
 }
 
 /* ========================================================================== */
-/* >>uv-wait                                         MARK: - uv-wait (private) */
-/* Waiting. A rank that waits moves data, polls for a short time, then sleeps  */
-/* in libuv. After 20 ms the control thread reports to the coordinator what    */
-/* the rank waits for, to find cycles (>>uv-cycle). A timeout is an error.     */
-/* Needs: >>uv-start.                                                           */
+/* >>uv-wait                                        MARK: - uv-wait (private) */
+/* Waiting. A rank that waits moves data, polls for a short time, then sleeps */
+/* in libuv. After 20 ms the control thread reports to the coordinator what   */
+/* the rank waits for, to find cycles (>>uv-cycle). A timeout is an error.    */
+/* Needs: >>uv-flow.                                                          */
 /* ========================================================================== */
 
 enum { TSHI_UV_BLOCKED_MS = 20, TSHI_UV_NAP_MS = 500 }; /* when a wait is reported; longest sleep */
@@ -4803,11 +4833,11 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
 }
 
 /* ========================================================================== */
-/* >>uv-ops                                           MARK: - uv-ops (private) */
-/* The eight functions of the backend (tsh_comm_ops): start, wait, test,       */
-/* progress, status, abort, split and close. The caller's thread calls them;   */
-/* only abort may come from any thread.                                        */
-/* Needs: >>uv-wait >>uv-control.                                               */
+/* >>uv-ops                                          MARK: - uv-ops (private) */
+/* The eight functions of the backend (tsh_comm_ops): start, wait, test,      */
+/* progress, status, abort, split and close. The caller's thread calls them;  */
+/* only abort may come from any thread.                                       */
+/* Needs: >>uv-start >>uv-wait.                                               */
 /* ========================================================================== */
 
 static tshi_uv_group *tshi_uv_group_of(const tsh_comm *comm) { /* Returns the comm's group. */
@@ -5033,11 +5063,11 @@ static const tsh_comm_ops tshi_uv_ops = TSH_COMM_OPS(tshi_uv, "uv",
                                                      TSH_CAP_ORDERED | TSH_CAP_DEATH);
 
 /* ========================================================================== */
-/* >>uv-world                                       MARK: - uv-world (private) */
-/* Joining a world: settings, memory, sockets and event loops, then the        */
-/* control thread, which makes all connections while the caller waits. Also    */
-/* tsh_uv_open and the runner, tsh_uv_run.                                     */
-/* Needs: >>uv-ops >>uv-settings.                                               */
+/* >>uv-world                                      MARK: - uv-world (private) */
+/* Joining a world: settings, memory, sockets and event loops, then the       */
+/* control thread, which makes all connections while the caller waits. Also   */
+/* tsh_uv_open and the runner, tsh_uv_run.                                    */
+/* Needs: >>uv-settings >>uv-control >>uv-ops.                                */
 /* ========================================================================== */
 
 /* Allocates the arrays with one entry per rank. Returns 0 if memory is lacking. */

@@ -3,15 +3,19 @@
 
     lint.py [FOLDER]      the project's folder; this file's by default
 
-A room is a section of a header with a banner "/* >>name ... MARK: - name */". Private functions are
-tshi_<room>_<verb> (of a room "op-x" or "x-api": tshi_x_<verb>); those that macros generate are not
-looked at.
+A room is a section of a header with a banner "/* >>name ... MARK: - name */". tshard.h and
+tshard_uv.h are made of the rooms in src/, which findings name. Private functions are
+tshi_<room>_<verb> or, in rooms that share an idea, such as gemm, gemm-pack and gemm-few,
+tshi_<first word>_<verb> (of a room "op-x" or "x-api": tshi_x_<verb>); those that macros generate
+are not looked at.
 """
 
 import bisect
 import glob
 import os
+import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,15 +24,18 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "support"))
 from scripts import mpi_flags, mpis
 import calls
+import floors
 import index
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(HERE)), "src"))
+import commands
+import join
 
 TOP = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else
                       os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-COLUMNS, ROOM_LINES = 100, 1200
+COLUMNS, ROOM_LINES, OPENED = 100, 700, 10  # OPENED: rooms that are compiled alone
 FUNCTION_LINES, FUNCTION_AIM, FUNCTION_SHARE = 80, 40, 0.95
 POSIX = "-D_POSIX_C_SOURCE=200809L"  # what backends need beside strict C99
 BANNER = re.compile(r"/\* >>([\w-]+) +MARK: - ([\w-]+)")
-CONTENTS = re.compile(r"[\s*]*>>([\w-]+)\s+\S")
 # The library neither prints nor ends the program. What prints is the program's choice: it passes
 # this logger.
 PRINTS = {"tsh_log_stderr": "stderr"}
@@ -36,16 +43,26 @@ FORBIDDEN = set("abort exit _exit _Exit quick_exit raise signal printf vprintf "
                 "puts putchar perror __assert_fail stdout stderr".split())
 
 findings = []
+made = {}  # {header that is made of src/: its Source}
 
 
 def report(path, line, what):
+    """Of a header that is made of src/, the finding names the room's file and its line there."""
+    for rooms, header in floors.LISTS.items():
+        source = made.get(header)
+        room = source and os.path.samefile(path, source.path) and source.room_at(line)
+        for floor, name, _ in join.entries(os.path.join(TOP, rooms)) if room else []:
+            if name == room.name:
+                path = join.path_of(os.path.join(TOP, rooms), floor, name)
+                line += 2 - room.line  # a room's file begins a line above its banner
     findings.append("%s:%d: %s" % (os.path.relpath(path, TOP), line, what))
 
 
 class Room:
     def __init__(self, name, line):
         self.name, self.line, self.end = name, line, line
-        self.prefix = "tshi_%s_" % re.sub(r"^op-|-api$", "", name).replace("-", "_")
+        words = re.sub(r"^op-|-api$", "", name).split("-")
+        self.prefixes = {"tshi_%s_" % words[0], "tshi_%s_" % "_".join(words)}
 
 
 class Source:
@@ -126,29 +143,25 @@ def function_name(head):
 # ---- rooms -------------------------------------------------------------------
 
 
-def check_contents(source):
-    """The list in the room contents names the rooms below it, in order."""
-    names = [room.name for room in source.rooms]
-    if "contents" not in names:
-        report(source.path, 1, "there is no room contents")
-        return
-    room = source.rooms[names.index("contents")]
-    listed = []
-    for number in range(room.line + 1, room.end + 1):
-        entry = CONTENTS.match(source.lines[number - 1])
-        if entry and not BANNER.match(source.lines[number - 1]):
-            listed.append((entry[1], number))
-    listed = [entry for entry in listed if entry[0] not in ("front", "contents")]
-    below = [room for room in source.rooms if room.name not in ("front", "contents")]
-    for (name, number), room in zip(listed, below):
-        if name != room.name:
-            report(source.path, number, "contents says %s where room %s (line %d) stands"
-                   % (name, room.name, room.line))
-            return
-    for name, number in listed[len(below):]:
-        report(source.path, number, "contents lists %s, which is no room" % name)
-    for room in below[len(listed):]:
-        report(source.path, room.line, "room %s is not in contents" % room.name)
+def check_joined():
+    """The headers are what src/ gives, and src/ has no other files; each room is named as its file,
+    needs earlier rooms only, and opens alone."""
+    for path, header in floors.LISTS.items():
+        with open(os.path.join(TOP, header), encoding="utf-8") as file:
+            if file.read() != join.join(os.path.join(TOP, path)):
+                report(os.path.join(TOP, header), 1, "is not what src/ gives: make " + header)
+    listed = {room.path: room for path in floors.LISTS for room in floors.read(TOP, path)}
+    for path in set(glob.glob(os.path.join(TOP, "src", "*", "*"))) ^ set(listed):
+        report(path, 1, "is not in src/rooms, or not there")
+    for path, room in listed.items():
+        if not re.search(r"^/\* >>%s +MARK: - %s " % (room.name, room.name), room.text, re.M):
+            report(path, 2, "the banner has another name than the file")
+    for path, what in floors.check(TOP):
+        report(path, 1, what)
+    opened = OPENED if shutil.which("clang") else 0
+    for command in random.sample(commands.commands("clang"), opened):
+        if subprocess.run(command["arguments"], stderr=subprocess.DEVNULL).returncode:
+            report(command["file"], 1, "does not compile after the rooms before it")
 
 
 def check_needs(source):
@@ -160,7 +173,7 @@ def check_needs(source):
         if not needs and room.name not in ("front", "contents", "manual"):
             report(source.path, room.line, "room %s does not say what it needs" % room.name)
         for name in re.findall(r">>([\w-]+)", needs[1] if needs else ""):
-            if name not in seen and os.path.basename(source.path) == "tshard.h":
+            if name not in seen:
                 report(source.path, room.line, "room %s needs %s, which is no earlier room"
                        % (room.name, name))
         seen.add(room.name)
@@ -185,11 +198,11 @@ def check_names(source):
         room = source.room_at(first)
         if name.startswith("tsh_"):
             continue
-        prefixes = [room.prefix] if room else []
-        prefixes += ["tshi_%s_" % backend[1]] if backend else []
-        if not any(name.startswith(prefix) for prefix in prefixes):
+        prefixes = set(room.prefixes) if room else set()
+        prefixes |= {"tshi_%s_" % backend[1]} if backend else set()
+        if not name.startswith(tuple(prefixes)):
             report(source.path, first, "%s stands in room %s, where private names begin with %s"
-                   % (name, room.name if room else "none", " or ".join(prefixes)))
+                   % (name, room.name if room else "none", " or ".join(sorted(prefixes))))
 
 
 def check_forward(source):
@@ -200,7 +213,8 @@ def check_forward(source):
 
 # What a dtype is stands in one table: only these rooms may ask which one it is, or how wide a
 # tsh_real is (gemm, gemm-api: kernels are of one width; types, config: TSH_REAL, TSHI_DOUBLE).
-DTYPE_ROOMS = {"types", "config", "base", "dtype", "gemm", "gemm-api"}
+DTYPE_ROOMS = {"types", "config", "base", "dtype", "gemm", "gemm-vector", "gemm-avx512",
+               "gemm-avx2", "gemm-api"}
 ASKS_DTYPE = re.compile(r"sizeof\s*\(\s*tsh_real\s*\)|\bcase\s+TSH_[FI]\d+\b|"
                         r"[=!]=\s*TSH_[FI]\d+\b|\bTSH_[FI]\d+\s*[=!]=")
 
@@ -365,7 +379,9 @@ def main():
     texts += [os.path.join(TOP, "Makefile")] + glob.glob(os.path.join(TOP, "*", "*", "*.mk"))
     texts += glob.glob(os.path.join(TOP, "examples", "*.[ch]"))
     texts += glob.glob(os.path.join(TOP, "examples", "*.cpp"))
-    check_contents(headers[0])
+    made.update((os.path.relpath(source.path, TOP), source) for source in headers
+                if os.path.relpath(source.path, TOP) in floors.LISTS.values())
+    check_joined()
     for source in headers + programs:
         check_needs(source)
         check_rooms(source)
@@ -378,10 +394,10 @@ def main():
     for source in headers + programs + [Source(path) for path in sorted(texts)]:
         check_columns(source)
     check_public(headers, tests)
-    for made in (index, calls):
-        if not made.is_current(TOP):
-            report(os.path.join(TOP, made.PAGE), 1,
-                   "out of date: tests/lint/%s.py --write" % made.__name__)
+    for page in (index, calls):
+        if not page.is_current(TOP):
+            report(os.path.join(TOP, page.PAGE), 1,
+                   "out of date: tests/lint/%s.py --write" % page.__name__)
     with tempfile.TemporaryDirectory() as folder:
         check_symbols(headers, folder)
         check_macros(headers, folder)

@@ -3,9 +3,9 @@
 
 enum {
     STRUCT_tsh_coll,
+    STRUCT_tsh_desc,
     STRUCT_tsh_init,
     STRUCT_tsh_backward_desc,
-    STRUCT_tsh_desc,
     STRUCT_tsh_lookup_desc,
     STRUCT_tsh_rms_norm_desc,
     STRUCT_tsh_rope_desc,
@@ -53,6 +53,17 @@ static const api_field fields_of_tsh_coll[] = {
     {offsetof(tsh_coll, timeout_ns), {LONG, 0, "timeout_ns"}},
 };
 
+static const api_field fields_of_tsh_desc[] = {
+    {offsetof(tsh_desc, tp), {INT, 0, "tp"}},
+    {offsetof(tsh_desc, pp), {INT, 0, "pp"}},
+    {offsetof(tsh_desc, order), {TEXT, 0, "order"}},
+    {offsetof(tsh_desc, seed), {LONG, 0, "seed"}},
+    {offsetof(tsh_desc, threads), {INT, 0, "threads"}},
+    {offsetof(tsh_desc, bucket_bytes), {SIZE, 0, "bucket_bytes"}},
+    {offsetof(tsh_desc, no_overlap), {INT, 0, "no_overlap"}},
+    {offsetof(tsh_desc, dtype), {DTYPE, 0, "dtype"}},
+};
+
 static const api_field fields_of_tsh_init[] = {
     {offsetof(tsh_init, kind), {ENUM, 0, "kind"}},
     {offsetof(tsh_init, a), {DOUBLE, 0, "a"}},
@@ -67,17 +78,6 @@ static const api_field fields_of_tsh_backward_desc[] = {
     {offsetof(tsh_backward_desc, defer), {INT, 0, "defer"}},
     {offsetof(tsh_backward_desc, summed), {INT, 0, "summed"}},
     {offsetof(tsh_backward_desc, weight), {DOUBLE, 0, "weight"}},
-};
-
-static const api_field fields_of_tsh_desc[] = {
-    {offsetof(tsh_desc, tp), {INT, 0, "tp"}},
-    {offsetof(tsh_desc, pp), {INT, 0, "pp"}},
-    {offsetof(tsh_desc, order), {TEXT, 0, "order"}},
-    {offsetof(tsh_desc, seed), {LONG, 0, "seed"}},
-    {offsetof(tsh_desc, threads), {INT, 0, "threads"}},
-    {offsetof(tsh_desc, bucket_bytes), {SIZE, 0, "bucket_bytes"}},
-    {offsetof(tsh_desc, no_overlap), {INT, 0, "no_overlap"}},
-    {offsetof(tsh_desc, dtype), {DTYPE, 0, "dtype"}},
 };
 
 static const api_field fields_of_tsh_lookup_desc[] = {
@@ -437,12 +437,12 @@ static const api_field fields_of_tsh_policy_heads[] = {
 static const api_struct structs[API_STRUCTS] = {
     {"tsh_coll", sizeof(tsh_coll), fields_of_tsh_coll,
         sizeof fields_of_tsh_coll / sizeof(api_field)},
+    {"tsh_desc", sizeof(tsh_desc), fields_of_tsh_desc,
+        sizeof fields_of_tsh_desc / sizeof(api_field)},
     {"tsh_init", sizeof(tsh_init), fields_of_tsh_init,
         sizeof fields_of_tsh_init / sizeof(api_field)},
     {"tsh_backward_desc", sizeof(tsh_backward_desc), fields_of_tsh_backward_desc,
         sizeof fields_of_tsh_backward_desc / sizeof(api_field)},
-    {"tsh_desc", sizeof(tsh_desc), fields_of_tsh_desc,
-        sizeof fields_of_tsh_desc / sizeof(api_field)},
     {"tsh_lookup_desc", sizeof(tsh_lookup_desc), fields_of_tsh_lookup_desc,
         sizeof fields_of_tsh_lookup_desc / sizeof(api_field)},
     {"tsh_rms_norm_desc", sizeof(tsh_rms_norm_desc), fields_of_tsh_rms_norm_desc,
@@ -576,6 +576,18 @@ static void call_tsh_log_stderr(void *const *a) { tsh_log_stderr(*(void **)a[0],
 static void call_tsh_log_message(void *const *a) { tsh_log_message(*(const tsh_logger **)a[0],
     *(const char **)a[1], 1); }
 static void call_tsh_mem_stats(void *const *a) { (void)tsh_mem_stats(*(const tsh_ctx **)a[0]); }
+static void call_tsh_open(void *const *a) { (void)tsh_open(*(const tsh_desc **)a[0],
+    *(tsh_ctx ***)a[1]); }
+static void call_tsh_close(void *const *a) { tsh_close(*(tsh_ctx **)a[0]); }
+static void call_tsh_world(void *const *a) { (void)tsh_world(*(tsh_ctx **)a[0]); }
+static void call_tsh_tp(void *const *a) { (void)tsh_tp(*(tsh_ctx **)a[0]); }
+static void call_tsh_pp(void *const *a) { (void)tsh_pp(*(tsh_ctx **)a[0]); }
+static void call_tsh_dp(void *const *a) { (void)tsh_dp(*(tsh_ctx **)a[0]); }
+static void call_tsh_run(void *const *a) { (void)tsh_run(*(const tsh_desc **)a[0], *(int
+    (**)(tsh_ctx *ctx, void *user))a[1], *(void **)a[2]); }
+static void call_tsh_run_on(void *const *a) { (void)tsh_run_on(*(tsh_comm **)a[0],
+    *(const tsh_desc **)a[1], *(int (**)(tsh_ctx *ctx, void *user))a[2], *(void **)a[3],
+    *(tsh_error **)a[4]); }
 static void call_tsh_shape0(void *const *a) { (void)a; (void)tsh_shape0(); }
 static void call_tsh_shape1(void *const *a) { (void)tsh_shape1(*(int64_t *)a[0]); }
 static void call_tsh_shape2(void *const *a) { (void)tsh_shape2(*(int64_t *)a[0],
@@ -663,18 +675,6 @@ static void call_tsh_detect_anomaly(void *const *a) { tsh_detect_anomaly(*(tsh_c
 static void call_tsh_step_end(void *const *a) { (void)tsh_step_end(*(tsh_ctx **)a[0]); }
 static void call_tsh_scope_begin(void *const *a) { tsh_scope_begin(*(tsh_ctx **)a[0]); }
 static void call_tsh_scope_end(void *const *a) { tsh_scope_end(*(tsh_ctx **)a[0]); }
-static void call_tsh_open(void *const *a) { (void)tsh_open(*(const tsh_desc **)a[0],
-    *(tsh_ctx ***)a[1]); }
-static void call_tsh_close(void *const *a) { tsh_close(*(tsh_ctx **)a[0]); }
-static void call_tsh_world(void *const *a) { (void)tsh_world(*(tsh_ctx **)a[0]); }
-static void call_tsh_tp(void *const *a) { (void)tsh_tp(*(tsh_ctx **)a[0]); }
-static void call_tsh_pp(void *const *a) { (void)tsh_pp(*(tsh_ctx **)a[0]); }
-static void call_tsh_dp(void *const *a) { (void)tsh_dp(*(tsh_ctx **)a[0]); }
-static void call_tsh_run(void *const *a) { (void)tsh_run(*(const tsh_desc **)a[0], *(int
-    (**)(tsh_ctx *ctx, void *user))a[1], *(void **)a[2]); }
-static void call_tsh_run_on(void *const *a) { (void)tsh_run_on(*(tsh_comm **)a[0],
-    *(const tsh_desc **)a[1], *(int (**)(tsh_ctx *ctx, void *user))a[2], *(void **)a[3],
-    *(tsh_error **)a[4]); }
 static void call_tsh_add(void *const *a) { (void)tsh_add(*(tsh_tensor **)a[0],
     *(tsh_tensor **)a[1]); }
 static void call_tsh_sub(void *const *a) { (void)tsh_sub(*(tsh_tensor **)a[0],
@@ -973,6 +973,16 @@ static const api_call calls[] = {
     {"tsh_log_stderr", call_tsh_log_stderr, 2, {{USER, 0, "user"}, {TEXT, 0, "message"}}},
     {"tsh_log_message", call_tsh_log_message, 2, {{LOGGER, 0, "logger"}, {FORMAT, 0, "format"}}},
     {"tsh_mem_stats", call_tsh_mem_stats, 1, {{CTX, 0, "ctx"}}},
+    {"tsh_open", call_tsh_open, 2, {{STRUCT, STRUCT_tsh_desc, "desc"}, {OUT_CTX, 0, "out"}}},
+    {"tsh_close", call_tsh_close, 1, {{CTX, 0, "ctx"}}},
+    {"tsh_world", call_tsh_world, 1, {{CTX, 0, "ctx"}}},
+    {"tsh_tp", call_tsh_tp, 1, {{CTX, 0, "ctx"}}},
+    {"tsh_pp", call_tsh_pp, 1, {{CTX, 0, "ctx"}}},
+    {"tsh_dp", call_tsh_dp, 1, {{CTX, 0, "ctx"}}},
+    {"tsh_run", call_tsh_run, 3, {{STRUCT, STRUCT_tsh_desc, "desc"}, {FUNCTION, 0, "fn"}, {USER,
+        0, "user"}}},
+    {"tsh_run_on", call_tsh_run_on, 5, {{COMM, 0, "comm"}, {STRUCT, STRUCT_tsh_desc, "desc"},
+        {FUNCTION, 1, "fn"}, {USER, 0, "user"}, {ERROR_AT, 0, "error"}}},
     {"tsh_shape0", call_tsh_shape0, 0, {{INT, 0, NULL}}},
     {"tsh_shape1", call_tsh_shape1, 1, {{LONG, 0, "a"}}},
     {"tsh_shape2", call_tsh_shape2, 2, {{LONG, 0, "a"}, {LONG, 0, "b"}}},
@@ -1043,16 +1053,6 @@ static const api_call calls[] = {
     {"tsh_step_end", call_tsh_step_end, 1, {{CTX, 0, "ctx"}}},
     {"tsh_scope_begin", call_tsh_scope_begin, 1, {{CTX, 0, "ctx"}}},
     {"tsh_scope_end", call_tsh_scope_end, 1, {{CTX, 0, "ctx"}}},
-    {"tsh_open", call_tsh_open, 2, {{STRUCT, STRUCT_tsh_desc, "desc"}, {OUT_CTX, 0, "out"}}},
-    {"tsh_close", call_tsh_close, 1, {{CTX, 0, "ctx"}}},
-    {"tsh_world", call_tsh_world, 1, {{CTX, 0, "ctx"}}},
-    {"tsh_tp", call_tsh_tp, 1, {{CTX, 0, "ctx"}}},
-    {"tsh_pp", call_tsh_pp, 1, {{CTX, 0, "ctx"}}},
-    {"tsh_dp", call_tsh_dp, 1, {{CTX, 0, "ctx"}}},
-    {"tsh_run", call_tsh_run, 3, {{STRUCT, STRUCT_tsh_desc, "desc"}, {FUNCTION, 0, "fn"}, {USER,
-        0, "user"}}},
-    {"tsh_run_on", call_tsh_run_on, 5, {{COMM, 0, "comm"}, {STRUCT, STRUCT_tsh_desc, "desc"},
-        {FUNCTION, 1, "fn"}, {USER, 0, "user"}, {ERROR_AT, 0, "error"}}},
     {"tsh_add", call_tsh_add, 2, {{TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},
     {"tsh_sub", call_tsh_sub, 2, {{TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},
     {"tsh_mul", call_tsh_mul, 2, {{TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},

@@ -440,16 +440,16 @@ static void patterns_match_whole_names(void **state) {
     for (i = 0; i < COUNT(rows); i++) {
         (void)snprintf(list, sizeof list, "%s", rows[i].yes);
         for (word = strtok(list, " "); word; word = strtok(NULL, " "))
-            if (!tshi_parallel_match(rows[i].pattern, word))
+            if (!tshi_glob_match(rows[i].pattern, word))
                 fail_msg("\"%s\" must match \"%s\"", rows[i].pattern, word);
         (void)snprintf(list, sizeof list, "%s", rows[i].no);
         for (word = strtok(list, " "); word; word = strtok(NULL, " "))
-            if (tshi_parallel_match(rows[i].pattern, word))
+            if (tshi_glob_match(rows[i].pattern, word))
                 fail_msg("\"%s\" must not match \"%s\"", rows[i].pattern, word);
     }
-    assert_true(tshi_parallel_match("", ""));
-    assert_true(tshi_parallel_match("**", ""));
-    assert_false(tshi_parallel_match("*", ""));
+    assert_true(tshi_glob_match("", ""));
+    assert_true(tshi_glob_match("**", ""));
+    assert_false(tshi_glob_match("*", ""));
 }
 
 static void expect_layout(tsh_module *root, const char *path, const char *want) {

@@ -1,0 +1,289 @@
+/* ========================================================================== */
+/* >>check                                            MARK: - check (private) */
+/* What tests and users verify with: hashes, replicas, finite differences.    */
+/* Needs: >>optim-update >>pipeline >>io.                                     */
+/* ========================================================================== */
+
+/* tsh_check_replicas lists the tensors that should be equal on several ranks, with a hash of each,
+ * gathers the lists over a group, and compares each hash with the majority's. All ranks of a group
+ * list the same tensors in the same order. tsh_gradcheck uses finite differences. */
+
+/* Returns the sum of the hashes of n elements. Each hash is of a value and its index in the whole
+ * tensor; the first element's index is `global`. */
+static uint64_t tshi_check_sum(const void *values, size_t width, int64_t global, int64_t n) {
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += tshi_rng_hash((uint64_t)(global + i) + 1, (const char *)values + (size_t)i * width,
+                             width);
+    return sum;
+}
+
+/* Returns this rank's part of tsh_hash, the sum of hashes over the whole tensor. For a sharded
+ * tensor the parts of all ranks add up to it. */
+static uint64_t tshi_check_part(const tsh_tensor *t) {
+    const size_t width = tsh_dtype_size(t->dtype);
+    tshi_block *scratch; /* t's values, if it is not dense */
+    const char *values = (const char *)tshi_kernel_packed(t, &scratch); /* t's values, packed */
+    tshi_runs run = tshi_tensor_own_runs(t);
+    uint64_t sum = 0;
+    const int64_t each = tshi_dtypes[t->dtype].elements; /* a block counts as one element */
+    while (values && tshi_tensor_next_run(&run))
+        sum += tshi_check_sum(values + tshi_dtype_bytes(t->dtype, run.local), width,
+                              run.global / each, run.length / each);
+    tshi_mem_release(t->ctx, scratch);
+    return sum;
+}
+
+TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
+    if (!tshi_tensor_check_in(ctx, "tsh_hash", t)) return 0;
+    if (t->layout.kind == TSH_PARTIAL && !(t = tsh_redistribute(t, tsh_replicated()))) return 0;
+    uint64_t hash = tshi_check_part(t);
+    if (t->layout.kind == TSH_SHARDED)
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &hash, 1, TSH_I64, TSH_SUM), "tsh_hash");
+    return hash;
+}
+
+/* A tensor whose values should be equal on several ranks: a parameter, or one of its moments. */
+typedef struct tshi_replica {
+    const char *path, *what;    /* of the parameter; "" or which moments of it, for the error */
+    int64_t hash;               /* hash of this rank's values; 0: it has none */
+    int over_tp, over_dp;       /* 1: must be equal on all ranks of tp; of dp */
+    const unsigned char *holds; /* per rank of pp, 1: it holds them; NULL: do not compare over pp */
+} tshi_replica;
+
+/* The tensors to compare. Listed in two passes: count, then fill in. */
+typedef struct tshi_replicas {
+    tshi_replica *each; /* shape (count); NULL: only count them */
+    int count;          /* number of tensors so far */
+    int tied;           /* 1: parameters that several stages hold; 0: all of this stage */
+} tshi_replicas;
+
+/* Counts the tensor t, param or one of its moments; if all->each is not NULL, also lists it. With
+ * `holds`, a missing tensor is listed, too: all ranks of pp need the same list. */
+static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
+                            const char *what, const unsigned char *holds) {
+    const int found = t && t->block;
+    if (!found && !holds) return;
+    tshi_replica *r = all->each ? all->each + all->count : NULL;
+    all->count++;
+    if (!r) return;
+    memset(r, 0, sizeof *r);
+    r->path = param->path;
+    r->what = what;
+    r->holds = holds;
+    if (!found) return; /* hash 0, not compared over tp or dp */
+    r->over_tp = t->layout.kind == TSH_REPLICATED;
+    r->over_dp = t == param || !(t->flags & TSHI_CHUNKED); /* chunks differ between ranks */
+    const uint64_t hash = r->over_dp
+                              ? tshi_check_part(t)
+                              : tshi_check_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
+                                               tshi_optim_count(t));
+    const uint64_t low = t->low ? tshi_check_sum(tshi_mem_data(t->low), 2, 0, tsh_local_numel(t))
+                                : 0; /* of exact weights */
+    r->hash = (int64_t)((hash ^ low * 3) >> 1); /* fits int64_t without a sign */
+}
+
+/* Lists a parameter and its moments in all optimisers. */
+static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
+                           const unsigned char *holds) {
+    tshi_check_list(all, param, param, "", holds);
+    for (const tsh_optim *optim = param->ctx->optims; optim; optim = optim->older)
+        for (int i = 0; i < optim->count; i++) {
+            if (optim->each[i].param != param) continue;
+            tshi_check_list(all, param, optim->each[i].first, "the first moments of ", holds);
+            tshi_check_list(all, param, optim->each[i].second, "the second moments of ", holds);
+        }
+}
+
+/* Callback of tshi_module_params: lists a parameter if it is of the kind to compare. */
+static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
+    tshi_replicas *all = (tshi_replicas *)user;
+    const tshi_tie *tie = all->tied ? param->ctx->pipeline->ties : NULL;
+    (void)path;
+    if (!all->tied) tshi_check_all(all, param, NULL);
+    for (; tie; tie = tie->next)
+        if (tie->param == param) tshi_check_all(all, param, tie->holds);
+}
+
+/* Compares the listed values over comm, which is called `axis` in the error. The error names the
+ * first tensor that differs and the ranks that differ from the majority. */
+static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
+                            const tshi_replicas *all) {
+    const int n = all->count, size = comm->size;
+    const size_t words = (size_t)n * (size_t)(size + 1) + (size_t)size;
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, words * sizeof(int64_t));
+    char list[TSH_MESSAGE_SIZE / 4] = ""; /* "1, 3": the ranks that differ */
+    int64_t *mine, *theirs, *counts; /* hashes (n), of all ranks (size, n); counts (size) */
+    int i, r, usual, differ = 0; /* usual: a rank of the majority; differ: how many do not agree */
+    if (!block) {
+        tshi_error_report(ctx); /* the others wait for this rank */
+        return;
+    }
+    mine = (int64_t *)tshi_mem_data(block);
+    theirs = mine + n;
+    counts = theirs + (size_t)n * (size_t)size;
+    for (i = 0; i < n; i++) {
+        const tshi_replica *one = &all->each[i];
+        const int equal = comm == &ctx->tp ? one->over_tp : comm == &ctx->dp ? one->over_dp : 1;
+        mine[i] = equal ? one->hash : 0; /* 0 on all ranks: not compared */
+    }
+    for (r = 0; r < size; r++) counts[r] = n;
+    (void)tshi_error_comm(ctx, tsh_allgather(comm, mine, theirs, counts, 1, TSH_I64),
+                          "tsh_check_replicas");
+    for (i = 0; i < n && !differ && ctx->error.code == TSH_OK; i++) {
+        const tshi_replica *one = &all->each[i];
+        usual = tshi_module_majority(theirs + i, n, size, one->holds);
+        for (r = 0; r < size; r++)
+            if ((!one->holds || one->holds[r]) && theirs[r * n + i] != theirs[usual * n + i])
+                tsh_text_add(list, sizeof list, "%s%d", differ++ ? ", " : "", r);
+        if (differ)
+            (void)tsh_fail(ctx, TSH_ERR_STATE,
+                           "tsh_check_replicas: %s\"%s\" %s between the %d ranks of %s: %s %s "
+                           "%s from the others",
+                           one->what, one->path, one->what[0] ? "differ" : "differs", size, axis,
+                           differ > 1 ? "ranks" : "rank", list, differ > 1 ? "differ" : "differs");
+        if (differ) ctx->error.rank = -1;
+    }
+    tshi_mem_release(ctx, block);
+}
+
+/* Gives all ranks the error of the lowest rank that has one, before any can fail the world. */
+static void tshi_check_agree(tsh_ctx *ctx) {
+    static const char op[] = "tsh_check_replicas";
+    tsh_comm *world = &ctx->world;
+    int64_t found = ctx->error.code != TSH_OK ? world->size - world->rank : 0;
+    if (!ctx->reported &&
+        tshi_error_comm(ctx, tsh_allreduce(world, &found, 1, TSH_I64, TSH_MAX), op) == TSH_OK &&
+        found && tshi_io_take_error(ctx, found, op) == TSH_OK)
+        (void)tsh_barrier(world); /* all have the error before any goes on */
+}
+
+/* Compares parameters and moments over tp and dp; tied 1: those of several stages, over pp. */
+static void tshi_check_axes(tsh_module *module, int tied) {
+    tsh_ctx *ctx = module->ctx;
+    tshi_replicas all = {NULL, 0, tied}; /* first pass: count */
+    tshi_block *block;                   /* memory of all.each */
+    tshi_module_params(module, tied, tshi_check_param, &all);
+    block = tshi_mem_alloc(ctx, TSH_MEM_STEP, ((size_t)all.count + 1) * sizeof *all.each);
+    if (!block) {
+        tshi_error_report(ctx);
+        return;
+    }
+    all.each = (tshi_replica *)tshi_mem_data(block);
+    all.count = 0; /* second pass: fill in */
+    tshi_module_params(module, tied, tshi_check_param, &all);
+    if (tied) {
+        tshi_check_over(ctx, &ctx->pp, "pp", &all);
+    } else {
+        tshi_check_over(ctx, &ctx->tp, "tp", &all);
+        tshi_check_over(ctx, &ctx->dp, "dp", &all);
+    }
+    tshi_mem_release(ctx, block);
+}
+
+/* Compares the trees of all ranks: over the world, or over tp and dp where the stages of a pipeline
+ * may still differ. In place of the comparison that the next collective of a group may owe, as a
+ * rank that has changed its tree owes one and the others do not. */
+static void tshi_check_models(tsh_ctx *ctx) {
+    const int whole = ctx->pp.size == 1 || ctx->pipeline; /* all ranks have the same tree */
+    tsh_comm *comm[2];
+    comm[0] = whole ? &ctx->world : &ctx->tp;
+    comm[1] = &ctx->dp;
+    ctx->tp.unchecked = ctx->dp.unchecked = ctx->world.unchecked = NULL;
+    for (int i = 0; i < 2 - whole && ctx->error.code == TSH_OK; i++)
+        if (comm[i]->size > 1)
+            (void)tshi_error_comm(ctx, tshi_module_compare(comm[i], ctx), "tsh_check_replicas");
+}
+
+TSH_API TSHI_COLD int tsh_check_replicas(tsh_module *module) {
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    if (!ctx || !tsh_ok(ctx)) return 0;
+    tshi_check_models(ctx);
+    if (!tsh_ok(ctx)) return 0;
+    tshi_check_axes(module, 0);
+    if (ctx->pipeline && ctx->pipeline->ties) tshi_check_axes(module, 1);
+    tshi_check_agree(ctx);
+    return ctx->error.code == TSH_OK;
+}
+
+/* -- gradcheck -------------------------------------------------------------- */
+
+/* The arguments of tsh_gradcheck. */
+typedef struct tshi_gradcheck {
+    tsh_ctx *ctx;
+    tsh_gradcheck_fn fn; /* returns the loss */
+    tsh_tensor **in;     /* shape (n): its inputs, leaves */
+    int n;               /* number of inputs */
+    void *user;          /* passed to fn */
+    double eps;          /* step of the finite differences */
+} tshi_gradcheck;
+
+/* Returns the loss with *at increased by `by`, and restores *at. at NULL: another rank holds the
+ * element and changes it. */
+static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) {
+    tsh_real before = at ? *at : 0;
+    if (at) *at = TSHI_R((double)before + by);
+    tsh_no_grad_begin(c->ctx);
+    tsh_scope_begin(c->ctx);
+    double value = tsh_item(c->ctx, c->fn(c->ctx, c->in, c->n, c->user));
+    tsh_scope_end(c->ctx);
+    tsh_no_grad_end(c->ctx);
+    if (at) *at = before; /* restores the element */
+    return value;
+}
+
+/* Returns a pointer to element e of the whole tensor; NULL if another rank holds it. */
+static tsh_real *tshi_check_element(const tsh_tensor *t, int64_t e) {
+    tshi_runs run = tshi_tensor_runs(t, t->ctx->tp.rank, e, e + 1);
+    return tshi_tensor_next_run(&run) ? tshi_tensor_values(t) + run.local : NULL;
+}
+
+/* Returns max(a, b); NaN if either is NaN. */
+static double tshi_check_max(double a, double b) {
+    return a != a || b <= a ? a : b;
+}
+
+/* Returns the largest difference, over this rank's elements, between an input's gradient and (f(x +
+ * eps) - f(x - eps)) / (2 eps); it is relative where the gradient is above 1. */
+static double tshi_check_input(const tshi_gradcheck *c, tsh_tensor *t, int64_t samples) {
+    const int64_t numel = tsh_numel(t), every = samples > 0 ? numel / samples : 1;
+    const tsh_real *grad = t->gr.live ? (const tsh_real *)tshi_mem_data(t->gr.block) : NULL;
+    double worst = 0; /* the largest so far */
+    for (int64_t e = 0; e < numel && c->ctx->error.code == TSH_OK; e += every > 0 ? every : 1) {
+        tsh_real *at = tshi_check_element(t, e); /* NULL: another rank's */
+        double up = tshi_check_loss(c, at, c->eps), down = tshi_check_loss(c, at, -c->eps);
+        double found = at && grad ? (double)grad[at - tshi_tensor_values(t)] : 0;
+        double gap = fabs((up - down) / (2 * c->eps) - found); /* difference from the gradient */
+        if (at) worst = tshi_check_max(worst, gap / (fabs(found) > 1 ? fabs(found) : 1));
+    }
+    return worst;
+}
+
+TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n,
+                                       void *user, double eps, int64_t samples) {
+    const tshi_gradcheck c = {ctx, fn, in, n, user, eps > 0 ? eps : TSHI_DOUBLE ? 1e-5 : 1e-2};
+    double worst = 0;
+    if (!ctx || !fn || !in || !tsh_ok(ctx)) return -1; /* -1: no result */
+    for (int i = 0; i < n; i++) {
+        if (!in[i] || !(in[i]->flags & TSHI_LEAF) || !tshi_tensor_is_dense(in[i])) {
+            (void)tsh_fail(
+                ctx, TSH_ERR_ARGUMENT,
+                "tsh_gradcheck: in[%d] is not a dense leaf; tsh_requires_grad makes one", i);
+            return -1;
+        }
+        if (in[i]->dtype != TSH_REAL || tshi_tensor_packs(in[i])) {
+            (void)tsh_fail(ctx, TSH_ERR_DTYPE,
+                           "tsh_gradcheck: in[%d], or its gradient, is %s, too coarse for "
+                           "differences; check the %s twin: tsh_to(module, TSH_REAL)", i,
+                           tshi_dtype_name(in[i]->dtype != TSH_REAL ? in[i]->dtype : TSH_BF16),
+                           tshi_dtype_name(TSH_REAL));
+            return -1;
+        }
+        tsh_zero_grad(in[i]); /* backward adds to gradients */
+    }
+    if (tsh_backward(ctx, fn(ctx, in, n, user)) != TSH_OK) return -1;
+    for (int i = 0; i < n; i++) worst = tshi_check_max(worst, tshi_check_input(&c, in[i], samples));
+    (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &worst, 1, TSH_F64, TSH_MAX),
+                          "tsh_gradcheck");
+    return tsh_ok(ctx) ? worst : -1;
+}

@@ -1,0 +1,227 @@
+/* ========================================================================== */
+/* >>io-header                                    MARK: - io-header (private) */
+/* Reads and checks the header of a safetensors file; its tensors' names.     */
+/* Needs: >>glob >>io-json.                                                   */
+/* ========================================================================== */
+
+/* The format's dtypes of whole bytes; tsh_load reads only those of tshi_dtypes. A tensor that no
+ * model has may be of any other. */
+typedef struct tshi_io_type {
+    const char *name;
+    int64_t size; /* bytes of a value */
+} tshi_io_type;
+static const tshi_io_type tshi_io_types[] = {{"F32", 4}, {"F64", 8},     {"BOOL", 1},    {"U8", 1},
+                                             {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"I16", 2},
+                                             {"U16", 2}, {"F16", 2},     {"BF16", 2},    {"I32", 4},
+                                             {"U32", 4}, {"I64", 8},     {"U64", 8}};
+
+/* Returns the bytes of a value of the dtype of that name; 0: it is not known. */
+static int64_t tshi_io_dtype_size(const char *name) {
+    int type = (int)(sizeof tshi_io_types / sizeof tshi_io_types[0]) - 1;
+    while (type >= 0 && strcmp(name, tshi_io_types[type].name) != 0) type--;
+    return type >= 0 ? tshi_io_types[type].size : 0;
+}
+
+/* Parses a tensor's object into entry: {"dtype": .., "shape": .., "data_offsets": ..}, each key
+ * once, in any order. */
+static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
+    enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL = 7 };
+    int64_t offset[2] = {0, 0};
+    int seen = 0, n = 0; /* seen: bits of the keys so far; n: number of offsets */
+    if (!tshi_io_skip_char(io, '{')) (void)tshi_io_bad(io, "a tensor is no object");
+    do {
+        const char *key = tshi_io_key(io);
+        const int which = strcmp(key, "dtype") == 0          ? DTYPE
+                          : strcmp(key, "shape") == 0        ? SHAPE
+                          : strcmp(key, "data_offsets") == 0 ? OFFSETS
+                                                             : 0;
+        if (!which || (seen & which)) (void)tshi_io_bad(io, "a key is unknown or twice there");
+        seen |= which;
+        if (which == DTYPE) entry->dtype = tshi_io_string(io);
+        if (which == SHAPE) entry->ndim = tshi_io_numbers(io, entry->dim, TSH_MAX_DIMS);
+        if (which == OFFSETS) n = tshi_io_numbers(io, offset, 2);
+    } while (tshi_io_next(io, '}'));
+    if (seen != ALL || n != 2)
+        (void)tshi_io_bad(io, "a tensor lacks its dtype, shape or two data_offsets");
+    entry->begin = offset[0];
+    entry->end = offset[1];
+}
+
+/* Parses the metadata or an index's weight_map, {"key": "text", ..}; an error if it is no object:
+ * what. */
+static void tshi_io_read_pairs(tshi_io *io, const char *what) {
+    int more = tshi_io_open(io, "{}", what);
+    for (; more; more = tshi_io_next(io, '}')) {
+        tshi_io_pair *pair = &io->pair[io->pairs++]; /* there is space: see tshi_load_header */
+        pair->name = tshi_io_key(io);
+        pair->text = tshi_io_string(io);
+    }
+}
+
+/* Parses the whole header, of n characters and a NUL, into io->entry and io->pair. */
+static void tshi_io_read_entries(tshi_io *io, size_t n) {
+    const char *end = io->at + n, *name;
+    int more, metadata = 0;                                     /* metadata: 1 after __metadata__ */
+    if (*io->at != '{') (void)tshi_io_bad(io, "there is no {"); /* nor may blanks precede it */
+    for (more = tshi_io_open(io, "{}", ""); more; more = tshi_io_next(io, '}')) {
+        name = tshi_io_key(io);
+        if (strcmp(name, "__metadata__") != 0) {
+            io->entry[io->entries].name = name; /* points into io->text */
+            tshi_io_read_entry(io, &io->entry[io->entries++]);
+        } else if (metadata++) {
+            (void)tshi_io_bad(io, "__metadata__ is there twice");
+        } else if (!tshi_io_null(io)) {
+            tshi_io_read_pairs(io, "__metadata__ is no object");
+        }
+    }
+    tshi_io_skip(io);
+    if (io->at != end) (void)tshi_io_bad(io, "something follows the last }");
+}
+
+/* -- reading: order, gaps, names ---------------------------------------------- */
+
+/* Compares two structs by their first field, a name; for qsort and bsearch. */
+static int tshi_io_by_name(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Compares two entries by their offsets; for qsort. */
+static int tshi_io_by_place(const void *a, const void *b) {
+    const tshi_io_entry *x = (const tshi_io_entry *)a, *y = (const tshi_io_entry *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return x->end < y->end ? -1 : x->end > y->end;
+}
+
+/* Reports what is wrong with one tensor of the file. Returns 0. */
+static int tshi_io_bad_entry(const tshi_io *io, const char *name, const char *what) {
+    char quote[TSHI_IO_QUOTE];
+    return tshi_io_fail(io, TSH_ERR_IO, "is no %s: \"%s\" %s", tshi_io_form(io),
+                        tshi_io_quote(name, quote), what);
+}
+
+/* Sorts n structs by their first field, a name; 0 and the error `twice` if a name occurs twice. */
+static int tshi_io_sort_names(const tshi_io *io, void *base, size_t n, size_t width,
+                              const char *twice) {
+    const char *at = (const char *)base;
+    size_t i;
+    qsort(base, n, width, tshi_io_by_name);
+    for (i = 1; i < n; i++, at += width)
+        if (tshi_io_by_name(at, at + width) == 0)
+            return tshi_io_bad_entry(io, *(const char *const *)(const void *)at, twice);
+    return 1;
+}
+
+/* Checks that sizes fit shapes (of dtypes that are known, and of at most TSH_MAX_DIMS dimensions),
+ * that values have neither gaps nor overlaps, and that no name occurs twice; 0 and an error if not.
+ * Leaves entries and metadata sorted by name. */
+static int tshi_io_check_entries(tshi_io *io) {
+    int64_t at = 0, bytes; /* end of the tensor before; size by dtype and shape */
+    size_t i;
+    int d;
+    qsort(io->entry, io->entries, sizeof *io->entry, tshi_io_by_place);
+    for (i = 0; i < io->entries; i++) {
+        const tshi_io_entry *e = &io->entry[i];
+        const int64_t size = e->ndim > TSH_MAX_DIMS ? 0 : tshi_io_dtype_size(e->dtype);
+        for (bytes = size, d = 0; size && d < e->ndim; d++) {
+            if (e->dim[d] && bytes > INT64_MAX / 4 / e->dim[d])
+                return tshi_io_bad_entry(io, e->name, "has a shape that no file can hold");
+            bytes *= e->dim[d];
+        }
+        if (e->end < e->begin || (size && e->end - e->begin != bytes))
+            return tshi_io_bad_entry(io, e->name, "has data_offsets that do not fit its shape");
+        if (e->begin != at)
+            return tshi_io_bad_entry(io, e->name, "overlaps another tensor, or leaves a gap");
+        at = e->end; /* at most INT64_MAX / 2, as tshi_io_whole returns it */
+    }
+    io->bytes = at; /* the last tensor's end */
+    return tshi_io_sort_names(io, io->entry, io->entries, sizeof *io->entry, "is there twice") &&
+           tshi_io_sort_names(io, io->pair, io->pairs, sizeof *io->pair,
+                              "is twice in __metadata__");
+}
+
+/* -- reading: values that are not finite ---------------------------------------- */
+
+/* Returns 1 if of all values some exponent bit is 0: of infinity and NaN all are 1. ones: the bits
+ * of infinity, signs: the sign bit, in each value of a word: exponent + (sign bit - infinity)
+ * reaches the sign bit. APART: else gcc, as only code that runs rarely calls it, does not vectorise
+ * it. */
+TSHI_APART int tshi_io_finite_words(const char *TSHI_RESTRICT values, size_t bytes, uint64_t ones,
+                                      uint64_t signs) {
+    const uint64_t less = signs - ones;
+    uint64_t word, found = 0;
+    for (size_t i = 0; i < bytes / 8; i++) {
+        memcpy(&word, values + 8 * i, 8);
+        found |= (word & ones) + less;
+    }
+    word = 0;
+    memcpy(&word, values + bytes / 8 * 8, bytes % 8);
+    return !((found | ((word & ones) + less)) & signs);
+}
+
+/* Returns 1 if all values of a dtype are finite. */
+static int tshi_io_finite(const tshi_dtype *dtype, const char *values, size_t bytes) {
+    const tsh_real infinite = (tsh_real)HUGE_VAL, minus = (tsh_real)-0.0;
+    uint64_t ones, signs; /* of as many values as a word has */
+    int i;
+    for (i = 0; i < 8; i += dtype->size) {
+        dtype->store((char *)&ones + i, 1, 1, &infinite);
+        dtype->store((char *)&signs + i, 1, 1, &minus);
+    }
+    return tshi_io_finite_words(values, bytes, ones, signs);
+}
+
+/* Adds the number of NaN to found[0], of infinite values to found[1]. For both, x - x is not 0. */
+static void tshi_io_count_nonfinite(const tshi_dtype *dtype, const char *values, int64_t count,
+                                      int64_t *found) {
+    enum { BLOCK = 256 };
+    const tsh_dtype index = (tsh_dtype)(dtype - tshi_dtypes);
+    tsh_real x[BLOCK]; /* values, converted */
+    int64_t e, i, n;
+    if (!dtype->floating || (!tshi_dtype_in_blocks(index) &&
+                             tshi_io_finite(dtype, values, tshi_dtype_bytes(index, count))))
+        return;
+    for (e = 0; e < count; e += n) {
+        n = tshi_base_min(BLOCK, count - e); /* elements of this block */
+        dtype->load(values + tshi_dtype_bytes(index, e), 1, n, x);
+        for (i = 0; i < n; i++) {
+            found[0] += x[i] != x[i];
+            found[1] += x[i] == x[i] && !(x[i] - x[i] == 0);
+        }
+    }
+}
+
+/* -- reading: names that differ ----------------------------------------------- */
+
+/* Returns 1 if a name of the files matches a pattern of .ignore. */
+static int tshi_io_ignored(const tshi_io *io, const char *name) {
+    const char *const *pattern = io->ignore;
+    if (!pattern || strlen(name) >= TSHI_IO_NAME)
+        return 0; /* no pattern is tried on longer names */
+    while (*pattern && !tshi_glob_match(*pattern, name)) pattern++;
+    return *pattern != NULL;
+}
+
+/* Returns a name of the files after all pairs of .rename, in turn. */
+static const char *tshi_io_rename(tshi_io *io, const char *name) {
+    const tsh_rename *pair = io->rename;
+    for (; pair && pair->from; pair++) {
+        tshi_captures captures;
+        char text[TSHI_IO_NAME], quote[TSHI_IO_QUOTE];
+        char *copy;
+        captures.count = 0;
+        if (strlen(name) >= sizeof text || !tshi_glob_into(pair->from, name, &captures)) continue;
+        if (!pair->to || !tshi_glob_replace(pair->to, &captures, text, sizeof text)) {
+            (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                           "%s: .rename \"%.64s\" to \"%.64s\" makes no name of \"%s\": it has "
+                           "more * than the first, more than %d, or is too long",
+                           io->op, pair->from, pair->to ? pair->to : "", tshi_io_quote(name, quote),
+                           (int)TSHI_GLOB_CAPTURES);
+            return name;
+        }
+        copy = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, strlen(text) + 1);
+        if (!copy) return name;
+        strcpy(copy, text);
+        name = copy;
+    }
+    return name;
+}

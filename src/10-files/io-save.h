@@ -1,0 +1,411 @@
+/* ========================================================================== */
+/* >>io-save                                        MARK: - io-save (private) */
+/* Saving a model as one safetensors file.                                    */
+/* Needs: >>module-state >>optim >>io.                                        */
+/* ========================================================================== */
+
+/* A text that is written to memory or, while `at` is NULL, only measured. */
+typedef struct tshi_io_text {
+    char *at;          /* the buffer; NULL: measure only */
+    size_t size, used; /* bytes of the buffer; bytes so far */
+} tshi_io_text;
+
+/* Appends to the text, as printf; if text->at is NULL, only counts the bytes. */
+TSH_PRINTF(2, 3) static void tshi_io_put(tshi_io_text *text, const char *format, ...) {
+    va_list list;
+    int n;
+    va_start(list, format);
+    n = vsnprintf(text->at ? text->at + text->used : NULL, text->at ? text->size - text->used : 0,
+                  format, list);
+    va_end(list);
+    if (n > 0) text->used += (size_t)n;
+}
+
+/* Writes a character, escaped if JSON needs it, to out as a string. Returns out. */
+static const char *tshi_io_escape(char c, char out[8]) {
+    (void)snprintf(out, 8,
+                   (unsigned char)c < 0x20 ? "\\u%04x"
+                   : c == '"' || c == '\\' ? "\\%c"
+                                           : "%c",
+                   (unsigned char)c);
+    return out;
+}
+
+/* Appends ,"key": to the text, where the key is prefix + name. */
+static void tshi_io_put_name(tshi_io_text *text, const char *prefix, const char *name) {
+    char one[8]; /* one character, escaped */
+    tshi_io_put(text, ",\"%s", prefix);
+    for (; *name; name++) tshi_io_put(text, "%s", tshi_io_escape(*name, one));
+    tshi_io_put(text, "\":");
+}
+
+/* The metadata's key for the hash of all values. Its 16 hexadecimal digits are written last, once
+ * the hash is known. The hash does not depend on the degree of parallelism. */
+static const char tshi_io_hash_key[] = "\"tshard.hash\":\"";
+
+/* The metadata's keys that say of which dtype in blocks a tensor of bytes (U8) is: this and a path.
+ * Its last dimension has the bytes of a row. */
+static const char tshi_io_blocks[] = "tshard.dtype.";
+
+/* Returns the size of a tensor's dimension d in a file, where its dtype is `file`. */
+static int64_t tshi_io_dim(const tsh_tensor *t, int d, tsh_dtype file) {
+    return d == t->ndim - 1 && tshi_dtype_in_blocks(file)
+               ? (int64_t)tshi_dtype_bytes(file, t->dim[d])
+               : t->dim[d];
+}
+
+/* Appends the whole header to the text. PyTorch's files have "format": "pt". */
+static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
+    int64_t begin = 0, end; /* offsets of the tensor's values */
+    int i, d;
+    tshi_io_put(text, "{\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\",%s%016d\"",
+                tshi_io_hash_key, 0);
+    for (i = 0; i < io->counts; i++) {
+        const tshi_io_count *count = &io->count[i];
+        if (i == io->generators)
+            tshi_io_put(text, ",\"tshard.optim\":\"%s\"", tshi_optim_kind(io->optim));
+        if (count->optional && !*count->value) continue;
+        tshi_io_put_name(text, count->prefix, count->name);
+        tshi_io_put(text, "\"%llu\"", (unsigned long long)*count->value);
+    }
+    for (i = 0; i < io->items; i++) {
+        if (!tshi_dtype_in_blocks(io->item[i].file)) continue;
+        tshi_io_put_name(text, tshi_io_blocks, io->item[i].path);
+        tshi_io_put(text, "\"%s\"", tshi_dtype_name(io->item[i].file));
+    }
+    tshi_io_put(text, "}");
+    for (i = 0; i < io->items; i++) {
+        const tsh_tensor *t = io->item[i].param; /* a moment has its form */
+        if (!io->item[i].file) continue;         /* a moment not created yet */
+        end = begin + (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(t));
+        tshi_io_put_name(text, io->item[i].prefix, io->item[i].path);
+        tshi_io_put(text, "{\"dtype\":\"%s\",\"shape\":[", tshi_dtypes[io->item[i].file].file);
+        for (d = 0; d < t->ndim; d++)
+            tshi_io_put(text, d ? ",%lld" : "%lld",
+                        (long long)tshi_io_dim(t, d, io->item[i].file));
+        tshi_io_put(text, "],\"data_offsets\":[%lld,%lld]}", (long long)begin, (long long)end);
+        begin = end;
+    }
+    tshi_io_put(text, "}");
+    while (text->used % 8) tshi_io_put(text, " "); /* aligns the values */
+}
+
+/* -- writing ----------------------------------------------------------------- */
+
+/* Returns 1 on the rank that writes the file. */
+static int tshi_io_is_writer(const tsh_ctx *ctx) {
+    return ctx->tp.rank == 0 && ctx->pp.rank == 0 && ctx->dp.rank == 0;
+}
+
+/* Returns 1 if tsh_load can read the name: UTF-8, and not a moment's. Else 0 and an error. */
+static int tshi_io_check_name(const tshi_io *io, const char *path) {
+    const unsigned char *s = (const unsigned char *)path;
+    while (*s && tshi_io_utf8(s)) s += tshi_io_utf8(s);
+    if (!*s && strncmp(path, tshi_io_first, sizeof tshi_io_first - 1) != 0 &&
+        strncmp(path, tshi_io_second, sizeof tshi_io_second - 1) != 0)
+        return 1;
+    (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                   "%s: the name \"%.96s\" %s; give its module another name", io->op, path,
+                   *s ? "is not UTF-8" : "is one of an optimiser's moments in a file");
+    return 0;
+}
+
+/* Makes an error of io->writer the ctx's. Returns 1 if there is none. */
+static int tshi_io_written(const tshi_io *io) {
+    const tsh_error *error = &io->writer.error;
+    if (error->code != TSH_OK)
+        (void)tsh_fail(io->ctx, error->code, "%s: %s", io->op, error->message);
+    return error->code == TSH_OK;
+}
+
+/* Writes bytes to the file, unless there is an error already. */
+static void tshi_io_write(tshi_io *io, const void *data, size_t bytes) {
+    if (io->ctx->error.code != TSH_OK) return;
+    tshi_file_put(&io->writer, data, bytes);
+    (void)tshi_io_written(io);
+}
+
+/* Returns up to 8 bytes as a little-endian number. */
+static uint64_t tshi_io_word(const char *at, size_t bytes) {
+    const uint16_t one = 1;
+    uint64_t word = 0;
+    memcpy(&word, at, bytes);
+    if (!*(const unsigned char *)&one) tshi_io_swap_bytes(&word, 1, sizeof word);
+    return word;
+}
+
+/* Adds bytes of the file to the hash of all values. Words go to four hashes in turn, whose
+ * multiplications the processor overlaps. */
+static void tshi_io_hash_values(tshi_io *io, const char *values, size_t left) {
+    uint64_t *hash = io->hashes;
+    size_t h; /* index of the hash whose turn it is */
+    for (h = 0; left >= 8; h = (h + 1) % TSHI_IO_HASHES, values += 8, left -= 8)
+        hash[h] = tshi_coll_mix(hash[h], tshi_io_word(values, 8));
+    if (left) hash[h] = tshi_coll_mix(hash[h], tshi_io_word(values, left));
+}
+
+/* On the writer: makes the header, opens the temporary file, writes the header to it. */
+static void tshi_io_write_header(tshi_io *io) {
+    tshi_io_text text; /* the header, measured first */
+    tshi_block *block;
+    const char *kind; /* what the path is, if not a regular file */
+    unsigned char length[8];
+    memset(&text, 0, sizeof text);
+    tshi_io_put_header(io, &text);
+    if (text.used > TSHI_IO_HEADER)
+        (void)tshi_io_fail(
+            io, TSH_ERR_UNSUPPORTED,
+            "cannot be written: its header of %d tensors has %llu bytes, of at most %d", io->items,
+            (unsigned long long)text.used, (int)TSHI_IO_HEADER);
+    else if ((kind = tshi_file_kind(io->path)) != NULL)
+        (void)tshi_io_wrong_kind(io, kind);
+    if (io->ctx->error.code != TSH_OK) return;
+    block = tshi_mem_alloc(io->ctx, TSH_MEM_BOOKS, text.used + 1);
+    if (!block) return;
+    text.at = (char *)tshi_mem_data(block); /* from here on written */
+    text.size = text.used + 1;
+    text.used = 0;
+    tshi_io_put_header(io, &text);
+    tshi_module_store_word(length, 0, text.used); /* the file's first 8 bytes */
+    io->hash_at = 8 + (int64_t)(strstr(text.at, tshi_io_hash_key) - text.at) +
+                  (int64_t)sizeof tshi_io_hash_key - 1;
+    tshi_file_begin(&io->writer, io->path);
+    if (tshi_file_fits(&io->writer, 8 + (int64_t)text.used + io->bytes))
+        tshi_file_open_new(&io->writer);
+    if (tshi_io_written(io)) {
+        tshi_io_write(io, length, sizeof length);
+        tshi_io_write(io, text.at, text.used);
+    }
+    tshi_mem_release(io->ctx, block);
+}
+
+/* Adds bytes to the hash that all ranks compare. */
+static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
+    io->hash = tshi_rng_hash(io->hash, data, bytes);
+}
+
+/* Returns the dtype in which tsh_save writes an item; TSH_DTYPE_DEFAULT: it has no values here. */
+static tsh_dtype tshi_io_file_dtype(const tshi_io *io, const tshi_io_item *item) {
+    if (item->param->absent || !tshi_io_values(item)) return TSH_DTYPE_DEFAULT;
+    if (io->dtype && !item->moment && tshi_dtypes[item->dtype].floating) return io->dtype;
+    return tshi_io_own_dtype(item);
+}
+
+/* Lists and hashes what is to be saved, checks names, and allocates what the collectives need. */
+static void tshi_io_prepare(tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    int64_t whole = 0; /* elements of the largest chunked moment, plus 1 */
+    int i;
+    if (ctx->pp.size > 1 && !ctx->pipeline)
+        (void)tsh_fail(
+            ctx, TSH_ERR_UNSUPPORTED,
+            "tsh_save: the ranks of pp, %d, hold what the program gave them; only stages "
+            "of a tsh_pipeline can be saved as one model",
+            ctx->pp.size);
+    if (tsh_materialize(io->root) != TSH_OK || !tshi_io_list(io)) return;
+    for (i = 0; i < io->generators; i++)
+        if (*io->count[i].value && !tshi_io_check_name(io, io->count[i].name)) return;
+    for (i = 0; i < io->items; i++) {
+        const tsh_tensor *t = io->item[i].param;
+        io->item[i].file = tshi_io_file_dtype(io, &io->item[i]);
+        /* else tsh_load would refuse the file */
+        if (!tshi_io_check_name(io, io->item[i].path)) return;
+        if (tshi_io_in_chunks(&io->item[i]) && tsh_local_numel(t) >= whole)
+            whole = tsh_local_numel(t) + 1;
+        tshi_io_hash(io, io->item[i].prefix, strlen(io->item[i].prefix));
+        tshi_io_hash(io, io->item[i].path, strlen(io->item[i].path));
+        tshi_io_hash(io, t->dim, sizeof t->dim[0] * (size_t)t->ndim);
+    }
+    if (whole) io->whole_block = tshi_mem_alloc(ctx, TSH_MEM_BOOKS, tshi_dtype_reals(whole));
+    if (ctx->pp.size > 1)
+        io->known = (int64_t *)tshi_mem_arena_alloc(
+            ctx, &io->arena, (size_t)(io->items + io->counts) * sizeof *io->known);
+}
+
+/* Combines what the stages know by one all-reduce (MAX) over pp: which moments exist, in which
+ * dtype a tensor is written, and the counts of steps and dropout calls, which only stages that hold
+ * a parameter or module know. */
+static void tshi_io_merge_stages(tshi_io *io) {
+    int64_t *const dtypes = io->known, *const counts = dtypes + io->items;
+    int i;
+    for (i = 0; i < io->items; i++) dtypes[i] = (int64_t)io->item[i].file;
+    for (i = 0; i < io->counts; i++) counts[i] = (int64_t)*io->count[i].value;
+    if (tshi_error_comm(
+            io->ctx, tsh_allreduce(&io->ctx->pp, dtypes, io->items + io->counts, TSH_I64, TSH_MAX),
+            io->op) != TSH_OK)
+        return;
+    for (i = 0; i < io->items; i++) io->item[i].file = (tsh_dtype)dtypes[i];
+    for (i = 0; i < io->counts; i++)
+        if (io->count[i].staged) *io->count[i].value = (uint64_t)counts[i];
+}
+
+/* Does all that can fail before values are sent: allocates buffers, opens the temporary file and
+ * writes its header. */
+static void tshi_io_begin_file(tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    const size_t buffers = ctx->tp.rank == 0 && ctx->tp.size > 1 ? 2 : 1;
+    int i;
+    for (i = 0; i < io->items; i++) {
+        io->bytes += (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(io->item[i].param));
+        tshi_io_hash(io, &io->item[i].file, sizeof io->item[i].file);
+    }
+    if (ctx->dp.rank > 0) return; /* the first replica writes */
+    io->buffer = (char *)tshi_mem_arena_alloc(ctx, &io->arena, buffers * TSHI_IO_BUFFER);
+    if (io->buffer && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
+}
+
+/* Converts n elements of this rank's shard of t, the first at index `local`, to dtype `file`. */
+static void tshi_io_convert(const tsh_tensor *t, int64_t local, int64_t n, tsh_dtype file,
+                            char *to) {
+    const char *from = (const char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, local);
+    tsh_real run[TSHI_DTYPE_RUN]; /* exact weights */
+    int64_t e, m;
+    if (!t->low) tshi_dtype_convert(from, t->dtype, to, file, n);
+    for (e = 0; e < n && t->low; e += m) {
+        m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
+        tshi_tensor_exact(t, local + e, m, run);
+        tshi_dtype_convert(run, TSH_REAL, to + tshi_dtype_bytes(file, e), file, m);
+    }
+}
+
+/* Copies the elements of rank's shard of t that are among the global elements [from, to). Source:
+ * own 1: this rank's shard, converted to dtype `file`; 0: a message of that dtype, which holds them
+ * one after the other. Destination: whole, which begins with element `from`, or, if that is NULL,
+ * the message. Returns the number of elements copied. */
+static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to, int own,
+                                 tsh_dtype file, char *message, char *whole) {
+    tshi_runs run = tshi_tensor_runs(t, rank, from, to);
+    int64_t done = 0; /* elements copied so far */
+    while (tshi_tensor_next_run(&run)) {
+        char *in = message + tshi_dtype_bytes(file, done);
+        char *out = whole ? whole + tshi_dtype_bytes(file, run.global - from) : in;
+        if (own)
+            tshi_io_convert(t, run.local, run.length, file, out);
+        else if (whole) /* else: only counted */
+            memcpy(out, in, tshi_dtype_bytes(file, run.length));
+        done += run.length;
+    }
+    return done;
+}
+
+/* Returns the dtype as which *n elements of a dtype are sent, and sets *n to their number in it:
+ * those in blocks are sent as 16-bit numbers. */
+static tsh_dtype tshi_io_sent_as(tsh_dtype dtype, int64_t *n) {
+    if (!tshi_dtype_in_blocks(dtype)) return dtype;
+    *n = (int64_t)tshi_dtype_bytes(dtype, *n) / tshi_dtypes[TSH_BF16].size;
+    return TSH_BF16;
+}
+
+/* As tsh_send and tsh_recv: n elements of any dtype. */
+static tsh_result tshi_io_pass(tsh_comm *comm, void *buffer, int64_t n, tsh_dtype dtype, int sends,
+                               int peer) {
+    dtype = tshi_io_sent_as(dtype, &n);
+    return sends ? tsh_send(comm, buffer, n, dtype, peer) : tsh_recv(comm, buffer, n, dtype, peer);
+}
+
+/* Sends the global elements [from, to) of a tensor from their owners to rank 0 of tp, in dtype
+ * `file`. */
+static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t from, int64_t to,
+                                 tsh_dtype file) {
+    tsh_comm *tp = &io->ctx->tp;
+    const int owners = t->layout.kind == TSH_SHARDED ? tp->size : 1;
+    char *buffer = io->buffer, *message = buffer + TSHI_IO_BUFFER;
+    tsh_result result = TSH_OK;
+    int64_t n = tshi_io_copy_runs(t, tp->rank, from, to, 1, file, buffer, tp->rank ? NULL : buffer);
+    int r;
+    if (tp->rank > 0 && n) result = tshi_io_pass(tp, buffer, n, file, 1, 0);
+    for (r = 1; tp->rank == 0 && r < owners && result == TSH_OK; r++) {
+        n = tshi_io_copy_runs(t, r, from, to, 0, file, message, NULL); /* how many rank r sends */
+        if (n) result = tshi_io_pass(tp, message, n, file, 0, r);
+        if (result == TSH_OK) (void)tshi_io_copy_runs(t, r, from, to, 0, file, message, buffer);
+    }
+    return tshi_error_comm(io->ctx, result, io->op);
+}
+
+/* Writes the item's tensor t, buffer by buffer: rank 0 of tp on its stage gathers a buffer and
+ * sends it to the writer. After a failed write, the writer still receives the other buffers. */
+static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const tshi_io_item *item) {
+    const int stage = item->param->stage ? item->param->stage - 1 : 0; /* the stage that sends it */
+    tsh_ctx *ctx = io->ctx;
+    const tshi_dtype *row = &tshi_dtypes[item->file];
+    const int64_t n = tsh_numel(t);
+    const int64_t step = TSHI_IO_BUFFER / row->size * (row->elements > 1 ? row->elements : 1);
+    const int writer = tshi_io_is_writer(ctx), holds = ctx->pp.rank == stage;
+    const int owns = holds && (ctx->tp.rank == 0 || t->layout.kind == TSH_SHARDED);
+    char *buffer = io->buffer;
+    int64_t from, to;
+    for (from = 0; from < n && (writer || owns); from = to) {
+        tsh_result result = TSH_OK;
+        to = tshi_base_min(from + step, n);
+        if (owns && tshi_io_gather(io, t, from, to, item->file) != TSH_OK) return TSH_ERR_IO;
+        if (owns && ctx->tp.rank == 0 && !writer)
+            result = tshi_io_pass(&ctx->pp, buffer, to - from, item->file, 1, 0);
+        if (writer && !holds)
+            result = tshi_io_pass(&ctx->pp, buffer, to - from, item->file, 0, stage);
+        if (tshi_error_comm(ctx, result, io->op) != TSH_OK) return TSH_ERR_IO;
+        if (!writer) continue; /* only the writer has the file */
+        if (row->elements <= 1) tshi_io_swap_bytes(buffer, to - from, (size_t)row->size);
+        tshi_io_hash_values(io, buffer, tshi_dtype_bytes(item->file, to - from));
+        tshi_io_write(io, buffer, tshi_dtype_bytes(item->file, to - from));
+    }
+    return TSH_OK;
+}
+
+/* Writes an item from the first replica. A chunked moment is gathered over dp first. */
+static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
+    const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
+    tsh_tensor whole; /* the gathered moment */
+    if (t && tshi_io_in_chunks(item)) {
+        whole = *t;
+        whole.block = io->whole_block;
+        if (tshi_optim_gather(t, tshi_mem_data(whole.block), io->op) != TSH_OK)
+            return TSH_ERR_IO;
+        t = &whole;
+    }
+    if (!item->file || io->ctx->dp.rank > 0) return TSH_OK;
+    return tshi_io_write_tensor(io, t ? t : item->param, item);
+}
+
+/* On the writer: writes the hash of all values into the header, and replaces the old file. */
+static void tshi_io_finish(tshi_io *io) {
+    tsh_writer *w = &io->writer;
+    char digits[24];
+    uint64_t hash = 0;
+    int h;
+    for (h = 0; h < TSHI_IO_HASHES; h++) hash = tshi_coll_mix(hash, io->hashes[h]);
+    (void)snprintf(digits, sizeof digits, "%016llx", (unsigned long long)hash);
+    errno = 0;
+    if (!tshi_file_seek(w->file, io->hash_at) || fwrite(digits, 1, 16, w->file) != 16)
+        tshi_file_system_error(w, "cannot be written");
+    tshi_file_finish(w);
+    (void)tshi_io_written(io);
+}
+
+TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
+                                      const tsh_optim *optim) {
+    return tsh_save_with(module, path, optim, NULL);
+}
+
+TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
+                                           const tsh_optim *optim, const tsh_file_desc *desc) {
+    tshi_io io;
+    tsh_ctx *ctx;
+    int i; /* index of the item */
+    if (!module) return TSH_ERR_ARGUMENT;
+    ctx = module->ctx;
+    if (!tsh_ok(ctx)) return ctx->error.code;
+    tshi_io_begin(&io, "tsh_save", module, path, optim, desc);
+    if (ctx->error.code == TSH_OK) tshi_io_prepare(&io); /* first half: lists and checks */
+    if (ctx->pp.size > 1 && tshi_io_agree(&io) == TSH_OK) tshi_io_merge_stages(&io);
+    if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
+    if (ctx->error.code != TSH_OK) tshi_file_close(&io.writer); /* removes the temporary file */
+    if (tshi_io_agree(&io) == TSH_OK) {                         /* second half: values */
+        for (i = 0; i < io.items; i++)
+            if (tshi_io_write_item(&io, &io.item[i]) != TSH_OK) break;
+        if (io.writer.file && ctx->error.code == TSH_OK) tshi_io_finish(&io);
+        tshi_file_close(&io.writer);
+        (void)tshi_io_agree(&io);
+    }
+    tshi_io_end(&io);
+    return ctx->error.code;
+}

@@ -1,0 +1,468 @@
+/* ========================================================================== */
+/* >>load-match                                  MARK: - load-match (private) */
+/* Matches the model's tensors with those of the files before a value         */
+/* changes.                                                                   */
+/* Needs: >>load-files.                                                       */
+/* ========================================================================== */
+
+/* Returns the struct with the name prefix + name, of n that are sorted by name; or NULL. */
+static void *tshi_load_find(const void *base, size_t n, size_t width, const char *prefix,
+                            const char *name) {
+    char key[TSHI_IO_NAME];
+    const char *wanted = key; /* tshi_io_by_name compares pointers to names */
+    (void)snprintf(key, sizeof key, "%s%s", prefix, name);
+    return bsearch(&wanted, base, n, width, tshi_io_by_name);
+}
+
+/* Returns the text for the key prefix + name in the first metadata that has it; NULL: none has. */
+static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, const char *name) {
+    const tshi_io_pair *pair = NULL;
+    int i;
+    for (i = 0; i < io->sources && !pair; i++)
+        pair = (const tshi_io_pair *)tshi_load_find(io->source[i].pair, io->source[i].pairs,
+                                                    sizeof *pair, prefix, name);
+    return pair ? pair->text : NULL;
+}
+
+/* Sets count->read from the metadata; 0 and an error if it is missing or no number. */
+static int tshi_load_count(const tshi_io *io, tshi_io_count *count) {
+    const char *text = tshi_load_metadata(io, count->prefix, count->name);
+    const char *end = text ? tshi_io_digits(text, UINT64_MAX, &count->read) : NULL;
+    if (end && end > text && !*end) return 1; /* it has only digits */
+    count->read = 0;                          /* an optional one that is missing */
+    if (!text && count->optional) return 1;
+    return tshi_io_fail(io, TSH_ERR_IO, "has no whole number as \"%s%.128s\"", count->prefix,
+                        count->name);
+}
+
+/* Reads the state of the generators, which files of other programs lack, and that of the optimiser,
+ * if one is to be loaded; 0 and an error if something is wrong. */
+static int tshi_load_counts(const tshi_io *io) {
+    const char *kind = tshi_load_metadata(io, "tshard.", "optim");
+    int i = tshi_load_metadata(io, "tshard.", "seed") ? 0 : io->generators;
+    if (io->optim && !kind)
+        return tshi_io_fail(io, TSH_ERR_ARGUMENT,
+                            "holds no optimiser's state, the optimiser is %s; NULL for it loads "
+                            "the parameters alone",
+                            tshi_optim_kind(io->optim));
+    if (io->optim && strcmp(kind, tshi_optim_kind(io->optim)) != 0)
+        return tshi_io_fail(io, TSH_ERR_ARGUMENT,
+                            "holds the state of \"%.32s\", the optimiser is %s", kind,
+                            tshi_optim_kind(io->optim));
+    for (; i < io->counts; i++)
+        if (!tshi_load_count(io, &io->count[i])) return 0;
+    return 1;
+}
+
+/* Returns 1 if the file must hold an item: a parameter, or a moment of Adam once it was updated.
+ * SGD may have no momentum. */
+static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
+    return !item->moment || (io->optim->desc.kind != TSH_SGD && item->steps->read > 0);
+}
+
+/* Returns the dtype of a tensor of the file; TSH_DTYPE_DEFAULT: a model has none of that dtype. */
+static tsh_dtype tshi_load_dtype(const tshi_io *io, const tshi_io_entry *entry) {
+    const char *blocks = tshi_load_metadata(io, tshi_io_blocks, entry->own);
+    int dtype = TSHI_DTYPES - 1;
+    for (; dtype > 0; dtype--) {
+        const tshi_dtype *row = &tshi_dtypes[dtype];
+        if (strcmp(row->file, entry->dtype) == 0 &&
+            (row->elements <= 1 || (blocks && strcmp(blocks, row->name) == 0)))
+            break;
+    }
+    return (tsh_dtype)dtype;
+}
+
+/* Returns 1 if a tensor of the file has the item's shape; 0 if not, or, with an error, if it is
+ * quantised and the item's tensor is cut within a block. */
+static int tshi_load_fits(const tshi_io *io, const tshi_io_item *item, const tshi_io_entry *entry) {
+    const tsh_tensor *t = item->param;
+    int d, same = entry->ndim == t->ndim;
+    for (d = 0; d < t->ndim && same; d++) same = entry->dim[d] == tshi_io_dim(t, d, item->file);
+    return same &&
+           (!tshi_dtype_in_blocks(item->file) || tshi_tensor_check_blocks(t, io->op, item->file));
+}
+
+/* Sets item->entry to the tensor that the files have for it, NULL if none. plain 0: looks for the
+ * whole name; 1: for the name without .prefix, if there is no other and the tensor is no other
+ * item's. */
+static void tshi_load_match(const tshi_io *io, tshi_io_item *item, int plain) {
+    const size_t n = strlen(io->prefix);
+    tshi_io_entry *e;
+    if (item->entry) return;
+    if (plain && (!n || strncmp(item->path, io->prefix, n) != 0 || item->path[n] != '.')) return;
+    e = (tshi_io_entry *)tshi_load_find(io->entry, io->entries, sizeof *e, item->prefix,
+                                        item->path + (plain ? n + 1 : 0));
+    if (!e || e->taken) return;
+    e->taken = 1; /* the model has it */
+    item->entry = e;
+}
+
+/* Takes the tensors that the files have under another name of a tied parameter, or of its moments:
+ * in place of one under its own name, or to be compared with that. 0 and an error: no memory. */
+static int tshi_load_match_ties(tshi_io *io) {
+    char path[2 * TSH_PATH_SIZE];
+    tshi_walk at = {NULL, NULL, 0};
+    while (tshi_module_step(io->root, &at)) {
+        const char *module = at.module->path;
+        int i, plain;
+        (void)snprintf(path, sizeof path, "%s%s%s", module, *module ? "." : "",
+                       at.module->param_name[at.slot]);
+        if (strcmp(path, at.param->path) == 0) continue;
+        for (i = 0; i < io->items; i++) {
+            tshi_io_item *item = &io->item[i], other = *item;
+            if (item->param != at.param) continue;
+            other.path = tshi_io_name(io, path);
+            if (!*other.path) return 0;
+            other.entry = NULL;
+            for (plain = 0; plain < 2; plain++) tshi_load_match(io, &other, plain);
+            if (!other.entry) continue;
+            io->entry[other.entry - io->entry].twin = item->entry;
+            item->entry = other.entry;
+        }
+    }
+    return io->ctx->error.code == TSH_OK;
+}
+
+/* Checks that an item's tensor in the files has its shape, and a dtype that tsh_load converts; 0
+ * and an error if not. */
+static int tshi_load_check_item(const tshi_io *io, tshi_io_item *item) {
+    char theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE], quote[TSHI_IO_QUOTE], dtype[TSHI_IO_QUOTE];
+    const tsh_tensor *t = item->param;
+    const tshi_io_entry *e = item->entry;
+    int same, floating; /* 1: the shapes are equal; both dtypes are floating */
+    if (!e) return 1;   /* tshi_load_match_all decides */
+    item->file = tshi_load_dtype(io, e);
+    same = tshi_load_fits(io, item, e);
+    if (io->ctx->error.code != TSH_OK) return 0;
+    floating = tshi_dtypes[item->file].floating && tshi_dtypes[item->dtype].floating;
+    if (same && (item->file == item->dtype || item->file == tshi_io_own_dtype(item) ||
+                 (floating && !io->strict)))
+        return 1;
+    (void)tsh_fail(io->ctx, same ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
+                   "%s: \"%s\" is %s %s in \"%.128s\", %s %s in the model%s", io->op,
+                   tshi_io_quote(e->own, quote), tshi_io_quote(e->dtype, dtype),
+                   tshi_tensor_sizes(e->dim, e->ndim < TSH_MAX_DIMS ? e->ndim : TSH_MAX_DIMS,
+                                     theirs),
+                   io->source[e->source].path,
+                   tshi_dtypes[item->dtype].file, tshi_tensor_sizes(t->dim, t->ndim, ours),
+                   !same      ? ""
+                   : floating ? "; without .strict_dtype it is converted"
+                              : "; only F32, F64, BF16 and F16 are converted to each other");
+    return 0;
+}
+
+/* Returns 1 if a name in the files is under .prefix, after that of a moment of `moment` bytes. */
+static int tshi_load_under(const tshi_io *io, const char *name, size_t moment) {
+    const size_t n = strlen(io->prefix);
+    return strncmp(name + moment, io->prefix, n) == 0 && (!n || name[moment + n] == '.');
+}
+
+/* Returns the bytes of the prefix "optim.first." or "optim.second." of a name; 0: it has none. */
+static size_t tshi_load_moment(const char *name) {
+    const size_t first = sizeof tshi_io_first - 1, second = sizeof tshi_io_second - 1;
+    return strncmp(name, tshi_io_first, first) == 0     ? first
+           : strncmp(name, tshi_io_second, second) == 0 ? second
+                                                        : 0;
+}
+
+/* Returns 1 if the file's tensor is not to be loaded: a moment where there is no optimiser, or,
+ * without .strict_names, one that lies under another prefix than those under .prefix. */
+static int tshi_load_skips(const tshi_io *io, const char *name) {
+    const size_t moment = tshi_load_moment(name);
+    return (moment && !io->optim) ||
+           (io->prefixed && !io->strict_names && !tshi_load_under(io, name, moment));
+}
+
+/* Returns the length of the prefix of `name`, before a dot and `path`; 0: it has another end. */
+static size_t tshi_load_prefix(const char *name, const char *path) {
+    const size_t n = strlen(name), k = strlen(path);
+    return n > k + 1 && name[n - k - 1] == '.' && strcmp(name + n - k, path) == 0 ? n - k - 1 : 0;
+}
+
+/* Writes the name that the files would have for a path of the model, for an error: what a pair of
+ * .rename makes of it, backwards, if that pair has named a tensor of the files. */
+static void tshi_load_own_name(const tshi_io *io, const char *path, char *name, size_t size) {
+    const size_t n = strlen(io->prefix);
+    int pairs = 0;
+    size_t e;
+    if (n && !io->prefixed && strncmp(path, io->prefix, n) == 0 && path[n] == '.') path += n + 1;
+    while (io->rename && io->rename[pairs].from) pairs++;
+    for (; pairs-- > 0;) {
+        const tsh_rename *pair = &io->rename[pairs];
+        tshi_captures captures;
+        captures.count = 0;
+        if (!pair->to || !tshi_glob_into(pair->to, path, &captures)) continue;
+        for (e = 0; e < io->entries; e++)
+            if (strlen(io->entry[e].own) < TSHI_IO_NAME &&
+                tshi_glob_match(pair->from, io->entry[e].own))
+                break;
+        if (e == io->entries || !tshi_glob_replace(pair->from, &captures, name, size)) continue;
+        return;
+    }
+    (void)snprintf(name, size, "%s", path);
+}
+
+/* Checks that file and model have the same tensors, those aside that tshi_load_skips. 0 and an
+ * error if not. */
+static int tshi_load_match_all(tshi_io *io) {
+    const tshi_io_item *lacks = NULL; /* the first that the file lacks */
+    const char *strange = NULL;       /* the first name that the model lacks */
+    char quote[TSHI_IO_QUOTE] = "", hint[TSHI_IO_QUOTE + 64] = "", own[TSHI_IO_NAME] = "";
+    int i, plain, missing = 0; /* number of tensors that the file lacks */
+    size_t e, more = 0;        /* number that the model lacks */
+    size_t prefix = 0, found;  /* length of a prefix that the file has and the model lacks; or 0 */
+    for (e = 0; e < io->entries && !io->prefixed; e++)
+        io->prefixed = tshi_load_under(io, io->entry[e].name, tshi_load_moment(io->entry[e].name));
+    for (plain = 0; plain < 2; plain++)
+        for (i = 0; i < io->items; i++) tshi_load_match(io, &io->item[i], plain);
+    if (!tshi_load_match_ties(io)) return 0;
+    for (i = 0; i < io->items; i++) {
+        if (!tshi_load_check_item(io, &io->item[i])) return 0;
+        if (io->item[i].entry || !tshi_load_required(io, &io->item[i])) continue;
+        if (!missing++) lacks = &io->item[i]; /* the first one, for the error */
+    }
+    for (e = 0; e < io->entries; e++) {
+        const char *name = io->entry[e].name;
+        if (io->entry[e].taken || tshi_load_skips(io, name)) continue;
+        found = lacks && !prefix ? tshi_load_prefix(name, lacks->path) : 0;
+        if (!more++ || found) strange = found ? name : io->entry[e].own;
+        if (found) prefix = found;
+    }
+    if (!lacks && !strange) return 1; /* all tensors match */
+    if (strange) (void)tshi_io_quote(strange, quote);
+    if (lacks) tshi_load_own_name(io, lacks->path, own, sizeof own);
+    if (!lacks)
+        tsh_text_add(hint, sizeof hint, "; .ignore takes names of tensors that are no parameters");
+    if (prefix)
+        tsh_text_add(hint, sizeof hint, "; tsh_load_with takes .prefix = \"%.*s\"",
+                     prefix < sizeof quote ? (int)prefix : (int)sizeof quote - 1, quote);
+    return tshi_io_fail(
+        io, TSH_ERR_ARGUMENT,
+        "lacks %d of the model's tensors%s%s%.96s%s and has %llu that the model lacks%s%s%s%s",
+        missing, lacks ? " (\"" : "", lacks ? lacks->prefix : "", own,
+        lacks ? "\")" : "", (unsigned long long)more, strange ? " (\"" : "", strange ? quote : "",
+        strange ? "\")" : "", hint);
+}
+
+/* Extends io->hash, that of the header, so that it differs for different files: ranks compare it. A
+ * header of tsh_save holds the hash of all values; for other files, adds a few bytes in the middle
+ * of every tensor, which training probably changed. (Inode and date differ for copies.) */
+static int tshi_load_sample(tshi_io *io) {
+    unsigned char bytes[TSHI_IO_SAMPLE];
+    int i;
+    if (io->broadcast || (io->sources == 1 && tshi_load_metadata(io, "tshard.", "hash"))) return 1;
+    for (i = 0; i < io->items; i++) {
+        const tshi_io_entry *e = io->order[i]->entry;
+        const int64_t n = e ? tshi_base_min(e->end - e->begin, TSHI_IO_SAMPLE) : 0;
+        if (!n) continue;
+        if (!tshi_load_use(io, &io->source[e->source])) return 0;
+        if (!tshi_load_read(io, io->open->data + (e->begin + e->end - n) / 2, bytes, (size_t)n))
+            return tshi_load_read_error(io, "it became shorter while it was read");
+        tshi_io_hash(io, bytes, (size_t)n);
+    }
+    return 1;
+}
+
+/* Compares elements [from, from + n) of a tied tensor with those under its other name. buffer:
+ * TSHI_IO_BUFFER bytes of scratch. Returns 0 and sets an error if they differ or cannot be read. */
+static int tshi_load_compare(tshi_io *io, const tshi_io_item *item, const tshi_io_entry *twin,
+                             int64_t from, int64_t n, char *buffer) {
+    const tshi_io_entry *const e[2] = {twin, item->entry};
+    const tshi_dtype *row = &tshi_dtypes[item->file];
+    const size_t bytes = tshi_dtype_bytes(item->file, n);
+    char *at[2], quote[2][TSHI_IO_QUOTE];
+    int64_t i;
+    int k;
+    for (k = 0; k < 2; k++) {
+        at[k] = buffer + k * (TSHI_IO_BUFFER / 2);
+        if (!tshi_load_use(io, &io->source[e[k]->source])) return 0;
+        if (!tshi_load_read(io, io->open->data + e[k]->begin +
+                                    (int64_t)tshi_dtype_bytes(item->file, from), at[k], bytes))
+            return tshi_load_read_error(io, "it became shorter while it was read");
+    }
+    if (memcmp(at[0], at[1], bytes) == 0) return 1;
+    for (k = 0; k < 2 && row->elements <= 1; k++) tshi_io_swap_bytes(at[k], n, (size_t)row->size);
+    for (i = 0; i < n; i += row->elements > 1 ? row->elements : 1) {
+        const size_t to = tshi_dtype_bytes(item->file, i);
+        if (memcmp(at[0] + to, at[1] + to, (size_t)row->size) != 0) break;
+    }
+    io->path = io->given;
+    return tshi_io_fail(io, TSH_ERR_ARGUMENT,
+                        "holds one tied parameter under two names with different values: element "
+                        "%lld of \"%s\" is %.9g, of \"%s\" %.9g; untie it in the model, or leave "
+                        "out one name by .ignore",
+                        (long long)(from + i), tshi_io_quote(e[0]->own, quote[0]),
+                        tshi_dtype_get(item->file, at[0], i), tshi_io_quote(e[1]->own, quote[1]),
+                        tshi_dtype_get(item->file, at[1], i));
+}
+
+/* The same of this rank's shard, or with .broadcast of all. */
+static int tshi_load_check_twin(tshi_io *io, const tshi_io_item *item, const tshi_io_entry *twin,
+                                char *buffer) {
+    const int64_t all = tsh_numel(item->param), step = TSHI_IO_BUFFER / 64;
+    tshi_runs run = tshi_tensor_runs(item->param, io->ctx->tp.rank, 0, all);
+    tshi_io_item other = *item;
+    int64_t n;
+    other.entry = twin;
+    if (!tshi_load_check_item(io, &other)) return 0;
+    if (other.file != item->file)
+        return tshi_io_fail(io, TSH_ERR_DTYPE,
+                            "holds one tied parameter under two names, \"%.96s\" in %s, \"%.96s\" "
+                            "in %s; leave out one of them by .ignore",
+                            twin->own, tshi_dtypes[other.file].file, item->entry->own,
+                            tshi_dtypes[item->file].file);
+    run.length = io->broadcast ? all : 0; /* else its runs */
+    while (run.length > 0 || (!io->broadcast && tshi_tensor_next_run(&run)))
+        for (; run.length > 0; run.global += n, run.length -= n) {
+            n = tshi_base_min(run.length, step);
+            if (!tshi_load_compare(io, item, twin, run.global, n, buffer)) return 0;
+        }
+    return 1;
+}
+
+/* Checks that what the files hold under several names of a tied parameter is the same; 0 and an
+ * error if not. */
+static int tshi_load_check_ties(tshi_io *io) {
+    char *buffer = NULL;
+    int i;
+    for (i = 0; i < io->items; i++) {
+        const tshi_io_item *item = &io->item[i];
+        const tshi_io_entry *twin = item->entry ? item->entry->twin : NULL;
+        if (twin && !buffer)
+            buffer = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, TSHI_IO_BUFFER);
+        for (; twin && (io->broadcast || !item->param->absent); twin = twin->twin)
+            if (!buffer || !tshi_load_check_twin(io, item, twin, buffer)) return 0;
+    }
+    return 1;
+}
+
+/* Compares two items by the place of their values in the files, items without any last; for qsort.
+ * Of equal ones the first in the model's order is less. */
+static int tshi_load_by_place(const void *a, const void *b) {
+    const tshi_io_item *x = *(tshi_io_item *const *)a, *y = *(tshi_io_item *const *)b;
+    const tshi_io_entry *p = x->entry, *q = y->entry;
+    if (!p != !q) return p ? -1 : 1;
+    if (p && p->source != q->source) return p->source < q->source ? -1 : 1;
+    if (p && p->begin != q->begin) return p->begin < q->begin ? -1 : 1;
+    return x < y ? -1 : x > y;
+}
+
+/* Sorts io->order, so that files are read from begin to end, one after the other. */
+static void tshi_load_sort_items(tshi_io *io) {
+    int i;
+    for (i = 0; i < io->items; i++) io->order[i] = &io->item[i];
+    qsort(io->order, (size_t)io->items, sizeof *io->order, tshi_load_by_place);
+}
+
+/* Allocates the buffer for values to be converted, if there are any, or those for .broadcast: two
+ * on rank 0, and one to read ahead from files; 0 and an error: no memory. */
+static int tshi_load_prepare(tshi_io *io) {
+    size_t bytes = io->broadcast ? TSHI_IO_BUFFER : 0;
+    int i;
+    if (io->broadcast && io->ctx->world.rank == 0) bytes *= 2;
+    for (i = 0; i < io->items && !bytes; i++)
+        if (io->item[i].entry && io->item[i].file != io->item[i].dtype) bytes = TSHI_IO_BUFFER / 4;
+    if (bytes) io->buffer = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, bytes);
+    if (bytes && !io->buffer) return 0;
+    if (!io->broadcast || io->ctx->world.rank != 0 || io->reader) return 1;
+    io->ahead = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, TSHI_LOAD_AHEAD);
+    return io->ahead != NULL;
+}
+
+enum { TSHI_LOAD_SHARED = 4 }; /* numbers of tshi_load_share per item */
+
+/* With .broadcast: rank 0 tells all ranks what it found, by a broadcast over the world: of each
+ * item whether there is an entry, its dtype, file and offset; and the counts. It learns by an
+ * all-gather over the world which rank of the first replica has which place on tp and pp
+ * (io->peer), and by one over pp which stages hold an item (io->holds). */
+static tsh_result tshi_load_share(tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    const int world = ctx->world.size, stages = ctx->pp.size, items = io->items;
+    const int32_t place = ctx->dp.rank ? 0 : 1 + ctx->tp.rank + ctx->tp.size * ctx->pp.rank;
+    int64_t *each = io->share, *counts = each + (int64_t)TSHI_LOAD_SHARED * items;
+    int64_t *ones = counts + io->counts; /* how much a rank contributes */
+    int32_t *places = io->peer + world, *held = io->holds + (int64_t)stages * items;
+    tsh_result result;
+    int i;
+    for (i = 0; i < items; i++, each += TSHI_LOAD_SHARED) {
+        const tshi_io_entry *e = io->item[i].entry;
+        each[0] = e != NULL;
+        each[1] = (int64_t)io->item[i].file;
+        each[2] = e ? e->source : 0;
+        each[3] = e ? e->begin : 0;
+        held[i] = !io->item[i].param->absent;
+    }
+    for (i = 0; i < io->counts; i++) counts[i] = (int64_t)io->count[i].read;
+    result = tsh_broadcast(&ctx->world, io->share, ones - io->share, TSH_I64, 0);
+    for (i = 0; i < world; i++) ones[i] = 1;
+    if (result == TSH_OK) result = tsh_allgather(&ctx->world, &place, places, ones, 1, TSH_I32);
+    for (i = 0; i < world; i++)
+        if (places[i]) io->peer[places[i] - 1] = i;
+    for (i = 0; i < stages; i++) ones[i] = items;
+    if (result == TSH_OK) result = tsh_allgather(&ctx->pp, held, io->holds, ones, 1, TSH_I32);
+    if (tshi_error_comm(ctx, result, io->op) != TSH_OK || ctx->world.rank == 0) return result;
+    for (i = 0, each = io->share; i < items; i++, each += TSHI_LOAD_SHARED) {
+        io->item[i].file = (tsh_dtype)each[1];
+        io->entry[i].source = (int)each[2];
+        io->entry[i].begin = each[3];
+        if (each[0]) io->item[i].entry = &io->entry[i];
+    }
+    for (i = 0; i < io->counts; i++) io->count[i].read = (uint64_t)counts[i];
+    tshi_load_sort_items(io);
+    return TSH_OK;
+}
+
+/* Allocates what tshi_load_share needs, and makes io->hash one of the model; 0 and an error: no
+ * memory. */
+static int tshi_load_prepare_share(tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    const size_t items = (size_t)io->items, stages = (size_t)ctx->pp.size;
+    const size_t ranks = (size_t)ctx->world.size;
+    int i;
+    io->share = (int64_t *)tshi_mem_arena_alloc(
+        ctx, &io->arena, (TSHI_LOAD_SHARED * items + (size_t)io->counts + ranks) * sizeof(int64_t));
+    io->peer = (int32_t *)tshi_mem_arena_alloc(ctx, &io->arena, 2 * ranks * sizeof(int32_t));
+    io->holds = (int32_t *)tshi_mem_arena_alloc(ctx, &io->arena,
+                                                (stages + 1) * items * sizeof(int32_t));
+    if (ctx->world.rank > 0) /* stand for the files' */
+        io->entry = (tshi_io_entry *)tshi_mem_arena_alloc(ctx, &io->arena,
+                                                          items * sizeof *io->entry);
+    if (!io->share || !io->peer || !io->holds || (items && !io->entry)) return 0;
+    io->hash = 0;
+    for (i = 0; i < io->items; i++) {
+        const tshi_io_item *item = &io->item[i];
+        tshi_io_hash(io, item->path, strlen(item->path));
+        tshi_io_hash(io, item->param->dim, sizeof item->param->dim[0] * (size_t)item->param->ndim);
+        tshi_io_hash(io, &item->dtype, sizeof item->dtype);
+    }
+    return 1;
+}
+
+/* Reads the headers and checks them against the model; 0 and an error if they do not fit. */
+static int tshi_load_check_files(tshi_io *io) {
+    const char *format; /* version of tshard's metadata; NULL: another program's file */
+    if (!tshi_load_headers(io)) return 0;
+    format = tshi_load_metadata(io, "tshard.", "format");
+    if (format && strcmp(format, "1") != 0)
+        return tshi_io_fail(io, TSH_ERR_UNSUPPORTED,
+                            "is of tshard's format %.16s, this version reads 1", format);
+    if (!tshi_load_counts(io) || !tshi_load_match_all(io) || !tshi_load_check_ties(io)) return 0;
+    tshi_load_sort_items(io);
+    return tshi_load_sample(io);
+}
+
+/* Does all that can fail before values change; 0 and an error if something is wrong. */
+static int tshi_load_check(tshi_io *io) {
+    if (tshi_tensor_any_recorded(io->ctx))
+        (void)tsh_fail(io->ctx, TSH_ERR_STATE,
+                       "%s: ops are recorded that use the old values; end the step first: "
+                       "tsh_step_end",
+                       io->op);
+    if (io->ctx->error.code != TSH_OK || !tshi_io_list(io)) return 0;
+    io->order = (tshi_io_item **)tshi_mem_arena_alloc(io->ctx, &io->arena,
+                                                      (size_t)io->items * sizeof *io->order);
+    if (!io->order) return 0;
+    if ((!io->broadcast || io->ctx->world.rank == 0) && !tshi_load_check_files(io)) return 0;
+    return tshi_load_prepare(io) && (!io->broadcast || tshi_load_prepare_share(io));
+}

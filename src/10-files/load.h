@@ -1,0 +1,264 @@
+/* ========================================================================== */
+/* >>load                                              MARK: - load (private) */
+/* Loads each rank's shards, of a model in any layout; or broadcasts them.    */
+/* Needs: >>load-match.                                                       */
+/* ========================================================================== */
+
+/* Logs that an item has values that are not finite: rank 0 of tp does for a replicated tensor t,
+ * every rank of tp for its shard of a sharded one. found: number of NaN, of infinite values. */
+static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t,
+                           const int64_t *found) {
+    const tsh_ctx *ctx = io->ctx;
+    char rounded[64] = "";
+    if (ctx->dp.rank > 0 || (ctx->tp.rank > 0 && t->layout.kind != TSH_SHARDED)) return;
+    if (io->nonfinite++ >= TSHI_IO_NONFINITE) return;
+    if (item->file != t->dtype)
+        (void)snprintf(rounded, sizeof rounded, ", rounded from %s to %s",
+                       tshi_dtypes[item->file].file, tshi_dtypes[t->dtype].file);
+    tsh_log_message(&ctx->logger,
+                    "%s: \"%.128s\": \"%s%.96s\" holds %lld NaN and %lld infinite values among "
+                    "the %lld that rank %d read%s",
+                    io->op, io->given, item->prefix, item->path, (long long)found[0],
+                    (long long)found[1], (long long)tsh_local_numel(t), ctx->world.rank, rounded);
+}
+
+/* Sets n elements of this rank's shard t of an item, the first at index `local`, from values of the
+ * file's dtype. Returns 0 without memory. */
+static int tshi_load_convert(const tshi_io_item *item, tsh_tensor *t, int64_t local, int64_t n,
+                             const char *from) {
+    char *to = (char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, local);
+    tsh_real run[TSHI_DTYPE_RUN]; /* exact weights */
+    int64_t e, m;
+    if (!tshi_io_is_exact(item)) {
+        tshi_dtype_convert(from, item->file, to, t->dtype, n);
+        return 1;
+    }
+    for (e = 0; e < n; e += m) {
+        m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
+        tshi_dtype_convert(from + tshi_dtype_bytes(item->file, e), item->file, run, TSH_REAL, m);
+        if (!tshi_tensor_set_exact(t, local + e, m, run)) return 0;
+    }
+    return 1;
+}
+
+/* Reads bytes of a tensor of the open file; `at` is an offset as entry->begin. Rank 0 serves all
+ * ranks with .broadcast: what it reads for one, it reads for another again, and the gaps between
+ * short runs, rows of a column slice, cost less than a system call for each run. So it reads
+ * TSHI_LOAD_AHEAD bytes at once and copies the runs from there. Other ranks, and a user's function,
+ * which may compute the bytes, read no others than they need. Returns 0 as tshi_load_read. */
+static int tshi_load_read_run(tshi_io *io, const tshi_io_entry *entry, int64_t at, char *to,
+                              size_t bytes) {
+    const int64_t last = tshi_base_min(entry->end, at + TSHI_LOAD_AHEAD);
+    const int close = at - io->ahead_run <= TSHI_LOAD_AHEAD / 4; /* 1: as close as rows are */
+    io->ahead_run = at;
+    if (!io->ahead || !close || bytes > TSHI_LOAD_AHEAD / 4)
+        return tshi_load_read(io, io->open->data + at, to, bytes);
+    if (at < io->ahead_at || at + (int64_t)bytes > io->ahead_end) {
+        if (!tshi_load_read(io, io->open->data + at, io->ahead, (size_t)(last - at))) return 0;
+        io->ahead_at = at;
+        io->ahead_end = last;
+    }
+    memcpy(to, io->ahead + (at - io->ahead_at), bytes);
+    return 1;
+}
+
+/* Reads the next elements of a shard, at most n, to `to`, in the file's dtype; after an error, only
+ * counts them. Returns how many there were. */
+static int64_t tshi_load_fill(tshi_io *io, const tshi_io_item *item, tshi_runs *run, int64_t n,
+                              char *to) {
+    const tshi_dtype *row = &tshi_dtypes[item->file];
+    const tshi_io_entry *e = item->entry;
+    int64_t done = 0, m;
+    char *at = to;
+    io->ahead_at = io->ahead_end = 0; /* what it holds may be of another tensor */
+    io->ahead_run = -TSHI_LOAD_AHEAD;
+    while (done < n && (run->length > 0 || tshi_tensor_next_run(run))) {
+        const size_t bytes = tshi_dtype_bytes(item->file, m = tshi_base_min(run->length, n - done));
+        if (io->ctx->error.code == TSH_OK && tshi_load_use(io, &io->source[e->source]) &&
+            !tshi_load_read_run(
+                io, e, e->begin + (int64_t)tshi_dtype_bytes(item->file, run->global), at, bytes))
+            (void)tshi_load_read_error(io, "it became shorter while it was read");
+        at += bytes;
+        done += m;
+        run->global += m;
+        run->length -= m;
+    }
+    if (row->elements <= 1) tshi_io_swap_bytes(to, done, (size_t)row->size);
+    return done;
+}
+
+/* Returns how many elements of an item are read or sent at a time: with .broadcast TSHI_IO_BUFFER
+ * bytes, else no more than stays in the cache until it is checked. */
+static int64_t tshi_load_step(const tshi_io *io, const tshi_io_item *item) {
+    const tshi_dtype *row = &tshi_dtypes[item->file];
+    const int64_t bytes = io->broadcast ? TSHI_IO_BUFFER : TSHI_IO_BUFFER / 4;
+    return bytes / row->size * (row->elements > 1 ? row->elements : 1);
+}
+
+/* With .broadcast, on rank 0: sends an item's shard of rank r of tp to rank `peer` of the world,
+ * reading one buffer while the other is sent. */
+static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, int peer) {
+    tsh_comm *world = &io->ctx->world;
+    const int64_t step = tshi_load_step(io, item);
+    tshi_runs run = tshi_tensor_runs(item->param, r, 0, tsh_numel(item->param));
+    tsh_req req[2] = {0, 0};
+    tsh_result result = TSH_OK, waited;
+    int64_t n;
+    int k;
+    for (k = 0; result == TSH_OK; k = 1 - k) {
+        char *buffer = io->buffer + k * TSHI_IO_BUFFER;
+        tsh_coll coll;
+        result = tsh_wait(world, req[k]);
+        req[k] = 0;
+        if (!(n = tshi_load_fill(io, item, &run, step, buffer)) || result != TSH_OK) break;
+        coll = tsh_coll_make(TSH_SEND, tshi_io_sent_as(item->file, &n));
+        coll.send = buffer;
+        coll.count = n;
+        coll.send_to = peer;
+        result = tsh_start(world, &coll, &req[k]);
+    }
+    for (k = 0; k < 2; k++) {
+        waited = tsh_wait(world, req[k]);
+        if (result == TSH_OK) result = waited;
+    }
+    return tshi_error_comm(io->ctx, result, io->op);
+}
+
+/* With .broadcast, on rank 0: sends an item to all ranks of the first replica that hold it; a
+ * replicated one to the first rank of tp on each stage. */
+static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
+    const tsh_ctx *ctx = io->ctx;
+    const int ranks = item->param->layout.kind == TSH_SHARDED ? ctx->tp.size : 1;
+    const int64_t index = item - io->item;
+    tsh_result result = TSH_OK;
+    int s, r;
+    for (s = 0; s < ctx->pp.size; s++)
+        for (r = 0; r < ranks && io->holds[(int64_t)s * io->items + index]; r++)
+            if ((s || r) && result == TSH_OK)
+                result = tshi_load_send(io, item, r, io->peer[s * ctx->tp.size + r]);
+    return result;
+}
+
+/* With .broadcast: gets n elements of an item to this rank, which rank 0 of the world has read to
+ * its buffer. The first ranks receive them; those of a replicated item broadcast them over tp, and
+ * all over dp. */
+static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64_t n, char *bytes) {
+    tsh_ctx *ctx = io->ctx;
+    const int whole = item->param->layout.kind != TSH_SHARDED;
+    int64_t sent = n;
+    const tsh_dtype dtype = tshi_io_sent_as(item->file, &sent);
+    tsh_result result = TSH_OK;
+    if (ctx->world.rank > 0 && ctx->dp.rank == 0 && (!whole || ctx->tp.rank == 0))
+        result = tsh_recv(&ctx->world, bytes, sent, dtype, 0);
+    if (result == TSH_OK && whole && ctx->dp.rank == 0 && ctx->tp.size > 1)
+        result = tsh_broadcast(&ctx->tp, bytes, sent, dtype, 0);
+    if (result == TSH_OK && ctx->dp.size > 1)
+        result = tsh_broadcast(&ctx->dp, bytes, sent, dtype, 0);
+    return tshi_error_comm(ctx, result, io->op);
+}
+
+/* Reads or receives this rank's shard t of an item. With .broadcast, t may be NULL after an error:
+ * messages are received all the same. Returns an error of a message. */
+static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_tensor *t) {
+    tsh_ctx *ctx = io->ctx;
+    const int reads = !io->broadcast || ctx->world.rank == 0;
+    const int64_t all = tsh_local_numel(item->param), step = tshi_load_step(io, item);
+    const int direct = t && item->file == t->dtype; /* no conversion */
+    tshi_runs run = tshi_tensor_runs(item->param, ctx->tp.rank, 0, tsh_numel(item->param));
+    int64_t found[2] = {0, 0}, e, n; /* number of NaN, of infinite values */
+    for (e = 0; e < all; e += n) {
+        char *to = t ? (char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, e) : NULL;
+        char *bytes = direct ? to : io->buffer;
+        n = tshi_base_min(all - e, step);
+        if (reads) (void)tshi_load_fill(io, item, &run, n, bytes);
+        if (io->broadcast && tshi_load_receive(io, item, n, bytes) != TSH_OK) return TSH_ERR_IO;
+        if (!io->broadcast && ctx->error.code != TSH_OK) return TSH_OK;
+        if (!t || ctx->error.code != TSH_OK) continue;
+        if (direct || tshi_load_convert(item, t, e, n, bytes))
+            tshi_io_count_nonfinite(&tshi_dtypes[t->dtype], to, n, found);
+    }
+    if (direct) tshi_tensor_forget_exact(t);
+    if (found[0] || found[1]) tshi_load_warn(io, item, t, found);
+    return TSH_OK;
+}
+
+/* Returns the tensor of an item that values are read to, after allocating memory if needed; NULL:
+ * none are. A moment that the file lacks becomes 0. */
+static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
+    tsh_tensor *t = item->param;
+    const size_t bytes = tshi_dtype_bytes(item->dtype, tsh_local_numel(t));
+    if (item->moment && (*item->moment || item->entry)) {
+        if (*item->moment &&
+            !tshi_layout_equal(&(*item->moment)->layout, &t->layout, t->dim, io->ctx->tp.size)) {
+            tshi_tensor_release(*item->moment); /* has an old layout: make a new one */
+            *item->moment = NULL;
+        }
+        t = tshi_optim_moment(t, item->moment, item->dtype); /* creates it if needed */
+        if (t && tshi_io_in_chunks(item) && !tshi_optim_allocate(t, tsh_local_numel(t)))
+            return NULL;
+        if (t && !item->entry) memset(tshi_tensor_at(t), 0, bytes);
+        if (t && !item->entry && tshi_io_in_chunks(item)) tshi_optim_keep_chunk(t);
+    }
+    if (!t || !item->entry) return NULL;
+    if (!t->block) t->block = tshi_mem_alloc(io->ctx, TSH_MEM_PARAMETERS, bytes);
+    return t->block ? t : NULL;
+}
+
+/* Loads this rank's shard of an item. A chunked moment is read whole and cut down to this rank's
+ * chunk. Returns an error of a message. */
+static tsh_result tshi_load_item(tshi_io *io, const tshi_io_item *item) {
+    const int serves = io->broadcast && io->ctx->world.rank == 0;
+    tsh_result result;
+    tsh_tensor *t;
+    if (item->entry && serves && tshi_load_serve(io, item) != TSH_OK) return TSH_ERR_IO;
+    if (item->param->absent) return TSH_OK; /* another stage has it */
+    t = io->ctx->error.code == TSH_OK ? tshi_load_target(io, item) : NULL;
+    if (!item->entry || (!t && !io->broadcast)) return TSH_OK;
+    result = tshi_load_values(io, item, t);
+    if (t && tshi_io_in_chunks(item)) tshi_optim_keep_chunk(t);
+    return result;
+}
+
+/* Checks the files against the model, then loads them. If ctx holds an error, only takes part in
+ * the first agreement. */
+static tsh_result tshi_load_all(tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    int i;
+    if (ctx->error.code == TSH_OK) (void)tshi_load_check(io);
+    io->path = io->given;
+    if (tshi_io_agree(io) != TSH_OK) return ctx->error.code; /* nothing has been changed */
+    if (io->broadcast && tshi_load_share(io) != TSH_OK) return ctx->error.code;
+    for (i = 0; i < io->items && (io->broadcast || ctx->error.code == TSH_OK); i++)
+        if (tshi_load_item(io, io->order[i]) != TSH_OK) break;
+    if (io->nonfinite > TSHI_IO_NONFINITE)
+        tsh_log_message(&ctx->logger,
+                        "%s: \"%.200s\": %lld more tensors that rank %d read hold NaN or infinity",
+                        io->op, io->given, (long long)io->nonfinite - TSHI_IO_NONFINITE,
+                        ctx->world.rank);
+    (void)tshi_load_leave(io);
+    if (tshi_io_agree(io) != TSH_OK) return ctx->error.code;
+    for (i = 0; i < io->counts; i++) *io->count[i].value = io->count[i].read;
+    return TSH_OK;
+}
+
+TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim) {
+    return tsh_load_with(module, path, optim, NULL);
+}
+
+TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path, tsh_optim *optim,
+                                           const tsh_file_desc *desc) {
+    tshi_io io; /* state of this load */
+    tsh_ctx *ctx;
+    int shares; /* 1: .broadcast, and there are other ranks */
+    if (!module) return TSH_ERR_ARGUMENT;
+    ctx = module->ctx;
+    if (!tsh_ok(ctx)) return ctx->error.code;
+    shares = desc && desc->broadcast && ctx->world.size > 1;
+    if (shares && ctx->world.rank > 0) path = "the files of rank 0"; /* for errors */
+    tshi_io_begin(&io, "tsh_load", module, path, optim, desc);
+    io.broadcast = shares;
+    if (ctx->error.code == TSH_OK && !(shares && ctx->world.rank > 0)) tshi_load_find_files(&io);
+    (void)tshi_load_all(&io);
+    tshi_io_end(&io);
+    return ctx->error.code;
+}

@@ -1,0 +1,564 @@
+/* ========================================================================== */
+/* >>base                                              MARK: - base (private) */
+/* Includes, macros, and the structures that all later sections share.        */
+/* Needs: >>types >>layout-api >>comm-api.                                    */
+/* ========================================================================== */
+
+/* A ctx owns all tensors, modules, optimisers and nodes of the tape made with it. Their memory is
+ * from the ctx's allocator: values and gradients are in reference-counted blocks (tshi_block), the
+ * small structures in arenas (tshi_arena). One thread uses a ctx and all that the ctx owns; only in
+ * tshi_team_run do other threads of the rank read and write values, too. */
+
+/* NaN and infinity are values here, and sums have a documented order. Compilers that say which
+ * parts of -ffast-math are on are told so here; of the others tsh_open finds out. */
+#if defined(__FAST_MATH__) || defined(_M_FP_FAST)
+#error "tshard.h needs exact floating point: no -ffast-math, -Ofast, -fp-model=fast or /fp:fast. \
+Add -fno-fast-math (MSVC: /fp:precise) after it, for the file with TSHARD_IMPLEMENTATION"
+#elif defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error "tshard.h needs NaN and infinity: add -fno-finite-math-only at the end of the flags"
+#elif defined(__ASSOCIATIVE_MATH__)
+#error "tshard.h needs the order of its sums: add -fno-unsafe-math-optimizations and \
+-fno-associative-math at the end of the flags"
+#elif defined(__RECIPROCAL_MATH__)
+#error "tshard.h needs exact divisions: add -fno-reciprocal-math at the end of the flags"
+#elif defined(__NO_SIGNED_ZEROS__)
+#error "tshard.h needs signed zeros: add -fsigned-zeros at the end of the flags"
+#endif
+
+#include <errno.h>  /* why a file cannot be opened */
+#include <float.h>  /* FLT_MAX, DBL_MAX */
+#include <limits.h> /* INT_MAX, LONG_MAX */
+#include <math.h>   /* expf, sqrt, ... */
+#include <stdlib.h> /* malloc, free, bsearch, qsort, getenv */
+#include <string.h> /* memcpy, memset */
+#include <time.h>   /* time, clock: names of temporary files */
+
+/* System calls beyond C99, to resolve a link, flush a file, rename over another, read a clock. */
+#if defined(_WIN32)
+#define TSHI_POSIX 0
+/* Declared as in windows.h, which is not included: it defines words such as `near` as macros. */
+#ifdef __cplusplus
+extern "C" {
+#endif
+union _LARGE_INTEGER;
+struct _SECURITY_ATTRIBUTES;
+__declspec(dllimport) void *__stdcall CreateFileA(const char *path, unsigned long access,
+                                                  unsigned long share,
+                                                  struct _SECURITY_ATTRIBUTES *security,
+                                                  unsigned long creation, unsigned long flags,
+                                                  void *like);
+__declspec(dllimport) int __stdcall FlushFileBuffers(void *file);
+__declspec(dllimport) int __stdcall CloseHandle(void *file);
+__declspec(dllimport) unsigned long __stdcall GetFileAttributesA(const char *path);
+__declspec(dllimport) int __stdcall QueryPerformanceCounter(union _LARGE_INTEGER *ticks);
+__declspec(dllimport) int __stdcall QueryPerformanceFrequency(union _LARGE_INTEGER *ticks);
+__declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to,
+                                                unsigned long flags);
+#ifdef __cplusplus
+}
+#endif
+#elif defined(__unix__) || defined(__APPLE__)
+#define TSHI_POSIX 1      /* 1 if these system calls are those of POSIX */
+#include <dirent.h>       /* readdir */
+#include <fcntl.h>        /* open */
+#include <sched.h>        /* struct timespec, which <time.h> hides under -std=c99 */
+#include <sys/file.h>     /* flock */
+#include <sys/resource.h> /* getrlimit */
+#include <sys/stat.h>     /* stat, chmod */
+#include <sys/utsname.h>  /* uname */
+#include <unistd.h>       /* fsync, close, chown */
+#if defined(__linux__)
+#include <sys/mman.h>     /* madvise */
+#endif
+#ifndef __cplusplus /* glibc hides these functions under -std=c99, but never in C++ */
+#if defined(__linux__)
+int (madvise)(void *from, size_t bytes, int advice);
+#endif
+FILE *(fdopen)(int file, const char *mode);
+int (fileno)(FILE *file);
+ssize_t (readlink)(const char *path, char *to, size_t size);
+#endif
+#else
+#define TSHI_POSIX 0
+#endif
+
+/* Initialiser that sets all of a structure to zero, if the first field is no enum. C++ compilers
+ * warn about {0}. */
+#ifdef __cplusplus
+#define TSHI_ZERO {}
+#else
+#define TSHI_ZERO {0}
+#endif
+#define TSHI_R(x) ((tsh_real)(x)) /* converts x to the type of all values */
+/* 1 if tsh_real is double; a constant expression. */
+#define TSHI_DOUBLE (sizeof(tsh_real) == 8)
+/* TSHI_INLINE: is always inlined, so that the caller's loop over its calls can be vectorised.
+ * TSHI_OUTLINE: has many callers and gains nothing from inlining; saves compile time.
+ * TSHI_COLD: runs once or rarely (models, files, checks, errors); gcc optimises it for size.
+ * TSHI_MAY_ALIAS: of a type: an access through it may be to memory that holds another type, which
+ * C's rules about aliasing forbid and optimisers rely on.
+ * TSHI_APART: is called by AVX kernels. gcc must not look into it (noipa): if it sees that the
+ * function leaves some registers alone, it omits vzeroupper before the call, and every change
+ * between AVX and SSE code is slow. */
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 8
+#define TSHI_ALONE noipa
+#else
+#define TSHI_ALONE noinline
+#endif
+#if defined(__GNUC__)
+#define TSHI_RESTRICT       __restrict
+#define TSHI_INLINE         static inline __attribute__((always_inline))
+#define TSHI_APART          static __attribute__((TSHI_ALONE))
+#define TSHI_OUTLINE        static __attribute__((noinline))
+#define TSHI_COLD           __attribute__((cold))
+#define TSHI_MAY_ALIAS      __attribute__((may_alias))
+#define TSHI_PREFETCH(p)    __builtin_prefetch(p)       /* into all caches */
+#define TSHI_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2) /* to read; into the L2 cache, not L1 */
+#else
+#define TSHI_RESTRICT
+#define TSHI_INLINE         static
+#define TSHI_APART          static
+#define TSHI_OUTLINE        static
+#define TSHI_COLD
+#define TSHI_MAY_ALIAS
+#define TSHI_PREFETCH(p)    ((void)(p))
+#define TSHI_PREFETCH_L2(p) ((void)(p))
+#endif
+/* Before a loop over a block: promises that two arrays of the loop are the same or do not overlap,
+ * so that it is vectorised without checks. (clang would unroll it first and then not vectorise.) */
+#if defined(__clang__)
+#define TSHI_LANES _Pragma("clang loop unroll(disable)")
+#elif defined(__GNUC__)
+#define TSHI_LANES _Pragma("GCC ivdep")
+#else
+#define TSHI_LANES
+#endif
+/* The same promise before a loop of any length: gcc then omits its second version of the loop, the
+ * one for arrays that overlap. (clang relies on TSHI_RESTRICT.) */
+#if defined(__GNUC__) && !defined(__clang__)
+#define TSHI_EACH TSHI_LANES
+#else
+#define TSHI_EACH
+#endif
+
+/* TSHI_VECTORS: 1 if GNU C's vector types are available. TSHI_X86: 1 if AVX intrinsics are, too. */
+#if defined(__GNUC__) && !defined(TSHARD_NO_SIMD)
+#define TSHI_VECTORS 1
+#else
+#define TSHI_VECTORS 0
+#endif
+#if TSHI_VECTORS && defined(__x86_64__) &&                                                         \
+    (!defined(_WIN32) || defined(__clang__) || defined(TSHARD_WINDOWS_AVX))
+#define TSHI_X86 1
+#else
+#define TSHI_X86 0
+#endif
+
+/* Alignment of blocks in bytes. Size class c has blocks of 2^c to 2^(c+1) - 1 times 64 bytes. */
+enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 * 2^58 bytes exceed a size_t */
+
+/* Header of a reference-counted block of memory. Its data follows, aligned to 64 bytes because the
+ * header is padded to 64. Blocks of the step pool lie side by side in a page. */
+typedef struct tshi_block tshi_block;
+struct tshi_block {
+    size_t size;             /* bytes of data, a multiple of 64 */
+    size_t before;           /* step pool: size of the left neighbour; 0: first block of the page */
+    tshi_block *next, *prev; /* of a free block: neighbours in the free list of its size class */
+    int refs;                /* number of references; 0: the block is free */
+    int kind, last;          /* kind: TSH_MEM_...; last: 1 for the last block of a pool page */
+    const tsh_module *module; /* the one in whose forward or backward it was allocated, or NULL */
+    char padding[TSHI_ALIGN - 2 * sizeof(size_t) - 3 * sizeof(void *) - 4 * sizeof(int)];
+};
+
+/* Memory from the allocator that a pool or an arena hands out in parts. */
+typedef struct tshi_page {
+    struct tshi_page *next; /* in the list of the pool's or the arena's pages */
+    size_t bytes, used;     /* this header included; used: bytes handed out, by arenas only */
+} tshi_page;
+
+/* The offset of the first block in a pool page, a multiple of 64. A load that follows a store waits
+ * if the low 12 bits of the addresses agree ("4K aliasing"). So an op is slow if its output lies at
+ * a slightly higher address than an input, modulo 4096. With pages aligned to 4096, this offset
+ * puts the pool's data (outputs) 256 bytes before the data of a block allocated alone (inputs). */
+enum { TSHI_POOL_OFFSET = 3840 };
+
+/* Step memory: blocks that are reused. */
+typedef struct tshi_pool {
+    tshi_page *pages;                    /* all pages, the newest first */
+    tshi_block *free[TSHI_SIZE_CLASSES]; /* by size class: list of free blocks; NULL: none */
+    uint64_t filled;                     /* bit c: free[c] is not NULL */
+} tshi_pool;
+
+/* Small allocations, released all at once: those of the tape, or of the ctx. */
+typedef struct tshi_arena {
+    tshi_page *first, *now; /* first: list of all pages; now: the page that is being filled */
+} tshi_arena;
+
+typedef struct tshi_node tshi_node;
+typedef struct tshi_op tshi_op;
+
+enum { /* bits of tsh_tensor.flags */
+    TSHI_OWNED = 1,     /* lives until freed; others until the step or scope ends */
+    TSHI_PARAM = 2,     /* a module's parameter */
+    TSHI_LEAF = 4,      /* backward keeps its gradient, for the user or an optimiser */
+    TSHI_RETAIN = 8,    /* keeps values and gradient through backward */
+    TSHI_STALE = 16,    /* its values were released; to use them is TSH_ERR_STALE */
+    TSHI_DEAD = 32,     /* the handle itself was released; it is reused once refs is 0 */
+    TSHI_CHUNKED = 64,  /* each rank of dp holds a chunk of its gradient (a moment: its values) */
+    TSHI_AVERAGED = 128, /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
+    TSHI_CONSUMED = 256, /* a backward has released the node of the op that made it */
+    TSHI_USED = 512,     /* an optimiser has used its gradient, which was not zeroed since */
+    TSHI_BUFFER = 1024,  /* a parameter that no optimiser updates */
+    TSHI_OPTIMISED = 2048, /* a parameter that an optimiser was made for */
+    TSHI_INEXACT = 4096,   /* one of which no exact weights are kept (.round_weights) */
+    TSHI_CACHED = 8192     /* a weight of keys or values, laid out as which a cache was made */
+};
+
+/* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
+typedef struct tshi_accumulator {
+    tshi_block *block; /* tsh_real per local element of the tensor; NULL: not allocated yet */
+    int live, clean;   /* live 1: the block has a gradient; clean 1: live is 0, block is all 0 */
+} tshi_accumulator;
+
+struct tsh_tensor {
+    tsh_ctx *ctx;
+    tsh_tensor *next, *prev; /* in a list of tshi_handles: of owned, step or free handles */
+    tsh_dtype dtype;
+    unsigned flags;  /* TSHI_OWNED, ... */
+    int ndim, depth; /* depth: how many scopes were open when it was created */
+    /* dim: shape of the whole tensor; local: shape of this rank's shard; stride: strides of the
+     * shard, in elements */
+    int64_t dim[TSH_MAX_DIMS], local[TSH_MAX_DIMS], stride[TSH_MAX_DIMS];
+    tsh_layout layout; /* resolved: dim >= 0, segments >= 1, every length and unit given */
+    tshi_block *block; /* the values; NULL: a parameter that is not allocated yet, or stale */
+    int64_t offset;    /* in elements, from the block's data to the tensor's first element */
+    tsh_tensor *base;  /* the tensor that this one is a view of; itself if it is no view */
+    int refs; /* references to the handle from nodes, views, buckets, pipelines and modules */
+    /* The fields from here to marks are used in a base only; its views share them. */
+    int requires_grad;       /* 1: backward computes its gradient */
+    tshi_node *node;         /* the op that made it; NULL: a leaf */
+    tshi_accumulator gr, gp; /* gr: gradient in the tensor's layout; gp: sum of partial gradients */
+    int partial_contributions; /* number of partial gradients still to be added in this backward */
+    int contributions;         /* leaf: number of gradients of either kind still to be added */
+    int in_bucket;             /* leaf: 1 while its gradient waits in a bucket to be sent */
+    int reducing;      /* 1: the all-reduce of gp was started and not waited for yet */
+    tsh_req req;       /* the request of that all-reduce */
+    int sparse;        /* 1: the gradient is row-sparse: 0 in every row r with marks[r] == 0 */
+    tshi_block *marks; /* int32_t per local row; NULL: never had a row-sparse gradient */
+    /* The fields from here on are used in a parameter only. */
+    const char *path; /* its module's path and its own name: "h.3.mlp.c_fc.weight"; a moment of an
+                       * optimiser has that of its parameter */
+    tsh_init init;    /* how its initial values are computed */
+    int64_t fan_in, zero_row; /* fan_in: for init; 0: take it from the shape;
+                               * zero_row: 1 + the row whose initial values are 0; 0: none */
+    int stage;  /* 1 + the first pipeline stage that holds it; 0: there is no pipeline */
+    int absent; /* 1: other pipeline stages hold the parameter, this rank's stage does not */
+    tshi_block *low; /* uint16_t per local element: the lower halves of the exact float weights of
+                      * a bf16 parameter (see tshi_tensor_exact); NULL: all 0 */
+    /* The fields below are for an optimiser, which sets the first two. */
+    tsh_dtype grad_dtype;   /* TSH_BF16; or 0 or TSH_REAL: not rounded */
+    const int64_t *updates; /* number of updates so far: keys the rounding of the gradient */
+    tshi_block *packed;     /* the gradient in bf16, while gr.live is 1 and gr.block is NULL */
+    uint64_t packs;         /* how often the gradient was packed since it was empty */
+};
+
+/* Bit masks over an op's inputs (bit i: input i) and its output (TSHI_OUT). They say which values
+ * the op saves for backward, and which inputs have a gradient that is a partial sum. */
+enum {
+    TSHI_NONE = 0,
+    TSHI_X = 1, /* unary ops, linear, norms: (x, weight, bias) */
+    TSHI_WEIGHT = 2,
+    TSHI_BIAS = 4,
+    TSHI_A = 1, /* binary ops, matmul: (a, b) */
+    TSHI_B = 2,
+    TSHI_COND = 1, /* where: (cond, yes, no) */
+    TSHI_YES = 2,
+    TSHI_NO = 4,
+    TSHI_Q = 1, /* attention: (q, k, v, mask, sinks) */
+    TSHI_K = 2,
+    TSHI_V = 4,
+    TSHI_MASK = 8,
+    TSHI_SINKS = 16,
+    TSHI_LOGITS = 1, /* cross-entropy: (logits, target, class weights) */
+    TSHI_TARGET = 2,
+    TSHI_CLASS_WEIGHTS = 4,
+    TSHI_OUT = 1 << 30
+};
+
+/* Describes an op's output before it is made: the op sets the shape, its layout rule the rest. */
+typedef struct tshi_output {
+    tsh_shape shape;   /* global */
+    tsh_layout layout; /* when the rule is called: that of the first input */
+    unsigned partial;  /* bit mask of the inputs whose gradient is a partial sum */
+} tshi_output;
+
+/* What a layout rule gets: an op, its inputs, its options. */
+typedef struct tshi_call {
+    const tshi_op *op;
+    tsh_tensor *const *in; /* the inputs; an optional one may be NULL */
+    int n;                 /* number of inputs */
+    const void *params;    /* a struct of the op: what else its rule depends on; or NULL */
+} tshi_call;
+
+/* An op's layout rule: sets output->layout and output->partial from the layouts of the inputs.
+ * Returns 1; or 0, with an error recorded, if the layouts do not fit each other. */
+typedef int (*tshi_rule_fn)(const tshi_call *call, tshi_output *output);
+
+enum { /* bits of tshi_op.flags */
+    /* The op's backward reads both accumulators, gr and gp, of its output. (Before the backward of
+     * other ops gp is all-reduced into gr; also if the output is retained, because the user may
+     * read the gradient.) */
+    TSHI_OP_ACCEPTS_PARTIAL = 1,
+    TSHI_OP_ACCEPTS_RETAINED = 2, /* backward reads gr and gp even if the output is retained */
+    TSHI_OP_PASSES_PARTIAL = 4    /* backward adds gp of the output to gp of input 0 */
+};
+
+/* An op, described once for all its calls. */
+struct tshi_op {
+    const char *name;                  /* of the public function: "tsh_linear" */
+    const char *inputs;                /* names of the inputs, separated by blanks, or NULL */
+    tshi_rule_fn rule;                 /* NULL: the layout is an argument of the call */
+    void (*backward)(tshi_node *node); /* adds to the inputs' gradients; NULL: there are none */
+    unsigned saves;                    /* bit mask of the values that backward reads: TSHI_X, ... */
+    unsigned flags;                    /* TSHI_OP_... */
+};
+
+/* One recorded call; only `progress` changes after recording. A tensor has two accumulators: gr for
+ * gradients that are replicated, or sharded as the tensor is, and gp for partial sums. Before the
+ * backward of the op that made the tensor, gr += all-reduce(gp); the all-reduce starts as soon as
+ * the last expected partial gradient is added. */
+struct tshi_node {
+    const tshi_op *op;
+    tshi_node *older;         /* the node recorded just before this one; NULL: none */
+    const tsh_module *module; /* the innermost one whose forward made the call; NULL: none */
+    tsh_tensor *out, **in;    /* the output; the n inputs */
+    int n, depth;             /* n: number of inputs; depth: number of scopes open at the call */
+    unsigned partial;    /* bit mask of the inputs whose gradient is a partial sum */
+    tshi_block **saved;  /* n + 1 entries, inputs and out: the values; NULL: backward reads none */
+    tshi_block *aux;     /* what else backward reads; released with the node */
+    void *params;        /* the op's own options, in the tape's arena */
+    tsh_tensor **leaves; /* parameters that backward reads or adds gradients to, no inputs */
+    int leaf_count;      /* length of leaves */
+    struct {
+        int reached;      /* 1: the loss depends on the output */
+        unsigned partial; /* as above, plus input 0 if a partial gradient is passed on to it */
+        unsigned done;    /* bit mask of the inputs whose gradient is complete */
+    } progress;           /* of the backward pass in progress */
+};
+
+/* All tensor handles of a ctx (see tshi_tensor_handle). */
+typedef struct tshi_handles {
+    tsh_tensor owned, step;      /* heads of circular lists: of owned and of step tensors */
+    tsh_tensor *oldest, *newest; /* the two ends of the list of free handles */
+    int64_t free, ended;         /* number of free handles; number that the last step released */
+} tshi_handles;
+
+typedef struct tshi_tape {
+    tshi_node *newest; /* the last recorded call; NULL: the tape is empty */
+    tshi_arena arena;  /* memory of the nodes and of their parameters */
+    int no_grad;       /* how many tsh_no_grad_begin are open; 0: calls are recorded */
+    int locked;        /* calls under way that need the tape as it is: see tshi_tape_unlocked */
+    int evaluating;    /* the same without those that a checkpoint's forward has opened */
+    int pending;       /* 1: leaves have gradients that tsh_sync_grads must still sum over dp */
+    int summed;        /* 1: losses are sums of terms; 0: losses are means */
+    double weight;     /* if summed: the number of terms in this rank's losses */
+    int syncing;       /* 1: gradients of leaves are sent as they become ready */
+} tshi_tape;
+
+typedef struct tshi_bucket tshi_bucket;
+
+/* The buckets of the backward pass in progress: leaf gradients to be summed over dp. */
+typedef struct tshi_buckets {
+    tshi_arena arena;           /* for all buckets of one backward */
+    tshi_bucket *first, **last; /* list of full buckets, oldest first; where to link the next one */
+    tshi_bucket *awaited;       /* the oldest bucket whose collective may still run; NULL: none */
+    tshi_bucket *open[2];       /* buckets not full yet: [0] to all-reduce, [1] to reduce-scatter */
+    int64_t limit;              /* elements that make a bucket full */
+    int hold;                   /* 1: no bucket is sent before backward ends */
+    int summed;                 /* as tshi_tape.summed */
+    double weight;      /* terms of this rank's summed losses; once weight_req is done: over dp */
+    tsh_req weight_req; /* the all-reduce of weight */
+} tshi_buckets;
+
+/* What a pipeline keeps of a micro-batch between its forward and its backward. */
+typedef struct tshi_micro {
+    struct tshi_micro *next; /* in the ctx's list */
+    tshi_node *newest;       /* of the micro-batch's tape */
+    tshi_arena arena;        /* of the micro-batch's tape */
+    tsh_pipeline *pipeline;
+    tsh_tensor handles; /* head of a circular list: the step tensors that the forward made */
+    tsh_tensor *out;    /* the output, sent to the next stage; on the last stage: the loss */
+    tsh_tensor *input;  /* received from the previous stage; NULL: no gradient is to be sent back */
+} tshi_micro;
+
+typedef struct tshi_gemm_kernel tshi_gemm_kernel;
+typedef struct tshi_trace tshi_trace;
+
+/* Warnings, each given once per ctx; and steps without a tsh_step_end before it is missed. */
+enum {
+    TSHI_WARN_GRADS = 1,  /* bits: gradients are not zeroed */
+    TSHI_WARN_STEP = 2,   /* steps are not ended */
+    TSHI_WARN_NONE = 4,   /* an optimiser finds no gradients */
+    TSHI_WARN_LATE = 8,   /* a parameter is younger than its optimiser */
+    TSHI_WARN_BLOCKS = 16, /* quantised weights are not trained */
+    TSHI_WARN_STEPS = 32 /* no bit: a number of steps */
+};
+
+/* What the angles of rotary positions depend on. */
+typedef struct tshi_angles {
+    double base, factor;
+    uint64_t freqs, starts;     /* hashes of the frequencies; 0: by base; of the starts; 0: none */
+    int64_t pairs, start, rows; /* pairs of features; the first position; how many */
+} tshi_angles;
+
+/* The order in which matrices are read while a model decodes, which is the same for every token. By
+ * it a product of few rows prefetches the beginning of the matrix that is read next. A wrong entry
+ * costs time, and changes no result. */
+enum { TSHI_MATMUL_ORDER = 1021 }; /* entries; a prime: a hash is a remainder by it */
+typedef struct tshi_matmul_order {
+    uintptr_t then[TSHI_MATMUL_ORDER]; /* at the hash of a matrix's address, the address of the
+                                        * matrix that was read after it; 0: unknown */
+    uintptr_t *last; /* the entry of the matrix that was read last; NULL: none was yet */
+} tshi_matmul_order;
+
+struct tsh_ctx {
+    tsh_comm world, tp, pp, dp; /* all ranks; this rank's group of each axis of parallelism */
+    tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
+    int reported;    /* 1: the error was reported to the world, or came from the world */
+    int logged;      /* 1: the logger got the error */
+    unsigned warned; /* bit mask of the warnings that the logger got: TSHI_WARN_... */
+    int steps;       /* steps of optimisers since the last tsh_step_end or tsh_scope_end */
+    int64_t held;    /* number of step tensors after half of TSHI_WARN_STEPS of them */
+    tsh_allocator allocator;             /* the default one resolved: fn is not NULL */
+    tsh_logger logger;                   /* its fn may be NULL */
+    tsh_gemm gemm;                       /* the user's matrix product; fn NULL: the built-in one */
+    const tshi_gemm_kernel *gemm_kernel; /* the built-in one's kernel for this CPU */
+    tsh_dtype dtype; /* of new parameters; TSH_REAL unless tsh_desc says another */
+    tshi_block *gemm_scratch;            /* the built-in one's packed operands; NULL: none yet */
+    tshi_matmul_order order; /* of the matrices that few rows are multiplied by */
+    int isa;     /* instruction set of the kernels that run: TSHI_ISA_... */
+    int threads; /* of this rank, at least 1 */
+    tshi_block *rope_table;  /* of the last tsh_rope in this step, or NULL */
+    tshi_angles rope_angles; /* of the table */
+    uint64_t seed, randn_calls, dropout_calls; /* the numbers of calls so far key the next draws */
+    tsh_mem mem;      /* statistics: what tsh_mem_stats returns */
+    tshi_pool pool;   /* of step memory */
+    tshi_arena books; /* for all small structures that live as long as the ctx */
+    tshi_handles handles;
+    tshi_tape tape;
+    tshi_buckets buckets;
+    int depth;         /* how many scopes are open */
+    int changes;       /* of the tree of modules so far, for optimisers to notice */
+    int anomalies;     /* 1: tsh_detect_anomaly is on: a NaN or an infinity is an error */
+    tshi_trace *trace; /* the trace that is being recorded; NULL: none */
+    tsh_module *root;  /* of the module tree */
+    const tsh_module *module; /* the innermost one whose forward or backward runs; or NULL */
+    /* Compares the models of all ranks; NULL: this rank has none. A pointer, since collectives call
+     * it and it is made of collectives. */
+    tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx);
+    tsh_optim *optims;      /* list of all optimisers, the newest first */
+    tsh_pipeline *pipeline; /* the first one; NULL: none */
+    tsh_cache *caches;      /* list of all handles of caches, with those to be used again */
+    tshi_micro *micros;     /* list of the micro-batches of all pipelines */
+};
+
+enum { TSHI_MODULE_PARAMS = 2 }; /* max parameters of a module: weight and bias */
+
+/* A named integer argument of a module, such as its number of heads. */
+typedef struct tshi_argument {
+    struct tshi_argument *next;
+    const char *name;     /* "heads" */
+    int64_t value, local; /* of the whole module; of this rank's shard of the module */
+} tshi_argument;
+
+struct tsh_module {
+    tsh_ctx *ctx;
+    const char *name, *path; /* "c_fc"; from the root: "h.3.mlp.c_fc"; both "" for the root */
+    tsh_module *parent, *first, *last, *next; /* first and last child, next sibling */
+    tsh_forward_fn forward; /* container: the user's; NULL: runs the children one by one */
+    void *user;             /* argument of forward; attention, MLP: what the layer is made of */
+    tsh_tensor *param[TSHI_MODULE_PARAMS];      /* NULL: the module has no such parameter */
+    const char *param_name[TSHI_MODULE_PARAMS]; /* "weight", "bias" */
+    tshi_argument *arguments;                   /* list; NULL: none */
+    int evaluating;         /* 1: tsh_train(module, 0) was called: not in training mode */
+    int checkpoint;         /* 1: forward saves the inputs only and is run again in backward */
+    uint64_t dropout_calls; /* calls in training mode: each draws another mask */
+    double number;          /* norm: eps; dropout: p, the probability of a zero */
+    int plus_one;           /* rms norm: as in tsh_rms_norm_desc */
+    tsh_lookup_desc lookup; /* embedding: its options */
+    const struct tshi_kind *kind; /* linear, embedding, container, ... */
+    tsh_style style;              /* how the plan shards the module */
+    int skip_bias_add, reversed, regather; /* linear: as in tsh_linear_desc */
+    int stage;                             /* 1 + its pipeline stage; 0: none */
+    /* Layouts that the rules of a plan (tsh_parallelize) ask for; NULL: no rule does. */
+    const tsh_layout *input_layout, *output_layout; /* of the plan rule's .input and .output */
+    const tsh_layout **input_layouts; /* the first `prepared` inputs are redistributed to these */
+    const tsh_layout *result;         /* the output is redistributed to this layout */
+    int prepared;                     /* length of input_layouts */
+};
+
+/* Returns a * b, or SIZE_MAX on overflow, which every allocator refuses. */
+static size_t tshi_base_mul(size_t a, size_t b) {
+    return b && a > SIZE_MAX / b ? SIZE_MAX : a * b;
+}
+
+/* Makes a message one line that shows as it is written, whatever strings of files or of other
+ * programs are in it: control characters become '?', and so do those of Unicode that begin a new
+ * line or change the direction of writing (U+200E, F, U+2028 to E, U+2066 to 9). In UTF-8. */
+static TSHI_COLD void tshi_base_quote(char *text) {
+    unsigned char *at = (unsigned char *)text;
+    while (*at) {
+        int n = at[0] < 0x20 || at[0] == 0x7F; /* bytes to replace */
+        if (at[0] == 0xC2 && at[1] >= 0x80 && at[1] < 0xA0) n = 2; /* U+0080 to U+009F */
+        if (at[0] == 0xE2 && at[1] == 0x80 &&
+            (at[2] == 0x8E || at[2] == 0x8F || (at[2] >= 0xA8 && at[2] <= 0xAE)))
+            n = 3;
+        if (at[0] == 0xE2 && at[1] == 0x81 && at[2] >= 0xA6 && at[2] <= 0xA9) n = 3;
+        if (n > 0) memset(at, '?', (size_t)n);
+        at += n > 0 ? n : 1;
+    }
+}
+
+static int64_t tshi_base_min(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static int64_t tshi_base_ceil(int64_t a, int64_t b) {
+    return (a + b - 1) / b; /* rounded up; a >= 0, b > 0 */
+}
+
+/* Returns the value that an option stands for: `usual` if it is 0, 0 if it is TSH_ZERO. */
+static double tshi_base_option(double given, double usual) {
+    return given > 0 ? given : given < 0 && given >= TSH_ZERO ? 0 : usual;
+}
+
+/* The monotonic clock. glibc and musl have it, but hide its declaration under -std=c99 (never in
+ * C++); a feature macro set here would come too late if the program has included a header before.
+ * So declare it here: on Linux clockid_t is int, and CLOCK_MONOTONIC is 1. */
+#if TSHI_POSIX && defined(CLOCK_MONOTONIC)
+#define TSHI_CLOCK CLOCK_MONOTONIC
+#elif defined(__linux__)
+#define TSHI_CLOCK 1
+#if defined(__USE_TIME64_REDIRECTS) || defined(_REDIR_TIME64) ||                                   \
+    (defined(__USE_TIME_BITS64) && defined(__TIMESIZE) && __TIMESIZE == 32)
+/* 64-bit time_t with a 32-bit long: clock_gettime itself is the function for a 32-bit time_t. */
+extern int clock_gettime(int clock, struct timespec *time) __asm__("__clock_gettime64");
+#else
+extern int clock_gettime(int clock, struct timespec *time);
+#endif
+#endif
+
+TSH_API int64_t tsh_now(void) {
+#if defined(_WIN32)
+    int64_t ticks[2]; /* now; per second */
+    (void)QueryPerformanceCounter((union _LARGE_INTEGER *)&ticks[0]);
+    (void)QueryPerformanceFrequency((union _LARGE_INTEGER *)&ticks[1]);
+    return ticks[0] / ticks[1] * 1000000000 + ticks[0] % ticks[1] * 1000000000 / ticks[1];
+#elif defined(TSHI_CLOCK)
+    struct timespec t;
+    (void)clock_gettime(TSHI_CLOCK, &t);
+    return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_nsec;
+#else
+    return -1; /* no clock: clock() of C99 stands still while a thread sleeps */
+#endif
+}

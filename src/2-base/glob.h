@@ -1,0 +1,110 @@
+/* ========================================================================== */
+/* >>glob                                              MARK: - glob (private) */
+/* Matches dotted names with patterns of *, **, ? and [sets], and rewrites    */
+/* them.                                                                      */
+/* Needs: >>base.                                                             */
+/* ========================================================================== */
+
+/* Sets *has to whether c is in the set at p: "[qkv]", "[0-9]" or, all but these, "[!qkv]". Returns
+ * the distance to its closing bracket; 0: none, so that the bracket at p stands for itself. */
+static int tshi_glob_set(const char *p, const char *p_end, char c, int *has) {
+    const char *at = p + 1;
+    const int others = at < p_end && *at == '!';
+    const char *first = at += others; /* a ']' here is a member */
+    for (*has = others; at < p_end && (*at != ']' || at == first); at++) {
+        const char low = *at;
+        if (at + 2 < p_end && at[1] == '-' && at[2] != ']') at += 2; /* a range */
+        if (low <= c && c <= *at) *has = !others;
+    }
+    return at < p_end ? (int)(at - p) : 0;
+}
+
+enum { TSHI_GLOB_CAPTURES = 8 }; /* wildcards of a pattern whose text is kept */
+
+/* What the wildcards * and ** of a pattern stand for in a path, in order: [from, to). */
+typedef struct tshi_captures {
+    const char *from[TSHI_GLOB_CAPTURES], *to[TSHI_GLOB_CAPTURES];
+    int count; /* wildcards so far, of which the first TSHI_GLOB_CAPTURES are kept */
+} tshi_captures;
+
+/* Makes [from, to) the text of wildcard k, and forgets those after it. */
+static void tshi_glob_capture(tshi_captures *captures, int k, const char *from, const char *to) {
+    if (k < TSHI_GLOB_CAPTURES) captures->from[k] = from;
+    if (k < TSHI_GLOB_CAPTURES) captures->to[k] = to;
+    captures->count = k + 1;
+}
+
+/* Returns 1 if the name [s, s_end) matches the pattern [p, p_end): * any characters, ? one, [...]
+ * one of a set. */
+static int tshi_glob_name(const char *p, const char *p_end, const char *s, const char *s_end,
+                          tshi_captures *captures) {
+    for (; p < p_end; p++, s++) {
+        if (*p == '*') {
+            const char *from = s;
+            const int k = captures->count;
+            for (; s <= s_end; s++) { /* try every length of * */
+                tshi_glob_capture(captures, k, from, s);
+                if (tshi_glob_name(p + 1, p_end, s, s_end, captures)) return 1;
+            }
+            return 0;
+        }
+        int has = 0, set = *p == '[' && s < s_end ? tshi_glob_set(p, p_end, *s, &has) : 0;
+        if (s >= s_end || (set ? !has : *p != '?' && *p != *s)) return 0;
+        p += set;
+    }
+    return s == s_end;
+}
+
+/* As tshi_glob_match; the texts of the wildcards are appended to captures. */
+static int tshi_glob_into(const char *p, const char *s, tshi_captures *captures) {
+    const char *pe = p, *se = s;                       /* ends of the first names */
+    while (*pe && *pe != '.') pe++;                    /* end of the pattern's first name */
+    while (*se && *se != '.') se++;                    /* end of the path's first name */
+    if (!*p) return !*s;                               /* the pattern ends: so must the path */
+    if (pe - p == 2 && p[0] == '*' && p[1] == '*') {   /* the first name of the pattern is ** */
+        const char *rest = *pe ? pe + 1 : pe, *at = s; /* the pattern after **; the path after it */
+        const int k = captures->count;
+        for (;; at = *se ? se + 1 : se) { /* ** matches one name more each time */
+            tshi_glob_capture(captures, k, s, at > s && at[-1] == '.' ? at - 1 : at);
+            if (tshi_glob_into(rest, at, captures)) return 1;
+            if (!*at) return 0;
+            for (se = at; *se && *se != '.';) se++;
+        }
+    }
+    if (!*s || !tshi_glob_name(p, pe, s, se, captures)) return 0;
+    return tshi_glob_into(*pe ? pe + 1 : pe, *se ? se + 1 : se, captures);
+}
+
+/* Returns 1 if the dotted path s matches the pattern p; ** matches any number of names. */
+static int tshi_glob_match(const char *p, const char *s) {
+    tshi_captures captures;
+    captures.count = 0;
+    return tshi_glob_into(p, s, &captures);
+}
+
+/* Writes `to` with the captures in place of its * and ** to out. Returns 0 if there are fewer
+ * captures than wildcards, or if it has more than size - 1 characters. */
+static int tshi_glob_replace(const char *to, const tshi_captures *captures, char *out,
+                             size_t size) {
+    size_t n = 0, length;
+    int k = 0; /* index of the next wildcard */
+    while (*to) {
+        const char *from = to;
+        const int many = to[0] == '*' && to[1] == '*';
+        length = 1;
+        if (*to == '*') {
+            if (k >= captures->count || k >= TSHI_GLOB_CAPTURES) return 0;
+            from = captures->from[k];
+            length = (size_t)(captures->to[k] - from);
+            k++;
+        }
+        to += 1 + many;
+        if (many && !length && *to == '.') to++;                    /* ** stands for no name: */
+        if (many && !length && !*to && n && out[n - 1] == '.') n--; /* there is no dot, either */
+        if (n + length >= size) return 0;
+        memcpy(out + n, from, length);
+        n += length;
+    }
+    out[n] = '\0';
+    return 1;
+}

@@ -1,0 +1,159 @@
+/* ========================================================================== */
+/* >>layout                                          MARK: - layout (private) */
+/* Layouts, and tsh_chunk: which rank owns which part of a sharded dimension. */
+/* Needs: >>text.                                                             */
+/* ========================================================================== */
+
+/* A layout that a user passes may have defaults (dim -1, segments 0, lengths and units 0).
+ * tshi_layout_resolve replaces them by values. Layouts of tensors are resolved, and functions that
+ * compare two layouts require that both are. Only tsh_chunk decides which rank owns an element. */
+TSH_API tsh_layout tsh_replicated(void) {
+    tsh_layout layout;
+    memset(&layout, 0, sizeof layout);
+    return layout;
+}
+
+TSH_API tsh_layout tsh_partial(void) {
+    tsh_layout layout = tsh_replicated();
+    layout.kind = TSH_PARTIAL;
+    return layout;
+}
+
+TSH_API tsh_layout tsh_sharded(int dim) {
+    return tsh_shard_segments(dim, 1, 1);
+}
+
+TSH_API tsh_layout tsh_shard_units(int dim, int64_t unit) {
+    return tsh_shard_segments(dim, 1, unit);
+}
+
+TSH_API tsh_layout tsh_shard_segments(int dim, int segments, int64_t unit) {
+    tsh_layout layout = tsh_replicated();
+    layout.kind = TSH_SHARDED;
+    layout.dim = dim;
+    layout.segments = segments;
+    for (int s = 0; s < segments && s < TSH_MAX_SEGMENTS; s++) layout.segment[s].unit = unit;
+    return layout;
+}
+
+/* Sets *out to segment s of a dimension of `length`, defaults resolved. Returns 0 if it cannot. */
+static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, tsh_segment *out) {
+    int n = layout->segments ? layout->segments : 1; /* number of segments */
+    *out = layout->segment[s];
+    if (n < 1 || n > TSH_MAX_SEGMENTS || out->length < 0 || out->length > length || out->unit < 0)
+        return 0;
+    if (!out->unit) out->unit = 1;
+    if (!out->length) {
+        int i;
+        for (i = 0; i < n; i++)
+            if (layout->segment[i].length) return 1; /* lengths are given, this one is 0 */
+        if (length % n) return 0;
+        out->length = length / n;
+    }
+    return out->length % out->unit == 0;
+}
+
+TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, int rank,
+                          tsh_range ranges[TSH_MAX_SEGMENTS]) {
+    int s, n = layout && layout->segments ? layout->segments : 1;
+    int64_t start = 0, owned = 0; /* first element of segment s; elements owned so far */
+    if (!layout || length < 0 || length > INT64_MAX / 4 || size < 1 || rank < 0 || rank >= size ||
+        n < 1)
+        return -1;
+    if (layout->kind != TSH_SHARDED) { /* every rank owns all elements */
+        if (ranges) ranges[0].start = 0;
+        if (ranges) ranges[0].length = length;
+        return length;
+    }
+    for (s = 0; s < n; s++) {
+        tsh_segment segment;
+        int64_t units, c, from, to; /* the rank owns [from, to) of the segment */
+        if (!tshi_layout_segment(layout, length, s, &segment)) return -1;
+        units = segment.length / segment.unit;
+        c = tshi_base_ceil(units, size); /* units per rank; the last ranks may have fewer */
+        from = tshi_base_min(rank * c, units) * segment.unit;
+        to = tshi_base_min((rank + 1) * c, units) * segment.unit;
+        if (ranges) ranges[s].start = start + from;
+        if (ranges) ranges[s].length = to - from;
+        owned += to - from;
+        start += segment.length;
+    }
+    return start == length ? owned : -1; /* -1: the segments do not add up to the dimension */
+}
+
+/* Returns 1 if a sharded layout of one segment has no defaults left, and fits. */
+static int tshi_layout_is_resolved(const tsh_layout *layout, int ndim, const int64_t *dim) {
+    const tsh_segment *only = &layout->segment[0];
+    return layout->segments == 1 && layout->dim >= 0 && layout->dim < ndim && only->unit > 0 &&
+           only->length > 0 && only->length == dim[layout->dim] &&
+           (only->unit == 1 || only->length % only->unit == 0) &&
+           !(only[1].length | only[1].unit | only[2].length | only[2].unit | only[3].length |
+             only[3].unit);
+}
+
+/* Resolves every default of a layout for a tensor of shape dim; returns 0 if it does not fit. */
+static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim) {
+    if ((unsigned)layout->kind > (unsigned)TSH_PARTIAL) return 0;
+    if (layout->kind == TSH_SHARDED && tshi_layout_is_resolved(layout, ndim, dim)) return 1;
+    if (layout->kind != TSH_SHARDED) {
+        layout->dim = layout->segments = 0; /* not used: 0, so that layouts can be compared */
+        memset(layout->segment, 0, sizeof layout->segment);
+        return 1;
+    }
+    tsh_layout given = *layout;
+    given.dim = layout->dim < 0 ? layout->dim + ndim : layout->dim;
+    given.segments = layout->segments ? layout->segments : 1;
+    if (given.dim < 0 || given.dim >= ndim || tsh_chunk(layout, dim[given.dim], 1, 0, NULL) < 0)
+        return 0;
+    *layout = given;
+    memset(layout->segment, 0, sizeof layout->segment);
+    for (int s = 0; s < given.segments; s++)
+        (void)tshi_layout_segment(&given, dim[given.dim], s, &layout->segment[s]);
+    return 1;
+}
+
+/* Returns 1 if two resolved sharded layouts give all ranks the same parts of a dimension. */
+static int tshi_layout_same_shards(const tsh_layout *a, const tsh_layout *b, int64_t length,
+                                   int size) {
+    tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS]; /* what a rank owns by a, and by b */
+    if (!length) return 1;                                /* no rank owns anything */
+    if (a->segments != b->segments) return 0;
+    if (memcmp(a->segment, b->segment, sizeof a->segment) == 0) return 1;
+    for (int rank = 0; rank < size; rank++) {
+        if (tsh_chunk(a, length, size, rank, ra) < 0 || tsh_chunk(b, length, size, rank, rb) < 0)
+            return 0;
+        for (int s = 0; s < a->segments; s++)
+            if (ra[s].length != rb[s].length || (ra[s].length && ra[s].start != rb[s].start))
+                return 0;
+    }
+    return 1;
+}
+
+/* Returns 1 if two resolved layouts give each of `size` ranks the same elements of a tensor. */
+TSHI_OUTLINE int tshi_layout_equal(const tsh_layout *a, const tsh_layout *b, const int64_t *dim,
+                             int size) {
+    if (a->kind != b->kind) return 0;
+    if (a->kind != TSH_SHARDED) return 1;
+    return a->dim == b->dim && tshi_layout_same_shards(a, b, dim[a->dim], size);
+}
+
+/* Returns 1 if two resolved layouts have the same fields; stricter than tshi_layout_equal. */
+static int tshi_layout_identical(const tsh_layout *a, const tsh_layout *b) {
+    return a->kind == b->kind && a->dim == b->dim && a->segments == b->segments &&
+           memcmp(a->segment, b->segment, sizeof a->segment) == 0;
+}
+
+TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size) {
+    if (!size || !text) return text;
+    text[0] = '\0';
+    if (!layout || layout->kind != TSH_SHARDED) {
+        tsh_text_add(text, size, layout && layout->kind == TSH_PARTIAL ? "P" : "R");
+    } else {
+        tsh_text_add(text, size, "S(%d", layout->dim);
+        if (layout->segments > 1) tsh_text_add(text, size, ", %d segments", layout->segments);
+        if (layout->segment[0].unit > 1)
+            tsh_text_add(text, size, ", unit %lld", (long long)layout->segment[0].unit);
+        tsh_text_add(text, size, ")");
+    }
+    return text;
+}

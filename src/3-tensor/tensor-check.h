@@ -1,0 +1,181 @@
+/* ========================================================================== */
+/* >>tensor-check                              MARK: - tensor-check (private) */
+/* What every op checks of its inputs.                                        */
+/* Needs: >>trace >>init.                                                     */
+/* ========================================================================== */
+
+/* Every op begins with tshi_tensor_check or a variant of it, which records all errors that concern
+ * single inputs; layouts are checked afterwards, by the op's rule (>>rule). */
+
+/* Returns 1 if node used t inside a checkpoint, which backward runs again. */
+static int tshi_tensor_in_checkpoint(const tshi_node *node, const tsh_tensor *t) {
+    for (int i = 0; i < node->leaf_count; i++)
+        if (node->leaves[i] == t) return 1;
+    return 0;
+}
+
+/* Returns 1 if node used t: as an input, by a view, or inside a checkpoint. */
+static int tshi_tensor_in_node(const tshi_node *node, const tsh_tensor *t) {
+    for (int i = 0; i < node->n; i++)
+        if (node->in[i] && (node->in[i]->base == t || (t->block && node->saved[i] == t->block)))
+            return 1;
+    return tshi_tensor_in_checkpoint(node, t);
+}
+
+/* Returns 1 if `uses` says so of any node: on the ctx's tape, or on that of a micro-batch in
+ * progress. */
+static int tshi_tensor_on_tape(const tsh_tensor *t,
+                               int (*uses)(const tshi_node *node, const tsh_tensor *t)) {
+    const tshi_micro *micro = t->ctx->micros;
+    const tshi_node *node = t->ctx->tape.newest;
+    for (;; micro = micro->next) {
+        for (; node; node = node->older)
+            if (uses(node, t)) return 1;
+        if (!micro) return 0;
+        node = micro->newest;
+    }
+}
+
+/* Returns 1 if any op is recorded: on the ctx's tape, or on that of a micro-batch in progress. */
+static int tshi_tensor_any_recorded(const tsh_ctx *ctx) {
+    const tshi_micro *micro = ctx->micros;
+    while (micro && !micro->newest) micro = micro->next;
+    return ctx->tape.newest || micro;
+}
+
+/* Returns 1 if an op that used t is on the ctx's tape, or on the tape of a micro-batch in progress.
+ * If so, t's values and layout must not change before backward. */
+static int tshi_tensor_recorded(const tsh_tensor *t) {
+    return tshi_tensor_on_tape(t, tshi_tensor_in_node);
+}
+
+/* Returns 1 if t's values may be overwritten; 0 and an error if backward needs them. */
+static int tshi_tensor_may_change(const char *op, const tsh_tensor *t) {
+    if (!tshi_tensor_recorded(t)) return 1;
+    return tshi_error_zero(
+        t->ctx, TSH_ERR_STATE,
+        "%s: ops are recorded that used the tensor's values, and backward needs these; call "
+        "tsh_backward or tsh_step_end first, or write to another tensor",
+        op);
+}
+
+/* -- checks that every op begins with --------------------------------------- */
+
+/* Returns name i of `names`, such as "a b", not terminated by 0, and writes its length to *length.
+ * names NULL: "input", whatever i is. */
+static TSHI_COLD const char *tshi_tensor_name(const char *names, int i, int *length) {
+    const char *name = names ? names : "input";
+    for (; i > 0 && names; i--) {
+        name += strcspn(name, " "); /* to the end of this name */
+        name += strspn(name, " ");  /* to the start of the next name */
+    }
+    *length = (int)strcspn(name, " ");
+    return name;
+}
+
+/* Writes what the public function calls its tensor i to text: name i of `names`, or, if they are an
+ * array, "parts[]", its element: "parts[1]". Returns text. */
+static TSHI_COLD char *tshi_tensor_argument(const char *names, int i, char *text) {
+    int length;
+    const char *array = strchr(names, '['), *name = tshi_tensor_name(names, array ? 0 : i, &length);
+    if (array)
+        (void)snprintf(text, TSHI_TEXT_SIZE, "%.*s[%d]", (int)(array - names), names, i);
+    else
+        (void)snprintf(text, TSHI_TEXT_SIZE, "%.*s", length, name);
+    return text;
+}
+
+/* Checks that an op's n inputs belong to one ctx and have values; initialises parameters on their
+ * first use. names: of the inputs, for errors, as tshi_tensor_argument takes them. Returns the ctx;
+ * NULL if the ctx has an error, from before or from these checks. */
+static tsh_ctx *tshi_tensor_check_any(const char *op, const char *names, tsh_tensor *const *in,
+                                      int n) {
+    char text[TSHI_TEXT_SIZE];
+    tsh_ctx *ctx = NULL;
+    for (int i = 0; i < n && !ctx; i++)
+        if (in[i]) ctx = in[i]->ctx;
+    if (!ctx || ctx->error.code != TSH_OK) return NULL;
+    if (ctx->trace) tshi_trace_open(ctx->trace, op);
+    for (int i = 0; i < n && ctx->error.code == TSH_OK; i++) {
+        if (!in[i] || in[i]->ctx != ctx)
+            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: %s %s", op,
+                           tshi_tensor_argument(names, i, text),
+                           in[i] ? "belongs to another ctx; tsh_read and tsh_tensor_from copy "
+                                     "values"
+                                   : "is NULL");
+        else if (!in[i]->block)
+            (void)tshi_init_materialize(in[i]);
+        if (ctx->error.code == TSH_OK && (in[i]->flags & TSHI_STALE))
+            (void)tsh_fail(
+                ctx, TSH_ERR_STALE,
+                "%s: the values of %s were given back by tsh_backward, tsh_step_end or "
+                "tsh_scope_end; tsh_retain or tsh_keep would have kept them",
+                op, tshi_tensor_argument(names, i, text));
+    }
+    return ctx->error.code == TSH_OK ? ctx : NULL;
+}
+
+/* Refuses input i of an op, which is of quantised weights. Returns NULL. */
+static TSHI_COLD tsh_ctx *tshi_tensor_refuse_blocks(const char *op, const char *names,
+                                                    tsh_tensor *const *in, int i) {
+    char text[TSHI_TEXT_SIZE];
+    return (tsh_ctx *)tshi_error_null(
+        in[i]->ctx, TSH_ERR_DTYPE,
+        "%s: %s is %s; only tsh_linear and tsh_embedding compute with such a weight, and tsh_data "
+        "gives its bytes",
+        op, tshi_tensor_argument(names, i, text), tshi_dtype_name(in[i]->dtype));
+}
+
+/* The same for all ops but the two that take quantised weights. */
+static tsh_ctx *tshi_tensor_check(const char *op, const char *names, tsh_tensor *const *in, int n) {
+    tsh_ctx *ctx = tshi_tensor_check_any(op, names, in, n);
+    for (int i = 0; ctx && i < n; i++)
+        if (tshi_dtype_in_blocks(in[i]->dtype)) return tshi_tensor_refuse_blocks(op, names, in, i);
+    return ctx;
+}
+
+/* tshi_tensor_check_any for functions that take a ctx, which gets the error if t is of another. */
+static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t) {
+    if (t && t->ctx == ctx) return tshi_tensor_check_any(op, "t", &t, 1);
+    (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor %s", op,
+                   t ? "belongs to another ctx" : "is NULL");
+    return NULL;
+}
+
+/* tshi_tensor_check for ops that compute: all inputs must have a dtype that ops compute with. */
+TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, const char *names,
+                                                 tsh_tensor *const *in, int n) {
+    char text[TSHI_TEXT_SIZE];
+    tsh_ctx *ctx = tshi_tensor_check(op, names, in, n);
+    for (int i = 0; ctx && i < n; i++) {
+        if (tshi_dtype_computes(in[i]->dtype)) continue;
+        (void)tsh_fail(ctx, TSH_ERR_DTYPE, "%s: %s is %s, not %s", op,
+                       tshi_tensor_argument(names, i, text), tshi_dtype_name(in[i]->dtype),
+                       tshi_dtype_name(TSH_REAL));
+        return NULL;
+    }
+    return ctx;
+}
+
+/* The same of x, weight and bias, if n is 3, for ops whose weight may be quantised. */
+static tsh_ctx *tshi_tensor_check_weight(const char *op, tsh_tensor *const *in, int n) {
+    tsh_tensor *others[2]; /* x, bias */
+    if (!in[1] || !tshi_dtype_in_blocks(in[1]->dtype))
+        return tshi_tensor_check_floating(op, "x weight bias", in, n);
+    others[0] = in[0];
+    others[1] = n > 2 ? in[2] : NULL;
+    return tshi_tensor_check_any(op, "x weight bias", in, n)
+               ? tshi_tensor_check_floating(op, "x bias", others, n - 1)
+               : NULL;
+}
+
+/* Returns the dtype of an op's output, promoted as in PyTorch: the widest dtype of the inputs; for
+ * two different dtypes of the same width, TSH_REAL. */
+static tsh_dtype tshi_tensor_promote(tsh_tensor *const *in, int n) {
+    tsh_dtype dtype = in[0]->dtype;
+    for (int i = 1; i < n; i++) {
+        const int by = tshi_dtypes[in[i]->dtype].size - tshi_dtypes[dtype].size; /* > 0: wider */
+        if (in[i]->dtype != dtype) dtype = by > 0 ? in[i]->dtype : by < 0 ? dtype : TSH_REAL;
+    }
+    return dtype;
+}

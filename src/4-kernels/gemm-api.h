@@ -1,0 +1,482 @@
+/* ========================================================================== */
+/* >>gemm-api                                      MARK: - gemm-api (private) */
+/* The built-in matrix product: the loops around its tiles. Packed, cache-    */
+/* blocked, any strides: see HOW IT WORKS in >>gemm.                          */
+/* Needs: >>gemm-few.                                                         */
+/* ========================================================================== */
+
+/* -- the table ------------------------------------------------------------ */
+
+/* Best kernel first; the last one runs on every processor. Block sizes: mc * kc floats fill at most
+ * half of an L2 cache, kc * nr an L1 cache; nc limits the scratch memory. */
+static const tshi_gemm_kernel tshi_gemm_kernels[] = {
+#if TSHI_GEMM_BF16S
+    {"bf16", 12, 32, 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512, tshi_gemm_stream_bf16,
+     tshi_gemm_few_bf16, tshi_gemm_tile_bf16, TSHI_GEMM_PACK_AVX512, TSHI_GEMM_STORE_AVX512},
+#endif
+#if TSHI_X86
+    {"avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512,
+     tshi_gemm_stream_x86, TSHI_GEMM_FEW_AVX512, NULL, TSHI_GEMM_PACK_AVX512,
+     TSHI_GEMM_STORE_AVX512},
+    {"avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, TSHI_ISA_AVX2, tshi_gemm_tile_avx2,
+     tshi_gemm_stream_avx2, TSHI_GEMM_FEW_AVX2, NULL, TSHI_GEMM_PACK_AVX2,
+     TSHI_GEMM_STORE_AVX2},
+#endif
+#if TSHI_VECTORS
+    {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_v128,
+     tshi_gemm_stream_v128, NULL, NULL, NULL, NULL},
+#endif
+    {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_c, NULL, NULL,
+     NULL, NULL, NULL}};
+
+/* Returns 1 if this processor runs the kernel. */
+static int tshi_gemm_runs(const tshi_gemm_kernel *kernel) {
+#if TSHI_GEMM_BF16S
+    if (kernel->pairs && !__builtin_cpu_supports("avx512bf16")) return 0;
+#endif
+    return kernel->isa <= tshi_kernel_isa();
+}
+
+/* Returns the best kernel for this processor. */
+static const tshi_gemm_kernel *tshi_gemm_pick(void) {
+    const tshi_gemm_kernel *kernel = tshi_gemm_kernels;
+    while (!tshi_gemm_runs(kernel)) kernel++;
+    return kernel;
+}
+
+/* -- products ------------------------------------------------------------- */
+
+/* A callback that a long product calls every TSHI_GEMM_INTERVAL multiply-adds (0.3 ms at 100
+ * GFLOP/s), on the thread that computes it: collectives make progress meanwhile. */
+typedef struct tshi_gemm_progress {
+    void (*fn)(void *user);
+    void *user;     /* argument of fn */
+    uintptr_t then; /* tshi_gemm_tile.then */
+} tshi_gemm_progress;
+
+enum { TSHI_GEMM_INTERVAL = 1 << 24 }; /* multiply-adds from call to call */
+
+/* A product, or the part of one that is being computed: C = alpha A B + D. */
+typedef struct tshi_gemm_job {
+    const tshi_gemm_kernel *kernel; /* computes the tiles */
+    tsh_real *pack_a, *pack_b;      /* scratch: a packed block of A, panel of B */
+    int64_t m, n, k;                /* C is (m, n), A is (m, k), B is (k, n) */
+    tsh_real alpha;                 /* factor of the product A B */
+    int add;                        /* 0: D is 0 and not read */
+    tshi_matrix a, b, d, c;         /* the matrices; D may be C */
+    tshi_gemm_form form_a, form_b;  /* of packed A and B */
+    tshi_matrix sums;               /* scratch: C of a panel before the last slice; or no data */
+    int stream;                     /* 1: the kernel's `stream` computes all columns that it can */
+    const tshi_gemm_progress *progress; /* called during a long product; NULL: nothing is */
+    int64_t since;                      /* multiply-adds since progress was called */
+} tshi_gemm_job;
+
+/* Returns a block size that cuts `length` evenly: a multiple of unit, which gives no more blocks
+ * than size max would. */
+static int64_t tshi_gemm_even(int64_t length, int64_t max, int64_t unit) {
+    const int64_t blocks = tshi_base_ceil(length, max);
+    return tshi_base_ceil(tshi_base_ceil(length, blocks), unit) * unit;
+}
+
+/* Returns what packing makes of m. pairs: of bf16. */
+static tshi_gemm_form tshi_gemm_form_of(tshi_matrix m, int pairs) {
+    if (pairs) return m.dtype == TSH_BF16 ? TSHI_GEMM_PAIRS : TSHI_GEMM_ROUNDED;
+    if (m.dtype == TSH_REAL) return TSHI_GEMM_REALS;
+    return m.dtype == TSH_BF16 ? TSHI_GEMM_BF16
+           : m.dtype == TSH_F16 ? TSHI_GEMM_F16
+                                : TSHI_GEMM_OTHER;
+}
+
+/* Returns 1 if the kernel multiplies pairs of bf16 of A and B. */
+static int tshi_gemm_pairs(const tshi_gemm_kernel *kernel, tshi_matrix a, tshi_matrix b) {
+    const int short_a = a.dtype == TSH_BF16, short_b = b.dtype == TSH_BF16;
+    return kernel->pairs && (short_a || short_b) && (short_a || a.rounds) && (short_b || b.rounds);
+}
+
+/* Returns the elements of a slice of k: whole cache lines, so that slices of an aligned row are
+ * aligned. */
+static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form, int64_t k) {
+    const int64_t max = kernel->kc * (form >= TSHI_GEMM_PAIRS ? 2 : 1);
+    return k <= max ? max : tshi_gemm_even(k, max, 32);
+}
+
+/* Stores n values in row i of c from column j on, converted to its dtype. */
+static void tshi_gemm_store(const tshi_gemm_kernel *kernel, tshi_matrix c, int64_t i, int64_t j,
+                            const tsh_real *from, int n) {
+    void *const to = tshi_gemm_from(c, i, j).data;
+    if (kernel->store && c.column == 1 && (c.dtype == TSH_BF16 || c.dtype == TSH_F16))
+        kernel->store(to, from, n, c.dtype);
+    else
+        tshi_dtypes[c.dtype].store(to, c.column, n, from);
+}
+
+/* Computes C = beta D, both of shape (m, n). D may be C. */
+static void tshi_gemm_scale(int64_t m, int64_t n, tsh_real beta, tshi_matrix d, tshi_matrix c) {
+    for (int64_t i = 0; i < m; i++) {
+        const tsh_real *from = tshi_gemm_at(d, i, 0);
+        if (beta == 1 && d.column == 1 && c.column == 1 && c.dtype == TSH_REAL)
+            memmove(tshi_gemm_at(c, i, 0), from, (size_t)n * sizeof *from);
+        else
+            for (int64_t j = 0; j < n; j++) {
+                const tsh_real value = beta == 0 ? 0 : beta * from[j * d.column];
+                tshi_dtypes[c.dtype].store(tshi_gemm_from(c, i, j).data, 1, 1, &value);
+            }
+    }
+}
+
+/* Computes a tile that the micro-kernel cannot write in place (csc or csd is not 1, C is no matrix
+ * of tsh_real, or fewer columns than its width are left): it writes to a buffer, with the same
+ * arithmetic. d, c: the tile's parts of D and C. */
+static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn tile,
+                           const tshi_gemm_tile *t, int rows, int cols, int width, tshi_matrix d,
+                           tshi_matrix c) {
+    tsh_real buffer[TSHI_GEMM_TILE_MAX];
+    tshi_gemm_tile inner = *t;
+    inner.c = buffer;
+    inner.rsc = width;
+    for (int i = 0; i < rows; i++) TSHI_PREFETCH(tshi_gemm_from(c, i, 0).data);
+    if (t->add && (cols < width || d.column != 1)) {
+        inner.d = buffer;
+        inner.rsd = width;
+        for (int i = 0; i < rows; i++) /* copies D, padded with zeros */
+            for (int j = 0; j < width; j++)
+                buffer[i * width + j] = j < cols ? *tshi_gemm_at(d, i, j) : 0;
+    }
+    tile(&inner, rows, width);
+    for (int i = 0; i < rows; i++) /* the columns that exist */
+        tshi_gemm_store(kernel, c, i, 0, buffer + i * width, cols);
+}
+
+/* Returns the cache lines of B's sliver that begins at column j, which is packed next; none if
+ * j >= n. A tile prefetches only a few of them at a time: processors ignore more, or stall. */
+static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
+    const int64_t size = tshi_dtypes[job->b.dtype].size, line = 64 / size; /* values per line */
+    const int64_t cols = tshi_base_min(job->kernel->nr, job->n - j);
+    const int across = job->b.column == 1; /* 1: a cache line is part of a row of B, not a column */
+    const int64_t count = across ? job->k : cols, length = across ? cols : job->k;
+    const char *const b = (const char *)job->b.data;
+    tshi_gemm_walk w = {b, b, b, 0, 0, 0};
+    if (cols <= 0) return w; /* no line to prefetch */
+    w.step = (across ? job->b.row : job->b.column) * size;
+    w.along = line * (across ? job->b.column : job->b.row) * size;
+    w.left = tshi_base_ceil(length, line) - 1;
+    w.at = w.first = b + j * job->b.column * size;
+    w.last = w.first + (count - 1) * w.step;
+    return w;
+}
+
+/* Returns how many columns of the product `stream` computes at a time, a multiple of nr: their sums
+ * take the memory of packed B. Returns 0 if the product cannot be streamed. */
+static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
+    const tshi_gemm_kernel *kernel = job->kernel;
+    const int takes_b = job->form_b == TSHI_GEMM_REALS ||
+                        (kernel->pack && job->form_b != TSHI_GEMM_OTHER &&
+                         job->form_b != TSHI_GEMM_ROUNDED);
+    if (!kernel->stream || job->m > TSHI_GEMM_FEW || !takes_b || job->b.column != 1 ||
+        job->d.column != 1 || job->c.column != 1 || job->c.dtype != TSH_REAL)
+        return 0;
+    if (job->form_b == TSHI_GEMM_REALS && (job->n == kernel->nr || job->n == kernel->nr / 2))
+        return 0; /* one tile has all columns: it keeps their sums in registers */
+    return kernel->nr * (tshi_base_min(job->k, kernel->kc) / job->m);
+}
+
+/* Computes the columns of C that a block's `stream` can take, with A as in t. */
+static void tshi_gemm_streamed(tshi_gemm_job *job, tshi_gemm_tile *t, int64_t columns) {
+    t->b = (const tsh_real *)job->b.data;
+    t->rsb = job->b.row;
+    t->form = job->form_b;
+    t->slice = job->k;
+    t->d = tshi_gemm_at(job->d, 0, 0);
+    t->c = tshi_gemm_at(job->c, 0, 0);
+    t->sums = job->pack_b; /* uses the memory of packed B */
+    job->kernel->stream(t, (int)job->m, (int)columns);
+    job->since += job->m * columns * job->k;
+}
+
+/* Computes the tiles of up to mr rows and `width` columns from j on, of which `cols` exist, with A
+ * and B as in t. next: from a row of A to the next one, in whole slivers. */
+static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, int mr,
+                             tshi_gemm_tile *t, int64_t next, int64_t j, int cols, int width) {
+    const tshi_gemm_word *a = t->a;
+    const int direct = cols == width && job->c.column == 1 && job->d.column == 1 &&
+                       job->c.dtype == TSH_REAL; /* tiles are written in place */
+    for (int64_t i = 0; i < job->m; i += mr) {
+        const int rows = (int)tshi_base_min(mr, job->m - i);
+        t->a = a + i * next;
+        t->d = (const tsh_real *)tshi_gemm_from(job->d, i, j).data;
+        t->c = direct ? tshi_gemm_at(job->c, i, j) : NULL;
+        if (direct)
+            tile(t, rows, width);
+        else
+            tshi_gemm_edge(job->kernel, tile, t, rows, cols, width, tshi_gemm_from(job->d, i, j),
+                           tshi_gemm_from(job->c, i, j));
+    }
+    t->a = a;
+}
+
+/* Calls the callback of a long product when it is time to. */
+static void tshi_gemm_count(tshi_gemm_job *job, int64_t products) {
+    job->since += products;
+    if (!job->progress || job->since < TSHI_GEMM_INTERVAL) return;
+    job->progress->fn(job->progress->user);
+    job->since = 0;
+}
+
+/* Multiplies one block of A and one panel of B: C(m, n) = D + alpha A(m, k) B(k, n), m <= mc,
+ * k <= kc. The `first` block of rows packs the panel; if it is also the `last`, all slivers of the
+ * panel are packed into the same memory, one after the other. */
+static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
+    const tshi_gemm_kernel *kernel = job->kernel;
+    const int mr = kernel->mr, nr = kernel->nr, only = first && last;
+    const int convert_a = job->form_a != TSHI_GEMM_REALS, convert_b = job->form_b > TSHI_GEMM_REALS;
+    /* pack_a: 0: A is read in place */
+    const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
+    const int64_t words = tshi_gemm_words(job->form_a, job->k); /* of a packed row or column */
+    const int pack_b = convert_b || job->b.column != 1 || job->m > 2 * mr || !only;
+    const int64_t unit = nr < 16 ? nr / 2 : job->form_b == TSHI_GEMM_PAIRS ? 16 : 8;
+    const int64_t streamed = job->stream ? job->n / unit * unit : 0;
+    const tshi_gemm_tile_fn tile = job->form_a >= TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
+    tshi_gemm_walk walk = tshi_gemm_next(job, job->n); /* nothing yet */
+    tshi_gemm_tile t;
+    for (int64_t i = 0; pack_a && i < job->m; i += mr)
+        tshi_gemm_pack_matrix(kernel, job->pack_a + i * words, mr,
+                              (int)tshi_base_min(mr, job->m - i), job->k,
+                              tshi_gemm_from(job->a, i, 0), job->form_a);
+    t.walk = &walk;
+    t.k = words;
+    t.alpha = job->alpha;
+    t.add = job->add;
+    t.rsd = job->d.row;
+    t.rsc = job->c.row;
+    t.rsa = pack_a ? 1 : job->a.row;
+    t.csa = pack_a ? mr : job->a.column;
+    t.a = pack_a ? job->pack_a : (const tsh_real *)job->a.data;
+    if (streamed > 0) tshi_gemm_streamed(job, &t, streamed); /* few rows of A */
+    for (int64_t j = streamed; j < job->n; j += nr) {
+        const int cols = (int)tshi_base_min(nr, job->n - j), width = cols > nr / 2 ? nr : nr / 2;
+        t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, j).data;
+        t.rsb = job->b.row;
+        t.csb = job->b.column;
+        walk = tshi_gemm_next(job, first && pack_b ? j + nr : job->n);
+        if (pack_b || cols < width) { /* B is not read in place */
+            tsh_real *sliver = job->pack_b + (only ? 0 : j * words);
+            const tshi_matrix columns = tshi_gemm_transposed(tshi_gemm_from(job->b, 0, j));
+            if (first)
+                tshi_gemm_pack_matrix(kernel, sliver, width, cols, job->k, columns, job->form_b);
+            t.b = sliver;
+            t.rsb = width;
+            t.csb = 1;
+        }
+        tshi_gemm_sliver(job, tile, mr, &t, pack_a ? words : job->a.row, j, cols, width);
+        tshi_gemm_count(job, job->m * cols * job->k);
+    }
+}
+
+/* Computes, by the kernel's `few`, the columns of a product of few rows, and removes them from the
+ * job. The last n % (nr / 2) are computed once more with those before them, to a buffer, unless
+ * there are too few columns for that. */
+static void tshi_gemm_few(tshi_gemm_job *job) {
+    const tshi_gemm_kernel *kernel = job->kernel;
+    const int half = kernel->nr / 2, width = tshi_gemm_few_width(job->m), m = (int)job->m;
+    /* columns per call of `few`: if it cannot write C in place, as many as tshi_gemm_edge's buffer
+     * has space for */
+    const int64_t most = job->c.column == 1 && job->d.column == 1 && job->c.dtype == TSH_REAL
+                             ? 8 * kernel->nr
+                             : TSHI_GEMM_TILE_MAX / (kernel->nr * m) * kernel->nr;
+    const int rest = (int)(job->n % half);
+    int64_t columns = job->n - rest;
+    tsh_real buffer[TSHI_GEMM_TILE_MAX];
+    tshi_gemm_tile t;
+    if (!columns) return;
+    const int pairs = job->form_a == TSHI_GEMM_PAIRS && job->k % 2 == 0 &&
+                      (uintptr_t)job->a.data % sizeof(tsh_real) == 0; /* bf16, as if packed */
+    const int in_place = m == 1 && job->a.column == 1 && (pairs || job->form_a == TSHI_GEMM_REALS);
+    if (!in_place)
+        tshi_gemm_pack_matrix(kernel, job->pack_a, width, m, job->k, job->a, job->form_a);
+    t.rsa = t.csa = t.rsb = 0; /* this and the next two are not used */
+    t.sums = NULL;
+    t.walk = NULL;
+    t.then = job->progress ? job->progress->then : 0;
+    t.k = job->k;
+    t.slice = tshi_gemm_slice(kernel, job->form_a, job->k);
+    t.a = in_place ? (const tsh_real *)job->a.data : job->pack_a;
+    t.csb = job->b.column;
+    t.form = job->form_b;
+    t.alpha = job->alpha;
+    t.add = job->add;
+    t.rsd = job->d.row;
+    t.rsc = job->c.row;
+    for (int64_t j = 0, cols; j < columns; j += cols) {
+        cols = tshi_base_min(most, columns - j);
+        t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, j).data;
+        t.after = columns - j - cols;
+        tshi_gemm_sliver(job, kernel->few, TSHI_GEMM_FEW_ROWS, &t, 0, j, (int)cols, (int)cols);
+        tshi_gemm_count(job, job->m * cols * job->k);
+    }
+    if (rest > 0 && (!job->add || job->d.column == 1)) {
+        t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, job->n - half).data;
+        t.d = (const tsh_real *)tshi_gemm_from(job->d, 0, job->n - half).data;
+        t.c = buffer;
+        t.rsc = half;
+        kernel->few(&t, m, half);
+        for (int i = 0; i < m; i++)
+            tshi_gemm_store(kernel, job->c, i, columns, buffer + (i + 1) * half - rest, rest);
+        columns = job->n;
+    }
+    job->n -= columns;
+    if (job->n == 0) return;
+    job->b = tshi_gemm_from(job->b, 0, columns);
+    job->c = tshi_gemm_from(job->c, 0, columns);
+    job->d = tshi_gemm_from(job->d, 0, columns);
+}
+
+/* Returns how many columns tshi_gemm_blocks takes at a time. */
+static int64_t tshi_gemm_panel(const tshi_gemm_job *all, int64_t mc) {
+    const tshi_gemm_kernel *kernel = all->kernel;
+    const int64_t stream = tshi_gemm_streams(all);
+    if (stream > 0) return stream;
+    if (all->sums.data || all->m > mc) return kernel->nc;
+    return all->m <= TSHI_GEMM_THIN && all->k > kernel->kc ? kernel->nr : all->n;
+}
+
+/* Runs the three outer loops of the scheme on top of this section: over panels of columns (jc),
+ * slices of k (pc) and blocks of rows (ic). */
+static void tshi_gemm_blocks(const tshi_gemm_job *all) {
+    const tshi_gemm_kernel *kernel = all->kernel;
+    const int64_t mc = tshi_gemm_even(all->m, kernel->mc, kernel->mr);
+    const int64_t kc = tshi_gemm_slice(kernel, all->form_a, all->k);
+    const int64_t nc = tshi_gemm_panel(all, mc);
+    tshi_gemm_job part = *all;
+    part.stream = tshi_gemm_streams(all) > 0;
+    for (int64_t j = 0; j < all->n; j += nc) {
+        const tshi_matrix c = tshi_gemm_from(all->c, 0, j);
+        part.n = tshi_base_min(nc, all->n - j);
+        for (int64_t p = 0; p < all->k; p += kc) {
+            const tshi_matrix sums = all->sums.data ? all->sums : c; /* of the slices before */
+            const tshi_matrix to = p + kc < all->k ? sums : c;
+            const tshi_matrix from = p > 0 ? sums : tshi_gemm_from(all->d, 0, j);
+            part.k = tshi_base_min(kc, all->k - p);
+            part.b = tshi_gemm_from(all->b, p, j);
+            part.add = all->add || p > 0; /* later slices add to the sums */
+            for (int64_t i = 0; i < all->m; i += mc) {
+                part.m = tshi_base_min(mc, all->m - i);
+                part.a = tshi_gemm_from(all->a, i, p);
+                part.c = tshi_gemm_from(to, i, 0);
+                part.d = tshi_gemm_from(from, i, 0);
+                tshi_gemm_block(&part, i == 0, i + mc >= all->m);
+            }
+        }
+    }
+}
+
+/* Returns 1 if it is better to compute C^T = B^T A^T: a tile is fast if C's rows are contiguous and
+ * at least as long as the tile is wide. */
+static int tshi_gemm_transposes(int64_t m, int64_t n, int64_t rsc, int64_t csc, int nr) {
+    if (n < m && n <= nr / 4) return 1;
+    if (m < n && m <= nr / 4) return 0;
+    return csc != 1 && rsc == 1; /* columns are contiguous, rows are not */
+}
+
+/* Returns the number of elements of a packed block of A, rounded up to multiples of 64 bytes. */
+static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t k) {
+    const int64_t block = tshi_base_min(kernel->mc, m + kernel->mr) * tshi_base_min(kernel->kc, k);
+    const int64_t few = kernel->few && m <= TSHI_GEMM_FEW_ROWS ? tshi_gemm_few_width(m) * k : 0;
+    return tshi_base_ceil(block > few ? block : few, 16) * 16;
+}
+
+/* Returns the bytes of scratch, aligned to 64, that one tshi_gemm_run needs: a packed block of A
+ * and a packed panel of B, or one sliver of the panel if all of A is one block. */
+static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
+                                int64_t rsc, int64_t csc) {
+    int64_t columns = kernel->nr;
+    if (tshi_gemm_transposes(m, n, rsc, csc, kernel->nr)) { /* m, n: those of C^T */
+        const int64_t rows = m;
+        m = n;
+        n = rows;
+    }
+    if (m > kernel->mc) columns = tshi_base_min(kernel->nc, n + kernel->nr);
+    return (size_t)(tshi_gemm_block_size(kernel, m, k) + columns * tshi_base_min(kernel->kc, k)) *
+           sizeof(tsh_real);
+}
+
+/* Returns the distance of rows of sums that are kept apart from C: a cache line more than a panel
+ * has, whose 4 KiB would put the rows of a tile into the same set of a cache. */
+static int64_t tshi_gemm_pitch(const tshi_gemm_kernel *kernel) {
+    return kernel->nc + 64 / (int64_t)sizeof(tsh_real);
+}
+
+/* Returns the bytes of scratch that a product needs beyond tshi_gemm_scratch because of C's dtype:
+ * for sums of a panel of C, if the sum over k takes several slices. */
+static size_t tshi_gemm_scratch_sums(const tshi_gemm_kernel *kernel, int64_t m, int64_t n,
+                                     int64_t k, tshi_matrix c) {
+    const int64_t rows = tshi_gemm_transposes(m, n, c.row, c.column, kernel->nr) ? n : m;
+    if (c.dtype == TSH_REAL || k <= kernel->kc) return 0;
+    return (size_t)(tshi_base_min(rows, TSHI_GEMM_SUMS) * tshi_gemm_pitch(kernel)) *
+           sizeof(tsh_real);
+}
+
+/* Computes a job, TSHI_GEMM_SUMS rows at a time if sums are kept apart from C. */
+static void tshi_gemm_start(tshi_gemm_job *job, tsh_real *sums) {
+    const int few = job->kernel->few && job->m <= TSHI_GEMM_FEW_ROWS && job->b.row == 1 &&
+                    job->b.column != 1 && job->form_b != TSHI_GEMM_OTHER &&
+                    job->form_b != TSHI_GEMM_ROUNDED;
+    if (few) tshi_gemm_few(job);
+    if (job->n == 0) return; /* few has computed all columns */
+    if (job->c.dtype == TSH_REAL || job->k <= tshi_gemm_slice(job->kernel, job->form_a, job->k)) {
+        tshi_gemm_blocks(job);
+        return;
+    }
+    const tshi_gemm_job all = *job;
+    job->sums = tshi_gemm_matrix(sums, tshi_gemm_pitch(all.kernel), 1);
+    for (int64_t i = 0; i < all.m; i += TSHI_GEMM_SUMS) {
+        job->m = tshi_base_min(TSHI_GEMM_SUMS, all.m - i);
+        job->a = tshi_gemm_from(all.a, i, 0);
+        job->c = tshi_gemm_from(all.c, i, 0);
+        job->d = tshi_gemm_from(all.d, i, 0);
+        tshi_gemm_blocks(job);
+    }
+}
+
+/* Computes C(m, n) = alpha A(m, k) B(k, n) + beta D(m, n) on one thread; the parentheses hold
+ * shapes. D is C, or does not overlap it; its strides may be 0: a bias takes no pass of its own. */
+static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
+                          const tshi_gemm_progress *progress, int64_t m, int64_t n, int64_t k,
+                          tsh_real alpha, tshi_matrix a, tshi_matrix b, tsh_real beta,
+                          tshi_matrix d, tshi_matrix c) {
+    const int done = k <= 0 || alpha == 0; /* 1: no product to add */
+    const int pairs = tshi_gemm_pairs(kernel, a, b);
+    tshi_gemm_job job;
+    if (m <= 0 || n <= 0) return;
+    if (done || (beta != 0 && beta != 1)) { /* rare, so it may take its own pass */
+        tshi_gemm_scale(m, n, beta, d, c);
+        beta = 1;
+        d = c;
+    }
+    if (done) return;
+    if (tshi_gemm_transposes(m, n, c.row, c.column, kernel->nr)) { /* as C^T = B^T A^T */
+        tshi_gemm_run(kernel, scratch, progress, n, m, k, alpha, tshi_gemm_transposed(b),
+                      tshi_gemm_transposed(a), beta, tshi_gemm_transposed(d),
+                      tshi_gemm_transposed(c));
+        return;
+    }
+    job.kernel = kernel;
+    job.pack_a = (tsh_real *)scratch;
+    job.pack_b = job.pack_a + tshi_gemm_block_size(kernel, m, k);
+    job.m = m;
+    job.n = n;
+    job.k = k;
+    job.alpha = alpha;
+    job.add = beta != 0;
+    job.a = a;
+    job.b = b;
+    job.d = d;
+    job.c = c;
+    job.form_a = tshi_gemm_form_of(a, pairs);
+    job.form_b = tshi_gemm_form_of(b, pairs);
+    job.sums = tshi_gemm_matrix(NULL, 0, 0);
+    job.stream = 0;
+    job.progress = progress;
+    job.since = 0;
+    tshi_gemm_start(&job, (tsh_real *)(void *)((char *)scratch +
+                                       tshi_gemm_scratch(kernel, m, n, k, c.row, c.column)));
+}

@@ -1,0 +1,197 @@
+/* ========================================================================== */
+/* >>gemm                                              MARK: - gemm (private) */
+/* Tiles of the built-in matrix product: the structs, and the reference       */
+/* kernel.                                                                    */
+/* Needs: >>dtype.                                                            */
+/* ========================================================================== */
+
+/* HOW IT WORKS. The blocking is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix
+ * Multiplication" (ACM TOMS 2008), in the five-loop form of BLIS (van Zee and van de Geijn, 2015):
+ *
+ *     for jc in n by nc                      B panel (kc, nc), in L3 at most
+ *       for pc in k by kc                    a slice of the sum
+ *         for ic in m by mc                  A block (mc, kc) packed, stays in L2
+ *           for jr in nc by nr               B sliver (kc, nr) packed, stays in L1 and L2
+ *             for ir in mc by mr             C tile (mr, nr) in registers: the micro-kernel
+ *
+ * A packed sliver of width w holds element (i, p) at p * w + i, so the micro-kernel reads it front
+ * to back: in step p it loads nr values of B and adds their outer product with mr values of A to
+ * the tile. The algorithm differs from BLIS in two ways. A B sliver is packed just before its first
+ * use, while it is in cache, and is only kept if there is a second block of rows of A. And A or B
+ * is read in place if packing would not pay: the micro-kernel takes A with any strides and B with
+ * any row stride.
+ *
+ * THE ORDER OF SUMS. Element (i, j) starts as beta D, where D is C or, for example, a bias. For
+ * each slice of kc (which depends on k alone) acc = a[0] b[0] + a[1] b[1] + ... from left to right,
+ * then C = C + alpha acc. So element (i, j) depends on row i of A, column j of B and the kernel,
+ * not on m, n, strides, packing, pointers or its place in the tile: a column-parallel product is
+ * bitwise the columns of the whole one. (The kernels without intrinsics need a compiler that does
+ * not contract x * y + z into one instruction: -std=c99 or -ffp-contract=off.)
+ *
+ * 16 BITS. bf16 and f16 are converted to tsh_real while A and B are packed, or while `stream` or
+ * `few` reads B, which then is not packed. But if A and B are both
+ * bf16, or one is and the other may be rounded to it (tshi_matrix.rounds), and the processor has
+ * AVX512_BF16, they are packed in pairs of k, zero after an odd end, and one instruction adds the
+ * two products of a pair to a float:
+ *
+ *     acc = (acc + a[2p + 1] b[2p + 1]) + a[2p] b[2p]
+ *
+ * The products are exact and each sum is rounded to nearest even; numbers below 2^-126 in magnitude
+ * count as 0, in operands and in sums. A slice has 2 kc elements of k. If C has 16 bits, its sums
+ * are floats until the last slice of k is added, and rounded once. */
+
+/* TSHI_GEMM_FLOAT: 1 if TSHARD_REAL is float, for #if. */
+#define TSHI_GEMM_JOIN_(x, y) x##y
+#define TSHI_GEMM_JOIN(x, y)  TSHI_GEMM_JOIN_(x, y)
+#define TSHI_GEMM_IS_float    1
+#define TSHI_GEMM_IS_double   0
+#define TSHI_GEMM_FLOAT       TSHI_GEMM_JOIN(TSHI_GEMM_IS_, TSHARD_REAL)
+
+/* TSHI_GEMM_BF16S: 1 if the compiler knows AVX512_BF16, the products of pairs of bf16. */
+#if TSHI_X86 && TSHI_GEMM_FLOAT && (defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10)
+#define TSHI_GEMM_BF16S 1
+#define TSHI_GEMM_TARGET_BF16                                                                      \
+    __attribute__((target("avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#else
+#define TSHI_GEMM_BF16S 0
+#endif
+
+/* A strided matrix. A and B may be of any dtype that ops compute with: packing converts them. D is
+ * of tsh_real; so is C, unless D lies apart from it: then C may have any dtype, too. */
+typedef struct tshi_matrix {
+    void *data;          /* element (0, 0) */
+    int64_t row, column; /* distance from row to row, from column to column, in elements */
+    tsh_dtype dtype;     /* type of the elements */
+    int rounds;          /* 1: tsh_real, which a product with a bf16 matrix may round to bf16 */
+} tshi_matrix;
+
+/* Returns a matrix; `row` and `column` are its strides. */
+static tshi_matrix tshi_gemm_matrix_of(void *data, tsh_dtype dtype, int64_t row, int64_t column) {
+    const tshi_matrix m = {data, row, column, dtype, 0};
+    return m;
+}
+
+static tshi_matrix tshi_gemm_matrix(tsh_real *data, int64_t row, int64_t column) {
+    return tshi_gemm_matrix_of(data, TSH_REAL, row, column);
+}
+
+/* Returns m transposed. */
+static tshi_matrix tshi_gemm_transposed(tshi_matrix m) {
+    const int64_t row = m.row;
+    m.row = m.column;
+    m.column = row;
+    return m;
+}
+
+/* Returns the submatrix of m that begins at element (i, j). */
+static tshi_matrix tshi_gemm_from(tshi_matrix m, int64_t i, int64_t j) {
+    m.data = (char *)m.data + (i * m.row + j * m.column) * tshi_dtypes[m.dtype].size;
+    return m;
+}
+
+/* Returns the address of element (i, j) of a matrix of tsh_real. */
+static tsh_real *tshi_gemm_at(tshi_matrix m, int64_t i, int64_t j) {
+    return (tsh_real *)m.data + i * m.row + j * m.column;
+}
+
+/* Cache lines to prefetch, a few at a time: a pass goes from `first` to `last` by `step`; then both
+ * ends move by `along` for the next pass, `left` more times. */
+typedef struct tshi_gemm_walk {
+    const char *at, *first, *last; /* at: the line to prefetch next */
+    int64_t step, along, left;     /* step, along: in bytes; left: passes to come */
+} tshi_gemm_walk;
+
+/* What packing makes of a matrix: words of the size of tsh_real, in which micro-kernels compute. */
+typedef enum tshi_gemm_form {
+    TSHI_GEMM_REALS,  /* tsh_real as it is */
+    TSHI_GEMM_BF16,   /* bf16 converted to tsh_real */
+    TSHI_GEMM_F16,    /* f16 converted to tsh_real */
+    TSHI_GEMM_OTHER,  /* another dtype converted to tsh_real */
+    TSHI_GEMM_PAIRS,  /* bf16: a word has elements 2p (the low half) and 2p + 1 of a sum over k */
+    TSHI_GEMM_ROUNDED /* tsh_real rounded to bf16, in pairs */
+} tshi_gemm_form;
+
+/* A word of A as micro-kernels read it: tsh_real, or a pair of bf16, which was stored as two
+ * uint16_t. */
+typedef tsh_real TSHI_MAY_ALIAS tshi_gemm_word;
+
+/* What a micro-kernel computes: C = alpha A B + D. The column strides of C and D are 1. With packed
+ * pairs, k counts words. */
+typedef struct tshi_gemm_tile {
+    int64_t k;            /* number of products in each sum */
+    const tshi_gemm_word *a; /* A, shape (rows, k) */
+    int64_t rsa, csa;     /* row stride and column stride of A */
+    const tsh_real *b;    /* B, shape (k, cols) */
+    int64_t rsb, csb;     /* row stride and column stride of B, in its elements */
+    tshi_gemm_form form;  /* `few`: what B's elements, which are not packed, are converted to */
+    int64_t slice;        /* `few`: C is added to after so many elements of k */
+    int64_t after;        /* `few`: B's columns after these: prefetched */
+    uintptr_t then;       /* `few`: where the matrix that is read after B begins; 0: unknown */
+    tsh_real alpha;       /* factor of A B */
+    int add;              /* 0: D is 0 and not read */
+    const tsh_real *d;    /* D, shape (rows, cols); may be C */
+    int64_t rsd;          /* row stride of D */
+    tsh_real *c;          /* C, shape (rows, cols) */
+    int64_t rsc;          /* row stride of C */
+    tsh_real *sums;       /* scratch of tshi_gemm_kernel.stream, shape (rows, cols) */
+    tshi_gemm_walk *walk; /* cache lines to prefetch while computing */
+} tshi_gemm_tile;
+
+typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
+
+/* A micro-kernel and its block sizes: one row of the table tshi_gemm_kernels. */
+struct tshi_gemm_kernel {
+    const char *name;       /* for tests and benchmarks */
+    int mr, nr;             /* rows and columns of a tile */
+    int mc, kc, nc;         /* the largest blocks of m, k, n: multiples of mr, of 32 and of nr */
+    int isa;                /* the instruction set that it needs: TSHI_ISA_... */
+    tshi_gemm_tile_fn tile; /* any tile; csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
+    /* (optional) for few rows, B not packed: tsh_real, or 16 bits if there is a `pack`; any
+     * multiple of 8 columns (of nr / 2 if that is less, of 16 for pairs); uses sums, not walk; k
+     * counts words, slice elements */
+    tshi_gemm_tile_fn stream;
+    /* (optional) for up to TSHI_GEMM_FEW_ROWS rows, all slices of k, and any multiple of nr / 2
+     * columns; rsb = 1, B is not packed and has any form but OTHER and ROUNDED; k counts elements;
+     * A is packed to a width of tshi_gemm_few_width(rows) */
+    tshi_gemm_tile_fn few;
+    tshi_gemm_tile_fn pairs; /* (optional) as `tile`, of packed pairs of bf16; needs AVX512_BF16 */
+    /* (optional) tshi_gemm_pack_matrix of 16-bit elements with a unit stride; else returns 0 */
+    int (*pack)(tsh_real *dst, int width, int valid, int64_t k, const tshi_matrix *m,
+                tshi_gemm_form form);
+    /* (optional) stores n values as a dtype of 16 bits with unit stride */
+    void (*store)(void *to, const tsh_real *from, int n, tsh_dtype dtype);
+};
+
+enum {
+    TSHI_GEMM_TILE_MAX = 384, /* limit of mr * nr for any kernel */
+    TSHI_GEMM_THIN = 2,       /* limit of rows of products that are bound by reading B */
+    TSHI_GEMM_FEW_ROWS = 8,   /* limit of rows for `few` */
+    TSHI_GEMM_NEAR = 8192,    /* bytes that `few` and `stream` prefetch ahead, at least */
+    TSHI_GEMM_AHEAD = 32768,  /* most bytes that `few` prefetches beyond the next 16 columns */
+    TSHI_GEMM_SUMS = 1024,    /* rows of C at a time if its sums are kept apart until the last */
+    TSHI_GEMM_STRETCH = 32,   /* steps of k from one prefetch of a tile to the next */
+    TSHI_GEMM_FETCH = 4,      /* cache lines of the next sliver of B per prefetch */
+    TSHI_GEMM_FETCH_C = 2,    /* rows of C per prefetch */
+    TSHI_GEMM_C_STRIP = 8,    /* columns that the reference kernel computes at a time */
+    TSHI_GEMM_FEW = 6,        /* limit of rows for `stream`, which needs contiguous rows of B */
+    TSHI_GEMM_STEPS = 8       /* the kernel `stream` reads so many rows of B at a time */
+};
+
+/* -- the reference micro-kernel ------------------------------------------- */
+
+/* The reference that the other kernels are tested against; without GNU C the only one. It computes
+ * strips of one row and constant width, whose sums all compilers keep in vector registers. */
+static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
+    for (int i = 0; i < rows; i++) {                        /* row i of the tile */
+        for (int j = 0; j < cols; j += TSHI_GEMM_C_STRIP) { /* a strip of columns, from j on */
+            tsh_real acc[TSHI_GEMM_C_STRIP] = {0}, *c = t->c + i * t->rsc + j;
+            const tsh_real *d = t->d + i * t->rsd + j;
+            for (int64_t p = 0; p < t->k; p++) { /* step p of each sum */
+                const tsh_real x = t->a[i * t->rsa + p * t->csa], *b = t->b + p * t->rsb + j;
+                for (int l = 0; l < TSHI_GEMM_C_STRIP; l++) acc[l] += x * b[l];
+            }
+            for (int l = 0; l < TSHI_GEMM_C_STRIP; l++)
+                c[l] = t->alpha * acc[l] + (t->add ? d[l] : 0);
+        }
+    }
+}

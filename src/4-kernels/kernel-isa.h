@@ -1,0 +1,85 @@
+/* ========================================================================== */
+/* >>kernel-isa                                  MARK: - kernel-isa (private) */
+/* The instruction sets of this processor, and kernels compiled for each.     */
+/* Needs: >>base.                                                             */
+/* ========================================================================== */
+
+/* An elementwise op adds its operands to a tshi_loop (tshi_kernel_space, tshi_kernel_tensor) and
+ * calls tshi_kernel_run, which calls a kernel for each run along the innermost dimension. An op
+ * that works on whole rows, such as softmax, sets the operands of a tshi_rows and calls
+ * tshi_kernel_run_rows, which calls a kernel once per thread. A kernel loads, computes and stores
+ * blocks of TSHI_BLOCK values; tshi_kernel_add_body is the shortest one. */
+#if TSHI_X86
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 14
+#pragma GCC diagnostic push /* older compilers warn of their own intrinsics (GCC bug 105593) */
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h> /* _mm512_fmadd_ps, _mm512_permutex2var_ps, _mm256_loadu_ps */
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 14
+#pragma GCC diagnostic pop
+#endif
+#endif
+
+/* -- kernels per instruction set --------------------------------------------
+ * A kernel computes n elements (or n rows) of its operands x[0], x[1], ..., of which x[0] is
+ * usually the output; its parameters are a struct of its own. TSHI_KERNEL(name, type) compiles the
+ * inline function name_body(n, x, const type *params) once per instruction set, into the table
+ * name[TSHI_ISAS]; the caller takes name[ctx->isa]. A body has plain loops, which the compiler
+ * vectorises. */
+typedef struct tshi_operand {
+    void *data;   /* the first element; NULL: not used */
+    int64_t step; /* from element to element, in elements; for kernels of rows, from row to row */
+    tsh_dtype dtype; /* type of the elements */
+} tshi_operand;
+
+typedef void (*tshi_kernel_fn)(int64_t n, const tshi_operand *x, const void *params);
+
+enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS }; /* index of a kernel table */
+
+#if TSHI_X86
+/* a function compiled for AVX2; processors that have it have F16C */
+#define TSHI_AVX2   __attribute__((target("avx2,fma,f16c")))
+#define TSHI_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+/* Returns the best instruction set of this processor. */
+static int tshi_kernel_isa(void) {
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return TSHI_ISA_PORTABLE;
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
+               ? TSHI_ISA_AVX512
+               : TSHI_ISA_AVX2;
+}
+#else
+#define TSHI_AVX2
+#define TSHI_AVX512
+static int tshi_kernel_isa(void) {
+    return TSHI_ISA_PORTABLE;
+}
+#endif
+
+/* Defines name_isa: the body compiled for one instruction set. */
+#define TSHI_KERNEL_ISA(name, isa, TARGET, ...)                                                    \
+    TARGET static void name##_##isa(int64_t n, const tshi_operand *x, const void *params) {        \
+        (void)params;                                                                              \
+        name##_body(__VA_ARGS__);                                                                  \
+    }
+#define TSHI_KERNEL_TABLE(name)                                                                    \
+    static const tshi_kernel_fn name[TSHI_ISAS] = {name##_portable, name##_avx2, name##_avx512}
+#define TSHI_KERNEL(name, type)                                                                    \
+    TSHI_KERNEL_ISA(name, portable, , n, x, (const type *)params)                                  \
+    TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, x, (const type *)params)                             \
+    TSHI_KERNEL_ISA(name, avx512, TSHI_AVX512, n, x, (const type *)params)                         \
+    TSHI_KERNEL_TABLE(name)
+
+/* TSHI_KERNEL for bodies with a fourth argument, `fused`: 1 if the instruction set computes
+ * a * b + c in one instruction (FMA). TSHI_FUSED is 1 if the compiler's own target does. */
+#if defined(__FP_FAST_FMAF)
+#define TSHI_FUSED 1
+#else
+#define TSHI_FUSED 0
+#endif
+#define TSHI_KERNEL_FUSED(name, type)                                                              \
+    TSHI_KERNEL_ISA(name, portable, , n, x, (const type *)params, TSHI_FUSED)                      \
+    TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, x, (const type *)params, TSHI_X86)                   \
+    TSHI_KERNEL_ISA(name, avx512, TSHI_AVX512, n, x, (const type *)params, TSHI_X86)               \
+    TSHI_KERNEL_TABLE(name)

@@ -1,0 +1,197 @@
+/* ========================================================================== */
+/* >>quant-product                            MARK: - quant-product (private) */
+/* Choosing a kernel; the product, cut into blocks for the rank's threads.    */
+/* Needs: >>team >>tensor >>gemm >>quant-vnni.                                */
+/* ========================================================================== */
+
+/* Best kernels last. */
+static const tshi_quant_kernel tshi_quant_kernels[] = {
+    {"c", tshi_quant_move_c, tshi_quant_dot_c, 0},
+#if TSHI_X86
+    {"avx2", tshi_quant_move_avx2, tshi_quant_dot_avx2, 1},
+    {"vnni", tshi_quant_move_vnni, tshi_quant_dot_vnni, TSHI_QUANT_FEW},
+#endif
+};
+
+/* Returns the best kernels that an instruction set has, TSHI_ISA_.... */
+static const tshi_quant_kernel *tshi_quant_pick(int isa) {
+#if TSHI_X86
+    if (isa == TSHI_ISA_AVX512 && __builtin_cpu_supports("avx512vnni"))
+        return &tshi_quant_kernels[2];
+    if (isa >= TSHI_ISA_AVX2) return &tshi_quant_kernels[1];
+#endif
+    (void)isa;
+    return tshi_quant_kernels;
+}
+
+/* -- products --------------------------------------------------------------- */
+
+/* Quantises a block of a row of X: q is x / scale, rounded to the nearest, ties to even. Adding
+ * 1.5 * 2^23 does that: the sum's low 8 bits are q. NaN and infinity make the scale what they are.
+ * The largest magnitude is found among the bits of floats, where integers compare. offset: what a
+ * tile of W adds to its elements. */
+static void tshi_quant_block(const tsh_real *x, int32_t offset, tshi_quant_input *to) {
+    float y[TSHI_DTYPE_BLOCK], inverse;
+    int32_t most = 0, sum = 0, bits;
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) y[i] = (float)x[i];
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
+        memcpy(&bits, &y[i], sizeof bits);
+        bits &= 0x7FFFFFFF;
+        most = bits > most ? bits : most;
+    }
+    to->scale = tshi_dtype_float_of((uint32_t)most) / 127;
+    inverse = to->scale > FLT_MIN ? 1 / to->scale : 0;
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
+        const float rounded = y[i] * inverse + 12582912.0f;
+        memcpy(&bits, &rounded, sizeof bits);
+        to->q[i] = (signed char)(unsigned char)((uint32_t)bits & 0xFFu);
+    }
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) sum += to->q[i];
+    to->offset = -offset * sum;
+    to->sum = to->scale * (float)sum;
+}
+
+/* A product, whose columns threads share. */
+typedef struct tshi_quant_job {
+    const tshi_quant_kernel *kernel;
+    const unsigned char *w;    /* W, shape (outs, blocks), `size` bytes a block */
+    const tshi_quant_input *x; /* X, shape (rows / 8, blocks, 8) */
+    const tshi_matrix *bias;   /* as (rows, outs); NULL: there is none */
+    tshi_matrix y;             /* Y, shape (rows, outs), rows contiguous */
+    int64_t rows, outs, blocks;
+    int size, wide; /* wide: tiles side by side */
+    char *scratch;  /* for every piece: tiles, then sums of shape (rows, 16 * wide) */
+    size_t each;    /* bytes of scratch of a piece */
+} tshi_quant_job;
+
+/* Computes the sums of `tiles` tiles side by side, from column `first` on. */
+static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile, float *sums,
+                               int64_t first, int tiles) {
+    const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
+    const int direct = job->rows <= job->kernel->direct &&
+                       first + TSHI_QUANT_COLUMNS <= job->outs; /* 1: few rows, no tiles */
+    const int64_t strip = direct ? job->blocks : (int64_t)TSHI_QUANT_STRIP;
+    tshi_quant_source from;
+    memset(sums, 0, (size_t)(job->rows * stride) * sizeof *sums);
+    from.size = job->size;
+    from.row = job->blocks * job->size;
+    for (int64_t b = 0; b < job->blocks; b += strip) {
+        from.count = (int)tshi_base_min(strip, job->blocks - b);
+        for (int t = 0; t < tiles; t++) {
+            const int64_t c = first + t * TSHI_QUANT_COLUMNS; /* the tile's first column */
+            from.w = job->w + c * from.row + b * job->size;
+            from.rows = (int)tshi_base_min(TSHI_QUANT_COLUMNS, job->outs - c);
+            /* the same blocks of the next tiles' rows, one after the other in memory */
+            from.ahead = (uintptr_t)from.w + (uintptr_t)(TSHI_QUANT_COLUMNS * tiles * from.row +
+                                                         (TSHI_QUANT_COLUMNS - 1) * b * job->size);
+            if (!direct) job->kernel->move(tile + t * TSHI_QUANT_STRIP, &from);
+        }
+        for (int64_t i = 0; i < job->rows; i += TSHI_QUANT_FEW)
+            for (int t = 0; t < tiles; t++)
+                job->kernel->dot(direct ? NULL : tile + t * TSHI_QUANT_STRIP, &from,
+                                 job->x + i * job->blocks + TSHI_QUANT_FEW * b,
+                                 sums + i * stride + t * TSHI_QUANT_COLUMNS, stride,
+                                 (int)tshi_base_min(TSHI_QUANT_FEW, job->rows - i));
+    }
+}
+
+/* Adds a bias to n elements of a row of Y. */
+static void tshi_quant_bias(tsh_real *TSHI_RESTRICT y, int64_t n, tshi_matrix bias) {
+    const tsh_real *b = (const tsh_real *)bias.data;
+    int64_t c = 0;
+    for (; bias.column == 1 && c + TSHI_QUANT_COLUMNS <= n; c += TSHI_QUANT_COLUMNS)
+        for (int l = 0; l < TSHI_QUANT_COLUMNS; l++) y[c + l] += b[c + l];
+    for (; c < n; c++) y[c] += b[c * bias.column];
+}
+
+/* A tshi_team_fn: computes the columns [from, to) of Y. */
+static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) {
+    const tshi_quant_job *job = (const tshi_quant_job *)shared;
+    const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
+    tshi_quant_tile *tile = (tshi_quant_tile *)(void *)(job->scratch + (size_t)piece * job->each);
+    float *sums = (float *)(void *)(tile + TSHI_QUANT_STRIP * job->wide);
+    for (int64_t c, n; from < to; from += n) {
+        tsh_real y[TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE]; /* n elements of a row of Y */
+        n = tshi_base_min(stride, to - from);
+        tshi_quant_columns(job, tile, sums, from, (int)tshi_base_ceil(n, TSHI_QUANT_COLUMNS));
+        for (int64_t i = 0; i < job->rows; i++) {
+            void *const row = tshi_gemm_from(job->y, i, from).data;
+            const int direct = job->y.dtype == TSH_REAL && n % TSHI_QUANT_COLUMNS == 0;
+            tsh_real *const at = direct ? (tsh_real *)row : y;
+            for (c = 0; c < n; c += TSHI_QUANT_COLUMNS) /* sums has whole tiles */
+                for (int l = 0; l < TSHI_QUANT_COLUMNS; l++)
+                    at[c + l] = TSHI_R(sums[i * stride + c + l]);
+            if (job->bias) tshi_quant_bias(at, n, tshi_gemm_from(*job->bias, i, from));
+            if (!direct) tshi_dtypes[job->y.dtype].store(row, 1, n, y);
+        }
+    }
+}
+
+/* Y = X W^T + b by the rank's threads. Shapes: w (outs, ins), quantised; x (rows, ins); bias as
+ * (rows, outs), or NULL; y (rows, outs), of any floating dtype, its rows contiguous. */
+static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
+                               const tshi_matrix *bias, tshi_matrix y) {
+    enum { MIN_WORK = 1 << 18 }; /* multiply-adds that are worth a thread */
+    const int64_t outs = w->local[0], ins = w->local[1], blocks = ins / TSHI_DTYPE_BLOCK;
+    const tshi_dtype *from = &tshi_dtypes[x.dtype];
+    const int pieces = (int)tshi_base_min(
+        tshi_team_parts(w->ctx, rows * outs * ins, MIN_WORK),
+        tshi_base_ceil(outs, TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE));
+    const int64_t eights = tshi_base_ceil(rows, TSHI_QUANT_FEW);
+    const size_t each = sizeof(tshi_quant_input) * TSHI_QUANT_FEW;
+    const size_t inputs = ((size_t)(eights * blocks) * each + 63) / 64 * 64; /* tiles follow */
+    const int wide = rows > TSHI_QUANT_FEW ? TSHI_QUANT_WIDE : 1;
+    const size_t tiles = (size_t)(TSHI_QUANT_STRIP * wide) * sizeof(tshi_quant_tile);
+    const size_t sums = (size_t)(rows * TSHI_QUANT_COLUMNS * wide) * sizeof(float);
+    tshi_block *block = tshi_mem_alloc(w->ctx, TSH_MEM_STEP,
+                                       inputs + (size_t)pieces * (tiles + sums));
+    tshi_quant_input *to;
+    tsh_real values[TSHI_DTYPE_BLOCK];
+    tshi_quant_job job;
+    if (!block || !outs) {
+        tshi_mem_release(w->ctx, block);
+        return;
+    }
+    to = (tshi_quant_input *)tshi_mem_data(block);
+    job.size = tshi_dtypes[w->dtype].size;
+    if (rows > 1) memset(to, 0, inputs); /* rows that are missing in the last eight */
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t b = 0; b < blocks; b++) {
+            from->load(tshi_gemm_from(x, i, b * TSHI_DTYPE_BLOCK).data, x.column, TSHI_DTYPE_BLOCK,
+                       values);
+            tshi_quant_block(values,
+                             job.size == TSHI_QUANT_Q8   ? 128
+                             : job.size == TSHI_QUANT_Q4 ? 8
+                                                         : 0,
+                             &to[(i / TSHI_QUANT_FEW * blocks + b) * TSHI_QUANT_FEW +
+                                 i % TSHI_QUANT_FEW]);
+        }
+    job.kernel = tshi_quant_pick(w->ctx->isa);
+    job.w = (const unsigned char *)tshi_tensor_at(w);
+    job.x = to;
+    job.bias = bias;
+    job.y = y;
+    job.rows = rows;
+    job.outs = outs;
+    job.blocks = blocks;
+    job.wide = wide;
+    job.scratch = (char *)to + inputs;
+    job.each = tiles + sums;
+    if (w->ctx->trace) w->ctx->trace->flops += 2.0 * (double)rows * (double)outs * (double)ins;
+    tshi_team_run(pieces, outs, TSHI_QUANT_COLUMNS, tshi_quant_piece, &job);
+    tshi_mem_release(w->ctx, block);
+}
+
+/* Returns w (out, in) as a matrix, with the values at `values`: in place, or, if it is quantised,
+ * as tsh_real in *block, which the caller releases. Without memory its data is NULL. */
+static tshi_matrix tshi_quant_plain(const tsh_tensor *w, void *values, tshi_block **block) {
+    const int64_t n = tsh_local_numel(w);
+    tsh_real *plain;
+    *block = NULL;
+    if (!tshi_dtype_in_blocks(w->dtype))
+        return tshi_gemm_matrix_of(values, w->dtype, w->stride[0], w->stride[1]);
+    *block = tshi_mem_alloc(w->ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
+    plain = *block ? (tsh_real *)tshi_mem_data(*block) : NULL;
+    if (plain) tshi_dtypes[w->dtype].load(values, 1, n, plain);
+    return tshi_gemm_matrix(plain, w->stride[0], w->stride[1]);
+}

@@ -1,0 +1,217 @@
+/* ========================================================================== */
+/* >>quant-vnni                                  MARK: - quant-vnni (private) */
+/* Kernels of quantised weights with AVX-512 and VNNI.                        */
+/* Needs: >>quant-avx2.                                                       */
+/* ========================================================================== */
+
+#if TSHI_X86
+#define TSHI_QUANT_VNNI                                                                            \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")))
+
+#define TSHI_QUANT_SCALE(c)  tshi_quant_two(w + (c) * row)
+static short tshi_quant_two(const unsigned char *scale) {
+    short two;
+    memcpy(&two, scale, sizeof two);
+    return two;
+}
+
+/* Loads the scales of 16 rows. */
+TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int64_t row) {
+    __m128i low = _mm_cvtsi32_si128((unsigned short)TSHI_QUANT_SCALE(0));
+    __m128i high = _mm_cvtsi32_si128((unsigned short)TSHI_QUANT_SCALE(8));
+#define TSHI_QUANT_NEXT(c)                                                                         \
+    low = _mm_insert_epi16(low, TSHI_QUANT_SCALE(c), c);                                           \
+    high = _mm_insert_epi16(high, TSHI_QUANT_SCALE(8 + (c)), c);
+    TSHI_QUANT_NEXT(1) TSHI_QUANT_NEXT(2) TSHI_QUANT_NEXT(3) TSHI_QUANT_NEXT(4) TSHI_QUANT_NEXT(5)
+    TSHI_QUANT_NEXT(6) TSHI_QUANT_NEXT(7)
+    return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
+}
+
+/* Moves a block of 16 rows to a tile in 8 parts, between which sums are added to: a processor does
+ * both at a time. p: the part; z: keeps values from part to part. 8 bits: a register has the bytes
+ * of rows r and r + 4; transposing rows 0 to 7 gives dwords i, i + 4 of four rows, then of the next
+ * four. 4 bits: a register has the 16 bytes of rows i, 4 + i, 8 + i, 12 + i. */
+TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_part(const int bits, const int p, const int has_min,
+                                                 __m512i *z, tshi_quant_tile *to,
+                                                 const unsigned char *w, int64_t row) {
+    const __m512i flip = _mm512_set1_epi8(-128), low = _mm512_set1_epi8(15);
+    const int head = has_min ? 4 : 2;
+#define TSHI_QUANT_LOAD_8(i)                                                                       \
+    z[i] = _mm512_inserti64x4(                                                                     \
+        _mm512_castsi256_si512(TSHI_QUANT_256(w + ((i) < 4 ? (i) : (i) + 4) * row + 2)),           \
+        TSHI_QUANT_256(w + ((i) < 4 ? (i) + 4 : (i) + 8) * row + 2), 1);
+#define TSHI_QUANT_KEEP_8(i)                                                                       \
+    _mm512_store_si512(to->w[i],                                                                   \
+                       _mm512_xor_si512(_mm512_shuffle_i32x4(z[i], z[(i) + 4], 0x88), flip));      \
+    _mm512_store_si512(to->w[(i) + 4],                                                             \
+                       _mm512_xor_si512(_mm512_shuffle_i32x4(z[i], z[(i) + 4], 0xDD), flip));
+#define TSHI_QUANT_LOAD_4(i)                                                                       \
+    z[i] = _mm512_castsi128_si512(TSHI_QUANT_128(w + (i)*row + head));                             \
+    z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(w + ((i) + 4) * row + head), 1);                \
+    z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(w + ((i) + 8) * row + head), 2);                \
+    z[i] = _mm512_inserti32x4(z[i], TSHI_QUANT_128(w + ((i) + 12) * row + head), 3);
+#define TSHI_QUANT_KEEP_4(i)                                                                       \
+    _mm512_store_si512(to->w[i], _mm512_and_si512(z[i], low));                                     \
+    _mm512_store_si512(to->w[(i) + 4], _mm512_and_si512(_mm512_srli_epi16(z[i], 4), low));
+    if (p == 7) {
+        _mm512_store_ps(to->scale, tshi_quant_scales(w, row));
+        if (has_min) _mm512_store_ps(to->min, tshi_quant_scales(w + 2, row));
+    } else if (bits == 8) {
+        if (p == 0) { TSHI_QUANT_LOAD_8(0) TSHI_QUANT_LOAD_8(1) }
+        if (p == 1) { TSHI_QUANT_LOAD_8(2) TSHI_QUANT_LOAD_8(3) }
+        if (p == 2) TSHI_QUANT_TRANSPOSE(512, z);
+        if (p == 3) { TSHI_QUANT_LOAD_8(4) TSHI_QUANT_LOAD_8(5) }
+        if (p == 4) { TSHI_QUANT_LOAD_8(6) TSHI_QUANT_LOAD_8(7) }
+        if (p == 5) TSHI_QUANT_TRANSPOSE(512, z + 4);
+        if (p == 6) {
+            TSHI_QUANT_KEEP_8(0) TSHI_QUANT_KEEP_8(1) TSHI_QUANT_KEEP_8(2) TSHI_QUANT_KEEP_8(3)
+        }
+    } else {
+        if (p == 0) { TSHI_QUANT_LOAD_4(0) }
+        if (p == 1) { TSHI_QUANT_LOAD_4(1) }
+        if (p == 2) { TSHI_QUANT_LOAD_4(2) }
+        if (p == 3) { TSHI_QUANT_LOAD_4(3) }
+        if (p == 4) TSHI_QUANT_TRANSPOSE(512, z);
+        if (p == 5) { TSHI_QUANT_KEEP_4(0) TSHI_QUANT_KEEP_4(1) }
+        if (p == 6) { TSHI_QUANT_KEEP_4(2) TSHI_QUANT_KEEP_4(3) }
+    }
+}
+
+#define TSHI_QUANT_EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#define TSHI_QUANT_MOVE(p) tshi_quant_part(bits, p, has_min, z, to, w, from->row);
+
+TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_tiles(tshi_quant_tile *to,
+                                                  const tshi_quant_source *from, const int bits) {
+    const int size = from->size, has_min = size == TSHI_QUANT_Q4_1;
+    const unsigned char *w = from->w;
+    __m512i z[8];
+    for (int b = 0; b < from->count; b++, to++, w += size) {
+        TSHI_QUANT_EACH(TSHI_QUANT_MOVE)
+    }
+}
+
+TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
+                                                 const tshi_quant_source *from) {
+    if (from->rows < TSHI_QUANT_COLUMNS)
+        tshi_quant_move_c(to, from);
+    else if (from->size == TSHI_QUANT_Q8)
+        tshi_quant_tiles(to, from, 8);
+    else
+        tshi_quant_tiles(to, from, 4);
+}
+
+#define TSHI_QUANT_SUMS(i)                                                                         \
+    s[i] = rows > i ? _mm512_loadu_ps(sums + i * stride) : _mm512_setzero_ps();
+#define TSHI_QUANT_BEGIN(i)                                                                        \
+    if (width > i) n[i] = _mm512_set1_epi32(x[i].offset);
+/* Adds the products with four elements of row i of X. gcc 12 would load them in all lanes by an
+ * instruction of its own. */
+#define TSHI_QUANT_ADD(i)                                                                          \
+    if (width > i)                                                                                 \
+        __asm__("vpdpbusd %1%{1to16%}, %2, %0"                                                     \
+                : "+v"(n[i])                                                                       \
+                : "m"(*(const tshi_quant_dword *)(const void *)(x[i].q + 4 * k)), "v"(w4));
+#define TSHI_QUANT_STEP(step)                                                                      \
+    {                                                                                              \
+        const int k = step;                                                                        \
+        const __m512i w4 = _mm512_load_si512(now->w[k]);                                           \
+        if (bits) tshi_quant_part(bits, k, has_min, z, two + (~b & 1), w, from->row);              \
+        TSHI_QUANT_EACH(TSHI_QUANT_ADD)                                                            \
+    }
+#define TSHI_QUANT_END(i)                                                                          \
+    if (width > i)                                                                                 \
+        s[i] = _mm512_add_ps(s[i],                                                                 \
+                             _mm512_mul_ps(_mm512_mul_ps(scale, _mm512_set1_ps(x[i].scale)),       \
+                                           _mm512_cvtepi32_ps(n[i])));                             \
+    if (width > i && has_min)                                                                      \
+        s[i] = _mm512_add_ps(s[i], _mm512_mul_ps(min, _mm512_set1_ps(x[i].sum)));
+#define TSHI_QUANT_PUT(i)                                                                          \
+    if (rows > i) _mm512_storeu_ps(sums + i * stride, s[i]);
+
+/* bits (0: tiles) and width, the number of rows of X or more, are constant after inlining. */
+TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *tile,
+                                                      const tshi_quant_source *from,
+                                                      const tshi_quant_input *x, float *sums,
+                                                      int64_t stride, int rows, const int bits,
+                                                      const int width) {
+    const unsigned char *w = from->w;
+    tshi_quant_source first = *from; /* its first block */
+    const int size = from->size, has_min = size == TSHI_QUANT_Q4_1;
+    uintptr_t ahead = from->ahead;
+    __attribute__((aligned(64))) tshi_quant_tile two[2]; /* of this block and of the next one */
+    __m512i z[8];
+    __m512 s[8];
+    TSHI_QUANT_EACH(TSHI_QUANT_SUMS)
+    first.count = 1;
+    if (bits) tshi_quant_move_vnni(two, &first);
+    for (int b = 0; b < from->count; b++, x += TSHI_QUANT_FEW) {
+        const tshi_quant_tile *now = bits ? two + (b & 1) : tile + b;
+        const __m512 scale = _mm512_load_ps(now->scale);
+        const __m512 min = has_min ? _mm512_load_ps(now->min) : scale;
+        __m512i n[8];
+        for (int i = 0; bits && i < TSHI_QUANT_COLUMNS * size; i += 64)
+            TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
+        w += b + 1 < from->count ? size : 0; /* the last block is moved twice */
+        TSHI_QUANT_EACH(TSHI_QUANT_BEGIN)
+        TSHI_QUANT_STEP(0) TSHI_QUANT_STEP(1) TSHI_QUANT_STEP(2) TSHI_QUANT_STEP(3)
+        TSHI_QUANT_STEP(4) TSHI_QUANT_STEP(5) TSHI_QUANT_STEP(6) TSHI_QUANT_STEP(7)
+        TSHI_QUANT_EACH(TSHI_QUANT_END)
+        ahead += (uintptr_t)(TSHI_QUANT_COLUMNS * size);
+    }
+    TSHI_QUANT_EACH(TSHI_QUANT_PUT)
+}
+
+TSHI_QUANT_VNNI static void tshi_quant_dot_vnni(const tshi_quant_tile *w,
+                                                const tshi_quant_source *from,
+                                                const tshi_quant_input *x, float *sums,
+                                                int64_t stride, int rows) {
+#define TSHI_QUANT_WIDTHS(bits)                                                                    \
+    if (rows == 1)                                                                                 \
+        tshi_quant_rows_vnni(w, from, x, sums, stride, rows, bits, 1);                             \
+    else if (rows <= 4)                                                                            \
+        tshi_quant_rows_vnni(w, from, x, sums, stride, rows, bits, 4);                             \
+    else                                                                                           \
+        tshi_quant_rows_vnni(w, from, x, sums, stride, rows, bits, 8);
+    if (w)
+        tshi_quant_rows_vnni(w, from, x, sums, stride, rows, 0, 8);
+    else if (from->size == TSHI_QUANT_Q8) {
+        TSHI_QUANT_WIDTHS(8)
+    } else {
+        TSHI_QUANT_WIDTHS(4)
+    }
+}
+#undef TSHI_QUANT_WIDTHS
+#undef TSHI_QUANT_END
+#undef TSHI_QUANT_STEP
+#undef TSHI_QUANT_MOVE
+#undef TSHI_QUANT_KEEP_4
+#undef TSHI_QUANT_LOAD_4
+#undef TSHI_QUANT_KEEP_8
+#undef TSHI_QUANT_LOAD_8
+#undef TSHI_QUANT_BEGIN
+#undef TSHI_QUANT_EACH
+#undef TSHI_QUANT_PUT
+#undef TSHI_QUANT_SUMS
+#undef TSHI_QUANT_ADD
+#undef TSHI_QUANT_NEXT
+#undef TSHI_QUANT_SCALE
+#undef TSHI_QUANT_TO
+#undef TSHI_QUANT_256
+#undef TSHI_QUANT_128
+#undef TSHI_QUANT_OP_512
+#undef TSHI_QUANT_OP_256
+#undef TSHI_QUANT_32
+#undef TSHI_QUANT_ROWS
+#undef TSHI_QUANT_STORE
+#undef TSHI_QUANT_EACH4
+#undef TSHI_QUANT_BEGIN4
+#undef TSHI_QUANT_ADD4
+#undef TSHI_QUANT_END4
+#undef TSHI_QUANT_SOME
+#undef TSHI_QUANT_X
+#undef TSHI_QUANT_ONE
+#undef TSHI_QUANT_OP_128
+#undef TSHI_QUANT_OP
+#undef TSHI_QUANT_TRANSPOSE
+#undef TSHI_QUANT_VNNI
+#endif /* TSHI_X86 */

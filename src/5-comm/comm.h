@@ -1,0 +1,333 @@
+/* ========================================================================== */
+/* >>comm                                              MARK: - comm (private) */
+/* The public entry points: check a collective, number it, count it, and hand */
+/* it to the backend; a group of one is served here.                          */
+/* Needs: >>trace >>coll.                                                     */
+/* ========================================================================== */
+
+/* Every collective of the library passes through tsh_start and tsh_wait; the blocking functions
+ * fill a tsh_coll and call both (tshi_comm_run). tsh_start checks the descriptor, numbers it, and
+ * passes it to the backend, which need not check it again; then it counts calls and bytes for
+ * tsh_comm_stats and the trace. A group of one without a backend (ops is NULL) is served by
+ * tshi_comm_alone. */
+
+enum { TSHI_COMM_IN_FLIGHT = 64 }; /* limit of requests in flight: rule 1 of >>comm-api */
+
+/* The elements that a collective reads from this rank's send and writes to its recv. -1: a count,
+ * or the rank to send to or receive from, is not valid. */
+typedef struct tshi_comm_size {
+    int64_t send, recv; /* in elements */
+} tshi_comm_size;
+
+/* Returns the sum of n counts times `blocks`; -1 if a count is negative or the bytes overflow. */
+static int64_t tshi_comm_total(const int64_t *counts, int n, int64_t blocks) {
+    int64_t limit = (int64_t)(PTRDIFF_MAX / 8), total = 0; /* elements of at most 8 bytes */
+    if (!counts || blocks < 0) return -1;
+    for (int r = 0; r < n; r++) {
+        if (counts[r] < 0 || counts[r] > limit - total) return -1;
+        total += counts[r];
+    }
+    return total && blocks > limit / total ? -1 : total * blocks;
+}
+
+/* Returns the sizes of this rank's buffers in a collective. */
+static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *coll) {
+    tshi_comm_size size = {0, 0};
+    int n = comm->size;
+    int64_t count = tshi_comm_total(&coll->count, 1, 1), whole, own;
+    int root = coll->root >= 0 && coll->root < n;           /* 1: root is a rank */
+    int to = coll->send_to >= 0 && coll->send_to < n;       /* 1: send_to is a rank */
+    int from = coll->recv_from >= 0 && coll->recv_from < n; /* 1: recv_from is a rank */
+    switch (coll->kind) {
+    case TSH_ALLREDUCE: size.send = size.recv = count; break;
+    case TSH_ALLGATHER:
+    case TSH_REDUCE_SCATTER:
+        whole = tshi_comm_total(coll->recv_counts, n, coll->blocks); /* elements of all ranks */
+        own = whole < 0 ? -1 : coll->recv_counts[comm->rank] * coll->blocks; /* of this rank */
+        size.send = coll->kind == TSH_ALLGATHER ? own : whole;
+        size.recv = coll->kind == TSH_ALLGATHER ? whole : own;
+        break;
+    case TSH_BROADCAST: size.recv = root ? count : -1; break;
+    case TSH_ALLTOALL:
+        size.send = tshi_comm_total(coll->send_counts, n, coll->blocks);
+        size.recv = tshi_comm_total(coll->recv_counts, n, coll->blocks);
+        break;
+    case TSH_SEND: size.send = to ? count : -1; break;
+    case TSH_RECV: size.recv = from ? count : -1; break;
+    case TSH_SENDRECV:
+        size.send = to ? tshi_comm_total(coll->send_counts, 1, 1) : -1;
+        size.recv = from ? tshi_comm_total(coll->recv_counts, 1, 1) : -1;
+        break;
+    case TSH_BARRIER: break; /* no buffers */
+    case TSH_SPLIT:
+    case TSH_COLL_KINDS: size.send = -1; break; /* tsh_start refuses these */
+    }
+    return size;
+}
+
+/* What tsh_world(NULL), tsh_tp(NULL), ... return: a group of one that refuses calls. It is const,
+ * so no function may write to it. */
+static const tsh_comm tshi_comm_none = {NULL, NULL, 0, 1, 0, 0, 0, {{0}, {0}}, NULL, NULL};
+
+/* Returns 1 if comm is open. A comm of zeros (closed, or of a rank without a color) has size 0. */
+static int tshi_comm_usable(const tsh_comm *comm) {
+    return comm && comm != &tshi_comm_none && comm->size >= 1 && comm->rank >= 0 &&
+           comm->rank < comm->size && (comm->ops || comm->size == 1); /* no ops: a group of one */
+}
+
+/* Returns 1 if dtype, counts, reduction, buffers and time limit of a collective are valid. */
+static int tshi_comm_valid(const tsh_coll *coll, tshi_comm_size size) {
+    if (!tshi_dtype_exists(coll->dtype) || tshi_dtype_in_blocks(coll->dtype)) return 0;
+    if (size.send < 0 || size.recv < 0) return 0;
+    if (tshi_coll_reduces(coll->kind) &&
+        ((unsigned)coll->redop > TSH_AVG ||
+         (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating))) /* AVG: floats only */
+        return 0;
+    return (!size.send || coll->send) && (!size.recv || coll->recv) && coll->timeout_ns >= 0;
+}
+
+/* Returns n (P - 1) / P without overflow, P = size: n = q P + r gives q (P - 1) + r (P - 1) / P. */
+static uint64_t tshi_comm_share(uint64_t n, int size) {
+    uint64_t p = (uint64_t)size;
+    return n / p * (p - 1) + n % p * (p - 1) / p;
+}
+
+/* Returns the bytes that this rank sends if the ranks of the group form a ring. */
+static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi_comm_size size) {
+    uint64_t width = tsh_dtype_size(coll->dtype);
+    uint64_t send = (uint64_t)size.send * width, recv = (uint64_t)size.recv * width;
+    switch (coll->kind) {
+    case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size); /* the sum of the next two */
+    case TSH_ALLGATHER: return tshi_comm_share(recv, comm->size);
+    case TSH_REDUCE_SCATTER: return tshi_comm_share(send, comm->size);
+    case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each rank passes it on */
+    case TSH_ALLTOALL:
+        return send - (uint64_t)(coll->send_counts[comm->rank] * coll->blocks) * width;
+    default: return comm->size > 1 ? send : 0; /* sends its whole buffer */
+    }
+}
+
+/* Runs a collective of a group of one: copies send to recv. */
+static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
+    int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER; /* 1: send goes to recv */
+    if (coll->kind == TSH_SEND || coll->kind == TSH_RECV) return TSH_ERR_ARGUMENT; /* no peer */
+    if (moves && size.send != size.recv) return TSH_ERR_ARGUMENT;                  /* cannot copy */
+    if (moves && size.send && coll->send != coll->recv)
+        memmove(coll->recv, coll->send, (size_t)size.send * tsh_dtype_size(coll->dtype));
+    return TSH_OK;
+}
+
+/* Compares the models of the group's ranks if this rank's has changed since they were last
+ * compared. */
+static tsh_result tshi_comm_compare(tsh_comm *comm) {
+    tsh_ctx *ctx = comm ? comm->unchecked : NULL; /* NULL: compared already */
+    if (!ctx) return TSH_OK;
+    comm->unchecked = NULL; /* before the comparison, which uses comm */
+    return ctx->compare(comm, ctx);
+}
+
+/* Runs a blocking collective, after a comparison of the models if one is due. */
+TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
+    tsh_req req;
+    tsh_result result = tshi_coll_pairwise(coll->kind) ? TSH_OK : tshi_comm_compare(comm);
+    if (result == TSH_OK) result = tsh_start(comm, coll, &req);
+    return result != TSH_OK ? result : tsh_wait(comm, req);
+}
+
+/* Returns a tsh_coll with buffers, and with the count of kinds that have a single count. */
+static tsh_coll tshi_comm_coll(tsh_coll_kind kind, const void *send, void *recv, int64_t count,
+                               tsh_dtype dtype) {
+    tsh_coll coll = tsh_coll_make(kind, dtype);
+    coll.send = send;
+    coll.recv = recv;
+    coll.count = count;
+    return coll;
+}
+
+TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
+                                 tsh_redop op) {
+    tsh_req req;
+    tsh_result result = tshi_comm_compare(comm);
+    if (result == TSH_OK) result = tsh_allreduce_start(comm, buffer, count, dtype, op, &req);
+    return result != TSH_OK ? result : tsh_wait(comm, req);
+}
+
+TSH_API tsh_result tsh_allgather(tsh_comm *comm, const void *send, void *recv,
+                                 const int64_t *counts, int64_t blocks, tsh_dtype dtype) {
+    tsh_coll coll = tshi_comm_coll(TSH_ALLGATHER, send, recv, 0, dtype);
+    coll.recv_counts = counts;
+    coll.blocks = blocks;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_reduce_scatter(tsh_comm *comm, const void *send, void *recv,
+                                      const int64_t *counts, int64_t blocks, tsh_dtype dtype,
+                                      tsh_redop op) {
+    tsh_coll coll = tshi_comm_coll(TSH_REDUCE_SCATTER, send, recv, 0, dtype);
+    coll.recv_counts = counts;
+    coll.blocks = blocks;
+    coll.redop = op;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_broadcast(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
+                                 int root) {
+    tsh_coll coll = tshi_comm_coll(TSH_BROADCAST, NULL, buffer, count, dtype);
+    coll.root = root;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_alltoall(tsh_comm *comm, const void *send, const int64_t *send_counts,
+                                void *recv, const int64_t *recv_counts, int64_t blocks,
+                                tsh_dtype dtype) {
+    tsh_coll coll = tshi_comm_coll(TSH_ALLTOALL, send, recv, 0, dtype);
+    coll.send_counts = send_counts;
+    coll.recv_counts = recv_counts;
+    coll.blocks = blocks;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_send(tsh_comm *comm, const void *buffer, int64_t count, tsh_dtype dtype,
+                            int to) {
+    tsh_coll coll = tshi_comm_coll(TSH_SEND, buffer, NULL, count, dtype);
+    coll.send_to = to;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_recv(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
+                            int from) {
+    tsh_coll coll = tshi_comm_coll(TSH_RECV, NULL, buffer, count, dtype);
+    coll.recv_from = from;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_sendrecv(tsh_comm *comm, const void *send, int64_t send_count, int to,
+                                void *recv, int64_t recv_count, int from, tsh_dtype dtype) {
+    tsh_coll coll = tshi_comm_coll(TSH_SENDRECV, send, recv, 0, dtype);
+    coll.send_counts = &send_count;
+    coll.recv_counts = &recv_count; /* one count: no array needed */
+    coll.send_to = to;
+    coll.recv_from = from;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_barrier(tsh_comm *comm) {
+    tsh_coll coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_coll tsh_coll_make(tsh_coll_kind kind, tsh_dtype dtype) {
+    tsh_coll coll;
+    memset(&coll, 0, sizeof coll);
+    coll.size = (uint32_t)sizeof coll;
+    coll.kind = kind;
+    coll.dtype = dtype;
+    coll.blocks = 1; /* counts are not repeated */
+    coll.root = coll.send_to = coll.recv_from = coll.tag = -1;
+    return coll;
+}
+
+TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
+    tsh_result result;
+    tshi_comm_size size;
+    uint64_t bytes;
+    int64_t begin;
+    int pairwise;
+    if (!coll || !req) return TSH_ERR_ARGUMENT;
+    *req = 0;
+    if (!tshi_comm_usable(comm) || coll->size != sizeof *coll) return TSH_ERR_ARGUMENT;
+    if ((unsigned)coll->kind >= (unsigned)TSH_COLL_KINDS) return TSH_ERR_ARGUMENT;
+    if (!tshi_coll_rows(coll->kind) || coll->blocks == 0) coll->blocks = 1;
+    size = tshi_comm_measure(comm, coll);
+    if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
+    if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE; /* wait for some first */
+    pairwise = tshi_coll_pairwise(coll->kind);                        /* numbered by the backend */
+    coll->seq = pairwise ? 0 : comm->next_seq; /* position among the group's collectives */
+    begin = tshi_trace_now(comm->trace);
+    result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
+    if (result != TSH_OK) return result;
+    if (!pairwise) comm->next_seq++;
+    if (*req) comm->in_flight++; /* *req is 0: complete already */
+    bytes = tshi_comm_bytes(comm, coll, size);
+    comm->stats.calls[coll->kind]++; /* counts for tsh_comm_stats */
+    comm->stats.bytes[coll->kind] += bytes;
+    if (comm->trace) tshi_trace_sent(comm, tshi_coll_kinds[coll->kind], begin, bytes, *req);
+    return TSH_OK;
+}
+
+TSH_API tsh_result tsh_test(tsh_comm *comm, tsh_req req, int *done) {
+    if (!tshi_comm_usable(comm) || !done) return TSH_ERR_ARGUMENT;
+    *done = 1;               /* the result if req is 0 */
+    if (!req) return TSH_OK; /* the collective is complete already */
+    return comm->ops ? comm->ops->test(comm, req, done) : TSH_ERR_ARGUMENT;
+}
+
+TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req) {
+    int64_t begin;
+    tsh_result result;
+    if (!req) return TSH_OK;
+    if (!tshi_comm_usable(comm) || !comm->ops || comm->in_flight < 1) return TSH_ERR_ARGUMENT;
+    comm->in_flight--; /* also if the wait fails */
+    begin = tshi_trace_now(comm->trace);
+    result = comm->ops->wait(comm, req);
+    if (comm->trace) tshi_trace_waited(comm, req, begin);
+    return result;
+}
+
+TSH_API tsh_result tsh_allreduce_start(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
+                                       tsh_redop op, tsh_req *req) {
+    tsh_coll coll = tshi_comm_coll(TSH_ALLREDUCE, buffer, buffer, count, dtype);
+    coll.redop = op;
+    return tsh_start(comm, &coll, req);
+}
+
+TSH_API void tsh_comm_progress(tsh_comm *comm) {
+    if (comm && comm->ops) comm->ops->progress(comm);
+}
+
+/* tsh_split; `name` has the name of the new groups as an id has it (tsh_group_text); 0: none. */
+static tsh_result tshi_comm_split(tsh_comm *comm, uint64_t name, int color, int key,
+                                  tsh_comm *out) {
+    tsh_result result = TSH_OK;
+    if (!out) return TSH_ERR_ARGUMENT;
+    memset(out, 0, sizeof *out); /* no group, in case of an error */
+    out->id = name;              /* read by the backend's split */
+    if (!tshi_comm_usable(comm) || color < -1) return TSH_ERR_ARGUMENT;
+    if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
+    if (comm->ops) {
+        result = comm->ops->split(comm, color, key, out);
+        if (result != TSH_OK) return result;
+    } else if (color >= 0) {
+        out->size = 1; /* a group of one */
+    }
+    comm->next_seq++; /* numbered like a collective */
+    comm->stats.calls[TSH_SPLIT]++;
+    return TSH_OK;
+}
+
+TSH_API tsh_result tsh_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
+    return tshi_comm_split(comm, 0, color, key, out);
+}
+
+TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
+    if (error) { /* the result if there is no error */
+        memset(error, 0, sizeof *error);
+        error->rank = -1;
+    }
+    return comm && comm->ops ? comm->ops->status(comm, error) : TSH_OK;
+}
+
+TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message) {
+    tsh_error why;
+    if (!comm || !comm->ops) return;
+    if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED; /* no error code */
+    memset(&why, 0, sizeof why); /* all bytes: a backend may send the struct */
+    (void)tsh_error_set(&why, code, -1, "%s", message ? message : ""); /* -1: not known here */
+    comm->ops->abort(comm, &why);
+}
+
+TSH_API void tsh_comm_close(tsh_comm *comm) {
+    if (!comm || comm == &tshi_comm_none) return; /* tshi_comm_none is const */
+    if (comm->ops) comm->ops->close(comm);        /* the backend ends the group */
+    memset(comm, 0, sizeof *comm);                /* size 0: closed, see tshi_comm_usable */
+}

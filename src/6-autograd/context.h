@@ -1,0 +1,218 @@
+/* ========================================================================== */
+/* >>context                                        MARK: - context (private) */
+/* One rank's world: opened from a description, closed with all it holds.     */
+/* Needs: >>gemm-api >>tape-leaf.                                             */
+/* ========================================================================== */
+
+/* A rank of the world has three coordinates, one along each of the axes tp, pp and dp. Ranks are
+ * numbered along the axes in desc->order, the first axis fastest: with "tp-pp-dp", rank = tp + TP
+ * (pp + PP dp), where TP and PP are the sizes of the axes. Ranks that agree in the other two
+ * coordinates form a group (comm) of an axis; tsh_open splits the world into these groups. What a
+ * new field of tsh_ctx owns, tsh_close must release. */
+
+/* Fails because tp times pp does not divide the number of ranks. The error lists the values of tp
+ * (or of pp) that would, given the other one. Returns 0. */
+static int tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
+    const int world = ctx->world.size, tp_fits = tp > 0 && world % tp == 0;
+    const int pp_fits = pp > 0 && world % pp == 0;
+    const int whole = pp_fits ? world / pp : tp_fits ? world / tp : world; /* to be factored */
+    char list[TSH_MESSAGE_SIZE / 2] = "1";
+    for (int d = 2; d <= whole; d++)
+        if (whole % d == 0) tsh_text_add(list, sizeof list, "%s%d", d < whole ? ", " : " or ", d);
+    return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
+                           "tsh_open: %d ranks do not divide into tp %d times pp %d; %s may be %s",
+                           world, tp, pp, pp_fits ? "tp" : "pp", list);
+}
+
+/* Fills, for the i-th axis of desc->order, its size (number of ranks) size[i] and its name
+ * axis[i]: 't', 'p' or 'd'. Returns 0 and an error if tp times pp does not divide the world, or the
+ * order is not valid. */
+static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], char axis[3]) {
+    const char *at = desc->order ? desc->order : "tp-pp-dp";
+    int world = ctx->world.size, pp = desc->pp ? desc->pp : 1, tp = desc->tp, i, j;
+    if (pp < 1 || tp < 0 || (!tp && world % pp) || (tp && world % ((int64_t)tp * pp)))
+        return tshi_context_refuse(ctx, tp, pp);
+    if (!tp) tp = world / pp;          /* desc->tp 0: all ranks that pp leaves */
+    for (i = 0; i < 3; i++, at += 3) { /* at: the name of axis i, and '-' or the end */
+        int fits = *at && strchr("tpd", *at) && at[1] == 'p' && at[2] == (i < 2 ? '-' : '\0');
+        for (j = 0; fits && j < i; j++) fits = axis[j] != *at; /* an axis must not be named twice */
+        if (!fits)
+            return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
+                                   "tsh_open: order \"%.32s\" does not name tp, pp and dp once "
+                                   "each, as \"tp-pp-dp\"",
+                                   desc->order);
+        axis[i] = *at;
+        size[i] = *at == 't' ? tp : *at == 'p' ? pp : world / (tp * pp);
+    }
+    return 1;
+}
+
+/* Splits the world into the groups of each axis. The color of a group is its first rank in the
+ * world, whose coordinate along the axis is 0; the key is the rank's coordinate. */
+static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
+    int size[3], i, step = 1, rank = ctx->world.rank; /* step: rank difference along axis i */
+    char axis[3];
+    if (!tshi_context_axes(ctx, desc, size, axis)) return;
+    for (i = 0; i < 3; step *= size[i++]) {
+        tsh_comm *comm = axis[i] == 't' ? &ctx->tp : axis[i] == 'p' ? &ctx->pp : &ctx->dp;
+        int own = rank / step % size[i]; /* this rank's coordinate along axis i */
+        if (size[i] == 1) continue;      /* the ctx has a group of one already */
+        const uint64_t name = (uint64_t)axis[i] << TSHI_COLL_AXIS;
+        if (tshi_error_comm(ctx, tshi_comm_split(&ctx->world, name, rank - own * step, own, comm),
+                            "tsh_open: split") != TSH_OK)
+            return;
+    }
+}
+
+/* Allocates a ctx and copies the options of desc, or their defaults. Its groups have one rank until
+ * tshi_context_groups. Returns NULL without memory. */
+static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
+    tsh_allocator allocator = desc->allocator;
+    if (!allocator.fn) allocator.fn = tshi_mem_libc;
+    tsh_ctx *ctx = (tsh_ctx *)allocator.fn(allocator.user, NULL, 0, sizeof *ctx, TSHI_ALIGN);
+    if (!ctx) return NULL;
+    memset(ctx, 0, sizeof *ctx);
+    ctx->allocator = allocator;
+    tshi_mem_count(&ctx->mem, TSH_MEM_BOOKS, sizeof *ctx, 0); /* tsh_mem counts the ctx, too */
+    ctx->mem.calls = 1;                                       /* the allocator was called once */
+    ctx->logger = desc->logger;
+    ctx->gemm = desc->gemm;
+    ctx->gemm_kernel = tshi_gemm_pick();
+    ctx->dtype = desc->dtype != TSH_DTYPE_DEFAULT ? desc->dtype : TSH_REAL;
+    ctx->isa = tshi_kernel_isa();
+    ctx->threads = desc->threads > 0 ? desc->threads : 1;
+    ctx->seed = desc->seed;
+    const size_t bytes = desc->bucket_bytes ? desc->bucket_bytes : (size_t)TSHI_BUCKET_BYTES;
+    ctx->buckets.limit = (int64_t)((bytes - 1) / tshi_dtype_reals(1) + 1); /* in elements */
+    ctx->buckets.hold = desc->no_overlap; /* no bucket is sent before backward ends */
+    ctx->world = desc->comm;
+    if (!ctx->world.ops) ctx->world.size = 1; /* desc.comm is empty: one rank */
+    ctx->tp.size = ctx->pp.size = ctx->dp.size = 1;
+    tshi_tensor_ring(&ctx->handles.owned); /* an empty list */
+    tshi_tensor_ring(&ctx->handles.step);
+    return ctx;
+}
+
+/* Reports that there is no memory for a ctx, to the logger and to the other ranks; there is no ctx
+ * that could hold the error. */
+static TSHI_COLD tsh_result tshi_context_no_memory(const tsh_desc *desc) {
+    tsh_comm world = desc->comm;
+    tsh_error error = {TSH_ERR_MEMORY, world.ops ? world.rank : -1, ""}; /* rank -1: no world */
+    if (world.size > 1)
+        tsh_text_add(error.message, sizeof error.message, "rank %d: ", world.rank);
+    tsh_text_add(error.message, sizeof error.message, "tsh_open: no memory for a ctx (%d bytes)",
+                 (int)sizeof(tsh_ctx));
+    tsh_log_message(&desc->logger, "%s (%s)", error.message, tsh_result_name(error.code));
+    if (world.ops) world.ops->abort(&world, &error); /* the world fails on all ranks */
+    return TSH_ERR_MEMORY;
+}
+
+/* Returns the option of the compiler by which floating-point arithmetic is not exact in this file,
+ * NULL if there is none. clang defines no macro for these. (The operands are volatile so that the
+ * results are those of the program, not of the compiler; 1e30 swallows 1 in every format.) */
+static TSHI_COLD const char *tshi_context_inexact(void) {
+    const volatile float big = 1e30f, one = 1, three = 3, five = 5, zero = 0, endless = INFINITY;
+    const float a = big, b = one, c = five, d = -zero, e = endless;
+    const volatile float sum = (a + b) - a, third = c / 3, exact = c / three, positive = d + 0.0f;
+    const float nothing = e - e; /* NaN */
+    if (nothing == nothing) return "-ffinite-math-only";
+    if (sum != 0) return "-fassociative-math";
+    if (third != exact) return "-freciprocal-math";
+    if (1 / positive < 0) return "-fno-signed-zeros";
+    return NULL;
+}
+
+TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
+    const tsh_desc usual = TSHI_ZERO;
+    if (!desc) desc = &usual;
+    if (!out) {
+        tsh_log_message(&desc->logger, "tsh_open: out is NULL (TSH_ERR_ARGUMENT)");
+        return TSH_ERR_ARGUMENT;
+    }
+    tsh_ctx *ctx = *out = tshi_context_make(desc); /* the caller closes it, also after an error */
+    if (!ctx) return tshi_context_no_memory(desc);
+    tshi_context_groups(ctx, desc);
+    if (tshi_context_inexact())
+        (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
+                       "tsh_open: tshard.h was compiled with %s, or with a flag that contains it; "
+                       "compile the file with TSHARD_IMPLEMENTATION with -fno-fast-math at the end "
+                       "of the flags",
+                       tshi_context_inexact());
+    if (!tshi_dtype_exists(ctx->dtype) || !tshi_dtype_computes(ctx->dtype))
+        (void)tsh_fail(ctx, TSH_ERR_DTYPE, "tsh_open: parameters are %s, bf16 or f16, not dtype %d",
+                       tshi_dtype_name(TSH_REAL), (int)ctx->dtype);
+    tshi_profile_open(ctx);
+    tshi_error_report(ctx); /* other ranks learn of an error in tsh_open */
+    return ctx->error.code;
+}
+
+TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
+    if (!ctx) return;
+    if (ctx->trace && ctx->trace->profile) tshi_profile_end(ctx);
+    tshi_error_report(ctx);  /* while the comms are still open */
+    (void)tsh_step_end(ctx); /* releases the tape and step tensors */
+    while (ctx->handles.owned.next != &ctx->handles.owned)
+        tshi_tensor_release(ctx->handles.owned.next);
+    tshi_trace_drop(ctx); /* a trace that was not ended */
+    tshi_mem_release(ctx, ctx->gemm_scratch);
+    tshi_mem_close(ctx, TSH_MEM_STEP, ctx->pool.pages); /* all pages of the step pool */
+    for (tshi_micro *micro = ctx->micros; micro; micro = micro->next)
+        tshi_mem_close(ctx, TSH_MEM_BOOKS, micro->arena.first);
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->tape.arena.first);
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->buckets.arena.first);
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->books.first); /* modules, optimisers, pipelines */
+    tsh_comm_close(&ctx->dp);
+    tsh_comm_close(&ctx->pp);
+    tsh_comm_close(&ctx->tp);
+    tsh_comm_close(&ctx->world);                    /* after the groups split from it */
+    const tsh_allocator allocator = ctx->allocator; /* a copy: the ctx is released with it */
+    (void)allocator.fn(allocator.user, ctx, sizeof *ctx, 0, TSHI_ALIGN);
+}
+
+/* Defines tsh_world, tsh_tp, tsh_pp or tsh_dp: returns a group of ctx; of a NULL ctx, a constant
+ * empty group that callers must not write to. */
+#define TSHI_CONTEXT_GROUP(group)                                                                  \
+    TSH_API tsh_comm *tsh_##group(tsh_ctx *ctx) {                                                  \
+        return ctx ? &ctx->group : (tsh_comm *)tshi_kernel_unconst(&tshi_comm_none);               \
+    }
+TSHI_CONTEXT_GROUP(world)
+TSHI_CONTEXT_GROUP(tp)
+TSHI_CONTEXT_GROUP(pp)
+TSHI_CONTEXT_GROUP(dp)
+#undef TSHI_CONTEXT_GROUP
+
+TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user) {
+    tsh_ctx *ctx = NULL;
+    int result = 1; /* returned if fn is not called */
+    if (!fn)
+        tsh_log_message(desc ? &desc->logger : NULL, "tsh_run: fn is NULL");
+    else if (tsh_open(desc, &ctx) == TSH_OK)
+        result = fn(ctx, user);
+    tsh_close(ctx); /* does nothing if ctx is NULL */
+    return result;
+}
+
+TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
+                       void *user, tsh_error *error) {
+    tsh_desc mine = TSHI_ZERO; /* *desc, with comm as its comm */
+    tsh_ctx *ctx = NULL;
+    int result = 1;
+    if (desc) mine = *desc;
+    if (!comm || !fn) {
+        const char *missing = comm ? "fn" : "comm";
+        tsh_log_message(&mine.logger, "tsh_run_on: %s is NULL", missing);
+        if (error) (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is NULL", missing);
+        tsh_comm_close(comm);
+        return result;
+    }
+    mine.comm = *comm;
+    if (tsh_open(&mine, &ctx) == TSH_OK)
+        result = fn(ctx, user);
+    else if (error && ctx) /* tsh_open failed */
+        *error = *tsh_last_error(ctx);
+    else if (error) /* there is no ctx */
+        (void)tsh_error_set(error, TSH_ERR_MEMORY, comm->rank, "no memory for a ctx");
+    if (!ctx) tsh_comm_close(comm); /* no ctx owns the comm */
+    tsh_close(ctx);
+    return result;
+}

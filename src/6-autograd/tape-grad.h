@@ -1,0 +1,330 @@
+/* ========================================================================== */
+/* >>tape-grad                                    MARK: - tape-grad (private) */
+/* The two accumulators of a tensor, to which backward adds its gradients.    */
+/* Needs: >>kernel-round >>bucket >>tape.                                     */
+/* ========================================================================== */
+
+/* Where a contribution to the gradient of an input goes. */
+typedef struct tshi_dest {
+    tsh_real *data;        /* the first element */
+    const int64_t *stride; /* the input's strides, in elements */
+    int add;               /* 0: overwrite what is there; 1: add to it */
+} tshi_dest;
+
+/* Gradients of leaves with tsh_optim_desc.grad_dtype are packed: after each contribution,
+ * tshi_tape_pack rounds them to bf16 and frees the accumulator. gr.live is 1 then, but gr.block is
+ * NULL. tshi_tape_allocate undoes it, for the next contribution. */
+
+/* Returns t's gradient in gr as an operand: of tsh_real, or bf16 while it is packed. */
+static tshi_operand tshi_tape_operand(const tsh_tensor *t) {
+    return t->gr.block ? tshi_kernel_reals((tsh_real *)tshi_mem_data(t->gr.block), 1)
+                       : tshi_kernel_operand(tshi_mem_data(t->packed), 1, TSH_BF16);
+}
+
+/* Allocates acc, an accumulator of base, if it has no memory yet; a packed gradient is unpacked.
+ * Returns 0 without memory. */
+static int tshi_tape_allocate(tsh_tensor *base, tshi_accumulator *acc) {
+    const int64_t n = tsh_local_numel(base);
+    if (acc->block) return 1;
+    acc->block = tshi_mem_alloc(base->ctx, tshi_tensor_grad_kind(base), tshi_dtype_reals(n));
+    if (acc->block && acc->live)
+        tshi_dtypes[TSH_BF16].load(tshi_mem_data(base->packed), 1, n,
+                                   (tsh_real *)tshi_mem_data(acc->block));
+    return acc->block != NULL;
+}
+
+/* Runs on one thread: packs the local elements [from, to) of a leaf's gradient. */
+static void tshi_tape_pack_part(void *job, int thread, int64_t from, int64_t to) {
+    const tsh_tensor *t = (const tsh_tensor *)job;
+    tshi_runs run = tshi_tensor_own_runs(t);
+    tshi_noise noise = {t->ctx->seed, tshi_rng_hash(t->packs, "gradient", 8), 0};
+    (void)thread;
+    noise.stream = tshi_rng_hash(noise.stream + (uint64_t)*t->updates, t->path, strlen(t->path));
+    while (tshi_tensor_next_run_in(&run, from, to)) {
+        tshi_operand x[2];
+        x[0] = tshi_kernel_operand(tshi_mem_data(t->packed), 1, TSH_BF16);
+        x[1] = tshi_kernel_reals((tsh_real *)tshi_mem_data(t->gr.block), 1);
+        tshi_kernel_move(&x[0], run.local);
+        tshi_kernel_move(&x[1], run.local);
+        noise.element = run.global;
+        tshi_kernel_random[t->ctx->isa](run.length, x, &noise);
+    }
+}
+
+/* Packs a leaf's gradient, if its optimiser wants that. A row-sparse one stays as it is, and one
+ * that is still to be summed over dp, in float. */
+static void tshi_tape_pack(tsh_tensor *t) {
+    const int64_t n = tsh_local_numel(t);
+    if (t->ctx->tape.syncing && (t->flags & TSHI_AVERAGED)) return;
+    if (!tshi_tensor_packs(t) || !t->gr.live || !t->gr.block || t->sparse) return;
+    if (!t->packed)
+        t->packed = tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(TSH_BF16, n));
+    if (!t->packed) return;
+    tshi_team_run(tshi_kernel_parts(t->ctx, n, 1), n, 16, tshi_tape_pack_part, t);
+    tshi_mem_release(t->ctx, t->gr.block);
+    t->gr.block = NULL;
+    t->packs++;
+}
+
+/* Fills acc, an accumulator of base, with zeros and marks it live. */
+static void tshi_tape_zero(const tsh_tensor *base, tshi_accumulator *acc) {
+    memset(tshi_mem_data(acc->block), 0, tshi_dtype_reals(tsh_local_numel(base)));
+    acc->live = 1;
+}
+
+/* Fills *dest: where in acc, an accumulator of t's base, a contribution to the gradient of t goes.
+ * Marks acc live. Returns 0 if there is not enough memory. */
+static int tshi_tape_dest_in(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest) {
+    tsh_tensor *base = t->base;
+    if (!tshi_tape_allocate(base, acc)) return 0;
+    dest->data = (tsh_real *)tshi_mem_data(acc->block) + (t->offset - base->offset);
+    dest->stride = t->stride;
+    if (!acc->live && tsh_local_numel(t) != tsh_local_numel(base)) /* t is only a part of base */
+        tshi_tape_zero(base, acc);
+    dest->add = acc->live; /* the first contribution overwrites */
+    acc->live = 1;
+    acc->clean = base->sparse = 0; /* any row may be written */
+    return 1;
+}
+
+/* Returns the dtype in which the gradient of t goes to other ranks of tp: bf16 for activations of
+ * bf16, which are step tensors; tsh_real for leaves and all others (f16 would lose small ones). */
+static tsh_dtype tshi_tape_sent_as(const tsh_tensor *t) {
+    return t->dtype == TSH_BF16 && !(t->base->flags & TSHI_OWNED) ? TSH_BF16 : TSH_REAL;
+}
+
+/* Returns 1 if the node's gradient of input i is a partial sum over tp. */
+static int tshi_tape_is_partial(const tshi_node *node, int i) {
+    return (node->progress.partial >> i & 1u) && node->out->ctx->tp.size > 1;
+}
+
+/* Returns the accumulator that the node's gradient of input i is added to. */
+static tshi_accumulator *tshi_tape_accumulator(const tshi_node *node, int i) {
+    tsh_tensor *base = node->in[i]->base;
+    return tshi_tape_is_partial(node, i) ? &base->gp : &base->gr;
+}
+
+/* The argument of a backward whose work several threads share. */
+typedef struct tshi_shared {
+    const tshi_node *node; /* the call */
+    tshi_dest dest;        /* where the gradient goes */
+} tshi_shared;
+
+/* Returns 1 if t has all elements of its base, in the same order. */
+static int tshi_tape_is_whole(const tsh_tensor *t) {
+    const tsh_tensor *base = t->base;
+    return !base->offset && !t->offset && tshi_tensor_is_dense(t) &&
+           tsh_local_numel(t) == tsh_local_numel(base);
+}
+
+/* Fills *dest: where the op's backward writes its gradient of input i. Returns 0 if input i needs
+ * no gradient, or after an error. */
+TSHI_OUTLINE int tshi_tape_dest(tshi_node *node, int i, tshi_dest *dest) {
+    tsh_tensor *t = node->in[i];
+    if (!t || !t->base->requires_grad) return 0;
+    return tshi_tape_dest_in(t, tshi_tape_accumulator(node, i), dest);
+}
+
+/* As tshi_tape_dest, for an op that reads each saved value of input i before it writes the gradient
+ * of that element: the gradient overwrites the saved values, if nothing else refers to them. */
+static int tshi_tape_dest_over(tshi_node *node, int i, tshi_dest *dest) {
+    tsh_tensor *t = node->in[i], *base = t->base;
+    tshi_accumulator *acc = tshi_tape_accumulator(node, i);
+    tshi_block *values = node->saved[i];
+    if (base->requires_grad && !acc->block && values && values->refs == 1 &&
+        tshi_tape_is_whole(t)) {
+        acc->block = values; /* shared with node->saved[i] */
+        values->refs++;
+    }
+    return tshi_tape_dest(node, i, dest);
+}
+
+/* As tshi_tape_dest, for an op that can only add: fills a new accumulator with zeros first. */
+TSHI_OUTLINE int tshi_tape_dest_zeroed(tshi_node *node, int i, tshi_dest *dest) {
+    if (!tshi_tape_dest(node, i, dest)) return 0;
+    if (!dest->add) tshi_tape_zero(node->in[i]->base, tshi_tape_accumulator(node, i));
+    dest->add = 1;
+    return 1;
+}
+
+/* As tshi_tape_dest, for an op that adds to only a few rows of a leaf of shape (rows, ...). The op
+ * must set (*marks)[row] = 1 for each local row that it adds to. *marks NULL: the gradient is
+ * dense, and no row is to be marked. The accumulator is filled with zeros first, unless it is known
+ * to contain zeros. */
+static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t **marks) {
+    tsh_tensor *t = node->in[i], *base = t->base;
+    tshi_accumulator *acc = tshi_tape_accumulator(node, i);
+    size_t size = (size_t)t->local[0] * sizeof **marks; /* bytes of one mark per local row */
+    *marks = NULL;
+    if (t != base || base->node || !base->requires_grad)
+        return tshi_tape_dest_zeroed(node, i, dest);
+    if (base->marks && base->marks->size < size) { /* marks of fewer rows */
+        tshi_mem_release(base->ctx, base->marks);
+        base->marks = NULL;
+    }
+    if (!base->marks) base->marks = tshi_mem_alloc(base->ctx, TSH_MEM_GRADIENTS, size);
+    if (!base->marks || !tshi_tape_allocate(base, acc)) return 0;
+    if (!base->gr.live && !base->gp.live) { /* no gradient yet */
+        memset(tshi_mem_data(base->marks), 0, size);
+        base->sparse = 1; /* rows without a mark are 0 */
+    }
+    dest->data = (tsh_real *)tshi_mem_data(acc->block);
+    if (!acc->live && !acc->clean) tshi_tape_zero(base, acc);
+    dest->stride = t->stride;
+    dest->add = acc->live = 1; /* adds, to zeros at first */
+    acc->clean = 0;
+    if (base->sparse) *marks = (int32_t *)tshi_mem_data(base->marks);
+    return 1;
+}
+
+/* Counts one contribution to a leaf. After the last expected one, adds the gradient to a bucket, to
+ * be summed over dp. Leaves partial and row-sparse gradients to tshi_tape_sync, which first
+ * completes them over tp, or with the rows that other ranks have touched. */
+static void tshi_tape_deliver(tsh_tensor *leaf) {
+    if (--leaf->contributions > 0 || !leaf->ctx->tape.syncing || !(leaf->flags & TSHI_AVERAGED) ||
+        !leaf->gr.live || leaf->gp.live || leaf->sparse || !tshi_tape_allocate(leaf, &leaf->gr))
+        return;
+    tshi_bucket_add_grad(leaf);
+}
+
+/* Marks the rows of t's row-sparse gradient that any rank of comm has touched. All ranks of comm
+ * call it. */
+static void tshi_tape_merge_rows(tsh_tensor *t, tsh_comm *comm) {
+    if (t->sparse && comm->size > 1)
+        (void)tshi_error_comm(
+            t->ctx, tsh_allreduce(comm, tshi_mem_data(t->marks), t->local[0], TSH_I32, TSH_MAX),
+            "tsh_backward: all-reduce of the rows that a gradient touches");
+}
+
+/* For tsh_detect_anomaly: returns 1 if t's gradient in acc is finite, or acc is empty. Else fails
+ * and returns 0: "the <what> of <name> (2, 3) R has NaN". length: bytes of name. */
+static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tensor *t,
+                                          const tshi_accumulator *acc, const char *what,
+                                          const char *name, int length) {
+    char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE];
+    const tsh_real *grad = acc->live && acc->block ? (const tsh_real *)tshi_mem_data(acc->block)
+                                                   : NULL; /* a packed one was checked before */
+    if (!grad ||
+        !tshi_tape_not_finite(t, grad + (t->offset - t->base->offset), TSH_REAL, t->stride, found))
+        return 1;
+    return tsh_fail(t->ctx, TSH_ERR_ANOMALY, "%s: the %s of %.*s %s has %s", node->op->name, what,
+                    length, name, tshi_tensor_text(t, form), found) == TSH_OK;
+}
+
+/* As tshi_tape_check_grad, for the gradient of input i after the node's contribution. Skips gp
+ * while its all-reduce runs. */
+static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
+    const tsh_tensor *t = node->in[i], *base = t->base;
+    int length;
+    const char *name = tshi_tensor_name(node->op->inputs, i, &length);
+    return tshi_tape_check_grad(node, t, &base->gr, "gradient", name, length) &&
+           (base->reducing || tshi_tape_check_grad(node, t, &base->gp, "gradient", name, length));
+}
+
+/* Marks the node's gradient of input i as complete. Counts it as a contribution to a leaf
+ * (tshi_tape_deliver). After the last partial contribution to another tensor, starts the all-reduce
+ * of its gp, which runs while backward goes on. An op that has more to do calls this early;
+ * tshi_tape_walk calls it for all inputs that are left. */
+static void tshi_tape_input_done(tshi_node *node, int i) {
+    tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
+    tsh_ctx *ctx = node->out->ctx;
+    if (!base || !base->requires_grad || (node->progress.done >> i & 1u)) return;
+    node->progress.done |= 1u << i;
+    if (ctx->anomalies && !tshi_tape_check_input(node, i)) return;
+    if (!base->node) { /* base is a leaf */
+        tshi_tape_deliver(base);
+        return;
+    }
+    if (!tshi_tape_is_partial(node, i) || --base->partial_contributions > 0) return;
+    if (tshi_tape_accepts_partial(base->node) || !base->gp.live || ctx->error.code != TSH_OK)
+        return;
+    tshi_kernel_narrow(tshi_mem_data(base->gp.block), tsh_local_numel(base),
+                       tshi_tape_sent_as(base));
+    (void)tshi_error_comm(
+        ctx, tsh_allreduce_start(&ctx->tp, tshi_mem_data(base->gp.block), tsh_local_numel(base),
+                                 tshi_tape_sent_as(base), TSH_SUM, &base->req),
+        "tsh_backward: all-reduce of a gradient");
+    base->reducing = ctx->error.code == TSH_OK; /* tshi_tape_complete waits for base->req */
+}
+
+/* Adds x to y, n elements each. */
+static void tshi_tape_add_all(const tsh_ctx *ctx, tsh_real *y, const tsh_real *x, int64_t n) {
+    const tshi_operand operands[2] = {tshi_kernel_reals(y, 1), tshi_kernel_reals(x, 1)};
+    tshi_kernel_add[ctx->isa](n, operands, NULL);
+}
+
+/* Adds gp, which is complete, to gr, and empties gp. If gr is empty, swaps the two. */
+static void tshi_tape_merge(tsh_tensor *t) {
+    if (!t->gp.live) return;
+    if (t->gr.live) {
+        if (!tshi_tape_allocate(t, &t->gr)) return;
+        tshi_tape_add_all(t->ctx, (tsh_real *)tshi_mem_data(t->gr.block),
+                          (const tsh_real *)tshi_mem_data(t->gp.block), tsh_local_numel(t));
+        t->gp.live = 0; /* gp is empty now */
+    } else {
+        tshi_accumulator swap = t->gr; /* gr's memory becomes gp's */
+        t->gr = t->gp;
+        t->gp = swap;
+    }
+}
+
+/* Completes the gradient of t, an op's output: waits for the all-reduce of gp, adds gp to gr, and
+ * fills gr with zeros if there was no contribution. Returns gr's values, or NULL after an error. */
+static tsh_real *tshi_tape_complete(tsh_tensor *t) {
+    tsh_ctx *ctx = t->ctx;
+    if (t->reducing) {
+        t->reducing = 0;
+        (void)tshi_error_comm(ctx, tsh_wait(&ctx->tp, t->req),
+                              "tsh_backward: all-reduce of a gradient");
+        tshi_kernel_widen(tshi_mem_data(t->gp.block), tsh_local_numel(t), tshi_tape_sent_as(t));
+    }
+    if (ctx->error.code != TSH_OK) return NULL;
+    tshi_tape_merge(t);
+    if (!tshi_tape_allocate(t, &t->gr)) return NULL;
+    if (!t->gr.live) tshi_tape_zero(t, &t->gr);
+    return (tsh_real *)tshi_mem_data(t->gr.block);
+}
+
+/* Completes the gradient of the node's output, unless the node's backward accepts a partial one.
+ * Returns 0 after an error. */
+static int tshi_tape_complete_out(const tshi_node *node) {
+    const tsh_tensor *out = node->out;
+    if (tshi_tape_accepts_partial(node)) return 1;
+    return tshi_tape_complete(node->out) &&
+           (!out->ctx->anomalies ||
+            tshi_tape_check_grad(node, out, &out->gr, "sum of the gradients", "the output", 10));
+}
+
+/* Returns the complete gradient of the node's output, which the node's backward reads. */
+static tsh_real *tshi_tape_grad(const tshi_node *node) {
+    return (tsh_real *)tshi_mem_data(node->out->gr.block);
+}
+
+/* Writes `values`, of t's local shape and these strides, to dest, or adds them if dest->add. */
+static void tshi_tape_accumulate(const tsh_tensor *t, const tshi_dest *dest, const tsh_real *values,
+                                 const int64_t *stride) {
+    tshi_loop loop;
+    tshi_kernel_space(&loop, t);
+    tshi_kernel_add_operand(&loop, t, dest->data, dest->stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, t, values, stride, TSH_REAL);
+    tshi_kernel_run(&loop, dest->add ? tshi_kernel_add[t->ctx->isa] : tshi_kernel_copy, NULL);
+}
+
+/* Backward of an op whose gradient of input i equals the gradient of its output. The input's
+ * accumulator shares the memory of the output's, without a copy, if it has no memory yet and no
+ * later input has the same base. */
+static void tshi_tape_identity(tshi_node *node, int i) {
+    tsh_tensor *t = node->in[i], *base = t->base, *out = node->out;
+    tshi_accumulator *acc = tshi_tape_accumulator(node, i);
+    tshi_dest dest;
+    int k, alone = !((base->flags & TSHI_OWNED) | (out->flags & TSHI_RETAIN)) && !acc->block &&
+                   out->gr.block->refs == 1 && tshi_tape_is_whole(t);
+    for (k = i + 1; k < node->n; k++) alone &= node->in[k]->base != base;
+    if (base->requires_grad && alone) {
+        acc->block = out->gr.block;
+        acc->block->refs++; /* shares the memory */
+        acc->live = 1;
+    } else if (tshi_tape_dest(node, i, &dest)) {
+        tshi_tape_accumulate(node->in[i], &dest, tshi_tape_grad(node), out->stride);
+    }
+}

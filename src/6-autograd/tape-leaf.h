@@ -1,0 +1,141 @@
+/* ========================================================================== */
+/* >>tape-leaf                                    MARK: - tape-leaf (private) */
+/* What programs ask of gradients; the ends of steps and scopes.              */
+/* Needs: >>tape-backward.                                                    */
+/* ========================================================================== */
+
+TSH_API void tsh_no_grad_begin(tsh_ctx *ctx) {
+    if (!ctx) return;
+    ctx->tape.no_grad++;
+    ctx->tape.evaluating++;
+}
+
+TSH_API void tsh_no_grad_end(tsh_ctx *ctx) {
+    if (!ctx || !ctx->tape.no_grad) return;
+    ctx->tape.no_grad--;
+    if (ctx->tape.evaluating) ctx->tape.evaluating--;
+}
+
+TSH_API void tsh_detect_anomaly(tsh_ctx *ctx, int on) {
+    if (ctx) ctx->anomalies = on != 0;
+}
+
+/* Returns 1 if t can be a leaf: it is owned and has floating values. Else returns 0, with an error
+ * that names the public function op. */
+static int tshi_tape_check_owned(const tsh_tensor *t, const char *op) {
+    if ((t->flags & TSHI_OWNED) && tshi_dtype_computes(t->dtype)) return 1;
+    return tsh_fail(t->ctx, TSH_ERR_ARGUMENT, "%s: takes an owned tensor of %s; tsh_keep makes one",
+                    op, tshi_dtype_name(TSH_REAL)) == TSH_OK;
+}
+
+TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on) {
+    if (!t || !tshi_tape_check_owned(t, "tsh_requires_grad")) return NULL;
+    t->requires_grad = on != 0; /* ops on t are recorded */
+    t->flags = on ? t->flags | TSHI_LEAF : t->flags & ~(unsigned)TSHI_LEAF;
+    return t;
+}
+
+TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on) {
+    if (!t || !tshi_tape_check_owned(t, "tsh_average_grad")) return NULL;
+    if (!on && (t->flags & TSHI_PARAM))
+        return tshi_error_null(t->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_average_grad: the gradient of a parameter, such as \"%s\", is "
+                               "always averaged; take a leaf of your own instead", t->path);
+    t->flags = on ? t->flags | TSHI_AVERAGED : t->flags & ~(unsigned)TSHI_AVERAGED;
+    return t;
+}
+
+TSH_API tsh_tensor *tsh_retain(tsh_tensor *t) {
+    if (t) t->flags |= TSHI_RETAIN;
+    if (t) t->base->flags |= TSHI_RETAIN; /* a view has the values of its base */
+    return t;
+}
+
+TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
+    tsh_tensor *base, *grad;
+    if (!t || t->ctx->error.code != TSH_OK) return NULL;
+    base = t->base;
+    if (tshi_tape_pending(base))
+        return tshi_error_null(t->ctx, TSH_ERR_STATE,
+                               "tsh_grad: the gradient is pending; call tsh_sync_grads first");
+    if (!base->gr.live) return NULL;
+    if (base->flags & TSHI_CHUNKED)
+        return tshi_error_null(
+            t->ctx, TSH_ERR_STATE,
+            "tsh_grad: each rank of dp has a chunk of the gradient of \"%s\", as "
+            "its optimiser's .zero wants it", base->path);
+    grad = tshi_tensor_detached(t, base->gr.block ? base->gr.block : base->packed);
+    if (!grad) return NULL;
+    grad->dtype = base->gr.block ? TSH_REAL : TSH_BF16; /* whatever the dtype of t is */
+    grad->offset = t->offset - base->offset; /* of a view: its part of the base's gradient */
+    /* every rank has the whole gradient of a partial sum */
+    if (t->layout.kind == TSH_PARTIAL) grad->layout = tsh_replicated();
+    return grad;
+}
+
+/* Zeroes the marked rows of a row-sparse gradient; all other rows are 0 already. */
+static void tshi_tape_clear_rows(tsh_tensor *base) {
+    const int32_t *marks = (const int32_t *)tshi_mem_data(base->marks);
+    int64_t r, width = tshi_tensor_product(base->local + 1, base->ndim - 1);
+    tsh_real *data = (tsh_real *)tshi_mem_data(base->gr.block);
+    for (r = 0; r < base->local[0]; r++)
+        if (marks[r]) memset(data + r * width, 0, (size_t)width * sizeof *data);
+    base->gr.clean = 1; /* tshi_tape_dest_rows need not zero it */
+}
+
+/* Gives the step memory of a leaf's gradient back. */
+static void tshi_tape_return(tsh_tensor *base) {
+    tshi_mem_release(base->ctx, base->gr.block);
+    tshi_mem_release(base->ctx, base->gp.block);
+    tshi_mem_release(base->ctx, base->packed);
+    base->gr.block = base->gp.block = base->packed = NULL;
+    base->gr.clean = base->gp.clean = 0;
+}
+
+TSH_API void tsh_zero_grad(tsh_tensor *t) {
+    tsh_tensor *base = t ? t->base : NULL;
+    if (!base) return;
+    if (base->sparse && base->gr.live && !base->gp.live) tshi_tape_clear_rows(base);
+    base->gr.live = base->gp.live = base->sparse = 0; /* none; the memory stays, or is returned */
+    base->packs = 0;
+    base->flags &= ~(unsigned)TSHI_USED;
+    if (base->flags & TSHI_OWNED && tshi_tensor_grad_kind(base) == TSH_MEM_STEP)
+        tshi_tape_return(base);
+}
+
+/* -- steps and scopes ------------------------------------------------------- */
+
+TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
+    tsh_tensor *head;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    tshi_profile_step(ctx->trace, 1);
+    if (!tshi_tape_unlocked(ctx, "tsh_step_end")) return ctx->error.code;
+    tshi_tape_clear(&ctx->tape.newest, &ctx->tape.arena); /* nodes if no backward was run */
+    tshi_mem_release(ctx, ctx->rope_table);
+    ctx->rope_table = NULL;
+    head = &ctx->handles.step; /* all step tensors */
+    for (ctx->handles.ended = 0; head->next != head; ctx->handles.ended++)
+        tshi_tensor_release(head->next);
+    ctx->steps = 0;
+    return tsh_ok(ctx) ? TSH_OK : ctx->error.code;
+}
+
+TSH_API void tsh_scope_begin(tsh_ctx *ctx) {
+    if (ctx) ctx->depth++;
+}
+
+TSH_API void tsh_scope_end(tsh_ctx *ctx) {
+    tsh_tensor *head;
+    if (!ctx || !ctx->depth) return;
+    head = &ctx->handles.step;
+    if (ctx->tape.newest && ctx->tape.newest->depth >= ctx->depth)
+        (void)tsh_fail(
+            ctx, TSH_ERR_STATE,
+            "tsh_scope_end: %s was recorded inside the scope; scopes are for work without "
+            "gradients (tsh_no_grad_begin)", ctx->tape.newest->op->name);
+    else
+        while (head->prev != head && head->prev->depth >= ctx->depth)
+            tshi_tensor_release(head->prev);
+    ctx->steps = 0;
+    ctx->depth--;
+}

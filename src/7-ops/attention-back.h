@@ -1,0 +1,221 @@
+/* ========================================================================== */
+/* >>attention-back                          MARK: - attention-back (private) */
+/* Backward of one tile: the gradients of q, k and v.                         */
+/* Needs: >>attention-tile.                                                   */
+/* ========================================================================== */
+
+/* Packs m rows of p, whose first is row r of a tile, and of dS; the rows of dS become pairs. */
+static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t m, int64_t n) {
+    tsh_real *const ds = h->t + r * h->pitch;
+    const int64_t at = r / 2 * h->pitch;
+    tshi_gemm_pack_matrix(h->kernel, h->columns_p + at, (int)h->pitch, (int)n, m,
+                          tshi_gemm_matrix(h->s, 1, h->pitch), TSHI_GEMM_ROUNDED);
+    tshi_gemm_pack_matrix(h->kernel, h->columns_s + at, (int)h->pitch, (int)n, m,
+                          tshi_gemm_matrix(ds, 1, h->pitch), TSHI_GEMM_ROUNDED);
+    tshi_attention_round(h, ds, m, n);
+}
+
+/* Adds dS of m rows, from row r of a tile at query i on, of n keys from j on to the gradient of the
+ * mask, and multiplies it by what the kernels left out: scale, and the slope of a soft cap. */
+static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r, int64_t m,
+                                        int64_t j, int64_t n) {
+    const int64_t step = h->more->mask_stride[3];
+    const tsh_real scale = TSHI_R(h->more->scale);
+    tsh_real *ds = h->t + r * h->pitch;
+    for (int64_t a = 0; a < m; a++, ds += h->pitch) {
+        const int64_t seen = tshi_base_min(tshi_attention_visible(h, i + r + a) - j, n);
+        const tsh_real *slope = h->slope ? h->slope + a * h->pitch : NULL;
+        if (h->mask_grad) {
+            tsh_real *to = h->mask_grad + h->mask + (i + r + a) * h->mask_row + j * step;
+            for (int64_t c = 0; c < seen; c++) to[c * step] += ds[c];
+        }
+        for (int64_t c = 0; slope && c < seen; c++) ds[c] *= slope[c];
+        tshi_attention_scale(ds, ds, seen, scale);
+    }
+}
+
+/* Computes the probabilities p and the gradients dS of the scores of rows [r, r + m) of a tile's
+ * queries, which begin at query i, and keys [j, j + n). Of pairs they are 0 to the end of a tile of
+ * the product of p^T dO. */
+static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
+                                           int64_t n) {
+    const int64_t end = h->pairs ? tshi_base_min(n + h->kernel->mr, h->keys) : n;
+    const tshi_strip strip = tshi_attention_strip_at(h, i, r, j, end);
+    tsh_real *t = h->t + r * h->pitch;
+    tshi_attention_scores(h, i, r, m, j, n);
+    tshi_attention_by_keys(h, i + r, m, j, n, 1, h->rows_do + r * tshi_attention_words(h, h->d),
+                           h->keys_v, t); /* dO V^T */
+#if TSHI_GEMM_BF16S
+    if (h->rounded) {
+        tshi_attention_grad_pairs(m, &strip);
+        return;
+    }
+#endif
+    if (h->more->dropout) tshi_attention_dropout(h, t, i + r, m, j, n);
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+    if (h->exps)
+        tshi_attention_grad_wide(m, &strip);
+    else
+#endif
+        tshi_attention_grad[h->ctx->isa](m, NULL, &strip);
+    if (h->raw) tshi_attention_backward_raw(h, i, r, m, j, n);
+    if (h->more->dropout) tshi_attention_dropout(h, h->s, i + r, m, j, n);
+    if (h->pairs) tshi_attention_backward_pack(h, r, m, tshi_attention_wide(end));
+}
+
+/* C^T (d, n) += A^T P of keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. A and P are rows of a
+ * tile of m queries from i on. Leaves out rows that see none of the keys of a sliver. */
+static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
+                                         const tsh_real *a, const tsh_real *p, tsh_real *c) {
+    const int cut = tshi_attention_visible(h, i) < j + n;
+    const int64_t nr = h->kernel->nr, step = cut ? nr : n, d = h->d;
+    const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
+    c += tshi_attention_block(h, j, d);
+    for (int64_t e = 0; e < n; e += step) {
+        const int64_t count = tshi_base_min(step, n - e);
+        int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0; /* the first row that sees e */
+        r = r < 0 ? 0 : r;
+        const tshi_matmul_strips left = {a + r * d, 1, d, 1};
+        tshi_attention_ahead(h);
+        tshi_matmul_tiles(h->kernel, d, count, m - r, 1, left,
+                          tshi_attention_slivers(h, p + r * h->pitch + e, h->pitch, nr), 1,
+                          tshi_gemm_matrix(c + e, h->keys, 1), all, &h->walk);
+    }
+}
+
+/* Returns 1 if products of pairs are added to the gradient `to` in place. */
+static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to) {
+    return h->pairs && h->tq > 0 && to.column == 1 && h->d % (h->kernel->nr / 2) == 0;
+}
+
+/* As tshi_attention_backward_keys, of pairs: C (n, d) += P^T A. columns: of A; p: columns_p or
+ * columns_s; to: dV or dK; over: 1: overwrites it; scratch: dv_t or dk_t. */
+static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
+                                          const tsh_real *columns, const tsh_real *p,
+                                          tshi_matrix to, int over, tsh_real *scratch) {
+    const int in_place = tshi_attention_in_place(h, to), cut = tshi_attention_visible(h, i) < j + n;
+    const int64_t nr = h->kernel->nr, mr = h->kernel->mr, wide = tshi_attention_wide(h->d);
+    const int64_t earlier = h->fresh ? (i ? tshi_attention_visible(h, i - 1) : 0) : h->tk;
+    const int64_t step = cut || (earlier > j && earlier < j + n) ? mr : n;
+    const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
+    scratch = scratch ? scratch + tshi_attention_block(h, j, wide) : NULL;
+    const tshi_matrix c = in_place ? tshi_gemm_from(to, j, 0) : tshi_gemm_matrix(scratch, wide, 1);
+    for (int64_t e = 0; e < n; e += step) {
+        const int add = (in_place && !over) || earlier > j + e; /* or no query has seen e so far */
+        const int64_t count = tshi_base_min(step, tshi_base_min(h->keys, h->tk - j) - e);
+        int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0; /* the first row that sees e */
+        r = r < 0 ? 0 : r / 2;                             /* in pairs */
+        const tshi_matmul_strips left = {p + r * h->pitch + e, 1, h->pitch, 1};
+        tshi_attention_ahead(h);
+        tshi_matmul_tiles(h->kernel, count, h->d, m - 2 * r, 1, left,
+                          tshi_attention_slivers(h, columns + r * nr, nr,
+                                                 nr * tshi_attention_words(h, m)),
+                          add, tshi_gemm_from(c, e, 0), all, &h->walk);
+    }
+}
+
+/* Loads the rows of Q and dO of a tile, and computes delta. */
+static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
+    const int64_t d = h->d, words = tshi_attention_words(h, d);
+    const int64_t nr = h->kernel->nr, next = nr * tshi_attention_words(h, m);
+    tshi_attention_rows(h, h->rows_q, h->q, i, m);
+    if (h->pairs) {
+        const tshi_matrix q = tshi_gemm_matrix_of(h->rows_q, TSH_BF16, 1, 2 * words);
+        const tshi_matrix dout = tshi_gemm_matrix_of(h->rows_do, TSH_BF16, 1, 2 * words);
+#if TSHI_GEMM_BF16S
+        tshi_attention_delta_pairs(h, i, m);
+#endif
+        tshi_matmul_pack(h->kernel, h->columns_q, (int)nr, d, m, next, q, TSHI_GEMM_PAIRS);
+        tshi_matmul_pack(h->kernel, h->columns_do, (int)nr, d, m, next, dout, TSHI_GEMM_PAIRS);
+        return;
+    }
+    tshi_attention_rows(h, h->rows_do, h->dout, i, m);
+    tshi_attention_rows(h, h->sum, h->o, i, m);
+    tshi_attention_delta[h->ctx->isa](m, NULL, h);
+}
+
+/* Adds m rows, `row` apart, to those of `to` from row i on; over: 1: overwrites them. */
+static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int over, int64_t i,
+                                    int64_t m, const tsh_real *from, int64_t row) {
+    const tshi_kernel_fn fn = over ? tshi_kernel_copy : tshi_kernel_add[h->ctx->isa];
+    for (int64_t r = 0; r < m; r++) {
+        const tshi_operand x[2] = {tshi_kernel_reals(tshi_gemm_at(to, i + r, 0), to.column),
+                                   tshi_kernel_reals(from + r * row, 1)};
+        fn(h->d, x, NULL);
+    }
+}
+
+/* Adds what a tile of m queries from i on and keys [j, j + n) give to dV, dK and dQ. c: dQ of its
+ * rows, which are overwritten if `over` is 1. */
+static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m, int64_t j,
+                                             int64_t n, int over, tshi_matrix c) {
+    int64_t r = h->moves ? j + 1 - h->to - i : 0; /* the first row that sees key j */
+    if (h->dv.data && h->pairs)
+        tshi_attention_backward_pairs(h, i, m, j, n, h->columns_do, h->columns_p, h->dv, h->over[2],
+                                      h->dv_t);
+    else if (h->dv.data)
+        tshi_attention_backward_keys(h, i, m, j, n, h->rows_do, h->s, h->dv_t);
+    if (h->dk.data && h->pairs)
+        tshi_attention_backward_pairs(h, i, m, j, n, h->columns_q, h->columns_s, h->dk, h->over[1],
+                                      h->dk_t);
+    else if (h->dk.data)
+        tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->t, h->dk_t);
+    r = r < 0 ? 0 : r - r % h->kernel->mr;
+    if (h->dq.data)
+        tshi_attention_by_features(h, i + r, m - r, j, n, h->t + r * h->pitch, h->features_k,
+                                   !over, tshi_gemm_from(c, r, 0));
+}
+
+/* Backward of a tile: m queries from query i on. */
+static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
+    const int64_t last = tshi_attention_visible(h, i + m - 1), wide = tshi_attention_wide(h->d);
+    const int64_t start = tshi_attention_start(h, i);
+    /* a row that sees no key is not written in place */
+    const int seeing = tshi_attention_visible(h, i) > start;
+    const int in_place = tshi_attention_in_place(h, h->dq) && seeing;
+    const tshi_matrix c = in_place ? tshi_gemm_from(h->dq, i, 0)
+                                   : tshi_gemm_matrix(h->sum, wide, 1);
+    tshi_attention_backward_rows(h, i, m);
+    for (int64_t r = i; r < i + m && h->sink_grads; r++) {
+        const tsh_real s = h->sinks[r * h->sink_step] - h->max[r] - h->log_sum[r];
+        h->sink_grads[r] = -h->row[r - i] * TSHI_R(exp((double)s));
+    }
+    if (!seeing) memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
+    for (int64_t j = start; j < last; j += h->keys) {
+        const int64_t n = tshi_base_min(h->keys, last - j);
+        tshi_attention_pack(h, j);
+        for (int64_t r = 0, rows; r < m; r += rows) {
+            rows = tshi_base_min(h->strip, m - r);
+            const int64_t seen = tshi_attention_visible(h, i + r + rows - 1) - j;
+            if (seen > 0)
+                tshi_attention_backward_scores(h, i, r, rows, j, tshi_base_min(n, seen));
+        }
+        tshi_attention_backward_products(h, i, m, j, n,
+                                         j == start && (!in_place || h->over[0]), c);
+    }
+    if (h->dq.data && !in_place) tshi_attention_add_rows(h, h->dq, h->over[0], i, m, h->sum, wide);
+}
+
+/* Adds the gradient `from` (h->dk_t or h->dv_t) of a head to `to`, shape (tk, d), if it is not
+ * there yet; over: 1: overwrites it. */
+static void tshi_attention_backward_done(const tshi_head *h, const tsh_real *from, tshi_matrix to,
+                                         int over) {
+    const int64_t wide = h->pairs ? tshi_attention_wide(h->d) : h->d;
+    if (!to.data || tshi_attention_in_place(h, to)) return;
+    for (int64_t j = 0; j < h->tk; j += h->keys) {
+        const int64_t n = tshi_base_min(h->keys, h->tk - j);
+        const tsh_real *block = from + tshi_attention_block(h, j, wide);
+        if (!h->pairs) {
+            tshi_gemm_pack(h->transposed, (int)h->d, (int)h->d, n, block, h->keys, 1);
+            block = h->transposed; /* shape (n, d) */
+        }
+        tshi_attention_add_rows(h, to, over, j, n, block, wide);
+    }
+}
+
+/* Returns the local head of k and v that the local query head a uses (grouped-query attention). */
+static int64_t tshi_attention_kv(const tsh_tensor *q, const tsh_tensor *k, int64_t a) {
+    int64_t group = q->dim[1] / k->dim[1]; /* query heads per head of k */
+    if (k->layout.kind == TSH_SHARDED && k->layout.dim == 1) return a / group;
+    return tshi_tensor_global(q, 1, a) / group;
+}

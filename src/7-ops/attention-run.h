@@ -1,0 +1,370 @@
+/* ========================================================================== */
+/* >>attention-run                            MARK: - attention-run (private) */
+/* Which thread computes which heads and tiles, in which memory.              */
+/* Needs: >>attention-back.                                                   */
+/* ========================================================================== */
+
+/* What the threads of a rank share. Tiles (forward) or heads of k (backward) are divided into
+ * pieces, each with its own scratch. */
+typedef struct tshi_heads {
+    tshi_head head;             /* what is the same for all heads */
+    tsh_tensor *const *in;      /* q, k, v */
+    tsh_tensor *out;            /* shape (B, H, Tq, D) */
+    void *value[4];             /* of q, k, v, out */
+    tsh_real *grad[4];          /* of q, k, v, out; NULL: forward, or not needed */
+    const tsh_real *sinks;      /* values of the sinks, or NULL */
+    tsh_real *sink_grads;       /* shape (local B, local H, Tq); NULL: not needed */
+    tsh_real *stats;            /* shape (2, local B, local H, Tq): m of each query, then log l */
+    tsh_real *scratch;          /* scratch of all pieces, `each` elements apart */
+    int64_t each, each_product; /* scratch of a piece: elements; bytes for tshi_gemm_run */
+    int pieces;                 /* number of pieces */
+    const tshi_keys *rows;      /* shape (B), of a ragged batch; NULL: all alike */
+    int merged;                 /* 1: the heads that share one of k are the queries of one tile */
+    int balanced;               /* 1: later tiles see more keys: forward's units are pairs */
+    int by_head;                /* 1: all rows of the batch of a head of k, then the next head */
+    int64_t together;           /* items that one thread computes, in their order: they add to the
+                                   same gradient of a mask */
+    int64_t first, groups;      /* local heads of k that are used: the first; how many */
+    int64_t tiles, units;       /* tiles of a head; what forward divides: tiles, or pairs of them */
+    tshi_block *block;          /* holds scratch */
+} tshi_heads;
+
+/* Returns 1 if threads may add to the gradients of a and b at the same time: a and b are the same,
+ * or their heads, which may be views of one base, do not overlap. */
+static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
+    const tsh_tensor *low = a->offset <= b->offset ? a : b, *high = low == a ? b : a;
+    const int64_t *step = a->stride, distance = high->offset - low->offset;
+    /* low_end, high_end: from the first to the last element of a row with all its heads */
+    const int64_t low_end = (low->local[1] - 1) * step[1] + (low->local[3] - 1) * step[3];
+    const int64_t high_end = (high->local[1] - 1) * step[1] + (high->local[3] - 1) * step[3];
+    if (a->base != b->base || !a->base->requires_grad) return 1;
+    if (memcmp(step, b->stride, 4 * sizeof *step) != 0) return 0;
+    if (!distance) return a->local[1] == b->local[1];
+    if (low_end >= distance) return 0;
+    for (int d = 0; d <= 2; d += 2) /* both fit between two rows, and between two batches */
+        if (a->local[d] > 1 && distance + high_end >= step[d]) return 0;
+    return 1;
+}
+
+/* Returns how many elements of scratch a piece needs; sets h's pointers into `base`, unless NULL.
+ */
+static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
+    const int64_t wide = tshi_attention_wide(h->d), kept = h->few ? 0 : h->blocks * h->keys;
+    const int64_t words = tshi_attention_words(h, h->d), some = tshi_attention_words(h, kept);
+    const int64_t packed = back * h->pairs * tshi_attention_words(h, h->rows);
+    const int64_t gradient = h->pairs ? wide : h->d; /* of a key */
+    const struct {
+        tsh_real **to;
+        int64_t size; /* 0: not needed */
+    } parts[] = {{&h->rows_q, h->few ? 0 : h->rows * words},
+                 {&h->rows_do, back * h->rows * words},
+                 {&h->columns_q, packed * wide},
+                 {&h->columns_do, packed * wide},
+                 {&h->columns_p, packed * h->pitch},
+                 {&h->columns_s, packed * h->pitch},
+                 {&h->s, h->strip * h->pitch},
+                 {&h->t, back * h->rows * h->pitch},
+                 {&h->slope, back * (h->more->cap > 0) * h->strip * h->pitch},
+                 {&h->sum, h->rows * wide},
+                 {&h->row, 2 * tshi_attention_wide(h->rows)},
+                 {&h->keys_k, kept * words},
+                 {&h->keys_v, back * kept * words},
+                 {&h->features_k, back * some * wide},
+                 {&h->features_v, !back * some * wide},
+                 {&h->dk_t, back * kept * gradient},
+                 {&h->dv_t, back * kept * gradient},
+                 {&h->transposed, back * !h->pairs * h->keys * h->d}};
+    int64_t at = 0;
+    for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
+        if (base) *parts[p].to = parts[p].size ? base + at : NULL;
+        at += tshi_base_ceil(parts[p].size, 16) * 16; /* whole cache lines */
+    }
+    return at;
+}
+
+/* Sets the sizes of tiles, and how much of the work is packed and divided. */
+static void tshi_attention_plan(tshi_heads *all, int back) {
+    const tsh_tensor *q = all->in[0], *k = all->in[1];
+    tshi_head *h = &all->head;
+    const int64_t heads = q->local[1], group = k->dim[1] ? q->dim[1] / k->dim[1] : 1;
+    const int64_t rows = all->merged ? group : h->tq; /* queries of a head */
+    int64_t visits;                                   /* tiles that use a head of k */
+    h->rows = tshi_base_min(rows, back && h->pairs ? TSHI_TILE_ROWS_PAIRS : TSHI_TILE_ROWS);
+    if (all->merged) h->rows = group;
+    h->strip = back && !h->pairs ? h->rows : tshi_base_min(h->rows, TSHI_TILE_STRIP);
+    h->keys = tshi_base_min(tshi_attention_wide(h->tk),
+                            back ? TSHI_TILE_KEYS_BACK : TSHI_TILE_KEYS);
+    h->pitch = h->keys + 16;
+    all->tiles = h->rows ? tshi_base_ceil(rows, h->rows) : 0;
+    all->units = all->balanced ? (all->tiles + 1) / 2 : all->tiles;
+    visits = all->tiles * (all->merged ? 1 : tshi_base_min(group, heads));
+    h->few = !back && visits <= 1 && h->rows <= h->kernel->mr && h->d <= h->kernel->kc;
+    h->blocks = h->keys ? tshi_base_ceil(h->tk, h->keys) : 0;
+    if (!back && visits <= 1) h->blocks = tshi_base_min(h->blocks, 1);
+}
+
+/* Sets the functions of the online softmax. */
+static void tshi_attention_choose(tshi_head *h, int back) {
+    const tsh_tensor *mask = h->more->mask;
+    h->raw = back && (h->more->cap > 0 || (mask && mask->base->requires_grad));
+    h->ds_scale = h->raw ? TSHI_R(1) : TSHI_R(h->more->scale);
+    h->rounded = h->pairs && !h->few && !h->more->dropout && !h->raw;
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+    if (h->ctx->isa == TSHI_ISA_AVX512) h->most = tshi_attention_most_avx512;
+    if (h->ctx->isa == TSHI_ISA_AVX512) h->exps = tshi_attention_exps_avx512;
+#endif
+#if TSHI_GEMM_BF16S
+    if (h->pairs) h->most = tshi_attention_most_avx512;
+    if (h->pairs) h->exps = h->rounded ? tshi_attention_exps_pairs : tshi_attention_exps_bf16;
+    if (h->pairs) h->put = tshi_attention_put_bf16;
+#endif
+}
+
+/* Sets which items of backward a thread computes together: where the mask broadcasts, they add to
+ * the same elements of its gradient, in an order that must not depend on threads. */
+static void tshi_attention_share(tshi_heads *all, int back) {
+    const tshi_attention *more = all->head.more;
+    const int64_t batch = all->in[0]->local[0], groups = all->groups;
+    all->together = 1;
+    if (!back || !more->mask || !more->mask->base->requires_grad) return;
+    all->by_head = !more->mask_stride[0] && more->mask_stride[1];
+    if (all->by_head)
+        all->together = batch;
+    else if (!more->mask_stride[1])
+        all->together = more->mask_stride[0] ? groups : batch * groups;
+    if (all->together < 1) all->together = 1;
+}
+
+/* Fills in all but value, grad and stats, and allocates scratch. After an error tshi_attention_run
+ * computes nothing. */
+static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
+                                 const tshi_attention *more, int back) {
+    enum { MIN_WORK = 1 << 18 };       /* multiply-adds of Q K^T that are worth a thread */
+    tsh_tensor *q = in[0], *k = in[1]; /* shapes (B, H, Tq, D), (B, Hkv, Tk, D) */
+    tshi_head *h = &all->head;
+    int64_t heads = q->local[1], items, seen, product[2];
+    memset(all, 0, sizeof *all);
+    all->in = in;
+    all->out = out;
+    h->ctx = q->ctx;
+    h->kernel = q->ctx->gemm_kernel;
+    h->pairs = h->kernel->pairs && q->dtype == TSH_BF16 && k->dtype == TSH_BF16 &&
+               in[2]->dtype == TSH_BF16;
+    h->more = more;
+    h->tq = q->dim[2];
+    h->tk = h->width = k->dim[2];
+    h->d = q->dim[3];
+    all->balanced = more->causal && !more->window;
+    if (heads) all->first = tshi_attention_kv(q, k, 0);
+    if (heads) all->groups = tshi_attention_kv(q, k, heads - 1) - all->first + 1;
+    all->merged = h->tq == 1 && heads &&
+                  tshi_tensor_global(q, 1, heads - 1) - tshi_tensor_global(q, 1, 0) == heads - 1;
+    tshi_attention_plan(all, back);
+    tshi_attention_choose(h, back);
+    tshi_attention_share(all, back);
+    items = q->local[0] * all->groups * (back ? 1 : all->units) / all->together;
+    seen = more->window && more->window < h->tk ? tshi_base_min(h->tk, more->window + h->rows)
+                                                : h->tk;
+    all->pieces = tshi_team_parts(q->ctx, q->local[0] * heads * h->tq * seen * h->d, MIN_WORK);
+    all->pieces = (int)tshi_base_min(all->pieces, items);
+    if (all->pieces < 1 ||
+        (back && (!tshi_attention_apart(q, k) || !tshi_attention_apart(q, in[2]))))
+        all->pieces = 1; /* too little work, or gradients that overlap */
+    if (h->few) {
+        product[0] = (int64_t)tshi_gemm_scratch(h->kernel, h->rows, h->keys, h->d, h->keys, 1);
+        product[1] = (int64_t)tshi_gemm_scratch(h->kernel, h->rows, h->d, h->keys, h->d, 1);
+        all->each_product = tshi_base_ceil(product[0] > product[1] ? product[0] : product[1], 64);
+        all->each_product *= 64; /* whole cache lines */
+        h->scratch = tshi_matmul_scratch(q->ctx, (size_t)(all->each_product * all->pieces));
+    }
+    all->each = tshi_attention_place(h, NULL, back);
+    all->block = tshi_mem_alloc(q->ctx, TSH_MEM_STEP, tshi_dtype_reals(all->each * all->pieces));
+    if (all->block) all->scratch = (tsh_real *)tshi_mem_data(all->block);
+}
+
+/* Returns the matrix (T, D) of batch b and head a in an array (B, H, T, D), or, if merged, that of
+ * head a and those after it, whose T is 1. data may be NULL. */
+static tshi_matrix tshi_attention_matrix(void *data, const tsh_tensor *t, tsh_dtype dtype,
+                                         int64_t b, int64_t a, int merged) {
+    const int64_t at = b * t->stride[0] + a * t->stride[1];
+    return tshi_gemm_matrix_of(data ? (char *)data + at * tshi_dtypes[dtype].size : NULL, dtype,
+                               t->stride[merged ? 1 : 2], t->stride[3]);
+}
+
+/* Sets which keys the queries of row b of the whole batch see. */
+static void tshi_attention_span(const tshi_heads *all, tshi_head *h, int64_t b) {
+    const tshi_keys keys = all->rows ? all->rows[b] : h->more->keys;
+    const int64_t place = keys.past + h->more->behind; /* position of query 0 */
+    const int64_t beyond = all->in[0]->dim[2] + place + keys.added + 1; /* more than any distance */
+    const int64_t window = h->more->window ? tshi_base_min(h->more->window, beyond) : beyond;
+    h->tk = keys.past + keys.added;
+    h->moves = h->more->causal || h->more->window;
+    h->from = h->moves ? place - window + 1 : 0;
+    h->to = h->more->causal ? place + 1 : h->moves ? place + window : h->tk;
+}
+
+/* Where t, a mask or sinks, has a head: the `local`-th of this rank, and the `global`-th of all. */
+static int64_t tshi_attention_own_head(const tsh_tensor *t, int64_t local, int64_t global) {
+    return t->layout.kind == TSH_SHARDED ? local : global;
+}
+
+/* Sets h to query head a of batch b, both local; if merged, to `count` heads from a on. */
+static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, int64_t a,
+                                int64_t count) {
+    const tsh_tensor *q = all->in[0], *k = all->in[1], *v = all->in[2], *out = all->out;
+    const int64_t c = tshi_attention_kv(q, k, a); /* head of k and v */
+    const int64_t batch = tshi_tensor_global(q, 0, b), head = tshi_tensor_global(q, 1, a);
+    const int64_t *stride = h->more->mask_stride, tq = all->head.tq;
+    const int merged = all->merged;
+    h->first = (uint64_t)((batch * q->dim[1] + head) * tq * h->width);
+    h->mask = batch * stride[0];
+    if (h->more->mask) h->mask += tshi_attention_own_head(h->more->mask, a, head) * stride[1];
+    h->mask_row = stride[merged ? 1 : 2];
+    if (h->more->sinks) {
+        const int64_t step = h->more->sinks->stride[0];
+        h->sinks = all->sinks + tshi_attention_own_head(h->more->sinks, a, head) * step;
+        h->sink_step = merged ? step : 0;
+    }
+    if (all->sink_grads) h->sink_grads = all->sink_grads + (b * q->local[1] + a) * tq;
+    h->max = all->stats + (b * q->local[1] + a) * tq;                       /* shape (tq) */
+    h->log_sum = h->max + q->local[0] * q->local[1] * tq;                   /* shape (tq) */
+    h->q = tshi_attention_matrix(all->value[0], q, q->dtype, b, a, merged); /* shape (tq, d) */
+    h->k = tshi_attention_matrix(all->value[1], k, k->dtype, b, c, 0);      /* shape (tk, d) */
+    h->v = tshi_attention_matrix(all->value[2], v, v->dtype, b, c, 0);      /* shape (tk, d) */
+    h->o = tshi_attention_matrix(all->value[3], out, out->dtype, b, a, merged);
+    tshi_attention_span(all, h, batch);
+    if (merged) h->tq = count;
+    if (merged) h->moves = 0; /* of a single query */
+    if (!all->grad[3]) return; /* in forward */
+    h->dq = tshi_attention_matrix(all->grad[0], q, TSH_REAL, b, a, merged);
+    h->dk = tshi_attention_matrix(all->grad[1], k, TSH_REAL, b, c, 0);
+    h->dv = tshi_attention_matrix(all->grad[2], v, TSH_REAL, b, c, 0);
+    h->dout = tshi_attention_matrix(all->grad[3], out, TSH_REAL, b, a, merged);
+}
+
+/* Computes a head that h is set to: in backward all tiles; in forward tile `unit` and, if causal,
+ * the one as far from the end, so that all units are the same work. */
+static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t unit) {
+    const int back = all->grad[3] != NULL, pair = !back && all->balanced;
+    int64_t t = back ? 0 : unit;
+    const int64_t step = back ? 1 : all->tiles - 1 - 2 * unit;
+    for (int64_t done = 0; t < all->tiles; t += step, done++) {
+        const int64_t i = t * h->rows, m = tshi_base_min(h->rows, h->tq - i);
+        if (back)
+            tshi_attention_backward_tile(h, i, m);
+        else
+            tshi_attention_forward_tile(h, i, m);
+        if (!back && (done || !pair || step <= 0)) return;
+    }
+}
+
+/* Sets *b and *c to the row of the batch and the head of k that a pair is. */
+static void tshi_attention_pair(const tshi_heads *all, int64_t pair, int64_t *b, int64_t *c) {
+    const int64_t batch = all->in[0]->local[0];
+    *b = all->by_head ? pair % batch : pair / all->groups;
+    *c = all->first + (all->by_head ? pair / batch : pair % all->groups);
+}
+
+/* Sets h to prefetch what the next pair of a batch and a head of k reads first. */
+static void tshi_attention_next(const tshi_heads *all, tshi_head *h, int64_t pair) {
+    const tsh_tensor *q = all->in[0], *k = all->in[1];
+    tshi_head next = *h;
+    int64_t a = 0, b, c;
+    tshi_attention_pair(all, pair, &b, &c);
+    while (tshi_attention_kv(q, k, a) != c) a++;
+    tshi_attention_pick(all, &next, b, a, 1);
+    h->left = 0;
+    h->ahead[h->left++] = next.o;
+    if (all->grad[3]) h->ahead[h->left++] = next.dout;
+    if (all->grad[1]) h->ahead[h->left++] = next.dk;
+    if (all->grad[2]) h->ahead[h->left++] = next.dv;
+    if (all->grad[0]) h->ahead[h->left++] = next.dq;
+    h->ahead[h->left++] = next.q;
+    h->ahead[h->left++] = next.v;
+    h->ahead[h->left++] = next.k;
+    h->walk.last = h->walk.at;
+    h->walk.left = 0;
+}
+
+/* A tshi_team_fn: computes items [from, to): in backward pairs of a batch and a head of k, since
+ * all query heads that share a head of k add to the same gradient; in forward units of such pairs.
+ */
+static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_heads *all = (const tshi_heads *)job;
+    const tsh_tensor *q = all->in[0], *k = all->in[1];
+    const int back = all->grad[3] != NULL;
+    const int64_t units = back ? 1 : all->units;
+    tshi_head h = all->head;
+    int64_t a, end = 0, last = -1, pair = -1; /* a, end: query heads that share a head of k */
+    (void)tshi_attention_place(&h, all->scratch + piece * all->each, back);
+    if (h.few) h.scratch += piece * all->each_product;
+    h.walk.at = h.walk.first = h.walk.last = (const char *)h.rows_q; /* nothing to prefetch yet */
+    h.walk.step = h.walk.along = h.walk.left = 0;
+    for (; from < to; from++) {
+        int64_t b, c;
+        const int64_t size = back * h.blocks * h.keys *
+                             (h.pairs ? tshi_attention_wide(h.d) : h.d); /* of dk_t and dv_t */
+        tshi_attention_pair(all, from / units, &b, &c);
+        if (pair != from / units) h.packed = 0; /* another head of k */
+        pair = from / units;
+        for (a = c > last ? end : 0; tshi_attention_kv(q, k, a) != c;) a++;
+        last = all->by_head ? INT64_MAX : c;
+        for (end = a; end < q->local[1] && tshi_attention_kv(q, k, end) == c;) end++;
+        h.fresh = h.pairs && all->tiles > 0 && !all->rows && !h.more->window;
+        if (size && !h.fresh) memset(h.dk_t, 0, (size_t)size * sizeof *h.dk_t);
+        if (size && !h.fresh) memset(h.dv_t, 0, (size_t)size * sizeof *h.dv_t);
+        for (; a < end; a += all->merged ? end - a : 1) {
+            tshi_attention_pick(all, &h, b, a, end - a);
+            if (!h.few && from % units == 0 && from + units < to)
+                tshi_attention_next(all, &h, from / units + 1);
+            tshi_attention_head(all, &h, from % units);
+            h.fresh = 0;
+        }
+        if (back) tshi_attention_backward_done(&h, h.dk_t, h.dk, h.over[1]);
+        if (back) tshi_attention_backward_done(&h, h.dv_t, h.dv, h.over[2]);
+    }
+}
+
+/* Returns the floating-point operations of the products of all heads: per visible pair of query and
+ * key, two products of D in forward (Q K^T, P V) and five in backward. */
+static TSHI_COLD double tshi_attention_flops(const tshi_heads *all) {
+    const tsh_tensor *q = all->in[0];
+    tshi_head h = all->head;
+    double pairs = 0; /* of one head in each row of the batch */
+    for (int64_t b = 0; b < q->local[0]; b++) {
+        tshi_attention_span(all, &h, tshi_tensor_global(q, 0, b));
+        for (int64_t i = 0; i < h.tq; i++) {
+            const int64_t seen = tshi_attention_visible(&h, i) - tshi_attention_hidden(&h, i);
+            pairs += seen > 0 ? (double)seen : 0;
+        }
+    }
+    return pairs * (double)q->local[1] * 2 * (double)h.d * (all->grad[3] ? 5 : 2);
+}
+
+/* Computes all heads, then releases scratch. */
+static void tshi_attention_run(tshi_heads *all) {
+    tsh_ctx *ctx = all->head.ctx;
+    if (ctx->trace) ctx->trace->flops += tshi_attention_flops(all);
+    if (all->head.ctx->error.code == TSH_OK)
+        tshi_team_run(all->pieces,
+                      all->in[0]->local[0] * all->groups * (all->grad[3] ? 1 : all->units),
+                      all->together, tshi_attention_piece, all);
+    tshi_mem_release(all->head.ctx, all->block);
+}
+
+/* Returns 1 if backward writes each element of the gradient of input i once: all local heads and
+ * positions of k are used, and no other input has the same base. */
+static int tshi_attention_covers(const tshi_heads *all, int i) {
+    tsh_tensor *const *in = all->in;
+    const tsh_tensor *base = in[i]->base;
+    return base != in[(i + 1) % 3]->base && base != in[(i + 2) % 3]->base &&
+           (i == 0 || (all->groups == in[1]->local[1] && !all->rows && !all->head.more->window));
+}
+
+/* Sets all->rows and all->stats to their places in aux, a block of tshi_attention_aux. */
+static void tshi_attention_take(tshi_heads *all, tshi_block *aux) {
+    char *at = (char *)tshi_mem_data(aux);
+    const size_t rows = all->head.more->ragged ? (size_t)all->in[0]->dim[0] : 0;
+    all->rows = rows ? (const tshi_keys *)(void *)at : NULL;
+    all->stats = (tsh_real *)(void *)(at + rows * sizeof(tshi_keys));
+}

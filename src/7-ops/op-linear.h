@@ -1,0 +1,209 @@
+/* ========================================================================== */
+/* >>op-linear                                    MARK: - op-linear (private) */
+/* Y = X W^T + b: plain, or column- or row-parallel by the weight's layout.   */
+/* dX = dY W, dW = dY^T X, db = the sum of dY's rows.                         */
+/* Needs: >>quant-product >>redistribute >>op-matmul.                         */
+/* ========================================================================== */
+
+/* Shapes: X (.., in), W (out, in), b (out), Y (.., out). W sharded along `out` (column-parallel)
+ * makes Y sharded along its last dimension. W sharded along `in` (row-parallel) makes Y a partial
+ * sum, which is all-reduced. With sequence parallelism, a column-parallel layer all-gathers X from
+ * shards of the sequence, and a row-parallel one reduce-scatters Y to shards of the sequence. */
+typedef struct tshi_linear {
+    int reduce;   /* 1: row-parallel: Y is all-reduced */
+    int scatter;  /* 1: row-parallel, sequence parallelism: Y is reduce-scattered */
+    int regather; /* 1: column-parallel, sequence parallelism: X is gathered, in backward too */
+} tshi_linear;
+
+/* Returns t's values, or its gradient (then dtype is TSH_REAL), as a matrix (*rows, features): in
+ * place, or if gather is 1 all-gathered to *block, which the caller releases (NULL: in place). A
+ * gradient is gathered in the dtype in which it is sent. */
+static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype, int gather,
+                                    int64_t *rows, tshi_block **block) {
+    const tsh_layout whole = tsh_replicated();
+    int64_t step = 0, last = t->ndim - 1; /* step: elements from row to row */
+    const int rounds = gather && dtype == TSH_REAL && tshi_tape_sent_as(t) != TSH_REAL;
+    tshi_block *sent = NULL; /* a gradient, rounded */
+    if (rounds) {
+        dtype = tshi_tape_sent_as(t);
+        sent = tshi_kernel_rounded(t->ctx, (const tsh_real *)values, tsh_local_numel(t), dtype);
+        if (sent) values = tshi_mem_data(sent);
+    }
+    *block = gather ? tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_numel(t)))
+                    : NULL;
+    if (*block) {
+        *rows = tshi_tensor_product(t->dim, t->ndim - 1);
+        (void)tshi_redistribute_move(t, &t->layout, &whole, dtype, values, tshi_mem_data(*block));
+        tshi_mem_release(t->ctx, sent);
+        return tshi_gemm_matrix_of(tshi_mem_data(*block), dtype, t->dim[last], 1);
+    }
+    tshi_mem_release(t->ctx, sent);
+    (void)tshi_kernel_rows(t, rows, &step);
+    return tshi_gemm_matrix_of(values, dtype, step, t->stride[last]);
+}
+
+/* dX = dY W if X was gathered: a rank's dX (rows, in) is a partial sum, which is reduce-scattered
+ * to X's shards. Shapes: dy (rows, out), mw (out, in). */
+static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw) {
+    tsh_tensor *x = node->in[0], *w = node->in[1]; /* shapes (.., in), (out, in) */
+    const tsh_layout sum = tsh_partial();
+    const int64_t outs = w->local[0], ins = w->local[1]; /* this rank's numbers of features */
+    tshi_block *whole;                                   /* dX of the whole sequence */
+    if (!x->base->requires_grad) return;
+    whole = tshi_mem_alloc(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
+    if (whole) {
+        tsh_real *dx = (tsh_real *)tshi_mem_data(whole); /* shape (rows, in) */
+        tshi_matmul_gemm(x->ctx, rows, ins, outs, 1, dy, mw, 0, tshi_gemm_matrix(dx, ins, 1));
+        tshi_redistribute_back(node, x, &sum, &x->layout, dx);
+    }
+    tshi_mem_release(x->ctx, whole);
+}
+
+/* Backward: dX = dY W, dW = dY^T X, db = the sum of dY's rows; skips those that are not needed. */
+static void tshi_linear_backward(tshi_node *node) {
+    const tshi_linear *how = (const tshi_linear *)node->params;
+    /* shapes: x (.., in), w (out, in), b (out) or NULL, out (.., out) */
+    tsh_tensor *x = node->in[0], *w = node->in[1], *b = node->in[2], *out = node->out;
+    int64_t rows = 0, outs = w->local[0], ins = w->local[1]; /* rows and features on this rank */
+    tsh_real *g = tshi_tape_grad(node);                      /* dY, (.., out) */
+    tshi_block *whole_y, *whole_x;                           /* all-gathered dY and X, or NULL */
+    /* shapes: dy (rows, out), mx and dX (rows, in), mw and dW (out, in) */
+    tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &whole_y);
+    const tshi_matrix mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather,
+                                            &rows, &whole_x);
+    tshi_block *plain; /* W as tsh_real if it is quantised, or NULL */
+    const tshi_matrix mw = tshi_quant_plain(w, tshi_tape_saved(node, 1), &plain);
+    tshi_dest dest;
+    dy.rounds = tshi_matmul_rounds(out, x, w);
+    if (out->ctx->error.code == TSH_OK && how->regather)
+        tshi_linear_scatter(node, rows, dy, mw);
+    else if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
+        tshi_matmul_gemm(out->ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add),
+                         tshi_gemm_matrix(dest.data, mx.row, mx.column));
+    tshi_tape_input_done(node, 0); /* dX is all-reduced while dW is computed */
+    if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 1, &dest))
+        tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_gemm_transposed(dy), mx,
+                         TSHI_R(dest.add),
+                         tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
+    if (b && tshi_tape_dest_zeroed(node, 2, &dest)) { /* db, shape (out): sum of the rows of dY */
+        tshi_loop loop;
+        tshi_kernel_space(&loop, out);
+        tshi_kernel_add_operand(&loop, b, dest.data, dest.stride, TSH_REAL);
+        tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
+        tshi_kernel_run(&loop, tshi_kernel_add[out->ctx->isa], NULL);
+    }
+    tshi_mem_release(out->ctx, plain);
+    tshi_mem_release(out->ctx, whole_x);
+    tshi_mem_release(out->ctx, whole_y);
+}
+
+/* Checks the shapes of x (.., in), w (out, in) and b (out) or NULL. Returns 0 after an error. */
+static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
+    char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
+    const char *name = w->base->path; /* of a parameter, else NULL */
+    if (w->ndim != 2 || x->ndim < 1 || (b && b->ndim != 1))
+        (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
+                       "tsh_linear: input %s, weight %s, bias of %d dimensions; takes (.., in), "
+                       "(out, in), (out)",
+                       tshi_tensor_text(x, tx), tshi_tensor_text(w, tw), b ? b->ndim : 0);
+    else if (x->dim[x->ndim - 1] != w->dim[1])
+        (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
+                       "tsh_linear: input has %lld features, weight%s%s%s takes %lld",
+                       (long long)x->dim[x->ndim - 1], name ? " \"" : "", name ? name : "",
+                       name ? "\"" : "", (long long)w->dim[1]);
+    else if (b && b->dim[0] != w->dim[0])
+        (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
+                       "tsh_linear: weight gives %lld features, bias has %lld",
+                       (long long)w->dim[0], (long long)b->dim[0]);
+    return x->ctx->error.code == TSH_OK;
+}
+
+/* Computes Y in out. The product adds the bias, unless the product is a partial sum: that is
+ * rounded to Y's dtype and summed, and then the bias is added once. */
+static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *how) {
+    tsh_ctx *ctx = out->ctx;
+    tsh_tensor *x = in[0], *w = in[1], *b = in[2]; /* shapes (.., in), (out, in), (out) or NULL */
+    tsh_layout sum = tsh_partial();                /* the layout P */
+    const int late = how->reduce || how->scatter;  /* 1: a collective comes before the bias */
+    int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS]; /* outs: this rank's features of Y */
+    tshi_block *whole, *partial = NULL, *bias = NULL; /* all of X, Y before it is scattered, b */
+    tshi_matrix mx, mw, my, mb; /* shapes: (rows, in), (in, out), (rows, out), b as (rows, out) */
+    mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, how->regather, &rows, &whole);
+    mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]); /* W^T */
+    if (how->scatter)
+        partial = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_bytes(out->dtype, rows * outs));
+    my = tshi_gemm_matrix_of(partial ? tshi_mem_data(partial) : tshi_tensor_at(out), out->dtype,
+                             outs, 1);
+    mb = my; /* not read without a bias */
+    if (b && !late) {
+        tsh_real *values = tshi_kernel_reals_of(b, stride, &bias); /* shape (out) */
+        mb = tshi_gemm_matrix(values, 0, stride[0]); /* row stride 0: b for each row */
+    }
+    if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype))
+        tshi_quant_product(w, rows, mx, b && !late ? &mb : NULL, my);
+    else if (ctx->error.code == TSH_OK)
+        tshi_matmul_run(ctx, rows, outs, w->local[1], 1, mx, mw, b && !late ? TSHI_R(1) : 0, mb,
+                        my);
+    if (ctx->error.code == TSH_OK && how->reduce)
+        (void)tshi_error_comm(
+            ctx, tsh_allreduce(&ctx->tp, my.data, rows * outs, out->dtype, TSH_SUM),
+            "tsh_linear: all-reduce of a row-parallel output");
+    if (ctx->error.code == TSH_OK && how->scatter)
+        (void)tshi_redistribute_move(out, &sum, &out->layout, out->dtype, my.data,
+                                     tshi_tensor_at(out));
+    if (ctx->error.code == TSH_OK && b && late) {
+        tshi_loop loop;
+        tshi_kernel_space(&loop, out);
+        tshi_kernel_tensor(&loop, out);
+        tshi_kernel_tensor(&loop, b); /* broadcast to every row */
+        tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
+    }
+    tshi_mem_release(ctx, partial);
+    tshi_mem_release(ctx, whole);
+    tshi_mem_release(ctx, bias);
+}
+
+/* Returns x or, if w is row-parallel, this rank's slice of a replicated x; or a copy if x's rows do
+ * not have equal strides, or if x is to be gathered and is not dense. NULL: an error. */
+static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gathered) {
+    int64_t rows, step;
+    if (w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && x->layout.kind == TSH_REPLICATED) {
+        tsh_layout layout = w->layout;
+        layout.dim = x->ndim - 1;
+        x = tsh_redistribute(x, layout);
+    }
+    if (!x || (gathered ? tshi_tensor_is_dense(x) : tshi_kernel_rows(x, &rows, &step))) return x;
+    return tshi_op_copy("tsh_linear", x);
+}
+
+static const tshi_op tshi_linear_op = {
+    "tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_X | TSHI_WEIGHT, 0};
+
+/* tsh_linear with sequence parallelism. give: the layout of a row-parallel output (NULL: R).
+ * regather 1: all-gathers the input of a column-parallel weight along the sequence. */
+static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
+                                   const tsh_layout *give, int regather) {
+    const tshi_op *op = &tshi_linear_op;
+    tsh_tensor *in[3] = {x, w, b}, *out; /* shapes (.., in), (out, in), (out) or NULL; (.., out) */
+    tsh_ctx *ctx = tshi_tensor_check_weight("tsh_linear", in, b ? 3 : 2);
+    const tshi_rule_sequence sequence = {give, regather};
+    const int row = w && w->layout.kind == TSH_SHARDED && w->layout.dim == 1; /* row-parallel */
+    const int several = ctx && ctx->tp.size > 1; /* more than one rank */
+    const tshi_linear how = {several && row && !give, several && give, several && regather};
+    tshi_output output;
+    if (!ctx || !tshi_linear_check(x, w, b) || !(in[0] = x = tshi_linear_input(x, w, regather)) ||
+        !tshi_rule_run(op, in, 3, &sequence, &output))
+        return NULL;
+    output.shape = tsh_shape_of(x);
+    output.shape.dim[x->ndim - 1] = w->dim[0]; /* shape (.., out) */
+    out = tshi_tensor_out(ctx, "tsh_linear", x->dtype, &output.shape, &output.layout);
+    if (!out) return NULL;
+    tshi_linear_forward(in, out, &how);
+    if (ctx->error.code != TSH_OK) return NULL;
+    tshi_op_record(op, out, in, 3, output.partial, &how, sizeof how, NULL);
+    return out;
+}
+
+TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
+    return tshi_linear_run(x, w, b, NULL, 0);
+}

@@ -1,0 +1,341 @@
+/* ========================================================================== */
+/* >>op-map                                          MARK: - op-map (private) */
+/* Elementwise ops: unary, binary, comparisons, where, cast.                  */
+/* Needs: >>op.                                                               */
+/* ========================================================================== */
+
+/* A unary or binary op is one row, TSHI_UNARY(...) or TSHI_BINARY(...). The macro makes its
+ * kernels, its tshi_op and its public function from formulas in x, or in a and b: to add an op, add
+ * a row. Kernels compute in tsh_real, whatever the dtypes are, on blocks of TSHI_BLOCK values;
+ * backward adds to the gradients of the inputs. In formulas, g is the gradient of the output, and
+ * fused is 1 if the target computes a * b + c in one instruction. */
+
+/* -- what elementwise ops share ---------------------------------------------- */
+
+/* Broadcasts the inputs' global shapes to *out as NumPy does. 0 and an error if they do not fit. */
+static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shape *out) {
+    char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
+    int i, d;
+    out->ndim = 0;
+    for (i = 0; i < n; i++)
+        if (in[i]->ndim > out->ndim) out->ndim = in[i]->ndim;
+    for (d = 0; d < out->ndim; d++) out->dim[d] = 1;
+    for (i = 0; i < n; i++) {
+        int64_t *length = out->dim + (out->ndim - in[i]->ndim);
+        for (d = 0; d < in[i]->ndim; d++) {
+            int64_t own = in[i]->dim[d];
+            if (length[d] == 1) length[d] = own; /* the size that is not 1, if there is one */
+            if (length[d] == own || own == 1) continue;
+            return tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
+                            "%s: shapes %s and %s do not broadcast (%lld against %lld); counted "
+                            "from the last one, sizes must be equal or 1: tsh_reshape", op,
+                            tshi_tensor_text(in[0], a), tshi_tensor_text(in[i], b),
+                            (long long)length[d], (long long)own) == TSH_OK;
+        }
+    }
+    return 1;
+}
+
+/* Runs an elementwise op on inputs that have been checked, and records it unless its output has
+ * integers. The kernel's operands are the output, of `dtype`, and the inputs. c: the kernel's
+ * scalar, which is also passed to backward. Returns the output, or NULL after an error. */
+static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n, tsh_dtype dtype,
+                                tshi_kernel_fn kernel, double c) {
+    tsh_ctx *ctx = in[0]->ctx;
+    tshi_output output;
+    tshi_loop loop; /* over the local elements of the output */
+    tsh_tensor *out;
+    int i;
+    if (!tshi_map_shape(op->name, in, n, &output.shape) || !tshi_rule_run(op, in, n, NULL, &output))
+        return NULL;
+    out = tshi_tensor_out(ctx, op->name, dtype, &output.shape, &output.layout);
+    if (!out) return NULL;
+    tshi_kernel_space(&loop, out);
+    tshi_kernel_tensor(&loop, out);                           /* operand 0 */
+    for (i = 0; i < n; i++) tshi_kernel_tensor(&loop, in[i]); /* operands 1 to n */
+    tshi_kernel_run(&loop, kernel, &c);
+    if (tshi_dtypes[dtype].floating)
+        tshi_op_record(op, out, in, n, output.partial, &c, sizeof c, NULL);
+    return out;
+}
+
+/* The parameters of the backward kernels of elementwise ops. */
+typedef struct tshi_backward_params {
+    double c; /* the op's scalar */
+    int add;  /* 1: add to the gradient, 0: write it */
+} tshi_backward_params;
+
+/* All that describes a unary or binary op, or where. */
+typedef struct tshi_map_row {
+    tshi_op op;    /* first: backward casts node->op to the row */
+    unsigned pass; /* bits of inputs whose gradient is that of the output, if not broadcast */
+    const tshi_kernel_fn *forward, *backward[3]; /* backward: for each input */
+} tshi_map_row;
+
+/* Adds to the gradient of input i. The kernel's operands are that gradient, g, and for each input
+ * its saved values; or the saved output, or g again if nothing is saved. A new gradient of a
+ * broadcast input is filled with zeros first, because several terms are added to each of its
+ * elements. */
+static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn *kernel) {
+    const tsh_tensor *t = node->in[i], *out = node->out;
+    const int broadcast = tsh_local_numel(t) != tsh_local_numel(out);
+    const tsh_real *g = tshi_tape_grad(node);
+    tshi_backward_params params;
+    tshi_loop loop;
+    tshi_dest dest;
+    int k;
+    if (!(broadcast ? tshi_tape_dest_zeroed(node, i, &dest) : tshi_tape_dest(node, i, &dest)))
+        return;
+    tshi_kernel_space(&loop, out);
+    tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL); /* operand 0 */
+    tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);       /* operand 1 */
+    for (k = 0; k < node->n; k++) {
+        const int from = node->saved[k] ? k : node->n; /* n: the output */
+        const tsh_tensor *v = from < node->n ? node->in[from] : out;
+        if (node->saved[from])
+            tshi_kernel_add_operand(&loop, v, tshi_tape_saved(node, from), v->stride, v->dtype);
+        else
+            tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
+    }
+    params.c = *(const double *)node->params; /* stored by tshi_map_run */
+    params.add = dest.add;
+    tshi_kernel_run(&loop, kernel[out->ctx->isa], &params);
+}
+
+/* Backward of all elementwise ops: adds to the gradient of each input. */
+static void tshi_map_backward(tshi_node *node) {
+    const tshi_map_row *row = (const tshi_map_row *)(const void *)node->op;
+    const tsh_tensor *out = node->out;
+    int i;
+    for (i = 0; i < node->n; i++) {
+        const tsh_tensor *t = node->in[i];
+        const int same = t->ndim == out->ndim && tsh_local_numel(t) == tsh_local_numel(out);
+        if (same && (row->pass >> i & 1u))
+            tshi_tape_identity(node, i); /* no kernel: the gradient is g */
+        else
+            tshi_map_input_backward(node, i, row->backward[i]);
+    }
+}
+
+/* Defines a kernel of N operands u, v, w (operands 1 to 3), scalar C, as c, and parameters of type
+ * P. It computes F of them and writes the result to operand 0, or adds it if ADD. In the backward
+ * of a broadcast input, operand 0 has step 0 where the input repeats, and the store sums. Operands
+ * that a kernel does not have are called u1 and u2. */
+#define TSHI_MAP_KERNEL(name, P, C, ADD, N, u, v, w, F)                                            \
+    TSHI_INLINE void name##_body(int64_t n, const tshi_operand *operand, const P *p, int fused) {  \
+        tsh_real pad[3][TSHI_BLOCK], y[TSHI_BLOCK]; /* y: results */                               \
+        const tsh_real *us, *vs, *ws, c = TSHI_R(C);                                               \
+        int64_t e;                                                                                 \
+        int i;                                                                                     \
+        (void)c, (void)p, (void)fused; /* not every F uses them */                                 \
+        for (e = 0; e < n; e += TSHI_BLOCK) { /* block by block */                                 \
+            us = tshi_kernel_load(&operand[1], e, n, pad[0]);                                      \
+            vs = N > 1 ? tshi_kernel_load(&operand[2], e, n, pad[1]) : us;                         \
+            ws = N > 2 ? tshi_kernel_load(&operand[3], e, n, pad[2]) : us;                         \
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
+                const tsh_real u = us[i], v = vs[i], w = ws[i];                                    \
+                (void)u, (void)v, (void)w;                                                         \
+                y[i] = F; /* the formula */                                                        \
+            }                                                                                      \
+            tshi_kernel_store(&operand[0], e, n, y, ADD);                                          \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_KERNEL_FUSED(name, P);
+
+/* -- unary ops -------------------------------------------------------------- */
+
+/* Checks that the n inputs are floating and runs the row's op on them. c: the op's scalar. */
+static tsh_tensor *tshi_map_apply(const tshi_map_row *row, tsh_tensor *const *in, int n, double c) {
+    tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, row->op.inputs, in, n);
+    if (!ctx) return NULL;
+    return tshi_map_run(&row->op, in, n, tshi_tensor_promote(in, n), row->forward[ctx->isa], c);
+}
+
+/* The columns of a row: name; layout rule; which values backward reads as v (NONE, the input X or
+ * the output OUT); F, the output as a formula of x and c; D, the gradient of x as a formula of g, v
+ * and c. c is the second argument of the public function of a TSHI_SCALAR op. */
+#define TSHI_UNARY_ROW(public, name, rule, save, F, D)                                             \
+    TSHI_MAP_KERNEL(tshi_map_##name##_forward, double, *p, 0, 1, x, u1, u2, F)                     \
+    TSHI_MAP_KERNEL(tshi_map_##name##_backward, tshi_backward_params, p->c, p->add, 2, g, v, u2,   \
+                    D)                                                                             \
+    static const tshi_map_row tshi_map_##name##_row = {                                            \
+        {public, "x", tshi_rule_##rule, tshi_map_backward, TSHI_##save, 0},                        \
+        0, /* pass: none */                                                                        \
+        tshi_map_##name##_forward,                                                                 \
+        {tshi_map_##name##_backward, NULL}};
+#define TSHI_UNARY(name, ...)                                                                      \
+    TSHI_UNARY_ROW("tsh_" #name, name, __VA_ARGS__)                                                \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *x) {                                                \
+        return tshi_map_apply(&tshi_map_##name##_row, &x, 1, 0);                                   \
+    }
+#define TSHI_SCALAR(name, ...)                                                                     \
+    TSHI_UNARY_ROW("tsh_" #name, name, __VA_ARGS__)                                                \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, double c) {                                      \
+        return tshi_map_apply(&tshi_map_##name##_row, &x, 1, c);                                   \
+    }
+
+TSHI_UNARY(neg, keep, NONE, -x, -g)
+TSHI_SCALAR(scale, keep, NONE, x *c, g *c)
+TSHI_SCALAR(add_scalar, nonlinear, NONE, x + c, g)
+TSHI_UNARY_ROW("tsh_pow_scalar", square, nonlinear, X, x *x, g *(v + v))
+TSHI_UNARY_ROW("tsh_pow_scalar", pow_scalar, nonlinear, X, tshi_math_pow(x, c),
+               g *tshi_math_power_derivative(v, c))
+TSH_API tsh_tensor *tsh_pow_scalar(tsh_tensor *x, double c) {
+    const int square = c >= 2 && c <= 2; /* c == 2: a product instead of a power */
+    return tshi_map_apply(square ? &tshi_map_square_row : &tshi_map_pow_scalar_row, &x, 1, c);
+}
+TSHI_UNARY(exp, nonlinear, OUT, tshi_math_exp(x, fused), g *v)
+TSHI_UNARY(log, nonlinear, X, tshi_math_log(x, fused), g / v)
+TSHI_UNARY(sqrt, nonlinear, OUT, tshi_math_sqrt(x), g *TSHI_R(0.5) / v)
+TSHI_UNARY(sigmoid, nonlinear, OUT, tshi_math_sigmoid(x, fused), g *v *(TSHI_R(1) - v))
+TSHI_UNARY(tanh, nonlinear, OUT, tshi_math_tanh(x, fused), g *(TSHI_R(1) - v * v))
+TSHI_UNARY(relu, nonlinear, OUT, x <= 0 ? TSHI_R(0) : x, v <= 0 ? TSHI_R(0) : g)
+TSHI_UNARY(erf, nonlinear, X, tshi_math_erf(x, fused), /* erf'(x) = 2 / sqrt(pi) e^(-x^2) */
+           g *(TSHI_R(1.1283791670955126) * tshi_math_exp(-v * v, fused)))
+TSHI_UNARY(gelu, nonlinear, X, tshi_math_gelu(x, fused), g *tshi_math_gelu_derivative(v, fused))
+TSHI_UNARY(gelu_tanh, nonlinear, X, x / (TSHI_R(1) + tshi_math_gelu_power(x, fused)),
+           g *tshi_math_gelu_tanh_derivative(v, fused))
+TSHI_UNARY(silu, nonlinear, X, tshi_math_silu(x, fused), g *tshi_math_silu_derivative(v, fused))
+#undef TSHI_UNARY_ROW
+#undef TSHI_UNARY
+#undef TSHI_SCALAR
+
+/* -- binary ops ------------------------------------------------------------- */
+
+/* Returns d a^b / db = a^b ln a; 0 at a = 0 with b >= 0, as in PyTorch. */
+TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) {
+    const tsh_real db = tshi_math_pow(a, b) * tshi_math_log(a, fused);
+    return !(a < 0) && !(a > 0) && b >= 0 && a == a ? TSHI_R(0) : db;
+}
+
+/* The columns of a row: name; layout rule; bits of the inputs that backward reads; bits of the
+ * inputs whose gradient is g; F, the output as a formula of a and b; DA and DB, the gradients of a
+ * and b as formulas of g, a and b. */
+#define TSHI_BINARY(name, rule, save, pass, F, DA, DB)                                             \
+    TSHI_MAP_KERNEL(tshi_map_##name##_forward, double, 0, 0, 2, a, b, u2, F)                       \
+    TSHI_MAP_KERNEL(tshi_map_##name##_da, tshi_backward_params, 0, p->add, 3, g, a, b, DA)         \
+    TSHI_MAP_KERNEL(tshi_map_##name##_db, tshi_backward_params, 0, p->add, 3, g, a, b, DB)         \
+    static const tshi_map_row tshi_map_##name##_row = {                                            \
+        {"tsh_" #name, "a b", tshi_rule_##rule, tshi_map_backward, save, 0},                       \
+        pass,                                                                                      \
+        tshi_map_##name##_forward,                                                                 \
+        {tshi_map_##name##_da, tshi_map_##name##_db}};                                             \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *a, tsh_tensor *b) {                                 \
+        tsh_tensor *in[] = {a, b};                                                                 \
+        return tshi_map_apply(&tshi_map_##name##_row, in, 2, 0);                                   \
+    }
+
+TSHI_BINARY(add, add, TSHI_NONE, TSHI_A | TSHI_B, a + b, g, g)
+TSHI_BINARY(sub, add, TSHI_NONE, TSHI_A, a - b, g, -g)
+TSHI_BINARY(mul, multiply, TSHI_A | TSHI_B, TSHI_NONE, a *b, g *b, g *a)
+TSHI_BINARY(div, divide, TSHI_A | TSHI_B, TSHI_NONE, a / b, g / b, -g *a / (b * b))
+TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
+            g *tshi_math_power_derivative(a, b), g *tshi_map_pow_derivative(a, b, fused))
+#undef TSHI_BINARY
+
+/* -- comparisons, where, cast ------------------------------------------------ */
+
+/* Defines the op y = (a OP b), 1 or 0, and its public function. Compares integers as int64_t. */
+#define TSHI_COMPARE_LOOP(type, OP)                                                                \
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                                  \
+        y[i] = ((const type *)as)[i] OP((const type *)bs)[i];                                      \
+    }
+#define TSHI_COMPARE(name, OP)                                                                     \
+    TSHI_INLINE void tshi_map_##name##_body(int64_t n, const tshi_operand *x,                      \
+                                            const double *none) {                                  \
+        union {                                                                                    \
+            tsh_real real[TSHI_BLOCK];                                                             \
+            int64_t integer[TSHI_BLOCK];                                                           \
+        } pad[2];                                                                                  \
+        const int floating = tshi_dtypes[x[1].dtype].floating; /* 0: integers */                   \
+        const void *as, *bs;                                                                       \
+        int32_t y[TSHI_BLOCK];                                                                     \
+        int64_t e;                                                                                 \
+        int i;                                                                                     \
+        (void)none;                                                                                \
+        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
+            if (floating) {                                                                        \
+                as = tshi_kernel_load(&x[1], e, n, pad[0].real);                                   \
+                bs = tshi_kernel_load(&x[2], e, n, pad[1].real);                                   \
+                TSHI_COMPARE_LOOP(tsh_real, OP)                                                    \
+            } else {                                                                               \
+                as = tshi_kernel_load_integers(&x[1], e, n, pad[0].integer);                       \
+                bs = tshi_kernel_load_integers(&x[2], e, n, pad[1].integer);                       \
+                TSHI_COMPARE_LOOP(int64_t, OP)                                                     \
+            }                                                                                      \
+            /* the output is new and dense */                                                      \
+            memcpy((int32_t *)x[0].data + e, y,                                                    \
+                   (size_t)tshi_base_min(TSHI_BLOCK, n - e) * sizeof *y);                          \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_KERNEL(tshi_map_##name, double);                                                          \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *a, tsh_tensor *b) {                                 \
+        static const tshi_op op = {"tsh_" #name, "a b", tshi_rule_nonlinear, NULL, 0, 0};          \
+        return tshi_map_compare(&op, a, b, tshi_map_##name);                                       \
+    }
+
+/* Checks the two inputs of a comparison and runs it; the output is i32. NULL after an error. */
+static tsh_tensor *tshi_map_compare(const tshi_op *op, tsh_tensor *a, tsh_tensor *b,
+                                    const tshi_kernel_fn *kernel) {
+    tsh_tensor *in[] = {a, b};
+    tsh_ctx *ctx = tshi_tensor_check(op->name, op->inputs, in, 2);
+    if (!ctx) return NULL;
+    if (a->dtype != b->dtype)
+        return tshi_error_null(ctx, TSH_ERR_DTYPE, "%s: %s against %s; tsh_cast one of them",
+                               op->name, tshi_dtype_name(a->dtype), tshi_dtype_name(b->dtype));
+    return tshi_map_run(op, in, 2, TSH_I32, kernel[ctx->isa], 0);
+}
+
+TSHI_COMPARE(eq, ==)
+TSHI_COMPARE(ne, !=)
+TSHI_COMPARE(lt, <)
+TSHI_COMPARE(le, <=)
+TSHI_COMPARE(gt, >)
+TSHI_COMPARE(ge, >=)
+#undef TSHI_COMPARE
+#undef TSHI_COMPARE_LOOP
+
+/* y = m ? a : b. (An integer m other than 0 converts to a tsh_real other than 0.) */
+TSHI_MAP_KERNEL(tshi_map_where, double, 0, 0, 3, m, a, b, m != 0 ? a : b)
+TSHI_MAP_KERNEL(tshi_map_where_da, tshi_backward_params, 0, p->add, 2, g, m, u2, m != 0 ? g : 0)
+TSHI_MAP_KERNEL(tshi_map_where_db, tshi_backward_params, 0, p->add, 2, g, m, u2, m != 0 ? 0 : g)
+#undef TSHI_MAP_KERNEL
+
+static const tshi_map_row tshi_map_where_row = {
+    {"tsh_where", "cond yes no", tshi_rule_where, tshi_map_backward, TSHI_COND, 0},
+    0,
+    tshi_map_where,
+    {NULL, tshi_map_where_da, tshi_map_where_db}}; /* cond gets no gradient */
+
+TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
+    tsh_tensor *in[] = {cond, a, b};
+    tsh_ctx *ctx = tshi_tensor_check("tsh_where", "cond yes no", in, 3);
+    if (!ctx || !tshi_tensor_check_floating("tsh_where", "yes no", in + 1, 2)) return NULL;
+    if (tshi_dtypes[cond->dtype].floating)
+        return tshi_error_null(ctx, TSH_ERR_DTYPE, "tsh_where: the condition is %s, not i32",
+                               tshi_dtype_name(cond->dtype));
+    return tshi_map_run(&tshi_map_where_row.op, in, 3, tshi_tensor_promote(in + 1, 2),
+                        tshi_map_where[ctx->isa], 0);
+}
+
+/* Backward of ops whose output equals input 0, apart from the dtype: dx = dy. (Gradients are
+ * tsh_real, whatever the dtypes are.) */
+static void tshi_map_same_backward(tshi_node *node) {
+    tshi_tape_identity(node, 0);
+}
+
+static const tshi_op tshi_map_cast_op = {
+    "tsh_cast", "x", tshi_rule_nonlinear, tshi_map_same_backward, TSHI_NONE, 0};
+
+TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
+    tsh_ctx *ctx = tshi_tensor_check("tsh_cast", "x", &x, 1);
+    if (ctx && dtype == TSH_DTYPE_DEFAULT) dtype = ctx->dtype;
+    if (!ctx || x->dtype == dtype) return ctx ? x : NULL; /* nothing to convert */
+    if (!tshi_dtype_exists(dtype) ||
+        (tshi_dtypes[dtype].floating && !tshi_dtype_computes(dtype)))
+        return tshi_error_null(ctx, TSH_ERR_DTYPE,
+                               "tsh_cast: takes %s, bf16, f16, i32 or i64 in this build, not dtype "
+                               "%d",
+                               tshi_dtype_name(TSH_REAL), (int)dtype);
+    return tshi_map_run(&tshi_map_cast_op, &x, 1, dtype, tshi_kernel_copy, 0);
+}

@@ -1,0 +1,484 @@
+/* ========================================================================== */
+/* >>op-reduce                                    MARK: - op-reduce (private) */
+/* Ops along one dimension, or all: sum, mean, max, argmax, softmax.          */
+/* Needs: >>op-map.                                                           */
+/* ========================================================================== */
+
+/* Every op here calls tshi_reduce_plan, which derives the output's shape and layout and the sizes
+ * to loop over; then it allocates the output, runs a kernel and records the call. Sums along the
+ * last dimension, max and softmax run on rows, which threads share; other sums are a strided loop
+ * over x. Layout rules (tshi_rule_sum, tshi_rule_whole) are in >>rule. */
+
+/* The parameters of the kernels, and of backward. */
+typedef struct tshi_reduce_params {
+    double c;   /* sum: 1; mean: 1 / (number of elements summed) */
+    int64_t n;  /* local length of the reduced dimension, or of all */
+    int axis;   /* -1: all dimensions */
+    int is_log; /* softmax: 1 for log_softmax */
+} tshi_reduce_params;
+
+/* The plan of one reduction. The local input is an array of shape (outer, n, inner), reduced along
+ * n; (1, n, 1) if all dimensions are reduced. Sums run in an order that depends on these sizes
+ * only, so their bits do not depend on the number of threads. */
+typedef struct tshi_reduction {
+    int64_t outer, inner; /* products of the local sizes before and after the axis */
+    int64_t length;       /* global length of the reduced dimension, or of all */
+    tsh_shape shape;      /* of the output, global */
+    tsh_layout layout;    /* of the output */
+    tshi_reduce_params params;
+} tshi_reduction;
+
+/* Checks dim and x's layout and fills in *r. 0 and an error if the op cannot run along dim. */
+static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
+                            tshi_reduction *r) {
+    const int axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim); /* -1: all, or there is none */
+    const int scalar = tshi_tensor_scalar_axis(x, dim); /* 1: all, too */
+    const tshi_rule_axis along = {axis, keepdim};
+    const tshi_reduce_params params = {1, axis < 0 ? tsh_local_numel(x) : x->local[axis], axis, 0};
+    char text[TSHI_TEXT_SIZE];
+    tshi_output output;
+    int d;
+    if (dim != TSH_ALL && axis < 0 && !scalar)
+        return tsh_fail(x->ctx, TSH_ERR_SHAPE, "%s: there is no dimension %d in %s", op->name, dim,
+                        tshi_tensor_text(x, text)) == TSH_OK;
+    if (!tshi_rule_run(op, &x, 1, &along, &output)) return 0;
+    r->params = params;
+    r->layout = output.layout;
+    r->shape = tsh_shape0();
+    for (d = 0; d < x->ndim; d++) {
+        int reduced = axis < 0 || d == axis; /* 1 if dimension d is reduced */
+        if (!reduced || keepdim) r->shape.dim[r->shape.ndim++] = reduced ? 1 : x->dim[d];
+    }
+    r->length = axis < 0 ? tsh_numel(x) : x->dim[axis];
+    r->outer = axis < 0 ? 1 : tshi_tensor_product(x->local, axis);
+    r->inner = axis < 0 ? 1 : tshi_tensor_product(x->local + axis + 1, x->ndim - axis - 1);
+    return 1;
+}
+
+/* -- sum, mean: y = c sum x; dx = c dy --------------------------------------- */
+
+/* Sums rows of p->n adjacent values: y = c sum x. Sums of 4096 values each are added in double.
+ * Operands: y, x. */
+TSHI_INLINE void tshi_reduce_sum_body(int64_t rows, const tshi_operand *operand,
+                                      const tshi_reduce_params *p) {
+    tsh_real *y = (tsh_real *)operand[0].data;
+    const tsh_real *x = (const tsh_real *)operand[1].data;
+    const int64_t n = p->n;
+    for (; rows > 0; rows--, x += n) {
+        double total = 0; /* the sum of one row */
+        int64_t i;
+        for (i = 0; i < n; i += 4096)
+            total += (double)tshi_kernel_sum(x + i, n - i < 4096 ? n - i : 4096);
+        *y++ = TSHI_R(total * p->c);
+    }
+}
+TSHI_KERNEL(tshi_reduce_sum, tshi_reduce_params);
+
+/* Fills in the strides that broadcast out to x's shape: 0 along reduced dimensions. */
+static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int axis,
+                               int64_t *stride) {
+    int d, o = 0; /* o: the dimension of out that stands for d */
+    for (d = 0; d < x->ndim; d++) {
+        int reduced = axis < 0 || d == axis;
+        stride[d] = reduced ? 0 : out->stride[o];
+        if (!reduced || out->ndim == x->ndim) o++;
+    }
+}
+
+/* Computes sums = c sum x, in the shape of out. If the reduced values are adjacent (inner is 1),
+ * sums each row; else adds rows (inner values) in order. */
+static void tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_reduction *r,
+                             tsh_real *sums) {
+    const int64_t n = r->params.n, count = tsh_local_numel(out); /* count: number of sums */
+    int64_t stride[TSH_MAX_DIMS], i;
+    tshi_loop loop;
+    if (r->inner == 1) {
+        tshi_rows rows = tshi_kernel_rows_job(tshi_reduce_sum[x->ctx->isa], r->outer, &r->params);
+        tshi_block *scratch;
+        rows.x[0] = tshi_kernel_reals(sums, 1);
+        rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(x, &scratch), n);
+        if (rows.x[1].data) tshi_kernel_run_rows(x->ctx, &rows, n);
+        tshi_mem_release(x->ctx, scratch);
+        return;
+    }
+    memset(sums, 0, tshi_dtype_reals(count));
+    tshi_reduce_spread(x, out, r->params.axis, stride);
+    tshi_kernel_space(&loop, x);
+    tshi_kernel_add_operand(&loop, x, sums, stride, TSH_REAL); /* stride 0 along the axis: sums */
+    tshi_kernel_tensor(&loop, x);
+    tshi_kernel_run(&loop, tshi_kernel_add[x->ctx->isa], NULL);
+    for (i = 0; i < count; i++) sums[i] *= TSHI_R(r->params.c);
+}
+
+/* dx = c dy, broadcast along the reduced dimensions; c is 1 for a sum, and 1 / (number of elements)
+ * for a mean. */
+static void tshi_reduce_sum_backward(tshi_node *node) {
+    const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
+    tsh_tensor *x = node->in[0];
+    int64_t stride[TSH_MAX_DIMS];
+    tshi_loop loop;
+    tshi_dest dest;
+    tsh_real *g = tshi_tape_grad(node);
+    tshi_backward_params back;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    tshi_reduce_spread(x, node->out, params->axis, stride);
+    tshi_kernel_space(&loop, x);
+    tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL); /* as v, which scale does not read */
+    back.c = params->c;
+    back.add = dest.add;
+    tshi_kernel_run(&loop, tshi_map_scale_backward[x->ctx->isa], &back);
+}
+
+static const tshi_op tshi_reduce_sum_op = {
+    "tsh_sum", "x", tshi_rule_sum, tshi_reduce_sum_backward, TSHI_NONE, 0};
+static const tshi_op tshi_reduce_mean_op = {
+    "tsh_mean", "x", tshi_rule_sum, tshi_reduce_sum_backward, TSHI_NONE, 0};
+
+/* Runs tsh_sum, or tsh_mean if `mean`. */
+static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
+                                      int mean) {
+    tsh_ctx *ctx = tshi_tensor_check_floating(op->name, op->inputs, &x, 1);
+    tshi_reduction r;
+    tshi_block *unrounded;
+    tsh_tensor *out;
+    tsh_real *sums;
+    if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
+    if (mean) r.params.c = 1.0 / (double)r.length; /* divides the sum, also if it is sharded */
+    out = tshi_tensor_out(ctx, op->name, x->dtype, &r.shape, &r.layout);
+    sums = out ? tshi_kernel_output(out, &unrounded) : NULL; /* out's values, or *unrounded */
+    if (!sums) return NULL;
+    tshi_reduce_sums(x, out, &r, sums);
+    tshi_kernel_output_done(out, unrounded); /* rounds to out's dtype */
+    tshi_op_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, NULL);
+    return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim) {
+    return tshi_reduce_scaled(&tshi_reduce_sum_op, x, dim, keepdim, 0);
+}
+
+TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
+    return tshi_reduce_scaled(&tshi_reduce_mean_op, x, dim, keepdim, 1);
+}
+
+/* -- rows -------------------------------------------------------------------
+ * max and softmax work on rows: dense values along the axis. If the axis is not the last dimension,
+ * values are copied to an array in which it is, and results are copied back. */
+
+/* Returns a handle of t's values with the axis moved to the last dimension; axis -1: as t. */
+static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
+    tsh_tensor rows = *t; /* takes no reference to the block */
+    int d;
+    for (d = axis; d >= 0 && d < t->ndim - 1; d++) { /* shifts later dimensions left */
+        rows.dim[d] = t->dim[d + 1];
+        rows.dim[d + 1] = t->dim[axis];
+        rows.local[d] = t->local[d + 1];
+        rows.local[d + 1] = t->local[axis];
+        rows.stride[d] = t->stride[d + 1];
+        rows.stride[d + 1] = t->stride[axis];
+    }
+    return rows;
+}
+
+/* As tshi_kernel_output, but row-major even if out's strides are not: then in *scratch. */
+static tsh_real *tshi_reduce_output(tsh_tensor *out, tshi_block **scratch) {
+    if (tshi_tensor_is_dense(out)) return tshi_kernel_output(out, scratch);
+    *scratch = tshi_mem_alloc(out->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(out)));
+    return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
+}
+
+/* Returns a job for all rows of t, of params->n values each; of 0 rows if these are empty. */
+static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor *t,
+                                 const tshi_reduce_params *params) {
+    const int64_t count = params->n ? tsh_local_numel(t) / params->n : 0;
+    return tshi_kernel_rows_job(kernel[t->ctx->isa], count, params);
+}
+
+/* -- max, argmax: the first index of the largest value, or of the first NaN ---- */
+
+/* Finds the index of each row's maximum. Operands: the index, x, the maximum (NULL: not wanted).
+ * Only the part of 256 values that has the maximum is searched for the index. */
+TSHI_INLINE void tshi_reduce_place_body(int64_t rows, const tshi_operand *operand,
+                                        const tshi_reduce_params *p) {
+    int64_t *place = (int64_t *)operand[0].data, i, at;
+    const tsh_real *x = (const tsh_real *)operand[1].data;
+    tsh_real *max = (tsh_real *)operand[2].data, best, here;
+    const int64_t part = 256, n = p->n;
+    for (; rows > 0; rows--, x += n) {
+        best = x[at = 0]; /* at: where the best part starts */
+        for (i = 0; i < n && best == best; i += part) {
+            here = tshi_kernel_max(x + i, tshi_base_min(part, n - i));
+            if (here <= best) continue; /* false for NaN, which ends the loop */
+            best = here;
+            at = i;
+        }
+        while (x[at] == x[at] && x[at] != best) at++; /* stops at a NaN, too */
+        *place++ = at;
+        if (max) *max++ = x[at];
+    }
+}
+TSHI_KERNEL(tshi_reduce_place, tshi_reduce_params);
+
+/* Adds dy to dx at the index of each maximum; forward has stored the indices in aux. */
+static void tshi_reduce_max_backward(tshi_node *node) {
+    const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
+    const tsh_tensor x = tshi_reduce_rows(node->in[0], params->axis);
+    const int64_t *place = (const int64_t *)tshi_mem_data(node->aux);
+    const tsh_real *g = tshi_tape_grad(node);
+    int64_t e, count = tsh_local_numel(node->out); /* count: number of maxima */
+    tshi_dest dest;
+    int d;
+    if (!tshi_tape_dest_zeroed(node, 0, &dest)) return;
+    for (e = 0; e < count; e++) {
+        tsh_real *at = dest.data;
+        int64_t rest = e * params->n + place[e]; /* row-major index of the maximum */
+        for (d = x.ndim - 1; d >= 0; d--) {
+            at += rest % x.local[d] * x.stride[d]; /* the index along dimension d */
+            rest /= x.local[d];
+        }
+        *at += g[e];
+    }
+}
+
+static const tshi_op tshi_reduce_max_op = {
+    "tsh_max", "x", tshi_rule_whole, tshi_reduce_max_backward, TSHI_NONE, 0};
+static const tshi_op tshi_reduce_argmax_op = {"tsh_argmax", "x", tshi_rule_argmax, NULL, 0, 0};
+static const tshi_op tshi_reduce_greedy_op = {"tsh_sample", "logits", tshi_rule_argmax, NULL, 0, 0};
+
+/* What tshi_reduce_max is to return. */
+typedef enum tshi_largest {
+    TSHI_LARGEST_VALUE,
+    TSHI_LARGEST_PLACE,
+    TSHI_LARGEST_FINITE /* the place; an error if the value there is not finite */
+} tshi_largest;
+
+/* The largest value of a rank's shard of a row. */
+typedef struct tshi_best {
+    double value;
+    int64_t place; /* global index; -1: the shard is empty */
+} tshi_best;
+
+/* Replaces the local maximum of each of n rows, and its local index, by the largest value on all
+ * ranks and its global index: one all-gather. Along `axis`, x is sharded. */
+static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t *place,
+                              tsh_real *max) {
+    tsh_ctx *ctx = x->ctx;
+    const int64_t size = ctx->tp.size, words = (int64_t)(sizeof(tshi_best) / sizeof(int64_t));
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                                       (size_t)((size + 1) * n) * sizeof(tshi_best) +
+                                           (size_t)size * sizeof(int64_t));
+    tshi_best *own, *all;  /* shapes (n), (P, n) */
+    int64_t *counts, i, r; /* counts: (P) */
+    if (!block) return;
+    own = (tshi_best *)tshi_mem_data(block);
+    all = own + n;
+    counts = (int64_t *)(void *)(all + size * n);
+    for (r = 0; r < size; r++) counts[r] = n * words;
+    for (i = 0; i < n; i++) {
+        own[i].value = x->local[axis] ? (double)max[i] : 0;
+        own[i].place = x->local[axis] ? tshi_tensor_global(x, axis, place[i]) : -1;
+    }
+    (void)tshi_error_comm(ctx, tsh_allgather(&ctx->tp, own, all, counts, 1, TSH_I64),
+                          "tsh_argmax: all-gather of the largest values");
+    for (i = 0; i < n && ctx->error.code == TSH_OK; i++) {
+        const tshi_best *best = NULL;
+        for (r = 0; r < size; r++) {
+            const tshi_best *at = &all[r * n + i];
+            const int nan = at->value != at->value, was = best && best->value != best->value;
+            if (at->place < 0) continue;
+            if (!best || nan > was || (nan == was && at->value > best->value) ||
+                (nan == was && !(at->value < best->value) && at->place < best->place))
+                best = at;
+        }
+        place[i] = best ? best->place : 0;
+        max[i] = best ? (tsh_real)best->value : 0;
+    }
+    tshi_mem_release(ctx, block);
+}
+
+/* Sets the error of logits from which no id can be chosen. */
+static void tshi_reduce_refuse_row(tsh_ctx *ctx, int64_t row) {
+    (void)tsh_fail(ctx, TSH_ERR_ANOMALY,
+                   "tsh_sample: row %lld of the logits has a NaN, or its largest is not finite",
+                   (long long)row);
+}
+
+/* Runs tsh_max, tsh_argmax, or tsh_sample with temperature 0. */
+static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
+                                   tshi_largest what) {
+    tsh_ctx *ctx = tshi_tensor_check_floating(op->name, op->inputs, &x, 1);
+    tshi_reduction r;
+    tshi_block *scratch, *unrounded = NULL, *aux = NULL;
+    tshi_rows rows;
+    tsh_tensor *out, xs;
+    tsh_real *max = NULL; /* where the maxima go; NULL: not needed */
+    void *place;          /* int64_t indices: in out, or in aux for backward */
+    const int argmax = what != TSHI_LARGEST_VALUE;
+    int cut, keeps; /* the dimension is sharded over several ranks; maxima are in scratch */
+    if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
+    if (!r.length)
+        return tshi_error_null(ctx, TSH_ERR_SHAPE,
+                               "%s: nothing to choose from: the dimension is empty", op->name);
+    xs = tshi_reduce_rows(x, r.params.axis); /* x with the axis last */
+    rows = tshi_reduce_job(tshi_reduce_place, x, &r.params);
+    out = tshi_tensor_out(ctx, op->name, argmax ? TSH_I64 : x->dtype, &r.shape, &r.layout);
+    if (!out) return NULL;
+    place = tshi_tensor_at(out); /* argmax outputs the indices */
+    cut = argmax && ctx->tp.size > 1 && tshi_rule_is_sharded(x, r.params.axis);
+    keeps = cut || what == TSHI_LARGEST_FINITE;
+    if (keeps) {
+        unrounded = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_numel(out)));
+        max = unrounded ? (tsh_real *)tshi_mem_data(unrounded) : NULL;
+    }
+    if (!argmax) {
+        aux = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)rows.count * sizeof(int64_t));
+        place = aux ? tshi_mem_data(aux) : NULL;
+        max = tshi_kernel_output(out, &unrounded);
+    }
+    rows.x[0] = tshi_kernel_operand(place, 1, TSH_I64);
+    rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&xs, &scratch), r.params.n);
+    rows.x[2] = tshi_kernel_reals(max, 1);
+    if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, r.params.n);
+    tshi_mem_release(ctx, scratch);
+    if (cut && ctx->error.code == TSH_OK)
+        tshi_reduce_agree(x, r.params.axis, tsh_numel(out), (int64_t *)place, max);
+    for (int64_t i = 0; what == TSHI_LARGEST_FINITE && i < tsh_numel(out); i++)
+        if (ctx->error.code == TSH_OK && !(fabs((double)max[i]) <= DBL_MAX))
+            tshi_reduce_refuse_row(ctx, i);
+    if (keeps)
+        tshi_mem_release(ctx, unrounded);
+    else
+        tshi_kernel_output_done(out, unrounded);
+    tshi_op_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, aux);
+    return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim) {
+    return tshi_reduce_max(&tshi_reduce_max_op, x, dim, keepdim, TSHI_LARGEST_VALUE);
+}
+
+/* tsh_sample with temperature 0 of logits R or S(-1). */
+static tsh_tensor *tshi_reduce_greedy(tsh_tensor *logits) {
+    return tshi_reduce_max(&tshi_reduce_greedy_op, logits, -1, 0, TSHI_LARGEST_FINITE);
+}
+
+TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim) {
+    return tshi_reduce_max(&tshi_reduce_argmax_op, x, dim, keepdim, TSHI_LARGEST_PLACE);
+}
+
+/* -- softmax, log_softmax ---------------------------------------------------
+ * m = max x, y = e^(x-m) / sum e^(x-m);   dx = y (dy - sum dy y)
+ * log: y = x - m - log sum e^(x-m);       dx = dy - e^y sum dy                */
+
+/* Computes softmax or log_softmax of rows. Operands: y and x, dense rows of p->n values. */
+TSHI_INLINE void tshi_reduce_softmax_body(int64_t rows, const tshi_operand *operand,
+                                          const tshi_reduce_params *p, int fused) {
+    tsh_real *y = (tsh_real *)operand[0].data, pad[TSHI_BLOCK], out[TSHI_BLOCK];
+    const tsh_real *x = (const tsh_real *)operand[1].data, *in;
+    const int64_t n = p->n; /* length of a row */
+    const int log = p->is_log;
+    int64_t e;
+    int i;
+    for (; rows > 0; rows--, x += n, y += n) {
+        const tsh_real max = tshi_kernel_max(x, n);
+        const tsh_real sum = tshi_kernel_sum_exps(x, n, max, log ? NULL : y,
+                                                  fused); /* softmax: stores y = e^(x-m) */
+        const tsh_real c = log ? tshi_math_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
+        for (e = 0; e < n; e += TSHI_BLOCK) {
+            in = tshi_kernel_load_block(log ? x : y, 1, e, n, pad);
+            if (log) /* x - (max + c) would lose digits of c if max is large */
+                TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - max - c;
+            else
+                TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * c;
+            tshi_kernel_store_block(y, 1, e, n, out, 0);
+        }
+    }
+}
+TSHI_KERNEL_FUSED(tshi_reduce_softmax, tshi_reduce_params);
+
+/* Backward of the kernel above. Operands: dx, y and dy, dense rows of p->n values. */
+TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand *operand,
+                                               const tshi_reduce_params *p, int fused) {
+    tsh_real *dx = (tsh_real *)operand[0].data, pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
+    const tsh_real *y = (const tsh_real *)operand[1].data, *ys;  /* ys: a block of y */
+    const tsh_real *dy = (const tsh_real *)operand[2].data, *gs; /* gs: of dy */
+    const int64_t n = p->n;
+    int64_t e;
+    int i;
+    for (; rows > 0; rows--, dx += n, y += n, dy += n) {
+        const tsh_real sum = p->is_log ? tshi_kernel_sum(dy, n) : tshi_kernel_dot(dy, y, n);
+        for (e = 0; e < n; e += TSHI_BLOCK) {
+            ys = tshi_kernel_load_block(y, 1, e, n, pad[0]);
+            gs = tshi_kernel_load_block(dy, 1, e, n, pad[1]);
+            if (p->is_log)
+                TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
+                    out[i] = gs[i] - tshi_math_exp(ys[i], fused) * sum;
+            else
+                TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = ys[i] * (gs[i] - sum);
+            tshi_kernel_store_block(dx, 1, e, n, out, 0);
+        }
+    }
+}
+TSHI_KERNEL_FUSED(tshi_reduce_softmax_grad, tshi_reduce_params);
+
+/* Runs the kernel above on rows of dx, y (saved) and dy. */
+static void tshi_reduce_softmax_backward(tshi_node *node) {
+    const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
+    tsh_ctx *ctx = node->out->ctx;
+    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis); /* gives dx's strides */
+    tsh_tensor y = tshi_reduce_rows(node->out, params->axis), dy = y;
+    tshi_rows rows = tshi_reduce_job(tshi_reduce_softmax_grad, node->out, params);
+    tshi_block *scratch[3]; /* of dx, y, dy */
+    tshi_dest dest;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    dest.stride = dx.stride;        /* the axis comes last */
+    y.block = node->saved[1];       /* the values of the output */
+    dy.block = node->out->gr.block; /* with the strides of y */
+    dy.dtype = TSH_REAL;
+    rows.x[0] = tshi_kernel_reals(tshi_op_dense_dest(&dx, &dest, &scratch[0]), params->n);
+    rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&y, &scratch[1]), params->n);
+    rows.x[2] = tshi_kernel_reals(tshi_kernel_packed_reals(&dy, &scratch[2]), params->n);
+    if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, params->n);
+    tshi_op_accumulate(&dx, &dest, scratch[0]); /* no-op if the kernel wrote to dest itself */
+    tshi_mem_release(ctx, scratch[1]);
+    tshi_mem_release(ctx, scratch[2]);
+}
+
+static const tshi_op tshi_reduce_softmax_op = {
+    "tsh_softmax", "x", tshi_rule_whole, tshi_reduce_softmax_backward, TSHI_OUT, 0};
+static const tshi_op tshi_reduce_log_softmax_op = {
+    "tsh_log_softmax", "x", tshi_rule_whole, tshi_reduce_softmax_backward, TSHI_OUT, 0};
+
+/* Runs tsh_softmax, or tsh_log_softmax if is_log. */
+static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int dim, int is_log) {
+    tsh_ctx *ctx = tshi_tensor_check_floating(op->name, op->inputs, &x, 1);
+    tsh_shape shape = tsh_shape_of(x);
+    tshi_reduction r;
+    tshi_block *scratch, *unrounded;
+    tsh_tensor *out, xs, ys; /* xs, ys: x and out with the axis last */
+    tshi_rows rows;
+    if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? TSH_MAX_DIMS : dim, 1, &r)) return NULL;
+    r.params.is_log = is_log;
+    out = tshi_tensor_out(ctx, op->name, x->dtype, &shape, &x->layout);
+    if (!out) return NULL;
+    xs = tshi_reduce_rows(x, r.params.axis);
+    ys = tshi_reduce_rows(out, r.params.axis);
+    rows = tshi_reduce_job(tshi_reduce_softmax, x, &r.params);
+    rows.x[0] = tshi_kernel_reals(tshi_reduce_output(&ys, &unrounded), r.params.n);
+    rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&xs, &scratch), r.params.n);
+    if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, r.params.n);
+    tshi_mem_release(ctx, scratch);
+    tshi_kernel_output_done(&ys, unrounded);
+    tshi_op_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, NULL);
+    return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim) {
+    return tshi_reduce_softmaxes(&tshi_reduce_softmax_op, x, dim, 0);
+}
+
+TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim) {
+    return tshi_reduce_softmaxes(&tshi_reduce_log_softmax_op, x, dim, 1);
+}

@@ -1,0 +1,506 @@
+/* ========================================================================== */
+/* >>redistribute                              MARK: - redistribute (private) */
+/* Changes of layout: tsh_redistribute, tsh_set_layout, tsh_tp_...            */
+/* Needs: >>op-map.                                                           */
+/* ========================================================================== */
+
+/* tshi_redistribute_move does every change of layout, in forward and in backward. R: replicated,
+ * S(d): sharded along dimension d, P: partial sum.
+ *
+ *     S(d) to R     all-gather             P to R       all-reduce
+ *     P to S(d)     reduce-scatter         S(i) to S(j) all-to-all
+ *     R to S(d)     each rank its slice    R to P       zero on all ranks but rank 0
+ *
+ * Input and output are dense. The collectives take the shards of all ranks in rank order. With
+ * fused segments (q, k, v in one weight) a shard is not one run of memory: it is reordered. */
+
+/* An array seen as (outer, length, inner): a layout cuts its middle dimension. */
+typedef struct tshi_cut {
+    int64_t outer, length, inner; /* sizes of the three dimensions */
+    const tsh_layout *layout;     /* a sharded one: cuts `length` */
+    int size;                     /* number of ranks of tp */
+    size_t width;                 /* bytes of an element */
+} tshi_cut;
+
+/* Returns how `layout` cuts an array. form has the global shape. other NULL: the array is whole;
+ * else it is this rank's shard by the layout `other`. */
+static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *layout,
+                                      const tsh_layout *other, tsh_dtype dtype) {
+    const tsh_comm *tp = &form->ctx->tp;
+    const int dim = layout->dim;
+    int64_t sizes[TSH_MAX_DIMS]; /* the array's shape */
+    tshi_cut cut;
+    memcpy(sizes, form->dim, sizeof sizes);
+    if (other) sizes[other->dim] = tsh_chunk(other, sizes[other->dim], tp->size, tp->rank, NULL);
+    cut.outer = tshi_tensor_product(sizes, dim);
+    cut.length = sizes[dim];
+    cut.inner = tshi_tensor_product(sizes + dim + 1, form->ndim - dim - 1);
+    cut.layout = layout;
+    cut.size = tp->size;
+    cut.width = tsh_dtype_size(dtype);
+    return cut;
+}
+
+/* Returns how many elements of an outer row are in `rank`'s shard; 0 if there is no outer row, as
+ * collectives take 0 rows of counts for 1 (tsh_coll.blocks). */
+static int64_t tshi_redistribute_held(const tshi_cut *cut, int rank) {
+    if (!cut->outer) return 0;
+    return tsh_chunk(cut->layout, cut->length, cut->size, rank, NULL) * cut->inner;
+}
+
+/* Copies rank's shard between the array `whole` and `shard`, whose outer rows begin `pitch`
+ * elements apart. to_shard 1: to shard; 0: to whole. */
+static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, char *shard,
+                                    int64_t pitch, int to_shard) {
+    tsh_range range[TSH_MAX_SEGMENTS]; /* the shard's part of each segment */
+    int64_t o;                         /* index of the outer row */
+    int s;                             /* index of the segment */
+    (void)tsh_chunk(cut->layout, cut->length, cut->size, rank, range);
+    for (o = 0; o < cut->outer; o++) {
+        char *at = shard + (size_t)(o * pitch) * cut->width;
+        for (s = 0; s < cut->layout->segments; s++) {
+            const int64_t first = (o * cut->length + range[s].start) * cut->inner;
+            const size_t bytes = (size_t)(range[s].length * cut->inner) * cut->width;
+            char *from = (char *)whole + (size_t)first * cut->width;
+            if (to_shard)
+                memcpy(at, from, bytes);
+            else
+                memcpy(from, at, bytes);
+            at += bytes;
+        }
+    }
+}
+
+/* Copies between the array `whole` and `shards`, the shards of all ranks in rank order. by_row 1:
+ * each outer row has a part for each rank; 0: one shard follows the other. to_shards 1: to shards;
+ * 0: to whole. */
+static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shards, int by_row,
+                                    int to_shards) {
+    int r;
+    for (r = 0; r < cut->size; r++) {
+        const int64_t row = tshi_redistribute_held(cut, r); /* rank r's elements of an outer row */
+        const int64_t pitch = by_row ? cut->length * cut->inner : row;
+        tshi_redistribute_shard(cut, r, whole, shards, pitch, to_shards);
+        shards += (size_t)(by_row ? row : row * cut->outer) * cut->width;
+    }
+}
+
+/* S to R by all-gather (gather 1), or P to S by reduce-scatter (gather 0). form has the global
+ * shape; `layout` is the sharded one. */
+static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
+                                         const tsh_layout *layout, int gather, tsh_dtype dtype,
+                                         const void *in, void *out) {
+    const tshi_cut cut = tshi_redistribute_cut(form, layout, NULL, dtype);
+    const size_t counted = (size_t)cut.size * sizeof(int64_t); /* bytes of `counts` */
+    const size_t bytes = layout->segments > 1 ? (size_t)tsh_numel(form) * cut.width : 0;
+    tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
+    int64_t *counts; /* elements of each rank in an outer row */
+    void *ordered = gather ? out : tshi_kernel_unconst(in); /* whole array, in rank order */
+    int r;
+    if (!scratch) return TSH_ERR_MEMORY;
+    counts = (int64_t *)tshi_mem_data(scratch);
+    for (r = 0; r < cut.size; r++) counts[r] = tshi_redistribute_held(&cut, r);
+    if (bytes) ordered = counts + cut.size; /* several segments: reorder in scratch */
+    if (bytes && !gather)
+        tshi_redistribute_order(&cut, tshi_kernel_unconst(in), (char *)ordered, 1, 1);
+    if (gather)
+        (void)tshi_error_comm(ctx, tsh_allgather(&ctx->tp, in, ordered, counts, cut.outer, dtype),
+                              "tsh_redistribute: all-gather");
+    else
+        (void)tshi_error_comm(
+            ctx, tsh_reduce_scatter(&ctx->tp, ordered, out, counts, cut.outer, dtype, TSH_SUM),
+            "tsh_redistribute: reduce-scatter");
+    if (bytes && gather) tshi_redistribute_order(&cut, out, (char *)ordered, 1, 0);
+    tshi_mem_release(ctx, scratch);
+    return ctx->error.code;
+}
+
+/* S(i) to S(j) by all-to-all: every rank cuts its shard along j into a part for each rank, and
+ * joins the parts that it receives along i. form has the global shape. */
+static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
+                                         const tsh_layout *from, const tsh_layout *to,
+                                         tsh_dtype dtype, const void *in, void *out) {
+    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* in, cut along j */
+    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* out, cut along i */
+    const size_t counted = (size_t)cut.size * sizeof(int64_t);
+    const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* no shard is longer */
+    tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * counted + 2 * bytes);
+    int64_t *send, *recv;  /* elements to and from each rank */
+    char *sent, *received; /* data to and from all ranks, in rank order */
+    int r;
+    if (!scratch) return TSH_ERR_MEMORY;
+    send = (int64_t *)tshi_mem_data(scratch);
+    recv = send + cut.size;
+    sent = (char *)(recv + cut.size);
+    received = sent + bytes;
+    for (r = 0; r < cut.size; r++) send[r] = tshi_redistribute_held(&cut, r) * cut.outer;
+    for (r = 0; r < cut.size; r++) recv[r] = tshi_redistribute_held(&join, r) * join.outer;
+    tshi_redistribute_order(&cut, tshi_kernel_unconst(in), sent, 0, 1);
+    (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, received, recv, 1, dtype),
+                          "tsh_redistribute: all-to-all");
+    tshi_redistribute_order(&join, out, received, 0, 0);
+    tshi_mem_release(ctx, scratch);
+    return ctx->error.code;
+}
+
+/* Moves dense local values from one layout to another, by the table above: `in` has the layout
+ * `from`, `out` gets the layout `to`. form has the global shape. A collective over tp, or none. */
+static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layout *from,
+                                         const tsh_layout *to, tsh_dtype dtype, const void *in,
+                                         void *out) {
+    tsh_ctx *ctx = form->ctx;
+    const tsh_layout whole = tsh_replicated();
+    const size_t width = tsh_dtype_size(dtype), bytes = (size_t)tsh_numel(form) * width;
+    if (tshi_layout_equal(from, to, form->dim, ctx->tp.size)) {
+        memcpy(out, in, (size_t)tsh_local_numel(form) * width);
+    } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED && from->dim == to->dim) {
+        /* the same dimension, but other segments or units: gather, then slice */
+        tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
+        void *values = scratch ? tshi_mem_data(scratch) : NULL;
+        if (values && tshi_redistribute_move(form, from, &whole, dtype, in, values) == TSH_OK)
+            (void)tshi_redistribute_move(form, &whole, to, dtype, values, out);
+        tshi_mem_release(ctx, scratch);
+    } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED) {
+        return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out); /* S(i) to S(j) */
+    } else if (from->kind == TSH_SHARDED) {
+        return tshi_redistribute_rows(ctx, form, from, 1, dtype, in, out); /* S to R */
+    } else if (from->kind == TSH_PARTIAL && to->kind == TSH_SHARDED) {
+        return tshi_redistribute_rows(ctx, form, to, 0, dtype, in, out); /* P to S */
+    } else if (to->kind == TSH_SHARDED) {
+        const tshi_cut cut = tshi_redistribute_cut(form, to, NULL, dtype); /* R to S */
+        tshi_redistribute_shard(&cut, ctx->tp.rank, tshi_kernel_unconst(in), (char *)out,
+                                tshi_redistribute_held(&cut, ctx->tp.rank), 1);
+    } else if (from->kind == TSH_PARTIAL) {
+        memcpy(out, in, bytes); /* P to R */
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, out, tsh_numel(form), dtype, TSH_SUM),
+                              "tsh_redistribute: all-reduce");
+    } else if (ctx->tp.rank) {
+        memset(out, 0, bytes); /* R to P, not on rank 0 */
+    } else {
+        memcpy(out, in, bytes); /* R to P, on rank 0 */
+    }
+    return ctx->error.code;
+}
+
+/* Adds the gradient g, of layout `from`, to the gradient of input 0, of layout `to` (R or S). form
+ * has the global shape of both. */
+static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, const tsh_layout *from,
+                                   const tsh_layout *to, tsh_real *g) {
+    tsh_tensor *x = node->in[0];
+    const int64_t n = from->kind == TSH_SHARDED ? tsh_local_numel(form) : tsh_numel(form);
+    tsh_dtype dtype = from->kind == TSH_REPLICATED ? TSH_REAL /* nothing is sent */
+                                                   : tshi_tape_sent_as(x);
+    tshi_block *scratch, *sent = NULL; /* sent: g, if it is sent in another dtype */
+    tshi_dest dest;
+    tsh_real *dx; /* dense gradient, of layout `to` */
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    dx = tshi_op_dense_dest(x, &dest, &scratch);
+    if (dx && dtype != TSH_REAL) sent = tshi_kernel_rounded(x->ctx, g, n, dtype);
+    if (dx && tshi_redistribute_move(form, from, to, dtype, sent ? tshi_mem_data(sent) : g, dx) ==
+                  TSH_OK) {
+        tshi_kernel_widen(dx, tsh_local_numel(x), dtype);
+        tshi_op_accumulate(x, &dest, scratch);
+    } else {
+        tshi_mem_release(x->ctx, scratch);
+    }
+    tshi_mem_release(x->ctx, sent);
+}
+
+/* Backward of the three ops below. After an all-gather (the last two), a complete gradient (gr) is
+ * sliced, a partial one (gp) reduce-scattered, which costs less than to all-reduce and slice it. */
+static void tshi_redistribute_backward(tshi_node *node) {
+    const tsh_tensor *out = node->out;
+    const tsh_layout sum = tsh_partial(), whole = tsh_replicated();
+    const tsh_layout *from = out->layout.kind == TSH_SHARDED ? &out->layout : &whole;
+    const tsh_layout *to = (const tsh_layout *)node->params; /* input 0 in the output's shape */
+    if (out->gr.live)
+        tshi_redistribute_back(node, out, from, to, (tsh_real *)tshi_mem_data(out->gr.block));
+    if (out->gp.live)
+        tshi_redistribute_back(node, out, &sum, to, (tsh_real *)tshi_mem_data(out->gp.block));
+}
+
+static const tshi_op tshi_redistribute_op = {
+    "tsh_redistribute", "x", NULL, tshi_redistribute_backward, TSHI_NONE, 0};
+static const tshi_op tshi_redistribute_all_gather_op = {
+    "tsh_redistribute", "x", NULL, tshi_redistribute_backward, TSHI_NONE, TSHI_OP_ACCEPTS_PARTIAL};
+static const tshi_op tshi_redistribute_gather_op = {
+    "tsh_tp_gather", "x", NULL, tshi_redistribute_backward, TSHI_NONE, TSHI_OP_ACCEPTS_PARTIAL};
+
+/* Redistributes x to `layout` and records op. shape: the output's global shape; from: x's layout in
+ * this shape (tsh_tp_gather takes a replicated x for a shard). Backward gives x a sharded gradient
+ * if `from` is sharded, else a replicated one. */
+static tsh_tensor *tshi_redistribute_run(const tshi_op *op, tsh_tensor *x, const tsh_layout *from,
+                                         const tsh_shape *shape, const tsh_layout *layout) {
+    tsh_tensor *out = tshi_tensor_out(x->ctx, op->name, x->dtype, shape, layout);
+    const tsh_layout back = from->kind == TSH_SHARDED ? *from : tsh_replicated();
+    tshi_block *scratch;
+    void *values = out ? tshi_kernel_packed(x, &scratch) : NULL; /* x's values, dense */
+    tsh_result result;
+    if (!values) return NULL;
+    result = tshi_redistribute_move(out, from, layout, x->dtype, values, tshi_tensor_at(out));
+    tshi_mem_release(x->ctx, scratch);
+    if (result != TSH_OK) return NULL;
+    tshi_op_record(op, out, &x, 1, TSHI_NONE, &back, sizeof back, NULL);
+    return out;
+}
+
+TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
+    const tshi_op *op = &tshi_redistribute_op;
+    tsh_ctx *ctx;
+    char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
+    tsh_shape shape = tsh_shape_of(x);
+    if (x) tshi_error_report(x->ctx); /* reports an earlier error: peers may wait for this rank */
+    ctx = tshi_tensor_check("tsh_redistribute", "x", &x, 1);
+    if (!ctx) return NULL;
+    if (!tshi_layout_resolve(&layout, x->ndim, x->dim) ||
+        (x->layout.kind == TSH_SHARDED && layout.kind == TSH_PARTIAL))
+        return tshi_error_null(ctx, TSH_ERR_LAYOUT, "tsh_redistribute: %s cannot become %s",
+                               tshi_tensor_text(x, a), tsh_layout_text(&layout, b, sizeof b));
+    if (tshi_layout_identical(&x->layout, &layout)) return x;
+    if (ctx->tp.size == 1 || tshi_layout_equal(&x->layout, &layout, x->dim, ctx->tp.size)) {
+        tsh_tensor *out = tshi_tensor_view(x); /* no values move */
+        if (out) out->layout = layout;
+        return out;
+    }
+    if (x->layout.kind == TSH_SHARDED && layout.kind == TSH_REPLICATED)
+        op = &tshi_redistribute_all_gather_op;
+    return tshi_redistribute_run(op, x, &x->layout, &shape, &layout);
+}
+
+TSH_API tsh_tensor *tsh_full(tsh_tensor *x) {
+    return tsh_redistribute(x, tsh_replicated());
+}
+
+/* -- tsh_set_layout, tsh_tp_... --------------------------------------------- */
+
+/* Returns a new handle of x's values, for an op that changes only gradients or the layout; NULL: no
+ * memory. If *x is not dense, a dense copy replaces it: gradients have their tensor's strides. */
+static tsh_tensor *tshi_redistribute_window(const char *op, tsh_tensor **x) {
+    if (!tshi_tensor_is_dense(*x)) *x = tshi_op_copy(op, *x);
+    return *x ? tshi_tensor_detached(*x, (*x)->block) : NULL;
+}
+
+/* Returns 1 if t's layout may change in place; 0 and an error if a recorded op, a view or a
+ * gradient depends on it. */
+static int tshi_redistribute_may_change(const tsh_tensor *t) {
+    const int recorded = tshi_tensor_recorded(t), viewed = t->block->refs > 1;
+    if (!recorded && !viewed && !t->gr.live && !t->gp.live) return 1;
+    if (recorded || viewed)
+        (void)tsh_fail(t->ctx, TSH_ERR_STATE,
+                       "tsh_set_layout: %s that take the tensor as it lies now; end the step first "
+                       "(tsh_step_end), or change a copy: tsh_clone or tsh_keep",
+                       recorded ? "ops are recorded" : "there are views or detached tensors");
+    else
+        (void)tsh_fail(t->ctx, TSH_ERR_STATE,
+                       "tsh_set_layout: the tensor has a gradient, which lies as it does now; "
+                       "forget that first: tsh_zero_grad");
+    return 0;
+}
+
+/* One step of tsh_set_layout; the old or the new layout is R or P. Changes the sizes and the layout
+ * in *form, but no values. Fails if the ranks' shards would have different lengths. */
+static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout) {
+    tsh_ctx *ctx = form->ctx;
+    /* the sharded one of the old and the new layout, if there is one */
+    const tsh_layout *cut = form->layout.kind == TSH_SHARDED ? &form->layout : &layout;
+    char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
+    tsh_tensor next = *form; /* what form becomes */
+    int64_t held, owned; /* length along d: that each shard must have; that rank r's shard has */
+    int r, fits = 1, d = cut->dim < 0 ? cut->dim + form->ndim : cut->dim;
+    if (cut->kind == TSH_SHARDED && (d < 0 || d >= form->ndim)) fits = d = 0;
+    if (layout.kind == TSH_SHARDED && fits) { /* d becomes as long as all shards together */
+        fits = form->dim[d] <= INT64_MAX / 64 / ctx->tp.size; /* no overflow */
+        next.dim[d] *= fits ? ctx->tp.size : 1;
+    }
+    if (fits) fits = tshi_layout_resolve(&layout, next.ndim, next.dim);
+    if (!fits)
+        return tsh_fail(ctx, TSH_ERR_LAYOUT,
+                        "tsh_set_layout: the pieces of %d ranks, each %s, cannot lie as %s",
+                        ctx->tp.size, tshi_tensor_text(form, a),
+                        tsh_layout_text(&layout, b, sizeof b));
+    if (cut->kind == TSH_SHARDED) {
+        held = layout.kind == TSH_SHARDED ? form->dim[d]
+                                          : tsh_chunk(cut, form->dim[d], ctx->tp.size, 0, NULL);
+        for (r = 0; r < ctx->tp.size; r++)
+            if ((owned = tsh_chunk(cut, next.dim[d], ctx->tp.size, r, NULL)) != held)
+                return tsh_fail(
+                    ctx, TSH_ERR_LAYOUT,
+                    "tsh_set_layout: %s cannot become %s: of dimension %d rank %d has %lld, "
+                    "not %lld; all pieces must be of one length",
+                    tshi_tensor_text(form, a), tsh_layout_text(&layout, b, sizeof b), d, r,
+                    (long long)owned, (long long)held);
+        if (layout.kind != TSH_SHARDED) next.dim[d] = held; /* the whole is as long as one shard */
+    }
+    next.layout = layout;
+    *form = next;
+    return TSH_OK;
+}
+
+static const tshi_op tshi_redistribute_set_layout_op = {"tsh_set_layout",       "t",       NULL,
+                                                        tshi_map_same_backward, TSHI_NONE, 0};
+
+TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
+    tsh_ctx *ctx = tshi_tensor_check("tsh_set_layout", "t", &t, 1);
+    tsh_layout resolved = layout;
+    tsh_tensor form, *out; /* form: t with the new layout */
+    int in_place;          /* 1: changes t; 0: returns a new handle */
+    if (!ctx) return NULL;
+    form = *t;
+    if (tshi_layout_resolve(&resolved, t->ndim, t->dim) &&
+        tshi_layout_equal(&t->layout, &resolved, t->dim, ctx->tp.size)) {
+        if (tshi_layout_identical(&t->layout, &resolved)) return t;
+        form.layout = resolved; /* the same shards in other units */
+    } else {
+        if (t->layout.kind != TSH_REPLICATED && layout.kind != TSH_REPLICATED)
+            (void)tshi_redistribute_declare(&form, tsh_replicated());
+        if (ctx->error.code != TSH_OK || tshi_redistribute_declare(&form, layout) != TSH_OK)
+            return NULL;
+    }
+    /* a parameter keeps the layout that the plan gave it */
+    in_place = (t->flags & TSHI_OWNED) && !(t->flags & TSHI_PARAM);
+    if (in_place && !tshi_redistribute_may_change(t)) return NULL;
+    out = in_place ? t : tshi_redistribute_window("tsh_set_layout", &t);
+    if (!out) return NULL;
+    memcpy(out->dim, form.dim, sizeof out->dim);
+    out->layout = form.layout;
+    if (!in_place)
+        (void)tshi_tape_record(&tshi_redistribute_set_layout_op, out, &t, 1, TSHI_NONE, 0);
+    return out;
+}
+
+/* Checks the input x of a tsh_tp_... function: replicated; or sharded if `sharded` is 1; or a
+ * partial sum if `partial` is 1. Returns x's ctx; NULL and an error if x is none of these. */
+static tsh_ctx *tshi_redistribute_takes(const char *op, tsh_tensor *x, int sharded, int partial) {
+    char text[TSHI_TEXT_SIZE];
+    tsh_ctx *ctx;
+    if (x) tshi_error_report(x->ctx); /* reports an earlier error: peers may wait for this rank */
+    ctx = tshi_tensor_check(op, "x", &x, 1);
+    if (!ctx || x->layout.kind == TSH_REPLICATED || (sharded && x->layout.kind == TSH_SHARDED) ||
+        (partial && x->layout.kind == TSH_PARTIAL))
+        return ctx;
+    (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
+                   "%s: takes what each rank holds as a replicated tensor, not %s; say that it is "
+                   "one: tsh_set_layout(x, tsh_replicated())",
+                   op, tshi_tensor_text(x, text));
+    return NULL;
+}
+
+/* Returns the index of x's dimension dim (negative: from the end), or -1 and an error. */
+static int tshi_redistribute_dim(const char *op, const tsh_tensor *x, int dim) {
+    char text[TSHI_TEXT_SIZE];
+    int axis = tshi_tensor_axis(x, dim);
+    if (axis < 0)
+        (void)tsh_fail(x->ctx, TSH_ERR_ARGUMENT, "%s: %s has no dimension %d", op,
+                       tshi_tensor_text(x, text), dim);
+    return axis;
+}
+
+/* Returns 1 if redop can reduce x's dtype (TSH_AVG: floating ones only), else 0 and an error. */
+static int tshi_redistribute_redop(const char *op, const tsh_tensor *x, tsh_redop redop) {
+    if ((unsigned)redop <= (unsigned)TSH_AVG &&
+        (redop != TSH_AVG || tshi_dtypes[x->dtype].floating))
+        return 1;
+    (void)tsh_fail(x->ctx, TSH_ERR_ARGUMENT, "%s: %d is no reduction of %s", op, (int)redop,
+                   tshi_dtype_name(x->dtype));
+    return 0;
+}
+
+/* Backward of tsh_tp_copy: dx = the all-reduce, by the redop, of this rank's gradient of out. */
+static void tshi_redistribute_copy_backward(tshi_node *node) {
+    tsh_tensor *out = node->out;
+    tsh_redop op = *(const tsh_redop *)node->params;
+    const tsh_dtype dtype = tshi_tape_sent_as(node->in[0]);
+    const tsh_real *g = tshi_tape_complete(out); /* gr + gp of this rank, not yet all-reduced */
+    size_t bytes = (size_t)tsh_local_numel(out) * sizeof *g;
+    tshi_block *scratch = g ? tshi_mem_alloc(out->ctx, TSH_MEM_STEP, bytes) : NULL;
+    tshi_dest dest;
+    if (!scratch) return;
+    memcpy(tshi_mem_data(scratch), g, bytes); /* the all-reduce must not change out's gradient */
+    tshi_kernel_narrow(tshi_mem_data(scratch), tsh_local_numel(out), dtype);
+    (void)tshi_error_comm(out->ctx,
+                          tsh_allreduce(&out->ctx->tp, tshi_mem_data(scratch),
+                                        tsh_local_numel(out), dtype, op),
+                          "tsh_tp_copy: all-reduce of the gradient");
+    tshi_kernel_widen(tshi_mem_data(scratch), tsh_local_numel(out), dtype);
+    if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
+        tshi_tape_accumulate(node->in[0], &dest, (const tsh_real *)tshi_mem_data(scratch),
+                             out->stride);
+    tshi_mem_release(out->ctx, scratch);
+}
+
+static const tshi_op tshi_redistribute_copy_op = {
+    "tsh_tp_copy", "x",       NULL, tshi_redistribute_copy_backward,
+    TSHI_NONE,     TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
+
+TSH_API tsh_tensor *tsh_tp_copy(tsh_tensor *x, tsh_redop op) {
+    tsh_ctx *ctx = tshi_redistribute_takes("tsh_tp_copy", x, 0, 0);
+    tsh_tensor *out;
+    if (!ctx || !tshi_redistribute_redop("tsh_tp_copy", x, op)) return NULL;
+    if (ctx->tp.size == 1 || !tshi_tape_records(ctx, &x, 1)) return x; /* acts only in backward */
+    out = tshi_redistribute_window("tsh_tp_copy", &x);
+    if (!out) return NULL;
+    tshi_op_record(&tshi_redistribute_copy_op, out, &x, 1, TSHI_NONE, &op, sizeof op, NULL);
+    return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+static const tshi_op tshi_redistribute_reduce_op = {"tsh_tp_reduce",        "x",       NULL,
+                                                    tshi_map_same_backward, TSHI_NONE, 0};
+
+TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op) {
+    tsh_ctx *ctx = tshi_redistribute_takes("tsh_tp_reduce", x, 0, 1);
+    tsh_shape shape = tsh_shape_of(x);
+    tsh_tensor *out;
+    if (!ctx || !tshi_redistribute_redop("tsh_tp_reduce", x, op)) return NULL;
+    if (ctx->tp.size == 1) return x->layout.kind == TSH_REPLICATED ? x : tsh_full(x);
+    out = tshi_tensor_out(ctx, "tsh_tp_reduce", x->dtype, &shape, NULL);
+    if (!out) return NULL;
+    tshi_kernel_dense(x, tshi_tensor_at(out), out->dtype, 0); /* out = x, dense */
+    if (tshi_error_comm(
+            ctx, tsh_allreduce(&ctx->tp, tshi_tensor_at(out), tsh_numel(out), out->dtype, op),
+            "tsh_tp_reduce: all-reduce") != TSH_OK)
+        return NULL;
+    (void)tshi_tape_record(&tshi_redistribute_reduce_op, out, &x, 1, TSHI_NONE, 0);
+    return out;
+}
+
+TSH_API tsh_tensor *tsh_tp_scatter(tsh_tensor *x, int dim) {
+    tsh_ctx *ctx = tshi_redistribute_takes("tsh_tp_scatter", x, 0, 0);
+    int axis = ctx ? tshi_redistribute_dim("tsh_tp_scatter", x, dim) : -1;
+    return axis < 0 ? NULL : tsh_redistribute(x, tsh_sharded(axis));
+}
+
+TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim) {
+    tsh_ctx *ctx = tshi_redistribute_takes("tsh_tp_gather", x, 1, 0);
+    int axis = ctx ? tshi_redistribute_dim("tsh_tp_gather", x, dim) : -1;
+    tsh_layout whole = tsh_replicated(), shards = tsh_sharded(axis);
+    char text[TSHI_TEXT_SIZE];
+    tsh_shape shape = tsh_shape_of(x);
+    if (axis < 0) return NULL;
+    if (x->layout.kind == TSH_SHARDED && x->layout.dim != axis)
+        return tshi_error_null(ctx, TSH_ERR_LAYOUT,
+                               "tsh_tp_gather: %s is not cut along dimension %d; gather it along "
+                               "%d: tsh_redistribute(x, tsh_replicated())",
+                               tshi_tensor_text(x, text), axis, x->layout.dim);
+    if (x->layout.kind == TSH_SHARDED) return tsh_redistribute(x, whole);
+    if (ctx->tp.size == 1) return x;
+    shape.dim[axis] *= ctx->tp.size; /* all ranks' pieces together */
+    (void)tshi_layout_resolve(&shards, shape.ndim, shape.dim);
+    return tshi_redistribute_run(&tshi_redistribute_gather_op, x, &shards, &shape, &whole);
+}
+
+TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
+    tsh_ctx *ctx;
+    char text[TSHI_TEXT_SIZE];
+    if (t) tshi_error_report(t->ctx); /* peers may wait in the broadcast */
+    ctx = tshi_tensor_check("tsh_broadcast_batch", "t", &t, 1);
+    if (!ctx) return t ? t->ctx->error.code : TSH_ERR_ARGUMENT;
+    if (!(t->flags & TSHI_OWNED) || t->layout.kind != TSH_REPLICATED)
+        return tsh_fail(ctx, TSH_ERR_LAYOUT,
+                        "tsh_broadcast_batch: takes an owned replicated tensor, not %s",
+                        tshi_tensor_text(t, text));
+    if (!tshi_tensor_may_change("tsh_broadcast_batch", t)) return ctx->error.code;
+    tshi_tensor_forget_exact(t);
+    return tshi_error_comm(ctx,
+                           tsh_broadcast(&ctx->tp, tshi_tensor_at(t), tsh_numel(t), t->dtype, 0),
+                           "tsh_broadcast_batch");
+}

@@ -1,0 +1,155 @@
+/* ========================================================================== */
+/* >>module-same                                MARK: - module-same (private) */
+/* Compares the models of all ranks before the first collective after a       */
+/* change.                                                                    */
+/* Needs: >>module.                                                           */
+/* ========================================================================== */
+
+/* Each rank describes its model as lines. If the hashes of all lines differ, the ranks gather line
+ * after line until one differs (tshi_module_find_diff). */
+
+/* One line of a model's description. Line 0 is the seed, then one module each, in pre-order. */
+typedef struct tshi_line {
+    char text[TSH_PATH_SIZE + 3 * TSHI_TEXT_SIZE]; /* "h.0" linear: weight f32 (64, 32) S(0) */
+    double number; /* tsh_module.number; compared in binary: its text depends on the locale */
+    int64_t hash; /* hash of text and number: equal lines have equal hashes */
+    int64_t rank; /* the rank of the world that wrote the line; not part of the hash */
+} tshi_line;
+
+/* Writes m's path, kind and number, and the name, dtype, shape and layout of its parameters. */
+static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
+    const size_t size = sizeof line->text;
+    char text[TSHI_TEXT_SIZE];
+    tsh_text_add(line->text, size, m->path[0] ? "\"%s\" %s" : "the root%s %s", m->path,
+                     m->kind->name);
+    line->number = m->number;
+    if (m->number > 0) tsh_text_add(line->text, size, " (%.9g)", m->number);
+    for (int i = 0; i < TSHI_MODULE_PARAMS; i++) {
+        const tsh_tensor *param = m->param[i];
+        if (!param) continue;
+        tsh_text_add(line->text, size, "%s %s%s%s %s", i ? "," : ":", m->param_name[i],
+                         *m->param_name[i] ? " " : "", tshi_dtype_name(param->dtype),
+                         tshi_tensor_text(param, text));
+        /* lengths of segments, if there is more than one */
+        for (int k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
+            tsh_text_add(line->text, size, "%s%lld", k ? " + " : " of ",
+                             (long long)param->layout.segment[k].length);
+    }
+}
+
+/* Writes line i of the description of this rank's model: line 0 is the seed, each further one a
+ * module. Past the last module the text is "nothing", and 0 is returned. */
+static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
+    tsh_module *m = ctx->root;
+    memset(line, 0, sizeof *line);
+    for (int k = 1; k < i && m; k++) m = tshi_module_next(ctx->root, m);
+    if (i && m)
+        tshi_module_describe(m, line);
+    else
+        tsh_text_add(line->text, sizeof line->text, i ? "nothing" : "the seed %llu",
+                         (unsigned long long)ctx->seed);
+    /* text and number lie before `hash` */
+    line->hash = (int64_t)tshi_rng_hash(1, line, offsetof(tshi_line, hash));
+    line->rank = ctx->world.rank; /* named in the error sentence */
+    return !i || m;
+}
+
+/* Sets *same to 1 if all ranks have the same hash, by one all-reduce (TSH_MIN) of the hash and of
+ * its complement: the minimum of the complement is the complement of the maximum. */
+static tsh_result tshi_module_same(tsh_comm *comm, uint64_t hash, int *same) {
+    int64_t ends[2]; /* the hash and its complement */
+    tsh_result result;
+    memcpy(&ends[0], &hash, sizeof hash);
+    ends[1] = ~ends[0]; /* min(~hash) is ~max(hash) */
+    result = tsh_allreduce(comm, ends, 2, TSH_I64, TSH_MIN);
+    *same = result == TSH_OK && ends[0] == ~ends[1];
+    return result;
+}
+
+/* Returns the lowest rank whose hash is the most frequent. The hash of rank r is hash[r * stride].
+ * holds[r] 0: rank r does not count; holds NULL: all count. */
+static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
+                                const unsigned char *holds) {
+    int r, k, same, best = 0, max = 0; /* same: number of ranks with r's hash */
+    for (r = 0; r < size; r++) {
+        for (same = k = 0; k < size && (!holds || holds[r]); k++)
+            same += (!holds || holds[k]) && hash[k * stride] == hash[r * stride];
+        if (same > max) best = r; /* the first rank with so many */
+        if (same > max) max = same;
+    }
+    return best;
+}
+
+/* Sets an error that blames odd->rank: it has the line `odd` where another rank has `usual`. */
+static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, const tshi_line *odd,
+                                    const tshi_line *usual) {
+    const char *axis = comm == &ctx->tp ? "tp" : comm == &ctx->dp ? "dp" : "the world";
+    const int first = ctx->error.code == TSH_OK; /* no earlier error: set its rank below */
+    (void)tsh_fail(ctx, TSH_ERR_MISMATCH,
+                   "the ranks of %s built different models: rank %d has %s where rank %d has "
+                   "%s; build the same model on each, with the same seed",
+                   axis, (int)odd->rank, odd->text, (int)usual->rank, usual->text);
+    if (first) ctx->error.rank = (int)odd->rank;
+}
+
+/* On all ranks of comm: gathers the models line by line, and reports the first line that is not the
+ * same on all. Returns TSH_ERR_MISMATCH, or an error of the gathering. */
+static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
+    const int size = comm->size; /* number of ranks */
+    const size_t bytes = (size_t)size * (sizeof(int64_t) + sizeof(tshi_line));
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
+    int64_t *counts;        /* shape (size): int32 words of a line, the same for every rank */
+    tshi_line line, *lines; /* this rank's line; one line per rank, shape (size) */
+    tsh_result result = TSH_OK;
+    int r, i = 0, usual = 0, blamed = 0, more; /* usual, blamed: ranks whose lines are compared */
+    if (!block) {
+        tshi_error_report(ctx); /* the other ranks wait for this one */
+        return TSH_ERR_MEMORY;
+    }
+    counts = (int64_t *)tshi_mem_data(block); /* block: counts, then lines */
+    lines = (tshi_line *)(void *)(counts + size);
+    for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
+    do {
+        more = tshi_module_line(ctx, i++, &line); /* 0: other ranks have more lines */
+        result = tsh_allgather(comm, &line, lines, counts, 1, TSH_I32);
+        if (result != TSH_OK) break; /* the world has failed */
+        usual = tshi_module_majority(&lines->hash, sizeof line / sizeof line.hash, size, NULL);
+        for (blamed = 0; blamed < size - 1 && lines[blamed].hash == lines[usual].hash;) blamed++;
+    } while (more && lines[blamed].hash == lines[usual].hash);
+    if (result == TSH_OK) { /* no rank may fail the world before all have received the lines */
+        (void)tsh_barrier(comm);
+        tshi_module_report_diff(comm, ctx, &lines[blamed], &lines[usual]);
+        result = TSH_ERR_MISMATCH;
+    }
+    tshi_mem_release(ctx, block);
+    tshi_error_report(ctx);
+    return result;
+}
+
+/* Compares the models of a group's ranks, by collectives that are neither counted nor traced. */
+static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
+    const tsh_comm_stats stats = comm->stats; /* restored below: not counted */
+    struct tshi_trace *trace = comm->trace;   /* restored below: not traced */
+    tshi_line line;
+    uint64_t hash = 0; /* combined from the hashes of all lines */
+    tsh_result result;
+    int same;
+    for (int i = 0; tshi_module_line(ctx, i, &line); i++)
+        hash = tshi_rng_hash(hash, &line.hash, sizeof line.hash);
+    comm->trace = NULL; /* no event for what follows */
+    result = tshi_module_same(comm, hash, &same);
+    if (result == TSH_OK && !same) result = tshi_module_find_diff(comm, ctx);
+    comm->trace = trace;
+    comm->stats = stats; /* restored: these collectives do not count */
+    return result;
+}
+
+/* Makes the next collective of each group compare the models. Called after every change of the
+ * tree. With pp > 1 the world compares in tsh_pipeline_new only: before, stages may differ. */
+static void tshi_module_changed(tsh_ctx *ctx) {
+    ctx->changes++;
+    ctx->compare = tshi_module_compare; /* called through a pointer: >>comm comes before */
+    if (ctx->tp.size > 1) ctx->tp.unchecked = ctx; /* checked by tshi_comm_compare */
+    if (ctx->dp.size > 1) ctx->dp.unchecked = ctx;
+    if (ctx->world.size > 1 && ctx->pp.size == 1) ctx->world.unchecked = ctx;
+}

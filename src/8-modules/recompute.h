@@ -1,0 +1,213 @@
+/* ========================================================================== */
+/* >>recompute                                    MARK: - recompute (private) */
+/* Activation checkpoints: modules that backward computes again.              */
+/* Needs: >>tape-leaf >>module.                                               */
+/* ========================================================================== */
+
+/* Activation checkpointing (Chen et al. 2016). Forward runs without recording; the tape gets one
+ * node, which holds the inputs and the counts that random numbers are keyed by. Backward of this
+ * node (tshi_recompute_replay) restores the counts, so that dropout draws the same masks, runs the
+ * module again on a tape of its own, and runs backward through that tape. Invariant: the recomputed
+ * ops may read gradients of outer tensors through the node's inputs only. */
+/* What a recomputation restores of one module: as it was at the forward. */
+typedef struct tshi_module_calls {
+    const tsh_module *module; /* the module that the count belongs to */
+    uint64_t dropout_calls;   /* module->dropout_calls */
+    int evaluating;           /* module->evaluating */
+} tshi_module_calls;
+
+/* The counts of the ctx and of all modules, and their modes, saved at the forward. */
+typedef struct tshi_rng_counts {
+    tsh_module *module;                  /* the checkpointed module */
+    uint64_t randn_calls, dropout_calls; /* ctx->randn_calls and ctx->dropout_calls */
+    tshi_module_calls *each;             /* one per module, in pre-order; then a zeroed one */
+} tshi_rng_counts;
+
+/* Copies the current counts into the tape's arena; NULL and an error without memory. */
+static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
+    tsh_ctx *ctx = module->ctx;
+    const size_t n = (size_t)tshi_module_count(ctx) + 1; /* and the entry of zeros at the end */
+    tshi_rng_counts *counts = (tshi_rng_counts *)tshi_mem_arena_alloc(
+        ctx, &ctx->tape.arena, sizeof *counts + n * sizeof *counts->each);
+    size_t i = 0;
+    if (!counts) return NULL;
+    counts->module = module;
+    counts->randn_calls = ctx->randn_calls;
+    counts->dropout_calls = ctx->dropout_calls;
+    counts->each = (tshi_module_calls *)(void *)(counts + 1); /* `each` lies after the struct */
+    for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
+        counts->each[i].module = m;
+        counts->each[i].evaluating = m->evaluating;
+        counts->each[i++].dropout_calls = m->dropout_calls;
+    }
+    return counts;
+}
+
+/* Restores saved counts. A module added since the save gets a count of 0. */
+static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *counts) {
+    size_t i = 0;
+    ctx->randn_calls = counts->randn_calls;
+    ctx->dropout_calls = counts->dropout_calls;
+    for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
+        const int known = counts->each[i].module == m;
+        m->dropout_calls = known ? counts->each[i].dropout_calls : 0;
+        if (known) m->evaluating = counts->each[i].evaluating;
+        i += (size_t)known;
+    }
+}
+
+/* Checks that the recomputed ops read no outer tensor that requires a gradient, except the
+ * checkpoint's inputs: its gradient might be all-reduced already. Else sets and returns an
+ * error. */
+static tsh_result tshi_recompute_check_inputs(const tshi_node *node) {
+    tsh_ctx *ctx = node->out->ctx;
+    const tshi_node *inner; /* a recomputed op */
+    int k; /* index of the checkpoint's input that has the same base */
+    for (inner = ctx->tape.newest; inner; inner = inner->older) /* all recomputed ops */
+        for (int i = 0; i < inner->n; i++) {
+            const tsh_tensor *base = inner->in[i] ? inner->in[i]->base : NULL;
+            /* leaves are allowed, and tensors made inside the checkpoint */
+            if (!base || !base->requires_grad || !base->node || base->depth >= ctx->depth) continue;
+            for (k = 0; k < node->n && !(node->in[k] && node->in[k]->base == base);) k++;
+            if (k == node->n) /* no input of the checkpoint */
+                return tsh_fail(ctx, TSH_ERR_STATE,
+                                "tsh_checkpoint: the forward reads what %s gave, which wants a "
+                                "gradient, but is none of its inputs; make it one",
+                                base->node->op->name);
+        }
+    return TSH_OK;
+}
+
+/* Backward of a checkpoint: gives the recomputed output y the gradient of the checkpoint's output
+ * and runs backward through the recomputed ops. A partial gradient is all-reduced first, unless y
+ * is a leaf, was made outside the checkpoint, or its op accepts partial gradients. */
+static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
+    tsh_ctx *ctx = y->ctx;
+    tsh_tensor *out = node->out, *base = y->base;
+    /* 1: a partial gradient may be accumulated without an all-reduce */
+    const int as_it_is = !base->node || tshi_tape_accepts_partial(base->node) ||
+                         base->depth < ctx->depth;
+    const tshi_accumulator *from[2] = {&out->gr, &out->gp}; /* R gradient, partial gradient */
+    tshi_accumulator *to[2] = {&base->gr, as_it_is ? &base->gp : &base->gr}; /* y's gradients */
+    tshi_dest dest; /* the part of *to[i] that is y's */
+    if (!base->requires_grad || !(out->gr.live || out->gp.live)) return; /* no gradient arrived */
+    if (out->gp.live && !as_it_is)
+        (void)tshi_error_comm(ctx,
+                              tsh_allreduce(&ctx->tp, tshi_mem_data(out->gp.block),
+                                            tsh_local_numel(out), TSH_REAL, TSH_SUM),
+                              "tsh_backward: all-reduce of the gradient of a checkpoint's output");
+    for (int i = 0; i < 2 && ctx->error.code == TSH_OK; i++)
+        if (from[i]->live && tshi_tape_dest_in(y, to[i], &dest))
+            tshi_tape_accumulate(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
+                                 out->stride);
+    if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->partial_contributions = 1;
+    tshi_tape_mark(ctx, y);                       /* the nodes that y depends on */
+    tshi_tape_release_values(ctx, y, ctx->depth); /* except y; nodes saved what they need */
+    tshi_tape_walk(ctx);                          /* runs backward of the ops */
+}
+
+/* Runs the module's forward. NULL and an error if the output is not a tensor of values. */
+static tsh_tensor *tshi_recompute_run_checked(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_tensor *y = tshi_module_run(module, in, n);
+    return y && tshi_tensor_check("tsh_checkpoint", "output", &y, 1) ? y : NULL;
+}
+
+/* Backward of the checkpoint's node: runs the module again on a tape that holds only its ops. Each
+ * input is a new tensor with the saved values whose base is that of the original input, so
+ * gradients that the recomputed ops compute are accumulated into the original. */
+static void tshi_recompute_replay(tshi_node *node) {
+    const tshi_rng_counts *before = (const tshi_rng_counts *)node->params, *now;
+    tsh_ctx *ctx = node->out->ctx;
+    tshi_node *outer = ctx->tape.newest;          /* the newest node of the outer tape */
+    tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL; /* recomputed inputs and output */
+    int i, no_grad = ctx->tape.no_grad;           /* restored at the end */
+    now = tshi_recompute_save_counts(before->module);
+    if (!now) return; /* no memory */
+    tshi_recompute_restore_counts(ctx, before); /* draws the same dropout masks */
+    ctx->tape.newest = NULL; /* starts an empty tape */
+    ctx->tape.no_grad = 0; /* record even if the caller is in a no_grad scope */
+    tsh_scope_begin(ctx); /* frees all recomputed tensors */
+    for (i = 0; i < node->n; i++) {
+        tsh_tensor *in = node->in[i];
+        x[i] = in ? tshi_tensor_view_of(in, node->saved[i]) : NULL; /* gradients go to in */
+    }
+    if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);
+    tshi_recompute_restore_counts(ctx, now); /* later ops draw as if nothing was recomputed */
+    if (y && tshi_recompute_check_inputs(node) == TSH_OK) tshi_recompute_backward(node, y);
+    tshi_tape_walk(ctx); /* after an error: releases the nodes that are left */
+    tsh_scope_end(ctx);
+    ctx->tape.no_grad = no_grad;
+    ctx->tape.newest = outer; /* back to the outer tape */
+}
+
+/* Runs the forward without recording, in a scope that frees every tensor but the output. */
+static tsh_tensor *tshi_recompute_run_no_grad(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_ctx *ctx = module->ctx;
+    tsh_tensor *y, form;      /* the output; a copy of its shape and layout */
+    tshi_block *block = NULL; /* the output's values, referenced past the end of the scope */
+    tsh_scope_begin(ctx);
+    ctx->tape.no_grad++; /* ops are not recorded */
+    y = tshi_recompute_run_checked(module, in, n);
+    if (y && !tshi_tensor_is_dense(y)) y = tshi_op_copy("tsh_checkpoint", y);
+    ctx->tape.no_grad--;
+    if (y) {
+        form = *y;
+        block = y->block;
+        block->refs++; /* survives tsh_scope_end */
+    }
+    tsh_scope_end(ctx);
+    if (y) y = tshi_tensor_detached(&form, block);
+    tshi_mem_release(ctx, block);
+    return y;
+}
+
+/* Returns the number of parameters below module; a tied one counts once per module that has it.
+ * Writes them to `list`, unless that is NULL, and adds to *trained the number of those that require
+ * a gradient. */
+static int tshi_recompute_params(tsh_module *module, tsh_tensor **list, int *trained) {
+    tshi_walk at = {NULL, NULL, 0};
+    int n = 0;
+    for (; tshi_module_step(module, &at); n++) {
+        if (list) list[n] = at.param;
+        *trained += at.param->requires_grad;
+    }
+    return n;
+}
+
+static const tshi_op tshi_module_checkpoint_op = {
+    "tsh_checkpoint", /* name in errors and traces */
+    NULL,
+    NULL,
+    tshi_recompute_replay,          /* function that runs backward */
+    (1u << TSHI_MODULE_INPUTS) - 1, /* saves the values of all inputs */
+    TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
+
+/* Runs a checkpointed module's forward and records one node for all of it. */
+static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_ctx *ctx = module->ctx;
+    tshi_rng_counts *counts;
+    tsh_tensor *y;
+    tshi_node *node;
+    int leaves, trained = 0; /* numbers of parameters, of those that require a gradient */
+    if (n > TSHI_MODULE_INPUTS)
+        return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
+                               "tsh_checkpoint: takes %d inputs at most, not %d",
+                               TSHI_MODULE_INPUTS, n);
+    for (int i = 0; i < n; i++)
+        if (in[i] && !tshi_tensor_check("tsh_checkpoint", "input", &in[i], 1)) return NULL;
+    counts = tshi_recompute_save_counts(module); /* before the forward draws */
+    ctx->tape.locked++;                          /* the counts are in the tape's arena */
+    y = counts ? tshi_recompute_run_no_grad(module, in, n) : NULL;
+    ctx->tape.locked--;
+    leaves = y ? tshi_recompute_params(module, NULL, &trained) : 0;
+    if (!y || (!tshi_tape_records(ctx, in, n) && !trained)) return y;
+    /* Sets the bits of all inputs: only the recomputation knows whose gradients are partial. */
+    node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
+                         (size_t)leaves * sizeof *node->leaves);
+    if (!node) return NULL;
+    node->leaves = (tsh_tensor **)node->params; /* the space reserved above */
+    node->leaf_count = tshi_recompute_params(module, node->leaves, &trained);
+    for (int i = 0; i < leaves; i++) tshi_tensor_ref(node->leaves[i]);
+    node->params = counts; /* what tshi_recompute_replay reads */
+    return y;
+}

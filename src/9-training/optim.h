@@ -1,0 +1,293 @@
+/* ========================================================================== */
+/* >>optim                                            MARK: - optim (private) */
+/* Optimisers and their groups; a step over all parameters; schedules.        */
+/* Needs: >>glob >>tensor-make >>module-find >>optim-update.                  */
+/* ========================================================================== */
+
+/* Returns 1 if gradients or moments can be kept in this dtype. */
+static int tshi_optim_keeps(tsh_dtype dtype) {
+    return dtype == TSH_DTYPE_DEFAULT || dtype == TSH_REAL || dtype == TSH_BF16;
+}
+
+/* Checks a description; returns an error if a value is out of range. */
+static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
+    if (!tshi_optim_keeps(d->grad_dtype) || !tshi_optim_keeps(d->moments_dtype))
+        return tsh_fail(ctx, TSH_ERR_DTYPE,
+                        "tsh_optim_new: grad_dtype is %d, moments_dtype %d; they are %s or bf16",
+                        (int)d->grad_dtype, (int)d->moments_dtype, tshi_dtype_name(TSH_REAL));
+    if ((unsigned)d->kind <= (unsigned)TSH_ADAMW && d->lr >= TSH_ZERO && d->momentum >= 0 &&
+        d->beta1 >= TSH_ZERO && d->beta1 < 1 && d->beta2 >= TSH_ZERO && d->beta2 < 1 &&
+        d->eps >= TSH_ZERO && d->weight_decay >= 0 && d->clip_norm >= 0)
+        return TSH_OK;
+    return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                    "tsh_optim_new: kind %d, lr %g, momentum %g, betas %g and %g, eps %g, "
+                    "weight_decay %g, clip_norm %g: none may be below 0 (for 0 itself where 0 is "
+                    "the default: TSH_ZERO), betas are below 1",
+                    (int)d->kind, d->lr, d->momentum, d->beta1, d->beta2, d->eps, d->weight_decay,
+                    d->clip_norm);
+}
+
+/* Returns the optimiser's kind, as tsh_summary and files name it. */
+static const char *tshi_optim_kind(const tsh_optim *optim) {
+    static const char *const name[] = {"sgd", "adam", "adamw"};
+    return name[optim->desc.kind];
+}
+
+/* Returns 1 if all parameters below module have the range of a float; else 0 and an error. */
+static TSHI_COLD int tshi_optim_trainable(tsh_module *module) {
+    tshi_walk at = {NULL, NULL, 0};
+    int64_t widest; /* memory for one element of any dtype but those in blocks */
+    while (tshi_module_step_once(module, &at)) {
+        const tsh_dtype dtype = at.param->dtype;
+        if (at.param->flags & TSHI_BUFFER) continue; /* such as a quantised weight */
+        tshi_dtype_put(dtype, &widest, 0, 1e30);
+        if (tshi_dtype_get(dtype, &widest, 0) <= DBL_MAX) continue;
+        return tshi_error_zero(module->ctx, TSH_ERR_DTYPE,
+                               "tsh_optim_new: \"%s\" is %s, which is for inference: its range is "
+                               "too small; train in bf16: tsh_to(module, TSH_BF16)",
+                               at.param->path, tshi_dtype_name(dtype));
+    }
+    return 1;
+}
+
+/* Sets how a parameter's gradient is kept: as the newest of its optimisers says, and in chunks if
+ * any of them says so. Returns 1 if it has an optimiser. */
+static TSHI_COLD int tshi_optim_claim(tsh_tensor *param) {
+    const tsh_ctx *ctx = param->ctx;
+    param->flags &= ~(unsigned)(TSHI_CHUNKED | TSHI_OPTIMISED | TSHI_INEXACT);
+    param->grad_dtype = TSH_DTYPE_DEFAULT;
+    param->updates = NULL;
+    for (const tsh_optim *optim = ctx->optims; optim; optim = optim->older) /* newest first */
+        for (int i = 0; i < optim->count; i++) {
+            const tsh_optim_desc *desc = &optim->desc;
+            if (optim->each[i].param != param) continue;
+            if (desc->zero && ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
+            if (desc->round_weights) param->flags |= TSHI_INEXACT;
+            if (param->flags & TSHI_OPTIMISED) continue;
+            param->flags |= TSHI_OPTIMISED;
+            param->grad_dtype = desc->grad_dtype;
+            param->updates = &optim->each[i].steps;
+        }
+    return (param->flags & TSHI_OPTIMISED) != 0;
+}
+
+/* Warns if weights below module are quantised, and others beside them will be trained. */
+static TSHI_COLD void tshi_optim_warn_blocks(tsh_module *module, int trained) {
+    tshi_walk at = {NULL, NULL, 0};
+    const tsh_tensor *first = NULL;
+    char text[TSH_MESSAGE_SIZE];
+    int count = 0; /* number of quantised weights */
+    while (tshi_module_step_once(module, &at)) {
+        if (!tshi_dtype_in_blocks(at.param->dtype)) continue;
+        if (!count++) first = at.param;
+    }
+    if (!first || !trained) return;
+    (void)snprintf(text, sizeof text,
+                   "tsh_optim_new: %d weights, such as \"%.128s\", are %s and stay as they are; "
+                   "only the other %d parameters are trained. To train all, load the model "
+                   "unquantised",
+                   count, first->path, tshi_dtype_name(first->dtype), trained);
+    tshi_error_warn(module->ctx, TSHI_WARN_BLOCKS, text);
+}
+
+TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc) {
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    tshi_walk at = {NULL, NULL, 0};
+    tsh_optim *optim;
+    size_t slots = 0; /* number of parameters and buffers */
+    if (!ctx || ctx->error.code != TSH_OK || (desc && tshi_optim_check(ctx, desc) != TSH_OK) ||
+        !tshi_optim_trainable(module))
+        return NULL;
+    optim = (tsh_optim *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *optim);
+    if (!optim) return NULL;
+    if (desc) optim->desc = *desc;
+    optim->module = module;
+    optim->desc.lr = tshi_base_option(optim->desc.lr, 1e-3);
+    optim->desc.beta1 = tshi_base_option(optim->desc.beta1, 0.9);
+    optim->desc.beta2 = tshi_base_option(optim->desc.beta2, 0.999);
+    optim->desc.eps = tshi_base_option(optim->desc.eps, 1e-8);
+    if (!optim->desc.moments_dtype) optim->desc.moments_dtype = TSH_REAL;
+    while (tshi_module_step_once(module, &at)) slots++; /* `at` is zeros again at the end */
+    optim->each = (tshi_moments *)tshi_mem_arena_alloc(ctx, &ctx->books,
+                                                       (slots + 1) * sizeof *optim->each);
+    if (!optim->each) return NULL;
+    while (tshi_module_step_once(module, &at)) {
+        tshi_moments *each = &optim->each[optim->count];
+        if (at.param->flags & TSHI_BUFFER) continue;
+        optim->count++;
+        each->param = at.param;
+        each->lr_scale = 1; /* unless tsh_optim_group changes it */
+        each->weight_decay = optim->desc.weight_decay;
+    }
+    optim->changes = -1; /* looks at its first step */
+    tshi_optim_warn_blocks(module, optim->count);
+    optim->older = ctx->optims; /* prepend to the ctx's list */
+    ctx->optims = optim;
+    for (int i = 0; i < optim->count; i++) (void)tshi_optim_claim(optim->each[i].param);
+    return optim;
+}
+
+TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
+    tsh_optim **at = optim ? &optim->module->ctx->optims : NULL;
+    while (at && *at && *at != optim) at = &(*at)->older;
+    if (!at || !*at) return; /* none, or freed already */
+    *at = optim->older;
+    for (int i = 0; i < optim->count; i++) {
+        tsh_tensor *param = optim->each[i].param;
+        tsh_tensor_free(optim->each[i].first);
+        tsh_tensor_free(optim->each[i].second);
+        const unsigned chunked = param->flags & TSHI_CHUNKED;
+        const int optimised = tshi_optim_claim(param);
+        if (!optimised || chunked != (param->flags & TSHI_CHUNKED)) tsh_zero_grad(param);
+        if (optimised) continue;
+        tshi_mem_release(param->ctx, param->low);
+        param->low = NULL;
+    }
+}
+
+TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
+                                             double weight_decay) {
+    int i, matched = 0; /* matched: number of parameters that match */
+    if (!optim || !pattern) return TSH_ERR_ARGUMENT;
+    if (!(lr_scale >= 0 && weight_decay >= 0)) /* NaN, too */
+        return tsh_fail(optim->module->ctx, TSH_ERR_ARGUMENT,
+                        "tsh_optim_group: \"%.96s\" gets lr_scale %g and weight_decay %g; neither "
+                        "may be below 0",
+                        pattern, lr_scale, weight_decay);
+    for (i = 0; i < optim->count; i++) {
+        tshi_moments *each = &optim->each[i];
+        if (!tshi_glob_match(pattern, tshi_module_below(optim->module, each->param->path)))
+            continue;
+        each->lr_scale = lr_scale;
+        each->weight_decay = weight_decay;
+        matched++;
+    }
+    if (matched) return TSH_OK;
+    return tsh_fail(optim->module->ctx, TSH_ERR_ARGUMENT,
+                    "tsh_optim_group: \"%.96s\" matches none of the %d parameters, the first of "
+                    "which is \"%.96s\"; * stays within a name, ** is any number of names, as in "
+                    "\"**.bias\"",
+                    pattern, optim->count,
+                    optim->count ? tshi_module_below(optim->module, optim->each->param->path) : "");
+}
+
+TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
+    if (optim) optim->desc.lr = lr < 0 && lr >= TSH_ZERO ? 0 : lr; /* TSH_ZERO means 0 */
+}
+
+/* Updates every parameter that has a gradient. With .zero, parameters are queued in buckets, whose
+ * all-gathers run during the next updates. */
+static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
+    const int chunked = optim->desc.zero && ctx->dp.size > 1; /* ZeRO is in effect */
+    if (chunked) tshi_bucket_begin(ctx, 0);
+    for (int i = 0; i < optim->count && ctx->error.code == TSH_OK; i++) {
+        tsh_tensor *param = optim->each[i].param;
+        const int64_t begin = tshi_trace_now(ctx->trace);
+        if (!param->gr.live) continue; /* no gradient: keep the parameter as it is */
+        if (!chunked && (param->flags & TSHI_CHUNKED))
+            (void)tsh_fail(ctx, TSH_ERR_STATE,
+                           "tsh_optim_step: \"%s\" belongs to another optimiser, which has .zero",
+                           param->path);
+        else
+            tshi_optim_update(optim, &optim->each[i], clip);
+        if (chunked) tshi_bucket_add(param, TSH_ALLGATHER);
+        if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, param->path, begin, 0);
+    }
+    if (chunked) tshi_bucket_end(ctx); /* waits for the all-gathers */
+}
+
+/* Clips and updates. If the norm is not finite, the step is skipped, counted and logged instead. */
+static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
+    double norm, max = optim->desc.clip_norm; /* max 0: no clipping */
+    if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return;
+    optim->info.norm = norm; /* the norm before clipping */
+    if (norm <= DBL_MAX) {   /* false for NaN and infinity */
+        tshi_optim_update_all(ctx, optim, max > 0 ? tshi_optim_clip_factor(norm, max) : 1);
+        optim->info.steps++;
+        return;
+    }
+    optim->info.skipped++; /* the parameters are unchanged */
+    tsh_log_message(
+        &ctx->logger,
+        "tsh_optim_step: a step is skipped, the %lldth: the norm of the gradients is %g",
+        (long long)optim->info.skipped, norm);
+}
+
+/* Warns if a parameter without an optimiser was added below optim's module after optim was made. */
+static TSHI_COLD void tshi_optim_warn_late(tsh_ctx *ctx, tsh_optim *optim) {
+    tshi_walk at = {NULL, NULL, 0};
+    char text[TSH_MESSAGE_SIZE];
+    optim->changes = ctx->changes;
+    while (tshi_module_step_once(optim->module, &at)) {
+        if ((at.param->flags & (TSHI_BUFFER | TSHI_OPTIMISED)) || !at.param->requires_grad)
+            continue;
+        (void)snprintf(text, sizeof text,
+                       "\"%s\" was added after tsh_optim_new and is never updated; call "
+                       "tsh_optim_new when the model is complete", at.param->path);
+        tshi_error_warn(ctx, TSHI_WARN_LATE, text);
+        return;
+    }
+}
+
+/* Marks the gradients as used. Warns if there are none; and if, after many steps, none has been
+ * ended and each has left step tensors. */
+static void tshi_optim_warn(tsh_ctx *ctx, tsh_optim *optim) {
+    int wanted = 0, live = 0; /* numbers of parameters that require a gradient, that have one */
+    if (ctx->error.code != TSH_OK) return;
+    for (int i = 0; i < optim->count; i++) {
+        tsh_tensor *param = optim->each[i].param;
+        wanted += param->requires_grad;
+        live += param->gr.live;
+        if (param->gr.live) param->flags |= TSHI_USED;
+    }
+    if (wanted && !live && ctx->pp.size == 1) /* a stage may lie before all that is trained */
+        tshi_error_warn(ctx, TSHI_WARN_NONE,
+                        "tsh_optim_step changes nothing, as no parameter has a gradient; call "
+                        "tsh_backward before it, and tsh_zero_grads only after it");
+    if (optim->changes != ctx->changes) tshi_optim_warn_late(ctx, optim);
+    ctx->steps++;
+    if (ctx->steps != TSHI_WARN_STEPS / 2 && ctx->steps != TSHI_WARN_STEPS) return;
+    const int64_t before = ctx->held;
+    ctx->held = 0;
+    for (const tsh_tensor *t = ctx->handles.step.next; t != &ctx->handles.step; t = t->next)
+        ctx->held++;
+    if (ctx->steps == TSHI_WARN_STEPS && ctx->held - before >= TSHI_WARN_STEPS / 2)
+        tshi_error_warn(ctx, TSHI_WARN_STEP,
+                        "memory grows: many calls of tsh_optim_step, and no tsh_step_end between "
+                        "them; call tsh_step_end at the end of each step");
+}
+
+TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
+    tsh_ctx *ctx = optim ? optim->module->ctx : NULL;
+    int64_t begin; /* start of the event in the trace */
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    begin = tshi_trace_now(ctx->trace);
+    (void)tshi_trace_phase(ctx->trace, TSHI_PHASE_UPDATE);
+    tshi_optim_step(ctx, optim);
+    tshi_optim_warn(ctx, optim);
+    if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, "tsh_optim_step", begin, 0);
+    (void)tshi_trace_phase(ctx->trace, TSHI_PHASE_FORWARD);
+    return ctx->error.code;
+}
+
+TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim) {
+    tsh_optim_info info;
+    memset(&info, 0, sizeof info);
+    if (!optim) return info;
+    info = optim->info;
+    info.lr = optim->desc.lr; /* the current rate */
+    return info;
+}
+
+TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
+    if (!schedule) return 0;
+    double done, span = (double)schedule->total - (double)schedule->warmup;
+    if (step < 0) step = 0;
+    if (step < schedule->warmup)
+        return schedule->lr * (double)(step + 1) / (double)schedule->warmup;
+    if (schedule->kind == TSH_CONSTANT) return schedule->lr;
+    if (step >= schedule->total || span <= 0) return schedule->lr_min;
+    done = ((double)step - (double)schedule->warmup) / span;
+    if (schedule->kind == TSH_COSINE) done = 0.5 - 0.5 * cos(3.14159265358979324 * done);
+    return schedule->lr + (schedule->lr_min - schedule->lr) * done;
+}

@@ -1,0 +1,201 @@
+/* ========================================================================== */
+/* >>uv-admit                                      MARK: - uv-admit (private) */
+/* Dials and accepts connections. Once both ends are authenticated, each is   */
+/* assigned: to a peer as its control connection, or to a link of a group. A  */
+/* dialled connection that fails is dialled again; an accepted one is freed.  */
+/* Needs: >>uv-hear.                                                          */
+/* ========================================================================== */
+
+/* Makes fd the control connection to `rank`. Returns 0, after a report, if memory is lacking. */
+static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *name) {
+    tshi_uv_peer *peer = &world->peer[rank];
+#ifdef TCP_THIN_LINEAR_TIMEOUTS
+    int one = 1; /* after a short break TCP resends at even intervals, not doubled ones */
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &one, sizeof one);
+#endif
+    peer->poll = tshi_uv_watch(&world->control, fd, UV_READABLE, peer, tshi_uv_peer_event);
+    if (!peer->poll) {
+        tshi_uv_lacks_memory(world, rank);
+        return 0;
+    }
+    peer->fd = fd;
+    peer->used = peer->deaf = 0;
+    peer->events = UV_READABLE; /* what libuv watches for now */
+    peer->state = TSHI_UV_THERE;
+    peer->heard.last = peer->acked.last = tsh_now(); /* silence counts from here on */
+    (void)snprintf(peer->name, sizeof peer->name, "%s", name);
+    return 1;
+}
+
+/* Returns 1 if both ends of the connection are on this host. */
+static int tshi_uv_is_local(int fd) {
+    tshi_uv_address ends[2];
+    char text[2][64];
+    for (int i = 0; i < 2; i++) { /* this end, then the other */
+        if (!tshi_uv_end_of(fd, i, &ends[i])) return 0;
+        tshi_uv_host_text(&ends[i], text[i], sizeof text[i]);
+    }
+    return tshi_uv_loopback(&ends[0]) || strcmp(text[0], text[1]) == 0; /* same address: one host */
+}
+
+/* Assigns a data connection to its link. Between ranks of one host a small send buffer lets the
+ * receiver read bytes while they are in the cache. Returns 0 if no link needs the connection. */
+static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, int rank, int fd) {
+    tshi_uv_link *link = tshi_uv_meant(world, hello, rank);
+    int near = TSHI_UV_NEAR;              /* bytes */
+    if (!link) return 0;                  /* not wanted any more */
+    if (tshi_uv_is_local(fd)) (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &near, sizeof near);
+    if (link->fd < 0) link->group->missing--; /* one connection less to wait for */
+    tshi_uv_close_fd(&link->fd);              /* of an earlier attempt */
+    link->fd = fd;
+    link->checks = hello->checks;
+    return 1;
+}
+
+/* Tells a lower rank that this one has both connections to it that a new group needs. The ranks of
+ * a world tell rank 0 alone that they are READY. */
+static void tshi_uv_tell_linked(tsh_uv_world *world, int rank) {
+    tshi_uv_group *group = world->making;
+    if (!group || tshi_uv_unlinked(group, tshi_uv_member(group, rank))) return;
+    (void)tshi_uv_field(tshi_uv_write(world, TSHI_UV_LINKED), group->id, 8);
+    tshi_uv_post(&world->peer[rank]);
+}
+
+/* Hands an authenticated connection over to its peer or its link. Ends it if that link does not
+ * exist or has a connection already, or if memory is lacking. */
+static void tshi_uv_proven(tshi_uv_conn *conn) {
+    tsh_uv_world *world = conn->world;
+    int rank = conn->dialled ? conn->hello.server : conn->hello.client, kept;
+    tshi_uv_unwatch(&conn->poll);
+    if (!conn->dialled) world->peer[rank].process = conn->hello.process;
+    if (conn->hello.purpose <= TSHI_UV_CONTROL) { /* TSHI_UV_JOIN or TSHI_UV_CONTROL */
+        tshi_uv_peer_end(&world->peer[rank], TSHI_UV_ABSENT); /* the unused connection, if any */
+        kept = tshi_uv_attach(world, rank, conn->fd, conn->name);
+        if (kept && rank == 0) tshi_uv_joined(world); /* rank 0 has accepted this rank */
+        if (kept && world->rank == 0) tshi_uv_tell_absent(world); /* the list has changed */
+    } else {
+        kept = tshi_uv_place_link(world, &conn->hello, rank, conn->fd);
+        if (kept && conn->dialled) tshi_uv_tell_linked(world, rank);
+    }
+    if (kept) {
+        conn->fd = -1; /* the peer or the link owns it now */
+        tshi_uv_conn_free(conn);
+    } else {
+        tshi_uv_conn_end(conn); /* dialled again, if dialled here */
+    }
+}
+
+static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) { /* Runs the handshake. */
+    tshi_uv_conn *conn = (tshi_uv_conn *)poll->data;
+    int done = conn->dialled ? tshi_uv_client_step(conn) : tshi_uv_server_step(conn);
+    (void)status;
+    (void)events;
+    if (done < 0) { /* refused or broken */
+        tshi_uv_conn_end(conn);
+    } else if (done) { /* both ends are authenticated */
+        tshi_uv_proven(conn);
+    } else if (conn->phase == TSHI_UV_HAS_HELLO) { /* the handshake waits for rank 0's table */
+        (void)uv_poll_stop(poll);                  /* tshi_uv_tend continues it */
+    } else {
+        int writes = conn->out_used || conn->phase == TSHI_UV_CONNECTS;
+        (void)uv_poll_start(poll, UV_READABLE | (writes ? UV_WRITABLE : 0), tshi_uv_conn_event);
+    }
+}
+
+/* Starts the handshake on fd; sends the server hello if this rank accepted the connection. */
+static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address *peer) {
+    int events = UV_READABLE | (conn->dialled ? UV_WRITABLE : 0); /* writable: it has connected */
+    int patience = conn->dialled ? TSHI_UV_DIAL_S : TSHI_UV_PATIENCE_S; /* in seconds */
+    conn->fd = fd;
+    conn->phase = conn->dialled ? TSHI_UV_CONNECTS : TSHI_UV_AWAITS_HELLO;
+    conn->until = tsh_now() + patience * TSHI_UV_SECOND; /* tshi_uv_tend ends it then */
+    tshi_uv_address_text(peer, conn->name, sizeof conn->name);
+    conn->poll = tshi_uv_watch(&conn->world->control, fd, events, conn, tshi_uv_conn_event);
+    if (!conn->poll) {
+        tshi_uv_conn_end(conn); /* no memory */
+    } else if (!conn->dialled) {
+        uint32_t version = TSHI_UV_VERSION;
+        randombytes_buf(conn->hello.server_nonce, 32); /* prevents replayed hellos */
+        (void)tshi_uv_server_hello(conn->out, 1, &version, conn->hello.server_nonce);
+        conn->out_used = TSHI_UV_SERVER_HELLO;
+        conn->in_need = TSHI_UV_CLIENT_HELLO; /* bytes of the hello to read */
+        tshi_uv_conn_event(conn->poll, 0, 0); /* writes the server hello at once */
+    }
+}
+
+/* Drops one unauthenticated connection at random. Returns 0 if there is none. Dropping the oldest
+ * would shut out ranks whose round trip takes longer than others need to fill all n places. At
+ * random, a connection survives n arrivals with probability 1/e, and a rank dials again. */
+static int tshi_uv_drop_unproven(tsh_uv_world *world) {
+    tshi_uv_conn *conn = world->conns; /* dialled ones are in this list, too */
+    int skip;
+    if (!world->unproven) return 0;
+    skip = (int)randombytes_uniform((uint32_t)world->unproven); /* how many to pass over */
+    while (conn->dialled || skip--) conn = conn->next;          /* dialled ones do not count */
+    tshi_uv_note(world, TSHI_UV_OF_UNPROVEN,
+                 "rank %d refused %s: %d connections wait for their proof", world->rank, conn->name,
+                 world->unproven);
+    tshi_uv_conn_end(conn);
+    return 1;
+}
+
+/* Handles a lack of descriptors. While the world forms, some may be freed; later it is an error. */
+static void tshi_uv_too_few(tsh_uv_world *world) {
+    int need = tshi_uv_descriptors(world->size); /* what the world and its groups take */
+    uv_mutex_lock(&world->lock);
+    for (const tshi_uv_group *group = world->groups; group; group = group->next)
+        if (group != world->world_group) need += 2 * (group->size - 1); /* 2 links per member */
+    uv_mutex_unlock(&world->lock);
+    tshi_uv_hindered(world, "too few descriptors: rank %d needs about %d (ulimit -n)", world->rank,
+                     need);
+    if (!world->forming) /* before the world has formed, accepting is tried again */
+        tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_IO, world->rank, "%s", world->obstacle);
+}
+
+static void tshi_uv_accept(uv_poll_t *poll, int status, int events) { /* Accepts connections. */
+    tsh_uv_world *world = (tsh_uv_world *)poll->data;
+    (void)status;
+    (void)events;
+    for (int i = 0; i < TSHI_UV_ACCEPTS && world->listener >= 0; i++) { /* several at a time */
+        tshi_uv_address from;
+        tshi_uv_conn *conn;
+        int fd;
+        from.size = (socklen_t)sizeof from.storage;
+        fd = accept(world->listener, (struct sockaddr *)&from.storage, &from.size);
+        if (fd < 0) {
+            if (!tshi_uv_out_of_descriptors(errno)) return; /* no connection is waiting */
+            if (tshi_uv_drop_unproven(world)) continue;     /* frees a descriptor: try again */
+            tshi_uv_too_few(world);
+            tshi_uv_unwatch(&world->listening); /* a later tick tries again */
+            world->accept_at = tsh_now() + 100 * TSHI_UV_MS;
+            return;
+        }
+        if (world->unproven >= world->unproven_limit) (void)tshi_uv_drop_unproven(world);
+        conn = tshi_uv_prepare_fd(fd) ? tshi_uv_conn_new(world, 0) : NULL;
+        if (conn)
+            tshi_uv_conn_begin(conn, fd, &from);
+        else
+            (void)close(fd); /* no memory, or the system refused */
+    }
+}
+
+static void tshi_uv_dial(tshi_uv_conn *conn) { /* Connects conn; ends it if that fails. */
+    tsh_uv_world *world = conn->world;
+    const tshi_uv_address *address = &conn->address;
+    char name[80]; /* host:port, for the error */
+    int fd, why;
+    if (conn->hello.purpose == TSHI_UV_JOIN)
+        address = &world->address[conn->attempts % world->addresses]; /* rank 0 may have several */
+    fd = tshi_uv_connect(address);
+    why = errno; /* before another call changes errno */
+    if (fd >= 0) {
+        tshi_uv_conn_begin(conn, fd, address);
+        return;
+    }
+    tshi_uv_address_text(address, name, sizeof name);
+    if (tshi_uv_out_of_descriptors(why))
+        tshi_uv_too_few(world);
+    else
+        tshi_uv_hindered(world, "%s: %s", name, tshi_uv_why(why));
+    tshi_uv_conn_end(conn); /* dialled again later */
+}

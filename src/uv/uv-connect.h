@@ -1,0 +1,374 @@
+/* ========================================================================== */
+/* >>uv-connect                                  MARK: - uv-connect (private) */
+/* The handshake of a connection (tshi_uv_conn), dialled or accepted, until   */
+/* both ends are authenticated. tshi_uv_client_step and tshi_uv_server_step   */
+/* advance it; >>uv-admit calls them when the socket is ready.                */
+/* Needs: >>uv-decide.                                                        */
+/* ========================================================================== */
+
+/* Limits in seconds: of the server; of the client's dial, and of the reply to a JOIN; of other
+ * replies, which may have to wait for rank 0's table. */
+enum { TSHI_UV_PATIENCE_S = 5, TSHI_UV_DIAL_S = 2, TSHI_UV_REPLY_S = 6 };
+
+static void tshi_uv_freed(uv_handle_t *handle) {
+    free(handle);
+}
+
+/* Returns 1 if `bytes` can be allocated now. Called before libuv enlarges its descriptor table: if
+ * it gets no memory for that, libuv aborts the process. */
+static int tshi_uv_has_memory(size_t bytes) {
+    void *volatile probe = malloc(bytes); /* volatile: or compilers leave the pair out */
+    free(probe);
+    return probe != NULL;
+}
+
+/* Makes loop call callback on libuv `events` of fd; poll->data is `data`. NULL: no memory. */
+static uv_poll_t *tshi_uv_watch(uv_loop_t *loop, int fd, int events, void *data,
+                                uv_poll_cb callback) {
+    uv_poll_t *poll = (uv_poll_t *)calloc(1, sizeof *poll);
+    size_t table = 2 * ((size_t)fd + 4) * sizeof(void *); /* libuv's table: the next power of 2 */
+    if (!poll || ((unsigned)fd >= loop->nwatchers && !tshi_uv_has_memory(table)) ||
+        uv_poll_init(loop, poll, fd) != 0) {
+        free(poll);
+        return NULL;
+    }
+    poll->data = data;
+    (void)uv_poll_start(poll, events, callback);
+    return poll;
+}
+
+static void tshi_uv_unwatch(uv_poll_t **poll) {
+    if (!*poll) return;
+    (void)uv_poll_stop(*poll);
+    uv_close((uv_handle_t *)*poll, tshi_uv_freed);
+    *poll = NULL;
+}
+
+/* Adds a connection to world->conns: accepted, or (`dialled` 1) to be dialled. NULL: no memory. */
+static tshi_uv_conn *tshi_uv_conn_new(tsh_uv_world *world, int dialled) {
+    tshi_uv_conn *conn = (tshi_uv_conn *)calloc(1, sizeof *conn);
+    if (!conn) return NULL;
+    conn->world = world;
+    conn->fd = conn->earlier = -1;
+    conn->dialled = dialled;
+    conn->next = world->conns;
+    world->conns = conn;
+    world->unproven += !dialled;
+    return conn;
+}
+
+static void tshi_uv_conn_free(tshi_uv_conn *conn) {
+    tshi_uv_conn **at = &conn->world->conns;
+    while (*at != conn) at = &(*at)->next;
+    *at = conn->next;
+    conn->world->unproven -= !conn->dialled;
+    tshi_uv_unwatch(&conn->poll);
+    tshi_uv_close_fd(&conn->fd);
+    tshi_uv_close_fd(&conn->earlier);
+    free(conn);
+}
+
+/* Ends a handshake that failed. Frees an accepted connection; a dialled one is dialled again after
+ * a random delay, which grows with each attempt from 5 ms to 160 ms on average. */
+static void tshi_uv_conn_end(tshi_uv_conn *conn) {
+    int shift = conn->attempts < 5 ? conn->attempts : 5;
+    int64_t step = TSHI_UV_MS * 5 << shift; /* mean delay */
+    if (!conn->dialled) {
+        tshi_uv_conn_free(conn);
+        return;
+    }
+    tshi_uv_unwatch(&conn->poll);
+    if (conn->phase == TSHI_UV_AWAITS_REPLY) { /* the server may have accepted it */
+        tshi_uv_close_fd(&conn->earlier);
+        conn->earlier = conn->fd;
+        conn->fd = -1;
+    }
+    tshi_uv_close_fd(&conn->fd);
+    conn->in_used = conn->out_used = 0;
+    conn->phase = TSHI_UV_WAITS;
+    conn->attempts++;
+    conn->until = tsh_now() + step / 2 + (int64_t)randombytes_uniform((uint32_t)step);
+}
+
+/* Records in world->obstacle why a connection could not be made, for the error after a timeout. */
+TSH_PRINTF(2, 3) static void tshi_uv_hindered(tsh_uv_world *world, const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    tsh_text_format(world->obstacle, sizeof world->obstacle, format, list);
+    va_end(list);
+}
+
+/* Returns the key of handshakes of this purpose, 32 bytes. */
+static const unsigned char *tshi_uv_secret(const tsh_uv_world *world, uint32_t purpose) {
+    return purpose == TSHI_UV_JOIN ? world->secret : world->mesh;
+}
+
+/* Returns the data connection to `peer`, a rank of the group. `messages`: 1: of SEND and RECV. */
+static tshi_uv_link *tshi_uv_link_to(tshi_uv_group *group, int peer, int messages) {
+    return &group->link[(messages ? group->size : 0) + peer];
+}
+
+/* Returns the data connection to a world rank; NULL: it is this rank, or not in the group. */
+static tshi_uv_link *tshi_uv_link_for(tshi_uv_group *group, uint32_t purpose, int world_rank) {
+    int r = tshi_uv_member(group, world_rank);
+    return r < 0 || r == group->rank ? NULL
+                                     : tshi_uv_link_to(group, r, purpose == TSHI_UV_MESSAGES);
+}
+
+/* Returns 1 if a group that is being made lacks a connection to member r, or r's LINKED. */
+static int tshi_uv_unlinked(tshi_uv_group *group, int r) {
+    return tshi_uv_link_to(group, r, 0)->fd < 0 || tshi_uv_link_to(group, r, 1)->fd < 0 ||
+           (r > group->rank && !group->link[r].confirmed);
+}
+
+/* Returns the data connection to `rank` that a hello is for, in the group that is being set up;
+ * NULL: the hello is for another group, or the rank is not in it. */
+static tshi_uv_link *tshi_uv_meant(const tsh_uv_world *world, const tshi_uv_hello *hello,
+                                   int rank) {
+    tshi_uv_group *group = world->forming ? world->world_group : world->making;
+    if (!group || group->id != hello->group) return NULL;
+    return tshi_uv_link_for(group, hello->purpose, rank);
+}
+
+/* ---- the server's side ---- */
+
+/* Returns the reply to a hello with a valid proof; *value: this rank's value of what differs. */
+static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_uv_hello *hello,
+                                         int64_t *value) {
+    const tshi_uv_peer *peer;
+    const tshi_uv_link *link;
+    int same; /* 1: the rank's own process, which had no valid reply, dials again */
+    *value = 0;
+    if (hello->job != world->job) return TSHI_UV_OTHER_JOB;
+    *value = world->size;
+    if (hello->size != world->size) return TSHI_UV_OTHER_SIZE;
+    *value = world->rank;
+    if (hello->server != world->rank || hello->client < 0 || hello->client >= world->size ||
+        hello->client == world->rank)
+        return TSHI_UV_OTHER_RANK;
+    *value = hello->client;
+    if (hello->purpose > TSHI_UV_MESSAGES) return TSHI_UV_UNKNOWN;
+    peer = &world->peer[hello->client];
+    same = peer->process == hello->process;
+    if (hello->purpose <= TSHI_UV_CONTROL) { /* JOIN or CONTROL */
+        if (peer->state != TSHI_UV_ABSENT &&
+            (!same || !world->forming || peer->state != TSHI_UV_THERE || peer->used))
+            return TSHI_UV_TAKEN;
+        return world->forming ? TSHI_UV_WELCOME : TSHI_UV_UNKNOWN;
+    }
+    link = tshi_uv_meant(world, hello, hello->client); /* a group that is being made is unused */
+    if (!link) return TSHI_UV_UNKNOWN;
+    return link->fd < 0 || same ? TSHI_UV_WELCOME : TSHI_UV_TAKEN;
+}
+
+/* Returns 1 if this rank wants checksums on a data connection. */
+static int tshi_uv_wants_checks(const tsh_uv_world *world, int fd) {
+    tshi_uv_address own;
+    if (world->checksum) return world->checksum > 0;
+    return !tshi_uv_end_of(fd, 0, &own) || !tshi_uv_loopback(&own);
+}
+
+static const char *tshi_uv_status_text(uint32_t status) {
+    static const char *const texts[] = {"welcome",
+                                        "it has another key",
+                                        "it speaks another version",
+                                        "it belongs to another job",
+                                        "it belongs to a world of another size",
+                                        "it means another rank",
+                                        "that rank is here already",
+                                        "no such group is being made"};
+    return texts[status];
+}
+
+/* Checks the hello in conn->in, puts the reply into conn->out and logs a refusal. Returns 0 if that
+ * must wait for the address table: it has the token, of which the key (world->mesh) is made. */
+static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
+    tsh_uv_world *world = conn->world;
+    tshi_uv_hello *hello = &conn->hello;
+    unsigned char proof[32], expected[32];
+    tshi_uv_reply status;
+    int64_t value = 0;
+    tshi_uv_client_hello(conn->in, 0, hello, proof);
+    if (hello->purpose != TSHI_UV_JOIN && world->forming && !world->tabled) return 0;
+    if (hello->version != TSHI_UV_VERSION) {
+        status = TSHI_UV_OTHER_VERSION;
+    } else {
+        tshi_uv_proof(tshi_uv_secret(world, hello->purpose), 'C', 0, 0, hello, expected);
+        status = sodium_memcmp(proof, expected, 32) != 0
+                     ? TSHI_UV_OTHER_KEY
+                     : tshi_uv_check_hello(world, hello, &value);
+    }
+    if (status == TSHI_UV_OTHER_KEY || status == TSHI_UV_OTHER_VERSION)
+        tshi_uv_note(world, TSHI_UV_OF_UNPROVEN, "rank %d refused %s: %s", world->rank, conn->name,
+                     tshi_uv_status_text(status));
+    else if (status != TSHI_UV_WELCOME)
+        tshi_uv_note(world, TSHI_UV_OF_KEY_HOLDERS,
+                     "rank %d refused %s, which says that it is rank %d of %d: %s", world->rank,
+                     conn->name, hello->client, hello->size, tshi_uv_status_text(status));
+    if (status == TSHI_UV_WELCOME) value = hello->checks || tshi_uv_wants_checks(world, conn->fd);
+    tshi_uv_put_reply(conn->out, status, value, hello, tshi_uv_secret(world, hello->purpose));
+    hello->checks = value != 0; /* used if this is a welcome */
+    conn->out_used = TSHI_UV_REPLY;
+    conn->welcome = status == TSHI_UV_WELCOME;
+    conn->phase = TSHI_UV_REPLIES;
+    return 1;
+}
+
+/* ---- the client's side ---- */
+
+/* Logs a refusal without a proof of the key. Anybody could have sent it: this rank dials again. */
+static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
+    tsh_uv_world *world = conn->world;
+    tshi_uv_hindered(world,
+                     "%s, where rank %d was expected, refuses without a proof that it has the key: "
+                     "%s",
+                     conn->name, conn->hello.server, why);
+    tshi_uv_note(world, TSHI_UV_OF_SERVERS, "rank %d tries again: %s", world->rank,
+                 world->obstacle);
+}
+
+/* Reads the server hello in conn->in and puts the client's hello into conn->out. 0: the connection
+ * is to end. */
+static int tshi_uv_make_hello(tshi_uv_conn *conn) {
+    tsh_uv_world *world = conn->world;
+    tshi_uv_hello *hello = &conn->hello;
+    unsigned char proof[32];
+    if (!tshi_uv_server_hello(conn->in, 0, &hello->version, hello->server_nonce)) {
+        tshi_uv_hindered(world, "something else than tshard answers at %s", conn->name);
+        return 0;
+    }
+    if (hello->version != TSHI_UV_VERSION) {
+        tshi_uv_unproven(conn, "it speaks another version of the protocol");
+        return 0;
+    }
+    hello->client = world->rank;
+    hello->size = world->size;
+    hello->job = world->job;
+    hello->process = world->process;
+    hello->checks = tshi_uv_wants_checks(world, conn->fd);
+    randombytes_buf(hello->client_nonce, sizeof hello->client_nonce);
+    tshi_uv_proof(tshi_uv_secret(world, hello->purpose), 'C', 0, 0, hello, proof);
+    tshi_uv_client_hello(conn->out, 1, hello, proof);
+    conn->out_used = TSHI_UV_CLIENT_HELLO;
+    conn->in_used = 0;
+    conn->in_need = TSHI_UV_REPLY;
+    conn->until = tsh_now() + (hello->purpose == TSHI_UV_JOIN ? TSHI_UV_DIAL_S : TSHI_UV_REPLY_S) *
+                                  TSHI_UV_SECOND;
+    conn->phase = TSHI_UV_AWAITS_REPLY;
+    return 1;
+}
+
+/* Handles a refusal. If it has a proof and dialling again cannot help, the world fails. */
+static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) {
+    tsh_uv_world *world = conn->world;
+    int to = conn->hello.server;
+    switch (status) {
+    case TSHI_UV_OTHER_VERSION:
+        tshi_uv_unproven(conn, "it speaks another version of the protocol");
+        break;
+    case TSHI_UV_OTHER_KEY:
+        tshi_uv_unproven(conn, "the two do not have the same key (TSHARD_KEY or TSHARD_KEY_FILE)");
+        break;
+    case TSHI_UV_OTHER_SIZE:
+        tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_ARGUMENT, world->rank,
+                        "rank %d was started for a world of %d ranks (TSHARD_SIZE), rank %d at %s "
+                        "for %lld",
+                        world->rank, world->size, to, conn->name, (long long)value);
+        break;
+    case TSHI_UV_TAKEN:
+        if (conn->hello.purpose != TSHI_UV_JOIN) break; /* an earlier attempt succeeded */
+        tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_ARGUMENT, world->rank,
+                        "rank %d is already in the world of rank %d at %s: each rank needs its own "
+                        "TSHARD_RANK",
+                        world->rank, to, conn->name);
+        break;
+    case TSHI_UV_OTHER_RANK:
+        tshi_uv_hindered(world, "rank %lld answers at %s, where rank %d was expected",
+                         (long long)value, conn->name, to);
+        break;
+    default:
+        tshi_uv_hindered(world, "rank %d at %s refused: %s (this rank's job is \"%s\")", to,
+                         conn->name, tshi_uv_status_text(status), world->jobname);
+    }
+}
+
+/* Checks the reply in conn->in. Returns 1 if it is a welcome: both ends are authenticated. */
+static int tshi_uv_accept_reply(tshi_uv_conn *conn) {
+    const unsigned char *secret = tshi_uv_secret(conn->world, conn->hello.purpose);
+    uint32_t status;
+    int64_t value;
+    if (!tshi_uv_get_reply(conn->in, &conn->hello, secret, &status, &value))
+        status = TSHI_UV_OTHER_KEY;
+    if (status != TSHI_UV_WELCOME) tshi_uv_refused(conn, status, value);
+    conn->hello.checks = value != 0;
+    return status == TSHI_UV_WELCOME;
+}
+
+/* ---- bytes ---- */
+
+/* Sends conn->out. Returns 1: all is sent; 0: call again later; -1: the connection broke. */
+static int tshi_uv_conn_write(tshi_uv_conn *conn) {
+    ssize_t n;
+    if (!conn->out_used) return 1;
+    n = send(conn->fd, conn->out, conn->out_used, TSHI_UV_NOSIGNAL);
+    if (n < 0) return tshi_uv_later() ? 0 : -1;
+    conn->out_used -= (size_t)n;
+    memmove(conn->out, conn->out + n, conn->out_used);
+    return conn->out_used == 0;
+}
+
+/* Receives until conn->in has in_need bytes, and not one more. Returns as tshi_uv_conn_write. */
+static int tshi_uv_conn_read(tshi_uv_conn *conn) {
+    ssize_t n;
+    if (conn->in_used == conn->in_need) return 1;
+    n = recv(conn->fd, conn->in + conn->in_used, conn->in_need - conn->in_used, 0);
+    if (n < 0) return tshi_uv_later() ? 0 : -1;
+    if (n == 0) return -1;
+    conn->in_used += (size_t)n;
+    return conn->in_used == conn->in_need;
+}
+
+/* Advances the server's handshake as far as possible now. Returns 1: both ends are authenticated;
+ * 0: call again when the socket is ready; -1: the connection is to end. */
+static int tshi_uv_server_step(tshi_uv_conn *conn) {
+    int done = tshi_uv_conn_write(conn);
+    if (done < 0) return -1;
+    if (conn->phase == TSHI_UV_AWAITS_HELLO) {
+        done = tshi_uv_conn_read(conn);
+        if (memcmp(conn->in, "TSHD", conn->in_used < 4 ? conn->in_used : 4) != 0) done = -1;
+        if (done < 0)
+            tshi_uv_note(conn->world, TSHI_UV_OF_UNPROVEN, "rank %d refused %s: it %s",
+                         conn->world->rank, conn->name,
+                         conn->in_used ? "does not speak the protocol" : "came and went");
+        if (done <= 0) return done;
+        conn->phase = TSHI_UV_HAS_HELLO;
+    }
+    if (conn->phase == TSHI_UV_HAS_HELLO) {
+        if (!tshi_uv_reply_to_hello(conn)) return 0; /* tshi_uv_tend calls again with the table */
+        done = tshi_uv_conn_write(conn);
+    }
+    return done == 1 && !conn->welcome ? -1 : done; /* a refusal ends once it is sent */
+}
+
+/* Advances the client's handshake; returns the same as tshi_uv_server_step. */
+static int tshi_uv_client_step(tshi_uv_conn *conn) {
+    int failed = 0, done;
+    socklen_t size = (socklen_t)sizeof failed;
+    if (conn->phase == TSHI_UV_CONNECTS) {
+        if (getsockopt(conn->fd, SOL_SOCKET, SO_ERROR, &failed, &size) != 0) failed = errno;
+        if (failed) {
+            tshi_uv_hindered(conn->world, "%s%s: %s",
+                             failed == ECONNREFUSED ? "nobody listens at " : "", conn->name,
+                             tshi_uv_why(failed));
+            return -1;
+        }
+        conn->phase = TSHI_UV_AWAITS_GREETING;
+        conn->in_need = TSHI_UV_SERVER_HELLO;
+    }
+    if (tshi_uv_conn_write(conn) < 0) return -1;
+    done = tshi_uv_conn_read(conn);
+    if (done < 0) tshi_uv_hindered(conn->world, "%s closed the connection", conn->name);
+    if (done <= 0) return done;
+    if (conn->phase == TSHI_UV_AWAITS_REPLY) return tshi_uv_accept_reply(conn) ? 1 : -1;
+    return tshi_uv_make_hello(conn) ? tshi_uv_client_step(conn) : -1;
+}

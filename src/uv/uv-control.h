@@ -1,0 +1,305 @@
+/* ========================================================================== */
+/* >>uv-control                                  MARK: - uv-control (private) */
+/* The control thread. After each batch of events, and at least every 100 ms, */
+/* tshi_uv_tick does what is due: beats, silence, dialling, error reports and */
+/* decisions. The thread ends once the last group is closed and peers know.   */
+/* Needs: >>uv-admit.                                                         */
+/* ========================================================================== */
+
+enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_MISSING_MS = 300 }; /* when a beat is due, and is overdue */
+/* ms between AWAIT messages; ms by which this thread must wake late for silence to count anew */
+enum { TSHI_UV_AWAIT_MS = 120, TSHI_UV_OVERSLEPT_MS = 1000 };
+
+static void tshi_uv_beat(tsh_uv_world *world, int64_t now) { /* Sends a beat if one is due. */
+    if (now < world->beat) return;
+    for (int r = 0; r < world->size; r++)
+        if (world->peer[r].fd >= 0) tshi_uv_look(&world->peer[r]); /* updates peer->acked */
+    (void)tshi_uv_write(world, TSHI_UV_BEAT);
+    for (int r = 0; r < world->size; r++)
+        if (!world->peer[r].out.used) tshi_uv_post(&world->peer[r]); /* nothing else is queued */
+    world->beat = now + TSHI_UV_BEAT_MS * TSHI_UV_MS;
+}
+
+/* While the caller is blocked, sends each peer that it waits for the number of bytes received so
+ * far. A peer gets the next such message only after it has acknowledged the previous one, so that
+ * counts do not pile up on slow networks. */
+static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
+    if (now < world->await_at) return;
+    world->await_at = now + TSHI_UV_AWAIT_MS * TSHI_UV_MS;
+    uv_mutex_lock(&world->lock);
+    for (tshi_uv_group *group = world->groups; group; group = group->next) {
+        for (int i = 0; world->blocked.wait && i < 2 * group->size; i++) {
+            tshi_uv_link *link = &group->link[i];
+            tshi_uv_peer *peer = &world->peer[group->ranks[link->peer]];
+            tshi_uv_cursor *c;
+            if (peer->fd < 0 || !TSHI_UV_GET(&link->awaits)) continue; /* needs nothing from peer */
+            tshi_uv_look(peer);                                        /* updates peer->acked */
+            if (peer->mark && peer->marked < now) continue; /* an older message is unacknowledged */
+            c = tshi_uv_write(world, TSHI_UV_AWAIT);
+            (void)tshi_uv_field(c, group->id, 8);               /* read by tshi_uv_on_await */
+            (void)tshi_uv_field(c, TSHI_UV_GET(&link->got), 8); /* bytes received so far */
+            (void)tshi_uv_field(c, i < group->size ? TSHI_UV_DATA : TSHI_UV_MESSAGES, 1);
+            tshi_uv_post(peer);
+        }
+    }
+    uv_mutex_unlock(&world->lock);
+}
+
+/* Reports peers silent for a heartbeat. Time in which this thread did not run does not count. */
+static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
+    /* overslept: this thread woke so late that peers' messages may be unread */
+    int overslept = world->ticked && now - world->ticked > TSHI_UV_OVERSLEPT_MS * TSHI_UV_MS, cut;
+    int64_t due; /* when this peer's silence becomes an error */
+    char last[240];
+    world->silent_at = INT64_MAX; /* the earliest such time of all peers */
+    for (int r = 0; r < world->size; r++) {
+        tshi_uv_peer *peer = &world->peer[r];
+        if (peer->state != TSHI_UV_THERE) continue;
+        if (overslept) peer->heard.last = peer->acked.last = now;        /* count anew from now */
+        if (world->parting || tshi_uv_failed(world) != TSH_OK) continue; /* silence is no error */
+        cut = tshi_uv_is_cut(peer);
+        /* Silence starts when a beat is overdue. On a half-open connection the peer is still heard
+         * after it ceased to receive: there it starts with our first unacknowledged bytes. */
+        due = peer->heard.last + TSHI_UV_MISSING_MS * TSHI_UV_MS + world->heartbeat;
+        if (cut && peer->mark) due = tshi_uv_min(due, peer->marked + world->heartbeat);
+        if (now < due) {
+            world->silent_at = tshi_uv_min(world->silent_at, due);
+            continue;
+        }
+        peer->state = TSHI_UV_MUTE; /* reported only once */
+        if (cut)
+            tshi_uv_suspect_cut(world);
+        else
+            tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, r,
+                            "rank %d at %s has been silent for %.1f s (TSHARD_HEARTBEAT)%s", r,
+                            peer->name, (double)(now - peer->heard.last) / 1e9,
+                            tshi_uv_last_call(world, last, sizeof last));
+    }
+}
+
+/* Continues handshakes that waited for rank 0's address table, dials the connections that are due,
+ * and ends handshakes that take too long. */
+static void tshi_uv_tend(tsh_uv_world *world, int64_t now) {
+    tshi_uv_conn *conn = world->conns, *next;
+    for (; conn; conn = next) {
+        next = conn->next; /* conn may be freed below */
+        if (conn->phase == TSHI_UV_HAS_HELLO && world->tabled) {
+            tshi_uv_conn_event(conn->poll, 0, 0); /* the table is here: replies now */
+            continue;
+        }
+        if (now < conn->until) continue;
+        if (conn->phase == TSHI_UV_WAITS) {
+            if (tshi_uv_failed(world) == TSH_OK) tshi_uv_dial(conn);
+            continue;
+        }
+        if (conn->dialled)
+            tshi_uv_hindered(world, "%s does not answer", conn->name);
+        else
+            tshi_uv_note(world, TSHI_UV_OF_UNPROVEN, "rank %d refused %s: no proof within %d s",
+                         world->rank, conn->name, TSHI_UV_PATIENCE_S);
+        tshi_uv_conn_end(conn); /* dialled again later, or freed */
+    }
+}
+
+/* All ranks have joined. Appends those that may still lack connections to other ranks. */
+static void tshi_uv_list_unready(const tsh_uv_world *world, char *text, size_t room) {
+    tsh_text_add(text, room, "; a firewall between hosts? Still connecting:");
+    if (world->rank) tsh_text_add(text, room, " %d", world->rank); /* no other rank is known */
+    for (int r = 1; r < world->size && !world->rank; r++)
+        if (!world->peer[r].ready) tsh_text_add(text, room, " %d", r); /* rank 0: no READY yet */
+}
+
+/* Fills error: the world has not formed for `passed` ns, which ranks are absent, and what is in the
+ * way. how: "did not form in". */
+static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64_t passed,
+                               tsh_error *error) {
+    char absent[256], where[340], hint[256] = "", host[64]; /* parts of the sentence */
+    int there = world->rank == 0 || world->peer[0].state == TSHI_UV_THERE;
+    const char *obstacle; /* what last hindered a connection of this rank */
+    long first;           /* lowest absent rank; -1: none */
+    if (world->rank == 0)
+        tshi_uv_list_absent(world, absent, sizeof absent); /* rank 0 knows who is absent */
+    else
+        (void)snprintf(absent, sizeof absent, "%s", there ? world->absent : "");
+    first = absent[0] ? strtol(absent, NULL, 10) : -1; /* the list is sorted */
+    if (first < 0 || first >= world->size) first = -1; /* a received text may be wrong */
+    tshi_uv_name(world->host, world->port, where, sizeof where);
+    tshi_uv_host_text(&world->own, host, sizeof host);
+    if (world->rank == 0 && tshi_uv_loopback(&world->own) && strcmp(world->host, host) != 0)
+        (void)snprintf(hint, sizeof hint,
+                       "; rank 0 listens on %s, where other hosts cannot reach it: set TSHARD_HOST "
+                       "or TSHARD_BIND to an address of its network",
+                       host);
+    else if (!there) /* no control connection to rank 0 */
+        (void)snprintf(hint, sizeof hint,
+                       "; rank 0 has not started, does not listen at %.60s (TSHARD_HOST, "
+                       "TSHARD_PORT), or its world is complete already",
+                       where);
+    else if (!absent[0] && !world->obstacle[0]) /* all have joined, nothing was refused */
+        tshi_uv_list_unready(world, hint, sizeof hint);
+    obstacle = there && absent[0] ? "" : world->obstacle; /* not why ranks are absent */
+    if (there)
+        (void)tsh_error_set(error, TSH_ERR_TIMEOUT, (int)first,
+                            "the world of %d ranks %s %.1f s%s%s%s%s%s", world->size, how,
+                            (double)passed / 1e9, absent[0] ? "; absent ranks:" : "", absent,
+                            obstacle[0] ? "; " : "", obstacle, hint);
+    else
+        (void)tsh_error_set(error, TSH_ERR_TIMEOUT, -1,
+                            "rank %d of %d did not reach rank 0 in %.1f s%s%s%s", world->rank,
+                            world->size, (double)passed / 1e9, obstacle[0] ? ": " : "", obstacle,
+                            hint);
+}
+
+/* Tells the logger that the world is not complete yet. Rank 0 knows which ranks are absent; another
+ * one speaks only if it cannot reach rank 0, or all have joined but it cannot reach some. */
+static void tshi_uv_give_notice(const tsh_uv_world *world) {
+    int joined = world->rank && world->peer[0].state == TSHI_UV_THERE; /* 1: rank 0 knows of it */
+    tsh_error error;
+    if (joined && (world->absent[0] || world->told_ready)) return;
+    tshi_uv_not_formed(world, "is not complete after", world->notice, &error);
+    if (world->timeout < INT64_C(1000000000) * TSHI_UV_SECOND) /* longer: there is no limit */
+        tsh_log_message(&world->logger, "%s; waiting until %g s are over (TSHARD_TIMEOUT)",
+                        error.message, (double)world->timeout / 1e9);
+    else
+        tsh_log_message(&world->logger, "%s; waiting without a time limit", error.message);
+}
+
+/* While the world forms: tells the logger once that it takes long; reports the timeout. */
+static void tshi_uv_watch_forming(tsh_uv_world *world, int64_t now) {
+    tsh_error error;
+    if (!world->forming || tshi_uv_failed(world) != TSH_OK) return;
+    if (now >= world->due) {
+        tshi_uv_not_formed(world, "did not form in", world->timeout, &error);
+        tshi_uv_suspect(world, TSHI_UV_LATE, error.code, error.rank, "%s", error.message);
+    } else if (now >= world->notice_at) {
+        world->notice_at = INT64_MAX; /* told once */
+        tshi_uv_give_notice(world);
+    }
+}
+
+static void tshi_uv_tick(tsh_uv_world *world) { /* Does what is due. */
+    int64_t now = tsh_now();
+    tshi_uv_beat(world, now);         /* every 250 ms */
+    tshi_uv_tell_awaited(world, now); /* every 120 ms while the caller is blocked */
+    tshi_uv_note_silence(world, now); /* reports peers silent for a heartbeat */
+    tshi_uv_take_offer(world, now);   /* uses a decision held back, if its time has come */
+    tshi_uv_send_report(world);       /* again, if the coordinator has changed */
+    tshi_uv_form(world);              /* completes the world or a group */
+    tshi_uv_tend(world, now);         /* continues handshakes, dials */
+    tshi_uv_log_counted(world, now);  /* logs refusals, once a second */
+    if (tshi_uv_failed(world) == TSH_OK && world->listener >= 0 && !world->listening &&
+        now >= world->accept_at) /* starts or resumes accepting */
+        world->listening = tshi_uv_watch(&world->control, world->listener, UV_READABLE, world,
+                                         tshi_uv_accept);
+    tshi_uv_watch_forming(world, now);                                 /* joining takes long */
+    if (TSHI_UV_GET(&world->blocked_new)) tshi_uv_send_blocked(world); /* to the coordinator */
+    tshi_uv_decide(world, now); /* chooses the world's error, if that is due */
+}
+
+/* Returns 1 if the shutdown can end: all peers have closed their connections, or 20 ms are over, or
+ * 200 ms while bytes wait to be sent. */
+static int tshi_uv_parted(tsh_uv_world *world, int64_t now) {
+    int unsent = 0, there = 0;
+    for (int r = 0; r < world->size; r++) {
+        const tshi_uv_peer *peer = &world->peer[r];
+        if (peer->fd < 0) continue;
+        there++;
+        unsent += peer->out.used != 0;
+    }
+    return !there || now - world->parting > (unsent ? 200 : 20) * TSHI_UV_MS;
+}
+
+static void tshi_uv_part(tsh_uv_world *world) { /* Begins the shutdown: sends BYE to all. */
+    if (tshi_uv_has_reported(world)) return;    /* waits for the decision first */
+    world->parting = tsh_now();
+    (void)tshi_uv_write(world, TSHI_UV_BYE);
+    tshi_uv_post_all(world);
+    for (int r = 0; r < world->size; r++)
+        if (world->peer[r].fd >= 0 && !world->peer[r].out.used)
+            (void)shutdown(world->peer[r].fd, SHUT_WR); /* no more bytes from this rank */
+}
+
+/* Updates which events libuv watches on the control connections. */
+static void tshi_uv_watch_peers(tsh_uv_world *world) {
+    for (int r = 0; r < world->size; r++) {
+        tshi_uv_peer *peer = &world->peer[r];
+        int events = UV_READABLE | (peer->out.used ? UV_WRITABLE : 0); /* writable: if bytes wait */
+        if (peer->fd < 0 || events == peer->events) continue; /* no connection, or no change */
+        (void)uv_poll_start(peer->poll, events, tshi_uv_peer_event);
+        peer->events = events;
+    }
+}
+
+static void tshi_uv_on_tick(uv_timer_t *timer) { /* Only ends the loop's sleep. */
+    (void)timer;
+}
+
+/* Runs before libuv sleeps: ticks, then sets the timer for the next tick. */
+static void tshi_uv_on_turn(uv_prepare_t *turn) {
+    tsh_uv_world *world = (tsh_uv_world *)turn->data;
+    int ended = tshi_uv_failed(world) != TSH_OK, leaving = TSHI_UV_GET(&world->leaving), wait;
+    int64_t next; /* when the next beat, or error of silence, is due */
+    tshi_uv_tick(world);
+    if (leaving && !world->parting) tshi_uv_part(world);
+    if (world->parting && tshi_uv_parted(world, tsh_now())) {
+        uv_stop(&world->control); /* ends uv_run in tshi_uv_main */
+        return;
+    }
+    tshi_uv_watch_peers(world);
+    next = tshi_uv_min(world->silent_at, world->beat);
+    wait = world->forming || world->making || world->conns || leaving || /* busy: tick often */
+                   tshi_uv_has_reported(world) || (!ended && world->offered_at)
+               ? 5                                                           /* ms */
+               : (int)tshi_uv_min(100, (next - tsh_now()) / TSHI_UV_MS + 1); /* ms, at most 100 */
+    if (wait < 1) wait = 1;
+    world->ticked = tsh_now() + wait * TSHI_UV_MS; /* when this thread should wake */
+    (void)uv_timer_start(&world->tick, tshi_uv_on_tick, (uint64_t)wait, 0);
+}
+
+/* A group was not connected in time: names the lowest rank that is missing, and why. */
+static void tshi_uv_name_missing(tshi_uv_group *group, tsh_error *error) {
+    const tsh_uv_world *world = group->world;
+    for (int r = group->size - 1; r >= 0; r--) /* the lowest missing rank is set last */
+        if (r != group->rank && tshi_uv_unlinked(group, r)) error->rank = group->ranks[r];
+    if (error->rank < 0) return; /* no rank is missing */
+    tsh_text_add(error->message, sizeof error->message, "; absent ranks: %d", error->rank);
+    if (world->obstacle[0]) /* why the last attempt failed */
+        tsh_text_add(error->message, sizeof error->message, " (%s)", world->obstacle);
+}
+
+/* Callback of wake_control: takes the caller's error report and the group that it wants connected.
+ * Other reasons to wake, a long wait or a shutdown, are seen by the next tick. */
+static void tshi_uv_on_request(uv_async_t *async) {
+    tsh_uv_world *world = (tsh_uv_world *)async->data;
+    tshi_uv_report e;
+    tshi_uv_group *made = NULL;
+    uv_mutex_lock(&world->lock);
+    e = world->reported;
+    world->reported.kind = TSHI_UV_NOTHING;
+    if (world->requested) {
+        made = world->making = world->requested; /* the control thread's until it is linked */
+        world->requested = NULL;
+        made->missing += made->size - 1 - made->rank; /* LINKED of each higher rank */
+        world->listener = made->listener;             /* where the higher ranks dial */
+        made->listener = -1;
+    }
+    uv_mutex_unlock(&world->lock);
+    if (e.kind == TSHI_UV_LATE && world->making) tshi_uv_name_missing(world->making, &e.error);
+    if (e.kind != TSHI_UV_NOTHING) tshi_uv_hold(world, &e); /* reports to the coordinator */
+    if (made) tshi_uv_dial_group(world, made);              /* dials the lower ranks */
+}
+
+/* Main function of the control thread: runs its loop until it is stopped, then closes all. */
+static void tshi_uv_main(void *argument) {
+    tsh_uv_world *world = (tsh_uv_world *)argument;
+    if (world->rank) tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]);
+    (void)uv_run(&world->control, UV_RUN_DEFAULT); /* until tshi_uv_on_turn ends the loop */
+    while (world->conns) tshi_uv_conn_free(world->conns);
+    tshi_uv_log_counted(world, INT64_MAX); /* what has not been logged yet */
+    for (int r = 0; r < world->size; r++) {
+        tshi_uv_peer_end(&world->peer[r], TSHI_UV_LEFT);
+        free(world->peer[r].in.data);
+        free(world->peer[r].out.data);
+    }
+    tshi_uv_close_listener(world);
+}

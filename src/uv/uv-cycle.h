@@ -1,0 +1,135 @@
+/* ========================================================================== */
+/* >>uv-cycle                                      MARK: - uv-cycle (private) */
+/* Ranks that wait for each other in a cycle: in crossed groups, or messages. */
+/* A rank that has waited for 20 ms sends BLOCKED to the coordinator, which   */
+/* searches for a cycle, asks its ranks to confirm, and then reports an       */
+/* error.                                                                     */
+/* Needs: >>uv-decide.                                                        */
+/* ========================================================================== */
+
+/* Returns the number of collectives of a group that a blocked rank had started. */
+static uint64_t tshi_uv_blocked_started(const tshi_uv_blocked *s, uint64_t group) {
+    for (int i = 0; i < s->groups; i++)
+        if (s->groups_of[i].id == group) return s->groups_of[i].started;
+    return UINT64_MAX; /* unknown: assume that it has started all */
+}
+
+/* Returns the number of RECVs from, or SENDs to, `peer` that a blocked rank had started. */
+static uint64_t tshi_uv_blocked_messages(const tshi_uv_blocked *s, uint64_t group, int peer,
+                                         int receives) {
+    if (tshi_uv_blocked_started(s, group) == UINT64_MAX) return UINT64_MAX;
+    for (int i = 0; i < s->pairs; i++)
+        if (s->pairs_of[i].group == group && s->pairs_of[i].peer == peer)
+            return receives ? s->pairs_of[i].receives : s->pairs_of[i].sends;
+    return s->pairs < TSHI_UV_BLOCKED_PAIRS ? 0 : UINT64_MAX; /* a full list may lack this pair */
+}
+
+/* For tsh_coll_cycle: returns the i-th rank that blocked rank r waits for, if that rank is blocked,
+ * too, and has not started what r waits for; else -1. `user` is world->peer. */
+static int tshi_uv_awaits(const void *user, int r, int i) {
+    const tshi_uv_peer *all = (const tshi_uv_peer *)user;
+    const tshi_uv_blocked *s = &all[r].blocked, *other;
+    uint64_t started;
+    int m;
+    if (!s->wait || i >= (s->peer >= 0 ? 1 : s->members)) return -1;
+    m = s->peer >= 0 ? s->peer : s->member[i];
+    other = &all[m].blocked;
+    if ((m == r && s->peer < 0) || !other->wait) return -1; /* a message may be to itself */
+    started = s->peer >= 0 ? tshi_uv_blocked_messages(other, s->group, r, s->sends)
+                           : tshi_uv_blocked_started(other, s->group);
+    return started <= s->seq ? m : -1;
+}
+
+/* For tsh_coll_blame: returns how many ranks are blocked in the same collective as rank r. */
+static int tshi_uv_together(const void *user, int r) {
+    const tshi_uv_peer *all = (const tshi_uv_peer *)user;
+    const tshi_uv_blocked *s = &all[r].blocked;
+    int count = 0;
+    for (int i = 0; s->peer < 0 && i < s->members; i++) {
+        const tshi_uv_blocked *m = &all[s->member[i]].blocked;
+        count += m->wait && m->group == s->group && m->seq == s->seq && m->peer < 0;
+    }
+    return count;
+}
+
+/* Reports the cycle that rank r is on; all its ranks have confirmed. */
+static void tshi_uv_report_cycle(tsh_uv_world *world, int r) {
+    const tshi_uv_peer *all = world->peer;
+    int waits, blamed = tsh_coll_blame(world->search, r, tshi_uv_together, all, &waits);
+    tsh_error error;
+    tsh_cycle_error(blamed, all[blamed].blocked.text, waits, all[waits].blocked.text, &error);
+    tshi_uv_suspect(world, TSHI_UV_CROSSED, error.code, blamed, "%s", error.message);
+}
+
+/* Returns 1 if this rank is still in the wait of this number. */
+static int tshi_uv_still(tsh_uv_world *world, uint64_t wait) {
+    int still;
+    uv_mutex_lock(&world->lock);
+    still = wait && world->blocked.wait == wait;
+    uv_mutex_unlock(&world->lock);
+    return still;
+}
+
+/* Handles STILL of rank r; reports the cycle if no STILL is missing. Returns 1: r waits no more. */
+static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int still) {
+    tshi_uv_peer *peer = &world->peer[r];
+    if (!world->confirming || peer->asked != wait) return 0;
+    peer->asked = 0;
+    if (still && peer->blocked.wait == wait) {
+        if (--world->confirming == 0) tshi_uv_report_cycle(world, r);
+        return 0;
+    }
+    if (peer->blocked.wait == wait) peer->blocked.wait = 0;
+    world->confirming = 0;
+    return 1;
+}
+
+/* Asks the ranks on the cycle of rank `on` whether they still wait. Returns 1 if this rank is on it
+ * and does not: there is no cycle. */
+static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
+    uint64_t mine;
+    int at = on;
+    do {
+        tshi_uv_peer *peer = &world->peer[at];
+        world->confirming++;
+        peer->asked = peer->blocked.wait;
+        (void)tshi_uv_field(tshi_uv_write(world, TSHI_UV_CONFIRM), peer->asked, 8);
+        tshi_uv_post(peer);
+        at = world->search[at].next;
+    } while (at != on);
+    mine = world->peer[world->rank].asked;
+    return mine && tshi_uv_confirmed(world, world->rank, mine, tshi_uv_still(world, mine));
+}
+
+/* Searches for a cycle from rank r on, or from every rank if r is -1; asks its ranks to confirm. A
+ * blocked rank can be released only by the ranks that it waits for: if all ranks on a cycle are
+ * still in the waits that they reported, the cycle is real. */
+static void tshi_uv_follow(tsh_uv_world *world, int r) {
+    int on, at; /* on: a rank on the cycle, -1: none */
+    if (world->confirming || tshi_uv_failed(world) != TSH_OK) return;
+    do {
+        int end = r < 0 ? world->size : r + 1;
+        memset(world->search, 0, (size_t)world->size * sizeof *world->search);
+        for (at = 0; at < world->size; at++) world->peer[at].asked = 0;
+        for (on = -1, at = r < 0 ? 0 : r; on < 0 && at < end; at++)
+            on = tsh_coll_cycle(world->search, world->size, at, tshi_uv_awaits, world->peer);
+        r = -1;
+    } while (on >= 0 && tshi_uv_ask_cycle(world, on));
+}
+
+/* Sends world->blocked to the coordinator. If that is this rank, decodes the message right here. */
+static void tshi_uv_send_blocked(tsh_uv_world *world) {
+    int to = tshi_uv_coordinator_of(world);
+    tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_BLOCKED), own = *c; /* own: reads it back */
+    uv_mutex_lock(&world->lock);
+    TSHI_UV_PUT(&world->blocked_new, 0);
+    tshi_uv_blocked_fields(c, &world->blocked, world->size);
+    uv_mutex_unlock(&world->lock);
+    own.writes = 0;
+    if (to == world->rank) {
+        tshi_uv_blocked_fields(&own, &world->peer[to].blocked, world->size);
+        tshi_uv_follow(world, to);
+    } else {
+        tshi_uv_post(&world->peer[to]);
+    }
+}

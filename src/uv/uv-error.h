@@ -1,0 +1,84 @@
+/* ========================================================================== */
+/* >>uv-error                                      MARK: - uv-error (private) */
+/* The world's error: the first one set. The caller's thread only reports     */
+/* errors; the control thread decides (>>uv-decide) and sets it, locked.      */
+/* Needs: >>uv-types.                                                         */
+/* ========================================================================== */
+
+/* Returns the code of the world's error; TSH_OK: it has not failed. Any thread. */
+static tsh_result tshi_uv_failed(const tsh_uv_world *world) {
+    return (tsh_result)TSHI_UV_GET(&world->failed);
+}
+
+/* Sets the world's error, unless it has one already, and wakes the caller's thread. */
+static void tshi_uv_fail(tsh_uv_world *world, const tsh_error *error) {
+    uv_mutex_lock(&world->lock);
+    if (tshi_uv_failed(world) == TSH_OK) {
+        world->error = *error;
+        TSHI_UV_PUT(&world->halted, 1); /* no byte moves from here on */
+        TSHI_UV_PUT(&world->failed, (int)error->code);
+    }
+    uv_cond_broadcast(&world->changed);
+    uv_mutex_unlock(&world->lock);
+    (void)uv_async_send(&world->wake_caller);
+}
+
+TSH_PRINTF(5, 0)
+static void tshi_uv_fill_report(tshi_uv_report *e, tshi_uv_error_kind kind, tsh_result code,
+                                int rank, const char *format, va_list list) {
+    memset(e, 0, sizeof *e);
+    e->kind = kind;
+    e->error.code = code;
+    e->error.rank = rank;
+    tsh_text_format(e->error.message, sizeof e->error.message, format, list);
+}
+
+/* Reports an error to the control thread, unless a report is pending, and stops moving data. */
+TSH_PRINTF(7, 8)
+static void tshi_uv_report_error(tsh_uv_world *world, tshi_uv_error_kind kind, uint64_t group,
+                                 uint64_t seq, tsh_result code, int rank, const char *format, ...) {
+    tshi_uv_report e;
+    va_list list;
+    va_start(list, format);
+    tshi_uv_fill_report(&e, kind, code, rank, format, list);
+    va_end(list);
+    e.group = group;
+    e.seq = seq;
+    uv_mutex_lock(&world->lock);
+    if (world->reported.kind == TSHI_UV_NOTHING) world->reported = e;
+    TSHI_UV_PUT(&world->halted, 1);
+    uv_mutex_unlock(&world->lock);
+    (void)uv_async_send(&world->wake_control);
+}
+
+/* Reports that this rank cannot do what the others wait for. Waits until the world's error is
+ * decided, and returns its code: tsh_comm_error has a sentence when the failed call returns. */
+static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const char *what,
+                                 const char *why) {
+    tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, code, world->rank, "rank %d cannot %s: %s",
+                         world->rank, what, why);
+    uv_mutex_lock(&world->lock);
+    while (tshi_uv_failed(world) == TSH_OK) uv_cond_wait(&world->changed, &world->lock);
+    uv_mutex_unlock(&world->lock);
+    return tshi_uv_failed(world);
+}
+
+/* Sentence of a wrong checksum: "data" or "control"; this rank, its end; the peer, its end; what
+ * was damaged; "" or " of all-reduce ...". */
+#define TSHI_UV_DAMAGED_TEXT                                                                       \
+    "the %s connection of rank %d (%s) and rank %d (%s) changes bytes: the checksum of %s%s is "   \
+    "wrong; is a network card, cable or switch between them faulty?"
+
+/* Returns the group with this id; NULL: none. The caller must hold the lock. */
+static tshi_uv_group *tshi_uv_find_group(const tsh_uv_world *world, uint64_t id) {
+    tshi_uv_group *group = world->groups;
+    while (group && group->id != id) group = group->next;
+    return group;
+}
+
+/* Converts a world rank to a rank of the group; -1: it is not a member. */
+static int tshi_uv_member(const tshi_uv_group *group, int world_rank) {
+    for (int r = 0; r < group->size; r++)
+        if (group->ranks[r] == world_rank) return r;
+    return -1;
+}

@@ -1,0 +1,198 @@
+/* ========================================================================== */
+/* >>uv-form                                        MARK: - uv-form (private) */
+/* Setting up connections. Every rank first connects to rank 0 and sends it   */
+/* its own address (HERE). Rank 0 sends all addresses (TABLE); then each rank */
+/* dials all lower ranks, sends READY to rank 0 once it has all connections,  */
+/* and waits for rank 0's GO. In a new group, too, members dial lower ones.   */
+/* Needs: >>uv-connect.                                                       */
+/* ========================================================================== */
+
+/* Returns an error if `address` is beyond loopback and no key (nor TSHARD_INSECURE) is set. */
+static tsh_result tshi_uv_need_key(tsh_uv_world *world, const tshi_uv_address *address,
+                                   tsh_error *error) {
+    char host[64]; /* numeric address, for the error */
+    if (world->keyed || world->insecure || tshi_uv_loopback(address)) return TSH_OK;
+    tshi_uv_host_text(address, host, sizeof host);
+    return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
+                         "rank %d: %s is not a loopback address: set TSHARD_KEY or "
+                         "TSHARD_KEY_FILE, the same on every rank (or TSHARD_INSECURE=1 to let "
+                         "anybody in)",
+                         world->rank, host);
+}
+
+static void tshi_uv_close_listener(tsh_uv_world *world) { /* Stops accepting connections. */
+    tshi_uv_unwatch(&world->listening);
+    tshi_uv_close_fd(&world->listener);
+}
+
+/* Adds a connection to `address` that the next tick dials. Lack of memory is reported. */
+static void tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint64_t group, int rank,
+                             const tshi_uv_address *address) {
+    tshi_uv_conn *conn = tshi_uv_conn_new(world, 1); /* 1: dialled by this rank */
+    if (!conn) {
+        tshi_uv_lacks_memory(world, rank);
+        return;
+    }
+    conn->hello.purpose = purpose; /* what it will be used for */
+    conn->hello.group = group;
+    conn->hello.server = rank; /* the rank that should answer */
+    conn->address = *address;
+}
+
+/* Dials the data connections to the group's lower ranks; the higher ranks dial this rank. */
+static void tshi_uv_dial_group(tsh_uv_world *world, const tshi_uv_group *group) {
+    for (int r = 0; r < group->rank; r++) {
+        int rank = group->ranks[r]; /* world rank */
+        tshi_uv_address address = world->peer[rank].address;
+        if (group->ports[r]) tshi_uv_set_port(&address, group->ports[r]); /* 0: as in the table */
+        tshi_uv_add_dial(world, TSHI_UV_DATA, group->id, rank, &address); /* for collectives */
+        tshi_uv_add_dial(world, TSHI_UV_MESSAGES, group->id, rank, &address); /* for SEND, RECV */
+    }
+}
+
+/* Called when rank 0 has accepted this rank: starts listening and sends rank 0 the address. */
+static void tshi_uv_joined(tsh_uv_world *world) {
+    tsh_error error;
+    tshi_uv_cursor *c;
+    char host[64] = "";        /* "": rank 0 takes the address that it sees */
+    if (world->bind_host[0]) { /* the user chose an address (TSHARD_BIND) */
+        tshi_uv_host_text(&world->own, host, sizeof host);
+        if (strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0) host[0] = 0;
+    } else {
+        (void)tshi_uv_end_of(world->peer[0].fd, 0, &world->own); /* this end of the connection */
+        tshi_uv_set_port(&world->own, 0);                        /* the system picks a port */
+    }
+    if (tshi_uv_need_key(world, &world->own, &error) != TSH_OK) {
+        tshi_uv_suspect(world, TSHI_UV_ABORT, error.code, error.rank, "%s", error.message);
+        return;
+    }
+    world->listener = tshi_uv_listen(&world->own); /* -1: refused (errno) */
+    if (world->listener < 0) {
+        tshi_uv_host_text(&world->own, host, sizeof host);
+        tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_IO, world->rank,
+                        "rank %d cannot listen on %s: %s; set TSHARD_BIND to an address of this "
+                        "host",
+                        world->rank, host, tshi_uv_why(errno));
+        return;
+    }
+    (void)tshi_uv_end_of(world->listener, 0, &world->own);               /* now with the port */
+    (void)tshi_uv_end_of(world->peer[0].fd, 1, &world->peer[0].address); /* rank 0's address */
+    c = tshi_uv_write(world, TSHI_UV_HERE);
+    tshi_uv_text_field(c, host, sizeof host); /* read by tshi_uv_read_place */
+    (void)tshi_uv_field(c, (uint64_t)tshi_uv_port(&world->own), 2);
+    tshi_uv_post(&world->peer[0]);
+}
+
+/* Reads a host and port into *address. Returns 0 if no host was given: only the port is set. */
+static int tshi_uv_read_place(tshi_uv_cursor *c, tshi_uv_address *address) {
+    tshi_uv_address found[TSHI_UV_ADDRESSES]; /* only the first one is used */
+    const char *why;
+    char host[64];
+    int port, told; /* told: 1 if a host was given */
+    tshi_uv_text_field(c, host, sizeof host);
+    port = (int)tshi_uv_field(c, 0, 2);
+    told = !c->bad && host[0] && tshi_uv_resolve(host, port, 1, found, &why); /* no DNS lookup */
+    if (told) *address = found[0];
+    tshi_uv_set_port(address, port);
+    return told;
+}
+
+/* Rank 0: stores where a rank listens: on the host it sent, else on the one it connects from. */
+static void tshi_uv_on_here(tshi_uv_peer *peer, tshi_uv_cursor *c) {
+    if (peer->world->rank != 0) return;                /* only rank 0 collects addresses */
+    (void)tshi_uv_end_of(peer->fd, 1, &peer->address); /* default: the host it connects from */
+    (void)tshi_uv_read_place(c, &peer->address);
+    peer->placed = !c->bad; /* the address is known and may go into the table */
+}
+
+/* Lists the ranks that have not connected to this rank yet, as " 1 3"; "": none. */
+static void tshi_uv_list_absent(const tsh_uv_world *world, char *text, size_t room) {
+    text[0] = 0;
+    for (int r = 0; r < world->size; r++)
+        if (r != world->rank && world->peer[r].state == TSHI_UV_ABSENT)
+            tsh_text_add(text, room, " %d", r);
+}
+
+static void tshi_uv_tell_absent(tsh_uv_world *world) { /* Rank 0 tells all who is absent. */
+    char text[256];
+    tshi_uv_list_absent(world, text, sizeof text);
+    tshi_uv_text_field(tshi_uv_write(world, TSHI_UV_MISSING), text, sizeof text);
+    tshi_uv_post_all(world);
+}
+
+/* Derives the key of the later connections; only ranks that have the table's token know it. */
+static void tshi_uv_set_mesh(tsh_uv_world *world) {
+    (void)crypto_auth_hmacsha256(world->mesh, world->token, sizeof world->token, world->secret);
+    world->tabled = 1; /* rank 0's address table is here */
+}
+
+static void tshi_uv_send_table(tsh_uv_world *world) { /* Rank 0: sends all ranks' addresses. */
+    tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_TABLE);
+    char host[64];
+    randombytes_buf(world->token, sizeof world->token); /* random, for tshi_uv_set_mesh */
+    tshi_uv_set_mesh(world);
+    tshi_uv_bytes_field(c, world->token, sizeof world->token);
+    for (int r = 1; r < world->size; r++) { /* all ranks know rank 0's address already */
+        tshi_uv_host_text(&world->peer[r].address, host, sizeof host);
+        tshi_uv_text_field(c, host, sizeof host);
+        (void)tshi_uv_field(c, (uint64_t)tshi_uv_port(&world->peer[r].address), 2);
+    }
+    tshi_uv_post_all(world);
+}
+
+/* Reads rank 0's table of the addresses where the ranks listen. */
+static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
+    if (world->tabled) return; /* a second table is ignored */
+    tshi_uv_bytes_field(c, world->token, sizeof world->token);
+    for (int r = 1; r < world->size && !c->bad; r++)
+        if (!tshi_uv_read_place(c, &world->peer[r].address)) c->bad = 1; /* a host is required */
+    if (c->bad) return; /* malformed; tshi_uv_next_message sees that */
+    tshi_uv_set_mesh(world);
+    for (int r = 1; r < world->rank; r++) /* lower ranks; the higher ones dial this rank */
+        tshi_uv_add_dial(world, TSHI_UV_CONTROL, 0, r, &world->peer[r].address);
+    tshi_uv_dial_group(world, world->world_group); /* the data connections, to rank 0 as well */
+}
+
+static void tshi_uv_completed(tsh_uv_world *world) { /* The world has formed: wakes the caller. */
+    tshi_uv_log_counted(world, INT64_MAX);           /* logs the refusals counted so far */
+    tshi_uv_close_listener(world);
+    uv_mutex_lock(&world->lock);
+    world->forming = 0;                 /* read by tshi_uv_await_world */
+    uv_cond_broadcast(&world->changed); /* wakes tshi_uv_await_world */
+    uv_mutex_unlock(&world->lock);
+}
+
+/* Returns 1 if every other rank has sent READY (ready = 1), or else has a control connection and,
+ * if placed = 1, a known address. */
+static int tshi_uv_all(const tsh_uv_world *world, int placed, int ready) {
+    for (int r = 0; r < world->size; r++) {
+        const tshi_uv_peer *peer = &world->peer[r];
+        int there = peer->state == TSHI_UV_THERE && (!placed || peer->placed);
+        if (r != world->rank && !(ready ? peer->ready : there)) return 0;
+    }
+    return 1;
+}
+
+/* Completes the group and the world as far as is possible now; called at every tick. */
+static void tshi_uv_form(tsh_uv_world *world) {
+    tshi_uv_group *group = world->making;
+    if (group && group->missing == 0) { /* all connections of the group are made */
+        world->making = NULL;
+        tshi_uv_close_listener(world);
+        TSHI_UV_PUT(&group->linked, 1);           /* the group is the caller's from here on */
+        (void)uv_async_send(&world->wake_caller); /* wakes tshi_uv_wait_for */
+    }
+    if (!world->forming) return; /* what follows sets up the world */
+    if (world->rank == 0 && !world->tabled && tshi_uv_all(world, 1, 0)) tshi_uv_send_table(world);
+    if (!world->told_ready && world->tabled && tshi_uv_all(world, 0, 0) &&
+        world->world_group->missing == 0) { /* all of this rank's connections are made */
+        world->told_ready = 1;
+        (void)tshi_uv_write(world, TSHI_UV_READY);
+        tshi_uv_post(&world->peer[0]); /* no-op if this is rank 0 */
+    }
+    if (world->rank == 0 && world->told_ready && tshi_uv_all(world, 0, 1)) { /* all sent READY */
+        (void)tshi_uv_write(world, TSHI_UV_GO);
+        tshi_uv_post_all(world);
+        tshi_uv_completed(world);
+    }
+}

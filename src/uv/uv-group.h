@@ -1,0 +1,78 @@
+/* ========================================================================== */
+/* >>uv-group                                      MARK: - uv-group (private) */
+/* A group of ranks: its members, two data connections to each (one for       */
+/* collectives, one for messages) and its operations. The control thread      */
+/* connects a group; after that only the caller's thread uses it.             */
+/* Needs: >>uv-connect.                                                       */
+/* ========================================================================== */
+
+static void tshi_uv_group_free(tshi_uv_group *group) { /* Closes and frees a group, or NULL. */
+    if (!group) return;
+    for (int i = 0; group->link && i < 2 * group->size; i++) { /* NULL: out of memory */
+        tshi_uv_unwatch(&group->link[i].poll);
+        tshi_uv_close_fd(&group->link[i].fd);
+    }
+    for (int i = 0; i < TSHI_UV_OPS; i++) free(group->op[i].scratch);
+    tshi_uv_close_fd(&group->listener);
+    free(group->link);
+    free(group->streams);
+    free(group->ranks);
+    free(group);
+}
+
+/* Returns a group without connections; the caller fills in ranks and ports. NULL: no memory. */
+static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int rank, int size) {
+    size_t n = (size_t)size;
+    tshi_uv_group *group = (tshi_uv_group *)calloc(1, sizeof *group);
+    if (!group) return NULL;
+    group->world = world;
+    group->id = id;
+    group->rank = rank;
+    group->size = size;
+    group->listener = -1;            /* none yet */
+    group->missing = 2 * (size - 1); /* two connections to every other member */
+    group->link = (tshi_uv_link *)calloc(2 * n, sizeof *group->link); /* see tshi_uv_link_to */
+    group->streams = (tshi_uv_stream *)calloc(2 * n * TSHI_UV_OPS, sizeof *group->streams);
+    group->ranks = (int *)calloc(2 * n, sizeof *group->ranks); /* ranks, then ports */
+    for (int i = 0; group->link && i < 2 * size; i++) {
+        group->link[i].group = group;
+        group->link[i].fd = -1;         /* not connected */
+        group->link[i].peer = i % size; /* rank of the group */
+    }
+    if (!group->link || !group->streams || !group->ranks) {
+        tshi_uv_group_free(group);
+        return NULL;
+    }
+    group->ports = group->ranks + n; /* the second half of the array */
+    for (size_t i = 0; i < TSHI_UV_OPS; i++) {
+        group->op[i].group = group;
+        group->op[i].in = group->streams + 2 * i * n; /* one stream per peer, each way */
+        group->op[i].out = group->op[i].in + n;
+    }
+    return group;
+}
+
+static int tshi_uv_next(const tshi_uv_group *group) { /* Returns the next rank on the ring. */
+    return group->rank + 1 == group->size ? 0 : group->rank + 1;
+}
+
+static int tshi_uv_prev(const tshi_uv_group *group) { /* Returns the previous rank on the ring. */
+    return group->rank == 0 ? group->size - 1 : group->rank - 1;
+}
+
+/* ---- queues ---- */
+
+static void tshi_uv_push(tshi_uv_fifo *fifo, const tshi_uv_op *op) { /* Appends op to a queue. */
+    fifo->op[(fifo->first + fifo->used) % TSHI_UV_OPS] = (unsigned char)(op - op->group->op);
+    fifo->used++;
+}
+
+static void tshi_uv_pop(tshi_uv_fifo *fifo) { /* Removes the first operation of a queue. */
+    fifo->first = (fifo->first + 1) % TSHI_UV_OPS;
+    fifo->used--;
+}
+
+/* Returns the first operation of a queue, which must not be empty. */
+static tshi_uv_op *tshi_uv_first(tshi_uv_group *group, const tshi_uv_fifo *fifo) {
+    return &group->op[fifo->op[fifo->first]]; /* a queue holds indices of group->op */
+}

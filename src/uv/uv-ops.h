@@ -1,0 +1,229 @@
+/* ========================================================================== */
+/* >>uv-ops                                          MARK: - uv-ops (private) */
+/* The eight functions of the backend (tsh_comm_ops): start, wait, test,      */
+/* progress, status, abort, split and close. The caller's thread calls them;  */
+/* only abort may come from any thread.                                       */
+/* Needs: >>uv-start >>uv-wait.                                               */
+/* ========================================================================== */
+
+static tshi_uv_group *tshi_uv_group_of(const tsh_comm *comm) { /* Returns the comm's group. */
+    return (tshi_uv_group *)comm->impl;
+}
+
+static tshi_uv_op *tshi_uv_op_of(tshi_uv_group *group, tsh_req req) { /* req is its index plus 1 */
+    return &group->op[(req - 1) % TSHI_UV_OPS];
+}
+
+/* Waits for an operation, then frees its slot. Returns TSH_OK or the world's error. */
+static tsh_result tshi_uv_finish(tshi_uv_op *op) {
+    tsh_result result = tshi_uv_wait_for(op->group, op);
+    op->used = 0; /* the slot is free again */
+    op->group->active--;
+    return result;
+}
+
+/* Starts a collective. *req: the request, 0 after an error. */
+static tsh_result tshi_uv_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
+    tshi_uv_group *group = tshi_uv_group_of(comm);
+    tsh_result result = tshi_uv_failed(group->world); /* a failed world starts nothing */
+    tshi_uv_op *op = NULL;
+    *req = 0; /* 0: no request */
+    if (result == TSH_OK) result = tshi_uv_launch(group, coll, &op);
+    if (result == TSH_OK) *req = (tsh_req)(op - group->op) + 1; /* index plus 1: 0 means none */
+    return result;
+}
+
+static tsh_result tshi_uv_wait(tsh_comm *comm, tsh_req req) { /* Waits for a request to end. */
+    return tshi_uv_finish(tshi_uv_op_of(tshi_uv_group_of(comm), req));
+}
+
+static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) { /* Asks if req is done. */
+    tshi_uv_group *group = tshi_uv_group_of(comm);
+    tshi_uv_op *op = tshi_uv_op_of(group, req);
+    tsh_result result;
+    (void)tshi_uv_advance(group->world);
+    result = tshi_uv_failed(group->world);
+    *done = result != TSH_OK || op->pending == 0; /* an error also ends a request */
+    if (!*done && tsh_now() >= op->deadline) tshi_uv_late(group, op);
+    return result;
+}
+
+static void tshi_uv_progress(tsh_comm *comm) { /* Moves data while the caller computes. */
+    (void)tshi_uv_advance(tshi_uv_group_of(comm)->world);
+}
+
+static tsh_result tshi_uv_status(tsh_comm *comm, tsh_error *error) { /* Returns the world's error */
+    tsh_uv_world *world = tshi_uv_group_of(comm)->world;
+    tsh_result failed = tshi_uv_failed(world);
+    if (failed != TSH_OK && error) *error = world->error; /* complete before `failed` is set */
+    return failed;
+}
+
+static void tshi_uv_abort(tsh_comm *comm, const tsh_error *why) { /* Reports why; does not wait. */
+    tsh_uv_world *world = tshi_uv_group_of(comm)->world;
+    tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, why->code,
+                         why->rank < 0 ? world->rank : why->rank, "%s", why->message);
+}
+
+/* ---- split ---- */
+
+typedef struct tshi_uv_ticket { /* What a rank sends to all others in a split. */
+    int32_t color, key, port;   /* of tsh_split; port: where this rank listens, 0: nowhere */
+    uint64_t id;                /* of the new group, if this rank is the lowest of its color */
+} tshi_uv_ticket;
+
+/* Returns a new, unconnected group of the ranks of this rank's color. NULL: no memory. */
+static tshi_uv_group *tshi_uv_color_group(tshi_uv_group *parent, const tshi_uv_ticket *tickets) {
+    int color = tickets[parent->rank].color, n, leader = 0; /* leader: lowest rank of the color */
+    int *order = (int *)calloc((size_t)parent->size, sizeof *order); /* ranks of the parent */
+    tshi_uv_group *group;
+    if (!order) return NULL;
+    n = tsh_split_order(tickets, sizeof *tickets, parent->size, color, order);
+    while (tickets[leader].color != color) leader++;
+    group = tshi_uv_group_new(parent->world, tickets[leader].id, 0, n); /* its rank is set below */
+    for (int i = 0; group && i < n; i++) {
+        group->ranks[i] = parent->ranks[order[i]]; /* world rank */
+        group->ports[i] = tickets[order[i]].port;  /* where the member listens */
+        if (order[i] == parent->rank) group->rank = i;
+    }
+    free(order);
+    return group;
+}
+
+/* Enters a group into the world's list and makes *out its comm. */
+static void tshi_uv_add_group(tshi_uv_group *group, const tsh_comm_ops *ops, tsh_comm *out) {
+    tsh_uv_world *world = group->world;
+    uv_mutex_lock(&world->lock);
+    group->next = world->groups;
+    world->groups = group;
+    uv_mutex_unlock(&world->lock);
+    world->open++; /* the world closes with its last group */
+    *out = tsh_comm_make(ops, group, group->rank, group->size, group->id);
+}
+
+/* All-gathers the tickets (color, key, port, id) of a split over the group that is split. On
+ * entry, tickets[group->rank] is this rank's own; the others are overwritten. */
+static tsh_result tshi_uv_trade(tshi_uv_group *group, tshi_uv_ticket *tickets) {
+    tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
+    tsh_result result;
+    tshi_uv_op *op = NULL;
+    coll.count = (int64_t)sizeof *tickets; /* bytes of a ticket */
+    coll.send = &tickets[group->rank];     /* this rank's ticket */
+    coll.recv = tickets;                   /* all tickets, by rank */
+    result = tshi_uv_launch(group, &coll, &op);
+    return result == TSH_OK ? tshi_uv_finish(op) : result;
+}
+
+/* Has the control thread connect a new group, and waits for that. The group owns `listener`. */
+static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
+    tsh_uv_world *world = group->world;
+    group->listener = listener;
+    if (group->size == 1) { /* nobody to connect to */
+        tshi_uv_close_fd(&group->listener);
+        return TSH_OK;
+    }
+    uv_mutex_lock(&world->lock);
+    world->requested = group; /* tshi_uv_on_request takes it */
+    uv_mutex_unlock(&world->lock);
+    (void)uv_async_send(&world->wake_control);
+    return tshi_uv_wait_for(group, NULL);
+}
+
+/* Called by all ranks of comm: makes *out the group of this rank's color; none if color < 0. */
+static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
+    tshi_uv_group *parent = tshi_uv_group_of(comm), *group = NULL;
+    tsh_uv_world *world = parent->world;
+    tsh_result result = tshi_uv_failed(world);
+    tshi_uv_ticket *tickets;
+    tshi_uv_address at = world->own; /* the address of the world's listener */
+    int alone = color < 0 || parent->size == 1, listener = -1; /* 1: no connections are needed */
+    if (result != TSH_OK) return result;
+    tshi_uv_set_port(&at, 0); /* the system picks a port */
+    if (!alone) listener = tshi_uv_listen(&at);
+    if (!alone && (listener < 0 || !tshi_uv_end_of(listener, 0, &at)))
+        return tshi_uv_cannot(world, TSH_ERR_IO, "join a group", tshi_uv_why(errno));
+    tickets = (tshi_uv_ticket *)calloc((size_t)parent->size, sizeof *tickets);
+    if (tickets) {
+        uint64_t id = 2 + world->ids++ * (uint64_t)world->size + (uint64_t)world->rank;
+        tshi_uv_ticket mine = {color, key, alone ? 0 : tshi_uv_port(&at), out->id | id};
+        tickets[parent->rank] = mine; /* of a color, only the lowest rank's id is used */
+        result = tshi_uv_trade(parent, tickets);
+        if (result == TSH_OK && color >= 0) group = tshi_uv_color_group(parent, tickets);
+    }
+    if (!tickets || (result == TSH_OK && color >= 0 && !group))
+        result = tshi_uv_cannot(world, TSH_ERR_MEMORY, "join a group", "no memory");
+    free(tickets);
+    if (!group) { /* an error, or color < 0 */
+        tshi_uv_close_fd(&listener);
+        return result;
+    }
+    tshi_uv_add_group(group, comm->ops, out);
+    result = tshi_uv_link_up(group, listener); /* waits until all are connected */
+    if (result != TSH_OK) tsh_comm_close(out);
+    return result;
+}
+
+/* ---- close ---- */
+
+static void tshi_uv_world_free(tsh_uv_world *world) { /* Frees a world whose loops are closed. */
+    if (!world) return;
+    free(world->peer);
+    free(world->members);
+    free(world->search);
+    sodium_memzero(world->secret, sizeof world->secret); /* the key leaves memory */
+    sodium_memzero(world->mesh, sizeof world->mesh);
+    free(world);
+}
+
+static void tshi_uv_close_handle(uv_handle_t *handle, void *unused) { /* Used by uv_walk. */
+    (void)unused;
+    if (!uv_is_closing(handle)) uv_close(handle, NULL);
+}
+
+/* Closes both event loops and frees the world. The control thread must have ended. */
+static void tshi_uv_world_end(tsh_uv_world *world) {
+    for (int i = 0; i < 2; i++) {
+        uv_loop_t *loop = i ? &world->loop : &world->control;
+        uv_walk(loop, tshi_uv_close_handle, NULL);
+        (void)uv_run(loop, UV_RUN_DEFAULT); /* ends when all handles are closed */
+        (void)uv_loop_close(loop);
+    }
+    uv_cond_destroy(&world->changed);
+    uv_mutex_destroy(&world->lock);
+    tshi_uv_world_free(world);
+}
+
+/* Closes a group. With the last one the world shuts down: the control thread sends BYE to all peers
+ * and ends, and the world is freed. */
+static void tshi_uv_close(tsh_comm *comm) {
+    tshi_uv_group *group = tshi_uv_group_of(comm), **at;
+    tsh_uv_world *world = group->world;
+    char name[TSHI_UV_NAME];
+    if (group->active && tshi_uv_failed(world) == TSH_OK)
+        tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_LOST, world->rank,
+                             "rank %d closed %s before it waited for its requests", world->rank,
+                             tsh_group_text(group->id, name, sizeof name));
+    uv_mutex_lock(&world->lock);
+    for (at = &world->groups; *at != group;) at = &(*at)->next; /* takes it out of the list */
+    *at = group->next;
+    uv_mutex_unlock(&world->lock);
+    if (tshi_uv_failed(world) == TSH_OK) {
+        tshi_uv_group_free(group);
+    } else { /* the control thread may still be connecting this group */
+        group->next = world->ended;
+        world->ended = group; /* freed with the world */
+    }
+    comm->impl = NULL;
+    if (--world->open) return;       /* other groups are still open */
+    TSHI_UV_PUT(&world->leaving, 1); /* tshi_uv_on_turn begins the shutdown */
+    (void)uv_async_send(&world->wake_control);
+    (void)uv_thread_join(&world->thread); /* waits for the control thread to end */
+    while ((group = world->ended) != NULL) {
+        world->ended = group->next;
+        tshi_uv_group_free(group);
+    }
+    tshi_uv_world_end(world);
+}
+
+static const tsh_comm_ops tshi_uv_ops = TSH_COMM_OPS(tshi_uv, "uv",
+                                                     TSH_CAP_ORDERED | TSH_CAP_DEATH);

@@ -1,0 +1,190 @@
+/* ========================================================================== */
+/* >>uv-start                                      MARK: - uv-start (private) */
+/* Starting a collective: chooses its algorithm, queues its frames on the     */
+/* data connections, and sends what the sockets take at once.                 */
+/* Needs: >>uv-flow.                                                          */
+/* ========================================================================== */
+
+/* Limits in bytes (see tshi_uv_choose_algorithm) up to which ranks send directly to each other, or
+ * a root to all ranks: that takes fewer steps than a ring or a chain. */
+enum { TSHI_UV_DIRECT_MOST = 96 << 10, TSHI_UV_STAR_MOST = 32 << 10 };
+
+/* Appends a frame with `total` bytes of payload to a queue. */
+static void tshi_uv_queue(tshi_uv_op *op, tshi_uv_fifo *fifo, tshi_uv_stream *s, int64_t total) {
+    memset(s, 0, sizeof *s);
+    s->total = total;
+    op->pending++; /* op is complete when this is 0 again */
+    tshi_uv_push(fifo, op);
+}
+
+/* Queues the receipt of `total` bytes from a peer (a rank of the group). */
+static void tshi_uv_expect(tshi_uv_op *op, int peer, int64_t total) {
+    tshi_uv_link *link = tshi_uv_link_to(op->group, peer, op->algorithm == TSHI_UV_MESSAGE);
+    tshi_uv_queue(op, &link->in, &op->in[peer], total);
+}
+
+/* Queues the sending of `total` bytes to a peer (a rank of the group). */
+static void tshi_uv_promise(tshi_uv_op *op, int peer, int64_t total) {
+    tshi_uv_link *link = tshi_uv_link_to(op->group, peer, op->algorithm == TSHI_UV_MESSAGE);
+    tshi_uv_queue(op, &link->out, &op->out[peer], total);
+}
+
+/* Chooses by the sizes alone, so that all ranks make the same choice. */
+static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
+    const tsh_coll *coll = &op->coll;
+    const int size = op->group->size;
+    int64_t sent = 0; /* bytes, about what one rank sends */
+    switch (coll->kind) {
+    case TSH_ALLREDUCE:
+    case TSH_ALLGATHER:
+    case TSH_REDUCE_SCATTER:
+        for (int k = 0; k < size; k++) sent += tshi_uv_length(op, k);
+        if (coll->kind == TSH_ALLREDUCE) sent *= size - 1;
+        if (size == 1 || sent <= TSHI_UV_DIRECT_MOST) return TSHI_UV_DIRECT;
+        if (coll->kind != TSH_ALLGATHER && tsh_coll_rounds(coll->dtype, coll->redop))
+            return TSHI_UV_PIECES; /* a ring would round the sum at every rank */
+        return TSHI_UV_RING;
+    case TSH_BROADCAST:
+        return coll->count * tshi_uv_width(op) <= TSHI_UV_STAR_MOST ? TSHI_UV_STAR : TSHI_UV_CHAIN;
+    case TSH_SEND:
+    case TSH_RECV:
+    case TSH_SENDRECV: return TSHI_UV_MESSAGE;
+    default: return TSHI_UV_DIRECT; /* all-to-all, barrier, split */
+    }
+}
+
+static void tshi_uv_plan_direct(tshi_uv_op *op) { /* Queues frames to and from every peer. */
+    const tsh_coll *coll = &op->coll;
+    const int rank = op->group->rank, size = op->group->size;
+    if (coll->kind == TSH_ALLTOALL && coll->send_counts[rank] != coll->recv_counts[rank])
+        tshi_uv_report_error(
+            op->group->world, TSHI_UV_MISMATCH, op->group->id, op->head.seq, TSH_ERR_MISMATCH,
+            op->group->world->rank,
+            "rank %d called all-to-all with send_counts[%d] = %lld and recv_counts[%d] = %lld",
+            op->group->world->rank, rank, (long long)coll->send_counts[rank], rank,
+            (long long)coll->recv_counts[rank]);
+    else if (coll->kind == TSH_ALLTOALL || coll->kind == TSH_ALLGATHER)
+        tshi_uv_own_piece(op, 0, tshi_uv_direct_size(op, rank, rank)); /* copies its own part */
+    for (int j = 1; j < size; j++) {
+        int to = (rank + j) % size; /* starts with the next rank, not all with 0 */
+        tshi_uv_promise(op, to, tshi_uv_direct_size(op, rank, to));
+        tshi_uv_expect(op, to, tshi_uv_direct_size(op, to, rank));
+    }
+}
+
+static void tshi_uv_plan_ring(tshi_uv_op *op) { /* Queues one stream to send, one to receive. */
+    const int64_t rows = INT64_MAX / TSHI_UV_SEGMENT; /* more rows than exist: all bytes */
+    const tshi_uv_group *group = op->group;
+    tshi_uv_promise(op, tshi_uv_next(group), tshi_uv_before_row(op, tshi_uv_first_out(op), rows));
+    tshi_uv_expect(op, tshi_uv_prev(group), tshi_uv_before_row(op, tshi_uv_first_in(op), rows));
+}
+
+/* Queues a broadcast. Empty frames to the next rank let every rank's header be checked, too. */
+static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
+    const tshi_uv_group *group = op->group;
+    int next = tshi_uv_next(group), prev = tshi_uv_prev(group), root = op->coll.root;
+    int64_t bytes = op->coll.count * tshi_uv_width(op);
+    int star = op->algorithm == TSHI_UV_STAR, is_root = group->rank == root;
+    if (group->size == 1) return;
+    if (star && is_root) /* root sends to every rank */
+        for (int j = 1; j < group->size; j++) tshi_uv_promise(op, (root + j) % group->size, bytes);
+    else
+        tshi_uv_promise(op, next, star || next == root ? 0 : bytes); /* a chain ends before root */
+    if (is_root || (star && prev != root)) tshi_uv_expect(op, prev, 0); /* only a header */
+    if (!is_root) tshi_uv_expect(op, star ? root : prev, bytes);        /* the payload */
+}
+
+static void tshi_uv_plan_message(tshi_uv_op *op) { /* Queues a SEND, RECV or SENDRECV. */
+    const tsh_coll *coll = &op->coll;
+    int64_t width = tshi_uv_width(op);
+    if (coll->kind != TSH_SEND) {
+        tshi_uv_link *link = tshi_uv_link_to(op->group, coll->recv_from, 1);
+        op->number[1] = link->receives++; /* its number among those from this peer */
+        tshi_uv_expect(op, coll->recv_from, tsh_coll_half(coll, 1).count * width);
+        if (link->peer != op->group->rank) tshi_uv_queue(op, &link->clears, &op->clear, 0);
+    }
+    if (coll->kind != TSH_RECV) {
+        op->number[0] = tshi_uv_link_to(op->group, coll->send_to, 1)->sends++;
+        tshi_uv_promise(op, coll->send_to, tsh_coll_half(coll, 0).count * width);
+    }
+}
+
+/* Records the call, under the lock, so that this rank can answer the coordinator's ASK later. */
+static void tshi_uv_remember(const tshi_uv_op *op) {
+    tshi_uv_group *group = op->group;
+    tshi_uv_record *record = &group->record[op->head.seq % TSHI_UV_RECORDS];
+    const tsh_coll *coll = &op->coll;
+    int counts = coll->recv_counts ? (int)tshi_uv_min(group->size, TSHI_UV_COUNTS) : 0;
+    uv_mutex_lock(&group->world->lock);
+    record->coll = *coll;
+    record->digest = op->head.digest;
+    record->counts = counts; /* how many of the counts are recorded */
+    for (int r = 0; r < counts; r++) {
+        record->send_counts[r] = coll->send_counts ? coll->send_counts[r] : 0;
+        record->recv_counts[r] = coll->recv_counts[r];
+    }
+    group->started = op->head.seq + 1; /* how many collectives were started */
+    group->world->last = group->id;    /* for tshi_uv_last_call */
+    uv_mutex_unlock(&group->world->lock);
+}
+
+/* Returns the bytes of scratch that op needs; only reductions need any. */
+static size_t tshi_uv_scratch(const tshi_uv_op *op) {
+    const tshi_uv_group *group = op->group;
+    if (!tshi_uv_sums(op) || group->size == 1) return 0;
+    if (op->algorithm == TSHI_UV_RING) return TSHI_UV_WINDOW; /* a circular buffer */
+    return (size_t)(tshi_uv_row_size(op) * group->size);
+}
+
+/* Reports that there is no memory for a collective; returns the world's error. */
+static tsh_result tshi_uv_no_scratch(const tshi_uv_group *group, const tsh_coll *coll) {
+    char text[200] = "start ", name[TSHI_UV_NAME]; /* text: the end of "rank 1 cannot start ..." */
+    size_t used = strlen(text);
+    (void)tsh_coll_text(coll, NULL, group->size, text + used, sizeof text - used);
+    tsh_text_add(text, sizeof text, " of %s", tsh_group_text(group->id, name, sizeof name));
+    return tshi_uv_cannot(group->world, TSH_ERR_MEMORY, text, "no memory");
+}
+
+/* Starts coll in a free slot of group->op: queues its frames and writes as much as the sockets take
+ * now. *out: the operation. Returns TSH_ERR_STATE if no slot is free. */
+static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tshi_uv_op **out) {
+    tshi_uv_op *op = group->op;
+    size_t need;
+    while (op < group->op + TSHI_UV_OPS && op->used) op++; /* the first free slot */
+    if (op == group->op + TSHI_UV_OPS) return TSH_ERR_STATE;
+    *out = op;
+    op->coll = *coll;
+    op->pending = 0;
+    op->ready = 0;
+    op->algorithm = tshi_uv_choose_algorithm(op);
+    need = tshi_uv_scratch(op);
+    if (need > op->scratch_size) {
+        free(op->scratch);
+        op->scratch = (char *)malloc(need);
+        op->scratch_size = op->scratch ? need : 0; /* later calls use scratch again */
+        if (!op->scratch) return tshi_uv_no_scratch(group, coll);
+    }
+    op->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout); /* absolute, in ns */
+    op->used = 1;
+    group->active++;
+    if (op->algorithm == TSHI_UV_MESSAGE) {
+        tshi_uv_plan_message(op);
+    } else {
+        memset(&op->head, 0, sizeof op->head);
+        op->head.group = group->id;
+        op->head.seq = group->started;                        /* its number in the group */
+        op->head.digest = tsh_coll_digest(coll, group->size); /* compared by the peers */
+        op->head.count = coll->count;
+        op->head.kind = (uint8_t)coll->kind;
+        tshi_uv_remember(op);
+        op->pending = 1; /* so that op is not complete before all frames are queued */
+        if (op->algorithm == TSHI_UV_DIRECT || op->algorithm == TSHI_UV_PIECES)
+            tshi_uv_plan_direct(op);
+        if (op->algorithm == TSHI_UV_RING) tshi_uv_plan_ring(op);
+        if (op->algorithm == TSHI_UV_STAR || op->algorithm == TSHI_UV_CHAIN)
+            tshi_uv_plan_broadcast(op);
+        if (--op->pending == 0 && tshi_uv_sums(op)) tshi_uv_direct_sums(op); /* P = 1: no frames */
+    }
+    (void)tshi_uv_advance(group->world); /* starts sending */
+    return TSH_OK;
+}

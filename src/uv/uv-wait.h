@@ -1,0 +1,180 @@
+/* ========================================================================== */
+/* >>uv-wait                                        MARK: - uv-wait (private) */
+/* Waiting. A rank that waits moves data, polls for a short time, then sleeps */
+/* in libuv. After 20 ms the control thread reports to the coordinator what   */
+/* the rank waits for, to find cycles (>>uv-cycle). A timeout is an error.    */
+/* Needs: >>uv-flow.                                                          */
+/* ========================================================================== */
+
+enum { TSHI_UV_BLOCKED_MS = 20, TSHI_UV_NAP_MS = 500 }; /* when a wait is reported; longest sleep */
+
+/* What a rank waits for: an operation or, with op NULL, the connections of a group. */
+typedef struct tshi_uv_waiting {
+    tshi_uv_group *group;    /* whose operation or connections are awaited */
+    tshi_uv_op *op;          /* NULL: the connections of group */
+    int64_t deadline, begun; /* absolute times in ns; begun 0: has not slept yet */
+    int noted;               /* 1: the control thread knows of the wait */
+} tshi_uv_waiting;
+
+static void tshi_uv_poll_event(uv_poll_t *poll, int status, int events) { /* Only ends the sleep. */
+    (void)poll;
+    (void)status;
+    (void)events;
+}
+
+/* The timer may fire before uv_run sleeps; stopping the loop keeps it from sleeping then. */
+static void tshi_uv_timer_event(uv_timer_t *timer) {
+    uv_stop(timer->loop);
+}
+
+static int tshi_uv_over(const tshi_uv_waiting *wait) { /* Returns 1 if done, or failed. */
+    if (tshi_uv_failed(wait->group->world) != TSH_OK) return 1;
+    return wait->op ? wait->op->pending == 0 : TSHI_UV_GET(&wait->group->linked);
+}
+
+/* Returns the peer, a rank of the group, that a SEND, RECV or SENDRECV waits for. *number: of the
+ * message; *sends: 1 if it waits to send, 0 to receive. */
+static int tshi_uv_awaited(const tshi_uv_op *op, uint64_t *number, int *sends) {
+    const tsh_coll *coll = &op->coll;
+    const int own = op->group->rank;
+    *sends = coll->kind == TSH_SEND || /* or nothing is sent yet: */
+             (coll->kind == TSH_SENDRECV && op->out[coll->send_to].head == 0);
+    if (coll->kind == TSH_SENDRECV && coll->recv_from == own && op->in[own].head == 0)
+        *sends = 0; /* it waits for itself, whatever the other half does */
+    *number = op->number[!*sends];
+    return *sends ? coll->send_to : coll->recv_from;
+}
+
+/* Reports a timeout. For a collective, the coordinator finds out which ranks are absent. */
+static void tshi_uv_late(const tshi_uv_group *group, const tshi_uv_op *op) {
+    tsh_uv_world *world = group->world;
+    char text[240];
+    uint64_t id = op ? group->id : 0, seq = op ? op->head.seq : 0; /* 0: nothing to ask about */
+    int sends, peer = -1;
+    if (TSHI_UV_GET(&world->halted)) return; /* an error was reported already */
+    tshi_uv_op_text(group, op, text, sizeof text);
+    if (op && op->algorithm == TSHI_UV_MESSAGE) {
+        peer = group->ranks[tshi_uv_awaited(op, &seq, &sends)]; /* a message has only one peer */
+        id = seq = 0;                                           /* the coordinator need not ask */
+        tsh_text_add(text, sizeof text, "; absent ranks: %d", peer);
+    }
+    tshi_uv_report_error(world, TSHI_UV_LATE, id, seq, TSH_ERR_TIMEOUT, peer,
+                         "rank %d ran out of time in %s", world->rank, text);
+}
+
+/* Records all that this rank has started, for tshi_uv_awaits. Call it under the lock. */
+static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_blocked *s) {
+    const tshi_uv_group *g = world->groups;
+    s->groups = s->pairs = 0;
+    for (; g && s->groups < TSHI_UV_BLOCKED_GROUPS; g = g->next) {
+        s->groups_of[s->groups].id = g->id;
+        s->groups_of[s->groups++].started = g->started; /* number of collectives */
+        for (int i = g->size; i < 2 * g->size && s->pairs < TSHI_UV_BLOCKED_PAIRS; i++) {
+            const tshi_uv_link *link = &g->link[i];
+            if (!link->sends && !link->receives) continue; /* no messages with that peer yet */
+            s->pairs_of[s->pairs].group = g->id;
+            s->pairs_of[s->pairs].peer = g->ranks[link->peer];
+            s->pairs_of[s->pairs].sends = link->sends;         /* messages to the peer */
+            s->pairs_of[s->pairs++].receives = link->receives; /* messages from the peer */
+        }
+    }
+}
+
+/* Records what this rank is blocked on, for the control thread to read. */
+static void tshi_uv_note_blocked(const tshi_uv_op *op) {
+    const tshi_uv_group *group = op->group;
+    tsh_uv_world *world = group->world;
+    tshi_uv_blocked *s = &world->blocked;
+    int peer = -1;
+    uv_mutex_lock(&world->lock);
+    s->wait = ++world->waits; /* a new number for every wait */
+    s->group = group->id;
+    s->seq = op->head.seq;
+    s->sends = 0;
+    if (op->algorithm == TSHI_UV_MESSAGE) peer = tshi_uv_awaited(op, &s->seq, &s->sends);
+    s->peer = peer < 0 ? -1 : group->ranks[peer]; /* -1: a collective; else a world rank */
+    s->members = group->size;
+    memcpy(s->member, group->ranks, (size_t)group->size * sizeof *group->ranks);
+    tshi_uv_op_text(group, op, s->text, sizeof s->text);
+    tshi_uv_list_started(world, s);
+    TSHI_UV_PUT(&world->blocked_new, 1); /* the control thread sends it on */
+    uv_mutex_unlock(&world->lock);
+    (void)uv_async_send(&world->wake_control);
+}
+
+static void tshi_uv_unblock(tsh_uv_world *world) { /* Ends what tshi_uv_note_blocked began. */
+    uv_mutex_lock(&world->lock);
+    world->blocked.wait = 0;
+    TSHI_UV_PUT(&world->blocked_new, 0); /* nothing to send any more */
+    uv_mutex_unlock(&world->lock);
+}
+
+/* Tells libuv which events on data connections end this thread's sleep. */
+static void tshi_uv_watch_links(tsh_uv_world *world) {
+    int still = TSHI_UV_GET(&world->halted); /* 1: an error was reported, move no data */
+    for (tshi_uv_group *group = world->groups; group; group = group->next) {
+        for (int i = 0; i < 2 * group->size; i++) {
+            tshi_uv_link *link = &group->link[i];
+            int want = still || !group->active ? 0 : link->want; /* events: UV_READABLE, ... */
+            TSHI_UV_PUT(&link->awaits, want & UV_READABLE);      /* if set, AWAITs are sent */
+            if (want == link->polled || link->fd < 0) continue;  /* no change, or not connected */
+            if (!link->poll)                                     /* made at the first sleep */
+                link->poll = tshi_uv_watch(&world->loop, link->fd, want, NULL, tshi_uv_poll_event);
+            else if (want)
+                (void)uv_poll_start(link->poll, want, tshi_uv_poll_event);
+            else
+                (void)uv_poll_stop(link->poll); /* nothing to wait for */
+            if (!link->poll)
+                tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_MEMORY, world->rank,
+                                     "rank %d: no memory to watch a connection", world->rank);
+            link->polled = link->poll ? want : 0; /* what libuv watches now */
+        }
+    }
+}
+
+/* Sleeps until a connection is ready, the control thread wakes it, or something is due. */
+static void tshi_uv_nap(tshi_uv_waiting *wait) {
+    tsh_uv_world *world = wait->group->world;
+    int64_t now = tsh_now(), until;
+    if (!wait->begun) wait->begun = now;       /* the first sleep of this wait */
+    until = now + TSHI_UV_NAP_MS * TSHI_UV_MS; /* wakes up then at the latest */
+    if (now >= wait->deadline)
+        tshi_uv_late(wait->group, wait->op);
+    else
+        until = tshi_uv_min(until, wait->deadline);
+    if (wait->op && !wait->noted) {
+        int64_t note = wait->begun + TSHI_UV_BLOCKED_MS * TSHI_UV_MS;
+        wait->noted = now >= note; /* blocked for 20 ms: report it */
+        if (wait->noted)
+            tshi_uv_note_blocked(wait->op);
+        else
+            until = tshi_uv_min(until, note);
+    }
+    tshi_uv_watch_links(world);
+    uv_update_time(&world->loop); /* libuv's time is that of the last sleep */
+    (void)uv_timer_start(&world->timer, tshi_uv_timer_event,
+                         (uint64_t)((until - now) / TSHI_UV_MS + 1), 0); /* in ms, rounded up */
+    if (!tshi_uv_over(wait)) (void)uv_run(&world->loop, UV_RUN_ONCE); /* sleeps, handles events */
+}
+
+/* Waits until op is complete or, if op is NULL, group is connected. Returns the world's error. */
+static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
+    tsh_uv_world *world = group->world;
+    tshi_uv_waiting wait = {group, op, 0, 0, 0};
+    int spins = 0, turns = 0; /* rounds without progress in a row; all rounds */
+    wait.deadline = op ? op->deadline : tsh_deadline(0, world->timeout);
+    for (;;) {
+        int moved = tshi_uv_advance(world);
+        if (tshi_uv_over(&wait)) break;
+        if (++turns % 64 == 0 && tsh_now() >= wait.deadline) tshi_uv_late(group, op);
+        if (moved) {
+            spins = 0;
+        } else if (spins++ < world->spins) { /* polls a little before it sleeps */
+            (void)sched_yield();             /* the awaited rank may share this core */
+        } else {
+            tshi_uv_nap(&wait);
+        }
+    }
+    if (wait.noted) tshi_uv_unblock(world);
+    return tshi_uv_failed(world);
+}
