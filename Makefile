@@ -133,7 +133,7 @@ FAST := -O3 -fno-math-errno
 $(OUT)/tshard.o: private OPT_release := $(FAST)
 $(OUT)/tshard.o: tshard.h $(FOUND)
 	@mkdir -p $(@D)
-	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTATION -x c -c -o $@ tshard.h
+	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTATION -x c -c -o $@ tshard.h && times >$(@:.o=.times)
 
 $(OUT)/gpt $(OUT)/gpt.o build/gpt-mpi build/gpt-mpi.o: private OPT_release := $(FAST)
 build/gpt-mpi build/gpt-mpi.o: private CC := $(MPICC)

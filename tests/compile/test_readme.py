@@ -171,9 +171,9 @@ def lacks(text):
     return None
 
 
-def program_runs(program, command, as_written):
-    """Compiles prog.c without a warning by the command of the page, which may run it, too. Unless
-    as_written, the optimiser does not run."""
+def program_runs(program, command):
+    """Compiles prog.c without a warning by the command of the page, which may run it, too. Without
+    FULL=1 the optimiser does not run: build/gpt is compiled with it."""
     def test(folder):
         why = lacks(program + command)
         if why:
@@ -185,8 +185,8 @@ def program_runs(program, command, as_written):
         here = command
         if "mpicc" in command and not shutil.which("mpicc"):
             here = command.replace("mpicc", list(mpis().values())[0])
-        if not (as_written or os.environ.get("FULL")):
-            here = here.replace(" -O3 ", " -O0 ")  # half a minute less
+        if not os.environ.get("FULL"):
+            here = here.replace(" -O3 ", " -O0 ")
         compiling, _, running = here.partition("&&")
         call("%s -std=c99 -D_POSIX_C_SOURCE=200809L %s prog.c"
              % (here.split()[0], " ".join(STRICT)), folder, folder)
@@ -378,7 +378,7 @@ def read_pages(tree):
                     flag = re.search(r"link with (\S+)", block.text)[1]
                     command = "cc -std=c99 -O3 prog.c -lm %s && ./a.out" % flag
                     alone.append((block.place + " " + command,
-                                  program_runs(versions[-1], command, False)))
+                                  program_runs(versions[-1], command)))
             elif block.kind in ("c", "cpp", "c++"):
                 alone.append((block.place + " piece", piece_compiles(block)))
             elif block.kind == "python":
@@ -387,9 +387,7 @@ def read_pages(tree):
                 for command in lines_of_shell(block.text):
                     name = "%s %s" % (block.place, without_comment(command))
                     if re.search(r"\bprog\.c\b", command):
-                        # README's two ranks are compiled as users do
-                        own = block.page == "README.md" and "-pthread" in command
-                        alone.append((name, program_runs(versions[-1], command, own)))
+                        alone.append((name, program_runs(versions[-1], command)))
                         continue
                     commands.append(command)
                     row = listed(command)
@@ -413,7 +411,6 @@ def main():
             alone, chain, commands = read_pages(tree)
         except (Failed, OSError, ValueError) as why:
             return tell("readme", [("the pages can be read", "FAILED", why)])
-        alone.sort(key=lambda one: "README.md" not in one[0] or "-O3" not in one[0])  # the longest
         alone += [("the list of commands that are not run", no_stale_entries(commands)),
                   ("targets in the text", targets_in_the_text_exist),
               ("examples/08_cxx.cpp in C++17", cxx17_is_clean)]

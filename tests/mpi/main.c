@@ -1,6 +1,6 @@
 /* The main function of tests that run on the processes of an mpirun; see tests/support/mpi_world.h.
  * TESTS_PARTS is a row of X(name): the program's test files, whose main functions are renamed to
- * name. */
+ * name. Arguments are names of those that run; without any all do. */
 #define TSHARD_IMPLEMENTATION
 #include "../../backends/tshard_mpi.h"
 
@@ -41,6 +41,12 @@ void mpi_share(void *rows, size_t bytes) {
     }
 }
 
+static int is_named(int argc, char **argv, const char *name) {
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], name) == 0) return 1;
+    return argc < 2;
+}
+
 /* Only the first process reports: where it fails, it ends the others (it exits without
  * MPI_Finalize). */
 int main(int argc, char **argv) {
@@ -50,7 +56,7 @@ int main(int argc, char **argv) {
     mpi_degrees[0] = 1;
     (void)setenv("TSHARD_TIMEOUT", "30", 1); /* a hang ends as a failed test */
     if (mpi_rank() > 0 && !freopen("/dev/null", "w", stdout)) return 1;
-#define X(name) failed = failed || name();
+#define X(name) failed = failed || (is_named(argc, argv, #name) && name());
     TESTS_PARTS
 #undef X
         (void)
