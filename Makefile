@@ -131,9 +131,9 @@ run: ## train a GPT on two ranks; ARGS="--text FILE ..." for your own text
 # The library of the programs gpt, gpt-mpi and llm: most of the time that they take to compile.
 FAST := -O3 -fno-math-errno
 $(OUT)/tshard.o: private OPT_release := $(FAST)
-$(OUT)/tshard.o: tshard.h $(FOUND)
+$(OUT)/tshard.o: backends/tshard_backend.h tshard.h $(FOUND)
 	@mkdir -p $(@D)
-	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTATION -x c -c -o $@ tshard.h && times >$(@:.o=.times)
+	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTATION -x c -c -o $@ $< && times >$(@:.o=.times)
 
 $(OUT)/gpt $(OUT)/gpt.o build/gpt-mpi build/gpt-mpi.o: private OPT_release := $(FAST)
 build/gpt-mpi build/gpt-mpi.o: private CC := $(MPICC)

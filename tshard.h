@@ -12,7 +12,8 @@
  *     #include "tshard.h"
  *
  * and include it plainly wherever else it is used. It needs libc and libm: cc -O3 prog.c -lm. A
- * backend (backends/tshard_threads.h) is included after it, in the same file.
+ * backend (backends/tshard_threads.h, which needs tshard_backend.h beside it) is included after it, in
+ * the same file.
  *
  * It is put together from the files of src/: to change it, change those, and make tshard.h.
  *
@@ -77,11 +78,7 @@
  *     >>quant-product   products with quantised weights
  *   src/5-comm/         collectives: entry points, sums, comparing calls, buckets
  *     >>coll            kinds of collectives, sums, sentences
- *     >>coll-agree      calls that do not fit, cycles: which rank is wrong
- *     >>coll-wait       reports of ranks that wait
  *     >>comm            the public entry points of collectives
- *     >>compose         collectives made of SEND and RECV: messages and data
- *     >>compose-wait    the same: groups, waiting, the comm's functions
  *     >>bucket          gradients on their way between replicas
  *   src/6-autograd/     recording and backward, layout rules, profiles, the ctx
  *     >>tape            recording calls
@@ -374,7 +371,8 @@
 
 /* TSHARD_IMPLEMENTATION   in exactly one source file: compile the library, and every backend
  *                         included there
- * TSHARD_IMPLEMENTED      beside it: only the backends; another file has compiled the library
+ * TSHARD_IMPLEMENTED      beside it: only the backends; another file has compiled the library, with
+ *                         a backend or backends/tshard_backend.h included
  * TSHARD_STATIC           all functions static: several copies may live in one program
  * TSHARD_SHARED           with the implementation: a shared library exports the public functions,
  *                         also under -fvisibility=hidden
@@ -616,7 +614,7 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
  *  2. All ranks of a group start the same collectives in the same order; between groups any order
  * goes. SEND, RECV and SENDRECV are numbered per pair of ranks and direction instead. split is
  * posted and checked like a collective. It ORs out->id, which has the name of the new group
- * (tsh_group_text) or is 0, into the new group's id.
+ * (tshb_group_text) or is 0, into the new group's id.
  *  3. test and progress never block. A wait on any request progresses every outstanding request of
  * this rank, on all comms, so that no order of waits can deadlock.
  *  4. No call returns, not even with an error, while a peer or a pending write may still touch its
@@ -635,7 +633,7 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
  *  8. close releases the comm; its requests must have been waited for, or the world must have
  * failed.
  *  9. A backend may do no more than bring messages from rank to rank of a world, also from a rank
- * to itself: tsh_comm_compose makes collectives, groups and errors of that
+ * to itself: tshb_comm_compose makes collectives, groups and errors of that
  * (examples/05_write_a_backend.c). It has start, progress, status, abort, close, and idle, which
  * sleeps until there may be something to do, for ns at most. start gets a SEND or a RECV of at most
  * TSH_MESSAGE_BYTES. A SEND is copied before start returns. A RECV takes the oldest message of its
@@ -727,7 +725,7 @@ struct tsh_comm {
     const tsh_comm_ops *ops; /* NULL: a group of one, built in */
     void *impl;
     int rank, size;
-    uint64_t id; /* the same on all ranks of the group: see tsh_group_text */
+    uint64_t id; /* the same on all ranks of the group: see tshb_group_text */
     uint64_t next_seq;
     int in_flight;
     tsh_comm_stats stats;
@@ -789,168 +787,6 @@ TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message
 /* Releases the comm, whose requests must have been waited for, unless its world has failed. */
 TSH_API void tsh_comm_close(tsh_comm *comm);
 
-/* -- writing a backend ------------------------------------------------------ */
-
-/* What backends share, for those who write one: a comm and a runner, time, sentences, rule 5's
- * arithmetic, comparing calls, and ranks that wait for each other. dtype and op are ones that
- * tsh_start took. */
-
-/* Rank `rank` of a group of `size`; nothing has been started on it. */
-TSH_API tsh_comm tsh_comm_make(const tsh_comm_ops *ops, void *impl, int rank, int size,
-                               uint64_t id);
-/* Makes of a comm of messages (rule 9) for the whole world one that has everything,
- * in rule 5's order; it owns that one. The time limit is TSHARD_TIMEOUT's, else 300 s. Errors:
- * TSH_ERR_ARGUMENT (TSHARD_TIMEOUT is not a time), TSH_ERR_MEMORY, with a sentence in error. */
-TSH_API tsh_result tsh_comm_compose(const tsh_comm *messages, tsh_comm *out, tsh_error *error);
-
-/* Nanoseconds of a clock that is never set back; -1: the system has none. */
-TSH_API int64_t tsh_now(void);
-/* The time limit of a world in ns, at most 2^61: `given` seconds (negative: no limit) where a desc
- * has them in a field called `name`; if that is 0, TSHARD_TIMEOUT (0: no limit), else 300 s.
- * Returns 0 with a sentence in error if the number is NaN or the variable is not a time. */
-TSH_API int tsh_timeout(double given, const char *name, int64_t *ns, tsh_error *error);
-/* The same of another variable and default. */
-TSH_API int tsh_time_limit(double given, const char *name, const char *variable, double otherwise,
-                           int64_t *ns, tsh_error *error);
-/* The time (tsh_now) at which a call that starts now times out: timeout_ns from now, or `otherwise`
- * from now if timeout_ns is 0. */
-TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise);
-
-/* Fills *error. Returns code. */
-TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
-                                 ...) TSH_PRINTF(4, 5);
-/* As vsnprintf, but numbers have a decimal point in every locale. What a program writes for others
- * to read (files, messages) it writes with this or with tsh_text_add. */
-TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va_list list)
-    TSH_PRINTF(3, 0);
-/* Appends to text, which has `capacity` bytes, as tsh_text_format; cuts what does not fit. */
-TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) TSH_PRINTF(3, 4);
-
-/* Rule 5's operation on n elements: out = left op right (AVG adds). out may be left or right, but
- * not overlap them otherwise. */
-TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64_t n,
-                           tsh_dtype dtype, tsh_redop op);
-/* 1 if out of tsh_coll_fold may be rounded, as of the SUM of two bf16: a sum of several ranks is to
- * be rounded once, at its end, so it takes tsh_coll_sum. */
-TSH_API int tsh_coll_rounds(tsh_dtype dtype, tsh_redop op);
-/* AVG's division of n finished sums by the number of ranks; nothing for other ops. */
-TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop op, int size);
-/* Rule 5's sum of n elements of chunk k: out = x[k+1] + x[k+2] + ... + x[k+P], of bf16 and f16 in
- * float, rounded once. part(user, r) is where those of rank r are; out may be the first of them,
- * and overlaps no other. */
-TSH_API void tsh_coll_sum(void *out, int64_t n, const tsh_coll *coll, int size, int k,
-                          const void *(*part)(const void *user, int r), const void *user);
-/* counts[0] + ... + counts[r-1]: where rank r's part of a row starts. */
-TSH_API int64_t tsh_coll_before(const int64_t *counts, int r);
-/* Rule 5's chunks: where chunk k of n elements over `size` ranks starts; of k = size: n. */
-TSH_API int64_t tsh_coll_chunk(int64_t n, int size, int k);
-/* Equal exactly where the descriptors of two ranks of `size`, both taken by tsh_start, fit (up to a
- * chance of 2^-64). A SEND fits the RECV of its dtype, count and tag; of a SENDRECV, describe the
- * halves. An ALLTOALL's counts are not in it: they are to be compared pair by pair. */
-TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size);
-/* Writes "all-reduce of 7 f32 (sum)" into text, cut to `capacity` bytes; of counts that differ from
- * other's (may be NULL), the first of `size`. Any values will do, and counts may be NULL: coll may
- * come from a broken peer. Returns text. */
-TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
-                            size_t capacity);
-
-/* Writes the name of a group, by its id, into text, cut to `capacity` bytes: "tp", "dp" or "pp" of
- * a ctx, whose ids have the name's first letter in their highest byte; "world" of id 1; "group 7"
- * of another id. Groups of one axis, as the tp of two replicas, have one name. Returns text. */
-TSH_API char *tsh_group_text(uint64_t group, char *text, size_t capacity);
-/* Appends "all-reduce of 7 f32 (sum), collective 3 of tp"; messages have no number. */
-TSH_API void tsh_coll_where(const tsh_coll *coll, int size, uint64_t seq, uint64_t group,
-                            char *text, size_t capacity);
-/* The SEND or the RECV that a message is, or that a SENDRECV has: its count is in .count. */
-TSH_API tsh_coll tsh_coll_half(const tsh_coll *coll, int receives);
-
-/* What a rank of a group has called. */
-typedef struct tsh_call {
-    tsh_coll coll; /* its counts may be NULL; kind TSH_COLL_KINDS: it closes the group */
-    uint64_t digest;
-    int rank;   /* of the world */
-    int counts; /* how many of coll's counts are known */
-} tsh_call;
-/* Compares the calls of `size` ranks; call(user, r, out) returns 0 if rank r has made none. Returns
- * 1, and the world's error, if they do not fit: the largest part is right (of several, the one with
- * the lowest rank), and the lowest rank that is not in it is blamed. Of all-to-alls with different
- * counts, the rank with the most of them; of several, the lowest but rank 0. */
-TSH_API int tsh_call_mismatch(int (*call)(const void *user, int r, tsh_call *out), const void *user,
-                              int size, uint64_t seq, uint64_t group, tsh_error *error);
-/* The error of a SEND and a RECV (halves) that do not fit, by world rank `from` and `to`. */
-TSH_API void tsh_message_mismatch(const tsh_coll *sent, const tsh_coll *wanted, int from, int to,
-                                  uint64_t number, uint64_t group, tsh_error *error);
-/* Of two ranks that disagree, which is blamed: the one that is not rank 0, else the lower. */
-TSH_API int tsh_blamed(int a, int b);
-
-/* Where ranks of one color are in their new group: fills order with the ranks r of `size` whose
- * color is `color`, sorted by key, then by rank. Returns how many there are. */
-typedef struct tsh_ticket {
-    int32_t color, key;
-} tsh_ticket;
-TSH_API int tsh_split_order(const void *tickets, size_t stride, int size, int color, int *order);
-
-/* A rank in a search for ranks that wait for each other. */
-typedef struct tsh_coll_search {
-    int seen;       /* 1: it is on the path, 2: it leads to no cycle */
-    int from, next; /* the ranks before and after it; -1: none */
-    int edge;       /* which of those that it waits for is tried next */
-} tsh_coll_search;
-
-/* A rank of a cycle to which rank r of `size` leads, -1 if there is none: on a cycle all wait for
- * ever. Around it leads .next of search, which has an entry per rank, zeros before the first of
- * several searches. awaits(user, r, i) is the i-th rank, i < size, that r waits for, or -1. Depth
- * first. */
-TSH_API int tsh_coll_cycle(tsh_coll_search *search, int size, int r,
-                           int (*awaits)(const void *user, int r, int i), const void *user);
-/* Which rank of a cycle, r is another, is out of step and blamed: the one in whose call the fewest
- * ranks wait (together(user, r)); of several the lowest, rank 0 last. *waits: a rank that waits for
- * it. */
-TSH_API int tsh_coll_blame(const tsh_coll_search *search, int r,
-                           int (*together)(const void *user, int r), const void *user, int *waits);
-/* The error of a cycle: `blamed` waits in the call `in` while `waits` waits for it in `other` (both
- * as tsh_coll_where has them), or for itself, if they are one rank. */
-TSH_API void tsh_cycle_error(int blamed, const char *in, int waits, const char *other,
-                             tsh_error *error);
-
-/* For backends whose ranks tell each other where they wait. How far a rank has come: collectives
- * that it has started in a group (peer -1), or messages to and from a peer, a rank of the world. */
-typedef struct tsh_wait_mark {
-    uint64_t group, sends, recvs; /* of collectives: sends */
-    int64_t peer;
-} tsh_wait_mark;
-/* Where a rank waits, in one piece of memory: marks follow, then the `awaited` ranks of the world
- * that it waits for (ints). */
-typedef struct tsh_wait_report {
-    uint64_t group, seq, send_number, recv_number;
-    int32_t pairwise, send_to, recv_from; /* pairwise: ranks of the world; -1: not awaited */
-    int32_t awaited, marks;
-    char text[256]; /* the call, in words */
-} tsh_wait_report;
-/* 1 if rank m has not done its part of what rank r waits for, as far as its last report tells, and
- * waits itself. report: of each rank the last one; NULL: it does not wait, as far as is known. */
-TSH_API int tsh_wait_missing(tsh_wait_report *const *report, int r, int m);
-/* Whether rank r of `size` waits in a cycle, which then never ends: 1, and the world's error. (A
- * rank goes on only when those that it waits for have. So of a cycle none can have been the first
- * to go on since it reported, and old reports do.) search has an entry per rank. */
-TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_coll_search *search,
-                           tsh_error *error);
-/* Appends "; absent ranks: 1 3" to the error of rank r's time limit, and names the first of them:
- * those that it waits for, and that do not wait where it does. */
-TSH_API void tsh_wait_absent(tsh_wait_report *const *report, int r, tsh_error *error);
-
-/* Settings of a backend that come from the environment. Each function reads the variable `name`
- * and returns 1 if it is set; 0 if it is unset or empty; -1, with a sentence in error
- * (TSH_ERR_ARGUMENT), if its value is not accepted. Unless it returns 1, the result stays as it
- * was. No blanks, signs or exponents are accepted, and the locale does not matter. */
-/* Reads a whole number from low to high; low is at least 0. */
-TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_error *error);
-/* Reads a time in seconds with an optional fraction ("30", "0.5"), at most 1e9, as nanoseconds. */
-TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error);
-/* Copies the variable into text, `capacity` bytes with its final 0. The error does not repeat
- * it, as it may be a secret. */
-TSH_API int tsh_env_text(const char *name, char *text, size_t capacity, tsh_error *error);
-
 /* ========================================================================== */
 /* >>context-api                                          MARK: - context-api */
 /* One rank's world: errors, memory, opening and closing a ctx.               */
@@ -981,6 +817,20 @@ TSH_API void tsh_log_stderr(void *user, const char *message);
 /* Gives logger->fn a message, as tsh_fail keeps one, of at most TSH_MESSAGE_SIZE bytes. Does
  * nothing where logger, its fn or format is NULL. For backends and runners. */
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) TSH_PRINTF(2, 3);
+
+/* Fills *error (NULL: does not), whose sentence is made as by tsh_text_format. Returns code. */
+TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
+                                 ...) TSH_PRINTF(4, 5);
+/* As vsnprintf, but numbers have a decimal point in every locale. What a program writes for others
+ * to read (files, messages) it writes with this or with tsh_text_add. Does nothing where text or
+ * format is NULL. */
+TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va_list list)
+    TSH_PRINTF(3, 0);
+/* Appends to text, which has `capacity` bytes, as tsh_text_format; cuts what does not fit. */
+TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) TSH_PRINTF(3, 4);
+
+/* Nanoseconds of a clock that is never set back; -1: the system has none. */
+TSH_API int64_t tsh_now(void);
 
 /* -- memory ----------------------------------------------------------------- */
 
@@ -1882,7 +1732,7 @@ typedef struct tsh_optim_desc {
     double weight_decay;      /* ADAMW: decoupled; the others: added to the gradient */
     double clip_norm;         /* 0: none; else tsh_clip_grad_norm comes first */
     int zero; /* 1: moments are cut over dp (ZeRO stage 1, Rajbhandari et al. 2020): each rank keeps
-                 those of its chunk of every parameter (tsh_coll_chunk of the local elements),
+                 those of its chunk of every parameter (tshi_coll_chunk of the local elements),
                  whatever the sizes */
     /* Of gradients between backward and step, and of moments. 0: TSH_REAL. TSH_BF16: half the
      * memory; they are rounded up or down at random, so that sums stay right on average (stochastic
@@ -2215,6 +2065,7 @@ TSH_API tsh_result tsh_profile(tsh_ctx *ctx, int on);
 #ifdef TSHARD_IMPLEMENTATION
 #ifndef TSHARD_IMPLEMENTED
 #define TSHARD_IMPLEMENTED
+#define TSHARD_IMPLEMENTED_HERE /* for tshard_backend.h */
 
 /* ========================================================================== */
 /* >>base                                              MARK: - base (private) */
@@ -2840,7 +2691,9 @@ TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va
     /* a pointer to it: compilers warn of a format that they do not see */
     int (*const print)(char *, size_t, const char *, va_list) = vsnprintf;
     char probe[8] = "", marked[1024];
-    int numbers = tshi_text_mark_numbers(format, marked, sizeof marked);
+    int numbers;
+    if (!text || !format) return;
+    numbers = tshi_text_mark_numbers(format, marked, sizeof marked);
     if (numbers) (void)snprintf(probe, sizeof probe, "%.1f", 0.5);
     if (probe[1] == '.') numbers = 0; /* as nearly everywhere */
     (void)print(text, capacity, numbers > 0 ? marked : format, list);
@@ -2848,10 +2701,10 @@ TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va
 }
 
 TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) {
-    size_t used = strlen(text);
+    const size_t used = text ? strlen(text) : 0;
     va_list list;
     va_start(list, format);
-    if (used + 1 < capacity) tsh_text_format(text + used, capacity - used, format, list);
+    if (text && used + 1 < capacity) tsh_text_format(text + used, capacity - used, format, list);
     va_end(list);
 }
 
@@ -2892,8 +2745,10 @@ TSH_API const char *tsh_result_text(tsh_result code) {
 TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
                                  ...) {
     va_list list;
+    if (!error) return code;
     error->code = code;
     error->rank = rank;
+    error->message[0] = '\0'; /* stays so without a format */
     va_start(list, format);
     tsh_text_format(error->message, sizeof error->message, format, list);
     va_end(list);
@@ -3071,7 +2926,7 @@ static int tshi_env_refuse(const char *name, const char *text, tsh_error *error,
     return -1;
 }
 
-TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_error *error) {
+static int tshi_env_int(const char *name, int low, int high, int *value, tsh_error *error) {
     const char *text = tshi_env_text(name), *at = text;
     int64_t number;
     if (!text) return 0; /* variable unset or empty */
@@ -3081,68 +2936,6 @@ TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_err
                                high);
     *value = (int)number;
     return 1;
-}
-
-TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
-    const int64_t second = INT64_C(1000000000);
-    const char *text = tshi_env_text(name), *at = text;
-    int64_t number = 0, unit = second; /* unit: value in ns of a digit 1 at *at */
-    int right;                         /* 1: the text is valid so far */
-    if (!text) return 0;
-    right = tshi_env_digits(&at, second, &number);
-    number *= second;
-    if (right && *at == '.') {
-        const char *point = at++;
-        for (; *at >= '0' && *at <= '9'; at++) {
-            unit /= 10;
-            if (unit) number += unit * (*at - '0');
-            if (*at > '0' && number == 0) number = 1; /* less than 1 ns; 0 is no limit */
-        }
-        right = at > point + 1; /* at least one digit after the point */
-    }
-    if (!right || *at)
-        return tshi_env_refuse(name, text, error,
-                               "a number of seconds, such as 30 or 0.5, up to %lld",
-                               (long long)second);
-    *ns = number;
-    return 1;
-}
-
-TSH_API int tsh_time_limit(double given, const char *name, const char *variable, double otherwise,
-                           int64_t *ns, tsh_error *error) {
-    const int64_t never = INT64_C(1) << 61; /* in ns: 73 years */
-    *ns = (int64_t)(otherwise * 1e9);
-    if (given != given) {
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is not a number (NaN)", name);
-        return 0;
-    }
-    if (given != 0)
-        *ns = given < 0 || given > 1e9 ? never : (int64_t)(given * 1e9); /* negative: no limit */
-    else if (tsh_env_seconds(variable, ns, error) < 0)
-        return 0;
-    if (given == 0 && *ns == 0) *ns = never; /* 0 in the environment: no limit */
-    return 1;
-}
-
-TSH_API int tsh_timeout(double given, const char *name, int64_t *ns, tsh_error *error) {
-    return tsh_time_limit(given, name, "TSHARD_TIMEOUT", 300, ns, error);
-}
-
-TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise) {
-    int64_t now = tsh_now(), wait = timeout_ns ? timeout_ns : otherwise;
-    return wait > INT64_MAX - now ? INT64_MAX : now + wait; /* must not overflow */
-}
-
-TSH_API int tsh_env_text(const char *name, char *text, size_t capacity, tsh_error *error) {
-    const char *value = tshi_env_text(name);
-    if (!value) return 0;
-    if (strlen(value) < capacity) { /* fits, with its final 0 */
-        memcpy(text, value, strlen(value) + 1);
-        return 1;
-    }
-    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s has %lu bytes; it takes at most %lu", name,
-                        (unsigned long)strlen(value), (unsigned long)capacity - 1);
-    return -1;
 }
 
 /* ========================================================================== */
@@ -3914,8 +3707,8 @@ static int tshi_dtype_computes(tsh_dtype dtype) {
     return tshi_dtypes[dtype].floating && tshi_dtypes[dtype].size <= (int)sizeof(tsh_real);
 }
 
-TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64_t n,
-                           tsh_dtype dtype, tsh_redop op) {
+static void tshi_dtype_fold(void *out, const void *left, const void *right, int64_t n,
+                            tsh_dtype dtype, tsh_redop op) {
     const tshi_dtype *row = &tshi_dtypes[dtype];
     tsh_real l[TSHI_DTYPE_RUN], r[TSHI_DTYPE_RUN]; /* up to 32 elements of left and right */
     int64_t e, m; /* first element, and number of elements, of the current run */
@@ -3926,24 +3719,6 @@ TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64
         row->load((const char *)right + e * row->size, 1, m, r);
         tshi_dtypes[TSH_REAL].fold[op](l, l, r, m);
         row->store((char *)out + e * row->size, 1, m, l);
-    }
-}
-
-TSH_API int tsh_coll_rounds(tsh_dtype dtype, tsh_redop op) {
-    return !tshi_dtypes[dtype].fold && op != TSH_MIN && op != TSH_MAX;
-}
-
-TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop op, int size) {
-    const tshi_dtype *row = &tshi_dtypes[dtype];
-    tsh_real run[TSHI_DTYPE_RUN]; /* up to 32 of the sums */
-    int64_t e, m;                 /* first element, and number of elements, of the current run */
-    if (op != TSH_AVG) return;
-    if (row->divide) row->divide(sums, n, size);
-    for (e = 0; e < n && !row->divide; e += m) {
-        m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
-        row->load((char *)sums + e * row->size, 1, m, run);
-        tshi_dtypes[TSH_REAL].divide(run, m, size);
-        row->store((char *)sums + e * row->size, 1, m, run);
     }
 }
 
@@ -4503,7 +4278,7 @@ static TSHI_COLD void tshi_profile_open(tsh_ctx *ctx) {
     tsh_error error;
     int on = 0;
     if (ctx->error.code != TSH_OK) return;
-    if (tsh_env_int("TSHARD_PROFILE", 0, 1, &on, &error) < 0)
+    if (tshi_env_int("TSHARD_PROFILE", 0, 1, &on, &error) < 0)
         (void)tsh_fail(ctx, error.code, "tsh_open: %s", error.message);
     if (!on || ctx->world.rank > 0) return;
     if (!ctx->logger.fn) ctx->logger.fn = tsh_log_stderr;
@@ -9728,18 +9503,11 @@ static tshi_matrix tshi_quant_plain(const tsh_tensor *w, void *values, tshi_bloc
 /* Needs: >>text >>dtype.                                                     */
 /* ========================================================================== */
 
-/* Nothing here sends, waits or allocates: a backend passes in what its ranks have called, through a
- * callback such as call(user, r, &out), and gets back a number or a tsh_error to raise. So threads,
- * sockets and MPI report the same mistake in the same sentence. A new kind of collective needs its
- * name in tshi_coll_kinds, and its arguments in tsh_coll_digest and tsh_coll_text. */
-
 static const char *const tshi_coll_kinds[TSH_COLL_KINDS] = {
     "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all",
     "send",       "receive",    "send-receive",   "barrier",   "split"};
 
-enum { TSHI_COLL_TEXT = 256 }; /* bytes of a call's description */
-enum { TSHI_COLL_NAME = 32 };  /* bytes of a group's name: "group ", 20 digits, a final 0 */
-enum { TSHI_COLL_AXIS = 56 };  /* a group's id, from this bit on: 't', 'd', 'p' or 0 */
+enum { TSHI_COLL_AXIS = 56 }; /* a group's id, from this bit on: 't', 'd', 'p' or 0 */
 
 /* Returns 1 for kinds between two ranks; these are numbered per pair of ranks, not per group. */
 static int tshi_coll_pairwise(tsh_coll_kind kind) {
@@ -9751,59 +9519,7 @@ static int tshi_coll_rows(tsh_coll_kind kind) {
     return kind == TSH_ALLGATHER || kind == TSH_REDUCE_SCATTER || kind == TSH_ALLTOALL;
 }
 
-TSH_API tsh_comm tsh_comm_make(const tsh_comm_ops *ops, void *impl, int rank, int size,
-                               uint64_t id) {
-    tsh_comm comm;
-    memset(&comm, 0, sizeof comm);
-    comm.ops = ops;
-    comm.impl = impl;
-    comm.rank = rank;
-    comm.size = size;
-    comm.id = id;
-    return comm;
-}
-
-/* tsh_coll_sum of a dtype that the sums of tsh_coll_fold would be rounded to: in tsh_real, run by
- * run, rounded once. */
-static void tshi_coll_sum_wide(void *out, int64_t n, const tsh_coll *coll, int size, int k,
-                               const void *(*part)(const void *user, int r), const void *user) {
-    const tshi_dtype *row = &tshi_dtypes[coll->dtype];
-    tsh_real sum[TSHI_DTYPE_RUN], next[TSHI_DTYPE_RUN];
-    int64_t m; /* elements of this run */
-    for (int64_t e = 0; e < n; e += m) {
-        m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
-        row->load((const char *)part(user, (k + 1) % size) + e * row->size, 1, m, sum);
-        for (int j = 2; j <= size; j++) {
-            row->load((const char *)part(user, (k + j) % size) + e * row->size, 1, m, next);
-            tshi_dtypes[TSH_REAL].fold[coll->redop](sum, sum, next, m);
-        }
-        tsh_coll_finish(sum, m, TSH_REAL, coll->redop, size);
-        row->store((char *)out + e * row->size, 1, m, sum);
-    }
-}
-
-TSH_API void tsh_coll_sum(void *out, int64_t n, const tsh_coll *coll, int size, int k,
-                          const void *(*part)(const void *user, int r), const void *user) {
-    const void *left = part(user, (k + 1) % size); /* x[k+1] (rule 5), then the sum so far */
-    if (tsh_coll_rounds(coll->dtype, coll->redop)) {
-        tshi_coll_sum_wide(out, n, coll, size, k, part, user);
-        return;
-    }
-    for (int j = 2; j <= size; j++) {              /* left to right, in the order of a ring */
-        tsh_coll_fold(out, left, part(user, (k + j) % size), n, coll->dtype, coll->redop);
-        left = out;
-    }
-    if (left != out && n > 0) memcpy(out, left, (size_t)n * tsh_dtype_size(coll->dtype));
-    tsh_coll_finish(out, n, coll->dtype, coll->redop, size);
-}
-
-TSH_API int64_t tsh_coll_before(const int64_t *counts, int r) {
-    int64_t sum = 0;
-    for (int i = 0; i < r; i++) sum += counts[i];
-    return sum;
-}
-
-TSH_API int64_t tsh_coll_chunk(int64_t n, int size, int k) {
+static int64_t tshi_coll_chunk(int64_t n, int size, int k) {
     int64_t chunk = n / size + (n % size != 0);         /* ceil(n / size) */
     return chunk == 0 || k > n / chunk ? n : chunk * k; /* min(n, chunk k) */
 }
@@ -9818,394 +9534,6 @@ static int tshi_coll_reduces(tsh_coll_kind kind) {
 static uint64_t tshi_coll_mix(uint64_t hash, uint64_t value) {
     hash = (hash ^ value) * UINT64_C(0x9E3779B97F4A7C15);
     return hash ^ (hash >> 29);
-}
-
-TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size) {
-    int pairwise = coll->kind == TSH_SEND || coll->kind == TSH_RECV; /* a SEND matches its RECV */
-    uint64_t hash, kind = (uint64_t)(pairwise ? TSH_SEND : coll->kind);
-    if (coll->kind >= TSH_BARRIER) return kind; /* no arguments */
-    kind |= (uint64_t)coll->dtype << 8;         /* the arguments, above the kind */
-    if (tshi_coll_reduces(coll->kind)) kind |= (uint64_t)coll->redop << 16;
-    if (coll->kind == TSH_BROADCAST) kind |= (uint64_t)coll->root << 24;
-    if (pairwise) kind |= (uint64_t)(uint32_t)coll->tag << 24;
-    hash = tshi_coll_mix(1, kind);
-    if (!tshi_coll_rows(coll->kind)) return tshi_coll_mix(hash, (uint64_t)coll->count);
-    hash = tshi_coll_mix(hash, (uint64_t)coll->blocks);
-    for (int r = 0; r < size && coll->kind != TSH_ALLTOALL; r++) /* an all-to-all differs by rank */
-        hash = tshi_coll_mix(hash, (uint64_t)coll->recv_counts[r]);
-    return hash;
-}
-
-/* Appends names[value]; if value is not below n, `what` and the number, such as "kind 77". */
-static void tshi_coll_name(char *text, size_t capacity, const char *const *names, unsigned n,
-                           const char *what, unsigned value) {
-    if (value < n)
-        tsh_text_add(text, capacity, "%s", names[value]);
-    else
-        tsh_text_add(text, capacity, "%s %d", what, (int)value);
-}
-
-TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
-                            size_t capacity) {
-    static const char *const redops[] = {"sum", "product", "min", "max", "average"};
-    if (!capacity || !text) return text; /* no byte for the terminating 0 */
-    text[0] = '\0';
-    if (!coll) return text;
-    unsigned kind = (unsigned)coll->kind;
-    const int64_t *mine = coll->recv_counts, *theirs = NULL; /* theirs: other's, if comparable */
-    if (tshi_coll_rows(coll->kind) && kind != TSH_ALLTOALL && other && other->kind == coll->kind)
-        theirs = other->recv_counts;
-    tshi_coll_name(text, capacity, tshi_coll_kinds, TSH_COLL_KINDS, "kind", kind);
-    if (kind >= TSH_BARRIER) return text; /* no arguments to describe */
-    tsh_text_add(text, capacity, " of ");
-    if (!tshi_coll_rows(coll->kind) && kind != TSH_SENDRECV)
-        tsh_text_add(text, capacity, "%lld ", (long long)coll->count);
-    if (tshi_dtype_exists(coll->dtype)) /* a broken peer may send another value */
-        tsh_text_add(text, capacity, "%s", tshi_dtypes[coll->dtype].name);
-    else
-        tsh_text_add(text, capacity, "dtype %d", (int)coll->dtype);
-    if (tshi_coll_reduces(coll->kind)) {
-        tsh_text_add(text, capacity, " (");
-        tshi_coll_name(text, capacity, redops, TSH_AVG + 1, "reduction", (unsigned)coll->redop);
-        tsh_text_add(text, capacity, ")");
-    }
-    if (coll->blocks > 1) tsh_text_add(text, capacity, " in %lld blocks", (long long)coll->blocks);
-    if (kind == TSH_BROADCAST) tsh_text_add(text, capacity, " from rank %d", coll->root);
-    if (coll->send_to >= 0) tsh_text_add(text, capacity, " to rank %d", coll->send_to);
-    if (coll->recv_from >= 0) tsh_text_add(text, capacity, " from rank %d", coll->recv_from);
-    if (coll->tag >= 0) tsh_text_add(text, capacity, " with tag %d", coll->tag);
-    for (int r = 0; mine && theirs && r < size; r++) {
-        if (mine[r] == theirs[r]) continue;
-        tsh_text_add(text, capacity, " with counts[%d] = %lld", r, (long long)mine[r]);
-        break; /* only the first that differs */
-    }
-    return text;
-}
-
-TSH_API char *tsh_group_text(uint64_t group, char *text, size_t capacity) {
-    const int axis = (int)(group >> TSHI_COLL_AXIS);
-    if (!capacity || !text) return text; /* no byte for the terminating 0 */
-    text[0] = '\0';
-    if (axis == 't' || axis == 'd' || axis == 'p')
-        tsh_text_add(text, capacity, "%cp", axis);
-    else if (group == 1)
-        tsh_text_add(text, capacity, "world");
-    else
-        tsh_text_add(text, capacity, "group %llu", (unsigned long long)group);
-    return text;
-}
-
-TSH_API void tsh_coll_where(const tsh_coll *coll, int size, uint64_t seq, uint64_t group,
-                            char *text, size_t capacity) {
-    char name[TSHI_COLL_NAME];
-    size_t used = strlen(text);
-    (void)tsh_coll_text(coll, NULL, size, text + used, capacity - used);
-    if (!tshi_coll_pairwise(coll->kind))
-        tsh_text_add(text, capacity, ", collective %llu", (unsigned long long)seq);
-    tsh_text_add(text, capacity, " of %s", tsh_group_text(group, name, sizeof name));
-}
-
-TSH_API tsh_coll tsh_coll_half(const tsh_coll *coll, int receives) {
-    tsh_coll half = *coll;
-    half.kind = receives ? TSH_RECV : TSH_SEND;
-    half.send_counts = half.recv_counts = NULL;
-    if (coll->kind == TSH_SENDRECV)
-        half.count = *(receives ? coll->recv_counts : coll->send_counts); /* this half's count */
-    if (receives) half.send_to = -1;    /* a RECV has no send_to */
-    if (!receives) half.recv_from = -1; /* a SEND has no recv_from */
-    return half;
-}
-
-/* ========================================================================== */
-/* >>coll-agree                                  MARK: - coll-agree (private) */
-/* Comparing the calls of all ranks; ranks that wait in a cycle; whom to      */
-/* blame.                                                                     */
-/* Needs: >>error >>coll.                                                     */
-/* ========================================================================== */
-
-/* What the ranks of a group have called, for the functions below. */
-typedef struct tshi_coll_calls {
-    int (*call)(const void *user, int r, tsh_call *out); /* returns 0 if rank r has made no call */
-    const void *user;                                    /* first argument of call */
-    int size;                                            /* number of ranks */
-} tshi_coll_calls;
-
-/* Returns how many ranks have made the same call as rank r, r included; 0 if r has made none. */
-static int tshi_coll_agree(const tshi_coll_calls *all, int r) {
-    tsh_call mine, its;
-    int count = 0;
-    if (!all->call(all->user, r, &mine)) return 0;
-    for (int m = 0; m < all->size; m++)
-        count += all->call(all->user, m, &its) && its.digest == mine.digest;
-    return count;
-}
-
-/* Returns 1 if ranks `from` and `to` disagree on how many elements `from` sends to `to` in an
- * all-to-all. A count that is not known does not disagree. */
-static int tshi_coll_unequal(const tshi_coll_calls *all, int from, int to) {
-    tsh_call a, b;
-    return all->call(all->user, from, &a) && all->call(all->user, to, &b) && to < a.counts &&
-           from < b.counts && a.coll.send_counts[to] != b.coll.recv_counts[from];
-}
-
-/* Compares the counts of an all-to-all, pair by pair. If some differ, fills error, which blames the
- * rank with the most differences (of several the lowest, rank 0 last), and returns 1. */
-static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t group,
-                              tsh_error *error) {
-    char name[TSHI_COLL_NAME];
-    int blamed = -1, max = 0, m = 0, sends; /* m: a rank that disagrees with the one blamed */
-    const int64_t *mine, *theirs;
-    tsh_call a, b;
-    for (int r = all->size - 1; r >= 0; r--) {
-        int wrong = 0;                      /* counts on which r and the others disagree */
-        for (int i = 0; i < all->size; i++) /* adds what r sends to i, and i to r */
-            wrong += tshi_coll_unequal(all, r, i) + tshi_coll_unequal(all, i, r);
-        if (!wrong || wrong < max || (wrong == max && r == 0)) continue;
-        blamed = r;
-        max = wrong;
-    }
-    if (blamed < 0) return 0; /* all counts agree */
-    while (!tshi_coll_unequal(all, blamed, m) && !tshi_coll_unequal(all, m, blamed)) m++;
-    sends = tshi_coll_unequal(all, blamed, m); /* 1: what `blamed` sends, 0: receives */
-    (void)all->call(all->user, blamed, &a);
-    (void)all->call(all->user, m, &b);
-    mine = sends ? a.coll.send_counts : a.coll.recv_counts;
-    theirs = sends ? b.coll.recv_counts : b.coll.send_counts;
-    (void)tsh_error_set(
-        error, TSH_ERR_MISMATCH, a.rank,
-        "rank %d called all-to-all with %s_counts[%d] = %lld where rank %d has %s_counts[%d] = "
-        "%lld (collective %llu of %s)",
-        a.rank, sends ? "send" : "recv", m, (long long)mine[m], b.rank, sends ? "recv" : "send",
-        blamed, (long long)theirs[blamed], (unsigned long long)seq,
-        tsh_group_text(group, name, sizeof name));
-    return 1;
-}
-
-/* If some ranks have closed the group (TSH_COLL_KINDS) while others make a call in it, fills error,
- * which names the lowest rank of both, and returns 1. */
-static int tshi_coll_left(const tshi_coll_calls *all, uint64_t seq, uint64_t group,
-                          tsh_error *error) {
-    char text[TSHI_COLL_TEXT] = "";
-    tsh_call call, lowest[2]; /* [0]: of the ranks that wait, [1]: that closed */
-    int found[2] = {0, 0};    /* 1: there is such a rank */
-    memset(lowest, 0, sizeof lowest);
-    for (int r = all->size - 1; r >= 0; r--) {
-        int closed;
-        if (!all->call(all->user, r, &call)) continue;
-        closed = call.coll.kind == TSH_COLL_KINDS;
-        found[closed] = 1;
-        lowest[closed] = call;
-    }
-    if (!found[0] || !found[1]) return 0;
-    tsh_coll_where(&lowest[0].coll, all->size, seq, group, text, sizeof text);
-    (void)tsh_error_set(error, TSH_ERR_LOST, lowest[1].rank,
-                        "rank %d left while rank %d waits for it in %s", lowest[1].rank,
-                        lowest[0].rank, text);
-    return 1;
-}
-
-/* Fills error, which blames rank_a: "rank 1 called A where rank 0 called B (collective 3 of tp)".
- * known: how many counts of both calls are known. unit, number: "collective", 3. */
-static void tshi_coll_mismatch(const tsh_coll *a, const tsh_coll *b, int known, int rank_a,
-                               int rank_b, const char *unit, uint64_t number, uint64_t group,
-                               tsh_error *error) {
-    char texts[2][TSHI_COLL_TEXT], name[TSHI_COLL_NAME];
-    (void)tsh_coll_text(a, b, known, texts[0], sizeof texts[0]);
-    (void)tsh_coll_text(b, a, known, texts[1], sizeof texts[1]);
-    (void)tsh_error_set(error, TSH_ERR_MISMATCH, rank_a,
-                        "rank %d called %s where rank %d called %s (%s %llu of %s)", rank_a,
-                        texts[0], rank_b, texts[1], unit, (unsigned long long)number,
-                        tsh_group_text(group, name, sizeof name));
-}
-
-TSH_API int tsh_call_mismatch(int (*call)(const void *user, int r, tsh_call *out), const void *user,
-                              int size, uint64_t seq, uint64_t group, tsh_error *error) {
-    tshi_coll_calls all = {call, user, size};
-    tsh_call a, b;
-    int right = 0, r; /* right: a rank whose call the most ranks have made */
-    if (tshi_coll_left(&all, seq, group, error)) return 1;
-    for (r = 1; r < size; r++)
-        if (tshi_coll_agree(&all, r) > tshi_coll_agree(&all, right)) right = r;
-    if (!call(user, right, &b)) return 0; /* no rank has made a call */
-    for (r = 0; r < size; r++)
-        if (call(user, r, &a) && a.digest != b.digest) break; /* the lowest rank that differs */
-    if (r == size)                                            /* all calls are the same */
-        return b.coll.kind == TSH_ALLTOALL ? tshi_coll_alltoall(&all, seq, group, error) : 0;
-    tshi_coll_mismatch(&a.coll, &b.coll, a.counts < b.counts ? a.counts : b.counts, a.rank, b.rank,
-                       "collective", seq, group, error);
-    return 1;
-}
-
-TSH_API int tsh_blamed(int a, int b) {
-    int low = a < b ? a : b;
-    return low == 0 ? a + b : low; /* a + b: the one that is not 0 */
-}
-
-TSH_API void tsh_message_mismatch(const tsh_coll *sent, const tsh_coll *wanted, int from, int to,
-                                  uint64_t number, uint64_t group, tsh_error *error) {
-    tshi_coll_mismatch(sent, wanted, 0, from, to, "message", number, group, error);
-    error->rank = tsh_blamed(from, to);
-}
-
-/* Returns rank r's ticket; tickets lie `stride` bytes apart, perhaps inside larger structs. */
-static tsh_ticket tshi_coll_ticket(const void *tickets, size_t stride, int r) {
-    tsh_ticket ticket;
-    memcpy(&ticket, (const char *)tickets + (size_t)r * stride, sizeof ticket);
-    return ticket;
-}
-
-TSH_API int tsh_split_order(const void *tickets, size_t stride, int size, int color, int *order) {
-    int n = 0;
-    for (int r = 0; r < size; r++) {
-        tsh_ticket mine = tshi_coll_ticket(tickets, stride, r);
-        int at = n; /* insertion sort by key; stable, so equal keys stay in the order of ranks */
-        if (mine.color != color) continue; /* rank r is not in the group */
-        for (; at > 0 && tshi_coll_ticket(tickets, stride, order[at - 1]).key > mine.key; at--)
-            order[at] = order[at - 1];
-        order[at] = r;
-        n++;
-    }
-    return n;
-}
-
-/* ---- ranks that wait for each other ---- */
-
-TSH_API int tsh_coll_cycle(tsh_coll_search *search, int size, int r,
-                           int (*awaits)(const void *user, int r, int i), const void *user) {
-    if (search[r].seen) return -1; /* r has been searched before */
-    search[r].from = -1;           /* where the search begins */
-    while (r >= 0) {
-        int m = -1;
-        search[r].seen = 1; /* 1: on the path from the first rank to r */
-        while (search[r].edge < size && (m < 0 || search[m].seen == 2))
-            m = awaits(user, r, search[r].edge++); /* skips ranks that lead to no cycle */
-        if (m >= 0 && search[m].seen == 2) m = -1;
-        search[r].next = m;
-        if (m < 0) { /* r leads to no cycle: back to the rank before it */
-            search[r].seen = 2;
-            r = search[r].from;
-        } else if (search[m].seen) { /* m is on the path already: a cycle */
-            return m;
-        } else { /* m is new: follow it */
-            search[m].from = r;
-            r = m;
-        }
-    }
-    return -1;
-}
-
-TSH_API int tsh_coll_blame(const tsh_coll_search *search, int r,
-                           int (*together)(const void *user, int r), const void *user, int *waits) {
-    int blamed = r, at = r; /* at: each rank of the cycle in turn */
-    do {
-        int more = together(user, blamed) - together(user, at); /* > 0: fewer are in at's call */
-        if (more > 0 || (more == 0 && (blamed == 0 || (at < blamed && at > 0)))) blamed = at;
-        at = search[at].next;
-    } while (at != r);
-    while (search[at].next != blamed) at = search[at].next; /* the rank that waits for `blamed` */
-    *waits = at;
-    return blamed;
-}
-
-TSH_API void tsh_cycle_error(int blamed, const char *in, int waits, const char *other,
-                             tsh_error *error) {
-    if (blamed == waits)
-        (void)tsh_error_set(error, TSH_ERR_MISMATCH, blamed,
-                            "rank %d waits for itself in %s: a rank that sends to itself receives "
-                            "in the same call, tsh_sendrecv",
-                            blamed, in);
-    else
-        (void)tsh_error_set(error, TSH_ERR_MISMATCH, blamed,
-                            "rank %d waits in %s while rank %d waits for it in %s", blamed, in,
-                            waits, other);
-}
-
-/* ========================================================================== */
-/* >>coll-wait                                    MARK: - coll-wait (private) */
-/* Reports of ranks that wait: who is missing, who waits for whom.            */
-/* Needs: >>coll-agree.                                                       */
-/* ========================================================================== */
-
-/* Returns the marks (what the rank has started), which follow a report in memory. */
-static const tsh_wait_mark *tshi_coll_marks(const tsh_wait_report *report) {
-    return (const tsh_wait_mark *)(const void *)(report + 1);
-}
-
-/* Returns the ranks that the reporting rank waits for; they follow the marks in memory. */
-static const int *tshi_coll_awaited(const tsh_wait_report *report) {
-    return (const int *)(const void *)(tshi_coll_marks(report) + report->marks);
-}
-
-/* Returns the mark of the rank's collectives in a group (peer -1), or of its messages with `peer`.
- * NULL: it is not in the group (any more), or has exchanged no message with the peer. */
-static const tsh_wait_mark *tshi_coll_mark(const tsh_wait_report *report, uint64_t group,
-                                           int peer) {
-    const tsh_wait_mark *mark = tshi_coll_marks(report);
-    for (int i = 0; i < report->marks; i++, mark++)
-        if (mark->group == group && mark->peer == peer) return mark;
-    return NULL;
-}
-
-TSH_API int tsh_wait_missing(tsh_wait_report *const *report, int r, int m) {
-    const tsh_wait_report *a = report[r], *b = report[m];
-    const tsh_wait_mark *here, *pair; /* what m has started: in r's group; messages with r */
-    if (!a || !b) return 0;           /* r or m is not known to wait */
-    here = tshi_coll_mark(b, a->group, -1);
-    if (!here) return 0;                            /* m is not in the group */
-    if (!a->pairwise) return here->sends <= a->seq; /* 1: m has not started the collective */
-    pair = tshi_coll_mark(b, a->group, r); /* below, 1: m has not started the RECV or the SEND */
-    return (a->send_to == m && (pair ? pair->recvs : 0) <= a->send_number) ||
-           (a->recv_from == m && (pair ? pair->sends : 0) <= a->recv_number);
-}
-
-/* The reports of all ranks, for the two callbacks below. */
-typedef struct tshi_coll_reports {
-    tsh_wait_report *const *report; /* one per rank; NULL: the rank is not known to wait */
-    int size;                       /* number of ranks */
-} tshi_coll_reports;
-
-/* For tsh_coll_cycle: returns the i-th rank that r waits for; -1 if there is none, or if that rank
- * has done its part already. */
-static int tshi_coll_awaits(const void *user, int r, int i) {
-    tsh_wait_report *const *report = ((const tshi_coll_reports *)user)->report;
-    int m = report[r] && i < report[r]->awaited ? tshi_coll_awaited(report[r])[i] : -1;
-    return m >= 0 && tsh_wait_missing(report, r, m) ? m : -1;
-}
-
-/* For tsh_coll_blame: returns how many ranks wait in the same call as r. */
-static int tshi_coll_together(const void *user, int r) {
-    const tshi_coll_reports *all = (const tshi_coll_reports *)user;
-    const tsh_wait_report *a = all->report[r];
-    int count = 0;
-    for (int m = 0; m < all->size; m++) {
-        const tsh_wait_report *b = all->report[m];
-        count += b && b->group == a->group && b->pairwise == a->pairwise && b->seq == a->seq;
-    }
-    return count;
-}
-
-TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_coll_search *search,
-                           tsh_error *error) {
-    tshi_coll_reports all = {report, size};
-    int blamed, waits;
-    memset(search, 0, (size_t)size * sizeof *search);
-    r = tsh_coll_cycle(search, size, r, tshi_coll_awaits, &all);
-    if (r < 0) return 0; /* r waits in no cycle */
-    blamed = tsh_coll_blame(search, r, tshi_coll_together, &all, &waits);
-    tsh_cycle_error(blamed, report[blamed]->text, waits, report[waits]->text, error);
-    return 1;
-}
-
-TSH_API void tsh_wait_absent(tsh_wait_report *const *report, int r, tsh_error *error) {
-    int absent = 0;
-    tsh_text_add(error->message, sizeof error->message, "; absent ranks:");
-    for (int i = 0; report[r] && i < report[r]->awaited; i++) {
-        int m = tshi_coll_awaited(report[r])[i];
-        if (m == r || (report[m] && !tsh_wait_missing(report, r, m))) continue;
-        if (!absent++) error->rank = m; /* the first absent rank is blamed */
-        tsh_text_add(error->message, sizeof error->message, " %d", m);
-    }
-    if (!absent) tsh_text_add(error->message, sizeof error->message, " none");
 }
 
 /* ========================================================================== */
@@ -10495,7 +9823,7 @@ TSH_API void tsh_comm_progress(tsh_comm *comm) {
     if (comm && comm->ops) comm->ops->progress(comm);
 }
 
-/* tsh_split; `name` has the name of the new groups as an id has it (tsh_group_text); 0: none. */
+/* tsh_split; `name` has the name of the new groups as an id has it (tshb_group_text); 0: none. */
 static tsh_result tshi_comm_split(tsh_comm *comm, uint64_t name, int color, int key,
                                   tsh_comm *out) {
     tsh_result result = TSH_OK;
@@ -10543,838 +9871,6 @@ TSH_API void tsh_comm_close(tsh_comm *comm) {
 }
 
 /* ========================================================================== */
-/* >>compose                                        MARK: - compose (private) */
-/* Every kind of collective, groups and errors, made of a backend's SEND and  */
-/* RECV: tsh_comm_compose. What is sent, and how an op goes on.               */
-/* Needs: >>env >>coll-agree >>comm.                                          */
-/* ========================================================================== */
-
-/* How a collective runs:
- *  1. Each rank sends every other one a header, which describes its call. When all have arrived,
- *     every rank compares them: no data moves between calls that do not match.
- *  2. Once the group's earlier collectives are done, each rank sends every other one its part of
- *     the data, and sums what it receives, or stores it in the place of that rank.
- *  3. An all-reduce has a second round: each rank sends its summed chunk to all others.
- * SEND and RECV exchange headers in the same way, then the message. Between two ranks, each channel
- * of a group delivers in order, so no message needs a number:
- *
- *     rank a                           rank b
- *     header ----- HEADERS ---------> compares it with its own, as a does
- *     part   ----- DATA ------------> sums
- *     chunk  <---- DATA ------------- sum (only of an all-reduce)
- *
- * An op only takes a step when the backend has data for it (tshi_compose_step); any wait, test or
- * progress advances every op of this rank. */
-typedef enum tshi_compose_channel {
-    TSHI_COMPOSE_HEADERS,     /* headers of collectives */
-    TSHI_COMPOSE_DATA,        /* data of collectives */
-    TSHI_COMPOSE_SENDS,       /* headers of SENDs */
-    TSHI_COMPOSE_RECVS,       /* headers of RECVs */
-    TSHI_COMPOSE_BODIES,      /* contents of messages */
-    TSHI_COMPOSE_REPORTS,     /* reports of where a rank waits (tsh_wait_report) */
-    TSHI_COMPOSE_CHANNELS = 8 /* factor in tshi_compose_seq; more than the channels above */
-} tshi_compose_channel;
-
-enum { TSHI_COMPOSE_MARKS = 64 };           /* limit of the marks in a report */
-#define TSHI_COMPOSE_MS    INT64_C(1000000) /* a millisecond, in ns */
-
-/* Describes a rank's call to the others. 2 P counts follow in memory: how many elements the rank
- * sends to each of the P ranks of the group, then how many it receives from each. The pointers in
- * call.coll are valid on the rank that wrote them only. */
-typedef struct tshi_compose_header {
-    tsh_call call;     /* what the rank has called */
-    uint64_t made;     /* of a split: id of the new group, if the rank is the first of its color */
-    tsh_ticket ticket; /* of a split: its color and key */
-} tshi_compose_header;
-
-typedef enum tshi_compose_state {
-    TSHI_COMPOSE_MATCHING, /* headers are being exchanged */
-    TSHI_COMPOSE_QUEUED,   /* headers match; waits for the group's earlier collectives */
-    TSHI_COMPOSE_MOVING,   /* data, or a message, is being sent and received */
-    TSHI_COMPOSE_DONE      /* complete */
-} tshi_compose_state;
-
-typedef struct tshi_compose_world tshi_compose_world;
-typedef struct tshi_compose_group tshi_compose_group;
-
-/* A collective, a SEND, a RECV or the closing of a group; a SENDRECV is two ops. (P) marks arrays
- * with one entry per rank of the group. */
-typedef struct tshi_compose_op {
-    struct tshi_compose_op *next;  /* the op that this rank started after it; NULL: none */
-    struct tshi_compose_op *other; /* the other half of a SENDRECV; else NULL */
-    tshi_compose_group *group;     /* the group in which the op was started */
-    tsh_coll coll;                 /* what the caller asked for */
-    tsh_coll part;       /* the current round as an ALLGATHER, REDUCE_SCATTER or ALLTOALL */
-    uint64_t id, number; /* id: the request; number: of the collective in group, of the message */
-    int64_t deadline;    /* the time (tsh_now) at which it times out */
-    tshi_compose_state state; /* how far the op has come */
-    int peer, sends; /* peer: the other rank of a message, -1 for collectives; sends: 1: a SEND */
-    int round;       /* 1: the second round, in which an all-reduce sends its summed chunks */
-    tsh_coll *recv;  /* (P): the receives that are not complete */
-    int recvs;       /* number of entries of recv */
-    char *headers;   /* one per rank; for a message two: the SEND's, then the RECV's */
-    int64_t *counts; /* (P): elements of each rank's part of an all-reduce or a broadcast */
-    int64_t *to, *from; /* (P) each: number of elements for, from each rank */
-    char *out, *in;     /* these elements, rank by rank; `in` lies in the block that `out` owns */
-} tshi_compose_op;
-
-/* A group, as this rank sees it. */
-struct tshi_compose_group {
-    tshi_compose_group *next;  /* the next in the world's list */
-    tshi_compose_world *world; /* the world that the group belongs to */
-    uint64_t id, started, ids; /* started: number of collectives so far; ids: id of the newest op */
-    int rank, size, closing;   /* closing: 1: this rank has closed it */
-    uint64_t *sends, *recvs;   /* (P) each: number of messages started to, from each peer */
-    int *ranks;                /* (P): each member's rank in the world */
-    tshi_compose_op *first;    /* list of ops, the oldest first */
-};
-
-/* The backend's comm, and the groups that this rank has in it. */
-struct tshi_compose_world {
-    tsh_comm_ops ops;           /* functions of the composed comms */
-    tsh_comm messages;          /* the backend's comm, of SEND and RECV only; owned */
-    int64_t timeout;            /* default time limit in ns */
-    int open_comms;             /* number of this rank's comms that are not closed */
-    uint64_t splits, made;      /* number of splits that this rank has started; the last's `made` */
-    tshi_compose_group *groups; /* list of groups, the newest first */
-    size_t report_bytes;        /* bytes of one report with its marks and awaited ranks */
-    tsh_wait_report **report;  /* per rank of the world: its last report; NULL: not known to wait */
-    tsh_wait_report *incoming; /* memory of the report being received, then of one per rank */
-    tsh_coll_search *search;   /* for the search for cycles: one entry per rank of the world */
-};
-
-/* Returns the world's error code as the backend knows it; TSH_OK: no error. */
-static tsh_result tshi_compose_code(tshi_compose_world *world) {
-    return world->messages.ops->status(&world->messages, NULL);
-}
-
-/* Raises an error: makes it the world's, which every rank gets, unless the world has failed. */
-static void tshi_compose_raise(tshi_compose_world *world, const tsh_error *error) {
-    if (tshi_compose_code(world) == TSH_OK) world->messages.ops->abort(&world->messages, error);
-}
-
-/* Raises the error that this rank has no memory. Returns TSH_ERR_MEMORY. */
-static tsh_result tshi_compose_no_memory(tshi_compose_world *world) {
-    tsh_error error;
-    (void)tsh_error_set(&error, TSH_ERR_MEMORY, world->messages.rank,
-                        "rank %d has no memory for a collective", world->messages.rank);
-    tshi_compose_raise(world, &error);
-    return TSH_ERR_MEMORY;
-}
-
-/* Returns the bytes of a header with its counts. */
-static size_t tshi_compose_header_bytes(const tshi_compose_group *group) {
-    return sizeof(tshi_compose_header) + 2 * (size_t)group->size * sizeof(int64_t);
-}
-
-/* Returns rank r's header in op. In the op of a message, r = 0 is the SEND's, r = 1 the RECV's. */
-static tshi_compose_header *tshi_compose_header_of(const tshi_compose_op *op, int r) {
-    size_t bytes = tshi_compose_header_bytes(op->group) * (size_t)r;
-    return (tshi_compose_header *)(void *)(op->headers + bytes);
-}
-
-/* ---- sending and receiving ---- */
-
-/* Returns a SEND to, or a RECV from, rank `peer` of the world, as the backend takes it. The caller
- * adds buffer and count. */
-static tsh_coll tshi_compose_message(tsh_coll_kind kind, int peer, uint64_t seq, tsh_dtype dtype) {
-    tsh_coll coll = tsh_coll_make(kind, dtype);
-    *(kind == TSH_SEND ? &coll.send_to : &coll.recv_from) = peer;
-    coll.seq = seq;
-    return coll;
-}
-
-/* Returns how many of the `left` elements of a message fit in its next segment. */
-static int64_t tshi_compose_segment(int64_t left, tsh_dtype dtype) {
-    return tshi_base_min(left, (int64_t)(TSH_MESSAGE_BYTES / tsh_dtype_size(dtype)));
-}
-
-/* Sends n elements to rank `to` of the world, in segments. The backend copies the elements, so the
- * caller may overwrite them at once. */
-static void tshi_compose_send(tshi_compose_world *world, int to, uint64_t seq, const void *at,
-                              int64_t n, tsh_dtype dtype) {
-    tsh_coll coll = tshi_compose_message(TSH_SEND, to, seq, dtype); /* becomes each segment */
-    tsh_result result = TSH_OK;
-    tsh_error error;
-    coll.send = at;
-    for (; n > 0 && result == TSH_OK; n -= coll.count) {
-        tsh_req req;
-        coll.count = tshi_compose_segment(n, dtype);
-        result = world->messages.ops->start(&world->messages, &coll, &req);
-        coll.send = (const char *)coll.send + (size_t)coll.count * tsh_dtype_size(dtype);
-    }
-    if (result == TSH_OK) return;
-    (void)tsh_error_set(&error, result, world->messages.rank, "rank %d cannot send to rank %d: %s",
-                        world->messages.rank, to, tsh_result_text(result));
-    tshi_compose_raise(world, &error);
-}
-
-/* Returns the seq of a group's messages on a channel, by which the backend matches them. */
-static uint64_t tshi_compose_seq(const tshi_compose_group *group, tshi_compose_channel channel) {
-    return group->id * TSHI_COMPOSE_CHANNELS + (uint64_t)channel;
-}
-
-/* Adds a receive of n elements (no receive if n is 0) from a rank of the group to those that op
- * waits for. */
-static void tshi_compose_post_recv(tshi_compose_op *op, int peer, tshi_compose_channel channel,
-                                   void *at, int64_t n, tsh_dtype dtype) {
-    tsh_coll recv = tshi_compose_message(TSH_RECV, op->group->ranks[peer],
-                                         tshi_compose_seq(op->group, channel), dtype);
-    recv.recv = at;
-    recv.count = n;
-    if (n > 0) op->recv[op->recvs++] = recv;
-}
-
-/* Raises the error that rank `lost` is gone while this rank waits for it in op. */
-static void tshi_compose_lost(const tshi_compose_op *op, int lost) {
-    const tshi_compose_group *group = op->group;
-    char text[TSHI_COLL_TEXT] = "";
-    tsh_error error;
-    tsh_coll_where(&op->coll, group->size, op->number, group->id, text, sizeof text);
-    (void)tsh_error_set(&error, TSH_ERR_LOST, lost,
-                        "rank %d is gone while rank %d waits for it in %s", lost,
-                        group->ranks[group->rank], text);
-    tshi_compose_raise(group->world, &error);
-}
-
-/* Receives the segments that have arrived. Returns 1 if the message is complete. */
-static int tshi_compose_receive(const tshi_compose_op *op, tsh_coll *recv) {
-    tsh_comm *messages = &op->group->world->messages;
-    while (recv->count > 0) {
-        tsh_coll next = *recv; /* becomes the next segment */
-        tsh_req again = 0;
-        tsh_result result;
-        next.count = tshi_compose_segment(recv->count, recv->dtype);
-        result = messages->ops->start(messages, &next, &again);
-        if (result == TSH_ERR_LOST) tshi_compose_lost(op, recv->recv_from);
-        if (result != TSH_OK || again) return 0; /* again: has not arrived yet */
-        recv->count -= next.count;
-        recv->recv = (char *)recv->recv + (size_t)next.count * tsh_dtype_size(recv->dtype);
-    }
-    return 1;
-}
-
-/* Receives what has arrived for op. Returns 1 if op has no receive left. */
-static int tshi_compose_arrived(tshi_compose_op *op) {
-    for (int i = 0; i < op->recvs;) {
-        if (tshi_compose_receive(op, &op->recv[i]))
-            op->recv[i] = op->recv[--op->recvs]; /* the last one takes its place */
-        else
-            i++;
-    }
-    return op->recvs == 0;
-}
-
-/* ---- headers ---- */
-
-/* Sends this rank's header for op to the peer of a message, or to all other ranks, and posts
- * receives of their headers. */
-static void tshi_compose_send_header(tshi_compose_op *op, const tsh_ticket *ticket) {
-    tshi_compose_group *group = op->group;
-    const tsh_coll *coll = &op->coll;
-    int64_t words = (int64_t)(tshi_compose_header_bytes(group) / sizeof(int64_t));
-    int message = op->peer >= 0, n = group->size; /* message: 1: op is a SEND or a RECV */
-    tshi_compose_header *header = tshi_compose_header_of(op, message ? !op->sends : group->rank);
-    int64_t *counts = (int64_t *)(void *)(header + 1);            /* elements sent, then received */
-    tshi_compose_channel mine = TSHI_COMPOSE_HEADERS, its = mine; /* its: the peer's channel */
-    if (message) {
-        mine = op->sends ? TSHI_COMPOSE_SENDS : TSHI_COMPOSE_RECVS;
-        its = op->sends ? TSHI_COMPOSE_RECVS : TSHI_COMPOSE_SENDS;
-    }
-    header->call.coll = *coll;
-    header->call.digest = tsh_coll_digest(coll, n);
-    header->call.rank = group->ranks[group->rank];
-    header->call.counts = tshi_coll_rows(coll->kind) ? n : 0;
-    if (ticket) header->ticket = *ticket; /* only a split has a ticket */
-    header->made = group->world->made;
-    if (coll->kind == TSH_ALLTOALL) memcpy(counts, coll->send_counts, (size_t)n * sizeof *counts);
-    if (tshi_coll_rows(coll->kind))
-        memcpy(counts + n, coll->recv_counts, (size_t)n * sizeof *counts);
-    for (int i = 0; i < n; i++) {
-        int r = (group->rank + i) % n; /* each rank begins with another peer */
-        if (message ? r != op->peer : r == group->rank) continue;
-        tshi_compose_send(group->world, group->ranks[r], tshi_compose_seq(group, mine), header,
-                          words, TSH_I64);
-        tshi_compose_post_recv(op, r, its, tshi_compose_header_of(op, message ? op->sends : r),
-                               words, TSH_I64);
-    }
-}
-
-/* For tsh_call_mismatch: copies rank r's call from its header. Returns 1: r has made a call. */
-static int tshi_compose_called(const void *user, int r, tsh_call *out) {
-    const tshi_compose_op *op = (const tshi_compose_op *)user;
-    const tshi_compose_header *header = tshi_compose_header_of(op, r);
-    *out = header->call;
-    out->coll.send_counts = (const int64_t *)(const void *)(header + 1);
-    out->coll.recv_counts = out->coll.send_counts + op->group->size;
-    return 1;
-}
-
-/* Returns 1 if the calls in all headers match. Else raises the error, and returns 0. */
-static int tshi_compose_match(const tshi_compose_op *op) {
-    const tshi_compose_group *group = op->group;
-    tsh_error error;
-    if (op->peer >= 0) {
-        const tsh_call *sent = &tshi_compose_header_of(op, 0)->call;
-        const tsh_call *wanted = &tshi_compose_header_of(op, 1)->call;
-        if (sent->digest == wanted->digest) return 1;
-        tsh_message_mismatch(&sent->coll, &wanted->coll, sent->rank, wanted->rank, op->number,
-                             group->id, &error);
-    } else if (!tsh_call_mismatch(tshi_compose_called, op, group->size, op->number, group->id,
-                                  &error)) {
-        return 1;
-    }
-    tshi_compose_raise(group->world, &error);
-    return 0;
-}
-
-/* ---- data ---- */
-
-/* Plans the round that starts: fills op->part, and op->to and op->from with the number of elements
- * for and from each rank. An all-reduce is a reduce-scatter of its chunks, then an all-gather; a
- * broadcast is an all-gather in which only the root has elements. */
-static void tshi_compose_plan(tshi_compose_op *op) {
-    const tsh_coll *coll = &op->coll;
-    tsh_coll *part = &op->part;
-    int me = op->group->rank, n = op->group->size;
-    *part = *coll;
-    if (!tshi_coll_rows(coll->kind)) part->recv_counts = op->counts;
-    if (coll->kind != TSH_ALLTOALL) part->send_counts = part->recv_counts;
-    if (coll->kind == TSH_BROADCAST) {
-        part->kind = TSH_ALLGATHER;
-        part->send = coll->recv;
-        op->counts[coll->root] = coll->count; /* the other counts are 0 */
-    } else if (coll->kind == TSH_ALLREDUCE) {
-        int64_t start = tsh_coll_chunk(coll->count, n, me); /* where this rank's chunk starts */
-        char *chunk = (char *)coll->recv + (size_t)start * tsh_dtype_size(coll->dtype);
-        part->kind = op->round ? TSH_ALLGATHER : TSH_REDUCE_SCATTER;
-        part->send = op->round ? chunk : coll->send;
-        part->recv = op->round ? coll->recv : chunk;
-        for (int k = 0; k < n; k++) /* the lengths of the chunks */
-            op->counts[k] = tsh_coll_chunk(coll->count, n, k + 1) -
-                            tsh_coll_chunk(coll->count, n, k);
-    }
-    for (int k = 0; k < n; k++) { /* [me]: the same number for every k */
-        op->to[k] = part->blocks * part->send_counts[part->kind == TSH_ALLGATHER ? me : k];
-        op->from[k] = part->blocks * part->recv_counts[part->kind == TSH_REDUCE_SCATTER ? me : k];
-    }
-}
-
-/* Copies rank k's shard, `blocks` rows of counts[k] elements, from a buffer whose rows hold
- * counts[0] + counts[1] + ... elements to `packed`, without gaps; unpacks: the other way. */
-static void tshi_compose_rows(const tshi_compose_op *op, const int64_t *counts, int k, void *whole,
-                              char *packed, int unpacks) {
-    size_t width = tsh_dtype_size(op->coll.dtype), n = (size_t)counts[k] * width;
-    size_t row = (size_t)tsh_coll_before(counts, op->group->size) * width; /* bytes of a row */
-    char *at = (char *)whole + (size_t)tsh_coll_before(counts, k) * width; /* rank k's first row */
-    for (int64_t b = 0; b < op->coll.blocks && n; b++, at += row, packed += n)
-        memcpy(unpacks ? at : packed, unpacks ? packed : at, n);
-}
-
-/* Copies the elements that rank k gets from this rank to `packed`, without gaps. */
-static void tshi_compose_pack(const tshi_compose_op *op, int k, char *packed) {
-    const tsh_coll *part = &op->part;
-    void *send = (void *)(uintptr_t)part->send; /* const is cast away: only read */
-    if (part->kind != TSH_ALLGATHER)
-        tshi_compose_rows(op, part->send_counts, k, send, packed, 0);
-    else if (op->to[k])
-        memcpy(packed, send, (size_t)op->to[k] * tsh_dtype_size(part->dtype));
-}
-
-/* Starts a round: packs and sends this rank's parts to all ranks, and posts receives of theirs. */
-static void tshi_compose_round(tshi_compose_op *op) {
-    const tshi_compose_group *group = op->group;
-    size_t width = tsh_dtype_size(op->coll.dtype), out, in; /* out, in: in bytes */
-    tshi_compose_plan(op);
-    out = (size_t)tsh_coll_before(op->to, group->size) * width;
-    in = (size_t)tsh_coll_before(op->from, group->size) * width;
-    free(op->out);
-    op->out = (char *)malloc(out + in + 1); /* + 1: malloc(0) may return NULL */
-    op->state = TSHI_COMPOSE_MOVING;
-    if (!op->out) {
-        (void)tshi_compose_no_memory(group->world);
-        return;
-    }
-    op->in = op->out + out;
-    for (int i = 0; i < group->size; i++) {
-        int k = (group->rank + i) % group->size; /* begins with this rank */
-        char *from = op->out + (size_t)tsh_coll_before(op->to, k) * width;
-        char *into = op->in + (size_t)tsh_coll_before(op->from, k) * width;
-        tshi_compose_pack(op, k, from);
-        if (i == 0) { /* this rank's part for itself */
-            if (op->from[k]) memcpy(into, from, (size_t)op->from[k] * width);
-            continue;
-        }
-        tshi_compose_send(group->world, group->ranks[k],
-                          tshi_compose_seq(group, TSHI_COMPOSE_DATA), from, op->to[k],
-                          op->coll.dtype);
-        tshi_compose_post_recv(op, k, TSHI_COMPOSE_DATA, into, op->from[k], op->coll.dtype);
-    }
-}
-
-/* For tsh_coll_sum: returns the elements that rank r has sent to this rank in this round. */
-static const void *tshi_compose_part(const void *user, int r) {
-    const tshi_compose_op *op = (const tshi_compose_op *)user;
-    return op->in + (size_t)tsh_coll_before(op->from, r) * tsh_dtype_size(op->coll.dtype);
-}
-
-/* Ends a round whose data has arrived: sums it, or copies it to the caller's buffer. */
-static void tshi_compose_finish(tshi_compose_op *op) {
-    const tsh_coll *part = &op->part;
-    int me = op->group->rank, n = op->group->size;
-    op->state = TSHI_COMPOSE_DONE; /* unless a second round follows */
-    if (part->kind == TSH_REDUCE_SCATTER) {
-        if (op->from[me])
-            tsh_coll_sum(part->recv, op->from[me], part, n, me, tshi_compose_part, op);
-    } else {
-        for (int k = 0; k < n; k++)
-            tshi_compose_rows(op, part->recv_counts, k, part->recv,
-                              (char *)(uintptr_t)tshi_compose_part(op, k), 1);
-    }
-    if (op->coll.kind == TSH_ALLREDUCE && !op->round++) tshi_compose_round(op);
-}
-
-/* ---- ops ---- */
-
-/* Appends an op to the group and sends its header. coll: a collective, a message, a close, or half
- * of a SENDRECV; ticket: of a split, else NULL. Returns NULL if there is no memory; then the world
- * has failed. */
-static tshi_compose_op *tshi_compose_add(tshi_compose_group *group, const tsh_coll *coll,
-                                         const tsh_ticket *ticket) {
-    size_t n = (size_t)group->size, recv = n * sizeof(tsh_coll);
-    size_t counts = 3 * n * sizeof(int64_t);
-    size_t headers = (n < 2 ? 2 : n) * tshi_compose_header_bytes(group); /* a message has two */
-    tshi_compose_op **at = &group->first;
-    tshi_compose_op *op =
-        (tshi_compose_op *)calloc(1, sizeof(tshi_compose_op) + recv + counts + headers);
-    if (!op) {
-        (void)tshi_compose_no_memory(group->world);
-        return NULL;
-    }
-    op->group = group;
-    op->recv = (tsh_coll *)(void *)(op + 1);
-    op->counts = (int64_t *)(void *)(op->recv + n);
-    op->to = op->counts + n;
-    op->from = op->to + n;
-    op->headers = (char *)(op->from + n);
-    op->coll = *coll;
-    op->id = ++group->ids;
-    op->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout);
-    op->sends = coll->kind == TSH_SEND;
-    op->peer = op->sends ? coll->send_to : coll->kind == TSH_RECV ? coll->recv_from : -1;
-    op->number = op->sends       ? group->sends[op->peer]++
-                 : op->peer >= 0 ? group->recvs[op->peer]++
-                                 : group->started++;
-    while (*at) at = &(*at)->next; /* finds the end of the list */
-    *at = op;
-    tshi_compose_send_header(op, ticket);
-    return op;
-}
-
-/* Returns 1 if op, and the other half of a SENDRECV, is done. */
-static int tshi_compose_is_done(const tshi_compose_op *op) {
-    return op->state == TSHI_COMPOSE_DONE && (!op->other || op->other->state == TSHI_COMPOSE_DONE);
-}
-
-/* Removes op, with its other half, from its group and frees it. */
-static void tshi_compose_release(tshi_compose_op *op) {
-    tshi_compose_op **at = &op->group->first;
-    while (*at != op) at = &(*at)->next;
-    *at = op->next;
-    if (op->other) tshi_compose_release(op->other);
-    free(op->out);
-    free(op);
-}
-
-/* Returns 1 if the data that arrives next on op's channels belongs to op: no older op on the same
- * channels (collectives, or messages to or from the same peer) still receives. Headers and data
- * have channels of their own. */
-static int tshi_compose_is_next(const tshi_compose_op *op) {
-    for (const tshi_compose_op *b = op->group->first; b != op; b = b->next) {
-        if (b->peer != op->peer || b->sends != op->sends || b->state == TSHI_COMPOSE_DONE) continue;
-        if (op->state != TSHI_COMPOSE_MATCHING || b->state == TSHI_COMPOSE_MATCHING) return 0;
-    }
-    return 1;
-}
-
-/* Takes the steps of op that are possible now, without waiting. */
-static void tshi_compose_step(tshi_compose_op *op) {
-    const tsh_coll *coll = &op->coll;
-    if (op->state == TSHI_COMPOSE_MATCHING && tshi_compose_is_next(op) &&
-        tshi_compose_arrived(op) && tshi_compose_match(op))
-        op->state = TSHI_COMPOSE_QUEUED;
-    if (op->state == TSHI_COMPOSE_QUEUED && tshi_compose_is_next(op)) {
-        op->state = TSHI_COMPOSE_MOVING;
-        if (coll->kind == TSH_SEND)
-            tshi_compose_send(op->group->world, op->group->ranks[op->peer],
-                              tshi_compose_seq(op->group, TSHI_COMPOSE_BODIES), coll->send,
-                              coll->count, coll->dtype);
-        else if (coll->kind == TSH_RECV)
-            tshi_compose_post_recv(op, op->peer, TSHI_COMPOSE_BODIES, coll->recv, coll->count,
-                                   coll->dtype);
-        else if (coll->kind < TSH_BARRIER) /* a barrier has no data */
-            tshi_compose_round(op);
-    }
-    while (op->state == TSHI_COMPOSE_MOVING && tshi_compose_arrived(op)) {
-        if (op->peer >= 0 || coll->kind >= TSH_BARRIER) /* a message, or no data */
-            op->state = TSHI_COMPOSE_DONE;
-        else
-            tshi_compose_finish(op);
-    }
-}
-
-/* ========================================================================== */
-/* >>compose-wait                              MARK: - compose-wait (private) */
-/* Groups and waiting of composed collectives, and the functions of their     */
-/* comm.                                                                      */
-/* Needs: >>coll-wait >>compose.                                              */
-/* ========================================================================== */
-
-/* Returns a group with its arrays, in one block of memory; NULL: no memory. */
-static tshi_compose_group *tshi_compose_group_new(tshi_compose_world *world, int size) {
-    size_t n = (size_t)size;
-    tshi_compose_group *group = (tshi_compose_group *)calloc(
-        1, sizeof *group + 2 * n * sizeof(uint64_t) + n * sizeof(int));
-    if (!group) return NULL;
-    group->world = world;
-    group->size = size;
-    group->sends = (uint64_t *)(void *)(group + 1);
-    group->recvs = group->sends + n;
-    group->ranks = (int *)(void *)(group->recvs + n);
-    return group;
-}
-
-/* Removes a group from its world and frees it with its ops. */
-static void tshi_compose_group_free(tshi_compose_group *group) {
-    tshi_compose_group **at = &group->world->groups;
-    while (group->first) tshi_compose_release(group->first);
-    while (*at != group) at = &(*at)->next;
-    *at = group->next;
-    free(group);
-}
-
-/* Adds a group, whose ranks are filled in, to its world, and sets *out to this rank's comm. */
-static void tshi_compose_open(tshi_compose_group *group, uint64_t id, tsh_comm *out) {
-    tshi_compose_world *world = group->world;
-    group->id = id;
-    while (group->ranks[group->rank] != world->messages.rank) group->rank++;
-    group->next = world->groups;
-    world->groups = group;
-    world->open_comms++;
-    *out = tsh_comm_make(&world->ops, group, group->rank, group->size, id);
-}
-
-/* ---- waiting ---- */
-
-/* Raises an error if rank r, whose report is new, waits in a cycle. */
-static void tshi_compose_check_cycle(tshi_compose_world *world, int r) {
-    tsh_error error;
-    if (tsh_wait_cycle(world->report, world->messages.size, r, world->search, &error))
-        tshi_compose_raise(world, &error);
-}
-
-/* Returns the memory for rank r's report, and sets report[r] to it: r is known to wait. */
-static tsh_wait_report *tshi_compose_report_of(tshi_compose_world *world, int r) {
-    world->report[r] = (tsh_wait_report *)(void *)((char *)world->incoming +
-                                                   (size_t)(r + 1) * world->report_bytes);
-    return world->report[r];
-}
-
-/* Receives the reports that have arrived from other ranks, at most one per rank. */
-static void tshi_compose_read_reports(tshi_compose_world *world) {
-    tsh_comm *messages = &world->messages;
-    for (int r = 0; r < messages->size && tshi_compose_code(world) == TSH_OK; r++) {
-        tsh_coll coll = tshi_compose_message(TSH_RECV, r, TSHI_COMPOSE_REPORTS, TSH_I64);
-        tsh_req again = 0;
-        coll.recv = world->incoming;
-        coll.count = (int64_t)(world->report_bytes / sizeof(int64_t));
-        if (r == messages->rank || messages->ops->start(messages, &coll, &again) != TSH_OK || again)
-            continue; /* not arrived, or r is gone, perhaps after an orderly shutdown */
-        memcpy(tshi_compose_report_of(world, r), world->incoming, world->report_bytes);
-        tshi_compose_check_cycle(world, r);
-    }
-}
-
-/* Takes every step that is possible now, on all comms of this rank. */
-static void tshi_compose_advance(tshi_compose_world *world) {
-    world->messages.ops->progress(&world->messages);
-    tshi_compose_read_reports(world);
-    for (tshi_compose_group *group = world->groups, *next; group; group = next) {
-        next = group->next;
-        for (tshi_compose_op *op = group->first; op; op = op->next) {
-            if (tshi_compose_code(world) != TSH_OK) return;
-            tshi_compose_step(op);
-        }
-        if (group->closing && group->first && group->first->state == TSHI_COMPOSE_DONE)
-            tshi_compose_group_free(group);
-    }
-}
-
-/* Writes marks: how many collectives this rank has started in each group, and how many messages
- * with each peer. Returns the number of marks. */
-static int tshi_compose_marks(const tshi_compose_world *world, tsh_wait_mark *mark) {
-    int n = 0;
-    for (const tshi_compose_group *g = world->groups; g; g = g->next) {
-        for (int peer = -1; peer < g->size && n < TSHI_COMPOSE_MARKS; peer++) {
-            if (peer >= 0 && !g->sends[peer] && !g->recvs[peer]) continue; /* no messages */
-            mark[n].group = g->id;
-            mark[n].peer = peer < 0 ? -1 : g->ranks[peer];
-            mark[n].sends = peer < 0 ? g->started : g->sends[peer];
-            mark[n++].recvs = peer < 0 ? 0 : g->recvs[peer];
-        }
-    }
-    return n;
-}
-
-/* Fills r with the report that this rank waits in op. */
-static void tshi_compose_fill_report(const tshi_compose_op *op, tsh_wait_report *r) {
-    const tshi_compose_group *group = op->group;
-    int *awaited;
-    memset(r, 0, group->world->report_bytes);
-    r->group = group->id;
-    r->seq = op->peer >= 0 ? 0 : op->number; /* number of the collective */
-    r->pairwise = op->peer >= 0;
-    r->send_to = r->recv_from = -1; /* -1: no message is awaited */
-    r->marks = tshi_compose_marks(group->world, (tsh_wait_mark *)(void *)(r + 1));
-    awaited = (int *)(void *)((tsh_wait_mark *)(void *)(r + 1) + r->marks);
-    if (op->peer >= 0) {
-        awaited[0] = group->ranks[op->peer]; /* a message awaits its peer only */
-        *(op->sends ? &r->send_to : &r->recv_from) = awaited[0];
-        *(op->sends ? &r->send_number : &r->recv_number) = op->number;
-    } else {
-        memcpy(awaited, group->ranks, (size_t)group->size * sizeof *awaited);
-    }
-    r->awaited = op->peer >= 0 ? 1 : group->size;
-    tsh_coll_where(&op->coll, group->size, op->number, group->id, r->text, sizeof r->text);
-}
-
-/* Sends all ranks a report that this rank waits in op, and looks for a cycle. */
-static void tshi_compose_send_report(const tshi_compose_op *op) {
-    tshi_compose_world *world = op->group->world;
-    int me = world->messages.rank;
-    tshi_compose_fill_report(op, tshi_compose_report_of(world, me));
-    for (int to = 0; to < world->messages.size; to++)
-        if (to != me)
-            tshi_compose_send(world, to, TSHI_COMPOSE_REPORTS, world->report[me],
-                              (int64_t)(world->report_bytes / sizeof(int64_t)), TSH_I64);
-    tshi_compose_check_cycle(world, me);
-}
-
-/* Raises the error that op has timed out, and names the ranks that op waits for. */
-static void tshi_compose_time_out(const tshi_compose_op *op) {
-    const tshi_compose_group *group = op->group;
-    tsh_error error;
-    (void)tsh_error_set(&error, TSH_ERR_TIMEOUT, -1, "rank %d ran out of time in ",
-                        group->ranks[group->rank]);
-    tsh_coll_where(&op->coll, group->size, op->number, group->id, error.message,
-                   sizeof error.message);
-    tsh_text_add(error.message, sizeof error.message, "; %s:",
-                 op->state == TSHI_COMPOSE_MATCHING ? "absent ranks"
-                                                    : "ranks that have not finished");
-    for (int r = 0; r < group->size; r++) {
-        int i = 0;
-        while (i < op->recvs && op->recv[i].recv_from != group->ranks[r]) i++; /* a RECV from r */
-        if (i == op->recvs) continue;                     /* op does not wait for r */
-        if (error.rank < 0) error.rank = group->ranks[r]; /* the first one is blamed */
-        tsh_text_add(error.message, sizeof error.message, " %d", group->ranks[r]);
-    }
-    if (error.rank < 0) tsh_text_add(error.message, sizeof error.message, " none");
-    tshi_compose_raise(group->world, &error);
-}
-
-/* Waits until op is done or the world has failed. Returns the world's error code. A rank that has
- * waited for 20 ms sends a report, so that cycles are found. */
-static tsh_result tshi_compose_await(tshi_compose_op *op) {
-    tshi_compose_world *world = op->group->world;
-    int64_t begin = tsh_now();
-    int reported = 0; /* 1: the report has been sent */
-    for (;;) {
-        int64_t now;
-        tsh_result code;
-        tshi_compose_advance(world);
-        code = tshi_compose_code(world);
-        if (code != TSH_OK || tshi_compose_is_done(op)) return code;
-        now = tsh_now();
-        if (now >= op->deadline) tshi_compose_time_out(op);
-        if (now - begin > 20 * TSHI_COMPOSE_MS && !reported++)
-            tshi_compose_send_report(op->state == TSHI_COMPOSE_DONE ? op->other : op);
-        world->messages.ops->idle(&world->messages, TSHI_COMPOSE_MS);
-    }
-}
-
-/* ---- the composed comm's tsh_comm_ops ---- */
-
-static tshi_compose_group *tshi_compose_group_of(const tsh_comm *comm) {
-    return (tshi_compose_group *)comm->impl;
-}
-
-/* Returns the op of a request; NULL: the group has none. */
-static tshi_compose_op *tshi_compose_find(const tshi_compose_group *group, tsh_req req) {
-    tshi_compose_op *op = group->first;
-    while (op && op->id != req) op = op->next;
-    return op;
-}
-
-/* Starts a collective, or both halves of a SENDRECV: op and op->other. */
-static tsh_result tshi_compose_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
-    tshi_compose_group *group = tshi_compose_group_of(comm);
-    tsh_result code = tshi_compose_code(group->world);
-    tsh_coll half = coll->kind == TSH_SENDRECV ? tsh_coll_half(coll, 1) : *coll;
-    tshi_compose_op *op;
-    if (code != TSH_OK) return code; /* the world has failed */
-    op = tshi_compose_add(group, &half, NULL);
-    if (!op) return TSH_ERR_MEMORY;
-    if (coll->kind == TSH_SENDRECV) {
-        half = tsh_coll_half(coll, 0);
-        op->other = tshi_compose_add(group, &half, NULL);
-        if (!op->other) return TSH_ERR_MEMORY; /* the world has failed, too */
-    }
-    *req = op->id;
-    return TSH_OK;
-}
-
-static tsh_result tshi_compose_wait(tsh_comm *comm, tsh_req req) {
-    tshi_compose_op *op = tshi_compose_find(tshi_compose_group_of(comm), req);
-    tsh_result code;
-    if (!op) return TSH_ERR_ARGUMENT;
-    code = tshi_compose_await(op);
-    tshi_compose_release(op); /* frees op also after an error */
-    return code;
-}
-
-static tsh_result tshi_compose_test(tsh_comm *comm, tsh_req req, int *done) {
-    tshi_compose_world *world = tshi_compose_group_of(comm)->world;
-    tshi_compose_op *op = tshi_compose_find(tshi_compose_group_of(comm), req);
-    tsh_result code;
-    if (!op) return TSH_ERR_ARGUMENT;
-    tshi_compose_advance(world);
-    if (!tshi_compose_is_done(op) && tsh_now() >= op->deadline) tshi_compose_time_out(op);
-    code = tshi_compose_code(world);
-    *done = code != TSH_OK || tshi_compose_is_done(op);
-    return code;
-}
-
-static void tshi_compose_progress(tsh_comm *comm) {
-    tshi_compose_advance(tshi_compose_group_of(comm)->world);
-}
-
-static tsh_result tshi_compose_status(tsh_comm *comm, tsh_error *error) {
-    tsh_comm *messages = &tshi_compose_group_of(comm)->world->messages;
-    return messages->ops->status(messages, error);
-}
-
-static void tshi_compose_abort(tsh_comm *comm, const tsh_error *why) {
-    tsh_comm *messages = &tshi_compose_group_of(comm)->world->messages;
-    tsh_error error = *why;
-    if (error.rank < 0) error.rank = messages->rank; /* -1: the error of this rank */
-    messages->ops->abort(messages, &error);
-}
-
-/* Returns the new group of this rank's color, from the colors and keys that all ranks have sent in
- * the headers of a split. Sets *id to what the lowest of its ranks in the old group has made up.
- * NULL: no memory. */
-static tshi_compose_group *tshi_compose_color_group(const tshi_compose_op *op, int color,
-                                                    uint64_t *id) {
-    const tshi_compose_group *group = op->group;
-    const tshi_compose_header *header = tshi_compose_header_of(op, 0);
-    tshi_compose_group *made = NULL;
-    int *order = (int *)calloc((size_t)group->size, sizeof *order), n, first = 0;
-    if (!order) return NULL;
-    n = tsh_split_order(&header->ticket, tshi_compose_header_bytes(group), group->size, color,
-                        order);
-    made = tshi_compose_group_new(group->world, n);
-    for (int i = 0; made && i < n; i++) made->ranks[i] = group->ranks[order[i]];
-    while (tshi_compose_header_of(op, first)->ticket.color != color) first++;
-    *id = tshi_compose_header_of(op, first)->made;
-    free(order);
-    return made;
-}
-
-static tsh_result tshi_compose_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
-    tshi_compose_group *group = tshi_compose_group_of(comm), *made = NULL; /* made: the new group */
-    tshi_compose_world *world = group->world;
-    tsh_result code = tshi_compose_code(world);
-    tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
-    tsh_ticket ticket = {color, key};
-    tshi_compose_op *op;
-    uint64_t id = 0;
-    if (code != TSH_OK) return code;
-    world->made = 1 + (uint64_t)world->messages.rank +
-                  (uint64_t)world->messages.size * ++world->splits; /* no other group's id */
-    world->made |= out->id;                                         /* the new group's name */
-    op = tshi_compose_add(group, &coll, &ticket);
-    if (!op) return TSH_ERR_MEMORY;
-    code = tshi_compose_await(op);
-    if (code == TSH_OK && color >= 0) made = tshi_compose_color_group(op, color, &id);
-    tshi_compose_release(op);
-    if (code != TSH_OK || color < 0) return code;
-    if (!made) return tshi_compose_no_memory(world);
-    tshi_compose_open(made, id, out);
-    return TSH_OK;
-}
-
-/* Closes a group. Closing is sent as a collective of its own kind, which no rank waits for: its
- * headers inform ranks that call something else in the group. A rank that closes its last comm
- * waits until all ranks have closed theirs, or the world has failed. */
-static void tshi_compose_close(tsh_comm *comm) {
-    tshi_compose_group *group = tshi_compose_group_of(comm);
-    tshi_compose_world *world = group->world;
-    tsh_coll coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
-    char name[TSHI_COLL_NAME];
-    tsh_error error;
-    coll.kind = TSH_COLL_KINDS; /* a kind of its own: this rank closes the group */
-    if (group->first && tshi_compose_code(world) == TSH_OK) {
-        (void)tsh_error_set(&error, TSH_ERR_LOST, world->messages.rank,
-                            "rank %d closed %s before it waited for its requests",
-                            world->messages.rank, tsh_group_text(group->id, name, sizeof name));
-        tshi_compose_raise(world, &error);
-    }
-    if (tshi_compose_code(world) == TSH_OK && tshi_compose_add(group, &coll, NULL))
-        group->closing = 1; /* freed when the close is done */
-    tshi_compose_advance(world);
-    comm->impl = NULL;
-    if (--world->open_comms > 0) return;                          /* this rank has other comms */
-    while (world->groups && tshi_compose_code(world) == TSH_OK) { /* until all groups are closed */
-        if (tsh_now() >= world->groups->first->deadline)
-            tshi_compose_time_out(world->groups->first);
-        world->messages.ops->idle(&world->messages, TSHI_COMPOSE_MS);
-        tshi_compose_advance(world);
-    }
-    while (world->groups) tshi_compose_group_free(world->groups);
-    world->messages.ops->close(&world->messages);
-    free(world);
-}
-
-TSH_API tsh_result tsh_comm_compose(const tsh_comm *messages, tsh_comm *out, tsh_error *error) {
-    static const tsh_comm_ops all = TSH_COMM_OPS(tshi_compose, "", TSH_CAP_ORDERED);
-    size_t n = (size_t)messages->size;                         /* ranks of the world */
-    size_t marks = TSHI_COMPOSE_MARKS * sizeof(tsh_wait_mark); /* bytes of the marks */
-    size_t report = (sizeof(tsh_wait_report) + marks + n * sizeof(int) + 7) / 8 * 8;
-    tshi_compose_world *world = (tshi_compose_world *)calloc(
-        1, sizeof *world + (n + 1) * report + n * (sizeof *world->report + sizeof *world->search));
-    tshi_compose_group *group = tshi_compose_group_new(world, messages->size);
-    if (!world || !group) (void)tsh_error_set(error, TSH_ERR_MEMORY, -1, "no memory for a world");
-    if (!world || !group || !tsh_timeout(0, "", &world->timeout, error)) {
-        free(world);
-        free(group);
-        return error->code;
-    }
-    world->messages = *messages;
-    world->report_bytes = report;
-    world->incoming = (tsh_wait_report *)(void *)(world + 1);
-    world->report = (tsh_wait_report **)(void *)((char *)world->incoming + (n + 1) * report);
-    world->search = (tsh_coll_search *)(void *)(world->report + n);
-    for (int r = 0; r < messages->size; r++) group->ranks[r] = r;
-    world->ops = all;
-    world->ops.name = messages->ops->name;
-    world->ops.caps |= messages->ops->caps;
-    tshi_compose_open(group, 1, out); /* 1: id of the world's group */
-    return TSH_OK;
-}
-
-#undef TSHI_COMPOSE_MS
-
-/* ========================================================================== */
 /* >>bucket                                          MARK: - bucket (private) */
 /* Gradients summed over dp (the data-parallel replicas) in buckets: flat     */
 /* messages, each sent as soon as it is full.                                 */
@@ -11399,7 +9895,7 @@ typedef struct tshi_bucket_entry {
 } tshi_bucket_entry;
 
 /* The message of a bucket with several leaves is a matrix of shape (ranks of dp, width): row k
- * holds chunk k (tsh_coll_chunk) of every leaf, each padded with zeros to the length of the leaf's
+ * holds chunk k (tshi_coll_chunk) of every leaf, each padded with zeros to the length of the leaf's
  * chunk 0. An all-reduce cuts the matrix into the same rows, so each element is summed in the same
  * order, to the same bits, as in an all-reduce of its leaf alone. A reduce-scatter returns row k of
  * the sum to rank k; an all-gather of parameters takes row k from rank k. The message of a bucket
@@ -11417,7 +9913,7 @@ struct tshi_bucket {
 
 /* Returns the index of the first element of chunk k of a leaf. */
 TSHI_OUTLINE int64_t tshi_bucket_chunk(const tsh_tensor *leaf, int k) {
-    return tsh_coll_chunk(tsh_local_numel(leaf), leaf->ctx->dp.size, k);
+    return tshi_coll_chunk(tsh_local_numel(leaf), leaf->ctx->dp.size, k);
 }
 
 /* Returns the number of elements of chunk k of a leaf. */
@@ -11460,7 +9956,7 @@ static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out
         } else if (!out) {
             memcpy(row, at, (size_t)n * sizeof *row);
         } else if (leaf->gr.live) {
-            tsh_coll_fold(at, at, row, n, TSH_REAL, TSH_SUM); /* at += row */
+            tshi_dtype_fold(at, at, row, n, TSH_REAL, TSH_SUM); /* at += row */
             leaf->sparse = 0; /* any row of the leaf may differ from 0 */
         } else {
             memcpy(at, row, (size_t)n * sizeof *row);

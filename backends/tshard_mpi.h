@@ -82,7 +82,7 @@
  *
  * Any other value of a variable is an error; an empty one counts as unset.
  */
-#include "../tshard.h"
+#include "tshard_backend.h"
 
 #ifndef TSHARD_MPI_H
 #define TSHARD_MPI_H
@@ -204,7 +204,7 @@ enum {
     TSHI_MPI_ERROR,    /* to rank 0: an error */
     TSHI_MPI_ABORT,    /* to all ranks: an error */
     TSHI_MPI_LATE,     /* to rank 0: a timeout; rank 0 finds out which ranks are absent */
-    TSHI_MPI_REPORT    /* to rank 0: a tsh_wait_report */
+    TSHI_MPI_REPORT    /* to rank 0: a tshb_wait_report */
 };
 
 #define TSHI_MPI_MS INT64_C(1000000) /* a millisecond in ns */
@@ -212,7 +212,7 @@ enum {
 /* The head of a collective, sent to all ranks, or the envelope of a message, sent to its other end.
  * The pointers in call.coll are valid only on the rank that sent the block. */
 typedef struct tshi_mpi_block {
-    tsh_call call;
+    tshb_call call;
     char eager[TSHI_MPI_EAGER]; /* a short message, or a tshi_mpi_ticket */
 } tshi_mpi_block;
 
@@ -305,8 +305,8 @@ struct tshi_mpi_world {
     tshi_mpi_post *posts;   /* control messages that are being sent */
     tshi_mpi_stage *stages; /* free buffers, the one used last first */
     /* Used by rank 0 only: */
-    tsh_wait_report **report; /* the last one of each rank; NULL: none */
-    tsh_coll_search *search;  /* one for each rank: the search for a cycle of waits */
+    tshb_wait_report **report; /* the last one of each rank; NULL: none */
+    tshb_coll_search *search;  /* one for each rank: the search for a cycle of waits */
     tsh_error late;           /* a timeout; code TSH_OK: none */
     int64_t late_at; /* when `late` becomes the world's error: 50 ms later, as reports may come */
     int late_from;   /* the rank that timed out */
@@ -435,11 +435,11 @@ static int tshi_mpi_refused(tshi_mpi_world *world, int code, const char *what) {
 
 /* On rank 0: replaces rank `from`'s report, and raises an error if the rank waits in a cycle. Takes
  * ownership of report, from malloc. */
-static void tshi_mpi_reported(tshi_mpi_world *world, int from, tsh_wait_report *report) {
+static void tshi_mpi_reported(tshi_mpi_world *world, int from, tshb_wait_report *report) {
     tsh_error error;
     free(world->report[from]);
     world->report[from] = report;
-    if (tsh_wait_cycle(world->report, world->size, from, world->search, &error))
+    if (tshb_wait_cycle(world->report, world->size, from, world->search, &error))
         tshi_mpi_raise(world, TSHI_MPI_ERROR, &error);
 }
 
@@ -448,12 +448,12 @@ static int tshi_mpi_receive(tshi_mpi_world *world) {
     MPI_Status status;
     int there = 0, size = (int)sizeof(tsh_error); /* there: one has arrived; size: in bytes */
     tsh_error error;
-    tsh_wait_report *report = NULL;
+    tshb_wait_report *report = NULL;
     if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, world->control, &there, &status) || !there)
         return 0;
     if (status.MPI_TAG == TSHI_MPI_REPORT) {
         (void)MPI_Get_count(&status, MPI_BYTE, &size);
-        report = (tsh_wait_report *)malloc((size_t)size);
+        report = (tshb_wait_report *)malloc((size_t)size);
         if (!report) return 0;
     }
     if (MPI_Recv(report ? (void *)report : &error, size, MPI_BYTE, status.MPI_SOURCE,
@@ -480,7 +480,7 @@ static void tshi_mpi_serve(tshi_mpi_world *world) {
     while (world->error.code == TSH_OK && tshi_mpi_receive(world)) continue;
     if (world->error.code != TSH_OK) return;
     if (world->late.code != TSH_OK && tsh_now() >= world->late_at) {
-        tsh_wait_absent(world->report, world->late_from, &world->late);
+        tshb_wait_absent(world->report, world->late_from, &world->late);
         tshi_mpi_decide(world, &world->late);
     }
     if (world->suspect.code != TSH_OK &&
@@ -584,7 +584,7 @@ static void tshi_mpi_sum(const tshi_mpi_op *op, char *x, size_t stride, int k, i
     tshi_mpi_parts parts;
     parts.first = x;
     parts.stride = stride;
-    if (n > 0) tsh_coll_sum(sum, n, &op->coll, op->group->size, k, tshi_mpi_part, &parts);
+    if (n > 0) tshb_coll_sum(sum, n, &op->coll, op->group->size, k, tshi_mpi_part, &parts);
 }
 
 /* Sums all chunks of an all-reduce to recv; x, stride: as above, but whole messages. */
@@ -614,7 +614,7 @@ static void tshi_mpi_lay(const tshi_mpi_group *group, tshi_mpi_op *op) {
     op->from[0] = op->into[0] = 0;
     for (int k = 0; k < group->size; k++) {
         if (coll->kind == TSH_ALLREDUCE) {
-            op->from[k + 1] = op->into[k + 1] = tsh_coll_chunk(coll->count, group->size, k + 1);
+            op->from[k + 1] = op->into[k + 1] = tshb_coll_chunk(coll->count, group->size, k + 1);
         } else {
             op->from[k + 1] = op->from[k] + send[k];
             op->into[k + 1] = op->into[k] + coll->recv_counts[k];
@@ -637,7 +637,7 @@ static int tshi_mpi_is_eager(const tshi_mpi_op *op) {
 static void tshi_mpi_fill(const tshi_mpi_group *group, tshi_mpi_block *block,
                           const tsh_coll *coll) {
     block->call.coll = *coll;
-    block->call.digest = tsh_coll_digest(coll, group->size);
+    block->call.digest = tshb_coll_digest(coll, group->size);
     block->call.rank = group->ranks[group->rank];
 }
 
@@ -662,8 +662,8 @@ static void tshi_mpi_unpack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) 
         tshi_mpi_copy(op, op->into, k, tshi_mpi_length(op, op->into, k), all[k].eager, 0);
 }
 
-/* For tsh_call_mismatch; user: an operation. Outputs rank r's call of the same collective. */
-static int tshi_mpi_called(const void *user, int r, tsh_call *out) {
+/* For tshb_call_mismatch; user: an operation. Outputs rank r's call of the same collective. */
+static int tshi_mpi_called(const void *user, int r, tshb_call *out) {
     const tshi_mpi_op *op = (const tshi_mpi_op *)user;
     size_t n = (size_t)op->group->size;
     *out = op->block[1 + r].call;
@@ -678,7 +678,7 @@ static int tshi_mpi_called(const void *user, int r, tsh_call *out) {
 /* Raises an error and returns 1 if the calls of all ranks, or counts if exchanged, do not fit. */
 static int tshi_mpi_mismatch(tshi_mpi_group *group, const tshi_mpi_op *op) {
     tsh_error error;
-    if (!tsh_call_mismatch(tshi_mpi_called, op, group->size, op->seq, group->id, &error)) return 0;
+    if (!tshb_call_mismatch(tshi_mpi_called, op, group->size, op->seq, group->id, &error)) return 0;
     group->broken = 1;
     tshi_mpi_raise(group->world, TSHI_MPI_ERROR, &error);
     return 1;
@@ -746,7 +746,7 @@ static int tshi_mpi_is_whole(const tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     return op->message || coll->kind == TSH_BROADCAST ||
            (coll->kind == TSH_ALLREDUCE && op->group->world->native && coll->redop != TSH_MIN &&
-            coll->redop != TSH_MAX && !tsh_coll_rounds(coll->dtype, coll->redop));
+            coll->redop != TSH_MAX && !tshb_coll_rounds(coll->dtype, coll->redop));
 }
 
 /* 1 if the messages of all ranks are so short that each rank gets and sums them all. */
@@ -919,19 +919,19 @@ static void tshi_mpi_came_whole(const tshi_mpi_op *op) {
     size_t width = tsh_dtype_size(coll->dtype);
     int64_t n = tshi_mpi_min(op->step, op->longest - op->at);
     if (coll->kind == TSH_ALLREDUCE)
-        tsh_coll_finish(op->out->bytes, n, coll->dtype, coll->redop, op->group->size);
+        tshb_coll_finish(op->out->bytes, n, coll->dtype, coll->redop, op->group->size);
     if (coll->kind == TSH_ALLREDUCE || !op->sends)
         memcpy((char *)coll->recv + (size_t)op->at * width, op->out->bytes, (size_t)n * width);
 }
 
 /* The other end's envelope has arrived: compares it. A short message came with it. */
 static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op) {
-    const tsh_call *sent = &op->block[!op->sends].call, *wanted = &op->block[op->sends].call;
+    const tshb_call *sent = &op->block[!op->sends].call, *wanted = &op->block[op->sends].call;
     int64_t bytes = op->longest * (int64_t)tsh_dtype_size(op->coll.dtype);
     tsh_error error;
     if (sent->digest != wanted->digest) {
-        tsh_message_mismatch(&sent->coll, &wanted->coll, sent->rank, wanted->rank, op->seq,
-                             group->id, &error);
+        tshb_message_mismatch(&sent->coll, &wanted->coll, sent->rank, wanted->rank, op->seq,
+                              group->id, &error);
         group->broken = 1;
         tshi_mpi_raise(group->world, TSHI_MPI_ERROR, &error);
     } else if (bytes <= TSHI_MPI_EAGER) {
@@ -1015,7 +1015,7 @@ static tshi_mpi_op *tshi_mpi_add_op(tshi_mpi_group *group, const tsh_coll *coll,
     op->group = group;
     op->coll = *coll;
     op->id = ++group->ids;
-    op->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout);
+    op->deadline = tshb_deadline(coll->timeout_ns, group->world->timeout);
     op->req[0] = op->req[1] = MPI_REQUEST_NULL;
     return op;
 }
@@ -1036,7 +1036,7 @@ static tshi_mpi_op *tshi_mpi_add_collective(tshi_mpi_group *group, const tsh_col
 /* Appends half of a message to the group's list, sends its envelope and starts to receive that of
  * the other end. NULL: out of memory. */
 static tshi_mpi_op *tshi_mpi_add_half(tshi_mpi_group *group, const tsh_coll *coll, int sends) {
-    const tsh_coll half = tsh_coll_half(coll, !sends);
+    const tsh_coll half = tshb_coll_half(coll, !sends);
     size_t bytes = (size_t)half.count * tsh_dtype_size(half.dtype);
     int peer = sends ? half.send_to : half.recv_from;
     int tag = sends ? TSHI_MPI_TAG_SEND : TSHI_MPI_TAG_RECV;
@@ -1110,8 +1110,8 @@ static void tshi_mpi_advance(tshi_mpi_world *world) {
 
 /* Appends to report how many messages to and from `peer` of a group this rank has started; or, if
  * peer is -1, how many collectives. */
-static void tshi_mpi_mark(const tshi_mpi_group *group, int peer, tsh_wait_report *report) {
-    tsh_wait_mark *mark = (tsh_wait_mark *)(void *)(report + 1) + report->marks;
+static void tshi_mpi_mark(const tshi_mpi_group *group, int peer, tshb_wait_report *report) {
+    tshb_wait_mark *mark = (tshb_wait_mark *)(void *)(report + 1) + report->marks;
     mark->group = group->id;
     mark->peer = peer < 0 ? -1 : group->ranks[peer];
     mark->sends = peer < 0 ? group->started : group->sends[peer];
@@ -1120,7 +1120,7 @@ static void tshi_mpi_mark(const tshi_mpi_group *group, int peer, tsh_wait_report
 }
 
 /* Writes the world ranks that op waits for to awaited; of a message also which half is not done. */
-static void tshi_mpi_write_awaited(const tshi_mpi_op *op, tsh_wait_report *report, int *awaited) {
+static void tshi_mpi_write_awaited(const tshi_mpi_op *op, tshb_wait_report *report, int *awaited) {
     const tshi_mpi_group *group = op->group;
     report->send_to = report->recv_from = -1;
     report->pairwise = op->message;
@@ -1141,18 +1141,18 @@ static void tshi_mpi_write_awaited(const tshi_mpi_op *op, tsh_wait_report *repor
 static void tshi_mpi_tell_wait(tshi_mpi_world *world, const tshi_mpi_op *op) {
     const tshi_mpi_group *group = op->group;
     size_t marks = 0;
-    tsh_wait_report *report;
+    tshb_wait_report *report;
     int *awaited;
     for (const tshi_mpi_group *g = world->groups; g; g = g->next) marks += (size_t)g->size + 1;
-    report = (tsh_wait_report *)calloc(1, sizeof *report + marks * sizeof(tsh_wait_mark) +
-                                              ((size_t)group->size + 2) * sizeof *awaited);
+    report = (tshb_wait_report *)calloc(1, sizeof *report + marks * sizeof(tshb_wait_mark) +
+                                               ((size_t)group->size + 2) * sizeof *awaited);
     if (!report) return;
     for (const tshi_mpi_group *g = world->groups; g; g = g->next)
         for (int peer = -1; peer < g->size; peer++) tshi_mpi_mark(g, peer, report);
     report->group = group->id;
-    awaited = (int *)(void *)((tsh_wait_mark *)(void *)(report + 1) + report->marks);
+    awaited = (int *)(void *)((tshb_wait_mark *)(void *)(report + 1) + report->marks);
     tshi_mpi_write_awaited(op, report, awaited);
-    tsh_coll_where(&op->coll, group->size, op->seq, group->id, report->text, sizeof report->text);
+    tshb_coll_where(&op->coll, group->size, op->seq, group->id, report->text, sizeof report->text);
     if (world->rank == 0) {
         tshi_mpi_reported(world, 0, report);
         return;
@@ -1169,7 +1169,8 @@ static void tshi_mpi_time_out(tshi_mpi_world *world, const tshi_mpi_op *op) {
     if (tshi_mpi_over(world) || world->late.code != TSH_OK) return;
     tshi_mpi_tell_wait(world, op);
     (void)tsh_error_set(&error, TSH_ERR_TIMEOUT, -1, "rank %d ran out of time in ", world->rank);
-    tsh_coll_where(&op->coll, group->size, op->seq, group->id, error.message, sizeof error.message);
+    tshb_coll_where(&op->coll, group->size, op->seq, group->id, error.message,
+                    sizeof error.message);
     tshi_mpi_raise(world, TSHI_MPI_LATE, &error);
 }
 
@@ -1339,7 +1340,7 @@ static void tshi_mpi_join(tshi_mpi_group *group, uint64_t id, tsh_comm *out) {
     group->next = world->groups;
     world->groups = group;
     world->open++;
-    *out = tsh_comm_make(&world->ops, group, group->rank, group->size, id);
+    *out = tshb_comm_make(&world->ops, group, group->rank, group->size, id);
 }
 
 /* What a rank puts in the `eager` bytes of its head of a split. */
@@ -1463,7 +1464,7 @@ static void tshi_mpi_close(tsh_comm *comm) {
         tsh_error error;
         (void)tsh_error_set(&error, TSH_ERR_LOST, world->rank,
                             "rank %d closed %s before it waited for its requests", world->rank,
-                            tsh_group_text(group->id, name, sizeof name));
+                            tshb_group_text(group->id, name, sizeof name));
         tshi_mpi_raise(world, TSHI_MPI_ERROR, &error);
         for (; world->error.code == TSH_OK; tshi_mpi_serve(world)) /* at most half a second */
             (void)sched_yield();
@@ -1560,8 +1561,8 @@ static tsh_result tshi_mpi_form(tshi_mpi_world *world, MPI_Comm base, tsh_comm *
     (void)MPI_Comm_size(world->control, &world->size);
     n = (size_t)world->size;
     group = tshi_mpi_group_new(world, world->size);
-    world->report = (tsh_wait_report **)calloc(n, sizeof *world->report);
-    world->search = (tsh_coll_search *)calloc(n, sizeof *world->search);
+    world->report = (tshb_wait_report **)calloc(n, sizeof *world->report);
+    world->search = (tshb_coll_search *)calloc(n, sizeof *world->search);
     world->hosts = (char *)calloc(n + 1, (size_t)room);
     world->mine[0] = group && world->report && world->search && world->hosts;
     world->mine[1] = world->rank == 0 ? world->native : 1;
@@ -1600,8 +1601,8 @@ static tsh_result tshi_mpi_open(const tsh_mpi_desc *desc, int *argc, char ***arg
     set.ops = tshi_mpi_ops;
     set.owner = pthread_self();
     set.native = desc->native > 0;
-    if (!tsh_timeout(desc->timeout, "tsh_mpi_desc.timeout", &set.timeout, error) ||
-        (!desc->native && tsh_env_int("TSHARD_MPI_NATIVE", 0, 1, &set.native, error) < 0))
+    if (!tshb_timeout(desc->timeout, "tsh_mpi_desc.timeout", &set.timeout, error) ||
+        (!desc->native && tshb_env_int("TSHARD_MPI_NATIVE", 0, 1, &set.native, error) < 0))
         return error->code;
     result = tshi_mpi_init(desc->thread_level, argc, argv, &set.ours, error);
     if (result != TSH_OK) return result;

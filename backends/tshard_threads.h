@@ -56,7 +56,7 @@
  * A rank whose thread was never started is missed in the first collective of the others (in
  * tsh_open, if the ctx has groups): its error after TSHARD_TIMEOUT lists the absent ranks.
  */
-#include "../tshard.h"
+#include "tshard_backend.h"
 
 #ifndef TSHARD_THREADS_H
 #define TSHARD_THREADS_H
@@ -367,10 +367,10 @@ enum { TSHI_THREADS_TILE = 4096 };  /* bytes summed at once: they stay in the fi
 /* What every peer reads of a collective that was posted; written only by the member that posts. */
 typedef struct TSHI_THREADS_APART tshi_threads_slot {
     uint64_t stamp;   /* atomic: the collective's number + 1, written last */
-    uint64_t digest;  /* tsh_coll_digest of the call: if two ranks' differ, it is a mismatch */
+    uint64_t digest;  /* tshb_coll_digest of the call: if two ranks' differ, it is a mismatch */
     const char *send; /* the buffers of the call */
     char *recv;
-    char eager[TSHI_THREADS_EAGER]; /* values of an eager all-reduce; of a split, its tsh_ticket */
+    char eager[TSHI_THREADS_EAGER]; /* values of an eager all-reduce; of a split, its tshb_ticket */
 } tshi_threads_slot;
 
 typedef struct tshi_threads_group tshi_threads_group;
@@ -449,7 +449,7 @@ struct tsh_threads_world {
     int size, spins, crowded;      /* how many ranks; polls before a sleep; 1: ranks > cores */
     int64_t timeout;               /* of collectives without timeout_ns, in ns */
     tshi_threads_rank *rank;       /* one for each rank */
-    tsh_coll_search *search;       /* one for each rank: the search for a cycle of blocked ranks */
+    tshb_coll_search *search;       /* one for each rank: the search for a cycle of blocked ranks */
     tsh_error error;               /* the world's error; never changes after `failed` is set */
     tshi_threads_monitor lock;     /* protects error, groups, ids and blocked ranks */
     tshi_threads_group *groups;
@@ -565,9 +565,9 @@ static int tshi_threads_leave(const tshi_threads_member *member) {
     return TSHI_THREADS_GET(&member->group->world->failed) == TSH_OK;
 }
 
-/* For tsh_call_mismatch: outputs the call that the group's rank r makes of the collective that
+/* For tshb_call_mismatch: outputs the call that the group's rank r makes of the collective that
  * `user`, a member, is in. */
-static int tshi_threads_called(const void *user, int r, tsh_call *out) {
+static int tshi_threads_called(const void *user, int r, tshb_call *out) {
     const tshi_threads_member *member = (const tshi_threads_member *)user;
     const tshi_threads_group *group = member->group;
     out->coll = tshi_threads_call_of(&group->member[r], member->finished)->coll;
@@ -581,8 +581,8 @@ static int tshi_threads_called(const void *user, int r, tsh_call *out) {
 static int tshi_threads_mismatch(const tshi_threads_member *member) {
     const tshi_threads_group *group = member->group;
     tsh_error error;
-    if (!tsh_call_mismatch(tshi_threads_called, member, group->size, member->finished, group->id,
-                           &error))
+    if (!tshb_call_mismatch(tshi_threads_called, member, group->size, member->finished, group->id,
+                            &error))
         return 0;
     tshi_threads_raise(group->world, &error);
     return 1;
@@ -598,7 +598,7 @@ typedef struct TSHI_THREADS_APART tshi_threads_tile {
     char bytes[TSHI_THREADS_TILE]; /* sums, before they are copied to every recv */
 } tshi_threads_tile;
 
-/* Elements that tsh_coll_sum sums: `offset` bytes into each rank's message. */
+/* Elements that tshb_coll_sum sums: `offset` bytes into each rank's message. */
 typedef struct tshi_threads_parts {
     tshi_threads_member *member;
     uint64_t number; /* of the collective */
@@ -631,7 +631,7 @@ static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k
     for (int64_t left = n; left > 0; left -= n, parts.offset += bytes) {
         n = tshi_threads_min(left, (int64_t)(TSHI_THREADS_TILE / width));
         bytes = (size_t)n * width;
-        tsh_coll_sum(tile.bytes, n, coll, group->size, k, tshi_threads_part, &parts);
+        tshb_coll_sum(tile.bytes, n, coll, group->size, k, tshi_threads_part, &parts);
         for (int j = 1; j <= group->size && !to; j++) { /* this rank's recv is last */
             int r = (member->rank + j) % group->size;   /* each rank begins at another peer */
             memcpy(tshi_threads_slot_of(&group->member[r], number)->recv + parts.offset, tile.bytes,
@@ -647,8 +647,8 @@ static void tshi_threads_allreduce(tshi_threads_member *member, uint64_t number,
                                    const tsh_coll *coll) {
     const int eager = tshi_threads_call_of(member, number)->eager, size = member->group->size;
     for (int k = eager ? 0 : member->rank; k < (eager ? size : member->rank + 1); k++) {
-        int64_t at = tsh_coll_chunk(coll->count, size, k);         /* where the chunk starts */
-        int64_t n = tsh_coll_chunk(coll->count, size, k + 1) - at; /* its length */
+        int64_t at = tshb_coll_chunk(coll->count, size, k);         /* where the chunk starts */
+        int64_t n = tshb_coll_chunk(coll->count, size, k + 1) - at; /* its length */
         char *to = eager && n ? (char *)coll->recv + (size_t)at * tsh_dtype_size(coll->dtype)
                               : NULL;
         tshi_threads_sum(member, number, k, at, n, to);
@@ -658,8 +658,9 @@ static void tshi_threads_allreduce(tshi_threads_member *member, uint64_t number,
 static void tshi_threads_reduce_scatter(tshi_threads_member *member, uint64_t number,
                                         const tsh_coll *coll) {
     int64_t mine = coll->recv_counts[member->rank]; /* elements of this rank's piece of a block */
-    int64_t before = tsh_coll_before(coll->recv_counts, member->rank);       /* its offset there */
-    int64_t whole = tsh_coll_before(coll->recv_counts, member->group->size); /* length of a block */
+    int64_t before = tshb_coll_before(coll->recv_counts, member->rank); /* its offset there */
+    int64_t whole = tshb_coll_before(coll->recv_counts,
+                                     member->group->size); /* length of a block */
     for (int64_t b = 0; b < coll->blocks && mine; b++)
         tshi_threads_sum(member, number, member->rank, b * whole + before, mine,
                          (char *)coll->recv + (size_t)(b * mine) * tsh_dtype_size(coll->dtype));
@@ -690,8 +691,9 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
                                  const tsh_coll *coll) {
     const tshi_threads_group *group = member->group;
     size_t width = tsh_dtype_size(coll->dtype);
-    int all_to_all = coll->kind == TSH_ALLTOALL;                   /* else all-gather */
-    int64_t row = tsh_coll_before(coll->recv_counts, group->size); /* elements of a block of recv */
+    int all_to_all = coll->kind == TSH_ALLTOALL; /* else all-gather */
+    int64_t row = tshb_coll_before(coll->recv_counts,
+                                   group->size); /* elements of a block of recv */
     if (all_to_all && tshi_threads_unequal(member, number, coll) && tshi_threads_mismatch(member))
         return;
     for (int j = 0; j < group->size; j++) {
@@ -702,11 +704,11 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
         char *recv;
         if (n == 0) continue; /* the peer's send may be NULL */
         if (all_to_all) {
-            at = tsh_coll_before(peer->send_counts, member->rank);
-            step = tsh_coll_before(peer->send_counts, group->size);
+            at = tshb_coll_before(peer->send_counts, member->rank);
+            step = tshb_coll_before(peer->send_counts, group->size);
         }
         send = (const char *)peer->send + (size_t)at * width;
-        recv = (char *)coll->recv + (size_t)tsh_coll_before(coll->recv_counts, from) * width;
+        recv = (char *)coll->recv + (size_t)tshb_coll_before(coll->recv_counts, from) * width;
         for (int64_t b = 0; b < coll->blocks && recv != send; b++) /* equal: own piece, in place */
             memcpy(recv + (size_t)(b * row) * width, send + (size_t)(b * step) * width,
                    (size_t)n * width);
@@ -758,7 +760,7 @@ static void tshi_threads_group_free(tsh_threads_world *world, tshi_threads_group
 }
 
 static int tshi_threads_color(const tshi_threads_group *group, uint64_t number, int r) {
-    tsh_ticket ticket; /* what rank r has put in its slot */
+    tshb_ticket ticket; /* what rank r has put in its slot */
     memcpy(&ticket, tshi_threads_slot_of(&group->member[r], number)->eager, sizeof ticket);
     return ticket.color;
 }
@@ -777,7 +779,7 @@ static void tshi_threads_split_work(tshi_threads_member *member, uint64_t number
     int color = tshi_threads_color(group, number, member->rank), size = 0, *order;
     if (color < 0 || tshi_threads_leader(group, number, color) != member->rank) return;
     order = (int *)tshi_threads_alloc((size_t)group->size * sizeof *order);
-    if (order) size = tsh_split_order(tickets, sizeof *member, group->size, color, order);
+    if (order) size = tshb_split_order(tickets, sizeof *member, group->size, color, order);
     if (order) made = tshi_threads_group_new(group->world, size, member->name);
     for (int i = 0; made && i < size; i++) made->ranks[i] = group->ranks[order[i]];
     tshi_threads_free(order);
@@ -797,7 +799,7 @@ static void tshi_threads_join(tshi_threads_group *group, int rank, const tsh_com
     tshi_threads_rank *self = tshi_threads_self(member);
     member->next = self->members;
     self->members = member;
-    *out = tsh_comm_make(ops, member, rank, group->size, group->id);
+    *out = tshb_comm_make(ops, member, rank, group->size, group->id);
 }
 
 /* ========================================================================== */
@@ -871,12 +873,12 @@ static int tshi_threads_take(tshi_threads_member *member, tshi_threads_pair *rec
         &group->member[from].pair[mailbox->record[record->recv_number % TSHI_THREADS_PAIRWISE]];
     tsh_coll a, b; /* what was sent, what is received */
     if (!tshi_threads_enter(member)) return 0;
-    a = tsh_coll_half(&sent->call.coll, 0);
-    b = tsh_coll_half(&record->call.coll, 1);
+    a = tshb_coll_half(&sent->call.coll, 0);
+    b = tshb_coll_half(&record->call.coll, 1);
     if (a.count != b.count || a.dtype != b.dtype || a.tag != b.tag) {
         tsh_error error;
-        tsh_message_mismatch(&a, &b, group->ranks[from], group->ranks[member->rank],
-                             record->recv_number, group->id, &error);
+        tshb_message_mismatch(&a, &b, group->ranks[from], group->ranks[member->rank],
+                              record->recv_number, group->id, &error);
         tshi_threads_raise(group->world, &error);
     } else if (b.count) {
         memcpy(b.recv, a.send, (size_t)b.count * tsh_dtype_size(b.dtype));
@@ -972,8 +974,8 @@ static int tshi_threads_came(tshi_threads_member *member, tsh_req req, int m) {
  * text, which has TSHI_THREADS_TEXT bytes. */
 static char *tshi_threads_where(char *text, tshi_threads_member *member, tsh_req req) {
     text[0] = '\0';
-    tsh_coll_where(&tshi_threads_request(member, req)->coll, member->group->size,
-                   tshi_threads_number_of(req), member->group->id, text, TSHI_THREADS_TEXT);
+    tshb_coll_where(&tshi_threads_request(member, req)->coll, member->group->size,
+                    tshi_threads_number_of(req), member->group->id, text, TSHI_THREADS_TEXT);
     return text;
 }
 
@@ -1018,7 +1020,7 @@ static void tshi_threads_time_out(tshi_threads_member *member, tsh_req req) {
     tshi_threads_raise(group->world, &error);
 }
 
-/* For tsh_coll_cycle, under the world's lock. Rank r of the world is blocked in a group: returns
+/* For tshb_coll_cycle, under the world's lock. Rank r of the world is blocked in a group: returns
  * the world rank of the group's rank i if r waits for it, else -1. */
 static int tshi_threads_awaits(const void *user, int r, int i) {
     const tsh_threads_world *world = (const tsh_threads_world *)user;
@@ -1029,7 +1031,7 @@ static int tshi_threads_awaits(const void *user, int r, int i) {
     return member->group->ranks[i];
 }
 
-/* For tsh_coll_blame, under the world's lock: how many ranks, r included, are blocked in the same
+/* For tshb_coll_blame, under the world's lock: how many ranks, r included, are blocked in the same
  * collective as rank r of the world. Messages count as the same if their pair records have the
  * same index. */
 static int tshi_threads_together(const void *user, int r) {
@@ -1045,10 +1047,10 @@ static int tshi_threads_together(const void *user, int r) {
 /* Fills error: rank r is on a cycle. The caller holds the world's lock. */
 static void tshi_threads_tell_cycle(const tsh_threads_world *world, int r, tsh_error *error) {
     char texts[2][TSHI_THREADS_TEXT];
-    int waits, blamed = tsh_coll_blame(world->search, r, tshi_threads_together, world, &waits);
+    int waits, blamed = tshb_coll_blame(world->search, r, tshi_threads_together, world, &waits);
     const tshi_threads_rank *a = &world->rank[blamed], *b = &world->rank[waits];
-    tsh_cycle_error(blamed, tshi_threads_where(texts[0], a->blocked, a->blocked_req), waits,
-                    tshi_threads_where(texts[1], b->blocked, b->blocked_req), error);
+    tshb_cycle_error(blamed, tshi_threads_where(texts[0], a->blocked, a->blocked_req), waits,
+                     tshi_threads_where(texts[1], b->blocked, b->blocked_req), error);
 }
 
 /* Marks this rank as blocked in req; fails the world if ranks wait for each other in a cycle. The
@@ -1063,7 +1065,7 @@ static void tshi_threads_check_cycle(tshi_threads_member *member, tsh_req req) {
     self->blocked = member;
     self->blocked_req = req;
     memset(world->search, 0, (size_t)world->size * sizeof *world->search);
-    r = tsh_coll_cycle(world->search, world->size, r, tshi_threads_awaits, world);
+    r = tshb_coll_cycle(world->search, world->size, r, tshi_threads_awaits, world);
     if (r >= 0) tshi_threads_tell_cycle(world, r, &error);
     tshi_threads_unlock(&world->lock);
     if (r >= 0) tshi_threads_raise(world, &error);
@@ -1130,10 +1132,10 @@ static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *co
     tshi_threads_slot *slot = tshi_threads_slot_of(member, number);
     tshi_threads_call *call = tshi_threads_call_of(member, number);
     call->coll = *coll;
-    call->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout);
+    call->deadline = tshb_deadline(coll->timeout_ns, group->world->timeout);
     call->eager = eager;
     call->made = NULL;
-    slot->digest = tsh_coll_digest(coll, group->size);
+    slot->digest = tshb_coll_digest(coll, group->size);
     slot->send = (const char *)coll->send;
     slot->recv = (char *)coll->recv;
     if (bytes) memcpy(slot->eager, load, bytes);
@@ -1157,7 +1159,7 @@ static tsh_result tshi_threads_message(tshi_threads_member *member, const tsh_co
     if (i == TSHI_THREADS_PAIRWISE) return TSH_ERR_STATE;
     pair = &member->pair[i];
     pair->call.coll = *coll;
-    pair->call.deadline = tsh_deadline(coll->timeout_ns, member->group->world->timeout);
+    pair->call.deadline = tshb_deadline(coll->timeout_ns, member->group->world->timeout);
     pair->used = 1;
     *req = TSHI_THREADS_REQ_PAIR | (tsh_req)i;
     if (coll->kind != TSH_SEND) { /* receives a message */
@@ -1271,7 +1273,7 @@ static void tshi_threads_close(tsh_comm *comm) {
         tsh_error error;
         (void)tsh_error_set(&error, TSH_ERR_LOST, rank,
                             "rank %d closed %s before it waited for its requests", rank,
-                            tsh_group_text(group->id, name, sizeof name));
+                            tshb_group_text(group->id, name, sizeof name));
         tshi_threads_raise(world, &error);
     }
     if (TSHI_THREADS_GET(&world->failed) != TSH_OK) (void)tshi_threads_settle(world);
@@ -1288,7 +1290,7 @@ static tsh_result tshi_threads_split(tsh_comm *comm, int color, int key, tsh_com
     tshi_threads_group *group = member->group, *made;
     tsh_result result = (tsh_result)TSHI_THREADS_GET(&group->world->failed);
     tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
-    tsh_ticket ticket;
+    tshb_ticket ticket;
     int place = 0; /* this rank in the new group */
     tsh_req req;
     uint64_t number;
@@ -1333,7 +1335,7 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, t
         return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
                              "%d ranks are asked for; there can be 1 to %d", nranks,
                              (int)TSHI_THREADS_RANKS);
-    if (!tsh_timeout(0, "", &timeout, error)) return error->code;
+    if (!tshb_timeout(0, "", &timeout, error)) return error->code;
     world = (tsh_threads_world *)tshi_threads_alloc(
         sizeof *world + (size_t)nranks * (sizeof *world->rank + sizeof *world->search));
     if (!world) return tsh_error_set(error, TSH_ERR_MEMORY, -1, "no memory for a world");
@@ -1346,7 +1348,7 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, t
     world->spins = world->crowded ? 8 : 2000;
     world->timeout = timeout;
     world->rank = (tshi_threads_rank *)(void *)(world + 1);
-    world->search = (tsh_coll_search *)(void *)(world->rank + nranks);
+    world->search = (tshb_coll_search *)(void *)(world->rank + nranks);
     while (ready < nranks && tshi_threads_monitor_init(&world->rank[ready].wake)) ready++;
     if (ready == nranks) root = tshi_threads_group_new(world, nranks, 0); /* the group of all */
     if (!root) {

@@ -178,7 +178,7 @@
  *     >>uv-world        joining and closing a world; the runner
  */
 
-#include "../tshard.h"
+#include "tshard_backend.h"
 
 #ifndef TSHARD_UV_H
 #define TSHARD_UV_H
@@ -674,7 +674,7 @@ struct tsh_uv_world {
     int unproven, unproven_limit;               /* number of those that were accepted; its limit */
     tshi_uv_log_count tally[TSHI_UV_TALLIES];
     tshi_uv_group *world_group, *making; /* of all ranks; whose connections are made now, or NULL */
-    tsh_coll_search *search; /* by rank: the coordinator's search for a cycle of blocked ranks */
+    tshb_coll_search *search; /* by rank: the coordinator's search for a cycle of blocked ranks */
     int confirming;          /* number of ranks on a cycle that have not confirmed their wait */
     tshi_uv_outgoing outgoing;
     int64_t due, notice_at;  /* when joining times out; when the logger is told who is absent */
@@ -1318,8 +1318,8 @@ static tsh_result tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world,
     world->size = desc->size;
     for (; !desc->size && family < 3 && !has_size; family++) {
         const char *rank = ranks[family], *size = sizes[family];
-        has_size = tsh_env_int(size, 1, TSHI_UV_RANKS, &world->size, error);
-        if (has_size >= 0) has_rank = tsh_env_int(rank, 0, TSHI_UV_RANKS - 1, &world->rank, error);
+        has_size = tshb_env_int(size, 1, TSHI_UV_RANKS, &world->size, error);
+        if (has_size >= 0) has_rank = tshb_env_int(rank, 0, TSHI_UV_RANKS - 1, &world->rank, error);
         if (has_size < 0 || has_rank < 0) return error->code;
         if (has_rank != has_size)
             return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is set, but not %s",
@@ -1351,7 +1351,7 @@ static void tshi_uv_first_host(const char *list, char *host, size_t room) {
 /* Copies the text that desc gives, else the variable's. 1: copied; 0: neither given; -1: error. */
 static int tshi_uv_text(const char *given, const char *variable, char *text, size_t room,
                         tsh_error *error) {
-    if (!given) return tsh_env_text(variable, text, room, error);
+    if (!given) return tshb_env_text(variable, text, room, error);
     if ((size_t)snprintf(text, room, "%s", given) < room) return 1;
     (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
                         "tsh_uv_desc: a text is too long (%lu bytes): %.60s...",
@@ -1387,17 +1387,17 @@ static tsh_result tshi_uv_set_host(const tsh_uv_desc *desc, int family, tsh_uv_w
                                    tsh_error *error) {
     char *host = world->host, nodes[4096];
     size_t room = sizeof world->host;
-    int has =
-        tshi_uv_host_setting(desc->host, "tsh_uv_desc.host", "TSHARD_HOST", host, room, error);
+    int has = tshi_uv_host_setting(desc->host, "tsh_uv_desc.host", "TSHARD_HOST", host, room,
+                                   error);
     world->host_from = desc->host ? "tsh_uv_desc.host" : "TSHARD_HOST";
     if (!has) {
         has = tshi_uv_host_setting(NULL, NULL, "MASTER_ADDR", host, room, error);
         if (has > 0) world->host_from = "MASTER_ADDR";
     }
     if (!has && family == 3) {
-        has = tsh_env_text("SLURM_STEP_NODELIST", nodes, sizeof nodes, error);
+        has = tshb_env_text("SLURM_STEP_NODELIST", nodes, sizeof nodes, error);
         if (has > 0) world->host_from = "SLURM_STEP_NODELIST";
-        if (!has) has = tsh_env_text("SLURM_JOB_NODELIST", nodes, sizeof nodes, error);
+        if (!has) has = tshb_env_text("SLURM_JOB_NODELIST", nodes, sizeof nodes, error);
         if (has > 0) tshi_uv_first_host(nodes, host, room);
     }
     if (!has) (void)snprintf(host, room, "127.0.0.1");
@@ -1413,10 +1413,10 @@ static tsh_result tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, ts
     if (desc->port < 0 || desc->port > 65535)
         return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%d is not a port", desc->port);
     if (desc->port) return TSH_OK;
-    has = tsh_env_int("TSHARD_PORT", 1, 65535, &world->port, error);
+    has = tshb_env_int("TSHARD_PORT", 1, 65535, &world->port, error);
     if (!has) {
-        has = tsh_env_int("MASTER_PORT", 1, 65534, &world->port, error);
-        if (has > 0 && tsh_env_text("TORCHELASTIC_USE_AGENT_STORE", agent, sizeof agent, error))
+        has = tshb_env_int("MASTER_PORT", 1, 65534, &world->port, error);
+        if (has > 0 && tshb_env_text("TORCHELASTIC_USE_AGENT_STORE", agent, sizeof agent, error))
             has = strcmp(agent, "True") == 0 ? 2 : strcmp(agent, "False") == 0 ? 1 : -1; /* 2: +1 */
         if (has < 0 && agent[0])
             return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
@@ -1425,7 +1425,7 @@ static tsh_result tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, ts
         world->port += has == 2;
     }
     if (!has && family == 3) {
-        has = tsh_env_int("SLURM_JOB_ID", 0, INT_MAX, &id, error);
+        has = tshb_env_int("SLURM_JOB_ID", 0, INT_MAX, &id, error);
         if (has > 0) world->port = 20000 + id % 20000;
     }
     return has < 0 ? error->code : TSH_OK;
@@ -1528,18 +1528,18 @@ static tsh_result tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, 
     int has;
     tsh_result result;
     world->insecure = desc->insecure;
-    if (!desc->insecure && tsh_env_int("TSHARD_INSECURE", 0, 1, &world->insecure, error) < 0)
+    if (!desc->insecure && tshb_env_int("TSHARD_INSECURE", 0, 1, &world->insecure, error) < 0)
         return error->code;
     world->keyed = 1;
     if (desc->key)
         return tshi_uv_take_key(desc->key, desc->key_size, "tsh_uv_desc.key", world->secret, error);
-    has = tsh_env_text("TSHARD_KEY", text, sizeof text, error);
+    has = tshb_env_text("TSHARD_KEY", text, sizeof text, error);
     if (has > 0) {
         result = tshi_uv_take_key(text, strlen(text), "TSHARD_KEY", world->secret, error);
         sodium_memzero(text, sizeof text);
         return result;
     }
-    if (!has) has = tsh_env_text("TSHARD_KEY_FILE", text, sizeof text, error);
+    if (!has) has = tshb_env_text("TSHARD_KEY_FILE", text, sizeof text, error);
     if (has > 0) return tshi_uv_key_file(text, world->secret, error);
     world->keyed = 0;
     return has < 0 ? error->code : TSH_OK;
@@ -1550,7 +1550,7 @@ static tsh_result tshi_uv_set_checksum(const tsh_uv_desc *desc, tsh_uv_world *wo
                                        tsh_error *error) {
     int on = 0, has = 0;
     world->checksum = desc->checksum > 0 ? 1 : desc->checksum < 0 ? -1 : 0;
-    if (!world->checksum) has = tsh_env_int("TSHARD_CHECKSUM", 0, 1, &on, error);
+    if (!world->checksum) has = tshb_env_int("TSHARD_CHECKSUM", 0, 1, &on, error);
     if (has > 0) world->checksum = on ? 1 : -1;
     return has < 0 ? error->code : TSH_OK;
 }
@@ -1563,10 +1563,10 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
     if (tshi_uv_set_rank(desc, world, &family, error) != TSH_OK ||
         tshi_uv_set_host(desc, family, world, error) != TSH_OK ||
         tshi_uv_set_rank0_port(desc, family, world, error) != TSH_OK ||
-        !tsh_timeout(desc->timeout, "tsh_uv_desc.timeout", &world->timeout, error) ||
-        !tsh_time_limit(desc->heartbeat, "tsh_uv_desc.heartbeat", "TSHARD_HEARTBEAT", 10,
-                        &world->heartbeat, error) ||
-        !tsh_time_limit(desc->notice, "tsh_uv_desc.notice", "", 10, &world->notice, error) ||
+        !tshb_timeout(desc->timeout, "tsh_uv_desc.timeout", &world->timeout, error) ||
+        !tshb_time_limit(desc->heartbeat, "tsh_uv_desc.heartbeat", "TSHARD_HEARTBEAT", 10,
+                         &world->heartbeat, error) ||
+        !tshb_time_limit(desc->notice, "tsh_uv_desc.notice", "", 10, &world->notice, error) ||
         tshi_uv_host_setting(desc->bind, "tsh_uv_desc.bind", "TSHARD_BIND", world->bind_host, room,
                              error) < 0 ||
         tshi_uv_set_interface(desc, world, error) != TSH_OK ||
@@ -1583,7 +1583,7 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
     memcpy(&world->job, hash, sizeof world->job); /* differs on ranks of another byte order */
     world->listener = desc->listener > 0 ? desc->listener : -1;
     if (world->listener < 0 && world->rank == 0 &&
-        tsh_env_int("TSHARD_LISTENER", 1, INT_MAX, &world->listener, error) < 0)
+        tshb_env_int("TSHARD_LISTENER", 1, INT_MAX, &world->listener, error) < 0)
         return error->code;
     if (world->size == 1 || world->port || (world->rank == 0 && world->listener >= 0))
         return TSH_OK;
@@ -2001,8 +2001,8 @@ static void tshi_uv_suspect_cut(tsh_uv_world *world) {
                     first ? ours : theirs, first ? theirs : ours, (double)world->heartbeat / 1e9);
 }
 
-/* For tsh_call_mismatch: gets the call of a rank of the group from its answer. 0: it has none. */
-static int tshi_uv_called(const void *user, int rank, tsh_call *out) {
+/* For tshb_call_mismatch: gets the call of a rank of the group from its answer. 0: it has none. */
+static int tshi_uv_called(const void *user, int rank, tshb_call *out) {
     const tsh_uv_world *world = (const tsh_uv_world *)user;
     for (int r = 0; r < world->size; r++) {
         const tshi_uv_answer *answer = &world->peer[r].answer;
@@ -2061,8 +2061,8 @@ static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
             return;
         }
         if (e->group && e->kind == TSHI_UV_MISMATCH)
-            (void)tsh_call_mismatch(tshi_uv_called, world, world->size, e->seq, e->group,
-                                    &e->error);
+            (void)tshb_call_mismatch(tshi_uv_called, world, world->size, e->seq, e->group,
+                                     &e->error);
         if (e->group && e->kind == TSHI_UV_LATE) tshi_uv_find_absent(world, &e->error);
     } else if (now - world->held_since < TSHI_UV_ALONE_MS * TSHI_UV_MS) {
         return;
@@ -2096,8 +2096,8 @@ static uint64_t tshi_uv_blocked_messages(const tshi_uv_blocked *s, uint64_t grou
     return s->pairs < TSHI_UV_BLOCKED_PAIRS ? 0 : UINT64_MAX; /* a full list may lack this pair */
 }
 
-/* For tsh_coll_cycle: returns the i-th rank that blocked rank r waits for, if that rank is blocked,
- * too, and has not started what r waits for; else -1. `user` is world->peer. */
+/* For tshb_coll_cycle: returns the i-th rank that blocked rank r waits for, if that rank is
+ * blocked, too, and has not started what r waits for; else -1. `user` is world->peer. */
 static int tshi_uv_awaits(const void *user, int r, int i) {
     const tshi_uv_peer *all = (const tshi_uv_peer *)user;
     const tshi_uv_blocked *s = &all[r].blocked, *other;
@@ -2112,7 +2112,7 @@ static int tshi_uv_awaits(const void *user, int r, int i) {
     return started <= s->seq ? m : -1;
 }
 
-/* For tsh_coll_blame: returns how many ranks are blocked in the same collective as rank r. */
+/* For tshb_coll_blame: returns how many ranks are blocked in the same collective as rank r. */
 static int tshi_uv_together(const void *user, int r) {
     const tshi_uv_peer *all = (const tshi_uv_peer *)user;
     const tshi_uv_blocked *s = &all[r].blocked;
@@ -2127,9 +2127,9 @@ static int tshi_uv_together(const void *user, int r) {
 /* Reports the cycle that rank r is on; all its ranks have confirmed. */
 static void tshi_uv_report_cycle(tsh_uv_world *world, int r) {
     const tshi_uv_peer *all = world->peer;
-    int waits, blamed = tsh_coll_blame(world->search, r, tshi_uv_together, all, &waits);
+    int waits, blamed = tshb_coll_blame(world->search, r, tshi_uv_together, all, &waits);
     tsh_error error;
-    tsh_cycle_error(blamed, all[blamed].blocked.text, waits, all[waits].blocked.text, &error);
+    tshb_cycle_error(blamed, all[blamed].blocked.text, waits, all[waits].blocked.text, &error);
     tshi_uv_suspect(world, TSHI_UV_CROSSED, error.code, blamed, "%s", error.message);
 }
 
@@ -2184,7 +2184,7 @@ static void tshi_uv_follow(tsh_uv_world *world, int r) {
         memset(world->search, 0, (size_t)world->size * sizeof *world->search);
         for (at = 0; at < world->size; at++) world->peer[at].asked = 0;
         for (on = -1, at = r < 0 ? 0 : r; on < 0 && at < end; at++)
-            on = tsh_coll_cycle(world->search, world->size, at, tshi_uv_awaits, world->peer);
+            on = tshb_coll_cycle(world->search, world->size, at, tshi_uv_awaits, world->peer);
         r = -1;
     } while (on >= 0 && tshi_uv_ask_cycle(world, on));
 }
@@ -2889,7 +2889,7 @@ static const char *tshi_uv_last_call(tsh_uv_world *world, char *text, size_t roo
     uv_mutex_unlock(&world->lock);
     text[0] = 0;
     if (id) tsh_text_add(text, room, "; rank %d last called ", world->rank);
-    if (id) tsh_coll_where(&record.coll, 0, seq, id, text, room);
+    if (id) tshb_coll_where(&record.coll, 0, seq, id, text, room);
     return text;
 }
 
@@ -2898,7 +2898,7 @@ static void tshi_uv_suspect_link(tshi_uv_peer *peer, const tshi_uv_address ends[
     tsh_uv_world *world = peer->world;
     char texts[2][80], last[240]; /* both ends as host:port */
     for (int i = 0; i < 2; i++) tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
-    tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, tsh_blamed(world->rank, peer->rank),
+    tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, tshb_blamed(world->rank, peer->rank),
                     "the data connection of rank %d (%s) and rank %d (%s) is dead: for %.1f s "
                     "(TSHARD_HEARTBEAT) no byte has come through, though both ranks answer; has a "
                     "firewall or NAT between them dropped it?%s",
@@ -2991,7 +2991,7 @@ static void tshi_uv_deafen(tshi_uv_peer *peer) {
         tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
     }
     if (world->parting) return; /* too late to matter */
-    tshi_uv_suspect(world, TSHI_UV_DAMAGED, TSH_ERR_LOST, tsh_blamed(world->rank, peer->rank),
+    tshi_uv_suspect(world, TSHI_UV_DAMAGED, TSH_ERR_LOST, tshb_blamed(world->rank, peer->rank),
                     TSHI_UV_DAMAGED_TEXT, "control", world->rank, texts[0], peer->rank, texts[1],
                     "a control message", "");
 }
@@ -3687,7 +3687,7 @@ static int64_t tshi_uv_length(const tshi_uv_op *op, int k) {
     const tsh_coll *coll = &op->coll;
     const int size = op->group->size;
     if (coll->kind == TSH_ALLREDUCE) /* chunks of rule 5 (>>comm-api) */
-        return (tsh_coll_chunk(coll->count, size, k + 1) - tsh_coll_chunk(coll->count, size, k)) *
+        return (tshb_coll_chunk(coll->count, size, k + 1) - tshb_coll_chunk(coll->count, size, k)) *
                tshi_uv_width(op);
     return coll->recv_counts[k] * coll->blocks * tshi_uv_width(op); /* as the call's counts say */
 }
@@ -3696,10 +3696,10 @@ static int64_t tshi_uv_length(const tshi_uv_op *op, int k) {
 static tshi_uv_span tshi_uv_in_rows(const tshi_uv_op *op, void *base, const int64_t *counts, int k,
                                     int64_t offset) {
     int64_t width = tshi_uv_width(op), row = counts[k] * width; /* row: bytes per row, of rank k */
-    int64_t whole = tsh_coll_before(counts, op->group->size) * width;    /* bytes of a whole row */
+    int64_t whole = tshb_coll_before(counts, op->group->size) * width;   /* bytes of a whole row */
     int64_t b = row ? offset / row : 0, within = row ? offset % row : 0; /* b: index of the row */
     tshi_uv_span span;
-    span.at = (char *)base + b * whole + tsh_coll_before(counts, k) * width + within;
+    span.at = (char *)base + b * whole + tshb_coll_before(counts, k) * width + within;
     span.size = row - within; /* to the end of the part in this row */
     return span;
 }
@@ -3710,7 +3710,7 @@ static tshi_uv_span tshi_uv_in_whole(const tshi_uv_op *op, void *base, int k, in
     int64_t chunk; /* where the chunk starts, in elements */
     tshi_uv_span span;
     if (coll->kind != TSH_ALLREDUCE) return tshi_uv_in_rows(op, base, coll->recv_counts, k, offset);
-    chunk = tsh_coll_chunk(coll->count, op->group->size, k);
+    chunk = tshb_coll_chunk(coll->count, op->group->size, k);
     span.at = (char *)base + chunk * tshi_uv_width(op) + offset;
     span.size = tshi_uv_length(op, k) - offset;
     return span;
@@ -3879,8 +3879,8 @@ static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
         out = tshi_uv_in_whole(op, coll->recv, in.chunk, in.offset); /* into its final place */
     else if (last)
         out.at = (char *)coll->recv + in.offset; /* the sum for this rank */
-    tsh_coll_fold(out.at, left.at, right.at, n, coll->dtype, coll->redop);
-    if (last) tsh_coll_finish(out.at, n, coll->dtype, coll->redop, op->group->size);
+    tshb_coll_fold(out.at, left.at, right.at, n, coll->dtype, coll->redop);
+    if (last) tshb_coll_finish(out.at, n, coll->dtype, coll->redop, op->group->size);
     return n * width;
 }
 
@@ -3945,7 +3945,7 @@ static tshi_uv_span tshi_uv_direct_at(const tshi_uv_op *op, int peer, int64_t of
     return span;
 }
 
-/* For tsh_coll_sum: elements of every rank's data. */
+/* For tshb_coll_sum: elements of every rank's data. */
 typedef struct tshi_uv_parts {
     const tshi_uv_op *op; /* the reduction */
     const char *own;      /* this rank's elements, which were not sent */
@@ -3968,7 +3968,7 @@ static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t
     int64_t width = tshi_uv_width(op);
     int64_t n = tshi_uv_min(tshi_uv_min(own.size, most), (int64_t)sizeof tile) / width;
     if (n <= 0) return 0;
-    tsh_coll_sum(tile, n, &op->coll, op->group->size, k, tshi_uv_message_of, &parts);
+    tshb_coll_sum(tile, n, &op->coll, op->group->size, k, tshi_uv_message_of, &parts);
     memcpy((char *)op->coll.recv + to, tile, (size_t)(n * width));
     return n * width;
 }
@@ -3976,7 +3976,7 @@ static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t
 /* Returns where the sum of chunk k is stored in recv, in bytes. */
 static int64_t tshi_uv_sum_place(const tshi_uv_op *op, int k) {
     if (op->coll.kind != TSH_ALLREDUCE) return 0; /* recv is this rank's chunk */
-    return tsh_coll_chunk(op->coll.count, op->group->size, k) * tshi_uv_width(op);
+    return tshb_coll_chunk(op->coll.count, op->group->size, k) * tshi_uv_width(op);
 }
 
 /* Sums all ranks' data once it has arrived. */
@@ -4104,10 +4104,10 @@ static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, ch
     char name[TSHI_UV_NAME];
     text[0] = 0;
     if (op)
-        tsh_coll_where(&op->coll, group->size, op->head.seq, group->id, text, room);
+        tshb_coll_where(&op->coll, group->size, op->head.seq, group->id, text, room);
     else
         tsh_text_add(text, room, "the connections of %s",
-                     tsh_group_text(group->id, name, sizeof name));
+                     tshb_group_text(group->id, name, sizeof name));
 }
 
 /* Returns a queue of the connection that is not empty, to name its operation in an error. */
@@ -4140,8 +4140,8 @@ static void tshi_uv_unfit(tshi_uv_link *link, const tshi_uv_head *sent, const ts
     b.count = wanted->count;
     b.recv_from = from;
     b.tag = wanted->tag;
-    tsh_message_mismatch(&a, &b, group->ranks[from], group->ranks[to], sent->seq, group->id,
-                         &error);
+    tshb_message_mismatch(&a, &b, group->ranks[from], group->ranks[to], sent->seq, group->id,
+                          &error);
     tshi_uv_report_error(group->world, TSHI_UV_MISMATCH, 0, 0, error.code, error.rank, "%s",
                          error.message);
 }
@@ -4154,7 +4154,7 @@ static int tshi_uv_fits(const tshi_uv_head *sent, const tshi_uv_head *wanted) {
 
 /* Returns the header of a message (receives = 0), or of the clear for it (receives = 1). */
 static tshi_uv_head tshi_uv_message_head(const tshi_uv_op *op, int receives) {
-    const tsh_coll half = tsh_coll_half(&op->coll, receives); /* one half of a SENDRECV */
+    const tsh_coll half = tshb_coll_half(&op->coll, receives); /* one half of a SENDRECV */
     tshi_uv_head head;
     memset(&head, 0, sizeof head);
     head.group = op->group->id;
@@ -4186,7 +4186,7 @@ static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
         tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
     }
     tshi_uv_op_text(group, tshi_uv_first(link->group, fifo), text + 4, sizeof text - 4);
-    tshi_uv_report_error(group->world, TSHI_UV_DAMAGED, 0, 0, TSH_ERR_LOST, tsh_blamed(a, b),
+    tshi_uv_report_error(group->world, TSHI_UV_DAMAGED, 0, 0, TSH_ERR_LOST, tshb_blamed(a, b),
                          TSHI_UV_DAMAGED_TEXT, "data", a, texts[0], b, texts[1], what, text);
 }
 
@@ -4208,9 +4208,9 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
             head->group == group->id && head->bytes == (uint64_t)op->in[link->peer].total)
             return 1; /* both called the same collective */
         tshi_uv_report_error(
-            group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tsh_blamed(a, b),
+            group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tshb_blamed(a, b),
             "rank %d and rank %d called different collectives (collective %llu of %s)", a, b,
-            (unsigned long long)seq, tsh_group_text(group->id, name, sizeof name));
+            (unsigned long long)seq, tshb_group_text(group->id, name, sizeof name));
         return 0;
     }
     if (head->kind == TSH_RECV && link->cleared - link->sent < TSHI_UV_OPS) { /* a clear arrived */
@@ -4503,7 +4503,7 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
         for (int k = 0; k < size; k++) sent += tshi_uv_length(op, k);
         if (coll->kind == TSH_ALLREDUCE) sent *= size - 1;
         if (size == 1 || sent <= TSHI_UV_DIRECT_MOST) return TSHI_UV_DIRECT;
-        if (coll->kind != TSH_ALLGATHER && tsh_coll_rounds(coll->dtype, coll->redop))
+        if (coll->kind != TSH_ALLGATHER && tshb_coll_rounds(coll->dtype, coll->redop))
             return TSHI_UV_PIECES; /* a ring would round the sum at every rank */
         return TSHI_UV_RING;
     case TSH_BROADCAST:
@@ -4562,12 +4562,12 @@ static void tshi_uv_plan_message(tshi_uv_op *op) { /* Queues a SEND, RECV or SEN
     if (coll->kind != TSH_SEND) {
         tshi_uv_link *link = tshi_uv_link_to(op->group, coll->recv_from, 1);
         op->number[1] = link->receives++; /* its number among those from this peer */
-        tshi_uv_expect(op, coll->recv_from, tsh_coll_half(coll, 1).count * width);
+        tshi_uv_expect(op, coll->recv_from, tshb_coll_half(coll, 1).count * width);
         if (link->peer != op->group->rank) tshi_uv_queue(op, &link->clears, &op->clear, 0);
     }
     if (coll->kind != TSH_RECV) {
         op->number[0] = tshi_uv_link_to(op->group, coll->send_to, 1)->sends++;
-        tshi_uv_promise(op, coll->send_to, tsh_coll_half(coll, 0).count * width);
+        tshi_uv_promise(op, coll->send_to, tshb_coll_half(coll, 0).count * width);
     }
 }
 
@@ -4602,8 +4602,8 @@ static size_t tshi_uv_scratch(const tshi_uv_op *op) {
 static tsh_result tshi_uv_no_scratch(const tshi_uv_group *group, const tsh_coll *coll) {
     char text[200] = "start ", name[TSHI_UV_NAME]; /* text: the end of "rank 1 cannot start ..." */
     size_t used = strlen(text);
-    (void)tsh_coll_text(coll, NULL, group->size, text + used, sizeof text - used);
-    tsh_text_add(text, sizeof text, " of %s", tsh_group_text(group->id, name, sizeof name));
+    (void)tshb_coll_text(coll, NULL, group->size, text + used, sizeof text - used);
+    tsh_text_add(text, sizeof text, " of %s", tshb_group_text(group->id, name, sizeof name));
     return tshi_uv_cannot(group->world, TSH_ERR_MEMORY, text, "no memory");
 }
 
@@ -4626,7 +4626,7 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
         op->scratch_size = op->scratch ? need : 0; /* later calls use scratch again */
         if (!op->scratch) return tshi_uv_no_scratch(group, coll);
     }
-    op->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout); /* absolute, in ns */
+    op->deadline = tshb_deadline(coll->timeout_ns, group->world->timeout); /* absolute, in ns */
     op->used = 1;
     group->active++;
     if (op->algorithm == TSHI_UV_MESSAGE) {
@@ -4634,8 +4634,8 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
     } else {
         memset(&op->head, 0, sizeof op->head);
         op->head.group = group->id;
-        op->head.seq = group->started;                        /* its number in the group */
-        op->head.digest = tsh_coll_digest(coll, group->size); /* compared by the peers */
+        op->head.seq = group->started;                         /* its number in the group */
+        op->head.digest = tshb_coll_digest(coll, group->size); /* compared by the peers */
         op->head.count = coll->count;
         op->head.kind = (uint8_t)coll->kind;
         tshi_uv_remember(op);
@@ -4815,7 +4815,7 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
     tshi_uv_waiting wait = {group, op, 0, 0, 0};
     int spins = 0, turns = 0; /* rounds without progress in a row; all rounds */
-    wait.deadline = op ? op->deadline : tsh_deadline(0, world->timeout);
+    wait.deadline = op ? op->deadline : tshb_deadline(0, world->timeout);
     for (;;) {
         int moved = tshi_uv_advance(world);
         if (tshi_uv_over(&wait)) break;
@@ -4912,7 +4912,7 @@ static tshi_uv_group *tshi_uv_color_group(tshi_uv_group *parent, const tshi_uv_t
     int *order = (int *)calloc((size_t)parent->size, sizeof *order); /* ranks of the parent */
     tshi_uv_group *group;
     if (!order) return NULL;
-    n = tsh_split_order(tickets, sizeof *tickets, parent->size, color, order);
+    n = tshb_split_order(tickets, sizeof *tickets, parent->size, color, order);
     while (tickets[leader].color != color) leader++;
     group = tshi_uv_group_new(parent->world, tickets[leader].id, 0, n); /* its rank is set below */
     for (int i = 0; group && i < n; i++) {
@@ -4932,7 +4932,7 @@ static void tshi_uv_add_group(tshi_uv_group *group, const tsh_comm_ops *ops, tsh
     world->groups = group;
     uv_mutex_unlock(&world->lock);
     world->open++; /* the world closes with its last group */
-    *out = tsh_comm_make(ops, group, group->rank, group->size, group->id);
+    *out = tshb_comm_make(ops, group, group->rank, group->size, group->id);
 }
 
 /* All-gathers the tickets (color, key, port, id) of a split over the group that is split. On
@@ -5036,7 +5036,7 @@ static void tshi_uv_close(tsh_comm *comm) {
     if (group->active && tshi_uv_failed(world) == TSH_OK)
         tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_LOST, world->rank,
                              "rank %d closed %s before it waited for its requests", world->rank,
-                             tsh_group_text(group->id, name, sizeof name));
+                             tshb_group_text(group->id, name, sizeof name));
     uv_mutex_lock(&world->lock);
     for (at = &world->groups; *at != group;) at = &(*at)->next; /* takes it out of the list */
     *at = group->next;
@@ -5075,7 +5075,7 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
     size_t n = (size_t)world->size;
     world->peer = (tshi_uv_peer *)calloc(n, sizeof *world->peer);
     world->members = (int *)calloc((n + 1) * n, sizeof *world->members); /* n + 1 lists of n */
-    world->search = (tsh_coll_search *)calloc(n, sizeof *world->search);
+    world->search = (tshb_coll_search *)calloc(n, sizeof *world->search);
     world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size); /* its id is 1 */
     if (!world->peer || !world->members || !world->search || !world->world_group) return 0;
     for (int r = 0; r < world->size; r++) {

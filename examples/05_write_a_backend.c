@@ -1,11 +1,11 @@
 /* 05: a backend of one's own. Ranks are processes; each reads from a socketpair that all write to.
  *
  * A backend of messages brings bytes from rank to rank, and the first error to all ranks: rule 9 in
- * tshard.h's section comm-api. tsh_comm_compose makes all collectives, groups and time limits of
+ * tshard.h's section comm-api. tshb_comm_compose makes all collectives, groups and time limits of
  * that, and one error where ranks call different things or wait for each other. The tests of every
  * backend run on this one, too: tests/comm/test_own_backend.c. */
 #define TSHARD_IMPLEMENTATION
-#include "../tshard.h"
+#include "../backends/tshard_backend.h"
 #include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -121,8 +121,8 @@ static int net_prepare(int size) {
 
 static tsh_result net_open(int rank, int size, tsh_comm *comm, tsh_error *error) {
     static const tsh_comm_ops ops = TSH_MESSAGE_OPS(net, "net", 0);
-    tsh_comm messages = tsh_comm_make(&ops, NULL, rank, size, 1);
-    return tsh_comm_compose(&messages, comm, error);
+    tsh_comm messages = tshb_comm_make(&ops, NULL, rank, size, 1);
+    return tshb_comm_compose(&messages, comm, error);
 }
 
 /* The program of every rank. */

@@ -13,9 +13,10 @@ FLAGS = ["-x", "c", "-std=c99", "-D_POSIX_C_SOURCE=200809L", "-DTSHARD_IMPLEMENT
 
 
 def commands(compiler="cc"):
-    """An entry for each room. Those of tshard_uv.h come after the whole tshard.h."""
+    """An entry for each room. Those of tshard_uv.h come after what that includes."""
     made = []
-    for path, before in (("rooms", []), ("rooms-uv", [os.path.join(TOP, "tshard.h")])):
+    backend = os.path.join(TOP, "backends", "tshard_backend.h")
+    for path, before in (("rooms", []), ("rooms-uv", [backend])):
         path = os.path.join(TOP, "src", path)
         for floor, room, _ in join.entries(path):
             if not room:

@@ -17,7 +17,7 @@
  *  2. All ranks of a group start the same collectives in the same order; between groups any order
  * goes. SEND, RECV and SENDRECV are numbered per pair of ranks and direction instead. split is
  * posted and checked like a collective. It ORs out->id, which has the name of the new group
- * (tsh_group_text) or is 0, into the new group's id.
+ * (tshb_group_text) or is 0, into the new group's id.
  *  3. test and progress never block. A wait on any request progresses every outstanding request of
  * this rank, on all comms, so that no order of waits can deadlock.
  *  4. No call returns, not even with an error, while a peer or a pending write may still touch its
@@ -36,7 +36,7 @@
  *  8. close releases the comm; its requests must have been waited for, or the world must have
  * failed.
  *  9. A backend may do no more than bring messages from rank to rank of a world, also from a rank
- * to itself: tsh_comm_compose makes collectives, groups and errors of that
+ * to itself: tshb_comm_compose makes collectives, groups and errors of that
  * (examples/05_write_a_backend.c). It has start, progress, status, abort, close, and idle, which
  * sleeps until there may be something to do, for ns at most. start gets a SEND or a RECV of at most
  * TSH_MESSAGE_BYTES. A SEND is copied before start returns. A RECV takes the oldest message of its
@@ -128,7 +128,7 @@ struct tsh_comm {
     const tsh_comm_ops *ops; /* NULL: a group of one, built in */
     void *impl;
     int rank, size;
-    uint64_t id; /* the same on all ranks of the group: see tsh_group_text */
+    uint64_t id; /* the same on all ranks of the group: see tshb_group_text */
     uint64_t next_seq;
     int in_flight;
     tsh_comm_stats stats;
@@ -189,165 +189,3 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error);
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message);
 /* Releases the comm, whose requests must have been waited for, unless its world has failed. */
 TSH_API void tsh_comm_close(tsh_comm *comm);
-
-/* -- writing a backend ------------------------------------------------------ */
-
-/* What backends share, for those who write one: a comm and a runner, time, sentences, rule 5's
- * arithmetic, comparing calls, and ranks that wait for each other. dtype and op are ones that
- * tsh_start took. */
-
-/* Rank `rank` of a group of `size`; nothing has been started on it. */
-TSH_API tsh_comm tsh_comm_make(const tsh_comm_ops *ops, void *impl, int rank, int size,
-                               uint64_t id);
-/* Makes of a comm of messages (rule 9) for the whole world one that has everything,
- * in rule 5's order; it owns that one. The time limit is TSHARD_TIMEOUT's, else 300 s. Errors:
- * TSH_ERR_ARGUMENT (TSHARD_TIMEOUT is not a time), TSH_ERR_MEMORY, with a sentence in error. */
-TSH_API tsh_result tsh_comm_compose(const tsh_comm *messages, tsh_comm *out, tsh_error *error);
-
-/* Nanoseconds of a clock that is never set back; -1: the system has none. */
-TSH_API int64_t tsh_now(void);
-/* The time limit of a world in ns, at most 2^61: `given` seconds (negative: no limit) where a desc
- * has them in a field called `name`; if that is 0, TSHARD_TIMEOUT (0: no limit), else 300 s.
- * Returns 0 with a sentence in error if the number is NaN or the variable is not a time. */
-TSH_API int tsh_timeout(double given, const char *name, int64_t *ns, tsh_error *error);
-/* The same of another variable and default. */
-TSH_API int tsh_time_limit(double given, const char *name, const char *variable, double otherwise,
-                           int64_t *ns, tsh_error *error);
-/* The time (tsh_now) at which a call that starts now times out: timeout_ns from now, or `otherwise`
- * from now if timeout_ns is 0. */
-TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise);
-
-/* Fills *error. Returns code. */
-TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
-                                 ...) TSH_PRINTF(4, 5);
-/* As vsnprintf, but numbers have a decimal point in every locale. What a program writes for others
- * to read (files, messages) it writes with this or with tsh_text_add. */
-TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va_list list)
-    TSH_PRINTF(3, 0);
-/* Appends to text, which has `capacity` bytes, as tsh_text_format; cuts what does not fit. */
-TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) TSH_PRINTF(3, 4);
-
-/* Rule 5's operation on n elements: out = left op right (AVG adds). out may be left or right, but
- * not overlap them otherwise. */
-TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64_t n,
-                           tsh_dtype dtype, tsh_redop op);
-/* 1 if out of tsh_coll_fold may be rounded, as of the SUM of two bf16: a sum of several ranks is to
- * be rounded once, at its end, so it takes tsh_coll_sum. */
-TSH_API int tsh_coll_rounds(tsh_dtype dtype, tsh_redop op);
-/* AVG's division of n finished sums by the number of ranks; nothing for other ops. */
-TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop op, int size);
-/* Rule 5's sum of n elements of chunk k: out = x[k+1] + x[k+2] + ... + x[k+P], of bf16 and f16 in
- * float, rounded once. part(user, r) is where those of rank r are; out may be the first of them,
- * and overlaps no other. */
-TSH_API void tsh_coll_sum(void *out, int64_t n, const tsh_coll *coll, int size, int k,
-                          const void *(*part)(const void *user, int r), const void *user);
-/* counts[0] + ... + counts[r-1]: where rank r's part of a row starts. */
-TSH_API int64_t tsh_coll_before(const int64_t *counts, int r);
-/* Rule 5's chunks: where chunk k of n elements over `size` ranks starts; of k = size: n. */
-TSH_API int64_t tsh_coll_chunk(int64_t n, int size, int k);
-/* Equal exactly where the descriptors of two ranks of `size`, both taken by tsh_start, fit (up to a
- * chance of 2^-64). A SEND fits the RECV of its dtype, count and tag; of a SENDRECV, describe the
- * halves. An ALLTOALL's counts are not in it: they are to be compared pair by pair. */
-TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size);
-/* Writes "all-reduce of 7 f32 (sum)" into text, cut to `capacity` bytes; of counts that differ from
- * other's (may be NULL), the first of `size`. Any values will do, and counts may be NULL: coll may
- * come from a broken peer. Returns text. */
-TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
-                            size_t capacity);
-
-/* Writes the name of a group, by its id, into text, cut to `capacity` bytes: "tp", "dp" or "pp" of
- * a ctx, whose ids have the name's first letter in their highest byte; "world" of id 1; "group 7"
- * of another id. Groups of one axis, as the tp of two replicas, have one name. Returns text. */
-TSH_API char *tsh_group_text(uint64_t group, char *text, size_t capacity);
-/* Appends "all-reduce of 7 f32 (sum), collective 3 of tp"; messages have no number. */
-TSH_API void tsh_coll_where(const tsh_coll *coll, int size, uint64_t seq, uint64_t group,
-                            char *text, size_t capacity);
-/* The SEND or the RECV that a message is, or that a SENDRECV has: its count is in .count. */
-TSH_API tsh_coll tsh_coll_half(const tsh_coll *coll, int receives);
-
-/* What a rank of a group has called. */
-typedef struct tsh_call {
-    tsh_coll coll; /* its counts may be NULL; kind TSH_COLL_KINDS: it closes the group */
-    uint64_t digest;
-    int rank;   /* of the world */
-    int counts; /* how many of coll's counts are known */
-} tsh_call;
-/* Compares the calls of `size` ranks; call(user, r, out) returns 0 if rank r has made none. Returns
- * 1, and the world's error, if they do not fit: the largest part is right (of several, the one with
- * the lowest rank), and the lowest rank that is not in it is blamed. Of all-to-alls with different
- * counts, the rank with the most of them; of several, the lowest but rank 0. */
-TSH_API int tsh_call_mismatch(int (*call)(const void *user, int r, tsh_call *out), const void *user,
-                              int size, uint64_t seq, uint64_t group, tsh_error *error);
-/* The error of a SEND and a RECV (halves) that do not fit, by world rank `from` and `to`. */
-TSH_API void tsh_message_mismatch(const tsh_coll *sent, const tsh_coll *wanted, int from, int to,
-                                  uint64_t number, uint64_t group, tsh_error *error);
-/* Of two ranks that disagree, which is blamed: the one that is not rank 0, else the lower. */
-TSH_API int tsh_blamed(int a, int b);
-
-/* Where ranks of one color are in their new group: fills order with the ranks r of `size` whose
- * color is `color`, sorted by key, then by rank. Returns how many there are. */
-typedef struct tsh_ticket {
-    int32_t color, key;
-} tsh_ticket;
-TSH_API int tsh_split_order(const void *tickets, size_t stride, int size, int color, int *order);
-
-/* A rank in a search for ranks that wait for each other. */
-typedef struct tsh_coll_search {
-    int seen;       /* 1: it is on the path, 2: it leads to no cycle */
-    int from, next; /* the ranks before and after it; -1: none */
-    int edge;       /* which of those that it waits for is tried next */
-} tsh_coll_search;
-
-/* A rank of a cycle to which rank r of `size` leads, -1 if there is none: on a cycle all wait for
- * ever. Around it leads .next of search, which has an entry per rank, zeros before the first of
- * several searches. awaits(user, r, i) is the i-th rank, i < size, that r waits for, or -1. Depth
- * first. */
-TSH_API int tsh_coll_cycle(tsh_coll_search *search, int size, int r,
-                           int (*awaits)(const void *user, int r, int i), const void *user);
-/* Which rank of a cycle, r is another, is out of step and blamed: the one in whose call the fewest
- * ranks wait (together(user, r)); of several the lowest, rank 0 last. *waits: a rank that waits for
- * it. */
-TSH_API int tsh_coll_blame(const tsh_coll_search *search, int r,
-                           int (*together)(const void *user, int r), const void *user, int *waits);
-/* The error of a cycle: `blamed` waits in the call `in` while `waits` waits for it in `other` (both
- * as tsh_coll_where has them), or for itself, if they are one rank. */
-TSH_API void tsh_cycle_error(int blamed, const char *in, int waits, const char *other,
-                             tsh_error *error);
-
-/* For backends whose ranks tell each other where they wait. How far a rank has come: collectives
- * that it has started in a group (peer -1), or messages to and from a peer, a rank of the world. */
-typedef struct tsh_wait_mark {
-    uint64_t group, sends, recvs; /* of collectives: sends */
-    int64_t peer;
-} tsh_wait_mark;
-/* Where a rank waits, in one piece of memory: marks follow, then the `awaited` ranks of the world
- * that it waits for (ints). */
-typedef struct tsh_wait_report {
-    uint64_t group, seq, send_number, recv_number;
-    int32_t pairwise, send_to, recv_from; /* pairwise: ranks of the world; -1: not awaited */
-    int32_t awaited, marks;
-    char text[256]; /* the call, in words */
-} tsh_wait_report;
-/* 1 if rank m has not done its part of what rank r waits for, as far as its last report tells, and
- * waits itself. report: of each rank the last one; NULL: it does not wait, as far as is known. */
-TSH_API int tsh_wait_missing(tsh_wait_report *const *report, int r, int m);
-/* Whether rank r of `size` waits in a cycle, which then never ends: 1, and the world's error. (A
- * rank goes on only when those that it waits for have. So of a cycle none can have been the first
- * to go on since it reported, and old reports do.) search has an entry per rank. */
-TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_coll_search *search,
-                           tsh_error *error);
-/* Appends "; absent ranks: 1 3" to the error of rank r's time limit, and names the first of them:
- * those that it waits for, and that do not wait where it does. */
-TSH_API void tsh_wait_absent(tsh_wait_report *const *report, int r, tsh_error *error);
-
-/* Settings of a backend that come from the environment. Each function reads the variable `name`
- * and returns 1 if it is set; 0 if it is unset or empty; -1, with a sentence in error
- * (TSH_ERR_ARGUMENT), if its value is not accepted. Unless it returns 1, the result stays as it
- * was. No blanks, signs or exponents are accepted, and the locale does not matter. */
-/* Reads a whole number from low to high; low is at least 0. */
-TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_error *error);
-/* Reads a time in seconds with an optional fraction ("30", "0.5"), at most 1e9, as nanoseconds. */
-TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error);
-/* Copies the variable into text, `capacity` bytes with its final 0. The error does not repeat
- * it, as it may be a secret. */
-TSH_API int tsh_env_text(const char *name, char *text, size_t capacity, tsh_error *error);

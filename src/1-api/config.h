@@ -6,7 +6,8 @@
 
 /* TSHARD_IMPLEMENTATION   in exactly one source file: compile the library, and every backend
  *                         included there
- * TSHARD_IMPLEMENTED      beside it: only the backends; another file has compiled the library
+ * TSHARD_IMPLEMENTED      beside it: only the backends; another file has compiled the library, with
+ *                         a backend or backends/tshard_backend.h included
  * TSHARD_STATIC           all functions static: several copies may live in one program
  * TSHARD_SHARED           with the implementation: a shared library exports the public functions,
  *                         also under -fvisibility=hidden

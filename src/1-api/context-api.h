@@ -29,6 +29,20 @@ TSH_API void tsh_log_stderr(void *user, const char *message);
  * nothing where logger, its fn or format is NULL. For backends and runners. */
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) TSH_PRINTF(2, 3);
 
+/* Fills *error (NULL: does not), whose sentence is made as by tsh_text_format. Returns code. */
+TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
+                                 ...) TSH_PRINTF(4, 5);
+/* As vsnprintf, but numbers have a decimal point in every locale. What a program writes for others
+ * to read (files, messages) it writes with this or with tsh_text_add. Does nothing where text or
+ * format is NULL. */
+TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va_list list)
+    TSH_PRINTF(3, 0);
+/* Appends to text, which has `capacity` bytes, as tsh_text_format; cuts what does not fit. */
+TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) TSH_PRINTF(3, 4);
+
+/* Nanoseconds of a clock that is never set back; -1: the system has none. */
+TSH_API int64_t tsh_now(void);
+
 /* -- memory ----------------------------------------------------------------- */
 
 typedef enum tsh_mem_kind {

@@ -488,8 +488,8 @@ static int tshi_dtype_computes(tsh_dtype dtype) {
     return tshi_dtypes[dtype].floating && tshi_dtypes[dtype].size <= (int)sizeof(tsh_real);
 }
 
-TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64_t n,
-                           tsh_dtype dtype, tsh_redop op) {
+static void tshi_dtype_fold(void *out, const void *left, const void *right, int64_t n,
+                            tsh_dtype dtype, tsh_redop op) {
     const tshi_dtype *row = &tshi_dtypes[dtype];
     tsh_real l[TSHI_DTYPE_RUN], r[TSHI_DTYPE_RUN]; /* up to 32 elements of left and right */
     int64_t e, m; /* first element, and number of elements, of the current run */
@@ -500,23 +500,5 @@ TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64
         row->load((const char *)right + e * row->size, 1, m, r);
         tshi_dtypes[TSH_REAL].fold[op](l, l, r, m);
         row->store((char *)out + e * row->size, 1, m, l);
-    }
-}
-
-TSH_API int tsh_coll_rounds(tsh_dtype dtype, tsh_redop op) {
-    return !tshi_dtypes[dtype].fold && op != TSH_MIN && op != TSH_MAX;
-}
-
-TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop op, int size) {
-    const tshi_dtype *row = &tshi_dtypes[dtype];
-    tsh_real run[TSHI_DTYPE_RUN]; /* up to 32 of the sums */
-    int64_t e, m;                 /* first element, and number of elements, of the current run */
-    if (op != TSH_AVG) return;
-    if (row->divide) row->divide(sums, n, size);
-    for (e = 0; e < n && !row->divide; e += m) {
-        m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
-        row->load((char *)sums + e * row->size, 1, m, run);
-        tshi_dtypes[TSH_REAL].divide(run, m, size);
-        row->store((char *)sums + e * row->size, 1, m, run);
     }
 }

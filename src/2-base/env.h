@@ -37,7 +37,7 @@ static int tshi_env_refuse(const char *name, const char *text, tsh_error *error,
     return -1;
 }
 
-TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_error *error) {
+static int tshi_env_int(const char *name, int low, int high, int *value, tsh_error *error) {
     const char *text = tshi_env_text(name), *at = text;
     int64_t number;
     if (!text) return 0; /* variable unset or empty */
@@ -47,66 +47,4 @@ TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_err
                                high);
     *value = (int)number;
     return 1;
-}
-
-TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
-    const int64_t second = INT64_C(1000000000);
-    const char *text = tshi_env_text(name), *at = text;
-    int64_t number = 0, unit = second; /* unit: value in ns of a digit 1 at *at */
-    int right;                         /* 1: the text is valid so far */
-    if (!text) return 0;
-    right = tshi_env_digits(&at, second, &number);
-    number *= second;
-    if (right && *at == '.') {
-        const char *point = at++;
-        for (; *at >= '0' && *at <= '9'; at++) {
-            unit /= 10;
-            if (unit) number += unit * (*at - '0');
-            if (*at > '0' && number == 0) number = 1; /* less than 1 ns; 0 is no limit */
-        }
-        right = at > point + 1; /* at least one digit after the point */
-    }
-    if (!right || *at)
-        return tshi_env_refuse(name, text, error,
-                               "a number of seconds, such as 30 or 0.5, up to %lld",
-                               (long long)second);
-    *ns = number;
-    return 1;
-}
-
-TSH_API int tsh_time_limit(double given, const char *name, const char *variable, double otherwise,
-                           int64_t *ns, tsh_error *error) {
-    const int64_t never = INT64_C(1) << 61; /* in ns: 73 years */
-    *ns = (int64_t)(otherwise * 1e9);
-    if (given != given) {
-        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is not a number (NaN)", name);
-        return 0;
-    }
-    if (given != 0)
-        *ns = given < 0 || given > 1e9 ? never : (int64_t)(given * 1e9); /* negative: no limit */
-    else if (tsh_env_seconds(variable, ns, error) < 0)
-        return 0;
-    if (given == 0 && *ns == 0) *ns = never; /* 0 in the environment: no limit */
-    return 1;
-}
-
-TSH_API int tsh_timeout(double given, const char *name, int64_t *ns, tsh_error *error) {
-    return tsh_time_limit(given, name, "TSHARD_TIMEOUT", 300, ns, error);
-}
-
-TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise) {
-    int64_t now = tsh_now(), wait = timeout_ns ? timeout_ns : otherwise;
-    return wait > INT64_MAX - now ? INT64_MAX : now + wait; /* must not overflow */
-}
-
-TSH_API int tsh_env_text(const char *name, char *text, size_t capacity, tsh_error *error) {
-    const char *value = tshi_env_text(name);
-    if (!value) return 0;
-    if (strlen(value) < capacity) { /* fits, with its final 0 */
-        memcpy(text, value, strlen(value) + 1);
-        return 1;
-    }
-    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s has %lu bytes; it takes at most %lu", name,
-                        (unsigned long)strlen(value), (unsigned long)capacity - 1);
-    return -1;
 }

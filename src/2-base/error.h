@@ -35,8 +35,10 @@ TSH_API const char *tsh_result_text(tsh_result code) {
 TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
                                  ...) {
     va_list list;
+    if (!error) return code;
     error->code = code;
     error->rank = rank;
+    error->message[0] = '\0'; /* stays so without a format */
     va_start(list, format);
     tsh_text_format(error->message, sizeof error->message, format, list);
     va_end(list);

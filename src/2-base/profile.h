@@ -352,7 +352,7 @@ static TSHI_COLD void tshi_profile_open(tsh_ctx *ctx) {
     tsh_error error;
     int on = 0;
     if (ctx->error.code != TSH_OK) return;
-    if (tsh_env_int("TSHARD_PROFILE", 0, 1, &on, &error) < 0)
+    if (tshi_env_int("TSHARD_PROFILE", 0, 1, &on, &error) < 0)
         (void)tsh_fail(ctx, error.code, "tsh_open: %s", error.message);
     if (!on || ctx->world.rank > 0) return;
     if (!ctx->logger.fn) ctx->logger.fn = tsh_log_stderr;

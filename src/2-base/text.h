@@ -57,7 +57,9 @@ TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va
     /* a pointer to it: compilers warn of a format that they do not see */
     int (*const print)(char *, size_t, const char *, va_list) = vsnprintf;
     char probe[8] = "", marked[1024];
-    int numbers = tshi_text_mark_numbers(format, marked, sizeof marked);
+    int numbers;
+    if (!text || !format) return;
+    numbers = tshi_text_mark_numbers(format, marked, sizeof marked);
     if (numbers) (void)snprintf(probe, sizeof probe, "%.1f", 0.5);
     if (probe[1] == '.') numbers = 0; /* as nearly everywhere */
     (void)print(text, capacity, numbers > 0 ? marked : format, list);
@@ -65,9 +67,9 @@ TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va
 }
 
 TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) {
-    size_t used = strlen(text);
+    const size_t used = text ? strlen(text) : 0;
     va_list list;
     va_start(list, format);
-    if (used + 1 < capacity) tsh_text_format(text + used, capacity - used, format, list);
+    if (text && used + 1 < capacity) tsh_text_format(text + used, capacity - used, format, list);
     va_end(list);
 }

@@ -23,7 +23,7 @@ typedef struct tshi_bucket_entry {
 } tshi_bucket_entry;
 
 /* The message of a bucket with several leaves is a matrix of shape (ranks of dp, width): row k
- * holds chunk k (tsh_coll_chunk) of every leaf, each padded with zeros to the length of the leaf's
+ * holds chunk k (tshi_coll_chunk) of every leaf, each padded with zeros to the length of the leaf's
  * chunk 0. An all-reduce cuts the matrix into the same rows, so each element is summed in the same
  * order, to the same bits, as in an all-reduce of its leaf alone. A reduce-scatter returns row k of
  * the sum to rank k; an all-gather of parameters takes row k from rank k. The message of a bucket
@@ -41,7 +41,7 @@ struct tshi_bucket {
 
 /* Returns the index of the first element of chunk k of a leaf. */
 TSHI_OUTLINE int64_t tshi_bucket_chunk(const tsh_tensor *leaf, int k) {
-    return tsh_coll_chunk(tsh_local_numel(leaf), leaf->ctx->dp.size, k);
+    return tshi_coll_chunk(tsh_local_numel(leaf), leaf->ctx->dp.size, k);
 }
 
 /* Returns the number of elements of chunk k of a leaf. */
@@ -84,7 +84,7 @@ static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out
         } else if (!out) {
             memcpy(row, at, (size_t)n * sizeof *row);
         } else if (leaf->gr.live) {
-            tsh_coll_fold(at, at, row, n, TSH_REAL, TSH_SUM); /* at += row */
+            tshi_dtype_fold(at, at, row, n, TSH_REAL, TSH_SUM); /* at += row */
             leaf->sparse = 0; /* any row of the leaf may differ from 0 */
         } else {
             memcpy(at, row, (size_t)n * sizeof *row);

@@ -285,7 +285,7 @@ TSH_API void tsh_comm_progress(tsh_comm *comm) {
     if (comm && comm->ops) comm->ops->progress(comm);
 }
 
-/* tsh_split; `name` has the name of the new groups as an id has it (tsh_group_text); 0: none. */
+/* tsh_split; `name` has the name of the new groups as an id has it (tshb_group_text); 0: none. */
 static tsh_result tshi_comm_split(tsh_comm *comm, uint64_t name, int color, int key,
                                   tsh_comm *out) {
     tsh_result result = TSH_OK;

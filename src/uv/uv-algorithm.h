@@ -28,7 +28,7 @@ static int64_t tshi_uv_length(const tshi_uv_op *op, int k) {
     const tsh_coll *coll = &op->coll;
     const int size = op->group->size;
     if (coll->kind == TSH_ALLREDUCE) /* chunks of rule 5 (>>comm-api) */
-        return (tsh_coll_chunk(coll->count, size, k + 1) - tsh_coll_chunk(coll->count, size, k)) *
+        return (tshb_coll_chunk(coll->count, size, k + 1) - tshb_coll_chunk(coll->count, size, k)) *
                tshi_uv_width(op);
     return coll->recv_counts[k] * coll->blocks * tshi_uv_width(op); /* as the call's counts say */
 }
@@ -37,10 +37,10 @@ static int64_t tshi_uv_length(const tshi_uv_op *op, int k) {
 static tshi_uv_span tshi_uv_in_rows(const tshi_uv_op *op, void *base, const int64_t *counts, int k,
                                     int64_t offset) {
     int64_t width = tshi_uv_width(op), row = counts[k] * width; /* row: bytes per row, of rank k */
-    int64_t whole = tsh_coll_before(counts, op->group->size) * width;    /* bytes of a whole row */
+    int64_t whole = tshb_coll_before(counts, op->group->size) * width;   /* bytes of a whole row */
     int64_t b = row ? offset / row : 0, within = row ? offset % row : 0; /* b: index of the row */
     tshi_uv_span span;
-    span.at = (char *)base + b * whole + tsh_coll_before(counts, k) * width + within;
+    span.at = (char *)base + b * whole + tshb_coll_before(counts, k) * width + within;
     span.size = row - within; /* to the end of the part in this row */
     return span;
 }
@@ -51,7 +51,7 @@ static tshi_uv_span tshi_uv_in_whole(const tshi_uv_op *op, void *base, int k, in
     int64_t chunk; /* where the chunk starts, in elements */
     tshi_uv_span span;
     if (coll->kind != TSH_ALLREDUCE) return tshi_uv_in_rows(op, base, coll->recv_counts, k, offset);
-    chunk = tsh_coll_chunk(coll->count, op->group->size, k);
+    chunk = tshb_coll_chunk(coll->count, op->group->size, k);
     span.at = (char *)base + chunk * tshi_uv_width(op) + offset;
     span.size = tshi_uv_length(op, k) - offset;
     return span;
@@ -220,8 +220,8 @@ static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
         out = tshi_uv_in_whole(op, coll->recv, in.chunk, in.offset); /* into its final place */
     else if (last)
         out.at = (char *)coll->recv + in.offset; /* the sum for this rank */
-    tsh_coll_fold(out.at, left.at, right.at, n, coll->dtype, coll->redop);
-    if (last) tsh_coll_finish(out.at, n, coll->dtype, coll->redop, op->group->size);
+    tshb_coll_fold(out.at, left.at, right.at, n, coll->dtype, coll->redop);
+    if (last) tshb_coll_finish(out.at, n, coll->dtype, coll->redop, op->group->size);
     return n * width;
 }
 
@@ -286,7 +286,7 @@ static tshi_uv_span tshi_uv_direct_at(const tshi_uv_op *op, int peer, int64_t of
     return span;
 }
 
-/* For tsh_coll_sum: elements of every rank's data. */
+/* For tshb_coll_sum: elements of every rank's data. */
 typedef struct tshi_uv_parts {
     const tshi_uv_op *op; /* the reduction */
     const char *own;      /* this rank's elements, which were not sent */
@@ -309,7 +309,7 @@ static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t
     int64_t width = tshi_uv_width(op);
     int64_t n = tshi_uv_min(tshi_uv_min(own.size, most), (int64_t)sizeof tile) / width;
     if (n <= 0) return 0;
-    tsh_coll_sum(tile, n, &op->coll, op->group->size, k, tshi_uv_message_of, &parts);
+    tshb_coll_sum(tile, n, &op->coll, op->group->size, k, tshi_uv_message_of, &parts);
     memcpy((char *)op->coll.recv + to, tile, (size_t)(n * width));
     return n * width;
 }
@@ -317,7 +317,7 @@ static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t
 /* Returns where the sum of chunk k is stored in recv, in bytes. */
 static int64_t tshi_uv_sum_place(const tshi_uv_op *op, int k) {
     if (op->coll.kind != TSH_ALLREDUCE) return 0; /* recv is this rank's chunk */
-    return tsh_coll_chunk(op->coll.count, op->group->size, k) * tshi_uv_width(op);
+    return tshb_coll_chunk(op->coll.count, op->group->size, k) * tshi_uv_width(op);
 }
 
 /* Sums all ranks' data once it has arrived. */

@@ -24,8 +24,8 @@ static uint64_t tshi_uv_blocked_messages(const tshi_uv_blocked *s, uint64_t grou
     return s->pairs < TSHI_UV_BLOCKED_PAIRS ? 0 : UINT64_MAX; /* a full list may lack this pair */
 }
 
-/* For tsh_coll_cycle: returns the i-th rank that blocked rank r waits for, if that rank is blocked,
- * too, and has not started what r waits for; else -1. `user` is world->peer. */
+/* For tshb_coll_cycle: returns the i-th rank that blocked rank r waits for, if that rank is
+ * blocked, too, and has not started what r waits for; else -1. `user` is world->peer. */
 static int tshi_uv_awaits(const void *user, int r, int i) {
     const tshi_uv_peer *all = (const tshi_uv_peer *)user;
     const tshi_uv_blocked *s = &all[r].blocked, *other;
@@ -40,7 +40,7 @@ static int tshi_uv_awaits(const void *user, int r, int i) {
     return started <= s->seq ? m : -1;
 }
 
-/* For tsh_coll_blame: returns how many ranks are blocked in the same collective as rank r. */
+/* For tshb_coll_blame: returns how many ranks are blocked in the same collective as rank r. */
 static int tshi_uv_together(const void *user, int r) {
     const tshi_uv_peer *all = (const tshi_uv_peer *)user;
     const tshi_uv_blocked *s = &all[r].blocked;
@@ -55,9 +55,9 @@ static int tshi_uv_together(const void *user, int r) {
 /* Reports the cycle that rank r is on; all its ranks have confirmed. */
 static void tshi_uv_report_cycle(tsh_uv_world *world, int r) {
     const tshi_uv_peer *all = world->peer;
-    int waits, blamed = tsh_coll_blame(world->search, r, tshi_uv_together, all, &waits);
+    int waits, blamed = tshb_coll_blame(world->search, r, tshi_uv_together, all, &waits);
     tsh_error error;
-    tsh_cycle_error(blamed, all[blamed].blocked.text, waits, all[waits].blocked.text, &error);
+    tshb_cycle_error(blamed, all[blamed].blocked.text, waits, all[waits].blocked.text, &error);
     tshi_uv_suspect(world, TSHI_UV_CROSSED, error.code, blamed, "%s", error.message);
 }
 
@@ -112,7 +112,7 @@ static void tshi_uv_follow(tsh_uv_world *world, int r) {
         memset(world->search, 0, (size_t)world->size * sizeof *world->search);
         for (at = 0; at < world->size; at++) world->peer[at].asked = 0;
         for (on = -1, at = r < 0 ? 0 : r; on < 0 && at < end; at++)
-            on = tsh_coll_cycle(world->search, world->size, at, tshi_uv_awaits, world->peer);
+            on = tshb_coll_cycle(world->search, world->size, at, tshi_uv_awaits, world->peer);
         r = -1;
     } while (on >= 0 && tshi_uv_ask_cycle(world, on));
 }

@@ -241,8 +241,8 @@ static void tshi_uv_suspect_cut(tsh_uv_world *world) {
                     first ? ours : theirs, first ? theirs : ours, (double)world->heartbeat / 1e9);
 }
 
-/* For tsh_call_mismatch: gets the call of a rank of the group from its answer. 0: it has none. */
-static int tshi_uv_called(const void *user, int rank, tsh_call *out) {
+/* For tshb_call_mismatch: gets the call of a rank of the group from its answer. 0: it has none. */
+static int tshi_uv_called(const void *user, int rank, tshb_call *out) {
     const tsh_uv_world *world = (const tsh_uv_world *)user;
     for (int r = 0; r < world->size; r++) {
         const tshi_uv_answer *answer = &world->peer[r].answer;
@@ -301,8 +301,8 @@ static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
             return;
         }
         if (e->group && e->kind == TSHI_UV_MISMATCH)
-            (void)tsh_call_mismatch(tshi_uv_called, world, world->size, e->seq, e->group,
-                                    &e->error);
+            (void)tshb_call_mismatch(tshi_uv_called, world, world->size, e->seq, e->group,
+                                     &e->error);
         if (e->group && e->kind == TSHI_UV_LATE) tshi_uv_find_absent(world, &e->error);
     } else if (now - world->held_since < TSHI_UV_ALONE_MS * TSHI_UV_MS) {
         return;

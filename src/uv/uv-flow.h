@@ -17,10 +17,10 @@ static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, ch
     char name[TSHI_UV_NAME];
     text[0] = 0;
     if (op)
-        tsh_coll_where(&op->coll, group->size, op->head.seq, group->id, text, room);
+        tshb_coll_where(&op->coll, group->size, op->head.seq, group->id, text, room);
     else
         tsh_text_add(text, room, "the connections of %s",
-                     tsh_group_text(group->id, name, sizeof name));
+                     tshb_group_text(group->id, name, sizeof name));
 }
 
 /* Returns a queue of the connection that is not empty, to name its operation in an error. */
@@ -53,8 +53,8 @@ static void tshi_uv_unfit(tshi_uv_link *link, const tshi_uv_head *sent, const ts
     b.count = wanted->count;
     b.recv_from = from;
     b.tag = wanted->tag;
-    tsh_message_mismatch(&a, &b, group->ranks[from], group->ranks[to], sent->seq, group->id,
-                         &error);
+    tshb_message_mismatch(&a, &b, group->ranks[from], group->ranks[to], sent->seq, group->id,
+                          &error);
     tshi_uv_report_error(group->world, TSHI_UV_MISMATCH, 0, 0, error.code, error.rank, "%s",
                          error.message);
 }
@@ -67,7 +67,7 @@ static int tshi_uv_fits(const tshi_uv_head *sent, const tshi_uv_head *wanted) {
 
 /* Returns the header of a message (receives = 0), or of the clear for it (receives = 1). */
 static tshi_uv_head tshi_uv_message_head(const tshi_uv_op *op, int receives) {
-    const tsh_coll half = tsh_coll_half(&op->coll, receives); /* one half of a SENDRECV */
+    const tsh_coll half = tshb_coll_half(&op->coll, receives); /* one half of a SENDRECV */
     tshi_uv_head head;
     memset(&head, 0, sizeof head);
     head.group = op->group->id;
@@ -99,7 +99,7 @@ static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
         tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
     }
     tshi_uv_op_text(group, tshi_uv_first(link->group, fifo), text + 4, sizeof text - 4);
-    tshi_uv_report_error(group->world, TSHI_UV_DAMAGED, 0, 0, TSH_ERR_LOST, tsh_blamed(a, b),
+    tshi_uv_report_error(group->world, TSHI_UV_DAMAGED, 0, 0, TSH_ERR_LOST, tshb_blamed(a, b),
                          TSHI_UV_DAMAGED_TEXT, "data", a, texts[0], b, texts[1], what, text);
 }
 
@@ -121,9 +121,9 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
             head->group == group->id && head->bytes == (uint64_t)op->in[link->peer].total)
             return 1; /* both called the same collective */
         tshi_uv_report_error(
-            group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tsh_blamed(a, b),
+            group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tshb_blamed(a, b),
             "rank %d and rank %d called different collectives (collective %llu of %s)", a, b,
-            (unsigned long long)seq, tsh_group_text(group->id, name, sizeof name));
+            (unsigned long long)seq, tshb_group_text(group->id, name, sizeof name));
         return 0;
     }
     if (head->kind == TSH_RECV && link->cleared - link->sent < TSHI_UV_OPS) { /* a clear arrived */

@@ -107,7 +107,7 @@ static const char *tshi_uv_last_call(tsh_uv_world *world, char *text, size_t roo
     uv_mutex_unlock(&world->lock);
     text[0] = 0;
     if (id) tsh_text_add(text, room, "; rank %d last called ", world->rank);
-    if (id) tsh_coll_where(&record.coll, 0, seq, id, text, room);
+    if (id) tshb_coll_where(&record.coll, 0, seq, id, text, room);
     return text;
 }
 
@@ -116,7 +116,7 @@ static void tshi_uv_suspect_link(tshi_uv_peer *peer, const tshi_uv_address ends[
     tsh_uv_world *world = peer->world;
     char texts[2][80], last[240]; /* both ends as host:port */
     for (int i = 0; i < 2; i++) tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
-    tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, tsh_blamed(world->rank, peer->rank),
+    tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, tshb_blamed(world->rank, peer->rank),
                     "the data connection of rank %d (%s) and rank %d (%s) is dead: for %.1f s "
                     "(TSHARD_HEARTBEAT) no byte has come through, though both ranks answer; has a "
                     "firewall or NAT between them dropped it?%s",
@@ -209,7 +209,7 @@ static void tshi_uv_deafen(tshi_uv_peer *peer) {
         tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
     }
     if (world->parting) return; /* too late to matter */
-    tshi_uv_suspect(world, TSHI_UV_DAMAGED, TSH_ERR_LOST, tsh_blamed(world->rank, peer->rank),
+    tshi_uv_suspect(world, TSHI_UV_DAMAGED, TSH_ERR_LOST, tshb_blamed(world->rank, peer->rank),
                     TSHI_UV_DAMAGED_TEXT, "control", world->rank, texts[0], peer->rank, texts[1],
                     "a control message", "");
 }

@@ -78,7 +78,7 @@ static tshi_uv_group *tshi_uv_color_group(tshi_uv_group *parent, const tshi_uv_t
     int *order = (int *)calloc((size_t)parent->size, sizeof *order); /* ranks of the parent */
     tshi_uv_group *group;
     if (!order) return NULL;
-    n = tsh_split_order(tickets, sizeof *tickets, parent->size, color, order);
+    n = tshb_split_order(tickets, sizeof *tickets, parent->size, color, order);
     while (tickets[leader].color != color) leader++;
     group = tshi_uv_group_new(parent->world, tickets[leader].id, 0, n); /* its rank is set below */
     for (int i = 0; group && i < n; i++) {
@@ -98,7 +98,7 @@ static void tshi_uv_add_group(tshi_uv_group *group, const tsh_comm_ops *ops, tsh
     world->groups = group;
     uv_mutex_unlock(&world->lock);
     world->open++; /* the world closes with its last group */
-    *out = tsh_comm_make(ops, group, group->rank, group->size, group->id);
+    *out = tshb_comm_make(ops, group, group->rank, group->size, group->id);
 }
 
 /* All-gathers the tickets (color, key, port, id) of a split over the group that is split. On
@@ -202,7 +202,7 @@ static void tshi_uv_close(tsh_comm *comm) {
     if (group->active && tshi_uv_failed(world) == TSH_OK)
         tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_LOST, world->rank,
                              "rank %d closed %s before it waited for its requests", world->rank,
-                             tsh_group_text(group->id, name, sizeof name));
+                             tshb_group_text(group->id, name, sizeof name));
     uv_mutex_lock(&world->lock);
     for (at = &world->groups; *at != group;) at = &(*at)->next; /* takes it out of the list */
     *at = group->next;

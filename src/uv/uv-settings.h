@@ -16,8 +16,8 @@ static tsh_result tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world,
     world->size = desc->size;
     for (; !desc->size && family < 3 && !has_size; family++) {
         const char *rank = ranks[family], *size = sizes[family];
-        has_size = tsh_env_int(size, 1, TSHI_UV_RANKS, &world->size, error);
-        if (has_size >= 0) has_rank = tsh_env_int(rank, 0, TSHI_UV_RANKS - 1, &world->rank, error);
+        has_size = tshb_env_int(size, 1, TSHI_UV_RANKS, &world->size, error);
+        if (has_size >= 0) has_rank = tshb_env_int(rank, 0, TSHI_UV_RANKS - 1, &world->rank, error);
         if (has_size < 0 || has_rank < 0) return error->code;
         if (has_rank != has_size)
             return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is set, but not %s",
@@ -49,7 +49,7 @@ static void tshi_uv_first_host(const char *list, char *host, size_t room) {
 /* Copies the text that desc gives, else the variable's. 1: copied; 0: neither given; -1: error. */
 static int tshi_uv_text(const char *given, const char *variable, char *text, size_t room,
                         tsh_error *error) {
-    if (!given) return tsh_env_text(variable, text, room, error);
+    if (!given) return tshb_env_text(variable, text, room, error);
     if ((size_t)snprintf(text, room, "%s", given) < room) return 1;
     (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
                         "tsh_uv_desc: a text is too long (%lu bytes): %.60s...",
@@ -85,17 +85,17 @@ static tsh_result tshi_uv_set_host(const tsh_uv_desc *desc, int family, tsh_uv_w
                                    tsh_error *error) {
     char *host = world->host, nodes[4096];
     size_t room = sizeof world->host;
-    int has =
-        tshi_uv_host_setting(desc->host, "tsh_uv_desc.host", "TSHARD_HOST", host, room, error);
+    int has = tshi_uv_host_setting(desc->host, "tsh_uv_desc.host", "TSHARD_HOST", host, room,
+                                   error);
     world->host_from = desc->host ? "tsh_uv_desc.host" : "TSHARD_HOST";
     if (!has) {
         has = tshi_uv_host_setting(NULL, NULL, "MASTER_ADDR", host, room, error);
         if (has > 0) world->host_from = "MASTER_ADDR";
     }
     if (!has && family == 3) {
-        has = tsh_env_text("SLURM_STEP_NODELIST", nodes, sizeof nodes, error);
+        has = tshb_env_text("SLURM_STEP_NODELIST", nodes, sizeof nodes, error);
         if (has > 0) world->host_from = "SLURM_STEP_NODELIST";
-        if (!has) has = tsh_env_text("SLURM_JOB_NODELIST", nodes, sizeof nodes, error);
+        if (!has) has = tshb_env_text("SLURM_JOB_NODELIST", nodes, sizeof nodes, error);
         if (has > 0) tshi_uv_first_host(nodes, host, room);
     }
     if (!has) (void)snprintf(host, room, "127.0.0.1");
@@ -111,10 +111,10 @@ static tsh_result tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, ts
     if (desc->port < 0 || desc->port > 65535)
         return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%d is not a port", desc->port);
     if (desc->port) return TSH_OK;
-    has = tsh_env_int("TSHARD_PORT", 1, 65535, &world->port, error);
+    has = tshb_env_int("TSHARD_PORT", 1, 65535, &world->port, error);
     if (!has) {
-        has = tsh_env_int("MASTER_PORT", 1, 65534, &world->port, error);
-        if (has > 0 && tsh_env_text("TORCHELASTIC_USE_AGENT_STORE", agent, sizeof agent, error))
+        has = tshb_env_int("MASTER_PORT", 1, 65534, &world->port, error);
+        if (has > 0 && tshb_env_text("TORCHELASTIC_USE_AGENT_STORE", agent, sizeof agent, error))
             has = strcmp(agent, "True") == 0 ? 2 : strcmp(agent, "False") == 0 ? 1 : -1; /* 2: +1 */
         if (has < 0 && agent[0])
             return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
@@ -123,7 +123,7 @@ static tsh_result tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, ts
         world->port += has == 2;
     }
     if (!has && family == 3) {
-        has = tsh_env_int("SLURM_JOB_ID", 0, INT_MAX, &id, error);
+        has = tshb_env_int("SLURM_JOB_ID", 0, INT_MAX, &id, error);
         if (has > 0) world->port = 20000 + id % 20000;
     }
     return has < 0 ? error->code : TSH_OK;
@@ -226,18 +226,18 @@ static tsh_result tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, 
     int has;
     tsh_result result;
     world->insecure = desc->insecure;
-    if (!desc->insecure && tsh_env_int("TSHARD_INSECURE", 0, 1, &world->insecure, error) < 0)
+    if (!desc->insecure && tshb_env_int("TSHARD_INSECURE", 0, 1, &world->insecure, error) < 0)
         return error->code;
     world->keyed = 1;
     if (desc->key)
         return tshi_uv_take_key(desc->key, desc->key_size, "tsh_uv_desc.key", world->secret, error);
-    has = tsh_env_text("TSHARD_KEY", text, sizeof text, error);
+    has = tshb_env_text("TSHARD_KEY", text, sizeof text, error);
     if (has > 0) {
         result = tshi_uv_take_key(text, strlen(text), "TSHARD_KEY", world->secret, error);
         sodium_memzero(text, sizeof text);
         return result;
     }
-    if (!has) has = tsh_env_text("TSHARD_KEY_FILE", text, sizeof text, error);
+    if (!has) has = tshb_env_text("TSHARD_KEY_FILE", text, sizeof text, error);
     if (has > 0) return tshi_uv_key_file(text, world->secret, error);
     world->keyed = 0;
     return has < 0 ? error->code : TSH_OK;
@@ -248,7 +248,7 @@ static tsh_result tshi_uv_set_checksum(const tsh_uv_desc *desc, tsh_uv_world *wo
                                        tsh_error *error) {
     int on = 0, has = 0;
     world->checksum = desc->checksum > 0 ? 1 : desc->checksum < 0 ? -1 : 0;
-    if (!world->checksum) has = tsh_env_int("TSHARD_CHECKSUM", 0, 1, &on, error);
+    if (!world->checksum) has = tshb_env_int("TSHARD_CHECKSUM", 0, 1, &on, error);
     if (has > 0) world->checksum = on ? 1 : -1;
     return has < 0 ? error->code : TSH_OK;
 }
@@ -261,10 +261,10 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
     if (tshi_uv_set_rank(desc, world, &family, error) != TSH_OK ||
         tshi_uv_set_host(desc, family, world, error) != TSH_OK ||
         tshi_uv_set_rank0_port(desc, family, world, error) != TSH_OK ||
-        !tsh_timeout(desc->timeout, "tsh_uv_desc.timeout", &world->timeout, error) ||
-        !tsh_time_limit(desc->heartbeat, "tsh_uv_desc.heartbeat", "TSHARD_HEARTBEAT", 10,
-                        &world->heartbeat, error) ||
-        !tsh_time_limit(desc->notice, "tsh_uv_desc.notice", "", 10, &world->notice, error) ||
+        !tshb_timeout(desc->timeout, "tsh_uv_desc.timeout", &world->timeout, error) ||
+        !tshb_time_limit(desc->heartbeat, "tsh_uv_desc.heartbeat", "TSHARD_HEARTBEAT", 10,
+                         &world->heartbeat, error) ||
+        !tshb_time_limit(desc->notice, "tsh_uv_desc.notice", "", 10, &world->notice, error) ||
         tshi_uv_host_setting(desc->bind, "tsh_uv_desc.bind", "TSHARD_BIND", world->bind_host, room,
                              error) < 0 ||
         tshi_uv_set_interface(desc, world, error) != TSH_OK ||
@@ -281,7 +281,7 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
     memcpy(&world->job, hash, sizeof world->job); /* differs on ranks of another byte order */
     world->listener = desc->listener > 0 ? desc->listener : -1;
     if (world->listener < 0 && world->rank == 0 &&
-        tsh_env_int("TSHARD_LISTENER", 1, INT_MAX, &world->listener, error) < 0)
+        tshb_env_int("TSHARD_LISTENER", 1, INT_MAX, &world->listener, error) < 0)
         return error->code;
     if (world->size == 1 || world->port || (world->rank == 0 && world->listener >= 0))
         return TSH_OK;

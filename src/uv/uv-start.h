@@ -41,7 +41,7 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
         for (int k = 0; k < size; k++) sent += tshi_uv_length(op, k);
         if (coll->kind == TSH_ALLREDUCE) sent *= size - 1;
         if (size == 1 || sent <= TSHI_UV_DIRECT_MOST) return TSHI_UV_DIRECT;
-        if (coll->kind != TSH_ALLGATHER && tsh_coll_rounds(coll->dtype, coll->redop))
+        if (coll->kind != TSH_ALLGATHER && tshb_coll_rounds(coll->dtype, coll->redop))
             return TSHI_UV_PIECES; /* a ring would round the sum at every rank */
         return TSHI_UV_RING;
     case TSH_BROADCAST:
@@ -100,12 +100,12 @@ static void tshi_uv_plan_message(tshi_uv_op *op) { /* Queues a SEND, RECV or SEN
     if (coll->kind != TSH_SEND) {
         tshi_uv_link *link = tshi_uv_link_to(op->group, coll->recv_from, 1);
         op->number[1] = link->receives++; /* its number among those from this peer */
-        tshi_uv_expect(op, coll->recv_from, tsh_coll_half(coll, 1).count * width);
+        tshi_uv_expect(op, coll->recv_from, tshb_coll_half(coll, 1).count * width);
         if (link->peer != op->group->rank) tshi_uv_queue(op, &link->clears, &op->clear, 0);
     }
     if (coll->kind != TSH_RECV) {
         op->number[0] = tshi_uv_link_to(op->group, coll->send_to, 1)->sends++;
-        tshi_uv_promise(op, coll->send_to, tsh_coll_half(coll, 0).count * width);
+        tshi_uv_promise(op, coll->send_to, tshb_coll_half(coll, 0).count * width);
     }
 }
 
@@ -140,8 +140,8 @@ static size_t tshi_uv_scratch(const tshi_uv_op *op) {
 static tsh_result tshi_uv_no_scratch(const tshi_uv_group *group, const tsh_coll *coll) {
     char text[200] = "start ", name[TSHI_UV_NAME]; /* text: the end of "rank 1 cannot start ..." */
     size_t used = strlen(text);
-    (void)tsh_coll_text(coll, NULL, group->size, text + used, sizeof text - used);
-    tsh_text_add(text, sizeof text, " of %s", tsh_group_text(group->id, name, sizeof name));
+    (void)tshb_coll_text(coll, NULL, group->size, text + used, sizeof text - used);
+    tsh_text_add(text, sizeof text, " of %s", tshb_group_text(group->id, name, sizeof name));
     return tshi_uv_cannot(group->world, TSH_ERR_MEMORY, text, "no memory");
 }
 
@@ -164,7 +164,7 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
         op->scratch_size = op->scratch ? need : 0; /* later calls use scratch again */
         if (!op->scratch) return tshi_uv_no_scratch(group, coll);
     }
-    op->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout); /* absolute, in ns */
+    op->deadline = tshb_deadline(coll->timeout_ns, group->world->timeout); /* absolute, in ns */
     op->used = 1;
     group->active++;
     if (op->algorithm == TSHI_UV_MESSAGE) {
@@ -172,8 +172,8 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
     } else {
         memset(&op->head, 0, sizeof op->head);
         op->head.group = group->id;
-        op->head.seq = group->started;                        /* its number in the group */
-        op->head.digest = tsh_coll_digest(coll, group->size); /* compared by the peers */
+        op->head.seq = group->started;                         /* its number in the group */
+        op->head.digest = tshb_coll_digest(coll, group->size); /* compared by the peers */
         op->head.count = coll->count;
         op->head.kind = (uint8_t)coll->kind;
         tshi_uv_remember(op);

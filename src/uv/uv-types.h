@@ -425,7 +425,7 @@ struct tsh_uv_world {
     int unproven, unproven_limit;               /* number of those that were accepted; its limit */
     tshi_uv_log_count tally[TSHI_UV_TALLIES];
     tshi_uv_group *world_group, *making; /* of all ranks; whose connections are made now, or NULL */
-    tsh_coll_search *search; /* by rank: the coordinator's search for a cycle of blocked ranks */
+    tshb_coll_search *search; /* by rank: the coordinator's search for a cycle of blocked ranks */
     int confirming;          /* number of ranks on a cycle that have not confirmed their wait */
     tshi_uv_outgoing outgoing;
     int64_t due, notice_at;  /* when joining times out; when the logger is told who is absent */

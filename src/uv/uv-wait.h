@@ -162,7 +162,7 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
     tshi_uv_waiting wait = {group, op, 0, 0, 0};
     int spins = 0, turns = 0; /* rounds without progress in a row; all rounds */
-    wait.deadline = op ? op->deadline : tsh_deadline(0, world->timeout);
+    wait.deadline = op ? op->deadline : tshb_deadline(0, world->timeout);
     for (;;) {
         int moved = tshi_uv_advance(world);
         if (tshi_uv_over(&wait)) break;

@@ -11,7 +11,7 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
     size_t n = (size_t)world->size;
     world->peer = (tshi_uv_peer *)calloc(n, sizeof *world->peer);
     world->members = (int *)calloc((n + 1) * n, sizeof *world->members); /* n + 1 lists of n */
-    world->search = (tsh_coll_search *)calloc(n, sizeof *world->search);
+    world->search = (tshb_coll_search *)calloc(n, sizeof *world->search);
     world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size); /* its id is 1 */
     if (!world->peer || !world->members || !world->search || !world->world_group) return 0;
     for (int r = 0; r < world->size; r++) {

@@ -20,15 +20,15 @@ static void test_example(void **state) {
 /* A world of one process; and none, where TSHARD_TIMEOUT is no time. */
 static void test_compose(void **state) {
     static const tsh_comm_ops ops = TSH_MESSAGE_OPS(net, "net", TSH_CAP_DEATH);
-    tsh_comm messages = tsh_comm_make(&ops, NULL, 0, 1, 1), comm;
+    tsh_comm messages = tshb_comm_make(&ops, NULL, 0, 1, 1), comm;
     tsh_error error;
     (void)state;
     assert_true(net_prepare(1));
     (void)setenv("TSHARD_TIMEOUT", "soon", 1);
-    assert_int_equal(tsh_comm_compose(&messages, &comm, &error), TSH_ERR_ARGUMENT);
+    assert_int_equal(tshb_comm_compose(&messages, &comm, &error), TSH_ERR_ARGUMENT);
     assert_non_null(strstr(error.message, "TSHARD_TIMEOUT is \"soon\""));
     (void)unsetenv("TSHARD_TIMEOUT");
-    assert_int_equal(tsh_comm_compose(&messages, &comm, &error), TSH_OK);
+    assert_int_equal(tshb_comm_compose(&messages, &comm, &error), TSH_OK);
     assert_string_equal(comm.ops->name, "net");
     assert_true(comm.ops->caps == (TSH_CAP_ORDERED | TSH_CAP_DEATH));
     assert_int_equal(tsh_run_on(&comm, NULL, rank_main, NULL, &error), 0);

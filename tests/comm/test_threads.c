@@ -144,23 +144,23 @@ static void test_variables(void **state) {
     int n = 7;
     (void)state;
     (void)setenv("TSHARD_TEST", "", 1);
-    assert_int_equal(tsh_env_int("TSHARD_TEST", 0, 9, &n, &error), 0);
-    assert_int_equal(tsh_env_seconds("TSHARD_TEST", &ns, &error), 0);
-    assert_int_equal(tsh_env_text("TSHARD_TEST", text, sizeof text, &error), 0);
+    assert_int_equal(tshb_env_int("TSHARD_TEST", 0, 9, &n, &error), 0);
+    assert_int_equal(tshb_env_seconds("TSHARD_TEST", &ns, &error), 0);
+    assert_int_equal(tshb_env_text("TSHARD_TEST", text, sizeof text, &error), 0);
     (void)setenv("TSHARD_TEST", "1.25", 1);
-    assert_int_equal(tsh_env_int("TSHARD_TEST", 0, 9, &n, &error), -1);
+    assert_int_equal(tshb_env_int("TSHARD_TEST", 0, 9, &n, &error), -1);
     assert_string_equal(error.message,
                         "TSHARD_TEST is \"1.25\"; it takes a whole number from 0 to 9");
-    assert_int_equal(tsh_env_text("TSHARD_TEST", text, sizeof text, &error), -1);
+    assert_int_equal(tshb_env_text("TSHARD_TEST", text, sizeof text, &error), -1);
     assert_string_equal(error.message, "TSHARD_TEST has 4 bytes; it takes at most 3");
     assert_true(n == 7 && ns == 7);
-    assert_int_equal(tsh_env_seconds("TSHARD_TEST", &ns, &error), 1);
+    assert_int_equal(tshb_env_seconds("TSHARD_TEST", &ns, &error), 1);
     assert_true(ns == 1250000000);
     (void)setenv("TSHARD_TEST", "0.00000000000000001", 1); /* not 0 */
-    assert_true(tsh_env_seconds("TSHARD_TEST", &ns, &error) == 1 && ns == 1);
+    assert_true(tshb_env_seconds("TSHARD_TEST", &ns, &error) == 1 && ns == 1);
     (void)setenv("TSHARD_TEST", "9", 1);
-    assert_true(tsh_env_int("TSHARD_TEST", 0, 9, &n, &error) == 1 && n == 9);
-    assert_true(tsh_env_text("TSHARD_TEST", text, sizeof text, &error) == 1 && text[0] == '9');
+    assert_true(tshb_env_int("TSHARD_TEST", 0, 9, &n, &error) == 1 && n == 9);
+    assert_true(tshb_env_text("TSHARD_TEST", text, sizeof text, &error) == 1 && text[0] == '9');
     (void)unsetenv("TSHARD_TEST");
 }
 

@@ -34,7 +34,8 @@ CXX = ["c++11", "c++20"]
 CLANG = ["-Wcomma", "-Wdocumentation", "-Wnewline-eof", "-Wextra-semi"]
 PLAIN = os.path.join(TOP, "tests", "support", "plain")
 POSIX = ["-D_POSIX_C_SOURCE=200809L"]  # for backends; the core and the threads are strict C99
-STRICT = ["tshard.h", os.path.join("backends", "tshard_threads.h")]
+CORE = os.path.join("backends", "tshard_backend.h")  # tshard.h, with what backends share
+STRICT = ["tshard.h", CORE, os.path.join("backends", "tshard_threads.h")]
 DOUBLE = ["-DTSHARD_REAL=double"]
 STATIC = ["-DTSHARD_STATIC"]
 TAKEN = ["-Dnear=", "-Dfar=", "-Dsmall=char"]  # by windows.h, where a program includes it before
@@ -102,7 +103,7 @@ def compilations(families, headers, programs, warn, warn_c):
     """(title, command) of every compilation of a header or a program beside the backends."""
     end = ["-c", "-o", os.devnull]
     for header in headers:
-        ways = WAYS["core" if header == headers[0] else "backend"]
+        ways = WAYS["core" if header == CORE else "backend"]
         for family, standard, *flags in chosen([families, C + CXX] + ways):
             flags = sum(flags, [])
             yield (" ".join([compiler_of(family, standard), standard, header] + flags),
@@ -115,6 +116,9 @@ def compilations(families, headers, programs, warn, warn_c):
             for mpi in others(header):
                 yield (title + " with " + mpi,
                        base + ["-O3"] + APART + source(header, "implementation.c", mpi) + end)
+    for family in families:  # without what only backends call
+        yield (family + " c99 tshard.h", strict(family, "c99", warn, warn_c)
+               + source("tshard.h", "implementation.c") + ["-fsyntax-only"])
     for family, standard, flag in itertools.product(families, C, ["-O0", "-O3"]):
         for program in programs:
             yield (" ".join([family, standard, program, flag]),
@@ -256,7 +260,7 @@ def main():
     headers, programs = (sorted(os.path.relpath(path, TOP)
                                 for path in glob.glob(os.path.join(TOP, "backends", form)))
                          for form in ("*.h", "*.c"))
-    headers.insert(0, "tshard.h")
+    headers.insert(0, headers.pop(headers.index(CORE)))
     if not mpis():
         headers = [header for header in headers if not header.endswith("_mpi.h")]
     families = [family for family in ("gcc", "clang") if shutil.which(family)]

@@ -22,9 +22,9 @@ from scripts import Failed, Skipped, check, run_tests
 
 SCRIPT_LIMIT = 300  # seconds, for tests/run.sh
 CC = "gcc"  # clang's preprocessor keeps no comments and directives apart
-SOURCES = {"tshard.h": [], "backends/tshard_threads.h": [],
+SOURCES = {"backends/tshard_backend.h": [], "backends/tshard_threads.h": [],
            "backends/tshard_uv.h": ["-DMACOS_UV"], "backends/tshard-run.c": ["-DMACOS_UV"]}
-CORE = ["tshard.h"]
+CORE = ["backends/tshard_backend.h"]
 FLAGS = ["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-D_DARWIN_C_SOURCE", "-DTSHARD_IMPLEMENTATION=",
          "-O0", "-fno-builtin", "-include", os.path.join(HERE, "macos.h"), "-x", "c"]
 WARN = ["-Wall", "-Wextra", "-pedantic", "-Werror"]

@@ -291,10 +291,10 @@ def shared_library_has_public_functions_only(_):
     exported = set(re.findall(r" [A-Z] (\w+)$", must(["nm", "-D", "--defined-only", library]),
                               re.M))
     declared = set()
-    for header in "tshard.h", "backends/tshard_threads.h":
+    for header in "tshard.h", "backends/tshard_backend.h", "backends/tshard_threads.h":
         with open(os.path.join(TOP, header), encoding="utf-8") as file:
             text = file.read().split("/* end of header: stop here")[0]
-        declared.update(re.findall(r"^TSH_API [^;(]*?\b(tsh_\w+)\(", text, re.M))
+        declared.update(re.findall(r"^TSH_API [^;(]*?\b(tshb?_\w+)\(", text, re.M))
     check(len(declared) > 200, "only", len(declared), "functions found in the headers")
     check(exported == declared, "exported, or declared, alone:", sorted(exported ^ declared))
     major = macros().split(".")[0]

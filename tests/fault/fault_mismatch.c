@@ -103,7 +103,7 @@ static void cost_rank(job *j) {
     begin = now_ms();
     for (int i = 0; i < CHECKS; i++) {
         tshi_uv_head heard = op.head;
-        op.head.digest = tsh_coll_digest(&op.coll, j->ranks);
+        op.head.digest = tshb_coll_digest(&op.coll, j->ranks);
         tshi_uv_remember(&op);
         wrong += i && (heard.seq != op.head.seq || heard.digest != op.head.digest);
     }

@@ -8,7 +8,7 @@
 #define _POSIX_C_SOURCE 200809L
 #endif
 #define TSHARD_IMPLEMENTATION
-#include "../../tshard.h"
+#include "../../backends/tshard_backend.h"
 
 #include "pretend.h"
 #include "../../backends/tshard_uv.h"

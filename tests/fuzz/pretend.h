@@ -293,7 +293,7 @@ static void pretend_end(void) {
 #define recvmsg(fd, m, flags)            pretend_message(fd, m, 0)
 #define sendmsg(fd, m, flags)            pretend_message(fd, m, 1)
 #define tsh_now()                        (pretend.now)
-#define tsh_deadline(timeout, otherwise) (pretend.now + ((timeout) ? (timeout) : (otherwise)))
+#define tshb_deadline(timeout, otherwise) (pretend.now + ((timeout) ? (timeout) : (otherwise)))
 #define uv_loop_init(loop)               ((void)(loop), 0)
 #define uv_loop_close(loop)              ((void)(loop), 0)
 #define uv_run(loop, mode)               pretend_run()

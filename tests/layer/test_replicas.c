@@ -302,7 +302,7 @@ static tsh_real ring_average(const alone *each, int dp, int i, int64_t e) {
     const int64_t n = each[0].found.numel[i];
     tsh_real sum;
     int k = 0, j;
-    while (tsh_coll_chunk(n, dp, k + 1) <= e) k++;
+    while (tshb_coll_chunk(n, dp, k + 1) <= e) k++;
     sum = (tsh_real)each[(k + 1) % dp].found.values[i][e];
     for (j = 2; j <= dp; j++) sum += (tsh_real)each[(k + j) % dp].found.values[i][e];
     return sum / (tsh_real)dp;

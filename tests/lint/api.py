@@ -10,7 +10,8 @@ import os
 import re
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-HEADERS = ["tshard.h"] + ["backends/tshard_%s.h" % x for x in ("threads", "uv", "mpi", "blis")]
+HEADERS = ["tshard.h"] + ["backends/tshard_%s.h" % x
+                          for x in ("threads", "uv", "mpi", "blis", "backend")]
 BANNER = re.compile(r"/\* =+ \*/\n/\* >>([\w-]+) +MARK: .*?\*/\n(.*?)/\* =+(?: \*/|\n)", re.S)
 TOPIC = re.compile(r"/\* -- (.*?) -{2,}")
 END = "/* end of header: stop here if you only want the API"
@@ -54,13 +55,13 @@ def named(code):
     """(kind, name) of a declaration; None for what users do not call by name."""
     bare = re.sub(r"/\*.*?\*/", "", code, flags=re.S)
     bare = re.sub(r"^#.*\n", "", bare, flags=re.M)
-    function = re.match(r"TSH_API\b[^;{}]*?\b(tsh_\w+)\s*\(", bare)
+    function = re.match(r"TSH_API\b[^;{}]*?\b(tshb?_\w+)\s*\(", bare)
     if function:
         return "function", function[1]
     if bare.startswith("typedef"):
-        pointer = re.match(r"typedef [^;{]*?\(\*(tsh_\w+)\)", bare)
-        return "type", pointer[1] if pointer else re.search(r"(tsh_\w+)\s*;$", bare)[1]
-    struct = re.match(r"struct (tsh_\w+) \{", bare)
+        pointer = re.match(r"typedef [^;{]*?\(\*(tshb?_\w+)\)", bare)
+        return "type", pointer[1] if pointer else re.search(r"(tshb?_\w+)\s*;$", bare)[1]
+    struct = re.match(r"struct (tshb?_\w+) \{", bare)
     return ("type", struct[1]) if struct else None
 
 

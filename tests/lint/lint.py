@@ -196,7 +196,7 @@ def check_names(source):
     backend = re.search(r"backends/tshard_(\w+)\.h$", source.path)
     for name, first, _ in functions(source):
         room = source.room_at(first)
-        if name.startswith("tsh_"):
+        if name.startswith(("tsh_", "tshb_")):
             continue
         prefixes = set(room.prefixes) if room else set()
         prefixes |= {"tshi_%s_" % backend[1]} if backend else set()
@@ -259,7 +259,7 @@ def check_columns(source):
 
 def public(source):
     """(name, line) of every public function's declaration, in order."""
-    for match in re.finditer(r"^TSH_API\b[^;{}]*?\b(tsh_\w+)\s*\([^;{}]*\)[^;{}]*;",
+    for match in re.finditer(r"^TSH_API\b[^;{}]*?\b(tshb?_\w+)\s*\([^;{}]*\)[^;{}]*;",
                              source.code, re.M):
         yield match[1], source.line_at(match.start())
 
@@ -281,7 +281,7 @@ def check_public(headers, tests):
     words = set()
     for path in tests:
         with open(path, encoding="utf-8") as file:
-            words.update(re.findall(r"\btsh_\w+", file.read()))
+            words.update(re.findall(r"\btshb?_\w+", file.read()))
     for source in headers:
         for name, line in public(source):
             if not documented(source, line):
@@ -327,7 +327,7 @@ def check_streams(source):
 
 
 def check_symbols(headers, folder):
-    """No writable data; only tsh_ names are seen by the linker; nothing prints or exits."""
+    """No writable data; only tsh_ and tshb_ names are visible; nothing prints or exits."""
     path = os.path.join(folder, "all.o")
     # Position-independent code would keep constant tables of addresses in writable sections.
     if not compile_all(headers, ["-O1", "-fno-pic", "-fno-pie", "-c"], path):
@@ -338,7 +338,7 @@ def check_symbols(headers, folder):
             what = "%s is writable data (nm: %s)" % (name, kind)
         elif kind == "U" and name in FORBIDDEN - set(PRINTS.values()):  # see check_streams
             what = "the library calls %s" % name
-        elif kind.isupper() and kind != "U" and not name.startswith("tsh_"):
+        elif kind.isupper() and kind != "U" and not name.startswith(("tsh_", "tshb_")):
             what = "%s is visible to the linker (nm: %s)" % (name, kind)
         else:
             continue

@@ -575,6 +575,11 @@ static void call_tsh_log_stderr(void *const *a) { tsh_log_stderr(*(void **)a[0],
     *(const char **)a[1]); }
 static void call_tsh_log_message(void *const *a) { tsh_log_message(*(const tsh_logger **)a[0],
     *(const char **)a[1], 1); }
+static void call_tsh_error_set(void *const *a) { (void)tsh_error_set(*(tsh_error **)a[0],
+    *(tsh_result *)a[1], *(int *)a[2], *(const char **)a[3], 1); }
+static void call_tsh_text_add(void *const *a) { tsh_text_add(*(char **)a[0], *(size_t *)a[1],
+    *(const char **)a[2], 1); }
+static void call_tsh_now(void *const *a) { (void)a; (void)tsh_now(); }
 static void call_tsh_mem_stats(void *const *a) { (void)tsh_mem_stats(*(const tsh_ctx **)a[0]); }
 static void call_tsh_open(void *const *a) { (void)tsh_open(*(const tsh_desc **)a[0],
     *(tsh_ctx ***)a[1]); }
@@ -972,6 +977,11 @@ static const api_call calls[] = {
     {"tsh_fail", call_tsh_fail, 3, {{CTX, 0, "ctx"}, {ENUM, 0, "code"}, {FORMAT, 0, "format"}}},
     {"tsh_log_stderr", call_tsh_log_stderr, 2, {{USER, 0, "user"}, {TEXT, 0, "message"}}},
     {"tsh_log_message", call_tsh_log_message, 2, {{LOGGER, 0, "logger"}, {FORMAT, 0, "format"}}},
+    {"tsh_error_set", call_tsh_error_set, 4, {{ERROR_AT, 0, "error"}, {ENUM, 0, "code"}, {INT, 0,
+        "rank"}, {FORMAT, 0, "format"}}},
+    {"tsh_text_add", call_tsh_text_add, 3, {{TEXT, 0, "text"}, {SIZE, 0, "capacity"}, {FORMAT, 0,
+        "format"}}},
+    {"tsh_now", call_tsh_now, 0, {{INT, 0, NULL}}},
     {"tsh_mem_stats", call_tsh_mem_stats, 1, {{CTX, 0, "ctx"}}},
     {"tsh_open", call_tsh_open, 2, {{STRUCT, STRUCT_tsh_desc, "desc"}, {OUT_CTX, 0, "out"}}},
     {"tsh_close", call_tsh_close, 1, {{CTX, 0, "ctx"}}},

@@ -686,12 +686,12 @@ static void test_texts_without_objects_or_room(void **state) {
     assert_null(tsh_layout_text(&layout, NULL, sizeof text));
     assert_null(tsh_to_string(t, NULL, 0));
     assert_null(tsh_to_string(t, NULL, sizeof text));
-    assert_null(tsh_coll_text(&coll, NULL, 1, NULL, sizeof text));
-    assert_null(tsh_group_text(1, NULL, sizeof text));
+    assert_null(tshb_coll_text(&coll, NULL, 1, NULL, sizeof text));
+    assert_null(tshb_group_text(1, NULL, sizeof text));
     assert_string_equal(tsh_layout_text(&layout, text, 0), "before");
     assert_string_equal(tsh_layout_text(NULL, text, sizeof text), "R");
     assert_string_equal(tsh_to_string(t, text, sizeof text), "f32 (2) R: 1 1");
-    assert_string_equal(tsh_coll_text(NULL, NULL, 1, text, sizeof text), "");
+    assert_string_equal(tshb_coll_text(NULL, NULL, 1, text, sizeof text), "");
     tsh_close(ctx);
 }
 

@@ -1,6 +1,6 @@
 /* A comm hands descriptors to its backend. What backends share: the operation of sums, its chunks,
  * how descriptors are compared and told. */
-#include "../../tshard.h"
+#include "../../backends/tshard_backend.h"
 #include "../support/unit.h"
 
 #define COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
@@ -27,7 +27,7 @@ static void a_comm_hands_descriptors_to_its_backend(void **state) {
     (void)state;
     memset(&ops, 0, sizeof ops);
     ops.start = sees_one_row;
-    comm = tsh_comm_make(&ops, &req, 1, 2, 77);
+    comm = tshb_comm_make(&ops, &req, 1, 2, 77);
     assert_true(comm.rank == 1 && comm.size == 2 && comm.id == 77);
     for (int kind = TSH_ALLREDUCE; kind < TSH_SPLIT; kind++) {
         coll = tsh_coll_make((tsh_coll_kind)kind, TSH_F32);
@@ -136,7 +136,7 @@ static void check_fold(tsh_dtype dtype, tsh_redop op, int n, int form) {
         want[i] = i > 0 && i <= n ? plain(load(dtype, at[1], i), load(dtype, at[2], i), dtype, op)
                                   : load(dtype, at[0], i);
     for (k = 0; k < 3; k++) at[k] += tsh_dtype_size(dtype);
-    tsh_coll_fold(at[0], at[1], at[2], n, dtype, op);
+    tshb_coll_fold(at[0], at[1], at[2], n, dtype, op);
     for (i = 0; i < ROOM; i++)
         if (!same(want[i], load(dtype, at[0], i - 1), dtype))
             fail_msg("dtype %d, op %d, %d elements, form %d: element %d", dtype, op, n, form, i);
@@ -159,7 +159,7 @@ static void fold_says_what_it_rounds(void **state) {
     (void)state;
     for (dtype = TSH_F32; dtype <= TSH_I64; dtype++)
         for (op = TSH_SUM; op <= TSH_AVG; op++)
-            assert_int_equal(tsh_coll_rounds((tsh_dtype)dtype, (tsh_redop)op),
+            assert_int_equal(tshb_coll_rounds((tsh_dtype)dtype, (tsh_redop)op),
                              (dtype == TSH_BF16 || dtype == TSH_F16) && op != TSH_MIN &&
                                  op != TSH_MAX);
 }
@@ -173,21 +173,21 @@ static void fold_wraps_and_keeps_the_left(void **state) {
     int64_t i64;
     double f64;
     (void)state;
-    tsh_coll_fold(&i32, &most, &one, 1, TSH_I32, TSH_SUM);
+    tshb_coll_fold(&i32, &most, &one, 1, TSH_I32, TSH_SUM);
     assert_int_equal(i32, INT32_MIN);
-    tsh_coll_fold(&i32, &most, &two, 1, TSH_I32, TSH_PROD);
+    tshb_coll_fold(&i32, &most, &two, 1, TSH_I32, TSH_PROD);
     assert_int_equal(i32, -2);
-    tsh_coll_fold(&i64, &least, &minus, 1, TSH_I64, TSH_SUM);
+    tshb_coll_fold(&i64, &least, &minus, 1, TSH_I64, TSH_SUM);
     assert_true(i64 == INT64_MAX);
-    tsh_coll_fold(&i64, &least, &minus, 1, TSH_I64, TSH_PROD);
+    tshb_coll_fold(&i64, &least, &minus, 1, TSH_I64, TSH_PROD);
     assert_true(i64 == INT64_MIN);
-    tsh_coll_fold(&f64, &minus_nought, &nought, 1, TSH_F64, TSH_MAX);
+    tshb_coll_fold(&f64, &minus_nought, &nought, 1, TSH_F64, TSH_MAX);
     assert_true(f64 == 0 && signbit(f64));
-    tsh_coll_fold(&f64, &nought, &minus_nought, 1, TSH_F64, TSH_MIN);
+    tshb_coll_fold(&f64, &nought, &minus_nought, 1, TSH_F64, TSH_MIN);
     assert_true(f64 == 0 && !signbit(f64));
-    tsh_coll_fold(&f64, &nan, &nought, 1, TSH_F64, TSH_MIN);
+    tshb_coll_fold(&f64, &nan, &nought, 1, TSH_F64, TSH_MIN);
     assert_true(isnan(f64));
-    tsh_coll_fold(&f64, &nought, &nan, 1, TSH_F64, TSH_MAX);
+    tshb_coll_fold(&f64, &nought, &nan, 1, TSH_F64, TSH_MAX);
     assert_true(isnan(f64));
 }
 
@@ -199,11 +199,11 @@ static void finish_divides_averages_only(void **state) {
     (void)state;
     for (k = 0; k < COUNT(lengths); k++) {
         for (i = 0; i < ROOM; i++) f64[i] = (double)(f32[i] = (float)(i + 1));
-        tsh_coll_finish(f32, lengths[k], TSH_F32, TSH_SUM, 3);
-        tsh_coll_finish(f64, lengths[k], TSH_F64, TSH_MAX, 3);
+        tshb_coll_finish(f32, lengths[k], TSH_F32, TSH_SUM, 3);
+        tshb_coll_finish(f64, lengths[k], TSH_F64, TSH_MAX, 3);
         for (i = 0; i < ROOM; i++) assert_true(f32[i] == (float)(i + 1) && f64[i] == i + 1);
-        tsh_coll_finish(f32, lengths[k], TSH_F32, TSH_AVG, 3);
-        tsh_coll_finish(f64, lengths[k], TSH_F64, TSH_AVG, 3);
+        tshb_coll_finish(f32, lengths[k], TSH_F32, TSH_AVG, 3);
+        tshb_coll_finish(f64, lengths[k], TSH_F64, TSH_AVG, 3);
         for (i = 0; i < lengths[k]; i++) {
             const float third32 = (float)(i + 1) / 3.0f; /* in variables: rounded */
             const double third64 = (i + 1) / 3.0;
@@ -225,15 +225,15 @@ static void chunks_are_those_of_a_plain_dimension(void **state) {
         for (n = 0; n <= 100; n++) {
             for (k = 0; k < size; k++) {
                 length = tsh_chunk(&layout, n, size, k, range);
-                assert_int_equal(tsh_coll_chunk(n, size, k), range[0].start);
-                assert_int_equal(tsh_coll_chunk(n, size, k + 1), range[0].start + length);
+                assert_int_equal(tshb_coll_chunk(n, size, k), range[0].start);
+                assert_int_equal(tshb_coll_chunk(n, size, k + 1), range[0].start + length);
             }
-            assert_int_equal(tsh_coll_chunk(n, size, 0), 0);
-            assert_int_equal(tsh_coll_chunk(n, size, size), n);
+            assert_int_equal(tshb_coll_chunk(n, size, 0), 0);
+            assert_int_equal(tshb_coll_chunk(n, size, size), n);
         }
-    assert_true(tsh_coll_chunk(INT64_MAX, 4, 3) == INT64_C(3) << 61);
-    assert_true(tsh_coll_chunk(INT64_MAX, 4, 4) == INT64_MAX);
-    assert_true(tsh_coll_chunk(2, 100, 99) == 2);
+    assert_true(tshb_coll_chunk(INT64_MAX, 4, 3) == INT64_C(3) << 61);
+    assert_true(tshb_coll_chunk(INT64_MAX, 4, 4) == INT64_MAX);
+    assert_true(tshb_coll_chunk(2, 100, 99) == 2);
 }
 
 /* --------------------------------------------------------------- descriptors */
@@ -253,7 +253,7 @@ static tsh_coll taken(tsh_coll_kind kind) {
 }
 
 static int fit(tsh_coll a, tsh_coll b) {
-    return tsh_coll_digest(&a, 3) == tsh_coll_digest(&b, 3);
+    return tshb_coll_digest(&a, 3) == tshb_coll_digest(&b, 3);
 }
 
 static void a_digest_is_of_what_ranks_must_agree_on(void **state) {
@@ -323,7 +323,7 @@ static void digests_of_near_counts_differ(void **state) {
         counts[0] = i % 64;
         counts[1] = i / 64 % 64;
         counts[2] = i / 4096;
-        digests[i] = tsh_coll_digest(&coll, 3);
+        digests[i] = tshb_coll_digest(&coll, 3);
     }
     qsort(digests, (size_t)n, sizeof *digests, by_value);
     for (i = 1; i < n; i++) assert_true(digests[i - 1] != digests[i]);
@@ -367,7 +367,7 @@ static void a_circle_is_found_if_and_only_if_there_is_one(void **state) {
     int n, r, found = 0, none = 0;
     (void)state;
     for (n = 0; n < 20000; n++) {
-        tsh_coll_search search[WAITING];
+        tshb_coll_search search[WAITING];
         int on = -1;
         memset(search, 0, sizeof search);
         for (r = 0; r < WAITING; r++) {
@@ -375,7 +375,7 @@ static void a_circle_is_found_if_and_only_if_there_is_one(void **state) {
             waits_for[r] = random >> 26 & random >> 20 & (n % 2 ? ~0u : random >> 14) & 63u;
         }
         for (r = 0; on < 0 && r < WAITING; r++) { /* ranks that were visited are not again */
-            on = tsh_coll_cycle(search, WAITING, r, nth_awaited, waits_for);
+            on = tshb_coll_cycle(search, WAITING, r, nth_awaited, waits_for);
             assert_int_equal(on >= 0, leads_to_a_circle(waits_for, r));
         }
         found += on >= 0;
@@ -393,24 +393,24 @@ static void the_odd_rank_has_the_least_together(void **state) {
     const unsigned cycle[WAITING] = {0, 8, 2, 16, 4, 0}; /* 1, 3, 4, 2, and again 1 */
     const unsigned pair[WAITING] = {2, 1};
     const int alike[WAITING] = {1, 1, 1, 1, 1, 1}, alone[WAITING] = {1, 3, 3, 3, 2, 1};
-    tsh_coll_search search[WAITING];
+    tshb_coll_search search[WAITING];
     tsh_error error;
     int waits;
     (void)state;
     memset(search, 0, sizeof search);
-    assert_int_equal(tsh_coll_cycle(search, WAITING, 3, nth_awaited, cycle), 3);
-    assert_int_equal(tsh_coll_blame(search, 3, company_of, alone, &waits), 4);
+    assert_int_equal(tshb_coll_cycle(search, WAITING, 3, nth_awaited, cycle), 3);
+    assert_int_equal(tshb_coll_blame(search, 3, company_of, alone, &waits), 4);
     assert_int_equal(waits, 3);
-    assert_int_equal(tsh_coll_blame(search, 3, company_of, alike, &waits), 1);
+    assert_int_equal(tshb_coll_blame(search, 3, company_of, alike, &waits), 1);
     assert_int_equal(waits, 2);
     memset(search, 0, sizeof search);
-    assert_int_equal(tsh_coll_cycle(search, WAITING, 0, nth_awaited, pair), 0);
-    assert_int_equal(tsh_coll_blame(search, 0, company_of, alike, &waits), 1);
+    assert_int_equal(tshb_coll_cycle(search, WAITING, 0, nth_awaited, pair), 0);
+    assert_int_equal(tshb_coll_blame(search, 0, company_of, alike, &waits), 1);
     assert_int_equal(waits, 0);
-    tsh_cycle_error(1, "send", 0, "receive", &error);
+    tshb_cycle_error(1, "send", 0, "receive", &error);
     assert_string_equal(error.message, "rank 1 waits in send while rank 0 waits for it in receive");
     assert_int_equal(error.rank, 1);
-    tsh_cycle_error(1, "send", 1, "send", &error);
+    tshb_cycle_error(1, "send", 1, "send", &error);
     assert_non_null(strstr(error.message, "rank 1 waits for itself in send: "));
 }
 
@@ -452,14 +452,14 @@ static void lonely_close(tsh_comm *comm) {
 
 static void a_rank_that_is_gone_is_the_error_of_what_waits_for_it(void **state) {
     static const tsh_comm_ops ops = TSH_MESSAGE_OPS(lonely, "lonely", 0);
-    tsh_comm messages = tsh_comm_make(&ops, NULL, 0, 2, 1), comm;
+    tsh_comm messages = tshb_comm_make(&ops, NULL, 0, 2, 1), comm;
     static float x[100000];
     tsh_error error;
     int done = 0;
     tsh_req req;
     (void)state;
     memset(&lonely_error, 0, sizeof lonely_error);
-    assert_int_equal(tsh_comm_compose(&messages, &comm, &error), TSH_OK);
+    assert_int_equal(tshb_comm_compose(&messages, &comm, &error), TSH_OK);
     assert_int_equal(tsh_allreduce(&comm, x, 100000, TSH_F32, TSH_SUM), TSH_ERR_LOST);
     assert_int_equal(tsh_comm_error(&comm, &error), TSH_ERR_LOST);
     assert_int_equal(error.rank, 1);
@@ -471,7 +471,7 @@ static void a_rank_that_is_gone_is_the_error_of_what_waits_for_it(void **state) 
     messages.rank = 1; /* whose peer is slow: time runs out in test */
     memset(&lonely_error, 0, sizeof lonely_error);
     (void)setenv("TSHARD_TIMEOUT", "0.001", 1);
-    assert_int_equal(tsh_comm_compose(&messages, &comm, &error), TSH_OK);
+    assert_int_equal(tshb_comm_compose(&messages, &comm, &error), TSH_OK);
     (void)unsetenv("TSHARD_TIMEOUT");
     assert_int_equal(tsh_allreduce_start(&comm, x, 3, TSH_F32, TSH_SUM, &req), TSH_OK);
     while (!done) (void)tsh_test(&comm, req, &done);
@@ -487,32 +487,32 @@ static void a_rank_that_is_gone_is_the_error_of_what_waits_for_it(void **state) 
 
 enum { CALLERS = 4 };
 
-static int nth_call(const void *user, int r, tsh_call *out) {
-    *out = ((const tsh_call *)user)[r];
+static int nth_call(const void *user, int r, tshb_call *out) {
+    *out = ((const tshb_call *)user)[r];
     return out->rank >= 0;
 }
 
 /* World ranks 10, 11, ... have all called coll. */
-static void all_call(tsh_call *calls, tsh_coll coll) {
+static void all_call(tshb_call *calls, tsh_coll coll) {
     for (int r = 0; r < CALLERS; r++) {
         calls[r].coll = coll;
-        calls[r].digest = tsh_coll_digest(&coll, CALLERS);
+        calls[r].digest = tshb_coll_digest(&coll, CALLERS);
         calls[r].rank = 10 + r;
         calls[r].counts = coll.recv_counts ? CALLERS : 0;
     }
 }
 
-static void one_calls(tsh_call *call, tsh_coll coll) {
+static void one_calls(tshb_call *call, tsh_coll coll) {
     call->coll = coll;
-    call->digest = tsh_coll_digest(&coll, CALLERS);
+    call->digest = tshb_coll_digest(&coll, CALLERS);
 }
 
-static int mismatch_of(const tsh_call *calls, tsh_error *error) {
-    return tsh_call_mismatch(nth_call, calls, CALLERS, 5, 2, error);
+static int mismatch_of(const tshb_call *calls, tsh_error *error) {
+    return tshb_call_mismatch(nth_call, calls, CALLERS, 5, 2, error);
 }
 
 static void the_smaller_part_is_blamed(void **state) {
-    tsh_call calls[CALLERS];
+    tshb_call calls[CALLERS];
     tsh_coll coll = taken(TSH_ALLREDUCE), other = coll;
     tsh_error error;
     (void)state;
@@ -538,7 +538,7 @@ static void the_smaller_part_is_blamed(void **state) {
 
 static void unequal_counts_of_an_alltoall_are_blamed_on_most(void **state) {
     static const int64_t twos[] = {2, 2, 2, 2}, ones[] = {1, 1, 1, 1};
-    tsh_call calls[CALLERS];
+    tshb_call calls[CALLERS];
     tsh_coll coll = taken(TSH_ALLTOALL);
     tsh_error error;
     (void)state;
@@ -555,7 +555,7 @@ static void unequal_counts_of_an_alltoall_are_blamed_on_most(void **state) {
 }
 
 static void a_rank_that_closes_the_group_is_lost(void **state) {
-    tsh_call calls[CALLERS];
+    tshb_call calls[CALLERS];
     tsh_coll coll = taken(TSH_BARRIER), closes = coll;
     tsh_error error;
     (void)state;
@@ -577,22 +577,22 @@ static void messages_that_do_not_fit(void **state) {
     (void)state;
     both.send_counts = &three;
     both.recv_counts = &four;
-    sent = tsh_coll_half(&both, 0);
-    wanted = tsh_coll_half(&both, 1);
+    sent = tshb_coll_half(&both, 0);
+    wanted = tshb_coll_half(&both, 1);
     assert_true(sent.kind == TSH_SEND && sent.count == 3 && sent.recv_from == -1);
     assert_true(wanted.kind == TSH_RECV && wanted.count == 4 && wanted.send_to == -1);
-    tsh_message_mismatch(&sent, &wanted, 3, 0, 9, 1, &error);
+    tshb_message_mismatch(&sent, &wanted, 3, 0, 9, 1, &error);
     assert_true(error.code == TSH_ERR_MISMATCH && error.rank == 3);
     assert_string_equal(error.message, "rank 3 called send of 3 f32 to rank 1 where rank 0 called "
                                        "receive of 4 f32 from rank 2 (message 9 of world)");
-    assert_true(tsh_blamed(2, 1) == 1 && tsh_blamed(0, 5) == 5 && tsh_blamed(4, 0) == 4);
+    assert_true(tshb_blamed(2, 1) == 1 && tshb_blamed(0, 5) == 5 && tshb_blamed(4, 0) == 4);
 }
 
 /* ------------------------------------------------------- reports, and the rest */
 
 typedef struct report_of_two {
-    tsh_wait_report head;
-    tsh_wait_mark marks[2];
+    tshb_wait_report head;
+    tshb_wait_mark marks[2];
     int awaited[2];
 } report_of_two;
 
@@ -617,39 +617,39 @@ static void waits_in(report_of_two *r, uint64_t group, uint64_t seq, int awaited
 
 static void reports_tell_of_cycles_and_absent_ranks(void **state) {
     report_of_two r[3];
-    tsh_wait_report *report[3];
-    tsh_coll_search search[3];
+    tshb_wait_report *report[3];
+    tshb_coll_search search[3];
     tsh_error error;
     (void)state;
     for (int i = 0; i < 3; i++) report[i] = &r[i].head;
     waits_in(&r[0], 1, 0, 1, 1, 0); /* 0 waits in group 1 for 1, which has not started there */
     waits_in(&r[1], 2, 0, 2, 0, 1); /* and so on */
     waits_in(&r[2], 1, 0, 1, 1, 0);
-    assert_true(tsh_wait_missing(report, 0, 1) && tsh_wait_missing(report, 1, 2));
-    assert_int_equal(tsh_wait_cycle(report, 3, 0, search, &error), 1);
+    assert_true(tshb_wait_missing(report, 0, 1) && tshb_wait_missing(report, 1, 2));
+    assert_int_equal(tshb_wait_cycle(report, 3, 0, search, &error), 1);
     assert_true(error.code == TSH_ERR_MISMATCH && error.rank == 1);
     assert_string_equal(error.message, "rank 1 waits in barrier of group 2 while rank 2 waits for "
                                        "it in barrier of group 1");
     r[1].marks[0].sends = 1; /* rank 1 had been in group 1 */
-    assert_int_equal(tsh_wait_missing(report, 0, 1), 0);
-    assert_int_equal(tsh_wait_cycle(report, 3, 0, search, &error), 0);
+    assert_int_equal(tshb_wait_missing(report, 0, 1), 0);
+    assert_int_equal(tshb_wait_cycle(report, 3, 0, search, &error), 0);
     (void)tsh_error_set(&error, TSH_ERR_TIMEOUT, -1, "late");
-    tsh_wait_absent(report, 0, &error);
+    tshb_wait_absent(report, 0, &error);
     assert_string_equal(error.message, "late; absent ranks: none");
     report[1] = NULL; /* it computes */
     assert_int_equal(tsh_error_set(&error, TSH_ERR_TIMEOUT, -1, "late"), TSH_ERR_TIMEOUT);
-    tsh_wait_absent(report, 0, &error);
+    tshb_wait_absent(report, 0, &error);
     assert_true(error.rank == 1);
     assert_string_equal(error.message, "late; absent ranks: 1");
 }
 
 static void ranks_of_a_color_are_sorted_by_key(void **state) {
-    static const tsh_ticket tickets[] = {{1, 5}, {0, 0}, {1, -3}, {1, 5}, {1, 0}};
+    static const tshb_ticket tickets[] = {{1, 5}, {0, 0}, {1, -3}, {1, 5}, {1, 0}};
     int order[5];
     (void)state;
-    assert_int_equal(tsh_split_order(tickets, sizeof *tickets, 5, 1, order), 4);
+    assert_int_equal(tshb_split_order(tickets, sizeof *tickets, 5, 1, order), 4);
     assert_true(order[0] == 2 && order[1] == 4 && order[2] == 0 && order[3] == 3);
-    assert_int_equal(tsh_split_order(tickets, sizeof *tickets, 5, 7, order), 0);
+    assert_int_equal(tshb_split_order(tickets, sizeof *tickets, 5, 7, order), 0);
 }
 
 static const void *nth_part(const void *user, int r) {
@@ -662,11 +662,11 @@ static void a_sum_begins_behind_its_chunk(void **state) {
     const int64_t counts[] = {3, 0, 4};
     float sum[2];
     (void)state;
-    tsh_coll_sum(sum, 2, &coll, 3, 0, nth_part, parts); /* (1 - 1e8) + 1e8 */
+    tshb_coll_sum(sum, 2, &coll, 3, 0, nth_part, parts); /* (1 - 1e8) + 1e8 */
     assert_true(sum[0] == (1.0f + -1e8f) + 1e8f && sum[1] == 6);
-    tsh_coll_sum(sum, 2, &coll, 3, 1, nth_part, parts); /* (-1e8 + 1e8) + 1 */
+    tshb_coll_sum(sum, 2, &coll, 3, 1, nth_part, parts); /* (-1e8 + 1e8) + 1 */
     assert_true(sum[0] == 1);
-    assert_true(tsh_coll_before(counts, 0) == 0 && tsh_coll_before(counts, 3) == 7);
+    assert_true(tshb_coll_before(counts, 0) == 0 && tshb_coll_before(counts, 3) == 7);
 }
 
 static void time_limits(void **state) {
@@ -674,19 +674,19 @@ static void time_limits(void **state) {
     int64_t ns, now = tsh_now();
     (void)state;
     (void)setenv("TSHARD_TIMEOUT", "2.5", 1);
-    assert_true(tsh_timeout(0, "desc.timeout", &ns, &error) && ns == INT64_C(2500000000));
-    assert_true(tsh_timeout(7, "desc.timeout", &ns, &error) && ns == INT64_C(7000000000));
-    assert_true(tsh_timeout(-1, "desc.timeout", &ns, &error) && ns == INT64_C(1) << 61);
+    assert_true(tshb_timeout(0, "desc.timeout", &ns, &error) && ns == INT64_C(2500000000));
+    assert_true(tshb_timeout(7, "desc.timeout", &ns, &error) && ns == INT64_C(7000000000));
+    assert_true(tshb_timeout(-1, "desc.timeout", &ns, &error) && ns == INT64_C(1) << 61);
     (void)setenv("TSHARD_TIMEOUT", "0", 1);
-    assert_true(tsh_timeout(0, "desc.timeout", &ns, &error) && ns == INT64_C(1) << 61);
+    assert_true(tshb_timeout(0, "desc.timeout", &ns, &error) && ns == INT64_C(1) << 61);
     (void)setenv("TSHARD_TIMEOUT", "soon", 1);
-    assert_int_equal(tsh_timeout(0, "desc.timeout", &ns, &error), 0);
+    assert_int_equal(tshb_timeout(0, "desc.timeout", &ns, &error), 0);
     assert_non_null(strstr(error.message, "TSHARD_TIMEOUT is \"soon\"; it takes"));
     (void)unsetenv("TSHARD_TIMEOUT");
-    assert_true(tsh_timeout(0, "desc.timeout", &ns, &error) && ns == INT64_C(300000000000));
-    assert_int_equal(tsh_time_limit((double)NAN, "desc.x", "TSHARD_X", 1, &ns, &error), 0);
+    assert_true(tshb_timeout(0, "desc.timeout", &ns, &error) && ns == INT64_C(300000000000));
+    assert_int_equal(tshb_time_limit((double)NAN, "desc.x", "TSHARD_X", 1, &ns, &error), 0);
     assert_string_equal(error.message, "desc.x is not a number (NaN)");
-    assert_true(tsh_deadline(5, 9) >= now + 5 && tsh_deadline(0, INT64_MAX) == INT64_MAX);
+    assert_true(tshb_deadline(5, 9) >= now + 5 && tshb_deadline(0, INT64_MAX) == INT64_MAX);
 }
 
 /* ---------------------------------------------------------------------- text */
@@ -695,12 +695,12 @@ static void a_call_is_told_with_its_place(void **state) {
     tsh_coll coll = taken(TSH_ALLREDUCE);
     char text[64] = "in ";
     (void)state;
-    tsh_coll_where(&coll, 3, 4, 7, text, sizeof text);
+    tshb_coll_where(&coll, 3, 4, 7, text, sizeof text);
     assert_string_equal(text, "in all-reduce of 7 f32 (sum), collective 4 of group 7");
     tsh_text_add(text, 56, "%d", 1234); /* cut */
     assert_string_equal(text, "in all-reduce of 7 f32 (sum), collective 4 of group 712");
     text[0] = '\0';
-    tsh_coll_where(&coll, 3, 4, UINT64_C(0x74) << 56 | 7, text, sizeof text);
+    tshb_coll_where(&coll, 3, 4, UINT64_C(0x74) << 56 | 7, text, sizeof text);
     assert_string_equal(text, "all-reduce of 7 f32 (sum), collective 4 of tp");
 }
 
@@ -721,14 +721,14 @@ static void groups_have_names(void **state) {
     char text[32];
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        assert_string_equal(tsh_group_text(rows[i].id, text, sizeof text), rows[i].name);
-    assert_string_equal(tsh_group_text(1, text, 4), "wor"); /* cut */
-    assert_ptr_equal(tsh_group_text(2, text, 0), text);     /* nothing is written */
+        assert_string_equal(tshb_group_text(rows[i].id, text, sizeof text), rows[i].name);
+    assert_string_equal(tshb_group_text(1, text, 4), "wor"); /* cut */
+    assert_ptr_equal(tshb_group_text(2, text, 0), text);     /* nothing is written */
     assert_string_equal(text, "wor");
 }
 
 #define EXPECT_COLL(coll, other, want)                                                             \
-    assert_string_equal(tsh_coll_text(coll, other, 3, text, sizeof text), want)
+    assert_string_equal(tshb_coll_text(coll, other, 3, text, sizeof text), want)
 
 static void descriptors_have_text(void **state) {
     static const char *const texts[] = {"all-reduce of 7 f32 (sum)",
@@ -782,7 +782,7 @@ static void the_first_count_that_differs_is_told(void **state) {
     EXPECT_COLL(&a, &b, "all-gather of f32 with counts[1] = 0");
     EXPECT_COLL(&b, &a, "all-gather of f32 in 6 blocks with counts[1] = 1");
     EXPECT_COLL(&a, &c, "all-gather of f32"); /* another kind's counts mean something else */
-    assert_string_equal(tsh_coll_text(&a, &b, 1, text, sizeof text), "all-gather of f32");
+    assert_string_equal(tshb_coll_text(&a, &b, 1, text, sizeof text), "all-gather of f32");
     b.recv_counts = NULL;
     EXPECT_COLL(&a, &b, "all-gather of f32");
     EXPECT_COLL(&b, &a, "all-gather of f32 in 6 blocks");
@@ -815,7 +815,7 @@ static void text_is_cut_to_its_room(void **state) {
     (void)state;
     for (room = 0; room < sizeof text; room++) {
         memset(text, '#', sizeof text);
-        assert_ptr_equal(tsh_coll_text(&coll, NULL, 3, text, room), text);
+        assert_ptr_equal(tshb_coll_text(&coll, NULL, 3, text, room), text);
         if (room) assert_int_equal(strlen(text), room <= strlen(whole) ? room - 1 : strlen(whole));
         assert_memory_equal(text, room ? whole : "", room ? strlen(text) : 0);
         assert_int_equal(text[room], '#');

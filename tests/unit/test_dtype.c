@@ -516,7 +516,7 @@ static int sums_of_ranks(tsh_ctx *ctx, void *user) {
         for (e = 0; e < COUNT_; e++) {
             int64_t k = 0;
             tsh_real want;
-            while (tsh_coll_chunk(COUNT_, size, (int)k + 1) <= e) k++;
+            while (tshb_coll_chunk(COUNT_, size, (int)k + 1) <= e) k++;
             want = (tsh_real)bfloat_value(bfloat_bits((float)((k + 1) % size) + 1 + (float)e / 4));
             for (j = 2; j <= size; j++) {
                 const tsh_real x = (tsh_real)bfloat_value(
