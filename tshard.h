@@ -12,8 +12,8 @@
  *     #include "tshard.h"
  *
  * and include it plainly wherever else it is used. It needs libc and libm: cc -O3 prog.c -lm. A
- * backend (backends/tshard_threads.h, which needs tshard_backend.h beside it) is included after it, in
- * the same file.
+ * backend (backends/tshard_threads.h, with tshard_backend.h beside it) is included after it, in the
+ * same file.
  *
  * It is put together from the files of src/: to change it, change those, and make tshard.h.
  *
@@ -2280,7 +2280,8 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_BUFFER = 1024,  /* a parameter that no optimiser updates */
     TSHI_OPTIMISED = 2048, /* a parameter that an optimiser was made for */
     TSHI_INEXACT = 4096,   /* one of which no exact weights are kept (.round_weights) */
-    TSHI_CACHED = 8192     /* a weight of keys or values, laid out as which a cache was made */
+    TSHI_CACHED = 8192,    /* a weight of keys or values, laid out as which a cache was made */
+    TSHI_TIED = 16384      /* a parameter that several modules may have */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
@@ -18115,6 +18116,7 @@ TSHI_OUTLINE tsh_tensor *tshi_module_step(tsh_module *root, tshi_walk *at) {
 /* Returns 1 if the walk reaches a parameter for the first time, 0 for a tied one seen before. */
 static int tshi_module_first(tsh_module *root, const tshi_walk *at) {
     tshi_walk before = {NULL, NULL, 0}; /* a second walk, from root */
+    if (!(at->param->flags & TSHI_TIED)) return 1;
     while (tshi_module_step(root, &before) != at->param) continue;
     return before.module == at->module && before.slot == at->slot;
 }
@@ -18929,6 +18931,7 @@ TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_t
     if (old == source) return TSH_OK;
     if (!tshi_module_may_replace(old, source)) return module->ctx->error.code;
     tshi_module_changed(module->ctx); /* shapes and layouts below may differ */
+    source->flags |= TSHI_TIED;
     while (tshi_module_step(module->ctx->root, &at))
         if (at.param == old) at.module->param[at.slot] = source; /* in every module that has it */
     tshi_tensor_release(old);
@@ -19612,7 +19615,9 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
     module->lookup = desc->lookup;   /* padding, sparse gradients */
     module->param[0] = desc->weight; /* shared, or NULL: made below */
     module->param_name[0] = "weight";
-    if (!desc->weight) /* not shared: make one */
+    if (desc->weight)
+        desc->weight->flags |= TSHI_TIED;
+    else /* make one */
         tshi_module_param(module, 0, "weight", desc->dtype, tsh_shape2(desc->count, desc->dim),
                           tshi_nn_init(desc->init, TSH_INIT_NORMAL, 0, 1), 0);
     if (!module->param[0]) return tshi_module_finish(module);
@@ -21371,25 +21376,22 @@ static TSHI_COLD int tshi_optim_trainable(tsh_module *module) {
     return 1;
 }
 
-/* Sets how a parameter's gradient is kept: as the newest of its optimisers says, and in chunks if
- * any of them says so. Returns 1 if it has an optimiser. */
-static TSHI_COLD int tshi_optim_claim(tsh_tensor *param) {
-    const tsh_ctx *ctx = param->ctx;
-    param->flags &= ~(unsigned)(TSHI_CHUNKED | TSHI_OPTIMISED | TSHI_INEXACT);
-    param->grad_dtype = TSH_DTYPE_DEFAULT;
-    param->updates = NULL;
-    for (const tsh_optim *optim = ctx->optims; optim; optim = optim->older) /* newest first */
-        for (int i = 0; i < optim->count; i++) {
-            const tsh_optim_desc *desc = &optim->desc;
-            if (optim->each[i].param != param) continue;
-            if (desc->zero && ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
-            if (desc->round_weights) param->flags |= TSHI_INEXACT;
-            if (param->flags & TSHI_OPTIMISED) continue;
-            param->flags |= TSHI_OPTIMISED;
-            param->grad_dtype = desc->grad_dtype;
-            param->updates = &optim->each[i].steps;
-        }
-    return (param->flags & TSHI_OPTIMISED) != 0;
+/* Notes at parameter i of an optimiser how the optimiser wants its gradient to be kept. The
+ * optimiser is the newest that has the parameter; chunks that older ones have asked for stay. */
+static TSHI_COLD void tshi_optim_claim(const tsh_optim *optim, int i) {
+    tsh_tensor *param = optim->each[i].param;
+    if (optim->desc.zero && param->ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
+    if (optim->desc.round_weights) param->flags |= TSHI_INEXACT;
+    param->flags |= TSHI_OPTIMISED;
+    param->grad_dtype = optim->desc.grad_dtype;
+    param->updates = &optim->each[i].steps;
+}
+
+/* Does so for all parameters of optim (NULL: none) and of older ones, which come first. */
+static TSHI_COLD void tshi_optim_claim_all(const tsh_optim *optim) {
+    if (!optim) return;
+    tshi_optim_claim_all(optim->older);
+    for (int i = 0; i < optim->count; i++) tshi_optim_claim(optim, i);
 }
 
 /* Warns if weights below module are quantised, and others beside them will be trained. */
@@ -21444,7 +21446,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     tshi_optim_warn_blocks(module, optim->count);
     optim->older = ctx->optims; /* prepend to the ctx's list */
     ctx->optims = optim;
-    for (int i = 0; i < optim->count; i++) (void)tshi_optim_claim(optim->each[i].param);
+    for (int i = 0; i < optim->count; i++) tshi_optim_claim(optim, i);
     return optim;
 }
 
@@ -21457,10 +21459,17 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
         tsh_tensor *param = optim->each[i].param;
         tsh_tensor_free(optim->each[i].first);
         tsh_tensor_free(optim->each[i].second);
-        const unsigned chunked = param->flags & TSHI_CHUNKED;
-        const int optimised = tshi_optim_claim(param);
-        if (!optimised || chunked != (param->flags & TSHI_CHUNKED)) tsh_zero_grad(param);
-        if (optimised) continue;
+        param->flags &= ~(unsigned)(TSHI_CHUNKED | TSHI_OPTIMISED | TSHI_INEXACT);
+        param->grad_dtype = TSH_DTYPE_DEFAULT;
+        param->updates = NULL;
+    }
+    tshi_optim_claim_all(optim->module->ctx->optims); /* of some, other optimisers are left */
+    for (int i = 0; i < optim->count; i++) {
+        tsh_tensor *param = optim->each[i].param;
+        const int chunked = optim->desc.zero && param->ctx->dp.size > 1; /* its gradient so far */
+        if (!(param->flags & TSHI_OPTIMISED) || (chunked && !(param->flags & TSHI_CHUNKED)))
+            tsh_zero_grad(param);
+        if (param->flags & TSHI_OPTIMISED) continue;
         tshi_mem_release(param->ctx, param->low);
         param->low = NULL;
     }

@@ -12,8 +12,8 @@
  *     #include "tshard.h"
  *
  * and include it plainly wherever else it is used. It needs libc and libm: cc -O3 prog.c -lm. A
- * backend (backends/tshard_threads.h, which needs tshard_backend.h beside it) is included after it, in
- * the same file.
+ * backend (backends/tshard_threads.h, with tshard_backend.h beside it) is included after it, in the
+ * same file.
  *
  * It is put together from the files of src/: to change it, change those, and make tshard.h.
  *

@@ -211,7 +211,8 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_BUFFER = 1024,  /* a parameter that no optimiser updates */
     TSHI_OPTIMISED = 2048, /* a parameter that an optimiser was made for */
     TSHI_INEXACT = 4096,   /* one of which no exact weights are kept (.round_weights) */
-    TSHI_CACHED = 8192     /* a weight of keys or values, laid out as which a cache was made */
+    TSHI_CACHED = 8192,    /* a weight of keys or values, laid out as which a cache was made */
+    TSHI_TIED = 16384      /* a parameter that several modules may have */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */

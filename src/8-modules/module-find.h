@@ -191,6 +191,7 @@ TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_t
     if (old == source) return TSH_OK;
     if (!tshi_module_may_replace(old, source)) return module->ctx->error.code;
     tshi_module_changed(module->ctx); /* shapes and layouts below may differ */
+    source->flags |= TSHI_TIED;
     while (tshi_module_step(module->ctx->root, &at))
         if (at.param == old) at.module->param[at.slot] = source; /* in every module that has it */
     tshi_tensor_release(old);

@@ -67,6 +67,7 @@ TSHI_OUTLINE tsh_tensor *tshi_module_step(tsh_module *root, tshi_walk *at) {
 /* Returns 1 if the walk reaches a parameter for the first time, 0 for a tied one seen before. */
 static int tshi_module_first(tsh_module *root, const tshi_walk *at) {
     tshi_walk before = {NULL, NULL, 0}; /* a second walk, from root */
+    if (!(at->param->flags & TSHI_TIED)) return 1;
     while (tshi_module_step(root, &before) != at->param) continue;
     return before.module == at->module && before.slot == at->slot;
 }

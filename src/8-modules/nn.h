@@ -252,7 +252,9 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
     module->lookup = desc->lookup;   /* padding, sparse gradients */
     module->param[0] = desc->weight; /* shared, or NULL: made below */
     module->param_name[0] = "weight";
-    if (!desc->weight) /* not shared: make one */
+    if (desc->weight)
+        desc->weight->flags |= TSHI_TIED;
+    else /* make one */
         tshi_module_param(module, 0, "weight", desc->dtype, tsh_shape2(desc->count, desc->dim),
                           tshi_nn_init(desc->init, TSH_INIT_NORMAL, 0, 1), 0);
     if (!module->param[0]) return tshi_module_finish(module);

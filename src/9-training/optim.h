@@ -50,25 +50,22 @@ static TSHI_COLD int tshi_optim_trainable(tsh_module *module) {
     return 1;
 }
 
-/* Sets how a parameter's gradient is kept: as the newest of its optimisers says, and in chunks if
- * any of them says so. Returns 1 if it has an optimiser. */
-static TSHI_COLD int tshi_optim_claim(tsh_tensor *param) {
-    const tsh_ctx *ctx = param->ctx;
-    param->flags &= ~(unsigned)(TSHI_CHUNKED | TSHI_OPTIMISED | TSHI_INEXACT);
-    param->grad_dtype = TSH_DTYPE_DEFAULT;
-    param->updates = NULL;
-    for (const tsh_optim *optim = ctx->optims; optim; optim = optim->older) /* newest first */
-        for (int i = 0; i < optim->count; i++) {
-            const tsh_optim_desc *desc = &optim->desc;
-            if (optim->each[i].param != param) continue;
-            if (desc->zero && ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
-            if (desc->round_weights) param->flags |= TSHI_INEXACT;
-            if (param->flags & TSHI_OPTIMISED) continue;
-            param->flags |= TSHI_OPTIMISED;
-            param->grad_dtype = desc->grad_dtype;
-            param->updates = &optim->each[i].steps;
-        }
-    return (param->flags & TSHI_OPTIMISED) != 0;
+/* Notes at parameter i of an optimiser how the optimiser wants its gradient to be kept. The
+ * optimiser is the newest that has the parameter; chunks that older ones have asked for stay. */
+static TSHI_COLD void tshi_optim_claim(const tsh_optim *optim, int i) {
+    tsh_tensor *param = optim->each[i].param;
+    if (optim->desc.zero && param->ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
+    if (optim->desc.round_weights) param->flags |= TSHI_INEXACT;
+    param->flags |= TSHI_OPTIMISED;
+    param->grad_dtype = optim->desc.grad_dtype;
+    param->updates = &optim->each[i].steps;
+}
+
+/* Does so for all parameters of optim (NULL: none) and of older ones, which come first. */
+static TSHI_COLD void tshi_optim_claim_all(const tsh_optim *optim) {
+    if (!optim) return;
+    tshi_optim_claim_all(optim->older);
+    for (int i = 0; i < optim->count; i++) tshi_optim_claim(optim, i);
 }
 
 /* Warns if weights below module are quantised, and others beside them will be trained. */
@@ -123,7 +120,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     tshi_optim_warn_blocks(module, optim->count);
     optim->older = ctx->optims; /* prepend to the ctx's list */
     ctx->optims = optim;
-    for (int i = 0; i < optim->count; i++) (void)tshi_optim_claim(optim->each[i].param);
+    for (int i = 0; i < optim->count; i++) tshi_optim_claim(optim, i);
     return optim;
 }
 
@@ -136,10 +133,17 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
         tsh_tensor *param = optim->each[i].param;
         tsh_tensor_free(optim->each[i].first);
         tsh_tensor_free(optim->each[i].second);
-        const unsigned chunked = param->flags & TSHI_CHUNKED;
-        const int optimised = tshi_optim_claim(param);
-        if (!optimised || chunked != (param->flags & TSHI_CHUNKED)) tsh_zero_grad(param);
-        if (optimised) continue;
+        param->flags &= ~(unsigned)(TSHI_CHUNKED | TSHI_OPTIMISED | TSHI_INEXACT);
+        param->grad_dtype = TSH_DTYPE_DEFAULT;
+        param->updates = NULL;
+    }
+    tshi_optim_claim_all(optim->module->ctx->optims); /* of some, other optimisers are left */
+    for (int i = 0; i < optim->count; i++) {
+        tsh_tensor *param = optim->each[i].param;
+        const int chunked = optim->desc.zero && param->ctx->dp.size > 1; /* its gradient so far */
+        if (!(param->flags & TSHI_OPTIMISED) || (chunked && !(param->flags & TSHI_CHUNKED)))
+            tsh_zero_grad(param);
+        if (param->flags & TSHI_OPTIMISED) continue;
         tshi_mem_release(param->ctx, param->low);
         param->low = NULL;
     }
