@@ -1732,7 +1732,7 @@ typedef struct tsh_optim_desc {
     double weight_decay;      /* ADAMW: decoupled; the others: added to the gradient */
     double clip_norm;         /* 0: none; else tsh_clip_grad_norm comes first */
     int zero; /* 1: moments are cut over dp (ZeRO stage 1, Rajbhandari et al. 2020): each rank keeps
-                 those of its chunk of every parameter (tshi_coll_chunk of the local elements),
+                 those of its chunk of every parameter (rule 5 of >>comm-api, of local elements),
                  whatever the sizes */
     /* Of gradients between backward and step, and of moments. 0: TSH_REAL. TSH_BF16: half the
      * memory; they are rounded up or down at random, so that sums stay right on average (stochastic
