@@ -12,16 +12,15 @@ static TSHI_COLD void tshi_summary_groups(const tsh_optim *optim, const tsh_modu
     if (optim->older) tshi_summary_groups(optim->older, root, file);
     while (m && m != root) m = m->parent;
     for (int i = 0; m && i < optim->count; i++) {
-        const tshi_moments *each = &optim->each[i], *other;
-        int before = 0, count = 0; /* parameters of the group before this one, and in all */
+        const tshi_moments *each = &optim->each[i], *other = optim->each;
+        int count = 0; /* parameters of the group */
         char rates[64] = "";
-        for (other = optim->each; other < optim->each + optim->count; other++) {
-            if (other->lr_scale != each->lr_scale || other->weight_decay != each->weight_decay)
-                continue;
-            before += other < each;
-            count++;
-        }
-        if (before) continue; /* the group's line is written */
+        while (other->lr_scale != each->lr_scale || other->weight_decay != each->weight_decay)
+            other++;
+        if (other < each) continue; /* the group's line is written */
+        for (; other < optim->each + optim->count; other++)
+            count += other->lr_scale == each->lr_scale &&
+                     other->weight_decay == each->weight_decay;
         tsh_text_add(rates, sizeof rates, "lr %g, weight decay %g", optim->desc.lr * each->lr_scale,
                      each->weight_decay);
         (void)fprintf(file, "%s: %d parameters, the first \"%s\": %s\n", tshi_optim_kind(optim),
