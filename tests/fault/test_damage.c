@@ -3,7 +3,7 @@
  * What a rank sends is changed in its own process, on its way to the system. With FULL=1 there are
  * 10,000 changes of frames and control messages and 2,000 of handshakes. */
 #define TSHARD_IMPLEMENTATION
-#include "../../tshard.h"
+#include "../../backends/tshard_backend.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -279,7 +279,7 @@ static void masks_are_the_generators_bits(void **state) {
                     mask.p = rates[r];
                     y[n] = 77;
                     part.first = first;
-                    tshi_map_mask[isa](n, operand, &part);
+                    tshi_dropout_mask[isa](n, operand, &part);
                     assert_true(y[n] == 77);
                     for (i = 0; i < n; i++) {
                         uint32_t bits = tshi_rng_bits(mask.key, mask.stream, (uint64_t)(first + i));
