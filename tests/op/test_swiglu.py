@@ -47,7 +47,8 @@ def swiglu_works(folder):
     if not shutil.which("patch"):
         raise Skipped("needs patch")
     os.mkdir(os.path.join(folder, "backends"))
-    shutil.copy(os.path.join(TOP, "backends", "tshard_threads.h"), os.path.join(folder, "backends"))
+    for name in "tshard_backend.h", "tshard_threads.h":
+        shutil.copy(os.path.join(TOP, "backends", name), os.path.join(folder, "backends"))
     shutil.copytree(os.path.join(TOP, "src"), os.path.join(folder, "src"))
     call(["patch", "-p1", "--no-backup-if-mismatch"], folder, input=the_patch())
     call([sys.executable, "src/join.py", "src/rooms", "tshard.h"], folder)
