@@ -87,7 +87,7 @@ NOSIMDS  := $(call marked,nosimd)
 VARIANTS := $(if $(and $(san),$(if $(FULL),,1)),, \
 	$(DOUBLES:%.c=$(OUT)/%_double) $(NOSIMDS:%.c=$(OUT)/%_nosimd))
 TESTS    := $(sort $(SOURCES:%.c=$(OUT)/%) $(VARIANTS))
-RULES    := examples/llm/rules.mk tests/fuzz/rules.mk tests/mpi/rules.mk
+RULES    := src/rules.mk examples/llm/rules.mk tests/fuzz/rules.mk tests/mpi/rules.mk tests/bench/rules.mk
 EXAMPLES := $(addprefix $(OUT)/,$(basename $(sort $(wildcard examples/[0-9]*.c examples/0*.cpp))))
 SCRIPTS  := $(if $(san),tests/fault/test_run.py,$(wildcard tests/*/test_*.py))
 LAUNCHER := $(OUT)/tshard-run
@@ -109,18 +109,6 @@ PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
 help: build/compile_commands.json ## list the targets; clangd then opens each file of src/
 	@sed -n 's/^#   //p' Makefile
 	@sed -n 's/^\([a-z][a-z -]*\):.*## /make \1\n/p' Makefile $(RULES) | paste - - | expand -t 24
-
-# ---- the headers -------------------------------------------------------------
-# tshard.h and tshard_uv.h are put together from the rooms of src/, where they are changed. Both are
-# in the repository: what builds them needs no Python.
-
-tshard.h: src/rooms $(wildcard src/[0-9]*/*.h)
-backends/tshard_uv.h: src/rooms-uv $(wildcard src/uv/*.h)
-tshard.h backends/tshard_uv.h:
-	@! command -v $(PYTHON) >/dev/null || $(PYTHON) src/join.py $< $@
-
-build/compile_commands.json: src/rooms src/rooms-uv
-	@! command -v $(PYTHON) >/dev/null || $(PYTHON) src/commands.py
 
 # ---- run ---------------------------------------------------------------------
 
@@ -271,20 +259,6 @@ SEEDS = $(shell $(PYTHON) tests/seeds/test_seeds.py --programs)
 seeds: deps ## the feature parity table with five libraries, each row with its test
 	@$(MAKE) --no-print-directory -j$(jobs) $(SEEDS:%=$(OUT)/tests/%)
 	@$(PYTHON) tests/seeds/test_seeds.py --table
-
-# ---- benchmarks --------------------------------------------------------------
-
-bench: build/gpt ## compare with BLIS, gloo, Open MPI and PyTorch; writes build/bench.json
-	@FULL=$(FULL) $(PYTHON) tests/bench/run.py $(ARGS)
-
-bench-comm: ## only the part of make bench that measures collectives over TCP
-	@$(PYTHON) tests/bench/run.py --only comm_tcp $(ARGS)
-
-overhead: ## share of a step that goes into checks and the tape (needs valgrind)
-	@$(PYTHON) tests/bench/overhead.py
-
-docs: ## the manual and every public function as one page with a search: build/docs/index.html
-	@$(PYTHON) tests/lint/docs.py build/docs/index.html
 
 # ---- installing --------------------------------------------------------------
 # backends/package/ holds what an installed tshard has beside the headers.

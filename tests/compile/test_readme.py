@@ -259,7 +259,8 @@ def python_runs(page):
 def rules():
     """What make can make, by the rules of the Makefile and what it includes."""
     heads = []
-    parts = glob.glob(os.path.join(TOP, "*", "*", "rules.mk"))
+    parts = [path for form in ("*/rules.mk", "*/*/rules.mk")
+             for path in glob.glob(os.path.join(TOP, form))]
     for path in [os.path.join(TOP, "Makefile")] + parts:
         with open(path, encoding="utf-8") as file:
             heads += re.findall(r"^([^\s#][^:=\n]*):(?!=)", file.read(), re.M)

@@ -376,7 +376,8 @@ def main():
     texts = [path for form in ("*.c", "*.h", "*.py")
              for path in glob.glob(os.path.join(TOP, "tests", "**", form), recursive=True)]
     tests = [path for path in texts if not path.endswith(calls.PAGE)]  # that one names all of them
-    texts += [os.path.join(TOP, "Makefile")] + glob.glob(os.path.join(TOP, "*", "*", "*.mk"))
+    texts += [os.path.join(TOP, "Makefile")] + glob.glob(os.path.join(TOP, "*", "rules.mk"))
+    texts += glob.glob(os.path.join(TOP, "*", "*", "rules.mk"))
     texts += glob.glob(os.path.join(TOP, "examples", "*.[ch]"))
     texts += glob.glob(os.path.join(TOP, "examples", "*.cpp"))
     made.update((os.path.relpath(source.path, TOP), source) for source in headers
