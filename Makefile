@@ -87,7 +87,7 @@ NOSIMDS  := $(call marked,nosimd)
 VARIANTS := $(if $(and $(san),$(if $(FULL),,1)),, \
 	$(DOUBLES:%.c=$(OUT)/%_double) $(NOSIMDS:%.c=$(OUT)/%_nosimd))
 TESTS    := $(sort $(SOURCES:%.c=$(OUT)/%) $(VARIANTS))
-RULES    := src/rules.mk examples/llm/rules.mk tests/fuzz/rules.mk tests/mpi/rules.mk tests/bench/rules.mk
+RULES    := src/rules.mk examples/llm/rules.mk $(patsubst %,tests/%/rules.mk,fuzz mpi bench)
 EXAMPLES := $(addprefix $(OUT)/,$(basename $(sort $(wildcard examples/[0-9]*.c examples/0*.cpp))))
 SCRIPTS  := $(if $(san),tests/fault/test_run.py,$(wildcard tests/*/test_*.py))
 LAUNCHER := $(OUT)/tshard-run
