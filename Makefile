@@ -136,7 +136,7 @@ $(OUT)/gpt build/gpt-mpi: %: %.o $(OUT)/tshard.o
 tshard-run: $(LAUNCHER) ## the launcher of jobs over TCP, on one host or several
 $(LAUNCHER): backends/tshard-run.c $(FOUND)
 	@mkdir -p $(@D)
-	$(CC) $(STD) $(OPT) $(WALL) -o $@ $< -luv -lsodium
+	$(CC) $(filter-out $(OPENMP),$(STD)) $(OPT) $(WALL) -o $@ $< -luv -lsodium
 
 # ---- tests -------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ test-run:
 	$(if $(UV),,echo "libuv1-dev or libsodium-dev is not here: no test of the TCP backend";) \
 	$(MAKE) --no-print-directory --keep-going -j$(jobs) build-tests; \
 	TSHARD_RUN=$(abspath $(LAUNCHER)) PYTHON=$(PYTHON) tests/run.sh \
-		--jobs $(jobs) $(if $(filter tsan,$(san)),--slow 5) $(call chosen,$(SCRIPTS)) $(PROGRAMS)
+		--jobs $(jobs) $(if $(san),--slow 5) $(call chosen,$(SCRIPTS)) $(PROGRAMS)
 
 # The longest compilations first.
 build-tests: $(if $(filter %_hosts.py %_gpt.py %_resume.py,$(call chosen,$(SCRIPTS))),$(OUT)/gpt) \
